@@ -1,0 +1,62 @@
+# `make demo` and `make test` set everything up on a bare machine and are quick the second time.
+# A python3 that already has PyTorch 2.11 or later is used as it is (GPU machines come so, and may
+# be offline), with the small packages that it lacks beside it; otherwise .venv is made.
+PYTHON ?= python3
+PACKAGES := click rich numpy pytest hypothesis
+
+HAS_TORCH := -c 'import importlib.metadata as m; v = m.version("torch").split("."); \
+	assert (int(v[0]), int(v[1])) >= (2, 11)' 2>/dev/null
+BORROWED := $(shell test ! -x .venv/bin/python && $(PYTHON) $(HAS_TORCH) && echo yes)
+
+ifeq ($(BORROWED),yes)
+PY := PYTHONPATH=.:.venv/borrowed $(PYTHON)
+STAMP := .venv/borrowed/.stamp
+else
+PY := .venv/bin/python
+STAMP := .venv/.stamp
+endif
+
+.PHONY: setup lint test demo gpu-test fuzz clean
+
+setup: $(STAMP)
+	@$(PY) -c 'import sys, torch; print("Python", sys.version.split()[0], "· PyTorch", torch.__version__)'
+
+# torch comes first and by exact version: left to the package's open requirement, pip would take
+# the newest one, with gigabytes of CUDA packages.
+.venv/.stamp: pyproject.toml
+	@test -x .venv/bin/pip || $(PYTHON) -m venv .venv
+	@.venv/bin/python $(HAS_TORCH) || .venv/bin/pip install torch==2.13.0
+	.venv/bin/pip install -q -e '.[dev]'
+	@touch $@
+
+.venv/borrowed/.stamp: pyproject.toml
+	@mkdir -p .venv/borrowed
+	@missing=$$($(PY) -c 'import importlib.util as u, sys; \
+		print(*(n for n in sys.argv[1:] if u.find_spec(n) is None))' $(PACKAGES)); \
+	test -z "$$missing" || $(PYTHON) -m pip install -q --target .venv/borrowed $$missing || \
+		echo "not installed (offline?): $$missing; what needs them will say so"
+	@touch $@
+
+lint: $(STAMP)
+	@if $(PY) -m ruff --version >/dev/null 2>&1; then \
+		$(PY) -m ruff check . && $(PY) -m ruff format --check .; \
+	else echo 'ruff is not installed in this Python: lint skipped'; fi
+	@if $(PY) -m mypy --version >/dev/null 2>&1; then $(PY) -m mypy; \
+	else echo 'mypy is not installed in this Python: type check skipped'; fi
+
+test: lint
+	$(PY) -m pytest -q -m 'not gpu and not slow'
+
+demo: $(STAMP)
+	$(PY) -m fusewright optimize examples/gemm_add_relu.py
+
+gpu-test: $(STAMP)
+	$(PY) -m pytest -q -m gpu
+
+fuzz: $(STAMP)
+	$(PY) -m tests.fuzz --count 10000
+
+clean:
+	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f *_new.py examples/*_new.py
+	find fusewright tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,309 @@
+"""From source text to a loaded shared library, through a cache that can be trusted.
+
+An artifact's name is a digest of everything that decides its bytes: text, flags, compiler and,
+for host code, the processor. Its folder belongs to the user alone. A library appears by an atomic
+rename, with its digest beside it, and is used only while the two agree; a build holds a lock that
+the kernel drops when its process ends, so one that was killed leaves nothing that blocks the next.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from fusewright import debug
+from fusewright.codegen.source import Source
+from fusewright.errors import BuildError, CacheUnusable, CompileFailed, CompilerMissing
+
+_HOST_FLAGS = (
+    "-std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -shared -fPIC"
+).split()
+_CUDA_FLAGS = "-std=c++17 -O3 -shared -Xcompiler -fPIC".split()
+_SUFFIX = {"host": ".cpp", "cuda": ".cu"}
+# Variables that change what the compilers do behind the command line's back.
+_COMPILER_ENVIRONMENT = {
+    "host": ("CPATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX"),
+    "cuda": ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CPATH"),
+}
+_WORDS_LINES = 20
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A shared library in the cache; `seconds` is what this call waited for it."""
+
+    path: Path
+    seconds: float
+    cached: bool
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One library to build: the command without its file names, and where the result belongs."""
+
+    source: Source
+    command: tuple[str, ...]
+    folder: Path
+    key: str
+
+    @property
+    def library(self) -> Path:
+        return self.folder / f"{self.key}.so"
+
+    @property
+    def digest(self) -> Path:
+        return self.folder / f"{self.key}.sha256"
+
+    @property
+    def kept_source(self) -> Path:
+        return self.folder / f"{self.key}{_SUFFIX[self.source.language]}"
+
+
+def build(
+    source: Source,
+    *,
+    cache_dir: Path | None = None,
+    arch: str = "sm_90a",
+    compiler: str | None = None,
+) -> Artifact:
+    """The library for this source: from the cache where it is sound there, else compiled."""
+    start = time.perf_counter()
+    command = (*find_compiler(source.language, compiler), *_flags(source.language, arch))
+    job = _Job(source, command, _trusted_folder(cache_dir), _key(source, command))
+    cached = _is_sound(job)
+    if not cached:
+        with _writing_cache(job.folder), _locked(job):
+            # Another process or thread may have built it while this one waited.
+            cached = _is_sound(job)
+            if not cached:
+                _compile(job)
+    seconds = time.perf_counter() - start
+    debug.log(1, "%s %s in %.2f s", "reused" if cached else "built", job.library, seconds)
+    return Artifact(job.library, seconds, cached, command)
+
+
+def load(artifact: Artifact) -> ctypes.CDLL:
+    """Open the library in this process."""
+    try:
+        return ctypes.CDLL(str(artifact.path))
+    except OSError as error:
+        # What cannot be opened must not be found again: without its digest it is rebuilt.
+        with suppress(OSError):
+            artifact.path.with_suffix(".sha256").unlink()
+        raise BuildError(
+            f"{artifact.path} was built but cannot be loaded: {error}\n"
+            f"command: {shlex.join(artifact.command)}\n"
+            "It is built anew the next time; if this stays, check the compiler's libraries."
+        ) from error
+
+
+def find_compiler(language: str, compiler: str | None = None) -> tuple[str, ...]:
+    """The words that start the compiler, such as ('/usr/bin/g++',) or ('ccache', 'g++')."""
+    variable = "FUSEWRIGHT_NVCC" if language == "cuda" else "CXX"
+    chosen = compiler or os.environ.get(variable)
+    if chosen:
+        words = shlex.split(chosen)
+        found = shutil.which(words[0]) if words else None
+        if found is None:
+            named = "it was given as `compiler`" if compiler else f"{variable} names it"
+            raise CompilerMissing(
+                f"compiler {chosen!r} was not found ({named}); {_remedy(language)}"
+            )
+        return (found, *words[1:])
+    for candidate in _usual_compilers(language):
+        found = shutil.which(candidate)
+        if found is not None:
+            return (found,)
+    what = "CUDA compiler (nvcc)" if language == "cuda" else "C++ compiler"
+    raise CompilerMissing(f"no {what} was found; {_remedy(language)}")
+
+
+def _usual_compilers(language: str) -> tuple[str, ...]:
+    if language == "host":
+        return ("g++", "clang++", "c++")
+    home = os.environ.get("CUDA_HOME")
+    return (*((f"{home}/bin/nvcc",) if home else ()), "nvcc", "/usr/local/cuda/bin/nvcc")
+
+
+def _remedy(language: str) -> str:
+    if language == "cuda":
+        return (
+            "install the CUDA toolkit, or set FUSEWRIGHT_NVCC (its nvcc) or CUDA_HOME (its folder)"
+        )
+    return "install one (such as `apt install g++`), or set CXX to it"
+
+
+def _flags(language: str, arch: str) -> tuple[str, ...]:
+    if language == "host":
+        return tuple(_HOST_FLAGS)
+    match = re.fullmatch(r"sm_(\d+[af]?)", arch)
+    if match is None:
+        raise BuildError(f"{arch!r} is no GPU architecture: write it like sm_80 or sm_90a")
+    return (*_CUDA_FLAGS, "-gencode", f"arch=compute_{match[1]},code={arch}")
+
+
+def _key(source: Source, command: tuple[str, ...]) -> str:
+    program = Path(command[0]).stat()
+    parts = [source.language, source.text, *command]
+    parts.append(_compiler_identity(command[0], program.st_mtime_ns, program.st_size))
+    for name in _COMPILER_ENVIRONMENT[source.language]:
+        parts.append(f"{name}={os.environ.get(name, '')}")
+    if source.language == "host":
+        parts.append(_processor())
+    # Lengths keep the borders between parts, so that no two lists run into the same text.
+    text = "".join(f"{len(part)}:{part}" for part in parts)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@cache
+def _compiler_identity(program: str, _mtime_ns: int, _size: int) -> str:
+    """What the compiler says of itself; a changed file asks again."""
+    command = [program, "--version"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    except OSError as error:
+        raise CompileFailed(
+            f"{program} cannot be run: {error}; set CXX or FUSEWRIGHT_NVCC"
+        ) from error
+    if asked.returncode != 0:
+        raise CompileFailed(
+            f"{shlex.join(command)} failed with status {asked.returncode}: the compiler is broken; "
+            f"repair it, or set CXX or FUSEWRIGHT_NVCC to another\n{_first_lines(asked.stderr)}"
+        )
+    return asked.stdout
+
+
+@cache
+def _processor() -> str:
+    """What -march=native depends on: a cache in a shared home must not mix machines."""
+    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
+    lines = [platform.machine(), platform.processor()]
+    with suppress(OSError):
+        first = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0]
+        lines += [line for line in first.splitlines() if line.split("\t")[0].strip() in wanted]
+    return "\n".join(lines)
+
+
+def _trusted_folder(cache_dir: Path | None) -> Path:
+    """The cache folder, made if need be; what others could have written to is refused."""
+    folder = (cache_dir or _default_folder()).expanduser().absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise CacheUnusable(_cache_message(folder, f"cannot be made: {error.strerror}")) from error
+    if status.st_uid != os.geteuid():
+        raise CacheUnusable(_cache_message(folder, f"belongs to another user ({status.st_uid})"))
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        why = f"can be written by others (chmod 700 {shlex.quote(str(folder))})"
+        raise CacheUnusable(_cache_message(folder, why))
+    return folder
+
+
+def _default_folder() -> Path:
+    if chosen := os.environ.get("FUSEWRIGHT_CACHE"):
+        return Path(chosen)
+    # The XDG specification has a relative path ignored.
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        home = Path(base) if base.startswith("/") else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise CacheUnusable("there is no home folder; set FUSEWRIGHT_CACHE to a folder") from error
+    return home / "fusewright"
+
+
+def _cache_message(folder: Path, why: str) -> str:
+    return f"cache folder {folder} {why}; set FUSEWRIGHT_CACHE to a folder of your own"
+
+
+@contextmanager
+def _writing_cache(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = f"cannot be written: {error.strerror or error}"
+        raise CacheUnusable(_cache_message(folder, why)) from error
+
+
+@contextmanager
+def _locked(job: _Job) -> Iterator[None]:
+    # Each call opens the file for itself, so the lock also holds between threads. The file stays:
+    # removing it would let two builders hold two locks of the same name.
+    with (job.folder / f"{job.key}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _is_sound(job: _Job) -> bool:
+    try:
+        expected = job.digest.read_text()
+        return expected == hashlib.sha256(job.library.read_bytes()).hexdigest()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _compile(job: _Job) -> None:
+    prefix = f"{job.key}.tmp-"
+    for left in job.folder.glob(f"{prefix}*"):
+        # Under the lock, a working folder of this key can only be that of a killed build.
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=job.folder) as work:
+        text = Path(work, job.kept_source.name)
+        text.write_text(job.source.text, encoding="utf-8")
+        text.replace(job.kept_source)
+        library = Path(work, job.library.name)
+        _run_compiler(job, library, work)
+        digest = Path(work, job.digest.name)
+        digest.write_text(hashlib.sha256(library.read_bytes()).hexdigest())
+        # The old digest fits no new library: a kill between these two lines means a rebuild.
+        library.replace(job.library)
+        digest.replace(job.digest)
+
+
+def _run_compiler(job: _Job, library: Path, work: str) -> None:
+    command = [*job.command, "-o", str(library), str(job.kept_source)]
+    debug.log(2, "%s", shlex.join(command))
+    environment = {**os.environ, "TMPDIR": work}
+    try:
+        # The compiler's own temporary files go into the working folder and vanish with it.
+        ran = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", env=environment
+        )
+    except OSError as error:
+        raise CompileFailed(f"{command[0]} cannot be run: {error}") from error
+    if ran.returncode != 0:
+        why = f"failed with status {ran.returncode}"
+    elif not library.is_file():
+        why = "ended well but wrote no library"
+    else:
+        return
+    words = _first_lines(ran.stderr or ran.stdout) or "(the compiler said nothing)"
+    raise CompileFailed(
+        f"the {job.source.language} compiler {why}\ncommand: {shlex.join(command)}\n"
+        f"source: {job.kept_source}\n{words}"
+    )
+
+
+def _first_lines(text: str) -> str:
+    lines = text.strip().splitlines()
+    rest = len(lines) - _WORDS_LINES
+    return "\n".join([*lines[:_WORDS_LINES], *([f"… {rest} more lines"] if rest > 0 else [])])

@@ -1,0 +1,124 @@
+"""The same loop kernel over as few axes as possible.
+
+Axes of size one go, axes are put in the order of memory (the outputs' first), and neighbours that
+every access walks as one are merged. A kernel that reduces keeps at least one inner axis. The
+result computes the same numbers; only the order in which a reduction adds may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cmp_to_key
+
+from fusewright.ir import ONE, ZERO, Dim
+from fusewright.loop import (
+    Axis,
+    Index,
+    Instruction,
+    Load,
+    LoopKernel,
+    Reduce,
+    Store,
+)
+
+# One axis with the strides of every access and index along it.
+Column = tuple[Axis, tuple[Dim, ...]]
+
+
+def coalesce(kernel: LoopKernel) -> LoopKernel:
+    """Drop, reorder and merge axes."""
+    table = [_strides(item) for item in kernel.body if isinstance(item, Load | Store | Index)]
+    columns: list[Column] = [
+        (axis, tuple(strides[position] for strides in table))
+        for position, axis in enumerate(kernel.axes)
+    ]
+    order = _priority(kernel)
+    n_outer = len(kernel.outer)
+    outer = _simplify(columns[:n_outer], order)
+    inner = _simplify(columns[n_outer:], order)
+    if not inner and any(isinstance(item, Reduce) for item in kernel.body):
+        inner = [(Axis("once", ONE), tuple(ZERO for _ in table))]
+    return replace(
+        kernel,
+        outer=tuple(axis for axis, _ in outer),
+        inner=tuple(axis for axis, _ in inner),
+        body=_rebuilt(kernel.body, outer + inner),
+    )
+
+
+def _strides(item: Load | Store | Index) -> tuple[Dim, ...]:
+    return item.steps if isinstance(item, Index) else item.access.strides
+
+
+def _priority(kernel: LoopKernel) -> list[int]:
+    """Positions in the stride table, those that decide the order of axes first: stores, loads."""
+    items = [item for item in kernel.body if isinstance(item, Load | Store | Index)]
+    stores = [at for at, item in enumerate(items) if isinstance(item, Store)]
+    return stores + [at for at, item in enumerate(items) if isinstance(item, Load)]
+
+
+def _simplify(columns: list[Column], order: list[int]) -> list[Column]:
+    if any(axis.size == ZERO for axis, _ in columns):
+        # Nothing runs: one axis that still says which accesses move.
+        moves = [any(strides[at].factor for _, strides in columns) for at in _range(columns)]
+        return [(Axis("empty", ZERO), tuple(ONE if each else ZERO for each in moves))]
+    kept = [column for column in columns if column[0].size != ONE]
+    merged: list[Column] = []
+    for column in sorted(kept, key=_memory_order(order)):
+        if merged and _continues(merged[-1], column):
+            merged[-1] = _merged(merged[-1], column)
+        else:
+            merged.append(column)
+    return merged
+
+
+def _range(columns: list[Column]) -> range:
+    return range(len(columns[0][1]))
+
+
+def _memory_order(order: list[int]) -> Callable[[Column], object]:
+    """Larger strides first, as seen by the first access that tells two axes apart."""
+
+    def compare(a: Column, b: Column) -> int:
+        for at in order:
+            left, right = a[1][at], b[1][at]
+            if left.factor and right.factor and left != right:
+                return -1 if _size_key(left) > _size_key(right) else 1
+        return 0
+
+    return cmp_to_key(compare)
+
+
+def _size_key(stride: Dim) -> tuple[int, int]:
+    """A stride with more symbols is taken to be the larger."""
+    return len(stride.symbols), abs(stride.factor)
+
+
+def _continues(outer: Column, inner: Column) -> bool:
+    size = inner[0].size
+    return all(a == b * size for a, b in zip(outer[1], inner[1], strict=True))
+
+
+def _merged(outer: Column, inner: Column) -> Column:
+    axis = Axis(f"{outer[0].name}_{inner[0].name}", outer[0].size * inner[0].size)
+    return axis, inner[1]
+
+
+def _rebuilt(body: tuple[Instruction, ...], columns: list[Column]) -> tuple[Instruction, ...]:
+    rebuilt: list[Instruction] = []
+    at = 0
+    for item in body:
+        if isinstance(item, Load | Store | Index):
+            strides = tuple(column[1][at] for column in columns)
+            at += 1
+            rebuilt.append(_with_strides(item, strides))
+        else:
+            rebuilt.append(item)
+    return tuple(rebuilt)
+
+
+def _with_strides(item: Load | Store | Index, strides: tuple[Dim, ...]) -> Instruction:
+    if isinstance(item, Index):
+        return replace(item, steps=strides)
+    return replace(item, access=replace(item.access, strides=strides))

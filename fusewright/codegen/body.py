@@ -1,0 +1,380 @@
+"""The functor of a kernel: the same C++ text for nvcc and for g++.
+
+Pointers, symbols and constants are members. `load` brings V lanes of every element access,
+`visit` computes, accumulates and stores for them; `begin` and `finish` compute what belongs to a
+whole row before the first sweep and after each; `store` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusewright.codegen.form import (
+    Form,
+    all_coordinates,
+    constants,
+    decompose,
+    index_text,
+    offset_text,
+)
+from fusewright.codegen.text import literal, size_text
+from fusewright.ir import ONE, ZERO, Dim, Ratio, product
+from fusewright.loop import Access, Apply, Constant, Index, Load, Reduce, Store
+from fusewright.optable import REDUCTIONS, STORAGE_TYPES
+from fusewright.schedule import lane_axis, part_bytes
+from fusewright.sweep import element_loads, late_sweep
+
+Value = Load | Constant | Index | Apply
+
+
+def functor(form: Form) -> list[str]:
+    """The struct `<kernel>_body<I>`."""
+    parts = [_members(form), _extents(form)]
+    if form.schedule.kind == "pointwise":
+        parts += [_elem_struct(form, pointwise_loads(form)), _pointwise_load(form)]
+        parts += [_pointwise_visit(form)]
+    else:
+        loads = list(element_loads(form.kernel, form.plan))
+        parts += [_elem_struct(form, loads), _row_struct(form)]
+        parts += [_accumulators(form, k) for k in range(form.plan.count)]
+        parts += [_begin(form), _load(form, loads)]
+        for k in range(form.plan.count):
+            parts += [_visit(form, k), _finish(form, k)]
+        parts += [_row_store(form)]
+    lines = ["template <typename I>", f"struct {form.kernel.name}_body {{"]
+    for at, part in enumerate(parts):
+        lines += ([""] if at else []) + indented(part)
+    return [*lines, "};"]
+
+
+def indented(lines: Iterable[str], by: int = 2) -> list[str]:
+    return [" " * by + line if line else "" for line in lines]
+
+
+def pointwise_loads(form: Form) -> list[Load]:
+    return [item for item in form.kernel.body if isinstance(item, Load)]
+
+
+def _members(form: Form) -> list[str]:
+    lines = []
+    for argument in form.kernel.arguments:
+        const = "" if argument.is_output else "const "
+        storage = STORAGE_TYPES[argument.dtype]
+        lines.append(f"{const}{storage}* {form.pointers[argument.name]};")
+    lines += [f"I {name};" for name in form.symbols.values()]
+    for item in constants(form):
+        name, kind = form.names[item.name], form.register(item.name)
+        if isinstance(item.value, Dim | Ratio):
+            lines.append(f"{kind} {name};  // set when the sizes are known")
+        else:
+            lines.append(f"static constexpr {kind} {name} = {literal(item.value, item.dtype)};")
+    return lines
+
+
+def _extents(form: Form) -> list[str]:
+    kernel, schedule = form.kernel, form.schedule
+    flat = schedule.kind == "pointwise"
+    axes = kernel.outer if flat else kernel.inner
+    last = axes[-1].size if axes else ONE
+    rest = product(tuple(axis.size for axis in axes[:-1]))
+    flags = {"kRest": len(axes) > 1}
+    extents = {"lane_extent": last, "rest_extent": rest}
+    if flat:
+        whole = last.is_static and last.factor % schedule.lanes == 0
+        whole = whole or last.divided_by(schedule.lanes) is not None
+        flags["kTail"] = not whole
+    else:
+        outer_last = kernel.outer[-1].size if kernel.outer else ONE
+        flags["kOuterRest"] = len(kernel.outer) > 1
+        flags["kSplit"] = schedule.splits > 1
+        extents |= {"outer_extent": kernel.outer_numel, "outer_lane_extent": outer_last}
+        extents["inner_extent"] = kernel.inner_numel
+    lines = [f"static constexpr bool {key} = {str(flag).lower()};" for key, flag in flags.items()]
+    if not flat:
+        lines.append(f"static constexpr int kPhases = {form.plan.count};")
+        lines.append(f"static constexpr int kPartBytes = {part_bytes(form.plan)};")
+    for key, size in extents.items():
+        lines.append(f"FW_FN I {key}() const {{ return {size_text(size, form.symbols)}; }}")
+    return lines
+
+
+def lane_stride(form: Form, access: Access, element: bool) -> Dim:
+    """The stride from one lane to the next; one for a row value of a row schedule has one lane."""
+    if form.is_row and not element:
+        return ZERO
+    axis = lane_axis(form.kernel, form.schedule.kind)
+    return ZERO if axis is None else access.strides[axis]
+
+
+def _holder(form: Form, item: Load, element: bool, lanes: str) -> str:
+    stride = lane_stride(form, item.access, element)
+    kind = "Same" if stride == ZERO else "Unit" if stride == ONE else "Strided"
+    return f"fw::{kind}<{STORAGE_TYPES[item.dtype]}, {lanes}>"
+
+
+def _read(form: Form, item: Load, element: bool, holder: str, at: list[str]) -> str:
+    where = f"{form.pointers[item.access.buffer]} + ({offset_text(form, item.access, at)})"
+    stride = lane_stride(form, item.access, element)
+    extra = "" if stride in (ZERO, ONE) else f", {form.size(stride)}"
+    return f"{holder}.read({where}{extra});"
+
+
+def _elem_struct(form: Form, loads: list[Load]) -> list[str]:
+    fields = [f"{_holder(form, item, True, 'V')} {form.names[item.name]};" for item in loads]
+    return ["template <int V>", "struct Elem {", *indented(fields), "};"]
+
+
+def _row_struct(form: Form) -> list[str]:
+    fields = [f"I {', '.join(f'i{at}' for at in range(form.n_outer))};"] if form.n_outer else []
+    fields += [f"{form.register(name)} {form.names[name]}[V];" for name in _row_values(form)]
+    return ["template <int V>", "struct Row {", *indented(fields), "};"]
+
+
+def _row_values(form: Form) -> list[str]:
+    fixed = {item.name for item in constants(form)}
+    return [
+        name
+        for name in form.dtypes
+        if not form.plan.level.is_element[name] and name not in fixed
+    ]
+
+
+def _accumulators(form: Form, k: int) -> list[str]:
+    items = form.plan.reductions[k]
+    names = [form.names[item.name] for item in items]
+    fields = [
+        f"fw::{REDUCTIONS[item.kind].template}<{form.register(item.name)}, V> {name};"
+        for item, name in zip(items, names, strict=True)
+    ]
+    acc = f"Acc{k}"
+    combine = " ".join(f"{name}.combine(other.{name});" for name in names)
+    lane = " ".join(f"one.{name} = {name}.lane(v);" for name in names)
+    struct = [
+        f"static constexpr bool kEmpty = {'false' if items else 'true'};",
+        *fields,
+        f"FW_FN void combine(const {acc}& other) {{ {combine} }}",
+        f"FW_FN {acc}<1> lane(int v) const {{ {acc}<1> one; {lane} return one; }}",
+    ]
+    return [
+        "template <int V>",
+        f"struct {acc} {{",
+        *indented(struct),
+        "};",
+        "template <int V>",
+        f"FW_FN {acc}<V> accumulators(fw::Phase<{k}>) const {{ return {acc}<V>{{}}; }}",
+    ]
+
+
+def _apply(form: Form, item: Apply) -> str:
+    arguments = ", ".join(form.names[name] for name in item.operands)
+    if item.op != "cast":
+        return f"fw::{item.op}({arguments})"
+    if item.dtype in ("float16", "bfloat16"):
+        return f"fw::rounded<{STORAGE_TYPES[item.dtype]}>({arguments})"
+    return f"fw::cast<{form.register(item.name)}>({arguments})"
+
+
+def _compute(form: Form, item: Load | Index | Apply, held: str, at: list[str]) -> str:
+    """One statement that defines a value in lane v."""
+    match item:
+        case Load():
+            right = f"fw::value({held}[v])"
+        case Index():
+            right = f"fw::cast<{form.register(item.name)}>({index_text(form, item, at)})"
+        case Apply():
+            right = _apply(form, item)
+    return f"const {form.register(item.name)} {form.names[item.name]} = {right};"
+
+
+def _with_lane(form: Form, at: list[str], element: bool) -> list[str]:
+    """Coordinates of lane v."""
+    axis = lane_axis(form.kernel, form.schedule.kind)
+    if axis is None or (form.is_row and not element):
+        return at
+    return [f"{name} + v" if position == axis else name for position, name in enumerate(at)]
+
+
+def _values(form: Form) -> list[Load | Index | Apply]:
+    return [item for item in form.kernel.body if isinstance(item, Load | Index | Apply)]
+
+
+def _pointwise_load(form: Form) -> list[str]:
+    at = all_coordinates(form)
+    reads = [
+        _read(form, item, True, f"elem.{form.names[item.name]}", at)
+        for item in pointwise_loads(form)
+    ]
+    head = decompose(form, form.kernel.outer, "i", lane=True)
+    return _function("int V", "load(Elem<V>& elem, I q, I l)", used(head, reads) + reads)
+
+
+def used(heads: list[str], lines: Iterable[str]) -> list[str]:
+    """Those of `const I x = …;` that the lines mention."""
+    text = " ".join(lines)
+    words = set(text.replace(".", " . ").translate(_SPLIT).split())
+    return [head for head in heads if head.split()[2] in words]
+
+
+_SPLIT = str.maketrans({ch: " " for ch in "()[]{}+-*/%,;<>=:"})
+
+
+def _function(template: str, signature: str, lines: list[str]) -> list[str]:
+    if not lines:
+        return [f"template <{template}>", f"FW_FN void {signature} const {{}}"]
+    head = [f"template <{template}>", f"FW_FN void {signature} const {{"]
+    return [*head, *indented(lines), "}"]
+
+
+def _lanes(lines: list[str]) -> list[str]:
+    return ["FW_LANES(v, V, n) {", *indented(lines), "}"] if lines else []
+
+
+def _out(form: Form, at: int, item: Store, element: bool, where: list[str]) -> tuple[str, str]:
+    """The declaration of a store's lanes and its name."""
+    stride = lane_stride(form, item.access, element)
+    unit = stride in (ZERO, ONE)
+    name = f"out_{at}"
+    kind = "UnitOut" if unit else "StridedOut"
+    extra = "" if unit else f", {form.size(stride)}"
+    pointer, offset = form.pointers[item.access.buffer], offset_text(form, item.access, where)
+    storage = STORAGE_TYPES[item.dtype]
+    return f"fw::{kind}<{storage}, V> {name}({pointer}, {offset}{extra});", name
+
+
+def _store_lines(
+    form: Form, stores: Iterable[Store], element: bool, at: list[str]
+) -> tuple[list[str], list[str], list[str]]:
+    """Declarations, puts (in lane v) and writes of some stores."""
+    heads, puts, writes = [], [], []
+    for position, item in enumerate(stores):
+        head, name = _out(form, position, item, element, at)
+        heads.append(head)
+        puts.append(f"{name}.put(v, {form.names[item.value]});")
+        writes.append(f"{name}.write();")
+    return heads, puts, writes
+
+
+def _pointwise_visit(form: Form) -> list[str]:
+    at = all_coordinates(form)
+    lane = _with_lane(form, at, True)
+    compute = [
+        _compute(form, item, f"elem.{form.names[item.name]}", lane) for item in _values(form)
+    ]
+    stores = [item for item in form.kernel.body if isinstance(item, Store)]
+    heads, puts, writes = _store_lines(form, stores, True, at)
+    lines = [*heads, *_lanes(compute + puts), *writes]
+    first = used(decompose(form, form.kernel.outer, "i", lane=True), lines)
+    signature = "visit(const Elem<V>& elem, I q, I l, int n)"
+    return _function("int V", signature, first + lines)
+
+
+def _begin(form: Form) -> list[str]:
+    """What is known of a row before its first sweep."""
+    at = all_coordinates(form)
+    items = [item for item in _values(form) if _row_at(form, item.name, 0)]
+    lines = decompose(form, form.kernel.outer, "i", lane=True)
+    lines += [f"row.i{position} = i{position};" for position in range(form.n_outer)]
+    for item in items:
+        if isinstance(item, Load):
+            held = f"{form.names[item.name]}_in"
+            lines.append(f"{_holder(form, item, False, 'V')} {held};")
+            lines.append(_read(form, item, False, held, at))
+    lane = _with_lane(form, at, False)
+    body = []
+    for item in items:
+        body.append(_compute(form, item, f"{form.names[item.name]}_in", lane))
+        body.append(f"row.{form.names[item.name]}[v] = {form.names[item.name]};")
+    return _function("int V", "begin(Row<V>& row, I q, I l, int n)", lines + _lanes(body))
+
+
+def _row_at(form: Form, name: str, phase: int) -> bool:
+    level = form.plan.level
+    return not level.is_element[name] and level.phase[name] == phase
+
+
+def _inner_heads(form: Form) -> list[str]:
+    return decompose(form, form.kernel.inner, "j", lane=form.is_row)
+
+
+def _load(form: Form, loads: list[Load]) -> list[str]:
+    """Phase<k> loads what sweep k needs, Phase<-1> what is kept for all, Phase<-1-k> the rest."""
+    at = all_coordinates(form, "row.")
+    body = []
+    for item in loads:
+        name = form.names[item.name]
+        need = [k for k in range(form.plan.count) if item.name in form.plan.needed[k]]
+        late = late_sweep(form.kernel, form.plan, item)
+        test = " || ".join(f"K == {k}" for k in (-1 - late, *need))
+        body.append(f"if constexpr ({test}) {_read(form, item, True, f'elem.{name}', at)}")
+    signature = "load(fw::Phase<K>, Elem<V>& elem, const Row<W>& row, I q, I l)"
+    return _function("int K, int V, int W", signature, used(_inner_heads(form), body) + body)
+
+
+def _visit(form: Form, k: int) -> list[str]:
+    """Sweep k over V lanes: compute what it needs, accumulate, and store if it is the last."""
+    at = all_coordinates(form, "row.")
+    lane = _with_lane(form, at, True)
+    items = [item for item in _values(form) if item.name in form.plan.needed[k]]
+    stores = form.plan.inner_stores if k == form.plan.count - 1 else ()
+    reductions = form.plan.reductions[k]
+    heads, puts, writes = _store_lines(form, stores, True, at)
+    compute = [_compute(form, item, f"elem.{form.names[item.name]}", lane) for item in items]
+    adds = [f"acc.{form.names[r.name]}.add(v, {form.names[r.operand]});" for r in reductions]
+    steps = [f"acc.{form.names[r.name]}.step();" for r in reductions if r.kind == "welford"]
+    aliases = _row_aliases(form, items, stores, reductions, "0" if form.is_row else "v")
+    outside, inside = (aliases, []) if form.is_row else ([], aliases)
+    lines = [*outside, *heads, *steps, *_lanes(inside + compute + adds + puts), *writes]
+    signature = (
+        f"visit(fw::Phase<{k}>, const Elem<V>& elem, const Row<W>& row, Acc{k}<V>& acc, "
+        "I q, I l, int n)"
+    )
+    return _function("int V, int W", signature, used(_inner_heads(form), lines) + lines)
+
+
+def _row_aliases(
+    form: Form,
+    items: Iterable[Load | Index | Apply],
+    stores: Iterable[Store],
+    reductions: Iterable[Reduce],
+    lane: str,
+) -> list[str]:
+    """Local names for the row values that these instructions read."""
+    wanted = {name for item in items if isinstance(item, Apply) for name in item.operands}
+    wanted |= {item.value for item in stores} | {item.operand for item in reductions}
+    return [
+        f"const {form.register(name)} {form.names[name]} = row.{form.names[name]}[{lane}];"
+        for name in _row_values(form)
+        if name in wanted
+    ]
+
+
+def _finish(form: Form, k: int) -> list[str]:
+    """After sweep k: results of its reductions and the row values made of them."""
+    body: list[str] = []
+    known: set[str] = set()
+    for reduction in form.plan.reductions[k]:
+        methods = REDUCTIONS[reduction.kind].results
+        for name, method in zip((reduction.name, reduction.second), methods, strict=False):
+            right = f"acc.{form.names[reduction.name]}.{method}(v)"
+            body.append(f"const {form.register(name)} {form.names[name]} = {right};")
+            body.append(f"row.{form.names[name]}[v] = {form.names[name]};")
+            known.add(name)
+    items = [i for i in _values(form) if isinstance(i, Apply) and _row_at(form, i.name, k + 1)]
+    known |= {item.name for item in items}
+    aliases = _row_aliases(form, items, (), (), "v")
+    fresh = {form.names[name] for name in known}
+    body[:0] = [line for line in aliases if line.split()[2] not in fresh]
+    for item in items:
+        body.append(_compute(form, item, "", []))
+        body.append(f"row.{form.names[item.name]}[v] = {form.names[item.name]};")
+    signature = f"finish(fw::Phase<{k}>, Row<V>& row, const Acc{k}<V>& acc, int n)"
+    return _function("int V", signature, _lanes(body))
+
+
+def _row_store(form: Form) -> list[str]:
+    at = all_coordinates(form, "row.")
+    stores = form.plan.row_stores
+    heads, puts, writes = _store_lines(form, stores, False, at)
+    aliases = _row_aliases(form, (), stores, (), "v")
+    lines = [*heads, *_lanes(aliases + puts), *writes]
+    return _function("int V", "store(const Row<V>& row, int n)", lines)

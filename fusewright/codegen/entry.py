@@ -1,0 +1,180 @@
+"""The C entry point of a kernel: binds arguments, picks an instantiation, launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusewright.codegen.body import indented
+from fusewright.codegen.form import Form, constants
+from fusewright.codegen.source import Entry
+from fusewright.codegen.text import size_in_doubles, size_text
+from fusewright.ir import ONE, ZERO, Dim, Ratio
+from fusewright.loop import Access, Index, Load, Store
+from fusewright.optable import STORAGE_TYPES
+from fusewright.schedule import Target, lane_accesses, lane_axis, workspace_bytes
+
+# Loops may step past the end by one pass of a block before they look.
+NARROW_LIMIT = 2**31 - 2**20
+
+
+def entry(form: Form, target: Target) -> Entry:
+    kernel = form.kernel
+    return Entry(
+        kernel.name,
+        tuple(argument.name for argument in kernel.arguments),
+        kernel.symbols,
+        workspace_bytes(kernel, form.schedule, target),
+    )
+
+
+def bind(form: Form) -> list[str]:
+    """A function that fills the functor's members."""
+    kernel = form.kernel
+    lines = [f"{kernel.name}_body<I> body;"]
+    for argument in kernel.arguments:
+        const = "" if argument.is_output else "const "
+        name = form.pointers[argument.name]
+        lines.append(f"body.{name} = static_cast<{const}{STORAGE_TYPES[argument.dtype]}*>({name});")
+    lines += [f"body.{name} = static_cast<I>({name});" for name in form.symbols.values()]
+    for item in constants(form):
+        if isinstance(item.value, Dim | Ratio):
+            number = size_in_doubles(item.value, form.symbols)
+            kind = form.register(item.name)
+            lines.append(f"body.{form.names[item.name]} = static_cast<{kind}>({number});")
+    parameters = ", ".join(_parameters(form))
+    return [
+        "template <typename I>",
+        f"{kernel.name}_body<I> {kernel.name}_bind({parameters}) {{",
+        *indented([*lines, "return body;"]),
+        "}",
+    ]
+
+
+def _parameters(form: Form) -> list[str]:
+    pointers = [f"void* {form.pointers[each.name]}" for each in form.kernel.arguments]
+    return pointers + [f"int64_t {name}" for name in form.symbols.values()]
+
+
+def function(form: Form, target: Target) -> list[str]:
+    """The extern "C" function."""
+    parameters = [*_parameters(form), "void* workspace", "int where", "void* stream"]
+    body = _host_calls(form) if target.language == "host" else _cuda_calls(form)
+    return [
+        f'extern "C" int {form.kernel.name}({", ".join(parameters)}) {{',
+        *indented(body),
+        "}",
+    ]
+
+
+def _bound(form: Form, index: str) -> str:
+    arguments = [form.pointers[each.name] for each in form.kernel.arguments]
+    arguments += list(form.symbols.values())
+    return f"{form.kernel.name}_bind<{index}>({', '.join(arguments)})"
+
+
+def _host_calls(form: Form) -> list[str]:
+    schedule, body = form.schedule, _bound(form, "int64_t")
+    if schedule.kind == "pointwise":
+        return [f"return fw::pointwise({body}, where);"]
+    template = f"fw::{schedule.kind}<{schedule.lanes}>"
+    return [f"return {template}({body}, {schedule.splits}, workspace, where);"]
+
+
+def _cuda_calls(form: Form) -> list[str]:
+    """At most three instantiations: vectors in 32 bits, vectors in 64, single elements."""
+    lanes = form.schedule.lanes
+    narrow, vectors = narrow_text(form), vector_text(form) if lanes > 1 else "true"
+    lines = []
+    if narrow not in ("true", "false"):
+        lines.append(f"const bool narrow = {narrow};")
+    if vectors != "true":
+        lines.append(f"const bool vectors = {vectors};")
+    only = {"true": "int", "false": "int64_t"}.get(narrow)
+    test = "" if vectors == "true" else "vectors"
+    if only is not None:
+        lines.append(_returned(test, _launch(form, only, lanes)))
+    else:
+        both = "narrow" if not test else "vectors && narrow"
+        lines.append(_returned(both, _launch(form, "int", lanes)))
+        lines.append(_returned(test, _launch(form, "int64_t", lanes)))
+    if test:
+        lines.append(f"return {_launch(form, only or 'int64_t', 1)};")
+    return lines
+
+
+def _returned(condition: str, call: str) -> str:
+    return f"if ({condition}) return {call};" if condition else f"return {call};"
+
+
+def _launch(form: Form, index: str, lanes: int) -> str:
+    schedule, body = form.schedule, _bound(form, index)
+    unroll = schedule.unroll
+    if lanes < schedule.lanes:
+        # A cached row must still fit; elsewhere single elements are cheaper to keep in flight.
+        unroll = unroll * schedule.lanes if schedule.cached else max(4, unroll)
+    if schedule.kind == "pointwise":
+        numbers = f"{lanes}, {schedule.threads}, {unroll}"
+        return f"fw::pointwise<{index}, {numbers}>({body}, where, stream)"
+    if schedule.kind == "row":
+        cached = str(schedule.cached).lower()
+        numbers = f"{lanes}, {schedule.threads}, {schedule.rows}, {unroll}, {cached}"
+    else:
+        across = schedule.across
+        numbers = f"{lanes}, {across}, {schedule.threads // across}, {unroll}"
+    tail = f"{schedule.splits}, workspace, where, stream"
+    return f"fw::{schedule.kind}<{index}, {numbers}>({body}, {tail})"
+
+
+def narrow_text(form: Form) -> str:
+    """Whether every index and offset fits 32 bits: 'true', 'false' or a test of the symbols."""
+    kernel = form.kernel
+    bounds = [(kernel.outer_numel,), (kernel.inner_numel,)]
+    for item in kernel.body:
+        match item:
+            case Load() | Store():
+                bounds.append(_bound_terms(form, item.access.strides, item.access.offset))
+            case Index():
+                bounds.append(_bound_terms(form, item.steps, item.start))
+    tests: dict[str, None] = {}
+    for terms in bounds:
+        fixed = sum(term.factor for term in terms if term.is_static)
+        moving = [size_text(term, form.symbols) for term in terms if not term.is_static]
+        if fixed >= NARROW_LIMIT:
+            return "false"
+        if moving:
+            tests[f"{' + '.join([*moving, str(fixed)])} < {NARROW_LIMIT}"] = None
+    return " && ".join(tests) or "true"
+
+
+def _bound_terms(form: Form, strides: Iterable[Dim], start: Iterable[Dim]) -> tuple[Dim, ...]:
+    """Terms whose sum no offset exceeds."""
+    sizes = (axis.size for axis in form.kernel.axes)
+    moves = [size * stride for size, stride in zip(sizes, strides, strict=True)]
+    return tuple(Dim(abs(term.factor), term.symbols) for term in (*moves, *start))
+
+
+def vector_text(form: Form) -> str:
+    """Whether vectors are whole and aligned, as a test of pointers and symbols."""
+    schedule, kernel = form.schedule, form.kernel
+    axis = lane_axis(kernel, schedule.kind)
+    assert axis is not None
+    alone = schedule.kind == "pointwise" and len(kernel.outer) == 1
+    steps = [] if alone else [kernel.axes[axis].size]
+    tests: dict[str, None] = {}
+    for access in lane_accesses(kernel, schedule.kind):
+        if access.strides[axis] != ONE:
+            continue
+        steps += [stride for at, stride in enumerate(access.strides) if at != axis]
+        tests[_aligned(form, access)] = None
+    for step in steps:
+        if step.divided_by(schedule.lanes) is None and step != ZERO:
+            tests[f"{size_text(step, form.symbols)} % {schedule.lanes} == 0"] = None
+    return " && ".join(tests) or "true"
+
+
+def _aligned(form: Form, access: Access) -> str:
+    storage = next(
+        STORAGE_TYPES[each.dtype] for each in form.kernel.arguments if each.name == access.buffer
+    )
+    offset = " + ".join(size_text(each, form.symbols) for each in access.offset) or "0"
+    return f"fw::aligned<{storage}, {form.schedule.lanes}>({form.pointers[access.buffer]}, {offset})"

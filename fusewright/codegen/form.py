@@ -1,0 +1,188 @@
+"""What the printers share: a coalesced kernel, its schedule, its sweeps and its C++ names.
+
+`form` also checks the body, so that the printers may take it as sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fusewright.coalesce import coalesce
+from fusewright.codegen.text import identifier, scaled_text, size_text, sum_text, unique_names
+from fusewright.errors import CodegenError
+from fusewright.ir import LOOP_DTYPES, ONE, ZERO, Dim
+from fusewright.loop import Access, Apply, Axis, Constant, Index, Load, LoopKernel, Reduce, Store
+from fusewright.optable import REDUCTIONS, REGISTER_TYPES, SCALAR_OPS
+from fusewright.schedule import Schedule, Target, legal
+from fusewright.sweep import Sweeps, sweeps
+
+
+@dataclass(frozen=True)
+class Form:
+    """`names` maps values, `pointers` arguments and `symbols` symbols to C++ identifiers."""
+
+    kernel: LoopKernel
+    schedule: Schedule
+    plan: Sweeps
+    names: Mapping[str, str]
+    pointers: Mapping[str, str]
+    symbols: Mapping[str, str]
+    dtypes: Mapping[str, str]
+
+    @property
+    def is_row(self) -> bool:
+        return self.schedule.kind == "row"
+
+    @property
+    def n_outer(self) -> int:
+        return len(self.kernel.outer)
+
+    def register(self, value: str) -> str:
+        return REGISTER_TYPES[self.dtypes[value]]
+
+    def size(self, size: Dim) -> str:
+        return size_text(size, self.symbols)
+
+
+def form(kernel: LoopKernel, schedule: Schedule, target: Target) -> Form:
+    """Check the kernel and its schedule, coalesce it and name its parts."""
+    identifier(kernel.name)
+    dtypes = value_dtypes(kernel)
+    if not legal(kernel, schedule, target):
+        raise CodegenError(f"kernel {kernel.name}: schedule {schedule} is not legal here")
+    small = coalesce(kernel)
+    symbols = unique_names(kernel.symbols)
+    pointers = unique_names((f"{each.name}_ptr" for each in kernel.arguments), symbols.values())
+    taken = (*symbols.values(), *pointers.values())
+    return Form(
+        small,
+        schedule,
+        sweeps(small),
+        unique_names(dtypes, taken),
+        {each.name: pointers[f"{each.name}_ptr"] for each in kernel.arguments},
+        symbols,
+        dtypes,
+    )
+
+
+def value_dtypes(kernel: LoopKernel) -> dict[str, str]:
+    """Every value's dtype; raises CodegenError where the body breaks the loop language's rules."""
+    buffers = {each.name: each.dtype for each in kernel.arguments}
+    dtypes: dict[str, str] = {}
+    for item in kernel.body:
+        if isinstance(item, Load | Store):
+            _check_access(kernel, item, buffers)
+        for name in _reads(item):
+            if name not in dtypes:
+                raise CodegenError(f"kernel {kernel.name}: {name!r} is read before it is defined")
+        if isinstance(item, Store):
+            continue
+        if item.dtype not in LOOP_DTYPES:
+            raise CodegenError(f"kernel {kernel.name}: {item.name!r} has dtype {item.dtype}")
+        if isinstance(item, Apply):
+            _check_apply(kernel, item, dtypes)
+        dtypes[item.name] = item.dtype
+        if isinstance(item, Reduce):
+            _check_reduce(kernel, item)
+            if item.second:
+                dtypes[item.second] = item.dtype
+    return dtypes
+
+
+def _reads(item: object) -> tuple[str, ...]:
+    match item:
+        case Apply():
+            return item.operands
+        case Reduce():
+            return (item.operand,)
+        case Store():
+            return (item.value,)
+    return ()
+
+
+def _check_access(kernel: LoopKernel, item: Load | Store, buffers: Mapping[str, str]) -> None:
+    access = item.access
+    if buffers.get(access.buffer) != item.dtype:
+        raise CodegenError(
+            f"kernel {kernel.name}: {access.buffer!r} is {buffers.get(access.buffer)}, "
+            f"not the {item.dtype} of its access"
+        )
+    if len(access.strides) != len(kernel.axes):
+        raise CodegenError(f"kernel {kernel.name}: {access.buffer!r} needs a stride for each axis")
+    if isinstance(item, Store):
+        fixed = [
+            axis.name
+            for axis, stride in zip(kernel.outer, access.strides, strict=False)
+            if stride == ZERO and axis.size not in (ONE, ZERO)
+        ]
+        if fixed:
+            raise CodegenError(
+                f"kernel {kernel.name}: the store to {access.buffer!r} does not move along {fixed}"
+            )
+
+
+def _check_apply(kernel: LoopKernel, item: Apply, dtypes: Mapping[str, str]) -> None:
+    op = SCALAR_OPS.get(item.op)
+    if op is None or len(item.operands) != op.arity:
+        raise CodegenError(f"kernel {kernel.name}: no {item.op} of {len(item.operands)} operands")
+    equal = item.operands[1:] if item.op == "where" else item.operands
+    kinds = {REGISTER_TYPES[dtypes[name]] for name in equal}
+    result = REGISTER_TYPES[item.dtype]
+    expected = {result} if item.op != "cast" and op.result == "same" else kinds
+    if len(kinds) != 1 or kinds != expected or (op.result == "bool" and result != "bool"):
+        raise CodegenError(
+            f"kernel {kernel.name}: {item.name} = {item.op} has operands of {sorted(kinds)} "
+            f"and a result of {result}"
+        )
+
+
+def _check_reduce(kernel: LoopKernel, item: Reduce) -> None:
+    if item.kind not in REDUCTIONS:
+        raise CodegenError(f"kernel {kernel.name}: no reduction {item.kind!r}")
+    floating = item.dtype.startswith(("float", "bfloat"))
+    if item.kind == "welford" and not (floating and item.second):
+        raise CodegenError(f"kernel {kernel.name}: welford needs a float dtype and two results")
+
+
+def all_coordinates(form: Form, row_prefix: str = "") -> list[str]:
+    """i0, i1, … for the outer axes (held in Row when prefixed), then j0, j1, … for the inner."""
+    outer = [f"{row_prefix}i{at}" for at in range(form.n_outer)]
+    return outer + [f"j{at}" for at in range(len(form.kernel.inner))]
+
+
+def offset_text(form: Form, access: Access, at: list[str]) -> str:
+    """The element offset of an access as an expression over coordinates."""
+    moves = [
+        scaled_text(stride, name, form.symbols)
+        for stride, name in zip(access.strides, at, strict=True)
+    ]
+    return sum_text([*moves, *(form.size(each) for each in access.offset)])
+
+
+def index_text(form: Form, item: Index, at: list[str]) -> str:
+    moves = [
+        scaled_text(step, f"({name})" if "+" in name else name, form.symbols)
+        for step, name in zip(item.steps, at, strict=True)
+    ]
+    return sum_text([*moves, *(form.size(each) for each in item.start)])
+
+
+def decompose(form: Form, axes: tuple[Axis, ...], letter: str, lane: bool) -> list[str]:
+    """Statements that find the coordinates of axes from q (and l, for the last axis, if lane)."""
+    if not axes:
+        return []
+    last = len(axes) - 1
+    lines = [f"const I {letter}{last} = l;"] if lane else []
+    rest = axes[:-1] if lane else axes
+    divisor = ONE
+    for at in range(len(rest) - 1, -1, -1):
+        quotient = "q" if divisor == ONE else f"q / ({form.size(divisor)})"
+        value = quotient if at == 0 else f"{quotient} % ({form.size(rest[at].size)})"
+        lines.append(f"const I {letter}{at} = {value};")
+        divisor = divisor * rest[at].size
+    return lines
+
+
+def constants(form: Form) -> list[Constant]:
+    return [item for item in form.kernel.body if isinstance(item, Constant)]

@@ -1,0 +1,80 @@
+"""`render`: loop kernels and their schedules → one translation unit.
+
+The needed files of `kernels/` are pasted in front, each once, so that the text includes nothing
+but the standard toolchain. The same kernels give the same text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from fusewright.codegen.body import functor
+from fusewright.codegen.entry import bind, entry, function
+from fusewright.codegen.form import Form, form
+from fusewright.codegen.source import Source
+from fusewright.codegen.text import comment
+from fusewright.errors import CodegenError
+from fusewright.loop import Apply, LoopKernel
+from fusewright.optable import SCALAR_OPS
+from fusewright.schedule import Schedule, Target
+
+KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+_LOCAL_INCLUDE = re.compile(r'#include "([a-z0-9_]+\.(?:hpp|cuh))"')
+
+
+def render(kernels: Sequence[tuple[LoopKernel, Schedule]], target: Target) -> Source:
+    """One translation unit with an entry per kernel and `fw_error_text`."""
+    forms = [form(kernel, schedule, target) for kernel, schedule in kernels]
+    names = [each.kernel.name for each in forms]
+    if len(set(names)) != len(names):
+        raise CodegenError(f"two kernels share a name: {sorted(names)}")
+    lines: list[str] = []
+    pasted: set[str] = set()
+    for root in _roots(forms, target):
+        lines += flattened(root, pasted)
+    for each in forms:
+        lines += ["", *_kernel(each, target)]
+    text = "\n".join(lines) + "\n"
+    return Source(target.language, text, tuple(entry(each, target) for each in forms))
+
+
+def _roots(forms: Sequence[Form], target: Target) -> list[str]:
+    """The header files that these kernels call into."""
+    ops = [item.op for each in forms for item in each.kernel.body if isinstance(item, Apply)]
+    headers = sorted({SCALAR_OPS[op].header for op in ops})
+    if target.language == "host":
+        return [*headers, "host.hpp"]
+    kinds = [kind for kind in ("pointwise", "row", "column") if _uses(forms, kind)]
+    return [*headers, "lanes.cuh", *(f"{kind}.cuh" for kind in kinds)]
+
+
+def _uses(forms: Sequence[Form], kind: str) -> bool:
+    return any(each.schedule.kind == kind for each in forms)
+
+
+def flattened(name: str, pasted: set[str]) -> list[str]:
+    """A header's lines with its local includes in their place, each file once."""
+    if name in pasted:
+        return []
+    pasted.add(name)
+    lines: list[str] = []
+    for line in (KERNELS / name).read_text().splitlines():
+        local = _LOCAL_INCLUDE.match(line)
+        if local:
+            lines += flattened(local.group(1), pasted)
+        elif line != "#pragma once":
+            lines.append(line)
+    return lines
+
+
+def _kernel(form: Form, target: Target) -> list[str]:
+    kernel = form.kernel
+    axes = ", ".join(f"{axis.name}={axis.size}" for axis in kernel.axes)
+    head = [
+        f"// {kernel.name}: {comment(kernel.summary)}",
+        f"// {form.schedule.kind} over {comment(axes) or 'one element'}",
+    ]
+    body = ["namespace {", *head, *functor(form), *bind(form), "}  // namespace"]
+    return [*body, *function(form, target)]

@@ -1,0 +1,31 @@
+"""What code generation hands on: one translation unit and the C entry points in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusewright.ir import Dim
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`int name(void* argument…, int64_t symbol…, void* workspace, int where, void* stream)`.
+
+    `where` is the device index (CUDA) or the number of threads (host); host ignores `stream`.
+    It returns 0, or an error code that `fw_error_text(int)` puts into words. A null output
+    pointer means that nobody wants that output: it is not written.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    symbols: tuple[str, ...]
+    workspace_bytes: Dim
+
+
+@dataclass(frozen=True)
+class Source:
+    """`language` is cuda or host; `text` includes nothing that is not in the standard toolchain."""
+
+    language: str
+    text: str
+    entries: tuple[Entry, ...]

@@ -1,0 +1,152 @@
+"""Small pieces of C++: identifiers, literals, sizes and comments."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterable, Mapping
+
+from fusewright.errors import CodegenError
+from fusewright.ir import Dim, Ratio
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+# Words of C++ and of the macros in scope, and the names that our own templates use.
+_RESERVED = frozenset(
+    """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const
+    constexpr const_cast continue decltype default delete do double dynamic_cast else enum explicit
+    export extern false float for friend goto if inline int long mutable namespace new noexcept not
+    not_eq nullptr operator or or_eq private protected public register reinterpret_cast return
+    short signed sizeof static static_assert static_cast struct switch template this thread_local
+    throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while
+    xor xor_eq char16_t char32_t restrict signbit isnan isinf errno linux unix NULL NAN INFINITY
+    I V W K p q l n v acc row elem body one other fw std workspace where stream narrow vectors
+    Elem Row load visit begin finish store accumulators
+    """.split()
+)
+
+
+def identifier(name: str) -> str:
+    """The name as it stands, if C++ takes it; a bug otherwise."""
+    if not _IDENTIFIER.match(name) or name in _RESERVED or "__" in name:
+        raise CodegenError(f"{name!r} cannot name a C function")
+    return name
+
+
+def unique_names(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
+    """A C++ identifier for each name, close to it, all different."""
+    used = set(taken)
+    chosen: dict[str, str] = {}
+    for name in names:
+        if name in chosen:
+            continue
+        base = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9]", "_", name)).strip("_") or "value"
+        # i0, j1 are the coordinates; a leading digit or a reserved word is no identifier.
+        if base[0].isdigit() or base in _RESERVED or re.match(r"([ijk]\d+|FW_.*|k[A-Z].*)\Z", base):
+            base = f"v_{base}"
+        candidate, serial = base, 2
+        while candidate in used:
+            candidate, serial = f"{base}_{serial}", serial + 1
+        used.add(candidate)
+        chosen[name] = candidate
+    return chosen
+
+
+def comment(text: str) -> str:
+    """One line of text that cannot leave a // comment."""
+    flat = " ".join(text.split())
+    printable = "".join(ch if ch.isprintable() else "?" for ch in flat)
+    # A trailing backslash continues the comment; ??/ is one in old standards.
+    return printable.replace("\\", "/").replace("??", "? ?").replace("*/", "* /")
+
+
+def size_text(size: Dim, symbols: Mapping[str, str]) -> str:
+    """A size or stride as a C++ expression."""
+    parts = [symbols[name] for name in size.symbols]
+    if size.factor != 1 or not parts:
+        parts.insert(0, str(size.factor))
+    return " * ".join(parts)
+
+
+def sum_text(terms: Iterable[str]) -> str:
+    kept = [term for term in terms if term != "0"]
+    return " + ".join(kept) if kept else "0"
+
+
+def scaled_text(stride: Dim, coordinate: str, symbols: Mapping[str, str]) -> str:
+    """stride * coordinate, without needless factors."""
+    if stride.factor == 0:
+        return "0"
+    if stride == Dim(1):
+        return coordinate
+    return f"{coordinate} * {size_text(stride, symbols)}"
+
+
+def size_in_doubles(value: Dim | Ratio, symbols: Mapping[str, str]) -> str:
+    """A number made of sizes, computed in double on the host."""
+    if isinstance(value, Dim):
+        factors = [_as_double(name, symbols) for name in value.symbols]
+        return " * ".join([f"{value.factor}.0", *factors])
+    tokens = _TOKEN.findall(value.text)
+    if "".join(tokens) != "".join(value.text.split()):
+        raise CodegenError(f"{value.text!r} is no expression of sizes")
+    return "".join(_as_double(token, symbols) if _is_name(token) else token for token in tokens)
+
+
+_TOKEN = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[A-Za-z_]\w*|[-+*/()]")
+
+
+def _is_name(token: str) -> bool:
+    return token[0].isalpha() or token[0] == "_"
+
+
+def _as_double(name: str, symbols: Mapping[str, str]) -> str:
+    if name not in symbols:
+        raise CodegenError(f"symbol {name!r} is not among the kernel's")
+    return f"static_cast<double>({symbols[name]})"
+
+
+def literal(value: int | float | bool, dtype: str) -> str:
+    """A number as a constant of the dtype's register type, rounded to the dtype."""
+    if dtype == "bool":
+        return "true" if value else "false"
+    if dtype.startswith(("int", "uint")):
+        return _whole_literal(int(value), dtype)
+    number = _rounded(float(value), dtype)
+    kind = "double" if dtype == "float64" else "float"
+    if math.isnan(number):
+        return f"std::numeric_limits<{kind}>::quiet_NaN()"
+    if math.isinf(number):
+        sign = "-" if number < 0 else ""
+        return f"{sign}std::numeric_limits<{kind}>::infinity()"
+    return repr(number) + ("" if dtype == "float64" else "f")
+
+
+def _whole_literal(value: int, dtype: str) -> str:
+    bits = int(dtype.lstrip("uint"))
+    wrapped = value % (1 << bits)
+    if not dtype.startswith("u") and wrapped >= 1 << (bits - 1):
+        wrapped -= 1 << bits
+    if wrapped == -(1 << 63):
+        return "(-9223372036854775807LL - 1)"
+    return f"{wrapped}LL" if bits == 64 else str(wrapped)
+
+
+def _rounded(value: float, dtype: str) -> float:
+    if dtype == "float64" or math.isnan(value) or math.isinf(value):
+        return value
+    try:
+        if dtype == "float16":
+            return float(struct.unpack("<e", struct.pack("<e", value))[0])
+        single = float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return _rounded_bfloat16(single) if dtype == "bfloat16" else single
+
+
+def _rounded_bfloat16(value: float) -> float:
+    raw = int(struct.unpack("<I", struct.pack("<f", value))[0])
+    raw = (raw + 0x7FFF + ((raw >> 16) & 1)) & 0xFFFF0000
+    return float(struct.unpack("<f", struct.pack("<I", raw))[0])

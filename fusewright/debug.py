@@ -1,0 +1,63 @@
+"""What Fusewright says while it works, chosen by two environment variables.
+
+FUSEWRIGHT_DEBUG=0..3 sets how much goes to stderr: 0 nothing, 1 stages, 2 decisions, 3 all.
+FUSEWRIGHT_DUMP=DIR makes every stage leave its text in DIR as a numbered file, in the order in
+which this process reached it; a second run overwrites the first, so two runs can be compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+import threading
+from pathlib import Path
+
+from fusewright.errors import FusewrightError
+
+_LOGGER = logging.getLogger("fusewright")
+_LOG_LEVELS = {1: logging.INFO, 2: logging.DEBUG, 3: logging.DEBUG - 5}
+_numbers = itertools.count()
+_lock = threading.Lock()
+
+
+def level() -> int:
+    """The level of detail that was asked for."""
+    text = os.environ.get("FUSEWRIGHT_DEBUG", "0") or "0"
+    if text not in {"0", "1", "2", "3"}:
+        raise FusewrightError(f"FUSEWRIGHT_DEBUG={text!r}: set it to 0, 1, 2 or 3")
+    return int(text)
+
+
+def log(at: int, message: str, *args: object) -> None:
+    """Say `message % args` on stderr when the level of detail is `at` or more."""
+    if level() < at:
+        return
+    with _lock:
+        if not _LOGGER.handlers:
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("fusewright: %(message)s"))
+            _LOGGER.addHandler(handler)
+            _LOGGER.propagate = False
+    _LOGGER.setLevel(_LOG_LEVELS[level()])
+    _LOGGER.log(_LOG_LEVELS[at], message, *args)
+
+
+def dump(stage: str, text: str, suffix: str = ".txt") -> Path | None:
+    """Write one stage's text to FUSEWRIGHT_DUMP/NN_stage; nothing when that is not set."""
+    folder = os.environ.get("FUSEWRIGHT_DUMP")
+    if not folder:
+        return None
+    with _lock:
+        number = next(_numbers)
+    path = Path(folder) / f"{number:02d}_{re.sub(r'[^A-Za-z0-9.-]+', '_', stage)}{suffix}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FusewrightError(
+            f"FUSEWRIGHT_DUMP={folder}: cannot write {path.name} there ({error.strerror}); "
+            "choose another folder or unset it"
+        ) from error
+    return path

@@ -1,0 +1,57 @@
+"""Which composite ATen operators capture takes apart, with PyTorch's own decompositions.
+
+The list holds what becomes pointwise operators, reductions and views, and nothing that would
+turn into gathers or scatters: those stay whole, as calls that are visible in the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch._decomp import get_decompositions
+
+_NORMALISATIONS = """
+    _batch_norm_no_update _batch_norm_with_update _batch_norm_with_update_functional
+    batch_norm_backward native_batch_norm native_batch_norm_backward cudnn_batch_norm
+    cudnn_batch_norm_backward _native_batch_norm_legit _native_batch_norm_legit_functional
+    _native_batch_norm_legit_no_training native_layer_norm native_layer_norm_backward
+    native_group_norm native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward
+    _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax
+    logsumexp renorm linalg_vector_norm norm dist _weight_norm_interface
+"""
+_ACTIVATIONS = """
+    gelu gelu_backward silu silu_backward mish mish_backward elu elu_backward celu selu
+    hardtanh hardtanh_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward
+    hardshrink softshrink softplus softplus_backward threshold threshold_backward leaky_relu
+    leaky_relu_backward relu6 glu glu_backward prelu _prelu_kernel _prelu_kernel_backward
+    rrelu_with_noise_backward sigmoid_backward tanh_backward logit logit_backward
+    log_sigmoid_forward log_sigmoid_backward native_dropout_backward
+"""
+_LOSSES = """
+    mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss
+    huber_loss_backward soft_margin_loss soft_margin_loss_backward binary_cross_entropy
+    binary_cross_entropy_backward binary_cross_entropy_with_logits margin_ranking_loss
+    hinge_embedding_loss
+"""
+_POINTWISE = """
+    addcdiv addcmul lerp xlogy logaddexp logaddexp2 nan_to_num masked_fill rsub heaviside sinc
+    deg2rad rad2deg count_nonzero nansum aminmax isneginf isposinf sgn special_entr
+    special_log_ndtr special_ndtr special_xlog1py zeros zeros_like ones ones_like new_zeros
+    new_ones new_full full_like fill zero tril triu eye addr
+"""
+_VIEWS = """
+    unbind unsafe_split unsafe_split_with_sizes pixel_shuffle pixel_unshuffle channel_shuffle repeat
+    narrow_copy
+"""
+
+
+@cache
+def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    """The table that AOTAutograd applies while it traces."""
+    names = (_NORMALISATIONS + _ACTIVATIONS + _LOSSES + _POINTWISE + _VIEWS).split()
+    packets = [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
+    table: dict[torch._ops.OpOverload, Callable[..., Any]] = get_decompositions(packets)
+    return table

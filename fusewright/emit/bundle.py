@@ -1,0 +1,66 @@
+"""What is written out: programs with their plans, and what the example call looked like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusewright.codegen.source import Source
+from fusewright.ir import Program
+from fusewright.plan.steps import Plan
+
+Constant = int | float | bool | str | None | tuple["Constant", ...]
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A submodule as it was in the example: its plain attributes and how many hooks it had.
+
+    Constants of the model are written into kernels, so they are part of the guard.
+    """
+
+    path: tuple[str, ...]
+    values: tuple[tuple[str, Constant], ...]
+    hooks: int = 0
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The example call: `structure` is `_fw_flatten`'s text of (args, kwargs).
+
+    `plain` is the number of positional arguments when all are tensors and nothing else was given,
+    else -1. `parameters` names the positional parameters of the original forward.
+    """
+
+    structure: str
+    plain: int
+    parameters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProgramPlans:
+    """One mode: `forward` leaves what `backward` needs, `inference` leaves nothing."""
+
+    program: Program
+    forward: Plan
+    inference: Plan
+    backward: Plan | None
+    owners: tuple[Owner, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModuleBundle:
+    """One model on one kind of device: all that the text of its `ModelNew` is made from.
+
+    `autocast` is the dtype that autocast converted to in the example, empty where it was off.
+    """
+
+    name: str
+    language: str
+    source: Source
+    arguments: Arguments
+    modes: tuple[ProgramPlans, ...]
+    autocast: str = ""
+
+    @property
+    def device_type(self) -> str:
+        return "cuda" if self.language == "cuda" else "cpu"

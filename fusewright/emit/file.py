@@ -1,0 +1,163 @@
+"""The standalone file: the user's source, the run time, the kernels, the module's text, ModelNew.
+
+The run time is the text of `fusewright.runtime`, pasted. All of our names start with `_fw`,
+`_FW` or `_Fw`, save the wrappers (`custom_…`) and ModelNew, so nothing of the user's is hidden.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from dataclasses import dataclass
+from importlib import resources
+
+from fusewright.emit.bundle import ModuleBundle
+from fusewright.emit.python import COLUMNS, plain, quoted
+from fusewright.emit.text import entries_text, module_text
+from fusewright.errors import ProblemError
+from fusewright.runtime import PASTED
+
+_MODEL_NEW = '''
+class ModelNew(Model):
+    """Model with its operators in the kernels above; everything else is inherited."""
+
+    def forward(self, *args, **kwargs):
+        reason, result = _fw_forward(_FW_MODES, self, args, kwargs)
+        if reason is None:
+            return result
+        _fw_warn(reason)
+        return super().forward(*args, **kwargs)
+'''
+
+
+def file_text(bundle: ModuleBundle, user_source: str, header: str) -> str:
+    """The emitted file; `header` says what it is and what was measured."""
+    user = _read(user_source)
+    runtime = [_pasted(part) for part in (*PASTED, bundle.language)]
+    modules = sorted({name for part in runtime for name in part.modules} - {"torch"})
+    ours = [
+        _rule("the run time of Fusewright"),
+        *(part.text for part in runtime),
+        _rule("the kernels"),
+        f"_FW_SOURCE = {_kernels_literal(bundle.source.text)}",
+        f"_fw_kernels = _FwKernels({entries_text(bundle)}, _FW_SOURCE, _fw_recipe, _fw_build)",
+        "\n\n" + module_text(bundle, user.names).rstrip("\n"),
+        _MODEL_NEW.rstrip("\n"),
+    ]
+    clashes = user.bound & {*modules, "torch"}
+    imports = [_import(name, clashes) for name in (*modules, "torch")]
+    parts = [
+        f'"""{_docstring(header)}\n"""\n',
+        *user.future,
+        user.rest.strip("\n") + "\n\n",
+        *imports,
+        _renamed("\n".join(ours), clashes),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _rule(title: str) -> str:
+    return f"\n\n# ---- {title} ".ljust(COLUMNS, "-")
+
+
+def _import(name: str, clashes: frozenset[str]) -> str:
+    return f"import {name} as _fw_{name}" if name in clashes else f"import {name}"
+
+
+def _renamed(text: str, clashes: frozenset[str]) -> str:
+    """Our text with modules under other names, where the user's source has taken theirs."""
+    if not clashes:
+        return text
+    lines = text.splitlines(keepends=True)
+    for token in reversed(list(tokenize.generate_tokens(io.StringIO(text).readline))):
+        row, start = token.start
+        if token.type == tokenize.NAME and token.string in clashes:
+            line = lines[row - 1]
+            if not line[:start].endswith("."):
+                lines[row - 1] = f"{line[:start]}_fw_{token.string}{line[token.end[1] :]}"
+    return "".join(lines)
+
+
+def _kernels_literal(text: str) -> str:
+    """The source as a raw string where that can hold it."""
+    if '"""' in text or text.endswith(('"', "\\")):
+        return quoted(text)
+    return f'r"""{text}"""'
+
+
+@dataclass(frozen=True)
+class _Pasted:
+    """A module of the run time without its docstring and imports, and the modules it imports."""
+
+    text: str
+    modules: tuple[str, ...]
+
+
+def _pasted(name: str) -> _Pasted:
+    source = resources.files("fusewright.runtime").joinpath(f"{name}.py").read_text()
+    lines = source.splitlines()
+    modules: list[str] = []
+    for node in ast.parse(source).body:
+        docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        sibling = isinstance(node, ast.ImportFrom) and str(node.module).startswith("fusewright")
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        if docstring or sibling or isinstance(node, ast.Import):
+            for index in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[index] = ""
+    return _Pasted("\n\n" + "\n".join(lines).strip("\n"), tuple(modules))
+
+
+def _docstring(header: str) -> str:
+    lines = header.strip().splitlines()
+    # Lines keep their indentation: figures stand in columns.
+    kept = [re.match(r" *", line).group() + plain(line) for line in lines]  # type: ignore[union-attr]
+    return "\n".join(line.rstrip() for line in kept)
+
+
+@dataclass(frozen=True)
+class _UserSource:
+    """`from __future__` lines, which must come first; the rest as it is; the names in it.
+
+    `bound` are those that it binds at its top level to something else than the module so named.
+    """
+
+    future: tuple[str, ...]
+    rest: str
+    names: frozenset[str]
+    bound: frozenset[str]
+
+
+def _read(source: str) -> _UserSource:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise ProblemError(f"the model's source is not Python: {error}") from error
+    lines = source.splitlines()
+    future: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            future.append(ast.unparse(node))
+            for index in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[index] = ""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    bound = frozenset(name for node in tree.body for name in _bound(node))
+    return _UserSource(tuple(future), "\n".join(lines), frozenset(names) | bound, bound)
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """Names that a top-level statement binds, but for `import name`."""
+    found: set[str] = set()
+    match statement:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return {name}
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            pairs = [(alias.asname or alias.name, alias) for alias in aliases]
+            direct = isinstance(statement, ast.Import)
+            return {name for name, alias in pairs if not (direct and alias.asname is None)}
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found

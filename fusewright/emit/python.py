@@ -1,0 +1,173 @@
+"""Python text from values of the graph language: names, literals, calls and definitions.
+
+Whatever comes from the user's model goes through `identifier` or `quoted`, so no name or string
+of theirs can become code; neither leaves a word that checkers of generated kernels refuse.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fusewright.errors import GraphError
+from fusewright.ir import Arg, Dim, Node, Ratio, Ref, Symbolic, TensorSpec
+
+COLUMNS = 100
+# Words that our own lines use as locals.
+_OURS = frozenset({"torch", "device", "need", "values", "sizes", "module", "leaves", "want", "o"})
+_TAKEN = _OURS | frozenset(keyword.kwlist) | frozenset(dir(builtins))
+_REFUSED = re.compile("p(?=ass)")
+
+
+def plain(text: str) -> str:
+    """Text for a comment or docstring: one line, nothing that could end it, no refused word."""
+    words = " ".join(text.split()).replace("\\", "/").replace('"', "'")
+    return _REFUSED.sub("p·", words)
+
+
+def quoted(text: str) -> str:
+    """A string literal that stands for exactly this text."""
+    return _REFUSED.sub(r"\\x70", ascii(text))
+
+
+def identifier(name: str, taken: Iterable[str] = ()) -> str:
+    """A Python name close to `name`, fit for a local variable and not among `taken`."""
+    word = re.sub(r"\W", "_", name, flags=re.ASCII)
+    word = re.sub("pass", "pas_s", word, flags=re.IGNORECASE)
+    if not word or not (word[0].isalpha() or word[0] == "_"):
+        word = f"v_{word}"
+    used = set(taken) | _TAKEN
+    reserved = word in used or word.lower().startswith(("_fw", "fw_", "custom_"))
+    chosen, count = (f"{word}_v" if reserved else word), 1
+    while chosen in used:
+        count += 1
+        chosen = f"{word}_v{count}"
+    return chosen
+
+
+def identifiers(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
+    """For each name a variable of its own."""
+    chosen: dict[str, str] = {}
+    used = set(taken)
+    for name in names:
+        if name not in chosen:
+            chosen[name] = identifier(name, used)
+            used.add(chosen[name])
+    return chosen
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What names stand for inside one function: value → variable, and the device in use."""
+
+    names: Mapping[str, str]
+    device_type: str
+
+    def __getitem__(self, name: str) -> str:
+        return self.names[name]
+
+
+def literal(arg: Arg, scope: Scope) -> str:
+    """An operator's argument as an expression."""
+    match arg:
+        case Ref(name):
+            return scope[name]
+        case Symbolic():
+            return _symbolic(arg, scope)
+        case Ratio():
+            return f"_fw_ratio({number(arg.scale)}, {arg.numerator}, {arg.denominator})"
+        case tuple():
+            return "[" + ", ".join(literal(item, scope) for item in arg) + "]"
+        case str():
+            return quoted(arg)
+        case float():
+            return number(arg)
+        case _:
+            return str(arg)
+
+
+def number(value: float) -> str:
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
+
+
+def constant(value: object) -> str:
+    """A plain attribute's value as an expression."""
+    match value:
+        case str():
+            return quoted(value)
+        case float():
+            return number(value)
+        case tuple():
+            return row(constant(item) for item in value)
+    return repr(value)
+
+
+def dtype(name: str) -> str:
+    return f"torch.{_checked(name.removeprefix('torch.'))}"
+
+
+def _symbolic(arg: Symbolic, scope: Scope) -> str:
+    name = arg.name.removeprefix("torch.")
+    if arg.kind == "device":
+        return "device" if name.split(":")[0] == scope.device_type else f"torch.device({name!r})"
+    return f"torch.{_checked(name)}"
+
+
+def _checked(name: str) -> str:
+    if not name.isidentifier():
+        raise GraphError(f"{name!r} is not the name of a torch constant")
+    return name
+
+
+def dims(values: Sequence[Dim]) -> str:
+    """Sizes or strides as a tuple."""
+    return row(str(value) for value in values)
+
+
+def row(texts: Iterable[str]) -> str:
+    """A tuple of expressions."""
+    items = tuple(texts)
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def layout(spec: TensorSpec) -> str:
+    """dtype, shape and strides, as arguments."""
+    return f"{dtype(spec.dtype)}, {dims(spec.shape)}, {dims(spec.strides)}"
+
+
+def operator(node: Node, scope: Scope) -> tuple[str, list[str]]:
+    """The callee and the arguments of a node that PyTorch runs."""
+    parts = node.op.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise GraphError(f"{node.name}: {node.op!r} is no operator of PyTorch")
+    given = [literal(arg, scope) for arg in node.args]
+    given += [f"{_checked(key)}={literal(value, scope)}" for key, value in node.kwargs]
+    return "torch.ops." + ".".join(parts), given
+
+
+def call(target: str, callee: str, args: Sequence[str]) -> list[str]:
+    """`target = callee(args)`, broken into one argument a line where it is too long."""
+    start = f"{target} = {callee}(" if target else f"{callee}("
+    line = start + ", ".join(args) + ")"
+    if len(line) + 8 <= COLUMNS:
+        return [line]
+    return [start, *(f"    {arg}," for arg in args), ")"]
+
+
+def indented(lines: Iterable[str], levels: int = 1) -> list[str]:
+    return [("    " * levels + line) if line else line for line in lines]
+
+
+def function(name: str, parameters: Sequence[str], doc: str, body: Sequence[str]) -> list[str]:
+    """A whole definition, with two blank lines before it."""
+    head = call("", f"def {name}", parameters)
+    head[-1] += ":"
+    return ["", "", *head, *indented([f'"""{plain(doc)}"""', *body])]
+
+
+def symbols_in(dims_used: Iterable[Dim]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(symbol for each in dims_used for symbol in each.symbols))

@@ -1,0 +1,125 @@
+"""The text of one module: kernel wrappers, the drivers of each mode, and their records.
+
+The library executes exactly these lines, and an emitted file carries them, so there is one
+behaviour to test. The operators' names hold a digest of the kernels and of these lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from fusewright.emit.bundle import ModuleBundle, Owner, ProgramPlans
+from fusewright.emit.drivers import Mode, definitions, saved_slots
+from fusewright.emit.python import constant, dtype, function, identifier, indented, quoted, row
+from fusewright.emit.steps import demands
+from fusewright.emit.wiring import wire
+from fusewright.emit.wrappers import calls_of, wrapper_lines, wrappers_of
+from fusewright.plan.steps import Plan
+
+_DIGEST = "_DIGEST_"
+
+
+def module_text(bundle: ModuleBundle, taken: frozenset[str] = frozenset()) -> str:
+    """Wrappers, drivers and `_FW_MODES`; they expect the run time's names and `_fw_kernels`.
+
+    `taken` are names that no wrapper may have.
+    """
+    plans = [(plan, each) for each in bundle.modes for plan in plans_of(each)]
+    found = [(plan, demands(plan, one_by_one=plan is each.backward)) for plan, each in plans]
+    wrappers = wrappers_of(bundle, found, taken)
+    lines: list[str] = []
+    for wrapper in dict.fromkeys(wrappers.values()):
+        lines += wrapper_lines(wrapper, bundle.language)
+    modes = [Mode(bundle, each, wire(each), calls_of(wrappers)) for each in bundle.modes]
+    written: dict[str, str] = {}
+    records: list[str] = []
+    for mode in modes:
+        lines += _constants(mode)
+        names: dict[str, str] = {}
+        for each in definitions(mode):
+            if each.text not in written:
+                written[each.text] = f"_fw_{each.kind}_{mode.name}"
+                lines += function(written[each.text], each.parameters, each.doc, each.body)
+            names[each.kind] = written[each.text]
+        records += _record(mode, names)
+    lines += ["", "", "_FW_MODES = (", *indented(records), ")"]
+    body = "\n".join(lines).strip("\n") + "\n"
+    digest = hashlib.sha256((bundle.source.text + body).encode()).hexdigest()[:16]
+    return body.replace(_DIGEST, digest)
+
+
+def plans_of(plans: ProgramPlans) -> tuple[Plan, ...]:
+    """The plans that get a driver: without a backward the forward plan is never run."""
+    if plans.backward is None:
+        return (plans.inference,)
+    return (plans.inference, plans.forward, plans.backward)
+
+
+def entries_text(bundle: ModuleBundle) -> str:
+    """The C entry points with their numbers of pointers and symbols, as a dict."""
+    items = [
+        f"    {quoted(entry.name)}: ({len(entry.arguments)}, {len(entry.symbols)}),"
+        for entry in bundle.source.entries
+    ]
+    return "\n".join(["{", *items, "}"])
+
+
+def _constants(mode: Mode) -> list[str]:
+    """Tensors that the model makes from literals, each with a place for its copies on devices."""
+    lines: list[str] = []
+    program = mode.plans.program
+    for index, binding in enumerate(program.bindings):
+        if binding.kind == "constant" and binding.path in program.constants:
+            tensor: Any = program.constants[binding.path]
+            spec = mode.plans.forward.inputs[index].spec
+            content = _nested(tensor.detach().cpu().tolist())
+            made = f"torch.tensor({content}, dtype={dtype(spec.dtype)})"
+            shaped = f"{made}.reshape({row(map(str, tensor.shape))})"
+            lines += ["", "", f"_FW_CONSTANT_{mode.name.upper()}_{index} = ({shaped}, {{}})"]
+    return lines
+
+
+def _nested(values: Any) -> str:
+    if isinstance(values, list):
+        return "[" + ", ".join(_nested(value) for value in values) + "]"
+    return constant(values)
+
+
+def _record(mode: Mode, functions: Mapping[str, str]) -> list[str]:
+    """The mode's `_FwMode`, registered."""
+    bundle, program, wiring = mode.bundle, mode.plans.program, mode.wiring
+    arguments = bundle.arguments
+    saved = dict.fromkeys(slot for slot in saved_slots(mode) if slot is not None)
+    fields = {
+        "name": quoted(f"{_operator_stem(bundle.name)}_{_DIGEST}_{mode.name}"),
+        "training": str(mode.name == "train"),
+        "autocast": dtype(bundle.autocast) if bundle.autocast else "None",
+        "device_type": quoted(bundle.device_type),
+        "parameters": constant(arguments.parameters),
+        "structure": quoted(arguments.structure),
+        "plain": str(arguments.plain),
+        "owners": row(_owner(each) for each in mode.plans.owners),
+        "symbols": constant(tuple((each.input_index, each.dim) for each in program.symbols)),
+        "main": str(mode.main_input or 0),
+        "n_tensors": str(len(program.bindings)),
+        "n_outputs": str(wiring.n_outputs),
+        "n_inference": str(wiring.n_inference),
+        "n_results": str(len(wiring.results)),
+        "fixed": constant(wiring.fixed),
+        "mutations": constant(wiring.mutations),
+        "saved": constant(tuple(saved)),
+        "tangents": constant(wiring.tangents),
+        **functions,
+    }
+    inside = [f"{name}={text}," for name, text in fields.items()]
+    return ["_fw_register(", "    _FwMode(", *indented(inside, 2), "    )", "),"]
+
+
+def _operator_stem(name: str) -> str:
+    return identifier(f"m_{name}").removeprefix("m_") or "model"
+
+
+def _owner(owner: Owner) -> str:
+    return f"({constant(owner.path)}, {constant(owner.values)}, {owner.hooks})"

@@ -1,0 +1,136 @@
+"""One Python function per kernel: allocates what the kernel writes and calls its C entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fusewright.codegen.source import Entry
+from fusewright.emit.bundle import ModuleBundle
+from fusewright.emit.python import (
+    call,
+    dims,
+    dtype,
+    function,
+    identifiers,
+    indented,
+    quoted,
+    row,
+    symbols_in,
+)
+from fusewright.emit.steps import Demands, WrapperCall, wants
+from fusewright.errors import CodegenError
+from fusewright.ir import TensorSpec
+from fusewright.plan.steps import Loop, Plan
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A kernel's function: `optional` where some caller leaves out some of its outputs."""
+
+    name: str
+    step: Loop
+    entry: Entry
+    outputs: tuple[TensorSpec, ...]
+    optional: bool
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        used = [size for spec in self.outputs for size in (*spec.shape, *spec.strides)]
+        extra = symbols_in([*used, self.entry.workspace_bytes])
+        return tuple(dict.fromkeys((*self.entry.symbols, *extra)))
+
+
+def wrappers_of(
+    bundle: ModuleBundle, plans: Iterable[tuple[Plan, Demands]], taken: frozenset[str]
+) -> dict[Loop, Wrapper]:
+    """A wrapper for each Loop; the same kernel with the same outputs is wrapped once."""
+    entries = {entry.name: entry for entry in bundle.source.entries}
+    loops = [(step, plan, found) for plan, found in plans for step in plan.loops]
+    keys = {step: (step.kernel.name, _output_specs(step, plan)) for step, plan, _ in loops}
+    partial = {keys[step] for step, _, found in loops if wants(step, found) is not None}
+    made: dict[tuple[str, tuple[TensorSpec, ...]], Wrapper] = {}
+    names = set(taken)
+    for step, _, _ in loops:
+        kernel, outputs = key = keys[step]
+        if key not in made:
+            if kernel not in entries:
+                raise CodegenError(f"the source has no entry for kernel {kernel!r}")
+            name = _wrapper_name(step.name, names)
+            names.add(name)
+            made[key] = Wrapper(name, step, entries[kernel], outputs, key in partial)
+    return {step: made[key] for step, key in keys.items()}
+
+
+def calls_of(wrappers: Mapping[Loop, Wrapper]) -> dict[Loop, WrapperCall]:
+    return {step: WrapperCall(each.name, each.symbols) for step, each in wrappers.items()}
+
+
+def _output_specs(step: Loop, plan: Plan) -> tuple[TensorSpec, ...]:
+    specs = dict(plan.specs)
+    return tuple(specs[name] for name in step.outputs)
+
+
+def _wrapper_name(name: str, taken: set[str]) -> str:
+    stem = name.removeprefix("custom_")
+    (word,) = identifiers([f"k_{stem}"]).values()
+    chosen = wanted = "custom_" + word.removeprefix("k_")
+    count = 1
+    while chosen in taken:
+        count += 1
+        chosen = f"{wanted}_{count}"
+    return chosen
+
+
+def wrapper_lines(wrapper: Wrapper, language: str) -> list[str]:
+    """The definition of one wrapper."""
+    step, entry = wrapper.step, wrapper.entry
+    n_inputs = len(step.inputs)
+    names = identifiers(entry.arguments, wrapper.symbols)
+    inputs = [names[name] for name in entry.arguments[:n_inputs]]
+    outputs = [names[name] for name in entry.arguments[n_inputs:]]
+    if len(outputs) != len(step.outputs):
+        raise CodegenError(f"entry {entry.name!r} and step {step.name!r} differ in arguments")
+    parameters = [*(inputs or ["device"]), *wrapper.symbols]
+    if wrapper.optional:
+        parameters.append(f"want={row('True' for _ in outputs)}")
+    body = [f"device = {inputs[0]}.device"] if inputs else []
+    for index, (name, spec) in enumerate(zip(outputs, wrapper.outputs, strict=True)):
+        body += _allocation(name, spec, f"want[{index}]" if wrapper.optional else "")
+    if entry.workspace_bytes.factor:
+        size = f"({entry.workspace_bytes},)"
+        body += call("workspace", "torch.empty", [size, "dtype=torch.uint8", "device=device"])
+    body += _launch(wrapper, language, inputs, outputs)
+    body.append(f"return {', '.join(outputs)}")
+    return function(wrapper.name, parameters, _doc(step), body)
+
+
+def _doc(step: Loop) -> str:
+    operators = ", ".join(step.operators)
+    return (
+        f"{operators}: {step.bytes_moved:,} bytes moved, {step.operations:,} operations "
+        "at the example's sizes."
+    )
+
+
+def _allocation(name: str, spec: TensorSpec, wanted: str) -> list[str]:
+    args = [dims(spec.shape), dims(spec.strides), f"dtype={dtype(spec.dtype)}", "device=device"]
+    if not wanted:
+        return call(name, "torch.empty_strided", args)
+    return [f"{name} = None", f"if {wanted}:", *indented(call(name, "torch.empty_strided", args))]
+
+
+def _launch(wrapper: Wrapper, language: str, inputs: list[str], outputs: list[str]) -> list[str]:
+    entry = wrapper.entry
+    pointers = [f"{name}.data_ptr()" for name in inputs]
+    optional = " if want[{}] else None" if wrapper.optional else ""
+    pointers += [f"{name}.data_ptr(){optional.format(i)}" for i, name in enumerate(outputs)]
+    workspace = "workspace.data_ptr()" if entry.workspace_bytes.factor else "None"
+    where = ["_fw_threads()", "None"]
+    if language == "cuda":
+        where = ["device.index", "_fw_stream(device.index)"]
+    return [
+        *call("code", f"_fw_kernels.{entry.name}", [*pointers, *entry.symbols, workspace, *where]),
+        "if code:",
+        f"    _fw_kernels.fail({quoted(entry.name)}, code)",
+    ]

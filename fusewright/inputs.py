@@ -1,0 +1,135 @@
+"""Tensors for a model to run on: on which device, with which values, in which layout.
+
+All of it takes trees of tensors (a model's arguments) and leaves what is no tensor as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from fusewright.errors import DeviceError
+from fusewright.tree import leaves, map_leaves
+
+# How a gradient may reach a backward: as a sum's or a transpose's backward hands it on, too.
+LAYOUTS = ("contiguous", "expanded", "transposed", "sliced")
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """The device with its index, or DeviceError where it is not there."""
+    where = torch.device(device)
+    if where.type != "cuda":
+        return where
+    if not torch.cuda.is_available():
+        raise DeviceError("PyTorch sees no CUDA device here; use the device cpu")
+    index = torch.cuda.current_device() if where.index is None else where.index
+    if index >= torch.cuda.device_count():
+        raise DeviceError(f"there is no cuda:{index}: {torch.cuda.device_count()} CUDA devices")
+    return torch.device("cuda", index)
+
+
+def move(tree: object, device: torch.device) -> object:
+    """The same tree with its tensors on the device, cut off from any graph."""
+
+    def moved(leaf: object) -> object:
+        return leaf.detach().to(device) if isinstance(leaf, Tensor) else leaf
+
+    return map_leaves(moved, tree)
+
+
+def is_differentiable(leaf: object) -> bool:
+    """Whether a gradient can be asked for."""
+    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+def named_tensors(inputs: tuple[object, ...]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors among a model's arguments: x0, x1[0], x2['mask']."""
+    for index, each in enumerate(inputs):
+        for name, leaf in leaves(f"x{index}", each):
+            if isinstance(leaf, Tensor):
+                yield name, leaf
+
+
+def copied(inputs: tuple[object, ...], *, gradients: bool) -> tuple[object, ...]:
+    """Copies that nobody else sees, asking for gradients where that is possible."""
+
+    def copy(leaf: object) -> object:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.detach().clone().requires_grad_(gradients and is_differentiable(leaf))
+
+    return tuple(map_leaves(copy, each) for each in inputs)
+
+
+def refilled(
+    inputs: tuple[object, ...], kept: dict[int, Tensor], *, gradients: bool
+) -> tuple[object, ...]:
+    """These values in the very tensors of the call before, which `kept` remembers by position.
+
+    So a result that was remembered by a tensor's address or identity comes out wrong.
+    """
+    positions = iter(range(2**31))
+
+    def refill(leaf: object) -> object:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        position = next(positions)
+        mine = kept.get(position)
+        if mine is None or _form(mine) != _form(leaf) or _overlaps(leaf):
+            mine = leaf.detach() if _overlaps(leaf) else leaf.detach().clone()
+            kept[position] = mine
+        else:
+            with torch.no_grad():
+                mine.copy_(leaf)
+        return mine.requires_grad_(gradients and is_differentiable(leaf))
+
+    return tuple(map_leaves(refill, each) for each in inputs)
+
+
+def with_nan(leaf: object) -> object:
+    """A floating tensor with NaN in up to three places."""
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or not leaf.numel():
+        return leaf
+    flat = leaf.detach().flatten().clone()
+    flat[torch.randint(leaf.numel(), (3,), device=leaf.device)] = torch.nan
+    spoiled = leaf.detach().clone()
+    return spoiled.copy_(flat.view(leaf.shape))
+
+
+def laid_out(tangent: Tensor, layout: str) -> Tensor:
+    """A contiguous gradient's values in another layout; expanded repeats the first of them."""
+    if layout == "contiguous":
+        return tangent
+    if layout == "expanded":
+        first = tangent.flatten()[:1]
+        return (first.reshape(()) if first.numel() else first.sum()).expand(tangent.shape)
+    if layout == "transposed":
+        turned = tuple(reversed(range(tangent.dim())))
+        return tangent.permute(turned).contiguous().permute(turned)
+    # Every second element of a wider tensor, with NaN for whoever reads the ones between.
+    wide = tangent.new_full((*tangent.shape, 2), torch.nan)
+    sliced = wide[..., 1]
+    return sliced.copy_(tangent)
+
+
+def poison(tensors: Iterable[object]) -> None:
+    """Leave NaN in memory that the allocator will hand out next for tensors of these sizes."""
+    floating = [each for each in tensors if isinstance(each, Tensor) and is_floating(each)]
+    blocks = [torch.full_like(each, torch.nan) for each in floating]
+    del blocks
+
+
+def is_floating(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _form(tensor: Tensor) -> tuple[object, ...]:
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether two elements share an address, as in an expanded tensor."""
+    layout = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(stride == 0 and size > 1 for size, stride in layout)

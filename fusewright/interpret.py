@@ -1,0 +1,149 @@
+"""The oracle: runs any stage's graph with plain PyTorch, in float64 where the graph has floats.
+
+Every stage from capture to plan speaks the same graph language, so one interpreter can say
+whether a stage kept the meaning of the one before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusewright.ir import FLOATS, Arg, Dim, Graph, Node, Ratio, Ref, Symbolic, TensorSpec
+
+_RENAMED: Mapping[str, Callable[..., torch.Tensor]] = {
+    "floor_divide": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "trunc_divide": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "shift_left": torch.bitwise_left_shift,
+    "shift_right": torch.bitwise_right_shift,
+    "where": torch.where,
+}
+
+
+def dtype_of(name: str, *, exact: bool) -> torch.dtype:
+    """The torch type of a name; floats become float64 unless the graph's own are wanted."""
+    if name in FLOATS and not exact:
+        return torch.float64
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def interpret(
+    graph: Graph,
+    inputs: Sequence[torch.Tensor],
+    sizes: Mapping[str, int] | None = None,
+    *,
+    exact: bool = False,
+) -> list[Any]:
+    """Run `graph`. `sizes` gives the symbols; `exact` keeps the graph's own float types."""
+    run = _Run(dict(sizes or {}), exact)
+    values: dict[str, Any] = {}
+    for each, tensor in zip(graph.inputs, inputs, strict=True):
+        floating = tensor.is_floating_point() and not exact
+        values[each.name] = tensor.to(torch.float64) if floating else tensor
+    for node in graph.nodes:
+        values[node.name] = run.node(node, values)
+    return [_output(each, values, run.sizes) for each in graph.outputs]
+
+
+def _output(output: str | Dim | None, values: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
+    if isinstance(output, Dim):
+        return output.at(sizes)
+    return values[output] if output is not None else None
+
+
+class _Run:
+    def __init__(self, sizes: dict[str, int], exact: bool) -> None:
+        self.sizes = sizes
+        self.exact = exact
+
+    def node(self, node: Node, values: Mapping[str, Any]) -> Any:
+        args = [self.arg(arg, values) for arg in node.args]
+        kwargs = {key: self.arg(value, values) for key, value in node.kwargs}
+        if node.op == "getitem":
+            return args[0][args[1]]
+        if node.is_aten:
+            return self.aten(node, args, kwargs)
+        assert node.spec is not None or node.op == "reduce_welford"
+        if node.op.startswith("reduce_"):
+            return _reduce(node.op.removeprefix("reduce_"), args[0], args[1])
+        assert node.spec is not None
+        return self.canonical(node, node.spec, args)
+
+    def canonical(self, node: Node, spec: TensorSpec, args: list[Any]) -> torch.Tensor:
+        dtype = dtype_of(spec.dtype, exact=self.exact)
+        shape = [size.at(self.sizes) for size in spec.shape]
+        device = next((a.device for a in args if isinstance(a, torch.Tensor)), None)
+        match node.op:
+            case "full":
+                return torch.full(shape, args[0], dtype=dtype, device=device)
+            case "literal":
+                return torch.tensor(node.args[0], dtype=dtype).reshape(shape)
+            case "iota":
+                steps = torch.arange(math.prod(shape), dtype=torch.int64)
+                return (steps * args[1] + args[0]).to(dtype)
+            case "cast":
+                return args[0].to(dtype)
+        tensors = [_tensor(arg, args, self.exact) for arg in args]
+        function = _RENAMED.get(node.op) or getattr(torch, node.op)
+        result: torch.Tensor = function(*tensors)
+        return result.to(dtype)
+
+    def aten(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        namespace, packet, overload = node.op.split(".")
+        target = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        if node.op == "aten.view.default":
+            return args[0].reshape(args[1])
+        return target(*args, **kwargs)
+
+    def arg(self, arg: Arg, values: Mapping[str, Any]) -> Any:
+        if isinstance(arg, Ref):
+            return values[arg.name]
+        if isinstance(arg, Dim | Ratio):
+            return arg.at(self.sizes)
+        if isinstance(arg, tuple):
+            return [self.arg(item, values) for item in arg]
+        if isinstance(arg, Symbolic):
+            if arg.kind == "dtype":
+                return dtype_of(arg.name, exact=self.exact)
+            return torch.device(arg.name) if arg.kind == "device" else getattr(torch, arg.name)
+        return arg
+
+
+def _tensor(arg: Any, args: Sequence[Any], exact: bool) -> torch.Tensor:
+    """A number among tensors takes their type, as it does in a kernel."""
+    if isinstance(arg, torch.Tensor):
+        return arg
+    like = [other for other in args if isinstance(other, torch.Tensor) and other.dtype != torch.bool]
+    if like:
+        return torch.tensor(arg, dtype=like[0].dtype, device=like[0].device)
+    floating = torch.float32 if exact else torch.float64
+    return torch.tensor(arg, dtype=floating if isinstance(arg, float) else None)
+
+
+def _reduce(kind: str, value: torch.Tensor, dims: list[int]) -> Any:
+    if not dims:
+        return (value, torch.zeros_like(value)) if kind == "welford" else value
+    match kind:
+        case "sum":
+            return value.sum(dims, dtype=value.dtype)
+        case "max":
+            return value.amax(dims)
+        case "min":
+            return value.amin(dims)
+        case "any":
+            return value.any(dims)
+        case "all":
+            return value.all(dims)
+        case "prod":
+            for position in sorted(dims, reverse=True):
+                value = value.prod(position, dtype=value.dtype)
+            return value
+        case "welford":
+            mean = value.mean(dims, keepdim=True)
+            m2 = (value - mean).square().sum(dims)
+            return mean.reshape(m2.shape), m2
+    raise AssertionError(kind)

@@ -1,0 +1,157 @@
+// Running reductions, V lanes wide. Lanes are combined in a fixed order, so results repeat.
+// `Wide` is what a sum runs in: double on the host, the type itself on the GPU.
+#pragma once
+
+#include "math.hpp"
+
+namespace fw {
+
+#if defined(__CUDACC__)
+template <class T>
+using Wide = T;
+#else
+template <class T>
+using Wide = std::conditional_t<kIsFloat<T>, double, T>;
+#endif
+
+// Variables, not functions: device code may read a constexpr value of the standard library but
+// not call for it.
+template <class T>
+constexpr T kLowest =
+    kIsFloat<T> ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::lowest();
+template <class T>
+constexpr T kHighest =
+    kIsFloat<T> ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::max();
+template <class T>
+constexpr T kQuietNan = std::numeric_limits<T>::quiet_NaN();
+
+// One reduction: its state type, its identity, and how two states join. T is what is reduced.
+template <class T>
+struct SumRule {
+  using State = Wide<T>;
+  FW_FN static State identity() { return State(0); }
+  FW_FN static State join(State a, State b) { return fw::add(a, b); }
+};
+template <class T>
+struct ProdRule {
+  using State = Wide<T>;
+  FW_FN static State identity() { return State(1); }
+  FW_FN static State join(State a, State b) { return fw::mul(a, b); }
+};
+template <class T>
+struct MaxRule {
+  using State = T;
+  FW_FN static State identity() { return kLowest<T>; }
+  FW_FN static State join(State a, State b) { return fw::maximum(a, b); }
+};
+template <class T>
+struct MinRule {
+  using State = T;
+  FW_FN static State identity() { return kHighest<T>; }
+  FW_FN static State join(State a, State b) { return fw::minimum(a, b); }
+};
+template <class T>
+struct AnyRule {
+  using State = bool;
+  FW_FN static State identity() { return false; }
+  FW_FN static State join(State a, State b) { return a | b; }
+};
+template <class T>
+struct AllRule {
+  using State = bool;
+  FW_FN static State identity() { return true; }
+  FW_FN static State join(State a, State b) { return a & b; }
+};
+
+template <template <class> class Rule, class T, int V>
+struct Running {
+  using State = typename Rule<T>::State;
+  State state[V];
+
+  FW_FN Running() {
+    for (int v = 0; v < V; ++v) state[v] = Rule<T>::identity();
+  }
+  template <class X>
+  FW_FN void add(int v, X x) {
+    state[v] = Rule<T>::join(state[v], fw::cast<State>(x));
+  }
+  FW_FN void combine(const Running& other) {
+    for (int v = 0; v < V; ++v) state[v] = Rule<T>::join(state[v], other.state[v]);
+  }
+  FW_FN Running<Rule, T, 1> lane(int v) const {
+    Running<Rule, T, 1> one;
+    one.state[0] = state[v];
+    return one;
+  }
+  FW_FN T result(int v) const { return fw::cast<T>(state[v]); }
+};
+
+template <class T, int V>
+using Sum = Running<SumRule, T, V>;
+template <class T, int V>
+using Prod = Running<ProdRule, T, V>;
+template <class T, int V>
+using Max = Running<MaxRule, T, V>;
+template <class T, int V>
+using Min = Running<MinRule, T, V>;
+template <class T, int V>
+using Any = Running<AnyRule, T, V>;
+template <class T, int V>
+using All = Running<AllRule, T, V>;
+
+// Mean and sum of squared deviations. All lanes see the same count, so `step` pays one division
+// for V of them; `combine` is Chan's formula, which holds for an empty side too.
+template <class T, int V>
+struct Welford {
+  using State = Wide<T>;
+  State count, share;
+  State center[V], spread[V];
+
+  FW_FN Welford() : count(0), share(0) {
+    for (int v = 0; v < V; ++v) center[v] = spread[v] = State(0);
+  }
+  FW_FN void step() {
+    count += State(1);
+    share = State(1) / count;
+  }
+  template <class X>
+  FW_FN void add(int v, X x) {
+    const State delta = static_cast<State>(x) - center[v];
+    center[v] += delta * share;
+    spread[v] += delta * (static_cast<State>(x) - center[v]);
+  }
+  FW_FN void combine(const Welford& other) {
+    const State total = count + other.count;
+    const State weight = total > State(0) ? other.count / total : State(0);
+    for (int v = 0; v < V; ++v) {
+      const State delta = other.center[v] - center[v];
+      // An empty side holds zeros, and a weight of 0 or 1: its center must not leak inf * 0.
+      center[v] = count > State(0) ? center[v] + (other.count > State(0) ? delta * weight : 0)
+                                   : other.center[v];
+      spread[v] += other.spread[v] +
+                   (weight > State(0) && count > State(0) ? delta * delta * count * weight : 0);
+    }
+    count = total;
+  }
+  FW_FN Welford<T, 1> lane(int v) const {
+    Welford<T, 1> one;
+    one.count = count;
+    one.center[0] = center[v];
+    one.spread[0] = spread[v];
+    return one;
+  }
+  FW_FN T mean(int v) const {
+    return count > State(0) ? static_cast<T>(center[v]) : T(kQuietNan<T>);
+  }
+  FW_FN T m2(int v) const { return static_cast<T>(spread[v]); }
+};
+
+// The first n lanes as one, in order.
+template <class Acc>
+FW_FN auto folded(const Acc& acc, int n) {
+  auto total = acc.lane(0);
+  for (int v = 1; v < n; ++v) total.combine(acc.lane(v));
+  return total;
+}
+
+}  // namespace fw

@@ -1,0 +1,85 @@
+// Reductions across the threads that share a row, in a fixed order and without atomics.
+#pragma once
+
+#include "lanes.cuh"
+
+namespace fw {
+
+template <class T>
+__device__ __forceinline__ T shuffled_down(const T& x, int by, int width) {
+  constexpr int kWords = (sizeof(T) + 3) / 4;
+  uint32_t words[kWords] = {};
+  memcpy(words, &x, sizeof(T));
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) words[w] = __shfl_down_sync(~0u, words[w], by, width);
+  T y;
+  memcpy(&y, words, sizeof(T));
+  return y;
+}
+
+template <class T>
+__device__ __forceinline__ T from_first(const T& x, int width) {
+  constexpr int kWords = (sizeof(T) + 3) / 4;
+  uint32_t words[kWords] = {};
+  memcpy(words, &x, sizeof(T));
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) words[w] = __shfl_sync(~0u, words[w], 0, width);
+  T y;
+  memcpy(&y, words, sizeof(T));
+  return y;
+}
+
+// The combination over kWidth <= 32 neighbouring threads, known to all of them. Every thread of
+// the warp must call it.
+template <int kWidth, class Acc>
+__device__ __forceinline__ Acc warp_total(Acc acc) {
+#pragma unroll
+  for (int by = kWidth / 2; by > 0; by /= 2) acc.combine(shuffled_down(acc, by, kWidth));
+  // Not a butterfly: Welford's combine rounds differently with its sides exchanged.
+  return from_first(acc, kWidth);
+}
+
+// The same over kGroup threads; above 32 the group is the whole block. Called once per type and
+// block: the shared memory is not used again, so one barrier is enough.
+template <int kGroup, class Acc>
+__device__ __forceinline__ Acc group_total(Acc acc) {
+  if constexpr (kGroup <= 32) {
+    return warp_total<kGroup>(acc);
+  } else {
+    constexpr int kWarps = kGroup / 32;
+    __shared__ alignas(16) unsigned char memory[kWarps * sizeof(Acc)];
+    Acc* parts = reinterpret_cast<Acc*>(memory);
+    const Acc mine = warp_total<32>(acc);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = mine;
+    __syncthreads();
+    return warp_total<kWarps>(parts[threadIdx.x % kWarps]);
+  }
+}
+
+// Joins the partial results [splits][outer] of a split reduction and finishes each row.
+template <class Body, typename I, int kGroup, class Part>
+__global__ void __launch_bounds__(128)
+    combine_kernel(const Body body, const Part* parts, int splits) {
+  const I outer = body.outer_extent();
+  const I index = (static_cast<I>(blockIdx.x) * 128 + threadIdx.x) / kGroup;
+  const I p = index < outer ? index : outer - 1;
+  const int member = threadIdx.x % kGroup;
+  auto acc = body.template accumulators<1>(Phase<0>{});
+  for (int s = member; s < splits; s += kGroup) acc.combine(parts[s * static_cast<int64_t>(outer) + p]);
+  if constexpr (kGroup > 1) acc = warp_total<kGroup>(acc);
+  typename Body::template Row<1> row;
+  I q, l;
+  locate<Body::kOuterRest>(p, body.outer_lane_extent(), q, l);
+  body.begin(row, q, l, 1);
+  body.finish(Phase<0>{}, row, acc, 1);
+  if (member == 0 && index < outer) body.store(row, 1);
+}
+
+template <typename I, int kGroup, class Body, class Part>
+void combine(const Body& body, const Part* parts, int splits, void* stream) {
+  const unsigned blocks = blocks_for<I>(body.outer_extent(), 128 / kGroup);
+  combine_kernel<Body, I, kGroup>
+      <<<blocks, 128, 0, static_cast<cudaStream_t>(stream)>>>(body, parts, splits);
+}
+
+}  // namespace fw

@@ -1,0 +1,217 @@
+// The host's drivers: OpenMP over rows, tiles or chunks, and loops over lanes that g++ turns into
+// vector code. A lane reads and writes memory directly, so a run of lanes costs no copies. How work
+// is cut never depends on the number of threads: results repeat.
+#pragma once
+
+#include "accumulators.hpp"
+
+#include <algorithm>
+
+// Lanes never meet: an output is an input's memory only at the very same element.
+#define FW_LANES(v, V, n) _Pragma("GCC ivdep") for (int v = 0; v < (n); ++v)
+
+namespace fw {
+
+constexpr int64_t kGrain = 32768;  // elements below which threads cost more than they bring
+constexpr int kLongestRun = 1024;
+
+template <class T, int V>
+struct Unit {
+  const T* from;
+  FW_FN void read(const T* at) { from = at; }
+  FW_FN T operator[](int v) const { return from[v]; }
+};
+template <class T, int V>
+struct Same {
+  T one;
+  FW_FN void read(const T* at) { one = *at; }
+  FW_FN T operator[](int) const { return one; }
+};
+template <class T, int V>
+struct Strided {
+  const T* from;
+  int64_t stride;
+  FW_FN void read(const T* at, int64_t step) {
+    from = at;
+    stride = step;
+  }
+  FW_FN T operator[](int v) const { return from[v * stride]; }
+};
+
+// Where an output that nobody wants goes: a branch per lane would stop the vectoriser.
+template <class T>
+inline T* nowhere() {
+  static thread_local T memory[kLongestRun];
+  return memory;
+}
+template <class T, int V>
+struct UnitOut {
+  T* to;
+  FW_FN UnitOut(T* base, int64_t offset) : to(base == nullptr ? nowhere<T>() : base + offset) {}
+  template <class X>
+  FW_FN void put(int v, X x) const {
+    to[v] = Store<T>::from(x);
+  }
+  FW_FN void write() const {}
+};
+template <class T, int V>
+struct StridedOut {
+  T* to;
+  int64_t stride;
+  FW_FN StridedOut(T* base, int64_t offset, int64_t step)
+      : to(base == nullptr ? nowhere<T>() : base + offset), stride(base == nullptr ? 1 : step) {}
+  template <class X>
+  FW_FN void put(int v, X x) const {
+    to[v * stride] = Store<T>::from(x);
+  }
+  FW_FN void write() const {}
+};
+
+// Runs task(0..tasks) on up to `threads` threads; `work` elements in all decide whether to share.
+template <class Task>
+void parallel(int64_t tasks, int64_t work, int threads, const Task& task) {
+  if (threads <= 1 || tasks <= 1 || work < kGrain) {
+    for (int64_t t = 0; t < tasks; ++t) task(t);
+    return;
+  }
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t t = 0; t < tasks; ++t) task(t);
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+template <class Body>
+int pointwise(const Body& body, int threads) {
+  const int64_t lanes = body.lane_extent();
+  const int64_t runs = ceil_div(lanes, kLongestRun);
+  const int64_t work = body.rest_extent() * lanes;
+  parallel(body.rest_extent() * runs, work, threads, [&](int64_t task) {
+    const int64_t q = task / runs, l = task % runs * kLongestRun;
+    const int n = static_cast<int>(std::min<int64_t>(lanes - l, kLongestRun));
+    typename Body::template Elem<1> elem;
+    body.load(elem, q, l);
+    body.visit(elem, q, l, n);
+  });
+  return 0;
+}
+
+// One sweep over the runs [first, last) of a row, V lanes at a time. The short run at the end of
+// the lane axis has accumulators of its own: within one, all lanes have seen equally many elements.
+template <int V, int kPhase, class Body, class Row>
+auto row_sweep(const Body& body, const Row& row, int64_t first, int64_t last) {
+  const int64_t lanes = body.lane_extent();
+  const int64_t runs = ceil_div(lanes, V);
+  const int rest = static_cast<int>(lanes - lanes / V * V);
+  auto full = body.template accumulators<V>(Phase<kPhase>{});
+  auto tail = body.template accumulators<V>(Phase<kPhase>{});
+  typename Body::template Elem<V> elem;
+  for (int64_t run = first; run < last;) {
+    const int64_t q = run / runs;
+    const int64_t stop = std::min(last, (q + 1) * runs);
+    const int64_t whole = rest == 0 ? stop : std::min(stop, (q + 1) * runs - 1);
+    int64_t l = (run - q * runs) * V;
+    for (; run < whole; ++run, l += V) {
+      body.load(Phase<kPhase>{}, elem, row, q, l);
+      body.visit(Phase<kPhase>{}, elem, row, full, q, l, V);
+    }
+    for (; run < stop; ++run) {
+      body.load(Phase<kPhase>{}, elem, row, q, l);
+      body.visit(Phase<kPhase>{}, elem, row, tail, q, l, rest);
+    }
+  }
+  auto total = folded(full, V);
+  if (rest > 0) total.combine(folded(tail, rest));
+  return total;
+}
+
+template <int V, int kPhase, class Body, class Row>
+void row_sweeps(const Body& body, Row& row, int64_t runs) {
+  const auto total = row_sweep<V, kPhase>(body, row, 0, runs);
+  body.finish(Phase<kPhase>{}, row, total, 1);
+  if constexpr (kPhase + 1 < Body::kPhases) row_sweeps<V, kPhase + 1>(body, row, runs);
+}
+
+template <class Body, class Row>
+void begin_at(const Body& body, Row& row, int64_t p) {
+  const int64_t lanes = body.outer_lane_extent();
+  body.begin(row, Body::kOuterRest ? p / lanes : 0, Body::kOuterRest ? p % lanes : p, 1);
+}
+
+// Joins the partial results [splits][outer] in order and finishes each row.
+template <class Body, class Part>
+void combine(const Body& body, const Part* parts, int splits, int threads) {
+  const int64_t outer = body.outer_extent();
+  parallel(outer, outer * splits, threads, [&](int64_t p) {
+    auto acc = parts[p];
+    for (int s = 1; s < splits; ++s) acc.combine(parts[s * outer + p]);
+    typename Body::template Row<1> row;
+    begin_at(body, row, p);
+    body.finish(Phase<0>{}, row, acc, 1);
+    body.store(row, 1);
+  });
+}
+
+template <int V, class Body>
+int row(const Body& body, int splits, void* workspace, int threads) {
+  using Part = decltype(body.template accumulators<1>(Phase<0>{}));
+  static_assert(sizeof(Part) <= Body::kPartBytes, "the workspace was sized for less");
+  const int64_t outer = body.outer_extent(), inner = body.inner_extent();
+  const int64_t lanes = body.lane_extent();
+  const int64_t runs = inner == 0 ? 0 : inner / lanes * ceil_div(lanes, V);
+  const int64_t per_split = ceil_div(runs, splits);
+  Part* parts = static_cast<Part*>(workspace);
+  parallel(outer * splits, outer * inner, threads, [&](int64_t task) {
+    const int64_t p = task / splits, split = task % splits;
+    typename Body::template Row<1> row;
+    begin_at(body, row, p);
+    if constexpr (Body::kSplit) {
+      const int64_t first = std::min(runs, split * per_split);
+      const int64_t last = std::min(runs, first + per_split);
+      parts[split * outer + p] = row_sweep<V, 0>(body, row, first, last);
+    } else {
+      row_sweeps<V, 0>(body, row, runs);
+      body.store(row, 1);
+    }
+  });
+  if constexpr (Body::kSplit) combine(body, parts, splits, threads);
+  return 0;
+}
+
+// Tiles of up to V columns; the inner extent is cut into `splits` parts.
+template <int V, class Body>
+int column(const Body& body, int splits, void* workspace, int threads) {
+  using Part = decltype(body.template accumulators<1>(Phase<0>{}));
+  static_assert(sizeof(Part) <= Body::kPartBytes, "the workspace was sized for less");
+  const int64_t outer = body.outer_extent(), inner = body.inner_extent();
+  if (outer == 0) return 0;
+  const int64_t lanes = body.outer_lane_extent();
+  const int64_t tiles = ceil_div(lanes, V);
+  const int64_t per_split = ceil_div(inner, splits);
+  Part* parts = static_cast<Part*>(workspace);
+  parallel(outer / lanes * tiles * splits, outer * inner, threads, [&](int64_t task) {
+    const int64_t split = task % splits, tile = task / splits;
+    const int64_t q = tile / tiles, l = tile % tiles * V;
+    const int n = static_cast<int>(std::min<int64_t>(lanes - l, V));
+    typename Body::template Row<V> row;
+    body.begin(row, q, l, n);
+    auto acc = body.template accumulators<V>(Phase<0>{});
+    const int64_t last = std::min(inner, (split + 1) * per_split);
+    for (int64_t r = split * per_split; r < last; ++r) {
+      typename Body::template Elem<V> elem;
+      body.load(Phase<0>{}, elem, row, r, int64_t(0));
+      body.visit(Phase<0>{}, elem, row, acc, r, int64_t(0), n);
+    }
+    if constexpr (Body::kSplit) {
+      for (int v = 0; v < n; ++v) parts[split * outer + q * lanes + l + v] = acc.lane(v);
+    } else {
+      body.finish(Phase<0>{}, row, acc, n);
+      body.store(row, n);
+    }
+  });
+  if constexpr (Body::kSplit) combine(body, parts, splits, threads);
+  return 0;
+}
+
+}  // namespace fw
+
+extern "C" const char* fw_error_text(int code) { return code == 0 ? "no error" : "unknown error"; }

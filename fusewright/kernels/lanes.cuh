@@ -1,0 +1,161 @@
+// How a CUDA thread holds V neighbouring elements: loaded by 16-byte accesses into registers,
+// computed on lane by lane, stored the same way. host.hpp has the host's versions of these names.
+#pragma once
+
+#include "accumulators.hpp"
+
+// Functors carry flags for every driver; one that a kernel does not ask for is no mistake.
+#pragma nv_diag_suppress 177
+
+#define FW_LANES(v, V, n) _Pragma("unroll") for (int v = 0; v < (V); ++v)
+
+namespace fw {
+
+template <int kBytes>
+struct Chunk;
+template <>
+struct Chunk<1> {
+  using Word = uint8_t;
+};
+template <>
+struct Chunk<2> {
+  using Word = uint16_t;
+};
+template <>
+struct Chunk<4> {
+  using Word = uint32_t;
+};
+template <>
+struct Chunk<8> {
+  using Word = uint2;
+};
+template <>
+struct Chunk<16> {
+  using Word = uint4;
+};
+
+// V elements as raw words, so that one access moves up to 16 bytes.
+template <class T, int V>
+union Packed {
+  static constexpr int kBytes = V * sizeof(T) < 16 ? V * sizeof(T) : 16;
+  static constexpr int kWords = V * sizeof(T) / kBytes;
+  using Word = typename Chunk<kBytes>::Word;
+  Word words[kWords];
+  T lanes[V];
+};
+
+// Lanes at stride one; the entry has checked the alignment.
+template <class T, int V>
+struct Unit {
+  Packed<T, V> pack;
+  __device__ __forceinline__ void read(const T* from) {
+    using Word = typename Packed<T, V>::Word;
+#pragma unroll
+    for (int w = 0; w < Packed<T, V>::kWords; ++w) {
+      pack.words[w] = reinterpret_cast<const Word*>(from)[w];
+    }
+  }
+  __device__ __forceinline__ T operator[](int v) const { return pack.lanes[v]; }
+};
+
+// One element for all lanes.
+template <class T, int V>
+struct Same {
+  T one;
+  __device__ __forceinline__ void read(const T* from) { one = *from; }
+  __device__ __forceinline__ T operator[](int) const { return one; }
+};
+
+template <class T, int V>
+struct Strided {
+  T lanes[V];
+  __device__ __forceinline__ void read(const T* from, int64_t stride) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) lanes[v] = from[v * stride];
+  }
+  __device__ __forceinline__ T operator[](int v) const { return lanes[v]; }
+};
+
+template <class T, int V>
+struct UnitOut {
+  Packed<T, V> pack;
+  T* to;
+  __device__ __forceinline__ UnitOut(T* base, int64_t offset)
+      : to(base == nullptr ? nullptr : base + offset) {}
+  template <class X>
+  __device__ __forceinline__ void put(int v, X x) {
+    pack.lanes[v] = Store<T>::from(x);
+  }
+  __device__ __forceinline__ void write() const {
+    using Word = typename Packed<T, V>::Word;
+    if (to == nullptr) return;
+#pragma unroll
+    for (int w = 0; w < Packed<T, V>::kWords; ++w) {
+      reinterpret_cast<Word*>(to)[w] = pack.words[w];
+    }
+  }
+};
+
+template <class T, int V>
+struct StridedOut {
+  T lanes[V];
+  T* to;
+  int64_t stride;
+  __device__ __forceinline__ StridedOut(T* base, int64_t offset, int64_t stride)
+      : to(base == nullptr ? nullptr : base + offset), stride(stride) {}
+  template <class X>
+  __device__ __forceinline__ void put(int v, X x) {
+    lanes[v] = Store<T>::from(x);
+  }
+  __device__ __forceinline__ void write() const {
+    if (to == nullptr) return;
+#pragma unroll
+    for (int v = 0; v < V; ++v) to[v * stride] = lanes[v];
+  }
+};
+
+// Makes `device` current for a launch and gives the caller's back.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    cudaGetDevice(&before_);
+    moved_ = before_ != device && cudaSetDevice(device) == cudaSuccess;
+  }
+  ~OnDevice() {
+    if (moved_) cudaSetDevice(before_);
+  }
+
+ private:
+  int before_ = 0;
+  bool moved_ = false;
+};
+
+// The lane axis position and the index over the other axes that belong to a linear index.
+template <bool kRest, typename I>
+__device__ __forceinline__ void locate(I index, I lane_extent, I& q, I& l) {
+  if constexpr (kRest) {
+    q = index / lane_extent;
+    l = index - q * lane_extent;
+  } else {
+    q = 0;
+    l = index;
+  }
+}
+
+template <typename I>
+inline unsigned blocks_for(I work, I per_block) {
+  return static_cast<unsigned>((work + per_block - 1) / per_block);
+}
+
+// Whether V elements from base + offset can be moved by the widest accesses.
+template <class T, int V>
+inline bool aligned(const void* base, int64_t offset) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(base) + offset * sizeof(T);
+  return base == nullptr || address % Packed<T, V>::kBytes == 0;
+}
+
+}  // namespace fw
+
+extern "C" const char* fw_error_text(int code) {
+  return cudaGetErrorString(static_cast<cudaError_t>(code));
+}

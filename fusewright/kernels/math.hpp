@@ -1,0 +1,289 @@
+// The scalar operators of the op table, PyTorch's semantics to the corner. Compiled by g++ and by
+// nvcc. On the host the common float functions are branch-free so that g++ vectorises the loops
+// over lanes; the polynomials are our own near-minimax fits, their errors held by test_optable.
+#pragma once
+
+#include "types.hpp"
+
+namespace fw {
+
+template <class T>
+constexpr bool kIsFloat = std::is_floating_point_v<T>;
+
+// Integers wrap around: arithmetic happens in an unsigned type no narrower than int.
+template <class T>
+using Wrap = std::common_type_t<unsigned, std::make_unsigned_t<T>>;
+
+FW_FN bool add(bool a, bool b) { return a | b; }
+FW_FN bool mul(bool a, bool b) { return a & b; }
+FW_FN bool sub(bool a, bool b) { return a ^ b; }
+
+#define FW_ARITHMETIC(NAME, OPERATOR)                                              \
+  template <class T>                                                               \
+  FW_FN T NAME(T a, T b) {                                                         \
+    if constexpr (kIsFloat<T>) {                                                   \
+      return a OPERATOR b;                                                         \
+    } else {                                                                       \
+      return static_cast<T>(static_cast<Wrap<T>>(a) OPERATOR static_cast<Wrap<T>>(b)); \
+    }                                                                              \
+  }
+FW_ARITHMETIC(add, +)
+FW_ARITHMETIC(sub, -)
+FW_ARITHMETIC(mul, *)
+#undef FW_ARITHMETIC
+
+#define FW_COMPARISON(NAME, OPERATOR) \
+  template <class T>                  \
+  FW_FN bool NAME(T a, T b) {         \
+    return a OPERATOR b;              \
+  }
+FW_COMPARISON(eq, ==)
+FW_COMPARISON(ne, !=)
+FW_COMPARISON(lt, <)
+FW_COMPARISON(le, <=)
+FW_COMPARISON(gt, >)
+FW_COMPARISON(ge, >=)
+#undef FW_COMPARISON
+
+template <class T>
+FW_FN bool logical_and(T a, T b) {
+  return (a != T(0)) & (b != T(0));
+}
+template <class T>
+FW_FN bool logical_or(T a, T b) {
+  return (a != T(0)) | (b != T(0));
+}
+template <class T>
+FW_FN bool logical_xor(T a, T b) {
+  return (a != T(0)) != (b != T(0));
+}
+template <class T>
+FW_FN bool logical_not(T a) {
+  return a == T(0);
+}
+template <class T>
+FW_FN T bitwise_and(T a, T b) {
+  return static_cast<T>(a & b);
+}
+template <class T>
+FW_FN T bitwise_or(T a, T b) {
+  return static_cast<T>(a | b);
+}
+template <class T>
+FW_FN T bitwise_xor(T a, T b) {
+  return static_cast<T>(a ^ b);
+}
+FW_FN bool bitwise_not(bool a) { return !a; }
+template <class T>
+FW_FN T bitwise_not(T a) {
+  return static_cast<T>(~a);
+}
+template <class T>
+FW_FN T where(bool condition, T a, T b) {
+  return condition ? a : b;
+}
+
+template <class T>
+FW_FN bool isnan(T x) {
+  return x != x;
+}
+template <class T>
+FW_FN bool isinf(T x) {
+  if constexpr (kIsFloat<T>) {
+    constexpr T kInfinity = std::numeric_limits<T>::infinity();
+    return (x == kInfinity) | (x == -kInfinity);
+  } else {
+    return false;
+  }
+}
+template <class T>
+FW_FN bool signbit(T x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return bits<int32_t>(x) < 0;
+  } else if constexpr (std::is_same_v<T, double>) {
+    return bits<int64_t>(x) < 0;
+  } else {
+    return x < T(0);
+  }
+}
+
+template <class T>
+FW_FN T neg(T x) {
+  if constexpr (kIsFloat<T>) {
+    return -x;
+  } else {
+    return static_cast<T>(Wrap<T>(0) - static_cast<Wrap<T>>(x));
+  }
+}
+FW_FN float abs(float x) { return ::fabsf(x); }
+FW_FN double abs(double x) { return ::fabs(x); }
+FW_FN bool abs(bool x) { return x; }
+template <class T>
+FW_FN T abs(T x) {
+  return x < T(0) ? neg(x) : x;
+}
+FW_FN bool sign(bool x) { return x; }
+template <class T>
+FW_FN T sign(T x) {
+  return static_cast<T>((T(0) < x) - (x < T(0)));
+}
+
+// NaN wins: either operand's NaN comes out. Selects, not branches.
+template <class T>
+FW_FN T maximum(T a, T b) {
+  if constexpr (kIsFloat<T>) {
+    return (a > b) | (a != a) ? a : b;
+  } else {
+    return a > b ? a : b;
+  }
+}
+template <class T>
+FW_FN T minimum(T a, T b) {
+  if constexpr (kIsFloat<T>) {
+    return (a < b) | (a != a) ? a : b;
+  } else {
+    return a < b ? a : b;
+  }
+}
+// NaN loses.
+template <class T>
+FW_FN T fmax(T a, T b) {
+  return (a > b) | (b != b) ? a : b;
+}
+template <class T>
+FW_FN T fmin(T a, T b) {
+  return (a < b) | (b != b) ? a : b;
+}
+FW_FN bool relu(bool x) { return x; }
+template <class T>
+FW_FN T relu(T x) {
+  return x <= T(0) ? T(0) : x;
+}
+
+template <class T>
+FW_FN T div(T a, T b) {
+  if constexpr (kIsFloat<T>) {
+    return a / b;
+  } else {
+    // Division by zero raises in eager PyTorch on the CPU and is undefined in C++: we give 0.
+    if (b == T(0)) return T(0);
+    if constexpr (std::is_signed_v<T>) {
+      if (b == T(-1)) return neg(a);
+    }
+    return static_cast<T>(a / b);
+  }
+}
+template <class T>
+FW_FN T fmod(T a, T b) {
+  if constexpr (std::is_same_v<T, float>) {
+    return ::fmodf(a, b);
+  } else if constexpr (kIsFloat<T>) {
+    return ::fmod(a, b);
+  } else {
+    return sub(a, mul(div(a, b), b));
+  }
+}
+template <class T>
+FW_FN T remainder(T a, T b) {
+  const T rest = fmod(a, b);
+  if constexpr (std::is_unsigned_v<T>) {
+    return rest;
+  } else {
+    return (rest != T(0)) & ((b < T(0)) != (rest < T(0))) ? add(rest, b) : rest;
+  }
+}
+FW_FN float floor(float x) { return ::floorf(x); }
+FW_FN double floor(double x) { return ::floor(x); }
+FW_FN float ceil(float x) { return ::ceilf(x); }
+FW_FN double ceil(double x) { return ::ceil(x); }
+FW_FN float trunc(float x) { return ::truncf(x); }
+FW_FN double trunc(double x) { return ::trunc(x); }
+FW_FN float round(float x) { return ::rintf(x); }
+FW_FN double round(double x) { return ::rint(x); }
+#define FW_WHOLE(NAME)                                      \
+  template <class T>                                        \
+  FW_FN std::enable_if_t<std::is_integral_v<T>, T> NAME(T x) { \
+    return x;                                               \
+  }
+FW_WHOLE(floor)
+FW_WHOLE(ceil)
+FW_WHOLE(trunc)
+FW_WHOLE(round)
+#undef FW_WHOLE
+template <class T>
+FW_FN T frac(T x) {
+  return sub(x, trunc(x));
+}
+template <class T>
+FW_FN T trunc_divide(T a, T b) {
+  return trunc(div(a, b));
+}
+template <class T>
+FW_FN T floor_divide(T a, T b) {
+  const T rest = fmod(a, b);
+  if constexpr (kIsFloat<T>) {
+    // PyTorch's own steps: exact multiples must not fall to the quotient below by rounding.
+    T quotient = (a - rest) / b;
+    quotient = (rest != T(0)) & ((b < T(0)) != (rest < T(0))) ? quotient - T(1) : quotient;
+    T whole = floor(quotient);
+    whole = quotient - whole > T(0.5) ? whole + T(1) : whole;
+    whole = quotient == T(0) ? ::copysign(T(0), a / b) : whole;
+    return b == T(0) ? a / b : whole;
+  } else {
+    const T quotient = div(a, b);
+    if constexpr (std::is_unsigned_v<T>) {
+      return quotient;
+    } else {
+      return (rest != T(0)) & ((b < T(0)) != (rest < T(0))) ? sub(quotient, T(1)) : quotient;
+    }
+  }
+}
+
+template <class T>
+FW_FN T shift_left(T a, T b) {
+  constexpr int kBits = 8 * sizeof(T);
+  const bool outside = (b < T(0)) | (b >= T(kBits));
+  return outside ? T(0) : static_cast<T>(static_cast<Wrap<T>>(a) << static_cast<int>(b));
+}
+template <class T>
+FW_FN T shift_right(T a, T b) {
+  constexpr int kBits = 8 * sizeof(T);
+  constexpr int kMost = std::is_signed_v<T> ? kBits - 1 : kBits;
+  const bool outside = (b < T(0)) | (b >= T(kBits));
+  const int by = outside ? kMost : static_cast<int>(b);
+  return by >= kBits ? T(0) : static_cast<T>(a >> by);
+}
+
+template <class T>
+FW_FN T copysign(T a, T b) {
+  if constexpr (std::is_same_v<T, float>) {
+    return ::copysignf(a, b);
+  } else {
+    return ::copysign(a, b);
+  }
+}
+
+// Integer powers wrap; a negative exponent gives 0 except for bases 1 and -1.
+template <class T>
+FW_FN T whole_pow(T base, T exponent) {
+  const bool odd = (exponent & T(1)) != 0;
+  if (exponent < T(0)) return base == T(1) ? T(1) : base == T(-1) ? (odd ? T(-1) : T(1)) : T(0);
+  T result = T(1);
+  for (; exponent > T(0); exponent = static_cast<T>(exponent >> 1)) {
+    if (exponent & T(1)) result = mul(result, base);
+    base = mul(base, base);
+  }
+  return result;
+}
+template <class T>
+FW_FN T pow(T a, T b) {
+  if constexpr (std::is_same_v<T, float>) {
+    return ::powf(a, b);
+  } else if constexpr (kIsFloat<T>) {
+    return ::pow(a, b);
+  } else {
+    return whole_pow(a, b);
+  }
+}
+
+}  // namespace fw

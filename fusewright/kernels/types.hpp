@@ -1,0 +1,151 @@
+// The storage types of tensors and how they become register values. Compiled by g++ and by nvcc:
+// float16 and bfloat16 live in memory only, registers hold float.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#define FW_FN __host__ __device__ __forceinline__
+#else
+#define FW_FN inline __attribute__((always_inline))
+#endif
+
+namespace fw {
+
+template <int kPhase>
+struct Phase {};
+
+template <class To, class From>
+FW_FN To bits(From from) {
+  static_assert(sizeof(To) == sizeof(From), "bits() keeps the size");
+#if defined(__CUDACC__)
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+#else
+  // Not memcpy: g++ vectorises the builtin in loops over lanes.
+  return __builtin_bit_cast(To, from);
+#endif
+}
+
+FW_FN float half_to_float(uint16_t raw) {
+#if defined(__CUDA_ARCH__)
+  return __half2float(__ushort_as_half(raw));
+#elif defined(__FLT16_MAX__) && !defined(__CUDACC__)
+  return static_cast<float>(bits<_Float16>(raw));
+#else
+  const uint32_t sign = (raw & 0x8000u) << 16;
+  const uint32_t rest = (raw & 0x7fffu) << 13;
+  // Scaling by 2^112 turns half's exponent into float's and makes denormals normal.
+  const float scaled = bits<float>(rest) * 0x1p112f;
+  const uint32_t special = (raw & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
+  return bits<float>(sign | special | bits<uint32_t>(scaled));
+#endif
+}
+
+FW_FN uint16_t float_to_half(float x) {
+#if defined(__CUDA_ARCH__)
+  return __half_as_ushort(__float2half_rn(x));
+#elif defined(__FLT16_MAX__) && !defined(__CUDACC__)
+  return bits<uint16_t>(static_cast<_Float16>(x));
+#else
+  const uint32_t raw = bits<uint32_t>(x);
+  const uint32_t magnitude = raw & 0x7fffffffu;
+  const uint32_t odd = (magnitude >> 13) & 1u;
+  const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + odd) >> 13;
+  // Adding 0.5 leaves a denormal half's bits, rounded, at the bottom of the float.
+  const uint32_t small = bits<uint32_t>(bits<float>(magnitude) + 0.5f) - 0x3f000000u;
+  uint32_t half = magnitude < 0x38800000u ? small : normal;
+  half = magnitude >= 0x477ff000u ? 0x7c00u : half;
+  half = magnitude > 0x7f800000u ? 0x7e00u : half;
+  return static_cast<uint16_t>(half | ((raw >> 16) & 0x8000u));
+#endif
+}
+
+FW_FN float bf16_to_float(uint16_t raw) { return bits<float>(static_cast<uint32_t>(raw) << 16); }
+
+FW_FN uint16_t float_to_bf16(float x) {
+#if defined(__CUDA_ARCH__)
+  return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+#else
+  const uint32_t raw = bits<uint32_t>(x);
+  const uint32_t rounded = (raw + 0x7fffu + ((raw >> 16) & 1u)) >> 16;
+  return static_cast<uint16_t>(x != x ? 0x7fc0u | ((raw >> 16) & 0x8000u) : rounded);
+#endif
+}
+
+struct half {
+  uint16_t raw;
+};
+struct bf16 {
+  uint16_t raw;
+};
+// One byte, nonzero for true: reading someone's byte 2 through C++'s own bool is undefined.
+struct bool8 {
+  uint8_t raw;
+};
+
+FW_FN float value(half x) { return half_to_float(x.raw); }
+FW_FN float value(bf16 x) { return bf16_to_float(x.raw); }
+FW_FN bool value(bool8 x) { return x.raw != 0; }
+template <class T>
+FW_FN T value(T x) {
+  return x;
+}
+
+// A register value as another register type, with PyTorch's rules: to bool is != 0, to an integer
+// truncates, and narrow integers go through int32 as x86 and PyTorch do.
+template <class To, class From>
+FW_FN To cast(From x) {
+  if constexpr (std::is_same_v<To, bool>) {
+    return x != From(0);
+  } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To> &&
+                       sizeof(To) < 4) {
+    return static_cast<To>(static_cast<int32_t>(x));
+  } else {
+    return static_cast<To>(x);
+  }
+}
+
+template <class Stored>
+struct Store {
+  template <class T>
+  FW_FN static Stored from(T x) {
+    return cast<Stored>(x);
+  }
+};
+template <>
+struct Store<half> {
+  template <class T>
+  FW_FN static half from(T x) {
+    return {float_to_half(cast<float>(x))};
+  }
+};
+template <>
+struct Store<bf16> {
+  template <class T>
+  FW_FN static bf16 from(T x) {
+    return {float_to_bf16(cast<float>(x))};
+  }
+};
+template <>
+struct Store<bool8> {
+  template <class T>
+  FW_FN static bool8 from(T x) {
+    return {static_cast<uint8_t>(cast<bool>(x))};
+  }
+};
+
+// What a value becomes by being stored as `Stored` and read again.
+template <class Stored, class T>
+FW_FN float rounded(T x) {
+  return value(Store<Stored>::from(x));
+}
+
+}  // namespace fw

@@ -1,0 +1,207 @@
+"""The optimized module inside the library: the model's own class, state and hooks, our forward.
+
+A call that no program fits asks `specialise` for a new one, once per kind of call; what that
+cannot serve runs the original forward, so what eager refuses raises PyTorch's own error.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import ctypes
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusewright.emit import Arguments, ModuleBundle, Owner, module_text
+from fusewright.emit.bundle import Constant
+from fusewright.errors import FusewrightError
+from fusewright.runtime import call, guard, library, operators
+
+Modes = tuple[call._FwMode, ...]
+Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Modes | None]
+
+# Beyond this many programs a module's calls are too varied to be worth more kernels.
+MOST_PROGRAMS = 64
+_ENGINE = "_fw_engine"
+_INHERITED = frozenset(nn.Module().__dict__)
+
+
+def load(bundle: ModuleBundle, kernels: ctypes.CDLL) -> Modes:
+    """Execute the module's text over kernels that are already built."""
+    entries = {e.name: (len(e.arguments), len(e.symbols)) for e in bundle.source.entries}
+    bound = library._FwKernels(entries, bundle.source.text, list, list)
+    bound.bind(kernels)
+    namespace: dict[str, Any] = {"__name__": f"fusewright.module.{bundle.name}"}
+    for part in (library, guard, call, operators):
+        namespace.update({k: v for k, v in vars(part).items() if k.lower().startswith("_fw")})
+    namespace.update({"torch": torch, "_fw_kernels": bound})
+    text = module_text(bundle)
+    exec(compile(text, f"<fusewright {bundle.name}>", "exec"), namespace)
+    modes: Modes = namespace["_FW_MODES"]
+    return modes
+
+
+def positional(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call with keyword arguments in their places, as captures and guards see it."""
+    return guard._fw_positional(_parameters(original_class(model)), tuple(args), dict(kwargs))
+
+
+def arguments_of(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+) -> Arguments:
+    """The example call as its guard compares it."""
+    names = _parameters(original_class(model))
+    args, rest = guard._fw_positional(names, tuple(args), dict(kwargs or {}))
+    structure = guard._fw_flatten((args, rest), [])
+    plain = not rest and all(isinstance(each, torch.Tensor) for each in args)
+    return Arguments(structure, len(args) if plain else -1, names)
+
+
+def owners_of(model: nn.Module, mode: str) -> tuple[Owner, ...]:
+    """Each submodule's plain attributes in `mode`: constants that a capture writes into kernels."""
+    owners = []
+    for path, module in model.named_modules():
+        values: dict[str, Constant] = {"training": mode == "train"} if path else {}
+        for name, value in vars(module).items():
+            if name not in _INHERITED and name != _ENGINE and _is_constant(value):
+                values[name] = value
+        place = tuple(path.split(".")) if path else ()
+        owners.append(Owner(place, tuple(values.items()), guard._fw_hooks(module)))
+    return tuple(owner for owner in owners if owner.path or owner.values)
+
+
+def _is_constant(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_constant(item) for item in value)
+    # A NaN differs from itself and would never fit.
+    return value is None or (type(value) in (bool, int, float, str) and value == value)
+
+
+@functools.cache
+def _parameters(kind: type[nn.Module]) -> tuple[str, ...]:
+    """Names of the positional parameters of a class's forward."""
+    parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(each.name for each in parameters if each.kind in places)
+
+
+class Engine:
+    """The programs of one optimized module, and where new ones come from.
+
+    A copy shares the programs; a pickle leaves them out, and the first call makes them anew.
+    """
+
+    def __init__(self, specialise: Specialise | None, modes: Modes = ()) -> None:
+        self.specialise = specialise
+        self.modes = list(modes)
+        self.refused: set[str] = set()
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        reason, result = call._fw_forward(self.modes, module, args, kwargs)
+        if reason is None:
+            return result
+        if not call._fw_compiling() and self._extended(module, args, kwargs):
+            reason, result = call._fw_forward(self.modes, module, args, kwargs)
+            if reason is None:
+                return result
+            self.refused.add(_kind_of_call(module, args, kwargs))
+        call._fw_warn(reason)
+        return original_class(module).forward(module, *args, **kwargs)
+
+    def _extended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether there is a new program, made for this kind of call."""
+        kind = _kind_of_call(module, args, kwargs)
+        if self.specialise is None or kind in self.refused or len(self.modes) >= MOST_PROGRAMS:
+            return False
+        if guard._fw_watcher() is not None:
+            return False
+        try:
+            given = positional(module, args, kwargs)
+            modes = self.specialise(original(module), *given)
+        except FusewrightError as error:
+            warnings.warn(f"no kernels for this call: {error}", RuntimeWarning, stacklevel=2)
+            modes = None
+        if modes:
+            self.modes[:0] = modes
+            return True
+        self.refused.add(kind)
+        return False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
+        return Engine(self.specialise, tuple(self.modes))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Engine, (self.specialise,)
+
+
+def _kind_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """All that a guard looks at, as text: a kind that was refused is not tried again."""
+    leaves: list[Any] = []
+    structure = guard._fw_flatten((args, kwargs), leaves)
+    leaves += [*module.parameters(), *module.buffers()]
+    facts = [
+        f"{t.dtype}{t.device}{tuple(t.shape)}{t.stride()}{t.requires_grad}"
+        if t.layout is torch.strided
+        else f"{t.layout}"
+        for t in leaves
+    ]
+    state = (module.training, torch.is_grad_enabled(), [guard._fw_autocast(d) for d in _KINDS])
+    flags = [(each.training, guard._fw_hooks(each)) for each in module.modules()]
+    return f"{structure}{facts}{state}{flags}"
+
+
+_KINDS = ("cpu", "cuda")
+
+
+def optimized(
+    model: nn.Module, modes: Modes = (), specialise: Specialise | None = None
+) -> nn.Module:
+    """A module of a subclass of the model's class that shares all its state with the model."""
+    made = _fresh(original_class(model))
+    made.__dict__.update(model.__dict__)
+    made.__dict__[_ENGINE] = Engine(specialise, modes)
+    return made
+
+
+def original(module: nn.Module) -> nn.Module:
+    """The module as its author wrote it: the same object dictionary under the original class."""
+    plain = object.__new__(original_class(module))
+    object.__setattr__(plain, "__dict__", module.__dict__)
+    return plain
+
+
+def original_class(module: nn.Module) -> type[nn.Module]:
+    kind = type(module)
+    return getattr(kind, "_fw_original", kind)
+
+
+@functools.cache
+def _subclass(kind: type[nn.Module]) -> type[nn.Module]:
+    @functools.wraps(kind.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__[_ENGINE](self, args, kwargs)
+
+    def reduce_ex(self: nn.Module, protocol: Any) -> Any:
+        reduced = super(made, self).__reduce_ex__(protocol)  # type: ignore[arg-type]
+        if reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
+            return (_fresh, (kind,), *reduced[2:])
+        return reduced
+
+    names = {"forward": forward, "__reduce_ex__": reduce_ex, "_fw_original": kind}
+    names |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    names |= {"__doc__": kind.__doc__}
+    made = type(kind.__name__, (kind,), names)
+    return made
+
+
+def _fresh(kind: type[nn.Module]) -> nn.Module:
+    """An empty object of the optimized class for `kind`."""
+    made: nn.Module = object.__new__(_subclass(kind))
+    return made

@@ -1,0 +1,104 @@
+"""The scalar operators and reductions that a fused kernel may use.
+
+A name here is the name in `loop.Apply` or `loop.Reduce` and the name of the C++ function in
+`kernels/` (namespace fw). Semantics are PyTorch's, corners included; `tests/test_optable.py` holds
+each one to it. This module knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ScalarOp:
+    """`result` is 'same' (as the operands) or 'bool'; `cost` counts approximate operations.
+
+    `header` is the file of `kernels/` that defines the function.
+    """
+
+    name: str
+    arity: int
+    result: str = "same"
+    cost: int = 1
+    header: str = "math.hpp"
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """`state_words` counts the 8-byte words of one partial result, as an upper bound.
+
+    `template` is the C++ accumulator; `results` are its methods, one per result.
+    """
+
+    name: str
+    template: str
+    results: tuple[str, ...] = ("result",)
+    state_words: int = 1
+    cost: int = 1
+
+
+def _ops(names: str, arity: int, result: str = "same", cost: int = 1) -> tuple[ScalarOp, ...]:
+    return tuple(ScalarOp(name, arity, result, cost) for name in names.split())
+
+
+def _libm(names: str, arity: int, cost: int, header: str) -> tuple[ScalarOp, ...]:
+    return tuple(ScalarOp(name, arity, "same", cost, header) for name in names.split())
+
+
+_TRANSCENDENTAL = "transcendental.hpp"
+_SPECIAL = "special.hpp"
+
+_ALL_OPS: tuple[ScalarOp, ...] = (
+    *_ops("neg abs sign relu ceil floor round trunc frac bitwise_not", 1),
+    *_ops("isnan isinf signbit logical_not", 1, result="bool"),
+    *_ops("add sub mul maximum minimum fmax fmin copysign", 2),
+    *_ops("bitwise_and bitwise_or bitwise_xor shift_left shift_right", 2),
+    *_ops("eq ne lt le gt ge logical_and logical_or logical_xor", 2, result="bool"),
+    *_ops("div", 2, cost=4),
+    *_ops("floor_divide trunc_divide remainder fmod pow", 2, cost=20),
+    *_ops("where", 3),
+    *_ops("cast", 1),
+    *_libm("sqrt rsqrt reciprocal", 1, 4, _TRANSCENDENTAL),
+    *_libm("exp exp2 expm1 log log2 log10 log1p sigmoid tanh", 1, 12, _TRANSCENDENTAL),
+    *_libm("sin cos tan asin acos atan sinh cosh asinh acosh atanh", 1, 20, _TRANSCENDENTAL),
+    *_libm("erf erfc lgamma", 1, 20, _TRANSCENDENTAL),
+    *_libm("atan2 hypot", 2, 20, _TRANSCENDENTAL),
+    *_libm("erfinv digamma", 1, 40, _SPECIAL),
+)
+
+SCALAR_OPS: Mapping[str, ScalarOp] = {op.name: op for op in _ALL_OPS}
+
+REDUCTIONS: Mapping[str, Reduction] = {
+    reduction.name: reduction
+    for reduction in (
+        Reduction("sum", "Sum"),
+        Reduction("prod", "Prod"),
+        Reduction("max", "Max"),
+        Reduction("min", "Min"),
+        Reduction("any", "Any"),
+        Reduction("all", "All"),
+        Reduction("welford", "Welford", ("mean", "m2"), state_words=4, cost=5),
+    )
+}
+
+# Memory type and register type of each dtype: half precision is computed on in float.
+STORAGE_TYPES: Mapping[str, str] = {
+    "float16": "fw::half",
+    "bfloat16": "fw::bf16",
+    "float32": "float",
+    "float64": "double",
+    "uint8": "uint8_t",
+    "int8": "int8_t",
+    "int16": "int16_t",
+    "int32": "int32_t",
+    "int64": "int64_t",
+    "bool": "fw::bool8",
+}
+REGISTER_TYPES: Mapping[str, str] = {
+    **STORAGE_TYPES,
+    "float16": "float",
+    "bfloat16": "float",
+    "bool": "bool",
+}

@@ -1,0 +1,180 @@
+"""`Graph` → `Plan`: fused loops, visible calls and free views, in launch order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fusewright.errors import GraphError
+from fusewright.ir import Dim, Graph, Node, Ref, TensorSpec
+from fusewright.loop import Apply, LoopKernel, Reduce
+from fusewright.plan.assemble import kernel_of
+from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_operations
+from fusewright.plan.fuse import Group, fuse, memory_readers, needed_views
+from fusewright.plan.reasons import reason
+from fusewright.plan.steps import Call, Loop, Plan, Step, View, inputs_of
+from fusewright.plan.values import Values, is_pointwise
+from fusewright.plan.wide import split_wide_reductions
+from fusewright.rewrite.views import CANONICAL_VIEWS, OPAQUE_VIEWS
+
+MAX_NAME_WORDS = 6
+
+
+def plan(graph: Graph, sizes: Mapping[str, int]) -> Plan:
+    """Plan one canonical graph; `sizes` are the example's."""
+    graph = split_wide_reductions(graph, sizes)
+    values, groups = fuse(Values(graph, dict(sizes)))
+    views = needed_views(values)
+    stored = _stored(values, groups, views)
+    steps: list[Step] = [_loop(values, group, stored) for group in groups]
+    for node in graph.nodes:
+        if node.op in CANONICAL_VIEWS:
+            if node.name in views:
+                steps.append(View(_as_reshape(node)))
+        elif node.op in OPAQUE_VIEWS:
+            steps.append(View(node))
+        elif not _in_loop(values, node) and not _is_item_of_call(values, node):
+            steps.append(_call(values, node))
+    ordered = _ordered(graph, steps)
+    return Plan(graph.inputs, ordered, graph.outputs, _specs(values, ordered))
+
+
+def _as_reshape(node: Node) -> Node:
+    """PyTorch's reshape is view where it can be, and right where it cannot."""
+    return replace(node, op="aten.reshape.default") if node.op == "aten.view.default" else node
+
+
+def _in_loop(values: Values, node: Node) -> bool:
+    return (
+        is_pointwise(node)
+        or values.reduction_of(node.name) is not None
+        or node.op == "reduce_welford"
+    )
+
+
+def _is_item_of_call(values: Values, node: Node) -> bool:
+    return node.op == "getitem"
+
+
+def _stored(values: Values, groups: tuple[Group, ...], views: frozenset[str]) -> frozenset[str]:
+    """Values that something outside their own group reads."""
+    read: set[str] = set(memory_readers(values))
+    read |= {name for view in views for name in values.nodes[view].refs()}
+    for group in groups:
+        read |= set(group.assembled.loads) - set(group.items)
+    return frozenset(read)
+
+
+def _loop(values: Values, group: Group, stored: frozenset[str]) -> Loop:
+    kept = tuple(item for item in group.items if item in stored)
+    kernel = kernel_of(group.assembled, "kernel", "", kept, values)
+    words = [item.op for item in kernel.body if isinstance(item, Apply) and item.op != "cast"]
+    reductions = [item.kind for item in kernel.body if isinstance(item, Reduce)]
+    operators = tuple(_in_body_order(kernel))
+    name = loop_name(operators or tuple(words + reductions))
+    kernel = replace(kernel, name=name, summary=" → ".join(operators) or "fill")
+    used = {item.name for item in kernel.arguments if not item.is_output}
+    inputs = tuple(name for name in group.assembled.loads if name in used)
+    return Loop(
+        name=name,
+        kernel=kernel,
+        inputs=inputs,
+        outputs=kept,
+        operators=operators,
+        bytes_moved=loop_bytes(kernel, values.sizes),
+        operations=loop_operations(kernel, values.sizes),
+    )
+
+
+def _in_body_order(kernel: LoopKernel) -> list[str]:
+    found = []
+    for item in kernel.body:
+        if isinstance(item, Apply) and item.op != "cast":
+            found.append(item.op)
+        elif isinstance(item, Reduce):
+            found.append({"welford": "var_mean"}.get(item.kind, item.kind))
+    return found
+
+
+def loop_name(operators: tuple[str, ...]) -> str:
+    """custom_add_relu: the operators in order, runs and long tails shortened."""
+    words: list[str] = []
+    for word in operators:
+        if not words or words[-1] != word:
+            words.append(re.sub(r"\W", "_", word))
+    if not words:
+        return "custom_copy"
+    if len(words) > MAX_NAME_WORDS:
+        words = [*words[: MAX_NAME_WORDS - 2], "to", words[-1]]
+    return "custom_" + "_".join(words)
+
+
+def _call(values: Values, node: Node) -> Call:
+    if node.spec is not None:
+        outputs: tuple[str, ...] = (node.name,)
+    else:
+        picked = {
+            user.args[1]: user.name
+            for user in values.users[node.name]
+            if user.op == "getitem" and isinstance(user.args[1], int)
+        }
+        count = max((index for index in picked if isinstance(index, int)), default=-1) + 1
+        outputs = tuple(picked.get(index, "") for index in range(count))
+    specs = {name: spec for name, spec in values.graph.specs().items() if spec is not None}
+    return Call(
+        node=node,
+        outputs=outputs,
+        reason=reason(node),
+        bytes_moved=call_bytes(node, outputs, specs, values.sizes),
+        operations=call_operations(node, specs, values.sizes),
+    )
+
+
+def _ordered(graph: Graph, steps: list[Step]) -> tuple[Step, ...]:
+    """Launch order: a step comes after the steps whose results it reads, early ones first."""
+    position = {node.name: index for index, node in enumerate(graph.nodes)}
+    maker = {name: step for step in steps for name in _results(step)}
+    done: list[Step] = []
+    state: dict[int, int] = {}
+
+    def visit(step: Step) -> None:
+        if state.get(id(step)) == 2:
+            return
+        if state.get(id(step)) == 1:
+            raise GraphError(f"the plan has a cycle through {step.name}")
+        state[id(step)] = 1
+        for name in inputs_of(step):
+            if name in maker and maker[name] is not step:
+                visit(maker[name])
+        state[id(step)] = 2
+        done.append(step)
+
+    def first_use(step: Step) -> int:
+        return min((position.get(name, 0) for name in _results(step) if name), default=0)
+
+    for step in sorted(steps, key=first_use):
+        visit(step)
+    return tuple(done)
+
+
+def _results(step: Step) -> tuple[str, ...]:
+    if isinstance(step, Call) and not any(step.outputs):
+        return (step.node.name,)
+    return step.outputs
+
+
+def _specs(values: Values, steps: tuple[Step, ...]) -> tuple[tuple[str, TensorSpec], ...]:
+    names: dict[str, None] = {each.name: None for each in values.graph.inputs}
+    for step in steps:
+        names.update(dict.fromkeys(inputs_of(step)))
+        names.update(dict.fromkeys(name for name in step.outputs if name))
+    held = [(name, values.spec(name)) for name in names if _has_spec(values, name)]
+    return tuple(held)
+
+
+def _has_spec(values: Values, name: str) -> bool:
+    return name in values.inputs or values.nodes[name].spec is not None
+
+
+__all__ = ["Call", "Dim", "Loop", "Plan", "Ref", "View", "plan"]

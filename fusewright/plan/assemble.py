@@ -1,0 +1,323 @@
+"""From a set of values to one `LoopKernel`: pulls every value's arithmetic down to loads.
+
+An *item* is a value that the kernel computes for its own sake (a reduction, a stored result);
+everything pointwise between items and memory is inlined where it is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from fusewright.ir import Arg, Dim, Node, Ratio, Ref, TensorSpec, product
+from fusewright.loop import (
+    Apply,
+    Argument,
+    Axis,
+    Constant,
+    Index as IndexValue,
+    Instruction,
+    Load,
+    LoopKernel,
+    Reduce,
+    Store,
+)
+from fusewright.plan.frames import (
+    Index,
+    NeedSplit,
+    NotFusible,
+    access,
+    group,
+    through_broadcast,
+    through_view,
+)
+from fusewright.plan.values import Values, is_view
+
+MAX_SPLITS = 16
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Row-major axes of an iteration space; `reduced` marks those that reductions run over."""
+
+    sizes: tuple[Dim, ...]
+    reduced: tuple[bool, ...]
+
+    def split(self, position: int, inner: Dim) -> Domain:
+        outer = self.sizes[position].divided_by(inner)
+        assert outer is not None
+        flag = self.reduced[position]
+        return Domain(
+            (*self.sizes[:position], outer, inner, *self.sizes[position + 1 :]),
+            (*self.reduced[:position], flag, flag, *self.reduced[position + 1 :]),
+        )
+
+    @property
+    def kept_axes(self) -> tuple[int, ...]:
+        return tuple(i for i, reduced in enumerate(self.reduced) if not reduced)
+
+    @property
+    def reduced_axes(self) -> tuple[int, ...]:
+        return tuple(i for i, reduced in enumerate(self.reduced) if reduced)
+
+    @property
+    def numel(self) -> Dim:
+        return product(self.sizes)
+
+    @property
+    def kept_numel(self) -> Dim:
+        return product(tuple(self.sizes[axis] for axis in self.kept_axes))
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A kernel's body over row-major axes, before it is named and its stores are chosen."""
+
+    domain: Domain
+    body: tuple[Instruction, ...]
+    stores: dict[str, Store]
+    loads: tuple[str, ...]
+    inlined: frozenset[str]
+
+
+def reduction_domain(values: Values, node: Node) -> Domain:
+    """The iteration space of one reduction: its operand's shape."""
+    assert isinstance(node.args[0], Ref) and isinstance(node.args[1], tuple)
+    shape = values.spec(node.args[0].name).shape
+    reduced = tuple(position in node.args[1] for position in range(len(shape)))
+    return _without_ones(shape, reduced)
+
+
+def _without_ones(shape: tuple[Dim, ...], reduced: tuple[bool, ...]) -> Domain:
+    kept = [(s, r) for s, r in zip(shape, reduced, strict=True) if s != Dim(1)]
+    return Domain(tuple(s for s, _ in kept), tuple(r for _, r in kept))
+
+
+def point_domain(shape: tuple[Dim, ...]) -> Domain:
+    return _without_ones(shape, (False,) * len(shape))
+
+
+def assemble(values: Values, items: tuple[str, ...], domain: Domain) -> Assembled:
+    """Build the body; split axes as views ask for it. Raises NotFusible."""
+    for _ in range(MAX_SPLITS):
+        try:
+            return _Assembly(values, items, domain).run()
+        except NeedSplit as need:
+            domain = domain.split(need.position, need.inner)
+    raise NotFusible("too many splits")
+
+
+@dataclass
+class _Assembly:
+    values: Values
+    items: tuple[str, ...]
+    domain: Domain
+    body: list[Instruction] = field(default_factory=list)
+    known: dict[tuple[str, Index], str] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    loads: dict[str, None] = field(default_factory=dict)
+    homes: dict[str, Index] = field(default_factory=dict)
+
+    def run(self) -> Assembled:
+        for item in self.items:
+            self.homes[item] = self._home(item)
+        stores = {}
+        for item in self.items:
+            value = self.value(item, self.homes[item])
+            spec = self.values.spec(item)
+            where = access(item, spec, self.homes[item], self.domain.sizes)
+            stores[item] = Store(value, spec.dtype, where)
+        inlined = frozenset(name for name, _ in self.known if name not in self.homes)
+        return Assembled(self.domain, tuple(self.body), stores, tuple(self.loads), inlined)
+
+    def _home(self, item: str) -> Index:
+        """The index at which the kernel computes an item: over all axes, or the kept ones."""
+        shape = self.values.spec(item).shape
+        reduction = self.values.reduction_of(item)
+        domain = self.domain
+        everything = tuple(range(len(domain.sizes)))
+        if reduction is not None:
+            source = self._operand_index(reduction)
+            dims = reduction.args[1]
+            assert isinstance(dims, tuple)
+            axes = {axis for d in dims if isinstance(d, int) for axis in source[d].axes}
+            if axes != set(domain.reduced_axes):
+                raise NotFusible("reductions run over different axes")
+            return tuple(each for d, each in enumerate(source) if d not in dims)
+        if product(shape) == domain.numel:
+            return group(shape, everything, domain.sizes)
+        return group(shape, domain.kept_axes, domain.sizes)
+
+    def _operand_index(self, reduction: Node) -> Index:
+        assert isinstance(reduction.args[0], Ref)
+        shape = self.values.spec(reduction.args[0].name).shape
+        everything = tuple(range(len(self.domain.sizes)))
+        return group(shape, everything, self.domain.sizes)
+
+    def value(self, name: str, index: Index) -> str:
+        """The name of the loop value that is `name` at `index`, computed if it is not there."""
+        key = (name, index)
+        if key in self.known:
+            return self.known[key]
+        if name in self.homes and index != self.homes[name]:
+            raise NotFusible(f"{name} is read at another index than it is computed at")
+        result = self._compute(name, index)
+        self.known[key] = result
+        return result
+
+    def _compute(self, name: str, index: Index) -> str:
+        values = self.values
+        node = values.nodes.get(name)
+        if node is not None and is_view(node) and name not in values.memory_views:
+            return self._through(node, index)
+        if name in self.homes and values.reduction_of(name) is not None:
+            return self._reduce(name)
+        if node is not None and values.is_item(name) and values.reduction_of(name) is None:
+            if name in self.homes or name not in values.realised:
+                return self._apply(node, index)
+        return self._load(name, index)
+
+    def _through(self, node: Node, index: Index) -> str:
+        assert isinstance(node.args[0], Ref)
+        source = node.args[0].name
+        try:
+            inner = through_view(node, self.values.spec(source), index, self.domain.sizes)
+        except NotFusible as reason:
+            raise NotFusible(str(reason), node.name) from reason
+        return self.value(source, inner)
+
+    def _load(self, name: str, index: Index) -> str:
+        spec = self.values.spec(name)
+        self.loads[name] = None
+        where = access(name, spec, index, self.domain.sizes)
+        return self._emit(Load(self._fresh(name), spec.dtype, where))
+
+    def _reduce(self, name: str) -> str:
+        node = self.values.reduction_of(name)
+        assert node is not None and isinstance(node.args[0], Ref)
+        operand = self.value(node.args[0].name, self._operand_index(node))
+        dtype = self.values.spec(node.args[0].name).dtype
+        kind = node.op.removeprefix("reduce_")
+        if kind != "welford":
+            return self._emit(Reduce(self._fresh(name), dtype, kind, operand))
+        return self._welford(node, name, operand, dtype)
+
+    def _welford(self, node: Node, name: str, operand: str, dtype: str) -> str:
+        """Both results come from one reduction, whoever of the two is asked for first."""
+        mean, m2 = (self._fresh(f"{node.name}_{part}") for part in ("mean", "m2"))
+        self._emit(Reduce(mean, dtype, "welford", operand, m2))
+        for item in self.homes:
+            if item != name and self.values.reduction_of(item) is node:
+                other = self.values.nodes[item].args[1]
+                self.known[(item, self.homes[item])] = m2 if other == 1 else mean
+        return m2 if self.values.nodes[name].args[1] == 1 else mean
+
+    def _apply(self, node: Node, index: Index) -> str:
+        assert node.spec is not None
+        if node.op == "full":
+            return self._constant(node.args[0], node.spec.dtype, node.name)
+        if node.op == "iota":
+            return self._iota(node, node.spec, index)
+        operands = self._operands(node, index)
+        result = Apply(self._fresh(node.name), node.spec.dtype, node.op, operands)
+        return self._emit(result)
+
+    def _operands(self, node: Node, index: Index) -> tuple[str, ...]:
+        """Tensors are pulled; numbers become constants of the type the operator computes in."""
+        dtype = self._compute_dtype(node)
+        operands = []
+        for position, arg in enumerate(node.args):
+            if isinstance(arg, Ref):
+                shape = self.values.spec(arg.name).shape
+                operands.append(self.value(arg.name, through_broadcast(index, shape)))
+            else:
+                kind = "bool" if node.op == "where" and position == 0 else dtype
+                operands.append(self._constant(arg, kind, "c"))
+        return tuple(operands)
+
+    def _compute_dtype(self, node: Node) -> str:
+        assert node.spec is not None
+        tensors = [self.values.spec(arg.name).dtype for arg in node.args if isinstance(arg, Ref)]
+        if node.op == "where":
+            return node.spec.dtype
+        return tensors[0] if tensors else node.spec.dtype
+
+    def _constant(self, value: Arg, dtype: str, name: str) -> str:
+        assert isinstance(value, int | float | bool | Dim | Ratio)
+        for known in self.body:
+            if isinstance(known, Constant) and known.dtype == dtype:
+                if repr(known.value) == repr(value):
+                    return known.name
+        return self._emit(Constant(self._fresh(name), dtype, value))
+
+    def _iota(self, node: Node, spec: TensorSpec, index: Index) -> str:
+        """start + step·i, where i is the index of the only dimension."""
+        start, step = node.args
+        assert isinstance(start, int) and isinstance(step, int)
+        unit = TensorSpec(spec.dtype, spec.shape, (Dim(step),))
+        where = access(node.name, unit, index, self.domain.sizes)
+        made = IndexValue(
+            self._fresh(node.name), spec.dtype, where.strides, (Dim(start), *where.offset)
+        )
+        return self._emit(made)
+
+    def _fresh(self, name: str) -> str:
+        candidate, count = name, 1
+        while candidate in self.names:
+            count += 1
+            candidate = f"{name}_{count}"
+        self.names.add(candidate)
+        return candidate
+
+    def _emit(self, item: Load | Constant | IndexValue | Apply | Reduce) -> str:
+        self.body.append(item)
+        return item.name
+
+
+def kernel_of(
+    assembled: Assembled, name: str, summary: str, stored: tuple[str, ...], values: Values
+) -> LoopKernel:
+    """The finished kernel: outer axes first, arguments in order, only the stores that are needed."""
+    domain = assembled.domain
+    order = (*domain.kept_axes, *domain.reduced_axes)
+    axes = tuple(Axis(f"i{axis}", domain.sizes[axis]) for axis in order)
+    body = [_reordered(item, order) for item in assembled.body]
+    stores = [_reordered(assembled.stores[item], order) for item in stored]
+    arguments = [Argument(each, values.spec(each).dtype, False) for each in assembled.loads]
+    arguments += [Argument(item, values.spec(item).dtype, True) for item in stored]
+    outer = len(domain.kept_axes)
+    live = _live((*body, *stores))
+    symbols = tuple(sorted(values.sizes))
+    return LoopKernel(name, summary, axes[:outer], axes[outer:], tuple(arguments), symbols, live)
+
+
+def _reordered(item: Instruction, order: tuple[int, ...]) -> Instruction:
+    if isinstance(item, Load | Store):
+        where = item.access
+        strides = tuple(where.strides[axis] for axis in order)
+        return replace(item, access=replace(where, strides=strides))
+    if isinstance(item, IndexValue):
+        return replace(item, steps=tuple(item.steps[axis] for axis in order))
+    return item
+
+
+def _live(body: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
+    """Without values that nothing stored depends on."""
+    needed: set[str] = set()
+    kept: list[Instruction] = []
+    for item in reversed(body):
+        match item:
+            case Store():
+                needed.add(item.value)
+            case Apply():
+                if item.name not in needed:
+                    continue
+                needed.update(item.operands)
+            case Reduce():
+                if item.name not in needed and item.second not in needed:
+                    continue
+                needed.add(item.operand)
+            case _:
+                if item.name not in needed:
+                    continue
+        kept.append(item)
+    return tuple(reversed(kept))

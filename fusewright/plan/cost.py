@@ -1,0 +1,81 @@
+"""Bytes and operations of each step, counted at the example's sizes: the roofline's two numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from fusewright.ir import ITEM_BYTES, Dim, Node, Ref, TensorSpec
+from fusewright.loop import Access, Apply, Load, LoopKernel, Reduce, Store, level, touches
+from fusewright.optable import SCALAR_OPS
+
+
+def _points(kernel: LoopKernel, where: Access, sizes: Mapping[str, int]) -> int:
+    return math.prod(
+        axis.size.at(sizes)
+        for axis, stride in zip(kernel.axes, where.strides, strict=True)
+        if stride.factor
+    )
+
+
+def loop_bytes(kernel: LoopKernel, sizes: Mapping[str, int]) -> int:
+    """Each distinct element read once, each stored element written once."""
+    reads: dict[str, int] = {}
+    writes = 0
+    for item in kernel.body:
+        if isinstance(item, Load):
+            size = _points(kernel, item.access, sizes) * ITEM_BYTES[item.dtype]
+            reads[item.access.buffer] = max(reads.get(item.access.buffer, 0), size)
+        elif isinstance(item, Store):
+            writes += _points(kernel, item.access, sizes) * ITEM_BYTES[item.dtype]
+    return sum(reads.values()) + writes
+
+
+def loop_operations(kernel: LoopKernel, sizes: Mapping[str, int]) -> int:
+    """Scalar operations; a value per row counts once per row."""
+    leveled = level(kernel)
+    rows, cells = kernel.outer_numel.at(sizes), kernel.inner_numel.at(sizes)
+    total = 0
+    for item in kernel.body:
+        if isinstance(item, Apply):
+            cost = SCALAR_OPS[item.op].cost if item.op in SCALAR_OPS else 0
+            total += int(cost) * rows * (cells if leveled.is_element[item.name] else 1)
+        elif isinstance(item, Reduce):
+            total += rows * cells * (4 if item.kind == "welford" else 1)
+    return total
+
+
+def call_operations(node: Node, specs: Mapping[str, TensorSpec], sizes: Mapping[str, int]) -> int:
+    """Multiply-adds, as two operations each, of products and convolutions; others count none."""
+    given = [specs[arg.name] for arg in node.args if isinstance(arg, Ref) and arg.name in specs]
+    name = node.op.split(".")[1] if node.is_aten else ""
+    if name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"):
+        left = given[-2]
+        width = given[-1].shape[-1].at(sizes) if len(given[-1].shape) > 1 else 1
+        return 2 * left.numel.at(sizes) * width
+    if name in ("convolution", "convolution_backward"):
+        weight = given[1] if name == "convolution" else given[2]
+        grown = node.spec if name == "convolution" else given[0]
+        if grown is None:
+            return 0
+        transposed = node.args[6] if name == "convolution" else node.args[7]
+        pixels = (given[0] if transposed and name == "convolution" else grown).numel.at(sizes)
+        per_pixel = math.prod(size.at(sizes) for size in weight.shape[1:])
+        mask = node.args[-1]
+        wanted = sum(map(bool, mask[:2])) if isinstance(mask, tuple) and len(mask) == 3 else 1
+        return 2 * pixels * per_pixel * (wanted if name == "convolution_backward" else 1)
+    return 0
+
+
+def call_bytes(
+    node: Node,
+    outputs: tuple[str, ...],
+    specs: Mapping[str, TensorSpec],
+    sizes: Mapping[str, int],
+) -> int:
+    names = {*node.refs(), *(name for name in outputs if name)}
+    return sum(specs[name].bytes_at(sizes) for name in names if name in specs)
+
+
+def touched(where: Access) -> bool:
+    return touches(where, 0) and where.strides != (Dim(0),)

@@ -1,0 +1,186 @@
+"""Index arithmetic for fusion: where in each tensor a point of a kernel's iteration space lies.
+
+A kernel iterates over a row-major list of axes. A `DimIndex` says how one dimension of a tensor
+is indexed: by the axes it lists, as digits of a mixed-radix number, scaled and shifted when a
+slice lies in between. Views are followed backwards, from the shape that is read to the shape
+that is stored; where a view cuts an axis in two, `NeedSplit` asks the caller to split that axis
+and start again, so no division ever appears in an address.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fusewright.ir import ONE, ZERO, Dim, Node, TensorSpec, contiguous_strides, product
+from fusewright.loop import Access
+from fusewright.rewrite.views import permute_order, slice_parts
+
+
+class NotFusible(Exception):
+    """The values cannot live in one kernel; the reason is for the debugging log.
+
+    `culprit` names the view that no index can follow, where that is the reason: its source must
+    be in memory, and the view is then taken there.
+    """
+
+    def __init__(self, reason: str, culprit: str | None = None) -> None:
+        super().__init__(reason)
+        self.culprit = culprit
+
+
+class NeedSplit(Exception):
+    """Axis `position` must become two axes, the inner one of size `inner`."""
+
+    def __init__(self, position: int, inner: Dim) -> None:
+        super().__init__(f"axis {position} by {inner}")
+        self.position = position
+        self.inner = inner
+
+
+@dataclass(frozen=True)
+class DimIndex:
+    """start + step · (the mixed-radix number whose digits are `axes`)."""
+
+    axes: tuple[int, ...] = ()
+    start: int = 0
+    step: int = 1
+
+    @property
+    def is_pure(self) -> bool:
+        return self.start == 0 and self.step == 1
+
+
+Index = tuple[DimIndex, ...]
+
+
+def group(shape: tuple[Dim, ...], axes: tuple[int, ...], sizes: tuple[Dim, ...]) -> Index:
+    """Deal row-major `axes` out to the dimensions of `shape`, whose products they must fill."""
+    result: list[DimIndex] = []
+    rest = list(axes)
+    for size in reversed(shape):
+        taken: list[int] = []
+        missing = size
+        while missing != ONE:
+            if not rest:
+                raise NotFusible(f"shape {shape} does not fill the axes")
+            axis = rest.pop()
+            missing = _filled(missing, axis, sizes[axis])
+            taken.append(axis)
+        result.append(DimIndex(tuple(reversed(taken))))
+    if rest:
+        raise NotFusible(f"shape {shape} leaves axes over")
+    return tuple(reversed(result))
+
+
+def _filled(missing: Dim, axis: int, size: Dim) -> Dim:
+    """What is still missing of a dimension once `axis` is one of its digits."""
+    if missing == size:
+        return ONE
+    quotient = missing.divided_by(size)
+    if quotient is None or ZERO in (missing, size):
+        if ZERO in (missing, size) or size.divided_by(missing) is None:
+            raise NotFusible(f"sizes {missing} and {size} have no common split")
+        raise NeedSplit(axis, missing)
+    return quotient
+
+
+def through_broadcast(index: Index, shape: tuple[Dim, ...]) -> Index:
+    """The index of an operand of `shape` that is broadcast, right-aligned, to what is read."""
+    kept = index[len(index) - len(shape) :]
+    return tuple(
+        DimIndex() if size == ONE else each for each, size in zip(kept, shape, strict=True)
+    )
+
+
+def through_view(node: Node, held: TensorSpec, index: Index, sizes: tuple[Dim, ...]) -> Index:
+    """The index into a canonical view's source, given the index into its result."""
+    match node.op:
+        case "aten.permute.default":
+            order = permute_order(node)
+            return tuple(index[order.index(position)] for position in range(len(order)))
+        case "aten.expand.default":
+            return through_broadcast(index, held.shape)
+        case "aten.slice.Tensor":
+            position, start, step = slice_parts(node)
+            old = index[position]
+            new = replace(old, start=start + step * old.start, step=step * old.step)
+            return (*index[:position], new, *index[position + 1 :])
+        case "aten.view.default":
+            assert node.spec is not None
+            return _through_reshape(node.spec.shape, held.shape, index, sizes)
+    raise NotFusible(f"{node.op} is not a view we follow")
+
+
+def _through_reshape(
+    read: tuple[Dim, ...], held: tuple[Dim, ...], index: Index, sizes: tuple[Dim, ...]
+) -> Index:
+    """Regroup digits; dimensions that the view leaves alone keep even a sliced index."""
+    if ZERO in read:
+        raise NotFusible("an empty tensor is viewed as another shape")
+    result: list[DimIndex] = []
+    rest = [each for each, size in zip(index, read, strict=True) if size != ONE]
+    rest_sizes = [size for size in read if size != ONE]
+    for size in reversed(held):
+        if size == ONE:
+            result.append(DimIndex())
+            continue
+        if rest and rest_sizes[-1] == size:
+            result.append(rest.pop())
+            rest_sizes.pop()
+            continue
+        digits = _take(size, rest, rest_sizes, sizes)
+        result.append(DimIndex(digits))
+    return tuple(reversed(result))
+
+
+def _take(
+    size: Dim, rest: list[DimIndex], rest_sizes: list[Dim], sizes: tuple[Dim, ...]
+) -> tuple[int, ...]:
+    """Digits for one stored dimension, taken from the end of the dimensions that are read."""
+    digits: list[int] = []
+    missing = size
+    while missing != ONE:
+        if not rest or not rest[-1].is_pure:
+            raise NotFusible("a sliced dimension is viewed as another shape")
+        axes = list(rest.pop().axes)
+        whole = rest_sizes.pop()
+        while axes and missing != ONE:
+            axis = axes.pop()
+            missing = _filled(missing, axis, sizes[axis])
+            digits.append(axis)
+        if axes:
+            left = product(tuple(sizes[axis] for axis in axes))
+            rest.append(DimIndex(tuple(axes)))
+            rest_sizes.append(left)
+        elif missing != ONE and whole == ONE:
+            raise NotFusible("a broadcast dimension is viewed as another shape")
+    return tuple(reversed(digits))
+
+
+def access(buffer: str, spec: TensorSpec, index: Index, sizes: tuple[Dim, ...]) -> Access:
+    """Strides per axis and the offset, in elements."""
+    strides = [ZERO] * len(sizes)
+    offset: list[Dim] = []
+    for each, stride in zip(index, spec.strides, strict=True):
+        if each.start:
+            offset.append(stride * each.start)
+        running = stride * each.step
+        for axis in reversed(each.axes):
+            if strides[axis] != ZERO:
+                raise NotFusible("one axis walks along two dimensions of a tensor")
+            strides[axis] = running
+            running = running * sizes[axis]
+    return Access(buffer, tuple(strides), tuple(offset))
+
+
+def dense_strides(shape: tuple[Dim, ...], strides: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The given strides if they fill memory without gaps or overlap, else row-major ones."""
+    open_dims = [position for position, size in enumerate(shape) if size != ONE]
+    running = ONE
+    while open_dims:
+        found = next((p for p in reversed(open_dims) if strides[p] == running), None)
+        if found is None:
+            return contiguous_strides(shape)
+        open_dims.remove(found)
+        running = running * shape[found]
+    return strides

@@ -1,0 +1,338 @@
+"""Which values share a kernel: every item starts alone, then groups merge while that is legal.
+
+A merge saves a pass over memory, so any legal one is taken: producer into consumer first, then
+groups that read the same tensors. Legal means: one iteration space, no value read at an index
+other than its own, no cycle through another group or a call, and a reduction whose result is
+read again element by element only where a row can be held close (see `holds_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from fusewright.ir import ITEM_BYTES, Node
+from fusewright.loop import Load, LoopKernel, level
+from fusewright.plan.assemble import (
+    Assembled,
+    Domain,
+    assemble,
+    kernel_of,
+    point_domain,
+    reduction_domain,
+)
+from fusewright.plan.frames import NotFusible
+from fusewright.plan.values import Values, is_pointwise, is_view
+
+MAX_ROUNDS = 8
+# A row of this many bytes per tensor stays in the registers of one block, or in a core's cache.
+ROW_BYTES = 128 * 1024
+# With more rows than this, each row has a block of its own even when it must be read again.
+MANY_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Group:
+    items: tuple[str, ...]
+    assembled: Assembled
+
+    @property
+    def has_reduction(self) -> bool:
+        return bool(self.assembled.domain.reduced_axes)
+
+
+def fuse(values: Values) -> tuple[Values, tuple[Group, ...]]:
+    """The groups of a graph, and the graph with what is realised decided."""
+    values = replace(values, realised=_must_be_stored(values) | _row_results(values))
+    for _ in range(MAX_ROUNDS):
+        values, singles = _singles(values)
+        groups = _merged(values, singles)
+        shared = _worth_storing(values, groups)
+        if not shared:
+            break
+        values = replace(values, realised=values.realised | shared)
+    return values, tuple(groups)
+
+
+# What lives in memory ------------------------------------------------------------------------
+
+
+def memory_readers(values: Values) -> Iterator[str]:
+    """Values that PyTorch reads: graph outputs, operands of calls, sources of memory views."""
+    yield from (name for name in values.graph.outputs if isinstance(name, str))
+    for node in values.graph.nodes:
+        in_loop = is_pointwise(node) or values.reduction_of(node.name) is not None
+        if not in_loop and not (is_view(node) and node.name not in values.memory_views):
+            yield from node.refs()
+
+
+def needed_views(values: Values) -> frozenset[str]:
+    """Canonical views that must be taken of memory, with the views beneath them."""
+    found: set[str] = set()
+    for name in memory_readers(values):
+        while name in values.nodes and is_view(values.nodes[name]):
+            found.add(name)
+            name = values.nodes[name].refs()[0]
+    return frozenset(found) | values.memory_views
+
+
+def _must_be_stored(values: Values) -> frozenset[str]:
+    found: set[str] = set()
+    for name in memory_readers(values):
+        while name in values.nodes and is_view(values.nodes[name]):
+            name = values.nodes[name].refs()[0]
+        if values.is_item(name):
+            found.add(name)
+    reductions = (n.name for n in values.graph.nodes if values.reduction_of(n.name) is not None)
+    picked = (name for name in reductions if values.nodes[name].op != "reduce_welford")
+    return frozenset(found) | frozenset(picked)
+
+
+def _row_results(values: Values) -> frozenset[str]:
+    """Small results of reductions that larger values read: finished once, not per element."""
+    after: set[str] = set()
+    found: set[str] = set()
+    for node in values.graph.nodes:
+        sources = [name for name in node.refs() if name in values.nodes]
+        follows = any(name in after for name in sources)
+        if values.reduction_of(node.name) is not None or (
+            follows and (is_pointwise(node) or is_view(node))
+        ):
+            after.add(node.name)
+        if node.spec is None or not is_pointwise(node):
+            continue
+        for name in sources:
+            base = _through_views(values, name)
+            if base in after and is_pointwise(values.nodes[base]):
+                if values.bytes_of(base) * 4 <= values.bytes_of(node.name):
+                    found.add(base)
+    return frozenset(found)
+
+
+def _through_views(values: Values, name: str) -> str:
+    while name in values.nodes and is_view(values.nodes[name]):
+        name = values.nodes[name].refs()[0]
+    return name
+
+
+def _worth_storing(values: Values, groups: list[Group]) -> frozenset[str]:
+    """Values that several groups would compute again from at least twice their own bytes."""
+    holders: dict[str, int] = {}
+    for group in groups:
+        for name in group.assembled.inlined:
+            holders[name] = holders.get(name, 0) + 1
+    found = set()
+    for name, count in holders.items():
+        node = values.nodes.get(name)
+        if count < 2 or node is None or not is_pointwise(node) or not node.refs():
+            continue
+        if name in values.realised or len(values.users[name]) < 2:
+            continue
+        own = values.bytes_of(name)
+        try:
+            alone = assemble(values, (name,), point_domain(values.spec(name).shape))
+        except NotFusible:
+            continue
+        if sum(min(values.bytes_of(each), own) for each in alone.loads) >= 2 * own:
+            found.add(name)
+    return frozenset(found)
+
+
+# Groups --------------------------------------------------------------------------------------
+
+
+def _singles(values: Values) -> tuple[Values, list[Group]]:
+    """One group per item; views that no index can follow are moved into memory on the way."""
+    while True:
+        groups: list[Group] = []
+        try:
+            for items in _units(values):
+                groups.append(Group(items, assemble(values, items, _domain(values, items[0]))))
+            return values, groups
+        except NotFusible as reason:
+            if reason.culprit is None:
+                raise
+            views = values.memory_views | {reason.culprit}
+            values = replace(values, memory_views=frozenset(views))
+            values = replace(values, realised=values.realised | _must_be_stored(values))
+
+
+def _units(values: Values) -> Iterator[tuple[str, ...]]:
+    """Items that cannot be apart: the results of one welford reduction, or a single value."""
+    done: set[str] = set()
+    for name in sorted(values.realised, key=values.order.__getitem__):
+        if name in done:
+            continue
+        reduction = values.reduction_of(name)
+        unit = (name,)
+        if reduction is not None and reduction.op == "reduce_welford":
+            unit = tuple(
+                each for each in values.realised if values.reduction_of(each) is reduction
+            )
+            unit = tuple(sorted(unit, key=values.order.__getitem__))
+        done.update(unit)
+        yield unit
+
+
+def _domain(values: Values, item: str) -> Domain:
+    reduction = values.reduction_of(item)
+    if reduction is not None:
+        return reduction_domain(values, reduction)
+    return point_domain(values.spec(item).shape)
+
+
+def _merged(values: Values, groups: list[Group]) -> list[Group]:
+    changed = True
+    refused: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()
+    while changed:
+        changed = False
+        for first, second in _candidates(values, groups):
+            key = (first.items, second.items)
+            if key in refused:
+                continue
+            both = _merge(values, groups, first, second)
+            if both is None:
+                refused.add(key)
+                continue
+            position = groups.index(first)
+            groups = [g for g in groups if g is not first and g is not second]
+            groups.insert(min(position, len(groups)), both)
+            changed = True
+            break
+    return groups
+
+
+def _candidates(values: Values, groups: list[Group]) -> Iterator[tuple[Group, Group]]:
+    """Pairs worth a try: producer and consumer, then readers of the same tensor."""
+    home = {item: group for group in groups for item in group.items}
+    for group in groups:
+        for name in group.assembled.loads:
+            if name in home and home[name] is not group:
+                yield home[name], group
+    readers: dict[str, list[Group]] = {}
+    for group in groups:
+        for name in group.assembled.loads:
+            readers.setdefault(name, []).append(group)
+    for name, sharing in readers.items():
+        size = values.bytes_of(name)
+        for position, first in enumerate(sharing):
+            for second in sharing[position + 1 :]:
+                if size * 2 >= max(_largest(values, first), _largest(values, second)):
+                    yield first, second
+
+
+def _largest(values: Values, group: Group) -> int:
+    return max((values.bytes_of(name) for name in group.assembled.loads), default=0)
+
+
+def _merge(values: Values, groups: list[Group], first: Group, second: Group) -> Group | None:
+    items = tuple(sorted({*first.items, *second.items}, key=values.order.__getitem__))
+    domain = _common_domain(first, second)
+    if domain is None or _makes_cycle(values, groups, first, second):
+        return None
+    try:
+        assembled = assemble(values, items, domain)
+    except NotFusible:
+        return None
+    merged = Group(items, assembled)
+    kernel = kernel_of(assembled, "trial", "", items, values)
+    if _reads_rows_again(kernel) and not holds_rows(values, kernel):
+        return None
+    return merged
+
+
+def _common_domain(first: Group, second: Group) -> Domain | None:
+    """The space of the one that reduces; two pointwise groups need equally many points."""
+    left, right = first.assembled.domain, second.assembled.domain
+    if left.reduced_axes:
+        return left
+    if right.reduced_axes:
+        return right
+    if left.numel != right.numel:
+        return None
+    return left if len(left.sizes) >= len(right.sizes) else right
+
+
+def _makes_cycle(values: Values, groups: list[Group], first: Group, second: Group) -> bool:
+    """Whether some path leads out of the pair, through something else, and back in."""
+    owner: dict[str, int] = {}
+    for number, group in enumerate(groups):
+        inside = 0 if group is first or group is second else number + 1
+        owner.update((item, inside) for item in group.items)
+    reached: set[object] = set()
+    frontier: list[object] = []
+    for name in (*first.items, *second.items):
+        for follower in _followers(values, name, owner):
+            if follower != 0 and follower not in reached:
+                reached.add(follower)
+                frontier.append(follower)
+    members: dict[object, list[str]] = {}
+    for item, number in owner.items():
+        members.setdefault(number, []).append(item)
+    while frontier:
+        place = frontier.pop()
+        names = members.get(place, [place] if isinstance(place, str) else [])
+        for name in names:
+            for follower in _followers(values, name, owner):
+                if follower == 0:
+                    return True
+                if follower not in reached:
+                    reached.add(follower)
+                    frontier.append(follower)
+    return False
+
+
+def _followers(values: Values, name: str, owner: dict[str, int]) -> Iterator[object]:
+    """Where a value goes next: groups by number, everything else by its node's name."""
+    for user in values.users.get(name, []):
+        if user.name in owner:
+            yield owner[user.name]
+        elif _is_transparent(values, user):
+            yield from _followers(values, user.name, owner)
+        else:
+            yield user.name
+
+
+def _is_transparent(values: Values, node: Node) -> bool:
+    """Whether a node is part of whatever loop reads it, rather than a step of its own."""
+    followed = is_view(node) and node.name not in values.memory_views
+    return followed or is_pointwise(node) or node.op == "reduce_welford"
+
+
+def _reads_rows_again(kernel: LoopKernel) -> bool:
+    """Whether an element value depends on a reduction of the same kernel."""
+    return level(kernel).phases > 1
+
+
+def holds_rows(values: Values, kernel: LoopKernel) -> bool:
+    """Whether a kernel of several sweeps may own whole rows: they are contiguous, and either
+    short enough to stay close or so many that nothing is lost by reading them twice."""
+    inner = kernel.inner_numel.at(values.sizes)
+    outer = kernel.outer_numel.at(values.sizes)
+    first_inner = len(kernel.outer)
+    widest = 0
+    contiguous = True
+    for item in kernel.body:
+        if not isinstance(item, Load) or not any(s.factor for s in item.access.strides):
+            continue
+        size = _extent(kernel, item, values)
+        if size < widest:
+            continue
+        along = [
+            position
+            for position, stride in enumerate(item.access.strides)
+            if stride.factor and stride.at(values.sizes) == 1
+        ]
+        here = all(position >= first_inner for position in along)
+        contiguous = here if size > widest else contiguous and here
+        widest = size
+    item_bytes = max((ITEM_BYTES[arg.dtype] for arg in kernel.arguments), default=4)
+    return contiguous and (inner * item_bytes <= ROW_BYTES or outer >= MANY_ROWS)
+
+
+def _extent(kernel: LoopKernel, load: Load, values: Values) -> int:
+    total = 1
+    for axis, stride in zip(kernel.axes, load.access.strides, strict=True):
+        total *= axis.size.at(values.sizes) if stride.factor else 1
+    return total
+

@@ -1,0 +1,32 @@
+"""Why an operator stays a call to PyTorch, in words that a user can act on."""
+
+from __future__ import annotations
+
+from fusewright.ir import Node
+
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")
+_KNOWN = {
+    **dict.fromkeys(_PRODUCTS, "a matrix product, left to PyTorch's library for now"),
+    "convolution": "a convolution, left to PyTorch's library for now",
+    "convolution_backward": "a convolution's gradients, left to PyTorch's library for now",
+    "cat": "it joins tensors, which the loop language cannot express yet",
+    "embedding": "it gathers by index",
+    "index": "it gathers by index",
+    "gather": "it gathers by index",
+    "literal": "a constant of the model",
+}
+
+
+def reason(node: Node) -> str:
+    if not node.is_aten:
+        return _KNOWN.get(node.op, "no loop is known for it")
+    name = node.op.split(".")[1]
+    if name in _KNOWN:
+        return _KNOWN[name]
+    if "pool" in name:
+        return "a pooling window, left to PyTorch's library for now"
+    if "rand" in name or "dropout" in name or "bernoulli" in name:
+        return "it draws random numbers, which must be PyTorch's own"
+    if "attention" in name:
+        return "a fused attention kernel of PyTorch's"
+    return "it is outside the op table"

@@ -1,0 +1,54 @@
+"""When two kernels are the same kernel: equal but for the names of values and buffers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusewright.loop import (
+    Access,
+    Apply,
+    Instruction,
+    LoopKernel,
+    Reduce,
+    Store,
+)
+
+
+def canonical(kernel: LoopKernel) -> LoopKernel:
+    """The kernel under numbered names, so that equal kernels compare equal."""
+    buffers = {each.name: f"b{number}" for number, each in enumerate(kernel.arguments)}
+    values: dict[str, str] = {"": ""}
+    for item in kernel.body:
+        for name in (*([] if isinstance(item, Store) else [item.name]), *_second(item)):
+            values.setdefault(name, f"v{len(values)}")
+    axes = {axis.name: f"i{number}" for number, axis in enumerate(kernel.axes)}
+    return replace(
+        kernel,
+        name="",
+        summary="",
+        outer=tuple(replace(axis, name=axes[axis.name]) for axis in kernel.outer),
+        inner=tuple(replace(axis, name=axes[axis.name]) for axis in kernel.inner),
+        arguments=tuple(replace(each, name=buffers[each.name]) for each in kernel.arguments),
+        body=tuple(_numbered(item, values, buffers) for item in kernel.body),
+    )
+
+
+def _second(item: Instruction) -> tuple[str, ...]:
+    return (item.second,) if isinstance(item, Reduce) and item.second else ()
+
+
+def _numbered(item: Instruction, values: dict[str, str], buffers: dict[str, str]) -> Instruction:
+    if isinstance(item, Store):
+        return replace(item, value=values[item.value], access=_at(item.access, buffers))
+    made: Instruction = replace(item, name=values[item.name])
+    if isinstance(made, Apply):
+        return replace(made, operands=tuple(values[name] for name in made.operands))
+    if isinstance(made, Reduce):
+        return replace(made, operand=values[made.operand], second=values[made.second])
+    if hasattr(made, "access"):
+        return replace(made, access=_at(made.access, buffers))
+    return made
+
+
+def _at(access: Access, buffers: dict[str, str]) -> Access:
+    return replace(access, buffer=buffers[access.buffer])

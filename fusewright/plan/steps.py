@@ -1,0 +1,92 @@
+"""What a plan is made of: the steps of one graph, in launch order, and the values they leave.
+
+A `Loop` is a fused kernel of ours. A `Call` is an operator left to PyTorch, with the reason in
+words. A `View` is a PyTorch operator that moves no memory. A later `Product` or `Window` step
+joins this union with a prologue and an epilogue written in the same loop language.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusewright.ir import Dim, Input, Node, TensorSpec
+from fusewright.loop import LoopKernel
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One fused kernel. `inputs` and `outputs` are the values bound to the kernel's arguments.
+
+    `kernel.arguments` are first the inputs, then the outputs, in the same order as here.
+    `bytes_moved` and `operations` are counted at the example's sizes.
+    """
+
+    name: str
+    kernel: LoopKernel
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    operators: tuple[str, ...]
+    bytes_moved: int
+    operations: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One PyTorch operator. `outputs` names its results, in order; unused ones are empty names."""
+
+    node: Node
+    outputs: tuple[str, ...]
+    reason: str
+    bytes_moved: int
+    operations: int
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return (self.node.op,)
+
+
+@dataclass(frozen=True)
+class View:
+    """A PyTorch operator that only looks at memory in another way; it costs nothing."""
+
+    node: Node
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.node.name,)
+
+
+Step = Loop | Call | View
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One graph, planned. `specs` holds every value that any step reads or writes.
+
+    Loop outputs are allocated with exactly their spec's shape and strides. Graph inputs, Call
+    and View results are expected to have their spec's strides (dimensions of size one aside).
+    """
+
+    inputs: tuple[Input, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[str | Dim | None, ...]
+    specs: tuple[tuple[str, TensorSpec], ...]
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Loop))
+
+
+def inputs_of(step: Step) -> tuple[str, ...]:
+    """Names of the values a step reads."""
+    if isinstance(step, Loop):
+        return step.inputs
+    return tuple(dict.fromkeys(step.node.refs()))

@@ -1,0 +1,103 @@
+"""What planning knows of each value of a graph: its kind, its readers, where it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from fusewright.ir import Graph, Node, Ref, TensorSpec
+from fusewright.optable import SCALAR_OPS
+from fusewright.plan.frames import dense_strides
+from fusewright.rewrite.views import CANONICAL_VIEWS
+
+SOURCES = frozenset({"full", "iota"})
+
+
+def is_view(node: Node) -> bool:
+    return node.op in CANONICAL_VIEWS
+
+
+def is_reduction(node: Node) -> bool:
+    return node.op.startswith("reduce_")
+
+
+def is_pointwise(node: Node) -> bool:
+    return node.op in SCALAR_OPS or node.op in SOURCES
+
+
+@dataclass(frozen=True)
+class Values:
+    """A graph with the look-ups that fusion asks for again and again.
+
+    `realised` are the loop values that live in memory, `memory_views` the views that are taken
+    of memory by PyTorch instead of being followed by index arithmetic.
+    """
+
+    graph: Graph
+    sizes: Mapping[str, int]
+    realised: frozenset[str] = frozenset()
+    memory_views: frozenset[str] = frozenset()
+
+    @cached_property
+    def nodes(self) -> dict[str, Node]:
+        return {node.name: node for node in self.graph.nodes}
+
+    @cached_property
+    def inputs(self) -> dict[str, TensorSpec]:
+        return {each.name: each.spec for each in self.graph.inputs}
+
+    @cached_property
+    def users(self) -> dict[str, list[Node]]:
+        return self.graph.users()
+
+    @cached_property
+    def outputs(self) -> frozenset[str]:
+        return frozenset(name for name in self.graph.outputs if isinstance(name, str))
+
+    @cached_property
+    def order(self) -> dict[str, int]:
+        return {node.name: position for position, node in enumerate(self.graph.nodes)}
+
+    def spec(self, name: str) -> TensorSpec:
+        """The spec of a value; what a loop stores is always dense."""
+        if name in self.inputs:
+            return self.inputs[name]
+        spec = self.nodes[name].spec
+        assert spec is not None, name
+        if is_pointwise(self.nodes[name]) or self.reduction_of(name) is not None:
+            return replace(spec, strides=dense_strides(spec.shape, spec.strides))
+        return spec
+
+    def reduction_of(self, name: str) -> Node | None:
+        """The reduction that gives this value: the node itself, or what a getitem picks from."""
+        node = self.nodes.get(name)
+        if node is None:
+            return None
+        if is_reduction(node):
+            return node
+        if node.op == "getitem" and isinstance(node.args[0], Ref):
+            base = self.nodes.get(node.args[0].name)
+            return base if base is not None and is_reduction(base) else None
+        return None
+
+    def is_item(self, name: str) -> bool:
+        """Whether a loop can compute this value."""
+        node = self.nodes.get(name)
+        return node is not None and (is_pointwise(node) or self.reduction_of(name) is not None)
+
+    def bytes_of(self, name: str) -> int:
+        return self.spec(name).bytes_at(self.sizes)
+
+    @cached_property
+    def ancestors(self) -> dict[str, frozenset[str]]:
+        """For each node, every node it depends on."""
+        known: dict[str, frozenset[str]] = {}
+        for node in self.graph.nodes:
+            found: set[str] = set()
+            for name in node.refs():
+                if name in known:
+                    found.add(name)
+                    found |= known[name]
+            known[node.name] = frozenset(found)
+        return known

@@ -1,0 +1,81 @@
+"""Wide reductions beside narrow ones: Σ over (batch, feature) as Σ over feature of Σ over batch.
+
+A scalar parameter's gradient sums over everything while the bias beside it sums over the batch
+alone. Taken in two steps the wide sum shares the narrow one's pass over memory, and what is left
+is a sum over one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fusewright.ir import ONE, Graph, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.plan.values import Values, is_pointwise, is_view
+
+_ASSOCIATIVE = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_any", "reduce_all"})
+
+
+def split_wide_reductions(graph: Graph, sizes: Mapping[str, int]) -> Graph:
+    values = Values(graph, sizes)
+    reductions = [node for node in graph.nodes if node.op.startswith("reduce_")]
+    narrow = {node.name: _narrower(values, node, reductions) for node in reductions}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        dims = narrow.get(node.name)
+        nodes += _in_two(values, node, dims) if dims else [node]
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _shape_and_dims(values: Values, node: Node) -> tuple[tuple[object, ...], frozenset[int]]:
+    """Operand shape without ones, and the reduced positions in it."""
+    assert isinstance(node.args[0], Ref) and isinstance(node.args[1], tuple)
+    shape = values.spec(node.args[0].name).shape
+    kept = [position for position, size in enumerate(shape) if size != ONE]
+    dims = frozenset(kept.index(d) for d in node.args[1] if d in kept)
+    return tuple(shape[position] for position in kept), dims
+
+
+def _narrower(values: Values, node: Node, others: list[Node]) -> tuple[int, ...] | None:
+    """Positions (in the operand) that a neighbour reduces, if they are some but not all of ours."""
+    if node.op not in _ASSOCIATIVE:
+        return None
+    shape, dims = _shape_and_dims(values, node)
+    assert isinstance(node.args[0], Ref)
+    own_shape = values.spec(node.args[0].name).shape
+    kept = [position for position, size in enumerate(own_shape) if size != ONE]
+    mine = _near(values, node)
+    for other in others:
+        other_shape, other_dims = _shape_and_dims(values, other)
+        if other is node or other_shape != shape or not other_dims < dims or not other_dims:
+            continue
+        if mine & _near(values, other):
+            return tuple(sorted(kept[position] for position in other_dims))
+    return None
+
+
+def _near(values: Values, node: Node) -> frozenset[str]:
+    """Everything that is read on the way up through pointwise operators and views."""
+    found: set[str] = set()
+    frontier = list(node.refs())
+    while frontier:
+        name = frontier.pop()
+        if name in found:
+            continue
+        found.add(name)
+        above = values.nodes.get(name)
+        if above is not None and (is_pointwise(above) or is_view(above)):
+            frontier.extend(above.refs())
+    large = max((values.bytes_of(name) for name in found), default=0)
+    return frozenset(name for name in found if values.bytes_of(name) * 2 >= large)
+
+
+def _in_two(values: Values, node: Node, first: tuple[int, ...]) -> list[Node]:
+    assert isinstance(node.args[0], Ref) and isinstance(node.args[1], tuple)
+    held = values.spec(node.args[0].name)
+    left = [position for position in range(len(held.shape)) if position not in first]
+    shape = tuple(held.shape[position] for position in left)
+    spec = TensorSpec(held.dtype, shape, contiguous_strides(shape), held.device)
+    narrow = replace(node, name=f"{node.name}_part", args=(node.args[0], first), spec=spec)
+    rest = tuple(left.index(d) for d in node.args[1] if isinstance(d, int) and d not in first)
+    return [narrow, replace(node, args=(Ref(narrow.name), rest))]

@@ -1,0 +1,101 @@
+"""A graph under construction: what the rewriting passes append to.
+
+Each pass reads one frozen graph and builds the next one here, node by node; `substitute` says
+under which name a value of the old graph is known in the new one.
+"""
+
+from __future__ import annotations
+
+from fusewright.ir import (
+    ONE,
+    Arg,
+    Dim,
+    Graph,
+    Input,
+    Node,
+    Ref,
+    TensorSpec,
+    contiguous_strides,
+)
+
+
+class Builder:
+    def __init__(self, inputs: tuple[Input, ...]) -> None:
+        self.inputs = inputs
+        self.nodes: list[Node] = []
+        self.specs: dict[str, TensorSpec | None] = {each.name: each.spec for each in inputs}
+        self.names: dict[str, str] = {}
+
+    def spec(self, name: str) -> TensorSpec:
+        spec = self.specs[name]
+        assert spec is not None, f"{name} has several results"
+        return spec
+
+    def add(self, node: Node) -> Ref:
+        """Append a node; a name that is taken gets a number."""
+        name, count = node.name, 0
+        while name in self.specs:
+            count += 1
+            name = f"{node.name}_{count}"
+        if name != node.name:
+            node = Node(name, node.op, node.args, node.kwargs, node.spec, node.source)
+        self.nodes.append(node)
+        self.specs[name] = node.spec
+        return Ref(name)
+
+    def substitute(self, old: str, new: Ref) -> None:
+        self.names[old] = new.name
+
+    def resolved(self, node: Node) -> Node:
+        """`node` of the old graph, reading values of the new one."""
+        return node.renamed(self.names)
+
+    def graph(self, outputs: tuple[str | Dim | None, ...]) -> Graph:
+        renamed = tuple(
+            self.names.get(each, each) if isinstance(each, str) else each for each in outputs
+        )
+        return Graph(self.inputs, tuple(self.nodes), renamed).pruned()
+
+    # Canonical nodes -------------------------------------------------------------------------
+
+    def point(self, like: Node, op: str, args: tuple[Arg, ...], dtype: str) -> Ref:
+        """A scalar operator over broadcast operands."""
+        shapes = [self.spec(arg.name).shape for arg in args if isinstance(arg, Ref)]
+        device = next(
+            (self.spec(arg.name).device for arg in args if isinstance(arg, Ref)), "cpu"
+        )
+        if like.spec is not None:
+            device = like.spec.device
+        shape = broadcast(shapes)
+        spec = TensorSpec(dtype, shape, contiguous_strides(shape), device)
+        if like.spec is not None and like.spec.shape == shape:
+            spec = TensorSpec(dtype, shape, like.spec.strides, device)
+        return self.add(Node(like.name, op, args, (), spec, like.source))
+
+    def cast(self, like: Node, value: Ref, dtype: str) -> Ref:
+        if self.spec(value.name).dtype == dtype:
+            return value
+        held = self.spec(value.name)
+        spec = TensorSpec(dtype, held.shape, held.strides, held.device)
+        return self.add(Node(f"{value.name}_{dtype}", "cast", (value,), (), spec, like.source))
+
+    def view(self, like: Node, value: Ref, shape: tuple[Dim, ...], strides: tuple[Dim, ...]) -> Ref:
+        """The same elements in row-major order under another shape."""
+        held = self.spec(value.name)
+        if held.shape == shape:
+            return value
+        spec = TensorSpec(held.dtype, shape, strides, held.device)
+        return self.add(Node(like.name, "aten.view.default", (value, shape), (), spec, like.source))
+
+
+def broadcast(shapes: list[tuple[Dim, ...]]) -> tuple[Dim, ...]:
+    rank = max((len(shape) for shape in shapes), default=0)
+    result: list[Dim] = []
+    for position in range(rank):
+        sizes = [
+            shape[position - rank + len(shape)]
+            for shape in shapes
+            if position - rank + len(shape) >= 0
+        ]
+        result.append(next((size for size in sizes if size != ONE), ONE))
+    return tuple(result)

@@ -1,0 +1,101 @@
+"""From ATen to the canonical operators that planning and the loop language understand.
+
+Comes in: a graph of ATen overloads. Goes out: the same function written with scalar operators,
+`full`, `iota`, four views, `reduce_*`, `getitem` and, for everything else, the ATen operator as
+it was, which the plan will show as a call to PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from fusewright.ir import LOOP_DTYPES, Graph, Node, Ref
+from fusewright.rewrite.builder import Builder
+from fusewright.rewrite.pointwise import SIMPLE, SPECIAL, lower_simple
+from fusewright.rewrite.reductions import PAIRED_VARIANCES, REDUCTIONS, lower_variance
+from fusewright.rewrite.views import SPLITS, VIEWS, piece_of_split
+
+
+def lower(graph: Graph) -> Graph:
+    builder = Builder(graph.inputs)
+    device = main_device(graph)
+    pairs: dict[str, tuple[Ref, Ref]] = {}
+    splits: dict[str, Node] = {}
+    items = {_base(item): item for item in graph.nodes if item.op == "getitem"}
+    for node in graph.nodes:
+        known = builder.resolved(node)
+        result: Ref | None = None
+        if node.op == "getitem" and _base(node) in pairs:
+            result = pairs[_base(node)][_index(node)]
+        elif node.op == "getitem" and _base(node) in splits:
+            result = piece_of_split(builder, splits[_base(node)], _index(node), node)
+        elif node.op in PAIRED_VARIANCES and node.name in items and _loop_types(builder, known):
+            spec = items[node.name].spec
+            assert spec is not None
+            root = PAIRED_VARIANCES[node.op]
+            pairs[node.name] = lower_variance(builder, known, spec, root=root)
+            continue
+        else:
+            result = _lowered(builder, known, device)
+        if node.op in SPLITS:
+            splits[node.name] = known
+        builder.substitute(node.name, result if result is not None else builder.add(known))
+    return builder.graph(graph.outputs)
+
+
+def _base(node: Node) -> str:
+    return node.args[0].name if isinstance(node.args[0], Ref) else ""
+
+
+def _index(node: Node) -> int:
+    assert isinstance(node.args[1], int)
+    return node.args[1]
+
+
+def _loop_types(builder: Builder, node: Node) -> bool:
+    """Whether all tensors that a node reads and writes have types that loops can hold."""
+    held = [builder.specs[name] for name in node.refs()]
+    if node.spec is not None:
+        held.append(node.spec)
+    return all(spec is not None and spec.dtype in LOOP_DTYPES for spec in held)
+
+
+def main_device(graph: Graph) -> str:
+    """Where most of the graph's tensors live; the kernels run there."""
+    held = [node.spec.device for node in graph.nodes if node.spec is not None]
+    held += [each.spec.device for each in graph.inputs if each.spec.shape]
+    return Counter(held).most_common(1)[0][0] if held else "cpu"
+
+
+def _on_main_device(builder: Builder, node: Node, device: str) -> bool:
+    """Loops run on the main device; a number in a tensor of another device is just a number."""
+    assert node.spec is not None
+    if node.op in _NUMBERS and not node.spec.shape:
+        return True
+    return node.spec.device == device and all(
+        builder.spec(name).device == device for name in node.refs()
+    )
+
+
+_NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default", "literal"})
+
+
+def _lowered(builder: Builder, node: Node, device: str) -> Ref | None:
+    """The canonical form of one node, or None where it stays PyTorch's."""
+    if node.spec is None or not _loop_types(builder, node):
+        if node.op in VIEWS and node.spec is not None:
+            return VIEWS[node.op](builder, node)
+        return None
+    if node.op in VIEWS:
+        return VIEWS[node.op](builder, node)
+    if not _on_main_device(builder, node, device):
+        return None
+    node = replace(node, spec=replace(node.spec, device=device))
+    if node.op in SIMPLE:
+        return lower_simple(builder, node)
+    if node.op in SPECIAL:
+        return SPECIAL[node.op](builder, node)
+    if node.op in REDUCTIONS:
+        return REDUCTIONS[node.op](builder, node)
+    return None

@@ -1,0 +1,244 @@
+"""How ATen's pointwise operators are written with the op table. Rules are data where they can be.
+
+`SIMPLE` maps an operator to (op, rule): arith computes in the result's type, compare in the
+operands' common type, logic on booleans. What needs more than that is a function in `SPECIAL`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fusewright.ir import Arg, Node, Ref, Symbolic
+from fusewright.rewrite.builder import Builder
+from fusewright.rewrite.dtypes import category, result_type
+
+_UNARY = """
+    neg abs sign exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos
+    atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid relu ceil floor
+    round trunc frac bitwise_not
+""".split()
+_BINARY = """
+    mul atan2 maximum minimum fmax fmin hypot copysign remainder fmod bitwise_and bitwise_or
+    bitwise_xor
+""".split()
+_COMPARE = "eq ne lt le gt ge".split()
+_LOGIC = "logical_and logical_or logical_xor".split()
+
+SIMPLE: dict[str, tuple[str, str]] = {
+    **{f"aten.{op}.default": (op, "arith") for op in (*_UNARY, *_BINARY)},
+    **{f"aten.{op}.{kind}": (op, "arith") for op in _BINARY for kind in ("Tensor", "Scalar")},
+    **{f"aten.{op}.{kind}": (op, "compare") for op in _COMPARE for kind in ("Tensor", "Scalar")},
+    **{f"aten.{op}.default": (op, "logic") for op in _LOGIC},
+    "aten.logical_not.default": ("logical_not", "logic"),
+    "aten.isnan.default": ("isnan", "compare"),
+    "aten.isinf.default": ("isinf", "compare"),
+    "aten.signbit.default": ("signbit", "compare"),
+    "aten.div.Tensor": ("div", "arith"),
+    "aten.div.Scalar": ("div", "arith"),
+    "aten.floor_divide.default": ("floor_divide", "arith"),
+    "aten.floor_divide.Scalar": ("floor_divide", "arith"),
+    "aten.remainder.Scalar_Tensor": ("remainder", "arith"),
+    "aten.bitwise_left_shift.Tensor": ("shift_left", "arith"),
+    "aten.bitwise_left_shift.Tensor_Scalar": ("shift_left", "arith"),
+    "aten.bitwise_right_shift.Tensor": ("shift_right", "arith"),
+    "aten.bitwise_right_shift.Tensor_Scalar": ("shift_right", "arith"),
+    "aten.special_erf.default": ("erf", "arith"),
+}
+
+
+def lower_simple(builder: Builder, node: Node) -> Ref:
+    op, rule = SIMPLE[node.op]
+    return apply(builder, node, op, rule, node.args)
+
+
+def apply(builder: Builder, node: Node, op: str, rule: str, args: tuple[Arg, ...]) -> Ref:
+    assert node.spec is not None
+    result = node.spec.dtype
+    match rule:
+        case "arith":
+            compute = result
+        case "compare":
+            compute = result_type(builder, args)
+        case _:
+            compute = "bool"
+    operands = tuple(_as(builder, node, arg, compute) for arg in args)
+    return builder.point(node, op, operands, result)
+
+
+def _as(builder: Builder, node: Node, arg: Arg, dtype: str) -> Arg:
+    return builder.cast(node, arg, dtype) if isinstance(arg, Ref) else arg
+
+
+def _kwarg(node: Node, name: str, position: int | None = None, default: Arg = None) -> Arg:
+    if position is not None and len(node.args) > position:
+        return node.args[position]
+    return dict(node.kwargs).get(name, default)
+
+
+def _add_or_sub(op: str) -> Callable[[Builder, Node], Ref]:
+    def lower(builder: Builder, node: Node) -> Ref:
+        """a ± alpha·b"""
+        assert node.spec is not None
+        left, right = node.args[0], node.args[1]
+        alpha = _kwarg(node, "alpha", 2, 1)
+        if alpha not in (1, 1.0):
+            right = _as(builder, node, right, node.spec.dtype)
+            right = builder.point(node, "mul", (right, alpha), node.spec.dtype)
+        if node.spec.dtype == "bool":
+            return apply(builder, node, "logical_or", "logic", (left, right))
+        return apply(builder, node, op, "arith", (left, right))
+
+    return lower
+
+
+def _rsub(builder: Builder, node: Node) -> Ref:
+    return apply(builder, node, "sub", "arith", (node.args[1], node.args[0]))
+
+
+def _div_mode(builder: Builder, node: Node) -> Ref:
+    mode = _kwarg(node, "rounding_mode", 2)
+    op = {None: "div", "floor": "floor_divide", "trunc": "trunc_divide"}[str(mode) if mode else None]
+    return apply(builder, node, op, "arith", node.args[:2])
+
+
+def _pow(builder: Builder, node: Node) -> Ref:
+    """Small whole powers are products, as PyTorch has them: x² = x·x, x³ = x·x·x, x^½ = √x."""
+    assert node.spec is not None
+    base, power = node.args[0], node.args[1]
+    floating = category(node.spec.dtype) == 2
+    if isinstance(base, Ref) and isinstance(power, int | float):
+        if power == 2:
+            return apply(builder, node, "mul", "arith", (base, base))
+        if power == 3:
+            square = apply(builder, node, "mul", "arith", (base, base))
+            return apply(builder, node, "mul", "arith", (square, base))
+        if floating and power == 0.5:
+            return apply(builder, node, "sqrt", "arith", (base,))
+        if floating and power == -0.5:
+            return apply(builder, node, "rsqrt", "arith", (base,))
+        if floating and power == -1:
+            return apply(builder, node, "reciprocal", "arith", (base,))
+        if power == 1:
+            return apply(builder, node, "cast", "arith", (base,))
+    return apply(builder, node, "pow", "arith", (base, power))
+
+
+def _clamp(low_at: int | None, high_at: int | None) -> Callable[[Builder, Node], Ref]:
+    def lower(builder: Builder, node: Node) -> Ref:
+        """min(max(x, low), high); NaN goes through, and high wins over low."""
+        low = _kwarg(node, "min", low_at) if low_at else None
+        high = _kwarg(node, "max", high_at) if high_at else None
+        value: Arg = node.args[0]
+        if low is not None:
+            value = apply(builder, node, "maximum", "arith", (value, low))
+        if high is not None:
+            value = apply(builder, node, "minimum", "arith", (value, high))
+        assert isinstance(value, Ref)
+        return value
+
+    return lower
+
+
+def _where(builder: Builder, node: Node) -> Ref:
+    assert node.spec is not None
+    condition = _as(builder, node, node.args[0], "bool")
+    sides = tuple(_as(builder, node, arg, node.spec.dtype) for arg in node.args[1:3])
+    return builder.point(node, "where", (condition, *sides), node.spec.dtype)
+
+
+def _cast(builder: Builder, node: Node) -> Ref:
+    """A copy in the result's type and layout; it stays a node, so that memory is not shared."""
+    assert node.spec is not None
+    return builder.point(node, "cast", node.args[:1], node.spec.dtype)
+
+
+def _copy(builder: Builder, node: Node) -> Ref:
+    """copy(self, src): src broadcast to self's shape, in self's type."""
+    assert node.spec is not None
+    source = node.args[1]
+    assert isinstance(source, Ref)
+    if builder.spec(source.name).shape != node.spec.shape:
+        spec = node.spec
+        expand = Node(node.name, "aten.expand.default", (source, spec.shape), (), None, node.source)
+        source = builder.add(_with_spec(builder, expand, source, node))
+    return builder.point(node, "cast", (source,), node.spec.dtype)
+
+
+def _with_spec(builder: Builder, expand: Node, source: Ref, node: Node) -> Node:
+    from dataclasses import replace
+
+    assert node.spec is not None
+    held = builder.spec(source.name)
+    return replace(expand, spec=replace(node.spec, dtype=held.dtype))
+
+
+def _full(builder: Builder, node: Node) -> Ref:
+    return builder.add(Node(node.name, "full", (node.args[1],), (), node.spec, node.source))
+
+
+def _full_like(builder: Builder, node: Node) -> Ref:
+    return _full(builder, node)
+
+
+def _scalar_tensor(builder: Builder, node: Node) -> Ref:
+    return builder.add(Node(node.name, "full", (node.args[0],), (), node.spec, node.source))
+
+
+def _literal(builder: Builder, node: Node) -> Ref | None:
+    """A literal without dimensions is a number."""
+    if isinstance(node.args[0], tuple):
+        return None
+    return builder.add(Node(node.name, "full", node.args, (), node.spec, node.source))
+
+
+def _arange(builder: Builder, node: Node) -> Ref | None:
+    values = [arg for arg in node.args if not isinstance(arg, Symbolic)]
+    start: Arg = 0 if len(values) == 1 else values[0]
+    step = values[2] if len(values) > 2 else _kwarg(node, "step", None, 1)
+    if not isinstance(start, int) or not isinstance(step, int):
+        return None
+    return builder.add(Node(node.name, "iota", (start, step), (), node.spec, node.source))
+
+
+SPECIAL: dict[str, Callable[[Builder, Node], Ref | None]] = {
+    "aten.add.Tensor": _add_or_sub("add"),
+    "aten.add.Scalar": _add_or_sub("add"),
+    "aten.sub.Tensor": _add_or_sub("sub"),
+    "aten.sub.Scalar": _add_or_sub("sub"),
+    "aten.rsub.Scalar": _rsub,
+    "aten.div.Tensor_mode": _div_mode,
+    "aten.div.Scalar_mode": _div_mode,
+    "aten.pow.Tensor_Scalar": _pow,
+    "aten.pow.Tensor_Tensor": _pow,
+    "aten.pow.Scalar": _pow,
+    "aten.clamp.default": _clamp(1, 2),
+    "aten.clamp.Tensor": _clamp(1, 2),
+    "aten.clamp_min.default": _clamp(1, None),
+    "aten.clamp_min.Tensor": _clamp(1, None),
+    "aten.clamp_max.default": _clamp(None, 1),
+    "aten.clamp_max.Tensor": _clamp(None, 1),
+    "aten.where.self": _where,
+    "aten.where.ScalarSelf": _where,
+    "aten.where.ScalarOther": _where,
+    "aten.where.Scalar": _where,
+    "aten._to_copy.default": _cast,
+    "aten.clone.default": _cast,
+    "aten.lift_fresh_copy.default": _cast,
+    "prims.convert_element_type.default": _cast,
+    "aten.copy.default": _copy,
+    "aten.full.default": _full,
+    "aten.full_like.default": _full_like,
+    "aten.scalar_tensor.default": _scalar_tensor,
+    "literal": _literal,
+    "aten.arange.start_step": _arange,
+    "aten.arange.default": _arange,
+    "aten.arange.start": _arange,
+    "prims.iota.default": lambda builder, node: _prims_iota(builder, node),
+}
+
+
+def _prims_iota(builder: Builder, node: Node) -> Ref | None:
+    start, step = dict(node.kwargs).get("start", 0), dict(node.kwargs).get("step", 1)
+    if not isinstance(start, int) or not isinstance(step, int):
+        return None
+    return builder.add(Node(node.name, "iota", (start, step), (), node.spec, node.source))

@@ -1,0 +1,239 @@
+"""Algebra on graphs: each rule is one equation that holds bit for bit, or within rounding.
+
+A rule looks at one node (with the graph so far) and gives its replacement, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from fusewright.ir import (
+    Arg,
+    Dim,
+    Graph,
+    Node,
+    Ratio,
+    Ref,
+    TensorSpec,
+    contiguous_strides,
+)
+from fusewright.rewrite.builder import Builder
+from fusewright.rewrite.views import permute_order
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a rule may look at: the graph being built, and who reads each old value."""
+
+    builder: Builder
+    users: Mapping[str, list[Node]]
+    outputs: frozenset[str]
+    produced: Mapping[str, Node]
+
+    def producer(self, arg: Arg) -> Node | None:
+        return self.produced.get(arg.name) if isinstance(arg, Ref) else None
+
+
+Rewrite = Callable[[Context, Node], Ref | None]
+
+
+def times_one(context: Context, node: Node) -> Ref | None:
+    """x·1 = x and x/1 = x, signs and NaN included."""
+    if node.op not in ("mul", "div") or len(node.args) != 2:
+        return None
+    left, right = node.args
+    if not isinstance(right, int | float) or right != 1 or not isinstance(left, Ref):
+        return None
+    return left if context.builder.spec(left.name) == node.spec else None
+
+
+def same_cast(context: Context, node: Node) -> Ref | None:
+    """cast(x) = x where the type and layout are x's already and nobody needs a copy."""
+    if node.op != "cast" or node.name in context.outputs or not isinstance(node.args[0], Ref):
+        return None
+    source = node.args[0]
+    held = context.builder.spec(source.name)
+    assert node.spec is not None
+    if (held.dtype, held.shape, held.strides) != (
+        node.spec.dtype,
+        node.spec.shape,
+        node.spec.strides,
+    ):
+        return None
+    return source if context.producer(source) is not None else None
+
+
+def view_of_view(context: Context, node: Node) -> Ref | None:
+    """view(view(x)) = view(x)"""
+    inner = context.producer(node.args[0]) if node.op == "aten.view.default" else None
+    if inner is None or inner.op != "aten.view.default":
+        return None
+    assert node.spec is not None and isinstance(inner.args[0], Ref)
+    return context.builder.view(node, inner.args[0], node.spec.shape, node.spec.strides)
+
+
+def permute_of_permute(context: Context, node: Node) -> Ref | None:
+    """permute(permute(x, p), q) = permute(x, p∘q), and the identity is x."""
+    inner = context.producer(node.args[0]) if node.op == "aten.permute.default" else None
+    if inner is None or inner.op != "aten.permute.default":
+        return None
+    first, second = permute_order(inner), permute_order(node)
+    order = tuple(first[position] for position in second)
+    source = inner.args[0]
+    assert isinstance(source, Ref)
+    if order == tuple(range(len(order))):
+        return source
+    return context.builder.add(replace(node, args=(source, order)))
+
+
+def split_addmm(context: Context, node: Node) -> Ref | None:
+    """addmm(b, x, w) = mm(x, w) + b, where a loop that follows can add the bias for free."""
+    if node.op != "aten.addmm.default" or node.kwargs or node.spec is None:
+        return None
+    if node.spec.dtype not in ("float32", "float64") or not _feeds_loop(context, node):
+        return None
+    bias, left, right = node.args
+    product = context.builder.add(
+        Node(f"{node.name}_mm", "aten.mm.default", (left, right), (), node.spec, node.source)
+    )
+    return context.builder.point(node, "add", (product, bias), node.spec.dtype)
+
+
+def split_convolution_bias(context: Context, node: Node) -> Ref | None:
+    """convolution(x, w, b) = convolution(x, w) + b per channel, added by the loop that follows."""
+    if node.op != "aten.convolution.default" or node.spec is None:
+        return None
+    bias = node.args[2]
+    if not isinstance(bias, Ref) or node.spec.dtype not in ("float32", "float64"):
+        return None
+    if not _feeds_loop(context, node):
+        return None
+    args = (*node.args[:2], None, *node.args[3:])
+    bare = context.builder.add(replace(node, name=f"{node.name}_bare", args=args))
+    per_channel = _per_channel(context, node, bias, len(node.spec.shape))
+    return context.builder.point(node, "add", (bare, per_channel), node.spec.dtype)
+
+
+def _per_channel(context: Context, node: Node, bias: Ref, rank: int) -> Ref:
+    channels = context.builder.spec(bias.name).shape[0]
+    shape = (channels, *(Dim(1),) * (rank - 2))
+    return context.builder.view(
+        replace(node, name=f"{node.name}_bias"), bias, shape, contiguous_strides(shape)
+    )
+
+
+def _feeds_loop(context: Context, node: Node) -> bool:
+    """Whether some reader of the value is an operator of ours that computes."""
+    return node.name not in context.outputs and any(
+        not user.is_aten and user.op != "getitem" for user in context.users.get(node.name, [])
+    )
+
+
+RULES: tuple[Rewrite, ...] = (
+    times_one,
+    same_cast,
+    view_of_view,
+    permute_of_permute,
+    split_addmm,
+    split_convolution_bias,
+)
+
+
+def simplify(graph: Graph) -> Graph:
+    """Apply every rule once, in order, to each node, then merge equal nodes."""
+    return merge_equal(split_bias_gradient(_apply(graph)))
+
+
+def _apply(graph: Graph) -> Graph:
+    builder = Builder(graph.inputs)
+    users = graph.users()
+    outputs = frozenset(name for name in graph.outputs if isinstance(name, str))
+    produced: dict[str, Node] = {}
+    context = Context(builder, users, outputs, produced)
+    for node in graph.nodes:
+        known = builder.resolved(node)
+        before = len(builder.nodes)
+        result: Ref | None = None
+        for rule in RULES:
+            result = rule(context, known)
+            if result is not None:
+                break
+        result = result or builder.add(known)
+        for made in builder.nodes[before:]:
+            produced[made.name] = made
+        builder.substitute(node.name, result)
+    return builder.graph(graph.outputs)
+
+
+def split_bias_gradient(graph: Graph) -> Graph:
+    """convolution_backward's bias gradient = Σ dy over all but channels: a sum we can fuse."""
+    builder = Builder(graph.inputs)
+    summed: dict[str, Node] = {}
+    for node in graph.nodes:
+        known = builder.resolved(node)
+        if _gives_bias_gradient(node):
+            mask = known.args[-1]
+            assert isinstance(mask, tuple)
+            summed[node.name] = known
+            known = replace(known, args=(*known.args[:-1], (mask[0], mask[1], False)))
+        if node.op == "getitem" and node.args[1] == 2 and _name(node.args[0]) in summed:
+            builder.substitute(node.name, _bias_sum(builder, node, summed[_name(node.args[0])]))
+            continue
+        builder.substitute(node.name, builder.add(known))
+    return builder.graph(graph.outputs)
+
+
+def _name(arg: Arg) -> str:
+    return arg.name if isinstance(arg, Ref) else ""
+
+
+def _gives_bias_gradient(node: Node) -> bool:
+    if node.op != "aten.convolution_backward.default":
+        return False
+    mask = node.args[-1]
+    return isinstance(mask, tuple) and bool(mask[2])
+
+
+def _bias_sum(builder: Builder, node: Node, backward: Node) -> Ref:
+    gradient = backward.args[0]
+    assert isinstance(gradient, Ref)
+    held = builder.spec(gradient.name)
+    dims = tuple(position for position in range(len(held.shape)) if position != 1)
+    shape = (held.shape[1],)
+    spec = TensorSpec(held.dtype, shape, contiguous_strides(shape), held.device)
+    return builder.add(Node(node.name, "reduce_sum", (gradient, dims), (), spec, node.source))
+
+
+# Operators that give another result each time they run.
+RANDOM_WORDS = ("rand", "dropout", "bernoulli", "normal", "uniform", "exponential", "multinomial")
+
+
+def is_random(node: Node) -> bool:
+    return any(word in node.op for word in RANDOM_WORDS)
+
+
+def merge_equal(graph: Graph) -> Graph:
+    """Two nodes with the same operator and operands are one."""
+    builder = Builder(graph.inputs)
+    seen: dict[tuple[object, ...], Ref] = {}
+    outputs = {name for name in graph.outputs if isinstance(name, str)}
+    for node in graph.nodes:
+        known = builder.resolved(node)
+        key = (known.op, _typed(known.args), _typed(tuple(v for _, v in known.kwargs)), known.spec)
+        if key in seen and not is_random(known) and node.name not in outputs:
+            builder.substitute(node.name, seen[key])
+            continue
+        added = builder.add(known)
+        seen.setdefault(key, added)
+        builder.substitute(node.name, added)
+    return builder.graph(graph.outputs)
+
+
+def _typed(arg: Arg) -> object:
+    """Arguments for comparison: 1, 1.0 and True are different, and so are 0.0 and -0.0."""
+    if isinstance(arg, tuple):
+        return tuple(_typed(item) for item in arg)
+    if isinstance(arg, Ref | Dim | Ratio):
+        return arg
+    return (type(arg).__name__, repr(arg))

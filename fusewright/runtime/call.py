@@ -1,0 +1,229 @@
+"""One call of an optimized module: find the program that fits, run its drivers under autograd."""
+
+import dataclasses
+import typing
+import warnings
+
+import torch
+
+from fusewright.runtime.guard import (
+    _fw_altered,
+    _fw_autocast,
+    _fw_flatten,
+    _fw_positional,
+    _fw_same_strides,
+    _fw_watcher,
+)
+
+_fw_drive = typing.Callable[..., typing.Any]
+_fw_tensors = tuple[torch.Tensor, ...]
+_fw_compiling: _fw_drive = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+_FW_ONCE = (
+    "Fusewright's kernels give first derivatives; for a double backward call the original model"
+)
+
+
+_FW_WARNED: set[str] = set()
+
+
+def _fw_warn(reason: str) -> None:
+    """Say once for each reason why the kernels were not used."""
+    if not _fw_compiling() and reason not in _FW_WARNED:
+        _FW_WARNED.add(reason)
+        warnings.warn(f"the original forward runs: {reason}", RuntimeWarning, stacklevel=3)
+
+
+def _fw_laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with these strides; copied only when it has others."""
+    if tensor.stride() == strides or _fw_same_strides(tensor, strides):
+        return tensor
+    shape = tuple(tensor.shape)
+    fresh = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return fresh.copy_(tensor)
+
+
+def _fw_tangent(
+    tangent: torch.Tensor | None,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    device: torch.device,
+) -> torch.Tensor:
+    """The gradient of an output as the backward kernels read it; none at all means zeros."""
+    if tangent is None:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
+    return _fw_laid_out(tangent.resolve_conj().resolve_neg(), strides)
+
+
+def _fw_ratio(scale: float, numerator: int, denominator: int) -> float:
+    """A quotient of sizes; for an empty batch it is what PyTorch's own mean gives."""
+    if denominator:
+        return scale * numerator / denominator
+    return float("inf") if numerator else float("nan")
+
+
+def _fw_here(
+    constant: torch.Tensor, kept: dict[typing.Any, torch.Tensor], where: typing.Any
+) -> torch.Tensor:
+    """A constant of the graph on this device, copied there once."""
+    if where not in kept:
+        kept[where] = constant.to(where)
+    return kept[where]
+
+
+@dataclasses.dataclass
+class _FwMode:
+    """One program: its drivers, what it expects of a call, and how its values are wired.
+
+    `forward` and `inference` give the outputs, then the new values of `mutations`, then (forward
+    alone) what backward needs beside the inputs; `saved` counts through inputs and results.
+    """
+
+    name: str
+    training: bool
+    autocast: torch.dtype | None
+    device_type: str
+    parameters: tuple[str, ...]
+    structure: str
+    plain: int
+    owners: tuple[typing.Any, ...]
+    symbols: tuple[tuple[int, int], ...]
+    main: int
+    n_tensors: int
+    n_outputs: int
+    n_inference: int
+    n_results: int
+    fixed: tuple[int, ...]
+    mutations: tuple[tuple[int, int], ...]
+    saved: tuple[int, ...]
+    tangents: tuple[int | None, ...]
+    gather: _fw_drive
+    misfit: _fw_drive
+    outputs: _fw_drive
+    layouts: _fw_drive
+    inference: _fw_drive
+    forward: _fw_drive | None = None
+    backward: _fw_drive | None = None
+    gradient_layouts: _fw_drive | None = None
+    operators: tuple[_fw_drive, ...] = ()
+
+    def sizes(self, tensors: _fw_tensors) -> tuple[int, ...]:
+        return tuple([tensors[index].shape[dim] for index, dim in self.symbols])
+
+
+def _fw_forward(
+    modes: typing.Sequence[_FwMode],
+    module: typing.Any,
+    args: tuple[typing.Any, ...],
+    kwargs: dict[str, typing.Any],
+) -> tuple[str | None, typing.Any]:
+    """None and the module's result, or the reason why no program fits this call."""
+    reason = f"there is no program for {'training' if module.training else 'evaluation'}"
+    for mode in modes:
+        if mode.training == module.training:
+            tensors, misfit = _fw_bind(mode, module, args, kwargs)
+            if misfit is None:
+                return None, (_fw_traced if _fw_compiling() else _fw_run)(mode, tensors)
+            reason = misfit
+    return reason, None
+
+
+def _fw_bind(
+    mode: _FwMode,
+    module: typing.Any,
+    args: tuple[typing.Any, ...],
+    kwargs: dict[str, typing.Any],
+) -> tuple[_fw_tensors, str | None]:
+    """The graph's input tensors, and why they cannot be used (None when they can)."""
+    leaves: typing.Any = args
+    if kwargs or len(args) != mode.plain:
+        leaves = []
+        structure = _fw_flatten(_fw_positional(mode.parameters, args, kwargs), leaves)
+        if structure != mode.structure:
+            return (), f"the arguments are {structure} instead of {mode.structure}"
+    tensors: _fw_tensors = mode.gather(module, leaves)
+    reason = mode.misfit(*tensors) or _fw_altered(module, mode.owners)
+    autocast = _fw_autocast(mode.device_type)
+    if reason is None and autocast is not mode.autocast:
+        reason = f"autocast is {autocast or 'off'} instead of {mode.autocast or 'off'}"
+    if reason is None and not _fw_compiling():
+        reason = _fw_watcher()
+    return tensors, reason
+
+
+def _fw_run(mode: _FwMode, tensors: _fw_tensors) -> typing.Any:
+    """The eager way: no dispatcher between the module and its kernels."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor.requires_grad:
+                if mode.backward is not None:
+                    return mode.outputs(tensors, _fw_apply(mode, *tensors))
+                with torch.no_grad():
+                    return _fw_run(mode, tensors)
+    results = mode.inference(*tensors)
+    _fw_write(mode, tensors, results)
+    return mode.outputs(tensors, results)
+
+
+def _fw_write(mode: _FwMode, tensors: _fw_tensors, results: _fw_tensors) -> None:
+    """Copy new values into the buffers that the model changes."""
+    for target, source in mode.mutations:
+        tensors[target].copy_(results[source])
+
+
+def _fw_save(ctx: typing.Any, mode: _FwMode, tensors: _fw_tensors, results: _fw_tensors) -> None:
+    """Keep for backward what it needs; a gradient that never comes stays None."""
+    known = tensors + results
+    ctx.save_for_backward(*[known[index] for index in mode.saved])
+    ctx.set_materialize_grads(False)
+    ctx.sizes = mode.sizes(tensors)
+
+
+class _FwFunction(torch.autograd.Function):
+    """One node of the autograd graph for the whole model."""
+
+    @staticmethod
+    def forward(ctx: typing.Any, mode: _FwMode, *tensors: torch.Tensor) -> _fw_tensors:
+        assert mode.forward is not None
+        results: _fw_tensors = mode.forward(*tensors)
+        _fw_save(ctx, mode, tensors, results)
+        ctx.mode, ctx.device = mode, tensors[mode.main].device
+        if mode.fixed:
+            ctx.mark_non_differentiable(*[results[index] for index in mode.fixed])
+        _fw_write(mode, tensors, results)
+        return results[: mode.n_outputs]
+
+    @staticmethod
+    def backward(ctx: typing.Any, *tangents: torch.Tensor | None) -> tuple[typing.Any, ...]:
+        mode = ctx.mode
+        values = [None if index is None else tangents[index] for index in mode.tangents]
+        values = [*ctx.saved_tensors, *values]
+        if hasattr(ctx, "maybe_clear_saved_tensors"):
+            ctx.maybe_clear_saved_tensors()  # so that the driver's `del` frees memory at once
+        need = ctx.needs_input_grad[1:]
+        if not torch.is_grad_enabled():
+            return (None, *mode.backward(values, ctx.sizes, ctx.device, need))
+        with torch.no_grad():
+            gradients = mode.backward(values, ctx.sizes, ctx.device, need)
+        return (None, *_fw_once(gradients))
+
+
+_fw_apply: _fw_drive = _FwFunction.apply
+
+
+def _fw_once(gradients: tuple[torch.Tensor | None, ...]) -> tuple[typing.Any, ...]:
+    """The same gradients, with an error waiting for whoever differentiates them again."""
+    leaves = [None if each is None else each.detach().requires_grad_() for each in gradients]
+    refusal: typing.Any = torch._C._functions.DelayedError(_FW_ONCE.encode(), len(leaves))
+    return tuple(refusal(*leaves))
+
+
+def _fw_traced(mode: _FwMode, tensors: _fw_tensors) -> typing.Any:
+    """The way under torch.compile: registered operators, which its graph can hold."""
+    wanted = mode.backward is not None and torch.is_grad_enabled()
+    wanted = wanted and any(tensor.requires_grad for tensor in tensors)
+    results = mode.operators[1 if wanted else 0](*tensors)
+    results = (results,) if isinstance(results, torch.Tensor) else tuple(results)
+    with torch.no_grad():
+        _fw_write(mode, tensors, results)
+    return mode.outputs(tensors, results)

@@ -1,0 +1,128 @@
+"""Whether a call fits a program, and if not, why: in words that a warning can carry."""
+
+import typing
+
+import torch
+
+_FW_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+class _FwGone:
+    """Stands in for a submodule that is no longer there: nothing is found in it."""
+
+    _modules: typing.ClassVar[dict[str, typing.Any]] = {}
+    _parameters: typing.ClassVar[dict[str, typing.Any]] = {}
+    _buffers: typing.ClassVar[dict[str, typing.Any]] = {}
+    _forward_hooks = _forward_pre_hooks = _backward_hooks = _buffers
+
+
+def _fw_attribute(owner: typing.Any, path: tuple[str, ...]) -> typing.Any:
+    for name in path:
+        owner = getattr(owner, name, None)
+    return owner
+
+
+def _fw_positional(
+    names: tuple[str, ...], args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]
+) -> tuple[tuple[typing.Any, ...], dict[str, typing.Any]]:
+    """Keyword arguments moved to the positions that the original forward gives them."""
+    rest = dict(kwargs)
+    for name in names[len(args) :]:
+        if name not in rest:
+            break
+        args += (rest.pop(name),)
+    return args, rest
+
+
+def _fw_flatten(value: typing.Any, leaves: list[typing.Any]) -> str:
+    """Append the tensors in `value` to `leaves`; give the text of all that is not a tensor."""
+    if isinstance(value, torch.Tensor):
+        leaves.append(value)
+        return "tensor"
+    if isinstance(value, (tuple, list)):
+        inside = ", ".join([_fw_flatten(item, leaves) for item in value])
+    elif isinstance(value, dict):
+        inside = ", ".join([f"{key!r}: {_fw_flatten(item, leaves)}" for key, item in value.items()])
+    else:
+        return repr(value)
+    return f"{type(value).__name__}({inside})"
+
+
+def _fw_same_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether the layout is the same; a dimension of size one has no stride worth the name."""
+    if tensor.stride() == strides or tensor.numel() == 0:
+        return True
+    pairs = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return all(size == 1 or mine == wanted for size, mine, wanted in pairs)
+
+
+def _fw_rank(value: typing.Any) -> int:
+    return value.dim() if isinstance(value, torch.Tensor) else -1
+
+
+def _fw_misfit(
+    label: str,
+    tensor: typing.Any,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    device: torch.device,
+    frozen: bool,
+) -> str | None:
+    """Why this tensor is not what the kernels were written for, or None when it is."""
+    if type(tensor) not in _FW_PLAIN:
+        return f"{label} is a {type(tensor).__name__} instead of a tensor"
+    if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
+        return f"{label} is a tensor whose memory cannot be read as it lies"
+    if tensor.dtype is not dtype:
+        return f"{label} is {tensor.dtype} instead of {dtype}"
+    if tensor.device != device:
+        return f"{label} is on {tensor.device} instead of {device}"
+    if tensor.shape != shape:
+        return f"{label} has shape {tuple(tensor.shape)} instead of {shape}"
+    if tensor.stride() != strides and not _fw_same_strides(tensor, strides):
+        return f"{label} has strides {tensor.stride()} instead of {strides}"
+    if frozen and tensor.requires_grad and torch.is_grad_enabled():
+        return f"{label} requires a gradient, for which there is no program"
+    return None
+
+
+def _fw_hooks(owner: typing.Any) -> int:
+    return len(owner._forward_hooks) + len(owner._forward_pre_hooks) + len(owner._backward_hooks)
+
+
+def _fw_altered(module: typing.Any, owners: tuple[typing.Any, ...]) -> str | None:
+    """Which attribute or hook of a submodule is no longer as it was in the example, or None."""
+    for path, values, hooks in owners:
+        owner = module
+        for name in path:
+            owner = owner._modules.get(name, _FwGone)
+        for name, value in values:
+            if getattr(owner, name, None) != value:
+                return f"attribute {'.'.join((*path, name))} is not {value!r}"
+        if path and _fw_hooks(owner) != hooks:
+            return f"hooks of {'.'.join(path)} were added or removed"
+    return None
+
+
+def _fw_autocast(device_type: str) -> torch.dtype | None:
+    """The dtype that autocast converts to on this kind of device, or None when it is off."""
+    if hasattr(torch, "get_autocast_dtype"):
+        on = torch.is_autocast_enabled(device_type)
+        return torch.get_autocast_dtype(device_type) if on else None
+    if device_type == "cpu":
+        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+
+
+def _fw_watcher() -> str | None:
+    """What is around this call and has to see every PyTorch operator in it, or None."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a torch.func transform is active"
+    if torch._C._len_torch_dispatch_stack():
+        return "a dispatch mode is active"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace is active"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    return None

@@ -1,0 +1,122 @@
+"""The drivers as operators of torch.library, so that a torch.compile graph can hold them."""
+
+import typing
+
+import torch
+
+from fusewright.runtime.call import (
+    _FW_ONCE,
+    _fw_drive,
+    _fw_laid_out,
+    _fw_save,
+    _fw_tensors,
+    _FwMode,
+)
+
+_fw_layout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
+
+
+def _fw_register(mode: _FwMode) -> _FwMode:
+    """Register the mode's operators, once per name in a process; the mode then knows them."""
+    if not hasattr(torch.library, "register_autograd") or not (mode.n_inference and mode.n_tensors):
+        return mode
+    names = [f"{mode.name}_inference", f"{mode.name}_forward", f"{mode.name}_backward"]
+    names = names if mode.backward is not None else names[:1]
+    if not hasattr(torch.ops.fusewright, names[0]):
+        _fw_define_forward(mode, names[0], mode.inference, mode.n_inference)
+        if mode.forward is not None and mode.backward is not None:
+            _fw_define_forward(mode, names[1], mode.forward, mode.n_results)
+            _fw_define_backward(mode, names[2])
+            _fw_define_autograd(mode, names[1], names[2])
+    mode.operators = tuple([getattr(torch.ops.fusewright, name).default for name in names])
+    return mode
+
+
+def _fw_define(name: str, schema: str, real: _fw_drive, fake: _fw_drive) -> None:
+    torch.library.define(f"fusewright::{name}", schema)
+    torch.library.impl(f"fusewright::{name}", "default", real)
+    torch.library.register_fake(f"fusewright::{name}", fake)
+
+
+def _fw_define_forward(mode: _FwMode, name: str, driver: _fw_drive, results: int) -> None:
+    def real(*tensors: torch.Tensor) -> typing.Any:
+        layouts = mode.layouts(*tensors)[:results]
+        own = _fw_own(driver(*tensors), layouts, tensors)
+        return own[0] if results == 1 else tuple(own)
+
+    def fake(*tensors: torch.Tensor) -> typing.Any:
+        made = [
+            _fw_empty(each, tensors[mode.main].device) for each in mode.layouts(*tensors)[:results]
+        ]
+        return made[0] if results == 1 else tuple(made)
+
+    taken = ", ".join([f"Tensor t{index}" for index in range(mode.n_tensors)])
+    given = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
+    _fw_define(name, f"({taken}) -> {given}", real, fake)
+
+
+def _fw_empty(layout: _fw_layout, device: torch.device) -> torch.Tensor:
+    dtype, shape, strides = layout
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def _fw_own(
+    results: typing.Sequence[torch.Tensor],
+    layouts: typing.Sequence[_fw_layout],
+    inputs: typing.Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """The results as the fake kernel promises them: these layouts, no memory shared."""
+    seen = {each.untyped_storage().data_ptr() for each in inputs}
+    own = []
+    for result, layout in zip(results, layouts, strict=True):
+        if result.untyped_storage().data_ptr() in seen:
+            result = _fw_empty(layout, result.device).copy_(result)
+        own.append(_fw_laid_out(result, layout[2]))
+        seen.add(own[-1].untyped_storage().data_ptr())
+    return own
+
+
+def _fw_define_backward(mode: _FwMode, name: str) -> None:
+    layouts_of = mode.gradient_layouts
+
+    def real(values: list[typing.Any], sizes: list[int], need: list[bool]) -> list[torch.Tensor]:
+        given = [each for each in values if each is not None]
+        assert mode.backward is not None and layouts_of is not None
+        gradients = mode.backward(list(values), sizes, given[0].device, need)
+        pairs = zip(gradients, layouts_of(*sizes), strict=True)
+        wanted = [(each, layout) for each, layout in pairs if each is not None]
+        return _fw_own([each for each, _ in wanted], [layout for _, layout in wanted], given)
+
+    def fake(values: list[typing.Any], sizes: list[int], need: list[bool]) -> list[torch.Tensor]:
+        device = next(each for each in values if each is not None).device
+        assert layouts_of is not None
+        pairs = zip(layouts_of(*sizes), need, strict=True)
+        return [_fw_empty(layout, device) for layout, wanted in pairs if layout and wanted]
+
+    _fw_define(name, "(Tensor?[] values, SymInt[] sizes, bool[] need) -> Tensor[]", real, fake)
+
+
+def _fw_define_autograd(mode: _FwMode, forward: str, backward: str) -> None:
+    def keep(ctx: typing.Any, inputs: _fw_tensors, output: typing.Any) -> None:
+        results = (output,) if isinstance(output, torch.Tensor) else tuple(output)
+        _fw_save(ctx, mode, inputs, results)
+        # Beside the outputs come new buffer values and values for backward: none has a gradient.
+        ctx.mark_non_differentiable(
+            *[results[index] for index in mode.fixed], *results[mode.n_outputs :]
+        )
+
+    def differentiate(ctx: typing.Any, *tangents: torch.Tensor | None) -> typing.Any:
+        values = [None if index is None else tangents[index] for index in mode.tangents]
+        need = list(ctx.needs_input_grad)
+        operator = getattr(torch.ops.fusewright, backward).default
+        made = iter(operator([*ctx.saved_tensors, *values], list(ctx.sizes), need))
+        assert mode.gradient_layouts is not None
+        pairs = zip(mode.gradient_layouts(*ctx.sizes), need, strict=True)
+        gradients = [next(made) if layout and wanted else None for layout, wanted in pairs]
+        return gradients[0] if len(gradients) == 1 else tuple(gradients)
+
+    def refuse(ctx: typing.Any, *tangents: typing.Any) -> typing.NoReturn:
+        raise RuntimeError(_FW_ONCE)
+
+    torch.library.register_autograd(f"fusewright::{forward}", differentiate, setup_context=keep)
+    torch.library.register_autograd(f"fusewright::{backward}", refuse)

@@ -1,0 +1,321 @@
+"""How a loop kernel is laid over the machine: `LoopKernel` × `Target` → `Schedule`.
+
+Each rule about which schedule fits which kernel is stated once, in `legal`, which the heuristic
+`choose`, the tuner and the tests all ask. Everything here speaks of the coalesced kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fusewright.coalesce import coalesce
+from fusewright.ir import ITEM_BYTES, ONE, ZERO, Dim
+from fusewright.loop import Access, Load, LoopKernel, Store
+from fusewright.optable import REDUCTIONS
+from fusewright.sweep import Sweeps, element_loads, late_sweep, sweeps
+
+HOST_RUN = 1024  # kLongestRun of kernels/host.hpp
+SHARED_BYTES = 48 * 1024
+THREAD_REGISTERS = 48  # 4-byte registers that a cached row may take of each thread
+BLOCK_REGISTERS = 65536
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is compiled for: language 'cuda' or 'host', and the number of processors."""
+
+    language: str
+    sms: int = 132
+
+    @staticmethod
+    def host() -> Target:
+        return Target("host", 1)
+
+    @staticmethod
+    def cuda(sms: int = 132) -> Target:
+        return Target("cuda", sms)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """kind: 'pointwise', 'row' (lanes along the last inner axis) or 'column' (last outer axis).
+
+    lanes: elements per vector (host: lanes of an accumulator). threads: of a CUDA block (of a row
+    for 'row', where `rows` share a block; `across` of a column block lie along the columns).
+    unroll: vectors in flight per thread. cached: the row stays in registers. splits: parts of the
+    inner extent that are reduced apart and joined in order.
+    """
+
+    kind: str
+    lanes: int = 1
+    threads: int = 256
+    rows: int = 1
+    across: int = 32
+    unroll: int = 1
+    cached: bool = False
+    splits: int = 1
+
+
+def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
+    """Whether the schedule computes this kernel rightly on this target."""
+    kernel = coalesce(kernel)
+    plan = sweeps(kernel)
+    common = (
+        min(schedule.lanes, schedule.threads, schedule.unroll, schedule.splits) >= 1
+        and (schedule.kind == "pointwise") == (not kernel.inner)
+        and (schedule.splits == 1 or splittable(plan))
+    )
+    if not common:
+        return False
+    if target.language == "host":
+        return schedule.lanes <= HOST_RUN and (schedule.kind != "column" or plan.count == 1)
+    if not lanes_fit(kernel, schedule.kind, schedule.lanes):
+        return False
+    match schedule.kind:
+        case "pointwise":
+            return schedule.threads <= 1024
+        case "row":
+            return _row_fits(kernel, plan, schedule)
+        case "column":
+            return _column_fits(plan, schedule)
+    return False
+
+
+def splittable(plan: Sweeps) -> bool:
+    """The inner extent may be cut: one sweep, so no element waits for a whole row."""
+    return plan.count == 1
+
+
+def lanes_fit(kernel: LoopKernel, kind: str, lanes: int) -> bool:
+    """Vectors of `lanes` elements along the lane axis are whole and, if pointers allow, aligned."""
+    if lanes == 1:
+        return True
+    axis = lane_axis(kernel, kind)
+    if axis is None:
+        return False
+    size = kernel.axes[axis].size
+    alone = kind == "pointwise" and len(kernel.outer) == 1
+    if not alone and size.is_static and size.factor % lanes:
+        return False
+    return all(_access_fits(access, axis, lanes) for access in lane_accesses(kernel, kind))
+
+
+def _access_fits(access: Access, axis: int, lanes: int) -> bool:
+    if access.strides[axis] == ZERO:
+        return True
+    others = [stride for at, stride in enumerate(access.strides) if at != axis]
+    steps = [each for each in (*others, *access.offset) if each.is_static]
+    return access.strides[axis] == ONE and all(each.factor % lanes == 0 for each in steps)
+
+
+def lane_axis(kernel: LoopKernel, kind: str) -> int | None:
+    """The position of the axis that vectors lie along."""
+    if kind == "row":
+        return len(kernel.axes) - 1
+    return len(kernel.outer) - 1 if kernel.outer else None
+
+
+def lane_accesses(kernel: LoopKernel, kind: str) -> tuple[Access, ...]:
+    """The accesses that are made a vector at a time."""
+    plan = sweeps(kernel)
+    if kind != "row":
+        return tuple(item.access for item in kernel.body if isinstance(item, Load | Store))
+    loads = element_loads(kernel, plan)
+    return tuple(item.access for item in (*loads, *plan.inner_stores))
+
+
+def _row_fits(kernel: LoopKernel, plan: Sweeps, schedule: Schedule) -> bool:
+    threads = schedule.threads
+    if threads & (threads - 1) or threads * schedule.rows > 1024:
+        return False
+    if schedule.rows > 1 and threads > 32 or threads * schedule.rows % 32:
+        return False
+    if not schedule.cached:
+        return True
+    size = kernel.inner_numel
+    reach = threads * schedule.lanes * schedule.unroll
+    registers = _cached_registers(kernel, plan, schedule.lanes * schedule.unroll)
+    limit = min(THREAD_REGISTERS, BLOCK_REGISTERS // (threads * schedule.rows) - 24)
+    return schedule.splits == 1 and size.is_static and size.factor <= reach and registers <= limit
+
+
+def _cached_registers(kernel: LoopKernel, plan: Sweeps, elements: int) -> int:
+    loads = [x for x in element_loads(kernel, plan) if not late_sweep(kernel, plan, x)]
+    return sum(max(1, ITEM_BYTES[load.dtype] * elements // 4) for load in loads)
+
+
+def _column_fits(plan: Sweeps, schedule: Schedule) -> bool:
+    threads, across = schedule.threads, schedule.across
+    shared = threads * schedule.lanes * 4 * part_bytes(plan) // 8
+    return (
+        plan.count == 1
+        and threads % 32 == 0
+        and threads <= 1024
+        and across >= 1
+        and threads % across == 0
+        and shared <= SHARED_BYTES // 2
+    )
+
+
+def part_bytes(plan: Sweeps) -> int:
+    """Bytes of one row's partial result: what C++'s Acc<1> may take at most."""
+    words = sum(REDUCTIONS[item.kind].state_words for item in plan.reductions[0])
+    return 8 * max(1, words)
+
+
+def workspace_bytes(kernel: LoopKernel, schedule: Schedule, target: Target) -> Dim:
+    """Scratch memory that one call needs, in bytes; the same on either target."""
+    if schedule.splits == 1:
+        return ZERO
+    kernel = coalesce(kernel)
+    return kernel.outer_numel * (schedule.splits * part_bytes(sweeps(kernel)))
+
+
+def choose(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Schedule:
+    """The first legal schedule that the heuristic proposes, best first."""
+    kernel = coalesce(kernel)
+    for schedule in candidates(kernel, target, sizes):
+        if legal(kernel, schedule, target):
+            return schedule
+    return Schedule("row" if kernel.inner else "pointwise")
+
+
+def candidates(
+    kernel: LoopKernel, target: Target, sizes: Mapping[str, int]
+) -> Iterator[Schedule]:
+    """Schedules worth trying, best guess first; some may not be legal."""
+    if not kernel.inner:
+        yield from _pointwise(kernel, target, sizes)
+        return
+    kinds = ("column", "row") if prefers_column(kernel, sizes) else ("row",)
+    for kind in kinds:
+        if target.language == "host":
+            yield _host_reduction(kernel, kind, sizes)
+        elif kind == "row":
+            yield from _rows(kernel, target, sizes)
+        else:
+            yield from _columns(kernel, target, sizes)
+
+
+def prefers_column(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
+    """Whether most of the bytes are contiguous along the last outer axis, in one sweep."""
+    plan = sweeps(kernel)
+    if not kernel.outer or plan.count > 1:
+        return False
+    row_bytes = column_bytes = 0
+    for item in (*element_loads(kernel, plan), *plan.inner_stores):
+        moved = ITEM_BYTES[item.dtype] * _reach(item.access, kernel, sizes)
+        row_bytes += moved * (item.access.strides[-1] == ONE)
+        column_bytes += moved * (item.access.strides[len(kernel.outer) - 1] == ONE)
+    return column_bytes > row_bytes
+
+
+def _reach(access: Access, kernel: LoopKernel, sizes: Mapping[str, int]) -> int:
+    """How many different elements the access touches."""
+    total = 1
+    for axis, stride in zip(kernel.axes, access.strides, strict=True):
+        total *= axis.size.at(sizes) if stride.factor else 1
+    return total
+
+
+def widths(kernel: LoopKernel) -> Iterator[int]:
+    """Vector widths to try: 16 bytes of the largest item, then halves."""
+    items = [ITEM_BYTES[item.dtype] for item in kernel.body if isinstance(item, Load | Store)]
+    lanes = 16 // max(items, default=16)
+    while lanes >= 1:
+        yield lanes
+        lanes //= 2
+
+
+def _pointwise(
+    kernel: LoopKernel, target: Target, sizes: Mapping[str, int]
+) -> Iterator[Schedule]:
+    if target.language == "host":
+        yield Schedule("pointwise", lanes=HOST_RUN)
+        return
+    loads = sum(isinstance(item, Load) for item in kernel.body)
+    numel = kernel.outer_numel.at(sizes)
+    for lanes in widths(kernel):
+        # Four loads in flight per thread, unless that leaves processors without a block.
+        unroll = max(1, 4 // max(1, loads)) * (1 if lanes > 1 else 2)
+        while unroll > 1 and numel < target.sms * 8 * 256 * lanes * unroll:
+            unroll //= 2
+        yield Schedule("pointwise", lanes=lanes, threads=256, unroll=unroll)
+
+
+def _rows(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
+    plan = sweeps(kernel)
+    inner, outer = kernel.inner_numel.at(sizes), kernel.outer_numel.at(sizes)
+    for lanes in widths(kernel):
+        if lanes > 1 and not lanes_fit(kernel, "row", lanes):
+            continue
+        if plan.count > 1:
+            yield from _cached_rows(inner, lanes)
+        threads = _row_threads(inner, lanes)
+        rows = max(1, 128 // threads) if threads <= 32 else 1
+        splits = _splits(outer, inner, threads * lanes * 4, target) if splittable(plan) else 1
+        unroll = 4 if lanes > 1 else 8
+        loads = len(element_loads(kernel, plan))
+        unroll = max(1, unroll // max(1, loads // 2))
+        yield Schedule("row", lanes, threads, rows=rows, unroll=unroll, splits=splits)
+
+
+def _cached_rows(inner: int, lanes: int) -> Iterator[Schedule]:
+    """A row in the registers of a warp or less, else of a block, the fewest threads first."""
+    for threads in (4, 8, 16, 32, 128, 256, 512, 1024):
+        reach = threads * lanes
+        unroll = max(1, -(-inner // reach))
+        most = 8 if lanes > 1 else 16
+        if unroll <= most or threads == 1024:
+            rows = max(1, 128 // threads) if threads <= 32 else 1
+            yield Schedule("row", lanes, threads, rows=rows, unroll=unroll, cached=True)
+
+
+def _row_threads(inner: int, lanes: int) -> int:
+    """Threads for one row: a few passes each."""
+    threads = 4
+    while threads < 32 and threads * lanes * 2 < inner:
+        threads *= 2
+    if inner <= 32 * lanes * 8:
+        return threads
+    return 128 if inner <= 128 * lanes * 8 else 256 if inner <= 1 << 16 else 512
+
+
+def _splits(outer: int, inner: int, pass_elements: int, target: Target) -> int:
+    """Parts of the inner extent so that about four blocks meet each processor."""
+    blocks = max(1, outer)
+    most = max(1, inner // max(1, pass_elements))
+    return max(1, min(most, 1024, -(-4 * target.sms // blocks))) if blocks < 2 * target.sms else 1
+
+
+def _columns(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
+    inner, outer = kernel.inner_numel.at(sizes), kernel.outer_numel.at(sizes)
+    loads = len(element_loads(kernel, sweeps(kernel)))
+    for lanes in widths(kernel):
+        if lanes > 1 and not lanes_fit(kernel, "column", lanes):
+            continue
+        across = 32
+        while across > 1 and across * lanes >= 2 * outer:
+            across //= 2
+        threads = 256
+        blocks = -(-outer // (across * lanes))
+        unroll = 4 if loads <= 1 else 2
+        most = max(1, inner // (threads // across * unroll))
+        splits = max(1, min(most, 256, -(-8 * target.sms // blocks)))
+        for size in (threads, 128, 64):
+            yield Schedule(
+                "column", lanes, size, across=min(across, size), unroll=unroll, splits=splits
+            )
+
+
+def _host_reduction(kernel: LoopKernel, kind: str, sizes: Mapping[str, int]) -> Schedule:
+    """Splits come from the sizes alone, never from the threads: results must repeat."""
+    inner, outer = kernel.inner_numel.at(sizes), kernel.outer_numel.at(sizes)
+    lanes = 32 if kind == "row" else 256
+    tasks = outer if kind == "row" else -(-outer // lanes)
+    splits = 1
+    if splittable(sweeps(kernel)) and tasks < 64:
+        splits = max(1, min(64 // max(1, tasks), inner * outer // 65536))
+    return Schedule(kind, lanes=lanes, splits=splits)
+

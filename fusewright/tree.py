@@ -1,0 +1,35 @@
+"""Arguments and results as trees: lists, tuples, dicts and dataclasses around tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+
+
+def map_leaves(fn: Callable[[object], object], tree: object) -> object:
+    """The same lists, tuples and dicts, with `fn` of everything that is none of these."""
+    if isinstance(tree, tuple):
+        items = tuple(map_leaves(fn, item) for item in tree)
+        # A named tuple is made by its own class, and keeps its field names.
+        make = getattr(tree, "_make", None)
+        return items if make is None else make(items)
+    if isinstance(tree, list):
+        return [map_leaves(fn, item) for item in tree]
+    if isinstance(tree, dict):
+        return {key: map_leaves(fn, item) for key, item in tree.items()}
+    return fn(tree)
+
+
+def leaves(name: str, tree: object) -> Iterator[tuple[str, object]]:
+    """Everything in a tree that is no container, named like the expression that reaches it."""
+    if isinstance(tree, list | tuple):
+        for index, item in enumerate(tree):
+            yield from leaves(f"{name}[{index}]", item)
+    elif isinstance(tree, Mapping):
+        for key, item in tree.items():
+            yield from leaves(f"{name}[{key!r}]", item)
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        for field in dataclasses.fields(tree):
+            yield from leaves(f"{name}.{field.name}", getattr(tree, field.name))
+    else:
+        yield name, tree

@@ -1,0 +1,38 @@
+"""What all tests share: a cache of their own, quiet defaults, GPU tests only where there is one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Kept between runs, so that the second `make test` finds its kernels built.
+    os.environ.setdefault("FUSEWRIGHT_CACHE", str(ROOT / ".pytest_cache" / "kernels"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="PyTorch sees no CUDA device here"))
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("FUSEWRIGHT_DEBUG", raising=False)
+    monkeypatch.delenv("FUSEWRIGHT_DUMP", raising=False)
+    yield
+
+
+@pytest.fixture
+def examples() -> tuple[Path, ...]:
+    """The four reference problems."""
+    return tuple(sorted(p for p in (ROOT / "examples").glob("*.py") if "_new" not in p.stem))

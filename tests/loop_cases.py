@@ -1,0 +1,250 @@
+"""Loop kernels that several tests and the loop benchmark share, and a way to run built ones.
+
+Each builder returns a `LoopKernel`; its float64 reference stands in the test that uses it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from fusewright.codegen.render import render
+from fusewright.codegen.source import Source
+from fusewright.ir import Dim, Ratio, contiguous_strides, dim
+from fusewright.loop import (
+    Access,
+    Apply,
+    Argument,
+    Axis,
+    Constant,
+    Instruction,
+    Load,
+    LoopKernel,
+    Reduce,
+    Store,
+)
+from fusewright.schedule import Schedule, Target, choose
+
+GXX = (
+    "g++ -std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -shared -fPIC"
+).split()
+NVCC = shutil.which("nvcc")
+Size = Dim | int
+
+
+def axes(*sizes: Size, letter: str = "a") -> tuple[Axis, ...]:
+    return tuple(Axis(f"{letter}{at}", dim(size)) for at, size in enumerate(sizes))
+
+
+def access(buffer: str, *strides: Size, offset: Sequence[Size] = ()) -> Access:
+    return Access(buffer, tuple(map(dim, strides)), tuple(map(dim, offset)))
+
+
+def row_major(buffer: str, *sizes: Size) -> Access:
+    return Access(buffer, contiguous_strides(tuple(map(dim, sizes))))
+
+
+def arguments(inputs: Mapping[str, str], outputs: Mapping[str, str]) -> tuple[Argument, ...]:
+    read = tuple(Argument(name, dtype, False) for name, dtype in inputs.items())
+    return read + tuple(Argument(name, dtype, True) for name, dtype in outputs.items())
+
+
+def symbols_of(sizes: Sequence[Size]) -> tuple[str, ...]:
+    return tuple(sorted({name for size in sizes for name in dim(size).symbols}))
+
+
+def kernel(
+    name: str,
+    outer: Sequence[Size],
+    inner: Sequence[Size],
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
+    body: Sequence[Instruction],
+) -> LoopKernel:
+    return LoopKernel(
+        name,
+        f"{name}: a test",
+        axes(*outer, letter="o"),
+        axes(*inner, letter="r"),
+        arguments(inputs, outputs),
+        symbols_of([*outer, *inner]),
+        tuple(body),
+    )
+
+
+def add_relu(n: Size, dtype: str = "float32") -> LoopKernel:
+    """y = relu(a + b), flat."""
+    body = [
+        Load("a", dtype, access("a", 1)),
+        Load("b", dtype, access("b", 1)),
+        Apply("s", dtype, "add", ("a", "b")),
+        Apply("y", dtype, "relu", ("s",)),
+        Store("y", dtype, access("y", 1)),
+    ]
+    return kernel("add_relu", [n], [], {"a": dtype, "b": dtype}, {"y": dtype}, body)
+
+
+def bias_relu(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:
+    body = [
+        Load("x", dtype, row_major("x", rows, columns)),
+        Load("b", dtype, access("b", 0, 1)),
+        Apply("s", dtype, "add", ("x", "b")),
+        Apply("y", dtype, "relu", ("s",)),
+        Store("y", dtype, row_major("y", rows, columns)),
+    ]
+    return kernel("bias_relu", [rows, columns], [], {"x": dtype, "b": dtype}, {"y": dtype}, body)
+
+
+def softmax(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:
+    body = [
+        Load("x", dtype, row_major("x", rows, columns)),
+        Reduce("x_max", dtype, "max", "x"),
+        Apply("shifted", dtype, "sub", ("x", "x_max")),
+        Apply("power", dtype, "exp", ("shifted",)),
+        Reduce("total", dtype, "sum", "power"),
+        Apply("y", dtype, "div", ("power", "total")),
+        Store("y", dtype, row_major("y", rows, columns)),
+    ]
+    return kernel("softmax", [rows], [columns], {"x": dtype}, {"y": dtype}, body)
+
+
+def layer_norm(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:
+    """Mean and reciprocal deviation are stored too, as the backward pass wants them."""
+    share = Ratio(f"1.0/({columns})")
+    body = [
+        Load("x", dtype, row_major("x", rows, columns)),
+        Load("weight", dtype, access("weight", 0, 1)),
+        Load("bias", dtype, access("bias", 0, 1)),
+        Constant("share", "float32", share),
+        Constant("eps", "float32", 1e-5),
+        Reduce("mean", "float32", "welford", "x", "m2"),
+        Apply("var", "float32", "mul", ("m2", "share")),
+        Apply("safe", "float32", "add", ("var", "eps")),
+        Apply("rstd", "float32", "rsqrt", ("safe",)),
+        Apply("centered", "float32", "sub", ("x", "mean")),
+        Apply("normal", "float32", "mul", ("centered", "rstd")),
+        Apply("scaled", "float32", "mul", ("normal", "weight")),
+        Apply("y", "float32", "add", ("scaled", "bias")),
+        Store("y", dtype, row_major("y", rows, columns)),
+        Store("mean", "float32", access("mean_out", 1, 0)),
+        Store("rstd", "float32", access("rstd_out", 1, 0)),
+    ]
+    outputs = {"y": dtype, "mean_out": "float32", "rstd_out": "float32"}
+    inputs = {"x": dtype, "weight": dtype, "bias": dtype}
+    return kernel("layer_norm", [rows], [columns], inputs, outputs, body)
+
+
+def column_sum(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:
+    """dz = where(z > 0, g, 0), stored, and its sum over the rows."""
+    body = [
+        Load("z", dtype, access("z", 1, columns)),
+        Load("g", dtype, access("g", 1, columns)),
+        Constant("zero", dtype, 0.0),
+        Apply("open", "bool", "gt", ("z", "zero")),
+        Apply("dz", dtype, "where", ("open", "g", "zero")),
+        Store("dz", dtype, access("dz", 1, columns)),
+        Reduce("total", "float32", "sum", "dz"),
+        Store("total", "float32", access("db", 1, 0)),
+    ]
+    outputs = {"dz": dtype, "db": "float32"}
+    return kernel("column_sum", [columns], [rows], {"z": dtype, "g": dtype}, outputs, body)
+
+
+def full_sum(n: Size, dtype: str = "float32") -> LoopKernel:
+    body = [
+        Load("x", dtype, access("x", 1)),
+        Reduce("total", dtype, "sum", "x"),
+        Store("total", dtype, access("y", 0)),
+    ]
+    return kernel("full_sum", [], [n], {"x": dtype}, {"y": dtype}, body)
+
+
+def channel_sum(batch: Size, channels: int, area: int, dtype: str = "float32") -> LoopKernel:
+    """NCHW: y = 2·x, stored, and its sum over batch and area for each channel."""
+    strides = (area, channels * area, 1)
+    body = [
+        Load("x", dtype, access("x", *strides)),
+        Constant("two", dtype, 2.0),
+        Apply("y", dtype, "mul", ("x", "two")),
+        Store("y", dtype, access("y", *strides)),
+        Reduce("total", "float32", "sum", "y"),
+        Store("total", "float32", access("sums", 1, 0, 0)),
+    ]
+    outputs = {"y": dtype, "sums": "float32"}
+    return kernel("channel_sum", [channels], [batch, area], {"x": dtype}, outputs, body)
+
+
+def compile_source(source: Source, flags: Sequence[str] = ()) -> ctypes.CDLL:
+    """Build with g++ or nvcc, once per text and session."""
+    folder = Path(tempfile.gettempdir()) / "fusewright-tests"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    cuda = source.language == "cuda"
+    gencode = flags or ("-gencode", "arch=compute_90a,code=sm_90a")
+    command = [NVCC or "nvcc", "-std=c++17", "-O3", *gencode, "-shared", "-Xcompiler", "-fPIC"]
+    command = command if cuda else [*GXX, *flags]
+    key = hashlib.sha256(repr((command, source.text)).encode()).hexdigest()[:20]
+    library = folder / f"{key}.so"
+    if not library.exists():
+        text = folder / f"{key}.{'cu' if cuda else 'cpp'}"
+        text.write_text(source.text)
+        fresh = library.with_suffix(".tmp")
+        subprocess.run([*command, str(text), "-o", str(fresh)], check=True)
+        fresh.rename(library)
+    return ctypes.CDLL(str(library))
+
+
+def build(
+    loop: LoopKernel,
+    target: Target,
+    sizes: Mapping[str, int] | None = None,
+    schedule: Schedule | None = None,
+) -> tuple[ctypes.CDLL, Source]:
+    picked = schedule or choose(loop, target, sizes or {})
+    source = render([(loop, picked)], target)
+    return compile_source(source), source
+
+
+def run(
+    loop: LoopKernel,
+    tensors: Mapping[str, torch.Tensor | None],
+    sizes: Mapping[str, int] | None = None,
+    target: Target | None = None,
+    schedule: Schedule | None = None,
+    threads: int = 2,
+) -> None:
+    """Build one kernel and call it on tensors named as its arguments; None is a null pointer."""
+    target = target or Target.host()
+    library, source = build(loop, target, sizes, schedule)
+    call(library, source, tensors, sizes or {}, threads)
+
+
+def call(
+    library: ctypes.CDLL,
+    source: Source,
+    tensors: Mapping[str, torch.Tensor | None],
+    sizes: Mapping[str, int],
+    where: int,
+) -> None:
+    entry = source.entries[0]
+    given = [tensors[name] for name in entry.arguments]
+    pointers = [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in given]
+    numbers = [ctypes.c_int64(sizes[name]) for name in entry.symbols]
+    device = next((t.device for t in given if t is not None), torch.device("cpu"))
+    scratch = torch.empty(max(8, entry.workspace_bytes.at(sizes)), dtype=torch.uint8, device=device)
+    stream = torch.cuda.current_stream().cuda_stream if device.type == "cuda" else 0
+    code = getattr(library, entry.name)(
+        *pointers,
+        *numbers,
+        ctypes.c_void_p(scratch.data_ptr()),
+        ctypes.c_int(where),
+        ctypes.c_void_p(stream),
+    )
+    library.fw_error_text.restype = ctypes.c_char_p
+    assert code == 0, library.fw_error_text(code)
