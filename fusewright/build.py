@@ -30,10 +30,13 @@ from fusewright import debug
 from fusewright.codegen.source import Source
 from fusewright.errors import BuildError, CacheUnusable, CompileFailed, CompilerMissing
 
+# Products and sums are not contracted into one rounding: a value that backward computes again must
+# come out bit for bit as it did in forward, or x == amax(x) holds nowhere.
 _HOST_FLAGS = (
-    "-std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -shared -fPIC"
+    "-std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=off "
+    "-fopenmp -shared -fPIC"
 ).split()
-_CUDA_FLAGS = "-std=c++17 -O3 -shared -Xcompiler -fPIC".split()
+_CUDA_FLAGS = "-std=c++17 -O3 -fmad=false -shared -Xcompiler -fPIC".split()
 _SUFFIX = {"host": ".cpp", "cuda": ".cu"}
 # Variables that change what the compilers do behind the command line's back.
 _COMPILER_ENVIRONMENT = {

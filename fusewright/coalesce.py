@@ -65,7 +65,7 @@ def _simplify(columns: list[Column], order: list[int]) -> list[Column]:
         return [(Axis("empty", ZERO), tuple(ONE if each else ZERO for each in moves))]
     kept = [column for column in columns if column[0].size != ONE]
     merged: list[Column] = []
-    for column in sorted(kept, key=_memory_order(order)):
+    for column in sorted(kept, key=cmp_to_key(_memory_order(order))):
         if merged and _continues(merged[-1], column):
             merged[-1] = _merged(merged[-1], column)
         else:
@@ -77,7 +77,7 @@ def _range(columns: list[Column]) -> range:
     return range(len(columns[0][1]))
 
 
-def _memory_order(order: list[int]) -> Callable[[Column], object]:
+def _memory_order(order: list[int]) -> Callable[[Column, Column], int]:
     """Larger strides first, as seen by the first access that tells two axes apart."""
 
     def compare(a: Column, b: Column) -> int:
@@ -87,7 +87,7 @@ def _memory_order(order: list[int]) -> Callable[[Column], object]:
                 return -1 if _size_key(left) > _size_key(right) else 1
         return 0
 
-    return cmp_to_key(compare)
+    return compare
 
 
 def _size_key(stride: Dim) -> tuple[int, int]:

@@ -84,9 +84,11 @@ class _Run:
                 return torch.tensor(node.args[0], dtype=dtype).reshape(shape)
             case "iota":
                 steps = torch.arange(math.prod(shape), dtype=torch.int64)
-                return (steps * args[1] + args[0]).to(dtype)
+                counted: torch.Tensor = steps * args[1] + args[0]
+                return counted.to(dtype)
             case "cast":
-                return args[0].to(dtype)
+                cast: torch.Tensor = args[0].to(dtype)
+                return cast
         tensors = [_tensor(arg, args, self.exact) for arg in args]
         function = _RENAMED.get(node.op) or getattr(torch, node.op)
         result: torch.Tensor = function(*tensors)
@@ -117,7 +119,9 @@ def _tensor(arg: Any, args: Sequence[Any], exact: bool) -> torch.Tensor:
     """A number among tensors takes their type, as it does in a kernel."""
     if isinstance(arg, torch.Tensor):
         return arg
-    like = [other for other in args if isinstance(other, torch.Tensor) and other.dtype != torch.bool]
+    like = [
+        other for other in args if isinstance(other, torch.Tensor) and other.dtype != torch.bool
+    ]
     if like:
         return torch.tensor(arg, dtype=like[0].dtype, device=like[0].device)
     floating = torch.float32 if exact else torch.float64

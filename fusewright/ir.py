@@ -286,6 +286,8 @@ class Program:
     `tangents`; outputs are one gradient (or None) per binding.
     inference: the forward graph without the saved outputs.
     guards: Python expressions over the symbols that must hold for this program to be used.
+    reach: for each tangent, the bindings whose gradients it flows into; an output none of whose
+    bindings wants a gradient is not differentiable, as in eager.
     """
 
     mode: str
@@ -298,7 +300,7 @@ class Program:
     tangents: tuple[int, ...]
     inference: Graph
     output_tree: str
-    aliases: tuple[tuple[int, int], ...] = ()
+    reach: tuple[tuple[int, ...], ...] = ()
     constants: Mapping[str, object] = field(default_factory=dict, hash=False, compare=False)
 
     @property

@@ -9,10 +9,12 @@ from __future__ import annotations
 import copyreg
 import ctypes
 import functools
+import hashlib
 import inspect
+import linecache
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -36,12 +38,15 @@ def load(bundle: ModuleBundle, kernels: ctypes.CDLL) -> Modes:
     entries = {e.name: (len(e.arguments), len(e.symbols)) for e in bundle.source.entries}
     bound = library._FwKernels(entries, bundle.source.text, list, list)
     bound.bind(kernels)
-    namespace: dict[str, Any] = {"__name__": f"fusewright.module.{bundle.name}"}
+    namespace: dict[str, Any] = {}
     for part in (library, guard, call, operators):
         namespace.update({k: v for k, v in vars(part).items() if k.lower().startswith("_fw")})
     namespace.update({"torch": torch, "_fw_kernels": bound})
     text = module_text(bundle)
-    exec(compile(text, f"<fusewright {bundle.name}>", "exec"), namespace)
+    name = f"<fusewright {bundle.name} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
+    # So that tracebacks show the driver's lines.
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    exec(compile(text, name, "exec"), namespace)
     modes: Modes = namespace["_FW_MODES"]
     return modes
 
@@ -50,14 +55,16 @@ def positional(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The same call with keyword arguments in their places, as captures and guards see it."""
-    return guard._fw_positional(_parameters(original_class(model)), tuple(args), dict(kwargs))
+    return guard._fw_positional(
+        _parameters(original_class(model).forward), tuple(args), dict(kwargs)
+    )
 
 
 def arguments_of(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
 ) -> Arguments:
     """The example call as its guard compares it."""
-    names = _parameters(original_class(model))
+    names = _parameters(original_class(model).forward)
     args, rest = guard._fw_positional(names, tuple(args), dict(kwargs or {}))
     structure = guard._fw_flatten((args, rest), [])
     plain = not rest and all(isinstance(each, torch.Tensor) for each in args)
@@ -85,9 +92,9 @@ def _is_constant(value: object) -> bool:
 
 
 @functools.cache
-def _parameters(kind: type[nn.Module]) -> tuple[str, ...]:
-    """Names of the positional parameters of a class's forward."""
-    parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
+def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the positional parameters of a class's forward, after self."""
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
     places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(each.name for each in parameters if each.kind in places)
 
@@ -178,30 +185,33 @@ def original(module: nn.Module) -> nn.Module:
 
 
 def original_class(module: nn.Module) -> type[nn.Module]:
-    kind = type(module)
-    return getattr(kind, "_fw_original", kind)
+    return module._fw_original if isinstance(module, Optimized) else type(module)
 
 
-@functools.cache
-def _subclass(kind: type[nn.Module]) -> type[nn.Module]:
-    @functools.wraps(kind.forward)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+class Optimized:
+    """What every optimized class has before the model's own class in its bases."""
+
+    _fw_original: ClassVar[type[nn.Module]]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.__dict__[_ENGINE](self, args, kwargs)
 
-    def reduce_ex(self: nn.Module, protocol: Any) -> Any:
-        reduced = super(made, self).__reduce_ex__(protocol)  # type: ignore[arg-type]
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced = super().__reduce_ex__(protocol)
+        # A class made here has no name that a pickle could find it by: name the model's instead.
         if reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
-            return (_fresh, (kind,), *reduced[2:])
+            return (_fresh, (self._fw_original,), *reduced[2:])
         return reduced
 
-    names = {"forward": forward, "__reduce_ex__": reduce_ex, "_fw_original": kind}
-    names |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    names |= {"__doc__": kind.__doc__}
-    made = type(kind.__name__, (kind,), names)
-    return made
+
+_SUBCLASSES: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def _fresh(kind: type[nn.Module]) -> nn.Module:
     """An empty object of the optimized class for `kind`."""
-    made: nn.Module = object.__new__(_subclass(kind))
+    if kind not in _SUBCLASSES:
+        names = {"_fw_original": kind, "__doc__": kind.__doc__}
+        names |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        _SUBCLASSES[kind] = type(kind.__name__, (Optimized, kind), names)
+    made: nn.Module = object.__new__(_SUBCLASSES[kind])
     return made

@@ -65,9 +65,7 @@ def prepare(
     planned = [_timed(seconds, "plan", lambda p=program: _planned(p)) for program in programs]
     shared = _Shared()
     planned = [shared.plans(each) for each in planned]
-    kernels = [
-        (kernel, choose(kernel, target, sizes)) for kernel, sizes in shared.kernels.values()
-    ]
+    kernels = [(kernel, choose(kernel, target, sizes)) for kernel, sizes in shared.kernels.values()]
     source = _timed(seconds, "render", lambda: render(kernels, target))
     _dump(planned, kernels, source)
     return Prepared(target, source, tuple(planned), seconds)

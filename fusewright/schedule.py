@@ -13,12 +13,13 @@ from fusewright.coalesce import coalesce
 from fusewright.ir import ITEM_BYTES, ONE, ZERO, Dim
 from fusewright.loop import Access, Load, LoopKernel, Store
 from fusewright.optable import REDUCTIONS
-from fusewright.sweep import Sweeps, element_loads, late_sweep, sweeps
+from fusewright.sweep import Sweeps, element_accesses, element_loads, late_sweep, sweeps
 
 HOST_RUN = 1024  # kLongestRun of kernels/host.hpp
 SHARED_BYTES = 48 * 1024
 THREAD_REGISTERS = 48  # 4-byte registers that a cached row may take of each thread
 BLOCK_REGISTERS = 65536
+WORK_REGISTERS = 30  # what a kernel needs beside its cached row; softmax takes 24
 
 
 @dataclass(frozen=True)
@@ -121,22 +122,21 @@ def lane_accesses(kernel: LoopKernel, kind: str) -> tuple[Access, ...]:
     plan = sweeps(kernel)
     if kind != "row":
         return tuple(item.access for item in kernel.body if isinstance(item, Load | Store))
-    loads = element_loads(kernel, plan)
-    return tuple(item.access for item in (*loads, *plan.inner_stores))
+    return tuple(item.access for item in element_accesses(kernel, plan))
 
 
 def _row_fits(kernel: LoopKernel, plan: Sweeps, schedule: Schedule) -> bool:
     threads = schedule.threads
     if threads & (threads - 1) or threads * schedule.rows > 1024:
         return False
-    if schedule.rows > 1 and threads > 32 or threads * schedule.rows % 32:
+    if (schedule.rows > 1 and threads > 32) or threads * schedule.rows % 32:
         return False
     if not schedule.cached:
         return True
     size = kernel.inner_numel
     reach = threads * schedule.lanes * schedule.unroll
     registers = _cached_registers(kernel, plan, schedule.lanes * schedule.unroll)
-    limit = min(THREAD_REGISTERS, BLOCK_REGISTERS // (threads * schedule.rows) - 24)
+    limit = min(THREAD_REGISTERS, BLOCK_REGISTERS // (threads * schedule.rows) - WORK_REGISTERS)
     return schedule.splits == 1 and size.is_static and size.factor <= reach and registers <= limit
 
 
@@ -181,9 +181,7 @@ def choose(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Sche
     return Schedule("row" if kernel.inner else "pointwise")
 
 
-def candidates(
-    kernel: LoopKernel, target: Target, sizes: Mapping[str, int]
-) -> Iterator[Schedule]:
+def candidates(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
     """Schedules worth trying, best guess first; some may not be legal."""
     if not kernel.inner:
         yield from _pointwise(kernel, target, sizes)
@@ -204,7 +202,7 @@ def prefers_column(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
     if not kernel.outer or plan.count > 1:
         return False
     row_bytes = column_bytes = 0
-    for item in (*element_loads(kernel, plan), *plan.inner_stores):
+    for item in element_accesses(kernel, plan):
         moved = ITEM_BYTES[item.dtype] * _reach(item.access, kernel, sizes)
         row_bytes += moved * (item.access.strides[-1] == ONE)
         column_bytes += moved * (item.access.strides[len(kernel.outer) - 1] == ONE)
@@ -228,9 +226,7 @@ def widths(kernel: LoopKernel) -> Iterator[int]:
         lanes //= 2
 
 
-def _pointwise(
-    kernel: LoopKernel, target: Target, sizes: Mapping[str, int]
-) -> Iterator[Schedule]:
+def _pointwise(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
     if target.language == "host":
         yield Schedule("pointwise", lanes=HOST_RUN)
         return
@@ -254,10 +250,13 @@ def _rows(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Itera
             yield from _cached_rows(inner, lanes)
         threads = _row_threads(inner, lanes)
         rows = max(1, 128 // threads) if threads <= 32 else 1
-        splits = _splits(outer, inner, threads * lanes * 4, target) if splittable(plan) else 1
+        threads = min(threads, 256) if splittable(plan) else threads
         unroll = 4 if lanes > 1 else 8
         loads = len(element_loads(kernel, plan))
         unroll = max(1, unroll // max(1, loads // 2))
+        splits = 1
+        if splittable(plan) and outer < 8 * target.sms:
+            splits = _splits(outer, inner, threads * lanes * unroll, 16, target.sms)
         yield Schedule("row", lanes, threads, rows=rows, unroll=unroll, splits=splits)
 
 
@@ -282,11 +281,14 @@ def _row_threads(inner: int, lanes: int) -> int:
     return 128 if inner <= 128 * lanes * 8 else 256 if inner <= 1 << 16 else 512
 
 
-def _splits(outer: int, inner: int, pass_elements: int, target: Target) -> int:
-    """Parts of the inner extent so that about four blocks meet each processor."""
-    blocks = max(1, outer)
-    most = max(1, inner // max(1, pass_elements))
-    return max(1, min(most, 1024, -(-4 * target.sms // blocks))) if blocks < 2 * target.sms else 1
+def _splits(blocks: int, inner: int, pass_elements: int, blocks_per_sm: int, sms: int) -> int:
+    """Parts of the inner extent, so that the last wave of blocks is a small share of all.
+
+    Each part keeps at least four passes of its block: fewer do not pay for joining it.
+    """
+    most = inner // (4 * pass_elements)
+    wanted = -(-blocks_per_sm * sms // max(1, blocks))
+    return max(1, min(most, wanted, 4096))
 
 
 def _columns(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
@@ -301,8 +303,7 @@ def _columns(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> It
         threads = 256
         blocks = -(-outer // (across * lanes))
         unroll = 4 if loads <= 1 else 2
-        most = max(1, inner // (threads // across * unroll))
-        splits = max(1, min(most, 256, -(-8 * target.sms // blocks)))
+        splits = _splits(blocks, inner, threads // across * unroll, 32, target.sms)
         for size in (threads, 128, 64):
             yield Schedule(
                 "column", lanes, size, across=min(across, size), unroll=unroll, splits=splits
@@ -318,4 +319,3 @@ def _host_reduction(kernel: LoopKernel, kind: str, sizes: Mapping[str, int]) -> 
     if splittable(sweeps(kernel)) and tasks < 64:
         splits = max(1, min(64 // max(1, tasks), inner * outer // 65536))
     return Schedule(kind, lanes=lanes, splits=splits)
-

@@ -35,9 +35,7 @@ def sweeps(kernel: LoopKernel) -> Sweeps:
     n_outer = len(kernel.outer)
     stores = [item for item in kernel.body if isinstance(item, Store)]
     inside = tuple(
-        item
-        for item in stores
-        if leveled.is_element[item.value] or touches(item.access, n_outer)
+        item for item in stores if leveled.is_element[item.value] or touches(item.access, n_outer)
     )
     # Beyond `level`: a row value that is spread over the inner axes needs a sweep after it.
     count = max([leveled.phases, *(leveled.phase[item.value] + 1 for item in inside)])
@@ -72,11 +70,13 @@ def _element_values(kernel: LoopKernel, leveled: Leveled, roots: list[str]) -> f
 def element_loads(kernel: LoopKernel, plan: Sweeps) -> tuple[Load, ...]:
     """The loads that move along the inner axes, in the body's order."""
     return tuple(
-        item
-        for item in kernel.body
-        if isinstance(item, Load) and plan.level.is_element[item.name]
+        item for item in kernel.body if isinstance(item, Load) and plan.level.is_element[item.name]
     )
 
+
+def element_accesses(kernel: LoopKernel, plan: Sweeps) -> tuple[Load | Store, ...]:
+    """The loads and stores made at every element."""
+    return (*element_loads(kernel, plan), *plan.inner_stores)
 
 
 def late_sweep(kernel: LoopKernel, plan: Sweeps, load: Load) -> int:

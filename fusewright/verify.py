@@ -92,7 +92,10 @@ def verify(
     modes: Sequence[str] = ("train", "eval"),
     seed: int | None = None,
 ) -> Report:
-    """Compare a candidate with the model in every mode; a seed makes the run repeatable."""
+    """Compare a candidate with the model in every mode; a seed makes the run repeatable.
+
+    The factory gives a module of its own: its parameters and buffers are overwritten.
+    """
     where = resolve_device(device)
     seed = secrets.randbits(31) if seed is None else seed
     checks: list[Check] = []
@@ -169,10 +172,13 @@ def _rounds(
 def _check_round(subjects: _Subjects, round_: _Round, kept: dict[int, Tensor]) -> tuple[Check, ...]:
     try:
         eager = _run_eager(subjects, round_)
-    except RuntimeError as error:
-        if round_.spoiled:  # A model that refuses NaN has no answer to compare with.
+    except Exception as error:
+        if round_.spoiled and isinstance(
+            error, RuntimeError | ValueError
+        ):  # A model that refuses NaN has no answer to compare with.
             return ()
-        raise ProblemError(f"the model itself fails in {round_.label}: {error}") from error
+        what = f"{type(error).__name__}: {error}"
+        raise ProblemError(f"the model itself fails in {round_.label}: {what}") from error
     truth, why_not = _run_wide(subjects, round_, eager)
     worst: dict[str, Check] = {}
     for layout in LAYOUTS if eager.tangents else LAYOUTS[:1]:

@@ -177,7 +177,7 @@ extern "C" int fw_add_relu(const float* mm, const float* bias, float* out, int64
 }
 extern "C" int fw_relu_backward(const float* tangent, const float* out, float* grad, float* sum,
                                 int64_t s0, void* workspace, int threads, void* stream) {
-  if (workspace == nullptr) return 7;
+  if (workspace == nullptr && s0 != 0) return 7;
   if (sum) for (int64_t j = 0; j < 5; ++j) sum[j] = 0;
   for (int64_t i = 0; i < s0; ++i)
     for (int64_t j = 0; j < 5; ++j) {
@@ -251,3 +251,165 @@ def gemm_add_relu() -> Case:
     source = Source("host", GEMM_KERNELS, entries)
     bundle = ModuleBundle("gemm_add_relu", "host", source, arguments_of(model, args), modes)
     return with_owners(Case(model, args, bundle, GEMM_SOURCE))
+
+
+MEDLEY_SOURCE = """
+import torch
+from torch import nn
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+        self.factor = 2.0
+
+    def forward(self, x):
+        return x * self.weight
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.add_module("by-pass", Scale())
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x, index, flag=True):
+        y = getattr(self, "by-pass")(x)
+        self.count += 1
+        return {
+            "y": y,
+            "again": [y, x],
+            "rows": x.shape[0],
+            "none": None,
+            "flat": x.reshape(-1),
+            "index": index,
+            "twice": index * 2,
+            "apart": (y * 2).detach(),
+        }
+
+
+def get_inputs():
+    return [torch.randn(4, 3), torch.arange(4)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+MEDLEY_KERNELS = (
+    PRELUDE
+    + """
+extern "C" int fw_medley(const float* x, const float* w, const int64_t* index,
+                         const int64_t* count, float* y, int64_t* twice, int64_t* counted,
+                         float* apart, int64_t s0, void* workspace, int threads, void* stream) {
+  for (int64_t i = 0; i < s0 * 3; ++i) {
+    y[i] = x[i] * w[i % 3];
+    apart[i] = y[i] * 2;
+  }
+  for (int64_t i = 0; i < s0; ++i) twice[i] = index[i] * 2;
+  *counted = *count + 1;
+  return 0;
+}
+extern "C" int fw_medley_backward(const float* ty, const float* ta, const float* tx,
+                                  const float* tf, const float* x, const float* w, float* gx,
+                                  float* gw, int64_t s0, void* workspace, int threads,
+                                  void* stream) {
+  if (gw) for (int64_t j = 0; j < 3; ++j) gw[j] = 0;
+  for (int64_t i = 0; i < s0 * 3; ++i) {
+    float t = ty[i] + ta[i];
+    if (gx) gx[i] = t * w[i % 3] + tx[i] + tf[i];
+    if (gw) gw[i % 3] += t * x[i];
+  }
+  return 0;
+}
+"""
+)
+_MEDLEY = entry("fw_medley", "x", "w", "index", "count", "y", "twice", "counted", "apart")
+_MEDLEY_BACK = entry("fw_medley_backward", "ty", "ta", "tx", "tf", "x", "w", "gx", "gw")
+_FLAT = TensorSpec("float32", (Dim(3, ("s0",)),), (ONE,))
+
+
+def _medley_forward(saves: bool) -> Plan:
+    inputs = {
+        "x": spec(S0, 3),
+        "w": spec(3),
+        "count": spec(dtype="int64"),
+        "index": spec(S0, dtype="int64"),
+    }
+    made = ("y", "twice", "counted", "apart")
+    steps: list[Step] = [
+        loop(_MEDLEY, ("x", "w", "index", "count"), made, "mul add"),
+        view("flat", "aten.view.default", Ref("x"), (Dim(-1),), out=_FLAT),
+    ]
+    specs = {
+        "y": spec(S0, 3),
+        "twice": spec(S0, dtype="int64"),
+        "counted": spec(dtype="int64"),
+        "apart": spec(S0, 3),
+        "flat": _FLAT,
+    }
+    outputs: tuple[str | Dim | None, ...]
+    outputs = ("counted", "y", "y", "x", S0, "flat", "index", "twice", "apart")
+    return plan(inputs, steps, (*outputs, "x", "w") if saves else outputs, specs)
+
+
+def _medley_backward() -> Plan:
+    like = spec(S0, 3)
+    inputs = {"x": like, "w": spec(3), "ty": like, "ta": like, "tx": like, "tf": _FLAT}
+    steps: list[Step] = [
+        loop(_MEDLEY_BACK, ("ty", "ta", "tx", "tf", "x", "w"), ("gx", "gw"), "mul sum")
+    ]
+    return plan(inputs, steps, ("gx", "gw", None, None), {"gx": like, "gw": spec(3)})
+
+
+def medley() -> Case:
+    """Every kind of output, a buffer that changes, an integer input, a constant, an odd path."""
+    namespace: dict[str, type[nn.Module]] = {}
+    exec(MEDLEY_SOURCE, namespace)
+    model = namespace["Model"]()
+    args = (torch.randn(4, 3), torch.arange(4), True)
+    plans = (_medley_forward(True), _medley_forward(False), _medley_backward())
+    bindings = (
+        Binding("input", "0", True),
+        Binding("parameter", "by-pass.weight", True),
+        Binding("buffer", "count", False),
+        Binding("input", "1", False),
+    )
+    outputs = tuple(Result("output", i) for i in range(8))
+    results = (Result("mutation", 2), *outputs, Result("saved", 0), Result("saved", 1))
+    tree = (
+        "{'y': o[0], 'again': [o[1], o[2]], 'rows': o[3], 'none': None, 'flat': o[4], "
+        "'index': o[5], 'twice': o[6], 'apart': o[7]}"
+    )
+    modes = tuple(
+        ProgramPlans(program(mode, bindings, results, (1, 2, 3, 5), plans, tree), *plans)
+        for mode in ("train", "eval")
+    )
+    source = Source("host", MEDLEY_KERNELS, (_MEDLEY, _MEDLEY_BACK))
+    bundle = ModuleBundle("medley", "host", source, arguments_of(model, args), modes)
+    return with_owners(Case(model, args, bundle, MEDLEY_SOURCE))
+
+
+class LiteralSum(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        constant = torch.tensor([1.0, 2.0, float("inf")])
+        return x + constant, constant
+
+
+def literal_sum() -> Case:
+    """A constant that the model makes from numbers, and no kernel at all."""
+    like, args = spec(S0, 3), (torch.randn(4, 3),)
+    held = Call(
+        Node("c", "literal", ((1.0, 2.0, float("inf")),), (), spec(3)), ("c",), "constant", 0, 0
+    )
+    added = aten("y", "aten.add.Tensor", Ref("x"), Ref("c"), out=like)
+    forward = plan({"x": like}, [held, added], ("y", "c"), {"c": spec(3), "y": like})
+    plans = (forward, forward, plan({"t": like}, [], ("t",), {}))
+    results = (Result("output", 0), Result("output", 1))
+    made = program("train", (Binding("input", "0", True),), results, (0,), plans, "(o[0], o[1])")
+    source = Source("host", PRELUDE, ())
+    modes = (ProgramPlans(made, *plans),)
+    model = LiteralSum()
+    bundle = ModuleBundle("literal_sum", "host", source, arguments_of(model, args), modes)
+    return Case(model, args, bundle, "")

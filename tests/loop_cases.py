@@ -33,9 +33,10 @@ from fusewright.loop import (
 from fusewright.schedule import Schedule, Target, choose
 
 GXX = (
-    "g++ -std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -shared -fPIC"
+    "g++ -std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=off "
+    "-fopenmp -shared -fPIC"
 ).split()
-NVCC = shutil.which("nvcc")
+NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 Size = Dim | int
 
 
@@ -187,8 +188,8 @@ def compile_source(source: Source, flags: Sequence[str] = ()) -> ctypes.CDLL:
     folder.mkdir(mode=0o700, exist_ok=True)
     cuda = source.language == "cuda"
     gencode = flags or ("-gencode", "arch=compute_90a,code=sm_90a")
-    command = [NVCC or "nvcc", "-std=c++17", "-O3", *gencode, "-shared", "-Xcompiler", "-fPIC"]
-    command = command if cuda else [*GXX, *flags]
+    nvcc = [NVCC or "nvcc", "-std=c++17", "-O3", "-fmad=false", *gencode, "-shared"]
+    command = [*nvcc, "-Xcompiler", "-fPIC"] if cuda else [*GXX, *flags]
     key = hashlib.sha256(repr((command, source.text)).encode()).hexdigest()[:20]
     library = folder / f"{key}.so"
     if not library.exists():

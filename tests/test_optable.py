@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from loop_cases import access, compile_source, kernel
 
 from fusewright.codegen.render import render
 from fusewright.loop import Apply, Load, LoopKernel, Store
 from fusewright.optable import REDUCTIONS, SCALAR_OPS
 from fusewright.schedule import Target, choose
+from tests.loop_cases import access, compile_source, kernel
 
 Tensor = torch.Tensor
 N = 4099  # no multiple of any vector width
@@ -27,7 +27,9 @@ FLOAT_ONLY = frozenset(
     cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid frac atan2 hypot copysign
     fmax fmin div""".split()
 )
-INT_ONLY = frozenset("bitwise_not bitwise_and bitwise_or bitwise_xor shift_left shift_right".split())
+INT_ONLY = frozenset(
+    "bitwise_not bitwise_and bitwise_or bitwise_xor shift_left shift_right".split()
+)
 NEEDS_NONZERO = frozenset("floor_divide trunc_divide remainder fmod".split())
 
 TORCH: dict[str, Callable[..., Tensor]] = {
@@ -135,8 +137,9 @@ def same_kind(ours: Tensor, theirs: Tensor, signed_zero: bool) -> Tensor:
 def test_corners(op: str, dtype: torch.dtype) -> None:
     values = corners(dtype)
     if op in ("fmod", "remainder"):
-        # Eager's vectorised fmod gives NaN for denormal divisors, where fmod is exact.
-        values = values[(values == 0) | (values.abs() >= torch.finfo(dtype).tiny) | values.isnan()]
+        # Eager's vectorised fmod gives NaN where the quotient overflows; fmod itself is exact.
+        plain = (values.abs() >= 1e-8) & (values.abs() <= 1e5)
+        values = values[(values == 0) | plain | ~values.isfinite()]
     operands = (values,) if SCALAR_OPS[op].arity == 1 else pairs(values)
     ours, theirs = apply(op, *operands), reference(op)(*operands)
     if SCALAR_OPS[op].result == "bool":
@@ -149,8 +152,10 @@ def test_corners(op: str, dtype: torch.dtype) -> None:
     close = torch.isclose(ours, exact, rtol=1e-5, atol=1e-37) | torch.isclose(ours, theirs)
     good &= close | ~torch.isfinite(theirs) | ~torch.isfinite(exact)
     bad = ~good | (torch.isfinite(ours) & ~torch.isfinite(theirs) & ~torch.isfinite(exact))
-    assert not bad.any(), [(*[o[i].item() for o in operands], ours[i].item(), theirs[i].item())
-                           for i in bad.nonzero().flatten()[:5].tolist()]
+    assert not bad.any(), [
+        (*[o[i].item() for o in operands], ours[i].item(), theirs[i].item())
+        for i in bad.nonzero().flatten()[:5].tolist()
+    ]
 
 
 def samples(op: str, dtype: torch.dtype) -> tuple[Tensor, ...]:

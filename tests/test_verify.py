@@ -352,6 +352,36 @@ def test_half_precision_is_held_to_its_own_rounding() -> None:
     assert "train: output" in failed(verify(problem, Off, device="cpu"))
 
 
+class DoubleNorm(Norm):
+    def __init__(self) -> None:
+        super().__init__()
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.double())
+
+
+class DroppingNorm(Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x), 0.3, self.training)
+
+
+@pytest.mark.parametrize("model", [DoubleNorm, DroppingNorm])
+def test_without_a_truer_run_rounding_is_allowed_and_errors_are_not(model: type[Norm]) -> None:
+    def again(self: Norm, x: Tensor, factor: float) -> Tensor:
+        order = torch.arange(self.linear.in_features - 1, -1, -1)
+        y = F.linear(x.to(self.linear.weight.dtype)[:, order], self.linear.weight[:, order])
+        y = torch.relu(self.bn(y + self.linear.bias * factor) * self.scale)
+        return F.dropout(y, 0.3, self.training) if isinstance(self, DroppingNorm) else y
+
+    for factor in (1.0, 1.01):
+        forward = {"forward": lambda self, x, factor=factor: again(self, x, factor)}
+        report = check(model, type("New", (model,), forward))
+        # In train mode the batch norm takes the factor out again, but for the running mean.
+        assert ("eval: output" in failed(report)) == (factor != 1.0)
+        assert report.ok == (factor == 1.0), failed(report)
+
+
 def test_other_parameters_and_other_outputs_cannot_be_compared() -> None:
     class Wider(Norm):
         def __init__(self) -> None:

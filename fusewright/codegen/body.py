@@ -133,9 +133,7 @@ def _row_struct(form: Form) -> list[str]:
 def _row_values(form: Form) -> list[str]:
     fixed = {item.name for item in constants(form)}
     return [
-        name
-        for name in form.dtypes
-        if not form.plan.level.is_element[name] and name not in fixed
+        name for name in form.dtypes if not form.plan.level.is_element[name] and name not in fixed
     ]
 
 
@@ -215,7 +213,7 @@ def used(heads: list[str], lines: Iterable[str]) -> list[str]:
     return [head for head in heads if head.split()[2] in words]
 
 
-_SPLIT = str.maketrans({ch: " " for ch in "()[]{}+-*/%,;<>=:"})
+_SPLIT = str.maketrans(dict.fromkeys("()[]{}+-*/%,;<>=:", " "))
 
 
 def _function(template: str, signature: str, lines: list[str]) -> list[str]:

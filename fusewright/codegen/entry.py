@@ -128,7 +128,7 @@ def _launch(form: Form, index: str, lanes: int) -> str:
 def narrow_text(form: Form) -> str:
     """Whether every index and offset fits 32 bits: 'true', 'false' or a test of the symbols."""
     kernel = form.kernel
-    bounds = [(kernel.outer_numel,), (kernel.inner_numel,)]
+    bounds: list[tuple[Dim, ...]] = [(kernel.outer_numel,), (kernel.inner_numel,)]
     for item in kernel.body:
         match item:
             case Load() | Store():
@@ -177,4 +177,6 @@ def _aligned(form: Form, access: Access) -> str:
         STORAGE_TYPES[each.dtype] for each in form.kernel.arguments if each.name == access.buffer
     )
     offset = " + ".join(size_text(each, form.symbols) for each in access.offset) or "0"
-    return f"fw::aligned<{storage}, {form.schedule.lanes}>({form.pointers[access.buffer]}, {offset})"
+    return (
+        f"fw::aligned<{storage}, {form.schedule.lanes}>({form.pointers[access.buffer]}, {offset})"
+    )

@@ -52,6 +52,7 @@ def form(kernel: LoopKernel, schedule: Schedule, target: Target) -> Form:
     if not legal(kernel, schedule, target):
         raise CodegenError(f"kernel {kernel.name}: schedule {schedule} is not legal here")
     small = coalesce(kernel)
+    _check_inner_stores(small)
     symbols = unique_names(kernel.symbols)
     pointers = unique_names((f"{each.name}_ptr" for each in kernel.arguments), symbols.values())
     taken = (*symbols.values(), *pointers.values())
@@ -119,6 +120,19 @@ def _check_access(kernel: LoopKernel, item: Load | Store, buffers: Mapping[str, 
         if fixed:
             raise CodegenError(
                 f"kernel {kernel.name}: the store to {access.buffer!r} does not move along {fixed}"
+            )
+
+
+def _check_inner_stores(kernel: LoopKernel) -> None:
+    """An element's value needs a place of its own: two must not race for one."""
+    plan = sweeps(kernel)
+    for item in plan.inner_stores:
+        places = zip(kernel.inner, item.access.strides[len(kernel.outer) :], strict=True)
+        fixed = [axis.name for axis, stride in places if stride == ZERO and axis.size != ONE]
+        if plan.level.is_element[item.value] and fixed:
+            raise CodegenError(
+                f"kernel {kernel.name}: the store to {item.access.buffer!r} does not move "
+                f"along {fixed}"
             )
 
 

@@ -12,8 +12,7 @@ from fusewright.ir import Dim, Ratio
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
-# Words of C++ and of the macros in scope, and the names that our own templates use.
-_RESERVED = frozenset(
+_KEYWORDS = frozenset(
     """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const
     constexpr const_cast continue decltype default delete do double dynamic_cast else enum explicit
@@ -21,16 +20,22 @@ _RESERVED = frozenset(
     not_eq nullptr operator or or_eq private protected public register reinterpret_cast return
     short signed sizeof static static_assert static_cast struct switch template this thread_local
     throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while
-    xor xor_eq char16_t char32_t restrict signbit isnan isinf errno linux unix NULL NAN INFINITY
-    I V W K p q l n v acc row elem body one other fw std workspace where stream narrow vectors
-    Elem Row load visit begin finish store accumulators
+    xor xor_eq char16_t char32_t restrict main
+    """.split()
+)
+# Macros in scope, and the names that our own templates use.
+_RESERVED = _KEYWORDS | frozenset(
+    """
+    signbit isnan isinf errno linux unix NULL NAN INFINITY I V W K p q l n v acc row elem body one
+    other fw std workspace where stream narrow vectors Elem Row load visit begin finish store
+    accumulators
     """.split()
 )
 
 
 def identifier(name: str) -> str:
     """The name as it stands, if C++ takes it; a bug otherwise."""
-    if not _IDENTIFIER.match(name) or name in _RESERVED or "__" in name:
+    if not _IDENTIFIER.match(name) or name in _KEYWORDS or "__" in name:
         raise CodegenError(f"{name!r} cannot name a C function")
     return name
 

@@ -12,6 +12,8 @@ from fusewright.emit.python import (
     call,
     dims,
     dtype,
+    escaped,
+    filled,
     identifiers,
     layout,
     quoted,
@@ -20,6 +22,7 @@ from fusewright.emit.steps import (
     Demands,
     WrapperCall,
     demands,
+    literals_of,
     names_of,
     read_by_loops,
     step_lines,
@@ -119,16 +122,12 @@ def _gather(mode: Mode) -> Definition:
     variables = [scope[each.name] for each in mode.plans.forward.inputs]
     owners: dict[tuple[str, ...], str] = {(): "module"}
     body: list[str] = []
-    late: list[str] = []
     for variable, binding in zip(variables, program.bindings, strict=True):
         if binding.kind == "input":
             body.append(f"{variable} = leaves[{int(binding.path)}]")
-        elif binding.kind == "constant" and binding.path in program.constants:
-            name = f"_FW_CONSTANT_{mode.name.upper()}_{program.bindings.index(binding)}"
-            late.append(f"{variable} = _fw_here(*{name}, {mode.device_of(variables)})")
         else:
             body += _fetch(variable, binding, owners)
-    body += [*late, f"return ({''.join(name + ', ' for name in variables).rstrip(' ')})"]
+    body += returned(variables)
     return Definition("gather", ["module", "leaves"], "The graph's inputs, in order.", body)
 
 
@@ -204,18 +203,19 @@ def _driver(mode: Mode, kind: str) -> Definition:
     laid_out = read_by_loops(plan, map(str, values[mode.wiring.n_inference :]))
     body = step_lines(plan, found, scope, mode.wrappers, laid_out, kept)
     views = {step.name for step in plan.steps if isinstance(step, View)}
+    literals = {node.name for node in literals_of(plan)}
     given = []
     for index, value in enumerate(values):
         if not isinstance(value, str):
             raise GraphError(f"result {index} of the {kind} graph is {value}, not a tensor")
         text = scope[value]
-        if index in mode.wiring.clones:
-            text += ".clone()"
+        if index in mode.wiring.clones or value in literals:
+            text += ".clone()"  # ours to keep, or about to be overwritten
         elif index < mode.wiring.n_outputs and value in views:
             text += ".detach()"  # the caller may change an output in place, but not a view
-        given.append(text + ",")
+        given.append(text)
     variables = [scope[each.name] for each in plan.inputs]
-    body = mode.read_symbols(variables, body) + body + [f"return ({' '.join(given)})"]
+    body = mode.read_symbols(variables, body) + body + returned(given)
     doc = "The forward graph, step by step."
     return Definition(kind, variables, doc, body)
 
@@ -234,7 +234,7 @@ def _outputs(mode: Mode) -> Definition:
                 items.append(text + (".detach()" if position in mode.wiring.detached else ""))
             case _:
                 items.append(str(origin))
-    tree = mode.plans.program.output_tree
+    tree = escaped(mode.plans.program.output_tree)
     symbols = mode.read_symbols([f"tensors[{i}]" for i in range(len(plan.inputs))], [*body, *items])
     body = [*symbols, *body, f"o = [{', '.join(items)}]", f"return {tree}"]
     doc = "The module's result as the original returns it."
@@ -283,15 +283,20 @@ def _backward(mode: Mode, plan: Plan) -> Definition:
         prologue += call(scope[each.name], "_fw_tangent", args)
     kept = frozenset(output for output in plan.outputs if isinstance(output, str))
     steps = step_lines(plan, found, scope, mode.wrappers, read, kept)
-    body = [*prologue, *steps, f"return ({' '.join(_gradients(plan, found, scope))})"]
+    body = [*prologue, *steps, *returned(_gradients(plan, found, scope))]
     variables = [*dict.fromkeys(v for v in taken.values() if v), *(scope[t.name] for t in tangents)]
-    start = [f"{', '.join(variables)}{',' if len(variables) == 1 else ''} = values"]
+    start = filled("[", variables, "] = values")
     start.append("values.clear()  # the caller's hold on them: what is deleted below is free")
     if any(mentions(body, symbol) for symbol in mode.symbols):
-        start.append(f"{', '.join(mode.symbols)}{',' * (len(mode.symbols) == 1)} = sizes")
+        start.append(f"[{', '.join(mode.symbols)}] = sizes")
     doc = "The backward graph: a gradient per input, None for those not in `need`."
     parameters = ["values", "sizes", "device", "need"]
     return Definition("backward", parameters, doc, [*start, *body])
+
+
+def returned(items: Sequence[str]) -> list[str]:
+    """A return of a tuple."""
+    return filled("return (", [f"{item}," for item in items] if len(items) == 1 else items, ")")
 
 
 def layout_args(spec: TensorSpec) -> list[str]:
@@ -342,11 +347,11 @@ def _gradients(plan: Plan, found: Demands, scope: Scope) -> list[str]:
     texts = []
     for position, output in enumerate(plan.outputs):
         if not isinstance(output, str):
-            texts.append("None,")
+            texts.append("None")
         elif found.of[output] == found.everything and found.everything == {position}:
-            texts.append(f"{scope[output]},")
+            texts.append(scope[output])
         else:
-            texts.append(f"{scope[output]} if need[{position}] else None,")
+            texts.append(f"{scope[output]} if need[{position}] else None")
     return texts
 
 

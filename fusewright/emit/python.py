@@ -7,9 +7,11 @@ of theirs can become code; neither leaves a word that checkers of generated kern
 from __future__ import annotations
 
 import builtins
+import hashlib
 import keyword
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,7 +33,12 @@ def plain(text: str) -> str:
 
 def quoted(text: str) -> str:
     """A string literal that stands for exactly this text."""
-    return _REFUSED.sub(r"\\x70", ascii(text))
+    return escaped(ascii(text))
+
+
+def escaped(expression: str) -> str:
+    """An expression whose string literals spell the refused word in another way."""
+    return _REFUSED.sub(r"\\x70", expression)
 
 
 def identifier(name: str, taken: Iterable[str] = ()) -> str:
@@ -78,8 +85,8 @@ def literal(arg: Arg, scope: Scope) -> str:
             return scope[name]
         case Symbolic():
             return _symbolic(arg, scope)
-        case Ratio():
-            return f"_fw_ratio({number(arg.scale)}, {arg.numerator}, {arg.denominator})"
+        case Ratio(text):
+            return _ratio(text)
         case tuple():
             return "[" + ", ".join(literal(item, scope) for item in arg) + "]"
         case str():
@@ -88,6 +95,14 @@ def literal(arg: Arg, scope: Scope) -> str:
             return number(arg)
         case _:
             return str(arg)
+
+
+def _ratio(text: str) -> str:
+    """A quotient of sizes; for an empty batch NaN, which is what PyTorch's own mean gives."""
+    symbols = sorted(set(re.findall(r"[A-Za-z_]\w*", text)))
+    if "/" not in text or not symbols:
+        return text
+    return f'({text} if {" and ".join(symbols)} else float("nan"))'
 
 
 def number(value: float) -> str:
@@ -106,6 +121,27 @@ def constant(value: object) -> str:
     return repr(value)
 
 
+def tensor_literal(node: Node) -> tuple[str, str]:
+    """A `literal` node's module-level name, and the pair that `_fw_here` takes."""
+    assert node.spec is not None
+    values = _nested(node.args[0])
+    made = (
+        f"torch.tensor({values}, dtype={dtype(node.spec.dtype)}).reshape({dims(node.spec.shape)})"
+    )
+    return f"_FW_LITERAL_{hashlib.sha256(made.encode()).hexdigest()[:8]}", f"({made}, {{}})"
+
+
+def _nested(value: Arg) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_nested(item) for item in value) + "]"
+    return constant(value)
+
+
+def device_text(device: str, scope: Scope) -> str:
+    """The device in use, or another kind by its name."""
+    return "device" if device.split(":")[0] == scope.device_type else f"torch.device({device!r})"
+
+
 def dtype(name: str) -> str:
     return f"torch.{_checked(name.removeprefix('torch.'))}"
 
@@ -113,7 +149,7 @@ def dtype(name: str) -> str:
 def _symbolic(arg: Symbolic, scope: Scope) -> str:
     name = arg.name.removeprefix("torch.")
     if arg.kind == "device":
-        return "device" if name.split(":")[0] == scope.device_type else f"torch.device({name!r})"
+        return device_text(name, scope)
     return f"torch.{_checked(name)}"
 
 
@@ -150,12 +186,22 @@ def operator(node: Node, scope: Scope) -> tuple[str, list[str]]:
 
 
 def call(target: str, callee: str, args: Sequence[str]) -> list[str]:
-    """`target = callee(args)`, broken into one argument a line where it is too long."""
+    """`target = callee(args)`, broken into lines where it is too long."""
     start = f"{target} = {callee}(" if target else f"{callee}("
-    line = start + ", ".join(args) + ")"
+    return filled(start, args, ")")
+
+
+def filled(start: str, items: Sequence[str], end: str) -> list[str]:
+    """Items between `start` and `end`: on one line, or packed into as few as hold them."""
+    line = start + ", ".join(items) + end
     if len(line) + 8 <= COLUMNS:
         return [line]
-    return [start, *(f"    {arg}," for arg in args), ")"]
+    lines = [""]
+    for item in items:
+        if lines[-1] and len(lines[-1]) + len(item) + 14 > COLUMNS:
+            lines.append("")
+        lines[-1] += f" {item}," if lines[-1] else f"{item},"
+    return [start, *indented(lines), end]
 
 
 def indented(lines: Iterable[str], levels: int = 1) -> list[str]:
@@ -166,7 +212,11 @@ def function(name: str, parameters: Sequence[str], doc: str, body: Sequence[str]
     """A whole definition, with two blank lines before it."""
     head = call("", f"def {name}", parameters)
     head[-1] += ":"
-    return ["", "", *head, *indented([f'"""{plain(doc)}"""', *body])]
+    text = f'"""{plain(doc)}"""'
+    if len(text) + 4 > COLUMNS:
+        text = text.removesuffix('"""')
+        return ["", "", *head, *indented([*textwrap.wrap(text, COLUMNS - 4), '"""', *body])]
+    return ["", "", *head, *indented([text, *body])]
 
 
 def symbols_in(dims_used: Iterable[Dim]) -> tuple[str, ...]:

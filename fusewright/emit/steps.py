@@ -9,12 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusewright.emit.python import Scope, call, dims, indented, operator, row
+from fusewright.emit.python import (
+    Scope,
+    call,
+    device_text,
+    dims,
+    indented,
+    operator,
+    row,
+    tensor_literal,
+)
 from fusewright.errors import GraphError
-from fusewright.ir import IMPURE_OPS
+from fusewright.ir import IMPURE_OPS, Node
 from fusewright.plan.steps import Call, Loop, Plan, Step, View, inputs_of
 
 Demand = frozenset[int]
+LITERAL = "literal"
 
 
 @dataclass(frozen=True)
@@ -142,6 +152,10 @@ def view_lines(step: View, scope: Scope) -> list[str]:
 
 
 def _call_lines(step: Call, scope: Scope) -> list[str]:
+    if step.node.op == LITERAL and step.node.spec is not None:
+        name, _ = tensor_literal(step.node)
+        device = device_text(step.node.spec.device, scope)
+        return [f"{scope[step.outputs[0]]} = _fw_here(*{name}, {device})"]
     callee, args = operator(step.node, scope)
     if not any(step.outputs):
         return call("", callee, args)
@@ -163,6 +177,12 @@ def read_by_loops(plan: Plan, seeds: Iterable[str] = ()) -> frozenset[str]:
         elif isinstance(step, View) and step.name in read:
             read.update(inputs_of(step))
     return frozenset(read)
+
+
+def literals_of(plan: Plan) -> list[Node]:
+    """The constants that the plan's graph holds."""
+    calls = [step for step in plan.steps if isinstance(step, Call)]
+    return [step.node for step in calls if step.node.op == LITERAL]
 
 
 def names_of(plan: Plan) -> Sequence[str]:

@@ -7,13 +7,20 @@ behaviour to test. The operators' names hold a digest of the kernels and of thes
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from fusewright.emit.bundle import ModuleBundle, Owner, ProgramPlans
 from fusewright.emit.drivers import Mode, definitions, saved_slots
-from fusewright.emit.python import constant, dtype, function, identifier, indented, quoted, row
-from fusewright.emit.steps import demands
+from fusewright.emit.python import (
+    constant,
+    dtype,
+    function,
+    identifier,
+    indented,
+    quoted,
+    tensor_literal,
+)
+from fusewright.emit.steps import demands, literals_of
 from fusewright.emit.wiring import wire
 from fusewright.emit.wrappers import calls_of, wrapper_lines, wrappers_of
 from fusewright.plan.steps import Plan
@@ -29,14 +36,13 @@ def module_text(bundle: ModuleBundle, taken: frozenset[str] = frozenset()) -> st
     plans = [(plan, each) for each in bundle.modes for plan in plans_of(each)]
     found = [(plan, demands(plan, one_by_one=plan is each.backward)) for plan, each in plans]
     wrappers = wrappers_of(bundle, found, taken)
-    lines: list[str] = []
+    lines = _literals(plan for plan, _ in plans)
     for wrapper in dict.fromkeys(wrappers.values()):
         lines += wrapper_lines(wrapper, bundle.language)
     modes = [Mode(bundle, each, wire(each), calls_of(wrappers)) for each in bundle.modes]
     written: dict[str, str] = {}
     records: list[str] = []
     for mode in modes:
-        lines += _constants(mode)
         names: dict[str, str] = {}
         for each in definitions(mode):
             if each.text not in written:
@@ -66,25 +72,10 @@ def entries_text(bundle: ModuleBundle) -> str:
     return "\n".join(["{", *items, "}"])
 
 
-def _constants(mode: Mode) -> list[str]:
-    """Tensors that the model makes from literals, each with a place for its copies on devices."""
-    lines: list[str] = []
-    program = mode.plans.program
-    for index, binding in enumerate(program.bindings):
-        if binding.kind == "constant" and binding.path in program.constants:
-            tensor: Any = program.constants[binding.path]
-            spec = mode.plans.forward.inputs[index].spec
-            content = _nested(tensor.detach().cpu().tolist())
-            made = f"torch.tensor({content}, dtype={dtype(spec.dtype)})"
-            shaped = f"{made}.reshape({row(map(str, tensor.shape))})"
-            lines += ["", "", f"_FW_CONSTANT_{mode.name.upper()}_{index} = ({shaped}, {{}})"]
-    return lines
-
-
-def _nested(values: Any) -> str:
-    if isinstance(values, list):
-        return "[" + ", ".join(_nested(value) for value in values) + "]"
-    return constant(values)
+def _literals(plans: Iterable[Plan]) -> list[str]:
+    """Tensors that the model makes from numbers, each with a place for its copies on devices."""
+    made = dict(tensor_literal(node) for plan in plans for node in literals_of(plan))
+    return [line for name, text in made.items() for line in ("", "", f"{name} = {text}")]
 
 
 def _record(mode: Mode, functions: Mapping[str, str]) -> list[str]:
@@ -100,7 +91,7 @@ def _record(mode: Mode, functions: Mapping[str, str]) -> list[str]:
         "parameters": constant(arguments.parameters),
         "structure": quoted(arguments.structure),
         "plain": str(arguments.plain),
-        "owners": row(_owner(each) for each in mode.plans.owners),
+        "owners": "_OWNERS_",
         "symbols": constant(tuple((each.input_index, each.dim) for each in program.symbols)),
         "main": str(mode.main_input or 0),
         "n_tensors": str(len(program.bindings)),
@@ -111,9 +102,16 @@ def _record(mode: Mode, functions: Mapping[str, str]) -> list[str]:
         "mutations": constant(wiring.mutations),
         "saved": constant(tuple(saved)),
         "tangents": constant(wiring.tangents),
+        "reach": constant(wiring.reach),
         **functions,
     }
     inside = [f"{name}={text}," for name, text in fields.items()]
+    place = inside.index("owners=_OWNERS_,")
+    inside[place : place + 1] = [
+        "owners=(",
+        *(f"    {_owner(o)}," for o in mode.plans.owners),
+        "),",
+    ]
     return ["_fw_register(", "    _FwMode(", *indented(inside, 2), "    )", "),"]
 
 

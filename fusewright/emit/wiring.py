@@ -36,7 +36,10 @@ Origin = FromInput | FromResult | Dim | None
 
 @dataclass(frozen=True)
 class Wiring:
-    """`results` are positions among the graph's outputs; `clones` of them must be copied."""
+    """`results` are positions among the graph's outputs; `clones` of them must be copied.
+
+    `reach` holds, for a result that not every gradient depends on, the bindings whose do.
+    """
 
     results: tuple[int, ...]
     n_outputs: int
@@ -48,6 +51,7 @@ class Wiring:
     saved: tuple[Origin, ...]
     clones: frozenset[int]
     tangents: tuple[int | None, ...]
+    reach: tuple[tuple[int, tuple[int, ...]], ...]
 
 
 def rests_on(plan: Plan, value: str) -> FromInput | None:
@@ -113,6 +117,7 @@ def wire(plans: ProgramPlans) -> Wiring:
         saved=tuple(saved),
         clones=_clones(plans, results, frozenset(mutated)),
         tangents=_tangents(plans, results[:n_outputs]),
+        reach=_reach(plans, results[:n_outputs]),
     )
 
 
@@ -172,3 +177,16 @@ def _tangents(plans: ProgramPlans, results: list[int]) -> tuple[int | None, ...]
         index = results.index(first) if first in results else None
         found.append(None if index in found else index)
     return tuple(found)
+
+
+def _reach(plans: ProgramPlans, results: list[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    program, backward = plans.program, plans.backward
+    if backward is None:
+        return ()
+    everything = {i for i, gradient in enumerate(backward.outputs) if isinstance(gradient, str)}
+    found: dict[int, set[int]] = {}
+    for position, bindings in zip(program.tangents, program.reach, strict=False):
+        first = _same_as(plans.forward, results, position)
+        if first in results:
+            found.setdefault(results.index(first), set()).update(bindings)
+    return tuple((k, tuple(sorted(b))) for k, b in found.items() if not b >= everything)

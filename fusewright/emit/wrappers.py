@@ -13,7 +13,6 @@ from fusewright.emit.python import (
     dtype,
     function,
     identifiers,
-    indented,
     quoted,
     row,
     symbols_in,
@@ -114,17 +113,18 @@ def _doc(step: Loop) -> str:
 
 
 def _allocation(name: str, spec: TensorSpec, wanted: str) -> list[str]:
+    if wanted:
+        args = [wanted, dims(spec.shape), dims(spec.strides), dtype(spec.dtype), "device"]
+        return call(name, "_fw_wanted", args)
     args = [dims(spec.shape), dims(spec.strides), f"dtype={dtype(spec.dtype)}", "device=device"]
-    if not wanted:
-        return call(name, "torch.empty_strided", args)
-    return [f"{name} = None", f"if {wanted}:", *indented(call(name, "torch.empty_strided", args))]
+    return call(name, "torch.empty_strided", args)
 
 
 def _launch(wrapper: Wrapper, language: str, inputs: list[str], outputs: list[str]) -> list[str]:
     entry = wrapper.entry
     pointers = [f"{name}.data_ptr()" for name in inputs]
-    optional = " if want[{}] else None" if wrapper.optional else ""
-    pointers += [f"{name}.data_ptr(){optional.format(i)}" for i, name in enumerate(outputs)]
+    kept = "_fw_pointer({})" if wrapper.optional else "{}.data_ptr()"
+    pointers += [kept.format(name) for name in outputs]
     workspace = "workspace.data_ptr()" if entry.workspace_bytes.factor else "None"
     where = ["_fw_threads()", "None"]
     if language == "cuda":

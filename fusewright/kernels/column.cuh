@@ -28,7 +28,7 @@ template <class Body, typename I, int V, int kAcross, int kDown, int kUnroll, cl
 __global__ void __launch_bounds__(kAcross* kDown)
     column_kernel(const Body body, Part* parts, I per_split) {
   using Acc = decltype(body.template accumulators<V>(Phase<0>{}));
-  __shared__ alignas(16) unsigned char memory[kAcross * kDown * sizeof(Acc)];
+  __shared__ __align__(16) unsigned char memory[kAcross * kDown * sizeof(Acc)];
   Acc* shared = reinterpret_cast<Acc*>(memory);
   const I outer = body.outer_extent();
   const int across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
@@ -50,7 +50,9 @@ __global__ void __launch_bounds__(kAcross* kDown)
   for (int d = 1; d < kDown; ++d) acc.combine(shared[d * kAcross + across]);
   if constexpr (Body::kSplit) {
 #pragma unroll
-    for (int v = 0; v < V; ++v) parts[blockIdx.y * static_cast<int64_t>(outer) + p + v] = acc.lane(v);
+    for (int v = 0; v < V; ++v) {
+      parts[blockIdx.y * static_cast<int64_t>(outer) + p + v] = acc.lane(v);
+    }
   } else {
     body.finish(Phase<0>{}, row, acc, V);
     body.store(row, V);

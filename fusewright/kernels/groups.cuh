@@ -47,7 +47,7 @@ __device__ __forceinline__ Acc group_total(Acc acc) {
     return warp_total<kGroup>(acc);
   } else {
     constexpr int kWarps = kGroup / 32;
-    __shared__ alignas(16) unsigned char memory[kWarps * sizeof(Acc)];
+    __shared__ __align__(16) unsigned char memory[kWarps * sizeof(Acc)];
     Acc* parts = reinterpret_cast<Acc*>(memory);
     const Acc mine = warp_total<32>(acc);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = mine;
@@ -65,8 +65,10 @@ __global__ void __launch_bounds__(128)
   const I p = index < outer ? index : outer - 1;
   const int member = threadIdx.x % kGroup;
   auto acc = body.template accumulators<1>(Phase<0>{});
-  for (int s = member; s < splits; s += kGroup) acc.combine(parts[s * static_cast<int64_t>(outer) + p]);
-  if constexpr (kGroup > 1) acc = warp_total<kGroup>(acc);
+  for (int s = member; s < splits; s += kGroup) {
+    acc.combine(parts[s * static_cast<int64_t>(outer) + p]);
+  }
+  if constexpr (kGroup > 1) acc = group_total<kGroup>(acc);
   typename Body::template Row<1> row;
   I q, l;
   locate<Body::kOuterRest>(p, body.outer_lane_extent(), q, l);

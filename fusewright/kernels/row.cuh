@@ -113,7 +113,7 @@ int row(const Body& body, int splits, void* workspace, int device, void* stream)
   const dim3 grid(blocks_for<I>(outer, kRows), splits);
   row_kernel<Body, I, V, kGroup, kRows, kUnroll, kCached>
       <<<grid, kGroup * kRows, 0, static_cast<cudaStream_t>(stream)>>>(body, parts, per_split);
-  if constexpr (Body::kSplit) combine<I, 32>(body, parts, splits, stream);
+  if constexpr (Body::kSplit) combine<I, 128>(body, parts, splits, stream);
   return static_cast<int>(cudaGetLastError());
 }
 

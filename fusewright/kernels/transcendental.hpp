@@ -66,7 +66,10 @@ constexpr float kLn2Low = 0x1.7f7d1cp-20f;
 // Adding 1.5 * 2^23 rounds to a whole number and leaves it in the low bits, NaN or not.
 constexpr float kRounder = 12582912.0f;
 
-FW_FN float power_of_two(int32_t exponent) { return bits<float>((exponent + 127) << 23); }
+// For NaN the exponent is garbage, which unsigned arithmetic may be given; the result is NaN still.
+FW_FN float power_of_two(int32_t exponent) {
+  return bits<float>((static_cast<uint32_t>(exponent) + 127u) << 23);
+}
 
 // e^r - 1 - r for |r| <= ln2/2; the fit's error is 2^-28.
 FW_FN float exp_rest(float r) {
@@ -91,8 +94,7 @@ FW_FN float exp(float x) {
   const int32_t k = bits<int32_t>(rounder) - 0x4b400000;
   const float n = rounder - kRounder;
   const float r = mad(n, -kLn2Low, mad(n, -kLn2High, t));
-  const float y = scaled(exp_rest(r) + r, k < -160 ? -160 : k > 140 ? 140 : k);
-  return x != x ? x : y;
+  return scaled(exp_rest(r) + r, k);
 }
 
 FW_FN float exp2(float x) {
@@ -103,23 +105,21 @@ FW_FN float exp2(float x) {
   const float f = t - (rounder - kRounder);
   const float r = f * 0.69314718246459961f;
   const float low = mad(f, -1.9046542e-9f, mad(f, 0.69314718246459961f, -r));
-  const float y = scaled(exp_rest(r) + low + r, k < -160 ? -160 : k > 140 ? 140 : k);
-  return x != x ? x : y;
+  return scaled(exp_rest(r) + low + r, k);
 }
 
 FW_FN float expm1(float x) {
   float t = x < -18.0f ? -18.0f : x;
   t = t > 89.0f ? 89.0f : t;
   const float rounder = mad(t, 1.4426950408889634f, kRounder);
-  int32_t k = bits<int32_t>(rounder) - 0x4b400000;
+  const int32_t k = bits<int32_t>(rounder) - 0x4b400000;
   const float n = rounder - kRounder;
   const float r = mad(n, -kLn2Low, mad(n, -kLn2High, t));
   const float p = exp_rest(r) + r;
-  k = k < -30 ? -30 : k > 128 ? 128 : k;
   // Half of the power keeps k = 128 finite until the last step.
   const float step = power_of_two(k - 1);
   const float y = mad(p, step, step - 0.5f) * 2.0f;
-  return (x != x) | (x == 0.0f) ? x : y;
+  return x == 0.0f ? x : y;
 }
 
 // log(1 + f) - f for f in [-1/3, 1/3]; the fit's relative error is 2^-27.7.
@@ -223,7 +223,7 @@ FW_FN float erf(float x) {
   g = mad(g, b, 1.1295784711837769f);
   g = mad(g, b, -0.0001880402269307524f);
   const float large = copysign(1.0f - exp(-g), x);
-  return x != x ? x : (a < 1.0f ? small : large);
+  return a < 1.0f ? small : large;
 }
 #endif  // __CUDACC__
 

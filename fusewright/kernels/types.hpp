@@ -9,8 +9,6 @@
 #include <type_traits>
 
 #if defined(__CUDACC__)
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #define FW_FN __host__ __device__ __forceinline__
 #else
 #define FW_FN inline __attribute__((always_inline))
@@ -36,7 +34,10 @@ FW_FN To bits(From from) {
 
 FW_FN float half_to_float(uint16_t raw) {
 #if defined(__CUDA_ARCH__)
-  return __half2float(__ushort_as_half(raw));
+  // The instruction itself: cuda_fp16.h and cuda_bf16.h would add their compile time to each build.
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(raw));
+  return y;
 #elif defined(__FLT16_MAX__) && !defined(__CUDACC__)
   return static_cast<float>(bits<_Float16>(raw));
 #else
@@ -51,7 +52,9 @@ FW_FN float half_to_float(uint16_t raw) {
 
 FW_FN uint16_t float_to_half(float x) {
 #if defined(__CUDA_ARCH__)
-  return __half_as_ushort(__float2half_rn(x));
+  uint16_t y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
 #elif defined(__FLT16_MAX__) && !defined(__CUDACC__)
   return bits<uint16_t>(static_cast<_Float16>(x));
 #else
@@ -72,7 +75,9 @@ FW_FN float bf16_to_float(uint16_t raw) { return bits<float>(static_cast<uint32_
 
 FW_FN uint16_t float_to_bf16(float x) {
 #if defined(__CUDA_ARCH__)
-  return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+  uint16_t y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
 #else
   const uint32_t raw = bits<uint32_t>(x);
   const uint32_t rounded = (raw + 0x7fffu + ((raw >> 16) & 1u)) >> 16;

@@ -14,25 +14,32 @@ from fusewright.loop import (
     Argument,
     Axis,
     Constant,
-    Index as IndexValue,
     Instruction,
     Load,
     LoopKernel,
     Reduce,
     Store,
 )
+from fusewright.loop import (
+    Index as IndexValue,
+)
 from fusewright.plan.frames import (
     Index,
-    NeedSplit,
-    NotFusible,
+    NeedSplitError,
+    NotFusibleError,
     access,
     group,
     through_broadcast,
     through_view,
 )
-from fusewright.plan.values import Values, is_view
+from fusewright.plan.values import Values, is_pointwise, is_view
 
 MAX_SPLITS = 16
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+
+
+def _results(item: Load | Constant | IndexValue | Apply | Reduce) -> tuple[str, ...]:
+    return (item.name, item.second) if isinstance(item, Reduce) else (item.name,)
 
 
 @dataclass(frozen=True)
@@ -97,13 +104,13 @@ def point_domain(shape: tuple[Dim, ...]) -> Domain:
 
 
 def assemble(values: Values, items: tuple[str, ...], domain: Domain) -> Assembled:
-    """Build the body; split axes as views ask for it. Raises NotFusible."""
+    """Build the body; split axes as views ask for it. Raises NotFusibleError."""
     for _ in range(MAX_SPLITS):
         try:
             return _Assembly(values, items, domain).run()
-        except NeedSplit as need:
+        except NeedSplitError as need:
             domain = domain.split(need.position, need.inner)
-    raise NotFusible("too many splits")
+    raise NotFusibleError("too many splits")
 
 
 @dataclass
@@ -126,7 +133,8 @@ class _Assembly:
             spec = self.values.spec(item)
             where = access(item, spec, self.homes[item], self.domain.sizes)
             stores[item] = Store(value, spec.dtype, where)
-        inlined = frozenset(name for name, _ in self.known if name not in self.homes)
+        inlined = frozenset(name for name, _ in self.known if name in self.values.nodes)
+        inlined -= set(self.homes)
         return Assembled(self.domain, tuple(self.body), stores, tuple(self.loads), inlined)
 
     def _home(self, item: str) -> Index:
@@ -141,7 +149,7 @@ class _Assembly:
             assert isinstance(dims, tuple)
             axes = {axis for d in dims if isinstance(d, int) for axis in source[d].axes}
             if axes != set(domain.reduced_axes):
-                raise NotFusible("reductions run over different axes")
+                raise NotFusibleError("reductions run over different axes")
             return tuple(each for d, each in enumerate(source) if d not in dims)
         if product(shape) == domain.numel:
             return group(shape, everything, domain.sizes)
@@ -159,7 +167,7 @@ class _Assembly:
         if key in self.known:
             return self.known[key]
         if name in self.homes and index != self.homes[name]:
-            raise NotFusible(f"{name} is read at another index than it is computed at")
+            raise NotFusibleError(f"{name} is read at another index than it is computed at")
         result = self._compute(name, index)
         self.known[key] = result
         return result
@@ -171,9 +179,9 @@ class _Assembly:
             return self._through(node, index)
         if name in self.homes and values.reduction_of(name) is not None:
             return self._reduce(name)
-        if node is not None and values.is_item(name) and values.reduction_of(name) is None:
-            if name in self.homes or name not in values.realised:
-                return self._apply(node, index)
+        here = name in self.homes or name not in values.realised
+        if node is not None and is_pointwise(node) and here:
+            return self._apply(node, index)
         return self._load(name, index)
 
     def _through(self, node: Node, index: Index) -> str:
@@ -181,8 +189,8 @@ class _Assembly:
         source = node.args[0].name
         try:
             inner = through_view(node, self.values.spec(source), index, self.domain.sizes)
-        except NotFusible as reason:
-            raise NotFusible(str(reason), node.name) from reason
+        except NotFusibleError as reason:
+            raise NotFusibleError(str(reason), node.name) from reason
         return self.value(source, inner)
 
     def _load(self, name: str, index: Index) -> str:
@@ -218,8 +226,26 @@ class _Assembly:
         if node.op == "iota":
             return self._iota(node, node.spec, index)
         operands = self._operands(node, index)
+        if node.op in _COMPARISONS:
+            operands = tuple(self._rounded(name) for name in operands)
         result = Apply(self._fresh(node.name), node.spec.dtype, node.op, operands)
         return self._emit(result)
+
+    def _rounded(self, name: str) -> str:
+        """A half-precision operand of a comparison, as it would be in memory.
+
+        Registers hold more digits than the stored value that backward compares with: without
+        this, amax(x) would equal no x.
+        """
+        (item,) = (i for i in self.body if not isinstance(i, Store) and name in _results(i))
+        if item.dtype not in ("float16", "bfloat16") or isinstance(item, Load):
+            return name
+        key = (f"{name} rounded", ())
+        if key not in self.known:
+            self.known[key] = self._emit(
+                Apply(self._fresh(f"{name}_rounded"), item.dtype, "cast", (name,))
+            )
+        return self.known[key]
 
     def _operands(self, node: Node, index: Index) -> tuple[str, ...]:
         """Tensors are pulled; numbers become constants of the type the operator computes in."""
@@ -244,9 +270,11 @@ class _Assembly:
     def _constant(self, value: Arg, dtype: str, name: str) -> str:
         assert isinstance(value, int | float | bool | Dim | Ratio)
         for known in self.body:
-            if isinstance(known, Constant) and known.dtype == dtype:
-                if repr(known.value) == repr(value):
-                    return known.name
+            if isinstance(known, Constant) and (known.dtype, repr(known.value)) == (
+                dtype,
+                repr(value),
+            ):
+                return known.name
         return self._emit(Constant(self._fresh(name), dtype, value))
 
     def _iota(self, node: Node, spec: TensorSpec, index: Index) -> str:
@@ -276,7 +304,7 @@ class _Assembly:
 def kernel_of(
     assembled: Assembled, name: str, summary: str, stored: tuple[str, ...], values: Values
 ) -> LoopKernel:
-    """The finished kernel: outer axes first, arguments in order, only the stores that are needed."""
+    """The finished kernel: outer axes first, arguments in order, only the stores wanted."""
     domain = assembled.domain
     order = (*domain.kept_axes, *domain.reduced_axes)
     axes = tuple(Axis(f"i{axis}", domain.sizes[axis]) for axis in order)

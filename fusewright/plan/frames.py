@@ -3,8 +3,8 @@
 A kernel iterates over a row-major list of axes. A `DimIndex` says how one dimension of a tensor
 is indexed: by the axes it lists, as digits of a mixed-radix number, scaled and shifted when a
 slice lies in between. Views are followed backwards, from the shape that is read to the shape
-that is stored; where a view cuts an axis in two, `NeedSplit` asks the caller to split that axis
-and start again, so no division ever appears in an address.
+that is stored; where a view cuts an axis in two, `NeedSplitError` asks the caller to split that
+axis and start again, so no division ever appears in an address.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fusewright.loop import Access
 from fusewright.rewrite.views import permute_order, slice_parts
 
 
-class NotFusible(Exception):
+class NotFusibleError(Exception):
     """The values cannot live in one kernel; the reason is for the debugging log.
 
     `culprit` names the view that no index can follow, where that is the reason: its source must
@@ -28,7 +28,7 @@ class NotFusible(Exception):
         self.culprit = culprit
 
 
-class NeedSplit(Exception):
+class NeedSplitError(Exception):
     """Axis `position` must become two axes, the inner one of size `inner`."""
 
     def __init__(self, position: int, inner: Dim) -> None:
@@ -62,13 +62,13 @@ def group(shape: tuple[Dim, ...], axes: tuple[int, ...], sizes: tuple[Dim, ...])
         missing = size
         while missing != ONE:
             if not rest:
-                raise NotFusible(f"shape {shape} does not fill the axes")
+                raise NotFusibleError(f"shape {shape} does not fill the axes")
             axis = rest.pop()
             missing = _filled(missing, axis, sizes[axis])
             taken.append(axis)
         result.append(DimIndex(tuple(reversed(taken))))
     if rest:
-        raise NotFusible(f"shape {shape} leaves axes over")
+        raise NotFusibleError(f"shape {shape} leaves axes over")
     return tuple(reversed(result))
 
 
@@ -79,8 +79,8 @@ def _filled(missing: Dim, axis: int, size: Dim) -> Dim:
     quotient = missing.divided_by(size)
     if quotient is None or ZERO in (missing, size):
         if ZERO in (missing, size) or size.divided_by(missing) is None:
-            raise NotFusible(f"sizes {missing} and {size} have no common split")
-        raise NeedSplit(axis, missing)
+            raise NotFusibleError(f"sizes {missing} and {size} have no common split")
+        raise NeedSplitError(axis, missing)
     return quotient
 
 
@@ -108,7 +108,7 @@ def through_view(node: Node, held: TensorSpec, index: Index, sizes: tuple[Dim, .
         case "aten.view.default":
             assert node.spec is not None
             return _through_reshape(node.spec.shape, held.shape, index, sizes)
-    raise NotFusible(f"{node.op} is not a view we follow")
+    raise NotFusibleError(f"{node.op} is not a view we follow")
 
 
 def _through_reshape(
@@ -116,7 +116,7 @@ def _through_reshape(
 ) -> Index:
     """Regroup digits; dimensions that the view leaves alone keep even a sliced index."""
     if ZERO in read:
-        raise NotFusible("an empty tensor is viewed as another shape")
+        raise NotFusibleError("an empty tensor is viewed as another shape")
     result: list[DimIndex] = []
     rest = [each for each, size in zip(index, read, strict=True) if size != ONE]
     rest_sizes = [size for size in read if size != ONE]
@@ -141,7 +141,7 @@ def _take(
     missing = size
     while missing != ONE:
         if not rest or not rest[-1].is_pure:
-            raise NotFusible("a sliced dimension is viewed as another shape")
+            raise NotFusibleError("a sliced dimension is viewed as another shape")
         axes = list(rest.pop().axes)
         whole = rest_sizes.pop()
         while axes and missing != ONE:
@@ -153,7 +153,7 @@ def _take(
             rest.append(DimIndex(tuple(axes)))
             rest_sizes.append(left)
         elif missing != ONE and whole == ONE:
-            raise NotFusible("a broadcast dimension is viewed as another shape")
+            raise NotFusibleError("a broadcast dimension is viewed as another shape")
     return tuple(reversed(digits))
 
 
@@ -167,7 +167,7 @@ def access(buffer: str, spec: TensorSpec, index: Index, sizes: tuple[Dim, ...]) 
         running = stride * each.step
         for axis in reversed(each.axes):
             if strides[axis] != ZERO:
-                raise NotFusible("one axis walks along two dimensions of a tensor")
+                raise NotFusibleError("one axis walks along two dimensions of a tensor")
             strides[axis] = running
             running = running * sizes[axis]
     return Access(buffer, tuple(strides), tuple(offset))

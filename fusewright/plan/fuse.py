@@ -21,7 +21,7 @@ from fusewright.plan.assemble import (
     point_domain,
     reduction_domain,
 )
-from fusewright.plan.frames import NotFusible
+from fusewright.plan.frames import NotFusibleError
 from fusewright.plan.values import Values, is_pointwise, is_view
 
 MAX_ROUNDS = 8
@@ -103,9 +103,9 @@ def _row_results(values: Values) -> frozenset[str]:
             continue
         for name in sources:
             base = _through_views(values, name)
-            if base in after and is_pointwise(values.nodes[base]):
-                if values.bytes_of(base) * 4 <= values.bytes_of(node.name):
-                    found.add(base)
+            small = values.bytes_of(base) * 4 <= values.bytes_of(node.name)
+            if small and base in after and is_pointwise(values.nodes[base]):
+                found.add(base)
     return frozenset(found)
 
 
@@ -131,7 +131,7 @@ def _worth_storing(values: Values, groups: list[Group]) -> frozenset[str]:
         own = values.bytes_of(name)
         try:
             alone = assemble(values, (name,), point_domain(values.spec(name).shape))
-        except NotFusible:
+        except NotFusibleError:
             continue
         if sum(min(values.bytes_of(each), own) for each in alone.loads) >= 2 * own:
             found.add(name)
@@ -149,7 +149,7 @@ def _singles(values: Values) -> tuple[Values, list[Group]]:
             for items in _units(values):
                 groups.append(Group(items, assemble(values, items, _domain(values, items[0]))))
             return values, groups
-        except NotFusible as reason:
+        except NotFusibleError as reason:
             if reason.culprit is None:
                 raise
             views = values.memory_views | {reason.culprit}
@@ -164,11 +164,9 @@ def _units(values: Values) -> Iterator[tuple[str, ...]]:
         if name in done:
             continue
         reduction = values.reduction_of(name)
-        unit = (name,)
+        unit: tuple[str, ...] = (name,)
         if reduction is not None and reduction.op == "reduce_welford":
-            unit = tuple(
-                each for each in values.realised if values.reduction_of(each) is reduction
-            )
+            unit = tuple(each for each in values.realised if values.reduction_of(each) is reduction)
             unit = tuple(sorted(unit, key=values.order.__getitem__))
         done.update(unit)
         yield unit
@@ -232,7 +230,7 @@ def _merge(values: Values, groups: list[Group], first: Group, second: Group) -> 
         return None
     try:
         assembled = assemble(values, items, domain)
-    except NotFusible:
+    except NotFusibleError:
         return None
     merged = Group(items, assembled)
     kernel = kernel_of(assembled, "trial", "", items, values)
@@ -335,4 +333,3 @@ def _extent(kernel: LoopKernel, load: Load, values: Values) -> int:
     for axis, stride in zip(kernel.axes, load.access.strides, strict=True):
         total *= axis.size.at(values.sizes) if stride.factor else 1
     return total
-

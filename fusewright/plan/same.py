@@ -8,6 +8,7 @@ from fusewright.loop import (
     Access,
     Apply,
     Instruction,
+    Load,
     LoopKernel,
     Reduce,
     Store,
@@ -45,7 +46,7 @@ def _numbered(item: Instruction, values: dict[str, str], buffers: dict[str, str]
         return replace(made, operands=tuple(values[name] for name in made.operands))
     if isinstance(made, Reduce):
         return replace(made, operand=values[made.operand], second=values[made.second])
-    if hasattr(made, "access"):
+    if isinstance(made, Load):
         return replace(made, access=_at(made.access, buffers))
     return made
 

@@ -32,7 +32,7 @@ def _shape_and_dims(values: Values, node: Node) -> tuple[tuple[object, ...], fro
     assert isinstance(node.args[0], Ref) and isinstance(node.args[1], tuple)
     shape = values.spec(node.args[0].name).shape
     kept = [position for position, size in enumerate(shape) if size != ONE]
-    dims = frozenset(kept.index(d) for d in node.args[1] if d in kept)
+    dims = frozenset(kept.index(d) for d in node.args[1] if isinstance(d, int) and d in kept)
     return tuple(shape[position] for position in kept), dims
 
 

@@ -61,9 +61,7 @@ class Builder:
     def point(self, like: Node, op: str, args: tuple[Arg, ...], dtype: str) -> Ref:
         """A scalar operator over broadcast operands."""
         shapes = [self.spec(arg.name).shape for arg in args if isinstance(arg, Ref)]
-        device = next(
-            (self.spec(arg.name).device for arg in args if isinstance(arg, Ref)), "cpu"
-        )
+        device = next((self.spec(arg.name).device for arg in args if isinstance(arg, Ref)), "cpu")
         if like.spec is not None:
             device = like.spec.device
         shape = broadcast(shapes)

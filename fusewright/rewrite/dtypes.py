@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from fusewright.ir import FLOATS, INTEGERS, Arg, Dim, Ratio, Ref
 from fusewright.rewrite.builder import Builder
 
@@ -45,20 +47,18 @@ def scalar_dtype(value: Arg, default_float: str = "float32") -> str:
 
 def result_type(builder: Builder, args: tuple[Arg, ...]) -> str:
     """torch.result_type: tensors with dimensions outrank those without, and those numbers."""
-    groups: list[list[str]] = [[], [], []]
+    ranked: list[list[str]] = [[], [], []]
     for arg in args:
         if isinstance(arg, Ref):
             spec = builder.spec(arg.name)
-            groups[0 if spec.shape else 1].append(spec.dtype)
+            ranked[0 if spec.shape else 1].append(spec.dtype)
         else:
-            groups[2].append(scalar_dtype(arg))
+            ranked[2].append(scalar_dtype(arg))
     result: str | None = None
-    for group in groups:
-        for dtype in group:
-            if result is None:
-                result = dtype
-            elif group is groups[0] or category(dtype) > category(result):
-                result = promote(result, dtype)
-            elif group is groups[1] and not groups[0]:
-                result = promote(result, dtype)
+    for group in ranked:
+        within = functools.reduce(promote, group) if group else None
+        if within is None:
+            continue
+        if result is None or category(within) > category(result):
+            result = within if result is None else promote(result, within)
     return result or "float32"

@@ -97,7 +97,9 @@ def _rsub(builder: Builder, node: Node) -> Ref:
 
 def _div_mode(builder: Builder, node: Node) -> Ref:
     mode = _kwarg(node, "rounding_mode", 2)
-    op = {None: "div", "floor": "floor_divide", "trunc": "trunc_divide"}[str(mode) if mode else None]
+    op = {None: "div", "floor": "floor_divide", "trunc": "trunc_divide"}[
+        str(mode) if mode else None
+    ]
     return apply(builder, node, op, "arith", node.args[:2])
 
 

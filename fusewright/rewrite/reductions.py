@@ -49,9 +49,7 @@ def reduce(builder: Builder, node: Node, kind: str, value: Ref, dims: tuple[int,
     held = builder.spec(value.name)
     shape = _reduced(held.shape, dims)
     spec = TensorSpec(held.dtype, shape, contiguous_strides(shape), held.device)
-    return builder.add(
-        Node(node.name, f"reduce_{kind}", (value, dims), (), spec, node.source)
-    )
+    return builder.add(Node(node.name, f"reduce_{kind}", (value, dims), (), spec, node.source))
 
 
 def _drop_ones(

@@ -103,9 +103,7 @@ def _slice(builder: Builder, node: Node) -> Ref | None:
         start = max(0, min(start, size.factor))
     length = node.spec.shape[position]
     stop: Arg = start + length.factor * step if length.is_static else args[3]
-    return builder.add(
-        replace(node, args=(node.args[0], position, start, stop, step), kwargs=())
-    )
+    return builder.add(replace(node, args=(node.args[0], position, start, stop, step), kwargs=()))
 
 
 def _select(builder: Builder, node: Node) -> Ref | None:
@@ -198,4 +196,3 @@ def slice_parts(node: Node) -> tuple[int, int, int]:
     _, position, start, _, step = node.args
     assert isinstance(position, int) and isinstance(start, int) and isinstance(step, int)
     return position, start, step
-

@@ -18,7 +18,8 @@ def _fw_flags() -> list[str]:
     # PyTorch switches the half operators off for its own headers' sake; we include none.
     half = ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")
     target = ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
-    return ["-std=c++17", "-O3", *target, *[f"-U__CUDA_NO_{name}__" for name in half]]
+    flags = ["-std=c++17", "-O3", "-fmad=false", *target]
+    return flags + [f"-U__CUDA_NO_{name}__" for name in half]
 
 
 def _fw_recipe() -> list[str]:

@@ -72,8 +72,8 @@ def _fw_misfit(
     """Why this tensor is not what the kernels were written for, or None when it is."""
     if type(tensor) not in _FW_PLAIN:
         return f"{label} is a {type(tensor).__name__} instead of a tensor"
-    if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
-        return f"{label} is a tensor whose memory cannot be read as it lies"
+    if tensor.layout is not torch.strided:
+        return f"{label} is {tensor.layout} instead of torch.strided"
     if tensor.dtype is not dtype:
         return f"{label} is {tensor.dtype} instead of {dtype}"
     if tensor.device != device:
@@ -105,18 +105,27 @@ def _fw_altered(module: typing.Any, owners: tuple[typing.Any, ...]) -> str | Non
     return None
 
 
-def _fw_autocast(device_type: str) -> torch.dtype | None:
-    """The dtype that autocast converts to on this kind of device, or None when it is off."""
-    if hasattr(torch, "get_autocast_dtype"):
-        on = torch.is_autocast_enabled(device_type)
-        return torch.get_autocast_dtype(device_type) if on else None
+def _fw_old_autocast(device_type: str) -> torch.dtype | None:
+    """The same before PyTorch 2.4, which had a pair of functions for each kind of device."""
     if device_type == "cpu":
         return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
     return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
 
 
-def _fw_watcher() -> str | None:
-    """What is around this call and has to see every PyTorch operator in it, or None."""
+def _fw_new_autocast(device_type: str) -> torch.dtype | None:
+    """The dtype that autocast converts to on this kind of device, or None when it is off."""
+    on = torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if on else None
+
+
+_fw_autocast = _fw_new_autocast if hasattr(torch, "get_autocast_dtype") else _fw_old_autocast
+
+
+def _fw_watcher(leaves: typing.Sequence[torch.Tensor] = ()) -> str | None:
+    """What torch.compile never meets: lazy views, and whoever has to see each operator."""
+    for leaf in leaves:
+        if leaf.is_neg() or leaf.is_conj():
+            return "an argument is a view that is negated or conjugated when it is read"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a torch.func transform is active"
     if torch._C._len_torch_dispatch_stack():

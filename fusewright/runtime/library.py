@@ -62,6 +62,21 @@ class _FwKernels:
         raise RuntimeError(f"kernel {name} failed with code {code}: {words.decode()}")
 
 
+def _fw_wanted(
+    wanted: bool,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor | None:
+    """Memory for an output, none where nobody wants it."""
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device) if wanted else None
+
+
+def _fw_pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
 def _fw_cache_folder() -> pathlib.Path:
     """A folder that only this user can write; a temporary one where no lasting one can be had."""
     chosen = os.environ.get("FUSEWRIGHT_CACHE")

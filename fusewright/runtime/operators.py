@@ -7,6 +7,7 @@ import torch
 from fusewright.runtime.call import (
     _FW_ONCE,
     _fw_drive,
+    _fw_fixed,
     _fw_laid_out,
     _fw_save,
     _fw_tensors,
@@ -100,18 +101,17 @@ def _fw_define_autograd(mode: _FwMode, forward: str, backward: str) -> None:
     def keep(ctx: typing.Any, inputs: _fw_tensors, output: typing.Any) -> None:
         results = (output,) if isinstance(output, torch.Tensor) else tuple(output)
         _fw_save(ctx, mode, inputs, results)
+        fixed = [results[index] for index in _fw_fixed(mode, ctx.needs_input_grad)]
         # Beside the outputs come new buffer values and values for backward: none has a gradient.
-        ctx.mark_non_differentiable(
-            *[results[index] for index in mode.fixed], *results[mode.n_outputs :]
-        )
+        ctx.mark_non_differentiable(*fixed, *results[mode.n_outputs :])
 
     def differentiate(ctx: typing.Any, *tangents: torch.Tensor | None) -> typing.Any:
         values = [None if index is None else tangents[index] for index in mode.tangents]
         need = list(ctx.needs_input_grad)
         operator = getattr(torch.ops.fusewright, backward).default
-        made = iter(operator([*ctx.saved_tensors, *values], list(ctx.sizes), need))
+        made = iter(operator([*ctx.saved_tensors, *values], list(ctx.call[1]), need))
         assert mode.gradient_layouts is not None
-        pairs = zip(mode.gradient_layouts(*ctx.sizes), need, strict=True)
+        pairs = zip(mode.gradient_layouts(*ctx.call[1]), need, strict=True)
         gradients = [next(made) if layout and wanted else None for layout, wanted in pairs]
         return gradients[0] if len(gradients) == 1 else tuple(gradients)
 

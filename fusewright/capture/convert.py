@@ -1,7 +1,7 @@
 """From torch.fx to our graph language, node by node.
 
 Symbolic integers disappear here: an argument that is one becomes a `Dim` or a `Ratio`, and a
-size that is neither raises `InexpressibleSize`, which makes `capture` fix the sizes instead.
+size that is neither raises `InexpressibleSizeError`, which makes `capture` fix the sizes instead.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ from fusewright.ir import (
 )
 
 MAX_LITERAL = 4096
-_OPERATORS = {operator.getitem: "getitem"}
 
 
-class InexpressibleSize(Exception):
+class InexpressibleSizeError(Exception):
     """A size is no single product of symbols; the capture must fix the sizes."""
 
 
@@ -86,7 +85,7 @@ class Converter:
         return Graph(tuple(inputs), tuple(nodes), outputs).pruned()
 
     def _node(self, node: fx.Node, value: Any) -> Node:
-        op = _OPERATORS.get(node.target, None) or str(node.target)  # type: ignore[call-overload]
+        op = "getitem" if node.target is operator.getitem else str(node.target)
         spec = self.spec(value) if isinstance(value, torch.Tensor) else None
         return Node(
             name=node.name,
@@ -110,7 +109,7 @@ class Converter:
             return Dim(value)
         scale, symbols = self._monomial(value.node.expr)
         if scale.denominator != 1 or any(power < 0 for power in symbols.values()):
-            raise InexpressibleSize(str(value))
+            raise InexpressibleSizeError(str(value))
         names = [name for name, power in symbols.items() for _ in range(power)]
         return Dim(int(scale), tuple(names))
 
@@ -131,10 +130,10 @@ class Converter:
         if expr.is_Pow and expr.exp.is_Integer and abs(int(expr.exp)) <= 4:
             factors = "*".join([self._formula(expr.base)] * abs(int(expr.exp)))
             return f"({factors})" if expr.exp > 0 else f"(1.0/({factors}))"
-        raise InexpressibleSize(str(expr))
+        raise InexpressibleSizeError(str(expr))
 
     def _monomial(self, expr: Any) -> tuple[Fraction, dict[str, int]]:
-        """expr = scale · Π symbol^power, or InexpressibleSize."""
+        """expr = scale · Π symbol^power, or InexpressibleSizeError."""
         plain = _without_torch_functions(sympy.sympify(expr))
         rest = sympy.simplify(plain)
         powers: dict[str, int] = {}
@@ -147,7 +146,7 @@ class Converter:
                 name = self._symbols[base]
                 powers[name] = powers.get(name, 0) + int(power)
             else:
-                raise InexpressibleSize(str(expr))
+                raise InexpressibleSizeError(str(expr))
         return scale, powers
 
     def arg(self, value: Any) -> Arg:
@@ -233,7 +232,7 @@ def _fraction(number: Any) -> Fraction:
         return Fraction(int(number.p), int(number.q))
     value = float(number)
     if not math.isfinite(value):
-        raise InexpressibleSize(str(number))
+        raise InexpressibleSizeError(str(number))
     return Fraction(value)
 
 
@@ -280,5 +279,5 @@ def converter_text(expr: Any, converter: Converter) -> str:
     if not expr.free_symbols:
         return "True"
     if not expr.free_symbols <= set(names):
-        raise InexpressibleSize(str(expr))
-    return sympy.pycode(expr.xreplace(names), fully_qualified_modules=False)
+        raise InexpressibleSizeError(str(expr))
+    return str(sympy.pycode(expr.xreplace(names), fully_qualified_modules=False))

@@ -53,5 +53,4 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """The table that AOTAutograd applies while it traces."""
     names = (_NORMALISATIONS + _ACTIVATIONS + _LOSSES + _POINTWISE + _VIEWS).split()
     packets = [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
-    table: dict[torch._ops.OpOverload, Callable[..., Any]] = get_decompositions(packets)
-    return table
+    return dict(get_decompositions(packets))  # type: ignore[arg-type]

@@ -1,0 +1,5 @@
+"""`python -m fusewright` is the command `fusewright`."""
+
+from fusewright.cli import main
+
+main()

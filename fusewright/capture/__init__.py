@@ -1,0 +1,91 @@
+"""From a live model to a `Program`: every private interface of PyTorch that we use is here.
+
+AOTAutograd traces forward and backward into one joint graph on fake tensors, with the first
+dimension of each input symbolic; PyTorch's min-cut partitioner decides by bytes what is saved
+and what is recomputed; the two halves are then copied into our own frozen graph language.
+A size that our `Dim` cannot express makes the capture start again with fixed sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusewright.capture.call import Call
+from fusewright.capture.convert import InexpressibleSizeError
+from fusewright.capture.trace import trace
+from fusewright.errors import CaptureError
+from fusewright.ir import Program
+
+_OTHERS = (Path(torch.__file__).parent, Path(__file__).parent)
+
+
+def capture(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mode: str,
+    dynamic: bool = True,
+) -> Program:
+    """Trace `model` in `mode` (train or eval) on example arguments."""
+    call = Call.of(args, kwargs or {})
+    attempts = [
+        (dynamic_sizes, gradients)
+        for dynamic_sizes in ((True, False) if dynamic else (False,))
+        for gradients in ("floating", "as given")
+    ]
+    failure: Exception | None = None
+    with _in_mode(model, mode):
+        for dynamic_sizes, gradients in attempts:
+            try:
+                return trace(model, call, mode, dynamic_sizes, gradients == "floating")
+            except InexpressibleSizeError as error:
+                failure = failure or error
+            except CaptureError:
+                raise
+            except Exception as error:  # whatever user code raises becomes one named error
+                if dynamic_sizes or gradients == "floating":
+                    failure = failure or error
+                    continue
+                raise _explained(failure or error, model) from error
+    raise _explained(failure or RuntimeError("no attempt was made"), model)
+
+
+@contextlib.contextmanager
+def _in_mode(model: nn.Module, mode: str) -> Iterator[None]:
+    """Put every submodule into train or eval, and each back to what it was."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(mode == "train")
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def _explained(error: Exception, model: nn.Module) -> CaptureError:
+    """The error as a sentence that points at the deepest line of the user's own code."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<")
+        and not any(folder in Path(frame.filename).resolve().parents for folder in _OTHERS)
+    ]
+    where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    line = f"\n    {frames[-1].line}" if frames and frames[-1].line else ""
+    kind = type(error).__name__
+    if "DataDependent" in kind:
+        text = (
+            "the model's control flow or a shape depends on the values of a tensor, so there is "
+            "no one graph for it; use torch.where or move the decision out of the model"
+        )
+    else:
+        text = f"{kind}: {str(error).strip().splitlines()[0] if str(error).strip() else kind}"
+    return CaptureError(f"{where}cannot capture {type(model).__name__}: {text}{line}")

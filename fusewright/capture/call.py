@@ -1,0 +1,73 @@
+"""One call of a model, as a function from tensors to tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+from fusewright.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the model: its flattened arguments and how to put them together again."""
+
+    leaves: tuple[Any, ...]
+    spec: pytree.TreeSpec
+
+    @staticmethod
+    def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        return Call(tuple(leaves), spec)
+
+    @property
+    def tensor_positions(self) -> tuple[int, ...]:
+        return tuple(i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor))
+
+
+class Flattened(nn.Module):
+    """The model as a function from tensors to tensors; the output's structure is kept aside."""
+
+    def __init__(self, model: nn.Module, call: Call, copied: frozenset[int]) -> None:
+        super().__init__()
+        self.model = model
+        self.call = call
+        self.copied = copied
+        self.output_tree = "o[0]"
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        leaves = list(self.call.leaves)
+        for position, tensor in zip(self.call.tensor_positions, tensors, strict=True):
+            leaves[position] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self.call.spec)
+        flat: list[Any] = []
+        self.output_tree = tree_text(self.model(*args, **kwargs), flat)
+        return tuple(
+            each.clone() if position in self.copied else each for position, each in enumerate(flat)
+        )
+
+
+def tree_text(value: Any, flat: list[Any]) -> str:
+    """Python text that rebuilds `value` from the list `o`, whose items are appended to `flat`."""
+    if isinstance(value, torch.Tensor | torch.SymInt):
+        flat.append(value)
+        return f"o[{len(flat) - 1}]"
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if type(value) in (tuple, list):
+        items = [tree_text(item, flat) for item in value]
+        if type(value) is list:
+            return "[" + ", ".join(items) + "]"
+        return "(" + "".join(item + ", " for item in items).rstrip(" ") + ")"
+    if type(value) is dict:
+        pairs = (f"{key!r}: {tree_text(item, flat)}" for key, item in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    raise CaptureError(
+        f"the model returns a {type(value).__name__}; return tensors, numbers, tuples, lists "
+        "or dicts of them"
+    )

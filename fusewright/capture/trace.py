@@ -1,0 +1,142 @@
+"""AOTAutograd's joint graph of a model on fake tensors, cut in two by the min-cut partitioner."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+
+from fusewright.capture.call import Call, Flattened
+from fusewright.capture.convert import Converter
+from fusewright.capture.decompositions import decomposition_table
+from fusewright.capture.program import Halves, make_program, placeholders
+from fusewright.ir import Program, Symbol
+
+
+def trace(
+    model: nn.Module,
+    call: Call,
+    mode: str,
+    dynamic: bool,
+    all_gradients: bool,
+    copied: frozenset[int] = frozenset(),
+) -> Program:
+    shape_env = ShapeEnv(specialize_zero_one=False)
+    fake_mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
+    flattened = Flattened(model, call, copied)
+    fakes = [
+        _fake(fake_mode, call.leaves[position], f"x{index}", dynamic, all_gradients)
+        for index, position in enumerate(call.tensor_positions)
+    ]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(fake_mode)
+        stack.enter_context(functorch_config.patch(fake_tensor_allow_meta=True))
+        joint = aot_export_joint_with_descriptors(
+            stack, flattened, tuple(fakes), {}, decompositions=decomposition_table()
+        )
+        shared = _shared_outputs(joint) - copied
+        if not shared:
+            halves = _partition(joint.graph_module)
+    if shared:
+        return trace(model, call, mode, dynamic, all_gradients, copied | shared)
+    symbols = _symbols(fakes, shape_env, halves.binding_positions)
+    converter = Converter(model, {expr: symbol.name for expr, symbol in symbols})
+    return make_program(halves, converter, tuple(s for _, s in symbols), shape_env, mode, flattened)
+
+
+def _shared_outputs(joint: Any) -> frozenset[int]:
+    """Outputs that share memory with an input or with each other.
+
+    One autograd node cannot give them back as the views they are, so they are copied; the copy
+    is pointwise and joins the kernel that makes the value.
+    """
+    info = joint._aot_state.fw_metadata.output_info
+    return frozenset(
+        position
+        for position, each in enumerate(info)
+        if each.output_type.name not in ("non_alias", "unsafe_view_alias")
+        and issubclass(each.raw_type, torch.Tensor)
+    )
+
+
+def _fake(
+    fake_mode: FakeTensorMode, tensor: torch.Tensor, name: str, dynamic: bool, grad: bool
+) -> torch.Tensor:
+    """A fake of one input, its first dimension symbolic where that is asked for."""
+    from torch._dynamo.source import ConstantSource
+
+    sizes = [
+        DimDynamic.DUCK if dynamic and position == 0 and size > 1 else DimDynamic.STATIC
+        for position, size in enumerate(tensor.shape)
+    ]
+    context: Any = StatelessSymbolicContext(
+        dynamic_sizes=sizes, constraint_sizes=[None] * len(sizes)
+    )
+    fake = fake_mode.from_tensor(
+        tensor.detach(), symbolic_context=context, source=ConstantSource(name)
+    )
+    floating = tensor.is_floating_point() or tensor.is_complex()
+    return fake.requires_grad_(floating if grad else tensor.requires_grad)
+
+
+def _partition(joint: fx.GraphModule) -> Halves:
+    """Split the joint graph; a graph without tangents has no backward half."""
+    (output,) = (node for node in joint.graph.nodes if node.op == "output")
+    labels = tuple(output.meta["desc"])
+    inputs = tuple(node.meta["desc"] for node in placeholders(joint))
+    tangents = sum(type(label).__name__ == "TangentAOTInput" for label in inputs)
+    if not tangents:
+        return Halves(joint, None, inputs, labels)
+    primals = inputs[: len(inputs) - tangents]
+    n_forward = len(labels) - len(primals)  # one gradient per primal, None included, comes last
+    _drop_aliases(joint)
+    joint_inputs = [node.meta.get("val") for node in placeholders(joint)]
+    # Pointwise chains of any length are recomputed where that saves bytes: they are fused into
+    # the kernel that reads them, so a recomputed value costs arithmetic and no memory.
+    with functorch_config.patch(
+        ban_recompute_used_far_apart=False, ban_recompute_long_fusible_chains=False
+    ):
+        forward, backward = min_cut_rematerialization_partition(
+            joint, joint_inputs, num_fwd_outputs=n_forward
+        )
+    return Halves(forward, backward, primals, labels[:n_forward])
+
+
+def _drop_aliases(joint: fx.GraphModule) -> None:
+    """A traced graph is functional, so detach and alias are the value itself; left in place, they
+    make the partitioner take what lies behind them for something that is stored anyway."""
+    for node in list(joint.graph.nodes):
+        if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            node.replace_all_uses_with(node.args[0])
+            joint.graph.erase_node(node)
+    joint.recompile()
+
+
+def _symbols(
+    fakes: Sequence[torch.Tensor], shape_env: ShapeEnv, positions: Mapping[int, int]
+) -> list[tuple[Any, Symbol]]:
+    """The symbols that are left after the trace, each with where to read it."""
+    found: dict[Any, Symbol] = {}
+    for index, fake in enumerate(fakes):
+        for position, size in enumerate(fake.shape):
+            if isinstance(size, int):
+                continue
+            expr = shape_env.simplify(size.node.expr)
+            if expr.is_Symbol and expr not in found:
+                example = int(size.node.hint)
+                name = f"s{len(found)}"
+                found[expr] = Symbol(name, positions[index], position, example)
+    return list(found.items())

@@ -1,0 +1,255 @@
+"""The command line: arguments and progress, nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from fusewright import __version__
+from fusewright.errors import FusewrightError
+
+if TYPE_CHECKING:
+    import torch
+
+    from fusewright.problem import Problem
+
+TIMING_BUDGET_S = 6.0
+MODE_NAMES = {"train": ("train",), "eval": ("eval",), "both": ("train", "eval")}
+
+problem_argument = click.argument("problem", type=click.Path(path_type=Path))
+device_option = click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default=None,
+    help="Where to run; a GPU if there is one.",
+)
+mode_option = click.option(
+    "--mode", type=click.Choice(sorted(MODE_NAMES)), default="both", show_default=True
+)
+json_option = click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Also write a JSON record."
+)
+
+
+class Steps:
+    """Progress through named steps: a bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, console: Console, names: tuple[str, ...]) -> None:
+        self.console = console
+        self.names = names
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with self.progress:
+            self.task = self.progress.add_task(self.names[0], total=len(self.names))
+            yield
+
+    def next(self, name: str) -> None:
+        if not self.console.is_terminal:
+            self.console.print(f"{name} …")
+        self.progress.update(self.task, description=name, completed=self.names.index(name))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fusewright")
+def cli() -> None:
+    """Turn PyTorch models into fused CUDA C++ or host C++ kernels, checked against float64."""
+
+
+@cli.command()
+@problem_argument
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write ModelNew.")
+@json_option
+@device_option
+@mode_option
+def optimize(
+    problem: Path, output: Path | None, json_file: Path | None, device: str | None, mode: str
+) -> None:
+    """Write a standalone ModelNew for PROBLEM, check it and time it."""
+    from fusewright.emit import file_text
+    from fusewright.inputs import resolve_device
+    from fusewright.problem import candidate_factory, load_problem
+    from fusewright.report import (
+        Outcome,
+        device_name,
+        header,
+        print_checks,
+        print_plans,
+        print_timings,
+        write_json,
+    )
+    from fusewright.timing import time_models
+    from fusewright.verify import verify
+
+    console = Console()
+    output = output or problem.with_name(f"{problem.stem}_new.py")
+    names = ("load the problem", "capture and compile", "check against float64", "time")
+    steps = Steps(console, names)
+    with steps.running():
+        steps.next(names[0])
+        where = resolve_device(device or default_device())
+        loaded = load_problem(problem)
+        steps.next(names[1])
+        solution = solved(loaded, where, mode)
+        outcome = Outcome(
+            problem=loaded.name,
+            device=device_name(where),
+            mode=mode,
+            plans=solution.prepared.modes,
+            checks=(),
+            timings_ms={},
+            build_seconds=solution.artifact.seconds,
+            output=str(output),
+        )
+        text = file_text(solution.bundle, loaded.source, header(outcome))
+        with draft(output, text) as path:
+            make = candidate_factory(path, loaded)
+            steps.next(names[2])
+            report = verify(loaded, make, device=where, modes=MODE_NAMES[mode])
+            steps.next(names[3])
+            times = (
+                time_models(
+                    loaded,
+                    make,
+                    device=where,
+                    budget_s=TIMING_BUDGET_S,
+                    training=mode != "eval",
+                )
+                if report.ok
+                else {}
+            )
+    outcome = Outcome(
+        **{**vars(outcome), "checks": report.checks, "timings_ms": times},
+    )
+    print_plans(console, outcome.plans)
+    print_checks(console, outcome.checks)
+    if not report.ok:
+        if json_file:
+            write_json(json_file, outcome)
+        fail(f"{loaded.name}: a check failed, so no file was written", 1)
+    print_timings(console, outcome.timings_ms)
+    output.write_text(file_text(solution.bundle, loaded.source, header(outcome)))
+    if json_file:
+        write_json(json_file, outcome)
+    console.print(
+        f"[bold]{output}[/bold] written; kernels "
+        + (
+            "came from the cache."
+            if solution.artifact.cached
+            else f"built in {outcome.build_seconds:.1f} s."
+        )
+    )
+
+
+@cli.command()
+@problem_argument
+@device_option
+@mode_option
+def explain(problem: Path, device: str | None, mode: str) -> None:
+    """Say what would be fused in PROBLEM, what stays a PyTorch call, and why."""
+    from fusewright.inputs import move, resolve_device
+    from fusewright.pipeline import prepare
+    from fusewright.problem import load_problem
+    from fusewright.report import print_plans
+
+    where = resolve_device(device or default_device())
+    loaded = load_problem(problem)
+    model = loaded.make_model().to(where)
+    args = tuple(move(each, where) for each in loaded.make_inputs())
+    prepared = prepare(model, args, modes=MODE_NAMES[mode], device=where)
+    print_plans(Console(), prepared.modes)
+
+
+@cli.command()
+@problem_argument
+@click.argument("model_new", type=click.Path(path_type=Path))
+@json_option
+@device_option
+@mode_option
+def verify(
+    problem: Path, model_new: Path, json_file: Path | None, device: str | None, mode: str
+) -> None:
+    """Check the ModelNew in MODEL_NEW against the Model in PROBLEM."""
+    from fusewright.inputs import resolve_device
+    from fusewright.problem import candidate_factory, load_problem
+    from fusewright.report import check_records, device_name, print_checks, versions, write_record
+    from fusewright.verify import verify as run
+
+    console = Console()
+    where = resolve_device(device or default_device())
+    loaded = load_problem(problem)
+    make = candidate_factory(model_new, loaded)
+    report = run(loaded, make, device=where, modes=MODE_NAMES[mode])
+    print_checks(console, report.checks)
+    if json_file:
+        record = {
+            "problem": loaded.name,
+            "candidate": str(model_new),
+            "device": device_name(where),
+            "versions": versions(),
+            "mode": mode,
+            "checks": check_records(report.checks),
+            "ok": report.ok,
+        }
+        write_record(json_file, record)
+    if not report.ok:
+        fail(f"{model_new}: a check failed", 1)
+    console.print(f"[green]{len(report.checks)} checks, all ok[/green]")
+
+
+def solved(loaded: Problem, where: torch.device, mode: str):  # type: ignore[no-untyped-def]
+    from fusewright.inputs import move
+    from fusewright.solution import solve
+
+    model = loaded.make_model().to(where)
+    args = tuple(move(each, where) for each in loaded.make_inputs())
+    return solve(model, args, name=loaded.name, modes=MODE_NAMES[mode])
+
+
+@contextmanager
+def draft(output: Path, text: str) -> Iterator[Path]:
+    """The emitted file beside its final place while it is checked; nothing half-made stays."""
+    path = output.with_name(f".{output.stem}_draft.py")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def default_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def fail(message: str, code: int) -> NoReturn:
+    click.echo(f"fusewright: {message}", err=True)
+    sys.exit(code)
+
+
+def main() -> None:
+    """Every error of ours is one message and exit code 2."""
+    try:
+        cli(standalone_mode=True)
+    except FusewrightError as error:
+        fail(str(error), 2)
+    except OSError as error:
+        fail(f"{error.filename or ''}: {error.strerror or error}", 2)

@@ -1,0 +1,206 @@
+"""What the commands print and write: plans, checks and timings as tables, and the JSON record."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fusewright import __version__
+from fusewright.compare import Check
+from fusewright.emit.bundle import ProgramPlans
+from fusewright.plan.show import human_bytes, human_count
+from fusewright.plan.steps import Call, Loop, Plan
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Everything that one `optimize` found out."""
+
+    problem: str
+    device: str
+    mode: str
+    plans: tuple[ProgramPlans, ...]
+    checks: tuple[Check, ...]
+    timings_ms: Mapping[str, float]
+    build_seconds: float
+    output: str
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def versions() -> dict[str, str]:
+    found = {
+        "fusewright": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def named_plans(plans: ProgramPlans) -> list[tuple[str, Plan]]:
+    """The plans that are run, under the names that are shown."""
+    named = [("forward", plans.forward), ("inference", plans.inference)]
+    return [*named, ("backward", plans.backward)] if plans.backward else named
+
+
+def print_plans(console: Console, plans: Sequence[ProgramPlans]) -> None:
+    """One table per mode and direction: fused kernels, and calls with the reason for each."""
+    for each in plans:
+        for name, plan in named_plans(each):
+            table = Table(title=f"{each.program.mode} mode, {name}", title_justify="left")
+            table.add_column("step")
+            table.add_column("what it does", overflow="fold")
+            table.add_column("memory", justify="right")
+            table.add_column("operations", justify="right")
+            for step in plan.steps:
+                if isinstance(step, Loop):
+                    table.add_row(
+                        f"[green]{step.name}[/green]",
+                        f"fuses {step.kernel.summary}",
+                        human_bytes(step.bytes_moved),
+                        human_count(step.operations),
+                    )
+                elif isinstance(step, Call):
+                    table.add_row(
+                        f"[yellow]{step.node.op}[/yellow]",
+                        f"stays a PyTorch call: {step.reason}",
+                        human_bytes(step.bytes_moved),
+                        human_count(step.operations),
+                    )
+            console.print(table)
+
+
+def print_checks(console: Console, checks: Sequence[Check]) -> None:
+    table = Table(title="Checks against float64", title_justify="left")
+    table.add_column("value", overflow="fold")
+    table.add_column("our error", justify="right")
+    table.add_column("eager's error", justify="right")
+    table.add_column("allowed", justify="right")
+    table.add_column("")
+    for check in checks:
+        verdict = "[green]ok[/green]" if check.ok else "[red]WRONG[/red]"
+        note = f" {check.note}" if check.note else ""
+        table.add_row(
+            check.name,
+            f"{check.error:.2e}",
+            f"{check.eager_error:.2e}",
+            f"{check.allowed:.2e}",
+            verdict + note,
+        )
+    console.print(table)
+
+
+def print_timings(console: Console, timings: Mapping[str, float]) -> None:
+    """Ours beside eager's, with the ratio."""
+    table = Table(title="Median times of one interleaved run", title_justify="left")
+    for column in ("", "eager", "ours", "ratio"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name in ("forward", "forward+backward"):
+        eager, ours = timings.get(f"eager {name}"), timings.get(f"ours {name}")
+        if eager is not None and ours is not None:
+            table.add_row(name, f"{eager:.3f} ms", f"{ours:.3f} ms", f"{eager / ours:.2f}×")
+    console.print(table)
+
+
+def step_records(plans: Sequence[ProgramPlans]) -> list[dict[str, object]]:
+    records: list[dict[str, object]] = []
+    for each in plans:
+        for name, plan in named_plans(each):
+            for step in plan.steps:
+                if not isinstance(step, Loop | Call):
+                    continue
+                records.append(
+                    {
+                        "mode": each.program.mode,
+                        "graph": name,
+                        "kind": "loop" if isinstance(step, Loop) else "call",
+                        "name": step.name,
+                        "operators": list(step.operators),
+                        "bytes": step.bytes_moved,
+                        "operations": step.operations,
+                        "reason": step.reason if isinstance(step, Call) else "",
+                    }
+                )
+    return records
+
+
+def check_records(checks: Sequence[Check]) -> list[dict[str, object]]:
+    return [
+        {
+            "name": check.name,
+            "error": _finite(check.error),
+            "eager_error": _finite(check.eager_error),
+            "allowed": _finite(check.allowed),
+            "ok": check.ok,
+            "note": check.note,
+        }
+        for check in checks
+    ]
+
+
+def _finite(value: float) -> float | str:
+    """JSON has no infinity and no NaN."""
+    return value if math.isfinite(value) else repr(value)
+
+
+def write_json(path: Path, outcome: Outcome) -> None:
+    record = {
+        "problem": outcome.problem,
+        "device": outcome.device,
+        "versions": versions(),
+        "mode": outcome.mode,
+        "steps": step_records(outcome.plans),
+        "checks": check_records(outcome.checks),
+        "timings_ms": dict(outcome.timings_ms),
+        "build_seconds": outcome.build_seconds,
+        "output": outcome.output,
+    }
+    write_record(path, record)
+
+
+def write_record(path: Path, record: Mapping[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+
+def header(outcome: Outcome) -> str:
+    """The opening words of an emitted file: where it was made, what was measured."""
+    lines = [
+        f"{outcome.problem}, with its operators fused by Fusewright {__version__}.",
+        "",
+        f"Made on {outcome.device}, PyTorch {torch.__version__}"
+        + (f", CUDA {torch.version.cuda}." if torch.version.cuda else "."),
+    ]
+    if outcome.timings_ms:
+        lines += ["", "Median milliseconds of one interleaved run:"]
+        lines += [f"  {name}: {value:.4g}" for name, value in outcome.timings_ms.items()]
+    if outcome.checks:
+        worst = sorted(outcome.checks, key=lambda check: -check.error)[:4]
+        lines += ["", f"{len(outcome.checks)} checks against float64; largest relative errors:"]
+        lines += [f"  {c.name}: {c.error:.2e} (eager {c.eager_error:.2e})" for c in worst]
+    lines += ["", "Kernels (bytes moved and scalar operations at the example's sizes):"]
+    seen: set[str] = set()
+    for each in outcome.plans:
+        for _, plan in named_plans(each):
+            for step in plan.loops:
+                if step.name not in seen:
+                    seen.add(step.name)
+                    lines.append(
+                        f"  {step.name}: {human_bytes(step.bytes_moved)}, "
+                        f"{human_count(step.operations)} operations"
+                    )
+    return "\n".join(lines)

@@ -1,0 +1,104 @@
+"""From a model to something that runs: `optimize` for programs, `solve` for problem files."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+from fusewright.build import Artifact, build
+from fusewright.build import load as load_library
+from fusewright.emit import ModuleBundle
+from fusewright.module import Modes, arguments_of, load, optimized, owners_of
+from fusewright.pipeline import MODES, Prepared, prepare
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A model, planned and compiled for one kind of device."""
+
+    prepared: Prepared
+    bundle: ModuleBundle
+    artifact: Artifact
+
+
+def device_of(model: nn.Module, args: Sequence[Any]) -> torch.device:
+    """Where the model's tensors are; a model without any runs where its arguments are."""
+    held = [*model.parameters(), *model.buffers()]
+    held += [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    return held[0].device if held else torch.device("cpu")
+
+
+def architecture(device: torch.device) -> str:
+    """sm_90a for Hopper, whose own instructions need the suffix; sm_XY otherwise."""
+    if device.type != "cuda":
+        return "native"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
+
+
+def solve(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    name: str = "model",
+    modes: Sequence[str] = MODES,
+) -> Solution:
+    """Capture, plan and compile `model` for the device it is on."""
+    device = device_of(model, args)
+    prepared = prepare(model, args, kwargs, modes=modes, device=device)
+    bundle = ModuleBundle(
+        name=name,
+        language=prepared.target.language,
+        source=prepared.source,
+        arguments=arguments_of(model, tuple(args), kwargs),
+        modes=tuple(
+            replace(each, owners=owners_of(model, each.program.mode)) for each in prepared.modes
+        ),
+        autocast=_autocast(device),
+    )
+    return Solution(prepared, bundle, build(prepared.source, arch=architecture(device)))
+
+
+def _autocast(device: torch.device) -> str:
+    """The type that autocast converts to on this device, or nothing where it is off."""
+    if not torch.is_autocast_enabled(device.type):
+        return ""
+    return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
+
+
+def drivers(solution: Solution) -> Modes:
+    """The module's text, executed over its kernels."""
+    return load(solution.bundle, load_library(solution.artifact))
+
+
+def _specialise(
+    name: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Modes:
+    """New programs for a call that no program fits: the mode it is made in, nothing more."""
+    mode = "train" if model.training else "eval"
+    return drivers(solve(model, args, kwargs, name=name, modes=(mode,)))
+
+
+def optimize(
+    model: nn.Module,
+    example_inputs: Any,
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    modes: Sequence[str] = MODES,
+) -> nn.Module:
+    """A module like `model`, sharing its parameters, whose operators run in fused kernels.
+
+    `example_inputs` is the argument, or the tuple of arguments, of one call. Another batch size
+    runs the same kernels; another shape, type or device compiles new ones at the first call.
+    """
+    args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
+    name = type(model).__name__
+    solution = solve(model, args, example_kwargs, name=name, modes=modes)
+    return optimized(model, drivers(solution), functools.partial(_specialise, name))

@@ -1,0 +1,139 @@
+// Enough of CUDA for g++ to run our loop kernels: one fiber per thread, blocks one after another.
+// Slow, but it checks indexing, barriers and shuffles where there is no GPU. A warp whose lanes do
+// not all reach a shuffle, or a block that misses a barrier, is reported instead of hanging.
+#pragma once
+
+#include <ucontext.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __shared__ static
+#define __forceinline__ inline
+#define __launch_bounds__(n)
+#define __align__(n) __attribute__((aligned(n)))
+
+struct dim3 {
+  unsigned x, y;
+  dim3(unsigned x_ = 1, unsigned y_ = 1) : x(x_), y(y_) {}
+};
+struct uint2 {
+  uint32_t x, y;
+};
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+typedef void* cudaStream_t;
+typedef int cudaError_t;
+constexpr int cudaSuccess = 0;
+inline int cudaGetLastError() { return 0; }
+inline int cudaGetDevice(int* device) { return *device = 0; }
+inline int cudaSetDevice(int) { return 0; }
+inline const char* cudaGetErrorString(int) { return "emulated"; }
+
+static dim3 blockIdx, threadIdx;
+
+namespace emulation {
+
+struct Meeting {
+  int arrived = 0, generation = 0;
+};
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  bool done = false;
+};
+static std::vector<Fiber> fibers;
+static ucontext_t scheduler;
+static unsigned current, progress;
+static Meeting block_meeting, warp_meetings[32];
+static uint32_t slots[1024];
+static const std::function<void()>* thread_main;
+
+static void enter() {
+  (*thread_main)();
+  fibers[current].done = true;
+  ++progress;
+  swapcontext(&fibers[current].context, &scheduler);
+}
+
+static void meet(Meeting& meeting, int expected) {
+  const int generation = meeting.generation;
+  ++progress;
+  if (++meeting.arrived == expected) {
+    meeting.arrived = 0;
+    ++meeting.generation;
+    return;
+  }
+  while (meeting.generation == generation) swapcontext(&fibers[current].context, &scheduler);
+}
+
+static void run_block(unsigned threads) {
+  constexpr size_t kStack = 128 * 1024;
+  fibers = std::vector<Fiber>(threads);
+  block_meeting = Meeting();
+  for (Meeting& each : warp_meetings) each = Meeting();
+  for (Fiber& fiber : fibers) {
+    fiber.stack.reset(new char[kStack]);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStack;
+    makecontext(&fiber.context, enter, 0);
+  }
+  for (unsigned left = threads; left > 0;) {
+    const unsigned before = progress;
+    left = 0;
+    for (current = 0; current < threads; ++current) {
+      if (fibers[current].done) continue;
+      threadIdx = dim3(current);
+      swapcontext(&scheduler, &fibers[current].context);
+      left += !fibers[current].done;
+    }
+    if (left > 0 && progress == before) {
+      std::fprintf(stderr, "emulated CUDA: %u threads wait for others for ever\n", left);
+      std::abort();
+    }
+  }
+}
+
+static uint32_t exchanged(uint32_t word, int source_lane) {
+  Meeting& warp = warp_meetings[threadIdx.x / 32];
+  const unsigned me = threadIdx.x;
+  slots[me] = word;
+  meet(warp, 32);
+  const uint32_t found = slots[me / 32 * 32 + source_lane];
+  meet(warp, 32);
+  return found;
+}
+
+template <class Kernel>
+void launch(dim3 grid, unsigned threads, const Kernel& kernel) {
+  const std::function<void()> main = kernel;
+  thread_main = &main;
+  for (unsigned y = 0; y < grid.y; ++y) {
+    for (unsigned x = 0; x < grid.x; ++x) {
+      blockIdx = dim3(x, y);
+      run_block(threads);
+    }
+  }
+}
+
+}  // namespace emulation
+
+inline void __syncthreads() {
+  emulation::meet(emulation::block_meeting, static_cast<int>(emulation::fibers.size()));
+}
+inline uint32_t __shfl_down_sync(unsigned, uint32_t word, int by, int width) {
+  const int lane = threadIdx.x % 32, within = lane % width;
+  return emulation::exchanged(word, within + by < width ? lane + by : lane);
+}
+inline uint32_t __shfl_sync(unsigned, uint32_t word, int source, int width) {
+  const int lane = threadIdx.x % 32;
+  return emulation::exchanged(word, lane / width * width + source);
+}

@@ -1,0 +1,138 @@
+"""The rendered CUDA kernels on a GPU against float64, over schedules, sizes and alignments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fusewright.ir import Dim
+from fusewright.schedule import Schedule, Target, choose, legal
+from tests import loop_cases as cases
+from tests.loop_cases import run
+
+pytestmark = pytest.mark.gpu
+
+S0 = Dim(1, ("s0",))
+CUDA = Target.cuda()
+TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 2e-6, "float64": 1e-12}
+
+
+def close(ours: torch.Tensor, exact: torch.Tensor, tolerance: float = 2e-6) -> None:
+    torch.testing.assert_close(ours.double(), exact.double(), rtol=tolerance, atol=tolerance)
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda")
+
+
+def unaligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers one element past an aligned address."""
+    room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+    room[1:].copy_(tensor.flatten())
+    return room[1:].view(tensor.shape)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 127, 1000, 1_000_003])
+@pytest.mark.parametrize("shifted", [False, True])
+def test_pointwise(n: int, shifted: bool) -> None:
+    a, b, y = randn(n), randn(n), randn(n)
+    a = unaligned(a) if shifted else a
+    run(cases.add_relu(S0), {"a": a, "b": b, "y": y}, {"s0": n}, CUDA, threads=0)
+    assert torch.equal(y, torch.relu(a + b))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 127), (64, 1000), (300, 8192)])
+def test_bias_relu(dtype: str, shape: tuple[int, int]) -> None:
+    x, b = randn(*shape).to(getattr(torch, dtype)), randn(shape[1]).to(getattr(torch, dtype))
+    y = torch.empty_like(x)
+    run(cases.bias_relu(*shape, dtype), {"x": x, "b": b, "y": y}, None, CUDA, threads=0)
+    close(y, torch.relu(x.double() + b.double()), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("columns", [1, 3, 127, 1000, 1024, 4096, 16384, 32768, 50257])
+def test_softmax(dtype: str, columns: int) -> None:
+    x = (randn(37, columns) * 5).to(getattr(torch, dtype))
+    y = torch.empty_like(x)
+    run(cases.softmax(S0, columns, dtype), {"x": x, "y": y}, {"s0": 37}, CUDA, threads=0)
+    close(y, torch.softmax(x.double(), 1), TOLERANCE[dtype])
+    run(cases.softmax(S0, columns, dtype), {"x": x, "y": x}, {"s0": 37}, CUDA, threads=0)
+    assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("columns", [1, 127, 1000, 1024, 8192, 100_000])
+def test_layer_norm(columns: int) -> None:
+    x = randn(19, columns) + 3
+    weight, bias = randn(columns), randn(columns)
+    y, mean, rstd = torch.empty_like(x), randn(19), randn(19)
+    tensors = {"x": x, "weight": weight, "bias": bias, "y": y, "mean_out": mean, "rstd_out": rstd}
+    run(cases.layer_norm(S0, columns), tensors, {"s0": 19}, CUDA, threads=0)
+    wide = x.double()
+    close(mean, wide.mean(1))
+    exact = torch.nn.functional.layer_norm(wide, (columns,), weight.double(), bias.double(), 1e-5)
+    close(y, exact, 1e-5)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (0, 8), (1000, 3), (300, 1030), (4096, 512)])
+@pytest.mark.parametrize("splits", [1, 5])
+def test_column_sum(rows: int, columns: int, splits: int) -> None:
+    z, g = randn(rows, columns), randn(rows, columns)
+    dz, db = torch.empty_like(z), randn(columns)
+    loop = cases.column_sum(S0, columns)
+    schedule = replace(choose(loop, CUDA, {"s0": rows}), splits=splits)
+    assert legal(loop, schedule, CUDA)
+    tensors = {"z": z, "g": g, "dz": dz, "db": db}
+    run(loop, tensors, {"s0": rows}, CUDA, schedule, threads=0)
+    exact = torch.where(z > 0, g, 0)
+    assert torch.equal(dz, exact)
+    close(db, exact.double().sum(0), 2e-5)
+    first = db.clone()
+    run(loop, {**tensors, "dz": None}, {"s0": rows}, CUDA, schedule, threads=0)
+    assert torch.equal(first, db)
+
+
+@pytest.mark.parametrize("n", [0, 1, 33, 1000, 10_000_001])
+def test_full_sum(n: int) -> None:
+    x, y = randn(n), randn(1)[0]
+    run(cases.full_sum(S0), {"x": x, "y": y}, {"s0": n}, CUDA, threads=0)
+    close(y, x.double().sum(), 1e-5 * max(1, n) ** 0.5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("area", [49, 196])
+@pytest.mark.parametrize("splits", [1, 9])
+def test_channel_sum(dtype: str, area: int, splits: int) -> None:
+    x = randn(64, 24, area).to(getattr(torch, dtype))
+    y, sums = torch.empty_like(x), randn(24)
+    loop = cases.channel_sum(S0, 24, area, dtype)
+    schedule = Schedule("row", 4, 128, unroll=4, splits=splits)
+    if not legal(loop, schedule, CUDA):
+        schedule = replace(schedule, lanes=1)
+    run(loop, {"x": x, "y": y, "sums": sums}, {"s0": 64}, CUDA, schedule, threads=0)
+    assert torch.equal(y, 2 * x)
+    close(sums, (2 * x.double()).sum((0, 2)), 1e-4)
+
+
+def test_more_than_two_to_the_31_elements() -> None:
+    n = 2**31 + 5
+    x = torch.zeros(n, dtype=torch.uint8, device="cuda")
+    x[-3:] = torch.tensor([1, 2, 3], dtype=torch.uint8)
+    body = cases.kernel(
+        "bytes",
+        [S0],
+        [],
+        {"x": "uint8"},
+        {"y": "uint8"},
+        [
+            cases.Load("x", "uint8", cases.access("x", 1)),
+            cases.Apply("y", "uint8", "add", ("x", "x")),
+            cases.Store("y", "uint8", cases.access("y", 1)),
+        ],
+    )
+    y = torch.empty_like(x)
+    run(body, {"x": x, "y": y}, {"s0": n}, CUDA, threads=0)
+    assert y[-4:].tolist() == [0, 2, 4, 6]
+    assert int(y[: 2**20].sum()) == 0

@@ -1,0 +1,186 @@
+"""The run time on a GPU: streams, CUDA graphs, no synchronisation, call overhead."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fusewright import build, module
+from fusewright.emit import file_text
+from fusewright.emit.bundle import ModuleBundle, ProgramPlans
+from fusewright.plan.steps import Plan
+from tests.handmade import Case, gemm_add_relu
+from tests.test_runtime import assert_same, gradients
+
+pytestmark = pytest.mark.gpu
+
+KERNELS = r"""
+#include <cstdint>
+#include <cuda_runtime.h>
+extern "C" const char* fw_error_text(int code) {
+  return cudaGetErrorString(static_cast<cudaError_t>(code));
+}
+__global__ void add_relu(const float* mm, const float* bias, float* out, int64_t s0) {
+  int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
+  if (i >= s0 * 5) return;
+  float v = mm[i] + bias[i % 5];
+  out[i] = v > 0 || v != v ? v : 0;
+}
+__global__ void relu_backward(const float* t, const float* out, float* grad, float* sum,
+                              int64_t s0) {
+  int j = threadIdx.x;
+  float total = 0;
+  for (int64_t i = 0; i < s0; ++i) {
+    float v = out[i * 5 + j] > 0 ? t[i * 5 + j] : 0;
+    if (grad) grad[i * 5 + j] = v;
+    total += v;
+  }
+  if (sum) sum[j] = total;
+}
+extern "C" int fw_add_relu(const float* mm, const float* bias, float* out, int64_t s0, void*,
+                           int device, void* stream) {
+  if (s0) add_relu<<<(s0 * 5 + 127) / 128, 128, 0, (cudaStream_t)stream>>>(mm, bias, out, s0);
+  return cudaGetLastError();
+}
+extern "C" int fw_relu_backward(const float* t, const float* out, float* grad, float* sum,
+                                int64_t s0, void* workspace, int device, void* stream) {
+  relu_backward<<<1, 5, 0, (cudaStream_t)stream>>>(t, out, grad, sum, s0);
+  return cudaGetLastError();
+}
+"""
+
+
+def on_cuda(plan: Plan) -> Plan:
+    return replace(
+        plan,
+        inputs=tuple(replace(i, spec=replace(i.spec, device="cuda")) for i in plan.inputs),
+        specs=tuple((name, replace(spec, device="cuda")) for name, spec in plan.specs),
+    )
+
+
+def cuda_bundle(case: Case) -> ModuleBundle:
+    def moved(each: ProgramPlans) -> ProgramPlans:
+        assert each.backward is not None
+        return replace(
+            each,
+            forward=on_cuda(each.forward),
+            inference=on_cuda(each.inference),
+            backward=on_cuda(each.backward),
+        )
+
+    source = replace(case.bundle.source, language="cuda", text=KERNELS)
+    modes = tuple(moved(each) for each in case.bundle.modes)
+    return replace(case.bundle, language="cuda", source=source, modes=modes)
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[nn.Module, nn.Module]:
+    case = gemm_add_relu()
+    bundle = cuda_bundle(case)
+    eager = case.model.cuda()
+    kernels = build.load(build.build(bundle.source))
+    return eager, module.optimized(copy.deepcopy(eager), module.load(bundle, kernels))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 4096])
+def test_numbers_without_synchronisation(pair: Any, rows: int) -> None:
+    eager, fast = pair
+    x = torch.randn(rows, 3, device="cuda")
+    theirs = gradients(eager, x.clone().requires_grad_())
+    gradients(fast, x.clone().requires_grad_())
+    mine = x.clone().requires_grad_()
+    torch.cuda.set_sync_debug_mode("error")
+    made = gradients(fast, mine)
+    torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(made, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_the_current_stream_is_used(pair: Any) -> None:
+    eager, fast = pair
+    side = torch.cuda.Stream()
+    x = torch.zeros(1024, 3, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side), torch.no_grad():
+        torch.cuda._sleep(200_000_000)
+        x.fill_(2.0)
+        y = fast(x)
+    side.synchronize()
+    with torch.no_grad():
+        assert_same(y, eager(torch.full_like(x, 2.0)))
+
+
+def test_forward_and_backward_in_a_cuda_graph(pair: Any) -> None:
+    eager, fast = pair
+    x = torch.randn(64, 3, device="cuda", requires_grad=True)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            x.grad = None
+            fast(x).sum().backward()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    x.grad = None
+    fast.zero_grad()
+    with torch.cuda.graph(graph):
+        y = fast(x)
+        y.sum().backward()
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+    graph.replay()
+    theirs = gradients(eager, x.detach().clone().requires_grad_())
+    assert_same([y.detach(), x.grad], theirs[:2])
+
+
+def test_an_emitted_file_builds_with_load_inline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path))
+    case = gemm_add_relu()
+    text = file_text(cuda_bundle(case), case.source, "gemm_add_relu on a GPU")
+    x = torch.randn(6, 3, device="cuda")
+    seconds = []
+    for _ in range(2):
+        names: dict[str, Any] = {}
+        exec(text, names)
+        fast = names["ModelNew"](3, 5).cuda()
+        start = time.perf_counter()
+        assert_same(fast(x), names["Model"].forward(fast, x))
+        seconds.append(time.perf_counter() - start)
+    print(f"emitted file: cold build {seconds[0]:.2f} s, from the cache {seconds[1]:.3f} s")
+    assert seconds[0] < 30 and seconds[1] < 0.5
+    compiled = torch.compile(fast, fullgraph=True)
+    assert_same(compiled(x), fast(x))
+
+
+def microseconds(run: Callable[[], Any]) -> float:
+    """The host's time for one call: the fastest of several rounds, the queue never full."""
+    rounds = []
+    for _ in range(20):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(100):
+            run()
+        rounds.append((time.perf_counter() - start) / 100 * 1e6)
+    return min(rounds)
+
+
+def test_call_overhead(pair: Any) -> None:
+    _, fast = pair
+    x = torch.randn(8, 3, device="cuda")
+    mode = fast.__dict__["_fw_engine"].modes[0]
+    tensors = [each.detach() for each in mode.gather(fast, (x,))]
+    bare = microseconds(lambda: mode.inference(*tensors))
+    with torch.no_grad():
+        inference = microseconds(lambda: fast(x)) - bare
+    training = microseconds(lambda: fast(x)) - bare
+    print(f"bare {bare:.1f} us, inference +{inference:.1f} us, training +{training:.1f} us")
+    assert inference <= 25 and training <= 25

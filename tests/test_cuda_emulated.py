@@ -1,0 +1,138 @@
+"""The CUDA renderings, run without a GPU: g++ and fibers stand in for nvcc and threads.
+
+What this cannot see is nvcc's code and the GPU's memory model; tests/gpu does. What it does see
+is every index, guard, barrier, shuffle and split of the drivers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusewright.codegen.render import render
+from fusewright.codegen.source import Source
+from fusewright.ir import Dim
+from fusewright.loop import LoopKernel
+from fusewright.schedule import Schedule, Target, choose, legal
+from tests import loop_cases as cases
+
+S0 = Dim(1, ("s0",))
+CUDA = Target.cuda()
+SHIM = (Path(__file__).parent / "cuda_on_host.hpp").read_text()
+LAUNCH = re.compile(r"(\w+_kernel<[^;]*?>)\s*<<<(\w+), ([^;]*?), 0, [^;]*?>>>\(([^;]*?)\);")
+
+
+def emulated(source: Source) -> Source:
+    """The same text for g++: launches become calls, the toolkit our shim."""
+    text, count = LAUNCH.subn(r"emulation::launch(\2, \3, [&] { \1(\4); });", source.text)
+    assert count and "<<<" not in text
+    return Source("host", SHIM + text, source.entries)
+
+
+def run(
+    loop: LoopKernel,
+    tensors: Mapping[str, torch.Tensor | None],
+    sizes: Mapping[str, int],
+    schedule: Schedule | None = None,
+) -> Schedule:
+    picked = schedule or choose(loop, CUDA, sizes)
+    assert legal(loop, picked, CUDA)
+    source = emulated(render([(loop, picked)], CUDA))
+    # The fibers switch stacks under the optimiser's feet: thread-local tricks are off at -O1.
+    library = cases.compile_source(source, ("-O1", "-w"))
+    cases.call(library, source, tensors, sizes, 0)
+    return picked
+
+
+def close(ours: torch.Tensor, exact: torch.Tensor, tolerance: float = 1e-6) -> None:
+    torch.testing.assert_close(ours.double(), exact.double(), rtol=tolerance, atol=tolerance)
+
+
+def unaligned(tensor: torch.Tensor) -> torch.Tensor:
+    room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)
+    room[1:].copy_(tensor.flatten())
+    return room[1:].view(tensor.shape)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 127, 1000, 5003])
+@pytest.mark.parametrize("shifted", [False, True])
+def test_pointwise(n: int, shifted: bool) -> None:
+    a, b, y = torch.randn(n), torch.randn(n), torch.full((n,), 9.0)
+    a = unaligned(a) if shifted else a
+    run(cases.add_relu(S0), {"a": a, "b": b, "y": y}, {"s0": n}, Schedule("pointwise", 4, unroll=2))
+    assert torch.equal(y, torch.relu(a + b))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_bias_relu(dtype: str) -> None:
+    x, b = torch.randn(33, 40).to(getattr(torch, dtype)), torch.randn(40).to(getattr(torch, dtype))
+    y = torch.empty_like(x)
+    picked = run(cases.bias_relu(S0, 40, dtype), {"x": x, "b": b, "y": y}, {"s0": 33})
+    assert picked.lanes == 16 // x.element_size()
+    close(y, torch.relu(x.double() + b.double()), 1e-2 if x.element_size() == 2 else 1e-6)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 64, 127, 1000, 1024, 4096, 40_000])
+def test_softmax(columns: int) -> None:
+    x = torch.randn(5, columns) * 5
+    y = torch.empty_like(x)
+    loop = cases.softmax(S0, columns)
+    picked = run(loop, {"x": x, "y": y}, {"s0": 5})
+    assert picked.cached == (columns < 40_000)
+    close(y, torch.softmax(x.double(), 1))
+    shifted = unaligned(x)
+    run(loop, {"x": shifted, "y": shifted}, {"s0": 5}, picked)
+    close(shifted, torch.softmax(x.double(), 1))
+
+
+@pytest.mark.parametrize("columns", [1, 127, 1024, 2048, 60_000])
+def test_layer_norm(columns: int) -> None:
+    x, weight, bias = torch.randn(5, columns) + 3, torch.randn(columns), torch.randn(columns)
+    y, mean, rstd = torch.empty_like(x), torch.empty(5), torch.empty(5)
+    tensors = {"x": x, "weight": weight, "bias": bias, "y": y, "mean_out": mean, "rstd_out": rstd}
+    run(cases.layer_norm(S0, columns), tensors, {"s0": 5})
+    norm = torch.nn.functional.layer_norm
+    close(mean, x.double().mean(1))
+    close(y, norm(x.double(), (columns,), weight.double(), bias.double(), 1e-5), 1e-5)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (0, 8), (200, 3), (70, 130), (100, 264)])
+@pytest.mark.parametrize("splits", [1, 5])
+def test_column_sum(rows: int, columns: int, splits: int) -> None:
+    z, g = torch.randn(rows, columns), torch.randn(rows, columns)
+    dz, db = torch.empty_like(z), torch.full((columns,), 9.0)
+    loop = cases.column_sum(S0, columns)
+    schedule = replace(choose(loop, CUDA, {"s0": max(1, rows)}), splits=splits)
+    assert schedule.kind == "column" or columns == 1
+    run(loop, {"z": z, "g": g, "dz": dz, "db": db}, {"s0": rows}, schedule)
+    exact = torch.where(z > 0, g, 0)
+    assert torch.equal(dz, exact)
+    close(db, exact.double().sum(0), 1e-5)
+    db.fill_(9)
+    run(loop, {"z": z, "g": g, "dz": None, "db": db}, {"s0": rows}, schedule)
+    close(db, exact.double().sum(0), 1e-5)
+
+
+@pytest.mark.parametrize("n", [0, 1, 33, 5000])
+@pytest.mark.parametrize("splits", [1, 40])
+def test_full_sum(n: int, splits: int) -> None:
+    x, y = torch.randn(n), torch.empty(())
+    schedule = Schedule("row", 4, 128, unroll=2, splits=splits)
+    run(cases.full_sum(S0), {"x": x, "y": y}, {"s0": n * 1}, schedule)
+    close(y, x.double().sum(), 1e-5)
+
+
+@pytest.mark.parametrize("area", [49, 196])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_channel_sum(area: int, splits: int) -> None:
+    x = torch.randn(6, 5, area)
+    y, sums = torch.empty_like(x), torch.empty(5)
+    schedule = Schedule("row", 4 if area % 4 == 0 else 1, 64, unroll=2, splits=splits)
+    run(cases.channel_sum(S0, 5, area), {"x": x, "y": y, "sums": sums}, {"s0": 6}, schedule)
+    assert torch.equal(y, 2 * x)
+    close(sums, (2 * x.double()).sum((0, 2)), 1e-5)

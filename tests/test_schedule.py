@@ -1,0 +1,68 @@
+"""Axes, schedules and what they need, by their numbers; `test_codegen` runs the results."""
+
+from __future__ import annotations
+
+import torch
+
+from fusewright.coalesce import coalesce
+from fusewright.ir import Dim
+from fusewright.loop import Load, Reduce, Store
+from fusewright.schedule import Schedule, Target, choose, legal, workspace_bytes
+from tests import loop_cases as cases
+from tests.loop_cases import access, kernel, run
+
+S0 = Dim(1, ("s0",))
+CUDA = Target.cuda()
+
+
+def test_coalesce_merges_orders_and_drops() -> None:
+    body = [
+        Load("x", "float32", access("x", 1, 20, 0, 4)),
+        Store("x", "float32", access("y", 1, 20, 0, 4)),
+    ]
+    loop = kernel("nhwc", [4, 6, 1, 5], [], {"x": "float32"}, {"y": "float32"}, body)
+    small = coalesce(loop)
+    assert [axis.size for axis in small.outer] == [Dim(120)]
+    assert small.body[0] == Load("x", "float32", access("x", 1))
+    assert coalesce(small) == small
+    assert len(coalesce(cases.bias_relu(8, 16)).outer) == 2
+
+
+def test_channels_last_input_reduces_by_column() -> None:
+    """Sum over N, H, W of a channels-last tensor: the channel axis is contiguous."""
+    body = [
+        Load("x", "float32", access("x", 1, 60, 3)),
+        Reduce("y", "float32", "sum", "x"),
+        Store("y", "float32", access("y", 1, 0, 0)),
+    ]
+    loop = kernel("nhwc_sum", [3], [7, 20], {"x": "float32"}, {"y": "float32"}, body)
+    assert choose(loop, CUDA, {}).kind == "column"
+    x, y = torch.randn(7, 20, 3), torch.empty(3)
+    run(loop, {"x": x, "y": y})
+    torch.testing.assert_close(y.double(), x.double().sum((0, 1)), rtol=1e-5, atol=1e-5)
+
+
+def test_schedule_choices_and_workspace() -> None:
+    sizes = {"s0": 1 << 26}
+    assert choose(cases.add_relu(S0), CUDA, sizes) == Schedule("pointwise", 4, 256, unroll=2)
+    whole = cases.full_sum(S0)
+    picked = choose(whole, CUDA, sizes)
+    assert picked.kind == "row" and picked.splits > 132
+    assert workspace_bytes(whole, picked, CUDA) == Dim(8 * picked.splits)
+    column = cases.column_sum(S0, 8192)
+    picked = choose(column, CUDA, {"s0": 16384})
+    assert picked.kind == "column" and picked.splits > 1
+    assert workspace_bytes(column, picked, CUDA) == Dim(8 * 8192 * picked.splits)
+    assert choose(cases.softmax(S0, 1024), CUDA, {"s0": 64}).cached
+    assert not choose(cases.softmax(S0, 200_000), CUDA, {"s0": 64}).cached
+
+
+def test_legality() -> None:
+    loop = cases.softmax(S0, 1024)
+    assert legal(loop, Schedule("row", 4, 32, rows=4, unroll=8, cached=True), CUDA)
+    assert not legal(loop, Schedule("row", 4, 32, rows=4, unroll=4, cached=True), CUDA)
+    assert not legal(loop, Schedule("row", 4, 256, splits=2), CUDA)
+    assert not legal(loop, Schedule("column"), CUDA)
+    assert not legal(loop, Schedule("pointwise"), CUDA)
+    assert not legal(cases.bias_relu(4, 127), Schedule("pointwise", 4), CUDA)
+    assert legal(cases.add_relu(127), Schedule("pointwise", 4), CUDA)
