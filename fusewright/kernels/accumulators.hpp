@@ -25,39 +25,76 @@ constexpr T kHighest =
 template <class T>
 constexpr T kQuietNan = std::numeric_limits<T>::quiet_NaN();
 
+// What most rules share: a state that is a number, made from a value and read as one.
+template <class T, class S>
+struct PlainRule {
+  using State = S;
+  template <class X>
+  FW_FN static State of(X x) {
+    return fw::cast<State>(x);
+  }
+  FW_FN static T result(State state) { return fw::cast<T>(state); }
+};
+
 // One reduction: its state type, its identity, and how two states join. T is what is reduced.
 template <class T>
-struct SumRule {
+struct SumRule : PlainRule<T, Wide<T>> {
   using State = Wide<T>;
   FW_FN static State identity() { return State(0); }
   FW_FN static State join(State a, State b) { return fw::add(a, b); }
 };
+#if defined(__CUDACC__)
+// A float sum beside the sum of what its additions rounded away (Knuth's two-sum): a long run of
+// equal terms loses a bit with every doubling otherwise. The plain sum alone decides about inf.
+struct Compensated {
+  float sum, error;
+};
+template <>
+struct SumRule<float> {
+  using State = Compensated;
+  FW_FN static State identity() { return {0.f, 0.f}; }
+  template <class X>
+  FW_FN static State of(X x) {
+    return {fw::cast<float>(x), 0.f};
+  }
+  FW_FN static State join(State a, State b) {
+    const float sum = a.sum + b.sum;
+    const float part = sum - a.sum;
+    const float lost = (a.sum - (sum - part)) + (b.sum - part);
+    return {sum, a.error + b.error + lost};
+  }
+  FW_FN static float result(State state) {
+    const float total = state.sum + state.error;
+    return state.sum - state.sum == 0.f ? total : state.sum;
+  }
+};
+#endif
 template <class T>
-struct ProdRule {
+struct ProdRule : PlainRule<T, Wide<T>> {
   using State = Wide<T>;
   FW_FN static State identity() { return State(1); }
   FW_FN static State join(State a, State b) { return fw::mul(a, b); }
 };
 template <class T>
-struct MaxRule {
+struct MaxRule : PlainRule<T, T> {
   using State = T;
   FW_FN static State identity() { return kLowest<T>; }
   FW_FN static State join(State a, State b) { return fw::maximum(a, b); }
 };
 template <class T>
-struct MinRule {
+struct MinRule : PlainRule<T, T> {
   using State = T;
   FW_FN static State identity() { return kHighest<T>; }
   FW_FN static State join(State a, State b) { return fw::minimum(a, b); }
 };
 template <class T>
-struct AnyRule {
+struct AnyRule : PlainRule<T, bool> {
   using State = bool;
   FW_FN static State identity() { return false; }
   FW_FN static State join(State a, State b) { return a | b; }
 };
 template <class T>
-struct AllRule {
+struct AllRule : PlainRule<T, bool> {
   using State = bool;
   FW_FN static State identity() { return true; }
   FW_FN static State join(State a, State b) { return a & b; }
@@ -73,7 +110,7 @@ struct Running {
   }
   template <class X>
   FW_FN void add(int v, X x) {
-    state[v] = Rule<T>::join(state[v], fw::cast<State>(x));
+    state[v] = Rule<T>::join(state[v], Rule<T>::of(x));
   }
   FW_FN void combine(const Running& other) {
     for (int v = 0; v < V; ++v) state[v] = Rule<T>::join(state[v], other.state[v]);
@@ -83,7 +120,7 @@ struct Running {
     one.state[0] = state[v];
     return one;
   }
-  FW_FN T result(int v) const { return fw::cast<T>(state[v]); }
+  FW_FN T result(int v) const { return Rule<T>::result(state[v]); }
 };
 
 template <class T, int V>
