@@ -251,7 +251,8 @@ class Binding:
     """Where a forward input comes from: kind is parameter, buffer, input or constant.
 
     `path` is the dotted attribute of a parameter, buffer or constant; for an input it is the
-    position in the flattened arguments.
+    position among the tensors of the flattened arguments. `differentiable` says that backward
+    has a gradient for it.
     """
 
     kind: str

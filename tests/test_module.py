@@ -253,11 +253,10 @@ def test_operators_obey_torch_librarys_rules(gemm: Made, mixed: Made) -> None:
         leaves = [each for each in case.args if isinstance(each, torch.Tensor)]
         tensors = [each.detach().clone() for each in mode.gather(case.model, leaves)]
         inference, forward, backward = mode.operators
-        torch.library.opcheck(inference, tuple(tensors))
+        torch.library.opcheck(inference, (tensors,))
         wanted = [each.clone().requires_grad_(each.is_floating_point()) for each in tensors]
-        torch.library.opcheck(forward, tuple(wanted))
-        results = forward(*tensors)
-        known = [*tensors, *([results] if isinstance(results, torch.Tensor) else results)]
+        torch.library.opcheck(forward, (wanted,))
+        known = [*tensors, *forward(tensors)]
         saved = [known[index] for index in mode.saved]
         shapes = [None] * len(mode.tangents)
         need = [each.is_floating_point() for each in tensors]

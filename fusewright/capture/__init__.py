@@ -44,8 +44,10 @@ def capture(
     failure: Exception | None = None
     with _in_mode(model, mode):
         for dynamic_sizes, gradients in attempts:
+            everything = gradients == "floating"
             try:
-                return trace(model, call, mode, dynamic_sizes, gradients == "floating")
+                with _all_trainable(model, everything):
+                    return trace(model, call, mode, dynamic_sizes, everything)
             except InexpressibleSizeError as error:
                 failure = failure or error
             except CaptureError:
@@ -60,14 +62,40 @@ def capture(
 
 @contextlib.contextmanager
 def _in_mode(model: nn.Module, mode: str) -> Iterator[None]:
-    """Put every submodule into train or eval, and each back to what it was."""
-    before = [(module, module.training) for module in model.modules()]
+    """Put every submodule into train or eval, and everything back to what it was.
+
+    Tracing swaps parameters for fakes and, where submodules are tied, leaves some behind.
+    """
+    before = [
+        (module, module.training, dict(module._parameters), dict(module._buffers))
+        for module in model.modules()
+    ]
     model.train(mode == "train")
     try:
         yield
     finally:
-        for module, training in before:
+        for module, training, parameters, buffers in before:
             module.training = training
+            module._parameters.update(parameters)
+            module._buffers.update(buffers)
+
+
+@contextlib.contextmanager
+def _all_trainable(model: nn.Module, wanted: bool) -> Iterator[None]:
+    """A frozen parameter is captured with its gradient too: it may be thawed later, and until
+    then backward leaves out what nobody wants."""
+    frozen = [
+        each
+        for each in model.parameters()
+        if wanted and each.is_floating_point() and each.is_leaf and not each.requires_grad
+    ]
+    for each in frozen:
+        each.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for each in frozen:
+            each.requires_grad_(False)
 
 
 def _explained(error: Exception, model: nn.Module) -> CaptureError:

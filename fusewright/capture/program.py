@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fusewright.capture.call import Flattened
@@ -47,9 +46,10 @@ def make_program(
     shape_env: ShapeEnv,
     mode: str,
     flattened: Flattened,
+    fakes: Sequence[Tensor],
 ) -> Program:
     forward = converter.graph(halves.forward)
-    bindings = tuple(_binding(label, node) for label, node in _labelled(halves))
+    bindings = tuple(_binding(label, flattened, fakes) for label in halves.input_labels)
     n_outputs = len(halves.output_labels)
     results = [_result(label, halves) for label in halves.output_labels]
     plain = forward.outputs[:n_outputs]
@@ -127,20 +127,15 @@ def _with_gradient_slots(backward: Graph | None, extra: int) -> Graph | None:
     return Graph(backward.inputs, backward.nodes, backward.outputs + (None,) * extra)
 
 
-def _labelled(halves: Halves) -> Iterator[tuple[Any, fx.Node]]:
-    yield from zip(halves.input_labels, placeholders(halves.forward), strict=True)
-
-
-def _binding(label: Any, node: fx.Node) -> Binding:
-    value = node.meta["val"]
-    differentiable = isinstance(value, FakeTensor) and value.is_floating_point()
+def _binding(label: Any, flattened: Flattened, fakes: Sequence[Tensor]) -> Binding:
     match type(label).__name__:
         case "ParamAOTInput":
-            return Binding("parameter", label.target.removeprefix("model."), differentiable)
+            path = label.target.removeprefix("model.")
+            return Binding("parameter", path, flattened.model.get_parameter(path).requires_grad)
         case "BufferAOTInput":
             return Binding("buffer", label.target.removeprefix("model."), False)
         case "PlainAOTInput":
-            return Binding("input", str(label.idx), differentiable)
+            return Binding("input", str(label.idx), fakes[label.idx].requires_grad)
     raise CaptureError(f"an input of kind {label!r} is not supported; simplify the arguments")
 
 

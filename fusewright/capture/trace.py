@@ -54,7 +54,8 @@ def trace(
         return trace(model, call, mode, dynamic, all_gradients, copied | shared)
     symbols = _symbols(fakes, shape_env, halves.binding_positions)
     converter = Converter(model, {expr: symbol.name for expr, symbol in symbols})
-    return make_program(halves, converter, tuple(s for _, s in symbols), shape_env, mode, flattened)
+    names = tuple(symbol for _, symbol in symbols)
+    return make_program(halves, converter, names, shape_env, mode, flattened, fakes)
 
 
 def _shared_outputs(joint: Any) -> frozenset[int]:

@@ -60,7 +60,8 @@ def _fw_here(
 ) -> torch.Tensor:
     """A constant of the graph on this device, copied there once."""
     if where not in kept:
-        kept[where] = constant.to(where)
+        with torch.inference_mode(False):  # a tensor of inference mode could not be saved later
+            kept[where] = constant.to(where)
     return kept[where]
 
 
@@ -223,8 +224,7 @@ def _fw_traced(mode: _FwMode, tensors: _fw_tensors) -> typing.Any:
     """The way under torch.compile: registered operators, which its graph can hold."""
     wanted = mode.backward is not None and torch.is_grad_enabled()
     wanted = wanted and any(tensor.requires_grad for tensor in tensors)
-    results = mode.operators[1 if wanted else 0](*tensors)
-    results = (results,) if isinstance(results, torch.Tensor) else tuple(results)
+    results = tuple(mode.operators[1 if wanted else 0](list(tensors)))
     with torch.no_grad():
         _fw_write(mode, tensors, results)
     return mode.outputs(tensors, results)

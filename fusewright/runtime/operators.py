@@ -10,7 +10,6 @@ from fusewright.runtime.call import (
     _fw_fixed,
     _fw_laid_out,
     _fw_save,
-    _fw_tensors,
     _FwMode,
 )
 
@@ -40,20 +39,16 @@ def _fw_define(name: str, schema: str, real: _fw_drive, fake: _fw_drive) -> None
 
 
 def _fw_define_forward(mode: _FwMode, name: str, driver: _fw_drive, results: int) -> None:
-    def real(*tensors: torch.Tensor) -> typing.Any:
+    # Lists, because a schema holds 64 arguments at most and a model has any number of parameters.
+    def real(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         layouts = mode.layouts(*tensors)[:results]
-        own = _fw_own(driver(*tensors), layouts, tensors)
-        return own[0] if results == 1 else tuple(own)
+        return _fw_own(driver(*tensors), layouts, tensors)
 
-    def fake(*tensors: torch.Tensor) -> typing.Any:
-        made = [
-            _fw_empty(each, tensors[mode.main].device) for each in mode.layouts(*tensors)[:results]
-        ]
-        return made[0] if results == 1 else tuple(made)
+    def fake(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        device = tensors[mode.main].device
+        return [_fw_empty(each, device) for each in mode.layouts(*tensors)[:results]]
 
-    taken = ", ".join([f"Tensor t{index}" for index in range(mode.n_tensors)])
-    given = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
-    _fw_define(name, f"({taken}) -> {given}", real, fake)
+    _fw_define(name, "(Tensor[] tensors) -> Tensor[]", real, fake)
 
 
 def _fw_empty(layout: _fw_layout, device: torch.device) -> torch.Tensor:
@@ -98,22 +93,21 @@ def _fw_define_backward(mode: _FwMode, name: str) -> None:
 
 
 def _fw_define_autograd(mode: _FwMode, forward: str, backward: str) -> None:
-    def keep(ctx: typing.Any, inputs: _fw_tensors, output: typing.Any) -> None:
-        results = (output,) if isinstance(output, torch.Tensor) else tuple(output)
-        _fw_save(ctx, mode, inputs, results)
+    def keep(ctx: typing.Any, inputs: tuple[typing.Any, ...], output: typing.Any) -> None:
+        results = tuple(output)
+        _fw_save(ctx, mode, tuple(inputs[0]), results)
         fixed = [results[index] for index in _fw_fixed(mode, ctx.needs_input_grad)]
         # Beside the outputs come new buffer values and values for backward: none has a gradient.
         ctx.mark_non_differentiable(*fixed, *results[mode.n_outputs :])
 
-    def differentiate(ctx: typing.Any, *tangents: torch.Tensor | None) -> typing.Any:
+    def differentiate(ctx: typing.Any, tangents: list[torch.Tensor | None]) -> typing.Any:
         values = [None if index is None else tangents[index] for index in mode.tangents]
-        need = list(ctx.needs_input_grad)
+        need = list(ctx.needs_input_grad[0])
         operator = getattr(torch.ops.fusewright, backward).default
         made = iter(operator([*ctx.saved_tensors, *values], list(ctx.call[1]), need))
         assert mode.gradient_layouts is not None
         pairs = zip(mode.gradient_layouts(*ctx.call[1]), need, strict=True)
-        gradients = [next(made) if layout and wanted else None for layout, wanted in pairs]
-        return gradients[0] if len(gradients) == 1 else tuple(gradients)
+        return [next(made) if layout and wanted else None for layout, wanted in pairs]
 
     def refuse(ctx: typing.Any, *tangents: typing.Any) -> typing.NoReturn:
         raise RuntimeError(_FW_ONCE)
