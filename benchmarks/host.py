@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import fusewright  # noqa: E402
+import fusewright
 
 N = 1 << 20
 ACTIVATIONS = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
     import torch
 
     from fusewright.problem import Problem
+    from fusewright.report import Outcome
+    from fusewright.solution import Solution
 
 TIMING_BUDGET_S = 6.0
+STEP_NAMES = ("load the problem", "capture and compile", "check against float64", "time")
 MODE_NAMES = {"train": ("train",), "eval": ("eval",), "both": ("train", "eval")}
 
 problem_argument = click.argument("problem", type=click.Path(path_type=Path))
@@ -84,77 +88,60 @@ def optimize(
     """Write a standalone ModelNew for PROBLEM, check it and time it."""
     from fusewright.emit import file_text
     from fusewright.inputs import resolve_device
-    from fusewright.problem import candidate_factory, load_problem
-    from fusewright.report import (
-        Outcome,
-        device_name,
-        header,
-        print_checks,
-        print_plans,
-        print_timings,
-        write_json,
-    )
-    from fusewright.timing import time_models
-    from fusewright.verify import verify
+    from fusewright.problem import load_problem
+    from fusewright.report import header, print_outcome, write_json
 
     console = Console()
     output = output or problem.with_name(f"{problem.stem}_new.py")
-    names = ("load the problem", "capture and compile", "check against float64", "time")
-    steps = Steps(console, names)
+    steps = Steps(console, STEP_NAMES)
     with steps.running():
-        steps.next(names[0])
+        steps.next(STEP_NAMES[0])
         where = resolve_device(device or default_device())
         loaded = load_problem(problem)
-        steps.next(names[1])
+        steps.next(STEP_NAMES[1])
         solution = solved(loaded, where, mode)
-        outcome = Outcome(
-            problem=loaded.name,
-            device=device_name(where),
-            mode=mode,
-            plans=solution.prepared.modes,
-            checks=(),
-            timings_ms={},
-            build_seconds=solution.artifact.seconds,
-            output=str(output),
-        )
-        text = file_text(solution.bundle, loaded.source, header(outcome))
-        with draft(output, text) as path:
-            make = candidate_factory(path, loaded)
-            steps.next(names[2])
-            report = verify(loaded, make, device=where, modes=MODE_NAMES[mode])
-            steps.next(names[3])
-            times = (
-                time_models(
-                    loaded,
-                    make,
-                    device=where,
-                    budget_s=TIMING_BUDGET_S,
-                    training=mode != "eval",
-                )
-                if report.ok
-                else {}
-            )
-    outcome = Outcome(
-        **{**vars(outcome), "checks": report.checks, "timings_ms": times},
-    )
-    print_plans(console, outcome.plans)
-    print_checks(console, outcome.checks)
-    if not report.ok:
-        if json_file:
-            write_json(json_file, outcome)
-        fail(f"{loaded.name}: a check failed, so no file was written", 1)
-    print_timings(console, outcome.timings_ms)
-    output.write_text(file_text(solution.bundle, loaded.source, header(outcome)))
+        outcome = checked(loaded, solution, where, mode, output, steps)
+    print_outcome(console, outcome)
     if json_file:
         write_json(json_file, outcome)
-    console.print(
-        f"[bold]{output}[/bold] written; kernels "
-        + (
-            "came from the cache."
-            if solution.artifact.cached
-            else f"built in {outcome.build_seconds:.1f} s."
-        )
+    if not all(check.ok for check in outcome.checks):
+        fail(f"{loaded.name}: a check failed, so no file was written", 1)
+    output.write_text(file_text(solution.bundle, loaded.source, header(outcome)))
+    took = f"built in {outcome.build_seconds:.1f} s"
+    kernels = "came from the cache" if solution.artifact.cached else took
+    console.print(f"[bold]{output}[/bold] written; its kernels {kernels}.", soft_wrap=True)
+
+
+def checked(
+    loaded: Problem, solution: Solution, where: torch.device, mode: str, output: Path, steps: Steps
+) -> Outcome:
+    """Check and time the emitted text itself, from a draft of its file."""
+    from fusewright.emit import file_text
+    from fusewright.machine import device_name
+    from fusewright.problem import candidate_factory
+    from fusewright.report import Outcome, header
+    from fusewright.timing import time_models
+    from fusewright.verify import verify
+
+    outcome = Outcome(
+        problem=loaded.name,
+        device=device_name(where),
+        mode=mode,
+        plans=solution.prepared.modes,
+        build_seconds=solution.artifact.seconds,
+        output=str(output),
     )
+    with draft(output, file_text(solution.bundle, loaded.source, header(outcome))) as path:
+        make = candidate_factory(path, loaded)
+        steps.next(STEP_NAMES[2])
+        report = verify(loaded, make, device=where, modes=MODE_NAMES[mode])
+        outcome = replace(outcome, checks=report.checks)
+        if not report.ok:
+            return outcome
+        steps.next(STEP_NAMES[3])
+        training = mode != "eval"
+        times = time_models(loaded, make, device=where, budget_s=TIMING_BUDGET_S, training=training)
+    return replace(outcome, timings_ms=times)
 
 
 @cli.command()
@@ -187,8 +174,9 @@ def verify(
 ) -> None:
     """Check the ModelNew in MODEL_NEW against the Model in PROBLEM."""
     from fusewright.inputs import resolve_device
+    from fusewright.machine import device_name, versions
     from fusewright.problem import candidate_factory, load_problem
-    from fusewright.report import check_records, device_name, print_checks, versions, write_record
+    from fusewright.report import check_records, print_checks, write_record
     from fusewright.verify import verify as run
 
     console = Console()
@@ -213,7 +201,7 @@ def verify(
     console.print(f"[green]{len(report.checks)} checks, all ok[/green]")
 
 
-def solved(loaded: Problem, where: torch.device, mode: str):  # type: ignore[no-untyped-def]
+def solved(loaded: Problem, where: torch.device, mode: str) -> Solution:
     from fusewright.inputs import move
     from fusewright.solution import solve
 

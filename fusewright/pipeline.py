@@ -54,10 +54,11 @@ def prepare(
     *,
     modes: Sequence[str] = MODES,
     device: torch.device,
+    target: Target | None = None,
 ) -> Prepared:
-    """Capture, rewrite, plan, schedule and render."""
+    """Capture, rewrite, plan, schedule and render; for `device` unless a target is given."""
     seconds: dict[str, float] = {}
-    target = target_of(device)
+    target = target or target_of(device)
     programs = [
         _timed(seconds, "capture", lambda m=mode: capture(model, args, kwargs, mode=m))
         for mode in modes

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from fusewright import __version__
 from fusewright.compare import Check
 from fusewright.emit.bundle import ProgramPlans
+from fusewright.machine import versions
 from fusewright.plan.show import human_bytes, human_count
 from fusewright.plan.steps import Call, Loop, Plan
 
@@ -28,60 +27,53 @@ class Outcome:
     device: str
     mode: str
     plans: tuple[ProgramPlans, ...]
-    checks: tuple[Check, ...]
-    timings_ms: Mapping[str, float]
     build_seconds: float
     output: str
+    checks: tuple[Check, ...] = ()
+    timings_ms: Mapping[str, float] = field(default_factory=dict)
 
 
-def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-
-
-def versions() -> dict[str, str]:
-    found = {
-        "fusewright": __version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-    }
-    if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    return found
+GRAPH_TITLES = {
+    "forward": "forward, when gradients are wanted",
+    "inference": "forward, without gradients",
+    "backward": "backward",
+}
 
 
 def named_plans(plans: ProgramPlans) -> list[tuple[str, Plan]]:
-    """The plans that are run, under the names that are shown."""
+    """The plans that are run, under the names that are recorded."""
     named = [("forward", plans.forward), ("inference", plans.inference)]
     return [*named, ("backward", plans.backward)] if plans.backward else named
 
 
 def print_plans(console: Console, plans: Sequence[ProgramPlans]) -> None:
-    """One table per mode and direction: fused kernels, and calls with the reason for each."""
+    """One table per direction; modes that share a plan share its table."""
+    tables: dict[tuple[tuple[str, str, str, str], ...], list[str]] = {}
     for each in plans:
         for name, plan in named_plans(each):
-            table = Table(title=f"{each.program.mode} mode, {name}", title_justify="left")
-            table.add_column("step")
-            table.add_column("what it does", overflow="fold")
-            table.add_column("memory", justify="right")
-            table.add_column("operations", justify="right")
-            for step in plan.steps:
-                if isinstance(step, Loop):
-                    table.add_row(
-                        f"[green]{step.name}[/green]",
-                        f"fuses {step.kernel.summary}",
-                        human_bytes(step.bytes_moved),
-                        human_count(step.operations),
-                    )
-                elif isinstance(step, Call):
-                    table.add_row(
-                        f"[yellow]{step.node.op}[/yellow]",
-                        f"stays a PyTorch call: {step.reason}",
-                        human_bytes(step.bytes_moved),
-                        human_count(step.operations),
-                    )
-            console.print(table)
+            rows = tuple(_plan_rows(plan))
+            title = f"{each.program.mode} mode: {GRAPH_TITLES[name]}"
+            tables.setdefault(rows, []).append(title)
+    for rows, titles in tables.items():
+        table = Table(title="\n".join(titles), title_justify="left", title_style="bold")
+        table.add_column("step", overflow="fold")
+        table.add_column("what it does", overflow="fold")
+        table.add_column("memory", justify="right")
+        table.add_column("operations", justify="right")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+
+
+def _plan_rows(plan: Plan) -> Iterator[tuple[str, str, str, str]]:
+    for step in plan.steps:
+        if not isinstance(step, Loop | Call):
+            continue
+        if isinstance(step, Loop):
+            name, what = f"[green]{step.name}[/green]", f"fused: {step.kernel.summary}"
+        else:
+            name, what = f"[yellow]{step.node.op}[/yellow]", f"PyTorch call: {step.reason}"
+        yield name, what, human_bytes(step.bytes_moved), human_count(step.operations)
 
 
 def print_checks(console: Console, checks: Sequence[Check]) -> None:
@@ -114,6 +106,14 @@ def print_timings(console: Console, timings: Mapping[str, float]) -> None:
         if eager is not None and ours is not None:
             table.add_row(name, f"{eager:.3f} ms", f"{ours:.3f} ms", f"{eager / ours:.2f}×")
     console.print(table)
+
+
+def print_outcome(console: Console, outcome: Outcome) -> None:
+    """Plans, checks and, where all is right, times."""
+    print_plans(console, outcome.plans)
+    print_checks(console, outcome.checks)
+    if outcome.timings_ms:
+        print_timings(console, outcome.timings_ms)
 
 
 def step_records(plans: Sequence[ProgramPlans]) -> list[dict[str, object]]:
@@ -182,8 +182,7 @@ def header(outcome: Outcome) -> str:
     lines = [
         f"{outcome.problem}, with its operators fused by Fusewright {__version__}.",
         "",
-        f"Made on {outcome.device}, PyTorch {torch.__version__}"
-        + (f", CUDA {torch.version.cuda}." if torch.version.cuda else "."),
+        f"Made on {outcome.device}; " + ", ".join(f"{k} {v}" for k, v in versions().items()) + ".",
     ]
     if outcome.timings_ms:
         lines += ["", "Median milliseconds of one interleaved run:"]

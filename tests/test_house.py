@@ -19,7 +19,7 @@ ORDER = (
     ("problem",),
     ("ir",),
     ("loop",),
-    ("naming", "decompositions", "convert", "capture"),
+    ("capture",),
     ("interpret",),
     ("optable",),
     ("rewrite",),
@@ -39,6 +39,7 @@ ORDER = (
     ("module",),
     ("pipeline",),
     ("solution",),
+    ("machine",),
     ("report",),
     ("api", "backend"),
     ("cli",),
@@ -46,8 +47,8 @@ ORDER = (
 )
 ROW = {name: row for row, names in enumerate(ORDER) for name in names}
 WITH_TORCH = set(
-    "decompositions convert capture interpret runtime inputs widen compare verify timing judge "
-    "bench module pipeline solution backend api".split()
+    "capture interpret runtime inputs widen compare verify timing judge bench module pipeline "
+    "solution machine backend api".split()
 )
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 TEXTS = sorted(

@@ -25,6 +25,8 @@ from fusewright.plan.steps import Call, Loop, Plan, Step, View, inputs_of
 
 Demand = frozenset[int]
 LITERAL = "literal"
+# The operator that computes only those of its results that its last argument asks for.
+MASKED = "aten.convolution_backward.default"
 
 
 @dataclass(frozen=True)
@@ -124,11 +126,14 @@ def _one_step(
             return view_lines(step, scope)
         case Call():
             specs = dict(plan.specs)
-            lines = _call_lines(step, scope)
+            lines = _call_lines(step, scope, found)
             for name in step.outputs:
                 if name in laid_out:
                     strides = dims(specs[name].strides)
-                    lines.append(f"{scope[name]} = _fw_laid_out({scope[name]}, {strides})")
+                    line = f"{scope[name]} = _fw_laid_out({scope[name]}, {strides})"
+                    masked = step.node.op == MASKED
+                    lines += [f"if {scope[name]} is not None:", *indented([line])] * masked
+                    lines += [line] * (not masked)
             return lines
 
 
@@ -151,12 +156,14 @@ def view_lines(step: View, scope: Scope) -> list[str]:
     return call(scope[step.name], *operator(step.node, scope))
 
 
-def _call_lines(step: Call, scope: Scope) -> list[str]:
+def _call_lines(step: Call, scope: Scope, found: Demands) -> list[str]:
     if step.node.op == LITERAL and step.node.spec is not None:
         name, _ = tensor_literal(step.node)
         device = device_text(step.node.spec.device, scope)
         return [f"{scope[step.outputs[0]]} = _fw_here(*{name}, {device})"]
     callee, args = operator(step.node, scope)
+    if step.node.op == MASKED:
+        args = [*args[:-1], _mask(step, found)]
     if not any(step.outputs):
         return call("", callee, args)
     if step.node.spec is not None:
@@ -166,6 +173,15 @@ def _call_lines(step: Call, scope: Scope) -> list[str]:
     targets = [scope[name] if name else "_" for name in step.outputs]
     # The star takes results that nobody named; `_` must not keep them alive.
     return [*call(", ".join([*targets, "*_"]), callee, args), "del _"]
+
+
+def _mask(step: Call, found: Demands) -> str:
+    """Which of a convolution's gradients are wanted: the others are not computed."""
+    whole = found.step(step)
+    wanted = [found.of.get(name, frozenset()) if name else frozenset() for name in step.outputs]
+    wanted += [frozenset()] * (3 - len(wanted))
+    flags = ["True" if one == whole else condition(one, found.everything) for one in wanted]
+    return f"[{', '.join(flags)}]"
 
 
 def read_by_loops(plan: Plan, seeds: Iterable[str] = ()) -> frozenset[str]:

@@ -263,7 +263,7 @@ FW_FN T copysign(T a, T b) {
   }
 }
 
-// Integer powers wrap; a negative exponent gives 0 except for bases 1 and -1.
+// Integer powers wrap; a negative exponent gives 0, but for bases 1 and -1.
 template <class T>
 FW_FN T whole_pow(T base, T exponent) {
   const bool odd = (exponent & T(1)) != 0;

@@ -106,9 +106,9 @@ int row(const Body& body, int splits, void* workspace, int device, void* stream)
   const I outer = body.outer_extent();
   if (outer == 0) return 0;
   const OnDevice here(device);
-  const I pass = kGroup * V * kUnroll;
-  const I passes = (body.inner_extent() + pass - 1) / pass;
-  const I per_split = (passes + splits - 1) / splits * pass;
+  const I stride = kGroup * V * kUnroll;
+  const I strides = (body.inner_extent() + stride - 1) / stride;
+  const I per_split = (strides + splits - 1) / splits * stride;
   Part* parts = static_cast<Part*>(workspace);
   const dim3 grid(blocks_for<I>(outer, kRows), splits);
   row_kernel<Body, I, V, kGroup, kRows, kUnroll, kCached>

@@ -1,6 +1,7 @@
 // Exponentials, logarithms and what is made of them. nvcc takes CUDA's accurate functions; on the
-// host float versions are written without branches or calls, so that g++ turns a loop over lanes
-// into vector code (a libm call per lane is 5 to 10 times slower). Doubles call libm.
+// host all is written without branches or calls, so that g++ turns a loop over lanes into vector
+// code (a libm call per lane is 5 to 20 times slower). The polynomials are Chebyshev fits of our
+// own; tests/test_optable.py holds their errors.
 #pragma once
 
 #include "math.hpp"
@@ -10,25 +11,7 @@ namespace fw {
 #define FW_LIBM1(NAME)                                    \
   FW_FN float NAME(float x) { return ::NAME##f(x); }      \
   FW_FN double NAME(double x) { return ::NAME(x); }
-#define FW_LIBM2(NAME)                                              \
-  FW_FN float NAME(float a, float b) { return ::NAME##f(a, b); }    \
-  FW_FN double NAME(double a, double b) { return ::NAME(a, b); }
 FW_LIBM1(sqrt)
-FW_LIBM1(sin)
-FW_LIBM1(cos)
-FW_LIBM1(tan)
-FW_LIBM1(asin)
-FW_LIBM1(acos)
-FW_LIBM1(atan)
-FW_LIBM1(sinh)
-FW_LIBM1(cosh)
-FW_LIBM1(asinh)
-FW_LIBM1(acosh)
-FW_LIBM1(atanh)
-FW_LIBM1(erfc)
-FW_LIBM1(lgamma)
-FW_LIBM2(atan2)
-FW_LIBM2(hypot)
 
 #if defined(__CUDACC__)
 FW_LIBM1(exp)
@@ -41,15 +24,6 @@ FW_LIBM1(log1p)
 FW_LIBM1(tanh)
 FW_LIBM1(erf)
 #else
-FW_FN double exp(double x) { return ::exp(x); }
-FW_FN double exp2(double x) { return ::exp2(x); }
-FW_FN double expm1(double x) { return ::expm1(x); }
-FW_FN double log(double x) { return ::log(x); }
-FW_FN double log2(double x) { return ::log2(x); }
-FW_FN double log10(double x) { return ::log10(x); }
-FW_FN double log1p(double x) { return ::log1p(x); }
-FW_FN double tanh(double x) { return ::tanh(x); }
-FW_FN double erf(double x) { return ::erf(x); }
 
 FW_FN float mad(float a, float b, float c) {
 #if defined(__FMA__)
@@ -58,122 +32,215 @@ FW_FN float mad(float a, float b, float c) {
   return a * b + c;  // std::fma without the instruction is a slow call
 #endif
 }
+FW_FN double mad(double a, double b, double c) {
+#if defined(__FMA__)
+  return __builtin_fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// A polynomial by Horner's rule, the highest coefficient first.
+template <class T>
+FW_FN T horner(T, T p) {
+  return p;
+}
+template <class T, class... C>
+FW_FN T horner(T x, T p, T c, C... rest) {
+  return horner(x, mad(p, x, c), rest...);
+}
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr double kInf64 = std::numeric_limits<double>::infinity();
+constexpr double kNan64 = std::numeric_limits<double>::quiet_NaN();
 constexpr float kLn2High = 0x1.62e4p-1f;  // few bits: k * kLn2High is exact
 constexpr float kLn2Low = 0x1.7f7d1cp-20f;
+constexpr double kLn2High64 = 6.93147180369123816490e-01;
+constexpr double kLn2Low64 = 1.90821492927058770002e-10;
 // Adding 1.5 * 2^23 rounds to a whole number and leaves it in the low bits, NaN or not.
 constexpr float kRounder = 12582912.0f;
+constexpr double kRounder64 = 6755399441055744.0;
 
-// For NaN the exponent is garbage, which unsigned arithmetic may be given; the result is NaN still.
-FW_FN float power_of_two(int32_t exponent) {
-  return bits<float>((static_cast<uint32_t>(exponent) + 127u) << 23);
+// e^x = step * step * (1 + rest): an even power of two, so that it is the square of one that is
+// never denormal or infinite; the price is a polynomial for |r| up to ln2.
+template <class T>
+struct Power {
+  T rest, step;
+};
+
+// 2^h for the h that lies in the low bits of a number with the rounder added.
+FW_FN float step_of(float rounder) {
+  return bits<float>((bits<uint32_t>(rounder) << 23) + 0x3f800000u);
+}
+FW_FN double step_of(double rounder) {
+  return bits<double>((bits<uint64_t>(rounder) << 52) + 0x3ff0000000000000u);
 }
 
-// e^r - 1 - r for |r| <= ln2/2; the fit's error is 2^-28.
-FW_FN float exp_rest(float r) {
-  float p = mad(0.0013950476422905922f, r, 0.008368882350623608f);
-  p = mad(p, r, 0.04166620597243309f);
-  p = mad(p, r, 0.166665181517601f);
-  p = mad(p, r, 0.5f);
-  return p * (r * r);
+// e^r - 1 for |r| <= ln2; the fits' errors are 2^-25 and 2^-57 of the second order term.
+FW_FN float small_expm1(float r) {
+  const float p =
+      horner(r, 0.00020041249808855355f, 0.001406906871125102f, 0.00833297148346901f,
+             0.041663408279418945f, 0.1666666716337204f, 0.5000000596046448f);
+  return mad(p, r * r, r);
+}
+FW_FN double small_expm1(double r) {
+  const double p = horner(r, FW_EXP64);
+  return mad(p, r * r, r);
 }
 
-// 2^k * (1 + m): two steps, so that neither overflow nor denormals come early.
-FW_FN float scaled(float m, int32_t k) {
-  const int32_t half = k >> 1;
-  const float step = power_of_two(half);
-  return mad(m, step, step) * power_of_two(k - half);
+FW_FN Power<float> power(float x) {
+  const float rounder = mad(x, 0.7213475204444817f, kRounder);
+  const float n = rounder - kRounder;
+  const float r = mad(n, -2 * kLn2Low, mad(n, -2 * kLn2High, x));
+  return {small_expm1(r), step_of(rounder)};
+}
+FW_FN Power<double> power(double x) {
+  const double rounder = mad(x, 0.7213475204444817, kRounder64);
+  const double n = rounder - kRounder64;
+  const double r = mad(n, -2 * kLn2Low64, mad(n, -2 * kLn2High64, x));
+  return {small_expm1(r), step_of(rounder)};
+}
+
+// e^x where neither the result nor x is near the borders of its type.
+template <class T>
+FW_FN T plain_exp(T x) {
+  const Power<T> p = power(x);
+  return (p.rest + T(1)) * p.step * p.step;
 }
 
 FW_FN float exp(float x) {
-  float t = x < -104.0f ? -104.0f : x;
-  t = t > 89.0f ? 89.0f : t;
-  const float rounder = mad(t, 1.4426950408889634f, kRounder);
-  const int32_t k = bits<int32_t>(rounder) - 0x4b400000;
-  const float n = rounder - kRounder;
-  const float r = mad(n, -kLn2Low, mad(n, -kLn2High, t));
-  return scaled(exp_rest(r) + r, k);
+  float y = plain_exp(x);
+  y = x > 88.8f ? kInf : y;
+  return x < -104.0f ? 0.0f : y;
+}
+FW_FN double exp(double x) {
+  double y = plain_exp(x);
+  y = x > 709.8 ? kInf64 : y;
+  return x < -745.2 ? 0.0 : y;
 }
 
 FW_FN float exp2(float x) {
-  float t = x < -151.0f ? -151.0f : x;
-  t = t > 129.0f ? 129.0f : t;
-  const float rounder = t + kRounder;
-  const int32_t k = bits<int32_t>(rounder) - 0x4b400000;
-  const float f = t - (rounder - kRounder);
+  const float rounder = mad(x, 0.5f, kRounder);
+  const float f = mad(rounder - kRounder, -2.0f, x);
   const float r = f * 0.69314718246459961f;
   const float low = mad(f, -1.9046542e-9f, mad(f, 0.69314718246459961f, -r));
-  return scaled(exp_rest(r) + low + r, k);
+  const float step = step_of(rounder);
+  float y = (1.0f + (small_expm1(r) + low)) * step * step;
+  y = x > 128.5f ? kInf : y;
+  return x < -151.0f ? 0.0f : y;
+}
+FW_FN double exp2(double x) {
+  const double rounder = mad(x, 0.5, kRounder64);
+  const double f = mad(rounder - kRounder64, -2.0, x);
+  const double step = step_of(rounder);
+  double y = (1.0 + small_expm1(f * 0.69314718055994531)) * step * step;
+  y = x > 1025.0 ? kInf64 : y;
+  return x < -1076.0 ? 0.0 : y;
 }
 
+// Half of the power keeps the last k finite until the last step.
+template <class T>
+FW_FN T plain_expm1(T x) {
+  const Power<T> p = power(x);
+  const T half = p.step * (p.step * T(0.5));
+  return mad(p.rest, half, half - T(0.5)) * T(2);
+}
 FW_FN float expm1(float x) {
-  float t = x < -18.0f ? -18.0f : x;
-  t = t > 89.0f ? 89.0f : t;
-  const float rounder = mad(t, 1.4426950408889634f, kRounder);
-  const int32_t k = bits<int32_t>(rounder) - 0x4b400000;
-  const float n = rounder - kRounder;
-  const float r = mad(n, -kLn2Low, mad(n, -kLn2High, t));
-  const float p = exp_rest(r) + r;
-  // Half of the power keeps k = 128 finite until the last step.
-  const float step = power_of_two(k - 1);
-  const float y = mad(p, step, step - 0.5f) * 2.0f;
+  float y = plain_expm1(x);
+  y = x > 88.8f ? kInf : y;
+  y = x < -18.0f ? -1.0f : y;
   return x == 0.0f ? x : y;
 }
-
-// log(1 + f) - f for f in [-1/3, 1/3]; the fit's relative error is 2^-27.7.
-FW_FN float log_rest(float f) {
-  float p = mad(-0.12891601026058197f, f, 0.13984467089176178f);
-  p = mad(p, f, -0.12184277921915054f);
-  p = mad(p, f, 0.14005862176418304f);
-  p = mad(p, f, -0.16680486500263214f);
-  p = mad(p, f, 0.20010405778884888f);
-  p = mad(p, f, -0.24999797344207764f);
-  p = mad(p, f, 0.3333321511745453f);
-  p = mad(p, f, -0.5f);
-  return p * (f * f);
+FW_FN double expm1(double x) {
+  double y = plain_expm1(x);
+  y = x > 709.8 ? kInf64 : y;
+  y = x < -40.0 ? -1.0 : y;
+  return x == 0.0 ? x : y;
 }
 
+// x = 2^exponent * (1 + mantissa_less_one).
+template <class T>
 struct Split {
-  float mantissa_less_one;
-  float exponent;
+  T mantissa_less_one, exponent;
 };
 
-// x = 2^exponent * (1 + mantissa_less_one), the mantissa in [2/3, 4/3).
-FW_FN Split split(float x) {
+// The mantissa lies in [2/3, 4/3).
+FW_FN Split<float> split(float x) {
   const bool tiny = x < 1.17549435e-38f;
   const int32_t raw = bits<int32_t>(tiny ? x * 0x1p23f : x);
   const int32_t e = (raw - 0x3f2aaaab) & static_cast<int32_t>(0xff800000u);
   const float exponent = static_cast<float>(e >> 23) - (tiny ? 23.0f : 0.0f);
   return {bits<float>(raw - e) - 1.0f, exponent};
 }
+// The mantissa lies in [sqrt(1/2), sqrt(2)).
+FW_FN Split<double> split(double x) {
+  const bool tiny = x < 2.2250738585072014e-308;
+  const int64_t raw = bits<int64_t>(tiny ? x * 0x1p54 : x);
+  const int64_t e = (raw - 0x3fe6a09e667f3bcd) & static_cast<int64_t>(0xfff0000000000000u);
+  const double exponent = static_cast<double>(static_cast<int32_t>(e >> 52));
+  return {bits<double>(raw - e) - 1.0, exponent - (tiny ? 54.0 : 0.0)};
+}
+
+// log(1 + f) - f for f in [-1/3, 1/3]; the fit's relative error is 2^-27.7.
+FW_FN float log_rest(float f) {
+  const float p =
+      horner(f, -0.12891601026058197f, 0.13984467089176178f, -0.12184277921915054f,
+             0.14005862176418304f, -0.16680486500263214f, 0.20010405778884888f,
+             -0.24999797344207764f, 0.3333321511745453f, -0.5f);
+  return p * (f * f);
+}
+// By the series of atanh(f / (2 + f)), as in fdlibm's log.
+FW_FN double log_rest(double f) {
+  const double s = f / (2.0 + f);
+  const double z = s * s;
+  const double half = 0.5 * f * f;
+  const double r = z * horner(z, 1.479819860511658591e-01, 1.531383769920937332e-01,
+                              1.818357216161805012e-01, 2.222219843214978396e-01,
+                              2.857142874366239149e-01, 3.999999999940941908e-01,
+                              6.666666666666735130e-01);
+  return mad(s, half + r, -half);
+}
 
 // What every logarithm says of 0, negatives, infinity and NaN.
-FW_FN float log_corners(float x, float y) {
-  y = x == kInf ? kInf : y;
-  y = x == 0.0f ? -kInf : y;
-  y = x < 0.0f ? kNan : y;
-  return x != x ? x : y;
+template <class T>
+FW_FN T log_corners(T x, T y) {
+  constexpr T kEnd = std::numeric_limits<T>::infinity();
+  y = x < kEnd ? y : x;
+  const T below = x == T(0) ? -kEnd : std::numeric_limits<T>::quiet_NaN();
+  return x > T(0) ? y : below;
 }
 
 FW_FN float log(float x) {
-  const Split s = split(x);
+  const Split<float> s = split(x);
   const float low = mad(s.exponent, kLn2Low, log_rest(s.mantissa_less_one));
   return log_corners(x, mad(s.exponent, kLn2High, low + s.mantissa_less_one));
 }
+FW_FN double log(double x) {
+  const Split<double> s = split(x);
+  const double low = mad(s.exponent, kLn2Low64, log_rest(s.mantissa_less_one));
+  return log_corners(x, mad(s.exponent, kLn2High64, low + s.mantissa_less_one));
+}
 
 // log(x) / log(base), with 1/log(base) in two parts.
-FW_FN float log_in(float x, float high, float low, float whole_high, float whole_low) {
-  const Split s = split(x);
-  const float rest = log_rest(s.mantissa_less_one);
-  const float f = s.mantissa_less_one;
-  const float tail = mad(f, low, mad(rest, high, s.exponent * whole_low));
+template <class T>
+FW_FN T log_in(T x, T high, T low, T whole_high, T whole_low) {
+  const Split<T> s = split(x);
+  const T rest = log_rest(s.mantissa_less_one);
+  const T f = s.mantissa_less_one;
+  const T tail = mad(f, low, mad(rest, high, s.exponent * whole_low));
   return log_corners(x, mad(s.exponent, whole_high, mad(f, high, tail)));
 }
 FW_FN float log2(float x) { return log_in(x, 1.44269502f, 1.92596299e-8f, 1.0f, 0.0f); }
 FW_FN float log10(float x) {
   return log_in(x, 0.43429449f, -1.01030729e-8f, 0.301025391f, 4.60503907e-6f);
+}
+FW_FN double log2(double x) {
+  return log_in(x, 1.4426950408889634, 2.0355273740931033e-17, 1.0, 0.0);
+}
+FW_FN double log10(double x) {
+  return log_in(x, 0.4342944819032518, 1.098319650216765e-17, 3.01029995663611771306e-01,
+                3.69423907715893078616e-13);
 }
 
 FW_FN float log1p(float x) {
@@ -185,45 +252,72 @@ FW_FN float log1p(float x) {
   const float exponent = static_cast<float>(e >> 23);
   const float low = mad(exponent, kLn2Low, log_rest(f));
   float y = mad(exponent, kLn2High, low + f);
-  y = x == kInf ? kInf : y;
-  y = x == -1.0f ? -kInf : y;
-  y = x < -1.0f ? kNan : y;
-  return (x != x) | (x == 0.0f) ? x : y;
+  y = x < kInf ? y : x;
+  y = x > -1.0f ? y : x == -1.0f ? -kInf : kNan;
+  return x == 0.0f ? x : y;
+}
+FW_FN double log1p(double x) {
+  const double u = 1.0 + x;
+  const int64_t e =
+      (bits<int64_t>(u) - 0x3fe6a09e667f3bcd) & static_cast<int64_t>(0xfff0000000000000u);
+  const double power = bits<double>(0x4020000000000000 - e) * 0.125;
+  const double f = mad(x, power, power - 1.0);
+  const double exponent = static_cast<double>(static_cast<int32_t>(e >> 52));
+  const double low = mad(exponent, kLn2Low64, log_rest(f));
+  double y = mad(exponent, kLn2High64, low + f);
+  y = x < kInf64 ? y : x;
+  y = x > -1.0 ? y : x == -1.0 ? -kInf64 : kNan64;
+  return x == 0.0 ? x : y;
 }
 
-FW_FN float tanh(float x) {
-  const float a = abs(x);
-  const float s = x * x;
-  float p = mad(-0.00590586056932807f, s, 0.020805377513170242f);
-  p = mad(p, s, -0.05378668010234833f);
-  p = mad(p, s, 0.13331958651542664f);
-  p = mad(p, s, -0.33333298563957214f);
-  const float small = mad(p * s, x, x);
-  const float large = 1.0f - 2.0f / (exp(2.0f * a) + 1.0f);
-  return copysign(a < 0.6f ? small : large, x);
+// (e^2a - 1) / (e^2a + 1), which keeps its digits down to a = 0.
+template <class T>
+FW_FN T tanh(T x) {
+  const T a = abs(x);
+  const Power<T> p = power(T(2) * a);
+  const T square = p.step * p.step;
+  const T less_one = mad(p.rest, square, square - T(1));
+  const T y = less_one / (less_one + T(2));
+  return copysign(a > (sizeof(T) == 4 ? T(10) : T(20)) ? T(1) : y, x);
 }
 
 FW_FN float erf(float x) {
   const float a = abs(x);
-  const float s = x * x;
-  float p = mad(7.889119297033176e-05f, s, -0.0008020841050893068f);
-  p = mad(p, s, 0.005189535208046436f);
-  p = mad(p, s, -0.026854444295167923f);
-  p = mad(p, s, 0.11283600330352783f);
-  p = mad(p, s, -0.3761262595653534f);
-  p = mad(p, s, 0.1283791065216064f);
-  const float small = mad(p, x, x);
+  const float small =
+      mad(horner(x * x, 7.889119297033176e-05f, -0.0008020841050893068f, 0.005189535208046436f,
+                 -0.026854444295167923f, 0.11283600330352783f, -0.3761262595653534f,
+                 0.1283791065216064f),
+          x, x);
   // Beyond 1: erf = 1 - e^-g with g a polynomial; beyond 4 the float is 1.
   const float b = a > 4.0f ? 4.0f : a;
-  float g = mad(2.1686850232072175e-05f, b, -0.00044133636401966214f);
-  g = mad(g, b, 0.004204561933875084f);
-  g = mad(g, b, -0.025208257138729095f);
-  g = mad(g, b, 0.10841857641935349f);
-  g = mad(g, b, 0.6332198977470398f);
-  g = mad(g, b, 1.1295784711837769f);
-  g = mad(g, b, -0.0001880402269307524f);
-  const float large = copysign(1.0f - exp(-g), x);
+  const float g =
+      horner(b, 2.1686850232072175e-05f, -0.00044133636401966214f, 0.004204561933875084f,
+             -0.025208257138729095f, 0.10841857641935349f, 0.6332198977470398f,
+             1.1295784711837769f, -0.0001880402269307524f);
+  const float large = copysign(1.0f - plain_exp(-g), x);
   return a < 1.0f ? small : large;
+}
+FW_FN double erf(double x) {
+  const double a = abs(x);
+  const double small =
+      mad(horner(x * x, 5.957176147748911e-11, -1.1372848856791674e-09, 1.4659775274047436e-08,
+                 -1.6350312701054695e-07, 1.6461000484121368e-06, -1.4925595266831182e-05,
+                 0.0001205533111164271, -0.000854832698083379, 0.0052239776248180145,
+                 -0.026866170645076792, 0.11283791670954879, -0.3761263890318375,
+                 0.1283791670955126),
+          x, x);
+  const double b = (a > 6.0 ? 6.0 : a) - 3.5;
+  const double g =
+      horner(b, 5.038175090820216e-18, -3.169997093543526e-17, -1.8647709480120564e-17,
+             4.137506353844001e-16, -5.507869202468303e-16, 5.252994671634073e-15,
+             -6.703248087615219e-14, 4.1568031971878565e-13, -2.0554075993038623e-12,
+             9.09456815352739e-12, -3.065185473437961e-11, 2.5027567470717578e-11,
+             7.74894938262315e-10, -9.532060947155006e-09, 8.069303240006965e-08,
+             -5.856139032767791e-07, 3.889557155325179e-06, -2.4386373823313104e-05,
+             0.00014729777489954873, -0.000873687323545211, 0.005225658221939981,
+             0.9667530547422176, 7.266099588365191, 14.112437402148174);
+  const double large = copysign(1.0 - plain_exp(-g), x);
+  return a < 1.0 ? small : large;
 }
 #endif  // __CUDACC__
 
@@ -245,5 +339,4 @@ FW_FN T sigmoid(T x) {
 }
 
 #undef FW_LIBM1
-#undef FW_LIBM2
 }  // namespace fw

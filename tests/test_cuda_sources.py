@@ -1,0 +1,65 @@
+"""The reference problems' CUDA form: it compiles for both architectures and keeps the text rules."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusewright.emit import ModuleBundle, file_text
+from fusewright.module import arguments_of, owners_of
+from fusewright.pipeline import prepare
+from fusewright.problem import load_problem
+from fusewright.schedule import Target
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+NVCC = shutil.which("nvcc")
+
+
+def cuda_bundle(path: Path) -> tuple[ModuleBundle, str]:
+    """What a GPU machine would emit; captured here on the CPU, which changes no kernel's text."""
+    problem = load_problem(path)
+    model, args = problem.make_model(), problem.make_inputs()
+    prepared = prepare(model, args, device=torch.device("cpu"), target=Target.cuda())
+    modes = tuple(
+        replace(each, owners=owners_of(model, each.program.mode)) for each in prepared.modes
+    )
+    arguments = arguments_of(model, args)
+    return ModuleBundle(problem.name, "cuda", prepared.source, arguments, modes), problem.source
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("arch", ["80", "90a"])
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_kernel_compiles(path: Path, arch: str, tmp_path: Path) -> None:
+    bundle, _ = cuda_bundle(path)
+    source = tmp_path / "kernels.cu"
+    source.write_text(bundle.source.text)
+    gencode = f"arch=compute_{arch},code=sm_{arch}"
+    flags = ["-std=c++17", "-O3", "-fmad=false", "-Xptxas", "-v", "-gencode", gencode]
+    command = [str(NVCC), *flags, "-c", str(source), "-o", str(tmp_path / "kernels.o")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    spills = {int(each) for each in re.findall(r"(\d+) bytes spill", done.stderr)}
+    assert spills == {0}, "registers are spilled"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_emitted_text_keeps_the_rules_of_public_checkers(path: Path) -> None:
+    bundle, source = cuda_bundle(path)
+    text = file_text(bundle, source, "made for a test")
+    compile(text, "model_new.py", "exec")
+    ours = text.replace(source.strip("\n"), "")
+    assert "load_inline" in text and "__global__" in text and "class ModelNew(Model)" in text
+    assert not re.search(r"\b(try|except)\b|pass", ours)
+    assert not re.search(r"threading|multiprocessing|concurrent|torch\.cuda\.[sS]tream\(", ours)
+    imported = set(re.findall(r"^(?:import|from) ([a-z_]+)", text, re.MULTILINE))
+    standard = {"torch", "__future__"} | set(__import__("sys").stdlib_module_names)
+    assert imported <= standard
+    assert file_text(*cuda_bundle(path), "made for a test") == text, "the text is not repeatable"
