@@ -41,9 +41,10 @@ class MinAddMultiply(nn.Module):
         super().__init__()
         self.conv_bias = nn.Parameter(torch.randn(128, 1, 1))
         self.bias = nn.Parameter(torch.randn(128, 1, 1))
+        self.register_buffer("limit", torch.tensor(0.5))
 
     def forward(self, convolved: Tensor) -> Tensor:
-        limited = torch.min(convolved + self.conv_bias, torch.tensor(0.5, device=convolved.device))
+        limited = torch.min(convolved + self.conv_bias, self.limit)
         return (limited + self.bias) * 2.0
 
 

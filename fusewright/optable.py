@@ -8,14 +8,16 @@ each one to it. This module knows nothing of torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class ScalarOp:
     """`result` is 'same' (as the operands) or 'bool'; `cost` counts approximate operations.
 
-    `header` is the file of `kernels/` that defines the function.
+    `header` is the file of `kernels/` that defines the function. Where `near` holds, the host's
+    function on floats comes twice: a branch-free one for usual arguments, which `NAME(Near{}, …)`
+    names and `NAME_far` tests for, and one for all.
     """
 
     name: str
@@ -23,6 +25,7 @@ class ScalarOp:
     result: str = "same"
     cost: int = 1
     header: str = "math.hpp"
+    near: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,13 @@ def _libm(names: str, arity: int, cost: int, header: str) -> tuple[ScalarOp, ...
     return tuple(ScalarOp(name, arity, "same", cost, header) for name in names.split())
 
 
+def _near(ops: tuple[ScalarOp, ...]) -> tuple[ScalarOp, ...]:
+    return tuple(replace(op, near=True) for op in ops)
+
+
 _TRANSCENDENTAL = "transcendental.hpp"
+_TRIGONOMETRIC = "trigonometric.hpp"
+_HYPERBOLIC = "hyperbolic.hpp"
 _SPECIAL = "special.hpp"
 
 _ALL_OPS: tuple[ScalarOp, ...] = (
@@ -57,14 +66,18 @@ _ALL_OPS: tuple[ScalarOp, ...] = (
     *_ops("bitwise_and bitwise_or bitwise_xor shift_left shift_right", 2),
     *_ops("eq ne lt le gt ge logical_and logical_or logical_xor", 2, result="bool"),
     *_ops("div", 2, cost=4),
-    *_ops("floor_divide trunc_divide remainder fmod pow", 2, cost=20),
+    *_near(_ops("floor_divide remainder fmod", 2, cost=20)),
+    *_ops("trunc_divide", 2, cost=20),
+    *_libm("pow", 2, 20, "power.hpp"),
     *_ops("where", 3),
     *_ops("cast", 1),
     *_libm("sqrt rsqrt reciprocal", 1, 4, _TRANSCENDENTAL),
     *_libm("exp exp2 expm1 log log2 log10 log1p sigmoid tanh", 1, 12, _TRANSCENDENTAL),
-    *_libm("sin cos tan asin acos atan sinh cosh asinh acosh atanh", 1, 20, _TRANSCENDENTAL),
-    *_libm("erf erfc lgamma", 1, 20, _TRANSCENDENTAL),
-    *_libm("atan2 hypot", 2, 20, _TRANSCENDENTAL),
+    *_libm("erf", 1, 20, _TRANSCENDENTAL),
+    *_near(_libm("sin cos tan", 1, 20, _TRIGONOMETRIC)),
+    *_libm("asin acos atan", 1, 20, _TRIGONOMETRIC),
+    *_libm("atan2 hypot", 2, 20, _TRIGONOMETRIC),
+    *_libm("sinh cosh asinh acosh atanh erfc lgamma", 1, 20, _HYPERBOLIC),
     *_libm("erfinv digamma", 1, 40, _SPECIAL),
 )
 

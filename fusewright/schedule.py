@@ -314,7 +314,7 @@ def _columns(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> It
 def _host_reduction(kernel: LoopKernel, kind: str, sizes: Mapping[str, int]) -> Schedule:
     """Splits come from the sizes alone, never from the threads: results must repeat."""
     inner, outer = kernel.inner_numel.at(sizes), kernel.outer_numel.at(sizes)
-    lanes = 32 if kind == "row" else 256
+    lanes = 64 if kind == "row" else HOST_RUN
     tasks = outer if kind == "row" else -(-outer // lanes)
     splits = 1
     if splittable(sweeps(kernel)) and tasks < 64:

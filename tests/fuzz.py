@@ -87,6 +87,7 @@ def _compare(ours: Tensor, eager: Tensor, truth: Tensor) -> str:
     if ours.shape != truth.shape or ours.dtype != eager.dtype:
         return f"{ours.dtype}{list(ours.shape)} instead of {eager.dtype}{list(eager.shape)}"
     # A view with gaps comes back as a copy without them; every other layout is eager's.
+    ours, eager, truth = ours.squeeze(), eager.squeeze(), truth.squeeze()
     if ours.stride() != eager.stride() and eager.clone().stride() == eager.stride():
         return f"strides {ours.stride()} instead of {eager.stride()}"
     truth = truth.double()

@@ -1,4 +1,4 @@
-"""The reference problems' CUDA form: it compiles for both architectures and keeps the text rules."""
+"""The reference problems in their CUDA form: they compile for both architectures, by the rules."""
 
 from __future__ import annotations
 

@@ -14,14 +14,22 @@ from fusewright.codegen.form import (
     all_coordinates,
     constants,
     decompose,
-    index_text,
     offset_text,
+)
+from fusewright.codegen.lanes import (
+    Computed,
+    computed,
+    guarded_loops,
+    indented,
+    kept_places,
+    lane_loop,
+    register_bytes,
 )
 from fusewright.codegen.text import literal, size_text
 from fusewright.ir import ONE, ZERO, Dim, Ratio, product
 from fusewright.loop import Access, Apply, Constant, Index, Load, Reduce, Store
 from fusewright.optable import REDUCTIONS, STORAGE_TYPES
-from fusewright.schedule import lane_axis, part_bytes
+from fusewright.schedule import lane_accesses, lane_axis, part_bytes
 from fusewright.sweep import element_loads, late_sweep
 
 Value = Load | Constant | Index | Apply
@@ -37,7 +45,7 @@ def functor(form: Form) -> list[str]:
         loads = list(element_loads(form.kernel, form.plan))
         parts += [_elem_struct(form, loads), _row_struct(form)]
         parts += [_accumulators(form, k) for k in range(form.plan.count)]
-        parts += [_begin(form), _load(form, loads)]
+        parts += [_begin(form), *([_keep(form)] if form.kept else []), _load(form, loads)]
         for k in range(form.plan.count):
             parts += [_visit(form, k), _finish(form, k)]
         parts += [_row_store(form)]
@@ -45,10 +53,6 @@ def functor(form: Form) -> list[str]:
     for at, part in enumerate(parts):
         lines += ([""] if at else []) + indented(part)
     return [*lines, "};"]
-
-
-def indented(lines: Iterable[str], by: int = 2) -> list[str]:
-    return [" " * by + line if line else "" for line in lines]
 
 
 def pointwise_loads(form: Form) -> list[Load]:
@@ -83,6 +87,8 @@ def _extents(form: Form) -> list[str]:
         whole = last.is_static and last.factor % schedule.lanes == 0
         whole = whole or last.divided_by(schedule.lanes) is not None
         flags["kTail"] = not whole
+        if form.language == "host":
+            flags["kStrided"] = _is_strided(form)
     else:
         outer_last = kernel.outer[-1].size if kernel.outer else ONE
         flags["kOuterRest"] = len(kernel.outer) > 1
@@ -93,9 +99,23 @@ def _extents(form: Form) -> list[str]:
     if not flat:
         lines.append(f"static constexpr int kPhases = {form.plan.count};")
         lines.append(f"static constexpr int kPartBytes = {part_bytes(form.plan)};")
+        if form.language == "host":
+            kept = sum(register_bytes(form, name) for name in form.kept)
+            lines.append(f"static constexpr int kKeptBytes = {kept};")
     for key, size in extents.items():
         lines.append(f"FW_FN I {key}() const {{ return {size_text(size, form.symbols)}; }}")
     return lines
+
+
+NEAR_STRIDE = 8  # elements; closer lanes share lines of memory within a run already
+
+
+def _is_strided(form: Form) -> bool:
+    """Whether neighbouring lanes of some access are far apart, while another axis could be near."""
+    accesses = lane_accesses(form.kernel, form.schedule.kind)
+    strides = [lane_stride(form, each, True) for each in accesses]
+    far = any(abs(each.factor) > NEAR_STRIDE or (each.symbols and each.factor) for each in strides)
+    return len(form.kernel.outer) > 1 and far
 
 
 def lane_stride(form: Form, access: Access, element: bool) -> Dim:
@@ -127,6 +147,7 @@ def _elem_struct(form: Form, loads: list[Load]) -> list[str]:
 def _row_struct(form: Form) -> list[str]:
     fields = [f"I {', '.join(f'i{at}' for at in range(form.n_outer))};"] if form.n_outer else []
     fields += [f"{form.register(name)} {form.names[name]}[V];" for name in _row_values(form)]
+    fields += [f"{form.register(name)}* {form.names[name]}_kept;" for name in form.kept]
     return ["template <int V>", "struct Row {", *indented(fields), "};"]
 
 
@@ -153,6 +174,11 @@ def _accumulators(form: Form, k: int) -> list[str]:
         f"FW_FN void combine(const {acc}& other) {{ {combine} }}",
         f"FW_FN {acc}<1> lane(int v) const {{ {acc}<1> one; {lane} return one; }}",
     ]
+    if form.language == "host":
+        folded = lane.replace(".lane(v)", ".folded(n)")
+        struct.append(
+            f"FW_FN {acc}<1> folded(int n) const {{ {acc}<1> one; {folded} return one; }}"
+        )
     return [
         "template <int V>",
         f"struct {acc} {{",
@@ -161,27 +187,6 @@ def _accumulators(form: Form, k: int) -> list[str]:
         "template <int V>",
         f"FW_FN {acc}<V> accumulators(fw::Phase<{k}>) const {{ return {acc}<V>{{}}; }}",
     ]
-
-
-def _apply(form: Form, item: Apply) -> str:
-    arguments = ", ".join(form.names[name] for name in item.operands)
-    if item.op != "cast":
-        return f"fw::{item.op}({arguments})"
-    if item.dtype in ("float16", "bfloat16"):
-        return f"fw::rounded<{STORAGE_TYPES[item.dtype]}>({arguments})"
-    return f"fw::cast<{form.register(item.name)}>({arguments})"
-
-
-def _compute(form: Form, item: Load | Index | Apply, held: str, at: list[str]) -> str:
-    """One statement that defines a value in lane v."""
-    match item:
-        case Load():
-            right = f"fw::value({held}[v])"
-        case Index():
-            right = f"fw::cast<{form.register(item.name)}>({index_text(form, item, at)})"
-        case Apply():
-            right = _apply(form, item)
-    return f"const {form.register(item.name)} {form.names[item.name]} = {right};"
 
 
 def _with_lane(form: Form, at: list[str], element: bool) -> list[str]:
@@ -223,10 +228,6 @@ def _function(template: str, signature: str, lines: list[str]) -> list[str]:
     return [*head, *indented(lines), "}"]
 
 
-def _lanes(lines: list[str]) -> list[str]:
-    return ["FW_LANES(v, V, n) {", *indented(lines), "}"] if lines else []
-
-
 def _out(form: Form, at: int, item: Store, element: bool, where: list[str]) -> tuple[str, str]:
     """The declaration of a store's lanes and its name."""
     stride = lane_stride(form, item.access, element)
@@ -255,12 +256,13 @@ def _store_lines(
 def _pointwise_visit(form: Form) -> list[str]:
     at = all_coordinates(form)
     lane = _with_lane(form, at, True)
-    compute = [
-        _compute(form, item, f"elem.{form.names[item.name]}", lane) for item in _values(form)
-    ]
+
+    def compute(item: Computed, near: bool) -> list[str]:
+        return [computed(form, item, f"elem.{form.names[item.name]}", lane, near)]
+
     stores = [item for item in form.kernel.body if isinstance(item, Store)]
     heads, puts, writes = _store_lines(form, stores, True, at)
-    lines = [*heads, *_lanes(compute + puts), *writes]
+    lines = [*heads, *guarded_loops(form, _values(form), compute, [], puts), *writes]
     first = used(decompose(form, form.kernel.outer, "i", lane=True), lines)
     signature = "visit(const Elem<V>& elem, I q, I l, int n)"
     return _function("int V", signature, first + lines)
@@ -280,9 +282,20 @@ def _begin(form: Form) -> list[str]:
     lane = _with_lane(form, at, False)
     body = []
     for item in items:
-        body.append(_compute(form, item, f"{form.names[item.name]}_in", lane))
+        body.append(computed(form, item, f"{form.names[item.name]}_in", lane))
         body.append(f"row.{form.names[item.name]}[v] = {form.names[item.name]};")
-    return _function("int V", "begin(Row<V>& row, I q, I l, int n)", lines + _lanes(body))
+    return _function("int V", "begin(Row<V>& row, I q, I l, int n)", lines + lane_loop(body))
+
+
+def _keep(form: Form) -> list[str]:
+    """Places for the kept values of a row, the largest type first: all stay aligned."""
+    lines, at = [], 0
+    for name in sorted(form.kept, key=lambda name: -register_bytes(form, name)):
+        where = f"memory + {at} * inner_extent()" if at else "memory"
+        kind = form.register(name)
+        lines.append(f"row.{form.names[name]}_kept = reinterpret_cast<{kind}*>({where});")
+        at += register_bytes(form, name)
+    return _function("int V", "keep(Row<V>& row, char* memory)", lines)
 
 
 def _row_at(form: Form, name: str, phase: int) -> bool:
@@ -316,12 +329,22 @@ def _visit(form: Form, k: int) -> list[str]:
     stores = form.plan.inner_stores if k == form.plan.count - 1 else ()
     reductions = form.plan.reductions[k]
     heads, puts, writes = _store_lines(form, stores, True, at)
-    compute = [_compute(form, item, f"elem.{form.names[item.name]}", lane) for item in items]
+
+    def compute(item: Computed, near: bool) -> list[str]:
+        name = form.names[item.name]
+        start = form.kept.get(item.name, k)
+        held = f"elem.{name}" if start == k else f"{name}_kept"
+        if start < k:
+            return [f"const {form.register(item.name)} {name} = {held}[v];"]
+        line = computed(form, item, held, lane, near)
+        return [line, f"{name}_kept[v] = {name};"] if item.name in form.kept else [line]
+
     adds = [f"acc.{form.names[r.name]}.add(v, {form.names[r.operand]});" for r in reductions]
     steps = [f"acc.{form.names[r.name]}.step();" for r in reductions if r.kind == "welford"]
     aliases = _row_aliases(form, items, stores, reductions, "0" if form.is_row else "v")
     outside, inside = (aliases, []) if form.is_row else ([], aliases)
-    lines = [*outside, *heads, *steps, *_lanes(inside + compute + adds + puts), *writes]
+    loops = guarded_loops(form, items, compute, inside, adds + puts)
+    lines = [*outside, *heads, *kept_places(form, items), *steps, *loops, *writes]
     signature = (
         f"visit(fw::Phase<{k}>, const Elem<V>& elem, const Row<W>& row, Acc{k}<V>& acc, "
         "I q, I l, int n)"
@@ -363,10 +386,10 @@ def _finish(form: Form, k: int) -> list[str]:
     fresh = {form.names[name] for name in known}
     body[:0] = [line for line in aliases if line.split()[2] not in fresh]
     for item in items:
-        body.append(_compute(form, item, "", []))
+        body.append(computed(form, item, "", []))
         body.append(f"row.{form.names[item.name]}[v] = {form.names[item.name]};")
     signature = f"finish(fw::Phase<{k}>, Row<V>& row, const Acc{k}<V>& acc, int n)"
-    return _function("int V", signature, _lanes(body))
+    return _function("int V", signature, lane_loop(body))
 
 
 def _row_store(form: Form) -> list[str]:
@@ -374,5 +397,5 @@ def _row_store(form: Form) -> list[str]:
     stores = form.plan.row_stores
     heads, puts, writes = _store_lines(form, stores, False, at)
     aliases = _row_aliases(form, (), stores, (), "v")
-    lines = [*heads, *_lanes(aliases + puts), *writes]
+    lines = [*heads, *lane_loop(aliases + puts), *writes]
     return _function("int V", "store(const Row<V>& row, int n)", lines)

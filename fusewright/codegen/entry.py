@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fusewright.codegen.body import indented
 from fusewright.codegen.form import Form, constants
+from fusewright.codegen.lanes import indented
 from fusewright.codegen.source import Entry
 from fusewright.codegen.text import size_in_doubles, size_text
 from fusewright.ir import ONE, ZERO, Dim, Ratio

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusewright.coalesce import coalesce
+from fusewright.codegen.keep import keep
 from fusewright.codegen.text import identifier, scaled_text, size_text, sum_text, unique_names
 from fusewright.errors import CodegenError
 from fusewright.ir import LOOP_DTYPES, ONE, ZERO, Dim
@@ -20,7 +21,10 @@ from fusewright.sweep import Sweeps, sweeps
 
 @dataclass(frozen=True)
 class Form:
-    """`names` maps values, `pointers` arguments and `symbols` symbols to C++ identifiers."""
+    """`names` maps values, `pointers` arguments and `symbols` symbols to C++ identifiers.
+
+    `kept` are the values that wait in memory between sweeps, with the sweep that computes each.
+    """
 
     kernel: LoopKernel
     schedule: Schedule
@@ -29,6 +33,8 @@ class Form:
     pointers: Mapping[str, str]
     symbols: Mapping[str, str]
     dtypes: Mapping[str, str]
+    language: str
+    kept: Mapping[str, int]
 
     @property
     def is_row(self) -> bool:
@@ -56,14 +62,19 @@ def form(kernel: LoopKernel, schedule: Schedule, target: Target) -> Form:
     symbols = unique_names(kernel.symbols)
     pointers = unique_names((f"{each.name}_ptr" for each in kernel.arguments), symbols.values())
     taken = (*symbols.values(), *pointers.values())
+    plan, kept = sweeps(small), dict[str, int]()
+    if target.language == "host" and schedule.kind == "row":
+        plan, kept = keep(small, plan)
     return Form(
         small,
         schedule,
-        sweeps(small),
+        plan,
         unique_names(dtypes, taken),
         {each.name: pointers[f"{each.name}_ptr"] for each in kernel.arguments},
         symbols,
         dtypes,
+        target.language,
+        kept,
     )
 
 

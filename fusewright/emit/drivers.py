@@ -19,6 +19,7 @@ from fusewright.emit.python import (
     quoted,
 )
 from fusewright.emit.steps import (
+    IN_PLACE,
     Demands,
     WrapperCall,
     demands,
@@ -217,7 +218,8 @@ def _driver(mode: Mode, kind: str) -> Definition:
     variables = [scope[each.name] for each in plan.inputs]
     body = mode.read_symbols(variables, body) + body + returned(given)
     doc = "The forward graph, step by step."
-    return Definition(kind, variables, doc, body)
+    parameters = [*variables, *([f"{IN_PLACE}=False"] if mode.wiring.mutations else [])]
+    return Definition(kind, parameters, doc, body)
 
 
 def _outputs(mode: Mode) -> Definition:

@@ -25,6 +25,8 @@ from fusewright.plan.steps import Call, Loop, Plan, Step, View, inputs_of
 
 Demand = frozenset[int]
 LITERAL = "literal"
+# The parameter of a driver that lets kernels write new buffer values into the buffers themselves.
+IN_PLACE = "fw_in_place"
 # The operator that computes only those of its results that its last argument asks for.
 MASKED = "aten.convolution_backward.default"
 
@@ -74,10 +76,14 @@ def condition(demand: Demand, everything: Demand) -> str:
 
 @dataclass(frozen=True)
 class WrapperCall:
-    """How a Loop is called: the wrapper's name and the symbols it takes after the tensors."""
+    """How a Loop is called: the wrapper's name and the symbols it takes after the tensors.
+
+    `targets` pairs a keyword of the wrapper with the value whose memory that output may take.
+    """
 
     name: str
     symbols: tuple[str, ...]
+    targets: tuple[tuple[str, str], ...] = ()
 
 
 def step_lines(
@@ -145,6 +151,8 @@ def _loop_lines(step: Loop, found: Demands, scope: Scope, wrapper: WrapperCall) 
         whole = found.step(step)
         flags = ["True" if one == whole else condition(one, found.everything) for one in each]
         args.append(f"want={row(flags)}")
+    for keyword, value in wrapper.targets:
+        args.append(f"{keyword}={scope[value]} if {IN_PLACE} else None")
     return call(", ".join(scope[name] for name in step.outputs), wrapper.name, args)
 
 

@@ -23,7 +23,8 @@ from fusewright.emit.python import (
 from fusewright.emit.steps import demands, literals_of
 from fusewright.emit.wiring import wire
 from fusewright.emit.wrappers import calls_of, wrapper_lines, wrappers_of
-from fusewright.plan.steps import Plan
+from fusewright.plan.in_place import in_place
+from fusewright.plan.steps import Loop, Plan
 
 _DIGEST = "_DIGEST_"
 
@@ -35,11 +36,13 @@ def module_text(bundle: ModuleBundle, taken: frozenset[str] = frozenset()) -> st
     """
     plans = [(plan, each) for each in bundle.modes for plan in plans_of(each)]
     found = [(plan, demands(plan, one_by_one=plan is each.backward)) for plan, each in plans]
-    wrappers = wrappers_of(bundle, found, taken)
+    targets = _targets(bundle)
+    wrappers = wrappers_of(bundle, found, taken, targets)
     lines = _literals(plan for plan, _ in plans)
     for wrapper in dict.fromkeys(wrappers.values()):
         lines += wrapper_lines(wrapper, bundle.language)
-    modes = [Mode(bundle, each, wire(each), calls_of(wrappers)) for each in bundle.modes]
+    calls = calls_of(wrappers, targets)
+    modes = [Mode(bundle, each, wire(each), calls) for each in bundle.modes]
     written: dict[str, str] = {}
     records: list[str] = []
     for mode in modes:
@@ -54,6 +57,29 @@ def module_text(bundle: ModuleBundle, taken: frozenset[str] = frozenset()) -> st
     body = "\n".join(lines).strip("\n") + "\n"
     digest = hashlib.sha256((bundle.source.text + body).encode()).hexdigest()[:16]
     return body.replace(_DIGEST, digest)
+
+
+def _targets(bundle: ModuleBundle) -> dict[Loop, dict[str, str]]:
+    """For each loop, the outputs that it may write into the buffers they replace.
+
+    Two graphs can hold the same loop; it may do only what is right in both.
+    """
+    found: dict[Loop, dict[str, str]] = {}
+    for each in bundle.modes:
+        for plan in plans_of(each):
+            mutated = {
+                value: plan.inputs[result.index].name
+                for value, result in zip(plan.outputs, each.program.results, strict=False)
+                if plan is not each.backward
+                and result.kind == "mutation"
+                and isinstance(value, str)
+            }
+            allowed = in_place(plan, mutated)
+            for loop in plan.loops:
+                mine = {value: allowed[value] for value in loop.outputs if value in allowed}
+                before = found.get(loop, mine)
+                found[loop] = {v: b for v, b in mine.items() if before.get(v) == b}
+    return {loop: held for loop, held in found.items() if held}
 
 
 def plans_of(plans: ProgramPlans) -> tuple[Plan, ...]:

@@ -13,6 +13,7 @@ from fusewright.emit.python import (
     dtype,
     function,
     identifiers,
+    indented,
     quoted,
     row,
     symbols_in,
@@ -25,13 +26,22 @@ from fusewright.plan.steps import Loop, Plan
 
 @dataclass(frozen=True)
 class Wrapper:
-    """A kernel's function: `optional` where some caller leaves out some of its outputs."""
+    """A kernel's function: `optional` where some caller leaves out some of its outputs.
+
+    `given` are the outputs for which some caller has memory of its own.
+    """
 
     name: str
     step: Loop
     entry: Entry
     outputs: tuple[TensorSpec, ...]
     optional: bool
+    given: frozenset[int] = frozenset()
+
+    @property
+    def output_names(self) -> list[str]:
+        names = identifiers(self.entry.arguments, self.symbols)
+        return [names[name] for name in self.entry.arguments[len(self.step.inputs) :]]
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -41,13 +51,19 @@ class Wrapper:
 
 
 def wrappers_of(
-    bundle: ModuleBundle, plans: Iterable[tuple[Plan, Demands]], taken: frozenset[str]
+    bundle: ModuleBundle,
+    plans: Iterable[tuple[Plan, Demands]],
+    taken: frozenset[str],
+    targets: Mapping[Loop, Mapping[str, str]],
 ) -> dict[Loop, Wrapper]:
     """A wrapper for each Loop; the same kernel with the same outputs is wrapped once."""
     entries = {entry.name: entry for entry in bundle.source.entries}
     loops = [(step, plan, found) for plan, found in plans for step in plan.loops]
     keys = {step: (step.kernel.name, _output_specs(step, plan)) for step, plan, _ in loops}
     partial = {keys[step] for step, _, found in loops if wants(step, found) is not None}
+    given: dict[tuple[str, tuple[TensorSpec, ...]], set[int]] = {}
+    for step, held in targets.items():
+        given.setdefault(keys[step], set()).update(step.outputs.index(value) for value in held)
     made: dict[tuple[str, tuple[TensorSpec, ...]], Wrapper] = {}
     names = set(taken)
     for step, _, _ in loops:
@@ -57,12 +73,22 @@ def wrappers_of(
                 raise CodegenError(f"the source has no entry for kernel {kernel!r}")
             name = _wrapper_name(step.name, names)
             names.add(name)
-            made[key] = Wrapper(name, step, entries[kernel], outputs, key in partial)
+            into = frozenset(given.get(key, ()))
+            made[key] = Wrapper(name, step, entries[kernel], outputs, key in partial, into)
     return {step: made[key] for step, key in keys.items()}
 
 
-def calls_of(wrappers: Mapping[Loop, Wrapper]) -> dict[Loop, WrapperCall]:
-    return {step: WrapperCall(each.name, each.symbols) for step, each in wrappers.items()}
+def calls_of(
+    wrappers: Mapping[Loop, Wrapper], targets: Mapping[Loop, Mapping[str, str]]
+) -> dict[Loop, WrapperCall]:
+    made = {}
+    for step, each in wrappers.items():
+        pairs = tuple(
+            (each.output_names[step.outputs.index(value)], buffer)
+            for value, buffer in targets.get(step, {}).items()
+        )
+        made[step] = WrapperCall(each.name, each.symbols, pairs)
+    return made
 
 
 def _output_specs(step: Loop, plan: Plan) -> tuple[TensorSpec, ...]:
@@ -87,15 +113,19 @@ def wrapper_lines(wrapper: Wrapper, language: str) -> list[str]:
     n_inputs = len(step.inputs)
     names = identifiers(entry.arguments, wrapper.symbols)
     inputs = [names[name] for name in entry.arguments[:n_inputs]]
-    outputs = [names[name] for name in entry.arguments[n_inputs:]]
+    outputs = wrapper.output_names
     if len(outputs) != len(step.outputs):
         raise CodegenError(f"entry {entry.name!r} and step {step.name!r} differ in arguments")
     parameters = [*(inputs or ["device"]), *wrapper.symbols]
     if wrapper.optional:
         parameters.append(f"want={row('True' for _ in outputs)}")
+    parameters += [f"{outputs[index]}=None" for index in sorted(wrapper.given)]
     body = [f"device = {inputs[0]}.device"] if inputs else []
     for index, (name, spec) in enumerate(zip(outputs, wrapper.outputs, strict=True)):
-        body += _allocation(name, spec, f"want[{index}]" if wrapper.optional else "")
+        lines = _allocation(name, spec, f"want[{index}]" if wrapper.optional else "")
+        if index in wrapper.given:
+            lines = [f"if {name} is None:", *indented(lines)]
+        body += lines
     if entry.workspace_bytes.factor:
         size = f"({entry.workspace_bytes},)"
         body += call("workspace", "torch.empty", [size, "dtype=torch.uint8", "device=device"])

@@ -100,6 +100,18 @@ struct AllRule : PlainRule<T, bool> {
   FW_FN static State join(State a, State b) { return a & b; }
 };
 
+// Joins the first n of an array by halves: short chains, which vectorise, in a fixed order.
+template <class Rule, class State>
+FW_FN State halved(State* state, int n) {
+  while (n > 1) {
+    const int half = (n + 1) / 2;
+    for (int v = 0; v < n - half; ++v) state[v] = Rule::join(state[v], state[v + half]);
+    n = half;
+  }
+  return state[0];
+}
+FW_FN double folded_sum(double* state, int n) { return halved<SumRule<double>>(state, n); }
+
 template <template <class> class Rule, class T, int V>
 struct Running {
   using State = typename Rule<T>::State;
@@ -118,6 +130,13 @@ struct Running {
   FW_FN Running<Rule, T, 1> lane(int v) const {
     Running<Rule, T, 1> one;
     one.state[0] = state[v];
+    return one;
+  }
+  // The first n lanes as one.
+  FW_FN Running<Rule, T, 1> folded(int n) const {
+    Running lanes = *this;
+    Running<Rule, T, 1> one;
+    one.state[0] = halved<Rule<T>>(lanes.state, n);
     return one;
   }
   FW_FN T result(int v) const { return Rule<T>::result(state[v]); }
@@ -177,11 +196,88 @@ struct Welford {
     one.spread[0] = spread[v];
     return one;
   }
+  FW_FN Welford<T, 1> folded(int n) const {
+    Welford<T, 1> one = lane(0);
+    for (int v = 1; v < n; ++v) one.combine(lane(v));
+    return one;
+  }
   FW_FN T mean(int v) const {
     return count > State(0) ? static_cast<T>(center[v]) : T(kQuietNan<T>);
   }
   FW_FN T m2(int v) const { return static_cast<T>(spread[v]); }
 };
+
+#if !defined(__CUDACC__)
+// On the host floats need no running mean: sums of x - shift and of its square in double lose at
+// most a factor n of 2^-53, since the shift is one of the numbers, and no division waits for one.
+template <int V>
+struct Welford<float, V> {
+  double count;
+  double shift[V], sum[V], squares[V];
+
+  FW_FN Welford() : count(0) {
+    for (int v = 0; v < V; ++v) shift[v] = sum[v] = squares[v] = 0;
+  }
+  FW_FN void step() { count += 1; }
+  template <class X>
+  FW_FN void add(int v, X x) {
+    const double wide = static_cast<double>(x);
+    // The first finite number of a lane; an infinite one must not make NaN of a mean.
+    const double base = (count == 1) & (wide - wide == 0) ? wide : shift[v];
+    const double delta = wide - base;
+    shift[v] = base;
+    sum[v] += delta;
+    squares[v] += delta * delta;
+  }
+  FW_FN double center(int v) const { return count > 0 ? shift[v] + sum[v] / count : 0; }
+  FW_FN double spread(int v) const {
+    const double m2 = count > 0 ? squares[v] - sum[v] * (sum[v] / count) : 0;
+    return m2 < 0 ? 0 : m2;
+  }
+  FW_FN Welford<float, 1> lane(int v) const {
+    Welford<float, 1> one;
+    one.count = count;
+    one.shift[0] = center(v);
+    one.squares[0] = spread(v);
+    return one;
+  }
+  // The first n lanes as one: all have seen equally many numbers.
+  FW_FN Welford<float, 1> folded(int n) const {
+    Welford<float, 1> one;
+    if (!(count > 0)) return one;
+    const double share = 1 / count;
+    double means[V], deviations[V];
+    for (int v = 0; v < n; ++v) means[v] = shift[v] + sum[v] * share;
+    const double whole = folded_sum(means, n) / n;  // which overwrites them
+    for (int v = 0; v < n; ++v) {
+      const double inner = squares[v] - sum[v] * (sum[v] * share);
+      const double delta = shift[v] + sum[v] * share - whole;
+      deviations[v] = (inner < 0 ? 0 : inner) + delta * delta * count;
+    }
+    one.count = count * n;
+    one.shift[0] = whole;
+    one.squares[0] = folded_sum(deviations, n);
+    return one;
+  }
+  // Chan's formula on lanes that hold a mean and its deviations, as `lane` and `folded` leave them.
+  FW_FN void combine(const Welford& other) {
+    const double all = count + other.count;
+    for (int v = 0; v < V; ++v) {
+      const double mine = center(v), delta = other.center(v) - mine;
+      const double m2 = spread(v) + other.spread(v);
+      const bool both = (count > 0) & (other.count > 0);
+      shift[v] = both ? mine + delta * (other.count / all) : count > 0 ? mine : other.center(v);
+      squares[v] = both ? m2 + delta * delta * count * (other.count / all) : m2;
+      sum[v] = 0;
+    }
+    count = all;
+  }
+  FW_FN float mean(int v) const {
+    return count > 0 ? static_cast<float>(center(v)) : kQuietNan<float>;
+  }
+  FW_FN float m2(int v) const { return static_cast<float>(spread(v)); }
+};
+#endif
 
 // The first n lanes as one, in order.
 template <class Acc>

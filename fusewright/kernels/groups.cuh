@@ -65,8 +65,19 @@ __global__ void __launch_bounds__(128)
   const I p = index < outer ? index : outer - 1;
   const int member = threadIdx.x % kGroup;
   auto acc = body.template accumulators<1>(Phase<0>{});
-  for (int s = member; s < splits; s += kGroup) {
-    acc.combine(parts[s * static_cast<int64_t>(outer) + p]);
+  // Eight partial results in flight: one after the other, their latencies would add up.
+  constexpr int kFlight = 8;
+  for (int base = member; base < splits; base += kGroup * kFlight) {
+    Part part[kFlight];
+#pragma unroll
+    for (int u = 0; u < kFlight; ++u) {
+      const int s = base + u * kGroup;
+      if (s < splits) part[u] = parts[s * static_cast<int64_t>(outer) + p];
+    }
+#pragma unroll
+    for (int u = 0; u < kFlight; ++u) {
+      if (base + u * kGroup < splits) acc.combine(part[u]);
+    }
   }
   if constexpr (kGroup > 1) acc = group_total<kGroup>(acc);
   typename Body::template Row<1> row;

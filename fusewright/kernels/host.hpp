@@ -6,6 +6,7 @@
 #include "accumulators.hpp"
 
 #include <algorithm>
+#include <vector>
 
 // Lanes never meet: an output is an input's memory only at the very same element.
 #define FW_LANES(v, V, n) _Pragma("GCC ivdep") for (int v = 0; v < (n); ++v)
@@ -14,6 +15,7 @@ namespace fw {
 
 constexpr int64_t kGrain = 32768;  // elements below which threads cost more than they bring
 constexpr int kLongestRun = 1024;
+constexpr int kTile = 64;
 
 template <class T, int V>
 struct Unit {
@@ -80,18 +82,50 @@ void parallel(int64_t tasks, int64_t work, int threads, const Task& task) {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Runs of lanes, in order of memory; a task is some of them, so that few divisions are made.
 template <class Body>
-int pointwise(const Body& body, int threads) {
+void pointwise_runs(const Body& body, int64_t first, int64_t last) {
   const int64_t lanes = body.lane_extent();
   const int64_t runs = ceil_div(lanes, kLongestRun);
-  const int64_t work = body.rest_extent() * lanes;
-  parallel(body.rest_extent() * runs, work, threads, [&](int64_t task) {
-    const int64_t q = task / runs, l = task % runs * kLongestRun;
+  int64_t q = first / runs, l = first % runs * kLongestRun;
+  for (int64_t run = first; run < last; ++run) {
     const int n = static_cast<int>(std::min<int64_t>(lanes - l, kLongestRun));
     typename Body::template Elem<1> elem;
     body.load(elem, q, l);
     body.visit(elem, q, l, n);
-  });
+    l += kLongestRun;
+    if (l >= lanes) ++q, l = 0;
+  }
+}
+
+// Strided lanes: square tiles, so that a line of memory is met again while it is in cache.
+template <class Body>
+void pointwise_tile(const Body& body, int64_t tile) {
+  const int64_t lanes = body.lane_extent(), across = ceil_div(lanes, kTile);
+  const int64_t l = tile % across * kTile, first = tile / across * kTile;
+  const int64_t last = std::min<int64_t>(body.rest_extent(), first + kTile);
+  const int n = static_cast<int>(std::min<int64_t>(lanes - l, kTile));
+  for (int64_t q = first; q < last; ++q) {
+    typename Body::template Elem<1> elem;
+    body.load(elem, q, l);
+    body.visit(elem, q, l, n);
+  }
+}
+
+template <class Body>
+int pointwise(const Body& body, int threads) {
+  const int64_t lanes = body.lane_extent(), work = body.rest_extent() * lanes;
+  if (work == 0) return 0;
+  if constexpr (Body::kStrided) {
+    const int64_t tiles = ceil_div(lanes, kTile) * ceil_div(body.rest_extent(), kTile);
+    parallel(tiles, work, threads, [&](int64_t tile) { pointwise_tile(body, tile); });
+  } else {
+    const int64_t runs = body.rest_extent() * ceil_div(lanes, kLongestRun);
+    const int64_t share = std::max<int64_t>(1, runs * kGrain / work / 2);
+    parallel(ceil_div(runs, share), work, threads, [&](int64_t task) {
+      pointwise_runs(body, task * share, std::min(runs, (task + 1) * share));
+    });
+  }
   return 0;
 }
 
@@ -119,8 +153,8 @@ auto row_sweep(const Body& body, const Row& row, int64_t first, int64_t last) {
       body.visit(Phase<kPhase>{}, elem, row, tail, q, l, rest);
     }
   }
-  auto total = folded(full, V);
-  if (rest > 0) total.combine(folded(tail, rest));
+  auto total = full.folded(V);
+  if (rest > 0) total.combine(tail.folded(rest));
   return total;
 }
 
@@ -151,6 +185,13 @@ void combine(const Body& body, const Part* parts, int splits, int threads) {
   });
 }
 
+// A thread's own memory for what several sweeps over a row need; it grows to the longest row.
+inline char* kept(int64_t bytes) {
+  static thread_local std::vector<char> memory;
+  if (static_cast<int64_t>(memory.size()) < bytes) memory.resize(bytes);
+  return memory.data();
+}
+
 template <int V, class Body>
 int row(const Body& body, int splits, void* workspace, int threads) {
   using Part = decltype(body.template accumulators<1>(Phase<0>{}));
@@ -164,6 +205,7 @@ int row(const Body& body, int splits, void* workspace, int threads) {
     const int64_t p = task / splits, split = task % splits;
     typename Body::template Row<1> row;
     begin_at(body, row, p);
+    if constexpr (Body::kKeptBytes > 0) body.keep(row, kept(Body::kKeptBytes * inner));
     if constexpr (Body::kSplit) {
       const int64_t first = std::min(runs, split * per_split);
       const int64_t last = std::min(runs, first + per_split);

@@ -183,14 +183,53 @@ FW_FN T fmod(T a, T b) {
     return sub(a, mul(div(a, b), b));
   }
 }
+
+// The host's loops over lanes ask NAME_far first: where no lane is far, NAME(Near{}, ...) is
+// branch-free and gives the bits that NAME gives.
+struct Near {};
+
+#if !defined(__CUDACC__)
+// Quotients of floats below 2^28 times their divisor are exact in double; those of doubles need
+// the fused step.
+FW_FN bool fmod_far(float a, float b) {
+  const float most = ::fabsf(b);
+  return !((::fabsf(a) < most * 0x1p28f) & (most < std::numeric_limits<float>::infinity()));
+}
+FW_FN bool fmod_far(double a, double b) {
+#if defined(__FMA__)
+  const double most = ::fabs(b);
+  return !((::fabs(a) < most * 0x1p50) & (most < std::numeric_limits<double>::infinity()));
+#else
+  return true;
+#endif
+}
+FW_FN double near_rest(double a, double b) {
+  const double whole = ::trunc(a / b);
+#if defined(__FMA__)
+  const double rest = __builtin_fma(-whole, b, a);
+#else
+  const double rest = a - whole * b;
+#endif
+  return rest < 0.0 ? rest + b : rest;  // the quotient may have been rounded up
+}
 template <class T>
-FW_FN T remainder(T a, T b) {
-  const T rest = fmod(a, b);
+FW_FN T fmod(Near, T a, T b) {
+  const double rest = near_rest(::fabs(static_cast<double>(a)), ::fabs(static_cast<double>(b)));
+  return ::copysign(static_cast<T>(rest), a);
+}
+#endif
+
+template <class T>
+FW_FN T remainder_of(T rest, T b) {
   if constexpr (std::is_unsigned_v<T>) {
     return rest;
   } else {
     return (rest != T(0)) & ((b < T(0)) != (rest < T(0))) ? add(rest, b) : rest;
   }
+}
+template <class T>
+FW_FN T remainder(T a, T b) {
+  return remainder_of(fmod(a, b), b);
 }
 FW_FN float floor(float x) { return ::floorf(x); }
 FW_FN double floor(double x) { return ::floor(x); }
@@ -219,8 +258,7 @@ FW_FN T trunc_divide(T a, T b) {
   return trunc(div(a, b));
 }
 template <class T>
-FW_FN T floor_divide(T a, T b) {
-  const T rest = fmod(a, b);
+FW_FN T floor_quotient(T rest, T a, T b) {
   if constexpr (kIsFloat<T>) {
     // PyTorch's own steps: exact multiples must not fall to the quotient below by rounding.
     T quotient = (a - rest) / b;
@@ -238,6 +276,29 @@ FW_FN T floor_divide(T a, T b) {
     }
   }
 }
+template <class T>
+FW_FN T floor_divide(T a, T b) {
+  return floor_quotient(fmod(a, b), a, b);
+}
+
+#if !defined(__CUDACC__)
+template <class T>
+FW_FN T remainder(Near near, T a, T b) {
+  return remainder_of(fmod(near, a, b), b);
+}
+template <class T>
+FW_FN bool remainder_far(T a, T b) {
+  return fmod_far(a, b);
+}
+template <class T>
+FW_FN T floor_divide(Near near, T a, T b) {
+  return floor_quotient(fmod(near, a, b), a, b);
+}
+template <class T>
+FW_FN bool floor_divide_far(T a, T b) {
+  return fmod_far(a, b);
+}
+#endif
 
 template <class T>
 FW_FN T shift_left(T a, T b) {
@@ -260,29 +321,6 @@ FW_FN T copysign(T a, T b) {
     return ::copysignf(a, b);
   } else {
     return ::copysign(a, b);
-  }
-}
-
-// Integer powers wrap; a negative exponent gives 0, but for bases 1 and -1.
-template <class T>
-FW_FN T whole_pow(T base, T exponent) {
-  const bool odd = (exponent & T(1)) != 0;
-  if (exponent < T(0)) return base == T(1) ? T(1) : base == T(-1) ? (odd ? T(-1) : T(1)) : T(0);
-  T result = T(1);
-  for (; exponent > T(0); exponent = static_cast<T>(exponent >> 1)) {
-    if (exponent & T(1)) result = mul(result, base);
-    base = mul(base, base);
-  }
-  return result;
-}
-template <class T>
-FW_FN T pow(T a, T b) {
-  if constexpr (std::is_same_v<T, float>) {
-    return ::powf(a, b);
-  } else if constexpr (kIsFloat<T>) {
-    return ::pow(a, b);
-  } else {
-    return whole_pow(a, b);
   }
 }
 

@@ -62,79 +62,91 @@ constexpr double kLn2Low64 = 1.90821492927058770002e-10;
 constexpr float kRounder = 12582912.0f;
 constexpr double kRounder64 = 6755399441055744.0;
 
-// e^x = step * step * (1 + rest): an even power of two, so that it is the square of one that is
-// never denormal or infinite; the price is a polynomial for |r| up to ln2.
+// e^x = 2^k * (1 + rest); k lies in the low bits of `rounder`.
 template <class T>
 struct Power {
-  T rest, step;
+  T rest, rounder;
 };
 
-// 2^h for the h that lies in the low bits of a number with the rounder added.
-FW_FN float step_of(float rounder) {
-  return bits<float>((bits<uint32_t>(rounder) << 23) + 0x3f800000u);
+// 2^(k + kMore); the sum must be a normal number's exponent.
+template <int kMore>
+FW_FN float two_to(float rounder) {
+  return bits<float>((bits<uint32_t>(rounder) << 23) + (static_cast<uint32_t>(127 + kMore) << 23));
 }
-FW_FN double step_of(double rounder) {
-  return bits<double>((bits<uint64_t>(rounder) << 52) + 0x3ff0000000000000u);
+template <int kMore>
+FW_FN double two_to(double rounder) {
+  return bits<double>((bits<uint64_t>(rounder) << 52) +
+                      (static_cast<uint64_t>(1023 + kMore) << 52));
 }
 
-// e^r - 1 for |r| <= ln2; the fits' errors are 2^-25 and 2^-57 of the second order term.
+// e^r - 1 for |r| <= ln2/2; the fits' errors are 2^-28 and 2^-59.
 FW_FN float small_expm1(float r) {
-  const float p =
-      horner(r, 0.00020041249808855355f, 0.001406906871125102f, 0.00833297148346901f,
-             0.041663408279418945f, 0.1666666716337204f, 0.5000000596046448f);
+  const float p = horner(r, 0.0013950476422905922f, 0.008368882350623608f, 0.04166620597243309f,
+                         0.166665181517601f, 0.5f);
   return mad(p, r * r, r);
 }
 FW_FN double small_expm1(double r) {
-  const double p = horner(r, FW_EXP64);
+  const double p =
+      horner(r, 2.09147553258932e-09, 2.5105312729622103e-08, 2.755727347871858e-07,
+             2.755725517000089e-06, 2.480158732567746e-05, 0.0001984126987500228,
+             0.0013888888888883711, 0.008333333333326084, 0.04166666666666667, 0.1666666666666667,
+             0.5);
   return mad(p, r * r, r);
 }
 
 FW_FN Power<float> power(float x) {
-  const float rounder = mad(x, 0.7213475204444817f, kRounder);
+  const float rounder = mad(x, 1.4426950408889634f, kRounder);
   const float n = rounder - kRounder;
-  const float r = mad(n, -2 * kLn2Low, mad(n, -2 * kLn2High, x));
-  return {small_expm1(r), step_of(rounder)};
+  return {small_expm1(mad(n, -kLn2Low, mad(n, -kLn2High, x))), rounder};
 }
 FW_FN Power<double> power(double x) {
-  const double rounder = mad(x, 0.7213475204444817, kRounder64);
+  const double rounder = mad(x, 1.4426950408889634, kRounder64);
   const double n = rounder - kRounder64;
-  const double r = mad(n, -2 * kLn2Low64, mad(n, -2 * kLn2High64, x));
-  return {small_expm1(r), step_of(rounder)};
+  return {small_expm1(mad(n, -kLn2Low64, mad(n, -kLn2High64, x))), rounder};
 }
 
-// e^x where neither the result nor x is near the borders of its type.
+// 2^k * (1 + rest) in two steps, so that neither overflow nor denormals come early.
+template <class T>
+FW_FN T scaled(T rest, T rounder, bool small) {
+  constexpr int kMore = sizeof(T) == 4 ? 64 : 512;
+  constexpr T kBack = sizeof(T) == 4 ? T(0x1p64) : T(0x1p512);
+  const T step = small ? two_to<kMore>(rounder) : two_to<-kMore>(rounder);
+  return (rest + T(1)) * step * (small ? T(1) / kBack : kBack);
+}
+
+// e^x for x that neither overflow nor leave normal numbers.
 template <class T>
 FW_FN T plain_exp(T x) {
   const Power<T> p = power(x);
-  return (p.rest + T(1)) * p.step * p.step;
+  return (p.rest + T(1)) * two_to<0>(p.rounder);
 }
 
 FW_FN float exp(float x) {
-  float y = plain_exp(x);
+  const Power<float> p = power(x);
+  float y = scaled(p.rest, p.rounder, x < 0.0f);
   y = x > 88.8f ? kInf : y;
   return x < -104.0f ? 0.0f : y;
 }
 FW_FN double exp(double x) {
-  double y = plain_exp(x);
+  const Power<double> p = power(x);
+  double y = scaled(p.rest, p.rounder, x < 0.0);
   y = x > 709.8 ? kInf64 : y;
   return x < -745.2 ? 0.0 : y;
 }
 
 FW_FN float exp2(float x) {
-  const float rounder = mad(x, 0.5f, kRounder);
-  const float f = mad(rounder - kRounder, -2.0f, x);
+  const float rounder = x + kRounder;
+  const float f = x - (rounder - kRounder);
   const float r = f * 0.69314718246459961f;
   const float low = mad(f, -1.9046542e-9f, mad(f, 0.69314718246459961f, -r));
-  const float step = step_of(rounder);
-  float y = (1.0f + (small_expm1(r) + low)) * step * step;
+  float y = scaled(small_expm1(r) + low, rounder, x < 0.0f);
   y = x > 128.5f ? kInf : y;
   return x < -151.0f ? 0.0f : y;
 }
 FW_FN double exp2(double x) {
-  const double rounder = mad(x, 0.5, kRounder64);
-  const double f = mad(rounder - kRounder64, -2.0, x);
-  const double step = step_of(rounder);
-  double y = (1.0 + small_expm1(f * 0.69314718055994531)) * step * step;
+  const double rounder = x + kRounder64;
+  const double f = x - (rounder - kRounder64);
+  double y = scaled(small_expm1(f * 0.69314718055994531), rounder, x < 0.0);
   y = x > 1025.0 ? kInf64 : y;
   return x < -1076.0 ? 0.0 : y;
 }
@@ -143,7 +155,7 @@ FW_FN double exp2(double x) {
 template <class T>
 FW_FN T plain_expm1(T x) {
   const Power<T> p = power(x);
-  const T half = p.step * (p.step * T(0.5));
+  const T half = two_to<-1>(p.rounder);
   return mad(p.rest, half, half - T(0.5)) * T(2);
 }
 FW_FN float expm1(float x) {
@@ -270,24 +282,40 @@ FW_FN double log1p(double x) {
   return x == 0.0 ? x : y;
 }
 
-// (e^2a - 1) / (e^2a + 1), which keeps its digits down to a = 0.
+// 1 - 2 / (e^2a + 1), which loses digits near 0.
 template <class T>
-FW_FN T tanh(T x) {
-  const T a = abs(x);
-  const Power<T> p = power(T(2) * a);
-  const T square = p.step * p.step;
-  const T less_one = mad(p.rest, square, square - T(1));
-  const T y = less_one / (less_one + T(2));
-  return copysign(a > (sizeof(T) == 4 ? T(10) : T(20)) ? T(1) : y, x);
+FW_FN T large_tanh(T a) {
+  return T(1) - T(2) / (plain_exp(T(2) * a) + T(1));
+}
+FW_FN float tanh(float x) {
+  const float a = abs(x);
+  const float s = x * x;
+  const float p = horner(s, -0.00590586056932807f, 0.020805377513170242f, -0.05378668010234833f,
+                         0.13331958651542664f, -0.33333298563957214f);
+  const float small = mad(p * s, a, a);
+  const float y = a < 0.6f ? small : large_tanh(a);
+  return copysign(a > 10.0f ? 1.0f : y, x);
+}
+// (e^2a - 1) / (e^2a + 1) below 1/2: a polynomial would be long.
+FW_FN double tanh(double x) {
+  const double a = abs(x);
+  const Power<double> p = power(2.0 * a);
+  const double scale = two_to<0>(p.rounder);
+  const double less_one = mad(p.rest, scale, scale - 1.0);
+  const bool large = a > 0.5;
+  const double ratio = (large ? -2.0 : less_one) / (less_one + 2.0);
+  return copysign(a > 20.0 ? 1.0 : large ? 1.0 + ratio : ratio, x);
 }
 
+// erf(x) for |x| <= 1.
+FW_FN float small_erf(float x) {
+  return mad(horner(x * x, 7.889119297033176e-05f, -0.0008020841050893068f, 0.005189535208046436f,
+                    -0.026854444295167923f, 0.11283600330352783f, -0.3761262595653534f,
+                    0.1283791065216064f),
+             x, x);
+}
 FW_FN float erf(float x) {
   const float a = abs(x);
-  const float small =
-      mad(horner(x * x, 7.889119297033176e-05f, -0.0008020841050893068f, 0.005189535208046436f,
-                 -0.026854444295167923f, 0.11283600330352783f, -0.3761262595653534f,
-                 0.1283791065216064f),
-          x, x);
   // Beyond 1: erf = 1 - e^-g with g a polynomial; beyond 4 the float is 1.
   const float b = a > 4.0f ? 4.0f : a;
   const float g =
@@ -295,7 +323,7 @@ FW_FN float erf(float x) {
              -0.025208257138729095f, 0.10841857641935349f, 0.6332198977470398f,
              1.1295784711837769f, -0.0001880402269307524f);
   const float large = copysign(1.0f - plain_exp(-g), x);
-  return a < 1.0f ? small : large;
+  return a < 1.0f ? small_erf(x) : large;
 }
 FW_FN double erf(double x) {
   const double a = abs(x);

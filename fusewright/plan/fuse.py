@@ -116,26 +116,34 @@ def _through_views(values: Values, name: str) -> str:
 
 
 def _worth_storing(values: Values, groups: list[Group]) -> frozenset[str]:
-    """Values that several groups would compute again from at least twice their own bytes."""
-    holders: dict[str, int] = {}
+    """Values that several groups compute again although one write would save them more reads."""
+    holders: dict[str, list[Group]] = {}
     for group in groups:
         for name in group.assembled.inlined:
-            holders[name] = holders.get(name, 0) + 1
+            holders.setdefault(name, []).append(group)
     found = set()
-    for name, count in holders.items():
+    for name, sharing in holders.items():
         node = values.nodes.get(name)
-        if count < 2 or node is None or not is_pointwise(node) or not node.refs():
+        if len(sharing) < 2 or node is None or not is_pointwise(node) or not node.refs():
             continue
         if name in values.realised or len(values.users[name]) < 2:
             continue
-        own = values.bytes_of(name)
-        try:
-            alone = assemble(values, (name,), point_domain(values.spec(name).shape))
-        except NotFusibleError:
-            continue
-        if sum(min(values.bytes_of(each), own) for each in alone.loads) >= 2 * own:
+        stored = replace(values, realised=values.realised | {name})
+        saved = sorted(_bytes_saved(stored, group) for group in sharing)
+        # One of them computes the value and writes it; that one had better be who saves least.
+        if sum(saved[1:]) > values.bytes_of(name):
             found.add(name)
     return frozenset(found)
+
+
+def _bytes_saved(stored: Values, group: Group) -> int:
+    """How much less a group reads once a value is in memory."""
+    try:
+        after = assemble(stored, group.items, group.assembled.domain)
+    except NotFusibleError:
+        return 0
+    before = sum(stored.bytes_of(name) for name in group.assembled.loads)
+    return before - sum(stored.bytes_of(name) for name in after.loads)
 
 
 # Groups --------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ _FW_ONCE = (
 
 
 _FW_WARNED: set[str] = set()
+_fw_increment: typing.Any = getattr(torch.autograd.graph, "increment_version", None)
 
 
 def _fw_warn(reason: str) -> None:
@@ -155,15 +156,19 @@ def _fw_run(mode: _FwMode, tensors: _fw_tensors) -> typing.Any:
                     return mode.outputs(tensors, _fw_apply(mode, *tensors))
                 with torch.no_grad():
                     return _fw_run(mode, tensors)
-    results = mode.inference(*tensors)
+    results = mode.inference(*tensors, True) if mode.mutations else mode.inference(*tensors)
     _fw_write(mode, tensors, results)
     return mode.outputs(tensors, results)
 
 
 def _fw_write(mode: _FwMode, tensors: _fw_tensors, results: _fw_tensors) -> None:
-    """Copy new values into the buffers that the model changes."""
-    for target, source in mode.mutations:
-        tensors[target].copy_(results[source])
+    """Copy new values into the buffers that the model changes, save those that are there."""
+    for index, source in mode.mutations:
+        target = tensors[index]
+        if results[source] is not target:
+            target.copy_(results[source])
+        elif _fw_increment is not None and not target.is_inference():
+            _fw_increment(target)  # as the copy would have done
 
 
 def _fw_save(ctx: typing.Any, mode: _FwMode, tensors: _fw_tensors, results: _fw_tensors) -> None:
@@ -186,7 +191,8 @@ class _FwFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: typing.Any, mode: _FwMode, *tensors: torch.Tensor) -> _fw_tensors:
         assert mode.forward is not None
-        results: _fw_tensors = mode.forward(*tensors)
+        driver = mode.forward
+        results: _fw_tensors = driver(*tensors, True) if mode.mutations else driver(*tensors)
         _fw_save(ctx, mode, tensors, results)
         if mode.fixed or mode.reach:
             fixed = _fw_fixed(mode, ctx.needs_input_grad[1:])

@@ -1,0 +1,107 @@
+"""Loops over the lanes of a vector or run: the statements that compute a value in lane v.
+
+On the host, operators that are branch-free for usual arguments only (`ScalarOp.near`) get a test
+of all lanes and two loops; a CUDA thread just branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from fusewright.codegen.form import Form, index_text
+from fusewright.ir import ITEM_BYTES
+from fusewright.loop import Apply, Index, Load
+from fusewright.optable import SCALAR_OPS, STORAGE_TYPES
+
+Computed = Load | Index | Apply
+
+
+def indented(lines: Iterable[str], by: int = 2) -> list[str]:
+    return [" " * by + line if line else "" for line in lines]
+
+
+def lane_loop(lines: list[str]) -> list[str]:
+    return ["FW_LANES(v, V, n) {", *indented(lines), "}"] if lines else []
+
+
+def applied(form: Form, item: Apply, near: bool = False) -> str:
+    """The call of an operator."""
+    arguments = ", ".join(form.names[name] for name in item.operands)
+    if item.op != "cast":
+        tag = "fw::Near{}, " if near and _has_near(form, item) else ""
+        return f"fw::{item.op}({tag}{arguments})"
+    if item.dtype in ("float16", "bfloat16"):
+        return f"fw::rounded<{STORAGE_TYPES[item.dtype]}>({arguments})"
+    return f"fw::cast<{form.register(item.name)}>({arguments})"
+
+
+def computed(form: Form, item: Computed, held: str, at: list[str], near: bool = False) -> str:
+    """One statement that defines a value in lane v."""
+    match item:
+        case Load():
+            right = f"fw::value({held}[v])"
+        case Index():
+            right = f"fw::cast<{form.register(item.name)}>({index_text(form, item, at)})"
+        case Apply():
+            right = applied(form, item, near)
+    return f"const {form.register(item.name)} {form.names[item.name]} = {right};"
+
+
+def _has_near(form: Form, item: Apply) -> bool:
+    floating = form.register(item.name) in ("float", "double")
+    return form.language == "host" and SCALAR_OPS[item.op].near and floating
+
+
+def guarded_loops(
+    form: Form,
+    items: list[Computed],
+    compute: Callable[[Computed, bool], list[str]],
+    before: list[str],
+    after: list[str],
+) -> list[str]:
+    """`before`, the items and `after` for every lane."""
+    tests = [item for item in items if isinstance(item, Apply) and _has_near(form, item)]
+
+    def loop(near: bool) -> list[str]:
+        return lane_loop([*before, *(line for i in items for line in compute(i, near)), *after])
+
+    if not tests:
+        return loop(False)
+    operands = _operands(items, tests)
+    found = [line for item in operands for line in compute(item, True)]
+    for item in tests:
+        arguments = ", ".join(form.names[name] for name in item.operands)
+        found.append(f"far |= fw::{item.op}_far({arguments});")
+    return [
+        "int32_t far = 0;",
+        *lane_loop([*before, *found]),
+        "if (far == 0) {",
+        *indented(loop(True)),
+        "} else {",
+        *indented(loop(False)),
+        "}",
+    ]
+
+
+def _operands(items: list[Computed], tests: list[Apply]) -> list[Computed]:
+    """The items that the tests' operands are made of, in order."""
+    live = {name for item in tests for name in item.operands}
+    for item in reversed(items):
+        if isinstance(item, Apply) and item.name in live:
+            live.update(item.operands)
+    return [item for item in items if item.name in live]
+
+
+def kept_places(form: Form, items: Iterable[Computed]) -> list[str]:
+    """Where this run's part of the kept values begins."""
+    return [
+        f"{form.register(item.name)}* const {form.names[item.name]}_kept = "
+        f"row.{form.names[item.name]}_kept + (q * lane_extent() + l);"
+        for item in items
+        if item.name in form.kept
+    ]
+
+
+def register_bytes(form: Form, name: str) -> int:
+    dtype = form.dtypes[name]
+    return 4 if dtype in ("float16", "bfloat16") else ITEM_BYTES[dtype]

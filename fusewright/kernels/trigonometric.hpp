@@ -1,0 +1,258 @@
+// Circular functions and their inverses. On the host they are branch-free like the exponentials;
+// sin, cos and tan beyond kFarTurn, whose reduction would need many more digits of pi, call libm.
+#pragma once
+
+#include "transcendental.hpp"
+
+namespace fw {
+
+#define FW_LIBM1(NAME)                                    \
+  FW_FN float NAME(float x) { return ::NAME##f(x); }      \
+  FW_FN double NAME(double x) { return ::NAME(x); }
+#define FW_LIBM2(NAME)                                              \
+  FW_FN float NAME(float a, float b) { return ::NAME##f(a, b); }    \
+  FW_FN double NAME(double a, double b) { return ::NAME(a, b); }
+
+#if defined(__CUDACC__)
+FW_LIBM1(sin)
+FW_LIBM1(cos)
+FW_LIBM1(tan)
+FW_LIBM1(asin)
+FW_LIBM1(acos)
+FW_LIBM1(atan)
+FW_LIBM2(atan2)
+FW_LIBM2(hypot)
+#else
+
+// x = quarter * pi/2 + (r + low), |r| <= pi/4.
+template <class T, class Bits>
+struct Turn {
+  T r, low;
+  Bits quarter;
+};
+
+template <class T>
+constexpr T kFarTurn = sizeof(T) == 4 ? T(1e5) : T(5e5);
+
+FW_FN Turn<double, uint64_t> turn(double x) {
+  const double rounder = mad(x, 0.6366197723675814, kRounder64);
+  const double n = rounder - kRounder64;
+  // pi/2 in parts of 33 bits: the products are exact.
+  const double first = x - n * 1.57079632673412561417e+00;
+  const double part = n * 6.07710050630396597660e-11;
+  const double r = first - part;
+  const double low = ((first - r) - part) - n * 2.02226624879595063154e-21;
+  return {r, low, bits<uint64_t>(rounder)};
+}
+FW_FN Turn<float, uint32_t> turn(float x) {
+#if defined(__FMA__)
+  const float rounder = mad(x, 0.63661975f, kRounder);
+  const float n = rounder - kRounder;
+  const float first = mad(n, -0x1.921fb6p+0f, x);
+  const float r = mad(n, 0x1.777a5cp-25f, first);
+  const float low = mad(n, 0x1.ee59dap-50f, mad(n, 0x1.777a5cp-25f, first - r));
+  return {r, low, bits<uint32_t>(rounder)};
+#else
+  const Turn<double, uint64_t> t = turn(static_cast<double>(x));
+  const float r = static_cast<float>(t.r);
+  return {r, static_cast<float>(t.r - r), static_cast<uint32_t>(t.quarter)};
+#endif
+}
+
+template <class T>
+struct Circle {
+  T sine, cosine;
+};
+// 1 - r^2/2 + r^4 * even - r * low, with what 1 - r^2/2 rounds away.
+template <class T>
+FW_FN T cosine_of(T r, T low, T even) {
+  const T s = r * r;
+  const T half = T(0.5) * s;
+  const T first = T(1) - half;
+  return first + (((T(1) - first) - half) + mad(s * s, even, -(r * low)));
+}
+FW_FN Circle<float> circle(float r, float low) {
+  const float s = r * r;
+  const float odd = horner(s, 2.7249313916399842e-06f, -0.00019840082677546889f,
+                           0.008333331905305386f, -0.1666666716337204f);
+  const float even =
+      horner(s, 2.4547436623834074e-05f, -0.0013888300163671374f, 0.0416666641831398f);
+  return {r + mad(s * r, odd, low), cosine_of(r, low, even)};
+}
+// The coefficients of fdlibm's kernels.
+FW_FN Circle<double> circle(double r, double low) {
+  const double s = r * r;
+  const double odd = horner(s, 1.58969099521155010221e-10, -2.50507602534068634195e-08,
+                            2.75573137070700676789e-06, -1.98412698298579493134e-04,
+                            8.33333333332248946124e-03, -1.66666666666666324348e-01);
+  const double even = horner(s, -1.13596475577881948265e-11, 2.08757232129817482790e-09,
+                             -2.75573143513906633035e-07, 2.48015872894767294178e-05,
+                             -1.38888888888741095749e-03, 4.16666666666666019037e-02);
+  return {r + mad(s * r, odd, low), cosine_of(r, low, even)};
+}
+
+// The sine of the turn: in quarters 0 to 3 sine, cosine, -sine, -cosine.
+FW_FN float turned(float sine, float cosine, uint32_t quarter) {
+  const float y = (quarter & 1u) != 0 ? cosine : sine;
+  return bits<float>(bits<uint32_t>(y) ^ ((quarter & 2u) << 30));
+}
+FW_FN double turned(double sine, double cosine, uint64_t quarter) {
+  const double y = (quarter & 1u) != 0 ? cosine : sine;
+  return bits<double>(bits<uint64_t>(y) ^ ((quarter & 2u) << 62));
+}
+
+template <class T>
+FW_FN T sin(Near, T x) {
+  const auto t = turn(x);
+  const Circle<T> c = circle(t.r, t.low);
+  const T y = turned(c.sine, c.cosine, t.quarter);
+  return x == T(0) ? x : y;
+}
+template <class T>
+FW_FN T cos(Near, T x) {
+  const auto t = turn(x);
+  const Circle<T> c = circle(t.r, t.low);
+  return turned(c.sine, c.cosine, t.quarter + 1u);
+}
+template <class T>
+FW_FN T tan(Near, T x) {
+  const auto t = turn(x);
+  const Circle<T> c = circle(t.r, t.low);
+  const bool odd = (t.quarter & 1u) != 0;
+  const T y = (odd ? c.cosine : c.sine) / (odd ? -c.sine : c.cosine);
+  return x == T(0) ? x : y;
+}
+
+// Infinity and NaN are not far: either way gives NaN.
+template <class T>
+FW_FN bool turn_far(T x) {
+  return (abs(x) > kFarTurn<T>) & (abs(x) < std::numeric_limits<T>::infinity());
+}
+#define FW_TURNING(NAME)                                                        \
+  template <class T>                                                            \
+  FW_FN bool NAME##_far(T x) {                                                  \
+    return turn_far(x);                                                         \
+  }                                                                             \
+  FW_FN float NAME(float x) { return turn_far(x) ? ::NAME##f(x) : NAME(Near{}, x); } \
+  FW_FN double NAME(double x) { return turn_far(x) ? ::NAME(x) : NAME(Near{}, x); }
+FW_TURNING(sin)
+FW_TURNING(cos)
+FW_TURNING(tan)
+#undef FW_TURNING
+
+constexpr float kHalfPi = 1.57079637050628662109375f;
+constexpr float kHalfPiLow = -4.37113900018624283e-8f;  // pi/2 - kHalfPi
+constexpr double kHalfPi64 = 1.57079632679489661923;
+constexpr double kHalfPiLow64 = 6.123233995736766e-17;
+
+// (asin(t) - t) / t for t * t = s <= 1/4.
+FW_FN float asin_rest(float s) {
+  return s * horner(s, 0.03369084745645523f, 0.017149237915873528f, 0.031100662425160408f,
+                    0.04459940269589424f, 0.07500094175338745f, 0.1666666567325592f);
+}
+FW_FN double asin_rest(double s) {
+  return s * horner(s, 0.028757851367421566, -0.014851887071247204, 0.01740087944269402,
+                    0.005457506718640358, 0.01032281435018578, 0.011479177415184906,
+                    0.013971212973552933, 0.017352392720869973, 0.02237217294214989,
+                    0.030381944138531247, 0.04464285714635543, 0.07499999999998433,
+                    0.16666666666666669);
+}
+
+// Beyond 1/2: asin(a) = pi/2 - 2 asin(sqrt((1 - a) / 2)).
+template <class T>
+FW_FN T host_asin(T x, T half_pi, T half_pi_low) {
+  const T a = abs(x);
+  const bool steep = a > T(0.5);
+  const T s = steep ? T(0.5) - T(0.5) * a : a * a;
+  const T t = steep ? sqrt(s) : a;
+  const T rest = t * asin_rest(s);
+  const T far = half_pi - (T(2) * t + (T(2) * rest - half_pi_low));
+  return copysign(steep ? far : t + rest, x);
+}
+template <class T>
+FW_FN T host_acos(T x, T half_pi, T half_pi_low) {
+  const T a = abs(x);
+  const bool steep = a > T(0.5);
+  const T s = steep ? T(0.5) - T(0.5) * a : a * a;
+  const T t = steep ? sqrt(s) : a;
+  const T rest = t * asin_rest(s);
+  const T near_one = T(2) * (t + rest);
+  const T left = T(2) * half_pi - (T(2) * t + (T(2) * rest - T(2) * half_pi_low));
+  const T flat = half_pi - (copysign(t, x) + (copysign(rest, x) - half_pi_low));
+  return steep ? (x > T(0) ? near_one : left) : flat;
+}
+FW_FN float asin(float x) { return host_asin(x, kHalfPi, kHalfPiLow); }
+FW_FN double asin(double x) { return host_asin(x, kHalfPi64, kHalfPiLow64); }
+FW_FN float acos(float x) { return host_acos(x, kHalfPi, kHalfPiLow); }
+FW_FN double acos(double x) { return host_acos(x, kHalfPi64, kHalfPiLow64); }
+
+// atan(t) for 0 <= t <= 1.
+FW_FN float small_atan(float t) {
+  const float s = t * t;
+  const float p =
+      horner(s, 0.001488691894337535f, -0.00914462935179472f, 0.026305001229047775f,
+             -0.04896051436662674f, 0.07031914591789246f, -0.08931826800107956f,
+             0.11088261753320694f, -0.14284004271030426f, 0.19999949634075165f,
+             -0.3333333432674408f);
+  return mad(s * t, p, t);
+}
+// Beyond tan(pi/8): atan(t) = pi/4 + atan((t - 1) / (t + 1)).
+FW_FN double small_atan(double t) {
+  const bool large = t > 0.41421356237309503;
+  const double u = large ? (t - 1.0) / (t + 1.0) : t;
+  const double s = u * u;
+  const double p =
+      horner(s, -0.019029290809743134, 0.03911053674347613, -0.05081236164642543,
+             0.058573396761385246, -0.06664417824186955, 0.07692176510795928,
+             -0.09090904289128517, 0.11111111008107874, -0.14285714284577217, 0.1999999999999509,
+             -0.3333333333333333);
+  const double y = mad(s * u, p, u);
+  return large ? 0.5 * kHalfPi64 + (y + 0.5 * kHalfPiLow64) : y;
+}
+
+template <class T>
+FW_FN T host_atan(T x, T half_pi, T half_pi_low) {
+  const T a = abs(x);
+  const bool inverse = a > T(1);
+  const T y = small_atan(inverse ? T(1) / a : a);
+  return copysign(inverse ? half_pi - (y - half_pi_low) : y, x);
+}
+template <class T>
+FW_FN T host_atan2(T y, T x, T half_pi, T half_pi_low) {
+  const T ax = abs(x), ay = abs(y);
+  const bool steep = ay > ax;
+  const T most = steep ? ay : ax, least = steep ? ax : ay;
+  T t = least / most;
+  t = most == T(0) ? T(0) : t;
+  t = (least == most) & (most != T(0)) ? T(1) : t;  // two infinities too
+  T angle = small_atan(t);
+  angle = steep ? half_pi - (angle - half_pi_low) : angle;
+  angle = signbit(x) ? T(2) * half_pi - (angle - T(2) * half_pi_low) : angle;
+  angle = (x != x) | (y != y) ? std::numeric_limits<T>::quiet_NaN() : angle;
+  return copysign(angle, y);
+}
+FW_FN float atan(float x) { return host_atan(x, kHalfPi, kHalfPiLow); }
+FW_FN double atan(double x) { return host_atan(x, kHalfPi64, kHalfPiLow64); }
+FW_FN float atan2(float y, float x) { return host_atan2(y, x, kHalfPi, kHalfPiLow); }
+FW_FN double atan2(double y, double x) { return host_atan2(y, x, kHalfPi64, kHalfPiLow64); }
+
+// Scaled by a power of two where squares would leave the type's range.
+template <class T>
+FW_FN T host_hypot(T x, T y, T edge, T factor) {
+  const T a = abs(x), b = abs(y);
+  const T most = a > b ? a : b;
+  T by = most > edge ? T(1) / factor : T(1), back = most > edge ? factor : T(1);
+  by = most < T(1) / edge ? factor : by;
+  back = most < T(1) / edge ? T(1) / factor : back;
+  const T p = a * by, q = b * by;
+  const T root = sqrt(mad(p, p, q * q)) * back;
+  constexpr T kEnd = std::numeric_limits<T>::infinity();
+  return (a == kEnd) | (b == kEnd) ? kEnd : root;
+}
+FW_FN float hypot(float x, float y) { return host_hypot(x, y, 0x1p40f, 0x1p100f); }
+FW_FN double hypot(double x, double y) { return host_hypot(x, y, 0x1p400, 0x1p700); }
+#endif  // __CUDACC__
+
+#undef FW_LIBM1
+#undef FW_LIBM2
+}  // namespace fw

@@ -1,0 +1,121 @@
+"""The commands as a user runs them: exit codes, messages, the JSON record, the emitted file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROBLEM = '''
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    """Odd on purpose: a scalar parameter, a buffer that changes, two outputs."""
+
+    def __init__(self, features, scale):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(features)
+        self.limit = nn.Parameter(torch.tensor(0.5))
+        self.scale = scale
+
+    def forward(self, x):
+        y = torch.min(self.norm(x), self.limit) * self.scale
+        return y, y.sum(1)
+
+
+def get_inputs():
+    return [torch.randn(6, 5)]
+
+
+def get_init_inputs():
+    return [5, 1.5]
+'''
+STEP_KEYS = {"kind", "name", "operators", "bytes", "operations"}
+CHECK_KEYS = {"name", "error", "eager_error", "allowed", "ok"}
+
+
+def fusewright(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fusewright", *map(str, args)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which one problem has been optimized."""
+    place = tmp_path_factory.mktemp("cli")
+    (place / "problem.py").write_text(PROBLEM)
+    done = fusewright("optimize", "problem.py", "--json", "out/record.json", cwd=place)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (place / "stdout.txt").write_text(done.stdout)
+    return place
+
+
+def test_optimize_writes_the_file_and_the_record(folder: Path) -> None:
+    record = json.loads((folder / "out/record.json").read_text())
+    wanted = "problem device versions mode steps checks timings_ms build_seconds output"
+    assert set(wanted.split()) <= set(record)
+    assert record["problem"] == "problem" and record["mode"] == "both"
+    assert all(set(step) >= STEP_KEYS for step in record["steps"])
+    assert all(set(check) >= CHECK_KEYS and check["ok"] for check in record["checks"])
+    names = {check["name"] for check in record["checks"]}
+    assert {"train: grad limit", "train: buffer norm.running_mean", "eval: output[1]"} <= names
+    assert set(record["timings_ms"]) == {
+        f"{who} {what}" for who in ("eager", "ours") for what in ("forward", "forward+backward")
+    }
+    assert "class ModelNew(Model)" in (folder / "problem_new.py").read_text()
+    assert sorted(path.name for path in folder.glob("*.py")) == ["problem.py", "problem_new.py"]
+
+
+def test_optimize_shows_steps_as_plain_lines_off_a_terminal(folder: Path) -> None:
+    shown = (folder / "stdout.txt").read_text()
+    for line in ("capture and compile …", "check against float64 …", "fused:", "ratio"):
+        assert line in shown
+    assert "\x1b" not in shown
+
+
+def test_verify_repeats_the_checks_of_optimize(folder: Path) -> None:
+    done = fusewright("verify", "problem.py", "problem_new.py", "--json", "v.json", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first = json.loads((folder / "out/record.json").read_text())["checks"]
+    again = json.loads((folder / "v.json").read_text())
+    assert again["ok"] and [c["name"] for c in again["checks"]] == [c["name"] for c in first]
+
+
+def test_verify_refuses_a_wrong_file(folder: Path) -> None:
+    wrong = (folder / "problem_new.py").read_text() + (
+        "\n\nclass ModelNew(Model):\n"
+        "    def forward(self, x):\n"
+        "        y, total = super().forward(x)\n"
+        "        return y * 1.001, total\n"
+    )
+    (folder / "wrong.py").write_text(wrong)
+    done = fusewright("verify", "problem.py", "wrong.py", cwd=folder)
+    (folder / "wrong.py").unlink()
+    assert done.returncode == 1 and "WRONG" in done.stdout and "a check failed" in done.stderr
+
+
+def test_explain_says_what_is_fused(folder: Path) -> None:
+    done = fusewright("explain", "problem.py", "--mode", "eval", cwd=folder)
+    assert done.returncode == 0 and "fused: " in done.stdout and "eval mode" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("optimize", "absent.py"), "there is no such file"),
+        (("verify", "problem.py", "absent.py"), "there is no such file"),
+        (("explain", "broken.py"), "broken.py:2"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_two(
+    folder: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    (folder / "broken.py").write_text("import torch\ndef get_inputs(:\n")
+    done = fusewright(*arguments, cwd=folder)
+    (folder / "broken.py").unlink()
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
