@@ -16,7 +16,7 @@ PY := .venv/bin/python
 STAMP := .venv/.stamp
 endif
 
-.PHONY: setup lint test demo gpu-test fuzz clean
+.PHONY: setup lint test demo bench gpu-test fuzz clean
 
 setup: $(STAMP)
 	@$(PY) -c 'import sys, torch; print("Python", sys.version.split()[0], "· PyTorch", torch.__version__)'
@@ -49,6 +49,10 @@ test: lint
 
 demo: $(STAMP)
 	$(PY) -m fusewright optimize examples/gemm_add_relu.py
+
+# The four reference problems; their records are in bench/latest/, all of them in the file.
+bench: $(STAMP)
+	$(PY) -m fusewright bench examples --json bench/latest.json $(BENCH_OPTIONS)
 
 gpu-test: $(STAMP)
 	$(PY) -m pytest -q -m gpu

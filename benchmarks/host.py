@@ -3,8 +3,8 @@
     python benchmarks/host.py [--out host.json] [--only softmax] [--compile] [--budget 1.5]
 
 Candidates take turns in one process on the same threads, each in short bursts after a call that
-warms its caches; a figure is the lower quartile over bursts. Errors are the largest distance from float64
-over the result's largest magnitude, for eager and for us.
+warms its caches; a figure is the lower quartile over bursts. Errors are the largest distance
+from float64 over the largest magnitude of the result, for eager and for us.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from fusewright import __version__
 from fusewright.errors import FusewrightError
@@ -26,6 +35,9 @@ if TYPE_CHECKING:
 TIMING_BUDGET_S = 6.0
 STEP_NAMES = ("load the problem", "capture and compile", "check against float64", "time")
 MODE_NAMES = {"train": ("train",), "eval": ("eval",), "both": ("train", "eval")}
+
+BENCH_PASSES = {"forward": ("forward",), "train": ("train",), "both": ("forward", "train")}
+BENCH_JSON_HELP = "Write the record here; for a folder, a file of all records or a folder of them."
 
 problem_argument = click.argument("problem", type=click.Path(path_type=Path))
 device_option = click.option(
@@ -43,18 +55,27 @@ json_option = click.option(
 
 
 class Steps:
-    """Progress through named steps: a bar on a terminal, plain lines elsewhere."""
+    """Progress through named steps: a bar on a terminal, plain lines elsewhere.
 
-    def __init__(self, console: Console, names: tuple[str, ...]) -> None:
+    A bar that is not animated is drawn only when it hears something, at most four times a second:
+    a drawing thread would disturb whatever is being timed.
+    """
+
+    def __init__(self, console: Console, names: tuple[str, ...], *, animated: bool = True) -> None:
         self.console = console
         self.names = names
+        self.animated = animated
+        self.drawn = 0.0
         self.progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
             TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
             console=console,
             transient=True,
+            auto_refresh=animated,
             disable=not console.is_terminal,
         )
 
@@ -68,6 +89,18 @@ class Steps:
         if not self.console.is_terminal:
             self.console.print(f"{name} …")
         self.progress.update(self.task, description=name, completed=self.names.index(name))
+        self._draw(0.0)
+
+    def detail(self, words: str, share: float) -> None:
+        """What is running within the present step, and how much of the step is done."""
+        done = math.floor(self.progress.tasks[self.task].completed)
+        self.progress.update(self.task, description=words, completed=done + min(share, 0.99))
+        self._draw(0.25)
+
+    def _draw(self, pause_s: float) -> None:
+        if not self.animated and time.monotonic() >= self.drawn + pause_s:
+            self.progress.refresh()
+            self.drawn = time.monotonic()
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -199,6 +232,78 @@ def verify(
     if not report.ok:
         fail(f"{model_new}: a check failed", 1)
     console.print(f"[green]{len(report.checks)} checks, all ok[/green]")
+
+
+@cli.command()
+@problem_argument
+@click.argument("model_new", type=click.Path(path_type=Path), nargs=-1)
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help=BENCH_JSON_HELP)
+@device_option
+@click.option("--mode", type=click.Choice(["train", "eval"]), default="train", show_default=True)
+@click.option(
+    "--pass", "passes", type=click.Choice(sorted(BENCH_PASSES)), default="both", show_default=True
+)
+@click.option("--baselines", help="Any of eager, compile, max-autotune, cudagraphs.")
+@click.option("--quick", is_flag=True, help="Fewer repeats and baselines, no build times.")
+@click.option("--budget", type=float, help="Seconds of timing for each pass.")
+@click.option("--time-limit", type=float, help="Seconds for each problem of a folder.")
+@click.option("--retry-failed", is_flag=True, help="Run problems of a folder again that failed.")
+def bench(
+    problem: Path,
+    model_new: tuple[Path, ...],
+    json_file: Path | None,
+    device: str | None,
+    mode: str,
+    passes: str,
+    baselines: str | None,
+    quick: bool,
+    budget: float | None,
+    time_limit: float | None,
+    retry_failed: bool,
+) -> None:
+    """Measure PROBLEM (a file, or a folder of them): eager, torch.compile and ours in one run."""
+    from fusewright.bench.command import Asked, bench_file, bench_folder
+
+    asked = Asked(
+        problem=problem,
+        models_new=model_new,
+        json=json_file,
+        device=device or default_device(),
+        mode=mode,
+        passes=BENCH_PASSES[passes],
+        baselines=baselines,
+        quick=quick,
+        budget_s=budget,
+        time_limit_s=time_limit,
+        retry_failed=retry_failed,
+    )
+    console = Console()
+    code = (bench_folder if problem.is_dir() else bench_file)(console, asked, _bench_steps)
+    if code:
+        sys.exit(code)
+
+
+@contextmanager
+def _bench_steps(
+    console: Console, names: tuple[str, ...], animated: bool
+) -> Iterator[Callable[..., None]]:
+    """A bar that hears the name of a step, or of what runs within one."""
+    steps = Steps(console, names, animated=animated)
+    with steps.running():
+        yield lambda name, share: steps.next(name) if name in names else steps.detail(name, share)
+
+
+@cli.command()
+@click.argument("old", type=click.Path(path_type=Path))
+@click.argument("new", type=click.Path(path_type=Path))
+@click.option("--noise", type=float, default=0.02, show_default=True, help="What runs differ by.")
+def compare(old: Path, new: Path, noise: float) -> None:
+    """Say what got faster or slower from OLD to NEW, two JSON records; exit code 1 if slower."""
+    from fusewright.bench.command import compare_files
+
+    code = compare_files(Console(), old, new, noise)
+    if code:
+        sys.exit(code)
 
 
 def solved(loaded: Problem, where: torch.device, mode: str) -> Solution:

@@ -154,7 +154,7 @@ class Symbolic:
     name: str
 
 
-Arg = Ref | Symbolic | Dim | Ratio | int | float | bool | str | None | tuple["Arg", ...]
+Arg = Ref | Symbolic | Dim | Ratio | int | float | bool | complex | str | None | tuple["Arg", ...]
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,7 @@ class Node:
     """One operator. `op` is an ATen overload (`aten.mm.default`), `getitem`, or a canonical name.
 
     `spec` is None for an operator with several results; `getitem` nodes pick those out.
+    `random` marks an operator that gives another result each time it runs.
     """
 
     name: str
@@ -170,6 +171,7 @@ class Node:
     kwargs: tuple[tuple[str, Arg], ...] = ()
     spec: TensorSpec | None = None
     source: str | None = None
+    random: bool = False
 
     @property
     def is_aten(self) -> bool:

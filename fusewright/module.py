@@ -13,12 +13,13 @@ import hashlib
 import inspect
 import linecache
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from fusewright.capture import in_mode
 from fusewright.emit import Arguments, ModuleBundle, Owner, module_text
 from fusewright.emit.bundle import Constant
 from fusewright.errors import FusewrightError
@@ -73,15 +74,18 @@ def arguments_of(
 
 def owners_of(model: nn.Module, mode: str) -> tuple[Owner, ...]:
     """Each submodule's plain attributes in `mode`: constants that a capture writes into kernels."""
-    owners = []
+    with in_mode(model, mode):
+        return tuple(owner for owner in _owners(model) if owner.path or owner.values)
+
+
+def _owners(model: nn.Module) -> Iterator[Owner]:
     for path, module in model.named_modules():
-        values: dict[str, Constant] = {"training": mode == "train"} if path else {}
+        values: dict[str, Constant] = {"training": module.training} if path else {}
         for name, value in vars(module).items():
             if name not in _INHERITED and name != _ENGINE and _is_constant(value):
                 values[name] = value
         place = tuple(path.split(".")) if path else ()
-        owners.append(Owner(place, tuple(values.items()), guard._fw_hooks(module)))
-    return tuple(owner for owner in owners if owner.path or owner.values)
+        yield Owner(place, tuple(values.items()), guard._fw_hooks(module))
 
 
 def _is_constant(value: object) -> bool:

@@ -41,36 +41,36 @@ def capture(
         for dynamic_sizes in ((True, False) if dynamic else (False,))
         for gradients in ("floating", "as given")
     ]
-    failure: Exception | None = None
-    with _in_mode(model, mode):
+    failures: list[Exception] = []
+    with in_mode(model, mode):
         for dynamic_sizes, gradients in attempts:
             everything = gradients == "floating"
             try:
                 with _all_trainable(model, everything):
                     return trace(model, call, mode, dynamic_sizes, everything)
-            except InexpressibleSizeError as error:
-                failure = failure or error
-            except CaptureError:
-                raise
             except Exception as error:  # whatever user code raises becomes one named error
-                if dynamic_sizes or gradients == "floating":
-                    failure = failure or error
-                    continue
-                raise _explained(failure or error, model) from error
-    raise _explained(failure or RuntimeError("no attempt was made"), model)
+                failures.append(error)
+    telling = [each for each in failures if not isinstance(each, InexpressibleSizeError)]
+    first = (telling or failures)[0]
+    if isinstance(first, CaptureError):
+        raise first
+    raise _explained(first, model) from first
 
 
 @contextlib.contextmanager
-def _in_mode(model: nn.Module, mode: str) -> Iterator[None]:
-    """Put every submodule into train or eval, and everything back to what it was.
+def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
+    """Put the model into train or eval, and everything back to what it was.
 
-    Tracing swaps parameters for fakes and, where submodules are tied, leaves some behind.
+    A model that is in that mode already keeps the flags of its submodules: a frozen batch norm
+    in a model that trains stays frozen. Tracing swaps parameters for fakes and, where submodules
+    are tied, leaves some behind.
     """
     before = [
         (module, module.training, dict(module._parameters), dict(module._buffers))
         for module in model.modules()
     ]
-    model.train(mode == "train")
+    if model.training != (mode == "train"):
+        model.train(mode == "train")
     try:
         yield
     finally:

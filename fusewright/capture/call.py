@@ -10,6 +10,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
+from fusewright.capture.attributes import kept
+from fusewright.capture.convert import InexpressibleSizeError
 from fusewright.errors import CaptureError
 
 
@@ -30,6 +32,14 @@ class Call:
         return tuple(i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor))
 
 
+# Where PyTorch keeps the types that max, sort and the like return.
+_NAMED_RESULTS = "torch.return_types"
+
+
+def _named(value: Any) -> str:
+    return f"{_NAMED_RESULTS}.{type(value).__name__}"
+
+
 class Flattened(nn.Module):
     """The model as a function from tensors to tensors; the output's structure is kept aside."""
 
@@ -39,6 +49,9 @@ class Flattened(nn.Module):
         self.call = call
         self.copied = copied
         self.output_tree = "o[0]"
+        # Asked for here, because tracing leaves fakes behind where submodules are tied.
+        named = model.named_parameters(remove_duplicate=False)
+        self.trainable = {name: parameter.requires_grad for name, parameter in named}
 
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
         leaves = list(self.call.leaves)
@@ -46,7 +59,8 @@ class Flattened(nn.Module):
             leaves[position] = tensor
         args, kwargs = pytree.tree_unflatten(leaves, self.call.spec)
         flat: list[Any] = []
-        self.output_tree = tree_text(self.model(*args, **kwargs), flat)
+        with kept(self.model):
+            self.output_tree = tree_text(self.model(*args, **kwargs), flat)
         return tuple(
             each.clone() if position in self.copied else each for position, each in enumerate(flat)
         )
@@ -59,11 +73,16 @@ def tree_text(value: Any, flat: list[Any]) -> str:
         return f"o[{len(flat) - 1}]"
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
-    if type(value) in (tuple, list):
+    if isinstance(value, torch.SymFloat | torch.SymBool):
+        raise InexpressibleSizeError(str(value))
+    if type(value) in (tuple, list, torch.Size) or type(value).__module__ == _NAMED_RESULTS:
         items = [tree_text(item, flat) for item in value]
         if type(value) is list:
             return "[" + ", ".join(items) + "]"
-        return "(" + "".join(item + ", " for item in items).rstrip(" ") + ")"
+        text = "(" + "".join(item + ", " for item in items).rstrip(" ") + ")"
+        if type(value) is tuple:
+            return text
+        return f"torch.Size({text})" if type(value) is torch.Size else f"{_named(value)}({text})"
     if type(value) is dict:
         pairs = (f"{key!r}: {tree_text(item, flat)}" for key, item in value.items())
         return "{" + ", ".join(pairs) + "}"

@@ -48,6 +48,7 @@ class Converter:
         self._symbols = dict(symbols)
         self._constants: dict[str, tuple[Binding, TensorSpec]] = {}
         self._same: dict[str, str] = {}
+        self._sizes: dict[Any, Dim] = {}
 
     @property
     def constant_bindings(self) -> tuple[Binding, ...]:
@@ -94,6 +95,7 @@ class Converter:
             kwargs=tuple((key, self.arg(arg)) for key, arg in node.kwargs.items()),
             spec=spec,
             source=_source_line(node),
+            random=is_random(node),
         )
 
     def spec(self, value: torch.Tensor) -> TensorSpec:
@@ -107,9 +109,15 @@ class Converter:
     def size(self, value: int | torch.SymInt) -> Dim:
         if isinstance(value, int):
             return Dim(value)
-        scale, symbols = self._monomial(value.node.expr)
+        expr = value.node.expr
+        if expr not in self._sizes:
+            self._sizes[expr] = self._size(expr)
+        return self._sizes[expr]
+
+    def _size(self, expr: Any) -> Dim:
+        scale, symbols = self._monomial(expr)
         if scale.denominator != 1 or any(power < 0 for power in symbols.values()):
-            raise InexpressibleSizeError(str(value))
+            raise InexpressibleSizeError(str(expr))
         names = [name for name, power in symbols.items() for _ in range(power)]
         return Dim(int(scale), tuple(names))
 
@@ -157,7 +165,7 @@ class Converter:
             return Ref(self._same.get(value.name, value.name))
         if isinstance(value, torch.SymInt | torch.SymFloat):
             return self.scalar(value)
-        if value is None or isinstance(value, bool | int | float | str):
+        if value is None or isinstance(value, bool | int | float | complex | str):
             return value
         if isinstance(value, list | tuple):
             return tuple(self.arg(item) for item in value)
@@ -205,6 +213,11 @@ class Converter:
             )
         literal = _literal(value.detach().cpu().tolist())
         return [Node(node.name, "literal", (literal,), (), spec)]
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether an operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _strides(value: torch.Tensor) -> tuple[Any, ...]:
@@ -258,6 +271,27 @@ def _source_line(node: fx.Node) -> str | None:
     return f"{parts[1]}:{number}" if len(parts) > 1 else None
 
 
+_BROADCASTING = ("infer_size", "_broadcast_shapes")
+_OF_SOMETHING = frozenset(f"aten.{name}.default" for name in ("amax", "amin", "max", "min"))
+
+
+def emptiness_guards(graph: Graph) -> tuple[str, ...]:
+    """PyTorch refuses the largest of nothing; a loop would give infinity."""
+    specs = graph.specs()
+    symbols: dict[str, None] = {}
+    for node in graph.nodes:
+        if node.op not in _OF_SOMETHING or not isinstance(node.args[0], Ref):
+            continue
+        spec = specs[node.args[0].name]
+        assert spec is not None
+        given = node.args[1] if len(node.args) > 1 else ()
+        dims = given if isinstance(given, tuple) and given else range(len(spec.shape))
+        for position in dims:
+            assert isinstance(position, int)
+            symbols.update(dict.fromkeys(spec.shape[position].symbols))
+    return tuple(f"({symbol} != 0)" for symbol in symbols)
+
+
 def guard_texts(shape_env: ShapeEnv, converter: Converter) -> tuple[str, ...]:
     """What the trace assumed of the symbols, as Python expressions."""
     texts: dict[str, None] = {}
@@ -265,7 +299,7 @@ def guard_texts(shape_env: ShapeEnv, converter: Converter) -> tuple[str, ...]:
         where = str(guard.sloc)
         # Broadcasting asks whether a size is one and goes on as if it were not; our kernels
         # give the same values for size one, so that question needs no guard.
-        if "infer_size" in where and isinstance(guard.expr, sympy.Ne):
+        if isinstance(guard.expr, sympy.Ne) and any(name in where for name in _BROADCASTING):
             continue
         expr = shape_env.simplify(guard.expr)
         text = converter_text(expr, converter)

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fusewright.capture.call import Flattened
-from fusewright.capture.convert import Converter, guard_texts
+from fusewright.capture.convert import Converter, emptiness_guards, guard_texts
 from fusewright.capture.naming import binding_names, distinct, renamed
 from fusewright.errors import CaptureError
 from fusewright.ir import Binding, Graph, Program, Result, Symbol, validate
@@ -67,7 +67,7 @@ def make_program(
         mode=mode,
         bindings=bindings + converter.constant_bindings,
         symbols=symbols,
-        guards=guard_texts(shape_env, converter),
+        guards=guard_texts(shape_env, converter) + emptiness_guards(forward),
         forward=forward,
         results=tuple(results),
         backward=_with_gradient_slots(backward, len(converter.constant_bindings)),
@@ -131,7 +131,7 @@ def _binding(label: Any, flattened: Flattened, fakes: Sequence[Tensor]) -> Bindi
     match type(label).__name__:
         case "ParamAOTInput":
             path = label.target.removeprefix("model.")
-            return Binding("parameter", path, flattened.model.get_parameter(path).requires_grad)
+            return Binding("parameter", path, flattened.trainable[path])
         case "BufferAOTInput":
             return Binding("buffer", label.target.removeprefix("model."), False)
         case "PlainAOTInput":

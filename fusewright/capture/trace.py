@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._functorch.compile_utils import get_aten_target, rand_ops
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
@@ -19,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from fusewright.capture.call import Call, Flattened
-from fusewright.capture.convert import Converter
+from fusewright.capture.convert import Converter, is_random
 from fusewright.capture.decompositions import decomposition_table
 from fusewright.capture.program import Halves, make_program, placeholders
 from fusewright.ir import Program, Symbol
@@ -107,13 +108,28 @@ def _partition(joint: fx.GraphModule) -> Halves:
     joint_inputs = [node.meta.get("val") for node in placeholders(joint)]
     # Pointwise chains of any length are recomputed where that saves bytes: they are fused into
     # the kernel that reads them, so a recomputed value costs arithmetic and no memory.
-    with functorch_config.patch(
+    recompute = functorch_config.patch(
         ban_recompute_used_far_apart=False, ban_recompute_long_fusible_chains=False
-    ):
+    )
+    with recompute, _random_kept_apart(joint):
         forward, backward = min_cut_rematerialization_partition(
             joint, joint_inputs, num_fwd_outputs=n_forward
         )
     return Halves(forward, backward, primals, labels[:n_forward])
+
+
+@contextlib.contextmanager
+def _random_kept_apart(joint: fx.GraphModule) -> Iterator[None]:
+    """The partitioner merges equal nodes, all but those on its own list of random operators, and
+    that list is short: without this, two exponential draws of one shape would be one."""
+    drawing = {get_aten_target(node) for node in joint.graph.nodes if is_random(node)}
+    added = [each for each in drawing if each not in rand_ops]
+    rand_ops.extend(added)
+    try:
+        yield
+    finally:
+        for each in added:
+            rand_ops.remove(each)
 
 
 def _drop_aliases(joint: fx.GraphModule) -> None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fusewright.codegen.form import (
-    Form,
-    all_coordinates,
-    constants,
-    decompose,
-    offset_text,
+from fusewright.codegen.access import (
+    element,
+    goes_wide,
+    holder,
+    is_strided,
+    read,
+    store_lines,
+    widened,
 )
+from fusewright.codegen.form import Form, all_coordinates, constants, decompose
 from fusewright.codegen.lanes import (
     Computed,
     computed,
@@ -26,10 +29,10 @@ from fusewright.codegen.lanes import (
     register_bytes,
 )
 from fusewright.codegen.text import literal, size_text
-from fusewright.ir import ONE, ZERO, Dim, Ratio, product
-from fusewright.loop import Access, Apply, Constant, Index, Load, Reduce, Store
+from fusewright.ir import ONE, Dim, Ratio, product
+from fusewright.loop import Apply, Constant, Index, Load, Reduce, Store
 from fusewright.optable import REDUCTIONS, STORAGE_TYPES
-from fusewright.schedule import lane_accesses, lane_axis, part_bytes
+from fusewright.schedule import lane_axis, part_bytes
 from fusewright.sweep import element_loads, late_sweep
 
 Value = Load | Constant | Index | Apply
@@ -88,7 +91,7 @@ def _extents(form: Form) -> list[str]:
         whole = whole or last.divided_by(schedule.lanes) is not None
         flags["kTail"] = not whole
         if form.language == "host":
-            flags["kStrided"] = _is_strided(form)
+            flags["kStrided"] = is_strided(form)
     else:
         outer_last = kernel.outer[-1].size if kernel.outer else ONE
         flags["kOuterRest"] = len(kernel.outer) > 1
@@ -107,40 +110,8 @@ def _extents(form: Form) -> list[str]:
     return lines
 
 
-NEAR_STRIDE = 8  # elements; closer lanes share lines of memory within a run already
-
-
-def _is_strided(form: Form) -> bool:
-    """Whether neighbouring lanes of some access are far apart, while another axis could be near."""
-    accesses = lane_accesses(form.kernel, form.schedule.kind)
-    strides = [lane_stride(form, each, True) for each in accesses]
-    far = any(abs(each.factor) > NEAR_STRIDE or (each.symbols and each.factor) for each in strides)
-    return len(form.kernel.outer) > 1 and far
-
-
-def lane_stride(form: Form, access: Access, element: bool) -> Dim:
-    """The stride from one lane to the next; one for a row value of a row schedule has one lane."""
-    if form.is_row and not element:
-        return ZERO
-    axis = lane_axis(form.kernel, form.schedule.kind)
-    return ZERO if axis is None else access.strides[axis]
-
-
-def _holder(form: Form, item: Load, element: bool, lanes: str) -> str:
-    stride = lane_stride(form, item.access, element)
-    kind = "Same" if stride == ZERO else "Unit" if stride == ONE else "Strided"
-    return f"fw::{kind}<{STORAGE_TYPES[item.dtype]}, {lanes}>"
-
-
-def _read(form: Form, item: Load, element: bool, holder: str, at: list[str]) -> str:
-    where = f"{form.pointers[item.access.buffer]} + ({offset_text(form, item.access, at)})"
-    stride = lane_stride(form, item.access, element)
-    extra = "" if stride in (ZERO, ONE) else f", {form.size(stride)}"
-    return f"{holder}.read({where}{extra});"
-
-
 def _elem_struct(form: Form, loads: list[Load]) -> list[str]:
-    fields = [f"{_holder(form, item, True, 'V')} {form.names[item.name]};" for item in loads]
+    fields = [f"{holder(form, item, True, 'V')} {form.names[item.name]};" for item in loads]
     return ["template <int V>", "struct Elem {", *indented(fields), "};"]
 
 
@@ -204,7 +175,7 @@ def _values(form: Form) -> list[Load | Index | Apply]:
 def _pointwise_load(form: Form) -> list[str]:
     at = all_coordinates(form)
     reads = [
-        _read(form, item, True, f"elem.{form.names[item.name]}", at)
+        read(form, item, True, f"elem.{form.names[item.name]}", at)
         for item in pointwise_loads(form)
     ]
     head = decompose(form, form.kernel.outer, "i", lane=True)
@@ -228,41 +199,20 @@ def _function(template: str, signature: str, lines: list[str]) -> list[str]:
     return [*head, *indented(lines), "}"]
 
 
-def _out(form: Form, at: int, item: Store, element: bool, where: list[str]) -> tuple[str, str]:
-    """The declaration of a store's lanes and its name."""
-    stride = lane_stride(form, item.access, element)
-    unit = stride in (ZERO, ONE)
-    name = f"out_{at}"
-    kind = "UnitOut" if unit else "StridedOut"
-    extra = "" if unit else f", {form.size(stride)}"
-    pointer, offset = form.pointers[item.access.buffer], offset_text(form, item.access, where)
-    storage = STORAGE_TYPES[item.dtype]
-    return f"fw::{kind}<{storage}, V> {name}({pointer}, {offset}{extra});", name
-
-
-def _store_lines(
-    form: Form, stores: Iterable[Store], element: bool, at: list[str]
-) -> tuple[list[str], list[str], list[str]]:
-    """Declarations, puts (in lane v) and writes of some stores."""
-    heads, puts, writes = [], [], []
-    for position, item in enumerate(stores):
-        head, name = _out(form, position, item, element, at)
-        heads.append(head)
-        puts.append(f"{name}.put(v, {form.names[item.value]});")
-        writes.append(f"{name}.write();")
-    return heads, puts, writes
-
-
 def _pointwise_visit(form: Form) -> list[str]:
     at = all_coordinates(form)
     lane = _with_lane(form, at, True)
 
+    items = _values(form)
+    wide = goes_wide(form, items)
+
     def compute(item: Computed, near: bool) -> list[str]:
-        return [computed(form, item, f"elem.{form.names[item.name]}", lane, near)]
+        return [computed(form, item, element(form, item, wide), lane, near)]
 
     stores = [item for item in form.kernel.body if isinstance(item, Store)]
-    heads, puts, writes = _store_lines(form, stores, True, at)
-    lines = [*heads, *guarded_loops(form, _values(form), compute, [], puts), *writes]
+    heads, puts, writes = store_lines(form, stores, True, at, wide)
+    heads += widened(form, items) if wide else []
+    lines = [*heads, *guarded_loops(form, items, compute, [], puts), *writes]
     first = used(decompose(form, form.kernel.outer, "i", lane=True), lines)
     signature = "visit(const Elem<V>& elem, I q, I l, int n)"
     return _function("int V", signature, first + lines)
@@ -277,8 +227,8 @@ def _begin(form: Form) -> list[str]:
     for item in items:
         if isinstance(item, Load):
             held = f"{form.names[item.name]}_in"
-            lines.append(f"{_holder(form, item, False, 'V')} {held};")
-            lines.append(_read(form, item, False, held, at))
+            lines.append(f"{holder(form, item, False, 'V')} {held};")
+            lines.append(read(form, item, False, held, at))
     lane = _with_lane(form, at, False)
     body = []
     for item in items:
@@ -316,7 +266,7 @@ def _load(form: Form, loads: list[Load]) -> list[str]:
         need = [k for k in range(form.plan.count) if item.name in form.plan.needed[k]]
         late = late_sweep(form.kernel, form.plan, item)
         test = " || ".join(f"K == {k}" for k in (-1 - late, *need))
-        body.append(f"if constexpr ({test}) {_read(form, item, True, f'elem.{name}', at)}")
+        body.append(f"if constexpr ({test}) {read(form, item, True, f'elem.{name}', at)}")
     signature = "load(fw::Phase<K>, Elem<V>& elem, const Row<W>& row, I q, I l)"
     return _function("int K, int V, int W", signature, used(_inner_heads(form), body) + body)
 
@@ -328,15 +278,16 @@ def _visit(form: Form, k: int) -> list[str]:
     items = [item for item in _values(form) if item.name in form.plan.needed[k]]
     stores = form.plan.inner_stores if k == form.plan.count - 1 else ()
     reductions = form.plan.reductions[k]
-    heads, puts, writes = _store_lines(form, stores, True, at)
+    wide = goes_wide(form, items)
+    heads, puts, writes = store_lines(form, stores, True, at, wide)
+    heads += widened(form, items) if wide else []
 
     def compute(item: Computed, near: bool) -> list[str]:
         name = form.names[item.name]
         start = form.kept.get(item.name, k)
-        held = f"elem.{name}" if start == k else f"{name}_kept"
         if start < k:
-            return [f"const {form.register(item.name)} {name} = {held}[v];"]
-        line = computed(form, item, held, lane, near)
+            return [f"const {form.register(item.name)} {name} = {name}_kept[v];"]
+        line = computed(form, item, element(form, item, wide), lane, near)
         return [line, f"{name}_kept[v] = {name};"] if item.name in form.kept else [line]
 
     adds = [f"acc.{form.names[r.name]}.add(v, {form.names[r.operand]});" for r in reductions]
@@ -395,7 +346,7 @@ def _finish(form: Form, k: int) -> list[str]:
 def _row_store(form: Form) -> list[str]:
     at = all_coordinates(form, "row.")
     stores = form.plan.row_stores
-    heads, puts, writes = _store_lines(form, stores, False, at)
+    heads, puts, writes = store_lines(form, stores, False, at)
     aliases = _row_aliases(form, (), stores, (), "v")
     lines = [*heads, *lane_loop(aliases + puts), *writes]
     return _function("int V", "store(const Row<V>& row, int n)", lines)

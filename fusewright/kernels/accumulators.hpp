@@ -100,17 +100,16 @@ struct AllRule : PlainRule<T, bool> {
   FW_FN static State join(State a, State b) { return a & b; }
 };
 
-// Joins the first n of an array by halves: short chains, which vectorise, in a fixed order.
-template <class Rule, class State>
-FW_FN State halved(State* state, int n) {
-  while (n > 1) {
-    const int half = (n + 1) / 2;
-    for (int v = 0; v < n - half; ++v) state[v] = Rule::join(state[v], state[v + half]);
-    n = half;
+// Joins an array by halves: short chains, which vectorise, in a fixed order.
+template <class Rule, int kN, class State>
+FW_FN State halved(State* state) {
+  if constexpr (kN > 1) {
+    constexpr int kHalf = (kN + 1) / 2;
+    for (int v = 0; v < kN - kHalf; ++v) state[v] = Rule::join(state[v], state[v + kHalf]);
+    return halved<Rule, kHalf>(state);
   }
   return state[0];
 }
-FW_FN double folded_sum(double* state, int n) { return halved<SumRule<double>>(state, n); }
 
 template <template <class> class Rule, class T, int V>
 struct Running {
@@ -132,11 +131,11 @@ struct Running {
     one.state[0] = state[v];
     return one;
   }
-  // The first n lanes as one.
-  FW_FN Running<Rule, T, 1> folded(int n) const {
+  // All lanes as one; those that saw nothing hold the identity.
+  FW_FN Running<Rule, T, 1> folded(int) const {
     Running lanes = *this;
     Running<Rule, T, 1> one;
-    one.state[0] = halved<Rule<T>>(lanes.state, n);
+    one.state[0] = halved<Rule<T>, V>(lanes.state);
     return one;
   }
   FW_FN T result(int v) const { return Rule<T>::result(state[v]); }
@@ -241,22 +240,23 @@ struct Welford<float, V> {
     one.squares[0] = spread(v);
     return one;
   }
-  // The first n lanes as one: all have seen equally many numbers.
+  // The first n lanes as one: they have seen equally many numbers, the others none.
   FW_FN Welford<float, 1> folded(int n) const {
     Welford<float, 1> one;
     if (!(count > 0)) return one;
     const double share = 1 / count;
     double means[V], deviations[V];
-    for (int v = 0; v < n; ++v) means[v] = shift[v] + sum[v] * share;
-    const double whole = folded_sum(means, n) / n;  // which overwrites them
-    for (int v = 0; v < n; ++v) {
+    for (int v = 0; v < V; ++v) means[v] = shift[v] + sum[v] * share;
+    const double whole = halved<SumRule<double>, V>(means) / n;  // which overwrites them
+    for (int v = 0; v < V; ++v) {
       const double inner = squares[v] - sum[v] * (sum[v] * share);
       const double delta = shift[v] + sum[v] * share - whole;
-      deviations[v] = (inner < 0 ? 0 : inner) + delta * delta * count;
+      const double deviation = (inner < 0 ? 0 : inner) + delta * delta * count;
+      deviations[v] = v < n ? deviation : 0;
     }
     one.count = count * n;
     one.shift[0] = whole;
-    one.squares[0] = folded_sum(deviations, n);
+    one.squares[0] = halved<SumRule<double>, V>(deviations);
     return one;
   }
   // Chan's formula on lanes that hold a mean and its deviations, as `lane` and `folded` leave them.

@@ -17,15 +17,52 @@ constexpr int64_t kGrain = 32768;  // elements below which threads cost more tha
 constexpr int kLongestRun = 1024;
 constexpr int kTile = 64;
 
+// Half floats to floats and back, n at once: the instructions where there are some, which g++ 12
+// does not use of its own accord.
+template <class T>
+FW_FN void widen(const T* from, float* to, int n) {
+  FW_LANES(v, 1, n) to[v] = value(from[v]);
+}
+template <class T>
+FW_FN void narrow(const float* from, T* to, int n) {
+  FW_LANES(v, 1, n) to[v] = Store<T>::from(from[v]);
+}
+#if defined(__F16C__)
+using Halves = short __attribute__((vector_size(16)));
+using Floats = float __attribute__((vector_size(32)));
+FW_FN void widen(const half* from, float* to, int n) {
+  for (int v = 0; v < n; v += 8) {
+    const int bytes = std::min(n - v, 8) * static_cast<int>(sizeof(half));
+    Halves in = {};
+    bytes == 16 ? std::memcpy(&in, from + v, 16) : std::memcpy(&in, from + v, bytes);
+    const Floats out = __builtin_ia32_vcvtph2ps256(in);
+    bytes == 16 ? std::memcpy(to + v, &out, 32) : std::memcpy(to + v, &out, 2 * bytes);
+  }
+}
+FW_FN void narrow(const float* from, half* to, int n) {
+  for (int v = 0; v < n; v += 8) {
+    const int bytes = std::min(n - v, 8) * static_cast<int>(sizeof(half));
+    Floats in = {};
+    bytes == 16 ? std::memcpy(&in, from + v, 32) : std::memcpy(&in, from + v, 2 * bytes);
+    const Halves out = __builtin_ia32_vcvtps2ph256(in, 0);
+    bytes == 16 ? std::memcpy(to + v, &out, 16) : std::memcpy(to + v, &out, bytes);
+  }
+}
+#endif
+
 template <class T, int V>
 struct Unit {
   const T* from;
+  FW_FN void widen(float* to, int n) const { fw::widen(from, to, n); }
   FW_FN void read(const T* at) { from = at; }
   FW_FN T operator[](int v) const { return from[v]; }
 };
 template <class T, int V>
 struct Same {
   T one;
+  FW_FN void widen(float* to, int n) const {
+    FW_LANES(v, V, n) to[v] = value(one);
+  }
   FW_FN void read(const T* at) { one = *at; }
   FW_FN T operator[](int) const { return one; }
 };
@@ -33,6 +70,9 @@ template <class T, int V>
 struct Strided {
   const T* from;
   int64_t stride;
+  FW_FN void widen(float* to, int n) const {
+    FW_LANES(v, V, n) to[v] = value(from[v * stride]);
+  }
   FW_FN void read(const T* at, int64_t step) {
     from = at;
     stride = step;
@@ -54,6 +94,7 @@ struct UnitOut {
   FW_FN void put(int v, X x) const {
     to[v] = Store<T>::from(x);
   }
+  FW_FN void narrow(const float* from, int n) const { fw::narrow(from, to, n); }
   FW_FN void write() const {}
 };
 template <class T, int V>
@@ -65,6 +106,9 @@ struct StridedOut {
   template <class X>
   FW_FN void put(int v, X x) const {
     to[v * stride] = Store<T>::from(x);
+  }
+  FW_FN void narrow(const float* from, int n) const {
+    FW_LANES(v, V, n) put(v, from[v]);
   }
   FW_FN void write() const {}
 };
@@ -131,31 +175,39 @@ int pointwise(const Body& body, int threads) {
 
 // One sweep over the runs [first, last) of a row, V lanes at a time. The short run at the end of
 // the lane axis has accumulators of its own: within one, all lanes have seen equally many elements.
-template <int V, int kPhase, class Body, class Row>
-auto row_sweep(const Body& body, const Row& row, int64_t first, int64_t last) {
+template <int V, int kPhase, bool kTail, class Body, class Row>
+FW_FN auto row_runs(const Body& body, const Row& row, int64_t first, int64_t last) {
   const int64_t lanes = body.lane_extent();
   const int64_t runs = ceil_div(lanes, V);
   const int rest = static_cast<int>(lanes - lanes / V * V);
   auto full = body.template accumulators<V>(Phase<kPhase>{});
-  auto tail = body.template accumulators<V>(Phase<kPhase>{});
+  auto tail = body.template accumulators<kTail ? V : 1>(Phase<kPhase>{});
   typename Body::template Elem<V> elem;
   for (int64_t run = first; run < last;) {
     const int64_t q = run / runs;
     const int64_t stop = std::min(last, (q + 1) * runs);
-    const int64_t whole = rest == 0 ? stop : std::min(stop, (q + 1) * runs - 1);
+    const int64_t whole = kTail ? std::min(stop, (q + 1) * runs - 1) : stop;
     int64_t l = (run - q * runs) * V;
     for (; run < whole; ++run, l += V) {
       body.load(Phase<kPhase>{}, elem, row, q, l);
       body.visit(Phase<kPhase>{}, elem, row, full, q, l, V);
     }
-    for (; run < stop; ++run) {
-      body.load(Phase<kPhase>{}, elem, row, q, l);
-      body.visit(Phase<kPhase>{}, elem, row, tail, q, l, rest);
+    if constexpr (kTail) {
+      for (; run < stop; ++run) {
+        body.load(Phase<kPhase>{}, elem, row, q, l);
+        body.visit(Phase<kPhase>{}, elem, row, tail, q, l, rest);
+      }
     }
   }
   auto total = full.folded(V);
-  if (rest > 0) total.combine(tail.folded(rest));
+  if constexpr (kTail) total.combine(tail.folded(rest));
   return total;
+}
+
+template <int V, int kPhase, class Body, class Row>
+auto row_sweep(const Body& body, const Row& row, int64_t first, int64_t last) {
+  return body.lane_extent() % V == 0 ? row_runs<V, kPhase, false>(body, row, first, last)
+                                     : row_runs<V, kPhase, true>(body, row, first, last);
 }
 
 template <int V, int kPhase, class Body, class Row>

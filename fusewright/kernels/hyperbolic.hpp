@@ -84,13 +84,11 @@ FW_FN T atanh(T x) {
 }
 
 FW_FN double erfc(double x) { return ::erfc(x); }
-// Beyond 1/2 e^(-a^2) * P((a - 3) / (a + 3)) / (1 + 2a), one division for both.
+// Beyond 1/2 e^(-a^2) * P((a - 3) / (a + 3)) / (1 + 2a).
 FW_FN float erfc(float x) {
   const float a = abs(x) > 10.2f ? 10.2f : abs(x);
-  const float d = mad(2.0f, a, 1.0f);
-  const float q = 1.0f / ((a + 3.0f) * d);
   const float p =
-      horner((a - 3.0f) * d * q, -0.0002763902593869716f, -0.0007957492489367723f,
+      horner((a - 3.0f) / (a + 3.0f), -0.0002763902593869716f, -0.0007957492489367723f,
              0.0019963758531957865f, 0.0025788452476263046f, -0.023791348561644554f,
              0.06829337030649185f, -0.11927247792482376f, 0.12964661419391632f,
              -0.047562289983034134f, -0.13562114536762238f, 1.2530080080032349f);
@@ -102,7 +100,7 @@ FW_FN float erfc(float x) {
 #endif
   const Power<float> power_of = power(-square);
   const float e = scaled(power_of.rest, power_of.rounder, true);
-  const float y = (p * ((a + 3.0f) * q)) * mad(-rounding, e, e);
+  const float y = p * mad(-rounding, e, e) / mad(2.0f, a, 1.0f);
   const float large = x < 0.0f ? 2.0f - y : y;
   return a < 0.5f ? 1.0f - small_erf(x) : large;
 }

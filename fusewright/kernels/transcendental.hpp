@@ -180,7 +180,7 @@ struct Split {
 // The mantissa lies in [2/3, 4/3).
 FW_FN Split<float> split(float x) {
   const bool tiny = x < 1.17549435e-38f;
-  const int32_t raw = bits<int32_t>(tiny ? x * 0x1p23f : x);
+  const int32_t raw = bits<int32_t>(x * (tiny ? 0x1p23f : 1.0f));
   const int32_t e = (raw - 0x3f2aaaab) & static_cast<int32_t>(0xff800000u);
   const float exponent = static_cast<float>(e >> 23) - (tiny ? 23.0f : 0.0f);
   return {bits<float>(raw - e) - 1.0f, exponent};
@@ -188,7 +188,7 @@ FW_FN Split<float> split(float x) {
 // The mantissa lies in [sqrt(1/2), sqrt(2)).
 FW_FN Split<double> split(double x) {
   const bool tiny = x < 2.2250738585072014e-308;
-  const int64_t raw = bits<int64_t>(tiny ? x * 0x1p54 : x);
+  const int64_t raw = bits<int64_t>(x * (tiny ? 0x1p54 : 1.0));
   const int64_t e = (raw - 0x3fe6a09e667f3bcd) & static_cast<int64_t>(0xfff0000000000000u);
   const double exponent = static_cast<double>(static_cast<int32_t>(e >> 52));
   return {bits<double>(raw - e) - 1.0, exponent - (tiny ? 54.0 : 0.0)};
@@ -307,23 +307,27 @@ FW_FN double tanh(double x) {
   return copysign(a > 20.0 ? 1.0 : large ? 1.0 + ratio : ratio, x);
 }
 
-// erf(x) for |x| <= 1.
+// erf(x) for |x| <= 0.85.
 FW_FN float small_erf(float x) {
-  return mad(horner(x * x, 7.889119297033176e-05f, -0.0008020841050893068f, 0.005189535208046436f,
-                    -0.026854444295167923f, 0.11283600330352783f, -0.3761262595653534f,
-                    0.1283791065216064f),
+  return mad(horner(x * x, -0.0006332609918899834f, 0.0050542703829705715f,
+                    -0.026804570108652115f, 0.11282770335674286f, -0.3761257529258728f,
+                    0.12837916612625122f),
              x, x);
 }
+// Beyond, erf = 1 - 2^t with t a polynomial, whose error 1 hides; beyond 4 the float is 1.
 FW_FN float erf(float x) {
   const float a = abs(x);
-  // Beyond 1: erf = 1 - e^-g with g a polynomial; beyond 4 the float is 1.
   const float b = a > 4.0f ? 4.0f : a;
-  const float g =
-      horner(b, 2.1686850232072175e-05f, -0.00044133636401966214f, 0.004204561933875084f,
-             -0.025208257138729095f, 0.10841857641935349f, 0.6332198977470398f,
-             1.1295784711837769f, -0.0001880402269307524f);
-  const float large = copysign(1.0f - plain_exp(-g), x);
-  return a < 1.0f ? small_erf(x) : large;
+  const float t =
+      horner(b, 0.0002921868290286511f, -0.004482726100832224f, 0.03243035823106766f,
+             -0.15068675577640533f, -0.9184219837188721f, -1.6273823976516724f,
+             -0.00016547054110560566f);
+  const float rounder = t + kRounder;
+  const float f = t - (rounder - kRounder);
+  const float p = horner(f, 0.0013276466634124517f, 0.009675540961325169f, 0.05550713464617729f,
+                         0.24022120237350464f, 0.6931469440460205f, 1.0000001192092896f);
+  const float large = copysign(mad(-p, two_to<0>(rounder), 1.0f), x);
+  return a < 0.85f ? small_erf(x) : large;
 }
 FW_FN double erf(double x) {
   const double a = abs(x);

@@ -14,9 +14,9 @@ from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_o
 from fusewright.plan.fuse import Group, fuse, memory_readers, needed_views
 from fusewright.plan.reasons import reason
 from fusewright.plan.steps import Call, Loop, Plan, Step, View, inputs_of
-from fusewright.plan.values import Values, is_pointwise
+from fusewright.plan.values import Values, is_pointwise, is_view
 from fusewright.plan.wide import split_wide_reductions
-from fusewright.rewrite.views import CANONICAL_VIEWS, OPAQUE_VIEWS
+from fusewright.rewrite.views import is_opaque_view
 
 MAX_NAME_WORDS = 6
 
@@ -29,14 +29,14 @@ def plan(graph: Graph, sizes: Mapping[str, int]) -> Plan:
     stored = _stored(values, groups, views)
     steps: list[Step] = [_loop(values, group, stored) for group in groups]
     for node in graph.nodes:
-        if node.op in CANONICAL_VIEWS:
+        if is_view(node):
             if node.name in views:
                 steps.append(View(_as_reshape(node)))
-        elif node.op in OPAQUE_VIEWS:
+        elif is_opaque_view(node):
             steps.append(View(node))
         elif not _in_loop(values, node) and not _is_item_of_call(values, node):
             steps.append(_call(values, node))
-    ordered = _ordered(graph, steps)
+    ordered = _ordered(values, steps)
     return Plan(graph.inputs, ordered, graph.outputs, _specs(values, ordered))
 
 
@@ -131,10 +131,15 @@ def _call(values: Values, node: Node) -> Call:
     )
 
 
-def _ordered(graph: Graph, steps: list[Step]) -> tuple[Step, ...]:
-    """Launch order: a step comes after the steps whose results it reads, early ones first."""
-    position = {node.name: index for index, node in enumerate(graph.nodes)}
+def _ordered(values: Values, steps: list[Step]) -> tuple[Step, ...]:
+    """Launch order: a step comes after the steps whose results it reads, early ones first.
+
+    Steps that draw random numbers draw them in the model's order, as eager does.
+    """
+    position = values.order
     maker = {name: step for step in steps for name in _results(step)}
+    drawing = [maker[node.name] for node in values.random if node.name in maker]
+    before = {id(second): first for first, second in zip(drawing, drawing[1:], strict=False)}
     done: list[Step] = []
     state: dict[int, int] = {}
 
@@ -144,6 +149,8 @@ def _ordered(graph: Graph, steps: list[Step]) -> tuple[Step, ...]:
         if state.get(id(step)) == 1:
             raise GraphError(f"the plan has a cycle through {step.name}")
         state[id(step)] = 1
+        if id(step) in before:
+            visit(before[id(step)])
         for name in inputs_of(step):
             if name in maker and maker[name] is not step:
                 visit(maker[name])

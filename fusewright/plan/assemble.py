@@ -6,6 +6,7 @@ everything pointwise between items and memory is inlined where it is read.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field, replace
 
 from fusewright.ir import Arg, Dim, Node, Ratio, Ref, TensorSpec, product
@@ -34,8 +35,11 @@ from fusewright.plan.frames import (
 )
 from fusewright.plan.values import Values, is_pointwise, is_view
 
-MAX_SPLITS = 16
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+
+
+# A value at an index.
+Place = tuple[str, Index]
 
 
 def _results(item: Load | Constant | IndexValue | Apply | Reduce) -> tuple[str, ...]:
@@ -105,12 +109,11 @@ def point_domain(shape: tuple[Dim, ...]) -> Domain:
 
 def assemble(values: Values, items: tuple[str, ...], domain: Domain) -> Assembled:
     """Build the body; split axes as views ask for it. Raises NotFusibleError."""
-    for _ in range(MAX_SPLITS):
+    while True:  # each split makes an axis smaller, so there is a last one
         try:
             return _Assembly(values, items, domain).run()
         except NeedSplitError as need:
             domain = domain.split(need.position, need.inner)
-    raise NotFusibleError("too many splits")
 
 
 @dataclass
@@ -119,7 +122,8 @@ class _Assembly:
     items: tuple[str, ...]
     domain: Domain
     body: list[Instruction] = field(default_factory=list)
-    known: dict[tuple[str, Index], str] = field(default_factory=dict)
+    reads: dict[Place, tuple[Place, ...]] = field(default_factory=dict)
+    known: dict[Place, str] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     loads: dict[str, None] = field(default_factory=dict)
     homes: dict[str, Index] = field(default_factory=dict)
@@ -127,6 +131,8 @@ class _Assembly:
     def run(self) -> Assembled:
         for item in self.items:
             self.homes[item] = self._home(item)
+        for name, index in self._places():
+            self.value(name, index)
         stores = {}
         for item in self.items:
             value = self.value(item, self.homes[item])
@@ -161,37 +167,87 @@ class _Assembly:
         everything = tuple(range(len(self.domain.sizes)))
         return group(shape, everything, self.domain.sizes)
 
-    def value(self, name: str, index: Index) -> str:
-        """The name of the loop value that is `name` at `index`, computed if it is not there."""
-        key = (name, index)
-        if key in self.known:
-            return self.known[key]
+    def _places(self) -> list[Place]:
+        """Every value that the items rest on, at each index it is read at, in graph order.
+
+        Whoever reads a value stands after it in the graph, so all its readers are known by the
+        time it is looked at; and no chain of operators is too long.
+        """
+        order = self.values.order
+        wanted: dict[str, dict[Index, None]] = {}
+        for item, home in self.homes.items():
+            wanted.setdefault(item, {})[home] = None
+        frontier = [(-order[name], name) for name in wanted]
+        heapq.heapify(frontier)
+        found: list[Place] = []
+        while frontier:
+            _, name = heapq.heappop(frontier)
+            for place in [(name, index) for index in wanted[name]]:
+                self.reads[place] = self._operands_of(*place)
+                found.append(place)
+                for source, index in self.reads[place]:
+                    if source in order and source not in wanted:
+                        heapq.heappush(frontier, (-order[source], source))
+                    wanted.setdefault(source, {})[index] = None
+        return found[::-1]
+
+    def _operands_of(self, name: str, index: Index) -> tuple[Place, ...]:
+        """The values that this one is computed from; none where it is loaded."""
+        values = self.values
+        node = values.nodes[name]
         if name in self.homes and index != self.homes[name]:
             raise NotFusibleError(f"{name} is read at another index than it is computed at")
-        result = self._compute(name, index)
-        self.known[key] = result
-        return result
+        if self._is_followed(name):
+            return (self._source(node, index),)
+        if self._is_reduced(name):
+            reduction = values.reduction_of(name)
+            assert reduction is not None and isinstance(reduction.args[0], Ref)
+            return ((reduction.args[0].name, self._operand_index(reduction)),)
+        if not self._is_applied(name):
+            return ()
+        return tuple(
+            (arg.name, through_broadcast(index, values.spec(arg.name).shape))
+            for arg in node.args
+            if isinstance(arg, Ref)
+        )
+
+    def _is_followed(self, name: str) -> bool:
+        node = self.values.nodes.get(name)
+        return node is not None and is_view(node) and name not in self.values.memory_views
+
+    def _is_reduced(self, name: str) -> bool:
+        return name in self.homes and self.values.reduction_of(name) is not None
+
+    def _is_applied(self, name: str) -> bool:
+        node = self.values.nodes.get(name)
+        here = name in self.homes or name not in self.values.realised
+        return node is not None and is_pointwise(node) and here
+
+    def value(self, name: str, index: Index) -> str:
+        """The name of the loop value that is `name` at `index`, computed if it is not there."""
+        place = (name, index)
+        if place not in self.known:
+            self.known[place] = self._compute(name, index)
+        return self.known[place]
 
     def _compute(self, name: str, index: Index) -> str:
-        values = self.values
-        node = values.nodes.get(name)
-        if node is not None and is_view(node) and name not in values.memory_views:
-            return self._through(node, index)
-        if name in self.homes and values.reduction_of(name) is not None:
-            return self._reduce(name)
-        here = name in self.homes or name not in values.realised
-        if node is not None and is_pointwise(node) and here:
-            return self._apply(node, index)
+        if self._is_followed(name):
+            ((source, inner),) = self.reads[name, index]
+            return self.value(source, inner)
+        if self._is_reduced(name):
+            return self._reduce(name, index)
+        if self._is_applied(name):
+            return self._apply(self.values.nodes[name], index)
         return self._load(name, index)
 
-    def _through(self, node: Node, index: Index) -> str:
+    def _source(self, node: Node, index: Index) -> Place:
         assert isinstance(node.args[0], Ref)
         source = node.args[0].name
         try:
             inner = through_view(node, self.values.spec(source), index, self.domain.sizes)
         except NotFusibleError as reason:
             raise NotFusibleError(str(reason), node.name) from reason
-        return self.value(source, inner)
+        return source, inner
 
     def _load(self, name: str, index: Index) -> str:
         spec = self.values.spec(name)
@@ -199,11 +255,12 @@ class _Assembly:
         where = access(name, spec, index, self.domain.sizes)
         return self._emit(Load(self._fresh(name), spec.dtype, where))
 
-    def _reduce(self, name: str) -> str:
+    def _reduce(self, name: str, index: Index) -> str:
         node = self.values.reduction_of(name)
-        assert node is not None and isinstance(node.args[0], Ref)
-        operand = self.value(node.args[0].name, self._operand_index(node))
-        dtype = self.values.spec(node.args[0].name).dtype
+        assert node is not None
+        ((source, inner),) = self.reads[name, index]
+        operand = self.value(source, inner)
+        dtype = self.values.spec(source).dtype
         kind = node.op.removeprefix("reduce_")
         if kind != "welford":
             return self._emit(Reduce(self._fresh(name), dtype, kind, operand))
@@ -250,11 +307,11 @@ class _Assembly:
     def _operands(self, node: Node, index: Index) -> tuple[str, ...]:
         """Tensors are pulled; numbers become constants of the type the operator computes in."""
         dtype = self._compute_dtype(node)
+        places = iter(self.reads[node.name, index])
         operands = []
         for position, arg in enumerate(node.args):
             if isinstance(arg, Ref):
-                shape = self.values.spec(arg.name).shape
-                operands.append(self.value(arg.name, through_broadcast(index, shape)))
+                operands.append(self.value(*next(places)))
             else:
                 kind = "bool" if node.op == "where" and position == 0 else dtype
                 operands.append(self._constant(arg, kind, "c"))

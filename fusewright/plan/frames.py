@@ -175,6 +175,8 @@ def access(buffer: str, spec: TensorSpec, index: Index, sizes: tuple[Dim, ...]) 
 
 def dense_strides(shape: tuple[Dim, ...], strides: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """The given strides if they fill memory without gaps or overlap, else row-major ones."""
+    if ZERO in shape:
+        return contiguous_strides(shape)
     open_dims = [position for position, size in enumerate(shape) if size != ONE]
     running = ONE
     while open_dims:

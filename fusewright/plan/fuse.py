@@ -290,13 +290,17 @@ def _makes_cycle(values: Values, groups: list[Group], first: Group, second: Grou
 
 def _followers(values: Values, name: str, owner: dict[str, int]) -> Iterator[object]:
     """Where a value goes next: groups by number, everything else by its node's name."""
-    for user in values.users.get(name, []):
-        if user.name in owner:
-            yield owner[user.name]
-        elif _is_transparent(values, user):
-            yield from _followers(values, user.name, owner)
-        else:
-            yield user.name
+    frontier = [name]
+    seen: set[str] = set()
+    while frontier:
+        for user in values.followers(frontier.pop()):
+            if user.name in owner:
+                yield owner[user.name]
+            elif not _is_transparent(values, user):
+                yield user.name
+            elif user.name not in seen:
+                seen.add(user.name)
+                frontier.append(user.name)
 
 
 def _is_transparent(values: Values, node: Node) -> bool:

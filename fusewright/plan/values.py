@@ -9,13 +9,13 @@ from functools import cached_property
 from fusewright.ir import Graph, Node, Ref, TensorSpec
 from fusewright.optable import SCALAR_OPS
 from fusewright.plan.frames import dense_strides
-from fusewright.rewrite.views import CANONICAL_VIEWS
+from fusewright.rewrite.views import is_canonical_view
 
 SOURCES = frozenset({"full", "iota"})
 
 
 def is_view(node: Node) -> bool:
-    return node.op in CANONICAL_VIEWS
+    return is_canonical_view(node)
 
 
 def is_reduction(node: Node) -> bool:
@@ -50,6 +50,21 @@ class Values:
     @cached_property
     def users(self) -> dict[str, list[Node]]:
         return self.graph.users()
+
+    @cached_property
+    def random(self) -> tuple[Node, ...]:
+        """The operators that draw random numbers, in the order in which they must draw."""
+        return tuple(node for node in self.graph.nodes if node.random)
+
+    @cached_property
+    def _next_random(self) -> dict[str, Node]:
+        pairs = zip(self.random, self.random[1:], strict=False)
+        return {first.name: second for first, second in pairs}
+
+    def followers(self, name: str) -> list[Node]:
+        """The nodes that must come after this one: its readers, and the next to draw."""
+        readers = self.users.get(name, [])
+        return [*readers, self._next_random[name]] if name in self._next_random else readers
 
     @cached_property
     def outputs(self) -> frozenset[str]:

@@ -6,6 +6,8 @@ under which name a value of the old graph is known in the new one.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusewright.ir import (
     ONE,
     Arg,
@@ -38,7 +40,7 @@ class Builder:
             count += 1
             name = f"{node.name}_{count}"
         if name != node.name:
-            node = Node(name, node.op, node.args, node.kwargs, node.spec, node.source)
+            node = replace(node, name=name)
         self.nodes.append(node)
         self.specs[name] = node.spec
         return Ref(name)

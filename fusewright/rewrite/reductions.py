@@ -42,14 +42,19 @@ def _reduced(shape: tuple[Dim, ...], dims: tuple[int, ...]) -> tuple[Dim, ...]:
 
 
 def reduce(builder: Builder, node: Node, kind: str, value: Ref, dims: tuple[int, ...]) -> Ref:
-    """reduce_KIND over `dims`, without keepdim; a dimension of size one is just dropped."""
+    """reduce_KIND over `dims`, without keepdim; over a dimension of size one it is a copy."""
     value, dims = _drop_ones(builder, node, value, dims)
     if not dims:
-        return value
+        return _copied(builder, node, value)
     held = builder.spec(value.name)
     shape = _reduced(held.shape, dims)
     spec = TensorSpec(held.dtype, shape, contiguous_strides(shape), held.device)
     return builder.add(Node(node.name, f"reduce_{kind}", (value, dims), (), spec, node.source))
+
+
+def _copied(builder: Builder, node: Node, value: Ref) -> Ref:
+    """A value with memory of its own, which a result must have although it equals its operand."""
+    return builder.point(node, "cast", (value,), builder.spec(value.name).dtype)
 
 
 def _drop_ones(
@@ -83,7 +88,8 @@ def _plain(kind: str, dims_at: int | None) -> Callable[[Builder, Node], Ref]:
         value = builder.cast(node, node.args[0], node.spec.dtype)
         rank = len(builder.spec(value.name).shape)
         given = _kwarg(node, "dim", dims_at, None) if dims_at else None
-        dims = _dims(given, rank)
+        # No dimensions at all: any and all take that at its word, the others as all of them.
+        dims = () if given == () and kind in ("any", "all") else _dims(given, rank)
         return _finish(builder, node, reduce(builder, node, kind, value, dims), node.spec)
 
     return lower
@@ -116,12 +122,17 @@ def lower_variance(
     shape = _reduced(held.shape, dims)
     flat = TensorSpec(held.dtype, shape, contiguous_strides(shape), held.device)
     mean, m2 = _welford(builder, node, dims, flat)
-    divisor: int | float | Ratio
+    like = Node(node.name, node.op, node.args, node.kwargs, flat, node.source)
+    divisor: Arg
     if size.is_static:
         divisor = max(size.factor - correction, 0)
+    elif correction == 0:
+        divisor = number(size)
     else:
-        divisor = number(size) if correction == 0 else Ratio(f"(1.0*{size} - {correction!r})")
-    like = Node(node.name, node.op, node.args, node.kwargs, flat, node.source)
+        rest = Ratio(f"(1.0*{size} - {correction!r})")
+        spec_of_one = TensorSpec(held.dtype, (), (), held.device)
+        full = builder.add(Node(node.name, "full", (rest,), (), spec_of_one, node.source))
+        divisor = builder.point(like, "maximum", (full, 0.0), held.dtype)
     value = builder.point(like, "div", (m2, divisor), held.dtype)
     if root:
         value = builder.point(like, "sqrt", (value,), held.dtype)
@@ -139,7 +150,8 @@ def _welford(
     value, dims = _drop_ones(builder, node, node.args[0], dims)
     if not dims:
         like = Node(node.name, node.op, (), (), flat, node.source)
-        return value, builder.point(like, "sub", (value, value), flat.dtype)
+        m2 = builder.point(like, "sub", (value, value), flat.dtype)
+        return _copied(builder, like, value), m2
     both = builder.add(
         Node(f"{node.name}_welford", "reduce_welford", (value, dims), (), None, node.source)
     )

@@ -19,7 +19,7 @@ from fusewright.ir import (
     contiguous_strides,
 )
 from fusewright.rewrite.builder import Builder
-from fusewright.rewrite.views import permute_order
+from fusewright.rewrite.views import CANONICAL_VIEWS, OPAQUE_VIEWS, SPLITS, permute_order
 
 
 @dataclass(frozen=True)
@@ -39,29 +39,50 @@ Rewrite = Callable[[Context, Node], Ref | None]
 
 
 def times_one(context: Context, node: Node) -> Ref | None:
-    """x·1 = x and x/1 = x, signs and NaN included."""
+    """x·1 = x and x/1 = x, signs and NaN included, where nobody needs a copy."""
     if node.op not in ("mul", "div") or len(node.args) != 2:
         return None
     left, right = node.args
     if not isinstance(right, int | float) or right != 1 or not isinstance(left, Ref):
         return None
-    return left if context.builder.spec(left.name) == node.spec else None
+    same = context.builder.spec(left.name) == node.spec
+    return left if same and not _needs_memory(context, node, left) else None
 
 
 def same_cast(context: Context, node: Node) -> Ref | None:
     """cast(x) = x where the type and layout are x's already and nobody needs a copy."""
-    if node.op != "cast" or node.name in context.outputs or not isinstance(node.args[0], Ref):
+    if node.op != "cast" or not isinstance(node.args[0], Ref):
         return None
     source = node.args[0]
-    held = context.builder.spec(source.name)
-    assert node.spec is not None
-    if (held.dtype, held.shape, held.strides) != (
-        node.spec.dtype,
-        node.spec.shape,
-        node.spec.strides,
-    ):
-        return None
-    return source if context.producer(source) is not None else None
+    same = context.builder.spec(source.name) == node.spec
+    return source if same and not _needs_memory(context, node, source) else None
+
+
+def _needs_memory(context: Context, node: Node, source: Ref) -> bool:
+    """Whether a copy of `source` must stay one: the model gives it out, or a view of it, and may
+    not give out one piece of memory twice; or the source is an argument, which its owner may
+    write to before backward reads it."""
+    while (producer := context.producer(source)) is not None and producer.op in _LOOKING:
+        assert isinstance(producer.args[0], Ref)
+        source = producer.args[0]
+    return producer is None or _is_given_out(node.name, context.users, context.outputs)
+
+
+def _is_given_out(
+    name: str, users: Mapping[str, list[Node]], outputs: frozenset[str]
+) -> bool:
+    """Whether a value, or a view of it, is an output."""
+    frontier = [name]
+    while frontier:
+        name = frontier.pop()
+        if name in outputs:
+            return True
+        frontier += [user.name for user in users.get(name, []) if user.op in _LOOKING]
+    return False
+
+
+# Operators whose result lies in their operand's memory.
+_LOOKING = CANONICAL_VIEWS | OPAQUE_VIEWS | SPLITS | {"getitem"}
 
 
 def view_of_view(context: Context, node: Node) -> Ref | None:
@@ -205,23 +226,18 @@ def _bias_sum(builder: Builder, node: Node, backward: Node) -> Ref:
     return builder.add(Node(node.name, "reduce_sum", (gradient, dims), (), spec, node.source))
 
 
-# Operators that give another result each time they run.
-RANDOM_WORDS = ("rand", "dropout", "bernoulli", "normal", "uniform", "exponential", "multinomial")
-
-
-def is_random(node: Node) -> bool:
-    return any(word in node.op for word in RANDOM_WORDS)
-
-
 def merge_equal(graph: Graph) -> Graph:
-    """Two nodes with the same operator and operands are one."""
+    """Two nodes with the same operator and operands are one, unless both are given out."""
     builder = Builder(graph.inputs)
     seen: dict[tuple[object, ...], Ref] = {}
-    outputs = {name for name in graph.outputs if isinstance(name, str)}
+    users = graph.users()
+    outputs = frozenset(name for name in graph.outputs if isinstance(name, str))
     for node in graph.nodes:
         known = builder.resolved(node)
-        key = (known.op, _typed(known.args), _typed(tuple(v for _, v in known.kwargs)), known.spec)
-        if key in seen and not is_random(known) and node.name not in outputs:
+        named = tuple((name, _typed(value)) for name, value in known.kwargs)
+        key = (known.op, _typed(known.args), named, known.spec)
+        apart = known.random or (known.op != "getitem" and _is_given_out(node.name, users, outputs))
+        if key in seen and not apart:
             builder.substitute(node.name, seen[key])
             continue
         added = builder.add(known)

@@ -30,6 +30,18 @@ CANONICAL_VIEWS = frozenset(
 )
 
 
+def is_canonical_view(node: Node) -> bool:
+    """Whether this is one of the four; a slice is, once its start and step are whole numbers."""
+    if node.op != "aten.slice.Tensor":
+        return node.op in CANONICAL_VIEWS
+    return len(node.args) == 5 and all(isinstance(each, int) for each in (node.args[2], node.args[4]))
+
+
+def is_opaque_view(node: Node) -> bool:
+    """Whether this is another alias of its operand's memory."""
+    return node.op in OPAQUE_VIEWS or (node.op in CANONICAL_VIEWS and not is_canonical_view(node))
+
+
 def _reshape(builder: Builder, node: Node) -> Ref:
     assert node.spec is not None and isinstance(node.args[0], Ref)
     return builder.view(node, node.args[0], node.spec.shape, node.spec.strides)

@@ -1,0 +1,116 @@
+"""Reads and writes of a run of lanes: which holder an access takes, and how half floats go wide.
+
+On the host, half floats beside a costly operator are converted in loops of their own: g++ does not
+vectorise a loop over two widths well (gelu: 2 to 50 times eager's time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusewright.codegen.form import Form, offset_text
+from fusewright.codegen.lanes import Computed
+from fusewright.ir import ONE, ZERO, Dim
+from fusewright.loop import Access, Apply, Load, Store
+from fusewright.optable import SCALAR_OPS, STORAGE_TYPES
+from fusewright.schedule import lane_accesses, lane_axis
+
+HALVES = ("float16", "bfloat16")
+COSTLY = 12
+
+NEAR_STRIDE = 8  # elements; closer lanes share lines of memory within a run already
+
+
+def is_strided(form: Form) -> bool:
+    """Whether neighbouring lanes of some access are far apart, while another axis could be near."""
+    accesses = lane_accesses(form.kernel, form.schedule.kind)
+    strides = [lane_stride(form, each, True) for each in accesses]
+    far = any(abs(each.factor) > NEAR_STRIDE or (each.symbols and each.factor) for each in strides)
+    return len(form.kernel.outer) > 1 and far
+
+
+def lane_stride(form: Form, access: Access, element: bool) -> Dim:
+    """The stride from one lane to the next; one for a row value of a row schedule has one lane."""
+    if form.is_row and not element:
+        return ZERO
+    axis = lane_axis(form.kernel, form.schedule.kind)
+    return ZERO if axis is None else access.strides[axis]
+
+
+def holder(form: Form, item: Load, element: bool, lanes: str) -> str:
+    stride = lane_stride(form, item.access, element)
+    kind = "Same" if stride == ZERO else "Unit" if stride == ONE else "Strided"
+    return f"fw::{kind}<{STORAGE_TYPES[item.dtype]}, {lanes}>"
+
+
+def read(form: Form, item: Load, element: bool, holder: str, at: list[str]) -> str:
+    where = f"{form.pointers[item.access.buffer]} + ({offset_text(form, item.access, at)})"
+    stride = lane_stride(form, item.access, element)
+    extra = "" if stride in (ZERO, ONE) else f", {form.size(stride)}"
+    return f"{holder}.read({where}{extra});"
+
+
+def _out(form: Form, at: int, item: Store, element: bool, where: list[str]) -> tuple[str, str]:
+    """The declaration of a store's lanes and its name."""
+    stride = lane_stride(form, item.access, element)
+    unit = stride in (ZERO, ONE)
+    name = f"out_{at}"
+    kind = "UnitOut" if unit else "StridedOut"
+    extra = "" if unit else f", {form.size(stride)}"
+    pointer, offset = form.pointers[item.access.buffer], offset_text(form, item.access, where)
+    storage = STORAGE_TYPES[item.dtype]
+    return f"fw::{kind}<{storage}, V> {name}({pointer}, {offset}{extra});", name
+
+
+def store_lines(
+    form: Form, stores: Iterable[Store], element: bool, at: list[str], wide: bool = False
+) -> tuple[list[str], list[str], list[str]]:
+    """Declarations, puts (in lane v) and writes of some stores."""
+    heads, puts, writes = [], [], []
+    for position, item in enumerate(stores):
+        head, name = _out(form, position, item, element, at)
+        heads.append(head)
+        value = form.names[_unrounded(form, item)]
+        if wide and item.dtype in HALVES:
+            heads.append(f"float {name}_wide[fw::kLongestRun];")
+            puts.append(f"{name}_wide[v] = {value};")
+            writes.append(f"{name}.narrow({name}_wide, n);")
+        else:
+            puts.append(f"{name}.put(v, {value});")
+        writes.append(f"{name}.write();")
+    return heads, puts, writes
+
+
+def _unrounded(form: Form, item: Store) -> str:
+    """What a value was before it was rounded to the very type that the host stores."""
+    for each in form.kernel.body if form.language == "host" and item.dtype in HALVES else ():
+        if isinstance(each, Apply) and (each.name, each.op) == (item.value, "cast"):
+            (operand,) = each.operands
+            floating = form.register(operand) == "float"
+            return operand if each.dtype == item.dtype and floating else item.value
+    return item.value
+
+
+def goes_wide(form: Form, items: Iterable[Computed]) -> bool:
+    """Whether half floats are converted apart; bfloat16 and cheap operators share a loop well."""
+    applied = [item for item in items if isinstance(item, Apply)]
+    costly = any(SCALAR_OPS[item.op].cost >= COSTLY for item in applied)
+    halves = any(each.dtype == "float16" for each in form.kernel.arguments)
+    return form.language == "host" and (costly or halves)
+
+
+def widened(form: Form, items: Iterable[Computed]) -> list[str]:
+    """Loops that convert the half floats that these items load."""
+    lines = []
+    for item in items:
+        if isinstance(item, Load) and item.dtype in HALVES:
+            name = form.names[item.name]
+            lines.append(f"float {name}_wide[fw::kLongestRun];")
+            lines.append(f"elem.{name}.widen({name}_wide, n);")
+    return lines
+
+
+def element(form: Form, item: Computed, wide: bool) -> str:
+    """Where lane v of a loaded element is found."""
+    name = form.names[item.name]
+    return f"{name}_wide" if wide and item.dtype in HALVES else f"elem.{name}"

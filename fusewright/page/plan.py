@@ -1,0 +1,96 @@
+"""The plan as a picture: boxes in launch order, the operators that went into each inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fusewright.bench.record import PlanGraph, PlanStep, Record
+from fusewright.page.figures import bytes_text, count_text, time_text
+from fusewright.page.markup import Html, joined, tag
+
+_TITLES = {
+    "forward": "forward, when gradients are wanted",
+    "inference": "forward, without gradients",
+    "backward": "backward",
+}
+_MOST_VALUES = 12
+_WORDS = {"call": "PyTorch call", "view": "view, free"}
+
+
+def plan_picture(record: Record) -> Html:
+    """One row of boxes for each graph; graphs with the same steps share theirs."""
+    rows: dict[tuple[PlanStep, ...], list[PlanGraph]] = {}
+    for each in record.plan:
+        rows.setdefault(each.steps, []).append(each)
+    legend = tag(
+        "p",
+        tag("span", "kernel of ours", class_="key fused"),
+        tag("span", "PyTorch call", class_="key call"),
+        tag("span", "view, costs nothing", class_="key view"),
+        class_="keys",
+    )
+    times = _times(record)
+    return (
+        joined((legend, *(_row(graphs, times) for graphs in rows.values()))) if rows else Html("")
+    )
+
+
+def _times(record: Record) -> dict[tuple[str, str], float]:
+    """By graph and step; where a name comes twice, nobody can say whose time is whose."""
+    found: dict[tuple[str, str], list[float | None]] = {}
+    for each in record.passes:
+        for result in each.results:
+            for step in result.steps:
+                found.setdefault((step.graph, step.step), []).append(step.time_us)
+    return {key: us[0] for key, us in found.items() if len(us) == 1 and us[0] is not None}
+
+
+def _row(graphs: Sequence[PlanGraph], times: dict[tuple[str, str], float]) -> Html:
+    first = graphs[0]
+    title = " and ".join(
+        f"{each.mode} mode, {_TITLES.get(each.graph, each.graph)}" for each in graphs
+    )
+    costing = [each for each in first.steps if each.kind != "view"]
+    fused = sum(each.kind != "call" for each in costing)
+    counts = f"kernels of ours: {fused}, PyTorch calls: {len(costing) - fused}"
+    boxes = [
+        tag("li", _box(each, first, times.get((first.graph, each.name)))) for each in first.steps
+    ]
+    heading = tag("h4", title, " ", tag("small", counts))
+    return joined((heading, tag("ol", *boxes, class_="plan")))
+
+
+def _box(step: PlanStep, graph: PlanGraph, time_us: float | None) -> Html:
+    kind = step.kind if step.kind in _WORDS else "fused"
+    operators = [tag("li", _short(each), title=each) for each in step.operators]
+    sizes = [bytes_text(step.bytes), f"{count_text(step.operations)} op"] if kind != "view" else []
+    sizes += [time_text(time_us)] if time_us is not None else []
+    parts = [
+        tag("b", step.name),
+        tag("small", _WORDS.get(step.kind, step.kind)),
+        tag("ul", *operators),
+        tag("small", " · ".join(sizes)) if sizes else "",
+        tag("small", f"not fused: {step.reason}", class_="reason") if step.reason else "",
+    ]
+    tip = "\n".join(_lines(step, graph))
+    return tag("div", *parts, class_=f"step {kind}", tabindex=0, data_tip=tip)
+
+
+def _short(operator: str) -> str:
+    """aten.add.Tensor → add: the overload is in the hover text."""
+    parts = operator.split(".")
+    return parts[1] if parts[0] == "aten" and len(parts) > 1 else operator
+
+
+def _lines(step: PlanStep, graph: PlanGraph) -> Iterator[str]:
+    yield f"{step.name} ({step.kind})"
+    yield from _values("reads", step.reads, graph)
+    yield from _values("writes", step.writes, graph)
+    yield f"{bytes_text(step.bytes)} moved, {count_text(step.operations)} operations"
+
+
+def _values(verb: str, names: Sequence[str], graph: PlanGraph) -> Iterator[str]:
+    for name in names[:_MOST_VALUES]:
+        yield f"{verb} {name}: {graph.values.get(name, 'of unknown shape')}"
+    if len(names) > _MOST_VALUES:
+        yield f"{verb} {len(names) - _MOST_VALUES} more"

@@ -1,0 +1,223 @@
+"""The interleaved run, the inputs it renews, and what the profiler's trace is read as."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fusewright.bench.clock import Sample, WallClock
+from fusewright.bench.feeds import Feed
+from fusewright.bench.planned import step_times
+from fusewright.bench.record import ClockFacts, Rates, Settings
+from fusewright.bench.sampling import sample
+from fusewright.bench.trace import kernel_times, launches, read_trace
+from fusewright.inputs import named_tensors
+from fusewright.pipeline import prepare
+from fusewright.problem import Problem, problem_from_module
+from tests.test_bench_stats import speedup
+
+
+class Ticking:
+    """A clock that believes what the call says."""
+
+    facts = ClockFacts("wall clock", 0, 0, 0.0)
+
+    def flush(self) -> None: ...
+
+    def sample(self, call: Callable[[], object], *, exposed: bool = False) -> Sample:
+        took = float(call())  # type: ignore[arg-type]
+        return Sample(took, took)
+
+
+def problem() -> Problem:
+    return problem_from_module(torch.nn.Linear(4, 4), torch.rand(3, 4))
+
+
+def feed(sets: int = 3) -> Feed:
+    return Feed(problem(), torch.device("cpu"), sets=sets, seed=0, gradients=True)
+
+
+def test_every_round_runs_all_in_a_new_order() -> None:
+    order: list[str] = []
+
+    def said(name: str) -> Callable[[int], float]:
+        def call(slot: int) -> float:
+            order.append(name)
+            return 10.0 + len(order) % 7  # Never converges.
+
+        return call
+
+    settings = Settings("cpu", budget_s=60, least_rounds=5, most_rounds=40)
+    found = sample({name: said(name) for name in "abc"}, feed(), Ticking(), settings)
+    assert found.rounds == 40
+    timed = order[-120:]
+    rounds = [tuple(timed[i : i + 3]) for i in range(0, 120, 3)]
+    assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
+    assert len(set(rounds)) == 6
+    assert {len(each.samples_us) for each in found.timings.values()} == {40}
+
+
+def test_rounds_stop_when_the_medians_are_known_or_the_budget_is_spent() -> None:
+    steady = sample({"a": lambda slot: 10.0}, feed(), Ticking(), Settings("cpu", budget_s=60))
+    assert steady.rounds == 20 and steady.timings["a"].converged
+    begun = time.perf_counter()
+
+    def noisy(slot: int) -> float:
+        time.sleep(0.002)
+        return 10.0 + time.perf_counter_ns() % 10
+
+    wide = sample({"a": noisy}, feed(), Ticking(), Settings("cpu", budget_s=0.2, most_rounds=10**6))
+    assert time.perf_counter() - begun < 5
+    assert not wide.timings["a"].converged
+
+
+def test_one_that_fails_is_dropped_and_the_others_go_on() -> None:
+    calls = 0
+
+    def failing(slot: int) -> float:
+        nonlocal calls
+        calls += 1
+        if calls > 9:
+            raise RuntimeError("out of luck\nand more")
+        return 1.0
+
+    settings = Settings("cpu", budget_s=60)
+    found = sample({"good": lambda slot: 10.0, "bad": failing}, feed(), Ticking(), settings)
+    assert found.failures == {"bad": "RuntimeError: out of luck"}
+    assert list(found.timings) == ["good"] and len(found.timings["good"].samples_us) == 20
+
+
+class Suspicious(Ticking):
+    """A device clock on which one call leaves 90 µs of work to another stream."""
+
+    facts = ClockFacts("device events", 0, 0, idle_gap_us=10.0)
+
+    def __init__(self) -> None:
+        self.exposed: list[tuple[float, bool]] = []
+
+    def sample(self, call: Callable[[], object], *, exposed: bool = False) -> Sample:
+        took = float(call())  # type: ignore[arg-type]
+        self.exposed.append((took, exposed))
+        # Unless the device is idle at the start, the other stream works while the cache is flushed.
+        hidden = (90.0 if exposed else 0.0) if took == 1.0 else 0.0
+        return Sample(took, took + 10.0 + hidden)
+
+
+def test_whoever_works_on_another_stream_is_timed_from_an_idle_device() -> None:
+    clock = Suspicious()
+    calls = {"hidden": lambda slot: 1.0, "honest": lambda slot: 91.0}
+    found = sample(calls, feed(), clock, Settings("cuda", budget_s=60)).timings
+    assert (found["hidden"].counted, found["hidden"].median_us) == ("device", 91.0)
+    assert (found["honest"].counted, found["honest"].median_us) == ("stream", 91.0)
+    timed = clock.exposed[-2 * len(found["honest"].samples_us) :]
+    assert {exposed for took, exposed in timed if took == 1.0} == {True}
+    assert {exposed for took, exposed in timed if took == 91.0} == {False}
+
+
+def busy(seconds: float) -> Callable[[int], None]:
+    def call(slot: int) -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    return call
+
+
+def test_equal_work_comes_out_equal_and_known_work_as_much_slower() -> None:
+    settings = Settings("cpu", budget_s=3.0, least_rounds=15)
+    calls = {"one": busy(0.002), "same": busy(0.002), "half more": busy(0.003)}
+    times = sample(calls, feed(), WallClock(), settings).timings
+    one, same, more = (times[name].samples_us for name in calls)
+    assert speedup(one, same).value == pytest.approx(1, rel=0.02)
+    assert speedup(more, one).value == pytest.approx(1.5, rel=0.03)
+
+
+def test_inputs_are_new_at_every_call_and_stay_where_they_are() -> None:
+    fed = feed()
+    places = [[each.data_ptr() for _, each in named_tensors(slot)] for slot in fed.slots]
+    assert len({place for slot in places for place in slot}) == 3
+    versions = [each._version for slot in fed.slots for _, each in named_tensors(slot)]
+    seen = set()
+    for turn in range(30):
+        slot = fed.refresh()
+        assert slot == turn % 3
+        ((_, mine),) = named_tensors(fed.slots[slot])
+        seen.add(float(mine.detach().double().sum()))
+        assert float(mine.detach().min()) >= 0 and float(mine.detach().max()) <= 1
+    assert len(seen) == 30
+    assert places == [[each.data_ptr() for _, each in named_tensors(s)] for s in fed.slots]
+    assert versions == [each._version for slot in fed.slots for _, each in named_tensors(slot)]
+
+
+def event(category: str, name: str, start: float, length: float, **args: object) -> dict:  # type: ignore[type-arg]
+    thread = args.pop("thread", 1)
+    return {"cat": category, "name": name, "ts": start, "dur": length, "tid": thread, "args": args}
+
+
+def gpu_call(start: float) -> list[dict]:  # type: ignore[type-arg]
+    """A flush outside, then mm and our kernel on one thread, and a kernel of backward's thread."""
+    n = int(start)
+    return [
+        event("cpu_op", "aten::fill_", start, 2),
+        event("cuda_runtime", "cudaLaunchKernel", start + 1, 1, correlation=n),
+        event("kernel", "fill", start + 5, 50, correlation=n),
+        event("user_annotation", "fusewright.call", start + 10, 80),
+        event("cpu_op", "aten::mm", start + 12, 10),
+        event("cpu_op", "aten::empty", start + 13, 1),
+        event("cuda_runtime", "cudaLaunchKernel", start + 15, 1, correlation=n + 1),
+        event("kernel", "sgemm", start + 60, 30, correlation=n + 1),
+        event("user_annotation", "fusewright.kernel custom_add_relu", start + 30, 5),
+        event("cuda_runtime", "cudaLaunchKernel", start + 32, 1, correlation=n + 2),
+        event("kernel", "pointwise<custom_add_relu_body>", start + 90, 4, correlation=n + 2),
+        event("cuda_driver", "cuLaunchKernel", start + 50, 1, correlation=n + 3, thread=2),
+        event("kernel", "other", start + 94, 6, correlation=n + 3),
+    ]
+
+
+def test_device_work_belongs_to_the_call_that_launched_it() -> None:
+    trace = read_trace([*gpu_call(1000), *gpu_call(2000)])
+    assert trace.calls == 2
+    assert launches(trace) == 3
+    rows = {row.name: (row.launches, row.time_us) for row in kernel_times(trace)}
+    assert rows == {
+        "sgemm": (1, 30),
+        "other": (1, 6),
+        "pointwise<custom_add_relu_body>": (1, 4),
+    }
+    owners = {work.name: work.owner for work in trace.work}
+    assert owners["sgemm"] == "aten::mm"
+    assert owners["pointwise<custom_add_relu_body>"] == "fusewright.kernel custom_add_relu"
+    assert owners["other"] == ""
+
+
+class LinearRelu(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gemm = torch.nn.Linear(8, 16, bias=False)
+        self.bias = torch.nn.Parameter(torch.randn(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.gemm(x) + self.bias)
+
+
+def test_steps_of_the_plan_get_their_kernels_and_roofs() -> None:
+    cpu = torch.device("cpu")
+    (plans,) = prepare(LinearRelu(), (torch.randn(4, 8),), modes=("train",), device=cpu).modes
+    trace = read_trace([*gpu_call(1000), *gpu_call(2000)])
+    rates = Rates(copy_bytes_per_s=1e6, products={"fp32": 1e6})
+    product, fused = step_times(plans, "forward", trace, rates, "fp32")
+    assert (product.kind, product.time_us, product.operations) == ("call", 30.0, 2 * 4 * 8 * 16)
+    assert product.operations_per_s == pytest.approx(1024 / 30e-6)
+    assert product.roof_us == pytest.approx(1024) and product.roof_share == pytest.approx(1024 / 30)
+    assert (fused.step, fused.time_us, fused.launches) == ("custom_add_relu", 4.0, 1)
+    assert fused.bytes == 4 * (64 + 16 + 64)
+    assert fused.roof_us == pytest.approx(fused.bytes)
+    # The training step has three products, the trace one: nobody can say which it was.
+    assert all(
+        row.time_us is None
+        for row in step_times(plans, "train", trace, rates, "fp32")
+        if row.kind == "call"
+    )
