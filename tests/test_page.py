@@ -324,4 +324,5 @@ def test_figures() -> None:
     assert ticks_between(0.5, 4.0) == [0.5, 1 / 1.5, 1.0, 1.5, 2.0, 3.0, 4.0]
     assert ticks_between(0.1, 1000.0)[-1] <= 1000.0
     assert round_between(120.0, 460.0) == [120.0, 150.0, 200.0, 250.0, 300.0, 400.0]
+    assert round_between(1010.0, 1330.0) == [1100.0, 1200.0, 1300.0]
     assert power_text(1e-7) == "10⁻⁷"

@@ -1,0 +1,153 @@
+"""How long one call takes, from a state in which the caches hold none of its data.
+
+On a GPU two times are taken: to an event on the current stream, and to one behind a full device
+synchronisation. The second holds work that a candidate put on another stream; where a
+candidate's own gap between the two is that of an idle device, the first one is the more exact.
+Other streams do not wait for the flush, so whoever uses them is timed from an idle device
+(`exposed`), where nothing can be done before the clock starts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fusewright.bench.record import ClockFacts
+
+_EMPTY_CALLS = 30
+# On a CPU every sample pays for this, and a shared third-level cache may be far larger.
+_MOST_HOST_FLUSH_BYTES = 64 * 2**20
+# A virtual machine wakes from a synchronisation some microseconds earlier or later.
+_GAP_US = 5.0
+_GAP_SHARE = 0.02
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call: until the current stream was done, and until the whole device was."""
+
+    stream_us: float
+    device_us: float
+
+
+class Clock(Protocol):
+    """Times calls, and says how."""
+
+    @property
+    def facts(self) -> ClockFacts: ...
+
+    def flush(self) -> None: ...
+
+    def sample(self, call: Callable[[], object], *, exposed: bool = False) -> Sample: ...
+
+
+def make_clock(device: torch.device) -> Clock:
+    return DeviceClock(device) if device.type == "cuda" else WallClock()
+
+
+class WallClock:
+    """Wall-clock time on a CPU, after a write over the caches."""
+
+    def __init__(self) -> None:
+        cache = host_cache_bytes()
+        flush = min(2 * cache, _MOST_HOST_FLUSH_BYTES)
+        self.facts = ClockFacts("wall clock", cache, flush, 0.0)
+        self._cover = _Cover(flush, torch.device("cpu"))
+
+    def flush(self) -> None:
+        self._cover.write()
+
+    def sample(self, call: Callable[[], object], *, exposed: bool = False) -> Sample:
+        self._cover.write()
+        start = time.perf_counter()
+        result = call()
+        took = (time.perf_counter() - start) * 1e6
+        del result  # Freed after the clock was read: its memory is the caller's to keep.
+        return Sample(took, took)
+
+
+class DeviceClock:
+    """Device events, with the device idle before and after, and a write over the L2 cache."""
+
+    def __init__(self, device: torch.device) -> None:
+        cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
+        self._device = device
+        self._cover = _Cover(2 * cache + 2**20, device)
+        gaps = [self.sample(_nothing) for _ in range(_EMPTY_CALLS)]
+        idle = statistics.median(each.device_us - each.stream_us for each in gaps)
+        self.facts = ClockFacts("device events", cache, self._cover.bytes, idle)
+
+    def flush(self) -> None:
+        self._cover.write()
+
+    def sample(self, call: Callable[[], object], *, exposed: bool = False) -> Sample:
+        begin, end, last = _event(), _event(), _event()
+        torch.cuda.synchronize(self._device)
+        # The flush also keeps the GPU busy while the call's first kernels are being launched.
+        self._cover.write()
+        if exposed:
+            torch.cuda.synchronize(self._device)
+        begin.record()
+        result = call()
+        end.record()
+        torch.cuda.synchronize(self._device)
+        last.record()
+        last.synchronize()
+        del result
+        return Sample(begin.elapsed_time(end) * 1e3, begin.elapsed_time(last) * 1e3)
+
+
+def settle(samples: Sequence[Sample], facts: ClockFacts) -> tuple[list[float], str]:
+    """The times that count, and which they are: stream, device or wall."""
+    stream = [each.stream_us for each in samples]
+    if facts.kind == "wall clock":
+        return stream, "wall"
+    if not hides_work(samples, facts):
+        return stream, "stream"
+    return [max(each.device_us - facts.idle_gap_us, each.stream_us) for each in samples], "device"
+
+
+def hides_work(samples: Sequence[Sample], facts: ClockFacts) -> bool:
+    """Whether the device is busy for longer than the current stream is."""
+    gap = statistics.median(each.device_us - each.stream_us for each in samples)
+    usual = statistics.median(each.stream_us for each in samples)
+    return gap - facts.idle_gap_us > max(_GAP_US, _GAP_SHARE * usual)
+
+
+class _Cover:
+    """A buffer that is written with another value each time, so that no old line is still there."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.bytes = size
+        self._buffer: Tensor = torch.empty(size // 4, dtype=torch.int32, device=device)
+        self._count = 0
+
+    def write(self) -> None:
+        self._count += 1
+        self._buffer.fill_(self._count)
+
+
+def host_cache_bytes() -> int:
+    """The largest cache of the first processor, or 32 MiB where the system does not say."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        unit = {"K": 2**10, "M": 2**20}.get(text[-1:], 0)
+        if unit and text[:-1].isdigit():
+            sizes.append(int(text[:-1]) * unit)
+    return max(sizes, default=32 * 2**20)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _nothing() -> None:
+    return None

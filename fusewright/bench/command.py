@@ -1,0 +1,153 @@
+"""The commands `bench` and `compare`: from what was asked for to files, tables and an exit code.
+
+Exit codes: 0 when all is right, 1 when a candidate is wrong or failed (or, for `compare`,
+something got slower), 2 (raised as an error of ours) when the input cannot be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from fusewright.bench import folder, storage, table
+from fusewright.bench.changes import changes, differences
+from fusewright.bench.environment import this_command
+from fusewright.bench.record import BASELINES, Record, Settings
+from fusewright.bench.run import bench, phases
+from fusewright.bench.summary import collect, is_good
+from fusewright.errors import ProblemError
+from fusewright.inputs import resolve_device
+
+# A bar over named steps; it is not animated while times are taken in this process.
+Steps = Callable[[Console, tuple[str, ...], bool], AbstractContextManager[Callable[..., None]]]
+
+_QUICK = {"least_rounds": 7, "input_sets": 3}
+_BUDGET_S = {True: 2.0, False: 10.0}
+_TIME_LIMIT_S = {True: 300.0, False: 1800.0}
+_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command's arguments; None where the user left the choice to us."""
+
+    problem: Path
+    models_new: tuple[Path, ...]
+    json: Path | None
+    device: str
+    mode: str
+    passes: tuple[str, ...]
+    baselines: str | None
+    quick: bool
+    budget_s: float | None
+    time_limit_s: float | None
+    retry_failed: bool
+
+
+def settings_of(asked: Asked) -> Settings:
+    """What was asked for with every choice made."""
+    budget = _BUDGET_S[asked.quick] if asked.budget_s is None else asked.budget_s
+    chosen = Settings(
+        device=asked.device,
+        mode=asked.mode,
+        passes=asked.passes,
+        baselines=_baselines(asked),
+        quick=asked.quick,
+        budget_s=budget,
+    )
+    if not asked.quick:
+        return chosen
+    return Settings(**{**vars(chosen), **_QUICK})
+
+
+def _baselines(asked: Asked) -> tuple[str, ...]:
+    if asked.baselines is None:
+        # On a CPU max-autotune takes minutes to build and there are no CUDA graphs.
+        every = BASELINES if asked.device == "cuda" else BASELINES[:2]
+        return BASELINES[:2] if asked.quick else every
+    names = tuple(dict.fromkeys(filter(None, map(str.strip, asked.baselines.split(",")))))
+    for name in names:
+        if name not in BASELINES:
+            raise ProblemError(f"there is no baseline {name!r}: choose of {', '.join(BASELINES)}")
+    return names
+
+
+def bench_file(console: Console, asked: Asked, steps: Steps) -> int:
+    """Measure one problem, print its tables, write its record."""
+    settings = settings_of(asked)
+    if asked.json:
+        storage.require_writable(asked.json)
+    with steps(console, phases(settings, optimizes=not asked.models_new), False) as tick:
+        record = bench(asked.problem, asked.models_new, settings, command=this_command(), tick=tick)
+    table.print_record(console, record)
+    if asked.json:
+        storage.write(asked.json, record)
+        console.print(f"[bold]{asked.json}[/bold] written.", soft_wrap=True)
+    return 0 if is_good(record) else 1
+
+
+def bench_folder(console: Console, asked: Asked, steps: Steps) -> int:
+    """Measure every problem of a folder, each in its own process; done ones are kept."""
+    if asked.models_new:
+        raise ProblemError("ModelNew files go with one problem: give a problem file, not a folder")
+    if asked.json is None:
+        raise ProblemError(
+            "a folder of problems needs --json: a folder, or a file, for its records"
+        )
+    resolve_device(asked.device)
+    settings = settings_of(asked)
+    whole, results = _places(asked.json)
+    storage.require_writable(whole)
+    storage.require_writable(results / "record.json")
+    jobs = folder.jobs_of(asked.problem, results)
+    seconds = asked.time_limit_s or _TIME_LIMIT_S[asked.quick]
+    limits = folder.Limits(seconds, asked.retry_failed)
+    names = tuple(str(job.problem) for job in jobs)
+    records: list[Record] = []
+    try:
+        with steps(console, names, True) as tick:
+            begin = lambda job: tick(str(job.problem), 0.0)  # noqa: E731
+            for record in folder.run_jobs(jobs, settings, _arguments(asked), limits, begin):
+                records.append(record)
+    except KeyboardInterrupt:
+        kept = f"{len(records)} of {len(jobs)} problems are in {results}"
+        console.print(f"Interrupted: {kept}; the same command goes on from there.", soft_wrap=True)
+        return _INTERRUPTED
+    collection = collect(records)
+    table.print_collection(console, collection)
+    storage.write(whole, collection)
+    console.print(f"[bold]{whole}[/bold] written.", soft_wrap=True)
+    return 0 if all(map(is_good, records)) else 1
+
+
+def _places(path: Path) -> tuple[Path, Path]:
+    """The file of all records, and the folder of single ones."""
+    if path.suffix == ".json":
+        return path, path.with_suffix("")
+    return path / "all.json", path
+
+
+def _arguments(asked: Asked) -> list[str]:
+    """The child's arguments: everything that decides its settings."""
+    passes = asked.passes[0] if len(asked.passes) == 1 else "both"
+    given = ["--device", asked.device, "--mode", asked.mode, "--pass", passes]
+    given += ["--baselines", asked.baselines] if asked.baselines is not None else []
+    given += ["--budget", str(asked.budget_s)] if asked.budget_s is not None else []
+    return given + (["--quick"] if asked.quick else [])
+
+
+def compare_files(console: Console, old: Path, new: Path, noise: float) -> int:
+    """Print what changed; 1 where something of ours got slower, lost its time or its precision."""
+    before, after = storage.read_records(old), storage.read_records(new)
+    found = changes(before, after, noise=noise)
+    if not found:
+        raise storage.RecordError(f"{old} and {new} have no candidate with a time")
+    table.print_changes(console, found, differences(before, after))
+    worse = sum(each.is_regression for each in found)
+    better = sum(each.counts and each.verdict == "faster" for each in found)
+    console.print(f"{better} faster, {worse} slower or lost, {len(found)} compared.")
+    return 1 if worse else 0

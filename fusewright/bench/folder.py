@@ -1,0 +1,149 @@
+"""Many problems: one process and one time limit each, so that none can take the others down.
+
+A problem that is finished has its record on disk and is not run again. One that crashes, hangs
+or is killed gets a record that says so. Whoever stops the run in the middle keeps what is done.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusewright.bench import storage
+from fusewright.bench.record import Record, Settings
+from fusewright.bench.run import problem_facts
+from fusewright.errors import ProblemError
+
+_TAIL_CHARACTERS = 400
+_ERRORS = 2
+
+
+@dataclass(frozen=True)
+class Job:
+    """One problem of a folder, and where its record belongs."""
+
+    problem: Path
+    record: Path
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a problem may take, and whether one that failed before is tried again."""
+
+    seconds: float
+    retry_failed: bool = False
+
+
+def jobs_of(folder: Path, results: Path) -> tuple[Job, ...]:
+    """The problems in a folder and below it, in the order of their names."""
+    files = sorted(each for each in folder.rglob("*.py") if _is_problem(each))
+    if not files:
+        raise ProblemError(f"{folder}: there is no file with a get_inputs() in this folder")
+    return tuple(
+        Job(each, results / each.relative_to(folder).with_suffix(".json")) for each in files
+    )
+
+
+def _is_problem(path: Path) -> bool:
+    if path.stem.endswith("_new") or any(part.startswith(".") for part in path.parts[:-1]):
+        return False
+    try:
+        return "def get_inputs" in path.read_text()
+    except UnicodeDecodeError:
+        return False
+
+
+def finished(job: Job, settings: Settings, limits: Limits) -> Record | None:
+    """The record of an earlier run of the same problem under the same settings, if there is one."""
+    try:
+        found = storage.read(job.record)
+    except storage.RecordError:
+        return None
+    if not isinstance(found, Record) or found.settings != settings:
+        return None
+    if found.problem.source_sha256 != problem_facts(job.problem).source_sha256:
+        return None
+    return None if limits.retry_failed and found.status != "ok" else found
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    settings: Settings,
+    arguments: Sequence[str],
+    limits: Limits,
+    begin: Callable[[Job], None] = lambda job: None,
+) -> Iterator[Record]:
+    """Each problem's record, as it is finished; `arguments` are those of the child's command."""
+    for job in jobs:
+        begin(job)
+        yield finished(job, settings, limits) or run_job(job, settings, arguments, limits)
+
+
+def run_job(job: Job, settings: Settings, arguments: Sequence[str], limits: Limits) -> Record:
+    """Run one problem in a process of its own; what goes wrong there becomes the record."""
+    start = time.time()
+    command = [sys.executable, "-m", "fusewright", "bench", str(job.problem)]
+    command += ["--json", str(job.record), *arguments]
+    with tempfile.TemporaryFile("w+") as output:
+        code = _wait(command, output.fileno(), limits.seconds)
+        output.seek(0)
+        words = output.read()
+    written = finished(job, settings, Limits(limits.seconds))
+    fresh = written is not None and job.record.stat().st_mtime >= start - 1
+    if written is not None and fresh and code in (0, 1):
+        return written
+    failed = Record(
+        problem=problem_facts(job.problem),
+        settings=settings,
+        status="timeout" if code is None else "failed" if code == _ERRORS else "crashed",
+        error=_explained(code, words, limits.seconds),
+        seconds=time.time() - start,
+    )
+    storage.write(job.record, failed)
+    return failed
+
+
+def _wait(command: Sequence[str], output: int, seconds: float) -> int | None:
+    """The exit code, or None after the time limit; nothing of the child is left behind."""
+    # A session of its own: compilers that it started end with it, and Ctrl-C is ours to handle.
+    child = subprocess.Popen(
+        command,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": _import_path()},
+    )
+    try:
+        return child.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _import_path() -> str:
+    """The child imports the same Fusewright as we did, from wherever it is started."""
+    root = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+
+
+def _explained(code: int | None, words: str, seconds: float) -> str:
+    tail = " ".join(words.strip().splitlines()[-3:])[-_TAIL_CHARACTERS:]
+    if code is None:
+        return f"no end within its time limit of {seconds:g} s"
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = ", most often for want of memory" if -code == signal.SIGKILL else ""
+        return f"killed by {name}{hint}; its last words: {tail}"
+    return tail.removeprefix("fusewright: ") or f"ended with exit code {code}"

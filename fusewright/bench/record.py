@@ -1,0 +1,304 @@
+"""What one benchmark of one problem found out: frozen values that go into JSON and come back.
+
+Everything that a table or a chart needs is here, so a report can be drawn again from the file
+alone. `docs/bench.md` describes each field; a change that a reader would trip over raises
+`VERSION`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SCHEMA = "fusewright-bench"
+COLLECTION = "fusewright-bench-collection"
+VERSION = 1
+
+PASSES = ("forward", "train")
+BASELINES = ("eager", "compile", "max-autotune", "cudagraphs")
+# From the finest to the coarsest; a candidate's class is the coarsest among its results.
+PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for."""
+
+    device: str
+    mode: str = "train"
+    passes: tuple[str, ...] = PASSES
+    baselines: tuple[str, ...] = BASELINES[:2]
+    quick: bool = False
+    budget_s: float = 10.0
+    input_sets: int = 4
+    least_rounds: int = 20
+    most_rounds: int = 2000
+    target_width: float = 0.01
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """One look at the GPU's clocks: `when` names the phase that had just ended."""
+
+    when: str
+    sm_mhz: float
+    memory_mhz: float
+    power_w: float
+    temperature_c: float
+
+
+@dataclass(frozen=True)
+class Environment:
+    device: str
+    cpu: str
+    driver: str
+    versions: Mapping[str, str]
+    flags: Mapping[str, str]
+    variables: Mapping[str, str]
+    commit: str
+    command: str
+    clocks: tuple[Clocks, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Ceilings measured in this run; `products` maps fp32, tf32, fp16 and bf16 to operations/s."""
+
+    copy_bytes_per_s: float
+    products: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ClockFacts:
+    """How time was taken: `idle_gap_us` is what a device synchronisation alone costs."""
+
+    kind: str
+    cache_bytes: int
+    flush_bytes: int
+    idle_gap_us: float
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least that any program must do for this pass, and how long that takes at the rates.
+
+    `floor_us` maps memory to the copy time of `bytes`, and each class to the longer of that and
+    the time of `operations` at the class's product rate.
+    """
+
+    bytes: int
+    operations: int
+    floor_us: Mapping[str, float]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """All samples in the order they were taken, and what they say; the interval is 95 %.
+
+    `counted` is "device" where work outside the current stream made the whole device's time
+    count, "stream" where there was none, "wall" on a CPU.
+    """
+
+    samples_us: tuple[float, ...]
+    median_us: float
+    low_us: float
+    high_us: float
+    minimum_us: float
+    converged: bool
+    counted: str
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster than a baseline; the interval is a bootstrap's over whole rounds."""
+
+    baseline: str
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ValueCheck:
+    """One output, gradient or buffer against float64.
+
+    `error` is ‖x − truth‖ / ‖truth‖; `largest` is the largest single deviation over the root mean
+    square of the truth. `limits` are the largest errors accepted in each class. `precision` is
+    empty where the value is wrong.
+    """
+
+    when: str
+    name: str
+    error: float
+    eager_error: float
+    largest: float
+    limits: Mapping[str, float]
+    precision: str
+    ok: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A step of our plan as the profiler saw it; rates and shares are None where unknown."""
+
+    graph: str
+    step: str
+    kind: str
+    kernels: tuple[str, ...]
+    launches: float
+    time_us: float | None
+    bytes: int
+    operations: int
+    bytes_per_s: float | None
+    operations_per_s: float | None
+    roof_us: float | None
+    roof_share: float | None
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """A device kernel (on a CPU: a top-level operator) of one call, summed over its launches."""
+
+    name: str
+    launches: float
+    time_us: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """One candidate in one pass: status is timed, wrong, failed or skipped; only timed has times.
+
+    `floor_share` is the floor of the candidate's own precision class over its median.
+    """
+
+    candidate: str
+    status: str
+    note: str = ""
+    precision: str = ""
+    timing: Timing | None = None
+    floor_share: float | None = None
+    ratios: tuple[Ratio, ...] = ()
+    checks: tuple[ValueCheck, ...] = ()
+    kernels: tuple[KernelTime, ...] = ()
+    steps: tuple[StepTime, ...] = ()
+    kernel_launches: float | None = None
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Pass:
+    name: str
+    mode: str
+    rounds: int
+    seconds: float
+    floor: Floor | None
+    results: tuple[Result, ...]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What users pay besides the time of a call; None where it does not apply or was not taken.
+
+    `optimize_seconds` is capture, planning and compiling here; cold is the first call of every
+    pass with empty caches, warm the same with full ones.
+    """
+
+    optimize_seconds: float | None = None
+    cold_build_seconds: float | None = None
+    warm_build_seconds: float | None = None
+    overhead_us: float | None = None
+    overhead_method: str = ""
+    file_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class CandidateFacts:
+    """`kind` is one of the baselines, ours or foreign."""
+
+    name: str
+    kind: str
+    path: str = ""
+    note: str = ""
+    costs: Costs = field(default_factory=Costs)
+
+
+@dataclass(frozen=True)
+class PlanStep:
+    """`kind` is loop, call or view, or the name of another kind of step in lower case."""
+
+    name: str
+    kind: str
+    operators: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    bytes: int
+    operations: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class PlanGraph:
+    """One graph of our plan: steps in launch order; `values` gives each value's type and shape."""
+
+    mode: str
+    graph: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    values: Mapping[str, str]
+    steps: tuple[PlanStep, ...]
+
+
+@dataclass(frozen=True)
+class ProblemFacts:
+    name: str
+    path: str
+    source_sha256: str
+    inputs: tuple[str, ...] = ()
+    parameters: int = 0
+
+
+@dataclass(frozen=True)
+class Record:
+    """One problem. status is ok, failed, timeout or crashed; only ok has passes."""
+
+    problem: ProblemFacts
+    settings: Settings
+    status: str = "ok"
+    error: str = ""
+    started_at: str = ""
+    seconds: float = 0.0
+    environment: Environment | None = None
+    rates: Rates | None = None
+    clock: ClockFacts | None = None
+    candidates: tuple[CandidateFacts, ...] = ()
+    passes: tuple[Pass, ...] = ()
+    plan: tuple[PlanGraph, ...] = ()
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """The candidates that are no baselines: ours and foreign ones."""
+        return tuple(each.name for each in self.candidates if each.kind in ("ours", "foreign"))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Speed-ups of many problems against one baseline in one pass."""
+
+    pass_name: str
+    candidate: str
+    baseline: str
+    count: int
+    geometric_mean: float
+    median: float
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Many problems of one run."""
+
+    records: tuple[Record, ...]
+    spreads: tuple[Spread, ...] = ()

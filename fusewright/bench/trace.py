@@ -1,0 +1,226 @@
+"""One call in PyTorch's profiler: which kernels ran for how long, and for which step of our plan.
+
+The trace that the profiler exports is read as text. A kernel belongs to the call (and, for our
+own kernels, to the entry point) in whose span it was launched; on a CPU, where nothing is
+launched, the spans themselves are the times.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from fusewright.bench.record import KernelTime
+
+_CALL = "fusewright.call"
+_ENTRY = "fusewright.kernel "
+_CALLS = 5
+_DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+# What only looks at memory or reserves it is no work on a CPU.
+_FREE = frozenset(
+    f"aten::{name}"
+    for name in "alias as_strided detach empty empty_like empty_strided expand permute reshape "
+    "resolve_conj resolve_neg select slice squeeze t transpose unsqueeze view _unsafe_view "
+    "lift_fresh".split()
+)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of time on one thread: an operator, one of our entry points, or a call."""
+
+    name: str
+    start: float
+    end: float
+    thread: object
+
+    def holds(self, moment: float) -> bool:
+        return self.start <= moment <= self.end
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something that took time for a call: `owner` is the top-level operator or entry point.
+
+    `turn` counts the owner's spans from 0, so that the first addmm is told from the second.
+    """
+
+    name: str
+    time_us: float
+    owner: str
+    turn: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """All work of `calls` calls; `turns` counts the spans of each owner over all calls."""
+
+    calls: int
+    work: tuple[Work, ...]
+    turns: Mapping[str, int]
+    peak_bytes: int | None
+
+
+def trace_calls(
+    call: Callable[[], object], renew: Callable[[], object], model: nn.Module, *, on_gpu: bool
+) -> Trace:
+    """Profile a few calls; `renew` runs before each and does not count."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with annotated(model), tempfile.TemporaryDirectory() as folder:
+        call()
+        with profile(activities=activities, profile_memory=not on_gpu) as profiler:
+            for _ in range(_CALLS):
+                renew()
+                with record_function(_CALL):
+                    call()
+                if on_gpu:
+                    torch.cuda.synchronize()
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    if on_gpu and not any(each.get("cat") in _DEVICE_WORK for each in events):
+        raise RuntimeError("PyTorch's profiler saw no kernel on the GPU (is CUPTI allowed here?)")
+    return read_trace(events)
+
+
+def read_trace(events: Sequence[Mapping[str, Any]]) -> Trace:
+    """The work within the calls, from the events of an exported trace."""
+    spans = [_span(each) for each in events if each.get("cat") in ("cpu_op", "user_annotation")]
+    calls = [each for each in spans if each.name == _CALL]
+    inside = [each for each in spans if any(call.holds(each.start) for call in calls)]
+    owners = list(_numbered(_top_level(inside)))
+    device = [each for each in events if each.get("cat") in _DEVICE_WORK]
+    if device:
+        work = tuple(_launched(device, events, calls, owners))
+    else:
+        work = tuple(
+            Work(span.name, span.end - span.start, span.name, turn)
+            for span, turn in owners
+            if span.name not in _FREE
+        )
+    turns: dict[str, int] = {}
+    for span, _ in owners:
+        turns[span.name] = turns.get(span.name, 0) + 1
+    return Trace(len(calls), work, turns, _peak_bytes(events, calls))
+
+
+def kernel_times(trace: Trace) -> tuple[KernelTime, ...]:
+    """Per call and kernel name, the longest first."""
+    sums: dict[str, list[float]] = {}
+    for each in trace.work:
+        sums.setdefault(each.name, []).append(each.time_us)
+    rows = [
+        KernelTime(name, len(times) / trace.calls, sum(times) / trace.calls)
+        for name, times in sums.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.time_us))
+
+
+def launches(trace: Trace) -> float:
+    """Kernels, copies and fills per call; on a CPU top-level operators and our kernels."""
+    return len(trace.work) / trace.calls if trace.calls else 0.0
+
+
+@contextmanager
+def annotated(model: nn.Module) -> Iterator[None]:
+    """Our entry points say their names to the profiler while this lasts; other modules are left."""
+    kernels = getattr(sys.modules.get(type(model).__module__), "_fw_kernels", None)
+    held: dict[str, Any] = vars(kernels) if kernels is not None else {}
+    before = {name: each for name, each in held.items() if callable(each) and name in _names(held)}
+
+    def named(name: str, entry: Callable[..., object]) -> Callable[..., object]:
+        def run(*args: object) -> object:
+            with record_function(_ENTRY + name):
+                return entry(*args)
+
+        return run
+
+    held.update({name: named(name, each) for name, each in before.items()})
+    try:
+        yield
+    finally:
+        held.update(before)
+
+
+def owner_of(step_name: str, operators: Sequence[str]) -> str:
+    """What the trace calls a step: our entry point's name, or the ATen operator's."""
+    if operators and operators[0].startswith("aten."):
+        return "aten::" + operators[0].split(".")[1]
+    return _ENTRY + step_name
+
+
+def _names(held: Mapping[str, Any]) -> Mapping[str, object]:
+    entries = held.get("_entries", {})
+    return entries if isinstance(entries, Mapping) else {}
+
+
+def _span(event: Mapping[str, Any]) -> Span:
+    start = float(event["ts"])
+    return Span(event["name"], start, start + float(event.get("dur", 0.0)), event.get("tid"))
+
+
+def _top_level(spans: Sequence[Span]) -> Iterator[Span]:
+    """Operators and entry points that no other one of them holds, in the order of their start."""
+    ours = [each for each in spans if each.name.startswith(("aten::", _ENTRY, "triton_"))]
+    ends: dict[object, float] = {}
+    for each in sorted(ours, key=lambda span: (span.start, -span.end)):
+        if each.start >= ends.get(each.thread, -1.0):
+            ends[each.thread] = each.end
+            yield each
+
+
+def _numbered(spans: Iterator[Span]) -> Iterator[tuple[Span, int]]:
+    seen: dict[str, int] = {}
+    for each in spans:
+        turn = seen.get(each.name, 0)
+        seen[each.name] = turn + 1
+        yield each, turn
+
+
+def _launched(
+    device: Sequence[Mapping[str, Any]],
+    events: Sequence[Mapping[str, Any]],
+    calls: Sequence[Span],
+    owners: Sequence[tuple[Span, int]],
+) -> Iterator[Work]:
+    """Device work whose launch lies within a call, with the operator that launched it."""
+    launched = {
+        each["args"]["correlation"]: float(each["ts"])
+        for each in events
+        if each.get("cat") in _LAUNCHES and "correlation" in each.get("args", {})
+    }
+    for each in sorted(device, key=lambda event: float(event["ts"])):
+        moment = launched.get(each.get("args", {}).get("correlation"), -1.0)
+        # Backward launches from a thread of its own while the caller's waits, so the moment alone
+        # tells whose launch it was.
+        if any(call.holds(moment) for call in calls):
+            holders = ((s, t) for s, t in owners if s.holds(moment))
+            span, turn = next(holders, (None, 0))
+            yield Work(each["name"], float(each["dur"]), span.name if span else "", turn)
+
+
+def _peak_bytes(events: Sequence[Mapping[str, Any]], calls: Sequence[Span]) -> int | None:
+    """The most host memory that one call held beyond what it found; None without memory events."""
+    found = [
+        (float(each["ts"]), int(each["args"]["Bytes"]))
+        for each in events
+        if each.get("name") == "[memory]" and each["args"].get("Device Type") == 0
+    ]
+    if not found or not calls:
+        return None
+    held = peak = 0
+    for _, size in sorted(pair for pair in found if calls[-1].holds(pair[0])):
+        held += size
+        peak = max(peak, held)
+    return peak
