@@ -2,7 +2,7 @@
 # A python3 that already has PyTorch 2.11 or later is used as it is (GPU machines come so, and may
 # be offline), with the small packages that it lacks beside it; otherwise .venv is made.
 PYTHON ?= python3
-PACKAGES := click rich numpy pytest hypothesis
+PACKAGES := click rich numpy matplotlib pytest hypothesis
 
 HAS_TORCH := -c 'import importlib.metadata as m; v = m.version("torch").split("."); \
 	assert (int(v[0]), int(v[1])) >= (2, 11)' 2>/dev/null
@@ -52,7 +52,7 @@ demo: $(STAMP)
 
 # The four reference problems; their records are in bench/latest/, all of them in the file.
 bench: $(STAMP)
-	$(PY) -m fusewright bench examples --json bench/latest.json $(BENCH_OPTIONS)
+	$(PY) -m fusewright bench examples --json bench/latest.json --html bench/latest.html $(BENCH_OPTIONS)
 
 gpu-test: $(STAMP)
 	$(PY) -m pytest -q -m gpu

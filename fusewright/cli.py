@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from fusewright.errors import FusewrightError
 if TYPE_CHECKING:
     import torch
 
+    from fusewright.bench.record import Record
     from fusewright.problem import Problem
     from fusewright.report import Outcome
     from fusewright.solution import Solution
@@ -248,6 +249,8 @@ def verify(
 @click.option("--budget", type=float, help="Seconds of timing for each pass.")
 @click.option("--time-limit", type=float, help="Seconds for each problem of a folder.")
 @click.option("--retry-failed", is_flag=True, help="Run problems of a folder again that failed.")
+@click.option("--html", type=click.Path(path_type=Path), help="Also write a page to look at.")
+@click.option("--png", type=click.Path(path_type=Path), help="Also write the charts to a folder.")
 def bench(
     problem: Path,
     model_new: tuple[Path, ...],
@@ -260,6 +263,8 @@ def bench(
     budget: float | None,
     time_limit: float | None,
     retry_failed: bool,
+    html: Path | None,
+    png: Path | None,
 ) -> None:
     """Measure PROBLEM (a file, or a folder of them): eager, torch.compile and ours in one run."""
     from fusewright.bench.command import Asked, bench_file, bench_folder
@@ -276,11 +281,29 @@ def bench(
         budget_s=budget,
         time_limit_s=time_limit,
         retry_failed=retry_failed,
+        draw=drawer(html, png),
     )
     console = Console()
     code = (bench_folder if problem.is_dir() else bench_file)(console, asked, _bench_steps)
     if code:
         sys.exit(code)
+
+
+def drawer(html: Path | None, png: Path | None) -> Callable[[Sequence[Record]], Sequence[Path]]:
+    """What draws the records; what it needs is looked at before anything is measured."""
+    from fusewright.bench import storage
+    from fusewright.page import charts_png, render
+
+    if html:
+        storage.require_writable(html)
+
+    def draw(records: Sequence[Record]) -> Sequence[Path]:
+        if html:
+            storage.write_text(html, render(records))
+        charts = charts_png(records, png) if png else ()
+        return [*([html] if html else []), *charts]
+
+    return draw
 
 
 @contextmanager

@@ -6,7 +6,7 @@ something got slower), 2 (raised as an error of ours) when the input cannot be u
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,7 @@ class Asked:
     budget_s: float | None
     time_limit_s: float | None
     retry_failed: bool
+    draw: Callable[[Sequence[Record]], Sequence[Path]] = lambda records: ()
 
 
 def settings_of(asked: Asked) -> Settings:
@@ -87,7 +88,13 @@ def bench_file(console: Console, asked: Asked, steps: Steps) -> int:
     if asked.json:
         storage.write(asked.json, record)
         console.print(f"[bold]{asked.json}[/bold] written.", soft_wrap=True)
+    _draw(console, asked, [record])
     return 0 if is_good(record) else 1
+
+
+def _draw(console: Console, asked: Asked, records: Sequence[Record]) -> None:
+    for path in asked.draw(records):
+        console.print(f"[bold]{path}[/bold] written.", soft_wrap=True)
 
 
 def bench_folder(console: Console, asked: Asked, steps: Steps) -> int:
@@ -121,6 +128,7 @@ def bench_folder(console: Console, asked: Asked, steps: Steps) -> int:
     table.print_collection(console, collection)
     storage.write(whole, collection)
     console.print(f"[bold]{whole}[/bold] written.", soft_wrap=True)
+    _draw(console, asked, collection.records)
     return 0 if all(map(is_good, records)) else 1
 
 

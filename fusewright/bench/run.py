@@ -126,7 +126,11 @@ def _measured(
 
 def problem_facts(path: Path) -> ProblemFacts:
     """What can be said of a problem without running it."""
-    return ProblemFacts(path.stem, str(path), hashlib.sha256(path.read_bytes()).hexdigest())
+    whole = path.resolve()
+    # A record is kept and passed on: how this machine's folders are called is no part of it.
+    here = Path.cwd()
+    shown = whole.relative_to(here) if whole.is_relative_to(here) else Path(path.name)
+    return ProblemFacts(path.stem, str(shown), hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def _facts(problem: Problem, reference: Reference) -> ProblemFacts:

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from fusewright.bench.record import Collection, Record, Result, Spread
+from fusewright.bench.record import PRECISIONS, Collection, Pass, Ratio, Record, Result, Spread
 
 THRESHOLDS = (1.0, 1.5, 2.0, 4.0)
 
@@ -25,10 +25,21 @@ def spreads(records: Sequence[Record]) -> tuple[Spread, ...]:
             for result in each.results:
                 if result.candidate not in record.subjects:
                     continue
-                for ratio in result.ratios:
+                for ratio in _fair(each, result):
                     key = (each.name, _label(record, result), ratio.baseline)
                     found.setdefault(key, []).append(ratio.ratio)
     return tuple(_spread(*key, ratios) for key, ratios in found.items())
+
+
+def _fair(measured: Pass, result: Result) -> list[Ratio]:
+    """Ratios to baselines that are not finer than the result: less work is no speed-up."""
+    classes = {each.candidate: each.precision for each in measured.results}
+    own = _rank(result.precision)
+    return [each for each in result.ratios if own <= _rank(classes.get(each.baseline, ""))]
+
+
+def _rank(precision: str) -> int:
+    return PRECISIONS.index(precision) if precision in PRECISIONS else len(PRECISIONS)
 
 
 def wrong_results(record: Record) -> list[tuple[str, Result]]:

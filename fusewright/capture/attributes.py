@@ -66,7 +66,9 @@ def _write_buffers(before: _Before) -> None:
         if old is None or new is None or new is old:
             continue
         if new.requires_grad or (new.shape, new.dtype) != (old.shape, old.dtype):
-            what = "with its gradient history" if new.requires_grad else "with another shape or type"
+            what = (
+                "with its gradient history" if new.requires_grad else "with another shape or type"
+            )
             raise CaptureError(
                 f"forward assigns the buffer {_dotted(before, name)} {what}, which no graph can "
                 "do; assign a detached tensor of the same shape and type"

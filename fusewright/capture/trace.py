@@ -122,7 +122,7 @@ def _partition(joint: fx.GraphModule) -> Halves:
 def _random_kept_apart(joint: fx.GraphModule) -> Iterator[None]:
     """The partitioner merges equal nodes, all but those on its own list of random operators, and
     that list is short: without this, two exponential draws of one shape would be one."""
-    drawing = {get_aten_target(node) for node in joint.graph.nodes if is_random(node)}
+    drawing: set[Any] = {get_aten_target(node) for node in joint.graph.nodes if is_random(node)}
     added = [each for each in drawing if each not in rand_ops]
     rand_ops.extend(added)
     try:

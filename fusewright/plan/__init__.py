@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -138,8 +139,9 @@ def _ordered(values: Values, steps: list[Step]) -> tuple[Step, ...]:
     """
     position = values.order
     maker = {name: step for step in steps for name in _results(step)}
-    drawing = [maker[node.name] for node in values.random if node.name in maker]
-    before = {id(second): first for first, second in zip(drawing, drawing[1:], strict=False)}
+    calls = {step.node.name: step for step in steps if isinstance(step, Call)}
+    drawing = [calls[node.name] for node in values.random]
+    before = {id(second): first for first, second in itertools.pairwise(drawing)}
     done: list[Step] = []
     state: dict[int, int] = {}
 

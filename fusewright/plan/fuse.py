@@ -13,14 +13,8 @@ from dataclasses import dataclass, replace
 
 from fusewright.ir import ITEM_BYTES, Node
 from fusewright.loop import Load, LoopKernel, level
-from fusewright.plan.assemble import (
-    Assembled,
-    Domain,
-    assemble,
-    kernel_of,
-    point_domain,
-    reduction_domain,
-)
+from fusewright.plan.assemble import Assembled, assemble, kernel_of
+from fusewright.plan.domain import Domain, point_domain, reduction_domain
 from fusewright.plan.frames import NotFusibleError
 from fusewright.plan.values import Values, is_pointwise, is_view
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -58,8 +59,7 @@ class Values:
 
     @cached_property
     def _next_random(self) -> dict[str, Node]:
-        pairs = zip(self.random, self.random[1:], strict=False)
-        return {first.name: second for first, second in pairs}
+        return {first.name: second for first, second in itertools.pairwise(self.random)}
 
     def followers(self, name: str) -> list[Node]:
         """The nodes that must come after this one: its readers, and the next to draw."""

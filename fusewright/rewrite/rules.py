@@ -68,9 +68,7 @@ def _needs_memory(context: Context, node: Node, source: Ref) -> bool:
     return producer is None or _is_given_out(node.name, context.users, context.outputs)
 
 
-def _is_given_out(
-    name: str, users: Mapping[str, list[Node]], outputs: frozenset[str]
-) -> bool:
+def _is_given_out(name: str, users: Mapping[str, list[Node]], outputs: frozenset[str]) -> bool:
     """Whether a value, or a view of it, is an output."""
     frontier = [name]
     while frontier:

@@ -34,7 +34,9 @@ def is_canonical_view(node: Node) -> bool:
     """Whether this is one of the four; a slice is, once its start and step are whole numbers."""
     if node.op != "aten.slice.Tensor":
         return node.op in CANONICAL_VIEWS
-    return len(node.args) == 5 and all(isinstance(each, int) for each in (node.args[2], node.args[4]))
+    return len(node.args) == 5 and all(
+        isinstance(each, int) for each in (node.args[2], node.args[4])
+    )
 
 
 def is_opaque_view(node: Node) -> bool:

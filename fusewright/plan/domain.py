@@ -1,0 +1,58 @@
+"""The iteration space of a kernel: what a reduction or a pointwise value runs over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusewright.ir import Dim, Node, Ref, product
+from fusewright.plan.values import Values
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Row-major axes of an iteration space; `reduced` marks those that reductions run over."""
+
+    sizes: tuple[Dim, ...]
+    reduced: tuple[bool, ...]
+
+    def split(self, position: int, inner: Dim) -> Domain:
+        outer = self.sizes[position].divided_by(inner)
+        assert outer is not None
+        flag = self.reduced[position]
+        return Domain(
+            (*self.sizes[:position], outer, inner, *self.sizes[position + 1 :]),
+            (*self.reduced[:position], flag, flag, *self.reduced[position + 1 :]),
+        )
+
+    @property
+    def kept_axes(self) -> tuple[int, ...]:
+        return tuple(i for i, reduced in enumerate(self.reduced) if not reduced)
+
+    @property
+    def reduced_axes(self) -> tuple[int, ...]:
+        return tuple(i for i, reduced in enumerate(self.reduced) if reduced)
+
+    @property
+    def numel(self) -> Dim:
+        return product(self.sizes)
+
+    @property
+    def kept_numel(self) -> Dim:
+        return product(tuple(self.sizes[axis] for axis in self.kept_axes))
+
+
+def reduction_domain(values: Values, node: Node) -> Domain:
+    """The iteration space of one reduction: its operand's shape."""
+    assert isinstance(node.args[0], Ref) and isinstance(node.args[1], tuple)
+    shape = values.spec(node.args[0].name).shape
+    reduced = tuple(position in node.args[1] for position in range(len(shape)))
+    return _without_ones(shape, reduced)
+
+
+def _without_ones(shape: tuple[Dim, ...], reduced: tuple[bool, ...]) -> Domain:
+    kept = [(s, r) for s, r in zip(shape, reduced, strict=True) if s != Dim(1)]
+    return Domain(tuple(s for s, _ in kept), tuple(r for _, r in kept))
+
+
+def point_domain(shape: tuple[Dim, ...]) -> Domain:
+    return _without_ones(shape, (False,) * len(shape))
