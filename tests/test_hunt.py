@@ -336,3 +336,11 @@ def test_named_results_sizes_and_numbers_made_of_sizes() -> None:
     best, shape, half, many = fusewright.optimize(model, x)(x)
     assert isinstance(best, torch.return_types.max) and torch.equal(best.values, x.amax(1))
     assert isinstance(shape, torch.Size) and shape == x.shape and (half, many) == (2.0, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_numbers_beside_half_precision_keep_their_digits(dtype: torch.dtype) -> None:
+    def model(x: Tensor) -> tuple[Tensor, ...]:
+        return x * 65520.0, x / 65520.0, x * 0.1, x.mean(), x.mean(1), x > 0.1, x.clamp(-0.1, 0.3)
+
+    check(Lambda(model), (0.25 * torch.randn(3, 30_001)).to(dtype))

@@ -70,7 +70,7 @@ def store_lines(
     for position, item in enumerate(stores):
         head, name = _out(form, position, item, element, at)
         heads.append(head)
-        value = form.names[_unrounded(form, item)]
+        value = form.names[item.value]
         if wide and item.dtype in HALVES:
             heads.append(f"float {name}_wide[fw::kLongestRun];")
             puts.append(f"{name}_wide[v] = {value};")
@@ -79,16 +79,6 @@ def store_lines(
             puts.append(f"{name}.put(v, {value});")
         writes.append(f"{name}.write();")
     return heads, puts, writes
-
-
-def _unrounded(form: Form, item: Store) -> str:
-    """What a value was before it was rounded to the very type that the host stores."""
-    for each in form.kernel.body if form.language == "host" and item.dtype in HALVES else ():
-        if isinstance(each, Apply) and (each.name, each.op) == (item.value, "cast"):
-            (operand,) = each.operands
-            floating = form.register(operand) == "float"
-            return operand if each.dtype == item.dtype and floating else item.value
-    return item.value
 
 
 def goes_wide(form: Form, items: Iterable[Computed]) -> bool:

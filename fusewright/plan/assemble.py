@@ -265,7 +265,7 @@ class _Assembly:
                 operands.append(self.value(*next(places)))
             else:
                 kind = "bool" if node.op == "where" and position == 0 else dtype
-                operands.append(self._constant(arg, kind, "c"))
+                operands.append(self._constant(arg, _number_dtype(node, kind), "c"))
         return tuple(operands)
 
     def _compute_dtype(self, node: Node) -> str:
@@ -307,6 +307,13 @@ class _Assembly:
     def _emit(self, item: Load | Constant | IndexValue | Apply | Reduce) -> str:
         self.body.append(item)
         return item.name
+
+
+def _number_dtype(node: Node, dtype: str) -> str:
+    """The type of a number beside operands of `dtype`: half precision computes in float, and the
+    count that a mean divides by has more digits than a half. A comparison rounds, as eager does."""
+    half = dtype in ("float16", "bfloat16") and node.op not in (*_COMPARISONS, "where")
+    return "float32" if half else dtype
 
 
 def kernel_of(
