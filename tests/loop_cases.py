@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
@@ -195,7 +196,7 @@ def compile_source(source: Source, flags: Sequence[str] = ()) -> ctypes.CDLL:
     if not library.exists():
         text = folder / f"{key}.{'cu' if cuda else 'cpp'}"
         text.write_text(source.text)
-        fresh = library.with_suffix(".tmp")
+        fresh = library.with_suffix(f".{os.getpid()}.tmp")
         subprocess.run([*command, str(text), "-o", str(fresh)], check=True)
         fresh.rename(library)
     return ctypes.CDLL(str(library))

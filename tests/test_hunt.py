@@ -344,3 +344,24 @@ def test_numbers_beside_half_precision_keep_their_digits(dtype: torch.dtype) -> 
         return x * 65520.0, x / 65520.0, x * 0.1, x.mean(), x.mean(1), x > 0.1, x.clamp(-0.1, 0.3)
 
     check(Lambda(model), (0.25 * torch.randn(3, 30_001)).to(dtype))
+
+
+# Half precision and shared arguments -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_models_build_and_are_right(dtype: torch.dtype) -> None:
+    layers = [nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.SiLU()]
+    check(nn.Sequential(*layers).to(dtype), torch.randn(6, 16, dtype=dtype))
+    check(Lambda(lambda x: x.float().sum(0).to(dtype)), torch.randn(6, 16, dtype=dtype))
+
+
+def test_a_tensor_that_is_changed_and_given_twice_is_as_in_eager() -> None:
+    def model(a: Tensor, b: Tensor) -> Tensor:
+        a.add_(1)
+        return a * b
+
+    fast = fusewright.optimize(Lambda(model), (torch.zeros(3), torch.ones(3)), modes=("train",))
+    y = torch.zeros(3)
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="given twice"):
+        assert torch.equal(fast(y, y), torch.ones(3))

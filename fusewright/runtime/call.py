@@ -142,9 +142,19 @@ def _fw_bind(
     autocast = _fw_autocast(mode.device_type)
     if reason is None and autocast is not mode.autocast:
         reason = f"autocast is {autocast or 'off'} instead of {mode.autocast or 'off'}"
+    if reason is None and mode.mutations and _fw_given_twice(mode, tensors):
+        reason = "a tensor that the model changes is given twice"
     if reason is None and not _fw_compiling():
         reason = _fw_watcher(leaves)
     return tensors, reason
+
+
+def _fw_given_twice(mode: _FwMode, tensors: _fw_tensors) -> bool:
+    """Whether a changed tensor is another input too, which then would see the change."""
+    names = [id(tensor) for tensor in tensors]
+    if len(set(names)) == len(names):
+        return False
+    return any(names.count(names[target]) > 1 for target, _ in mode.mutations)
 
 
 def _fw_run(mode: _FwMode, tensors: _fw_tensors) -> typing.Any:
