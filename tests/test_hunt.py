@@ -365,3 +365,11 @@ def test_a_tensor_that_is_changed_and_given_twice_is_as_in_eager() -> None:
     y = torch.zeros(3)
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="given twice"):
         assert torch.equal(fast(y, y), torch.ones(3))
+
+
+def test_a_kept_value_with_a_range_test_is_read_back_without_it() -> None:
+    """cos is costly and has a fast form for usual arguments: two sweeps share one computation."""
+    check(Lambda(lambda x: torch.cos(x.abs() * 2) / torch.cos(x.abs() * 2).std(-1, True)), ROWS)
+
+
+ROWS = torch.randn(5, 40)

@@ -294,7 +294,8 @@ def _visit(form: Form, k: int) -> list[str]:
     steps = [f"acc.{form.names[r.name]}.step();" for r in reductions if r.kind == "welford"]
     aliases = _row_aliases(form, items, stores, reductions, "0" if form.is_row else "v")
     outside, inside = (aliases, []) if form.is_row else ([], aliases)
-    loops = guarded_loops(form, items, compute, inside, adds + puts)
+    read_back = frozenset(name for name, start in form.kept.items() if start < k)
+    loops = guarded_loops(form, items, compute, inside, adds + puts, read_back)
     lines = [*outside, *heads, *kept_places(form, items), *steps, *loops, *writes]
     signature = (
         f"visit(fw::Phase<{k}>, const Elem<V>& elem, const Row<W>& row, Acc{k}<V>& acc, "

@@ -58,9 +58,14 @@ def guarded_loops(
     compute: Callable[[Computed, bool], list[str]],
     before: list[str],
     after: list[str],
+    read_back: frozenset[str] = frozenset(),
 ) -> list[str]:
-    """`before`, the items and `after` for every lane."""
-    tests = [item for item in items if isinstance(item, Apply) and _has_near(form, item)]
+    """`before`, the items and `after` for every lane; what is read back needs no test."""
+    tests = [
+        item
+        for item in items
+        if isinstance(item, Apply) and _has_near(form, item) and item.name not in read_back
+    ]
 
     def loop(near: bool) -> list[str]:
         return lane_loop([*before, *(line for i in items for line in compute(i, near)), *after])
