@@ -35,7 +35,7 @@ def plan(graph: Graph, sizes: Mapping[str, int]) -> Plan:
                 steps.append(View(_as_reshape(node)))
         elif is_opaque_view(node):
             steps.append(View(node))
-        elif not _in_loop(values, node) and not _is_item_of_call(values, node):
+        elif not _in_loop(values, node) and node.op != "getitem":
             steps.append(_call(values, node))
     ordered = _ordered(values, steps)
     return Plan(graph.inputs, ordered, graph.outputs, _specs(values, ordered))
@@ -52,10 +52,6 @@ def _in_loop(values: Values, node: Node) -> bool:
         or values.reduction_of(node.name) is not None
         or node.op == "reduce_welford"
     )
-
-
-def _is_item_of_call(values: Values, node: Node) -> bool:
-    return node.op == "getitem"
 
 
 def _stored(values: Values, groups: tuple[Group, ...], views: frozenset[str]) -> frozenset[str]:
@@ -186,4 +182,4 @@ def _has_spec(values: Values, name: str) -> bool:
     return name in values.inputs or values.nodes[name].spec is not None
 
 
-__all__ = ["Call", "Dim", "Loop", "Plan", "Ref", "View", "plan"]
+__all__ = ["Call", "Loop", "Plan", "View", "plan"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from fusewright.ir import ITEM_BYTES, Dim, Node, Ref, TensorSpec
-from fusewright.loop import Access, Apply, Load, LoopKernel, Reduce, Store, level, touches
+from fusewright.ir import ITEM_BYTES, Node, Ref, TensorSpec
+from fusewright.loop import Access, Apply, Load, LoopKernel, Reduce, Store, level
 from fusewright.optable import SCALAR_OPS
 
 
@@ -75,7 +75,3 @@ def call_bytes(
 ) -> int:
     names = {*node.refs(), *(name for name in outputs if name)}
     return sum(specs[name].bytes_at(sizes) for name in names if name in specs)
-
-
-def touched(where: Access) -> bool:
-    return touches(where, 0) and where.strides != (Dim(0),)

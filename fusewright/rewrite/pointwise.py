@@ -178,10 +178,6 @@ def _full(builder: Builder, node: Node) -> Ref:
     return builder.add(Node(node.name, "full", (node.args[1],), (), node.spec, node.source))
 
 
-def _full_like(builder: Builder, node: Node) -> Ref:
-    return _full(builder, node)
-
-
 def _scalar_tensor(builder: Builder, node: Node) -> Ref:
     return builder.add(Node(node.name, "full", (node.args[0],), (), node.spec, node.source))
 
@@ -229,7 +225,7 @@ SPECIAL: dict[str, Callable[[Builder, Node], Ref | None]] = {
     "prims.convert_element_type.default": _cast,
     "aten.copy.default": _copy,
     "aten.full.default": _full,
-    "aten.full_like.default": _full_like,
+    "aten.full_like.default": _full,
     "aten.scalar_tensor.default": _scalar_tensor,
     "literal": _literal,
     "aten.arange.start_step": _arange,
