@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fusewright.errors import GraphError
-from fusewright.ir import Dim, Graph, Node, Ref, TensorSpec
+from fusewright.ir import Graph, Node, TensorSpec
 from fusewright.loop import Apply, LoopKernel, Reduce
 from fusewright.plan.assemble import kernel_of
 from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_operations
