@@ -43,7 +43,7 @@ def failures(seeds: list[int], device: str = "cpu") -> list[Failure]:
     found = []
     for seed, mine, plain, wide in zip(seeds, ours, eager, truth, strict=True):
         for name in wide:
-            note = _compare(mine[name], plain[name], wide[name])
+            note = _compare(mine[name], plain[name], wide[name], layout="output" in name)
             if note:
                 found.append(Failure(seed, f"{name}: {note}"))
     return found
@@ -82,13 +82,16 @@ def _note(record: dict[str, Tensor], name: str, gradient: Tensor | None, leaf: T
     record[name] = torch.zeros_like(leaf) if gradient is None else gradient.detach()
 
 
-def _compare(ours: Tensor, eager: Tensor, truth: Tensor) -> str:
-    """Nothing where our error is near eager's own, else what is wrong."""
+def _compare(ours: Tensor, eager: Tensor, truth: Tensor, *, layout: bool = False) -> str:
+    """Nothing where our error is near eager's own, else what is wrong.
+
+    An output has eager's strides; how a gradient lies in memory is nobody's promise.
+    """
     if ours.shape != truth.shape or ours.dtype != eager.dtype:
         return f"{ours.dtype}{list(ours.shape)} instead of {eager.dtype}{list(eager.shape)}"
     # A view with gaps comes back as a copy without them; every other layout is eager's.
     ours, eager, truth = ours.squeeze(), eager.squeeze(), truth.squeeze()
-    if ours.stride() != eager.stride() and eager.clone().stride() == eager.stride():
+    if layout and ours.stride() != eager.stride() and eager.clone().stride() == eager.stride():
         return f"strides {ours.stride()} instead of {eager.stride()}"
     truth = truth.double()
     scale = truth.norm().item() + 1e-3 * truth.numel() ** 0.5
