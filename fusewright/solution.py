@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import nn
 
 from fusewright.build import Artifact, build
@@ -16,6 +15,7 @@ from fusewright.build import load as load_library
 from fusewright.emit import ModuleBundle
 from fusewright.module import Modes, arguments_of, load, optimized, owners_of
 from fusewright.pipeline import MODES, Prepared, prepare
+from fusewright.tree import leaves
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Solution:
 def device_of(model: nn.Module, args: Sequence[Any]) -> torch.device:
     """Where the model's tensors are; a model without any runs where its arguments are."""
     held = [*model.parameters(), *model.buffers()]
-    held += [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    held += [leaf for _, leaf in leaves("", tuple(args)) if isinstance(leaf, torch.Tensor)]
     return held[0].device if held else torch.device("cpu")
 
 
