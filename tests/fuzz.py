@@ -94,7 +94,8 @@ def _compare(ours: Tensor, eager: Tensor, truth: Tensor, *, layout: bool = False
     if layout and ours.stride() != eager.stride() and eager.clone().stride() == eager.stride():
         return f"strides {ours.stride()} instead of {eager.stride()}"
     truth = truth.double()
-    scale = truth.norm().item() + 1e-3 * truth.numel() ** 0.5
+    # A gradient that is zero but for rounding has no digits to compare.
+    scale = truth.norm().item() + 1e-2 * truth.numel() ** 0.5
     error = (ours.double() - truth).norm().item() / scale
     allowed = FACTOR * (eager.double() - truth).norm().item() / scale + SLACK
     if error <= allowed or (allowed != allowed and error != error):
