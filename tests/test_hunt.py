@@ -375,3 +375,13 @@ def test_a_kept_value_with_a_range_test_is_read_back_without_it() -> None:
         return wave / wave.std(-1, keepdim=True)
 
     check(Lambda(model), torch.randn(5, 40))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_wide_half_precision_mean_is_not_taken_from_rounded_row_sums(dtype: torch.dtype) -> None:
+    """Each row sums to 100,100, beyond float16 and between two bfloat16 numbers."""
+    x = torch.full((4, 1001), 100.0, dtype=dtype)
+    fast = fusewright.optimize(Lambda(lambda t: (t.mean(), t.mean(1))), x, modes=("eval",)).eval()
+    with torch.no_grad():
+        whole, rows = fast(x)
+    assert whole.item() == 100.0 and rows.tolist() == [100.0] * 4

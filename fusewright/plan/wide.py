@@ -36,9 +36,16 @@ def _shape_and_dims(values: Values, node: Node) -> tuple[tuple[object, ...], fro
     return tuple(shape[position] for position in kept), dims
 
 
+def _rounds_parts(values: Values, node: Node) -> bool:
+    """A partial sum in half precision would lose digits, or overflow, on its way through memory."""
+    assert isinstance(node.args[0], Ref)
+    half = values.spec(node.args[0].name).dtype in ("float16", "bfloat16")
+    return half and node.op == "reduce_sum"
+
+
 def _narrower(values: Values, node: Node, others: list[Node]) -> tuple[int, ...] | None:
     """Positions (in the operand) that a neighbour reduces, if they are some but not all of ours."""
-    if node.op not in _ASSOCIATIVE:
+    if node.op not in _ASSOCIATIVE or _rounds_parts(values, node):
         return None
     shape, dims = _shape_and_dims(values, node)
     assert isinstance(node.args[0], Ref)
