@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from fusewright.errors import GraphError
 
@@ -181,6 +181,12 @@ class Node:
         """Names of the values this node reads, in order, each as often as it is read."""
         return tuple(_refs((*self.args, tuple(value for _, value in self.kwargs))))
 
+    def argument(self, name: str, position: int | None = None, default: Arg = None) -> Arg:
+        """An argument that may be given by position or by name."""
+        if position is not None and len(self.args) > position:
+            return self.args[position]
+        return dict(self.kwargs).get(name, default)
+
     def renamed(self, names: Mapping[str, str]) -> Node:
         """The same node reading other values."""
         return replace(
@@ -304,7 +310,6 @@ class Program:
     inference: Graph
     output_tree: str
     reach: tuple[tuple[int, ...], ...] = ()
-    constants: Mapping[str, object] = field(default_factory=dict, hash=False, compare=False)
 
     @property
     def example_sizes(self) -> dict[str, int]:

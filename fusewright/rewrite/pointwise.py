@@ -7,6 +7,7 @@ operands' common type, logic on booleans. What needs more than that is a functio
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from fusewright.ir import Arg, Node, Ref, Symbolic
 from fusewright.rewrite.builder import Builder
@@ -69,18 +70,12 @@ def _as(builder: Builder, node: Node, arg: Arg, dtype: str) -> Arg:
     return builder.cast(node, arg, dtype) if isinstance(arg, Ref) else arg
 
 
-def _kwarg(node: Node, name: str, position: int | None = None, default: Arg = None) -> Arg:
-    if position is not None and len(node.args) > position:
-        return node.args[position]
-    return dict(node.kwargs).get(name, default)
-
-
 def _add_or_sub(op: str) -> Callable[[Builder, Node], Ref]:
     def lower(builder: Builder, node: Node) -> Ref:
         """a ± alpha·b"""
         assert node.spec is not None
         left, right = node.args[0], node.args[1]
-        alpha = _kwarg(node, "alpha", 2, 1)
+        alpha = node.argument("alpha", 2, 1)
         if alpha not in (1, 1.0):
             right = _as(builder, node, right, node.spec.dtype)
             right = builder.point(node, "mul", (right, alpha), node.spec.dtype)
@@ -96,7 +91,7 @@ def _rsub(builder: Builder, node: Node) -> Ref:
 
 
 def _div_mode(builder: Builder, node: Node) -> Ref:
-    mode = _kwarg(node, "rounding_mode", 2)
+    mode = node.argument("rounding_mode", 2)
     op = {None: "div", "floor": "floor_divide", "trunc": "trunc_divide"}[
         str(mode) if mode else None
     ]
@@ -128,8 +123,8 @@ def _pow(builder: Builder, node: Node) -> Ref:
 def _clamp(low_at: int | None, high_at: int | None) -> Callable[[Builder, Node], Ref]:
     def lower(builder: Builder, node: Node) -> Ref:
         """min(max(x, low), high); NaN goes through, and high wins over low."""
-        low = _kwarg(node, "min", low_at) if low_at else None
-        high = _kwarg(node, "max", high_at) if high_at else None
+        low = node.argument("min", low_at) if low_at else None
+        high = node.argument("max", high_at) if high_at else None
         value: Arg = node.args[0]
         if low is not None:
             value = apply(builder, node, "maximum", "arith", (value, low))
@@ -160,18 +155,10 @@ def _copy(builder: Builder, node: Node) -> Ref:
     source = node.args[1]
     assert isinstance(source, Ref)
     if builder.spec(source.name).shape != node.spec.shape:
-        spec = node.spec
-        expand = Node(node.name, "aten.expand.default", (source, spec.shape), (), None, node.source)
-        source = builder.add(_with_spec(builder, expand, source, node))
+        spec = replace(node.spec, dtype=builder.spec(source.name).dtype)
+        args = (source, spec.shape)
+        source = builder.add(Node(node.name, "aten.expand.default", args, (), spec, node.source))
     return builder.point(node, "cast", (source,), node.spec.dtype)
-
-
-def _with_spec(builder: Builder, expand: Node, source: Ref, node: Node) -> Node:
-    from dataclasses import replace
-
-    assert node.spec is not None
-    held = builder.spec(source.name)
-    return replace(expand, spec=replace(node.spec, dtype=held.dtype))
 
 
 def _full(builder: Builder, node: Node) -> Ref:
@@ -192,7 +179,16 @@ def _literal(builder: Builder, node: Node) -> Ref | None:
 def _arange(builder: Builder, node: Node) -> Ref | None:
     values = [arg for arg in node.args if not isinstance(arg, Symbolic)]
     start: Arg = 0 if len(values) == 1 else values[0]
-    step = values[2] if len(values) > 2 else _kwarg(node, "step", None, 1)
+    step = values[2] if len(values) > 2 else node.argument("step", None, 1)
+    return _iota(builder, node, start, step)
+
+
+def _prims_iota(builder: Builder, node: Node) -> Ref | None:
+    return _iota(builder, node, node.argument("start", None, 0), node.argument("step", None, 1))
+
+
+def _iota(builder: Builder, node: Node, start: Arg, step: Arg) -> Ref | None:
+    """start, start + step, …; PyTorch's where either is no whole number known by now."""
     if not isinstance(start, int) or not isinstance(step, int):
         return None
     return builder.add(Node(node.name, "iota", (start, step), (), node.spec, node.source))
@@ -231,12 +227,5 @@ SPECIAL: dict[str, Callable[[Builder, Node], Ref | None]] = {
     "aten.arange.start_step": _arange,
     "aten.arange.default": _arange,
     "aten.arange.start": _arange,
-    "prims.iota.default": lambda builder, node: _prims_iota(builder, node),
+    "prims.iota.default": _prims_iota,
 }
-
-
-def _prims_iota(builder: Builder, node: Node) -> Ref | None:
-    start, step = dict(node.kwargs).get("start", 0), dict(node.kwargs).get("step", 1)
-    if not isinstance(start, int) or not isinstance(step, int):
-        return None
-    return builder.add(Node(node.name, "iota", (start, step), (), node.spec, node.source))

@@ -22,12 +22,6 @@ from fusewright.ir import (
 from fusewright.rewrite.builder import Builder
 
 
-def _kwarg(node: Node, name: str, position: int | None, default: Arg) -> Arg:
-    if position is not None and len(node.args) > position:
-        return node.args[position]
-    return dict(node.kwargs).get(name, default)
-
-
 def _dims(value: Arg, rank: int) -> tuple[int, ...]:
     """Reduced dimensions, counted from the front; None and () mean all."""
     if value is None or value == ():
@@ -87,7 +81,7 @@ def _plain(kind: str, dims_at: int | None) -> Callable[[Builder, Node], Ref]:
         assert node.spec is not None and isinstance(node.args[0], Ref)
         value = builder.cast(node, node.args[0], node.spec.dtype)
         rank = len(builder.spec(value.name).shape)
-        given = _kwarg(node, "dim", dims_at, None) if dims_at else None
+        given = node.argument("dim", dims_at, None) if dims_at else None
         # No dimensions at all: any and all take that at its word, the others as all of them.
         dims = () if given == () and kind in ("any", "all") else _dims(given, rank)
         return _finish(builder, node, reduce(builder, node, kind, value, dims), node.spec)
@@ -100,7 +94,7 @@ def _mean(builder: Builder, node: Node) -> Ref:
     assert node.spec is not None and isinstance(node.args[0], Ref)
     value = builder.cast(node, node.args[0], node.spec.dtype)
     shape = builder.spec(value.name).shape
-    dims = _dims(_kwarg(node, "dim", 1, None), len(shape))
+    dims = _dims(node.argument("dim", 1, None), len(shape))
     if node.op == "aten.mean.default":
         dims = tuple(range(len(shape)))
     total = reduce(builder, node, "sum", value, dims)
@@ -114,7 +108,7 @@ def lower_variance(
     """(var or std, mean), each with the shape of `spec`: var = m2 / max(count − correction, 0)"""
     assert isinstance(node.args[0], Ref)
     held = builder.spec(node.args[0].name)
-    dims = _dims(_kwarg(node, "dim", 1, None), len(held.shape))
+    dims = _dims(node.argument("dim", 1, None), len(held.shape))
     correction = dict(node.kwargs).get("correction", None)
     correction = 1 if correction is None else correction
     assert isinstance(correction, int | float)
