@@ -14,12 +14,23 @@ import torch
 
 from fusewright.ir import FLOATS, Arg, Dim, Graph, Node, Ratio, Ref, Symbolic, TensorSpec
 
+
+def half_scale(x: torch.Tensor) -> torch.Tensor:
+    """The power of two s with |x|·s in [2^14, 2^15); s and 1/s normal; 1 for 0, Inf and NaN."""
+    most = {torch.float32: 126, torch.float64: 1022}[x.dtype]
+    exponent = (15 - torch.frexp(x).exponent).clamp(-most, most)
+    plain = x.isfinite() & (x != 0)
+    return torch.ldexp(torch.ones_like(x), torch.where(plain, exponent, 0))
+
+
 _RENAMED: Mapping[str, Callable[..., torch.Tensor]] = {
     "floor_divide": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "trunc_divide": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "shift_left": torch.bitwise_left_shift,
     "shift_right": torch.bitwise_right_shift,
     "where": torch.where,
+    "finite_magnitude": lambda x: torch.where(x.isfinite(), x.abs(), 0.0),
+    "half_scale": half_scale,
 }
 
 
@@ -70,6 +81,8 @@ class _Run:
         assert node.spec is not None or node.op == "reduce_welford"
         if node.op.startswith("reduce_"):
             return _reduce(node.op.removeprefix("reduce_"), args[0], args[1])
+        if node.op == "product":
+            return _product(*args)
         assert node.spec is not None
         return self.canonical(node, node.spec, args)
 
@@ -126,6 +139,20 @@ def _tensor(arg: Any, args: Sequence[Any], exact: bool) -> torch.Tensor:
         return torch.tensor(arg, dtype=like[0].dtype, device=like[0].device)
     floating = torch.float32 if exact else torch.float64
     return torch.tensor(arg, dtype=floating if isinstance(arg, float) else None)
+
+
+def _product(
+    a: torch.Tensor,
+    hi: torch.Tensor,
+    lo: torch.Tensor,
+    inverse: torch.Tensor,
+    a_dim: int,
+    b_dim: int,
+) -> torch.Tensor:
+    """result[q][p] = Σ_r b[q, r] · a[p, r], in float64 whatever the operands are."""
+    b = (hi.double() + lo.double()) * inverse.double()[:, None]
+    right = a.double() if a_dim == 0 else a.double().T
+    return ((b if b_dim == 1 else b.T) @ right).to(a.dtype)
 
 
 def _reduce(kind: str, value: torch.Tensor, dims: list[int]) -> Any:

@@ -23,7 +23,7 @@ from fusewright.capture import in_mode
 from fusewright.emit import Arguments, ModuleBundle, Owner, module_text
 from fusewright.emit.bundle import Constant
 from fusewright.errors import FusewrightError
-from fusewright.runtime import call, guard, library, operators
+from fusewright.runtime import call, guard, library, operators, tensor_cores
 
 Modes = tuple[call._FwMode, ...]
 Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Modes | None]
@@ -36,11 +36,11 @@ _INHERITED = frozenset(nn.Module().__dict__)
 
 def load(bundle: ModuleBundle, kernels: ctypes.CDLL) -> Modes:
     """Execute the module's text over kernels that are already built."""
-    entries = {e.name: (len(e.arguments), len(e.symbols)) for e in bundle.source.entries}
+    entries = {e.name: (len(e.arguments), e.numbers) for e in bundle.source.entries}
     bound = library._FwKernels(entries, bundle.source.text, list, list)
     bound.bind(kernels)
     namespace: dict[str, Any] = {}
-    for part in (library, guard, call, operators):
+    for part in (library, guard, call, operators, tensor_cores):
         namespace.update({k: v for k, v in vars(part).items() if k.lower().startswith("_fw")})
     namespace.update({"torch": torch, "_fw_kernels": bound})
     text = module_text(bundle)

@@ -58,6 +58,7 @@ _TRANSCENDENTAL = "transcendental.hpp"
 _TRIGONOMETRIC = "trigonometric.hpp"
 _HYPERBOLIC = "hyperbolic.hpp"
 _SPECIAL = "special.hpp"
+_HALVES = "halves.hpp"
 
 _ALL_OPS: tuple[ScalarOp, ...] = (
     *_ops("neg abs sign relu ceil floor round trunc frac bitwise_not", 1),
@@ -79,6 +80,7 @@ _ALL_OPS: tuple[ScalarOp, ...] = (
     *_libm("atan2 hypot", 2, 20, _TRIGONOMETRIC),
     *_libm("sinh cosh asinh acosh atanh erfc lgamma", 1, 20, _HYPERBOLIC),
     *_libm("erfinv digamma", 1, 40, _SPECIAL),
+    *_libm("finite_magnitude half_scale", 1, 2, _HALVES),
 )
 
 SCALAR_OPS: Mapping[str, ScalarOp] = {op.name: op for op in _ALL_OPS}

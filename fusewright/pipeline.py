@@ -22,18 +22,24 @@ from fusewright.emit.bundle import ProgramPlans
 from fusewright.ir import Graph, Program, pretty
 from fusewright.loop import LoopKernel
 from fusewright.plan import plan
-from fusewright.plan.same import canonical
+from fusewright.plan.same import canonical, canonical_product
 from fusewright.plan.show import show
-from fusewright.plan.steps import Loop, Plan
+from fusewright.plan.steps import Fused, Loop, Plan
+from fusewright.product import ProductKernel
 from fusewright.rewrite import rewrite
-from fusewright.schedule import Schedule, Target, choose
+from fusewright.rewrite.products import with_products
+from fusewright.schedule import ProductSchedule, Schedule, Target, choose, choose_product
 
 MODES = ("train", "eval")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that is known of a model before anything is compiled."""
+    """All that is known of a model before anything is compiled.
+
+    A mode that has matrix products of ours comes twice: first with them, for GPUs that have the
+    tensor cores, then without.
+    """
 
     target: Target
     source: Source
@@ -43,7 +49,8 @@ class Prepared:
 
 def target_of(device: torch.device) -> Target:
     if device.type == "cuda":
-        return Target.cuda(torch.cuda.get_device_properties(device).multi_processor_count)
+        facts = torch.cuda.get_device_properties(device)
+        return Target.cuda(facts.multi_processor_count, (facts.major, facts.minor) == (9, 0))
     return Target.host()
 
 
@@ -63,12 +70,17 @@ def prepare(
         _timed(seconds, "capture", lambda m=mode: capture(model, args, kwargs, mode=m))
         for mode in modes
     ]
-    planned = [_timed(seconds, "plan", lambda p=program: _planned(p)) for program in programs]
+    planned = [
+        each
+        for program in programs
+        for each in _timed(seconds, "plan", lambda p=program: _planned(p, target))
+    ]
     shared = _Shared()
     planned = [shared.plans(each) for each in planned]
-    kernels = [(kernel, choose(kernel, target, sizes)) for kernel, sizes in shared.kernels.values()]
-    source = _timed(seconds, "render", lambda: render(kernels, target))
-    _dump(planned, kernels, source)
+    kernels = [(kernel, choose(kernel, target, sizes)) for kernel, sizes in shared.loops.values()]
+    products = [(each, choose_product(each, target, s)) for each, s in shared.products.values()]
+    source = _timed(seconds, "render", lambda: render(kernels, target, products))
+    _dump(planned, [*kernels, *products], source)
     return Prepared(target, source, tuple(planned), seconds)
 
 
@@ -79,10 +91,26 @@ def _timed(seconds: dict[str, float], name: str, run: Any) -> Any:
     return result
 
 
-def _planned(program: Program) -> ProgramPlans:
+def _planned(program: Program, target: Target) -> list[ProgramPlans]:
     dump(f"{program.mode}_captured", _pretty(program))
     program = rewrite(program)
     dump(f"{program.mode}_rewritten", _pretty(program))
+    plain = _plans(program)
+    if not target.tensor_cores:
+        return [plain]
+    sizes = program.example_sizes
+    ours = _plans(
+        replace(
+            program,
+            forward=with_products(program.forward, sizes),
+            inference=with_products(program.inference, sizes),
+            backward=with_products(program.backward, sizes) if program.backward else None,
+        )
+    )
+    return [ours, plain] if ours.has_products else [plain]
+
+
+def _plans(program: Program) -> ProgramPlans:
     sizes = program.example_sizes
 
     def planned(graph: Graph) -> Plan:
@@ -100,8 +128,9 @@ class _Shared:
     """Gives every kernel one name in the module, and equal kernels the same one."""
 
     def __init__(self) -> None:
-        self.kernels: dict[str, tuple[LoopKernel, Mapping[str, int]]] = {}
-        self._by_content: dict[LoopKernel, str] = {}
+        self.loops: dict[str, tuple[LoopKernel, Mapping[str, int]]] = {}
+        self.products: dict[str, tuple[ProductKernel, Mapping[str, int]]] = {}
+        self._by_content: dict[LoopKernel | ProductKernel, str] = {}
 
     def plans(self, plans: ProgramPlans) -> ProgramPlans:
         sizes = plans.program.example_sizes
@@ -114,21 +143,27 @@ class _Shared:
 
     def _plan(self, plan: Plan, sizes: Mapping[str, int]) -> Plan:
         steps = tuple(
-            self._loop(step, sizes) if isinstance(step, Loop) else step for step in plan.steps
+            self._step(step, sizes) if isinstance(step, Fused) else step for step in plan.steps
         )
         return replace(plan, steps=steps)
 
-    def _loop(self, loop: Loop, sizes: Mapping[str, int]) -> Loop:
-        key = canonical(loop.kernel)
-        if key not in self._by_content:
-            name, count = loop.name, 1
-            while name in self.kernels:
+    def _step(self, step: Fused, sizes: Mapping[str, int]) -> Fused:
+        if isinstance(step, Loop):
+            name = self._name(step.name, canonical(step.kernel))
+            loop = self.loops.setdefault(name, (replace(step.kernel, name=name), sizes))[0]
+            return replace(step, name=name, kernel=loop)
+        name = self._name(step.name, canonical_product(step.kernel))
+        product = self.products.setdefault(name, (replace(step.kernel, name=name), sizes))[0]
+        return replace(step, name=name, kernel=product)
+
+    def _name(self, wanted: str, content: LoopKernel | ProductKernel) -> str:
+        if content not in self._by_content:
+            name, count, taken = wanted, 1, set(self._by_content.values())
+            while name in taken:
                 count += 1
-                name = f"{loop.name}_{count}"
-            self._by_content[key] = name
-            self.kernels[name] = (replace(loop.kernel, name=name), sizes)
-        name = self._by_content[key]
-        return replace(loop, name=name, kernel=self.kernels[name][0])
+                name = f"{wanted}_{count}"
+            self._by_content[content] = name
+        return self._by_content[content]
 
 
 def _pretty(program: Program) -> str:
@@ -139,10 +174,10 @@ def _pretty(program: Program) -> str:
 
 def _dump(
     planned: Sequence[ProgramPlans],
-    kernels: Sequence[tuple[LoopKernel, Schedule]],
+    kernels: Sequence[tuple[LoopKernel | ProductKernel, Schedule | ProductSchedule]],
     source: Source,
 ) -> None:
     for each in planned:
-        dump(f"{each.program.mode}_plan", show(each))
+        dump(f"{each.name}_plan", show(each))
     dump("schedules", "".join(f"{kernel.name}: {choice}\n" for kernel, choice in kernels))
     dump("kernels", source.text, ".cu" if source.language == "cuda" else ".cpp")

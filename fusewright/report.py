@@ -13,10 +13,10 @@ from rich.table import Table
 
 from fusewright import __version__
 from fusewright.compare import Check
-from fusewright.emit.bundle import ProgramPlans
+from fusewright.emit.bundle import ProgramPlans, leading
 from fusewright.machine import versions
 from fusewright.plan.show import human_bytes, human_count
-from fusewright.plan.steps import Call, Loop, Plan
+from fusewright.plan.steps import Call, Plan, View
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def named_plans(plans: ProgramPlans) -> list[tuple[str, Plan]]:
 def print_plans(console: Console, plans: Sequence[ProgramPlans]) -> None:
     """One table per direction; modes that share a plan share its table."""
     tables: dict[tuple[tuple[str, str, str, str], ...], list[str]] = {}
-    for each in plans:
+    for each in leading(plans):
         for name, plan in named_plans(each):
             rows = tuple(_plan_rows(plan))
             title = f"{each.program.mode} mode: {GRAPH_TITLES[name]}"
@@ -67,12 +67,13 @@ def print_plans(console: Console, plans: Sequence[ProgramPlans]) -> None:
 
 def _plan_rows(plan: Plan) -> Iterator[tuple[str, str, str, str]]:
     for step in plan.steps:
-        if not isinstance(step, Loop | Call):
-            continue
-        if isinstance(step, Loop):
-            name, what = f"[green]{step.name}[/green]", f"fused: {step.kernel.summary}"
-        else:
-            name, what = f"[yellow]{step.node.op}[/yellow]", f"PyTorch call: {step.reason}"
+        match step:
+            case View():
+                continue
+            case Call():
+                name, what = f"[yellow]{step.node.op}[/yellow]", f"PyTorch call: {step.reason}"
+            case _:
+                name, what = f"[green]{step.name}[/green]", f"fused: {step.kernel.summary}"
         yield name, what, human_bytes(step.bytes_moved), human_count(step.operations)
 
 
@@ -118,16 +119,16 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
 
 def step_records(plans: Sequence[ProgramPlans]) -> list[dict[str, object]]:
     records: list[dict[str, object]] = []
-    for each in plans:
+    for each in leading(plans):
         for name, plan in named_plans(each):
             for step in plan.steps:
-                if not isinstance(step, Loop | Call):
+                if isinstance(step, View):
                     continue
                 records.append(
                     {
                         "mode": each.program.mode,
                         "graph": name,
-                        "kind": "loop" if isinstance(step, Loop) else "call",
+                        "kind": type(step).__name__.lower(),
                         "name": step.name,
                         "operators": list(step.operators),
                         "bytes": step.bytes_moved,
@@ -195,7 +196,7 @@ def header(outcome: Outcome) -> str:
     seen: set[str] = set()
     for each in outcome.plans:
         for _, plan in named_plans(each):
-            for step in plan.loops:
+            for step in plan.kernels:
                 if step.name not in seen:
                     seen.add(step.name)
                     lines.append(

@@ -1,7 +1,8 @@
 """How a loop kernel is laid over the machine: `LoopKernel` × `Target` → `Schedule`.
 
 Each rule about which schedule fits which kernel is stated once, in `legal`, which the heuristic
-`choose`, the tuner and the tests all ask. Everything here speaks of the coalesced kernel.
+`choose`, the tuner and the tests all ask. Loops are spoken of in their coalesced form. A product
+has the size of its tiles to choose.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from fusewright.coalesce import coalesce
 from fusewright.ir import ITEM_BYTES, ONE, ZERO, Dim
 from fusewright.loop import Access, Load, LoopKernel, Store
 from fusewright.optable import REDUCTIONS
+from fusewright.product import ProductKernel, best_tile_rows
 from fusewright.sweep import Sweeps, element_accesses, element_loads, late_sweep, sweeps
 
 HOST_RUN = 1024  # kLongestRun of kernels/host.hpp
@@ -24,18 +26,22 @@ WORK_REGISTERS = 30  # what a kernel needs beside its cached row; softmax takes 
 
 @dataclass(frozen=True)
 class Target:
-    """What is compiled for: language 'cuda' or 'host', and the number of processors."""
+    """What is compiled for: language 'cuda' or 'host', and the number of processors.
+
+    `tensor_cores`: whether it has those that our matrix products are written for, Hopper's.
+    """
 
     language: str
     sms: int = 132
+    tensor_cores: bool = False
 
     @staticmethod
     def host() -> Target:
         return Target("host", 1)
 
     @staticmethod
-    def cuda(sms: int = 132) -> Target:
-        return Target("cuda", sms)
+    def cuda(sms: int = 132, tensor_cores: bool = True) -> Target:
+        return Target("cuda", sms, tensor_cores)
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,21 @@ class Schedule:
     unroll: int = 1
     cached: bool = False
     splits: int = 1
+
+
+@dataclass(frozen=True)
+class ProductSchedule:
+    """How a product is laid out: a block computes tiles of TILE_COLUMNS × `tile_rows`."""
+
+    tile_rows: int
+
+
+def choose_product(
+    kernel: ProductKernel, target: Target, sizes: Mapping[str, int]
+) -> ProductSchedule:
+    """The heuristic's choice of a tile."""
+    rows, columns = kernel.rows.at(sizes), kernel.columns.at(sizes)
+    return ProductSchedule(best_tile_rows(rows, columns, kernel.contracted.at(sizes), target.sms))
 
 
 def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:

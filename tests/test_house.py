@@ -19,6 +19,7 @@ ORDER = (
     ("problem",),
     ("ir",),
     ("loop",),
+    ("product",),
     ("capture",),
     ("interpret",),
     ("optable",),

@@ -227,7 +227,7 @@ class CandidateFacts:
 
 @dataclass(frozen=True)
 class PlanStep:
-    """`kind` is loop, call or view, or the name of another kind of step in lower case."""
+    """`kind` is loop, product, call or view."""
 
     name: str
     kind: str

@@ -44,6 +44,7 @@ def functor(form: Form) -> list[str]:
     if form.schedule.kind == "pointwise":
         parts += [_elem_struct(form, pointwise_loads(form)), _pointwise_load(form)]
         parts += [_pointwise_visit(form)]
+        parts += [_give(form)] if form.given else []
     else:
         loads = list(element_loads(form.kernel, form.plan))
         parts += [_elem_struct(form, loads), _row_struct(form)]
@@ -177,6 +178,7 @@ def _pointwise_load(form: Form) -> list[str]:
     reads = [
         read(form, item, True, f"elem.{form.names[item.name]}", at)
         for item in pointwise_loads(form)
+        if item.name != form.given
     ]
     head = decompose(form, form.kernel.outer, "i", lane=True)
     return _function("int V", "load(Elem<V>& elem, I q, I l)", used(head, reads) + reads)
@@ -216,6 +218,12 @@ def _pointwise_visit(form: Form) -> list[str]:
     first = used(decompose(form, form.kernel.outer, "i", lane=True), lines)
     signature = "visit(const Elem<V>& elem, I q, I l, int n)"
     return _function("int V", signature, first + lines)
+
+
+def _give(form: Form) -> list[str]:
+    """Lane v of the value that is not loaded."""
+    line = f"elem.{form.names[form.given]}.set(v, value);"
+    return _function("int V", "give(Elem<V>& elem, int v, float value)", [line])
 
 
 def _begin(form: Form) -> list[str]:

@@ -66,14 +66,15 @@ def function(form: Form, target: Target) -> list[str]:
     ]
 
 
-def _bound(form: Form, index: str) -> str:
+def bound(form: Form, index: str) -> str:
+    """The call that binds the functor to the entry's arguments."""
     arguments = [form.pointers[each.name] for each in form.kernel.arguments]
     arguments += list(form.symbols.values())
     return f"{form.kernel.name}_bind<{index}>({', '.join(arguments)})"
 
 
 def _host_calls(form: Form) -> list[str]:
-    schedule, body = form.schedule, _bound(form, "int64_t")
+    schedule, body = form.schedule, bound(form, "int64_t")
     if schedule.kind == "pointwise":
         return [f"return fw::pointwise({body}, where);"]
     template = f"fw::{schedule.kind}<{schedule.lanes}>"
@@ -107,7 +108,7 @@ def _returned(condition: str, call: str) -> str:
 
 
 def _launch(form: Form, index: str, lanes: int) -> str:
-    schedule, body = form.schedule, _bound(form, index)
+    schedule, body = form.schedule, bound(form, index)
     unroll = schedule.unroll
     if lanes < schedule.lanes:
         # A cached row must still fit; elsewhere single elements are cheaper to keep in flight.

@@ -24,6 +24,7 @@ class Form:
     """`names` maps values, `pointers` arguments and `symbols` symbols to C++ identifiers.
 
     `kept` are the values that wait in memory between sweeps, with the sweep that computes each.
+    `given` is the load that a product answers from its registers.
     """
 
     kernel: LoopKernel
@@ -35,6 +36,7 @@ class Form:
     dtypes: Mapping[str, str]
     language: str
     kept: Mapping[str, int]
+    given: str = ""
 
     @property
     def is_row(self) -> bool:

@@ -1,4 +1,4 @@
-"""`render`: loop kernels and their schedules → one translation unit.
+"""`render`: loop kernels and their schedules, and products → one translation unit.
 
 The needed files of `kernels/` are pasted in front, each once, so that the text includes nothing
 but the standard toolchain. The same kernels give the same text.
@@ -13,41 +13,55 @@ from pathlib import Path
 from fusewright.codegen.body import functor
 from fusewright.codegen.entry import bind, entry, function
 from fusewright.codegen.form import Form, form
+from fusewright.codegen.product import HEADER, product_entry, product_form, product_lines
 from fusewright.codegen.source import Source
 from fusewright.codegen.text import comment
 from fusewright.errors import CodegenError
 from fusewright.loop import Apply, LoopKernel
 from fusewright.optable import SCALAR_OPS
-from fusewright.schedule import Schedule, Target
+from fusewright.product import ProductKernel
+from fusewright.schedule import ProductSchedule, Schedule, Target
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 _LOCAL_INCLUDE = re.compile(r'#include "([a-z0-9_]+\.(?:hpp|cuh))"')
 
 
-def render(kernels: Sequence[tuple[LoopKernel, Schedule]], target: Target) -> Source:
+def render(
+    kernels: Sequence[tuple[LoopKernel, Schedule]],
+    target: Target,
+    products: Sequence[tuple[ProductKernel, ProductSchedule]] = (),
+) -> Source:
     """One translation unit with an entry per kernel and `fw_error_text`."""
     forms = [form(kernel, schedule, target) for kernel, schedule in kernels]
-    names = [each.kernel.name for each in forms]
+    epilogues = [product_form(kernel) for kernel, _ in products]
+    names = [each.kernel.name for each in (*forms, *epilogues)]
     if len(set(names)) != len(names):
         raise CodegenError(f"two kernels share a name: {sorted(names)}")
     lines: list[str] = []
     pasted: set[str] = set()
-    for root in _roots(forms, target):
+    for root in _roots(forms, epilogues, target):
         lines += flattened(root, pasted)
     for each in forms:
         lines += ["", *_kernel(each, target)]
+    for (kernel, schedule), epilogue in zip(products, epilogues, strict=True):
+        lines += ["", *product_lines(kernel, epilogue, schedule)]
     text = "\n".join(lines) + "\n"
-    return Source(target.language, text, tuple(entry(each, target) for each in forms))
+    entries = [entry(each, target) for each in forms] + [
+        product_entry(each) for each, _ in products
+    ]
+    return Source(target.language, text, tuple(entries))
 
 
-def _roots(forms: Sequence[Form], target: Target) -> list[str]:
+def _roots(forms: Sequence[Form], epilogues: Sequence[Form], target: Target) -> list[str]:
     """The header files that these kernels call into."""
-    ops = [item.op for each in forms for item in each.kernel.body if isinstance(item, Apply)]
+    bodies = [each.kernel.body for each in (*forms, *epilogues)]
+    ops = [item.op for body in bodies for item in body if isinstance(item, Apply)]
     headers = sorted({SCALAR_OPS[op].header for op in ops})
     if target.language == "host":
         return [*headers, "host.hpp"]
     kinds = [kind for kind in ("pointwise", "row", "column") if _uses(forms, kind)]
-    return [*headers, "lanes.cuh", *(f"{kind}.cuh" for kind in kinds)]
+    drivers = [f"{kind}.cuh" for kind in kinds] + ([HEADER] if epilogues else [])
+    return [*headers, "lanes.cuh", *drivers]
 
 
 def _uses(forms: Sequence[Form], kind: str) -> bool:

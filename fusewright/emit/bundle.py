@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusewright.codegen.source import Source
@@ -46,6 +47,17 @@ class ProgramPlans:
     backward: Plan | None
     owners: tuple[Owner, ...] = ()
 
+    @property
+    def has_products(self) -> bool:
+        """Whether it runs only where the tensor cores are that our products are written for."""
+        plans = (self.forward, self.inference, self.backward)
+        return any(plan is not None and bool(plan.products) for plan in plans)
+
+    @property
+    def name(self) -> str:
+        """The mode, told apart from the same mode without products."""
+        return self.program.mode + ("_products" if self.has_products else "")
+
 
 @dataclass(frozen=True)
 class ModuleBundle:
@@ -64,3 +76,15 @@ class ModuleBundle:
     @property
     def device_type(self) -> str:
         return "cuda" if self.language == "cuda" else "cpu"
+
+    @property
+    def has_products(self) -> bool:
+        return any(each.has_products for each in self.modes)
+
+
+def leading(modes: Sequence[ProgramPlans]) -> tuple[ProgramPlans, ...]:
+    """The first program of each mode: the one that runs on the device it was planned for."""
+    first: dict[str, ProgramPlans] = {}
+    for each in modes:
+        first.setdefault(each.program.mode, each)
+    return tuple(first.values())

@@ -32,7 +32,7 @@ from fusewright.emit.steps import (
 from fusewright.emit.wiring import FromInput, FromResult, Wiring
 from fusewright.errors import GraphError
 from fusewright.ir import Binding, TensorSpec
-from fusewright.plan.steps import Loop, Plan, View
+from fusewright.plan.steps import Fused, Plan, View
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Mode:
     bundle: ModuleBundle
     plans: ProgramPlans
     wiring: Wiring
-    wrappers: Mapping[Loop, WrapperCall]
+    wrappers: Mapping[Fused, WrapperCall]
 
     @property
     def name(self) -> str:
-        return self.plans.program.mode
+        return self.plans.name
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -189,6 +189,11 @@ def _first_checks(mode: Mode, variables: Sequence[str]) -> list[str]:
             f'if {variables[mode.main_input]}.device.type != "{kind}":',
             f'    return "the tensors are not on a {kind} device"',
         ]
+        if mode.plans.has_products:
+            lines += [
+                f"if not _fw_tensor_cores({variables[mode.main_input]}.device.index):",
+                '    return "the device is not of compute capability 9.0"',
+            ]
     return lines
 
 

@@ -17,7 +17,7 @@ from fusewright.emit.bundle import ModuleBundle
 from fusewright.emit.python import COLUMNS, plain, quoted
 from fusewright.emit.text import entries_text, module_text
 from fusewright.errors import ProblemError
-from fusewright.runtime import PASTED
+from fusewright.runtime import PASTED, TENSOR_CORES
 
 _MODEL_NEW = '''
 class ModelNew(Model):
@@ -35,7 +35,8 @@ class ModelNew(Model):
 def file_text(bundle: ModuleBundle, user_source: str, header: str) -> str:
     """The emitted file; `header` says what it is and what was measured."""
     user = _read(user_source)
-    runtime = [_pasted(part) for part in (*PASTED, bundle.language)]
+    extra = (TENSOR_CORES,) if bundle.has_products else ()
+    runtime = [_pasted(part) for part in (*PASTED, *extra, bundle.language)]
     modules = sorted({name for part in runtime for name in part.modules} - {"torch"})
     ours = [
         _rule("the run time of Fusewright"),

@@ -21,7 +21,7 @@ from fusewright.emit.python import (
 )
 from fusewright.errors import GraphError
 from fusewright.ir import IMPURE_OPS, Node
-from fusewright.plan.steps import Call, Loop, Plan, Step, View, inputs_of
+from fusewright.plan.steps import Call, Fused, Loop, Plan, Product, Step, View, inputs_of
 
 Demand = frozenset[int]
 LITERAL = "literal"
@@ -39,7 +39,7 @@ class Demands:
     everything: Demand
 
     def step(self, step: Step) -> Demand:
-        if not isinstance(step, Loop) and step.node.op in IMPURE_OPS:
+        if not isinstance(step, Fused) and step.node.op in IMPURE_OPS:
             return self.everything
         return frozenset().union(*(self.of.get(name, frozenset()) for name in step.outputs))
 
@@ -59,7 +59,7 @@ def demands(plan: Plan, one_by_one: bool) -> Demands:
     return Demands(of, everything)
 
 
-def wants(step: Loop, found: Demands) -> tuple[Demand, ...] | None:
+def wants(step: Fused, found: Demands) -> tuple[Demand, ...] | None:
     """The demand for each output, or None where all are wanted whenever the kernel runs."""
     whole = found.step(step)
     each = tuple(found.of.get(name, frozenset()) for name in step.outputs)
@@ -76,7 +76,7 @@ def condition(demand: Demand, everything: Demand) -> str:
 
 @dataclass(frozen=True)
 class WrapperCall:
-    """How a Loop is called: the wrapper's name and the symbols it takes after the tensors.
+    """How a kernel is called: the wrapper's name and the symbols it takes after the tensors.
 
     `targets` pairs a keyword of the wrapper with the value whose memory that output may take.
     """
@@ -90,7 +90,7 @@ def step_lines(
     plan: Plan,
     found: Demands,
     scope: Scope,
-    wrappers: Mapping[Loop, WrapperCall],
+    wrappers: Mapping[Fused, WrapperCall],
     laid_out: frozenset[str],
     kept: frozenset[str],
 ) -> list[str]:
@@ -122,12 +122,12 @@ def _one_step(
     step: Step,
     found: Demands,
     scope: Scope,
-    wrappers: Mapping[Loop, WrapperCall],
+    wrappers: Mapping[Fused, WrapperCall],
     laid_out: frozenset[str],
 ) -> list[str]:
     match step:
-        case Loop():
-            return _loop_lines(step, found, scope, wrappers[step])
+        case Loop() | Product():
+            return _kernel_lines(step, found, scope, wrappers[step])
         case View():
             return view_lines(step, scope)
         case Call():
@@ -143,7 +143,7 @@ def _one_step(
             return lines
 
 
-def _loop_lines(step: Loop, found: Demands, scope: Scope, wrapper: WrapperCall) -> list[str]:
+def _kernel_lines(step: Fused, found: Demands, scope: Scope, wrapper: WrapperCall) -> list[str]:
     args = [scope[name] for name in step.inputs] or ["device"]
     args += wrapper.symbols
     each = wants(step, found)
@@ -196,7 +196,7 @@ def read_by_loops(plan: Plan, seeds: Iterable[str] = ()) -> frozenset[str]:
     """Values that a kernel reads, itself or through views, and those that `seeds` rest on."""
     read = set(seeds)
     for step in reversed(plan.steps):
-        if isinstance(step, Loop):
+        if isinstance(step, Fused):
             read.update(step.inputs)
         elif isinstance(step, View) and step.name in read:
             read.update(inputs_of(step))

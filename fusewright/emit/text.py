@@ -24,7 +24,7 @@ from fusewright.emit.steps import demands, literals_of
 from fusewright.emit.wiring import wire
 from fusewright.emit.wrappers import calls_of, wrapper_lines, wrappers_of
 from fusewright.plan.in_place import in_place
-from fusewright.plan.steps import Loop, Plan
+from fusewright.plan.steps import Fused, Plan
 
 _DIGEST = "_DIGEST_"
 
@@ -59,12 +59,12 @@ def module_text(bundle: ModuleBundle, taken: frozenset[str] = frozenset()) -> st
     return body.replace(_DIGEST, digest)
 
 
-def _targets(bundle: ModuleBundle) -> dict[Loop, dict[str, str]]:
+def _targets(bundle: ModuleBundle) -> dict[Fused, dict[str, str]]:
     """For each loop, the outputs that it may write into the buffers they replace.
 
     Two graphs can hold the same loop; it may do only what is right in both.
     """
-    found: dict[Loop, dict[str, str]] = {}
+    found: dict[Fused, dict[str, str]] = {}
     for each in bundle.modes:
         for plan in plans_of(each):
             mutated = {
@@ -90,9 +90,9 @@ def plans_of(plans: ProgramPlans) -> tuple[Plan, ...]:
 
 
 def entries_text(bundle: ModuleBundle) -> str:
-    """The C entry points with their numbers of pointers and symbols, as a dict."""
+    """The C entry points with how many pointers and numbers each takes, as a dict."""
     items = [
-        f"    {quoted(entry.name)}: ({len(entry.arguments)}, {len(entry.symbols)}),"
+        f"    {quoted(entry.name)}: ({len(entry.arguments)}, {entry.numbers}),"
         for entry in bundle.source.entries
     ]
     return "\n".join(["{", *items, "}"])
@@ -111,7 +111,7 @@ def _record(mode: Mode, functions: Mapping[str, str]) -> list[str]:
     saved = dict.fromkeys(slot for slot in saved_slots(mode) if slot is not None)
     fields = {
         "name": quoted(f"{_operator_stem(bundle.name)}_{_DIGEST}_{mode.name}"),
-        "training": str(mode.name == "train"),
+        "training": str(program.mode == "train"),
         "autocast": dtype(bundle.autocast) if bundle.autocast else "None",
         "device_type": quoted(bundle.device_type),
         "parameters": constant(arguments.parameters),

@@ -21,7 +21,7 @@ from fusewright.emit.python import (
 from fusewright.emit.steps import Demands, WrapperCall, wants
 from fusewright.errors import CodegenError
 from fusewright.ir import TensorSpec
-from fusewright.plan.steps import Loop, Plan
+from fusewright.plan.steps import Fused, Plan
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Wrapper:
     """
 
     name: str
-    step: Loop
+    step: Fused
     entry: Entry
     outputs: tuple[TensorSpec, ...]
     optional: bool
@@ -54,19 +54,19 @@ def wrappers_of(
     bundle: ModuleBundle,
     plans: Iterable[tuple[Plan, Demands]],
     taken: frozenset[str],
-    targets: Mapping[Loop, Mapping[str, str]],
-) -> dict[Loop, Wrapper]:
-    """A wrapper for each Loop; the same kernel with the same outputs is wrapped once."""
+    targets: Mapping[Fused, Mapping[str, str]],
+) -> dict[Fused, Wrapper]:
+    """A wrapper for each kernel; the same kernel with the same outputs is wrapped once."""
     entries = {entry.name: entry for entry in bundle.source.entries}
-    loops = [(step, plan, found) for plan, found in plans for step in plan.loops]
-    keys = {step: (step.kernel.name, _output_specs(step, plan)) for step, plan, _ in loops}
-    partial = {keys[step] for step, _, found in loops if wants(step, found) is not None}
+    steps = [(step, plan, found) for plan, found in plans for step in plan.kernels]
+    keys = {step: (step.kernel.name, _output_specs(step, plan)) for step, plan, _ in steps}
+    partial = {keys[step] for step, _, found in steps if wants(step, found) is not None}
     given: dict[tuple[str, tuple[TensorSpec, ...]], set[int]] = {}
     for step, held in targets.items():
         given.setdefault(keys[step], set()).update(step.outputs.index(value) for value in held)
     made: dict[tuple[str, tuple[TensorSpec, ...]], Wrapper] = {}
     names = set(taken)
-    for step, _, _ in loops:
+    for step, _, _ in steps:
         kernel, outputs = key = keys[step]
         if key not in made:
             if kernel not in entries:
@@ -79,8 +79,8 @@ def wrappers_of(
 
 
 def calls_of(
-    wrappers: Mapping[Loop, Wrapper], targets: Mapping[Loop, Mapping[str, str]]
-) -> dict[Loop, WrapperCall]:
+    wrappers: Mapping[Fused, Wrapper], targets: Mapping[Fused, Mapping[str, str]]
+) -> dict[Fused, WrapperCall]:
     made = {}
     for step, each in wrappers.items():
         pairs = tuple(
@@ -91,7 +91,7 @@ def calls_of(
     return made
 
 
-def _output_specs(step: Loop, plan: Plan) -> tuple[TensorSpec, ...]:
+def _output_specs(step: Fused, plan: Plan) -> tuple[TensorSpec, ...]:
     specs = dict(plan.specs)
     return tuple(specs[name] for name in step.outputs)
 
@@ -134,7 +134,7 @@ def wrapper_lines(wrapper: Wrapper, language: str) -> list[str]:
     return function(wrapper.name, parameters, _doc(step), body)
 
 
-def _doc(step: Loop) -> str:
+def _doc(step: Fused) -> str:
     operators = ", ".join(step.operators)
     return (
         f"{operators}: {step.bytes_moved:,} bytes moved, {step.operations:,} operations "
@@ -155,12 +155,13 @@ def _launch(wrapper: Wrapper, language: str, inputs: list[str], outputs: list[st
     pointers = [f"{name}.data_ptr()" for name in inputs]
     kept = "_fw_pointer({})" if wrapper.optional else "{}.data_ptr()"
     pointers += [kept.format(name) for name in outputs]
+    numbers = [*entry.symbols, *(["_fw_terms()"] if entry.terms else [])]
     workspace = "workspace.data_ptr()" if entry.workspace_bytes.factor else "None"
     where = ["_fw_threads()", "None"]
     if language == "cuda":
         where = ["device.index", "_fw_stream(device.index)"]
     return [
-        *call("code", f"_fw_kernels.{entry.name}", [*pointers, *entry.symbols, workspace, *where]),
+        *call("code", f"_fw_kernels.{entry.name}", [*pointers, *numbers, workspace, *where]),
         "if code:",
         f"    _fw_kernels.fail({quoted(entry.name)}, code)",
     ]

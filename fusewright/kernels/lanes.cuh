@@ -76,6 +76,14 @@ struct Strided {
   __device__ __forceinline__ T operator[](int v) const { return lanes[v]; }
 };
 
+// Lanes that come from the kernel's own registers instead of memory.
+template <class T, int V>
+struct Given {
+  T lanes[V];
+  __device__ __forceinline__ void set(int v, T x) { lanes[v] = x; }
+  __device__ __forceinline__ T operator[](int v) const { return lanes[v]; }
+};
+
 template <class T, int V>
 struct UnitOut {
   Packed<T, V> pack;

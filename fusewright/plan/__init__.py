@@ -1,4 +1,4 @@
-"""`Graph` → `Plan`: fused loops, visible calls and free views, in launch order."""
+"""`Graph` → `Plan`: fused loops and products, visible calls and free views, in launch order."""
 
 from __future__ import annotations
 
@@ -13,24 +13,30 @@ from fusewright.loop import Apply, LoopKernel, Reduce
 from fusewright.plan.assemble import kernel_of
 from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_operations
 from fusewright.plan.fuse import Group, fuse, memory_readers, needed_views
+from fusewright.plan.products import ends, epilogues, product_step
 from fusewright.plan.reasons import reason
-from fusewright.plan.steps import Call, Loop, Plan, Step, View, inputs_of
+from fusewright.plan.steps import Call, Loop, Plan, Product, Step, View, inputs_of
 from fusewright.plan.values import Values, is_pointwise, is_view
 from fusewright.plan.wide import split_wide_reductions
 from fusewright.rewrite.views import is_opaque_view
 
 MAX_NAME_WORDS = 6
+_SPLIT = ("finite_magnitude", "max", "half_scale", "mul", "sub", "reciprocal")
 
 
 def plan(graph: Graph, sizes: Mapping[str, int]) -> Plan:
     """Plan one canonical graph; `sizes` are the example's."""
     graph = split_wide_reductions(graph, sizes)
-    values, groups = fuse(Values(graph, dict(sizes)))
+    values = Values(graph, dict(sizes))
+    values, groups = fuse(replace(values, ends=ends(values)))
     views = needed_views(values)
-    stored = _stored(values, groups, views)
-    steps: list[Step] = [_loop(values, group, stored) for group in groups]
+    taken = epilogues(values, groups)
+    stored = _stored(values, groups, views, {name: g.items for name, g in taken.of.items()})
+    steps: list[Step] = [_loop(values, group, stored) for group in taken.loops]
     for node in graph.nodes:
-        if is_view(node):
+        if node.name in values.products:
+            steps.append(_product(values, node, taken.of.get(node.name), stored))
+        elif is_view(node):
             if node.name in views:
                 steps.append(View(_as_reshape(node)))
         elif is_opaque_view(node):
@@ -54,13 +60,25 @@ def _in_loop(values: Values, node: Node) -> bool:
     )
 
 
-def _stored(values: Values, groups: tuple[Group, ...], views: frozenset[str]) -> frozenset[str]:
-    """Values that something outside their own group reads."""
+def _stored(
+    values: Values,
+    groups: tuple[Group, ...],
+    views: frozenset[str],
+    taken: Mapping[str, tuple[str, ...]],
+) -> frozenset[str]:
+    """Values that something outside their own group reads; `taken` are products' epilogues."""
     read: set[str] = set(memory_readers(values))
     read |= {name for view in views for name in values.nodes[view].refs()}
+    given = {items: name for name, items in taken.items()}
     for group in groups:
-        read |= set(group.assembled.loads) - set(group.items)
+        read |= set(group.assembled.loads) - set(group.items) - {given.get(group.items)}
     return frozenset(read)
+
+
+def _product(values: Values, node: Node, group: Group | None, stored: frozenset[str]) -> Product:
+    step = product_step(values, node, group, stored)
+    name = loop_name(step.operators)
+    return replace(step, name=name, kernel=replace(step.kernel, name=name))
 
 
 def _loop(values: Values, group: Group, stored: frozenset[str]) -> Loop:
@@ -91,7 +109,16 @@ def _in_body_order(kernel: LoopKernel) -> list[str]:
             found.append(item.op)
         elif isinstance(item, Reduce):
             found.append({"welford": "var_mean"}.get(item.kind, item.kind))
-    return found
+    return _with_splits(found)
+
+
+def _with_splits(words: list[str]) -> list[str]:
+    """The six operators that split a matrix into halves as one word, where all are there."""
+    count = min(words.count(word) for word in _SPLIT)
+    for word in _SPLIT * count:
+        last = len(words) - 1 - words[::-1].index(word)
+        words = words[:last] + words[last + 1 :]
+    return words + ["split"] * count
 
 
 def loop_name(operators: tuple[str, ...]) -> str:
@@ -182,4 +209,4 @@ def _has_spec(values: Values, name: str) -> bool:
     return name in values.inputs or values.nodes[name].spec is not None
 
 
-__all__ = ["Call", "Loop", "Plan", "View", "plan"]
+__all__ = ["Call", "Loop", "Plan", "Product", "View", "plan"]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from fusewright.ir import ITEM_BYTES, Node, Ref, TensorSpec
 from fusewright.loop import Access, Apply, Load, LoopKernel, Reduce, Store, level
 from fusewright.optable import SCALAR_OPS
+from fusewright.product import ProductKernel
 
 
 def _points(kernel: LoopKernel, where: Access, sizes: Mapping[str, int]) -> int:
@@ -43,6 +44,24 @@ def loop_operations(kernel: LoopKernel, sizes: Mapping[str, int]) -> int:
         elif isinstance(item, Reduce):
             total += rows * cells * (4 if item.kind == "welford" else 1)
     return total
+
+
+def product_bytes(kernel: ProductKernel, sizes: Mapping[str, int]) -> int:
+    """Each operand once, and what the epilogue reads and writes beside the product."""
+    rows, columns, contracted = _extents(kernel, sizes)
+    scales = contracted if kernel.split.contracted_rows else rows
+    operands = 4 * contracted * (columns + rows) + 4 * scales  # hi and lo have 2 bytes each
+    given = 4 * rows * columns
+    return operands + loop_bytes(kernel.epilogue, sizes) - given
+
+
+def product_operations(kernel: ProductKernel, sizes: Mapping[str, int]) -> int:
+    """Multiply-adds as two operations each, and the epilogue's."""
+    return 2 * math.prod(_extents(kernel, sizes)) + loop_operations(kernel.epilogue, sizes)
+
+
+def _extents(kernel: ProductKernel, sizes: Mapping[str, int]) -> tuple[int, int, int]:
+    return kernel.rows.at(sizes), kernel.columns.at(sizes), kernel.contracted.at(sizes)
 
 
 def call_operations(node: Node, specs: Mapping[str, TensorSpec], sizes: Mapping[str, int]) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fusewright.ir import ITEM_BYTES, Node
-from fusewright.loop import Load, LoopKernel, level
+from fusewright.loop import Apply, Load, LoopKernel, level
 from fusewright.plan.assemble import Assembled, assemble, kernel_of
 from fusewright.plan.domain import Domain, point_domain, reduction_domain
 from fusewright.plan.frames import NotFusibleError
@@ -23,6 +23,9 @@ MAX_ROUNDS = 8
 ROW_BYTES = 128 * 1024
 # With more rows than this, each row has a block of its own even when it must be read again.
 MANY_ROWS = 256
+# A product's epilogue runs in the registers that its accumulators leave.
+EPILOGUE_APPLIES = 60
+EPILOGUE_LOADS = 9  # the product among them
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Group:
 
 def fuse(values: Values) -> tuple[Values, tuple[Group, ...]]:
     """The groups of a graph, and the graph with what is realised decided."""
-    values = replace(values, realised=_must_be_stored(values) | _row_results(values))
+    wanted = _must_be_stored(values) | _row_results(values) | values.ends
+    values = replace(values, realised=wanted)
     for _ in range(MAX_ROUNDS):
         values, singles = _singles(values)
         groups = _merged(values, singles)
@@ -228,7 +232,7 @@ def _largest(values: Values, group: Group) -> int:
 def _merge(values: Values, groups: list[Group], first: Group, second: Group) -> Group | None:
     items = tuple(sorted({*first.items, *second.items}, key=values.order.__getitem__))
     domain = _common_domain(first, second)
-    if domain is None or _makes_cycle(values, groups, first, second):
+    if domain is None or makes_cycle(values, groups, first, second):
         return None
     try:
         assembled = assemble(values, items, domain)
@@ -238,7 +242,21 @@ def _merge(values: Values, groups: list[Group], first: Group, second: Group) -> 
     kernel = kernel_of(assembled, "trial", "", items, values)
     if _reads_rows_again(kernel) and not holds_rows(values, kernel):
         return None
+    if not values.ends.isdisjoint(items) and not _ends_one_product(values, items, kernel):
+        return None
     return merged
+
+
+def _ends_one_product(values: Values, items: tuple[str, ...], kernel: LoopKernel) -> bool:
+    """Whether a group that a product should end in is still one that it can end in."""
+    return len(values.ends.intersection(items)) == 1 and is_epilogue(kernel)
+
+
+def is_epilogue(kernel: LoopKernel) -> bool:
+    """Whether a kernel fits into the registers that a product leaves: pointwise, and short."""
+    applies = sum(isinstance(item, Apply) for item in kernel.body)
+    loads = {item.access.buffer for item in kernel.body if isinstance(item, Load)}
+    return not kernel.inner and applies <= EPILOGUE_APPLIES and len(loads) <= EPILOGUE_LOADS
 
 
 def _common_domain(first: Group, second: Group) -> Domain | None:
@@ -253,7 +271,7 @@ def _common_domain(first: Group, second: Group) -> Domain | None:
     return left if len(left.sizes) >= len(right.sizes) else right
 
 
-def _makes_cycle(values: Values, groups: list[Group], first: Group, second: Group) -> bool:
+def makes_cycle(values: Values, groups: list[Group], first: Group, second: Group) -> bool:
     """Whether some path leads out of the pair, through something else, and back in."""
     owner: dict[str, int] = {}
     for number, group in enumerate(groups):

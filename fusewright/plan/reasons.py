@@ -6,7 +6,6 @@ from fusewright.ir import Node
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")
 _KNOWN = {
-    **dict.fromkeys(_PRODUCTS, "a matrix product, left to PyTorch's library for now"),
     "convolution": "a convolution, left to PyTorch's library for now",
     "convolution_backward": "a convolution's gradients, left to PyTorch's library for now",
     "cat": "it joins tensors, which the loop language cannot express yet",
@@ -17,10 +16,23 @@ _KNOWN = {
 }
 
 
+def _product(name: str, dtype: str) -> str:
+    """A kernel of ours takes the large float32 products of two matrices, on Hopper."""
+    if name in ("bmm", "baddbmm"):
+        return "a batch of matrix products, left to PyTorch's library for now"
+    if dtype in ("float16", "bfloat16"):
+        return f"a matrix product in {dtype}, which PyTorch's library runs on tensor cores"
+    if dtype == "float64":
+        return "a matrix product in float64, which halves cannot hold"
+    return "a matrix product, left to PyTorch's library for now"
+
+
 def reason(node: Node) -> str:
     if not node.is_aten:
         return _KNOWN.get(node.op, "no loop is known for it")
     name = node.op.split(".")[1]
+    if name in _PRODUCTS:
+        return _product(name, node.spec.dtype if node.spec is not None else "")
     if name in _KNOWN:
         return _KNOWN[name]
     if "pool" in name:

@@ -13,15 +13,41 @@ from fusewright.loop import (
     Reduce,
     Store,
 )
+from fusewright.product import ProductKernel
 
 
 def canonical(kernel: LoopKernel) -> LoopKernel:
     """The kernel under numbered names, so that equal kernels compare equal."""
-    buffers = {each.name: f"b{number}" for number, each in enumerate(kernel.arguments)}
+    return _canonical(kernel, {each.name: f"b{at}" for at, each in enumerate(kernel.arguments)})
+
+
+def canonical_product(kernel: ProductKernel) -> ProductKernel:
+    """The same for a product."""
+    buffers = {kernel.given.access.buffer: "given"}
+    buffers |= {each.name: f"b{at}" for at, each in enumerate(kernel.arguments)}
+    raw, split = kernel.raw, kernel.split
+    hi, lo, inverse = (buffers[name] for name in (split.hi, split.lo, split.inverse))
+    return replace(
+        kernel,
+        name="",
+        summary="",
+        raw=replace(raw, buffer=buffers[raw.buffer]),
+        split=replace(split, hi=hi, lo=lo, inverse=inverse),
+        epilogue=_canonical(kernel.epilogue, buffers),
+        product=_values(kernel.epilogue)[kernel.product],
+    )
+
+
+def _values(kernel: LoopKernel) -> dict[str, str]:
     values: dict[str, str] = {"": ""}
     for item in kernel.body:
         for name in (*([] if isinstance(item, Store) else [item.name]), *_second(item)):
             values.setdefault(name, f"v{len(values)}")
+    return values
+
+
+def _canonical(kernel: LoopKernel, buffers: dict[str, str]) -> LoopKernel:
+    values = _values(kernel)
     axes = {axis.name: f"i{number}" for number, axis in enumerate(kernel.axes)}
     return replace(
         kernel,

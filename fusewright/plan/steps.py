@@ -1,8 +1,8 @@
 """What a plan is made of: the steps of one graph, in launch order, and the values they leave.
 
-A `Loop` is a fused kernel of ours. A `Call` is an operator left to PyTorch, with the reason in
-words. A `View` is a PyTorch operator that moves no memory. A later `Product` or `Window` step
-joins this union with a prologue and an epilogue written in the same loop language.
+A `Loop` is a fused kernel of ours, a `Product` a matrix product of ours with an epilogue written
+in the same loop language. A `Call` is an operator left to PyTorch, with the reason in words. A
+`View` is a PyTorch operator that moves no memory. A later `Window` step joins this union.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fusewright.ir import Dim, Input, Node, TensorSpec
 from fusewright.loop import LoopKernel
+from fusewright.product import ProductKernel
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,19 @@ class Loop:
 
     name: str
     kernel: LoopKernel
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    operators: tuple[str, ...]
+    bytes_moved: int
+    operations: int
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product with what follows it; fields and arguments as in `Loop`."""
+
+    name: str
+    kernel: ProductKernel
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     operators: tuple[str, ...]
@@ -64,15 +78,17 @@ class View:
         return (self.node.name,)
 
 
-Step = Loop | Call | View
+# A kernel of ours.
+Fused = Loop | Product
+Step = Fused | Call | View
 
 
 @dataclass(frozen=True)
 class Plan:
     """One graph, planned. `specs` holds every value that any step reads or writes.
 
-    Loop outputs are allocated with exactly their spec's shape and strides. Graph inputs, Call
-    and View results are expected to have their spec's strides (dimensions of size one aside).
+    Outputs of kernels are allocated with exactly their spec's shape and strides. Graph inputs,
+    Call and View results are expected to have their spec's strides (dimensions of size one aside).
     """
 
     inputs: tuple[Input, ...]
@@ -84,9 +100,17 @@ class Plan:
     def loops(self) -> tuple[Loop, ...]:
         return tuple(step for step in self.steps if isinstance(step, Loop))
 
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Product))
+
+    @property
+    def kernels(self) -> tuple[Fused, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Fused))
+
 
 def inputs_of(step: Step) -> tuple[str, ...]:
     """Names of the values a step reads."""
-    if isinstance(step, Loop):
+    if isinstance(step, Fused):
         return step.inputs
     return tuple(dict.fromkeys(step.node.refs()))

@@ -10,6 +10,7 @@ from functools import cached_property
 from fusewright.ir import Graph, Node, Ref, TensorSpec
 from fusewright.optable import SCALAR_OPS
 from fusewright.plan.frames import dense_strides
+from fusewright.rewrite.products import PRODUCT, operands_of
 from fusewright.rewrite.views import is_canonical_view
 
 SOURCES = frozenset({"full", "iota"})
@@ -32,13 +33,15 @@ class Values:
     """A graph with the look-ups that fusion asks for again and again.
 
     `realised` are the loop values that live in memory, `memory_views` the views that are taken
-    of memory by PyTorch instead of being followed by index arithmetic.
+    of memory by PyTorch instead of being followed by index arithmetic. `ends` are values that a
+    product writes in its own stead, at the end of its epilogue.
     """
 
     graph: Graph
     sizes: Mapping[str, int]
     realised: frozenset[str] = frozenset()
     memory_views: frozenset[str] = frozenset()
+    ends: frozenset[str] = frozenset()
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
@@ -47,6 +50,15 @@ class Values:
     @cached_property
     def inputs(self) -> dict[str, TensorSpec]:
         return {each.name: each.spec for each in self.graph.inputs}
+
+    @cached_property
+    def products(self) -> dict[str, Node]:
+        return {node.name: node for node in self.graph.nodes if node.op == PRODUCT}
+
+    @cached_property
+    def padded(self) -> frozenset[str]:
+        """Halves of split matrices: their rows lie as far apart as the product wants them."""
+        return frozenset(n for each in self.products.values() for n in operands_of(each)[1:3])
 
     @cached_property
     def users(self) -> dict[str, list[Node]]:
@@ -75,12 +87,12 @@ class Values:
         return {node.name: position for position, node in enumerate(self.graph.nodes)}
 
     def spec(self, name: str) -> TensorSpec:
-        """The spec of a value; what a loop stores is always dense."""
+        """The spec of a value; what a loop stores is dense, but for the halves of a product."""
         if name in self.inputs:
             return self.inputs[name]
         spec = self.nodes[name].spec
         assert spec is not None, name
-        if is_pointwise(self.nodes[name]) or self.reduction_of(name) is not None:
+        if name not in self.padded and self.is_item(name):
             return replace(spec, strides=dense_strides(spec.shape, spec.strides))
         return spec
 

@@ -28,7 +28,7 @@ _fw_stream: _fw_call = getattr(torch._C, "_cuda_getCurrentRawStream", _fw_curren
 
 
 class _FwKernels:
-    """The C entry points as attributes. `entries` gives each its pointers and its symbols."""
+    """The C entry points as attributes. `entries` gives each its pointers and its numbers."""
 
     def __init__(
         self, entries: dict[str, tuple[int, int]], text: str, recipe: _fw_call, build: _fw_call
@@ -44,9 +44,9 @@ class _FwKernels:
 
     def bind(self, library: ctypes.CDLL) -> None:
         """Take the entries from this library."""
-        for name, (pointers, symbols) in self._entries.items():
+        for name, (pointers, numbers) in self._entries.items():
             entry = getattr(library, name)
-            sizes = [ctypes.c_int64] * symbols
+            sizes = [ctypes.c_int64] * numbers
             tail = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
             entry.argtypes, entry.restype = (
                 [ctypes.c_void_p] * pointers + sizes + tail,

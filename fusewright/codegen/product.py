@@ -1,0 +1,95 @@
+"""A matrix product in C++: the functor of its epilogue and the entry that launches the kernel.
+
+The functor is a pointwise one over (row q, column l), `load` and `visit` as in every loop; the
+product itself is given lane by lane (`give`) before `visit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusewright.codegen.body import functor
+from fusewright.codegen.entry import bind, bound, narrow_text
+from fusewright.codegen.form import Form, value_dtypes
+from fusewright.codegen.lanes import indented
+from fusewright.codegen.source import Entry
+from fusewright.codegen.text import comment, identifier, unique_names
+from fusewright.errors import CodegenError
+from fusewright.ir import ONE, ZERO
+from fusewright.loop import Load
+from fusewright.product import ProductKernel
+from fusewright.schedule import ProductSchedule, Schedule
+from fusewright.sweep import sweeps
+
+HEADER = "sm90_fp16x3_gemm.cuh"
+
+
+def product_form(kernel: ProductKernel) -> Form:
+    """The epilogue as the printers take it, its axes as they are: the last one is the columns."""
+    identifier(kernel.name)
+    dtypes = value_dtypes(kernel.epilogue)
+    whole = kernel.epilogue.outer
+    if kernel.epilogue.inner or not whole or whole[-1].size != kernel.columns:
+        raise CodegenError(f"kernel {kernel.name}: the epilogue does not run over the result")
+    read = {
+        item.access.buffer
+        for item in kernel.epilogue.body
+        if isinstance(item, Load) and item.name != kernel.product
+    }
+    arguments = tuple(
+        each for each in kernel.epilogue.arguments if each.is_output or each.name in read
+    )
+    symbols = unique_names(kernel.symbols)
+    pointers = unique_names((f"{each.name}_ptr" for each in kernel.arguments), symbols.values())
+    epilogue = replace(kernel.epilogue, name=kernel.name, arguments=arguments)
+    return Form(
+        epilogue,
+        Schedule("pointwise"),
+        sweeps(epilogue),
+        unique_names(dtypes, (*symbols.values(), *pointers.values())),
+        {each.name: pointers[f"{each.name}_ptr"] for each in kernel.arguments},
+        symbols,
+        dtypes,
+        "cuda",
+        {},
+        kernel.product,
+    )
+
+
+def product_entry(kernel: ProductKernel) -> Entry:
+    names = tuple(each.name for each in kernel.arguments)
+    return Entry(kernel.name, names, kernel.symbols, ZERO, terms=True)
+
+
+def product_lines(kernel: ProductKernel, form: Form, schedule: ProductSchedule) -> list[str]:
+    """The functor, its binding and the extern "C" function."""
+    sizes = f"{kernel.rows} x {kernel.columns} over {kernel.contracted}"
+    head = [
+        f"// {kernel.name}: {comment(kernel.summary)}",
+        f"// product of {comment(sizes)}",
+    ]
+    body = ["namespace {", *head, *functor(form), *bind(form), "}  // namespace"]
+    return [*body, *_function(kernel, form, schedule)]
+
+
+def _function(kernel: ProductKernel, form: Form, schedule: ProductSchedule) -> list[str]:
+    pointers = [form.pointers[each.name] for each in kernel.arguments]
+    parameters = [f"void* {name}" for name in pointers]
+    parameters += [f"int64_t {name}" for name in form.symbols.values()]
+    parameters += ["int64_t terms", "void* workspace", "int where", "void* stream"]
+    raw, split = kernel.raw, kernel.split
+    kinds = ("const float*", "const fw::half*", "const fw::half*", "const float*")
+    a, *b = [f"static_cast<{kind}>({name})" for kind, name in zip(kinds, pointers, strict=False)]
+    b.append(form.size(split.row_stride))
+    flags = [str(flag).lower() for flag in (raw.free_stride == ONE, split.contracted_rows)]
+    template = ", ".join([str(schedule.tile_rows), *flags])
+    index = "int" if narrow_text(form) == "true" else "int64_t"
+    sizes = [form.size(size) for size in (kernel.columns, kernel.rows, kernel.contracted)]
+    numbers = ", ".join([*sizes, "terms", "where", "stream"])
+    body = [
+        f"const fw::RawOperand a{{{a}, {form.size(raw.free_stride)}, "
+        f"{form.size(raw.contracted_stride)}}};",
+        f"const fw::SplitOperand b{{{', '.join(b)}}};",
+        f"return fw::product<{template}>({bound(form, index)}, a, b, {numbers});",
+    ]
+    return [f'extern "C" int {kernel.name}({", ".join(parameters)}) {{', *indented(body), "}"]

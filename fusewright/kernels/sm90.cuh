@@ -1,0 +1,186 @@
+// Hopper's own instructions under readable names: mbarriers, TMA boxes, wgmma.
+// Nothing here is used, and so nothing assembled, unless a kernel for sm_90a calls it.
+#pragma once
+
+#include <cuda.h>
+
+#include "lanes.cuh"
+
+namespace fw {
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Barriers in shared memory --------------------------------------------------------------------
+
+__device__ __forceinline__ void init_barrier(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               :: "r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers visible to the copy engine.
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
+               :: "r"(shared_address(barrier)) : "memory");
+}
+
+// Arrives, and holds the phase open until `bytes` more have been copied in.
+__device__ __forceinline__ void arrive_expecting(uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+
+// Arrives once this thread's cp.async copies so far have landed.
+__device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
+               :: "r"(shared_address(barrier)) : "memory");
+}
+
+// Waits for the end of the phase of this parity.
+__device__ __forceinline__ void wait(uint64_t* barrier, int parity) {
+  uint32_t done;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+  } while (!done);
+}
+
+// Copies ---------------------------------------------------------------------------------------
+
+// A box of a matrix to shared memory; what lies outside of the matrix arrives as zeros.
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, uint64_t* barrier,
+                                         int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4}], [%2];"
+      :: "r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+      : "memory");
+}
+
+// Four bytes to shared memory, or zeros where `inside` is false.
+__device__ __forceinline__ void copy_word(uint32_t to, const float* from, bool inside) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+               :: "r"(to), "l"(from), "r"(inside ? 4 : 0) : "memory");
+}
+
+// A row-major matrix of `rows` rows that lie `stride` elements apart, and the box copied at once:
+// 128 bytes wide, and its 16-byte columns swapped in shared memory as wgmma expects them.
+template <class T>
+bool matrix_map(CUtensorMap& map, const T* data, int64_t columns, int64_t rows, int64_t stride,
+                int box_columns, int box_rows) {
+  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
+                              const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
+                              const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+  static const Encode encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault,
+                                     &result);
+    return reinterpret_cast<Encode>(found);
+  }();
+  if (encode == nullptr) return false;
+  const cuuint64_t sizes[2] = {cuuint64_t(columns), cuuint64_t(rows)};
+  const cuuint64_t strides[1] = {cuuint64_t(stride) * sizeof(T)};
+  const cuuint32_t box[2] = {cuuint32_t(box_columns), cuuint32_t(box_rows)};
+  const cuuint32_t steps[2] = {1, 1};
+  const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                   : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return encode(&map, type, 2, const_cast<T*>(data), sizes, strides, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// wgmma ----------------------------------------------------------------------------------------
+
+// Registers of one warpgroup, from here on.
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void leave_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(kRegisters));
+}
+
+// A group of products: begun once the registers it reads and adds to are settled, closed by
+// `commit_products`; `await_products<n>` returns when all but the last n groups are finished.
+__device__ __forceinline__ void begin_products() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void commit_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void await_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(kPending) : "memory");
+}
+
+// A tile of 128-byte rows, swizzled in groups of eight, as wgmma's descriptor. `chunk_bytes` is
+// how far apart 64-wide chunks lie where the free index is contiguous; adding bytes / 16 moves on.
+__device__ __forceinline__ uint64_t tile_descriptor(const void* tile, int chunk_bytes) {
+  constexpr uint64_t kGroupBytes = 1024, kSwizzle128 = 1;
+  const uint64_t address = shared_address(tile) & 0x3FFFF;
+  return address >> 4 | uint64_t(chunk_bytes >> 4) << 16 | kGroupBytes >> 4 << 32 |
+         kSwizzle128 << 62;
+}
+
+// sum = a·b (+ sum if `add`), 64 rows of a in registers, 16 deep, by as many columns of b as two
+// sums per thread make. kFreeMajorB: b's free index, not the contracted one, is contiguous.
+#define FW_EIGHT(i) \
+  "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]), \
+      "+f"(sum[i + 5]), "+f"(sum[i + 6]), "+f"(sum[i + 7])
+#define FW_SIXTY_FOUR                                                                     \
+  FW_EIGHT(0), FW_EIGHT(8), FW_EIGHT(16), FW_EIGHT(24), FW_EIGHT(32), FW_EIGHT(40),       \
+      FW_EIGHT(48), FW_EIGHT(56)
+#define FW_SIXTY_FOUR_NAMES                                                               \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"    \
+  "%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,"  \
+  "%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+
+template <bool kFreeMajorB>
+__device__ __forceinline__ void multiply(float (&sum)[64], const uint32_t (&a)[4], uint64_t b,
+                                         int add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" FW_SIXTY_FOUR_NAMES
+      "}, {%64,%65,%66,%67}, %68, p, 1, 1, %70;\n}"
+      : FW_SIXTY_FOUR
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(int(kFreeMajorB)));
+}
+
+template <bool kFreeMajorB>
+__device__ __forceinline__ void multiply(float (&sum)[88], const uint32_t (&a)[4], uint64_t b,
+                                         int add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %93, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n176k16.f32.f16.f16 {" FW_SIXTY_FOUR_NAMES
+      ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,"
+      "%85,%86,%87}, {%88,%89,%90,%91}, %92, p, 1, 1, %94;\n}"
+      : FW_SIXTY_FOUR, FW_EIGHT(64), FW_EIGHT(72), FW_EIGHT(80)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(int(kFreeMajorB)));
+}
+
+// Threads of one warpgroup meet.
+__device__ __forceinline__ void meet(int name, int threads) {
+  asm volatile("barrier.cta.sync.aligned %0, %1;" :: "r"(name), "r"(threads) : "memory");
+}
+
+// Two warpgroups take turns: one waits for the turn of its name, the other gives it.
+__device__ __forceinline__ void await_turn(int name) {
+  asm volatile("barrier.cta.sync.aligned %0, 256;" :: "r"(name) : "memory");
+}
+__device__ __forceinline__ void give_turn(int name) {
+  asm volatile("barrier.cta.arrive.aligned %0, 256;" :: "r"(name) : "memory");
+}
+
+}  // namespace fw

@@ -1,0 +1,188 @@
+// result[q][p] = epilogue(Σ_r b[q, r]·a[p, r]) in fp32 accuracy on Hopper's tensor cores.
+//
+// a is fp32 in memory, in any layout, and is split into fp16 halves on its way to the tensor cores;
+// b comes as halves already, with the inverse scale of each row it is stored in. A block of 64
+// contracted indices is three products, a_lo·b_hi + a_hi·b_lo + a_hi·b_hi, the small ones first.
+// Tensor cores truncate when they add, so each block starts from zero and is added to the running
+// sum in fp32: H200, K = 8192, normal numbers: error 2.4e-7, cuBLAS SGEMM 9e-7.
+//
+// A thread block stays for many tiles of 128 × kTileRows. Two warpgroups split and multiply, 64 of
+// the tile's columns p each, and take turns: while one's products run, the other adds up its last
+// block and splits its next. The third warpgroup loads. With `terms` 1 only a_hi·b_hi is taken:
+// TF32's accuracy.
+#pragma once
+
+#include "sm90_finish.cuh"
+
+namespace fw {
+
+// Starts a block's products into `sum`, from zero. Those with lower halves are a group of their own.
+template <int kTerms, bool kFreeMajorA, bool kFreeMajorB, int kSums>
+__device__ __forceinline__ void multiply_block(float (&sum)[kSums],
+                                               const BlockFragments<kFreeMajorA>& a,
+                                               const char* b, int half_bytes) {
+  constexpr int kStep = kFreeMajorB ? 128 : 2;
+  const uint64_t hi = tile_descriptor(b, kFreeMajorB ? 64 * kTileDepth * 2 : 0);
+  const uint64_t lo = hi + half_bytes / 16;
+  begin_products();
+  if constexpr (kTerms == 3) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      multiply<kFreeMajorB>(sum, a.halves[step].lo, hi + step * kStep, step > 0);
+      multiply<kFreeMajorB>(sum, a.halves[step].hi, lo + step * kStep, 1);
+    }
+    commit_products();
+  }
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    multiply<kFreeMajorB>(sum, a.halves[step].hi, hi + step * kStep, kTerms == 3 || step > 0);
+  }
+  commit_products();
+}
+
+// A long sum of equal signs would lose bits: every so many blocks it is set aside.
+constexpr int kBlocksPerPart = 128;
+
+// A warpgroup that multiplies.
+template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class Body>
+__device__ __forceinline__ void multiply_blocks(ProductShared<kTileRows>& shared, const Body& body,
+                                                const RawOperand& a, const SplitOperand& b,
+                                                const ProductSizes& sizes) {
+  constexpr int kSums = kTileRows / 2;
+  const int mine = 1 + threadIdx.x / 128, other = 3 - mine;
+  const bool speaks = threadIdx.x % 32 == 0;
+  const FragmentReader<kFreeMajorA> reader;
+  Turn<shared.kStagesA> from_a;
+  Turn<shared.kStagesB> from_b;
+  BlockFragments<kFreeMajorA> fragments;
+  float sum[kSums], total[kSums];
+  volatile float parts[kSums];  // in memory: touched once in kBlocksPerPart blocks
+  const auto release_a = [&] {
+    if constexpr (kContractedRowsB) fragments.fold(shared.factors[from_a.stage]);
+    __syncwarp();
+    if (speaks) arrive(&shared.read_a[from_a.stage]);
+    from_a.advance();
+  };
+  if (mine == 2) give_turn(1);
+  wait(&shared.loaded_a[0], 0);
+  fragments.template read<0, 4>(reader, shared.a[0]);
+  release_a();
+#pragma unroll 1
+  for (int tile = blockIdx.x; tile < sizes.tiles(); tile += gridDim.x) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) total[i] = 0.f;
+#pragma unroll 1
+    for (int block = 0; block < sizes.blocks; ++block, from_b.advance()) {
+      fragments.split();
+      const float low = fragments.inverse[0], high = fragments.inverse[1];
+      wait(&shared.loaded_b[from_b.stage], from_b.parity);
+      await_turn(mine);
+      multiply_block<kTerms, kFreeMajorA, kContractedRowsB>(
+          sum, fragments, shared.b[from_b.stage][0], shared.kHalfBytes);
+      if constexpr (kTerms == 3) await_products<1>();
+      give_turn(other);
+      // The next block is read as registers come free: the lower halves' now, the others' then.
+      wait(&shared.loaded_a[from_a.stage], from_a.parity);
+      fragments.template read<0, 2>(reader, shared.a[from_a.stage]);
+      await_products<0>();
+      if (speaks) arrive(&shared.done_b[from_b.stage]);
+      fragments.template read<2, 4>(reader, shared.a[from_a.stage]);
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) total[i] = __fmaf_rn(sum[i], i / 2 % 2 ? high : low, total[i]);
+      release_a();
+      if (block % kBlocksPerPart == kBlocksPerPart - 1 && block + 1 < sizes.blocks) {
+        const bool first = block < kBlocksPerPart;
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+          parts[i] = first ? total[i] : parts[i] + total[i];
+          total[i] = 0.f;
+        }
+      }
+    }
+    if (sizes.blocks > kBlocksPerPart) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) total[i] += parts[i];
+    }
+    int p, q;
+    sizes.place(tile, p, q);
+    finish_tile<kContractedRowsB>(total, reader.row, shared.finished[mine - 1], p, q, body, a, b,
+                                  sizes);
+  }
+  if (mine == 1) await_turn(1);  // what the other gave last
+}
+
+template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class Body>
+__global__ void __launch_bounds__(kProductThreads, 1)
+    product_kernel(const Body body, const RawOperand a, const SplitOperand b,
+                   const ProductSizes sizes, const __grid_constant__ CUtensorMap map_a,
+                   const __grid_constant__ CUtensorMap map_hi,
+                   const __grid_constant__ CUtensorMap map_lo) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Shared = ProductShared<kTileRows>;
+  extern __shared__ __align__(1024) char memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) {
+    if (shared_address(memory) % 1024 != 0) __trap();  // swizzles count from multiples of 1024
+    const int copies = kContractedRowsB || sizes.gather ? kLoadThreads : 0;
+    for (int stage = 0; stage < Shared::kStagesA; ++stage) {
+      init_barrier(&shared.loaded_a[stage], 1 + copies);
+      init_barrier(&shared.read_a[stage], 8);
+    }
+    for (int stage = 0; stage < Shared::kStagesB; ++stage) {
+      init_barrier(&shared.loaded_b[stage], 1);
+      init_barrier(&shared.done_b[stage], 8);
+    }
+    publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x >= kProductThreads - kLoadThreads) {
+    leave_registers<40>();
+    load_blocks<kTileRows, kFreeMajorA, kContractedRowsB>(shared, a, b.inverse, &map_a, &map_hi,
+                                                          &map_lo, sizes);
+  } else {
+    take_registers<232>();
+    multiply_blocks<kTerms, kTileRows, kFreeMajorA, kContractedRowsB>(shared, body, a, b, sizes);
+  }
+#endif
+}
+
+template <int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class Body>
+int product(const Body& body, RawOperand a, SplitOperand b, int64_t columns, int64_t rows,
+            int64_t contracted, int64_t terms, int device, void* stream) {
+  using Shared = ProductShared<kTileRows>;
+  static_assert(int(sizeof(Shared)) <= 227 * 1024, "more shared memory than a block can have");
+  if (columns == 0 || rows == 0) return 0;
+  const OnDevice here(device);
+  const int64_t outer = kFreeMajorA ? a.contracted_stride : a.free_stride;
+  const int64_t inner = kFreeMajorA ? a.free_stride : a.contracted_stride;
+  const auto tiles = [](int64_t size, int tile) { return int((size + tile - 1) / tile); };
+  const bool gather =
+      inner != 1 || outer % 4 != 0 || outer <= 0 || reinterpret_cast<uintptr_t>(a.data) % 16 != 0;
+  const ProductSizes sizes = {int(columns), int(rows), int(contracted),
+                              tiles(columns, kTileColumns), tiles(rows, kTileRows),
+                              tiles(contracted, kTileDepth), kTileRows, int(terms), gather};
+  CUtensorMap map_a{}, map_hi{}, map_lo{};
+  const int64_t across = kContractedRowsB ? rows : contracted;
+  const int64_t down = kContractedRowsB ? contracted : rows;
+  const int box_rows = kContractedRowsB ? kTileDepth : kTileRows;
+  // A sum of nothing loads nothing, and the copy engine refuses to describe it.
+  const bool mapped =
+      contracted == 0 ||
+      (gather || matrix_map(map_a, a.data, kFreeMajorA ? columns : contracted,
+                            kFreeMajorA ? contracted : columns, outer, 32,
+                            kFreeMajorA ? kTileDepth : kTileColumns)) &&
+      matrix_map(map_hi, b.hi, across, down, b.row_stride, 64, box_rows) &&
+      matrix_map(map_lo, b.lo, across, down, b.row_stride, 64, box_rows);
+  if (!mapped) return static_cast<int>(cudaErrorInvalidValue);
+  const auto kernel = terms == 3 ? product_kernel<3, kTileRows, kFreeMajorA, kContractedRowsB, Body>
+                                 : product_kernel<1, kTileRows, kFreeMajorA, kContractedRowsB, Body>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(sizeof(Shared)));
+  int processors = 0;
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  const int blocks = min(processors, sizes.tiles_p * sizes.tiles_q);
+  kernel<<<blocks, kProductThreads, int(sizeof(Shared)), static_cast<cudaStream_t>(stream)>>>(
+      body, a, b, sizes, map_a, map_hi, map_lo);
+  return static_cast<int>(cudaGetLastError());
+}
+
+}  // namespace fw

@@ -1,0 +1,164 @@
+// What a product is made of, and the warpgroup that brings its blocks into shared memory.
+#pragma once
+
+#include "sm90_split.cuh"
+
+namespace fw {
+
+struct RawOperand {
+  const float* data;
+  int64_t free_stride, contracted_stride;
+};
+
+// Halves [q][r] with an inverse scale for each q, or [r][q] with one for each r.
+struct SplitOperand {
+  const half* hi;
+  const half* lo;
+  const float* inverse;
+  int64_t row_stride;
+};
+
+constexpr int kProductThreads = 384;
+constexpr int kLoadThreads = 128;
+// Finished sums go to the epilogue through shared memory, for each warpgroup some rows of its 64
+// columns at a time; the stride keeps the writes out of each other's banks.
+constexpr int kFinishRows = 32, kFinishStride = 68;
+constexpr int kTileGroup = 8;  // tiles along q whose b is shared by the blocks that run together
+
+template <int kTileRows>
+struct ProductShared {
+  static constexpr int kChunks = (kTileRows + 63) / 64;  // of b, where its free index is contiguous
+  static constexpr int kHalfBytes = kChunks * 64 * kTileDepth * 2;
+  static constexpr int kStagesA = 2, kStagesB = 3;
+  char a[kStagesA][kRawBytes];
+  char b[kStagesB][2][kHalfBytes];
+  float factors[kStagesA][kTileDepth];
+  float finished[2][kFinishRows][kFinishStride];
+  uint64_t loaded_a[kStagesA], read_a[kStagesA], loaded_b[kStagesB], done_b[kStagesB];
+};
+
+struct ProductSizes {
+  int columns, rows, contracted;  // of p, q and r
+  int tiles_p, tiles_q, blocks, tile_rows;
+  int terms;
+  bool gather;  // a's layout is not one that the copy engine takes
+
+  __device__ __forceinline__ int tiles() const { return tiles_p * tiles_q; }
+  // The first column and row of a tile. Tiles that run together share few rows of a and b.
+  __device__ __forceinline__ void place(int tile, int& p, int& q) const {
+    const int group = tile / (tiles_p * kTileGroup);
+    const int first = group * kTileGroup, rest = tile - first * tiles_p;
+    const int width = max(1, min(kTileGroup, tiles_q - first));
+    p = rest / width * kTileColumns;
+    q = (first + rest % width) * tile_rows;
+  }
+};
+
+// The stages that blocks go through, in turn.
+template <int kStages>
+struct Turn {
+  int stage = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+// A block of a in chunks whose rows are 128 bytes, swizzled; by one thread.
+template <bool kFreeMajorA>
+__device__ __forceinline__ void copy_raw(char* to, const CUtensorMap* map, uint64_t* loaded, int p,
+                                         int r) {
+  constexpr int kChunks = kFreeMajorA ? 4 : 2, kChunkBytes = kRawBytes / kChunks;
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    copy_box(to + chunk * kChunkBytes, map, loaded, kFreeMajorA ? p + 32 * chunk : r + 32 * chunk,
+             kFreeMajorA ? r : p);
+  }
+}
+
+// The same from any layout, number by number; by all threads that load. A warp takes every fourth
+// row of each chunk.
+template <bool kFreeMajorA>
+__device__ __forceinline__ void gather_raw(char* to, const RawOperand& a, const ProductSizes& sizes,
+                                           int p, int r) {
+  constexpr int kChunks = kFreeMajorA ? 4 : 2, kRows = kFreeMajorA ? kTileDepth : kTileColumns;
+  constexpr int kWarps = kLoadThreads / 32;
+  const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32;
+  const int64_t inner_stride = kFreeMajorA ? a.free_stride : a.contracted_stride;
+  const int64_t outer_stride = kFreeMajorA ? a.contracted_stride : a.free_stride;
+  const int outer = (kFreeMajorA ? r : p) + warp;
+  const int outer_end = kFreeMajorA ? sizes.contracted : sizes.columns;
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    const int inner = (kFreeMajorA ? p : r) + chunk * 32 + lane;
+    const bool inside = inner < (kFreeMajorA ? sizes.columns : sizes.contracted);
+    const float* from = a.data + inner * inner_stride + outer * outer_stride;
+    const uint32_t row = shared_address(to) + (chunk * kRows + warp) * 128 + lane % 4 * 4;
+#pragma unroll 2
+    for (int i = 0; i < kRows / kWarps; ++i, from += kWarps * outer_stride) {
+      const bool here = inside && outer + i * kWarps < outer_end;
+      const int column = lane / 4 ^ (warp + i * kWarps) % 8;
+      copy_word(row + i * kWarps * 128 + column * 16, here ? from : a.data, here);
+    }
+  }
+}
+
+template <int kTileRows, bool kContractedRowsB>
+__device__ __forceinline__ void copy_halves(ProductShared<kTileRows>& shared, int stage,
+                                            const CUtensorMap* hi, const CUtensorMap* lo, int q,
+                                            int r, int halves) {
+  constexpr int kBytes = kContractedRowsB ? shared.kHalfBytes : kTileRows * kTileDepth * 2;
+  uint64_t* loaded = &shared.loaded_b[stage];
+  arrive_expecting(loaded, halves * kBytes);
+  for (int half = 0; half < halves; ++half) {
+    const CUtensorMap* map = half ? lo : hi;
+    char* to = shared.b[stage][half];
+    if constexpr (kContractedRowsB) {
+      for (int chunk = 0; chunk < shared.kChunks; ++chunk) {
+        copy_box(to + chunk * 64 * kTileDepth * 2, map, loaded, q + 64 * chunk, r);
+      }
+    } else {
+      copy_box(to, map, loaded, r, q);
+    }
+  }
+}
+
+// The warpgroup that loads; a's blocks come with the factors of b's rows where those are contracted.
+template <int kTileRows, bool kFreeMajorA, bool kContractedRowsB>
+__device__ __forceinline__ void load_blocks(ProductShared<kTileRows>& shared, const RawOperand& a,
+                                            const float* inverse_b, const CUtensorMap* map_a,
+                                            const CUtensorMap* map_hi, const CUtensorMap* map_lo,
+                                            const ProductSizes& sizes) {
+  const int thread = threadIdx.x % kLoadThreads;
+  const int halves = sizes.terms == 3 ? 2 : 1;
+  Turn<shared.kStagesA> to_a;
+  Turn<shared.kStagesB> to_b;
+  for (int tile = blockIdx.x; tile < sizes.tiles(); tile += gridDim.x) {
+    int p, q;
+    sizes.place(tile, p, q);
+    for (int r = 0; r < sizes.contracted; r += kTileDepth, to_a.advance(), to_b.advance()) {
+      wait(&shared.done_b[to_b.stage], to_b.parity ^ 1);
+      if (thread == 0) {
+        copy_halves<kTileRows, kContractedRowsB>(shared, to_b.stage, map_hi, map_lo, q, r, halves);
+      }
+      char* block = shared.a[to_a.stage];
+      uint64_t* loaded = &shared.loaded_a[to_a.stage];
+      wait(&shared.read_a[to_a.stage], to_a.parity ^ 1);
+      if (thread == 0) {
+        arrive_expecting(loaded, sizes.gather ? 0 : kRawBytes);
+        if (!sizes.gather) copy_raw<kFreeMajorA>(block, map_a, loaded, p, r);
+      }
+      if (sizes.gather) gather_raw<kFreeMajorA>(block, a, sizes, p, r);
+      if (kContractedRowsB && thread < kTileDepth) {
+        const bool inside = r + thread < sizes.contracted;
+        copy_word(shared_address(&shared.factors[to_a.stage][thread]),
+                  inverse_b + (inside ? r + thread : 0), inside);
+      }
+      if (kContractedRowsB || sizes.gather) arrive_after_copies(loaded);
+    }
+  }
+  // Who multiplies reads one block ahead, also past the last: that one is never loaded.
+  wait(&shared.read_a[to_a.stage], to_a.parity ^ 1);
+  if (thread == 0) arrive(&shared.loaded_a[to_a.stage]);
+  if (kContractedRowsB || sizes.gather) arrive(&shared.loaded_a[to_a.stage]);
+}
+
+}  // namespace fw

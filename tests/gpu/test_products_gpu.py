@@ -1,0 +1,196 @@
+"""Matrix products on the tensor cores, run: every layout, odd sizes, the edges of float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fusewright
+from fusewright.rewrite import products
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
+]
+
+INF, NAN = float("inf"), float("nan")
+LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "straight": lambda x, w: x @ w.t(),
+    "free": lambda x, w: x @ w,
+    "transposed": lambda x, w: x.t() @ w,
+}
+SIZES = [
+    (128, 128, 64),
+    (176, 128, 128),
+    (1, 1, 1),
+    (127, 129, 65),
+    (70, 130, 200),
+    (1000, 1001, 999),
+    (513, 260, 8193),
+    (300, 4096, 640),
+]
+
+
+@pytest.fixture(autouse=True)
+def every_product(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small products too, where a plan would otherwise call PyTorch's."""
+    monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.manual_seed(0)
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+class Product(nn.Module):
+    def __init__(self, layout: str, weight: Tensor) -> None:
+        super().__init__()
+        self.layout = layout
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return LAYOUTS[self.layout](x, self.weight)
+
+
+def operands(layout: str, rows: int, columns: int, depth: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn((depth, rows) if layout == "transposed" else (rows, depth), device="cuda")
+    w = torch.randn((columns, depth) if layout == "straight" else (depth, columns), device="cuda")
+    return x, w
+
+
+def ours(layout: str, x: Tensor, w: Tensor) -> Tensor:
+    fast = fusewright.optimize(Product(layout, w), x, modes=("eval",)).eval()
+    with torch.no_grad():
+        first, second = fast(x), fast(x)
+    assert torch.equal(first.isnan(), second.isnan())
+    assert torch.equal(first.nan_to_num(), second.nan_to_num())
+    return first
+
+
+def error(y: Tensor, exact: Tensor) -> float:
+    return float((y.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: "x".join(map(str, sizes)))
+def test_every_layout_and_size_is_as_exact_as_eager(
+    layout: str, sizes: tuple[int, int, int]
+) -> None:
+    x, w = operands(layout, *sizes)
+    exact = LAYOUTS[layout](x.double(), w.double())
+    eager = error(LAYOUTS[layout](x, w), exact)
+    assert error(ours(layout, x, w), exact) <= max(eager, 2.4e-7)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_of_any_magnitude_keep_their_bits(layout: str) -> None:
+    x, w = operands(layout, 256, 256, 2048)
+    x *= torch.exp2(torch.randint(-60, 61, (x.shape[0], 1), device="cuda").float())
+    w *= torch.exp2(torch.randint(-60, 61, (w.shape[0], 1), device="cuda").float())
+    exact = LAYOUTS[layout](x.double(), w.double())
+    eager = LAYOUTS[layout](x, w)
+    y = ours(layout, x, w)
+    rows = lambda t: (t.double() - exact).norm(dim=1) / exact.norm(dim=1)  # noqa: E731
+    assert bool((rows(y) <= torch.maximum(2 * rows(eager), torch.tensor(4e-7).cuda())).all())
+
+
+def test_long_sums_of_one_sign_keep_their_bits() -> None:
+    x, w = torch.rand(256, 65536, device="cuda"), torch.rand(256, 65536, device="cuda")
+    exact = x.double() @ w.double().t()
+    assert error(ours("straight", x, w), exact) <= 3.2e-7
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("in_x", "in_w"),
+    [
+        ([(3, 7, INF), (4, 1, -INF)], []),
+        ([(5, 9, NAN)], []),
+        ([], [(10, 20, -INF)]),
+        ([(3, 7, INF)], [(11, 7, INF), (20, 20, INF)]),
+        ([(17, 3, 3e38)], [(11, 3, 3e38)]),
+    ],
+)
+def test_infinity_and_nan_are_where_eager_has_them(
+    layout: str, in_x: list[tuple[int, int, float]], in_w: list[tuple[int, int, float]]
+) -> None:
+    x, w = operands(layout, 200, 200, 256)
+    for tensor, places in ((x, in_x), (w, in_w)):
+        for row, column, number in places:
+            tensor[row, column] = number
+    eager, y = LAYOUTS[layout](x, w), ours(layout, x, w)
+    assert torch.equal(y.isnan(), eager.isnan())
+    assert torch.equal(y.isinf(), eager.isinf())
+    assert torch.equal(y[y.isinf()], eager[eager.isinf()])
+
+
+def test_exact_products_stay_exact() -> None:
+    x = torch.randint(-8, 9, (256, 1024), device="cuda").float()
+    w = torch.eye(1024, device="cuda")
+    assert torch.equal(ours("straight", x, w), x)
+    whole = torch.randint(-8, 9, (300, 1024), device="cuda").float()
+    assert torch.equal(ours("straight", x, whole), x @ whole.t())
+
+
+def test_operands_in_any_layout_are_read_where_they_are() -> None:
+    base = torch.randn(600, 1400, device="cuda")
+    w = base[::2, 3:1003]
+    x = torch.randn(1000, 256, device="cuda").t()
+    exact = x.double() @ w.double().t()
+    assert error(ours("straight", x, w), exact) <= max(error(x @ w.t(), exact), 2.4e-7)
+
+
+def test_the_tf32_flag_is_read_at_each_call() -> None:
+    x, w = operands("straight", 512, 512, 4096)
+    fast = fusewright.optimize(Product("straight", w), x, modes=("eval",)).eval()
+    exact = x.double() @ w.double().t()
+    found = []
+    with torch.no_grad():
+        for allowed in (False, True, False):
+            torch.backends.cuda.matmul.allow_tf32 = allowed
+            found.append(error(fast(x), exact))
+    torch.backends.cuda.matmul.allow_tf32 = True
+    tf32 = error(x @ w.t(), exact)
+    assert found[0] == found[2] < 1e-6 < found[1] <= 1.1 * tf32
+
+
+class Layers(nn.Module):
+    """Two layers with everything around their products: bias, relu, a scalar, a normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(512, 768), nn.Linear(768, 256, bias=False)
+        self.norm = nn.BatchNorm1d(256)
+        self.scale = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x)) * self.scale
+        return torch.sigmoid(self.norm(self.second(hidden))) * self.scale
+
+
+@pytest.mark.parametrize("rows", [384, 130])
+def test_training_through_fused_products(rows: int) -> None:
+    model = Layers().cuda().train()
+    x = torch.randn(rows, 512, device="cuda", requires_grad=True)
+    fast = fusewright.optimize(model, x.detach())
+    grad = torch.randn(rows, 256, device="cuda")
+
+    def gradients(module: nn.Module, x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+        for norm in (each for each in module.modules() if isinstance(each, nn.BatchNorm1d)):
+            norm.reset_running_stats()
+        y = module(x)
+        given = torch.autograd.grad(y, [x, *module.parameters()], grad.to(dtype))
+        return [y, *given]
+
+    mine = gradients(fast, x, torch.float32)
+    eager = gradients(model, x, torch.float32)
+    double = Layers().cuda().double()
+    double.load_state_dict({k: v.double() for k, v in model.state_dict().items()})
+    exact = gradients(double.train(), x.detach().double().requires_grad_(), torch.float64)
+    for y, e, d in zip(mine, eager, exact, strict=True):
+        assert error(y, d) <= max(2 * error(e, d), 1e-6)
