@@ -29,9 +29,9 @@ import fusewright
 N = 1 << 20
 ACTIVATIONS = """
 exp log tanh sigmoid erf sin cos tan exp2 expm1 log2 log10 log1p atan asin acos sinh cosh asinh
-acosh atanh erfc rsqrt sqrt reciprocal
+acosh atanh erfc erfinv rsqrt sqrt reciprocal
 """.split()
-DOUBLES = "exp log tanh sigmoid erf sin cos".split()
+DOUBLES = "exp log tanh sigmoid erf erfc sin cos".split()
 
 
 class Call(nn.Module):
@@ -74,7 +74,7 @@ def argument(op: str, n: int, dtype: torch.dtype) -> Tensor:
     match op:
         case "log" | "log2" | "log10" | "rsqrt" | "sqrt":
             return x.abs() + 1e-3
-        case "asin" | "acos" | "atanh":
+        case "asin" | "acos" | "atanh" | "erfinv":
             return torch.tanh(x)
         case "acosh":
             return x.abs() + 1

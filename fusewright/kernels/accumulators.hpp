@@ -221,12 +221,16 @@ struct Welford<float, V> {
   template <class X>
   FW_FN void add(int v, X x) {
     const double wide = static_cast<double>(x);
-    // The first finite number of a lane; an infinite one must not make NaN of a mean.
-    const double base = (count == 1) & (wide - wide == 0) ? wide : shift[v];
-    const double delta = wide - base;
-    shift[v] = base;
+    // The first finite number of a lane; an infinite one must not make NaN of a mean. All lanes
+    // share the test, so that later loops go without it (layer norm: 1.2 to 1.0 times eager).
+    if (count == 1) shift[v] = wide - wide == 0 ? wide : 0;
+    const double delta = wide - shift[v];
     sum[v] += delta;
+#if defined(__FMA__)
+    squares[v] = __builtin_fma(delta, delta, squares[v]);
+#else
     squares[v] += delta * delta;
+#endif
   }
   FW_FN double center(int v) const { return count > 0 ? shift[v] + sum[v] / count : 0; }
   FW_FN double spread(int v) const {

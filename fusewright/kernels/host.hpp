@@ -28,25 +28,54 @@ FW_FN void narrow(const float* from, T* to, int n) {
   FW_LANES(v, 1, n) to[v] = Store<T>::from(from[v]);
 }
 #if defined(__F16C__)
-using Halves = short __attribute__((vector_size(16)));
-using Floats = float __attribute__((vector_size(32)));
+#if defined(__AVX512F__)
+constexpr int kHalves = 16;
+#else
+constexpr int kHalves = 8;
+#endif
+using Halves = short __attribute__((vector_size(2 * kHalves)));
+using Floats = float __attribute__((vector_size(4 * kHalves)));
+FW_FN Floats wide_of(Halves in) {
+#if defined(__AVX512F__)
+  return __builtin_ia32_vcvtph2ps512_mask(in, Floats{}, 0xffff, 4);
+#else
+  return __builtin_ia32_vcvtph2ps256(in);
+#endif
+}
+FW_FN Halves narrow_of(Floats in) {
+#if defined(__AVX512F__)
+  return __builtin_ia32_vcvtps2ph512_mask(in, 0, Halves{}, 0xffff);
+#else
+  return __builtin_ia32_vcvtps2ph256(in, 0);
+#endif
+}
+// The last few as a whole vector too. A test of the length in the loop, and vectors half as wide,
+// made the sum of 1 M float16 take 1.8 times eager's time instead of 1.2 to 1.4.
 FW_FN void widen(const half* from, float* to, int n) {
-  for (int v = 0; v < n; v += 8) {
-    const int bytes = std::min(n - v, 8) * static_cast<int>(sizeof(half));
-    Halves in = {};
-    bytes == 16 ? std::memcpy(&in, from + v, 16) : std::memcpy(&in, from + v, bytes);
-    const Floats out = __builtin_ia32_vcvtph2ps256(in);
-    bytes == 16 ? std::memcpy(to + v, &out, 32) : std::memcpy(to + v, &out, 2 * bytes);
+  Halves in = {};
+  int v = 0;
+  for (; v + kHalves <= n; v += kHalves) {
+    std::memcpy(&in, from + v, sizeof in);
+    const Floats out = wide_of(in);
+    std::memcpy(to + v, &out, sizeof out);
   }
+  if (v == n) return;
+  std::memcpy(&in, from + v, (n - v) * sizeof(half));
+  const Floats out = wide_of(in);
+  std::memcpy(to + v, &out, (n - v) * sizeof(float));
 }
 FW_FN void narrow(const float* from, half* to, int n) {
-  for (int v = 0; v < n; v += 8) {
-    const int bytes = std::min(n - v, 8) * static_cast<int>(sizeof(half));
-    Floats in = {};
-    bytes == 16 ? std::memcpy(&in, from + v, 32) : std::memcpy(&in, from + v, 2 * bytes);
-    const Halves out = __builtin_ia32_vcvtps2ph256(in, 0);
-    bytes == 16 ? std::memcpy(to + v, &out, 16) : std::memcpy(to + v, &out, bytes);
+  Floats in = {};
+  int v = 0;
+  for (; v + kHalves <= n; v += kHalves) {
+    std::memcpy(&in, from + v, sizeof in);
+    const Halves out = narrow_of(in);
+    std::memcpy(to + v, &out, sizeof out);
   }
+  if (v == n) return;
+  std::memcpy(&in, from + v, (n - v) * sizeof(float));
+  const Halves out = narrow_of(in);
+  std::memcpy(to + v, &out, (n - v) * sizeof(half));
 }
 #endif
 

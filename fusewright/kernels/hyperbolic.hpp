@@ -77,32 +77,39 @@ FW_FN T acosh(T x) {
   const T y = log1p(large ? x : u) + (large ? T(0.69314718055994530942) : T(0));
   return x < T(1) ? std::numeric_limits<T>::quiet_NaN() : y;
 }
-template <class T>
-FW_FN T atanh(T x) {
-  const T a = abs(x);
-  return copysign(T(0.5) * log1p(T(2) * a / (T(1) - a)), x);
+// A series below 1/2, where the quotient's rounding would be most of the error.
+FW_FN float atanh(float x) {
+  const float a = abs(x), s = x * x;
+  const float p = horner(s, 0.1763589233160019f, 0.05161825194954872f, 0.11816029995679855f,
+                         0.14223824441432953f, 0.20002451539039612f, 0.33333301544189453f);
+  const float y = 0.5f * log1p(2.0f * a / (1.0f - a));
+  return copysign(a < 0.5f ? mad(s * a, p, a) : y, x);
+}
+FW_FN double atanh(double x) {
+  const double a = abs(x);
+  return copysign(0.5 * log1p(2.0 * a / (1.0 - a)), x);
 }
 
 FW_FN double erfc(double x) { return ::erfc(x); }
-// Beyond 1/2 e^(-a^2) * P((a - 3) / (a + 3)) / (1 + 2a).
+// e^(-a^2) * P((a - 3) / (a + 3)) / (a + 3), all in double, where the square is exact. In float it
+// erred by 4.5 ulp, eager by 0.9, though it took 3/4 of the time in cache. Beyond 10.2 it is 0.
 FW_FN float erfc(float x) {
-  const float a = abs(x) > 10.2f ? 10.2f : abs(x);
-  const float p =
-      horner((a - 3.0f) / (a + 3.0f), -0.0002763902593869716f, -0.0007957492489367723f,
-             0.0019963758531957865f, 0.0025788452476263046f, -0.023791348561644554f,
-             0.06829337030649185f, -0.11927247792482376f, 0.12964661419391632f,
-             -0.047562289983034134f, -0.13562114536762238f, 1.2530080080032349f);
-  const float square = a * a;
-#if defined(__FMA__)
-  const float rounding = mad(a, a, -square);
-#else
-  const float rounding = static_cast<float>(static_cast<double>(a) * a - square);
-#endif
-  const Power<float> power_of = power(-square);
-  const float e = scaled(power_of.rest, power_of.rounder, true);
-  const float y = p * mad(-rounding, e, e) / mad(2.0f, a, 1.0f);
-  const float large = x < 0.0f ? 2.0f - y : y;
-  return a < 0.5f ? 1.0f - small_erf(x) : large;
+  const double a = cut_above(abs(x), 10.2f);
+  const double q = 1.0 / (a + 3.0);
+  const double t = mad(q, -6.0, 1.0);
+  const double p =
+      horner(t, -0.00032505654004745836, -0.00048262523352276507, 0.0030804699051863098,
+             -0.0012267084863854443, -0.02683994748564017, 0.11952911318465369, -0.310465989152689,
+             0.5902282959500229, -0.8833944871037801, 1.0740069077880188);
+  const double square = a * a;
+  const double rounder = mad(square, -1.4426950408889634, kRounder64);
+  const double r = mad(rounder - kRounder64, -0.6931471805599453, -square);
+  const double e = horner(r, 0.0013821038883179426, 0.00836867094039917, 0.04166826233267784,
+                          0.1666652113199234, 0.4999999403953552, 1.0, 1.0);
+  const double power = bits<double>(bits<uint64_t>(e) + (bits<uint64_t>(rounder) << 52));
+  const float y = static_cast<float>(power * (p * q));
+  const float both = x < 0.0f ? 2.0f - y : y;
+  return x == x ? both : x;
 }
 #endif  // __CUDACC__
 

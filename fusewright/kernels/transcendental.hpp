@@ -4,7 +4,7 @@
 // own; tests/test_optable.py holds their errors.
 #pragma once
 
-#include "math.hpp"
+#include "exponential.hpp"
 
 namespace fw {
 
@@ -25,130 +25,29 @@ FW_LIBM1(tanh)
 FW_LIBM1(erf)
 #else
 
-FW_FN float mad(float a, float b, float c) {
-#if defined(__FMA__)
-  return __builtin_fmaf(a, b, c);
-#else
-  return a * b + c;  // std::fma without the instruction is a slow call
-#endif
-}
-FW_FN double mad(double a, double b, double c) {
-#if defined(__FMA__)
-  return __builtin_fma(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
-// A polynomial by Horner's rule, the highest coefficient first.
+// `end` is the first argument whose power is no finite number: infinity and NaN come of x alone.
 template <class T>
-FW_FN T horner(T, T p) {
-  return p;
+FW_FN T exp(T x, T least, T end) {
+  const Reduced<T> b = reduced(cut_below(x, least));
+  const T y = times_power(small_exp(b.r), b.rounder);
+  return x < end ? y : x * std::numeric_limits<T>::infinity();
 }
-template <class T, class... C>
-FW_FN T horner(T x, T p, T c, C... rest) {
-  return horner(x, mad(p, x, c), rest...);
-}
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr double kInf64 = std::numeric_limits<double>::infinity();
-constexpr double kNan64 = std::numeric_limits<double>::quiet_NaN();
-constexpr float kLn2High = 0x1.62e4p-1f;  // few bits: k * kLn2High is exact
-constexpr float kLn2Low = 0x1.7f7d1cp-20f;
-constexpr double kLn2High64 = 6.93147180369123816490e-01;
-constexpr double kLn2Low64 = 1.90821492927058770002e-10;
-// Adding 1.5 * 2^23 rounds to a whole number and leaves it in the low bits, NaN or not.
-constexpr float kRounder = 12582912.0f;
-constexpr double kRounder64 = 6755399441055744.0;
-
-// e^x = 2^k * (1 + rest); k lies in the low bits of `rounder`.
-template <class T>
-struct Power {
-  T rest, rounder;
-};
-
-// 2^(k + kMore); the sum must be a normal number's exponent.
-template <int kMore>
-FW_FN float two_to(float rounder) {
-  return bits<float>((bits<uint32_t>(rounder) << 23) + (static_cast<uint32_t>(127 + kMore) << 23));
-}
-template <int kMore>
-FW_FN double two_to(double rounder) {
-  return bits<double>((bits<uint64_t>(rounder) << 52) +
-                      (static_cast<uint64_t>(1023 + kMore) << 52));
-}
-
-// e^r - 1 for |r| <= ln2/2; the fits' errors are 2^-28 and 2^-59.
-FW_FN float small_expm1(float r) {
-  const float p = horner(r, 0.0013950476422905922f, 0.008368882350623608f, 0.04166620597243309f,
-                         0.166665181517601f, 0.5f);
-  return mad(p, r * r, r);
-}
-FW_FN double small_expm1(double r) {
-  const double p =
-      horner(r, 2.09147553258932e-09, 2.5105312729622103e-08, 2.755727347871858e-07,
-             2.755725517000089e-06, 2.480158732567746e-05, 0.0001984126987500228,
-             0.0013888888888883711, 0.008333333333326084, 0.04166666666666667, 0.1666666666666667,
-             0.5);
-  return mad(p, r * r, r);
-}
-
-FW_FN Power<float> power(float x) {
-  const float rounder = mad(x, 1.4426950408889634f, kRounder);
-  const float n = rounder - kRounder;
-  return {small_expm1(mad(n, -kLn2Low, mad(n, -kLn2High, x))), rounder};
-}
-FW_FN Power<double> power(double x) {
-  const double rounder = mad(x, 1.4426950408889634, kRounder64);
-  const double n = rounder - kRounder64;
-  return {small_expm1(mad(n, -kLn2Low64, mad(n, -kLn2High64, x))), rounder};
-}
-
-// 2^k * (1 + rest) in two steps, so that neither overflow nor denormals come early.
-template <class T>
-FW_FN T scaled(T rest, T rounder, bool small) {
-  constexpr int kMore = sizeof(T) == 4 ? 64 : 512;
-  constexpr T kBack = sizeof(T) == 4 ? T(0x1p64) : T(0x1p512);
-  const T step = small ? two_to<kMore>(rounder) : two_to<-kMore>(rounder);
-  return (rest + T(1)) * step * (small ? T(1) / kBack : kBack);
-}
-
-// e^x for x that neither overflow nor leave normal numbers.
-template <class T>
-FW_FN T plain_exp(T x) {
-  const Power<T> p = power(x);
-  return (p.rest + T(1)) * two_to<0>(p.rounder);
-}
-
-FW_FN float exp(float x) {
-  const Power<float> p = power(x);
-  float y = scaled(p.rest, p.rounder, x < 0.0f);
-  y = x > 88.8f ? kInf : y;
-  return x < -104.0f ? 0.0f : y;
-}
-FW_FN double exp(double x) {
-  const Power<double> p = power(x);
-  double y = scaled(p.rest, p.rounder, x < 0.0);
-  y = x > 709.8 ? kInf64 : y;
-  return x < -745.2 ? 0.0 : y;
-}
+FW_FN float exp(float x) { return exp(x, -105.0f, 0x1.62e430p+6f); }
+FW_FN double exp(double x) { return exp(x, -746.0, 0x1.62e42fefa39f0p+9); }
 
 FW_FN float exp2(float x) {
-  const float rounder = x + kRounder;
-  const float f = x - (rounder - kRounder);
-  const float r = f * 0.69314718246459961f;
-  const float low = mad(f, -1.9046542e-9f, mad(f, 0.69314718246459961f, -r));
-  float y = scaled(small_expm1(r) + low, rounder, x < 0.0f);
-  y = x > 128.5f ? kInf : y;
-  return x < -151.0f ? 0.0f : y;
+  const float b = cut_below(x, -151.0f);
+  const float rounder = b + kRounder;
+  const float y = horner(b - (rounder - kRounder), 0.0001532892056275159f, 0.0013390971580520272f,
+                         0.009618500247597694f, 0.05550359562039375f, 0.24022647738456726f,
+                         0.6931471824645996f, 1.0f);
+  return x < 128.0f ? times_power(y, rounder) : x * kInf;
 }
 FW_FN double exp2(double x) {
-  const double rounder = x + kRounder64;
-  const double f = x - (rounder - kRounder64);
-  double y = scaled(small_expm1(f * 0.69314718055994531), rounder, x < 0.0);
-  y = x > 1025.0 ? kInf64 : y;
-  return x < -1076.0 ? 0.0 : y;
+  const double b = cut_below(x, -1077.0);
+  const double rounder = b + kRounder64;
+  const double y = small_exp((b - (rounder - kRounder64)) * 0.69314718055994531);
+  return x < 1024.0 ? times_power(y, rounder) : x * kInf64;
 }
 
 // Half of the power keeps the last k finite until the last step.
@@ -177,32 +76,40 @@ struct Split {
   T mantissa_less_one, exponent;
 };
 
-// The mantissa lies in [2/3, 4/3).
+// The mantissa lies in [sqrt(1/2), sqrt(2)); the exponent comes as 2^23 times itself, which saves a
+// shift: the factor goes into the constants.
+constexpr float kStep = 0x1p23f;
 FW_FN Split<float> split(float x) {
   const bool tiny = x < 1.17549435e-38f;
-  const int32_t raw = bits<int32_t>(x * (tiny ? 0x1p23f : 1.0f));
-  const int32_t e = (raw - 0x3f2aaaab) & static_cast<int32_t>(0xff800000u);
-  const float exponent = static_cast<float>(e >> 23) - (tiny ? 23.0f : 0.0f);
+  const float normal = tiny ? x * kStep : x;
+  const int32_t raw = bits<int32_t>(normal);
+  const int32_t e = (raw - 0x3f3504f3) & static_cast<int32_t>(0xff800000u);
+  // The same test in other words: g++ would follow `tiny` and compute both arms of all between.
+  const bool was_tiny = bits<int32_t>(x) < 0x00800000;
+  const float exponent = static_cast<float>(e) - (was_tiny ? 23.0f * kStep : 0.0f);
   return {bits<float>(raw - e) - 1.0f, exponent};
 }
-// The mantissa lies in [sqrt(1/2), sqrt(2)).
 FW_FN Split<double> split(double x) {
   const bool tiny = x < 2.2250738585072014e-308;
-  const int64_t raw = bits<int64_t>(x * (tiny ? 0x1p54 : 1.0));
-  const int64_t e = (raw - 0x3fe6a09e667f3bcd) & static_cast<int64_t>(0xfff0000000000000u);
-  const double exponent = static_cast<double>(static_cast<int32_t>(e >> 52));
-  return {bits<double>(raw - e) - 1.0, exponent - (tiny ? 54.0 : 0.0)};
+  const double normal = tiny ? x * 0x1p54 : x;
+  const int64_t raw = bits<int64_t>(normal);
+  const int64_t from = raw - 0x3fe6a09e667f3bcd;
+  const int64_t e = from & static_cast<int64_t>(0xfff0000000000000u);
+  // The exponent, 2048 more, as the low bits of 2^52: not every machine converts 64-bit integers.
+  const uint64_t biased = (static_cast<uint64_t>(from) + 0x8000000000000000u) >> 52;
+  const bool was_tiny = bits<int64_t>(x) < 0x0010000000000000;
+  const double exponent = bits<double>(biased | 0x4330000000000000u) - (0x1p52 + 2048.0);
+  return {bits<double>(raw - e) - 1.0, exponent - (was_tiny ? 54.0 : 0.0)};
 }
 
-// log(1 + f) - f for f in [-1/3, 1/3]; the fit's relative error is 2^-27.7.
-FW_FN float log_rest(float f) {
-  const float p =
-      horner(f, -0.12891601026058197f, 0.13984467089176178f, -0.12184277921915054f,
-             0.14005862176418304f, -0.16680486500263214f, 0.20010405778884888f,
-             -0.24999797344207764f, 0.3333321511745453f, -0.5f);
-  return p * (f * f);
+// (log(1 + f) - f) / f^2 for f in [sqrt(1/2) - 1, sqrt(2) - 1]; the errors of this fit and of those
+// for other bases below are 2^-27.7 of the logarithm.
+FW_FN float log_series(float f) {
+  return horner(f, -0.07622822374105453f, 0.12908481061458588f, -0.13244691491127014f,
+                0.14181220531463623f, -0.16608762741088867f, 0.20002000033855438f,
+                -0.2500160038471222f, 0.33333325386047363f, -0.49999988079071045f);
 }
-// By the series of atanh(f / (2 + f)), as in fdlibm's log.
+// log(1 + f) - f by the series of atanh(f / (2 + f)), as in fdlibm's log.
 FW_FN double log_rest(double f) {
   const double s = f / (2.0 + f);
   const double z = s * s;
@@ -225,8 +132,9 @@ FW_FN T log_corners(T x, T y) {
 
 FW_FN float log(float x) {
   const Split<float> s = split(x);
-  const float low = mad(s.exponent, kLn2Low, log_rest(s.mantissa_less_one));
-  return log_corners(x, mad(s.exponent, kLn2High, low + s.mantissa_less_one));
+  const float f = s.mantissa_less_one;
+  const float low = mad(f * f, log_series(f), s.exponent * (kLn2Low / kStep));
+  return log_corners(x, mad(s.exponent, kLn2High / kStep, low + f));
 }
 FW_FN double log(double x) {
   const Split<double> s = split(x);
@@ -234,18 +142,32 @@ FW_FN double log(double x) {
   return log_corners(x, mad(s.exponent, kLn2High64, low + s.mantissa_less_one));
 }
 
-// log(x) / log(base), with 1/log(base) in two parts.
-template <class T>
-FW_FN T log_in(T x, T high, T low, T whole_high, T whole_low) {
-  const Split<T> s = split(x);
-  const T rest = log_rest(s.mantissa_less_one);
-  const T f = s.mantissa_less_one;
-  const T tail = mad(f, low, mad(rest, high, s.exponent * whole_low));
-  return log_corners(x, mad(s.exponent, whole_high, mad(f, high, tail)));
+FW_FN float log2(float x) {
+  const Split<float> s = split(x);
+  const float f = s.mantissa_less_one;
+  const float p = horner(f, -0.11075079441070557f, 0.1869446039199829f, -0.19113478064537048f,
+                         0.20448288321495056f, -0.23959168791770935f, 0.288572758436203f,
+                         -0.36069807410240173f, 0.4808981716632843f, -0.7213473320007324f);
+  const float low = mad(f * f, p, f * 1.92596299e-8f);
+  return log_corners(x, mad(s.exponent, 1.0f / kStep, mad(f, 1.44269502f, low)));
 }
-FW_FN float log2(float x) { return log_in(x, 1.44269502f, 1.92596299e-8f, 1.0f, 0.0f); }
 FW_FN float log10(float x) {
-  return log_in(x, 0.43429449f, -1.01030729e-8f, 0.301025391f, 4.60503907e-6f);
+  const Split<float> s = split(x);
+  const float f = s.mantissa_less_one;
+  const float p = horner(f, -0.033212337642908096f, 0.05615761876106262f, -0.057525914162397385f,
+                         0.06157222017645836f, -0.07212799787521362f, 0.08686839044094086f,
+                         -0.10858075320720673f, 0.14476478099822998f, -0.21714718639850616f);
+  const float tail = mad(f, -1.01030729e-8f, s.exponent * (4.60503907e-6f / kStep));
+  const float low = mad(f, 0.43429449f, mad(f * f, p, tail));
+  return log_corners(x, mad(s.exponent, 0.301025391f / kStep, low));
+}
+
+// log(x) / log(base), with 1/log(base) in two parts.
+FW_FN double log_in(double x, double high, double low, double whole_high, double whole_low) {
+  const Split<double> s = split(x);
+  const double f = s.mantissa_less_one;
+  const double tail = mad(f, low, mad(log_rest(f), high, s.exponent * whole_low));
+  return log_corners(x, mad(s.exponent, whole_high, mad(f, high, tail)));
 }
 FW_FN double log2(double x) {
   return log_in(x, 1.4426950408889634, 2.0355273740931033e-17, 1.0, 0.0);
@@ -257,13 +179,13 @@ FW_FN double log10(double x) {
 
 FW_FN float log1p(float x) {
   const float u = 1.0f + x;
-  const int32_t e = (bits<int32_t>(u) - 0x3f2aaaab) & static_cast<int32_t>(0xff800000u);
+  const int32_t e = (bits<int32_t>(u) - 0x3f3504f3) & static_cast<int32_t>(0xff800000u);
   // 2^-k * (1 + x) - 1 with one rounding; the power comes as 8 * 2^-k, since k may be 128.
   const float power = bits<float>(0x41000000 - e) * 0.125f;
   const float f = mad(x, power, power - 1.0f);
-  const float exponent = static_cast<float>(e >> 23);
-  const float low = mad(exponent, kLn2Low, log_rest(f));
-  float y = mad(exponent, kLn2High, low + f);
+  const float exponent = static_cast<float>(e);
+  const float low = mad(f * f, log_series(f), exponent * (kLn2Low / kStep));
+  float y = mad(exponent, kLn2High / kStep, low + f);
   y = x < kInf ? y : x;
   y = x > -1.0f ? y : x == -1.0f ? -kInf : kNan;
   return x == 0.0f ? x : y;
@@ -282,19 +204,20 @@ FW_FN double log1p(double x) {
   return x == 0.0 ? x : y;
 }
 
-// 1 - 2 / (e^2a + 1), which loses digits near 0.
-template <class T>
-FW_FN T large_tanh(T a) {
-  return T(1) - T(2) / (plain_exp(T(2) * a) + T(1));
-}
+// Beyond 0.8 tanh(a) = 1 - 2 / (e^2a + 1), which loses digits near 0. From 10 on the float is 1, so
+// ln2 as one float is near enough: the error of e^2a weighs less the larger it is.
 FW_FN float tanh(float x) {
-  const float a = abs(x);
+  const float a = abs(x), b = cut_above(a, 10.0f);
   const float s = x * x;
-  const float p = horner(s, -0.00590586056932807f, 0.020805377513170242f, -0.05378668010234833f,
-                         0.13331958651542664f, -0.33333298563957214f);
+  const float p = horner(s, 0.0015870444476604462f, -0.007414176594465971f, 0.02130652777850628f,
+                         -0.0538535974919796f, 0.13332241773605347f, -0.33333298563957214f);
   const float small = mad(p * s, a, a);
-  const float y = a < 0.6f ? small : large_tanh(a);
-  return copysign(a > 10.0f ? 1.0f : y, x);
+  const float rounder = mad(b, 2.885390081777927f, kRounder);
+  const float r = mad(rounder - kRounder, -0.34657359f, b);
+  const float e = horner(r, 0.08845464885234833f, 0.26779747009277344f, 0.6666921973228455f,
+                         1.3333216905593872f, 1.999999761581421f, 2.0f, 1.0f);
+  const float large = 1.0f - 2.0f / mad(e, two_to<0>(rounder), 1.0f);
+  return copysign(a >= 0.8f ? large : small, x);
 }
 // (e^2a - 1) / (e^2a + 1) below 1/2: a polynomial would be long.
 FW_FN double tanh(double x) {
@@ -307,27 +230,22 @@ FW_FN double tanh(double x) {
   return copysign(a > 20.0 ? 1.0 : large ? 1.0 + ratio : ratio, x);
 }
 
-// erf(x) for |x| <= 0.85.
-FW_FN float small_erf(float x) {
-  return mad(horner(x * x, -0.0006332609918899834f, 0.0050542703829705715f,
-                    -0.026804570108652115f, 0.11282770335674286f, -0.3761257529258728f,
-                    0.12837916612625122f),
-             x, x);
-}
-// Beyond, erf = 1 - 2^t with t a polynomial, whose error 1 hides; beyond 4 the float is 1.
+// x + x * P(x^2 - 9/8) up to 3/2, then a polynomial around the place near 11/4 where erf is all but
+// a float. From 4 on the float is 1. NaN, cut away there, comes back by the other arm.
 FW_FN float erf(float x) {
   const float a = abs(x);
-  const float b = a > 4.0f ? 4.0f : a;
-  const float t =
-      horner(b, 0.0002921868290286511f, -0.004482726100832224f, 0.03243035823106766f,
-             -0.15068675577640533f, -0.9184219837188721f, -1.6273823976516724f,
-             -0.00016547054110560566f);
-  const float rounder = t + kRounder;
-  const float f = t - (rounder - kRounder);
-  const float p = horner(f, 0.0013276466634124517f, 0.009675540961325169f, 0.05550713464617729f,
-                         0.24022120237350464f, 0.6931469440460205f, 1.0000001192092896f);
-  const float large = copysign(mad(-p, two_to<0>(rounder), 1.0f), x);
-  return a < 0.85f ? small_erf(x) : large;
+  const float p =
+      horner(mad(x, x, -1.125f), 6.780129524486256e-07f, -5.689178124157479e-06f,
+             4.569477459881455e-05f, -0.0003337914531584829f, 0.0021134638227522373f,
+             -0.011439234018325806f, 0.05207602307200432f, -0.20022448897361755f,
+             -0.1831638216972351f);
+  const float large =
+      horner(cut_above(a, 4.0f) - 2.7500157356262207f, -4.335629455454182e-06f,
+             -3.30090438183106e-06f, 6.097621735534631e-05f, -9.46016371017322e-05f,
+             -9.500763553660363e-05f, 0.0006672625313512981f, -0.0016540439100936055f,
+             0.0027462360449135303f, -0.003258725628256798f, 0.0027619691099971533f,
+             -0.001612057676538825f, 0.0005861314130015671f, 0.9998993873596191f);
+  return a >= 1.5f ? copysign(large, x) : mad(p, x, x);
 }
 FW_FN double erf(double x) {
   const double a = abs(x);
@@ -365,10 +283,22 @@ FW_FN T rsqrt(T x) {
   return T(1) / sqrt(x);
 #endif
 }
+#if defined(__CUDACC__)
 template <class T>
 FW_FN T sigmoid(T x) {
   return T(1) / (T(1) + exp(-x));
 }
+#else
+// 1 / (1 + e^-x), by halves, since e^-x overflows before half of it does.
+template <class T>
+FW_FN T sigmoid(T x) {
+  constexpr bool kSingle = sizeof(T) == 4;
+  const T b = cut_above(cut_below(-x, kSingle ? T(-80) : T(-700)), kSingle ? T(89.5) : T(710.2));
+  const Reduced<T> h = reduced(b);
+  const T y = T(0.5) / mad(small_exp(h.r), two_to<-1>(h.rounder), T(0.5));
+  return x == x ? y : x;
+}
+#endif
 
 #undef FW_LIBM1
 }  // namespace fw

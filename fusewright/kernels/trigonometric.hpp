@@ -48,10 +48,12 @@ FW_FN Turn<float, uint32_t> turn(float x) {
 #if defined(__FMA__)
   const float rounder = mad(x, 0.63661975f, kRounder);
   const float n = rounder - kRounder;
-  const float first = mad(n, -0x1.921fb6p+0f, x);
-  const float r = mad(n, 0x1.777a5cp-25f, first);
-  const float low = mad(n, 0x1.ee59dap-50f, mad(n, 0x1.777a5cp-25f, first - r));
-  return {r, low, bits<uint32_t>(rounder)};
+  const float first = mad(n, -0x1.921fb6p+0f, x);  // exact; pi/2 is the sum of three floats
+  const float part = n * 0x1.777a5cp-25f;
+  const float r = first + part;
+  // What the sum and the product rounded away: near a zero of the sine, first and part cancel.
+  const float rest = mad(n, 0x1.ee59dap-50f, mad(n, 0x1.777a5cp-25f, -part));
+  return {r, (part - (r - first)) + rest, bits<uint32_t>(rounder)};
 #else
   const Turn<double, uint64_t> t = turn(static_cast<double>(x));
   const float r = static_cast<float>(t.r);
@@ -59,28 +61,37 @@ FW_FN Turn<float, uint32_t> turn(float x) {
 #endif
 }
 
-template <class T>
 struct Circle {
-  T sine, cosine;
+  double sine, cosine;
 };
 // 1 - r^2/2 + r^4 * even - r * low, with what 1 - r^2/2 rounds away.
-template <class T>
-FW_FN T cosine_of(T r, T low, T even) {
-  const T s = r * r;
-  const T half = T(0.5) * s;
-  const T first = T(1) - half;
-  return first + (((T(1) - first) - half) + mad(s * s, even, -(r * low)));
+FW_FN double cosine_of(double r, double low, double even) {
+  const double s = r * r;
+  const double half = 0.5 * s;
+  const double first = 1.0 - half;
+  return first + (((1.0 - first) - half) + mad(s * s, even, -(r * low)));
 }
-FW_FN Circle<float> circle(float r, float low) {
+// b where the mask has all bits, a where it has none: g++ would compute both arms of a choice.
+FW_FN float either(uint32_t mask, float a, float b) {
+  return bits<float>(bits<uint32_t>(a) ^ (mask & (bits<uint32_t>(a) ^ bits<uint32_t>(b))));
+}
+// The sine of a turn of at least 0: one polynomial, with the coefficients of sine or cosine.
+FW_FN float sine_of(float r, float low, uint32_t quarter) {
+  const uint32_t odd = 0u - (quarter & 1u);
   const float s = r * r;
-  const float odd = horner(s, 2.7249313916399842e-06f, -0.00019840082677546889f,
-                           0.008333331905305386f, -0.1666666716337204f);
-  const float even =
-      horner(s, 2.4547436623834074e-05f, -0.0013888300163671374f, 0.0416666641831398f);
-  return {r + mad(s * r, odd, low), cosine_of(r, low, even)};
+  const float half = 0.5f * s, first = 1.0f - half;
+  const float lost = mad(-r, low, (1.0f - first) - half);
+  const float p = mad(mad(either(odd, -0.00019518285989761353f, 2.4432563805021346e-05f), s,
+                          either(odd, 0.008332189172506332f, -0.0013887310633435845f)),
+                      s, either(odd, -0.16666655242443085f, 0.04166664555668831f));
+  const float y = either(odd, r, first) + mad(s * either(odd, r, s), p, either(odd, low, lost));
+  return bits<float>(bits<uint32_t>(y) ^ ((quarter & 2u) << 30));
+}
+FW_FN float with_sign_of(float y, float x) {
+  return bits<float>(bits<uint32_t>(y) ^ (bits<uint32_t>(x) & 0x80000000u));
 }
 // The coefficients of fdlibm's kernels.
-FW_FN Circle<double> circle(double r, double low) {
+FW_FN Circle circle(double r, double low) {
   const double s = r * r;
   const double odd = horner(s, 1.58969099521155010221e-10, -2.50507602534068634195e-08,
                             2.75573137070700676789e-06, -1.98412698298579493134e-04,
@@ -92,35 +103,51 @@ FW_FN Circle<double> circle(double r, double low) {
 }
 
 // The sine of the turn: in quarters 0 to 3 sine, cosine, -sine, -cosine.
-FW_FN float turned(float sine, float cosine, uint32_t quarter) {
-  const float y = (quarter & 1u) != 0 ? cosine : sine;
-  return bits<float>(bits<uint32_t>(y) ^ ((quarter & 2u) << 30));
-}
 FW_FN double turned(double sine, double cosine, uint64_t quarter) {
   const double y = (quarter & 1u) != 0 ? cosine : sine;
   return bits<double>(bits<uint64_t>(y) ^ ((quarter & 2u) << 62));
 }
 
-template <class T>
-FW_FN T sin(Near, T x) {
-  const auto t = turn(x);
-  const Circle<T> c = circle(t.r, t.low);
-  const T y = turned(c.sine, c.cosine, t.quarter);
-  return x == T(0) ? x : y;
+FW_FN float sin(Near, float x) {
+  const Turn<float, uint32_t> t = turn(abs(x));
+  return with_sign_of(sine_of(t.r, t.low, t.quarter), x);
 }
-template <class T>
-FW_FN T cos(Near, T x) {
+FW_FN float cos(Near, float x) {
+  const Turn<float, uint32_t> t = turn(abs(x));
+  return sine_of(t.r, t.low, t.quarter + 1u);
+}
+// A polynomial, or -1 over it; the quotient is mended by what it and the sum before rounded away.
+FW_FN float tan(Near, float x) {
+  const Turn<float, uint32_t> t = turn(abs(x));
+  const float s = t.r * t.r;
+  const float p = horner(s, 0.004370370879769325f, 0.00010291965736541897f, 0.01082383282482624f,
+                         0.02128753811120987f, 0.054058682173490524f, 0.13332676887512207f,
+                         0.33333349227905273f);
+  const float rest = mad(s * t.r, p, t.low);
+  const float y = t.r + rest;
+  const float low = (t.r - y) + rest;
+  const float inverse = -1.0f / y;
+  const float error = mad(inverse, y, 1.0f);
+  const float mended = mad(inverse, mad(inverse, low, error), inverse);
+  return with_sign_of((t.quarter & 1u) != 0 ? mended : y, x);
+}
+FW_FN double sin(Near, double x) {
   const auto t = turn(x);
-  const Circle<T> c = circle(t.r, t.low);
+  const Circle c = circle(t.r, t.low);
+  const double y = turned(c.sine, c.cosine, t.quarter);
+  return x == 0.0 ? x : y;
+}
+FW_FN double cos(Near, double x) {
+  const auto t = turn(x);
+  const Circle c = circle(t.r, t.low);
   return turned(c.sine, c.cosine, t.quarter + 1u);
 }
-template <class T>
-FW_FN T tan(Near, T x) {
+FW_FN double tan(Near, double x) {
   const auto t = turn(x);
-  const Circle<T> c = circle(t.r, t.low);
+  const Circle c = circle(t.r, t.low);
   const bool odd = (t.quarter & 1u) != 0;
-  const T y = (odd ? c.cosine : c.sine) / (odd ? -c.sine : c.cosine);
-  return x == T(0) ? x : y;
+  const double y = (odd ? c.cosine : c.sine) / (odd ? -c.sine : c.cosine);
+  return x == 0.0 ? x : y;
 }
 
 // Infinity and NaN are not far: either way gives NaN.

@@ -147,6 +147,24 @@ struct Store<bool8> {
 // What a value becomes by being stored as `Stored` and read again.
 template <class Stored, class T>
 FW_FN float rounded(T x) {
+#if !defined(__CUDACC__)
+  // In 32 bits throughout, with the same result for all floats: the way through 16 bits and back
+  // takes 610 instead of 190 us for 1 M float16, 205 instead of 180 for bfloat16.
+  if constexpr (std::is_same_v<Stored, bf16> && std::is_same_v<T, float>) {
+    const uint32_t raw = bits<uint32_t>(x);
+    const uint32_t even = (raw + 0x7fffu + ((raw >> 16) & 1u)) & 0xffff0000u;
+    return x != x ? bits<float>((raw & 0x80000000u) | 0x7fc00000u) : bits<float>(even);
+  } else if constexpr (std::is_same_v<Stored, half> && std::is_same_v<T, float>) {
+    const uint32_t raw = bits<uint32_t>(x), exponent = raw & 0x7f800000u;
+    // Adding and subtracting 1.5 * 2^13 times the power of two below |x| rounds to 11 digits; no
+    // power below 2^-14, half's least normal one.
+    const float step = bits<float>(exponent > 0x38800000u ? exponent : 0x38800000u) * 0x1.8p13f;
+    const float even = (x + step) - step;
+    const float most = bits<float>(raw & 0x7fffffffu);
+    const float y = most >= 65520.0f ? x * std::numeric_limits<float>::infinity() : even;
+    return bits<float>(bits<uint32_t>(y) | (raw & 0x80000000u));
+  }
+#endif
   return value(Store<Stored>::from(x));
 }
 
