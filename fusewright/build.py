@@ -88,10 +88,10 @@ def build(
     """The library for this source: from the cache where it is sound there, else compiled."""
     start = time.perf_counter()
     command = (*find_compiler(source.language, compiler), *_flags(source.language, arch))
-    job = _Job(source, command, _trusted_folder(cache_dir), _key(source, command))
+    job = _Job(source, command, trusted_folder(cache_dir), _key(source, command))
     cached = _is_sound(job)
     if not cached:
-        with _writing_cache(job.folder), _locked(job):
+        with writing_cache(job.folder), _locked(job):
             # Another process or thread may have built it while this one waited.
             cached = _is_sound(job)
             if not cached:
@@ -203,7 +203,7 @@ def _processor() -> str:
     return "\n".join(lines)
 
 
-def _trusted_folder(cache_dir: Path | None) -> Path:
+def trusted_folder(cache_dir: Path | None) -> Path:
     """The cache folder, made if need be; what others could have written to is refused."""
     folder = (cache_dir or _default_folder()).expanduser().absolute()
     try:
@@ -236,7 +236,7 @@ def _cache_message(folder: Path, why: str) -> str:
 
 
 @contextmanager
-def _writing_cache(folder: Path) -> Iterator[None]:
+def writing_cache(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from fusewright.problem import Problem
     from fusewright.report import Outcome
     from fusewright.solution import Solution
+    from fusewright.tune import OnProgress
 
 TIMING_BUDGET_S = 6.0
+TUNE_STEP = "tune"
 STEP_NAMES = ("load the problem", "capture and compile", "check against float64", "time")
 MODE_NAMES = {"train": ("train",), "eval": ("eval",), "both": ("train", "eval")}
 
@@ -98,6 +100,14 @@ class Steps:
         self.progress.update(self.task, description=words, completed=done + min(share, 0.99))
         self._draw(0.25)
 
+    def tuning(self, words: str, share: float) -> None:
+        """What is being tuned; its own line where there is no bar."""
+        if self.progress.tasks[self.task].completed < self.names.index(TUNE_STEP):
+            self.next(TUNE_STEP)
+        self.detail(words, share)
+        if not self.console.is_terminal:
+            self.console.print(f"  {words} …")
+
     def _draw(self, pause_s: float) -> None:
         if not self.animated and time.monotonic() >= self.drawn + pause_s:
             self.progress.refresh()
@@ -116,8 +126,14 @@ def cli() -> None:
 @json_option
 @device_option
 @mode_option
+@click.option("--tune", is_flag=True, help="Measure several schedules of each kernel; keep them.")
 def optimize(
-    problem: Path, output: Path | None, json_file: Path | None, device: str | None, mode: str
+    problem: Path,
+    output: Path | None,
+    json_file: Path | None,
+    device: str | None,
+    mode: str,
+    tune: bool,
 ) -> None:
     """Write a standalone ModelNew for PROBLEM, check it and time it."""
     from fusewright.emit import file_text
@@ -127,13 +143,15 @@ def optimize(
 
     console = Console()
     output = output or problem.with_name(f"{problem.stem}_new.py")
-    steps = Steps(console, STEP_NAMES)
+    names = (*STEP_NAMES[:2], TUNE_STEP, *STEP_NAMES[2:]) if tune else STEP_NAMES
+    # While schedules are measured, nothing is to draw beside them.
+    steps = Steps(console, names, animated=not tune)
     with steps.running():
         steps.next(STEP_NAMES[0])
         where = resolve_device(device or default_device())
         loaded = load_problem(problem)
         steps.next(STEP_NAMES[1])
-        solution = solved(loaded, where, mode)
+        solution = solved(loaded, where, mode, steps.tuning if tune else None)
         outcome = checked(loaded, solution, where, mode, output, steps)
     print_outcome(console, outcome)
     if json_file:
@@ -164,6 +182,7 @@ def checked(
         plans=solution.prepared.modes,
         build_seconds=solution.artifact.seconds,
         output=str(output),
+        tuned=solution.prepared.tuned,
     )
     with draft(output, file_text(solution.bundle, loaded.source, header(outcome))) as path:
         make = candidate_factory(path, loaded)
@@ -329,13 +348,13 @@ def compare(old: Path, new: Path, noise: float) -> None:
         sys.exit(code)
 
 
-def solved(loaded: Problem, where: torch.device, mode: str) -> Solution:
+def solved(loaded: Problem, where: torch.device, mode: str, tuning: OnProgress | None) -> Solution:
     from fusewright.inputs import move
     from fusewright.solution import solve
 
     model = loaded.make_model().to(where)
     args = tuple(move(each, where) for each in loaded.make_inputs())
-    return solve(model, args, name=loaded.name, modes=MODE_NAMES[mode])
+    return solve(model, args, name=loaded.name, modes=MODE_NAMES[mode], tuning=tuning)
 
 
 @contextmanager

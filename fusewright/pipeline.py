@@ -6,6 +6,7 @@ several graphs share are written once.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusewright.candidates import Choice, Kernel
 from fusewright.capture import capture
-from fusewright.codegen.render import render
 from fusewright.codegen.source import Source
 from fusewright.debug import dump
-from fusewright.emit.bundle import ProgramPlans
+from fusewright.emit.bundle import ProgramPlans, leading
 from fusewright.ir import Graph, Program, pretty
 from fusewright.loop import LoopKernel
 from fusewright.plan import plan
@@ -26,9 +27,13 @@ from fusewright.plan.same import canonical, canonical_product
 from fusewright.plan.show import show
 from fusewright.plan.steps import Fused, Loop, Plan
 from fusewright.product import ProductKernel
+from fusewright.product_cost import least_size
 from fusewright.rewrite import rewrite
+from fusewright.rewrite.layouts import with_channels_last
 from fusewright.rewrite.products import with_products
-from fusewright.schedule import ProductSchedule, Schedule, Target, choose, choose_product
+from fusewright.schedule import Target
+from fusewright.tune import OnProgress, Sized, chosen, settled, source_of, tune
+from fusewright.tuned import Tuned
 
 MODES = ("train", "eval")
 
@@ -38,19 +43,23 @@ class Prepared:
     """All that is known of a model before anything is compiled.
 
     A mode that has matrix products of ours comes twice: first with them, for GPUs that have the
-    tensor cores, then without.
+    tensor cores, then without. `tuned` are the kernels for which schedules were measured, now or
+    earlier.
     """
 
     target: Target
     source: Source
     modes: tuple[ProgramPlans, ...]
     seconds: Mapping[str, float]
+    tuned: tuple[Tuned, ...] = ()
 
 
 def target_of(device: torch.device) -> Target:
     if device.type == "cuda":
         facts = torch.cuda.get_device_properties(device)
-        return Target.cuda(facts.multi_processor_count, (facts.major, facts.minor) == (9, 0))
+        hopper = (facts.major, facts.minor) == (9, 0)
+        turning = os.environ.get("FUSEWRIGHT_TURNING") == "1"
+        return Target.cuda(facts.multi_processor_count, hopper, turning)
     return Target.host()
 
 
@@ -62,10 +71,15 @@ def prepare(
     modes: Sequence[str] = MODES,
     device: torch.device,
     target: Target | None = None,
+    tuning: OnProgress | None = None,
 ) -> Prepared:
-    """Capture, rewrite, plan, schedule and render; for `device` unless a target is given."""
+    """Capture, rewrite, plan, schedule and render; for `device` unless a target is given.
+
+    Schedules are those that tuning found on this device, then the heuristic's; `tuning` has them
+    measured now. Nothing is known of a target that is given.
+    """
     seconds: dict[str, float] = {}
-    target = target or target_of(device)
+    here, target = target is None, target or target_of(device)
     programs = [
         _timed(seconds, "capture", lambda m=mode: capture(model, args, kwargs, mode=m))
         for mode in modes
@@ -77,11 +91,32 @@ def prepare(
     ]
     shared = _Shared()
     planned = [shared.plans(each) for each in planned]
-    kernels = [(kernel, choose(kernel, target, sizes)) for kernel, sizes in shared.loops.values()]
-    products = [(each, choose_product(each, target, s)) for each, s in shared.products.values()]
-    source = _timed(seconds, "render", lambda: render(kernels, target, products))
-    _dump(planned, [*kernels, *products], source)
-    return Prepared(target, source, tuple(planned), seconds)
+    sized: list[Sized] = [*shared.loops.values(), *shared.products.values()]
+    tuned: Mapping[str, Tuned] = {}
+    if here:
+        run = _run_here(planned)
+        mine = [each for each in sized if each[0].name in run]
+        tuned = _timed(seconds, "tune", lambda: _tuned(mine, target, device, tuning))
+    kernels = [
+        (kernel, chosen(kernel, sizes, target, tuned.get(kernel.name))) for kernel, sizes in sized
+    ]
+    source = _timed(seconds, "render", lambda: source_of(kernels, target))
+    _dump(planned, kernels, source)
+    return Prepared(target, source, tuple(planned), seconds, tuple(tuned.values()))
+
+
+def _run_here(planned: Sequence[ProgramPlans]) -> frozenset[str]:
+    """The kernels that run on the device at hand: others need no measuring."""
+    plans = [p for each in leading(planned) for p in (each.forward, each.inference, each.backward)]
+    return frozenset(step.kernel.name for plan in plans if plan for step in plan.kernels)
+
+
+def _tuned(
+    kernels: Sequence[Sized], target: Target, device: torch.device, tuning: OnProgress | None
+) -> Mapping[str, Tuned]:
+    if tuning is None:
+        return settled(kernels, target, device)
+    return tune(kernels, target, device, tuning)
 
 
 def _timed(seconds: dict[str, float], name: str, run: Any) -> Any:
@@ -94,6 +129,8 @@ def _timed(seconds: dict[str, float], name: str, run: Any) -> Any:
 def _planned(program: Program, target: Target) -> list[ProgramPlans]:
     dump(f"{program.mode}_captured", _pretty(program))
     program = rewrite(program)
+    if target.turning:
+        program = with_channels_last(program)
     dump(f"{program.mode}_rewritten", _pretty(program))
     plain = _plans(program)
     if not target.tensor_cores:
@@ -107,7 +144,20 @@ def _planned(program: Program, target: Target) -> list[ProgramPlans]:
             backward=with_products(program.backward, sizes) if program.backward else None,
         )
     )
-    return [ours, plain] if ours.has_products else [plain]
+    return [_for_large_batches(ours, target), plain] if ours.has_products else [plain]
+
+
+def _for_large_batches(plans: ProgramPlans, target: Target) -> ProgramPlans:
+    """Small batches are better off with PyTorch's products: the plain program is there for them."""
+    program = plans.program
+    if len(program.symbols) != 1:
+        return plans
+    (symbol,) = program.symbols
+    held = [p for p in (plans.inference, plans.backward) if p is not None]
+    kernels = [step.kernel for each in held for step in each.products]
+    least = least_size(kernels, symbol.name, program.example_sizes, target.sms)
+    guards = (*program.guards, f"{symbol.name} >= {least}")
+    return replace(plans, program=replace(program, guards=guards))
 
 
 def _plans(program: Program) -> ProgramPlans:
@@ -130,7 +180,7 @@ class _Shared:
     def __init__(self) -> None:
         self.loops: dict[str, tuple[LoopKernel, Mapping[str, int]]] = {}
         self.products: dict[str, tuple[ProductKernel, Mapping[str, int]]] = {}
-        self._by_content: dict[LoopKernel | ProductKernel, str] = {}
+        self._by_content: dict[Kernel, str] = {}
 
     def plans(self, plans: ProgramPlans) -> ProgramPlans:
         sizes = plans.program.example_sizes
@@ -156,7 +206,7 @@ class _Shared:
         product = self.products.setdefault(name, (replace(step.kernel, name=name), sizes))[0]
         return replace(step, name=name, kernel=product)
 
-    def _name(self, wanted: str, content: LoopKernel | ProductKernel) -> str:
+    def _name(self, wanted: str, content: Kernel) -> str:
         if content not in self._by_content:
             name, count, taken = wanted, 1, set(self._by_content.values())
             while name in taken:
@@ -174,7 +224,7 @@ def _pretty(program: Program) -> str:
 
 def _dump(
     planned: Sequence[ProgramPlans],
-    kernels: Sequence[tuple[LoopKernel | ProductKernel, Schedule | ProductSchedule]],
+    kernels: Sequence[tuple[Kernel, Choice]],
     source: Source,
 ) -> None:
     for each in planned:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +17,7 @@ from fusewright.emit.bundle import ProgramPlans, leading
 from fusewright.machine import versions
 from fusewright.plan.show import human_bytes, human_count
 from fusewright.plan.steps import Call, Plan, View
+from fusewright.tuned import Tuned
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Outcome:
     output: str
     checks: tuple[Check, ...] = ()
     timings_ms: Mapping[str, float] = field(default_factory=dict)
+    tuned: tuple[Tuned, ...] = ()
 
 
 GRAPH_TITLES = {
@@ -109,9 +111,29 @@ def print_timings(console: Console, timings: Mapping[str, float]) -> None:
     console.print(table)
 
 
+def print_tuning(console: Console, tuned: Sequence[Tuned]) -> None:
+    """The schedules that measuring changed, and how many it left as they were."""
+    changed = [each for each in tuned if each.changed]
+    if changed:
+        table = Table(title="Schedules that tuning changed", title_justify="left")
+        for column in ("kernel", "before", "after"):
+            table.add_column(column, overflow="fold")
+        for column in ("took", "takes", "measured"):
+            table.add_column(column, justify="right")
+        for each in changed:
+            times = f"{each.heuristic_us:.1f} µs", f"{each.best_us:.1f} µs"
+            table.add_row(each.kernel, *each.differences(), *times, each.date)
+        console.print(table)
+    rest = len(tuned) - len(changed)
+    if rest:
+        kernels = "1 tuned kernel keeps" if rest == 1 else f"{rest} tuned kernels keep"
+        console.print(f"{kernels} the heuristic's schedule.")
+
+
 def print_outcome(console: Console, outcome: Outcome) -> None:
-    """Plans, checks and, where all is right, times."""
+    """Plans, what tuning found, checks and, where all is right, times."""
     print_plans(console, outcome.plans)
+    print_tuning(console, outcome.tuned)
     print_checks(console, outcome.checks)
     if outcome.timings_ms:
         print_timings(console, outcome.timings_ms)
@@ -153,6 +175,21 @@ def check_records(checks: Sequence[Check]) -> list[dict[str, object]]:
     ]
 
 
+def tuning_records(tuned: Sequence[Tuned]) -> list[dict[str, object]]:
+    return [
+        {
+            "name": each.kernel,
+            "changed": each.changed,
+            "before": asdict(each.heuristic),
+            "after": asdict(each.schedule),
+            "before_us": each.heuristic_us,
+            "after_us": each.best_us,
+            "date": each.date,
+        }
+        for each in tuned
+    ]
+
+
 def _finite(value: float) -> float | str:
     """JSON has no infinity and no NaN."""
     return value if math.isfinite(value) else repr(value)
@@ -165,6 +202,7 @@ def write_json(path: Path, outcome: Outcome) -> None:
         "versions": versions(),
         "mode": outcome.mode,
         "steps": step_records(outcome.plans),
+        "tuning": tuning_records(outcome.tuned),
         "checks": check_records(outcome.checks),
         "timings_ms": dict(outcome.timings_ms),
         "build_seconds": outcome.build_seconds,
@@ -203,4 +241,10 @@ def header(outcome: Outcome) -> str:
                         f"  {step.name}: {human_bytes(step.bytes_moved)}, "
                         f"{human_count(step.operations)} operations"
                     )
+    changed = [each for each in outcome.tuned if each.changed]
+    if changed:
+        lines += ["", "Schedules that tuning changed (microseconds before and after):"]
+        for found in changed:
+            times = f"{found.heuristic_us:.1f}, {found.best_us:.1f}"
+            lines.append(f"  {found.kernel}: {found.differences()[1]} ({times})")
     return "\n".join(lines)

@@ -12,16 +12,22 @@ from dataclasses import dataclass
 
 from fusewright.coalesce import coalesce
 from fusewright.ir import ITEM_BYTES, ONE, ZERO, Dim
-from fusewright.loop import Access, Load, LoopKernel, Store
+from fusewright.loop import Load, LoopKernel, Store
 from fusewright.optable import REDUCTIONS
-from fusewright.product import ProductKernel, best_tile_rows
+from fusewright.product import ProductKernel
+from fusewright.product_cost import best_tile_rows
 from fusewright.sweep import Sweeps, element_accesses, element_loads, late_sweep, sweeps
+from fusewright.tiles import mixes_layouts, reach, tile_bytes, tiled_accesses, turned_axis
+from fusewright.vectors import TILED
+from fusewright.vectors import lanes_fit as lanes_fit
 
 HOST_RUN = 1024  # kLongestRun of kernels/host.hpp
 SHARED_BYTES = 48 * 1024
 THREAD_REGISTERS = 48  # 4-byte registers that a cached row may take of each thread
 BLOCK_REGISTERS = 65536
 WORK_REGISTERS = 30  # what a kernel needs beside its cached row; softmax takes 24
+SMALL_TILE, LARGE_TILE = 32, 64
+TILE_REGISTERS = 64  # 4-byte registers for what a thread has loaded of a tile
 
 
 @dataclass(frozen=True)
@@ -29,29 +35,33 @@ class Target:
     """What is compiled for: language 'cuda' or 'host', and the number of processors.
 
     `tensor_cores`: whether it has those that our matrix products are written for, Hopper's.
+    `turning`: whether loops may turn tiles in shared memory, and convolutions so run in
+    channels-last; off until a GPU has shown what it gains.
     """
 
     language: str
     sms: int = 132
     tensor_cores: bool = False
+    turning: bool = False
 
     @staticmethod
     def host() -> Target:
         return Target("host", 1)
 
     @staticmethod
-    def cuda(sms: int = 132, tensor_cores: bool = True) -> Target:
-        return Target("cuda", sms, tensor_cores)
+    def cuda(sms: int = 132, tensor_cores: bool = True, turning: bool = False) -> Target:
+        return Target("cuda", sms, tensor_cores, turning)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """kind: 'pointwise', 'row' (lanes along the last inner axis) or 'column' (last outer axis).
+    """kind: 'pointwise', 'row' (lanes along the last inner axis) or 'column' (last outer axis);
+    'transpose' and 'transpose_row' are the first two by tiles, turned in shared memory.
 
     lanes: elements per vector (host: lanes of an accumulator). threads: of a CUDA block (of a row
     for 'row', where `rows` share a block; `across` of a column block lie along the columns).
     unroll: vectors in flight per thread. cached: the row stays in registers. splits: parts of the
-    inner extent that are reduced apart and joined in order.
+    inner extent that are reduced apart and joined in order. tile: the edge of a tile.
     """
 
     kind: str
@@ -62,6 +72,7 @@ class Schedule:
     unroll: int = 1
     cached: bool = False
     splits: int = 1
+    tile: int = LARGE_TILE
 
 
 @dataclass(frozen=True)
@@ -85,13 +96,14 @@ def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
     plan = sweeps(kernel)
     common = (
         min(schedule.lanes, schedule.threads, schedule.unroll, schedule.splits) >= 1
-        and (schedule.kind == "pointwise") == (not kernel.inner)
+        and (schedule.kind in ("pointwise", "transpose")) == (not kernel.inner)
         and (schedule.splits == 1 or splittable(plan))
     )
     if not common:
         return False
     if target.language == "host":
-        return schedule.lanes <= HOST_RUN and (schedule.kind != "column" or plan.count == 1)
+        one_sweep = schedule.kind != "column" or plan.count == 1
+        return schedule.lanes <= HOST_RUN and one_sweep and schedule.kind not in TILED
     if not lanes_fit(kernel, schedule.kind, schedule.lanes):
         return False
     match schedule.kind:
@@ -101,49 +113,28 @@ def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
             return _row_fits(kernel, plan, schedule)
         case "column":
             return _column_fits(plan, schedule)
+        case "transpose" | "transpose_row":
+            return plan.count == 1 and _tile_fits(kernel, schedule)
     return False
+
+
+def _tile_fits(kernel: LoopKernel, schedule: Schedule) -> bool:
+    """Threads fill whole rows of a tile, and the tiles that wait fit into shared memory."""
+    tile, width = schedule.tile, schedule.threads * schedule.lanes
+    return (
+        turned_axis(kernel) is not None
+        and tile in (SMALL_TILE, LARGE_TILE)
+        and schedule.threads % 32 == 0
+        and schedule.threads <= 1024
+        and schedule.lanes in (1, 2, 4)
+        and tile * tile % (width * (tile // SMALL_TILE)) == 0
+        and tile_bytes(kernel, tile) <= SHARED_BYTES
+    )
 
 
 def splittable(plan: Sweeps) -> bool:
     """The inner extent may be cut: one sweep, so no element waits for a whole row."""
     return plan.count == 1
-
-
-def lanes_fit(kernel: LoopKernel, kind: str, lanes: int) -> bool:
-    """Vectors of `lanes` elements along the lane axis are whole and, if pointers allow, aligned."""
-    if lanes == 1:
-        return True
-    axis = lane_axis(kernel, kind)
-    if axis is None:
-        return False
-    size = kernel.axes[axis].size
-    alone = kind == "pointwise" and len(kernel.outer) == 1
-    if not alone and size.is_static and size.factor % lanes:
-        return False
-    return all(_access_fits(access, axis, lanes) for access in lane_accesses(kernel, kind))
-
-
-def _access_fits(access: Access, axis: int, lanes: int) -> bool:
-    if access.strides[axis] == ZERO:
-        return True
-    others = [stride for at, stride in enumerate(access.strides) if at != axis]
-    steps = [each for each in (*others, *access.offset) if each.is_static]
-    return access.strides[axis] == ONE and all(each.factor % lanes == 0 for each in steps)
-
-
-def lane_axis(kernel: LoopKernel, kind: str) -> int | None:
-    """The position of the axis that vectors lie along."""
-    if kind == "row":
-        return len(kernel.axes) - 1
-    return len(kernel.outer) - 1 if kernel.outer else None
-
-
-def lane_accesses(kernel: LoopKernel, kind: str) -> tuple[Access, ...]:
-    """The accesses that are made a vector at a time."""
-    plan = sweeps(kernel)
-    if kind != "row":
-        return tuple(item.access for item in kernel.body if isinstance(item, Load | Store))
-    return tuple(item.access for item in element_accesses(kernel, plan))
 
 
 def _row_fits(kernel: LoopKernel, plan: Sweeps, schedule: Schedule) -> bool:
@@ -155,10 +146,10 @@ def _row_fits(kernel: LoopKernel, plan: Sweeps, schedule: Schedule) -> bool:
     if not schedule.cached:
         return True
     size = kernel.inner_numel
-    reach = threads * schedule.lanes * schedule.unroll
+    width = threads * schedule.lanes * schedule.unroll
     registers = _cached_registers(kernel, plan, schedule.lanes * schedule.unroll)
     limit = min(THREAD_REGISTERS, BLOCK_REGISTERS // (threads * schedule.rows) - WORK_REGISTERS)
-    return schedule.splits == 1 and size.is_static and size.factor <= reach and registers <= limit
+    return schedule.splits == 1 and size.is_static and size.factor <= width and registers <= limit
 
 
 def _cached_registers(kernel: LoopKernel, plan: Sweeps, elements: int) -> int:
@@ -204,6 +195,8 @@ def choose(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Sche
 
 def candidates(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
     """Schedules worth trying, best guess first; some may not be legal."""
+    if target.turning and mixes_layouts(kernel, sizes):
+        yield from _tiles(kernel, target, sizes)
     if not kernel.inner:
         yield from _pointwise(kernel, target, sizes)
         return
@@ -217,6 +210,27 @@ def candidates(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> 
             yield from _columns(kernel, target, sizes)
 
 
+def _tiles(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
+    turned = turned_axis(kernel)
+    assert turned is not None
+    kind, threads = "transpose_row" if kernel.inner else "transpose", 256
+    loads = [item for item in tiled_accesses(kernel) if isinstance(item, Load)]
+    held = sum(max(4, ITEM_BYTES[x.dtype]) // 4 for x in loads if x.access.strides[-1].factor)
+    lengths = [kernel.axes[at].size.at(sizes) for at in (turned, len(kernel.axes) - 1)]
+    large = held * LARGE_TILE * LARGE_TILE // threads <= TILE_REGISTERS and min(lengths) > 48
+    for tile in (LARGE_TILE, SMALL_TILE) if large else (SMALL_TILE,):
+        splits = 1
+        if kernel.inner:
+            rows, inner = kernel.outer_numel.at(sizes), kernel.inner_numel.at(sizes)
+            within = turned >= len(kernel.outer)
+            blocks = rows if within else rows // lengths[0] * -(-lengths[0] // tile)
+            splits = _splits(blocks, inner, tile * tile if within else tile, 16, target.sms)
+        # Single elements by large tiles take more addresses than there are registers.
+        for lanes in widths(kernel):
+            if lanes > 1 or tile == SMALL_TILE:
+                yield Schedule(kind, min(lanes, 4), threads, splits=splits, tile=tile)
+
+
 def prefers_column(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
     """Whether most of the bytes are contiguous along the last outer axis, in one sweep."""
     plan = sweeps(kernel)
@@ -224,18 +238,10 @@ def prefers_column(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
         return False
     row_bytes = column_bytes = 0
     for item in element_accesses(kernel, plan):
-        moved = ITEM_BYTES[item.dtype] * _reach(item.access, kernel, sizes)
+        moved = ITEM_BYTES[item.dtype] * reach(item.access, kernel, sizes)
         row_bytes += moved * (item.access.strides[-1] == ONE)
         column_bytes += moved * (item.access.strides[len(kernel.outer) - 1] == ONE)
     return column_bytes > row_bytes
-
-
-def _reach(access: Access, kernel: LoopKernel, sizes: Mapping[str, int]) -> int:
-    """How many different elements the access touches."""
-    total = 1
-    for axis, stride in zip(kernel.axes, access.strides, strict=True):
-        total *= axis.size.at(sizes) if stride.factor else 1
-    return total
 
 
 def widths(kernel: LoopKernel) -> Iterator[int]:
@@ -285,8 +291,8 @@ def _rows(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Itera
 def _cached_rows(inner: int, lanes: int, loads: int) -> Iterator[Schedule]:
     """A row in the registers of a warp or less, else of a block, the fewest threads first."""
     for threads in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
-        reach = threads * lanes
-        unroll = max(1, -(-inner // reach))
+        width = threads * lanes
+        unroll = max(1, -(-inner // width))
         most = (8 if loads == 1 else 4) if lanes > 1 else 16
         if unroll <= most or threads == 1024:
             rows = max(1, 128 // threads) if threads <= 32 else 1

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusewright import debug
 from fusewright.build import Artifact, build
 from fusewright.build import load as load_library
 from fusewright.emit import ModuleBundle
+from fusewright.machine import architecture
 from fusewright.module import Modes, arguments_of, load, optimized, owners_of
 from fusewright.pipeline import MODES, Prepared, prepare
 from fusewright.tree import leaves
+from fusewright.tune import OnProgress
 
 
 @dataclass(frozen=True)
@@ -34,14 +37,6 @@ def device_of(model: nn.Module, args: Sequence[Any]) -> torch.device:
     return held[0].device if held else torch.device("cpu")
 
 
-def architecture(device: torch.device) -> str:
-    """sm_90a for Hopper, whose own instructions need the suffix; sm_XY otherwise."""
-    if device.type != "cuda":
-        return "native"
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
-
-
 def solve(
     model: nn.Module,
     args: Sequence[Any],
@@ -49,10 +44,16 @@ def solve(
     *,
     name: str = "model",
     modes: Sequence[str] = MODES,
+    tuning: OnProgress | None = None,
 ) -> Solution:
-    """Capture, plan and compile `model` for the device it is on."""
+    """Capture, plan and compile `model` for the device it is on.
+
+    `tuning`, where it is given, has schedules measured and hears how far that is.
+    """
     device = device_of(model, args)
-    prepared = prepare(model, args, kwargs, modes=modes, device=device)
+    prepared = prepare(model, args, kwargs, modes=modes, device=device, tuning=tuning)
+    if tuning is not None:
+        tuning("compile what was chosen", 1.0)
     bundle = ModuleBundle(
         name=name,
         language=prepared.target.language,
@@ -86,19 +87,27 @@ def _specialise(
     return drivers(solve(model, args, kwargs, name=name, modes=(mode,)))
 
 
+def _unheard(words: str, share: float) -> None:
+    debug.log(1, "%s", words)
+
+
 def optimize(
     model: nn.Module,
     example_inputs: Any,
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     modes: Sequence[str] = MODES,
+    tune: bool = False,
 ) -> nn.Module:
     """A module like `model`, sharing its parameters, whose operators run in fused kernels.
 
     `example_inputs` is the argument, or the tuple of arguments, of one call. Another batch size
     runs the same kernels; another shape, type or device compiles new ones at the first call.
+    `tune` has several schedules of each kernel measured first; what is found is kept, and used by
+    every later call on this machine.
     """
     args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
     name = type(model).__name__
-    solution = solve(model, args, example_kwargs, name=name, modes=modes)
+    tuning = _unheard if tune else None
+    solution = solve(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
     return optimized(model, drivers(solution), functools.partial(_specialise, name))

@@ -54,6 +54,18 @@ def time_ms(
     budget_s: float,
 ) -> Mapping[str, float]:
     """The median milliseconds of each call; all take turns until the budget is spent."""
+    taken = samples_ms(candidates, device=device, budget_s=budget_s)
+    return {name: statistics.median(each) for name, each in taken.items()}
+
+
+def samples_ms(
+    candidates: Mapping[str, Callable[[], object]],
+    *,
+    device: str | torch.device,
+    budget_s: float,
+    least_rounds: int = 1,
+) -> dict[str, list[float]]:
+    """The milliseconds of each call in every round."""
     where = resolve_device(device)
     on_gpu = where.type == "cuda"
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device=where) if on_gpu else None
@@ -68,9 +80,9 @@ def time_ms(
         # Every second round runs backwards, so that nobody always follows the same neighbour.
         for name in names if round_ % 2 == 0 else reversed(names):
             samples[name].append(clock.ms(candidates[name]))
-        if time.perf_counter() - start > budget_s:
+        if round_ + 1 >= least_rounds and time.perf_counter() - start > budget_s:
             break
-    return {name: statistics.median(samples[name]) for name in names}
+    return samples
 
 
 def time_models(

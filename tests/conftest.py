@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def pytest_configure(config: pytest.Config) -> None:
     # Kept between runs, so that the second `make test` finds its kernels built.
     os.environ.setdefault("FUSEWRIGHT_CACHE", str(ROOT / ".pytest_cache" / "kernels"))
+    # What was tuned on this machine is nothing that a test knows of; those of tuning switch it on.
+    os.environ["FUSEWRIGHT_TUNED"] = "0"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,26 +20,31 @@ ORDER = (
     ("ir",),
     ("loop",),
     ("product",),
+    ("product_cost",),
     ("capture",),
     ("interpret",),
     ("optable",),
     ("rewrite",),
     ("plan",),
-    ("sweep", "coalesce"),
+    ("sweep", "coalesce", "tiles", "vectors"),
     ("schedule",),
+    ("candidates",),
     ("codegen",),
     ("kernels",),
     ("build",),
+    ("tuned",),
     ("runtime",),
     ("inputs", "widen", "compare"),
     ("verify",),
     ("timing",),
+    ("machine",),
+    ("trial",),
+    ("tune",),
     ("judge",),
     ("emit",),
     ("module",),
     ("pipeline",),
     ("solution",),
-    ("machine",),
     ("report",),
     ("bench",),
     ("page",),
@@ -49,8 +54,8 @@ ORDER = (
 )
 ROW = {name: row for row, names in enumerate(ORDER) for name in names}
 WITH_TORCH = set(
-    "capture interpret runtime inputs widen compare verify timing judge bench module pipeline "
-    "solution machine backend api".split()
+    "capture interpret runtime inputs widen compare verify timing trial tune judge bench module "
+    "pipeline solution machine backend api".split()
 )
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 TEXTS = sorted(

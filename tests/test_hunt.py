@@ -385,3 +385,20 @@ def test_a_wide_half_precision_mean_is_not_taken_from_rounded_row_sums(dtype: to
     with torch.no_grad():
         whole, rows = fast(x)
     assert whole.item() == 100.0 and rows.tolist() == [100.0] * 4
+
+
+class WithUnused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused, self.weight = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, x * self.weight
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_an_unused_parameter_makes_no_output_differentiable(wanted: bool) -> None:
+    model = WithUnused()
+    fast = fusewright.optimize(model, torch.randn(5, 4))
+    x = torch.randn(5, 4, requires_grad=wanted)
+    assert [y.requires_grad for y in fast(x)] == [y.requires_grad for y in model(x)]

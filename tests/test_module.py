@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import io
 import pickle
 import warnings
@@ -264,7 +265,10 @@ def test_operators_obey_torch_librarys_rules(gemm: Made, mixed: Made) -> None:
 
 
 def _worker(rank: int, folder: str, port_file: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{port_file}", rank=rank, world_size=2)
+    patience = datetime.timedelta(seconds=120)  # one that dies must not keep the other for ever
+    dist.init_process_group(
+        "gloo", init_method=f"file://{port_file}", rank=rank, world_size=2, timeout=patience
+    )
     torch.manual_seed(0)
     torch.set_num_threads(1)
     case = gemm_add_relu()

@@ -22,7 +22,13 @@ from fusewright.module import arguments_of, load, optimized, owners_of
 from fusewright.pipeline import prepare
 from fusewright.plan import plan
 from fusewright.plan.steps import Call, Loop, Plan, Product
-from fusewright.product import is_worthwhile
+from fusewright.product_cost import (
+    best_tile_rows,
+    is_worthwhile,
+    least_size,
+    library_us,
+    product_us,
+)
 from fusewright.rewrite import products, rewrite
 from fusewright.runtime import tensor_cores
 from fusewright.schedule import Target, choose, choose_product
@@ -236,6 +242,25 @@ def test_what_is_left_to_pytorch_says_why(function, x: Tensor, word: str) -> Non
 )
 def test_products_are_ours_where_that_pays(sizes: tuple[int, int, int], ours: bool) -> None:
     assert is_worthwhile(*sizes) == ours
+
+
+def test_small_batches_are_left_to_the_plain_program() -> None:
+    model = Lambda(relu_layer, **linear())
+    example = (torch.randn(ROWS, INSIDE),)
+    made = prepare(model, example, device=torch.device("cpu"), target=Target.cuda())
+    ours, plain, *_ = made.modes
+    (guard,) = set(ours.program.guards) - set(plain.program.guards)
+    name, least = guard.split(" >= ")
+    assert name == "s0" and 1 < int(least) <= ROWS
+    kernel = ours.inference.products[0].kernel
+    alone = least_size([kernel], "s0", {"s0": ROWS}, 132)
+    assert best_us(alone) <= library_us(alone, COLUMNS, INSIDE)
+    assert best_us(alone - 1) > library_us(alone - 1, COLUMNS, INSIDE)
+
+
+def best_us(rows: int) -> float:
+    tile_rows = best_tile_rows(rows, COLUMNS, INSIDE, 132)
+    return product_us(rows, COLUMNS, INSIDE, tile_rows, 132)
 
 
 def test_a_kernel_that_two_graphs_share_is_written_once() -> None:

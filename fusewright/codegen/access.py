@@ -13,7 +13,7 @@ from fusewright.codegen.lanes import Computed
 from fusewright.ir import ONE, ZERO, Dim
 from fusewright.loop import Access, Apply, Load, Store
 from fusewright.optable import SCALAR_OPS, STORAGE_TYPES
-from fusewright.schedule import lane_accesses, lane_axis
+from fusewright.vectors import lane_accesses, lane_axis
 
 HALVES = ("float16", "bfloat16")
 COSTLY = 12
@@ -54,6 +54,8 @@ def read(form: Form, item: Load, element: bool, holder: str, at: list[str]) -> s
 
 def _out(form: Form, at: int, item: Store, element: bool, where: list[str]) -> tuple[str, str]:
     """The declaration of a store's lanes and its name."""
+    if item in form.tiles:
+        return f"const auto out_{at} = {tile_lanes(form, item)};", f"out_{at}"
     stride = lane_stride(form, item.access, element)
     unit = stride in (ZERO, ONE)
     name = f"out_{at}"
@@ -62,6 +64,11 @@ def _out(form: Form, at: int, item: Store, element: bool, where: list[str]) -> t
     pointer, offset = form.pointers[item.access.buffer], offset_text(form, item.access, where)
     storage = STORAGE_TYPES[item.dtype]
     return f"fw::{kind}<{storage}, V> {name}({pointer}, {offset}{extra});", name
+
+
+def tile_lanes(form: Form, item: Load | Store) -> str:
+    """An access's lanes in shared memory."""
+    return f"tile.template of<{STORAGE_TYPES[item.dtype]}>({form.tiles[item]})"
 
 
 def store_lines(
@@ -79,7 +86,7 @@ def store_lines(
             writes.append(f"{name}.narrow({name}_wide, n);")
         else:
             puts.append(f"{name}.put(v, {value});")
-        writes.append(f"{name}.write();")
+        writes += [f"{name}.write();"] * (item not in form.tiles)
     return heads, puts, writes
 
 
@@ -114,5 +121,7 @@ def widened(form: Form, items: Iterable[Computed]) -> list[str]:
 
 def element(form: Form, item: Computed, wide: bool) -> str:
     """Where lane v of a loaded element is found."""
+    if isinstance(item, Load) and item in form.tiles:
+        return tile_lanes(form, item)
     name = form.names[item.name]
     return f"{name}_wide" if wide and item.dtype in HALVES else f"elem.{name}"

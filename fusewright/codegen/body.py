@@ -22,31 +22,37 @@ from fusewright.codegen.form import Form, all_coordinates, constants, decompose
 from fusewright.codegen.lanes import (
     Computed,
     computed,
+    function_lines,
     guarded_loops,
     indented,
     kept_places,
     lane_loop,
     register_bytes,
+    used,
 )
 from fusewright.codegen.text import literal, size_text
+from fusewright.codegen.tiled import tile_parts
 from fusewright.ir import ONE, Dim, Ratio, product
 from fusewright.loop import Apply, Constant, Index, Load, Reduce, Store
 from fusewright.optable import REDUCTIONS, STORAGE_TYPES
-from fusewright.schedule import lane_axis, part_bytes
+from fusewright.schedule import part_bytes
 from fusewright.sweep import element_loads, late_sweep
+from fusewright.vectors import lane_axis
 
 Value = Load | Constant | Index | Apply
+FLAT = ("pointwise", "transpose")  # the kinds without a reduction
 
 
 def functor(form: Form) -> list[str]:
     """The struct `<kernel>_body<I>`."""
     parts = [_members(form), _extents(form)]
-    if form.schedule.kind == "pointwise":
+    parts += tile_parts(form) if form.is_tiled else []
+    if form.schedule.kind in FLAT:
         parts += [_elem_struct(form, pointwise_loads(form)), _pointwise_load(form)]
         parts += [_pointwise_visit(form)]
         parts += [_give(form)] if form.given else []
     else:
-        loads = list(element_loads(form.kernel, form.plan))
+        loads = [x for x in element_loads(form.kernel, form.plan) if x not in form.tiles]
         parts += [_elem_struct(form, loads), _row_struct(form)]
         parts += [_accumulators(form, k) for k in range(form.plan.count)]
         parts += [_begin(form), *([_keep(form)] if form.kept else []), _load(form, loads)]
@@ -60,7 +66,7 @@ def functor(form: Form) -> list[str]:
 
 
 def pointwise_loads(form: Form) -> list[Load]:
-    return [item for item in form.kernel.body if isinstance(item, Load)]
+    return [item for item in form.kernel.body if isinstance(item, Load) and item not in form.tiles]
 
 
 def _members(form: Form) -> list[str]:
@@ -81,19 +87,22 @@ def _members(form: Form) -> list[str]:
 
 def _extents(form: Form) -> list[str]:
     kernel, schedule = form.kernel, form.schedule
-    flat = schedule.kind == "pointwise"
+    flat = schedule.kind in FLAT
     axes = kernel.outer if flat else kernel.inner
     last = axes[-1].size if axes else ONE
-    rest = product(tuple(axis.size for axis in axes[:-1]))
+    turned = form.turned if flat else form.turned_inner
+    rest = product(tuple(axis.size for at, axis in enumerate(axes[:-1]) if at != turned))
     flags = {"kRest": len(axes) > 1}
     extents = {"lane_extent": last, "rest_extent": rest}
-    if flat:
+    if turned is not None:
+        extents["turned_extent"] = axes[turned].size
+    if flat and turned is None:
         whole = last.is_static and last.factor % schedule.lanes == 0
         whole = whole or last.divided_by(schedule.lanes) is not None
         flags["kTail"] = not whole
         if form.language == "host":
             flags["kStrided"] = is_strided(form)
-    else:
+    elif not flat:
         outer_last = kernel.outer[-1].size if kernel.outer else ONE
         flags["kOuterRest"] = len(kernel.outer) > 1
         flags["kSplit"] = schedule.splits > 1
@@ -180,25 +189,9 @@ def _pointwise_load(form: Form) -> list[str]:
         for item in pointwise_loads(form)
         if item.name != form.given
     ]
-    head = decompose(form, form.kernel.outer, "i", lane=True)
-    return _function("int V", "load(Elem<V>& elem, I q, I l)", used(head, reads) + reads)
-
-
-def used(heads: list[str], lines: Iterable[str]) -> list[str]:
-    """Those of `const I x = …;` that the lines mention."""
-    text = " ".join(lines)
-    words = set(text.replace(".", " . ").translate(_SPLIT).split())
-    return [head for head in heads if head.split()[2] in words]
-
-
-_SPLIT = str.maketrans(dict.fromkeys("()[]{}+-*/%,;<>=:", " "))
-
-
-def _function(template: str, signature: str, lines: list[str]) -> list[str]:
-    if not lines:
-        return [f"template <{template}>", f"FW_FN void {signature} const {{}}"]
-    head = [f"template <{template}>", f"FW_FN void {signature} const {{"]
-    return [*head, *indented(lines), "}"]
+    head = decompose(form, form.kernel.outer, "i", "l", form.turned)
+    place = "I q, I m, I l" if form.is_tiled else "I q, I l"
+    return function_lines("int V", f"load(Elem<V>& elem, {place})", used(head, reads) + reads)
 
 
 def _pointwise_visit(form: Form) -> list[str]:
@@ -215,22 +208,25 @@ def _pointwise_visit(form: Form) -> list[str]:
     heads, puts, writes = store_lines(form, stores, True, at, wide)
     heads += widened(form, items) if wide else []
     lines = [*heads, *guarded_loops(form, items, compute, [], puts), *writes]
-    first = used(decompose(form, form.kernel.outer, "i", lane=True), lines)
+    first = used(decompose(form, form.kernel.outer, "i", "l", form.turned), lines)
+    if form.is_tiled:
+        signature = "visit(const Elem<V>& elem, const Tile& tile, I q, I m, I l, int n)"
+        return function_lines("int V, class Tile", signature, first + lines)
     signature = "visit(const Elem<V>& elem, I q, I l, int n)"
-    return _function("int V", signature, first + lines)
+    return function_lines("int V", signature, first + lines)
 
 
 def _give(form: Form) -> list[str]:
     """Lane v of the value that is not loaded."""
     line = f"elem.{form.names[form.given]}.set(v, value);"
-    return _function("int V", "give(Elem<V>& elem, int v, float value)", [line])
+    return function_lines("int V", "give(Elem<V>& elem, int v, float value)", [line])
 
 
 def _begin(form: Form) -> list[str]:
     """What is known of a row before its first sweep."""
     at = all_coordinates(form)
     items = [item for item in _values(form) if _row_at(form, item.name, 0)]
-    lines = decompose(form, form.kernel.outer, "i", lane=True)
+    lines = decompose(form, form.kernel.outer, "i", "l")
     lines += [f"row.i{position} = i{position};" for position in range(form.n_outer)]
     for item in items:
         if isinstance(item, Load):
@@ -242,7 +238,7 @@ def _begin(form: Form) -> list[str]:
     for item in items:
         body.append(computed(form, item, f"{form.names[item.name]}_in", lane))
         body.append(f"row.{form.names[item.name]}[v] = {form.names[item.name]};")
-    return _function("int V", "begin(Row<V>& row, I q, I l, int n)", lines + lane_loop(body))
+    return function_lines("int V", "begin(Row<V>& row, I q, I l, int n)", lines + lane_loop(body))
 
 
 def _keep(form: Form) -> list[str]:
@@ -253,7 +249,7 @@ def _keep(form: Form) -> list[str]:
         kind = form.register(name)
         lines.append(f"row.{form.names[name]}_kept = reinterpret_cast<{kind}*>({where});")
         at += register_bytes(form, name)
-    return _function("int V", "keep(Row<V>& row, char* memory)", lines)
+    return function_lines("int V", "keep(Row<V>& row, char* memory)", lines)
 
 
 def _row_at(form: Form, name: str, phase: int) -> bool:
@@ -262,7 +258,12 @@ def _row_at(form: Form, name: str, phase: int) -> bool:
 
 
 def _inner_heads(form: Form) -> list[str]:
-    return decompose(form, form.kernel.inner, "j", lane=form.is_row)
+    lane = "l" if form.is_row else ""
+    return decompose(form, form.kernel.inner, "j", lane, form.turned_inner)
+
+
+def _inner_place(form: Form) -> str:
+    return "I q, I l" if form.turned_inner is None else "I q, I m, I l"
 
 
 def _load(form: Form, loads: list[Load]) -> list[str]:
@@ -275,8 +276,9 @@ def _load(form: Form, loads: list[Load]) -> list[str]:
         late = late_sweep(form.kernel, form.plan, item)
         test = " || ".join(f"K == {k}" for k in (-1 - late, *need))
         body.append(f"if constexpr ({test}) {read(form, item, True, f'elem.{name}', at)}")
-    signature = "load(fw::Phase<K>, Elem<V>& elem, const Row<W>& row, I q, I l)"
-    return _function("int K, int V, int W", signature, used(_inner_heads(form), body) + body)
+    place = _inner_place(form)
+    signature = f"load(fw::Phase<K>, Elem<V>& elem, const Row<W>& row, {place})"
+    return function_lines("int K, int V, int W", signature, used(_inner_heads(form), body) + body)
 
 
 def _visit(form: Form, k: int) -> list[str]:
@@ -305,11 +307,14 @@ def _visit(form: Form, k: int) -> list[str]:
     read_back = frozenset(name for name, start in form.kept.items() if start < k)
     loops = guarded_loops(form, items, compute, inside, adds + puts, read_back)
     lines = [*outside, *heads, *kept_places(form, items), *steps, *loops, *writes]
+    template, tile = "int V, int W", ""
+    if form.is_tiled:
+        template, tile = "int V, int W, class Tile", "const Tile& tile, "
     signature = (
         f"visit(fw::Phase<{k}>, const Elem<V>& elem, const Row<W>& row, Acc{k}<V>& acc, "
-        "I q, I l, int n)"
+        f"{tile}{_inner_place(form)}, int n)"
     )
-    return _function("int V, int W", signature, used(_inner_heads(form), lines) + lines)
+    return function_lines(template, signature, used(_inner_heads(form), lines) + lines)
 
 
 def _row_aliases(
@@ -349,7 +354,7 @@ def _finish(form: Form, k: int) -> list[str]:
         body.append(computed(form, item, "", []))
         body.append(f"row.{form.names[item.name]}[v] = {form.names[item.name]};")
     signature = f"finish(fw::Phase<{k}>, Row<V>& row, const Acc{k}<V>& acc, int n)"
-    return _function("int V", signature, lane_loop(body))
+    return function_lines("int V", signature, lane_loop(body))
 
 
 def _row_store(form: Form) -> list[str]:
@@ -358,4 +363,4 @@ def _row_store(form: Form) -> list[str]:
     heads, puts, writes = store_lines(form, stores, False, at)
     aliases = _row_aliases(form, (), stores, (), "v")
     lines = [*heads, *lane_loop(aliases + puts), *writes]
-    return _function("int V", "store(const Row<V>& row, int n)", lines)
+    return function_lines("int V", "store(const Row<V>& row, int n)", lines)

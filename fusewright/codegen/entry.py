@@ -11,7 +11,8 @@ from fusewright.codegen.text import size_in_doubles, size_text
 from fusewright.ir import ONE, ZERO, Dim, Ratio
 from fusewright.loop import Access, Index, Load, Store
 from fusewright.optable import STORAGE_TYPES
-from fusewright.schedule import Target, lane_accesses, lane_axis, workspace_bytes
+from fusewright.schedule import SMALL_TILE, Target, workspace_bytes
+from fusewright.vectors import vector_axes, vectors
 
 # Loops may step past the end by one pass of a block before they look.
 NARROW_LIMIT = 2**31 - 2**20
@@ -116,14 +117,20 @@ def _launch(form: Form, index: str, lanes: int) -> str:
     if schedule.kind == "pointwise":
         numbers = f"{lanes}, {schedule.threads}, {unroll}"
         return f"fw::pointwise<{index}, {numbers}>({body}, where, stream)"
-    if schedule.kind == "row":
+    if form.is_tiled:
+        tile = schedule.tile if lanes == schedule.lanes else SMALL_TILE  # fewer addresses to hold
+        numbers = f"{lanes}, {tile}, {schedule.threads}"
+        if schedule.kind == "transpose":
+            return f"fw::transpose<{index}, {numbers}>({body}, where, stream)"
+    elif schedule.kind == "row":
         cached = str(schedule.cached).lower()
         numbers = f"{lanes}, {schedule.threads}, {schedule.rows}, {unroll}, {cached}"
     else:
         across = schedule.across
         numbers = f"{lanes}, {across}, {schedule.threads // across}, {unroll}"
     tail = f"{schedule.splits}, workspace, where, stream"
-    return f"fw::{schedule.kind}<{index}, {numbers}>({body}, {tail})"
+    driver = schedule.kind if form.turned_inner is None else "transpose_within"
+    return f"fw::{driver}<{index}, {numbers}>({body}, {tail})"
 
 
 def narrow_text(form: Form) -> str:
@@ -157,12 +164,11 @@ def _bound_terms(form: Form, strides: Iterable[Dim], start: Iterable[Dim]) -> tu
 def vector_text(form: Form) -> str:
     """Whether vectors are whole and aligned, as a test of pointers and symbols."""
     schedule, kernel = form.schedule, form.kernel
-    axis = lane_axis(kernel, schedule.kind)
-    assert axis is not None
     alone = schedule.kind == "pointwise" and len(kernel.outer) == 1
-    steps = [] if alone else [kernel.axes[axis].size]
+    axes = vector_axes(kernel, schedule.kind)
+    steps = [] if alone else [kernel.axes[axis].size for axis in axes]
     tests: dict[str, None] = {}
-    for access in lane_accesses(kernel, schedule.kind):
+    for access, axis in vectors(kernel, schedule.kind):
         if access.strides[axis] != ONE:
             continue
         steps += [stride for at, stride in enumerate(access.strides) if at != axis]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from fusewright.coalesce import coalesce
 from fusewright.codegen.keep import keep
@@ -17,6 +18,7 @@ from fusewright.loop import Access, Apply, Axis, Constant, Index, Load, LoopKern
 from fusewright.optable import REDUCTIONS, REGISTER_TYPES, SCALAR_OPS
 from fusewright.schedule import Schedule, Target, legal
 from fusewright.sweep import Sweeps, sweeps
+from fusewright.tiles import staged, turned_axis
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,31 @@ class Form:
 
     @property
     def is_row(self) -> bool:
-        return self.schedule.kind == "row"
+        return self.schedule.kind in ("row", "transpose_row")
+
+    @property
+    def is_tiled(self) -> bool:
+        return self.schedule.kind in ("transpose", "transpose_row")
+
+    @property
+    def turned(self) -> int | None:
+        """The position of the axis that tiles are turned to, if they are."""
+        return turned_axis(self.kernel) if self.is_tiled else None
+
+    @property
+    def turned_inner(self) -> int | None:
+        """Its position among the inner axes, if it is one of them."""
+        turned = self.turned
+        return turned - self.n_outer if turned is not None and turned >= self.n_outer else None
+
+    @cached_property
+    def tiles(self) -> Mapping[Load | Store, int]:
+        """The accesses that go through shared memory, with the number of the tile they take."""
+        found = staged(self.kernel) if self.is_tiled else ()
+        numbers: dict[Load | Store, int] = {}
+        for kind in (Load, Store):
+            numbers |= {x: at for at, x in enumerate(x for x in found if isinstance(x, kind))}
+        return numbers
 
     @property
     def n_outer(self) -> int:
@@ -195,19 +221,27 @@ def index_text(form: Form, item: Index, at: list[str]) -> str:
     return sum_text([*moves, *(form.size(each) for each in item.start)])
 
 
-def decompose(form: Form, axes: tuple[Axis, ...], letter: str, lane: bool) -> list[str]:
-    """Statements that find the coordinates of axes from q (and l, for the last axis, if lane)."""
-    if not axes:
-        return []
+def decompose(
+    form: Form,
+    axes: tuple[Axis, ...],
+    letter: str,
+    lane: str = "",
+    turned: int | None = None,
+    index: str = "q",
+) -> list[str]:
+    """Statements that find the coordinates of axes: the last one's is `lane` where that is given,
+    the turned one's is m, and the others' are digits of `index`."""
     last = len(axes) - 1
-    lines = [f"const I {letter}{last} = l;"] if lane else []
-    rest = axes[:-1] if lane else axes
+    fixed = {last: lane} if lane and axes else {}
+    fixed |= {turned: "m"} if turned is not None else {}
+    lines = [f"const I {letter}{at} = {name};" for at, name in fixed.items()]
+    rest = [at for at in range(len(axes)) if at not in fixed]
     divisor = ONE
-    for at in range(len(rest) - 1, -1, -1):
-        quotient = "q" if divisor == ONE else f"q / ({form.size(divisor)})"
-        value = quotient if at == 0 else f"{quotient} % ({form.size(rest[at].size)})"
+    for at in reversed(rest):
+        quotient = index if divisor == ONE else f"{index} / ({form.size(divisor)})"
+        value = quotient if at == rest[0] else f"{quotient} % ({form.size(axes[at].size)})"
         lines.append(f"const I {letter}{at} = {value};")
-        divisor = divisor * rest[at].size
+        divisor = divisor * axes[at].size
     return lines
 
 

@@ -110,3 +110,20 @@ def kept_places(form: Form, items: Iterable[Computed]) -> list[str]:
 def register_bytes(form: Form, name: str) -> int:
     dtype = form.dtypes[name]
     return 4 if dtype in ("float16", "bfloat16") else ITEM_BYTES[dtype]
+
+
+def used(heads: list[str], lines: Iterable[str]) -> list[str]:
+    """Those of `const I x = …;` that the lines mention."""
+    text = " ".join(lines)
+    words = set(text.replace(".", " . ").translate(_SPLIT).split())
+    return [head for head in heads if head.split()[2] in words]
+
+
+_SPLIT = str.maketrans(dict.fromkeys("()[]{}+-*/%,;<>=:", " "))
+
+
+def function_lines(template: str, signature: str, lines: list[str]) -> list[str]:
+    if not lines:
+        return [f"template <{template}>", f"FW_FN void {signature} const {{}}"]
+    head = [f"template <{template}>", f"FW_FN void {signature} const {{"]
+    return [*head, *indented(lines), "}"]

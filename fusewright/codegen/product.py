@@ -9,19 +9,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusewright.codegen.body import functor
-from fusewright.codegen.entry import bind, bound, narrow_text
+from fusewright.codegen.entry import bind, bound, narrow_text, vector_text
 from fusewright.codegen.form import Form, value_dtypes
 from fusewright.codegen.lanes import indented
 from fusewright.codegen.source import Entry
 from fusewright.codegen.text import comment, identifier, unique_names
 from fusewright.errors import CodegenError
 from fusewright.ir import ONE, ZERO
-from fusewright.loop import Load
+from fusewright.loop import Load, LoopKernel, Store
 from fusewright.product import ProductKernel
-from fusewright.schedule import ProductSchedule, Schedule
+from fusewright.schedule import ProductSchedule, Schedule, lanes_fit
 from fusewright.sweep import sweeps
 
 HEADER = "sm90_fp16x3_gemm.cuh"
+VECTOR = 4  # columns
 
 
 def product_form(kernel: ProductKernel) -> Form:
@@ -44,7 +45,7 @@ def product_form(kernel: ProductKernel) -> Form:
     epilogue = replace(kernel.epilogue, name=kernel.name, arguments=arguments)
     return Form(
         epilogue,
-        Schedule("pointwise"),
+        Schedule("pointwise", lanes=_lanes(kernel, epilogue)),
         sweeps(epilogue),
         unique_names(dtypes, (*symbols.values(), *pointers.values())),
         {each.name: pointers[f"{each.name}_ptr"] for each in kernel.arguments},
@@ -54,6 +55,29 @@ def product_form(kernel: ProductKernel) -> Form:
         {},
         kernel.product,
     )
+
+
+def _lanes(kernel: ProductKernel, epilogue: LoopKernel) -> int:
+    """Columns that a thread of the epilogue takes at once, if pointers are aligned."""
+    return VECTOR if lanes_fit(_in_memory(kernel, epilogue), "pointwise", VECTOR) else 1
+
+
+def _in_memory(kernel: ProductKernel, epilogue: LoopKernel) -> LoopKernel:
+    """A kernel of nothing but the epilogue's accesses that go to memory."""
+    accesses = [item for item in epilogue.body if isinstance(item, Load | Store)]
+    kept = [
+        Load(f"access_{at}", item.dtype, item.access)
+        for at, item in enumerate(accesses)
+        if item != kernel.given
+    ]
+    return replace(epilogue, body=tuple(kept))
+
+
+def _vectors(kernel: ProductKernel, form: Form) -> str:
+    """Whether vectors are whole and aligned, as a test of pointers and symbols."""
+    if form.schedule.lanes == 1:
+        return "false"
+    return vector_text(replace(form, kernel=_in_memory(kernel, form.kernel)))
 
 
 def product_entry(kernel: ProductKernel) -> Entry:
@@ -90,6 +114,7 @@ def _function(kernel: ProductKernel, form: Form, schedule: ProductSchedule) -> l
         f"const fw::RawOperand a{{{a}, {form.size(raw.free_stride)}, "
         f"{form.size(raw.contracted_stride)}}};",
         f"const fw::SplitOperand b{{{', '.join(b)}}};",
-        f"return fw::product<{template}>({bound(form, index)}, a, b, {numbers});",
+        f"const bool vectors = {_vectors(kernel, form)};",
+        f"return fw::product<{template}>({bound(form, index)}, vectors, a, b, {numbers});",
     ]
     return [f'extern "C" int {kernel.name}({", ".join(parameters)}) {{', *indented(body), "}"]

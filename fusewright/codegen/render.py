@@ -60,6 +60,7 @@ def _roots(forms: Sequence[Form], epilogues: Sequence[Form], target: Target) -> 
     if target.language == "host":
         return [*headers, "host.hpp"]
     kinds = [kind for kind in ("pointwise", "row", "column") if _uses(forms, kind)]
+    kinds += ["transpose"] if any(each.is_tiled for each in forms) else []
     drivers = [f"{kind}.cuh" for kind in kinds] + ([HEADER] if epilogues else [])
     return [*headers, "lanes.cuh", *drivers]
 

@@ -183,7 +183,8 @@ def _reach(plans: ProgramPlans, results: list[int]) -> tuple[tuple[int, tuple[in
     program, backward = plans.program, plans.backward
     if backward is None:
         return ()
-    everything = {i for i, gradient in enumerate(backward.outputs) if isinstance(gradient, str)}
+    # Also a parameter that nothing uses makes autograd ask for a gradient.
+    everything = {i for i, each in enumerate(program.bindings) if each.differentiable}
     found: dict[int, set[int]] = {}
     for position, bindings in zip(program.tangents, program.reach, strict=False):
         first = _same_as(plans.forward, results, position)

@@ -71,6 +71,20 @@ __device__ __forceinline__ void copy_word(uint32_t to, const float* from, bool i
                :: "r"(to), "l"(from), "r"(inside ? 4 : 0) : "memory");
 }
 
+// To shared memory. kPlace keeps the compiler from merging stores of different places into one whose
+// register it would have to index.
+template <int kPlace>
+__device__ __forceinline__ void store_shared(uint32_t to, float x) {
+  asm volatile("st.shared.f32 [%0], %1;  // %2" :: "r"(to), "f"(x), "n"(kPlace) : "memory");
+}
+
+// Two numbers rounded to fp16, side by side.
+__device__ __forceinline__ uint32_t two_halves(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
 // A row-major matrix of `rows` rows that lie `stride` elements apart, and the box copied at once:
 // 128 bytes wide, and its 16-byte columns swapped in shared memory as wgmma expects them.
 template <class T>
@@ -83,8 +97,12 @@ bool matrix_map(CUtensorMap& map, const T* data, int64_t columns, int64_t rows, 
   static const Encode encode = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
     cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault,
                                      &result);
+#else
+    cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
+#endif
     return reinterpret_cast<Encode>(found);
   }();
   if (encode == nullptr) return false;
@@ -123,6 +141,13 @@ __device__ __forceinline__ void commit_products() {
 template <int kPending>
 __device__ __forceinline__ void await_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(kPending) : "memory");
+}
+
+// Sums are read only after the wait before this; the compiler does not see that by itself.
+template <int kSums>
+__device__ __forceinline__ void settle(float (&sum)[kSums]) {
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sum[i])::"memory");
 }
 
 // A tile of 128-byte rows, swizzled in groups of eight, as wgmma's descriptor. `chunk_bytes` is
@@ -169,6 +194,10 @@ __device__ __forceinline__ void multiply(float (&sum)[88], const uint32_t (&a)[4
       : FW_SIXTY_FOUR, FW_EIGHT(64), FW_EIGHT(72), FW_EIGHT(80)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(int(kFreeMajorB)));
 }
+
+#undef FW_EIGHT
+#undef FW_SIXTY_FOUR
+#undef FW_SIXTY_FOUR_NAMES
 
 // Threads of one warpgroup meet.
 __device__ __forceinline__ void meet(int name, int threads) {

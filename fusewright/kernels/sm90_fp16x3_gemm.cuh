@@ -52,8 +52,8 @@ __device__ __forceinline__ void multiply_blocks(ProductShared<kTileRows>& shared
   const int mine = 1 + threadIdx.x / 128, other = 3 - mine;
   const bool speaks = threadIdx.x % 32 == 0;
   const FragmentReader<kFreeMajorA> reader;
-  Turn<shared.kStagesA> from_a;
-  Turn<shared.kStagesB> from_b;
+  Ring<shared.kStagesA> from_a;
+  Ring<shared.kStagesB> from_b;
   BlockFragments<kFreeMajorA> fragments;
   float sum[kSums], total[kSums];
   volatile float parts[kSums];  // in memory: touched once in kBlocksPerPart blocks
@@ -73,18 +73,20 @@ __device__ __forceinline__ void multiply_blocks(ProductShared<kTileRows>& shared
     for (int i = 0; i < kSums; ++i) total[i] = 0.f;
 #pragma unroll 1
     for (int block = 0; block < sizes.blocks; ++block, from_b.advance()) {
-      fragments.split();
+      fragments.split(kContractedRowsB);
       const float low = fragments.inverse[0], high = fragments.inverse[1];
       wait(&shared.loaded_b[from_b.stage], from_b.parity);
-      await_turn(mine);
+      // A tile's first block comes out of turn: the other warpgroup may still be finishing its last.
+      if (block > 0) await_turn(mine);
       multiply_block<kTerms, kFreeMajorA, kContractedRowsB>(
           sum, fragments, shared.b[from_b.stage][0], shared.kHalfBytes);
       if constexpr (kTerms == 3) await_products<1>();
-      give_turn(other);
+      if (block > 0) give_turn(other);
       // The next block is read as registers come free: the lower halves' now, the others' then.
       wait(&shared.loaded_a[from_a.stage], from_a.parity);
       fragments.template read<0, 2>(reader, shared.a[from_a.stage]);
       await_products<0>();
+      settle(sum);
       if (speaks) arrive(&shared.done_b[from_b.stage]);
       fragments.template read<2, 4>(reader, shared.a[from_a.stage]);
 #pragma unroll
@@ -143,12 +145,15 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     take_registers<232>();
     multiply_blocks<kTerms, kTileRows, kFreeMajorA, kContractedRowsB>(shared, body, a, b, sizes);
   }
+#else
+  __trap();  // built for another architecture than sm_90a, and yet called
 #endif
 }
 
+// `vectors`: whether the epilogue's tensors are aligned for four columns at a time.
 template <int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class Body>
-int product(const Body& body, RawOperand a, SplitOperand b, int64_t columns, int64_t rows,
-            int64_t contracted, int64_t terms, int device, void* stream) {
+int product(const Body& body, bool vectors, RawOperand a, SplitOperand b, int64_t columns,
+            int64_t rows, int64_t contracted, int64_t terms, int device, void* stream) {
   using Shared = ProductShared<kTileRows>;
   static_assert(int(sizeof(Shared)) <= 227 * 1024, "more shared memory than a block can have");
   if (columns == 0 || rows == 0) return 0;
@@ -160,7 +165,7 @@ int product(const Body& body, RawOperand a, SplitOperand b, int64_t columns, int
       inner != 1 || outer % 4 != 0 || outer <= 0 || reinterpret_cast<uintptr_t>(a.data) % 16 != 0;
   const ProductSizes sizes = {int(columns), int(rows), int(contracted),
                               tiles(columns, kTileColumns), tiles(rows, kTileRows),
-                              tiles(contracted, kTileDepth), kTileRows, int(terms), gather};
+                              tiles(contracted, kTileDepth), kTileRows, int(terms), gather, vectors};
   CUtensorMap map_a{}, map_hi{}, map_lo{};
   const int64_t across = kContractedRowsB ? rows : contracted;
   const int64_t down = kContractedRowsB ? contracted : rows;

@@ -1,22 +1,10 @@
 // What a product is made of, and the warpgroup that brings its blocks into shared memory.
 #pragma once
 
+#include "product_operands.cuh"
 #include "sm90_split.cuh"
 
 namespace fw {
-
-struct RawOperand {
-  const float* data;
-  int64_t free_stride, contracted_stride;
-};
-
-// Halves [q][r] with an inverse scale for each q, or [r][q] with one for each r.
-struct SplitOperand {
-  const half* hi;
-  const half* lo;
-  const float* inverse;
-  int64_t row_stride;
-};
 
 constexpr int kProductThreads = 384;
 constexpr int kLoadThreads = 128;
@@ -41,7 +29,8 @@ struct ProductSizes {
   int columns, rows, contracted;  // of p, q and r
   int tiles_p, tiles_q, blocks, tile_rows;
   int terms;
-  bool gather;  // a's layout is not one that the copy engine takes
+  bool gather;   // a's layout is not one that the copy engine takes
+  bool vectors;  // the epilogue may take four columns at a time
 
   __device__ __forceinline__ int tiles() const { return tiles_p * tiles_q; }
   // The first column and row of a tile. Tiles that run together share few rows of a and b.
@@ -54,9 +43,9 @@ struct ProductSizes {
   }
 };
 
-// The stages that blocks go through, in turn.
+// The stages that blocks go through, round and round.
 template <int kStages>
-struct Turn {
+struct Ring {
   int stage = 0, parity = 0;
   __device__ __forceinline__ void advance() {
     if (++stage == kStages) stage = 0, parity ^= 1;
@@ -129,8 +118,10 @@ __device__ __forceinline__ void load_blocks(ProductShared<kTileRows>& shared, co
                                             const ProductSizes& sizes) {
   const int thread = threadIdx.x % kLoadThreads;
   const int halves = sizes.terms == 3 ? 2 : 1;
-  Turn<shared.kStagesA> to_a;
-  Turn<shared.kStagesB> to_b;
+  // Whoever does not take part must not wait either: a barrier may be two phases ahead of it.
+  if (thread != 0 && !kContractedRowsB && !sizes.gather) return;
+  Ring<shared.kStagesA> to_a;
+  Ring<shared.kStagesB> to_b;
   for (int tile = blockIdx.x; tile < sizes.tiles(); tile += gridDim.x) {
     int p, q;
     sizes.place(tile, p, q);

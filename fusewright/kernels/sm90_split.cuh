@@ -12,12 +12,6 @@ constexpr int kTileDepth = 64;    // contracted indices of a block, four steps o
 constexpr int kTileColumns = 128;  // of the result: 64 for each warpgroup that multiplies
 constexpr int kRawBytes = kTileColumns * kTileDepth * 4;
 
-__device__ __forceinline__ uint32_t two_halves(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
 // The halves of a thread's part of a step: two rows, four contracted indices of each.
 struct Fragment {
   uint32_t hi[4], lo[4];
@@ -80,6 +74,10 @@ struct FragmentReader {
   }
 };
 
+constexpr float kHalfReach = 16384.f;  // what scales bring the largest magnitudes to
+
+__device__ __forceinline__ float2 times(const float2& x, float s) { return {x.x * s, x.y * s}; }
+
 // A thread's part of a block: four steps of two rows, 16 contracted indices each.
 template <bool kFreeMajor>
 struct BlockFragments {
@@ -93,20 +91,22 @@ struct BlockFragments {
 #pragma unroll
     for (int step = kFrom; step < kTo; ++step) reader.read(block, step, x[step]);
   }
-  // Multiplies by the factors of the contracted indices.
+  // Multiplies by the factors of the contracted indices, and by 2^14, which b's scales have taken
+  // from them: the products then lie where a·b lies, and are no smaller than it can be.
   __device__ __forceinline__ void fold(const float* factors) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       const float* from = factors + step * 16 + threadIdx.x % 4 * 2;
-      const float2 lower = *reinterpret_cast<const float2*>(from);
-      const float2 upper = *reinterpret_cast<const float2*>(from + 8);
+      const float2 lower = times(*reinterpret_cast<const float2*>(from), kHalfReach);
+      const float2 upper = times(*reinterpret_cast<const float2*>(from + 8), kHalfReach);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         x[step][i] *= i / 4 ? (i % 2 ? upper.y : upper.x) : (i % 2 ? lower.y : lower.x);
       }
     }
   }
-  __device__ __forceinline__ void split() {
+  // `folded`: fold() came before.
+  __device__ __forceinline__ void split(bool folded) {
     float scale[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -121,7 +121,7 @@ struct BlockFragments {
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));  // four threads share a row
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
       scale[row] = scale_for(most);
-      inverse[row] = inverse_of(scale[row]);
+      inverse[row] = inverse_of(scale[row]) * (folded ? 1.f / kHalfReach : 1.f);
     }
 #pragma unroll
     for (int step = 0; step < 4; ++step) {

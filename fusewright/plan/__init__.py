@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fusewright.errors import GraphError
 from fusewright.ir import Graph, Node, TensorSpec
-from fusewright.loop import Apply, LoopKernel, Reduce
+from fusewright.loop import Apply, Load, LoopKernel, Reduce, Store
 from fusewright.plan.assemble import kernel_of
 from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_operations
 from fusewright.plan.fuse import Group, fuse, memory_readers, needed_views
@@ -88,7 +88,7 @@ def _loop(values: Values, group: Group, stored: frozenset[str]) -> Loop:
     reductions = [item.kind for item in kernel.body if isinstance(item, Reduce)]
     operators = tuple(_in_body_order(kernel))
     name = loop_name(operators or tuple(words + reductions))
-    kernel = replace(kernel, name=name, summary=" → ".join(operators) or "fill")
+    kernel = replace(kernel, name=name, summary=" → ".join(operators) or _moved(kernel))
     used = {item.name for item in kernel.arguments if not item.is_output}
     inputs = tuple(name for name in group.assembled.loads if name in used)
     return Loop(
@@ -100,6 +100,16 @@ def _loop(values: Values, group: Group, stored: frozenset[str]) -> Loop:
         bytes_moved=loop_bytes(kernel, values.sizes),
         operations=loop_operations(kernel, values.sizes),
     )
+
+
+def _moved(kernel: LoopKernel) -> str:
+    """What a kernel without operators does."""
+    loads = [item.access for item in kernel.body if isinstance(item, Load)]
+    stores = [item.access for item in kernel.body if isinstance(item, Store)]
+    if not loads:
+        return "fill"
+    turned = {each.strides for each in loads} != {each.strides for each in stores}
+    return "copy to another layout" if turned else "copy"
 
 
 def _in_body_order(kernel: LoopKernel) -> list[str]:
@@ -149,7 +159,7 @@ def _call(values: Values, node: Node) -> Call:
     return Call(
         node=node,
         outputs=outputs,
-        reason=reason(node),
+        reason=reason(node, specs),
         bytes_moved=call_bytes(node, outputs, specs, values.sizes),
         operations=call_operations(node, specs, values.sizes),
     )

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fusewright.ir import ITEM_BYTES, Node
-from fusewright.loop import Apply, Load, LoopKernel, level
+from fusewright.ir import ITEM_BYTES, ONE, Node
+from fusewright.loop import Apply, Load, LoopKernel, Store, level
 from fusewright.plan.assemble import Assembled, assemble, kernel_of
 from fusewright.plan.domain import Domain, point_domain, reduction_domain
 from fusewright.plan.frames import NotFusibleError
@@ -349,11 +349,24 @@ def holds_rows(values: Values, kernel: LoopKernel) -> bool:
         contiguous = here if size > widest else contiguous and here
         widest = size
     item_bytes = max((ITEM_BYTES[arg.dtype] for arg in kernel.arguments), default=4)
+    contiguous = contiguous and not _mixes_rows(values, kernel)
     return contiguous and (inner * item_bytes <= ROW_BYTES or outer >= MANY_ROWS)
 
 
-def _extent(kernel: LoopKernel, load: Load, values: Values) -> int:
+def _mixes_rows(values: Values, kernel: LoopKernel) -> bool:
+    """Whether whole tensors are contiguous along different axes of a row: then its sweeps are
+    better taken apart, the last of them being a transposition."""
+    points = kernel.outer_numel.at(values.sizes) * kernel.inner_numel.at(values.sizes)
+    along: set[int] = set()
+    for item in kernel.body:
+        if isinstance(item, Load | Store) and 2 * _extent(kernel, item, values) > points:
+            strides = enumerate(item.access.strides)
+            along |= {at for at, stride in strides if stride == ONE and at >= len(kernel.outer)}
+    return len(along) > 1
+
+
+def _extent(kernel: LoopKernel, item: Load | Store, values: Values) -> int:
     total = 1
-    for axis, stride in zip(kernel.axes, load.access.strides, strict=True):
+    for axis, stride in zip(kernel.axes, item.access.strides, strict=True):
         total *= axis.size.at(values.sizes) if stride.factor else 1
     return total

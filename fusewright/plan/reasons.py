@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from fusewright.ir import Node
+from collections.abc import Mapping
+
+from fusewright.ir import Node, TensorSpec, contiguous_strides
+from fusewright.rewrite.layouts import is_channels_last
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")
 _KNOWN = {
@@ -27,12 +30,24 @@ def _product(name: str, dtype: str) -> str:
     return "a matrix product, left to PyTorch's library for now"
 
 
-def reason(node: Node) -> str:
+def _layout(node: Node, specs: Mapping[str, TensorSpec]) -> str:
+    """A convolution's layout, if all that it is given lies in channels-last."""
+    given = [specs[name] for name in node.refs() if name in specs]
+    images = [spec for spec in given if len(spec.shape) == len(given[0].shape)]
+    plain = all(spec.strides == contiguous_strides(spec.shape) for spec in images)
+    if plain or not all(map(is_channels_last, images)):
+        return ""
+    return "; in channels-last, which its kernels take and give without transposing"
+
+
+def reason(node: Node, specs: Mapping[str, TensorSpec]) -> str:
     if not node.is_aten:
         return _KNOWN.get(node.op, "no loop is known for it")
     name = node.op.split(".")[1]
     if name in _PRODUCTS:
         return _product(name, node.spec.dtype if node.spec is not None else "")
+    if name in ("convolution", "convolution_backward"):
+        return _KNOWN[name] + _layout(node, specs)
     if name in _KNOWN:
         return _KNOWN[name]
     if "pool" in name:

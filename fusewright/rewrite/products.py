@@ -25,7 +25,7 @@ from fusewright.ir import (
     contiguous_strides,
     validate,
 )
-from fusewright.product import is_worthwhile
+from fusewright.product_cost import is_worthwhile
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.lower import main_device
 from fusewright.rewrite.views import permute_order

@@ -1,5 +1,6 @@
 """What matrix products ask before they run: the right tensor cores, and how precise to be."""
 
+import os
 import typing
 
 import torch
@@ -21,8 +22,14 @@ def _fw_tensor_cores(index: int) -> bool:
 _fw_precision: typing.Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
+# With this PyTorch's library computes in float32 whatever the flags allow, and so do we.
+_FW_NO_TF32 = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
+
+
 def _fw_terms() -> int:
     """3 halves' products for float32's precision, 1 where PyTorch itself may use TF32."""
+    if _FW_NO_TF32:
+        return 3
     if _fw_precision is None:
         return 1 if torch.backends.cuda.matmul.allow_tf32 else 3
     return 1 if _fw_precision("cuda", "matmul") == "tf32" else 3

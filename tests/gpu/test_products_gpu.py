@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
+from fusewright import pipeline, schedule
 from fusewright.rewrite import products
 
 pytestmark = [
@@ -34,6 +35,11 @@ SIZES = [
     (1000, 1001, 999),
     (513, 260, 8193),
     (300, 4096, 640),
+    (3000, 1500, 200),  # several tiles for each block of threads
+    (2050, 4100, 72),
+    (200, 140, 8128),  # one block of contracted indices less than a part, a part, one more
+    (200, 140, 8192),
+    (200, 140, 8256),
 ]
 
 
@@ -41,6 +47,7 @@ SIZES = [
 def every_product(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small products too, where a plan would otherwise call PyTorch's."""
     monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
+    monkeypatch.setattr(pipeline, "least_size", lambda *_: 0)
     before = torch.backends.cuda.matmul.allow_tf32
     torch.manual_seed(0)
     yield
@@ -76,11 +83,13 @@ def error(y: Tensor, exact: Tensor) -> float:
     return float((y.double() - exact).norm() / exact.norm())
 
 
+@pytest.mark.parametrize("tile_rows", [128, 176])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: "x".join(map(str, sizes)))
 def test_every_layout_and_size_is_as_exact_as_eager(
-    layout: str, sizes: tuple[int, int, int]
+    layout: str, sizes: tuple[int, int, int], tile_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(schedule, "best_tile_rows", lambda *_: tile_rows)
     x, w = operands(layout, *sizes)
     exact = LAYOUTS[layout](x.double(), w.double())
     eager = error(LAYOUTS[layout](x, w), exact)
@@ -194,3 +203,30 @@ def test_training_through_fused_products(rows: int) -> None:
     exact = gradients(double.train(), x.detach().double().requires_grad_(), torch.float64)
     for y, e, d in zip(mine, eager, exact, strict=True):
         assert error(y, d) <= max(2 * error(e, d), 1e-6)
+
+
+def test_a_batch_of_none_gives_zero_gradients() -> None:
+    model = Layers().cuda().eval()
+    fast = fusewright.optimize(model, torch.randn(384, 512, device="cuda"), modes=("eval",)).eval()
+    y = fast(torch.randn(0, 512, device="cuda"))
+    grads = torch.autograd.grad(y, list(fast.parameters()), torch.zeros_like(y))
+    assert y.shape == (0, 256) and all(not grad.any() for grad in grads)
+
+
+def test_products_run_on_the_current_stream_and_in_a_graph() -> None:
+    x, w = operands("straight", 300, 260, 512)
+    fast = fusewright.optimize(Product("straight", w), x, modes=("eval",)).eval()
+    with torch.no_grad():
+        expected = fast(x)
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            given = torch.zeros_like(x)
+            graph = torch.cuda.CUDAGraph()
+            fast(given)
+            with torch.cuda.graph(graph, stream=aside):
+                y = fast(given)
+            given.copy_(x)
+            graph.replay()
+        torch.cuda.current_stream().wait_stream(aside)
+    assert torch.equal(y, expected)

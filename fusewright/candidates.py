@@ -1,0 +1,175 @@
+"""Schedules worth measuring for one kernel: the heuristic's own first, then what lies around it.
+
+All of them are legal. There are few, because each one is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from fusewright.coalesce import coalesce
+from fusewright.loop import LoopKernel
+from fusewright.product import ProductKernel
+from fusewright.product_cost import BLOCK_US
+from fusewright.schedule import (
+    LARGE_TILE,
+    SMALL_TILE,
+    ProductSchedule,
+    Schedule,
+    Target,
+    candidates,
+    choose,
+    choose_product,
+    legal,
+    widths,
+)
+
+Kernel = LoopKernel | ProductKernel
+Choice = Schedule | ProductSchedule
+Sizes = Mapping[str, int]
+
+MOST = 12
+MOST_PROPOSALS = 4  # of those that the heuristic itself would try next
+MOST_UNROLL = 16
+MOST_SPLITS = 4096
+PASS_VECTORS = 4  # vectors in flight where a row that was cached is read again instead
+
+
+def heuristic(kernel: Kernel, target: Target, sizes: Sizes) -> Choice:
+    """What is taken where nothing was measured."""
+    if isinstance(kernel, ProductKernel):
+        return choose_product(kernel, target, sizes)
+    return choose(kernel, target, sizes)
+
+
+def permitted(kernel: Kernel, choice: Choice, target: Target) -> bool:
+    """Whether the choice is one for this kind of kernel, and legal for this one."""
+    if isinstance(kernel, ProductKernel):
+        return isinstance(choice, ProductSchedule) and choice.tile_rows in BLOCK_US
+    return isinstance(choice, Schedule) and legal(kernel, choice, target)
+
+
+def worth_trying(kernel: Kernel, target: Target, sizes: Sizes) -> tuple[Choice, ...]:
+    """At most MOST legal choices, the heuristic's first."""
+    first = heuristic(kernel, target, sizes)
+    wanted = dict.fromkeys((first, *_others(kernel, first, target, sizes)))
+    return tuple(each for each in wanted if permitted(kernel, each, target))[:MOST]
+
+
+def _others(kernel: Kernel, first: Choice, target: Target, sizes: Sizes) -> Iterator[Choice]:
+    if isinstance(kernel, ProductKernel):
+        assert isinstance(first, ProductSchedule)
+        yield from (replace(first, tile_rows=rows) for rows in BLOCK_US)
+        return
+    assert isinstance(first, Schedule)
+    small = coalesce(kernel)
+    proposed = (each for each in candidates(small, target, sizes) if legal(small, each, target))
+    yield from list(proposed)[:MOST_PROPOSALS]
+    around = _around_on_host if target.language == "host" else _around
+    yield from around(small, first, sizes)
+
+
+def _around(kernel: LoopKernel, first: Schedule, sizes: Sizes) -> Iterator[Schedule]:
+    """A few steps from `first` in each direction, on a GPU."""
+    match first.kind:
+        case "pointwise":
+            variations = _pointwise(first)
+        case "row" if first.cached:
+            variations = _cached_rows(first, kernel.inner_numel.at(sizes))
+        case "row":
+            variations = _rows(first, kernel.inner_numel.at(sizes))
+        case "column":
+            variations = _columns(first)
+        case "transpose" | "transpose_row":
+            variations = _tiles(first)
+        case _:
+            return
+    whole = set(widths(kernel))
+    for each in variations:
+        if each.lanes in whole and each.unroll <= MOST_UNROLL and each.splits <= MOST_SPLITS:
+            yield each
+
+
+def _pointwise(first: Schedule) -> Iterator[Schedule]:
+    threads, unroll, lanes = first.threads, first.unroll, first.lanes
+    for factor in (2, 4):
+        yield replace(first, unroll=unroll * factor)
+    yield replace(first, unroll=unroll // 2)
+    for size in (threads // 2, threads * 2, threads * 4):
+        yield replace(first, threads=size)
+    for size in (threads // 2, threads * 2):
+        yield replace(first, threads=size, unroll=unroll * 2)
+    yield replace(first, lanes=lanes // 2)
+    yield replace(first, lanes=lanes // 2, unroll=unroll * 2)
+    yield replace(first, lanes=lanes * 2)
+
+
+def _cached_rows(first: Schedule, inner: int) -> Iterator[Schedule]:
+    """Other shares of a row for each thread, more rows in a block, or the row read again."""
+    for threads in (first.threads // 2, first.threads * 2, first.threads // 4, first.threads * 4):
+        yield _holding(first, threads, inner)
+    for rows in (first.rows * 2, first.rows // 2):
+        yield replace(first, rows=rows)
+    yield _holding(replace(first, lanes=first.lanes // 2), first.threads, inner)
+    for threads in (first.threads, first.threads * 2):
+        yield replace(_with_threads(first, threads), unroll=PASS_VECTORS, cached=False)
+
+
+def _rows(first: Schedule, inner: int) -> Iterator[Schedule]:
+    for splits in (first.splits * 2, first.splits // 2, 1):
+        yield replace(first, splits=splits)
+    for unroll in (first.unroll * 2, first.unroll // 2):
+        yield replace(first, unroll=unroll)
+    for threads in (first.threads * 2, first.threads // 2):
+        yield _with_threads(first, threads)
+    yield replace(first, lanes=first.lanes // 2, unroll=first.unroll * 2)
+    for threads in (first.threads, first.threads * 2, 1024):
+        yield _holding(replace(first, splits=1, cached=True), threads, inner)
+
+
+def _columns(first: Schedule) -> Iterator[Schedule]:
+    for splits in (first.splits * 2, first.splits // 2, 1):
+        yield replace(first, splits=splits)
+    for unroll in (first.unroll * 2, first.unroll // 2):
+        yield replace(first, unroll=unroll)
+    for threads in (first.threads * 2, first.threads // 2):
+        yield replace(first, threads=threads)
+    for across in (first.across // 2, first.across // 4):
+        yield replace(first, across=across)
+    yield replace(first, lanes=first.lanes // 2)
+
+
+def _tiles(first: Schedule) -> Iterator[Schedule]:
+    for tile in (SMALL_TILE, LARGE_TILE):
+        yield replace(first, tile=tile)
+        yield replace(first, tile=tile, threads=first.threads // 2)
+        yield replace(first, tile=tile, threads=first.threads * 2)
+    if first.kind == "transpose_row":
+        for splits in (first.splits * 2, first.splits // 2):
+            yield replace(first, splits=splits)
+    yield replace(first, lanes=first.lanes // 2)
+
+
+def _with_threads(schedule: Schedule, threads: int) -> Schedule:
+    """Rows share a block where a warp or less has one; never less than a warp in a block."""
+    rows = max(1, 128 // max(1, threads)) if threads <= 32 else 1
+    return replace(schedule, threads=threads, rows=rows)
+
+
+def _holding(schedule: Schedule, threads: int, inner: int) -> Schedule:
+    """As many vectors for each thread as a row in registers takes."""
+    reach = max(1, threads * schedule.lanes)
+    return replace(_with_threads(schedule, threads), unroll=max(1, -(-inner // reach)))
+
+
+def _around_on_host(_: LoopKernel, first: Schedule, sizes: Sizes) -> Iterator[Schedule]:
+    """A pointwise loop has nothing to choose on the host."""
+    if first.kind not in ("row", "column"):
+        return
+    for splits in (first.splits * 2, first.splits // 2, first.splits * 4, 1):
+        yield replace(first, splits=splits)
+    factors = (2, 4) if first.kind == "row" else (4, 16)
+    for factor in factors:
+        yield replace(first, lanes=first.lanes // factor)
+        yield replace(first, lanes=first.lanes * factor)

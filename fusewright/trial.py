@@ -1,0 +1,171 @@
+"""One kernel's candidates, run beside one another: the same random tensors, results compared.
+
+A kernel is given flat tensors that reach as far as its accesses do. What differs from the first
+candidate's result, bit for bit in pointwise kernels and beyond rounding elsewhere, or fails, is
+left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fusewright.candidates import Choice, Kernel
+from fusewright.codegen.source import Entry
+from fusewright.ir import FLOATS
+from fusewright.loop import Access, Load, LoopKernel, Reduce, Store
+from fusewright.product import ProductKernel
+from fusewright.runtime import library
+
+Sizes = Mapping[str, int]
+
+SEED = 4
+TERMS = 3  # products in float32's precision
+_UNWRITTEN = 0xA5
+_SLACK = 16.0
+
+
+def elements(kernel: Kernel, sizes: Sizes) -> dict[str, int]:
+    """How many elements of each buffer the kernel may touch."""
+    if isinstance(kernel, LoopKernel):
+        return _loop_elements(kernel, sizes)
+    rows, columns, contracted = (
+        size.at(sizes) for size in (kernel.rows, kernel.columns, kernel.contracted)
+    )
+    stored = contracted if kernel.split.contracted_rows else rows
+    halves = stored * kernel.split.row_stride.at(sizes)
+    steps = (columns - 1, kernel.raw.free_stride), (contracted - 1, kernel.raw.contracted_stride)
+    found = _loop_elements(kernel.epilogue, sizes)
+    operands = {
+        kernel.raw.buffer: 1 + sum(count * stride.at(sizes) for count, stride in steps),
+        kernel.split.hi: halves,
+        kernel.split.lo: halves,
+        kernel.split.inverse: stored,
+    }
+    return found | {name: max(size, found.get(name, 0)) for name, size in operands.items()}
+
+
+def _loop_elements(kernel: LoopKernel, sizes: Sizes) -> dict[str, int]:
+    found = {each.name: 1 for each in kernel.arguments}
+    for item in kernel.body:
+        if isinstance(item, Load | Store):
+            name = item.access.buffer
+            found[name] = max(found.get(name, 1), _reach(kernel, item.access, sizes))
+    return found
+
+
+def _reach(kernel: LoopKernel, access: Access, sizes: Sizes) -> int:
+    moves = zip(kernel.axes, access.strides, strict=True)
+    furthest = sum(max(0, (axis.size.at(sizes) - 1) * step.at(sizes)) for axis, step in moves)
+    return 1 + furthest + sum(each.at(sizes) for each in access.offset)
+
+
+def random_tensor(dtype: str, numel: int, generator: torch.Generator) -> Tensor:
+    """Numbers of which logarithms and roots can be taken; sums of them do not cancel."""
+    device = generator.device
+    if dtype == "bool":
+        return torch.randint(0, 2, (numel,), generator=generator, device=device).bool()
+    if dtype not in FLOATS:
+        whole = torch.randint(1, 5, (numel,), generator=generator, device=device)
+        return whole.to(getattr(torch, dtype))
+    real = torch.rand(numel, generator=generator, device=device)
+    return real.mul_(0.9).add_(0.1).to(getattr(torch, dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A schedule of a kernel, compiled."""
+
+    choice: Choice
+    entry: Entry
+    kernels: library._FwKernels
+
+
+class Trial:
+    """A kernel's candidates and the tensors that all of them run on."""
+
+    def __init__(
+        self, kernel: Kernel, sizes: Sizes, device: torch.device, candidates: Sequence[Candidate]
+    ) -> None:
+        self.kernel, self.sizes, self.device = kernel, sizes, device
+        generator = torch.Generator(device).manual_seed(SEED)
+        counts = elements(kernel, sizes)
+        self.tensors = {
+            each.name: random_tensor(each.dtype, counts[each.name], generator)
+            for each in kernel.arguments
+        }
+        needed = max(each.entry.workspace_bytes.at(sizes) for each in candidates)
+        self.workspace = torch.empty(max(1, needed), dtype=torch.uint8, device=device)
+
+    def call(self, candidate: Candidate) -> Callable[[], int]:
+        """The entry with its arguments; it gives back the entry's code."""
+        entry = candidate.entry
+        numbers = [self.sizes[name] for name in entry.symbols] + [TERMS] * entry.terms
+        pointers = [self.tensors[each.name].data_ptr() for each in self.kernel.arguments]
+        arguments = [*pointers, *numbers, self.workspace.data_ptr(), *self._where()]
+        function: Callable[..., int] = getattr(candidate.kernels, entry.name)
+        return lambda: function(*arguments)
+
+    def _where(self) -> tuple[int, int | None]:
+        if self.device.type != "cuda":
+            return torch.get_num_threads(), None
+        index = torch.cuda.current_device() if self.device.index is None else self.device.index
+        return index, library._fw_stream(index)
+
+    def outputs(self) -> dict[str, Tensor]:
+        names = [each.name for each in self.kernel.arguments if each.is_output]
+        return {name: self.tensors[name] for name in names}
+
+    def faults(self, candidates: Sequence[Candidate]) -> dict[Candidate, str]:
+        """Run each once: those that fail, or whose results differ from the first's, and why."""
+        found: dict[Candidate, str] = {}
+        first: dict[str, Tensor] = {}
+        for candidate in candidates:
+            for each in self.outputs().values():
+                each.view(torch.uint8).fill_(_UNWRITTEN)
+            code = self.call(candidate)()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            if code:
+                words = candidate.kernels.fw_error_text(code) or b"unknown error"
+                found[candidate] = f"it failed with code {code}: {words.decode()}"
+            elif candidate is candidates[0]:
+                first = {name: each.clone() for name, each in self.outputs().items()}
+            elif first and not self._agrees(first):
+                found[candidate] = "its result differs from the heuristic's"
+        return found
+
+    def _agrees(self, first: Mapping[str, Tensor]) -> bool:
+        return all(
+            _close(each, first[name], self._rounding(each.dtype))
+            for name, each in self.outputs().items()
+        )
+
+    def _rounding(self, dtype: torch.dtype) -> float:
+        """The share of the largest number by which results may differ; 0: not by a bit."""
+        if isinstance(self.kernel, ProductKernel):
+            depth = self.kernel.contracted.at(self.sizes)
+        elif any(isinstance(item, Reduce) for item in self.kernel.body):
+            depth = self.kernel.inner_numel.at(self.sizes)
+        else:
+            return 0.0
+        if not dtype.is_floating_point:
+            return 0.0
+        floats = {each.dtype for each in self.kernel.arguments if each.dtype in FLOATS}
+        step = torch.finfo(torch.float64 if floats == {"float64"} else torch.float32).eps
+        return max(4 * torch.finfo(dtype).eps, _SLACK * step * math.sqrt(max(1, depth)))
+
+
+def _close(result: Tensor, expected: Tensor, rounding: float) -> bool:
+    same = torch.equal(result.view(torch.uint8), expected.view(torch.uint8))
+    if same or not rounding:
+        return same
+    wide = torch.float64 if result.dtype == torch.float64 else torch.float32
+    result, expected = result.to(wide), expected.to(wide)
+    largest = expected[expected.isfinite()].abs().amax() if expected.isfinite().any() else 1.0
+    allowed = rounding * float(largest)
+    return bool(torch.isclose(result, expected, rtol=0.0, atol=allowed, equal_nan=True).all())

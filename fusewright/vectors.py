@@ -1,0 +1,65 @@
+"""Along which axes the vectors of a schedule's kind lie, and where they are whole and aligned.
+
+Kernels are spoken of in their coalesced form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fusewright.ir import ONE, ZERO
+from fusewright.loop import Access, Load, LoopKernel, Store
+from fusewright.sweep import element_accesses, sweeps
+from fusewright.tiles import staged, turned_axis
+
+TILED = ("transpose", "transpose_row")  # kinds that turn tiles in shared memory
+
+
+def lanes_fit(kernel: LoopKernel, kind: str, lanes: int) -> bool:
+    """Vectors of `lanes` elements along the lane axis are whole and, if pointers allow, aligned."""
+    if lanes == 1:
+        return True
+    if lane_axis(kernel, kind) is None:
+        return False
+    alone = kind == "pointwise" and len(kernel.outer) == 1
+    sizes = [kernel.axes[axis].size for axis in vector_axes(kernel, kind)]
+    if not alone and any(size.is_static and size.factor % lanes for size in sizes):
+        return False
+    return all(_access_fits(access, axis, lanes) for access, axis in vectors(kernel, kind))
+
+
+def vector_axes(kernel: LoopKernel, kind: str) -> tuple[int, ...]:
+    """The axes that vectors lie along."""
+    axes = (lane_axis(kernel, kind), turned_axis(kernel) if kind in TILED else None)
+    return tuple(axis for axis in axes if axis is not None)
+
+
+def vectors(kernel: LoopKernel, kind: str) -> Iterator[tuple[Access, int]]:
+    """Each access that is made a vector at a time, with the axis along which."""
+    axes = vector_axes(kernel, kind)
+    across = {item.access for item in staged(kernel)} if kind in TILED else set()
+    for access in lane_accesses(kernel, kind):
+        yield access, axes[-1] if access in across else axes[0]
+
+
+def _access_fits(access: Access, axis: int, lanes: int) -> bool:
+    if access.strides[axis] == ZERO:
+        return True
+    others = [stride for at, stride in enumerate(access.strides) if at != axis]
+    steps = [each for each in (*others, *access.offset) if each.is_static]
+    return access.strides[axis] == ONE and all(each.factor % lanes == 0 for each in steps)
+
+
+def lane_axis(kernel: LoopKernel, kind: str) -> int | None:
+    """The position of the axis that vectors lie along."""
+    if kind in ("row", "transpose_row"):
+        return len(kernel.axes) - 1
+    return len(kernel.outer) - 1 if kernel.outer else None
+
+
+def lane_accesses(kernel: LoopKernel, kind: str) -> tuple[Access, ...]:
+    """The accesses that are made a vector at a time."""
+    plan = sweeps(kernel)
+    if kind not in ("row", "transpose_row"):
+        return tuple(item.access for item in kernel.body if isinstance(item, Load | Store))
+    return tuple(item.access for item in element_accesses(kernel, plan))

@@ -1,0 +1,186 @@
+// kernels/sm90.cuh for g++ and fibers: the same names, so that the product kernel runs where there
+// is no GPU. Copies land at once, products are sums over fragments and swizzled tiles; barriers,
+// phases and turns are as on the GPU, and a thread that would wait for ever is reported.
+#pragma once
+
+#include <cmath>
+#include <map>
+
+#include "lanes.cuh"
+
+#define __CUDA_ARCH_FEAT_SM90_ALL 1
+#define __grid_constant__
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+
+struct float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct CUtensorMap {
+  const char* data;
+  int64_t columns, rows, row_bytes;
+  int item, box_columns, box_rows;
+};
+constexpr int cudaErrorInvalidValue = 1, cudaFuncAttributeMaxDynamicSharedMemorySize = 0,
+              cudaDevAttrMultiProcessorCount = 0, kProcessors = 2;
+template <class Kernel>
+int cudaFuncSetAttribute(Kernel, int, int) {
+  return 0;
+}
+inline int cudaDeviceGetAttribute(int* value, int, int) { return *value = kProcessors, 0; }
+
+static dim3 gridDim;
+alignas(1024) static char emulated_shared[227 * 1024];
+
+using std::isfinite;
+template <class A, class B>
+auto min(A a, B b) -> decltype(a + b) {
+  return a < b ? a : b;
+}
+template <class A, class B>
+auto max(A a, B b) -> decltype(a + b) {
+  return a < b ? b : a;
+}
+inline uint32_t __float_as_uint(float x) { return fw::bits<uint32_t>(x); }
+inline float __uint_as_float(uint32_t x) { return fw::bits<float>(x); }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
+inline void __trap() { std::abort(); }
+inline void __syncwarp() { emulation::meet(emulation::warp_meetings[threadIdx.x / 32], 32); }
+inline float __shfl_xor_sync(unsigned, float x, int by) {
+  const int lane = threadIdx.x % 32;
+  return fw::bits<float>(emulation::exchanged(fw::bits<uint32_t>(x), lane ^ by));
+}
+
+namespace fw {
+
+inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(static_cast<const char*>(pointer) - emulated_shared);
+}
+
+// Barriers -------------------------------------------------------------------------------------
+
+struct Barrier {
+  int arrivals, pending, phase = 0;
+  int64_t bytes = 0;
+};
+inline std::map<uint64_t*, Barrier> barriers;
+
+inline void give_way() {
+  swapcontext(&emulation::fibers[emulation::current].context, &emulation::scheduler);
+}
+inline void look_at(Barrier& barrier) {
+  ++emulation::progress;
+  if (barrier.pending != 0 || barrier.bytes != 0) return;
+  barrier.pending = barrier.arrivals;
+  ++barrier.phase;
+}
+inline void init_barrier(uint64_t* name, int arrivals) { barriers[name] = {arrivals, arrivals}; }
+inline void publish_barriers() {}
+inline void arrive(uint64_t* name) {
+  Barrier& barrier = barriers.at(name);
+  if (--barrier.pending < 0) std::abort();
+  look_at(barrier);
+}
+inline void arrive_expecting(uint64_t* name, int bytes) {
+  barriers.at(name).bytes += bytes;
+  arrive(name);
+}
+inline void arrive_after_copies(uint64_t* name) { arrive(name); }
+inline void wait(uint64_t* name, int parity) {
+  while (barriers.at(name).phase % 2 == parity) give_way();
+}
+
+inline emulation::Meeting named[16];
+inline void meet(int name, int threads) { emulation::meet(named[name], threads); }
+inline void await_turn(int name) { meet(name, 256); }
+inline void give_turn(int name) {
+  ++emulation::progress;
+  if (++named[name].arrived == 256) named[name].arrived = 0, ++named[name].generation;
+}
+
+// Copies ---------------------------------------------------------------------------------------
+
+inline uint32_t swizzled(uint32_t offset) { return offset ^ (offset >> 3 & 0x70); }
+
+inline void copy_box(void* to, const CUtensorMap* map, uint64_t* name, int x, int y) {
+  for (int row = 0; row < map->box_rows; ++row) {
+    for (int column = 0; column < map->box_columns; ++column) {
+      char* place = static_cast<char*>(to) + swizzled(row * 128 + column * map->item);
+      const int64_t at_x = x + column, at_y = y + row;
+      const bool inside = at_x < map->columns && at_y < map->rows;
+      const char* from = map->data + at_y * map->row_bytes + at_x * map->item;
+      inside ? (void)memcpy(place, from, map->item) : (void)memset(place, 0, map->item);
+    }
+  }
+  Barrier& barrier = barriers.at(name);
+  barrier.bytes -= map->box_rows * map->box_columns * map->item;
+  look_at(barrier);
+}
+inline void copy_word(uint32_t to, const float* from, bool inside) {
+  const float x = inside ? *from : 0.f;
+  memcpy(emulated_shared + to, &x, 4);
+}
+template <int kPlace>
+void store_shared(uint32_t to, float x) {
+  memcpy(emulated_shared + to, &x, 4);
+}
+template <class T>
+bool matrix_map(CUtensorMap& map, const T* data, int64_t columns, int64_t rows, int64_t stride,
+                int box_columns, int box_rows) {
+  const int64_t row_bytes = stride * sizeof(T);
+  map = {reinterpret_cast<const char*>(data), columns, rows, row_bytes, sizeof(T), box_columns,
+         box_rows};
+  return row_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0 && columns > 0 &&
+         rows > 0 && box_columns * sizeof(T) == 128 && box_rows <= 256;
+}
+
+// Products -------------------------------------------------------------------------------------
+
+template <int kRegisters>
+void take_registers() {}
+template <int kRegisters>
+void leave_registers() {}
+inline void begin_products() {}
+inline void commit_products() {}
+template <int kPending>
+void await_products() {}
+template <int kSums>
+void settle(float (&)[kSums]) {}
+
+inline uint32_t two_halves(float low, float high) {
+  return float_to_half(low) | static_cast<uint32_t>(float_to_half(high)) << 16;
+}
+inline uint64_t tile_descriptor(const void* tile, int chunk_bytes) {
+  return shared_address(tile) >> 4 | static_cast<uint64_t>(chunk_bytes) << 32;
+}
+
+inline uint32_t held[1024][4];  // every thread's fragment of a
+
+template <bool kFreeMajorB, int kSums>
+void multiply(float (&sum)[kSums], const uint32_t (&a)[4], uint64_t b, int add) {
+  const unsigned me = threadIdx.x, group = me % 32 / 4, part = me % 4;
+  memcpy(held[me], a, sizeof(a));
+  __syncwarp();
+  const uint32_t base = static_cast<uint32_t>(b) << 4;
+  const uint32_t chunk_bytes = static_cast<uint32_t>(b >> 32);
+  for (int i = 0; i < kSums; ++i) {
+    const int column = i / 4 * 8 + part * 2 + i % 2, low = i / 2 % 2;
+    float total = add ? sum[i] : 0.f;
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t pair = held[me / 32 * 32 + group * 4 + k % 8 / 2][low + k / 8 * 2];
+      const uint32_t at = kFreeMajorB ? column / 64 * chunk_bytes + k * 128 + column % 64 * 2
+                                      : column * 128 + k * 2;
+      uint16_t half;
+      memcpy(&half, emulated_shared + swizzled(base + at), 2);
+      total += half_to_float(pair >> k % 2 * 16 & 0xffffu) * half_to_float(half);
+    }
+    sum[i] = total;
+  }
+  __syncwarp();
+}
+
+}  // namespace fw

@@ -1,0 +1,166 @@
+"""The tensor-core product kernel, run without a GPU: g++, fibers and tests/sm90_on_host.hpp.
+
+What this cannot see is nvcc's code, the memory model and how tensor cores round; tests/gpu does.
+What it does see is every index, swizzle, fragment, edge, phase of a barrier and turn.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusewright.codegen.render import flattened
+from fusewright.codegen.source import Source
+from tests import loop_cases as cases
+from tests.test_cuda_emulated import SHIM
+
+STAND_IN = Path(__file__).parent / "sm90_on_host.hpp"
+LAUNCH = re.compile(r"kernel<<<(\w+), (\w+), [^;]*?>>>\(([^;]*?)\);", re.DOTALL)
+SHARED = re.compile(r"extern __shared__ __align__\(1024\) char memory\[\];")
+BODY = r"""
+namespace {
+struct Plain {
+  float* out;
+  int64_t columns;
+  template <int V> struct Elem { float y[V]; };
+  template <int V> void load(Elem<V>&, int64_t, int64_t) const {}
+  template <int V> void give(Elem<V>& elem, int v, float x) const { elem.y[v] = x; }
+  template <int V> void visit(const Elem<V>& elem, int64_t q, int64_t l, int) const {
+    for (int v = 0; v < V; ++v) {
+      float& place = out[q * columns + l + v];
+      if (place != 12345.f) std::abort();  // twice
+      place = elem.y[v];
+    }
+  }
+};
+}  // namespace
+#define ENTRY(name, rows, free_major, contracted_rows)                                          \
+  extern "C" int name(void* a, void* hi, void* lo, void* inverse, void* out, int64_t free,        \
+                      int64_t deep, int64_t row_stride, int64_t p, int64_t q, int64_t r,          \
+                      int64_t terms, int64_t vectors) {                                           \
+    return fw::product<rows, free_major, contracted_rows>(                                        \
+        Plain{(float*)out, p}, vectors, {(float*)a, free, deep},                                  \
+        {(fw::half*)hi, (fw::half*)lo, (float*)inverse, row_stride}, p, q, r, terms, 0, nullptr); \
+  }
+ENTRY(kk_128, 128, false, false)
+ENTRY(fk_128, 128, true, false)
+ENTRY(ff_128, 128, true, true)
+ENTRY(kf_128, 128, false, true)
+ENTRY(kk_176, 176, false, false)
+ENTRY(fk_176, 176, true, false)
+ENTRY(ff_176, 176, true, true)
+ENTRY(kf_176, 176, false, true)
+"""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The kernel's own text, its instructions replaced by the stand-ins."""
+    lines = [SHIM, *flattened(str(STAND_IN), set())]
+    done = {"sm90.cuh", "lanes.cuh", "accumulators.hpp", "types.hpp"}
+    lines += flattened("sm90_fp16x3_gemm.cuh", done)
+    text = "\n".join([*lines, BODY])
+    text, count = LAUNCH.subn(
+        r"gridDim = dim3(\1); emulation::launch(dim3(\1), \2, [&] { kernel(\3); });", text
+    )
+    text, shared = SHARED.subn("char* const memory = emulated_shared;", text)
+    assert count == shared == 1
+    return cases.compile_source(Source("host", text, ()), ("-O1", "-w"))
+
+
+def halves(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Split by rows, the row's length padded to a multiple of eight."""
+    largest = torch.where(b.isfinite(), b.abs(), 0).amax(1)
+    scale = torch.ldexp(torch.ones_like(largest), 15 - torch.frexp(largest).exponent)
+    room = torch.full((b.shape[0], -(-b.shape[1] // 8) * 8), math.nan, dtype=torch.half)
+    hi, lo = room.clone()[:, : b.shape[1]], room.clone()[:, : b.shape[1]]
+    hi.copy_(b * scale[:, None])
+    lo.copy_(b * scale[:, None] - hi.float())
+    return hi, lo, 1 / scale
+
+
+def product(layout: str, tile: int, a: Tensor, b: Tensor, terms: int, vectors: bool) -> Tensor:
+    """result[q][p]; every element must be visited once."""
+    free, deep = (0, 1) if layout[0] == "k" else (1, 0)
+    p, r = a.shape[free], a.shape[deep]
+    q = b.shape[0 if layout[1] == "k" else 1]
+    hi, lo, inverse = halves(b)
+    out = torch.full((q, p), 12345.0)
+    pointers = [each.data_ptr() for each in (a, hi, lo, inverse, out)]
+    numbers = (a.stride(free), a.stride(deep), hi.stride(0), p, q, r, terms, int(vectors))
+    entry = getattr(library(), f"{layout}_{tile}")
+    code = entry(*map(ctypes.c_void_p, pointers), *map(ctypes.c_int64, numbers))
+    assert code == 0 and not (out == 12345).any()
+    return out
+
+
+def operands(layout: str, p: int, q: int, r: int) -> tuple[Tensor, Tensor, Tensor]:
+    a = torch.randn((p, r) if layout[0] == "k" else (r, p))
+    b = torch.randn((q, r) if layout[1] == "k" else (r, q))
+    left = b if layout[1] == "k" else b.t()
+    right = a.t() if layout[0] == "k" else a
+    return a, b, left.double() @ right.double()
+
+
+@pytest.mark.parametrize("tile", [128, 176])
+@pytest.mark.parametrize("layout", ["kk", "fk", "ff", "kf"])
+@pytest.mark.parametrize(
+    ("p", "q", "r"),
+    [(132, 180, 132), (260, 356, 64), (1, 1, 1), (129, 5, 67), (64, 200, 192), (400, 370, 68)],
+)
+def test_every_layout_and_edge(layout: str, tile: int, p: int, q: int, r: int) -> None:
+    torch.manual_seed(p + q + r)
+    a, b, exact = operands(layout, p, q, r)
+    y = product(layout, tile, a, b, 3, vectors=p % 4 == 0)
+    assert float((y.double() - exact).norm() / exact.norm()) < 4e-7
+
+
+@pytest.mark.parametrize("layout", ["kk", "ff"])
+def test_one_term_is_as_exact_as_halves(layout: str) -> None:
+    a, b, exact = operands(layout, 140, 130, 130)
+    error = (product(layout, 128, a, b, 1, vectors=False).double() - exact).norm() / exact.norm()
+    assert 5e-5 < float(error) < 6e-4
+
+
+def test_a_sum_of_nothing_is_zero() -> None:
+    a, b, _ = operands("ff", 130, 70, 8)
+    assert not product("ff", 176, a[:0], b[:0], 3, vectors=False).any()
+
+
+@pytest.mark.parametrize(
+    ("layout", "huge"), [("kk", False), ("fk", False), ("ff", False), ("kk", True), ("fk", True)]
+)
+@pytest.mark.parametrize("vectors", [False, True])
+def test_what_is_not_finite_is_where_it_belongs(layout: str, vectors: bool, huge: bool) -> None:
+    a, b, _ = operands(layout, 132, 70, 130)
+    by_depth = (a if layout[0] == "k" else a.t(), b if layout[1] == "k" else b.t())
+    for each, place, number in zip(by_depth, (3, 7), (1.0, -1.0), strict=True):
+        each[place, 5] = number * (3e38 if huge else math.inf)
+    if not huge:
+        by_depth[0][100, 9] = math.nan
+    left = b if layout[1] == "k" else b.t()
+    eager = left @ (a.t() if layout[0] == "k" else a)
+    y = product(layout, 128, a, b, 3, vectors)
+    assert torch.equal(y.isnan(), eager.isnan()) and torch.equal(y.isinf(), eager.isinf())
+    assert torch.equal(y[y.isinf()], eager[eager.isinf()])
+
+
+def test_small_products_keep_their_bits() -> None:
+    a, b, exact = operands("ff", 132, 100, 130)
+    y = product("ff", 128, a * 2.0**-60, b * 2.0**-58, 3, vectors=True)
+    tiny = exact * 2.0**-118
+    assert float((y.double() - tiny).norm() / tiny.norm()) < 4e-7
+
+
+def test_long_sums_are_set_aside_in_parts() -> None:
+    a, b = torch.rand(128, 64 * 130), torch.rand(16, 64 * 130)
+    exact = b.double() @ a.double().t()
+    y = product("kk", 128, a, b, 3, vectors=True)
+    assert float((y.double() - exact).norm() / exact.norm()) < 2e-7
