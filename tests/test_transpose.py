@@ -238,7 +238,7 @@ def test_a_dynamic_axis_is_asked_before_vectors_are_used() -> None:
     loop = kernel("turn", [channels, S0], [], {"x": "float32"}, {"y": "float32"}, body)
     for n in (40, 41):
         x, y = torch.randn(n, channels), torch.empty(channels, n)
-        picked = run(loop, {"x": x, "y": y}, {"s0": n})
+        picked = run(loop, {"x": x, "y": y}, {"s0": n}, choose(loop, CUDA, {"s0": n}))
         assert picked.kind == "transpose" and picked.lanes == 4 and dim(n)
         assert torch.equal(y, x.T)
 
