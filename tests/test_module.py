@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import datetime
-import os
 import io
+import os
 import pickle
 import warnings
 from pathlib import Path
