@@ -22,6 +22,7 @@ from fusewright.debug import dump
 from fusewright.emit.bundle import ProgramPlans, leading
 from fusewright.ir import Graph, Program, pretty
 from fusewright.loop import LoopKernel
+from fusewright.machine import architecture
 from fusewright.plan import plan
 from fusewright.plan.same import canonical, canonical_product
 from fusewright.plan.show import show
@@ -57,7 +58,7 @@ class Prepared:
 def target_of(device: torch.device) -> Target:
     if device.type == "cuda":
         facts = torch.cuda.get_device_properties(device)
-        hopper = (facts.major, facts.minor) == (9, 0)
+        hopper = architecture(device) == "sm_90a"
         turning = os.environ.get("FUSEWRIGHT_TURNING") == "1"
         return Target.cuda(facts.multi_processor_count, hopper, turning)
     return Target.host()
@@ -132,7 +133,7 @@ def _planned(program: Program, target: Target) -> list[ProgramPlans]:
     if target.turning:
         program = with_channels_last(program)
     dump(f"{program.mode}_rewritten", _pretty(program))
-    plain = _plans(program)
+    plain = _plans(program, target)
     if not target.tensor_cores:
         return [plain]
     sizes = program.example_sizes
@@ -142,7 +143,8 @@ def _planned(program: Program, target: Target) -> list[ProgramPlans]:
             forward=with_products(program.forward, sizes),
             inference=with_products(program.inference, sizes),
             backward=with_products(program.backward, sizes) if program.backward else None,
-        )
+        ),
+        target,
     )
     return [_for_large_batches(ours, target), plain] if ours.has_products else [plain]
 
@@ -160,11 +162,11 @@ def _for_large_batches(plans: ProgramPlans, target: Target) -> ProgramPlans:
     return replace(plans, program=replace(program, guards=guards))
 
 
-def _plans(program: Program) -> ProgramPlans:
+def _plans(program: Program, target: Target) -> ProgramPlans:
     sizes = program.example_sizes
 
     def planned(graph: Graph) -> Plan:
-        return plan(graph, sizes)
+        return plan(graph, sizes, target.turning)
 
     return ProgramPlans(
         program=program,

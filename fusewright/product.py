@@ -7,6 +7,7 @@ not read from memory: the kernel gives it. So a product ends in any pointwise ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusewright.ir import Dim
@@ -81,3 +82,7 @@ class ProductKernel:
     @property
     def symbols(self) -> tuple[str, ...]:
         return self.epilogue.symbols
+
+    def extents(self, sizes: Mapping[str, int]) -> tuple[int, int, int]:
+        """Rows, columns and contracted indices at these sizes."""
+        return self.rows.at(sizes), self.columns.at(sizes), self.contracted.at(sizes)

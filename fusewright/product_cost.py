@@ -69,8 +69,7 @@ def least_size(
         at = {**sizes, symbol: size}
         ours = library = 0.0
         for each in held:
-            rows, columns = each.rows.at(at), each.columns.at(at)
-            contracted = each.contracted.at(at)
+            rows, columns, contracted = each.extents(at)
             tile_rows = best_tile_rows(rows, columns, contracted, sms)
             ours += product_us(rows, columns, contracted, tile_rows, sms)
             library += library_us(rows, columns, contracted)

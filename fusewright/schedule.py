@@ -86,8 +86,7 @@ def choose_product(
     kernel: ProductKernel, target: Target, sizes: Mapping[str, int]
 ) -> ProductSchedule:
     """The heuristic's choice of a tile."""
-    rows, columns = kernel.rows.at(sizes), kernel.columns.at(sizes)
-    return ProductSchedule(best_tile_rows(rows, columns, kernel.contracted.at(sizes), target.sms))
+    return ProductSchedule(best_tile_rows(*kernel.extents(sizes), target.sms))
 
 
 def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:

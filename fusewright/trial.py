@@ -33,9 +33,7 @@ def elements(kernel: Kernel, sizes: Sizes) -> dict[str, int]:
     """How many elements of each buffer the kernel may touch."""
     if isinstance(kernel, LoopKernel):
         return _loop_elements(kernel, sizes)
-    rows, columns, contracted = (
-        size.at(sizes) for size in (kernel.rows, kernel.columns, kernel.contracted)
-    )
+    rows, columns, contracted = kernel.extents(sizes)
     stored = contracted if kernel.split.contracted_rows else rows
     halves = stored * kernel.split.row_stride.at(sizes)
     steps = (columns - 1, kernel.raw.free_stride), (contracted - 1, kernel.raw.contracted_stride)

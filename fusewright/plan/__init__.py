@@ -24,10 +24,10 @@ MAX_NAME_WORDS = 6
 _SPLIT = ("finite_magnitude", "max", "half_scale", "mul", "sub", "reciprocal")
 
 
-def plan(graph: Graph, sizes: Mapping[str, int]) -> Plan:
-    """Plan one canonical graph; `sizes` are the example's."""
+def plan(graph: Graph, sizes: Mapping[str, int], turning: bool = False) -> Plan:
+    """Plan one canonical graph; `sizes` are the example's, `turning` the target's."""
     graph = split_wide_reductions(graph, sizes)
-    values = Values(graph, dict(sizes))
+    values = Values(graph, dict(sizes), turning=turning)
     values, groups = fuse(replace(values, ends=ends(values)))
     views = needed_views(values)
     taken = epilogues(values, groups)

@@ -48,7 +48,7 @@ def loop_operations(kernel: LoopKernel, sizes: Mapping[str, int]) -> int:
 
 def product_bytes(kernel: ProductKernel, sizes: Mapping[str, int]) -> int:
     """Each operand once, and what the epilogue reads and writes beside the product."""
-    rows, columns, contracted = _extents(kernel, sizes)
+    rows, columns, contracted = kernel.extents(sizes)
     scales = contracted if kernel.split.contracted_rows else rows
     operands = 4 * contracted * (columns + rows) + 4 * scales  # hi and lo have 2 bytes each
     given = 4 * rows * columns
@@ -57,11 +57,7 @@ def product_bytes(kernel: ProductKernel, sizes: Mapping[str, int]) -> int:
 
 def product_operations(kernel: ProductKernel, sizes: Mapping[str, int]) -> int:
     """Multiply-adds as two operations each, and the epilogue's."""
-    return 2 * math.prod(_extents(kernel, sizes)) + loop_operations(kernel.epilogue, sizes)
-
-
-def _extents(kernel: ProductKernel, sizes: Mapping[str, int]) -> tuple[int, int, int]:
-    return kernel.rows.at(sizes), kernel.columns.at(sizes), kernel.contracted.at(sizes)
+    return 2 * math.prod(kernel.extents(sizes)) + loop_operations(kernel.epilogue, sizes)
 
 
 def call_operations(node: Node, specs: Mapping[str, TensorSpec], sizes: Mapping[str, int]) -> int:

@@ -349,7 +349,7 @@ def holds_rows(values: Values, kernel: LoopKernel) -> bool:
         contiguous = here if size > widest else contiguous and here
         widest = size
     item_bytes = max((ITEM_BYTES[arg.dtype] for arg in kernel.arguments), default=4)
-    contiguous = contiguous and not _mixes_rows(values, kernel)
+    contiguous = contiguous and not (values.turning and _mixes_rows(values, kernel))
     return contiguous and (inner * item_bytes <= ROW_BYTES or outer >= MANY_ROWS)
 
 

@@ -34,7 +34,8 @@ class Values:
 
     `realised` are the loop values that live in memory, `memory_views` the views that are taken
     of memory by PyTorch instead of being followed by index arithmetic. `ends` are values that a
-    product writes in its own stead, at the end of its epilogue.
+    product writes in its own stead, at the end of its epilogue. `turning`: the target's loops may
+    turn tiles.
     """
 
     graph: Graph
@@ -42,6 +43,7 @@ class Values:
     realised: frozenset[str] = frozenset()
     memory_views: frozenset[str] = frozenset()
     ends: frozenset[str] = frozenset()
+    turning: bool = False
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
