@@ -5,6 +5,7 @@ All of it takes trees of tensors (a model's arguments) and leaves what is no ten
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -15,6 +16,12 @@ from fusewright.tree import leaves, map_leaves
 
 # How a gradient may reach a backward: as a sum's or a transpose's backward hands it on, too.
 LAYOUTS = ("contiguous", "expanded", "transposed", "sliced")
+
+# Memory to poison: up to so many blocks or bytes of one size, and a few more blocks than tensors.
+_MOST_BLOCKS = 64
+_SWEPT_BYTES = 1 << 25
+_SPARE = 2
+_SMALLEST_BLOCK = 1024
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -115,10 +122,29 @@ def laid_out(tangent: Tensor, layout: str) -> Tensor:
 
 
 def poison(tensors: Iterable[object]) -> None:
-    """Leave NaN in memory that the allocator will hand out next for tensors of these sizes."""
+    """Leave NaN in the memory that the allocator can hand out next for tensors of these sizes.
+
+    Freed blocks of earlier runs may hold the very numbers that are looked for, so all are taken
+    at once: many of each size, then halves down to the smallest for what lies between them.
+    """
     floating = [each for each in tensors if isinstance(each, Tensor) and is_floating(each)]
-    blocks = [torch.full_like(each, torch.nan) for each in floating]
+    sizes = Counter((each.device, each.dtype, each.numel()) for each in floating)
+    blocks = [
+        torch.full((part,), torch.nan, device=device, dtype=dtype)
+        for device, dtype, numel in sorted(sizes, key=lambda size: -size[2])
+        for part, count in _sweep(numel, dtype.itemsize, sizes[device, dtype, numel] + _SPARE)
+        for _ in range(count)
+    ]
     del blocks
+
+
+def _sweep(numel: int, itemsize: int, least: int) -> Iterator[tuple[int, int]]:
+    """Of how many elements to take how many blocks, the largest first and `least` of those."""
+    part = numel
+    while part:
+        yield part, max(least, min(_MOST_BLOCKS, _SWEPT_BYTES // (part * itemsize)))
+        least = 1
+        part = part // 2 if part * itemsize > _SMALLEST_BLOCK else 0
 
 
 def is_floating(value: object) -> bool:
