@@ -5,8 +5,10 @@ All of it takes trees of tensors (a model's arguments) and leaves what is no ten
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -22,6 +24,9 @@ _MOST_BLOCKS = 64
 _SWEPT_BYTES = 1 << 25
 _SPARE = 2
 _SMALLEST_BLOCK = 1024
+# glibc then fills each block that it hands out with the bytes 0xfe: -1.7e38 as a float.
+_M_PERTURB = -6
+_PERTURBATION = 0x01
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -121,14 +126,23 @@ def laid_out(tangent: Tensor, layout: str) -> Tensor:
     return sliced.copy_(tangent)
 
 
-def poison(tensors: Iterable[object]) -> None:
-    """Leave NaN in the memory that the allocator can hand out next for tensors of these sizes.
+@contextmanager
+def poisoned_memory(tensors: Iterable[object]) -> Iterator[None]:
+    """New tensors of these sizes hold no numbers of earlier runs, which may be the right ones.
 
-    Freed blocks of earlier runs may hold the very numbers that are looked for, so all are taken
-    at once: many of each size, then halves down to the smallest for what lies between them.
+    Blocks that the allocator has free are filled with NaN, many of each size at once and halves
+    of it for what lies between them. On the host glibc moreover overwrites all that it hands out.
     """
-    floating = [each for each in tensors if isinstance(each, Tensor) and is_floating(each)]
-    sizes = Counter((each.device, each.dtype, each.numel()) for each in floating)
+    _fill_free_blocks([each for each in tensors if isinstance(each, Tensor) and is_floating(each)])
+    _mallopt(_M_PERTURB, _PERTURBATION)
+    try:
+        yield
+    finally:
+        _mallopt(_M_PERTURB, 0)
+
+
+def _fill_free_blocks(tensors: Sequence[Tensor]) -> None:
+    sizes = Counter((each.device, each.dtype, each.numel()) for each in tensors)
     blocks = [
         torch.full((part,), torch.nan, device=device, dtype=dtype)
         for device, dtype, numel in sorted(sizes, key=lambda size: -size[2])
@@ -145,6 +159,13 @@ def _sweep(numel: int, itemsize: int, least: int) -> Iterator[tuple[int, int]]:
         yield part, max(least, min(_MOST_BLOCKS, _SWEPT_BYTES // (part * itemsize)))
         least = 1
         part = part // 2 if part * itemsize > _SMALLEST_BLOCK else 0
+
+
+def _mallopt(option: int, value: int) -> None:
+    """An option of glibc's allocator; other allocators have no such function."""
+    found = getattr(ctypes.CDLL(None), "mallopt", None)
+    if found is not None:
+        found(option, value)
 
 
 def is_floating(value: object) -> bool:

@@ -238,10 +238,10 @@ def _run_candidate(
 ) -> _Run:
     inputs = feed.refilled(round_.inputs, kept, gradients=eager.input_gradients)
     gradients = (each for layer in eager.run.gradients.values() for each in layer.values())
-    feed.poison((*eager.run.outputs.values(), *gradients))
     try:
-        outputs, _ = _forward(subjects.candidate, inputs, round_, subjects.buffers)
-        ours = _finish(subjects.candidate, inputs, outputs, eager.tangents, (layout,))
+        with feed.poisoned_memory((*eager.run.outputs.values(), *gradients)):
+            outputs, _ = _forward(subjects.candidate, inputs, round_, subjects.buffers)
+            ours = _finish(subjects.candidate, inputs, outputs, eager.tangents, (layout,))
     except FusewrightError:
         raise
     except Exception as error:

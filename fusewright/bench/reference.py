@@ -18,7 +18,7 @@ from fusewright.bench.precision import DIGITS, Expected, Rounded, check_values, 
 from fusewright.bench.record import ValueCheck
 from fusewright.bench.subjects import Candidate, Results, Subject
 from fusewright.errors import ProblemError
-from fusewright.inputs import copied, named_tensors, poison
+from fusewright.inputs import copied, named_tensors, poisoned_memory
 from fusewright.tree import map_leaves
 from fusewright.widen import doubled, widened
 
@@ -74,8 +74,9 @@ class Reference:
         self, when: str, subject: Subject, pass_name: str, slot: int, expected: Expected
     ) -> tuple[ValueCheck, ...]:
         """Run a candidate on poisoned memory and compare everything that it gives."""
-        poison(expected.eager.values())
-        return check_values(when, self.run(subject, pass_name, slot), expected)
+        with poisoned_memory(expected.eager.values()):
+            found = self.run(subject, pass_name, slot)
+        return check_values(when, found, expected)
 
     def run(self, subject: Subject, pass_name: str, slot: int) -> Results:
         """One run from the reference's buffers and seed, as copies: memory may be reused."""
