@@ -141,18 +141,16 @@ def _tensor(arg: Any, args: Sequence[Any], exact: bool) -> torch.Tensor:
     return torch.tensor(arg, dtype=floating if isinstance(arg, float) else None)
 
 
-def _product(
-    a: torch.Tensor,
-    hi: torch.Tensor,
-    lo: torch.Tensor,
-    inverse: torch.Tensor,
-    a_dim: int,
-    b_dim: int,
-) -> torch.Tensor:
+def _product(a: torch.Tensor, *rest: Any) -> torch.Tensor:
     """result[q][p] = Σ_r b[q, r] · a[p, r], in float64 whatever the operands are."""
-    b = (hi.double() + lo.double()) * inverse.double()[:, None]
-    right = a.double() if a_dim == 0 else a.double().T
-    return ((b if b_dim == 1 else b.T) @ right).to(a.dtype)
+    *parts, a_dim, b_dim = rest
+    b = parts[0].double()
+    if len(parts) == 3:
+        _, lo, inverse = parts
+        b = (b + lo.double()) * inverse.double()[..., None]
+    right = a.double() if a_dim == -2 else a.double().mT
+    result: torch.Tensor = (b if b_dim == -1 else b.mT) @ right
+    return result.to(a.dtype)
 
 
 def _reduce(kind: str, value: torch.Tensor, dims: list[int]) -> Any:

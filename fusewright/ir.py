@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fusewright.errors import GraphError
@@ -85,7 +85,7 @@ def dim(value: Dim | int) -> Dim:
     return value if isinstance(value, Dim) else Dim(value)
 
 
-def product(dims: tuple[Dim, ...]) -> Dim:
+def product(dims: Iterable[Dim]) -> Dim:
     total = ONE
     for each in dims:
         total = total * each

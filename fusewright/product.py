@@ -1,34 +1,59 @@
 """The description of one matrix product: result[q][p] = Σ_r b[q, r] · a[p, r], and what follows it.
 
-`a` is read as it is, in float32; `b` comes split into two float16 halves and a scale for each of
-its stored rows. The epilogue is a pointwise loop over the result in which one load, `product`, is
-not read from memory: the kernel gives it. So a product ends in any pointwise arithmetic.
+Several products of one size may lie side by side, as batches. `a` is read as it is. In float32 `b`
+comes split into two float16 halves and a scale for each of its stored rows; in 16 bits it is read
+as it is, too. The epilogue is a pointwise loop over the result in which one load, `product`, is not
+read from memory: the kernel gives it. So a product ends in any pointwise arithmetic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from fusewright.ir import Dim
+from fusewright.ir import ONE, Dim
 from fusewright.loop import Argument, Load, LoopKernel
+
+
+class Extents(NamedTuple):
+    """The sizes of a product, as numbers."""
+
+    rows: int
+    columns: int
+    contracted: int
+    batches: int = 1
 
 
 @dataclass(frozen=True)
 class RawOperand:
-    """A float32 matrix in memory; strides in elements, along p and along r."""
+    """A matrix in memory for each batch; strides in elements, along p or q, r and the batches.
+
+    One of the first two is 1. A batch stride of 0: all batches share the matrix.
+    """
 
     buffer: str
+    dtype: str
     free_stride: Dim
     contracted_stride: Dim
+    batch_stride: Dim
+
+    @property
+    def free_major(self) -> bool:
+        """Whether what is contiguous is not the contracted index."""
+        return self.contracted_stride != ONE
+
+    @property
+    def row_stride(self) -> Dim:
+        return self.contracted_stride if self.free_major else self.free_stride
 
 
 @dataclass(frozen=True)
 class SplitOperand:
     """b = (hi + lo) · inverse, one `inverse` for each stored row; rows lie `row_stride` apart.
 
-    Stored rows are b's q, or its r where `contracted_rows` holds. TMA wants `row_stride` to be a
-    multiple of 8; what lies between two rows is never read.
+    Stored rows are b's q, or its r where `contracted_rows` holds; batch follows batch. TMA wants
+    `row_stride` to be a multiple of 8; what lies between two rows is never read.
     """
 
     hi: str
@@ -40,15 +65,16 @@ class SplitOperand:
 
 @dataclass(frozen=True)
 class ProductKernel:
-    """The last outer axis of `epilogue` are the columns, its other axes the rows, flattened."""
+    """The last outer axis of `epilogue` are the columns, its others batches and rows, flattened."""
 
     name: str
     summary: str
     rows: Dim
     columns: Dim
     contracted: Dim
-    raw: RawOperand
-    split: SplitOperand
+    batches: Dim
+    a: RawOperand
+    b: SplitOperand | RawOperand
     epilogue: LoopKernel
     product: str
 
@@ -63,11 +89,14 @@ class ProductKernel:
 
     @property
     def operands(self) -> tuple[Argument, ...]:
+        a = Argument(self.a.buffer, self.a.dtype, False)
+        if isinstance(self.b, RawOperand):
+            return (a, Argument(self.b.buffer, self.b.dtype, False))
         return (
-            Argument(self.raw.buffer, "float32", False),
-            Argument(self.split.hi, "float16", False),
-            Argument(self.split.lo, "float16", False),
-            Argument(self.split.inverse, "float32", False),
+            a,
+            Argument(self.b.hi, "float16", False),
+            Argument(self.b.lo, "float16", False),
+            Argument(self.b.inverse, "float32", False),
         )
 
     @property
@@ -77,12 +106,12 @@ class ProductKernel:
         rest = [
             each for each in self.epilogue.arguments if each.is_output or each.name not in known
         ]
-        return (*self.operands, *rest)
+        return (*dict.fromkeys(self.operands), *rest)
 
     @property
     def symbols(self) -> tuple[str, ...]:
         return self.epilogue.symbols
 
-    def extents(self, sizes: Mapping[str, int]) -> tuple[int, int, int]:
-        """Rows, columns and contracted indices at these sizes."""
-        return self.rows.at(sizes), self.columns.at(sizes), self.contracted.at(sizes)
+    def extents(self, sizes: Mapping[str, int]) -> Extents:
+        wanted = (self.rows, self.columns, self.contracted, self.batches)
+        return Extents(*(each.at(sizes) for each in wanted))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fusewright.product import ProductKernel
+from fusewright.product import Extents, ProductKernel
 
 TILE_COLUMNS = 128  # kTileColumns of kernels/sm90_split.cuh
 TILE_DEPTH = 64
@@ -25,31 +25,33 @@ LIBRARY_US = 5.0
 GAIN = 0.85
 
 
-def product_us(rows: int, columns: int, contracted: int, tile_rows: int, sms: int) -> float:
+def product_us(of: Extents, tile_rows: int, sms: int) -> float:
     """The time that a product of ours is expected to take."""
-    tiles = _parts(columns, TILE_COLUMNS) * _parts(rows, tile_rows)
-    blocks = _parts(contracted, TILE_DEPTH)
+    tiles = _parts(of.columns, TILE_COLUMNS) * _parts(of.rows, tile_rows) * of.batches
+    blocks = _parts(of.contracted, TILE_DEPTH)
     return _parts(tiles, sms) * (blocks * BLOCK_US[tile_rows] + FINISH_US) + SPLIT_US
 
 
-def best_tile_rows(rows: int, columns: int, contracted: int, sms: int) -> int:
+def best_tile_rows(of: Extents, sms: int) -> int:
     """The tile with which the last wave of blocks, and the edges, waste least."""
-    return min(BLOCK_US, key=lambda each: product_us(rows, columns, contracted, each, sms))
+    return min(BLOCK_US, key=lambda each: product_us(of, each, sms))
 
 
-def library_us(rows: int, columns: int, contracted: int) -> float:
+def best_us(of: Extents, sms: int) -> float:
+    return product_us(of, best_tile_rows(of, sms), sms)
+
+
+def library_us(of: Extents) -> float:
     """The time that PyTorch's own product is expected to take."""
-    numbers = rows * contracted + columns * contracted + rows * columns
-    flops = 2 * rows * columns * contracted
-    moved = 4 * numbers / LIBRARY_BYTES_PER_US
+    a, b, result = of.columns * of.contracted, of.rows * of.contracted, of.rows * of.columns
+    flops = 2 * of.rows * of.columns * of.contracted * of.batches
+    moved = 4 * (a + b + result) * of.batches / LIBRARY_BYTES_PER_US
     return max(flops / LIBRARY_FLOPS_PER_US, moved, LIBRARY_US)
 
 
-def is_worthwhile(rows: int, columns: int, contracted: int, sms: int = 132) -> bool:
+def is_worthwhile(of: Extents, sms: int = 132) -> bool:
     """Whether a product of this size is ours rather than the library's."""
-    tile_rows = best_tile_rows(rows, columns, contracted, sms)
-    ours = product_us(rows, columns, contracted, tile_rows, sms)
-    return ours <= GAIN * library_us(rows, columns, contracted)
+    return best_us(of, sms) <= GAIN * library_us(of)
 
 
 def _parts(size: int, part: int) -> int:
@@ -66,14 +68,8 @@ def least_size(
     held = list(kernels)
 
     def pays(size: int) -> bool:
-        at = {**sizes, symbol: size}
-        ours = library = 0.0
-        for each in held:
-            rows, columns, contracted = each.extents(at)
-            tile_rows = best_tile_rows(rows, columns, contracted, sms)
-            ours += product_us(rows, columns, contracted, tile_rows, sms)
-            library += library_us(rows, columns, contracted)
-        return ours <= library
+        extents = [each.extents({**sizes, symbol: size}) for each in held]
+        return sum(best_us(of, sms) for of in extents) <= sum(map(library_us, extents))
 
     low, high = 1, sizes[symbol]
     while low < high:

@@ -86,7 +86,7 @@ def choose_product(
     kernel: ProductKernel, target: Target, sizes: Mapping[str, int]
 ) -> ProductSchedule:
     """The heuristic's choice of a tile."""
-    return ProductSchedule(best_tile_rows(*kernel.extents(sizes), target.sms))
+    return ProductSchedule(best_tile_rows(kernel.extents(sizes), target.sms))
 
 
 def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:

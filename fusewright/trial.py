@@ -8,7 +8,7 @@ left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from fusewright.candidates import Choice, Kernel
 from fusewright.codegen.source import Entry
 from fusewright.ir import FLOATS
 from fusewright.loop import Access, Load, LoopKernel, Reduce, Store
-from fusewright.product import ProductKernel
+from fusewright.product import ProductKernel, RawOperand
 from fusewright.runtime import library
 
 Sizes = Mapping[str, int]
@@ -33,18 +33,23 @@ def elements(kernel: Kernel, sizes: Sizes) -> dict[str, int]:
     """How many elements of each buffer the kernel may touch."""
     if isinstance(kernel, LoopKernel):
         return _loop_elements(kernel, sizes)
-    rows, columns, contracted = kernel.extents(sizes)
-    stored = contracted if kernel.split.contracted_rows else rows
-    halves = stored * kernel.split.row_stride.at(sizes)
-    steps = (columns - 1, kernel.raw.free_stride), (contracted - 1, kernel.raw.contracted_stride)
     found = _loop_elements(kernel.epilogue, sizes)
-    operands = {
-        kernel.raw.buffer: 1 + sum(count * stride.at(sizes) for count, stride in steps),
-        kernel.split.hi: halves,
-        kernel.split.lo: halves,
-        kernel.split.inverse: stored,
-    }
-    return found | {name: max(size, found.get(name, 0)) for name, size in operands.items()}
+    for name, count in _operand_elements(kernel, sizes):
+        found[name] = max(count, found.get(name, 0))
+    return found
+
+
+def _operand_elements(kernel: ProductKernel, sizes: Sizes) -> Iterator[tuple[str, int]]:
+    rows, columns, contracted, batches = kernel.extents(sizes)
+    for operand, free in ((kernel.a, columns), (kernel.b, rows)):
+        if isinstance(operand, RawOperand):
+            strides = (operand.free_stride, operand.contracted_stride, operand.batch_stride)
+            steps = zip((free, contracted, batches), strides, strict=True)
+            yield operand.buffer, 1 + sum((n - 1) * stride.at(sizes) for n, stride in steps)
+        else:
+            stored = batches * (contracted if operand.contracted_rows else rows)
+            halves = stored * operand.row_stride.at(sizes)
+            yield from ((operand.hi, halves), (operand.lo, halves), (operand.inverse, stored))
 
 
 def _loop_elements(kernel: LoopKernel, sizes: Sizes) -> dict[str, int]:

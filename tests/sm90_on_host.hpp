@@ -21,7 +21,7 @@ struct alignas(16) float4 {
 };
 struct CUtensorMap {
   const char* data;
-  int64_t columns, rows, row_bytes;
+  int64_t columns, rows, row_bytes, layers, layer_bytes;
   int item, box_columns, box_rows;
 };
 constexpr int cudaErrorInvalidValue = 1, cudaFuncAttributeMaxDynamicSharedMemorySize = 0,
@@ -106,13 +106,15 @@ inline void give_turn(int name) {
 
 inline uint32_t swizzled(uint32_t offset) { return offset ^ (offset >> 3 & 0x70); }
 
-inline void copy_box(void* to, const CUtensorMap* map, uint64_t* name, int x, int y) {
+inline void copy_box(void* to, const CUtensorMap* map, uint64_t* name, int x, int y,
+                     int layer) {
   for (int row = 0; row < map->box_rows; ++row) {
     for (int column = 0; column < map->box_columns; ++column) {
       char* place = static_cast<char*>(to) + swizzled(row * 128 + column * map->item);
       const int64_t at_x = x + column, at_y = y + row;
-      const bool inside = at_x < map->columns && at_y < map->rows;
-      const char* from = map->data + at_y * map->row_bytes + at_x * map->item;
+      const bool inside = at_x < map->columns && at_y < map->rows && layer < map->layers;
+      const char* from =
+          map->data + layer * map->layer_bytes + at_y * map->row_bytes + at_x * map->item;
       inside ? (void)memcpy(place, from, map->item) : (void)memset(place, 0, map->item);
     }
   }
@@ -128,14 +130,19 @@ template <int kPlace>
 void store_shared(uint32_t to, float x) {
   memcpy(emulated_shared + to, &x, 4);
 }
+struct Matrices {
+  int64_t columns, rows, row_stride, layers, layer_stride;
+};
 template <class T>
-bool matrix_map(CUtensorMap& map, const T* data, int64_t columns, int64_t rows, int64_t stride,
-                int box_columns, int box_rows) {
-  const int64_t row_bytes = stride * sizeof(T);
-  map = {reinterpret_cast<const char*>(data), columns, rows, row_bytes, sizeof(T), box_columns,
-         box_rows};
-  return row_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0 && columns > 0 &&
-         rows > 0 && box_columns * sizeof(T) == 128 && box_rows <= 256;
+bool matrix_map(CUtensorMap& map, const T* data, const Matrices& of, int box_columns,
+                int box_rows) {
+  const int64_t row_bytes = of.row_stride * sizeof(T);
+  const int64_t layer_bytes = of.layers > 1 ? of.layer_stride * sizeof(T) : 0;
+  map = {reinterpret_cast<const char*>(data), of.columns, of.rows, row_bytes, of.layers,
+         layer_bytes, sizeof(T), box_columns, box_rows};
+  return row_bytes % 16 == 0 && layer_bytes % 16 == 0 &&
+         reinterpret_cast<uintptr_t>(data) % 16 == 0 && of.columns > 0 && of.rows > 0 &&
+         of.layers > 0 && box_columns * sizeof(T) == 128 && box_rows <= 256;
 }
 
 // Products -------------------------------------------------------------------------------------

@@ -43,11 +43,12 @@ struct Plain {
 }  // namespace
 #define ENTRY(name, rows, free_major, contracted_rows)                                          \
   extern "C" int name(void* a, void* hi, void* lo, void* inverse, void* out, int64_t free,        \
-                      int64_t deep, int64_t row_stride, int64_t p, int64_t q, int64_t r,          \
-                      int64_t terms, int64_t vectors) {                                           \
+                      int64_t deep, int64_t layer, int64_t row_stride, int64_t p, int64_t q,      \
+                      int64_t r, int64_t batches, int64_t terms, int64_t vectors) {               \
     return fw::product<rows, free_major, contracted_rows>(                                        \
-        Plain{(float*)out, p}, vectors, {(float*)a, free, deep},                                  \
-        {(fw::half*)hi, (fw::half*)lo, (float*)inverse, row_stride}, p, q, r, terms, 0, nullptr); \
+        Plain{(float*)out, p}, vectors, fw::RawOperand{(float*)a, free, deep, layer},             \
+        {(fw::half*)hi, (fw::half*)lo, (float*)inverse, row_stride}, {p, q, r, batches}, terms,   \
+        0, nullptr);                                                                              \
   }
 ENTRY(kk_128, 128, false, false)
 ENTRY(fk_128, 128, true, false)
@@ -77,35 +78,40 @@ def library() -> ctypes.CDLL:
 
 def halves(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Split by rows, the row's length padded to a multiple of eight."""
-    largest = torch.where(b.isfinite(), b.abs(), 0).amax(1)
+    largest = torch.where(b.isfinite(), b.abs(), 0).amax(-1, keepdim=True)
     scale = torch.ldexp(torch.ones_like(largest), 15 - torch.frexp(largest).exponent)
-    room = torch.full((b.shape[0], -(-b.shape[1] // 8) * 8), math.nan, dtype=torch.half)
-    hi, lo = room.clone()[:, : b.shape[1]], room.clone()[:, : b.shape[1]]
-    hi.copy_(b * scale[:, None])
-    lo.copy_(b * scale[:, None] - hi.float())
+    columns = b.shape[-1]
+    room = torch.full((*b.shape[:-1], -(-columns // 8) * 8), math.nan, dtype=torch.half)
+    hi, lo = room.clone()[..., :columns], room.clone()[..., :columns]
+    hi.copy_(b * scale)
+    lo.copy_(b * scale - hi.float())
     return hi, lo, 1 / scale
 
 
 def product(layout: str, tile: int, a: Tensor, b: Tensor, terms: int, vectors: bool) -> Tensor:
-    """result[q][p]; every element must be visited once."""
-    free, deep = (0, 1) if layout[0] == "k" else (1, 0)
+    """result[…][q][p]; every element must be visited once."""
+    free, deep = (-2, -1) if layout[0] == "k" else (-1, -2)
     p, r = a.shape[free], a.shape[deep]
-    q = b.shape[0 if layout[1] == "k" else 1]
+    q = b.shape[-2 if layout[1] == "k" else -1]
+    batches = b.shape[:-2]
     hi, lo, inverse = halves(b)
-    out = torch.full((q, p), 12345.0)
+    out = torch.full((*batches, q, p), 12345.0)
     pointers = [each.data_ptr() for each in (a, hi, lo, inverse, out)]
-    numbers = (a.stride(free), a.stride(deep), hi.stride(0), p, q, r, terms, int(vectors))
+    strides = (a.stride(free), a.stride(deep), a.stride(0) if a.dim() == 3 else 0, hi.stride(-2))
+    numbers = (*strides, p, q, r, math.prod(batches), terms, int(vectors))
     entry = getattr(library(), f"{layout}_{tile}")
     code = entry(*map(ctypes.c_void_p, pointers), *map(ctypes.c_int64, numbers))
     assert code == 0 and not (out == 12345).any()
     return out
 
 
-def operands(layout: str, p: int, q: int, r: int) -> tuple[Tensor, Tensor, Tensor]:
-    a = torch.randn((p, r) if layout[0] == "k" else (r, p))
-    b = torch.randn((q, r) if layout[1] == "k" else (r, q))
-    left = b if layout[1] == "k" else b.t()
-    right = a.t() if layout[0] == "k" else a
+def operands(
+    layout: str, p: int, q: int, r: int, batches: tuple[int, ...] = ()
+) -> tuple[Tensor, Tensor, Tensor]:
+    a = torch.randn((*batches, p, r) if layout[0] == "k" else (*batches, r, p))
+    b = torch.randn((*batches, q, r) if layout[1] == "k" else (*batches, r, q))
+    left = b if layout[1] == "k" else b.mT
+    right = a.mT if layout[0] == "k" else a
     return a, b, left.double() @ right.double()
 
 
@@ -120,6 +126,27 @@ def test_every_layout_and_edge(layout: str, tile: int, p: int, q: int, r: int) -
     a, b, exact = operands(layout, p, q, r)
     y = product(layout, tile, a, b, 3, vectors=p % 4 == 0)
     assert float((y.double() - exact).norm() / exact.norm()) < 4e-7
+
+
+@pytest.mark.parametrize("layout", ["kk", "fk", "ff", "kf"])
+@pytest.mark.parametrize(("p", "q", "r"), [(132, 180, 132), (65, 3, 67), (64, 64, 64)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_batches(layout: str, p: int, q: int, r: int, shared: bool) -> None:
+    torch.manual_seed(p + q + r)
+    a, b, exact = operands(layout, p, q, r, (5,))
+    if shared:
+        a = a[2]
+        left, right = b if layout[1] == "k" else b.mT, a.t() if layout[0] == "k" else a
+        exact = left.double() @ right.double()
+    y = product(layout, 128, a, b, 3, vectors=p % 4 == 0)
+    assert float((y.double() - exact).norm() / exact.norm()) < 4e-7
+
+
+def test_a_batch_has_its_own_infinities() -> None:
+    a, b, _ = operands("kk", 70, 40, 66, (3,))
+    a[1, 5, 7] = math.inf
+    y = product("kk", 128, a, b, 3, vectors=False)
+    assert bool(y[1, :, 5].isinf().all()) and int((~y.isfinite()).sum()) == 40
 
 
 @pytest.mark.parametrize("layout", ["kk", "ff"])

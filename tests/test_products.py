@@ -22,13 +22,8 @@ from fusewright.module import arguments_of, load, optimized, owners_of
 from fusewright.pipeline import prepare
 from fusewright.plan import plan
 from fusewright.plan.steps import Call, Loop, Plan, Product
-from fusewright.product_cost import (
-    best_tile_rows,
-    is_worthwhile,
-    least_size,
-    library_us,
-    product_us,
-)
+from fusewright.product import Extents
+from fusewright.product_cost import best_us, is_worthwhile, least_size, library_us
 from fusewright.rewrite import products, rewrite
 from fusewright.runtime import tensor_cores
 from fusewright.schedule import Target, choose, choose_product
@@ -108,14 +103,14 @@ def test_the_three_products_read_memory_as_it_lies() -> None:
     batch = y.kernel.rows
     assert not batch.is_static
     assert (y.kernel.columns, y.kernel.contracted) == (Dim(768), Dim(INSIDE))
-    assert (y.kernel.raw.free_stride, y.kernel.raw.contracted_stride) == (Dim(INSIDE), Dim(1))
-    assert not y.kernel.split.contracted_rows
-    assert (dx.kernel.raw.free_stride, dx.kernel.raw.contracted_stride) == (Dim(1), Dim(INSIDE))
-    assert not dx.kernel.split.contracted_rows and dx.kernel.rows == batch
-    assert dw.kernel.raw.buffer in [
+    assert (y.kernel.a.free_stride, y.kernel.a.contracted_stride) == (Dim(INSIDE), Dim(1))
+    assert not y.kernel.b.contracted_rows
+    assert (dx.kernel.a.free_stride, dx.kernel.a.contracted_stride) == (Dim(1), Dim(INSIDE))
+    assert not dx.kernel.b.contracted_rows and dx.kernel.rows == batch
+    assert dw.kernel.a.buffer in [
         each.name for each in backward.inputs
-    ] and dw.kernel.raw.free_stride == Dim(1)
-    assert dw.kernel.split.contracted_rows and dw.kernel.contracted == batch
+    ] and dw.kernel.a.free_stride == Dim(1)
+    assert dw.kernel.b.contracted_rows and dw.kernel.contracted == batch
     assert dx.inputs[1:] == dw.inputs[1:], "the gradient is split once"
     assert y.operations == 2 * rows * INSIDE * 768 + rows * 768 * 3
     operands = 4 * INSIDE * (rows + 768) + 4 * rows
@@ -152,6 +147,26 @@ def test_three_dimensional_inputs() -> None:
     inference, forward, _ = plans(relu_layer, torch.randn(8, ROWS // 8, INSIDE), **linear())
     assert words(inference) == [("split",), ("mm", "add", "relu")]
     assert len(forward.products[0].kernel.epilogue.outer) == 3
+
+
+def attention(m: nn.Module, x: Tensor) -> Tensor:
+    """Products in batches: one with a transposed operand, one with an operand that all share."""
+    scores = torch.relu(x @ x.transpose(1, 2) * m.scale)  # type: ignore[operator]
+    return torch.tanh(scores @ m.values.expand(x.shape[0], -1, -1))  # type: ignore[operator]
+
+
+def test_batches_of_products() -> None:
+    given = {"scale": torch.randn(()), "values": torch.randn(1024, 768)}
+    inference, _, backward = plans(attention, torch.randn(8, 1024, 512), **given)
+    scores, result = inference.products
+    assert scores.operators == ("bmm", "mul", "relu") and result.operators == ("bmm", "tanh")
+    assert scores.kernel.batches == result.kernel.batches and not scores.kernel.batches.is_static
+    assert scores.kernel.a.batch_stride == Dim(1024 * 512) and not scores.kernel.a.free_major
+    assert result.kernel.a.batch_stride == Dim(0) and result.kernel.a.free_major
+    rows = 8 * 1024
+    assert scores.operations == 2 * rows * 1024 * 512 + 2 * rows * 1024
+    assert result.bytes_moved == 4 * (rows * 1024 + 1024 * 768 + rows + rows * 768)
+    assert len(backward.products) == 4 and not any(isinstance(s, Call) for s in backward.steps)
 
 
 def softmax_after(m: nn.Module, x: Tensor) -> Tensor:
@@ -214,7 +229,7 @@ def test_two_products_in_one_sum_do_not_wait_for_each_other() -> None:
 @pytest.mark.parametrize(
     ("function", "x", "word"),
     [
-        (lambda m, x: x @ m.w, torch.randn(8, 256, 512), "batch"),
+        (lambda m, x: x @ m.w, torch.randn(8, 32, 64), "batch"),
         (lambda m, x: x[0].half() @ m.w[0].half(), torch.randn(1, 2048, 1024), "float16"),
         (lambda m, x: x[0].double() @ m.w[0].double(), torch.randn(1, 2048, 1024), "float64"),
         (lambda m, x: x[0] @ m.w[0], torch.randn(1, 64, 64), "left to PyTorch"),
@@ -241,7 +256,7 @@ def test_what_is_left_to_pytorch_says_why(function, x: Tensor, word: str) -> Non
     ],
 )
 def test_products_are_ours_where_that_pays(sizes: tuple[int, int, int], ours: bool) -> None:
-    assert is_worthwhile(*sizes) == ours
+    assert is_worthwhile(Extents(*sizes)) == ours
 
 
 def test_small_batches_are_left_to_the_plain_program() -> None:
@@ -254,13 +269,9 @@ def test_small_batches_are_left_to_the_plain_program() -> None:
     assert name == "s0" and 1 < int(least) <= ROWS
     kernel = ours.inference.products[0].kernel
     alone = least_size([kernel], "s0", {"s0": ROWS}, 132)
-    assert best_us(alone) <= library_us(alone, COLUMNS, INSIDE)
-    assert best_us(alone - 1) > library_us(alone - 1, COLUMNS, INSIDE)
-
-
-def best_us(rows: int) -> float:
-    tile_rows = best_tile_rows(rows, COLUMNS, INSIDE, 132)
-    return product_us(rows, COLUMNS, INSIDE, tile_rows, 132)
+    enough, too_few = (Extents(rows, COLUMNS, INSIDE) for rows in (alone, alone - 1))
+    assert best_us(enough, 132) <= library_us(enough)
+    assert best_us(too_few, 132) > library_us(too_few)
 
 
 def test_a_kernel_that_two_graphs_share_is_written_once() -> None:
@@ -288,9 +299,9 @@ def test_rows_of_halves_lie_sixteen_bytes_apart() -> None:
     inference, _, _ = plans(relu_layer, torch.randn(1100, 1001), **linear(1024, 1001))
     specs = dict(inference.specs)
     (step,) = inference.products
-    hi, lo = step.kernel.split.hi, step.kernel.split.lo
+    hi, lo = step.kernel.b.hi, step.kernel.b.lo
     assert specs[hi].strides == specs[lo].strides == (Dim(1008), Dim(1))
-    assert step.kernel.split.row_stride == Dim(1008)
+    assert step.kernel.b.row_stride == Dim(1008)
     (split,) = inference.loops
     stores = [item for item in split.kernel.body if type(item).__name__ == "Store"]
     assert {each.access.strides for each in stores[:2]} == {(Dim(1008), Dim(1))}
@@ -309,12 +320,18 @@ def values_of(graph: Graph, sizes: dict[str, int]) -> list[Tensor]:
     return made
 
 
-@pytest.mark.parametrize("shape", [(24, 40), (3, 8, 40)])
-def test_the_rewritten_graphs_mean_the_same(shape, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("model", "shape"), [(relu_layer, (24, 40)), (relu_layer, (3, 8, 40)), (attention, (3, 12, 40))]
+)
+def test_the_rewritten_graphs_mean_the_same(  # type: ignore[no-untyped-def]
+    model, shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
     x, parameters = torch.randn(shape), linear(33, 40)
-    plain = rewrite(capture(Lambda(relu_layer, **parameters), (x,), mode="train"))
-    ours = rewritten(relu_layer, x, **parameters)
+    if model is attention:
+        parameters = {"scale": torch.randn(()), "values": torch.randn(12, 24)}
+    plain = rewrite(capture(Lambda(model, **parameters), (x,), mode="train"))
+    ours = rewritten(model, x, **parameters)
     sizes = plain.example_sizes
     for name in ("inference", "forward", "backward"):
         before, after = getattr(plain, name), getattr(ours, name)
@@ -380,7 +397,8 @@ class Layers(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         hidden = F.gelu(self.first(x)) * self.scale
-        return self.second(hidden).softmax(-1), hidden
+        near = torch.sigmoid(hidden @ hidden.mT)
+        return self.second(near @ hidden).softmax(-1), hidden
 
 
 def test_emulated_modules_train_as_eager_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from fusewright.codegen.text import comment, identifier, unique_names
 from fusewright.errors import CodegenError
 from fusewright.ir import ONE, ZERO
 from fusewright.loop import Load, LoopKernel, Store
-from fusewright.product import ProductKernel
+from fusewright.product import ProductKernel, SplitOperand
 from fusewright.schedule import ProductSchedule, Schedule, lanes_fit
 from fusewright.sweep import sweeps
 
@@ -88,6 +88,7 @@ def product_entry(kernel: ProductKernel) -> Entry:
 def product_lines(kernel: ProductKernel, form: Form, schedule: ProductSchedule) -> list[str]:
     """The functor, its binding and the extern "C" function."""
     sizes = f"{kernel.rows} x {kernel.columns} over {kernel.contracted}"
+    sizes += "" if kernel.batches == ONE else f", {kernel.batches} of them"
     head = [
         f"// {kernel.name}: {comment(kernel.summary)}",
         f"// product of {comment(sizes)}",
@@ -96,25 +97,30 @@ def product_lines(kernel: ProductKernel, form: Form, schedule: ProductSchedule) 
     return [*body, *_function(kernel, form, schedule)]
 
 
+def _pointer(form: Form, kind: str, name: str) -> str:
+    return f"static_cast<const {kind}*>({form.pointers[name]})"
+
+
 def _function(kernel: ProductKernel, form: Form, schedule: ProductSchedule) -> list[str]:
-    pointers = [form.pointers[each.name] for each in kernel.arguments]
-    parameters = [f"void* {name}" for name in pointers]
+    parameters = [f"void* {form.pointers[each.name]}" for each in kernel.arguments]
     parameters += [f"int64_t {name}" for name in form.symbols.values()]
     parameters += ["int64_t terms", "void* workspace", "int where", "void* stream"]
-    raw, split = kernel.raw, kernel.split
-    kinds = ("const float*", "const fw::half*", "const fw::half*", "const float*")
-    a, *b = [f"static_cast<{kind}>({name})" for kind, name in zip(kinds, pointers, strict=False)]
-    b.append(form.size(split.row_stride))
-    flags = [str(flag).lower() for flag in (raw.free_stride == ONE, split.contracted_rows)]
+    a, b = kernel.a, kernel.b
+    assert isinstance(b, SplitOperand)
+    strides = (a.free_stride, a.contracted_stride, a.batch_stride)
+    raw = [_pointer(form, "float", a.buffer), *map(form.size, strides)]
+    halves = [_pointer(form, "fw::half", name) for name in (b.hi, b.lo)]
+    split = [*halves, _pointer(form, "float", b.inverse), form.size(b.row_stride)]
+    flags = [str(flag).lower() for flag in (a.free_stride == ONE, b.contracted_rows)]
     template = ", ".join([str(schedule.tile_rows), *flags])
     index = "int" if narrow_text(form) == "true" else "int64_t"
-    sizes = [form.size(size) for size in (kernel.columns, kernel.rows, kernel.contracted)]
-    numbers = ", ".join([*sizes, "terms", "where", "stream"])
+    sizes = (kernel.columns, kernel.rows, kernel.contracted, kernel.batches)
     body = [
-        f"const fw::RawOperand a{{{a}, {form.size(raw.free_stride)}, "
-        f"{form.size(raw.contracted_stride)}}};",
-        f"const fw::SplitOperand b{{{', '.join(b)}}};",
+        f"const fw::RawOperand a{{{', '.join(raw)}}};",
+        f"const fw::SplitOperand b{{{', '.join(split)}}};",
+        f"const fw::ProductExtents extents{{{', '.join(map(form.size, sizes))}}};",
         f"const bool vectors = {_vectors(kernel, form)};",
-        f"return fw::product<{template}>({bound(form, index)}, vectors, a, b, {numbers});",
+        f"return fw::product<{template}>({bound(form, index)}, vectors, a, b, extents, terms, "
+        "where, stream);",
     ]
     return [f'extern "C" int {kernel.name}({", ".join(parameters)}) {{', *indented(body), "}"]

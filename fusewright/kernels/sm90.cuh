@@ -57,11 +57,12 @@ __device__ __forceinline__ void wait(uint64_t* barrier, int parity) {
 
 // A box of a matrix to shared memory; what lies outside of the matrix arrives as zeros.
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, uint64_t* barrier,
-                                         int x, int y) {
+                                         int x, int y, int layer) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4}], [%2];"
-      :: "r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2];"
+      :: "r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y),
+         "r"(layer)
       : "memory");
 }
 
@@ -78,6 +79,11 @@ __device__ __forceinline__ void store_shared(uint32_t to, float x) {
   asm volatile("st.shared.f32 [%0], %1;  // %2" :: "r"(to), "f"(x), "n"(kPlace) : "memory");
 }
 
+// Makes this thread's own stores to shared memory visible to wgmma; before the barrier that says so.
+__device__ __forceinline__ void publish_stores() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // Two numbers rounded to fp16, side by side.
 __device__ __forceinline__ uint32_t two_halves(float low, float high) {
   uint32_t packed;
@@ -85,11 +91,14 @@ __device__ __forceinline__ uint32_t two_halves(float low, float high) {
   return packed;
 }
 
-// A row-major matrix of `rows` rows that lie `stride` elements apart, and the box copied at once:
-// 128 bytes wide, and its 16-byte columns swapped in shared memory as wgmma expects them.
+// Row-major matrices, one or more layers of them, and the box of one that is copied at once: 128
+// bytes wide, and its 16-byte columns swapped in shared memory as wgmma expects them.
+struct Matrices {
+  int64_t columns, rows, row_stride, layers, layer_stride;  // strides in elements
+};
 template <class T>
-bool matrix_map(CUtensorMap& map, const T* data, int64_t columns, int64_t rows, int64_t stride,
-                int box_columns, int box_rows) {
+bool matrix_map(CUtensorMap& map, const T* data, const Matrices& of, int box_columns,
+                int box_rows) {
   using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
                               const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
                               const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
@@ -106,13 +115,15 @@ bool matrix_map(CUtensorMap& map, const T* data, int64_t columns, int64_t rows, 
     return reinterpret_cast<Encode>(found);
   }();
   if (encode == nullptr) return false;
-  const cuuint64_t sizes[2] = {cuuint64_t(columns), cuuint64_t(rows)};
-  const cuuint64_t strides[1] = {cuuint64_t(stride) * sizeof(T)};
-  const cuuint32_t box[2] = {cuuint32_t(box_columns), cuuint32_t(box_rows)};
-  const cuuint32_t steps[2] = {1, 1};
-  const auto type = sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                                   : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return encode(&map, type, 2, const_cast<T*>(data), sizes, strides, box, steps,
+  const int64_t layer_stride = of.layers > 1 ? of.layer_stride : of.row_stride;
+  const cuuint64_t sizes[3] = {cuuint64_t(of.columns), cuuint64_t(of.rows), cuuint64_t(of.layers)};
+  const cuuint64_t strides[2] = {of.row_stride * sizeof(T), layer_stride * sizeof(T)};
+  const cuuint32_t box[3] = {cuuint32_t(box_columns), cuuint32_t(box_rows), 1};
+  const cuuint32_t steps[3] = {1, 1, 1};
+  const auto type = sizeof(T) == 4            ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                    : std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return encode(&map, type, 3, const_cast<T*>(data), sizes, strides, box, steps,
                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
@@ -195,9 +206,47 @@ __device__ __forceinline__ void multiply(float (&sum)[88], const uint32_t (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(int(kFreeMajorB)));
 }
 
+// The same with a in shared memory too. a and b are tiles' descriptors; each may have its free index
+// contiguous. The last arguments of the macro are the operands' places after those of the sums.
+#define FW_NEXT_SIXTY_FOUR                                                                \
+  FW_EIGHT(64), FW_EIGHT(72), FW_EIGHT(80), FW_EIGHT(88), FW_EIGHT(96), FW_EIGHT(104),    \
+      FW_EIGHT(112), FW_EIGHT(120)
+#define FW_NEXT_SIXTY_FOUR_NAMES                                                          \
+  "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,"  \
+  "%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104," \
+  "%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121," \
+  "%122,%123,%124,%125,%126,%127"
+#define FW_MULTIPLY_SHARED(shape, type, names, a_at, b_at, add_at, major_a_at, major_b_at, ...)  \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add_at ", 0;\n"                               \
+               "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" names "}, " a_at  \
+               ", " b_at ", p, 1, 1, " major_a_at ", " major_b_at ";\n}"                          \
+               : __VA_ARGS__                                                                      \
+               : "l"(a), "l"(b), "r"(add), "n"(int(kFreeMajorA)), "n"(int(kFreeMajorB)))
+#define FW_MULTIPLY_128(type)                                                                     \
+  FW_MULTIPLY_SHARED("m64n128k16", type, FW_SIXTY_FOUR_NAMES, "%64", "%65", "%66", "%67", "%68",  \
+                     FW_SIXTY_FOUR)
+#define FW_MULTIPLY_256(type)                                                                     \
+  FW_MULTIPLY_SHARED("m64n256k16", type, FW_SIXTY_FOUR_NAMES "," FW_NEXT_SIXTY_FOUR_NAMES,        \
+                     "%128", "%129", "%130", "%131", "%132", FW_SIXTY_FOUR, FW_NEXT_SIXTY_FOUR)
+
+template <class T, bool kFreeMajorA, bool kFreeMajorB, int kSums>
+__device__ __forceinline__ void multiply_shared(float (&sum)[kSums], uint64_t a, uint64_t b,
+                                                int add) {
+  static_assert(kSums == 64 || kSums == 128, "128 or 256 columns of b");
+  if constexpr (kSums == 64 && std::is_same_v<T, half>) FW_MULTIPLY_128("f16");
+  if constexpr (kSums == 64 && std::is_same_v<T, bf16>) FW_MULTIPLY_128("bf16");
+  if constexpr (kSums == 128 && std::is_same_v<T, half>) FW_MULTIPLY_256("f16");
+  if constexpr (kSums == 128 && std::is_same_v<T, bf16>) FW_MULTIPLY_256("bf16");
+}
+
 #undef FW_EIGHT
 #undef FW_SIXTY_FOUR
 #undef FW_SIXTY_FOUR_NAMES
+#undef FW_NEXT_SIXTY_FOUR
+#undef FW_NEXT_SIXTY_FOUR_NAMES
+#undef FW_MULTIPLY_SHARED
+#undef FW_MULTIPLY_128
+#undef FW_MULTIPLY_256
 
 // Threads of one warpgroup meet.
 __device__ __forceinline__ void meet(int name, int threads) {

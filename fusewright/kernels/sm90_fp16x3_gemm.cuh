@@ -12,9 +12,52 @@
 // TF32's accuracy.
 #pragma once
 
-#include "sm90_finish.cuh"
+#include "sm90_load.cuh"
 
 namespace fw {
+
+// An element as a plain fp32 sum: what an overflow or a non-finite operand makes of it.
+template <bool kContractedRowsB>
+__device__ __forceinline__ float plain_product(const RawOperand& a, const SplitOperand& b,
+                                               int64_t batch, int p, int q, int rows,
+                                               int contracted) {
+  const int64_t first = batch * (kContractedRowsB ? contracted : rows);  // stored row of b
+  const float* from = a.data + batch * a.batch_stride + p * a.free_stride;
+  float sum = 0.f;
+#pragma unroll 1
+  for (int r = 0; r < contracted; ++r) {
+    const int64_t row = first + (kContractedRowsB ? r : q);
+    const int64_t at = row * b.row_stride + (kContractedRowsB ? q : r);
+    const float hi = value(b.hi[at]), lo = value(b.lo[at]);
+    const float whole = isfinite(hi) ? (hi + lo) * b.inverse[row] : hi;
+    sum = __fmaf_rn(from[r * a.contracted_stride], whole, sum);
+    if (r % 16 == 0 && sum != sum) break;  // it stays NaN
+  }
+  return sum;
+}
+
+// The result of a batch's product.
+template <bool kContractedRowsB>
+struct MatrixResult {
+  struct Place {
+    bool inside;
+    int column;
+  };
+  static constexpr bool kMends = true;
+  const RawOperand& a;
+  const SplitOperand& b;
+  int batch, columns, rows, contracted;
+  bool vectors;
+
+  __device__ __forceinline__ Place place(int p) const { return {p < columns, p}; }
+  __device__ __forceinline__ int row(const Place&, int q) const { return batch * rows + q; }
+  __device__ __forceinline__ float scale(const Place&, int q) const {
+    return kContractedRowsB ? 1.f : b.inverse[batch * rows + q];
+  }
+  __device__ __forceinline__ float plain(int p, int q) const {
+    return plain_product<kContractedRowsB>(a, b, batch, p, q, rows, contracted);
+  }
+};
 
 // Starts a block's products into `sum`, from zero. Those with lower halves are a group of their own.
 template <int kTerms, bool kFreeMajorA, bool kFreeMajorB, int kSums>
@@ -105,10 +148,13 @@ __device__ __forceinline__ void multiply_blocks(ProductShared<kTileRows>& shared
 #pragma unroll
       for (int i = 0; i < kSums; ++i) total[i] += parts[i];
     }
-    int p, q;
-    sizes.place(tile, p, q);
-    finish_tile<kContractedRowsB>(total, reader.row, shared.finished[mine - 1], p, q, body, a, b,
-                                  sizes);
+    int batch, p, q;
+    sizes.place(tile, batch, p, q);
+    const MatrixResult<kContractedRowsB> result = {
+        a, b, batch, sizes.columns, sizes.rows, sizes.contracted, sizes.vectors};
+    const int first = 64 * (mine - 1);
+    finish_tile(total, reader.row - first, shared.finished[mine - 1], 2 + mine, p + first, q, body,
+                result);
   }
   if (mine == 1) await_turn(1);  // what the other gave last
 }
@@ -152,39 +198,43 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 
 // `vectors`: whether the epilogue's tensors are aligned for four columns at a time.
 template <int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class Body>
-int product(const Body& body, bool vectors, RawOperand a, SplitOperand b, int64_t columns,
-            int64_t rows, int64_t contracted, int64_t terms, int device, void* stream) {
+int product(const Body& body, bool vectors, const RawOperand& a, const SplitOperand& b,
+            const ProductExtents& of, int64_t terms, int device, void* stream) {
   using Shared = ProductShared<kTileRows>;
   static_assert(int(sizeof(Shared)) <= 227 * 1024, "more shared memory than a block can have");
-  if (columns == 0 || rows == 0) return 0;
+  if (of.columns == 0 || of.rows == 0 || of.batches == 0) return 0;
   const OnDevice here(device);
   const int64_t outer = kFreeMajorA ? a.contracted_stride : a.free_stride;
   const int64_t inner = kFreeMajorA ? a.free_stride : a.contracted_stride;
   const auto tiles = [](int64_t size, int tile) { return int((size + tile - 1) / tile); };
   const bool gather =
-      inner != 1 || outer % 4 != 0 || outer <= 0 || reinterpret_cast<uintptr_t>(a.data) % 16 != 0;
-  const ProductSizes sizes = {int(columns), int(rows), int(contracted),
-                              tiles(columns, kTileColumns), tiles(rows, kTileRows),
-                              tiles(contracted, kTileDepth), kTileRows, int(terms), gather, vectors};
+      inner != 1 || outer % 4 != 0 || outer <= 0 || a.batch_stride % 4 != 0 ||
+      a.batch_stride < 0 || reinterpret_cast<uintptr_t>(a.data) % 16 != 0;
+  const ProductSizes sizes = {
+      int(of.columns), int(of.rows), int(of.contracted), int(of.batches),
+      tiles(of.columns, kTileColumns), tiles(of.rows, kTileRows), tiles(of.contracted, kTileDepth),
+      kTileRows, int(terms), gather, vectors};
   CUtensorMap map_a{}, map_hi{}, map_lo{};
-  const int64_t across = kContractedRowsB ? rows : contracted;
-  const int64_t down = kContractedRowsB ? contracted : rows;
+  const Matrices raw = {kFreeMajorA ? of.columns : of.contracted,
+                        kFreeMajorA ? of.contracted : of.columns, outer,
+                        a.batch_stride == 0 ? 1 : of.batches, a.batch_stride};
+  const int64_t down = kContractedRowsB ? of.contracted : of.rows;
+  const Matrices halves = {kContractedRowsB ? of.rows : of.contracted, down, b.row_stride,
+                           of.batches, down * b.row_stride};
   const int box_rows = kContractedRowsB ? kTileDepth : kTileRows;
   // A sum of nothing loads nothing, and the copy engine refuses to describe it.
   const bool mapped =
-      contracted == 0 ||
-      (gather || matrix_map(map_a, a.data, kFreeMajorA ? columns : contracted,
-                            kFreeMajorA ? contracted : columns, outer, 32,
-                            kFreeMajorA ? kTileDepth : kTileColumns)) &&
-      matrix_map(map_hi, b.hi, across, down, b.row_stride, 64, box_rows) &&
-      matrix_map(map_lo, b.lo, across, down, b.row_stride, 64, box_rows);
+      of.contracted == 0 ||
+      (gather || matrix_map(map_a, a.data, raw, 32, kFreeMajorA ? kTileDepth : kTileColumns)) &&
+          matrix_map(map_hi, b.hi, halves, 64, box_rows) &&
+          matrix_map(map_lo, b.lo, halves, 64, box_rows);
   if (!mapped) return static_cast<int>(cudaErrorInvalidValue);
   const auto kernel = terms == 3 ? product_kernel<3, kTileRows, kFreeMajorA, kContractedRowsB, Body>
                                  : product_kernel<1, kTileRows, kFreeMajorA, kContractedRowsB, Body>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(sizeof(Shared)));
   int processors = 0;
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  const int blocks = min(processors, sizes.tiles_p * sizes.tiles_q);
+  const int blocks = min(processors, sizes.batches * sizes.tiles_p * sizes.tiles_q);
   kernel<<<blocks, kProductThreads, int(sizeof(Shared)), static_cast<cudaStream_t>(stream)>>>(
       body, a, b, sizes, map_a, map_hi, map_lo);
   return static_cast<int>(cudaGetLastError());

@@ -2,15 +2,13 @@
 #pragma once
 
 #include "product_operands.cuh"
+#include "sm90_finish.cuh"
 #include "sm90_split.cuh"
 
 namespace fw {
 
 constexpr int kProductThreads = 384;
 constexpr int kLoadThreads = 128;
-// Finished sums go to the epilogue through shared memory, for each warpgroup some rows of its 64
-// columns at a time; the stride keeps the writes out of each other's banks.
-constexpr int kFinishRows = 32, kFinishStride = 68;
 constexpr int kTileGroup = 8;  // tiles along q whose b is shared by the blocks that run together
 
 template <int kTileRows>
@@ -26,15 +24,17 @@ struct ProductShared {
 };
 
 struct ProductSizes {
-  int columns, rows, contracted;  // of p, q and r
+  int columns, rows, contracted, batches;  // of p, q, r and the products side by side
   int tiles_p, tiles_q, blocks, tile_rows;
   int terms;
   bool gather;   // a's layout is not one that the copy engine takes
   bool vectors;  // the epilogue may take four columns at a time
 
-  __device__ __forceinline__ int tiles() const { return tiles_p * tiles_q; }
-  // The first column and row of a tile. Tiles that run together share few rows of a and b.
-  __device__ __forceinline__ void place(int tile, int& p, int& q) const {
+  __device__ __forceinline__ int tiles() const { return batches * tiles_p * tiles_q; }
+  // The batch, first column and row of a tile. Tiles that run together share few rows of a and b.
+  __device__ __forceinline__ void place(int tile, int& batch, int& p, int& q) const {
+    batch = tile / (tiles_p * tiles_q);
+    tile -= batch * tiles_p * tiles_q;
     const int group = tile / (tiles_p * kTileGroup);
     const int first = group * kTileGroup, rest = tile - first * tiles_p;
     const int width = max(1, min(kTileGroup, tiles_q - first));
@@ -55,12 +55,12 @@ struct Ring {
 // A block of a in chunks whose rows are 128 bytes, swizzled; by one thread.
 template <bool kFreeMajorA>
 __device__ __forceinline__ void copy_raw(char* to, const CUtensorMap* map, uint64_t* loaded, int p,
-                                         int r) {
+                                         int r, int layer) {
   constexpr int kChunks = kFreeMajorA ? 4 : 2, kChunkBytes = kRawBytes / kChunks;
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
     copy_box(to + chunk * kChunkBytes, map, loaded, kFreeMajorA ? p + 32 * chunk : r + 32 * chunk,
-             kFreeMajorA ? r : p);
+             kFreeMajorA ? r : p, layer);
   }
 }
 
@@ -68,7 +68,7 @@ __device__ __forceinline__ void copy_raw(char* to, const CUtensorMap* map, uint6
 // row of each chunk.
 template <bool kFreeMajorA>
 __device__ __forceinline__ void gather_raw(char* to, const RawOperand& a, const ProductSizes& sizes,
-                                           int p, int r) {
+                                           int p, int r, int batch) {
   constexpr int kChunks = kFreeMajorA ? 4 : 2, kRows = kFreeMajorA ? kTileDepth : kTileColumns;
   constexpr int kWarps = kLoadThreads / 32;
   const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32;
@@ -79,7 +79,8 @@ __device__ __forceinline__ void gather_raw(char* to, const RawOperand& a, const 
   for (int chunk = 0; chunk < kChunks; ++chunk) {
     const int inner = (kFreeMajorA ? p : r) + chunk * 32 + lane;
     const bool inside = inner < (kFreeMajorA ? sizes.columns : sizes.contracted);
-    const float* from = a.data + inner * inner_stride + outer * outer_stride;
+    const float* from =
+        a.data + batch * a.batch_stride + inner * inner_stride + outer * outer_stride;
     const uint32_t row = shared_address(to) + (chunk * kRows + warp) * 128 + lane % 4 * 4;
 #pragma unroll 2
     for (int i = 0; i < kRows / kWarps; ++i, from += kWarps * outer_stride) {
@@ -93,7 +94,7 @@ __device__ __forceinline__ void gather_raw(char* to, const RawOperand& a, const 
 template <int kTileRows, bool kContractedRowsB>
 __device__ __forceinline__ void copy_halves(ProductShared<kTileRows>& shared, int stage,
                                             const CUtensorMap* hi, const CUtensorMap* lo, int q,
-                                            int r, int halves) {
+                                            int r, int batch, int halves) {
   constexpr int kBytes = kContractedRowsB ? shared.kHalfBytes : kTileRows * kTileDepth * 2;
   uint64_t* loaded = &shared.loaded_b[stage];
   arrive_expecting(loaded, halves * kBytes);
@@ -102,10 +103,10 @@ __device__ __forceinline__ void copy_halves(ProductShared<kTileRows>& shared, in
     char* to = shared.b[stage][half];
     if constexpr (kContractedRowsB) {
       for (int chunk = 0; chunk < shared.kChunks; ++chunk) {
-        copy_box(to + chunk * 64 * kTileDepth * 2, map, loaded, q + 64 * chunk, r);
+        copy_box(to + chunk * 64 * kTileDepth * 2, map, loaded, q + 64 * chunk, r, batch);
       }
     } else {
-      copy_box(to, map, loaded, r, q);
+      copy_box(to, map, loaded, r, q, batch);
     }
   }
 }
@@ -123,25 +124,28 @@ __device__ __forceinline__ void load_blocks(ProductShared<kTileRows>& shared, co
   Ring<shared.kStagesA> to_a;
   Ring<shared.kStagesB> to_b;
   for (int tile = blockIdx.x; tile < sizes.tiles(); tile += gridDim.x) {
-    int p, q;
-    sizes.place(tile, p, q);
+    int batch, p, q;
+    sizes.place(tile, batch, p, q);
+    const int layer = a.batch_stride == 0 ? 0 : batch;
+    const float* factors = inverse_b + int64_t(batch) * sizes.contracted;
     for (int r = 0; r < sizes.contracted; r += kTileDepth, to_a.advance(), to_b.advance()) {
       wait(&shared.done_b[to_b.stage], to_b.parity ^ 1);
       if (thread == 0) {
-        copy_halves<kTileRows, kContractedRowsB>(shared, to_b.stage, map_hi, map_lo, q, r, halves);
+        copy_halves<kTileRows, kContractedRowsB>(shared, to_b.stage, map_hi, map_lo, q, r, batch,
+                                                 halves);
       }
       char* block = shared.a[to_a.stage];
       uint64_t* loaded = &shared.loaded_a[to_a.stage];
       wait(&shared.read_a[to_a.stage], to_a.parity ^ 1);
       if (thread == 0) {
         arrive_expecting(loaded, sizes.gather ? 0 : kRawBytes);
-        if (!sizes.gather) copy_raw<kFreeMajorA>(block, map_a, loaded, p, r);
+        if (!sizes.gather) copy_raw<kFreeMajorA>(block, map_a, loaded, p, r, layer);
       }
-      if (sizes.gather) gather_raw<kFreeMajorA>(block, a, sizes, p, r);
+      if (sizes.gather) gather_raw<kFreeMajorA>(block, a, sizes, p, r, batch);
       if (kContractedRowsB && thread < kTileDepth) {
         const bool inside = r + thread < sizes.contracted;
         copy_word(shared_address(&shared.factors[to_a.stage][thread]),
-                  inverse_b + (inside ? r + thread : 0), inside);
+                  factors + (inside ? r + thread : 0), inside);
       }
       if (kContractedRowsB || sizes.gather) arrive_after_copies(loaded);
     }

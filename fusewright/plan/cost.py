@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from fusewright.ir import ITEM_BYTES, Node, Ref, TensorSpec
+from fusewright.ir import ITEM_BYTES, ZERO, Node, Ref, TensorSpec
 from fusewright.loop import Access, Apply, Load, LoopKernel, Reduce, Store, level
 from fusewright.optable import SCALAR_OPS
-from fusewright.product import ProductKernel
+from fusewright.product import ProductKernel, SplitOperand
 
 
 def _points(kernel: LoopKernel, where: Access, sizes: Mapping[str, int]) -> int:
@@ -48,11 +48,15 @@ def loop_operations(kernel: LoopKernel, sizes: Mapping[str, int]) -> int:
 
 def product_bytes(kernel: ProductKernel, sizes: Mapping[str, int]) -> int:
     """Each operand once, and what the epilogue reads and writes beside the product."""
-    rows, columns, contracted = kernel.extents(sizes)
-    scales = contracted if kernel.split.contracted_rows else rows
-    operands = 4 * contracted * (columns + rows) + 4 * scales  # hi and lo have 2 bytes each
-    given = 4 * rows * columns
-    return operands + loop_bytes(kernel.epilogue, sizes) - given
+    rows, columns, contracted, batches = kernel.extents(sizes)
+    a, b = (batches * size * contracted for size in (columns, rows))
+    a = a if kernel.a.batch_stride != ZERO else columns * contracted
+    item = ITEM_BYTES[kernel.a.dtype]  # and so have hi and lo together
+    scales = 0
+    if isinstance(kernel.b, SplitOperand):
+        scales = 4 * batches * (contracted if kernel.b.contracted_rows else rows)
+    given = ITEM_BYTES[kernel.given.dtype] * batches * rows * columns
+    return item * (a + b) + scales + loop_bytes(kernel.epilogue, sizes) - given
 
 
 def product_operations(kernel: ProductKernel, sizes: Mapping[str, int]) -> int:

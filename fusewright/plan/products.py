@@ -8,11 +8,13 @@ most one pointwise group that reads it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusewright.ir import (
     ITEM_BYTES,
+    ONE,
+    ZERO,
     Dim,
     Node,
     contiguous_strides,
@@ -119,7 +121,7 @@ def product_step(
             outputs = (*outputs, node.name)
     kernel = _kernel(values, node, epilogue)
     applied = (item.op for item in epilogue.body if isinstance(item, Apply) and item.op != "cast")
-    operators = ("mm", *applied)
+    operators = ("mm" if kernel.batches == ONE else "bmm", *applied)
     kernel = replace(kernel, summary=" → ".join(operators))
     return Product(
         name="",
@@ -133,20 +135,33 @@ def product_step(
 
 
 def _kernel(values: Values, node: Node, epilogue: LoopKernel) -> ProductKernel:
-    a, hi, lo, inverse = operands_of(node)
+    a, *b = operands_of(node)
     a_dim, b_dim = contracted_dims(node)
-    raw, halves, result = values.spec(a), values.spec(hi), values.spec(node.name)
+    *batches, rows, columns = values.spec(node.name).shape
     return ProductKernel(
         name="",
         summary="",
-        rows=result.shape[0],
-        columns=result.shape[1],
-        contracted=raw.shape[a_dim],
-        raw=RawOperand(a, raw.strides[1 - a_dim], raw.strides[a_dim]),
-        split=SplitOperand(hi, lo, inverse, halves.strides[0], b_dim == 0),
+        rows=rows,
+        columns=columns,
+        contracted=values.spec(a).shape[a_dim],
+        batches=product(batches),
+        a=_raw(values, a, a_dim),
+        b=_split(values, b, b_dim) if len(b) > 1 else _raw(values, b[0], b_dim),
         epilogue=epilogue,
         product=_given(epilogue, node.name).name,
     )
+
+
+def _raw(values: Values, name: str, contracted: int) -> RawOperand:
+    spec = values.spec(name)
+    *batch, row, column = spec.strides
+    free, deep = (row, column) if contracted == -1 else (column, row)
+    return RawOperand(name, spec.dtype, free, deep, batch[0] if batch else ZERO)
+
+
+def _split(values: Values, parts: Sequence[str], contracted: int) -> SplitOperand:
+    hi, lo, inverse = parts
+    return SplitOperand(hi, lo, inverse, values.spec(hi).strides[-2], contracted == -2)
 
 
 def _given(epilogue: LoopKernel, name: str) -> Load:

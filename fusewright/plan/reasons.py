@@ -20,13 +20,13 @@ _KNOWN = {
 
 
 def _product(name: str, dtype: str) -> str:
-    """A kernel of ours takes the large float32 products of two matrices, on Hopper."""
-    if name in ("bmm", "baddbmm"):
-        return "a batch of matrix products, left to PyTorch's library for now"
+    """A kernel of ours takes the large float32 products, on Hopper."""
     if dtype in ("float16", "bfloat16"):
         return f"a matrix product in {dtype}, which PyTorch's library runs on tensor cores"
     if dtype == "float64":
         return "a matrix product in float64, which halves cannot hold"
+    if name in ("bmm", "baddbmm"):
+        return "a batch of matrix products, left to PyTorch's library for now"
     return "a matrix product, left to PyTorch's library for now"
 
 

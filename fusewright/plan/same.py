@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fusewright.loop import (
@@ -13,7 +14,7 @@ from fusewright.loop import (
     Reduce,
     Store,
 )
-from fusewright.product import ProductKernel
+from fusewright.product import ProductKernel, RawOperand, SplitOperand
 
 
 def canonical(kernel: LoopKernel) -> LoopKernel:
@@ -25,17 +26,21 @@ def canonical_product(kernel: ProductKernel) -> ProductKernel:
     """The same for a product."""
     buffers = {kernel.given.access.buffer: "given"}
     buffers |= {each.name: f"b{at}" for at, each in enumerate(kernel.arguments)}
-    raw, split = kernel.raw, kernel.split
-    hi, lo, inverse = (buffers[name] for name in (split.hi, split.lo, split.inverse))
     return replace(
         kernel,
         name="",
         summary="",
-        raw=replace(raw, buffer=buffers[raw.buffer]),
-        split=replace(split, hi=hi, lo=lo, inverse=inverse),
+        a=replace(kernel.a, buffer=buffers[kernel.a.buffer]),
+        b=_renamed(kernel.b, buffers),
         epilogue=_canonical(kernel.epilogue, buffers),
         product=_values(kernel.epilogue)[kernel.product],
     )
+
+
+def _renamed(b: SplitOperand | RawOperand, buffers: Mapping[str, str]) -> SplitOperand | RawOperand:
+    if isinstance(b, RawOperand):
+        return replace(b, buffer=buffers[b.buffer])
+    return replace(b, hi=buffers[b.hi], lo=buffers[b.lo], inverse=buffers[b.inverse])
 
 
 def _values(kernel: LoopKernel) -> dict[str, str]:

@@ -10,7 +10,7 @@ from functools import cached_property
 from fusewright.ir import Graph, Node, Ref, TensorSpec
 from fusewright.optable import SCALAR_OPS
 from fusewright.plan.frames import dense_strides
-from fusewright.rewrite.products import PRODUCT, operands_of
+from fusewright.rewrite.products import PRODUCT, halves_of
 from fusewright.rewrite.views import is_canonical_view
 
 SOURCES = frozenset({"full", "iota"})
@@ -60,7 +60,7 @@ class Values:
     @cached_property
     def padded(self) -> frozenset[str]:
         """Halves of split matrices: their rows lie as far apart as the product wants them."""
-        return frozenset(n for each in self.products.values() for n in operands_of(each)[1:3])
+        return frozenset(n for each in self.products.values() for n in halves_of(each))
 
     @cached_property
     def users(self) -> dict[str, list[Node]]:

@@ -1,4 +1,4 @@
-"""Float32 matrix products for tensor cores: one operand is split into halves, by a loop of ours.
+"""Matrix products for tensor cores, alone or in batches. In float32 one operand is split:
 
     m = max |b| over each stored row, of what is finite
     s = half_scale(m)                      a power of two: b·s fills float16's range
@@ -7,6 +7,7 @@
 
 The split is taken of the matrix as it lies in memory, so the products of a backward pass that
 read it straight and transposed share one. It is a row reduction, fused with whatever makes b.
+In float16 and bfloat16 there is nothing to split: mm(b, a) = product(a, b).
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from fusewright.ir import (
     Ref,
     TensorSpec,
     contiguous_strides,
+    product,
     validate,
 )
+from fusewright.product import Extents
 from fusewright.product_cost import is_worthwhile
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.lower import main_device
@@ -33,10 +36,12 @@ from fusewright.rewrite.views import permute_order
 PRODUCT = "product"
 # TMA wants rows that are multiples of 16 bytes apart.
 ROW_ELEMENTS = 8
+_BARE = ("aten.mm.default", "aten.bmm.default")
+_ADDED = ("aten.addmm.default", "aten.baddbmm.default")
 
 
 def with_products(graph: Graph, sizes: Mapping[str, int]) -> Graph:
-    """The same graph, its large float32 matrix products as `product` nodes."""
+    """The same graph, its large matrix products as `product` nodes."""
     building = _Building(Builder(graph.inputs), sizes, main_device(graph))
     builder = building.builder
     for node in graph.nodes:
@@ -48,22 +53,27 @@ def with_products(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     return made
 
 
-def operands_of(product: Node) -> tuple[str, str, str, str]:
-    """The names of a, hi, lo and inverse."""
-    a, hi, lo, inverse = product.refs()
-    return a, hi, lo, inverse
+def operands_of(node: Node) -> tuple[str, ...]:
+    """The names of a, hi, lo and inverse; or of a and b, which is not split."""
+    return tuple(each.name for each in node.args if isinstance(each, Ref))
 
 
-def contracted_dims(product: Node) -> tuple[int, int]:
-    """Which dimension of a, and which of hi and lo, is summed over."""
-    a, b = product.args[4:]
+def halves_of(node: Node) -> tuple[str, ...]:
+    """The names of hi and lo, if there are such."""
+    _, *b = operands_of(node)
+    return tuple(b[:2]) if len(b) > 1 else ()
+
+
+def contracted_dims(node: Node) -> tuple[int, int]:
+    """Which dimension of a, and which of b or hi and lo, is summed over; -1 or -2."""
+    a, b = node.args[-2:]
     assert isinstance(a, int) and isinstance(b, int)
     return a, b
 
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A value of two dimensions, seen straight or transposed."""
+    """A matrix, or a batch of them, seen straight or transposed."""
 
     value: Ref
     transposed: bool
@@ -85,9 +95,9 @@ class _Building:
 
     def rewritten(self, node: Node) -> Ref | None:
         """mm(x, w) = product, addmm(bias, x, w) = product + bias; None for everything else."""
-        if node.op == "aten.mm.default":
+        if node.op in _BARE:
             return self._product(node, node.args[0], node.args[1])
-        if node.op == "aten.addmm.default" and not node.kwargs:
+        if node.op in _ADDED and not node.kwargs:
             bias, left, right = node.args
             bare = replace(node, name=f"{node.name}_mm")
             result = self._product(bare, left, right)
@@ -99,25 +109,28 @@ class _Building:
         assert isinstance(left, Ref) and isinstance(right, Ref) and node.spec is not None
         if not self._fits(node.spec, left):
             return None
-        b, a = self._as_stored(left), self._base(right)
-        if not _rows_fit(self._spec(b.value)) or ONE not in self._spec(a.value).strides:
+        a = self._base(right)
+        if ONE not in self._spec(a.value).strides[-2:]:
             return None
-        hi, lo, inverse = self._split(node, b.value)
-        dims = (1 if a.transposed else 0, 0 if b.transposed else 1)
-        args = (a.value, hi, lo, inverse, *dims)
+        b = self._as_stored(left)
+        if not _rows_fit(self._spec(b.value)):
+            return None
+        dims = (-1 if a.transposed else -2, -2 if b.transposed else -1)
+        args = (a.value, *self._split(node, b.value), *dims)
         return self.add(Node(node.name, PRODUCT, args, (), node.spec, node.source))
 
     def _spec(self, value: Ref) -> TensorSpec:
         return self.builder.spec(value.name)
 
     def _fits(self, spec: TensorSpec, left: Ref) -> bool:
-        rows, columns = (size.at(self.sizes) for size in spec.shape)
-        contracted = self._spec(left).shape[1].at(self.sizes)
+        *batches, rows, columns = spec.shape
+        wanted = (rows, columns, self._spec(left).shape[-1], product(batches))
+        extents = Extents(*(size.at(self.sizes) for size in wanted))
         return (
             spec.dtype == "float32"
             and spec.device == self.device
             and spec.strides == contiguous_strides(spec.shape)
-            and is_worthwhile(rows, columns, contracted)
+            and is_worthwhile(extents)
         )
 
     def _base(self, value: Ref) -> _Matrix:
@@ -125,9 +138,13 @@ class _Building:
         transposed = False
         node = self.nodes.get(value.name)
         while node is not None and node.op == "aten.permute.default":
+            order = permute_order(node)
+            straight = tuple(range(len(order)))
+            if order[:-2] != straight[:-2]:
+                break
             assert isinstance(node.args[0], Ref)
             value = node.args[0]
-            transposed ^= permute_order(node) == (1, 0)
+            transposed ^= order != straight
             node = self.nodes.get(value.name)
         return _Matrix(value, transposed)
 
@@ -135,11 +152,16 @@ class _Building:
         """`b` with its contiguous dimension last."""
         base = self._base(value)
         spec = self._spec(base.value)
-        if spec.strides[1] == ONE or spec.strides[0] != ONE:
+        if spec.strides[-1] == ONE or spec.strides[-2] != ONE:
             return base
         if base.value.name not in self.turned:
-            turned = replace(spec, shape=spec.shape[::-1], strides=spec.strides[::-1])
-            args = (base.value, (1, 0))
+            *whole, row, column = range(len(spec.shape))
+            order = (*whole, column, row)
+            shape, strides = (
+                tuple(each[at] for at in order) for each in (spec.shape, spec.strides)
+            )
+            turned = replace(spec, shape=shape, strides=strides)
+            args = (base.value, order)
             view = Node(f"{base.value.name}_stored", "aten.permute.default", args, (), turned)
             self.turned[base.value.name] = self.add(view)
         return _Matrix(self.turned[base.value.name], not base.transposed)
@@ -152,17 +174,19 @@ class _Building:
 
     def _halves(self, node: Node, value: Ref) -> tuple[Ref, Ref, Ref]:
         held, stem = self._spec(value), value.name
-        rows, columns = held.shape
+        rows, columns = held.shape[:-1], held.shape[-1]
         full = TensorSpec("float32", held.shape, contiguous_strides(held.shape), held.device)
-        row = replace(full, shape=(rows,), strides=(ONE,))
-        thin = replace(full, shape=(rows, ONE), strides=(ONE, ONE))
-        half = replace(full, dtype="float16", strides=(padded(columns), ONE))
+        row = replace(full, shape=rows, strides=contiguous_strides(rows))
+        thin = replace(full, shape=(*rows, ONE), strides=contiguous_strides((*rows, ONE)))
+        wide = contiguous_strides((*rows, padded(columns)))
+        half = replace(full, dtype="float16", strides=wide)
+        last = len(rows)
 
         def made(name: str, op: str, args: tuple[Arg, ...], spec: TensorSpec) -> Ref:
             return self.add(Node(f"{stem}_{name}", op, args, (), spec, node.source))
 
         size = made("magnitude", "finite_magnitude", (value,), full)
-        largest = made("largest", "reduce_max", (size, (1,)), row)
+        largest = made("largest", "reduce_max", (size, (last,)), row)
         scale = made("scale", "half_scale", (largest,), row)
         column = made("scales", "aten.view.default", (scale, thin.shape), thin)
         scaled = made("scaled", "mul", (value, column), full)
@@ -182,5 +206,5 @@ def padded(columns: Dim) -> Dim:
 
 def _rows_fit(spec: TensorSpec) -> bool:
     """Whether such a distance can be written: a number, or a multiple of 8 for every size."""
-    columns = spec.shape[1]
+    columns = spec.shape[-1]
     return columns.is_static or columns.factor % ROW_ELEMENTS == 0
