@@ -11,22 +11,26 @@ from dataclasses import replace
 from fusewright.coalesce import coalesce
 from fusewright.loop import LoopKernel
 from fusewright.product import ProductKernel
-from fusewright.product_cost import BLOCK_US
+from fusewright.product_cost import tiles_for
 from fusewright.schedule import (
     LARGE_TILE,
     SMALL_TILE,
     ProductSchedule,
     Schedule,
     Target,
+    WindowSchedule,
     candidates,
     choose,
     choose_product,
+    choose_window,
     legal,
     widths,
 )
+from fusewright.window import WindowKernel
+from fusewright.window_cost import TILE_CHANNELS, band_widths, fits
 
-Kernel = LoopKernel | ProductKernel
-Choice = Schedule | ProductSchedule
+Kernel = LoopKernel | ProductKernel | WindowKernel
+Choice = Schedule | ProductSchedule | WindowSchedule
 Sizes = Mapping[str, int]
 
 MOST = 12
@@ -40,13 +44,19 @@ def heuristic(kernel: Kernel, target: Target, sizes: Sizes) -> Choice:
     """What is taken where nothing was measured."""
     if isinstance(kernel, ProductKernel):
         return choose_product(kernel, target, sizes)
+    if isinstance(kernel, WindowKernel):
+        return choose_window(kernel)
     return choose(kernel, target, sizes)
 
 
 def permitted(kernel: Kernel, choice: Choice, target: Target) -> bool:
     """Whether the choice is one for this kind of kernel, and legal for this one."""
     if isinstance(kernel, ProductKernel):
-        return isinstance(choice, ProductSchedule) and choice.tile_rows in BLOCK_US
+        return isinstance(choice, ProductSchedule) and choice.tile_rows in tiles_for(kernel.a.dtype)
+    if isinstance(kernel, WindowKernel):
+        if not isinstance(choice, WindowSchedule) or choice.tile_channels not in TILE_CHANNELS:
+            return False
+        return fits(kernel.geometry, choice.band_width)
     return isinstance(choice, Schedule) and legal(kernel, choice, target)
 
 
@@ -60,7 +70,12 @@ def worth_trying(kernel: Kernel, target: Target, sizes: Sizes) -> tuple[Choice, 
 def _others(kernel: Kernel, first: Choice, target: Target, sizes: Sizes) -> Iterator[Choice]:
     if isinstance(kernel, ProductKernel):
         assert isinstance(first, ProductSchedule)
-        yield from (replace(first, tile_rows=rows) for rows in BLOCK_US)
+        yield from (replace(first, tile_rows=rows) for rows in tiles_for(kernel.a.dtype))
+        return
+    if isinstance(kernel, WindowKernel):
+        assert isinstance(first, WindowSchedule)
+        yield from (replace(first, tile_channels=each) for each in TILE_CHANNELS)
+        yield from (replace(first, band_width=each) for each in band_widths(kernel.geometry))
         return
     assert isinstance(first, Schedule)
     small = coalesce(kernel)

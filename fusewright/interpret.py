@@ -83,6 +83,8 @@ class _Run:
             return _reduce(node.op.removeprefix("reduce_"), args[0], args[1])
         if node.op == "product":
             return _product(*args)
+        if node.op == "window":
+            return _window(*args)
         assert node.spec is not None
         return self.canonical(node, node.spec, args)
 
@@ -151,6 +153,26 @@ def _product(a: torch.Tensor, *rest: Any) -> torch.Tensor:
     right = a.double() if a_dim == -2 else a.double().mT
     result: torch.Tensor = (b if b_dim == -1 else b.mT) @ right
     return result.to(a.dtype)
+
+
+def _window(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    backwards: bool,
+) -> torch.Tensor:
+    """A convolution in float64; `backwards` as the gradient of one takes its weights."""
+    wide = weight.double()
+    if backwards:
+        wide = wide.transpose(0, 1).flip(list(range(2, wide.dim())))
+    sizes = (stride, padding, dilation)
+    zeros = [0] * len(stride)
+    found = torch.ops.aten.convolution(source.double(), wide, None, *sizes, False, zeros, groups)
+    result: torch.Tensor = found.to(source.dtype)
+    return result
 
 
 def _reduce(kind: str, value: torch.Tensor, dims: list[int]) -> Any:

@@ -20,21 +20,24 @@ from fusewright.capture import capture
 from fusewright.codegen.source import Source
 from fusewright.debug import dump
 from fusewright.emit.bundle import ProgramPlans, leading
+from fusewright.errors import FusewrightError
 from fusewright.ir import Graph, Program, pretty
 from fusewright.loop import LoopKernel
 from fusewright.machine import architecture
 from fusewright.plan import plan
-from fusewright.plan.same import canonical, canonical_product
+from fusewright.plan.same import canonical
 from fusewright.plan.show import show
-from fusewright.plan.steps import Fused, Loop, Plan
+from fusewright.plan.steps import Fused, Loop, Plan, Window
 from fusewright.product import ProductKernel
 from fusewright.product_cost import least_size
 from fusewright.rewrite import rewrite
 from fusewright.rewrite.layouts import with_channels_last
 from fusewright.rewrite.products import with_products
-from fusewright.schedule import Target
+from fusewright.rewrite.windows import with_windows
+from fusewright.schedule import TRIALS, Target
 from fusewright.tune import OnProgress, Sized, chosen, settled, source_of, tune
 from fusewright.tuned import Tuned
+from fusewright.window import WindowKernel
 
 MODES = ("train", "eval")
 
@@ -59,9 +62,17 @@ def target_of(device: torch.device) -> Target:
     if device.type == "cuda":
         facts = torch.cuda.get_device_properties(device)
         hopper = architecture(device) == "sm_90a"
-        turning = os.environ.get("FUSEWRIGHT_TURNING") == "1"
-        return Target.cuda(facts.multi_processor_count, hopper, turning)
+        return Target.cuda(facts.multi_processor_count, hopper, _trials())
     return Target.host()
+
+
+def _trials() -> tuple[str, ...]:
+    """What the user wants to try before it is on for all: FUSEWRIGHT_TRY=windows,halves."""
+    wanted = tuple(filter(None, os.environ.get("FUSEWRIGHT_TRY", "").split(",")))
+    unknown = [each for each in wanted if each not in TRIALS]
+    if unknown:
+        raise FusewrightError(f"FUSEWRIGHT_TRY={','.join(unknown)!r}: it takes {','.join(TRIALS)}")
+    return wanted
 
 
 def prepare(
@@ -92,7 +103,11 @@ def prepare(
     ]
     shared = _Shared()
     planned = [shared.plans(each) for each in planned]
-    sized: list[Sized] = [*shared.loops.values(), *shared.products.values()]
+    sized: list[Sized] = [
+        *shared.loops.values(),
+        *shared.products.values(),
+        *shared.windows.values(),
+    ]
     tuned: Mapping[str, Tuned] = {}
     if here:
         run = _run_here(planned)
@@ -137,12 +152,17 @@ def _planned(program: Program, target: Target) -> list[ProgramPlans]:
     if not target.tensor_cores:
         return [plain]
     sizes = program.example_sizes
+
+    def on_cores(graph: Graph) -> Graph:
+        graph = with_products(graph, sizes, target.halves)
+        return with_windows(graph, sizes) if target.windows else graph
+
     ours = _plans(
         replace(
             program,
-            forward=with_products(program.forward, sizes),
-            inference=with_products(program.inference, sizes),
-            backward=with_products(program.backward, sizes) if program.backward else None,
+            forward=on_cores(program.forward),
+            inference=on_cores(program.inference),
+            backward=on_cores(program.backward) if program.backward else None,
         ),
         target,
     )
@@ -157,6 +177,8 @@ def _for_large_batches(plans: ProgramPlans, target: Target) -> ProgramPlans:
     (symbol,) = program.symbols
     held = [p for p in (plans.inference, plans.backward) if p is not None]
     kernels = [step.kernel for each in held for step in each.products]
+    if not kernels:
+        return plans
     least = least_size(kernels, symbol.name, program.example_sizes, target.sms)
     guards = (*program.guards, f"{symbol.name} >= {least}")
     return replace(plans, program=replace(program, guards=guards))
@@ -182,6 +204,7 @@ class _Shared:
     def __init__(self) -> None:
         self.loops: dict[str, tuple[LoopKernel, Mapping[str, int]]] = {}
         self.products: dict[str, tuple[ProductKernel, Mapping[str, int]]] = {}
+        self.windows: dict[str, tuple[WindowKernel, Mapping[str, int]]] = {}
         self._by_content: dict[Kernel, str] = {}
 
     def plans(self, plans: ProgramPlans) -> ProgramPlans:
@@ -200,11 +223,13 @@ class _Shared:
         return replace(plan, steps=steps)
 
     def _step(self, step: Fused, sizes: Mapping[str, int]) -> Fused:
+        name = self._name(step.name, canonical(step.kernel))
         if isinstance(step, Loop):
-            name = self._name(step.name, canonical(step.kernel))
             loop = self.loops.setdefault(name, (replace(step.kernel, name=name), sizes))[0]
             return replace(step, name=name, kernel=loop)
-        name = self._name(step.name, canonical_product(step.kernel))
+        if isinstance(step, Window):
+            window = self.windows.setdefault(name, (replace(step.kernel, name=name), sizes))[0]
+            return replace(step, name=name, kernel=window)
         product = self.products.setdefault(name, (replace(step.kernel, name=name), sizes))[0]
         return replace(step, name=name, kernel=product)
 

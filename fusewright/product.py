@@ -2,18 +2,20 @@
 
 Several products of one size may lie side by side, as batches. `a` is read as it is. In float32 `b`
 comes split into two float16 halves and a scale for each of its stored rows; in 16 bits it is read
-as it is, too. The epilogue is a pointwise loop over the result in which one load, `product`, is not
-read from memory: the kernel gives it. So a product ends in any pointwise arithmetic.
+as it is, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from fusewright.ending import Ending
 from fusewright.ir import ONE, Dim
-from fusewright.loop import Argument, Load, LoopKernel
+from fusewright.loop import Argument, LoopKernel
+
+HALVES = ("float16", "bfloat16")
 
 
 class Extents(NamedTuple):
@@ -37,6 +39,9 @@ class RawOperand:
     free_stride: Dim
     contracted_stride: Dim
     batch_stride: Dim
+
+    def renamed(self, buffers: Mapping[str, str]) -> RawOperand:
+        return replace(self, buffer=buffers[self.buffer])
 
     @property
     def free_major(self) -> bool:
@@ -62,9 +67,13 @@ class SplitOperand:
     row_stride: Dim
     contracted_rows: bool
 
+    def renamed(self, buffers: Mapping[str, str]) -> SplitOperand:
+        hi, lo, inverse = (buffers[each] for each in (self.hi, self.lo, self.inverse))
+        return replace(self, hi=hi, lo=lo, inverse=inverse)
+
 
 @dataclass(frozen=True)
-class ProductKernel:
+class ProductKernel(Ending):
     """The last outer axis of `epilogue` are the columns, its others batches and rows, flattened."""
 
     name: str
@@ -79,15 +88,6 @@ class ProductKernel:
     product: str
 
     @property
-    def given(self) -> Load:
-        """The load that the kernel answers from its registers."""
-        return next(
-            item
-            for item in self.epilogue.body
-            if isinstance(item, Load) and item.name == self.product
-        )
-
-    @property
     def operands(self) -> tuple[Argument, ...]:
         a = Argument(self.a.buffer, self.a.dtype, False)
         if isinstance(self.b, RawOperand):
@@ -99,18 +99,9 @@ class ProductKernel:
             Argument(self.b.inverse, "float32", False),
         )
 
-    @property
-    def arguments(self) -> tuple[Argument, ...]:
-        """The operands, then what else the epilogue reads, then what it writes."""
-        known = {self.given.access.buffer, *(each.name for each in self.operands)}
-        rest = [
-            each for each in self.epilogue.arguments if each.is_output or each.name not in known
-        ]
-        return (*dict.fromkeys(self.operands), *rest)
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        return self.epilogue.symbols
+    def renamed(self, buffers: Mapping[str, str]) -> ProductKernel:
+        """The same with operands of other names."""
+        return replace(self, a=self.a.renamed(buffers), b=self.b.renamed(buffers))
 
     def extents(self, sizes: Mapping[str, int]) -> Extents:
         wanted = (self.rows, self.columns, self.contracted, self.batches)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from fusewright.ir import ITEM_BYTES
 from fusewright.product import Extents, ProductKernel
 
 TILE_COLUMNS = 128  # kTileColumns of kernels/sm90_split.cuh
@@ -17,41 +18,55 @@ TILE_DEPTH = 64
 BLOCK_US: Mapping[int, float] = {128: 1.25, 176: 1.54}
 FINISH_US = 3.0  # of a tile: its first loads and its epilogue
 SPLIT_US = 10.0  # of a call: the other kernel, which splits, and two launches
+# The same in 16 bits, where nothing is split: from the tensor cores' rate, not measured yet.
+HALF_BLOCK_US: Mapping[int, float] = {128: 0.36, 256: 0.66}
+HALF_CALL_US = 5.0
 # PyTorch's library, at its best.
-LIBRARY_FLOPS_PER_US = 51e6
+LIBRARY_FLOPS_PER_US: Mapping[str, float] = {"float32": 51e6, "float16": 650e6, "bfloat16": 650e6}
 LIBRARY_BYTES_PER_US = 3.5e6
 LIBRARY_US = 5.0
 # Ours is taken where it is expected to need at most this share of the library's time.
 GAIN = 0.85
+HALF_GAIN = 1.1
 
 
-def product_us(of: Extents, tile_rows: int, sms: int) -> float:
+def tiles_for(dtype: str) -> Mapping[int, float]:
+    """The rows that a tile can have, and the microseconds of one of its blocks."""
+    return BLOCK_US if dtype == "float32" else HALF_BLOCK_US
+
+
+def product_us(of: Extents, tile_rows: int, sms: int, dtype: str = "float32") -> float:
     """The time that a product of ours is expected to take."""
     tiles = _parts(of.columns, TILE_COLUMNS) * _parts(of.rows, tile_rows) * of.batches
     blocks = _parts(of.contracted, TILE_DEPTH)
-    return _parts(tiles, sms) * (blocks * BLOCK_US[tile_rows] + FINISH_US) + SPLIT_US
+    call = SPLIT_US if dtype == "float32" else HALF_CALL_US
+    return _parts(tiles, sms) * (blocks * tiles_for(dtype)[tile_rows] + FINISH_US) + call
 
 
-def best_tile_rows(of: Extents, sms: int) -> int:
+def best_tile_rows(of: Extents, sms: int, dtype: str = "float32") -> int:
     """The tile with which the last wave of blocks, and the edges, waste least."""
-    return min(BLOCK_US, key=lambda each: product_us(of, each, sms))
+    return min(tiles_for(dtype), key=lambda each: product_us(of, each, sms, dtype))
 
 
-def best_us(of: Extents, sms: int) -> float:
-    return product_us(of, best_tile_rows(of, sms), sms)
+def best_us(of: Extents, sms: int, dtype: str = "float32") -> float:
+    return product_us(of, best_tile_rows(of, sms, dtype), sms, dtype)
 
 
-def library_us(of: Extents) -> float:
+def library_us(of: Extents, dtype: str = "float32") -> float:
     """The time that PyTorch's own product is expected to take."""
     a, b, result = of.columns * of.contracted, of.rows * of.contracted, of.rows * of.columns
     flops = 2 * of.rows * of.columns * of.contracted * of.batches
-    moved = 4 * (a + b + result) * of.batches / LIBRARY_BYTES_PER_US
-    return max(flops / LIBRARY_FLOPS_PER_US, moved, LIBRARY_US)
+    moved = ITEM_BYTES[dtype] * (a + b + result) * of.batches / LIBRARY_BYTES_PER_US
+    return max(flops / LIBRARY_FLOPS_PER_US[dtype], moved, LIBRARY_US)
 
 
-def is_worthwhile(of: Extents, sms: int = 132) -> bool:
-    """Whether a product of this size is ours rather than the library's."""
-    return best_us(of, sms) <= GAIN * library_us(of)
+def is_worthwhile(of: Extents, dtype: str, sms: int = 132) -> bool:
+    """Whether a product of this size is ours rather than the library's.
+
+    In 16 bits both are as fast; what is gained is the pass over memory that follows.
+    """
+    gain = GAIN if dtype == "float32" else HALF_GAIN
+    return best_us(of, sms, dtype) <= gain * library_us(of, dtype)
 
 
 def _parts(size: int, part: int) -> int:
@@ -68,8 +83,9 @@ def least_size(
     held = list(kernels)
 
     def pays(size: int) -> bool:
-        extents = [each.extents({**sizes, symbol: size}) for each in held]
-        return sum(best_us(of, sms) for of in extents) <= sum(map(library_us, extents))
+        found = [(each.extents({**sizes, symbol: size}), each.a.dtype) for each in held]
+        ours = sum(best_us(of, sms, dtype) for of, dtype in found)
+        return ours <= sum(library_us(of, dtype) for of, dtype in found)
 
     low, high = 1, sizes[symbol]
     while low < high:

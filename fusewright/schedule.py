@@ -7,7 +7,7 @@ has the size of its tiles to choose.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from fusewright.coalesce import coalesce
@@ -20,6 +20,8 @@ from fusewright.sweep import Sweeps, element_accesses, element_loads, late_sweep
 from fusewright.tiles import mixes_layouts, reach, tile_bytes, tiled_accesses, turned_axis
 from fusewright.vectors import TILED
 from fusewright.vectors import lanes_fit as lanes_fit
+from fusewright.window import WindowKernel
+from fusewright.window_cost import best_band, best_tile_channels
 
 HOST_RUN = 1024  # kLongestRun of kernels/host.hpp
 SHARED_BYTES = 48 * 1024
@@ -30,27 +32,33 @@ SMALL_TILE, LARGE_TILE = 32, 64
 TILE_REGISTERS = 64  # 4-byte registers for what a thread has loaded of a tile
 
 
+TRIALS = ("turning", "windows", "halves")
+
+
 @dataclass(frozen=True)
 class Target:
     """What is compiled for: language 'cuda' or 'host', and the number of processors.
 
     `tensor_cores`: whether it has those that our matrix products are written for, Hopper's.
-    `turning`: whether loops may turn tiles in shared memory, and convolutions so run in
-    channels-last; off until a GPU has shown what it gains.
+    Off until a GPU has shown what they gain (TRIALS): `turning`, whether loops may turn tiles in
+    shared memory, and convolutions so run in channels-last; `windows`, whether convolutions are
+    ours; `halves`, whether products in 16 bits are.
     """
 
     language: str
     sms: int = 132
     tensor_cores: bool = False
     turning: bool = False
+    windows: bool = False
+    halves: bool = False
 
     @staticmethod
     def host() -> Target:
         return Target("host", 1)
 
     @staticmethod
-    def cuda(sms: int = 132, tensor_cores: bool = True, turning: bool = False) -> Target:
-        return Target("cuda", sms, tensor_cores, turning)
+    def cuda(sms: int = 132, tensor_cores: bool = True, trials: Collection[str] = ()) -> Target:
+        return Target("cuda", sms, tensor_cores, *(each in trials for each in TRIALS))
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,25 @@ def choose_product(
     kernel: ProductKernel, target: Target, sizes: Mapping[str, int]
 ) -> ProductSchedule:
     """The heuristic's choice of a tile."""
-    return ProductSchedule(best_tile_rows(kernel.extents(sizes), target.sms))
+    return ProductSchedule(best_tile_rows(kernel.extents(sizes), target.sms, kernel.a.dtype))
+
+
+@dataclass(frozen=True)
+class WindowSchedule:
+    """How a convolution is laid out: tiles of `tile_channels` results, bands of `band_width`."""
+
+    tile_channels: int
+    band_width: int
+
+
+def choose_window(kernel: WindowKernel) -> WindowSchedule:
+    """The heuristic's choice of tile and bands."""
+    band = best_band(kernel.geometry)
+    assert band is not None, "rewriting asks for room first"
+    return WindowSchedule(best_tile_channels(kernel.geometry), band)
+
+
+EndedSchedule = ProductSchedule | WindowSchedule
 
 
 def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:

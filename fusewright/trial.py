@@ -20,6 +20,7 @@ from fusewright.ir import FLOATS
 from fusewright.loop import Access, Load, LoopKernel, Reduce, Store
 from fusewright.product import ProductKernel, RawOperand
 from fusewright.runtime import library
+from fusewright.window import WindowKernel
 
 Sizes = Mapping[str, int]
 
@@ -39,7 +40,16 @@ def elements(kernel: Kernel, sizes: Sizes) -> dict[str, int]:
     return found
 
 
-def _operand_elements(kernel: ProductKernel, sizes: Sizes) -> Iterator[tuple[str, int]]:
+def _operand_elements(
+    kernel: ProductKernel | WindowKernel, sizes: Sizes
+) -> Iterator[tuple[str, int]]:
+    if isinstance(kernel, WindowKernel):
+        of = kernel.geometry
+        counts = (of.images.at(sizes), of.groups * of.channels, of.y.size, of.x.size)
+        moves = zip(counts, kernel.source.strides, strict=True)
+        yield kernel.source.buffer, 1 + sum((n - 1) * step.at(sizes) for n, step in moves)
+        yield kernel.filter.buffer, of.filter_elements
+        return
     rows, columns, contracted, batches = kernel.extents(sizes)
     for operand, free in ((kernel.a, columns), (kernel.b, rows)):
         if isinstance(operand, RawOperand):
@@ -107,7 +117,7 @@ class Trial:
     def call(self, candidate: Candidate) -> Callable[[], int]:
         """The entry with its arguments; it gives back the entry's code."""
         entry = candidate.entry
-        numbers = [self.sizes[name] for name in entry.symbols] + [TERMS] * entry.terms
+        numbers = [self.sizes[name] for name in entry.symbols] + [TERMS] * bool(entry.terms)
         pointers = [self.tensors[each.name].data_ptr() for each in self.kernel.arguments]
         arguments = [*pointers, *numbers, self.workspace.data_ptr(), *self._where()]
         function: Callable[..., int] = getattr(candidate.kernels, entry.name)
@@ -152,6 +162,8 @@ class Trial:
         """The share of the largest number by which results may differ; 0: not by a bit."""
         if isinstance(self.kernel, ProductKernel):
             depth = self.kernel.contracted.at(self.sizes)
+        elif isinstance(self.kernel, WindowKernel):
+            depth = self.kernel.geometry.channels * self.kernel.geometry.taps
         elif any(isinstance(item, Reduce) for item in self.kernel.body):
             depth = self.kernel.inner_numel.at(self.sizes)
         else:

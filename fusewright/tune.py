@@ -22,14 +22,14 @@ import torch
 from fusewright import debug, tuned
 from fusewright.build import build, load
 from fusewright.candidates import Choice, Kernel, heuristic, permitted, worth_trying
+from fusewright.codegen.ending import Ended
 from fusewright.codegen.render import render
 from fusewright.codegen.source import Source
 from fusewright.errors import CompileFailed
 from fusewright.loop import LoopKernel
 from fusewright.machine import architecture, precise_name
-from fusewright.product import ProductKernel
 from fusewright.runtime import library
-from fusewright.schedule import ProductSchedule, Schedule, Target
+from fusewright.schedule import EndedSchedule, Schedule, Target
 from fusewright.timing import samples_ms
 from fusewright.trial import Candidate, Trial
 from fusewright.tuned import Tuned
@@ -79,15 +79,15 @@ def chosen(kernel: Kernel, sizes: Mapping[str, int], target: Target, found: Tune
 def source_of(kernels: Sequence[tuple[Kernel, Choice]], target: Target) -> Source:
     """These kernels with these schedules as one translation unit."""
     loops: list[tuple[LoopKernel, Schedule]] = []
-    products: list[tuple[ProductKernel, ProductSchedule]] = []
+    ended: list[tuple[Ended, EndedSchedule]] = []
     for kernel, choice in kernels:
-        if isinstance(kernel, ProductKernel):
-            assert isinstance(choice, ProductSchedule)
-            products.append((kernel, choice))
-        else:
+        if isinstance(kernel, LoopKernel):
             assert isinstance(choice, Schedule)
             loops.append((kernel, choice))
-    return render(loops, target, products)
+        else:
+            assert not isinstance(choice, Schedule)
+            ended.append((kernel, choice))
+    return render(loops, target, ended)
 
 
 def tune(
@@ -130,7 +130,7 @@ def _jobs(kernels: Sequence[Sized], target: Target, device: torch.device) -> lis
 
 
 def _has_work(kernel: Kernel, sizes: Mapping[str, int]) -> bool:
-    loop = kernel.epilogue if isinstance(kernel, ProductKernel) else kernel
+    loop = kernel if isinstance(kernel, LoopKernel) else kernel.epilogue
     return all(axis.size.at(sizes) > 0 for axis in loop.axes)
 
 

@@ -22,15 +22,18 @@ from typing import Any
 from fusewright.build import trusted_folder, writing_cache
 from fusewright.candidates import Choice, Kernel
 from fusewright.errors import CacheUnusable, FusewrightError
-from fusewright.plan.same import canonical, canonical_product
-from fusewright.product import ProductKernel
-from fusewright.schedule import ProductSchedule, Schedule, Target
+from fusewright.plan.same import canonical
+from fusewright.schedule import ProductSchedule, Schedule, Target, WindowSchedule
 
 VERSION = 1  # Raise it where a schedule of the same fields comes to mean another kernel.
 FILE = "tuned.json"
 _LOCK = "tuned.lock"
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError)
-_KINDS: Mapping[str, type[Choice]] = {"loop": Schedule, "product": ProductSchedule}
+_KINDS: Mapping[str, type[Choice]] = {
+    "loop": Schedule,
+    "product": ProductSchedule,
+    "window": WindowSchedule,
+}
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,7 @@ class Tuned:
 
 def key_of(kernel: Kernel, sizes: Mapping[str, int], device: str, target: Target) -> str:
     """The entry's name in the file."""
-    same: Kernel = (
-        canonical_product(kernel) if isinstance(kernel, ProductKernel) else canonical(kernel)
-    )
-    text = repr((VERSION, same, sizes_of(kernel, sizes), device, target))
+    text = repr((VERSION, canonical(kernel), sizes_of(kernel, sizes), device, target))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -60,7 +60,15 @@ def loop(made: Entry, inputs: tuple[str, ...], outputs: tuple[str, ...], operato
     )
     kernel = LoopKernel(made.name, operators, (), (), arguments, made.symbols, ())
     name = "custom_" + operators.replace(" ", "_")
-    return Loop(name, kernel, inputs, outputs, tuple(operators.split()), 1024, 256)
+    return Loop(
+        name=name,
+        kernel=kernel,
+        inputs=inputs,
+        outputs=outputs,
+        operators=tuple(operators.split()),
+        bytes_moved=1024,
+        operations=256,
+    )
 
 
 def aten(name: str, op: str, *args: object, out: TensorSpec | None) -> Call:

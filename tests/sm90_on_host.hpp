@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cmath>
+#include <deque>
 #include <map>
 
 #include "lanes.cuh"
@@ -53,6 +54,12 @@ inline void __syncwarp() { emulation::meet(emulation::warp_meetings[threadIdx.x 
 inline float __shfl_xor_sync(unsigned, float x, int by) {
   const int lane = threadIdx.x % 32;
   return fw::bits<float>(emulation::exchanged(fw::bits<uint32_t>(x), lane ^ by));
+}
+inline uint32_t __reduce_max_sync(unsigned, uint32_t x) {
+  for (int by = 16; by > 0; by /= 2) {
+    x = std::max(x, emulation::exchanged(x, threadIdx.x % 32 ^ by));
+  }
+  return x;
 }
 
 namespace fw {
@@ -126,9 +133,22 @@ inline void copy_word(uint32_t to, const float* from, bool inside) {
   const float x = inside ? *from : 0.f;
   memcpy(emulated_shared + to, &x, 4);
 }
+inline float load_if(const float* from, bool inside) { return inside ? *from : 0.f; }
+inline void load_four_if(float* x, const float* from, bool inside) {
+  for (int i = 0; i < 4; ++i) x[i] = inside ? from[i] : 0.f;
+}
 template <int kPlace>
 void store_shared(uint32_t to, float x) {
   memcpy(emulated_shared + to, &x, 4);
+}
+// Stores for products wait here until they are published, thread by thread.
+inline std::vector<std::pair<uint32_t, uint32_t>> unpublished[1024];
+inline void store_pair(uint32_t to, uint32_t pair) {
+  unpublished[threadIdx.x].push_back({to, pair});
+}
+inline void publish_stores() {
+  for (const auto& [to, pair] : unpublished[threadIdx.x]) memcpy(emulated_shared + to, &pair, 4);
+  unpublished[threadIdx.x].clear();
 }
 struct Matrices {
   int64_t columns, rows, row_stride, layers, layer_stride;
@@ -152,9 +172,30 @@ void take_registers() {}
 template <int kRegisters>
 void leave_registers() {}
 inline void begin_products() {}
-inline void commit_products() {}
+
+// Products of tiles in shared memory are done when they are waited for and all others have had
+// their turn: a block that is given back too soon, or sums that are read too soon, come out wrong.
+struct Pending {
+  std::vector<std::function<void()>> open;
+  std::deque<std::vector<std::function<void()>>> groups;
+};
+inline Pending pending[1024];  // of each thread
+
+inline void commit_products() {
+  Pending& mine = pending[threadIdx.x];
+  mine.groups.push_back(std::move(mine.open));
+  mine.open.clear();
+}
 template <int kPending>
-void await_products() {}
+void await_products() {
+  Pending& mine = pending[threadIdx.x];
+  ++emulation::progress;
+  give_way();
+  for (; mine.groups.size() > kPending; mine.groups.pop_front()) {
+    for (const auto& product : mine.groups.front()) product();
+  }
+  __syncwarp();
+}
 template <int kSums>
 void settle(float (&)[kSums]) {}
 
@@ -188,6 +229,37 @@ void multiply(float (&sum)[kSums], const uint32_t (&a)[4], uint64_t b, int add) 
     sum[i] = total;
   }
   __syncwarp();
+}
+
+// A number of a tile: of the free index and of the contracted one within the step of 16.
+template <class T, bool kFreeMajor>
+float tile_number(uint64_t tile, int free, int k) {
+  const uint32_t base = static_cast<uint32_t>(tile) << 4;
+  const uint32_t chunk_bytes = static_cast<uint32_t>(tile >> 32);
+  const uint32_t at =
+      kFreeMajor ? free / 64 * chunk_bytes + k * 128 + free % 64 * 2 : free * 128 + k * 2;
+  T number;
+  memcpy(&number, emulated_shared + swizzled(base + at), 2);
+  return value(number);
+}
+
+template <class T, bool kFreeMajorA, bool kFreeMajorB, int kSums>
+void multiply_shared(float (&sum)[kSums], uint64_t a, uint64_t b, int add) {
+  const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+  pending[threadIdx.x].open.push_back([&sum, a, b, add, row, pair] {
+    float of_a[2][16];
+    for (int i = 0; i < 32; ++i) {
+      of_a[i / 16][i % 16] = tile_number<T, kFreeMajorA>(a, row + i / 16 * 8, i % 16);
+    }
+    for (int i = 0; i < kSums; ++i) {
+      float total = add ? sum[i] : 0.f;
+      for (int k = 0; k < 16; ++k) {
+        const float of_b = tile_number<T, kFreeMajorB>(b, i / 4 * 8 + pair + i % 2, k);
+        total += of_a[i / 2 % 2][k] * of_b;
+      }
+      sum[i] = total;
+    }
+  });
 }
 
 }  // namespace fw

@@ -30,7 +30,7 @@ from fusewright.schedule import Target, choose
 from tests.loop_cases import NVCC, compile_source
 from tests.test_cuda_emulated import emulated
 
-CUDA = Target.cuda(tensor_cores=False, turning=True)
+CUDA = Target.cuda(tensor_cores=False, trials=("turning",))
 
 
 class Epilogue(nn.Module):

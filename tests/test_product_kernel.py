@@ -149,11 +149,27 @@ def test_a_batch_has_its_own_infinities() -> None:
     assert bool(y[1, :, 5].isinf().all()) and int((~y.isfinite()).sum()) == 40
 
 
+@pytest.mark.parametrize("layout", ["kk", "fk", "ff", "kf"])
+@pytest.mark.parametrize(("p", "q", "r"), [(140, 270, 130), (132, 5, 300), (1, 1, 1)])
+def test_one_term_is_as_exact_as_halves(layout: str, p: int, q: int, r: int) -> None:
+    a, b, exact = operands(layout, p, q, r)
+    y = product(layout, 128, a, b, 1, vectors=p % 4 == 0)
+    error = (y.double() - exact).norm() / exact.norm()
+    assert (5e-5 if p > 1 else 0) < float(error) < 6e-4
+
+
 @pytest.mark.parametrize("layout", ["kk", "ff"])
-def test_one_term_is_as_exact_as_halves(layout: str) -> None:
-    a, b, exact = operands(layout, 140, 130, 130)
-    error = (product(layout, 128, a, b, 1, vectors=False).double() - exact).norm() / exact.norm()
-    assert 5e-5 < float(error) < 6e-4
+def test_one_term_follows_rows_that_grow(layout: str) -> None:
+    """Each block of 64 a thousand times the one before, zeros first, and smaller again at last."""
+    a, b, _ = operands(layout, 132, 40, 300)
+    sizes = torch.tensor([0.0, 1.0, 2.0**12, 2.0**24, 2.0**-10]).repeat_interleave(64)[:300]
+    a = a * (sizes if layout[0] == "k" else sizes[:, None])
+    a[5 if layout[0] == "k" else slice(None), slice(None) if layout[0] == "k" else 5] *= 2.0**70
+    left, right = b if layout[1] == "k" else b.t(), a.t() if layout[0] == "k" else a
+    exact = left.double() @ right.double()
+    y = product(layout, 128, a, b, 1, vectors=True)
+    error = (y.double() - exact).norm(dim=0) / exact.norm(dim=0)
+    assert float(error.max()) < 6e-4
 
 
 def test_a_sum_of_nothing_is_zero() -> None:

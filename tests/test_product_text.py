@@ -90,7 +90,7 @@ def test_each_mode_comes_with_products_and_without(bundle: ModuleBundle) -> None
 
 def test_odd_rows_are_allocated_sixteen_bytes_apart(bundle: ModuleBundle) -> None:
     text = module_text(bundle)
-    wanted = "where_hi = torch.empty_strided((s0, 1001), (1008, 1), dtype=torch.float16"
+    wanted = "where_hi = _fw_memory((s0, 1001), (1008, 1), torch.float16, device)"
     assert wanted in text
 
 

@@ -22,7 +22,7 @@ from fusewright.module import arguments_of, load, optimized, owners_of
 from fusewright.pipeline import prepare
 from fusewright.plan import plan
 from fusewright.plan.steps import Call, Loop, Plan, Product
-from fusewright.product import Extents
+from fusewright.product import Extents, RawOperand
 from fusewright.product_cost import best_us, is_worthwhile, least_size, library_us
 from fusewright.rewrite import products, rewrite
 from fusewright.runtime import tensor_cores
@@ -256,7 +256,7 @@ def test_what_is_left_to_pytorch_says_why(function, x: Tensor, word: str) -> Non
     ],
 )
 def test_products_are_ours_where_that_pays(sizes: tuple[int, int, int], ours: bool) -> None:
-    assert is_worthwhile(Extents(*sizes)) == ours
+    assert is_worthwhile(Extents(*sizes), "float32") == ours
 
 
 def test_small_batches_are_left_to_the_plain_program() -> None:
@@ -401,32 +401,59 @@ class Layers(nn.Module):
         return self.second(near @ hidden).softmax(-1), hidden
 
 
-def test_emulated_modules_train_as_eager_does(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_emulated_modules_train_as_eager_does(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The emitted text over the CUDA source, with g++ for nvcc and three loops for the kernel."""
+    torch.manual_seed(0)
+    kind = getattr(torch, dtype)
     monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
-    monkeypatch.setattr(rendering, "HEADER", str(STUB))
+    monkeypatch.setattr(rendering, "product_header", lambda _: str(STUB))
     monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
-    model, x = Layers(), torch.randn(2, 3, 20)
-    prepared = prepare(model, (x,), modes=("train",), device=x.device, target=Target.cuda())
+    model, x = Layers().to(kind), torch.randn(2, 3, 20).to(kind)
+    target = Target.cuda(trials=("halves",))
+    prepared = prepare(model, (x,), modes=("train",), device=x.device, target=target)
     assert [each.name for each in prepared.modes] == ["train_products", "train"]
     kinds = {type(s) for each in (prepared.modes[0].forward,) for s in each.kernels}
     assert kinds == {Loop, Product}
+    assert {bool(each.terms) for each in prepared.source.entries} == {False, dtype == "float32"}
     modes = tuple(replace(each, owners=owners_of(model, "train")) for each in prepared.modes[:1])
     source = emulated(prepared.source)
     bundle = ModuleBundle("layers", "host", source, arguments_of(model, (x,)), modes)
     library = cases.compile_source(source, ("-O1", "-w"))
     fast = optimized(copy.deepcopy(model), load(bundle, library))
     for batch in (2, 3):
-        x = torch.randn(batch, 3, 20)
-        results = []
-        for each, given in ((fast, x), (model, x), (copy.deepcopy(model).double(), x.double())):
-            given = given.clone().requires_grad_()
-            made = each(given)
-            leaves = [given, *each.parameters()]
-            total = sum((out * torch.arange(out.numel()).view_as(out)).sum() for out in made)
-            results.append([*made, *torch.autograd.grad(total, leaves)])
-        for ours, eager, truth in zip(*results, strict=True):
-            assert ours.dtype == eager.dtype and ours.shape == eager.shape
-            torch.testing.assert_close(
-                ours.double(), truth, rtol=1e-5, atol=1e-5 * truth.abs().max().item()
-            )
+        x = torch.randn(batch, 3, 20).to(kind)
+        ours, eager, truth = (
+            trained(each, given)
+            for each, given in ((fast, x), (model, x), (copy.deepcopy(model).double(), x.double()))
+        )
+        for mine, theirs, exact in zip(ours, eager, truth, strict=True):
+            mine, theirs, exact = mine.detach(), theirs.detach(), exact.detach()
+            assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+            allowed = max(1e-6, 2.0 * float((theirs.double() - exact).norm() / exact.norm()))
+            assert float((mine.double() - exact).norm() / exact.norm()) <= allowed
+
+
+def trained(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Outputs and gradients, of the input's and of every parameter's."""
+    given = x.clone().requires_grad_()
+    made = model(given)
+    weights = (torch.arange(out.numel()).view_as(out) / out.numel() for out in made)
+    total = sum(
+        (out * weight.to(out.dtype)).sum() for out, weight in zip(made, weights, strict=True)
+    )
+    return [*made, *torch.autograd.grad(total, [given, *model.parameters()])]  # type: ignore[arg-type,list-item]
+
+
+def test_half_precision_products_end_in_their_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
+    given = {name: each.bfloat16() for name, each in linear(4096).items()}
+    x = torch.randn(2048, 1024).bfloat16()
+    program = rewrite(capture(Lambda(relu_layer, **given), (x,), mode="eval"))
+    graph = products.with_products(program.inference, program.example_sizes, halves=True)
+    (step,) = plan(graph, program.example_sizes).steps
+    assert isinstance(step, Product) and step.operators == ("mm", "add", "relu")
+    assert isinstance(step.kernel.b, RawOperand) and not step.kernel.b.free_major
+    assert step.bytes_moved == 2 * ((2048 + 4096) * 1024 + 4096 + 2048 * 4096)
+    without = products.with_products(program.inference, program.example_sizes)
+    assert not plan(without, program.example_sizes).products

@@ -12,7 +12,7 @@ from fusewright.codegen.form import Form, offset_text
 from fusewright.codegen.lanes import Computed
 from fusewright.ir import ONE, ZERO, Dim
 from fusewright.loop import Access, Apply, Load, Store
-from fusewright.optable import SCALAR_OPS, STORAGE_TYPES
+from fusewright.optable import REGISTER_TYPES, SCALAR_OPS, STORAGE_TYPES
 from fusewright.vectors import lane_accesses, lane_axis
 
 HALVES = ("float16", "bfloat16")
@@ -39,7 +39,7 @@ def lane_stride(form: Form, access: Access, element: bool) -> Dim:
 
 def holder(form: Form, item: Load, element: bool, lanes: str) -> str:
     if item.name == form.given:
-        return f"fw::Given<{STORAGE_TYPES[item.dtype]}, {lanes}>"
+        return f"fw::Given<{REGISTER_TYPES[item.dtype]}, {lanes}>"
     stride = lane_stride(form, item.access, element)
     kind = "Same" if stride == ZERO else "Unit" if stride == ONE else "Strided"
     return f"fw::{kind}<{STORAGE_TYPES[item.dtype]}, {lanes}>"

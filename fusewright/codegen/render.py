@@ -1,4 +1,4 @@
-"""`render`: loop kernels and their schedules, and products → one translation unit.
+"""`render`: kernels and their schedules → one translation unit.
 
 The needed files of `kernels/` are pasted in front, each once, so that the text includes nothing
 but the standard toolchain. The same kernels give the same text.
@@ -11,16 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fusewright.codegen.body import functor
+from fusewright.codegen.ending import Ended, ending_form
 from fusewright.codegen.entry import bind, entry, function
 from fusewright.codegen.form import Form, form
-from fusewright.codegen.product import HEADER, product_entry, product_form, product_lines
-from fusewright.codegen.source import Source
+from fusewright.codegen.product import product_entry, product_header, product_lines
+from fusewright.codegen.source import Entry, Source
 from fusewright.codegen.text import comment
+from fusewright.codegen.window import HEADER as WINDOW_HEADER
+from fusewright.codegen.window import window_entry, window_lines
 from fusewright.errors import CodegenError
 from fusewright.loop import Apply, LoopKernel
 from fusewright.optable import SCALAR_OPS
 from fusewright.product import ProductKernel
-from fusewright.schedule import ProductSchedule, Schedule, Target
+from fusewright.schedule import EndedSchedule, ProductSchedule, Schedule, Target, WindowSchedule
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 _LOCAL_INCLUDE = re.compile(r'#include "([a-z0-9_]+\.(?:hpp|cuh))"')
@@ -29,27 +32,40 @@ _LOCAL_INCLUDE = re.compile(r'#include "([a-z0-9_]+\.(?:hpp|cuh))"')
 def render(
     kernels: Sequence[tuple[LoopKernel, Schedule]],
     target: Target,
-    products: Sequence[tuple[ProductKernel, ProductSchedule]] = (),
+    ended: Sequence[tuple[Ended, EndedSchedule]] = (),
 ) -> Source:
-    """One translation unit with an entry per kernel and `fw_error_text`."""
+    """One translation unit with an entry per kernel and `fw_error_text`; `ended` are the kernels
+    that end in a loop."""
     forms = [form(kernel, schedule, target) for kernel, schedule in kernels]
-    epilogues = [product_form(kernel) for kernel, _ in products]
+    epilogues = [ending_form(kernel) for kernel, _ in ended]
     names = [each.kernel.name for each in (*forms, *epilogues)]
     if len(set(names)) != len(names):
         raise CodegenError(f"two kernels share a name: {sorted(names)}")
     lines: list[str] = []
     pasted: set[str] = set()
-    for root in _roots(forms, epilogues, target):
+    headers = [_header(kernel) for kernel, _ in ended]
+    for root in [*_roots(forms, epilogues, target), *sorted(set(headers))]:
         lines += flattened(root, pasted)
     for each in forms:
         lines += ["", *_kernel(each, target)]
-    for (kernel, schedule), epilogue in zip(products, epilogues, strict=True):
-        lines += ["", *product_lines(kernel, epilogue, schedule)]
-    text = "\n".join(lines) + "\n"
-    entries = [entry(each, target) for each in forms] + [
-        product_entry(each) for each, _ in products
-    ]
-    return Source(target.language, text, tuple(entries))
+    entries = [entry(each, target) for each in forms]
+    for (kernel, schedule), epilogue in zip(ended, epilogues, strict=True):
+        made, text = _ended(kernel, epilogue, schedule)
+        lines += ["", *text]
+        entries.append(made)
+    return Source(target.language, "\n".join(lines) + "\n", tuple(entries))
+
+
+def _header(kernel: Ended) -> str:
+    return product_header(kernel) if isinstance(kernel, ProductKernel) else WINDOW_HEADER
+
+
+def _ended(kernel: Ended, epilogue: Form, schedule: EndedSchedule) -> tuple[Entry, list[str]]:
+    if isinstance(kernel, ProductKernel):
+        assert isinstance(schedule, ProductSchedule)
+        return product_entry(kernel), product_lines(kernel, epilogue, schedule)
+    assert isinstance(schedule, WindowSchedule)
+    return window_entry(kernel), window_lines(kernel, epilogue, schedule)
 
 
 def _roots(forms: Sequence[Form], epilogues: Sequence[Form], target: Target) -> list[str]:
@@ -61,8 +77,7 @@ def _roots(forms: Sequence[Form], epilogues: Sequence[Form], target: Target) -> 
         return [*headers, "host.hpp"]
     kinds = [kind for kind in ("pointwise", "row", "column") if _uses(forms, kind)]
     kinds += ["transpose"] if any(each.is_tiled for each in forms) else []
-    drivers = [f"{kind}.cuh" for kind in kinds] + ([HEADER] if epilogues else [])
-    return [*headers, "lanes.cuh", *drivers]
+    return [*headers, "lanes.cuh", *(f"{kind}.cuh" for kind in kinds)]
 
 
 def _uses(forms: Sequence[Form], kind: str) -> bool:

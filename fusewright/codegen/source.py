@@ -11,7 +11,8 @@ from fusewright.ir import Dim
 class Entry:
     """`int name(void* argument…, int64_t symbol…, void* workspace, int where, void* stream)`.
 
-    A product takes `int64_t terms` after its symbols: 3 for float32's precision, 1 for TF32's.
+    What runs on tensor cores takes `int64_t terms` after its symbols: 3 for float32's precision, 1
+    for TF32's; `terms` says whose flags decide, those of "products" or of "convolutions".
 
     `where` is the device index (CUDA) or the number of threads (host); host ignores `stream`.
     It returns 0, or an error code that `fw_error_text(int)` puts into words. A null output
@@ -22,12 +23,12 @@ class Entry:
     arguments: tuple[str, ...]
     symbols: tuple[str, ...]
     workspace_bytes: Dim
-    terms: bool = False
+    terms: str = ""
 
     @property
     def numbers(self) -> int:
         """How many int64_t it takes."""
-        return len(self.symbols) + self.terms
+        return len(self.symbols) + bool(self.terms)
 
 
 @dataclass(frozen=True)

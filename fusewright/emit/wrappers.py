@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusewright.codegen.source import Entry
@@ -20,15 +20,22 @@ from fusewright.emit.python import (
 )
 from fusewright.emit.steps import Demands, WrapperCall, wants
 from fusewright.errors import CodegenError
-from fusewright.ir import TensorSpec
-from fusewright.plan.steps import Fused, Plan
+from fusewright.ir import ITEM_BYTES, Dim, TensorSpec, contiguous_strides
+from fusewright.plan.steps import Fused, Plan, inputs_of
+
+# Who decides how precise a kernel on tensor cores is.
+TERMS = {"products": "_fw_terms()", "convolutions": "_fw_convolution_terms()"}
+
+# Of values that share an allocation, in bytes: lines of the cache and widest accesses are whole.
+ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
 class Wrapper:
     """A kernel's function: `optional` where some caller leaves out some of its outputs.
 
-    `given` are the outputs for which some caller has memory of its own.
+    `given` are the outputs for which some caller has memory of its own. Those that lie `together`
+    are one allocation.
     """
 
     name: str
@@ -37,6 +44,7 @@ class Wrapper:
     outputs: tuple[TensorSpec, ...]
     optional: bool
     given: frozenset[int] = frozenset()
+    together: bool = False
 
     @property
     def output_names(self) -> list[str]:
@@ -61,6 +69,7 @@ def wrappers_of(
     steps = [(step, plan, found) for plan, found in plans for step in plan.kernels]
     keys = {step: (step.kernel.name, _output_specs(step, plan)) for step, plan, _ in steps}
     partial = {keys[step] for step, _, found in steps if wants(step, found) is not None}
+    apart = {keys[step] for step, plan, _ in steps if not _may_lie_together(step, plan)}
     given: dict[tuple[str, tuple[TensorSpec, ...]], set[int]] = {}
     for step, held in targets.items():
         given.setdefault(keys[step], set()).update(step.outputs.index(value) for value in held)
@@ -74,7 +83,10 @@ def wrappers_of(
             name = _wrapper_name(step.name, names)
             names.add(name)
             into = frozenset(given.get(key, ()))
-            made[key] = Wrapper(name, step, entries[kernel], outputs, key in partial, into)
+            together = key not in apart and key not in partial and not into
+            made[key] = Wrapper(
+                name, step, entries[kernel], outputs, key in partial, into, together
+            )
     return {step: made[key] for step, key in keys.items()}
 
 
@@ -94,6 +106,29 @@ def calls_of(
 def _output_specs(step: Fused, plan: Plan) -> tuple[TensorSpec, ...]:
     specs = dict(plan.specs)
     return tuple(specs[name] for name in step.outputs)
+
+
+def _may_lie_together(step: Fused, plan: Plan) -> bool:
+    """Whether kernels alone read the outputs, and each of these kernels all of them.
+
+    Then nothing asks more of them than where they are, and they are done with at the same time.
+    """
+    made, specs = frozenset(step.outputs), _output_specs(step, plan)
+    readers = [each for each in plan.steps if made & set(inputs_of(each))]
+    return (
+        len(made) > 1
+        and bool(readers)
+        and made.isdisjoint(plan.outputs)
+        and all(isinstance(each, Fused) and made <= set(each.inputs) for each in readers)
+        # A wrapper asks its first tensor for the device.
+        and not any(inputs_of(each)[0] in made for each in readers)
+        and all(each.strides == contiguous_strides(each.shape) for each in specs)
+        and all(size.divided_by(ALIGNMENT) is not None for size in _bytes_of(specs)[:-1])
+    )
+
+
+def _bytes_of(specs: Sequence[TensorSpec]) -> list[Dim]:
+    return [each.numel * ITEM_BYTES[each.dtype] for each in specs]
 
 
 def _wrapper_name(name: str, taken: set[str]) -> str:
@@ -121,14 +156,10 @@ def wrapper_lines(wrapper: Wrapper, language: str) -> list[str]:
         parameters.append(f"want={row('True' for _ in outputs)}")
     parameters += [f"{outputs[index]}=None" for index in sorted(wrapper.given)]
     body = [f"device = {inputs[0]}.device"] if inputs else []
-    for index, (name, spec) in enumerate(zip(outputs, wrapper.outputs, strict=True)):
-        lines = _allocation(name, spec, f"want[{index}]" if wrapper.optional else "")
-        if index in wrapper.given:
-            lines = [f"if {name} is None:", *indented(lines)]
-        body += lines
+    body += _allocations(wrapper)
     if entry.workspace_bytes.factor:
         size = f"({entry.workspace_bytes},)"
-        body += call("workspace", "torch.empty", [size, "dtype=torch.uint8", "device=device"])
+        body += call("workspace", "_fw_memory", [size, "(1,)", "torch.uint8", "device"])
     body += _launch(wrapper, language, inputs, outputs)
     body.append(f"return {', '.join(outputs)}")
     return function(wrapper.name, parameters, _doc(step), body)
@@ -142,12 +173,33 @@ def _doc(step: Fused) -> str:
     )
 
 
+def _allocations(wrapper: Wrapper) -> list[str]:
+    """Memory for the outputs."""
+    if wrapper.together:
+        return _one_allocation(wrapper.output_names, _bytes_of(wrapper.outputs))
+    lines = []
+    for index, (name, spec) in enumerate(zip(wrapper.output_names, wrapper.outputs, strict=True)):
+        own = _allocation(name, spec, f"want[{index}]" if wrapper.optional else "")
+        lines += [f"if {name} is None:", *indented(own)] if index in wrapper.given else own
+    return lines
+
+
+def _one_allocation(names: Sequence[str], sizes: Sequence[Dim]) -> list[str]:
+    whole = " + ".join(map(str, sizes))
+    lines = ["# Kernels alone read these: one allocation holds them all."]
+    lines += call(names[0], "_fw_memory", [f"({whole},)", "(1,)", "torch.uint8", "device"])
+    before = f"{names[0]}.data_ptr()"
+    for name, size in zip(names[1:], sizes, strict=False):
+        lines += call(name, "_FwAddress", [f"{before} + {size}"])
+        before = name
+    return lines
+
+
 def _allocation(name: str, spec: TensorSpec, wanted: str) -> list[str]:
+    args = [dims(spec.shape), dims(spec.strides), dtype(spec.dtype), "device"]
     if wanted:
-        args = [wanted, dims(spec.shape), dims(spec.strides), dtype(spec.dtype), "device"]
-        return call(name, "_fw_wanted", args)
-    args = [dims(spec.shape), dims(spec.strides), f"dtype={dtype(spec.dtype)}", "device=device"]
-    return call(name, "torch.empty_strided", args)
+        return call(name, "_fw_wanted", [wanted, *args])
+    return call(name, "_fw_memory", args)
 
 
 def _launch(wrapper: Wrapper, language: str, inputs: list[str], outputs: list[str]) -> list[str]:
@@ -155,7 +207,7 @@ def _launch(wrapper: Wrapper, language: str, inputs: list[str], outputs: list[st
     pointers = [f"{name}.data_ptr()" for name in inputs]
     kept = "_fw_pointer({})" if wrapper.optional else "{}.data_ptr()"
     pointers += [kept.format(name) for name in outputs]
-    numbers = [*entry.symbols, *(["_fw_terms()"] if entry.terms else [])]
+    numbers = [*entry.symbols, *([TERMS[entry.terms]] if entry.terms else [])]
     workspace = "workspace.data_ptr()" if entry.workspace_bytes.factor else "None"
     where = ["_fw_threads()", "None"]
     if language == "cuda":

@@ -72,14 +72,37 @@ __device__ __forceinline__ void copy_word(uint32_t to, const float* from, bool i
                :: "r"(to), "l"(from), "r"(inside ? 4 : 0) : "memory");
 }
 
-// To shared memory. kPlace keeps the compiler from merging stores of different places into one whose
-// register it would have to index.
+// From global memory that no one writes meanwhile, or zeros where `inside` is false; no branch, so
+// that many of them travel together.
+__device__ __forceinline__ float load_if(const float* from, bool inside) {
+  float x;
+  asm("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.f32 %0, 0f00000000;\n"
+      "@p ld.global.nc.f32 %0, [%1];\n}"
+      : "=f"(x) : "l"(from), "r"(int(inside)));
+  return x;
+}
+__device__ __forceinline__ void load_four_if(float* x, const float* from, bool inside) {
+  asm("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+      "mov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\n"
+      "mov.f32 %2, 0f00000000;\nmov.f32 %3, 0f00000000;\n"
+      "@p ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
+      : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "l"(from), "r"(int(inside)));
+}
+
+// To shared memory. kPlace keeps the compiler from merging stores of different places into one
+// whose register it would have to index.
 template <int kPlace>
 __device__ __forceinline__ void store_shared(uint32_t to, float x) {
   asm volatile("st.shared.f32 [%0], %1;  // %2" :: "r"(to), "f"(x), "n"(kPlace) : "memory");
 }
 
-// Makes this thread's own stores to shared memory visible to wgmma; before the barrier that says so.
+// Two 16-bit numbers to shared memory.
+__device__ __forceinline__ void store_pair(uint32_t to, uint32_t pair) {
+  asm volatile("st.shared.b32 [%0], %1;" :: "r"(to), "r"(pair) : "memory");
+}
+
+// wgmma reads by another way than threads write: it sees a thread's stores to shared memory once
+// the thread has published them and then arrived at a barrier.
 __device__ __forceinline__ void publish_stores() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -206,8 +229,11 @@ __device__ __forceinline__ void multiply(float (&sum)[88], const uint32_t (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(int(kFreeMajorB)));
 }
 
-// The same with a in shared memory too. a and b are tiles' descriptors; each may have its free index
-// contiguous. The last arguments of the macro are the operands' places after those of the sums.
+// The same with a in shared memory too. a and b are tiles' descriptors; each may have its free
+// index contiguous. The macro's numbers are the operands' places, after those of the sums.
+#define FW_SIXTEEN_NAMES "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define FW_THIRTY_TWO_NAMES                                                               \
+  FW_SIXTEEN_NAMES ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define FW_NEXT_SIXTY_FOUR                                                                \
   FW_EIGHT(64), FW_EIGHT(72), FW_EIGHT(80), FW_EIGHT(88), FW_EIGHT(96), FW_EIGHT(104),    \
       FW_EIGHT(112), FW_EIGHT(120)
@@ -222,6 +248,12 @@ __device__ __forceinline__ void multiply(float (&sum)[88], const uint32_t (&a)[4
                ", " b_at ", p, 1, 1, " major_a_at ", " major_b_at ";\n}"                          \
                : __VA_ARGS__                                                                      \
                : "l"(a), "l"(b), "r"(add), "n"(int(kFreeMajorA)), "n"(int(kFreeMajorB)))
+#define FW_MULTIPLY_32(type)                                                                      \
+  FW_MULTIPLY_SHARED("m64n32k16", type, FW_SIXTEEN_NAMES, "%16", "%17", "%18", "%19", "%20",      \
+                     FW_EIGHT(0), FW_EIGHT(8))
+#define FW_MULTIPLY_64(type)                                                                      \
+  FW_MULTIPLY_SHARED("m64n64k16", type, FW_THIRTY_TWO_NAMES, "%32", "%33", "%34", "%35", "%36",   \
+                     FW_EIGHT(0), FW_EIGHT(8), FW_EIGHT(16), FW_EIGHT(24))
 #define FW_MULTIPLY_128(type)                                                                     \
   FW_MULTIPLY_SHARED("m64n128k16", type, FW_SIXTY_FOUR_NAMES, "%64", "%65", "%66", "%67", "%68",  \
                      FW_SIXTY_FOUR)
@@ -229,10 +261,24 @@ __device__ __forceinline__ void multiply(float (&sum)[88], const uint32_t (&a)[4
   FW_MULTIPLY_SHARED("m64n256k16", type, FW_SIXTY_FOUR_NAMES "," FW_NEXT_SIXTY_FOUR_NAMES,        \
                      "%128", "%129", "%130", "%131", "%132", FW_SIXTY_FOUR, FW_NEXT_SIXTY_FOUR)
 
+template <bool kFreeMajorB>
+__device__ __forceinline__ void multiply(float (&sum)[128], const uint32_t (&a)[4], uint64_t b,
+                                         int add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" FW_SIXTY_FOUR_NAMES
+      "," FW_NEXT_SIXTY_FOUR_NAMES "}, {%128,%129,%130,%131}, %132, p, 1, 1, %134;\n}"
+      : FW_SIXTY_FOUR, FW_NEXT_SIXTY_FOUR
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(int(kFreeMajorB)));
+}
+
 template <class T, bool kFreeMajorA, bool kFreeMajorB, int kSums>
 __device__ __forceinline__ void multiply_shared(float (&sum)[kSums], uint64_t a, uint64_t b,
                                                 int add) {
-  static_assert(kSums == 64 || kSums == 128, "128 or 256 columns of b");
+  constexpr bool kFew = (kSums == 16 || kSums == 32) && std::is_same_v<T, half>;
+  static_assert(kFew || kSums == 64 || kSums == 128, "128 or 256 columns of b; of half also 32, 64");
+  if constexpr (kSums == 16) FW_MULTIPLY_32("f16");
+  if constexpr (kSums == 32) FW_MULTIPLY_64("f16");
   if constexpr (kSums == 64 && std::is_same_v<T, half>) FW_MULTIPLY_128("f16");
   if constexpr (kSums == 64 && std::is_same_v<T, bf16>) FW_MULTIPLY_128("bf16");
   if constexpr (kSums == 128 && std::is_same_v<T, half>) FW_MULTIPLY_256("f16");
@@ -242,9 +288,13 @@ __device__ __forceinline__ void multiply_shared(float (&sum)[kSums], uint64_t a,
 #undef FW_EIGHT
 #undef FW_SIXTY_FOUR
 #undef FW_SIXTY_FOUR_NAMES
+#undef FW_SIXTEEN_NAMES
+#undef FW_THIRTY_TWO_NAMES
 #undef FW_NEXT_SIXTY_FOUR
 #undef FW_NEXT_SIXTY_FOUR_NAMES
 #undef FW_MULTIPLY_SHARED
+#undef FW_MULTIPLY_32
+#undef FW_MULTIPLY_64
 #undef FW_MULTIPLY_128
 #undef FW_MULTIPLY_256
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "sm90.cuh"
+#include "sm90_launch.cuh"
 
 namespace fw {
 

@@ -8,11 +8,11 @@
 //
 // A thread block stays for many tiles of 128 × kTileRows. Two warpgroups split and multiply, 64 of
 // the tile's columns p each, and take turns: while one's products run, the other adds up its last
-// block and splits its next. The third warpgroup loads. With `terms` 1 only a_hi·b_hi is taken:
-// TF32's accuracy.
+// block and splits its next. The third warpgroup loads. With `terms` 1 only a_hi·b_hi is taken
+// (sm90_once.cuh).
 #pragma once
 
-#include "sm90_load.cuh"
+#include "sm90_once.cuh"
 
 namespace fw {
 
@@ -60,7 +60,7 @@ struct MatrixResult {
 };
 
 // Starts a block's products into `sum`, from zero. Those with lower halves are a group of their own.
-template <int kTerms, bool kFreeMajorA, bool kFreeMajorB, int kSums>
+template <bool kFreeMajorA, bool kFreeMajorB, int kSums>
 __device__ __forceinline__ void multiply_block(float (&sum)[kSums],
                                                const BlockFragments<kFreeMajorA>& a,
                                                const char* b, int half_bytes) {
@@ -68,17 +68,15 @@ __device__ __forceinline__ void multiply_block(float (&sum)[kSums],
   const uint64_t hi = tile_descriptor(b, kFreeMajorB ? 64 * kTileDepth * 2 : 0);
   const uint64_t lo = hi + half_bytes / 16;
   begin_products();
-  if constexpr (kTerms == 3) {
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      multiply<kFreeMajorB>(sum, a.halves[step].lo, hi + step * kStep, step > 0);
-      multiply<kFreeMajorB>(sum, a.halves[step].hi, lo + step * kStep, 1);
-    }
-    commit_products();
-  }
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
-    multiply<kFreeMajorB>(sum, a.halves[step].hi, hi + step * kStep, kTerms == 3 || step > 0);
+    multiply<kFreeMajorB>(sum, a.halves[step].lo, hi + step * kStep, step > 0);
+    multiply<kFreeMajorB>(sum, a.halves[step].hi, lo + step * kStep, 1);
+  }
+  commit_products();
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    multiply<kFreeMajorB>(sum, a.halves[step].hi, hi + step * kStep, 1);
   }
   commit_products();
 }
@@ -86,11 +84,10 @@ __device__ __forceinline__ void multiply_block(float (&sum)[kSums],
 // A long sum of equal signs would lose bits: every so many blocks it is set aside.
 constexpr int kBlocksPerPart = 128;
 
-// A warpgroup that multiplies.
-template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class Body>
-__device__ __forceinline__ void multiply_blocks(ProductShared<kTileRows>& shared, const Body& body,
-                                                const RawOperand& a, const SplitOperand& b,
-                                                const ProductSizes& sizes) {
+// A warpgroup that multiplies. `finish(total, row, tile)` takes the sums of a whole tile.
+template <bool kFreeMajorA, bool kContractedRowsB, int kTileRows, class Finish>
+__device__ __forceinline__ void multiply_blocks(ProductShared<3, kTileRows>& shared,
+                                                const ProductSizes& sizes, const Finish& finish) {
   constexpr int kSums = kTileRows / 2;
   const int mine = 1 + threadIdx.x / 128, other = 3 - mine;
   const bool speaks = threadIdx.x % 32 == 0;
@@ -121,9 +118,9 @@ __device__ __forceinline__ void multiply_blocks(ProductShared<kTileRows>& shared
       wait(&shared.loaded_b[from_b.stage], from_b.parity);
       // A tile's first block comes out of turn: the other warpgroup may still be finishing its last.
       if (block > 0) await_turn(mine);
-      multiply_block<kTerms, kFreeMajorA, kContractedRowsB>(
-          sum, fragments, shared.b[from_b.stage][0], shared.kHalfBytes);
-      if constexpr (kTerms == 3) await_products<1>();
+      multiply_block<kFreeMajorA, kContractedRowsB>(sum, fragments, shared.b[from_b.stage][0],
+                                                    shared.kHalfBytes);
+      await_products<1>();
       if (block > 0) give_turn(other);
       // The next block is read as registers come free: the lower halves' now, the others' then.
       wait(&shared.loaded_a[from_a.stage], from_a.parity);
@@ -148,13 +145,7 @@ __device__ __forceinline__ void multiply_blocks(ProductShared<kTileRows>& shared
 #pragma unroll
       for (int i = 0; i < kSums; ++i) total[i] += parts[i];
     }
-    int batch, p, q;
-    sizes.place(tile, batch, p, q);
-    const MatrixResult<kContractedRowsB> result = {
-        a, b, batch, sizes.columns, sizes.rows, sizes.contracted, sizes.vectors};
-    const int first = 64 * (mine - 1);
-    finish_tile(total, reader.row - first, shared.finished[mine - 1], 2 + mine, p + first, q, body,
-                result);
+    finish(total, reader.row, tile);
   }
   if (mine == 1) await_turn(1);  // what the other gave last
 }
@@ -166,7 +157,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
                    const __grid_constant__ CUtensorMap map_hi,
                    const __grid_constant__ CUtensorMap map_lo) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Shared = ProductShared<kTileRows>;
+  using Shared = ProductShared<kTerms, kTileRows>;
   extern __shared__ __align__(1024) char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
@@ -185,24 +176,35 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   __syncthreads();
   if (threadIdx.x >= kProductThreads - kLoadThreads) {
     leave_registers<40>();
-    load_blocks<kTileRows, kFreeMajorA, kContractedRowsB>(shared, a, b.inverse, &map_a, &map_hi,
-                                                          &map_lo, sizes);
+    load_blocks<kFreeMajorA, kContractedRowsB>(shared, a, b.inverse, &map_a, &map_hi, &map_lo,
+                                               sizes);
   } else {
     take_registers<232>();
-    multiply_blocks<kTerms, kTileRows, kFreeMajorA, kContractedRowsB>(shared, body, a, b, sizes);
+    const int group = threadIdx.x / 128;
+    const auto finish = [&](const auto& total, int row, int tile) {
+      int batch, p, q;
+      sizes.place(tile, batch, p, q);
+      const MatrixResult<kContractedRowsB> result = {
+          a, b, batch, sizes.columns, sizes.rows, sizes.contracted, sizes.vectors};
+      finish_tile(total, row - 64 * group, shared.finished[group], 3 + group, p + 64 * group, q,
+                  body, result);
+    };
+    if constexpr (kTerms == 3) {
+      multiply_blocks<kFreeMajorA, kContractedRowsB>(shared, sizes, finish);
+    } else {
+      multiply_once<kFreeMajorA, kContractedRowsB>(shared, sizes, finish);
+    }
   }
 #else
   __trap();  // built for another architecture than sm_90a, and yet called
 #endif
 }
 
-// `vectors`: whether the epilogue's tensors are aligned for four columns at a time.
-template <int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class Body>
-int product(const Body& body, bool vectors, const RawOperand& a, const SplitOperand& b,
-            const ProductExtents& of, int64_t terms, int device, void* stream) {
-  using Shared = ProductShared<kTileRows>;
-  static_assert(int(sizeof(Shared)) <= 227 * 1024, "more shared memory than a block can have");
-  if (of.columns == 0 || of.rows == 0 || of.batches == 0) return 0;
+template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class Body>
+int launch_product(const Body& body, bool vectors, const RawOperand& a, const SplitOperand& b,
+                   const ProductExtents& of, int device, void* stream) {
+  using Shared = ProductShared<kTerms, kTileRows>;
+  static_assert(int(sizeof(Shared)) <= kSharedBytes, "more shared memory than a block can have");
   const OnDevice here(device);
   const int64_t outer = kFreeMajorA ? a.contracted_stride : a.free_stride;
   const int64_t inner = kFreeMajorA ? a.free_stride : a.contracted_stride;
@@ -213,7 +215,7 @@ int product(const Body& body, bool vectors, const RawOperand& a, const SplitOper
   const ProductSizes sizes = {
       int(of.columns), int(of.rows), int(of.contracted), int(of.batches),
       tiles(of.columns, kTileColumns), tiles(of.rows, kTileRows), tiles(of.contracted, kTileDepth),
-      kTileRows, int(terms), gather, vectors};
+      kTileRows, gather, vectors};
   CUtensorMap map_a{}, map_hi{}, map_lo{};
   const Matrices raw = {kFreeMajorA ? of.columns : of.contracted,
                         kFreeMajorA ? of.contracted : of.columns, outer,
@@ -225,19 +227,28 @@ int product(const Body& body, bool vectors, const RawOperand& a, const SplitOper
   // A sum of nothing loads nothing, and the copy engine refuses to describe it.
   const bool mapped =
       of.contracted == 0 ||
-      (gather || matrix_map(map_a, a.data, raw, 32, kFreeMajorA ? kTileDepth : kTileColumns)) &&
-          matrix_map(map_hi, b.hi, halves, 64, box_rows) &&
-          matrix_map(map_lo, b.lo, halves, 64, box_rows);
+      ((gather || matrix_map(map_a, a.data, raw, 32, kFreeMajorA ? kTileDepth : kTileColumns)) &&
+       matrix_map(map_hi, b.hi, halves, 64, box_rows) &&
+       (kTerms == 1 || matrix_map(map_lo, b.lo, halves, 64, box_rows)));
   if (!mapped) return static_cast<int>(cudaErrorInvalidValue);
-  const auto kernel = terms == 3 ? product_kernel<3, kTileRows, kFreeMajorA, kContractedRowsB, Body>
-                                 : product_kernel<1, kTileRows, kFreeMajorA, kContractedRowsB, Body>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(sizeof(Shared)));
-  int processors = 0;
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  const int blocks = min(processors, sizes.batches * sizes.tiles_p * sizes.tiles_q);
+  const auto kernel = product_kernel<kTerms, kTileRows, kFreeMajorA, kContractedRowsB, Body>;
+  static Persistent persistent;
+  const int64_t all = int64_t(sizes.batches) * sizes.tiles_p * sizes.tiles_q;
+  const int blocks = persistent.blocks(kernel, all, device);
   kernel<<<blocks, kProductThreads, int(sizeof(Shared)), static_cast<cudaStream_t>(stream)>>>(
       body, a, b, sizes, map_a, map_hi, map_lo);
   return static_cast<int>(cudaGetLastError());
+}
+
+// `vectors`: whether the epilogue's tensors are aligned for four columns at a time.
+template <int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class Body>
+int product(const Body& body, bool vectors, const RawOperand& a, const SplitOperand& b,
+            const ProductExtents& of, int64_t terms, int device, void* stream) {
+  if (of.columns == 0 || of.rows == 0 || of.batches == 0) return 0;
+  const auto launch =
+      terms == 3 ? launch_product<3, kTileRows, kFreeMajorA, kContractedRowsB, Body>
+                 : launch_product<1, kOnceTileRows, kFreeMajorA, kContractedRowsB, Body>;
+  return launch(body, vectors, a, b, of, device, stream);
 }
 
 }  // namespace fw

@@ -1,55 +1,22 @@
 // What a product is made of, and the warpgroup that brings its blocks into shared memory.
 #pragma once
 
-#include "product_operands.cuh"
-#include "sm90_finish.cuh"
 #include "sm90_split.cuh"
 
 namespace fw {
 
-constexpr int kProductThreads = 384;
-constexpr int kLoadThreads = 128;
-constexpr int kTileGroup = 8;  // tiles along q whose b is shared by the blocks that run together
-
-template <int kTileRows>
+// With three terms b has both halves, with one only the upper.
+template <int kTerms, int kTileRows>
 struct ProductShared {
+  static constexpr int kHalves = kTerms == 3 ? 2 : 1;
   static constexpr int kChunks = (kTileRows + 63) / 64;  // of b, where its free index is contiguous
   static constexpr int kHalfBytes = kChunks * 64 * kTileDepth * 2;
-  static constexpr int kStagesA = 2, kStagesB = 3;
+  static constexpr int kStagesA = 2, kStagesB = kTerms == 3 ? 3 : 4;
   char a[kStagesA][kRawBytes];
-  char b[kStagesB][2][kHalfBytes];
+  char b[kStagesB][kHalves][kHalfBytes];
   float factors[kStagesA][kTileDepth];
   float finished[2][kFinishRows][kFinishStride];
   uint64_t loaded_a[kStagesA], read_a[kStagesA], loaded_b[kStagesB], done_b[kStagesB];
-};
-
-struct ProductSizes {
-  int columns, rows, contracted, batches;  // of p, q, r and the products side by side
-  int tiles_p, tiles_q, blocks, tile_rows;
-  int terms;
-  bool gather;   // a's layout is not one that the copy engine takes
-  bool vectors;  // the epilogue may take four columns at a time
-
-  __device__ __forceinline__ int tiles() const { return batches * tiles_p * tiles_q; }
-  // The batch, first column and row of a tile. Tiles that run together share few rows of a and b.
-  __device__ __forceinline__ void place(int tile, int& batch, int& p, int& q) const {
-    batch = tile / (tiles_p * tiles_q);
-    tile -= batch * tiles_p * tiles_q;
-    const int group = tile / (tiles_p * kTileGroup);
-    const int first = group * kTileGroup, rest = tile - first * tiles_p;
-    const int width = max(1, min(kTileGroup, tiles_q - first));
-    p = rest / width * kTileColumns;
-    q = (first + rest % width) * tile_rows;
-  }
-};
-
-// The stages that blocks go through, round and round.
-template <int kStages>
-struct Ring {
-  int stage = 0, parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
 };
 
 // A block of a in chunks whose rows are 128 bytes, swizzled; by one thread.
@@ -91,14 +58,14 @@ __device__ __forceinline__ void gather_raw(char* to, const RawOperand& a, const 
   }
 }
 
-template <int kTileRows, bool kContractedRowsB>
-__device__ __forceinline__ void copy_halves(ProductShared<kTileRows>& shared, int stage,
+template <bool kContractedRowsB, int kTerms, int kTileRows>
+__device__ __forceinline__ void copy_halves(ProductShared<kTerms, kTileRows>& shared, int stage,
                                             const CUtensorMap* hi, const CUtensorMap* lo, int q,
-                                            int r, int batch, int halves) {
+                                            int r, int batch) {
   constexpr int kBytes = kContractedRowsB ? shared.kHalfBytes : kTileRows * kTileDepth * 2;
   uint64_t* loaded = &shared.loaded_b[stage];
-  arrive_expecting(loaded, halves * kBytes);
-  for (int half = 0; half < halves; ++half) {
+  arrive_expecting(loaded, shared.kHalves * kBytes);
+  for (int half = 0; half < shared.kHalves; ++half) {
     const CUtensorMap* map = half ? lo : hi;
     char* to = shared.b[stage][half];
     if constexpr (kContractedRowsB) {
@@ -112,13 +79,12 @@ __device__ __forceinline__ void copy_halves(ProductShared<kTileRows>& shared, in
 }
 
 // The warpgroup that loads; a's blocks come with the factors of b's rows where those are contracted.
-template <int kTileRows, bool kFreeMajorA, bool kContractedRowsB>
-__device__ __forceinline__ void load_blocks(ProductShared<kTileRows>& shared, const RawOperand& a,
-                                            const float* inverse_b, const CUtensorMap* map_a,
-                                            const CUtensorMap* map_hi, const CUtensorMap* map_lo,
-                                            const ProductSizes& sizes) {
+template <bool kFreeMajorA, bool kContractedRowsB, int kTerms, int kTileRows>
+__device__ __forceinline__ void load_blocks(ProductShared<kTerms, kTileRows>& shared,
+                                            const RawOperand& a, const float* inverse_b,
+                                            const CUtensorMap* map_a, const CUtensorMap* map_hi,
+                                            const CUtensorMap* map_lo, const ProductSizes& sizes) {
   const int thread = threadIdx.x % kLoadThreads;
-  const int halves = sizes.terms == 3 ? 2 : 1;
   // Whoever does not take part must not wait either: a barrier may be two phases ahead of it.
   if (thread != 0 && !kContractedRowsB && !sizes.gather) return;
   Ring<shared.kStagesA> to_a;
@@ -131,8 +97,7 @@ __device__ __forceinline__ void load_blocks(ProductShared<kTileRows>& shared, co
     for (int r = 0; r < sizes.contracted; r += kTileDepth, to_a.advance(), to_b.advance()) {
       wait(&shared.done_b[to_b.stage], to_b.parity ^ 1);
       if (thread == 0) {
-        copy_halves<kTileRows, kContractedRowsB>(shared, to_b.stage, map_hi, map_lo, q, r, batch,
-                                                 halves);
+        copy_halves<kContractedRowsB>(shared, to_b.stage, map_hi, map_lo, q, r, batch);
       }
       char* block = shared.a[to_a.stage];
       uint64_t* loaded = &shared.loaded_a[to_a.stage];

@@ -4,12 +4,10 @@
 // contracted indices, and brings the row's largest magnitude to about 2^14.
 #pragma once
 
-#include "sm90.cuh"
+#include "sm90_tiles.cuh"
 
 namespace fw {
 
-constexpr int kTileDepth = 64;    // contracted indices of a block, four steps of 16
-constexpr int kTileColumns = 128;  // of the result: 64 for each warpgroup that multiplies
 constexpr int kRawBytes = kTileColumns * kTileDepth * 4;
 
 // The halves of a thread's part of a step: two rows, four contracted indices of each.
@@ -105,22 +103,36 @@ struct BlockFragments {
       }
     }
   }
+  // The largest magnitude of a row, 0 or 1, of this block.
+  __device__ __forceinline__ float largest(int row) const {
+    float of_step[4];
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const float* here = x[step] + 2 * row;
+      of_step[step] =
+          fmaxf(fmaxf(fabsf(here[0]), fabsf(here[1])), fmaxf(fabsf(here[4]), fabsf(here[5])));
+    }
+    float most = fmaxf(fmaxf(of_step[0], of_step[1]), fmaxf(of_step[2], of_step[3]));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));  // four threads share a row
+    return fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+  }
+  // Upper halves alone.
+  __device__ __forceinline__ void round(const float (&scale)[2]) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float s = scale[i % 2];
+        halves[step].hi[i] = two_halves(x[step][2 * i] * s, x[step][2 * i + 1] * s);
+      }
+    }
+  }
   // `folded`: fold() came before.
   __device__ __forceinline__ void split(bool folded) {
     float scale[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      float of_step[4];
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        const float* here = x[step] + 2 * row;
-        of_step[step] = fmaxf(fmaxf(fabsf(here[0]), fabsf(here[1])),
-                              fmaxf(fabsf(here[4]), fabsf(here[5])));
-      }
-      float most = fmaxf(fmaxf(of_step[0], of_step[1]), fmaxf(of_step[2], of_step[3]));
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));  // four threads share a row
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-      scale[row] = scale_for(most);
+      scale[row] = scale_for(largest(row));
       inverse[row] = inverse_of(scale[row]) * (folded ? 1.f / kHalfReach : 1.f);
     }
 #pragma unroll

@@ -12,10 +12,10 @@ from fusewright.ir import Graph, Node, TensorSpec
 from fusewright.loop import Apply, Load, LoopKernel, Reduce, Store
 from fusewright.plan.assemble import kernel_of
 from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_operations
+from fusewright.plan.endings import ended_step, ends, epilogues
 from fusewright.plan.fuse import Group, fuse, memory_readers, needed_views
-from fusewright.plan.products import ends, epilogues, product_step
 from fusewright.plan.reasons import reason
-from fusewright.plan.steps import Call, Loop, Plan, Product, Step, View, inputs_of
+from fusewright.plan.steps import Call, Ended, Loop, Plan, Product, Step, View, Window, inputs_of
 from fusewright.plan.values import Values, is_pointwise, is_view
 from fusewright.plan.wide import split_wide_reductions
 from fusewright.rewrite.views import is_opaque_view
@@ -35,7 +35,7 @@ def plan(graph: Graph, sizes: Mapping[str, int], turning: bool = False) -> Plan:
     steps: list[Step] = [_loop(values, group, stored) for group in taken.loops]
     for node in graph.nodes:
         if node.name in values.products:
-            steps.append(_product(values, node, taken.of.get(node.name), stored))
+            steps.append(_ended(values, node, taken.of.get(node.name), stored))
         elif is_view(node):
             if node.name in views:
                 steps.append(View(_as_reshape(node)))
@@ -75,9 +75,11 @@ def _stored(
     return frozenset(read)
 
 
-def _product(values: Values, node: Node, group: Group | None, stored: frozenset[str]) -> Product:
-    step = product_step(values, node, group, stored)
+def _ended(values: Values, node: Node, group: Group | None, stored: frozenset[str]) -> Ended:
+    step = ended_step(values, node, group, stored)
     name = loop_name(step.operators)
+    if isinstance(step, Window):
+        return replace(step, name=name, kernel=replace(step.kernel, name=name))
     return replace(step, name=name, kernel=replace(step.kernel, name=name))
 
 
@@ -219,4 +221,4 @@ def _has_spec(values: Values, name: str) -> bool:
     return name in values.inputs or values.nodes[name].spec is not None
 
 
-__all__ = ["Call", "Loop", "Plan", "Product", "View", "plan"]
+__all__ = ["Call", "Loop", "Plan", "Product", "View", "Window", "plan"]

@@ -9,6 +9,7 @@ from fusewright.ir import ITEM_BYTES, ZERO, Node, Ref, TensorSpec
 from fusewright.loop import Access, Apply, Load, LoopKernel, Reduce, Store, level
 from fusewright.optable import SCALAR_OPS
 from fusewright.product import ProductKernel, SplitOperand
+from fusewright.window import WindowKernel
 
 
 def _points(kernel: LoopKernel, where: Access, sizes: Mapping[str, int]) -> int:
@@ -46,8 +47,21 @@ def loop_operations(kernel: LoopKernel, sizes: Mapping[str, int]) -> int:
     return total
 
 
-def product_bytes(kernel: ProductKernel, sizes: Mapping[str, int]) -> int:
+def ended_bytes(kernel: ProductKernel | WindowKernel, sizes: Mapping[str, int]) -> int:
     """Each operand once, and what the epilogue reads and writes beside the product."""
+    beside = loop_bytes(kernel.epilogue, sizes) - _given_bytes(kernel, sizes)
+    if isinstance(kernel, ProductKernel):
+        return _product_operands(kernel, sizes) + beside
+    of = kernel.geometry
+    return 4 * (of.source_elements(sizes) + of.filter_elements) + beside
+
+
+def _given_bytes(kernel: ProductKernel | WindowKernel, sizes: Mapping[str, int]) -> int:
+    numbers = math.prod(axis.size.at(sizes) for axis in kernel.epilogue.outer)
+    return ITEM_BYTES[kernel.given.dtype] * numbers
+
+
+def _product_operands(kernel: ProductKernel, sizes: Mapping[str, int]) -> int:
     rows, columns, contracted, batches = kernel.extents(sizes)
     a, b = (batches * size * contracted for size in (columns, rows))
     a = a if kernel.a.batch_stride != ZERO else columns * contracted
@@ -55,13 +69,16 @@ def product_bytes(kernel: ProductKernel, sizes: Mapping[str, int]) -> int:
     scales = 0
     if isinstance(kernel.b, SplitOperand):
         scales = 4 * batches * (contracted if kernel.b.contracted_rows else rows)
-    given = ITEM_BYTES[kernel.given.dtype] * batches * rows * columns
-    return item * (a + b) + scales + loop_bytes(kernel.epilogue, sizes) - given
+    return item * (a + b) + scales
 
 
-def product_operations(kernel: ProductKernel, sizes: Mapping[str, int]) -> int:
+def ended_operations(kernel: ProductKernel | WindowKernel, sizes: Mapping[str, int]) -> int:
     """Multiply-adds as two operations each, and the epilogue's."""
-    return 2 * math.prod(kernel.extents(sizes)) + loop_operations(kernel.epilogue, sizes)
+    if isinstance(kernel, ProductKernel):
+        own = 2 * math.prod(kernel.extents(sizes))
+    else:
+        own = kernel.geometry.operations(sizes)
+    return own + loop_operations(kernel.epilogue, sizes)
 
 
 def call_operations(node: Node, specs: Mapping[str, TensorSpec], sizes: Mapping[str, int]) -> int:

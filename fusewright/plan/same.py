@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from fusewright.loop import (
@@ -14,33 +13,25 @@ from fusewright.loop import (
     Reduce,
     Store,
 )
-from fusewright.product import ProductKernel, RawOperand, SplitOperand
+from fusewright.product import ProductKernel
+from fusewright.window import WindowKernel
 
 
-def canonical(kernel: LoopKernel) -> LoopKernel:
+def canonical(
+    kernel: LoopKernel | ProductKernel | WindowKernel,
+) -> LoopKernel | ProductKernel | WindowKernel:
     """The kernel under numbered names, so that equal kernels compare equal."""
-    return _canonical(kernel, {each.name: f"b{at}" for at, each in enumerate(kernel.arguments)})
-
-
-def canonical_product(kernel: ProductKernel) -> ProductKernel:
-    """The same for a product."""
-    buffers = {kernel.given.access.buffer: "given"}
-    buffers |= {each.name: f"b{at}" for at, each in enumerate(kernel.arguments)}
+    buffers = {each.name: f"b{at}" for at, each in enumerate(kernel.arguments)}
+    if isinstance(kernel, LoopKernel):
+        return _canonical(kernel, buffers)
+    buffers = {kernel.given.access.buffer: "given"} | buffers
     return replace(
-        kernel,
+        kernel.renamed(buffers),
         name="",
         summary="",
-        a=replace(kernel.a, buffer=buffers[kernel.a.buffer]),
-        b=_renamed(kernel.b, buffers),
         epilogue=_canonical(kernel.epilogue, buffers),
         product=_values(kernel.epilogue)[kernel.product],
     )
-
-
-def _renamed(b: SplitOperand | RawOperand, buffers: Mapping[str, str]) -> SplitOperand | RawOperand:
-    if isinstance(b, RawOperand):
-        return replace(b, buffer=buffers[b.buffer])
-    return replace(b, hi=buffers[b.hi], lo=buffers[b.lo], inverse=buffers[b.inverse])
 
 
 def _values(kernel: LoopKernel) -> dict[str, str]:

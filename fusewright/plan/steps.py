@@ -1,8 +1,8 @@
 """What a plan is made of: the steps of one graph, in launch order, and the values they leave.
 
-A `Loop` is a fused kernel of ours, a `Product` a matrix product of ours with an epilogue written
-in the same loop language. A `Call` is an operator left to PyTorch, with the reason in words. A
-`View` is a PyTorch operator that moves no memory. A later `Window` step joins this union.
+A `Loop` is a fused kernel of ours; a `Product` is a matrix product and a `Window` a convolution of
+ours, each with an epilogue written in the same loop language. A `Call` is an operator left to
+PyTorch, with the reason in words. A `View` is a PyTorch operator that moves no memory.
 """
 
 from __future__ import annotations
@@ -12,36 +12,44 @@ from dataclasses import dataclass
 from fusewright.ir import Dim, Input, Node, TensorSpec
 from fusewright.loop import LoopKernel
 from fusewright.product import ProductKernel
+from fusewright.window import WindowKernel
 
 
-@dataclass(frozen=True)
-class Loop:
-    """One fused kernel. `inputs` and `outputs` are the values bound to the kernel's arguments.
+@dataclass(frozen=True, kw_only=True)
+class _Kernel:
+    """A kernel of ours. `inputs` and `outputs` are the values bound to the kernel's arguments.
 
     `kernel.arguments` are first the inputs, then the outputs, in the same order as here.
     `bytes_moved` and `operations` are counted at the example's sizes.
     """
 
     name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    operators: tuple[str, ...]
+    bytes_moved: int
+    operations: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop(_Kernel):
+    """One fused loop."""
+
     kernel: LoopKernel
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    operators: tuple[str, ...]
-    bytes_moved: int
-    operations: int
 
 
-@dataclass(frozen=True)
-class Product:
-    """One matrix product with what follows it; fields and arguments as in `Loop`."""
+@dataclass(frozen=True, kw_only=True)
+class Product(_Kernel):
+    """One matrix product with what follows it."""
 
-    name: str
     kernel: ProductKernel
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    operators: tuple[str, ...]
-    bytes_moved: int
-    operations: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window(_Kernel):
+    """One convolution with what follows it."""
+
+    kernel: WindowKernel
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,8 @@ class View:
 
 
 # A kernel of ours.
-Fused = Loop | Product
+Ended = Product | Window
+Fused = Loop | Ended
 Step = Fused | Call | View
 
 
@@ -103,6 +112,11 @@ class Plan:
     @property
     def products(self) -> tuple[Product, ...]:
         return tuple(step for step in self.steps if isinstance(step, Product))
+
+    @property
+    def ended(self) -> tuple[Ended, ...]:
+        """Those that run on tensor cores."""
+        return tuple(step for step in self.steps if isinstance(step, Ended))
 
     @property
     def kernels(self) -> tuple[Fused, ...]:

@@ -12,6 +12,7 @@ from fusewright.optable import SCALAR_OPS
 from fusewright.plan.frames import dense_strides
 from fusewright.rewrite.products import PRODUCT, halves_of
 from fusewright.rewrite.views import is_canonical_view
+from fusewright.rewrite.windows import WINDOW
 
 SOURCES = frozenset({"full", "iota"})
 
@@ -55,7 +56,8 @@ class Values:
 
     @cached_property
     def products(self) -> dict[str, Node]:
-        return {node.name: node for node in self.graph.nodes if node.op == PRODUCT}
+        """Matrix products and convolutions of ours."""
+        return {node.name: node for node in self.graph.nodes if node.op in (PRODUCT, WINDOW)}
 
     @cached_property
     def padded(self) -> frozenset[str]:

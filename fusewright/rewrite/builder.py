@@ -72,6 +72,14 @@ class Builder:
             spec = TensorSpec(dtype, shape, like.spec.strides, device)
         return self.add(Node(like.name, op, args, (), spec, like.source))
 
+    def plus_channels(self, like: Node, value: Ref, bias: Ref) -> Ref:
+        """`value` and, for each channel, its number of `bias`."""
+        assert like.spec is not None
+        shape = (*self.spec(bias.name).shape, *(ONE for _ in like.spec.shape[2:]))
+        named = replace(like, name=f"{like.name}_bias")
+        per_channel = self.view(named, bias, shape, contiguous_strides(shape))
+        return self.point(like, "add", (value, per_channel), like.spec.dtype)
+
     def cast(self, like: Node, value: Ref, dtype: str) -> Ref:
         if self.spec(value.name).dtype == dtype:
             return value

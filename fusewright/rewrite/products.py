@@ -27,7 +27,7 @@ from fusewright.ir import (
     product,
     validate,
 )
-from fusewright.product import Extents
+from fusewright.product import HALVES, Extents
 from fusewright.product_cost import is_worthwhile
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.lower import main_device
@@ -40,9 +40,10 @@ _BARE = ("aten.mm.default", "aten.bmm.default")
 _ADDED = ("aten.addmm.default", "aten.baddbmm.default")
 
 
-def with_products(graph: Graph, sizes: Mapping[str, int]) -> Graph:
-    """The same graph, its large matrix products as `product` nodes."""
-    building = _Building(Builder(graph.inputs), sizes, main_device(graph))
+def with_products(graph: Graph, sizes: Mapping[str, int], halves: bool = False) -> Graph:
+    """The same graph, its large float32 products, and with `halves` those in 16 bits, as ours."""
+    dtypes = ("float32", *HALVES) if halves else ("float32",)
+    building = _Building(Builder(graph.inputs), sizes, main_device(graph), dtypes)
     builder = building.builder
     for node in graph.nodes:
         known = builder.resolved(node)
@@ -84,6 +85,7 @@ class _Building:
     builder: Builder
     sizes: Mapping[str, int]
     device: str
+    dtypes: tuple[str, ...]
     nodes: dict[str, Node] = field(default_factory=dict)
     turned: dict[str, Ref] = field(default_factory=dict)
     splits: dict[str, tuple[Ref, Ref, Ref]] = field(default_factory=dict)
@@ -109,15 +111,25 @@ class _Building:
         assert isinstance(left, Ref) and isinstance(right, Ref) and node.spec is not None
         if not self._fits(node.spec, left):
             return None
-        a = self._base(right)
-        if ONE not in self._spec(a.value).strides[-2:]:
+        a, b = self._base(right), self._base(left)
+        if not self._has_rows(a):
             return None
-        b = self._as_stored(left)
-        if not _rows_fit(self._spec(b.value)):
-            return None
+        if node.spec.dtype in HALVES:
+            if not self._has_rows(b):
+                return None
+            parts: tuple[Ref, ...] = (b.value,)
+        else:
+            b = self._as_stored(left)
+            if not _rows_fit(self._spec(b.value)):
+                return None
+            parts = self._split(node, b.value)
         dims = (-1 if a.transposed else -2, -2 if b.transposed else -1)
-        args = (a.value, *self._split(node, b.value), *dims)
+        args: tuple[Arg, ...] = (a.value, *parts, *dims)
         return self.add(Node(node.name, PRODUCT, args, (), node.spec, node.source))
+
+    def _has_rows(self, matrix: _Matrix) -> bool:
+        """Whether one of a matrix's dimensions is contiguous."""
+        return ONE in self._spec(matrix.value).strides[-2:]
 
     def _spec(self, value: Ref) -> TensorSpec:
         return self.builder.spec(value.name)
@@ -127,10 +139,10 @@ class _Building:
         wanted = (rows, columns, self._spec(left).shape[-1], product(batches))
         extents = Extents(*(size.at(self.sizes) for size in wanted))
         return (
-            spec.dtype == "float32"
+            spec.dtype in self.dtypes
             and spec.device == self.device
             and spec.strides == contiguous_strides(spec.shape)
-            and is_worthwhile(extents)
+            and is_worthwhile(extents, spec.dtype)
         )
 
     def _base(self, value: Ref) -> _Matrix:

@@ -130,16 +130,7 @@ def split_convolution_bias(context: Context, node: Node) -> Ref | None:
         return None
     args = (*node.args[:2], None, *node.args[3:])
     bare = context.builder.add(replace(node, name=f"{node.name}_bare", args=args))
-    per_channel = _per_channel(context, node, bias, len(node.spec.shape))
-    return context.builder.point(node, "add", (bare, per_channel), node.spec.dtype)
-
-
-def _per_channel(context: Context, node: Node, bias: Ref, rank: int) -> Ref:
-    channels = context.builder.spec(bias.name).shape[0]
-    shape = (channels, *(Dim(1),) * (rank - 2))
-    return context.builder.view(
-        replace(node, name=f"{node.name}_bias"), bias, shape, contiguous_strides(shape)
-    )
+    return context.builder.plus_channels(node, bare, bias)
 
 
 def _feeds_loop(context: Context, node: Node) -> bool:

@@ -10,6 +10,7 @@ from fusewright.runtime.guard import (
     _fw_altered,
     _fw_autocast,
     _fw_flatten,
+    _fw_likeness,
     _fw_positional,
     _fw_same_strides,
     _fw_watcher,
@@ -25,6 +26,8 @@ _FW_ONCE = (
 
 _FW_WARNED: set[str] = set()
 _fw_increment: typing.Any = getattr(torch.autograd.graph, "increment_version", None)
+# How many kinds of call a program remembers: a loader's batches and its last, smaller one.
+_FW_KINDS = 4
 
 
 def _fw_warn(reason: str) -> None:
@@ -53,7 +56,9 @@ def _fw_tangent(
     """The gradient of an output as the backward kernels read it; none at all means zeros."""
     if tangent is None:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
-    return _fw_laid_out(tangent.resolve_conj().resolve_neg(), strides)
+    if tangent.is_neg() or tangent.is_conj():
+        tangent = tangent.resolve_conj().resolve_neg()
+    return _fw_laid_out(tangent, strides)
 
 
 def _fw_here(
@@ -103,6 +108,11 @@ class _FwMode:
     gradient_layouts: _fw_drive | None = None
     operators: tuple[_fw_drive, ...] = ()
 
+    def __post_init__(self) -> None:
+        # Without and with grad mode, for the last few kinds of call that fitted: a test whether
+        # tensors are such a call's, and whether it wants gradients.
+        self.fitted: list[tuple[tuple[_fw_drive, bool], ...]] = [(), ()]
+
     def sizes(self, tensors: _fw_tensors) -> tuple[int, ...]:
         return tuple([tensors[index].shape[dim] for index, dim in self.symbols])
 
@@ -114,12 +124,22 @@ def _fw_forward(
     kwargs: dict[str, typing.Any],
 ) -> tuple[str | None, typing.Any]:
     """None and the module's result, or the reason why no program fits this call."""
+    compiling = _fw_compiling()
+    if not (compiling or kwargs) and torch.autograd.forward_ad._current_level < 0:
+        for mode in modes:
+            if mode.training == module.training and mode.plain == len(args):
+                tensors = mode.gather(module, args)
+                wanted = _fw_recalled(mode, module, tensors)
+                if wanted is not None:
+                    return None, _fw_run(mode, tensors, wanted)
     reason = f"there is no program for {'training' if module.training else 'evaluation'}"
     for mode in modes:
         if mode.training == module.training:
             tensors, misfit = _fw_bind(mode, module, args, kwargs)
+            if misfit is None and compiling:
+                return None, _fw_traced(mode, tensors)
             if misfit is None:
-                return None, (_fw_traced if _fw_compiling() else _fw_run)(mode, tensors)
+                return None, _fw_run(mode, tensors, _fw_remember(mode, tensors))
             reason = misfit
     return reason, None
 
@@ -157,16 +177,36 @@ def _fw_given_twice(mode: _FwMode, tensors: _fw_tensors) -> bool:
     return any(names.count(names[target]) > 1 for target, _ in mode.mutations)
 
 
-def _fw_run(mode: _FwMode, tensors: _fw_tensors) -> typing.Any:
+def _fw_recalled(mode: _FwMode, module: typing.Any, tensors: _fw_tensors) -> bool | None:
+    """Whether a call like one before wants gradients; None where the guards must be asked."""
+    for alike, wanted in mode.fitted[torch.is_grad_enabled()]:
+        if alike(*tensors):
+            return wanted if _fw_altered(module, mode.owners) is None else None
+    return None
+
+
+def _fw_remember(mode: _FwMode, tensors: _fw_tensors) -> bool:
+    """Whether these tensors, which fit, want gradients; the next like them are let in at once."""
+    grad_mode = torch.is_grad_enabled()
+    wanted = grad_mode and any(tensor.requires_grad for tensor in tensors)
+    # Keys tell that autocast is on, not to which dtype, and only those of tensors on its device.
+    if mode.plain > 0 and mode.autocast is None and mode.n_tensors:
+        alike = _fw_likeness(tensors)
+        if alike and tensors[mode.main].device.type == mode.device_type:
+            mode.fitted[grad_mode] = ((alike, wanted), *mode.fitted[grad_mode][: _FW_KINDS - 1])
+    return wanted
+
+
+def _fw_run(mode: _FwMode, tensors: _fw_tensors, wanted: bool) -> typing.Any:
     """The eager way: no dispatcher between the module and its kernels."""
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor.requires_grad:
-                if mode.backward is not None:
-                    return mode.outputs(tensors, _fw_apply(mode, *tensors))
-                with torch.no_grad():
-                    return _fw_run(mode, tensors)
-    results = mode.inference(*tensors, True) if mode.mutations else mode.inference(*tensors)
+    if wanted:
+        if mode.backward is not None:
+            return mode.outputs(tensors, _fw_apply(mode, *tensors))
+        with torch.no_grad():
+            return _fw_run(mode, tensors, False)
+    if not mode.mutations:
+        return mode.outputs(tensors, mode.inference(*tensors))
+    results = mode.inference(*tensors, True)
     _fw_write(mode, tensors, results)
     return mode.outputs(tensors, results)
 

@@ -4,6 +4,8 @@ import typing
 
 import torch
 
+from fusewright.runtime.library import _fw_compiled
+
 _FW_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -135,3 +137,22 @@ def _fw_watcher(leaves: typing.Sequence[torch.Tensor] = ()) -> str | None:
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
     return None
+
+
+# torch.compile's comparison of tensors with those of an earlier call, all of them at once: 0.4 µs
+# for three, where one question after another takes 5. It looks at types, dispatch keys, dtypes,
+# devices, sizes, strides and requires_grad, and at whether a tensor is given twice. Keys tell of
+# lazy views, autocast, torch.func, dispatch modes and tracing.
+_fw_tensor_guards: typing.Any = getattr(_fw_compiled, "TensorGuards", None)
+
+
+def _fw_likeness(tensors: typing.Sequence[torch.Tensor]) -> typing.Callable[..., bool] | None:
+    """A test for tensors in which every guard will find what it finds in these, if there is one.
+
+    It holds none of them. Forward-mode derivatives are all that it does not see.
+    """
+    if _fw_tensor_guards is None:
+        return None
+    made = _fw_tensor_guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    check: typing.Callable[..., bool] = made.check
+    return check

@@ -26,6 +26,32 @@ def _fw_current_stream(index: int) -> int:
 # The private lookup costs 0.1 µs where the public one builds an object in 3 µs.
 _fw_stream: _fw_call = getattr(torch._C, "_cuda_getCurrentRawStream", _fw_current_stream)
 
+# What torch.compile's own code calls; where a PyTorch lacks it, the public way is taken.
+_fw_compiled: typing.Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+# Allocation in 0.6 µs where torch.empty_strided takes 1.3; on a GPU it serves the current device.
+_fw_allocate = typing.Callable[..., torch.Tensor] | None
+_fw_empty_host: _fw_allocate = getattr(_fw_compiled, "_empty_strided_cpu", None)
+_fw_empty_cuda: _fw_allocate = getattr(_fw_compiled, "_empty_strided_cuda", None)
+_fw_current_device: _fw_call = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+
+
+def _fw_memory(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A new tensor, for a kernel to write."""
+    index = device.index  # the host has none
+    if index is None and _fw_empty_host:
+        return _fw_empty_host(shape, strides, dtype)
+    if _fw_empty_cuda and index == _fw_current_device():
+        return _fw_empty_cuda(shape, strides, dtype)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+class _FwAddress(int):
+    """Where a kernel finds a value that lies behind another one in the same allocation."""
+
+    data_ptr = int.__int__
+
 
 class _FwKernels:
     """The C entry points as attributes. `entries` gives each its pointers and its numbers."""
@@ -70,7 +96,7 @@ def _fw_wanted(
     device: torch.device,
 ) -> torch.Tensor | None:
     """Memory for an output, none where nobody wants it."""
-    return torch.empty_strided(shape, strides, dtype=dtype, device=device) if wanted else None
+    return _fw_memory(shape, strides, dtype, device) if wanted else None
 
 
 def _fw_pointer(tensor: torch.Tensor | None) -> int | None:

@@ -33,3 +33,12 @@ def _fw_terms() -> int:
     if _fw_precision is None:
         return 1 if torch.backends.cuda.matmul.allow_tf32 else 3
     return 1 if _fw_precision("cuda", "matmul") == "tf32" else 3
+
+
+def _fw_convolution_terms() -> int:
+    """The same for convolutions, which have a flag of their own."""
+    if _FW_NO_TF32:
+        return 3
+    if _fw_precision is None:
+        return 1 if torch.backends.cudnn.allow_tf32 else 3
+    return 1 if _fw_precision("cuda", "conv") == "tf32" else 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -230,3 +231,82 @@ def test_products_run_on_the_current_stream_and_in_a_graph() -> None:
             graph.replay()
         torch.cuda.current_stream().wait_stream(aside)
     assert torch.equal(y, expected)
+
+
+class Attention(nn.Module):
+    """Products in batches, one with an operand that all batches share."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.randn(dim, 72))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = torch.sigmoid(x @ x.mT)
+        return torch.tanh((scores @ x) @ self.values.expand(x.shape[0], -1, -1))
+
+
+def trained(model: nn.Module, x: Tensor, seed: int = 1) -> list[Tensor]:
+    """Outputs and gradients."""
+    given = x.detach().clone().requires_grad_()
+    y = model(given)
+    generator = torch.Generator("cuda").manual_seed(seed)
+    grad = torch.randn(y.shape, device="cuda", generator=generator).to(y.dtype)
+    return [y.detach(), *torch.autograd.grad(y, [given, *model.parameters()], grad)]
+
+
+def as_exact_as_eager(model: nn.Module, fast: nn.Module, x: Tensor, least: float) -> None:
+    double = copy.deepcopy(model).double()
+    mine, again = trained(fast, x), trained(fast, x)
+    for y, same, e, d in zip(
+        mine, again, trained(model, x), trained(double, x.double()), strict=True
+    ):
+        assert torch.equal(y, same), "two runs, two results"
+        assert y.dtype == e.dtype and error(y, d) <= max(2 * error(e, d), least)
+
+
+@pytest.mark.parametrize("shape", [(5, 200, 130), (3, 128, 64), (40, 33, 35)])
+def test_batches_train_as_exactly_as_eager(shape: tuple[int, int, int]) -> None:
+    model, x = Attention(shape[2]).cuda(), torch.randn(shape, device="cuda") / shape[2] ** 0.5
+    fast = fusewright.optimize(copy.deepcopy(model), x)
+    as_exact_as_eager(model, fast, x, 1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tf32_follows_magnitudes_that_change_within_a_row(layout: str) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    x, w = operands(layout, 300, 260, 1024)
+    along = torch.exp2(torch.randint(-20, 21, (1024 // 64,), device="cuda").float())
+    along = along.repeat_interleave(64)
+    x = x * (along[:, None] if layout == "transposed" else along)
+    exact = LAYOUTS[layout](x.double(), w.double())
+    tf32 = error(LAYOUTS[layout](x, w), exact)
+    assert error(ours(layout, x, w), exact) <= 1.1 * tf32
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sizes", [(128, 256, 64), (1, 1, 1), (127, 129, 65), (1000, 600, 1001)])
+@pytest.mark.parametrize("tile_rows", [128, 256])
+def test_products_of_halves(
+    dtype: torch.dtype,
+    layout: str,
+    sizes: tuple[int, int, int],
+    tile_rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FUSEWRIGHT_TRY", "halves")
+    monkeypatch.setattr(schedule, "best_tile_rows", lambda *_: tile_rows)
+    x, w = (each.to(dtype) for each in operands(layout, *sizes))
+    exact = LAYOUTS[layout](x.double(), w.double())
+    y = ours(layout, x, w)
+    assert y.dtype == dtype
+    assert error(y, exact) <= 1.02 * error(LAYOUTS[layout](x, w), exact) + 1e-7
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_layers_of_halves_train(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEWRIGHT_TRY", "halves")
+    model = nn.Sequential(nn.Linear(264, 520), nn.GELU(), nn.Linear(520, 136)).cuda().to(dtype)
+    x = torch.randn(300, 264, device="cuda", dtype=dtype)
+    fast = fusewright.optimize(copy.deepcopy(model), x)
+    as_exact_as_eager(model, fast, x, torch.finfo(dtype).eps)

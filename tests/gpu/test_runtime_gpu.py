@@ -17,6 +17,7 @@ from fusewright import build, module
 from fusewright.emit import file_text
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
 from fusewright.plan.steps import Plan
+from fusewright.runtime import call
 from tests.handmade import Case, gemm_add_relu
 from tests.test_runtime import assert_same, gradients
 
@@ -115,6 +116,16 @@ def test_the_current_stream_is_used(pair: Any) -> None:
     side.synchronize()
     with torch.no_grad():
         assert_same(y, eager(torch.full_like(x, 2.0)))
+
+
+def test_autocast_is_seen_after_calls_without_it(pair: Any) -> None:
+    _, fast = pair
+    x = torch.randn(64, 3, device="cuda")
+    call._FW_WARNED.clear()
+    first, second = fast(x), fast(x)
+    assert_same(second, first)
+    with torch.autocast("cuda", torch.float16), pytest.warns(RuntimeWarning, match="autocast"):
+        assert fast(x).dtype is torch.float32  # float16's product plus a float32 bias
 
 
 def test_forward_and_backward_in_a_cuda_graph(pair: Any) -> None:

@@ -1,0 +1,51 @@
+"""A convolution in C++: how its entry hands images, weights and sizes to the kernel."""
+
+from __future__ import annotations
+
+from fusewright.codegen.ending import body_text, ending_lines, pointer_text
+from fusewright.codegen.form import Form
+from fusewright.codegen.source import Entry
+from fusewright.ir import Dim
+from fusewright.schedule import WindowSchedule
+from fusewright.window import WindowAxis, WindowKernel
+
+HEADER = "sm90_convolution.cuh"
+# With so few channels PyTorch's library stays in float32 where TF32 is allowed (seen with 3 and 8,
+# PyTorch 2.11), and so do we.
+FLOAT32_CHANNELS = 8
+
+
+def window_entry(kernel: WindowKernel) -> Entry:
+    names = tuple(each.name for each in kernel.arguments)
+    workspace = Dim(kernel.geometry.workspace_bytes)
+    terms = "" if _stays_float32(kernel) else "convolutions"
+    return Entry(kernel.name, names, kernel.symbols, workspace, terms)
+
+
+def _stays_float32(kernel: WindowKernel) -> bool:
+    return kernel.geometry.channels <= FLOAT32_CHANNELS
+
+
+def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> list[str]:
+    of, source, filter_ = kernel.geometry, kernel.source, kernel.filter
+    title = f"convolution of {of.channels} channels by {of.y.taps} x {of.x.taps} to {of.results}"
+    title += f", {of.groups} groups" if of.groups > 1 else ""
+    images = [pointer_text(form, "float", source.buffer), *map(form.size, source.strides)]
+    weights = pointer_text(form, "float", filter_.buffer)
+    weights += f" + {filter_.offset}" if filter_.offset else ""
+    filter_numbers = ", ".join(map(str, filter_.strides))
+    sizes = [form.size(of.images), str(of.groups), str(of.channels), str(of.results)]
+    sizes += [_axis(of.y), _axis(of.x), str(schedule.band_width)]
+    body = [
+        f"const fw::WindowInput source{{{', '.join(images)}}};",
+        f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
+        f"const fw::ConvolutionSizes sizes{{{', '.join(sizes)}}};",
+        f"return fw::convolution<{schedule.tile_channels}>({body_text(form)}, vectors, source, "
+        f"filter, sizes, {'3' if _stays_float32(kernel) else 'terms'}, workspace, where, stream);",
+    ]
+    return ending_lines(kernel, window_entry(kernel), form, title, body)
+
+
+def _axis(axis: WindowAxis) -> str:
+    numbers = (axis.size, axis.result, axis.taps, axis.stride, axis.dilation, axis.before)
+    return f"{{{', '.join(map(str, numbers))}}}"

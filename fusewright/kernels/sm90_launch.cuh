@@ -1,0 +1,33 @@
+// Launching a kernel that stays on its processor and takes all of its shared memory.
+#pragma once
+
+#include <atomic>
+
+#include "lanes.cuh"
+
+namespace fw {
+
+constexpr int kSharedBytes = 227 * 1024;  // what a block can have
+constexpr int kMostDevices = 64;
+
+// Each kernel has one of its own: what the driver has to be told or asked, it is once a device.
+class Persistent {
+ public:
+  // The blocks to launch for so many tiles: at most one for each processor.
+  template <class Kernel>
+  int blocks(Kernel kernel, int64_t tiles, int device) {
+    const bool kept = device >= 0 && device < kMostDevices;
+    int processors = kept ? processors_[device].load(std::memory_order_relaxed) : 0;
+    if (processors == 0) {
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+      if (kept) processors_[device].store(processors, std::memory_order_relaxed);
+    }
+    return tiles < processors ? int(tiles) : processors;
+  }
+
+ private:
+  std::atomic<int> processors_[kMostDevices] = {};
+};
+
+}  // namespace fw

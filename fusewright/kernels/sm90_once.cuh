@@ -1,0 +1,88 @@
+// A product of upper halves alone, with TF32's accuracy: what multiplies where PyTorch may use TF32.
+//
+// There are no lower halves to make and no totals beside the tensor cores' sums, so that a tile has
+// 256 rows and splitting a does not hold the tensor cores up. A row of a keeps its scale from block
+// to block; should a block have numbers too large for it, the sums so far are brought to a new one.
+#pragma once
+
+#include "sm90_load.cuh"
+
+namespace fw {
+
+constexpr int kOnceTileRows = 256;
+constexpr float kMostHalf = 61440.f;  // a little less than the largest fp16
+
+// The rows' scales for the block that was read last. Sums with older scales follow.
+template <bool kFreeMajorA, int kSums>
+__device__ __forceinline__ void rescale(const BlockFragments<kFreeMajorA>& fragments, bool first,
+                                        float (&scale)[2], float (&sum)[kSums]) {
+  float factor[2] = {1.f, 1.f};
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float most = fragments.largest(row);
+    if (first) {
+      scale[row] = scale_for(most);
+    } else if (!(most * scale[row] <= kMostHalf)) {
+      factor[row] = scale_for(most) * inverse_of(scale[row]);
+      scale[row] = scale_for(most);
+    }
+  }
+  if (factor[0] != 1.f || factor[1] != 1.f) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sum[i] *= factor[i / 2 % 2];
+  }
+  __syncwarp();
+}
+
+// A warpgroup that multiplies. `finish(sum, tile)` takes the sums of a whole tile.
+template <bool kFreeMajorA, bool kContractedRowsB, class Finish>
+__device__ __forceinline__ void multiply_once(ProductShared<1, kOnceTileRows>& shared,
+                                              const ProductSizes& sizes, const Finish& finish) {
+  constexpr int kSums = kOnceTileRows / 2, kStep = kContractedRowsB ? 128 : 2;
+  const bool speaks = threadIdx.x % 32 == 0;
+  const FragmentReader<kFreeMajorA> reader;
+  Ring<shared.kStagesA> from_a;
+  Ring<shared.kStagesB> from_b;
+  BlockFragments<kFreeMajorA> fragments;
+  float sum[kSums], scale[2];
+  const auto read_block = [&] {
+    wait(&shared.loaded_a[from_a.stage], from_a.parity);
+    fragments.template read<0, 4>(reader, shared.a[from_a.stage]);
+    if constexpr (kContractedRowsB) fragments.fold(shared.factors[from_a.stage]);
+    __syncwarp();
+    if (speaks) arrive(&shared.read_a[from_a.stage]);
+    from_a.advance();
+  };
+  read_block();
+#pragma unroll 1
+  for (int tile = blockIdx.x; tile < sizes.tiles(); tile += gridDim.x) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sum[i] = 0.f;
+    scale[0] = scale[1] = 1.f;
+#pragma unroll 1
+    for (int block = 0; block < sizes.blocks; ++block, from_b.advance()) {
+      rescale(fragments, block == 0, scale, sum);
+      fragments.round(scale);
+      wait(&shared.loaded_b[from_b.stage], from_b.parity);
+      const uint64_t b =
+          tile_descriptor(shared.b[from_b.stage][0], kContractedRowsB ? 64 * kTileDepth * 2 : 0);
+      begin_products();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        multiply<kContractedRowsB>(sum, fragments.halves[step].hi, b + step * kStep, 1);
+      }
+      commit_products();
+      read_block();  // the next one, while the products run
+      await_products<0>();
+      settle(sum);
+      if (speaks) arrive(&shared.done_b[from_b.stage]);
+    }
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sum[i] *= inverse_of(scale[i / 2 % 2]) * (kContractedRowsB ? 1.f / kHalfReach : 1.f);
+    }
+    finish(sum, reader.row, tile);
+  }
+}
+
+}  // namespace fw

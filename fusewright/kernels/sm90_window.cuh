@@ -1,0 +1,178 @@
+// y[n, q, oy, ox] = epilogue(Σ x[n, c, oy·sy − top + ky·dy, ox·sx − left + kx·dx]·w[q, c, ky, kx])
+// on Hopper's tensor cores; x is zero outside of itself.
+//
+// For each tap this is a product of positions and out channels over the in channels, and all taps
+// of a phase read the same stage of shared memory. x is fp32 in any layout and is rounded to scaled
+// fp16 on its way there. With `terms` 1 that is all: TF32's accuracy. With 3 a second half keeps
+// what rounding leaves: fp32's. A stage has one scale, so numbers 2^28 times smaller than others
+// near them keep fewer bits. What comes out as Inf or NaN is summed again, in plain fp32.
+//
+// A thread block stays for many tiles. Two warpgroups multiply (sm90_window_multiply.cuh), each its
+// half of a tile's positions; two more convert and load (sm90_window_load.cuh).
+#pragma once
+
+#include "sm90_window_multiply.cuh"
+
+namespace fw {
+
+// A tile's part of the result; p counts from the tile's first position.
+struct WindowResult {
+  struct Place {
+    bool inside;
+    int column;
+    int64_t first;  // row of the group's first out channel
+  };
+  static constexpr bool kMends = true;
+  const WindowInput& x;
+  const WindowWeights& w;
+  const WindowSizes& sizes;
+  WindowTile tile;
+  int rows;
+  bool vectors;
+
+  __device__ __forceinline__ int64_t channel_out(int q) const { return tile.group * rows + q; }
+  __device__ __forceinline__ Place place(int p) const {
+    const WindowPosition at = sizes.position(tile, p);
+    const WindowShape& shape = sizes.shape;
+    const bool inside = at.in_band && at.image < shape.images && at.column < shape.x.out;
+    const int64_t channels = int64_t(at.image) * shape.groups * rows + channel_out(0);
+    return {inside, at.column, channels * shape.y.out + at.y};
+  }
+  __device__ __forceinline__ int64_t row(const Place& place, int q) const {
+    return place.first + int64_t(q) * sizes.shape.y.out;
+  }
+  __device__ __forceinline__ float scale(const Place&, int q) const {
+    return w.inverse[channel_out(q)];
+  }
+  // An element as a plain fp32 sum: what an overflow or a non-finite operand makes of it.
+  __device__ __forceinline__ float plain(int p, int q) const {
+    const WindowAxis &along_y = sizes.shape.y, &along_x = sizes.shape.x;
+    const WindowPosition at = sizes.position(tile, p);
+    const int top = at.y * along_y.stride - along_y.padding;
+    const int left = at.column * along_x.stride - along_x.padding;
+    float sum = 0.f;
+#pragma unroll 1
+    for (int c = 0; c < sizes.shape.channels; ++c) {
+      const float* from = x.data + at.image * x.image_stride +
+                          (tile.group * sizes.shape.channels + c) * x.channel_stride;
+      const float* weight = w.raw + channel_out(q) * w.out_stride + c * w.in_stride;
+#pragma unroll 1
+      for (int tap = 0; tap < sizes.shape.taps; ++tap) {
+        const int ky = tap / along_x.kernel, kx = tap - ky * along_x.kernel;
+        const int y = top + ky * along_y.dilation, column = left + kx * along_x.dilation;
+        const bool inside = unsigned(y) < unsigned(along_y.in) &&
+                            unsigned(column) < unsigned(along_x.in);
+        const float number = inside ? from[y * x.y_stride + column * x.x_stride] : 0.f;
+        sum = __fmaf_rn(number, weight[ky * w.y_stride + kx * w.x_stride], sum);
+      }
+      if (sum != sum) break;  // it stays NaN
+    }
+    return sum;
+  }
+};
+
+template <int kTerms, int kTileChannels, class Body>
+__device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChannels>& shared,
+                                                 const Body& body, const WindowInput& x,
+                                                 const WindowWeights& w,
+                                                 const WindowSizes& sizes) {
+  using Multiplier = WindowMultiplier<kTerms, kTileChannels>;
+  const int warpgroup = threadIdx.x / 128;
+  const int column = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;  // of the first sum
+  Multiplier multiplier(shared, sizes);
+#pragma unroll 1
+  for (int64_t index = blockIdx.x; index < sizes.tiles; index += gridDim.x) {
+    multiplier.add_tile();
+    const WindowTile tile = sizes.tile(index);
+    const WindowResult result = {x, w, sizes, tile, sizes.shape.channels_out, sizes.vectors};
+#pragma unroll
+    for (int block = 0; block < Multiplier::kBlocks; ++block) {
+      finish_tile(multiplier.total[block], column, shared.finished[warpgroup], 1 + warpgroup,
+                  multiplier.first_position() + 64 * block, tile.q, body, result);
+    }
+  }
+}
+
+template <int kTerms, int kTileChannels, class Body>
+__global__ void __launch_bounds__(kWindowThreads, 1)
+    window_kernel(const Body body, const __grid_constant__ WindowInput x,
+                  const __grid_constant__ WindowWeights w,
+                  const __grid_constant__ WindowSizes sizes,
+                  const __grid_constant__ CUtensorMap map_hi,
+                  const __grid_constant__ CUtensorMap map_lo) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Shared = WindowShared<kTerms, kTileChannels>;
+  extern __shared__ __align__(1024) char memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) {
+    if (shared_address(memory) % 1024 != 0) __trap();  // swizzles count from multiples of 1024
+    for (int stage = 0; stage < sizes.stages; ++stage) {
+      init_barrier(&shared.loaded_x[stage], 1);
+      init_barrier(&shared.done_x[stage], 8);
+    }
+    for (int stage = 0; stage < Shared::kWeightStages; ++stage) {
+      init_barrier(&shared.loaded_w[stage], 1);
+      init_barrier(&shared.done_w[stage], 8);
+    }
+    publish_barriers();
+  }
+  __syncthreads();
+  // 512 threads begin with 128 registers each, which is all there are.
+  if (threadIdx.x < 256) {
+    take_registers<168>();
+    multiply_windows<kTerms, kTileChannels>(shared, body, x, w, sizes);
+  } else {
+    leave_registers<88>();
+    if (threadIdx.x >= 288) {
+      convert_input<kTerms, kTileChannels>(shared, x, sizes);
+    } else if (threadIdx.x == 256) {
+      load_weights<kTerms, kTileChannels>(shared, &map_hi, &map_lo, sizes);
+    }
+  }
+#else
+  __trap();  // built for another architecture than sm_90a, and yet called
+#endif
+}
+
+// `vectors`: whether the epilogue's tensors are aligned for four columns at a time.
+template <int kTerms, int kTileChannels, class Body>
+int window(const Body& body, bool vectors, const WindowInput& x, const WindowWeights& w,
+           const WindowShape& shape, int device, void* stream) {
+  using Shared = WindowShared<kTerms, kTileChannels>;
+  const WindowAxis &along_y = shape.y, &along_x = shape.x;
+  if (shape.images == 0 || along_y.out == 0 || along_x.out == 0) return 0;
+  const OnDevice here(device);
+  const int bands = (along_x.out + shape.band_width - 1) / shape.band_width;
+  const int plane = (along_y.out + along_y.halo()) * shape.pitch;
+  const int tiles_q = (shape.channels_out + kTileChannels - 1) / kTileChannels;
+  const int64_t positions = int64_t(shape.images) * bands * plane;
+  const int64_t tiles_p = (positions + kTilePositions<kTerms> - 1) / kTilePositions<kTerms>;
+  const int stage_bytes = Shared::kHalves * shape.stage_rows * 128;
+  const int stages = int(sizeof(Shared)) + 2 * stage_bytes <= 227 * 1024 ? 2 : 1;
+  const int shared_bytes = int(sizeof(Shared)) + stages * stage_bytes;
+  const bool by_channels =
+      x.channel_stride == 1 && shape.channels % 4 == 0 && x.image_stride % 4 == 0 &&
+      x.y_stride % 4 == 0 && x.x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+  const bool fours = along_x.out % 4 == 0 && shape.band_width % 4 == 0 && shape.pitch % 4 == 0;
+  WindowSizes sizes = {
+      shape, Divisor(plane), Divisor(shape.pitch), Divisor(bands), kTilePositions<kTerms>,
+      kTileChannels, tiles_q, stages, 0, tiles_p * shape.groups * tiles_q, by_channels,
+      vectors && fours};
+  sizes.lead = min(Shared::kWeightStages - 1, sizes.boxes(0, 0));
+  const int64_t weight_rows = int64_t(shape.groups) * sizes.all_boxes() * shape.channels_out;
+  const Matrices halves = {64, weight_rows, 64, 1, 0};
+  CUtensorMap map_hi{}, map_lo{};
+  const bool mapped = matrix_map(map_hi, w.hi, halves, 64, kTileChannels) &&
+                      (kTerms == 1 || matrix_map(map_lo, w.lo, halves, 64, kTileChannels));
+  if (!mapped) return static_cast<int>(cudaErrorInvalidValue);
+  const auto kernel = window_kernel<kTerms, kTileChannels, Body>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  int processors = 0;
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  const int blocks = int(min(int64_t(processors), sizes.tiles));
+  kernel<<<blocks, kWindowThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
+      body, x, w, sizes, map_hi, map_lo);
+  return static_cast<int>(cudaGetLastError());
+}
+
+}  // namespace fw

@@ -1,0 +1,236 @@
+// How a convolution's input and weights come into shared memory, tile after tile.
+//
+// A stage is what the taps of one phase read of 64 in channels: a row for each position, 64 halves
+// in 128 bytes, swizzled as wgmma expects it. wgmma swizzles by the bits of the address, so a tap's
+// operand is the same stage seen from `shift` rows further. Seven warps convert the input to
+// stages; the eighth streams the weights in boxes of 64 of a phase's in channels, tap after tap.
+#pragma once
+
+#include "sm90_finish.cuh"
+#include "sm90_split.cuh"
+#include "window_walk.cuh"
+
+namespace fw {
+
+constexpr int kWindowThreads = 512, kConvertWarps = 7;
+
+// Named barriers: each multiplying warpgroup's own are 1 and 2.
+constexpr int kConvertBarrier = 3, kLeadBarrier = 4;
+
+// Positions of a tile: with three terms a warpgroup has twice as many sums for each.
+template <int kTerms>
+constexpr int kTilePositions = kTerms == 1 ? 256 : 128;
+
+// Stages of the input follow, as many as there is room for.
+template <int kTerms, int kTileChannels>
+struct alignas(1024) WindowShared {
+  static constexpr int kHalves = kTerms == 3 ? 2 : 1;
+  static constexpr int kWeightBytes = kTileChannels * 128;
+  static constexpr int kWeightStages = kHalves * kTileChannels == 256 ? 2 : 4;
+  char weights[kWeightStages][kHalves][kWeightBytes];
+  float finished[2][kFinishRows][kFinishStride];
+  float scales[2];                     // of the stages
+  uint32_t largest[2][kConvertWarps];  // the bits of what each warp found
+  uint64_t loaded_x[2], done_x[2], loaded_w[kWeightStages], done_w[kWeightStages];
+
+  __device__ __forceinline__ char* stage(int index, int stage_rows) {
+    return reinterpret_cast<char*>(this + 1) + index * kHalves * stage_rows * 128;
+  }
+};
+
+// The stages that blocks go through, round and round: 1, 2 or 4 of them.
+struct WindowRing {
+  uint32_t count = 0;
+  int bits;
+
+  __device__ __forceinline__ explicit WindowRing(int stages) : bits(stages / 2) {}
+  __device__ __forceinline__ int stage(int back = 0) const {
+    return (count - back) & ((1u << bits) - 1);
+  }
+  __device__ __forceinline__ int parity() const { return count >> bits & 1; }
+};
+
+// A stage to be filled: the input of one phase, from a tile's first channel of a block on.
+struct WindowSource {
+  const WindowSizes& sizes;
+  const WindowInput& x;
+  WindowTile tile;
+  WindowPhase phase;
+  int channel, channels;  // the first, of all; how many
+  int rows;
+
+  // Where the number that a position reads lies, in the first channel, if it is inside of the input.
+  __device__ __forceinline__ const float* at(int row, bool& inside) const {
+    const WindowAxis &along_y = sizes.shape.y, &along_x = sizes.shape.x;
+    const WindowPosition position = sizes.position(tile, row);
+    const int y = position.y * along_y.stride - along_y.padding + phase.y;
+    const int column = position.column * along_x.stride - along_x.padding + phase.x;
+    inside = (row < rows) & (position.image < sizes.shape.images) &
+             (unsigned(y) < unsigned(along_y.in)) & (unsigned(column) < unsigned(along_x.in));
+    return x.data + position.image * x.image_stride + y * x.y_stride + column * x.x_stride +
+           channel * x.channel_stride;
+  }
+};
+
+// What a thread converts at a time: four times eight channels. Where channels lie side by side, of
+// four rows, and eight threads have a row; elsewhere of one row, and 32 threads have neighbouring
+// rows. Either way eight threads' stores meet all banks.
+template <bool kByChannels>
+struct WindowUnit {
+  static constexpr int kRows = kByChannels ? 16 : 32;  // of a warp
+  int first_row, first_column;  // a column is eight channels
+  float x[4][8];
+
+  // `two`: whether rows have more than the 32 channels of one unit.
+  __device__ __forceinline__ WindowUnit(int unit, bool two) {
+    const int lane = threadIdx.x % 32;
+    first_row = (two ? unit / 2 : unit) * kRows + (kByChannels ? lane / 8 : lane);
+    first_column = kByChannels ? lane % 8 : two ? unit % 2 * 4 : 0;
+  }
+  __device__ __forceinline__ int row(int k) const { return first_row + (kByChannels ? 4 * k : 0); }
+  __device__ __forceinline__ int column(int k) const {
+    return first_column + (kByChannels ? 0 : k);
+  }
+
+  __device__ __forceinline__ void load(const WindowSource& source) {
+    bool inside;
+    const float* from = source.at(first_row, inside);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (kByChannels && k > 0) from = source.at(row(k), inside);
+      const int left = inside ? source.channels - 8 * column(k) : 0;
+      if constexpr (kByChannels) {
+        load_four_if(x[k], from + 8 * column(k), left > 0);
+        load_four_if(x[k] + 4, from + 8 * column(k) + 4, left > 4);
+      } else {
+        const float* eight = from + 8 * column(k) * source.x.channel_stride;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          x[k][i] = load_if(eight + i * source.x.channel_stride, i < left);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ float largest() const {
+    float most = 0.f;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) most = fmaxf(most, fabsf(x[i / 8][i % 8]));
+    if (isfinite(most)) return most;
+    most = 0.f;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const float size = fabsf(x[i / 8][i % 8]);
+      if (isfinite(size)) most = fmaxf(most, size);
+    }
+    return most;
+  }
+
+  template <int kTerms>
+  __device__ __forceinline__ void store(char* stage, int rows, int plane_bytes,
+                                        float scale) const {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      Fragment eight;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) eight.split(i, x[k][2 * i] * scale, x[k][2 * i + 1] * scale);
+      const uint32_t(&hi)[4] = eight.hi, (&lo)[4] = eight.lo;
+      if (row(k) >= rows) continue;
+      char* to = stage + row(k) * 128 + ((column(k) ^ row(k) % 8) << 4);
+      *reinterpret_cast<uint4*>(to) = uint4{hi[0], hi[1], hi[2], hi[3]};
+      if constexpr (kTerms == 3) {
+        *reinterpret_cast<uint4*>(to + plane_bytes) = uint4{lo[0], lo[1], lo[2], lo[3]};
+      }
+    }
+  }
+};
+
+// Fills a stage and returns the largest finite magnitude that the thread has seen.
+template <int kTerms, bool kByChannels>
+__device__ __forceinline__ float fill_stage(char* stage, const WindowSource& source, int warp,
+                                            float scale) {
+  using Unit = WindowUnit<kByChannels>;
+  const bool two = !kByChannels && source.channels > 32;
+  const int units = (source.rows + Unit::kRows - 1) / Unit::kRows << int(two);
+  float largest = 0.f;
+#pragma unroll 1
+  for (int index = warp; index < units; index += kConvertWarps) {
+    Unit unit(index, two);
+    unit.load(source);
+    largest = fmaxf(largest, unit.largest());
+    unit.template store<kTerms>(stage, source.rows, source.sizes.shape.stage_rows * 128, scale);
+  }
+  return largest;
+}
+
+// Whether halves of numbers up to `largest` are finite and keep their bits.
+__device__ __forceinline__ bool scale_fits(float scale, float largest) {
+  return largest == 0.f || (largest * scale >= 128.f && largest * scale <= 61000.f);
+}
+
+// The warps that convert. A stage has one scale: the last stage's, and where that does not fit,
+// which is rare, the stage is filled again.
+template <int kTerms, int kTileChannels>
+__device__ __forceinline__ void convert_input(WindowShared<kTerms, kTileChannels>& shared,
+                                              const WindowInput& x, const WindowSizes& sizes) {
+  const WindowShape& shape = sizes.shape;
+  const int warp = threadIdx.x / 32 % 8 - 1;
+  float scale = 2048.f;  // normal numbers'
+  int turn = 0;
+  WindowRing to(sizes.stages);
+  for (int64_t index = blockIdx.x; index < sizes.tiles; index += gridDim.x) {
+    const WindowTile tile = sizes.tile(index);
+    for (int block = 0; block < sizes.blocks(); ++block) {
+      for (int phase = 0; phase < shape.phases; ++phase, ++to.count) {
+        const WindowSource source = {
+            sizes, x, tile, shape.phase[phase], tile.group * shape.channels + 64 * block,
+            min(64, shape.channels - 64 * block),
+            kTilePositions<kTerms> + shape.phase[phase].reach};
+        char* stage = shared.stage(to.stage(), shape.stage_rows);
+        wait(&shared.done_x[to.stage()], to.parity() ^ 1);
+        for (bool again = true; again; turn ^= 1) {
+          const float mine = sizes.by_channels
+                                 ? fill_stage<kTerms, true>(stage, source, warp, scale)
+                                 : fill_stage<kTerms, false>(stage, source, warp, scale);
+          const uint32_t of_warp = __reduce_max_sync(0xffffffffu, __float_as_uint(mine));
+          if (threadIdx.x % 32 == 0) shared.largest[turn][warp] = of_warp;
+          publish_stores();
+          meet(kConvertBarrier, 32 * kConvertWarps);
+          uint32_t most = 0;
+          for (const uint32_t each : shared.largest[turn]) most = max(most, each);
+          const float largest = __uint_as_float(most), better = scale_for(largest);
+          again = !scale_fits(scale, largest) && scale != better;
+          if (again) scale = better;
+        }
+        if (warp == 0 && threadIdx.x % 32 == 0) {
+          shared.scales[to.stage()] = scale;
+          arrive(&shared.loaded_x[to.stage()]);
+        }
+      }
+    }
+  }
+}
+
+// The thread that loads weights, boxes in the order in which they are multiplied.
+template <int kTerms, int kTileChannels>
+__device__ __forceinline__ void load_weights(WindowShared<kTerms, kTileChannels>& shared,
+                                             const CUtensorMap* hi, const CUtensorMap* lo,
+                                             const WindowSizes& sizes) {
+  using Shared = WindowShared<kTerms, kTileChannels>;
+  const int boxes = sizes.all_boxes();
+  WindowRing to(Shared::kWeightStages);
+  for (int64_t index = blockIdx.x; index < sizes.tiles; index += gridDim.x) {
+    const WindowTile tile = sizes.tile(index);
+    int row = tile.group * boxes * sizes.shape.channels_out + tile.q;
+    for (int box = 0; box < boxes; ++box, ++to.count, row += sizes.shape.channels_out) {
+      auto& weights = shared.weights[to.stage()];
+      uint64_t* loaded = &shared.loaded_w[to.stage()];
+      wait(&shared.done_w[to.stage()], to.parity() ^ 1);
+      arrive_expecting(loaded, Shared::kHalves * Shared::kWeightBytes);
+      copy_box(weights[0], hi, loaded, 0, row, 0);
+      if constexpr (kTerms == 3) copy_box(weights[1], lo, loaded, 0, row, 0);
+    }
+  }
+}
+
+}  // namespace fw

@@ -1,0 +1,168 @@
+"""Products and windows: what each writes, and the epilogue that it takes up.
+
+Both are called products here: a window is one, of taps and positions. Whatever follows a product,
+point by point, is worth doing before its result is written. `ends`
+finds, before fusion, the value through which everything passes that is made of a product: that is
+what should be in memory instead of the product. After fusion `epilogues` gives each product at
+most one pointwise group that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fusewright.ir import ITEM_BYTES, ONE, Dim, Node, contiguous_strides, product
+from fusewright.loop import Access, Apply, Argument, Axis, Load, LoopKernel, Store
+from fusewright.plan.assemble import kernel_of
+from fusewright.plan.cost import ended_bytes, ended_operations
+from fusewright.plan.fuse import EPILOGUE_APPLIES, Group, is_epilogue, makes_cycle
+from fusewright.plan.products import product_kernel
+from fusewright.plan.steps import Ended, Product, Window
+from fusewright.plan.values import Values, is_pointwise
+from fusewright.plan.windows import window_kernel
+from fusewright.product import ProductKernel
+from fusewright.rewrite.windows import WINDOW
+from fusewright.window import WindowKernel
+
+
+def ends(values: Values) -> frozenset[str]:
+    """For each product the last value, if any, that all readers of it can do with."""
+    found = [_end(values, name) for name in values.products]
+    return frozenset(name for name in found if name is not None)
+
+
+def _end(values: Values, start: str) -> str | None:
+    """Walks on while all that is still read of the product's region is a single value."""
+    shape = values.spec(start).shape
+    region, applies, end = {start}, 0, None
+    for node in values.graph.nodes[values.order[start] + 1 :]:
+        if region.isdisjoint(node.refs()):
+            continue
+        if not _same_points(node, shape):
+            break
+        region.add(node.name)
+        applies += is_pointwise(node)
+        if applies > EPILOGUE_APPLIES:
+            break
+        live = [name for name in region if _is_read(values, name, region)]
+        if live == [node.name] and is_pointwise(node):
+            end = node.name
+    return end
+
+
+def _is_read(values: Values, name: str, region: set[str]) -> bool:
+    return name in values.outputs or any(user.name not in region for user in values.users[name])
+
+
+def _same_points(node: Node, shape: tuple[Dim, ...]) -> bool:
+    """Whether a node has the product's rows and columns, in their order."""
+    if node.spec is None or not node.spec.shape:
+        return False
+    small = node.spec.dtype in ITEM_BYTES and ITEM_BYTES[node.spec.dtype] <= ITEM_BYTES["float32"]
+    kind = is_pointwise(node) or node.op == "aten.view.default"
+    return kind and small and node.spec.shape[-1] == shape[-1] and node.spec.numel == product(shape)
+
+
+@dataclass(frozen=True)
+class Epilogues:
+    """Which group each product takes up, and the groups that stay loops."""
+
+    of: Mapping[str, Group]
+    loops: tuple[Group, ...]
+
+
+def epilogues(values: Values, groups: tuple[Group, ...]) -> Epilogues:
+    """Give each product the first group that it can end in."""
+    taken: dict[str, Group] = {}
+    rest, places = list(groups), list(groups)
+    for name in values.products:
+        for group in rest:
+            alone = replace(group, items=(name,))  # the product, for the question of cycles
+            if not ends_product(values, group, name):
+                continue
+            if makes_cycle(values, [*places, alone], alone, group):
+                continue
+            taken[name] = group
+            rest.remove(group)
+            places[places.index(group)] = replace(group, items=(name, *group.items))
+            break
+    return Epilogues(taken, tuple(rest))
+
+
+def ends_product(values: Values, group: Group, name: str) -> bool:
+    """Whether a group is pointwise over the product's result and reads it at its own index."""
+    kernel = kernel_of(group.assembled, "trial", "", group.items, values)
+    reads = [i for i in kernel.body if isinstance(i, Load) and i.access.buffer == name]
+    if len(reads) != 1 or not is_epilogue(kernel):
+        return False
+    shape = tuple(axis.size for axis in kernel.outer)
+    whole = product(shape) == values.spec(name).numel
+    own = Access(name, contiguous_strides(shape))
+    return whole and shape[-1] == values.spec(name).shape[-1] and reads[0].access == own
+
+
+def ended_step(values: Values, node: Node, group: Group | None, stored: frozenset[str]) -> Ended:
+    """The step of one product or window; `stored` are the values that others read."""
+    if group is None:
+        epilogue = _copied(values, node.name)
+        outputs: tuple[str, ...] = (node.name,)
+    else:
+        outputs = tuple(item for item in group.items if item in stored)
+        epilogue = kernel_of(group.assembled, "kernel", "", outputs, values)
+        if node.name in stored:
+            epilogue = _also_stored(epilogue, node.name)
+            outputs = (*outputs, node.name)
+    kernel = _kernel(values, node, epilogue)
+    applied = (item.op for item in epilogue.body if isinstance(item, Apply) and item.op != "cast")
+    operators = (_word(kernel), *applied)
+    parts: dict[str, Any] = {
+        "name": "",
+        "inputs": tuple(each.name for each in kernel.arguments if not each.is_output),
+        "outputs": outputs,
+        "operators": operators,
+        "bytes_moved": ended_bytes(kernel, values.sizes),
+        "operations": ended_operations(kernel, values.sizes),
+    }
+    summary = " → ".join(operators)
+    if isinstance(kernel, WindowKernel):
+        return Window(kernel=replace(kernel, summary=summary), **parts)
+    return Product(kernel=replace(kernel, summary=summary), **parts)
+
+
+def _word(kernel: ProductKernel | WindowKernel) -> str:
+    if isinstance(kernel, WindowKernel):
+        return "convolution"
+    return "mm" if kernel.batches == ONE else "bmm"
+
+
+def _kernel(values: Values, node: Node, epilogue: LoopKernel) -> ProductKernel | WindowKernel:
+    given = _given(epilogue, node.name).name
+    if node.op == WINDOW:
+        return window_kernel(values, node, epilogue, given)
+    return product_kernel(values, node, epilogue, given)
+
+
+def _given(epilogue: LoopKernel, name: str) -> Load:
+    return next(i for i in epilogue.body if isinstance(i, Load) and i.access.buffer == name)
+
+
+def _copied(values: Values, name: str) -> LoopKernel:
+    """The epilogue of a product that is written as it is."""
+    spec = values.spec(name)
+    axes = tuple(Axis(f"i{at}", size) for at, size in enumerate(spec.shape))
+    where = Access(name, spec.strides)
+    body = (Load(name, spec.dtype, where), Store(name, spec.dtype, where))
+    arguments = (Argument(name, spec.dtype, True),)
+    return LoopKernel("kernel", "", axes, (), arguments, tuple(sorted(values.sizes)), body)
+
+
+def _also_stored(epilogue: LoopKernel, name: str) -> LoopKernel:
+    load = _given(epilogue, name)
+    arguments = [each for each in epilogue.arguments if each.name != name]
+    return replace(
+        epilogue,
+        arguments=(*arguments, Argument(name, load.dtype, True)),
+        body=(*epilogue.body, Store(load.name, load.dtype, load.access)),
+    )

@@ -1,0 +1,139 @@
+"""The description of one convolution: what slides over what, and the epilogue that it ends in.
+
+    result[n, o, y, x] = Σ source[n, c, y·stride − before + j·dilation, …] · weights[o, c, j, i]
+
+over channels c and taps (j, i) of the group that o belongs to, with zeros outside of the source.
+Images of one dimension have a single row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fusewright.ending import Ending
+from fusewright.ir import Dim
+from fusewright.loop import Argument, LoopKernel
+
+
+@dataclass(frozen=True)
+class WindowAxis:
+    """One direction of an image."""
+
+    size: int
+    result: int
+    taps: int
+    stride: int
+    dilation: int
+    before: int
+
+    @property
+    def halo(self) -> int:
+        """How many results further than its own the furthest tap reads."""
+        return (self.taps - 1) * self.dilation // self.stride
+
+    @property
+    def phases(self) -> tuple[int, ...]:
+        """How many taps there are for each remainder that their distances have by the stride."""
+        return tuple(
+            Counter(tap * self.dilation % self.stride for tap in range(self.taps)).values()
+        )
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes of a convolution; `channels` and `results` are those of one group."""
+
+    images: Dim
+    groups: int
+    channels: int
+    results: int
+    y: WindowAxis
+    x: WindowAxis
+
+    @property
+    def taps(self) -> int:
+        return self.y.taps * self.x.taps
+
+    @property
+    def phases(self) -> tuple[int, ...]:
+        """The taps of each pair of remainders."""
+        return tuple(y * x for y in self.y.phases for x in self.x.phases)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Both halves of the weights and a scale for each result.
+
+        Weights are laid out in boxes of 64: those of all 64 channels for a tap, or, of what is
+        left, 16 channels of four taps of a phase and so on.
+        """
+        blocks, rest = divmod(self.channels, 64)
+        boxes = blocks * self.taps + sum(-(-taps * -(-rest // 16) // 4) for taps in self.phases)
+        return 4 * self.groups * self.results * (boxes * 64 + 1)
+
+    @property
+    def filter_elements(self) -> int:
+        return self.groups * self.results * self.channels * self.taps
+
+    def source_elements(self, sizes: Mapping[str, int]) -> int:
+        pixels = self.y.size * self.x.size
+        return self.images.at(sizes) * self.groups * self.channels * pixels
+
+    def result_elements(self, sizes: Mapping[str, int]) -> int:
+        pixels = self.y.result * self.x.result
+        return self.images.at(sizes) * self.groups * self.results * pixels
+
+    def operations(self, sizes: Mapping[str, int]) -> int:
+        """Multiply-adds as two operations each."""
+        return 2 * self.result_elements(sizes) * self.channels * self.taps
+
+
+@dataclass(frozen=True)
+class Source:
+    """Images in memory; strides in elements along images, channels, y and x."""
+
+    buffer: str
+    strides: tuple[Dim, Dim, Dim, Dim]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Weights in memory; strides along results, channels, y and x, from `offset` on.
+
+    A gradient reads them backwards: its strides along y and x are negative.
+    """
+
+    buffer: str
+    strides: tuple[int, int, int, int]
+    offset: int
+
+
+@dataclass(frozen=True)
+class WindowKernel(Ending):
+    """The epilogue runs over images, results and the axes of a result, in this order."""
+
+    name: str
+    summary: str
+    geometry: Geometry
+    source: Source
+    filter: Filter
+    epilogue: LoopKernel
+    product: str
+
+    def renamed(self, buffers: Mapping[str, str]) -> WindowKernel:
+        """The same with operands of other names."""
+        source = replace(self.source, buffer=buffers[self.source.buffer])
+        weights = replace(self.filter, buffer=buffers[self.filter.buffer])
+        return replace(self, source=source, filter=weights)
+
+    @property
+    def columns(self) -> Dim:
+        return Dim(self.geometry.x.result)
+
+    @property
+    def operands(self) -> tuple[Argument, ...]:
+        return (
+            Argument(self.source.buffer, "float32", False),
+            Argument(self.filter.buffer, "float32", False),
+        )

@@ -1,0 +1,112 @@
+"""What a convolution of ours is expected to cost: how to cut its result into bands, and when to.
+
+Results are walked in a line, band after band, a band being some columns of the image. A narrow band
+wastes what lies in the halo beside it, a wide one makes the rows between two taps long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fusewright.window import Geometry
+
+TILE_POSITIONS = {1: 256, 3: 128}  # kTilePositions of kernels/sm90_window_load.cuh
+TILE_CHANNELS = (64, 128)
+STAGE_BYTES = 144 * 1024  # of shared memory, beside the weights' ring and the epilogue's part
+MOST_TAPS, MOST_PHASES = 128, 16
+CHANNEL_BLOCK = 64
+# Cycles of a processor: a product of 64 positions, 16 channels and one result; a number to convert;
+# a result to finish. The first is the tensor cores', the others are guesses until measured.
+PRODUCT_CYCLES = 0.5
+CONVERT_CYCLES = 0.12
+FINISH_CYCLES = 0.1
+CYCLES_PER_US = 1600.0
+CALL_US = 10.0
+# PyTorch's library: TF32 with its transposes (H200, 2026-11-15: 300 GFLOP in 1.6 ms), memory and
+# a call.
+LIBRARY_FLOPS_PER_US = 190e6
+LIBRARY_BYTES_PER_US = 2e6
+LIBRARY_US = 8.0
+GAIN = 0.85
+
+
+def pitch_of(of: Geometry, band_width: int) -> int:
+    return -(-(band_width + of.x.halo) // 4) * 4
+
+
+def stage_rows(of: Geometry, band_width: int, terms: int) -> int:
+    """Positions of a tile, and what the furthest tap reads beyond them."""
+    reach = of.y.halo * pitch_of(of, band_width) + of.x.halo
+    return -(-(TILE_POSITIONS[terms] + reach) // 8) * 8
+
+
+def fits(of: Geometry, band_width: int) -> bool:
+    """Whether a stage finds room, with one half of each number and with two."""
+    rows = {terms: stage_rows(of, band_width, terms) for terms in TILE_POSITIONS}
+    return max(rows[1] * 128, rows[3] * 256) <= STAGE_BYTES
+
+
+def band_widths(of: Geometry) -> Iterator[int]:
+    """The widths that cut the result into equal bands, multiples of four if there are several."""
+    width = of.x.result
+    yield from {min(width, -(-width // (4 * count)) * 4): None for count in range(1, width + 1)}
+
+
+def best_band(of: Geometry) -> int | None:
+    found = [each for each in band_widths(of) if fits(of, each)]
+    return min(found, key=lambda each: _tile_cycles(of, each, 1), default=None)
+
+
+def best_tile_channels(of: Geometry) -> int:
+    return TILE_CHANNELS[0] if of.results <= TILE_CHANNELS[0] else TILE_CHANNELS[1]
+
+
+def window_us(of: Geometry, terms: int, sizes: Mapping[str, int], sms: int) -> float | None:
+    """The time that a convolution of ours is expected to take; None where it has no room."""
+    band = best_band(of)
+    if band is None:
+        return None
+    images, channels = of.images.at(sizes), best_tile_channels(of)
+    tiles = of.groups * -(-of.results // channels)
+    whole = -(-_positions(of, band) * images // TILE_POSITIONS[terms]) * tiles
+    cycles = _tile_cycles(of, band, terms) / _positions(of, band) * TILE_POSITIONS[terms]
+    return -(-whole // sms) * cycles / CYCLES_PER_US + CALL_US
+
+
+def _positions(of: Geometry, band_width: int) -> int:
+    """Of one image, what lies in halos counted in."""
+    bands = -(-of.x.result // band_width)
+    return bands * (of.y.result + of.y.halo) * pitch_of(of, band_width)
+
+
+def _tile_cycles(of: Geometry, band_width: int, terms: int) -> float:
+    """Of as many tiles as an image has."""
+    positions, tile = TILE_POSITIONS[terms], best_tile_channels(of)
+    blocks, rest = divmod(of.channels, CHANNEL_BLOCK)
+    steps = blocks * 4 + -(-rest // 16)
+    multiplied = PRODUCT_CYCLES * positions / 64 * tile * steps * of.taps * terms
+    stages = len(of.phases) * -(-of.channels // CHANNEL_BLOCK)
+    rows = stage_rows(of, band_width, terms) * stages
+    converted = CONVERT_CYCLES * rows * CHANNEL_BLOCK
+    finished = FINISH_CYCLES * positions * tile
+    tiles = _positions(of, band_width) / positions
+    return tiles * (max(multiplied, converted) + finished)
+
+
+def library_us(of: Geometry, sizes: Mapping[str, int]) -> float:
+    """The time that PyTorch's own convolution is expected to take."""
+    numbers = of.result_elements(sizes) + of.source_elements(sizes)
+    moved = 4 * numbers / LIBRARY_BYTES_PER_US
+    return max(of.operations(sizes) / LIBRARY_FLOPS_PER_US, moved, LIBRARY_US)
+
+
+def is_worthwhile(of: Geometry, sizes: Mapping[str, int], sms: int = 132) -> bool:
+    """Whether a convolution of this size is ours rather than the library's."""
+    ours = window_us(of, 1, sizes, sms)
+    return ours is not None and ours <= GAIN * library_us(of, sizes)
+
+
+def is_possible(of: Geometry) -> bool:
+    """Whether the kernel finds room for the taps, the phases and the rows."""
+    few = of.taps <= MOST_TAPS and of.y.stride * of.x.stride <= MOST_PHASES
+    return few and best_band(of) is not None

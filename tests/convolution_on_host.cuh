@@ -1,0 +1,53 @@
+// fw::convolution for tests without a GPU: the same declarations, loops, double precision.
+#pragma once
+
+#include "convolution_operands.cuh"
+
+namespace fw {
+
+inline float window_at(const WindowInput& source, const WindowFilter& filter,
+                       const ConvolutionSizes& of, int64_t image, int out, int y, int x) {
+  double sum = 0;
+  const int group = out / of.channels_out;
+  for (int channel = 0; channel < of.channels; ++channel) {
+    for (int j = 0; j < of.y.kernel; ++j) {
+      for (int i = 0; i < of.x.kernel; ++i) {
+        const int64_t at_y = int64_t(y) * of.y.stride - of.y.padding + j * of.y.dilation;
+        const int64_t at_x = int64_t(x) * of.x.stride - of.x.padding + i * of.x.dilation;
+        if (at_y < 0 || at_y >= of.y.in || at_x < 0 || at_x >= of.x.in) continue;
+        const int64_t from = image * source.image_stride +
+                             int64_t(group * of.channels + channel) * source.channel_stride +
+                             at_y * source.y_stride + at_x * source.x_stride;
+        sum += double(source.data[from]) *
+               filter.data[out * filter.out_stride + channel * filter.in_stride +
+                           j * filter.y_stride + i * filter.x_stride];
+      }
+    }
+  }
+  return static_cast<float>(sum);
+}
+
+template <int kTileChannels, class Body>
+int convolution(const Body& body, bool vectors, const WindowInput& source,
+                const WindowFilter& filter, const ConvolutionSizes& of, int64_t terms,
+                void* workspace, int device, void* stream) {
+  const int outs = of.groups * of.channels_out;
+  if (body.rest_extent() != of.images * outs * of.y.out || body.lane_extent() != of.x.out) return 2;
+  if (of.band_width < 1 || workspace == nullptr || (terms != 1 && terms != 3)) return 3;
+  for (int64_t image = 0; image < of.images; ++image) {
+    for (int out = 0; out < outs; ++out) {
+      for (int y = 0; y < of.y.out; ++y) {
+        for (int x = 0; x < of.x.out; ++x) {
+          typename Body::template Elem<1> elem;
+          const int64_t row = (image * outs + out) * of.y.out + y;
+          body.load(elem, row, x);
+          body.give(elem, 0, window_at(source, filter, of, image, out, y, x));
+          body.visit(elem, row, x, 1);
+        }
+      }
+    }
+  }
+  return 0;
+}
+
+}  // namespace fw

@@ -1,0 +1,171 @@
+"""Convolutions on the tensor cores, run: shapes, layouts, precisions, gradients, edges."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fusewright
+from fusewright.plan.steps import Window
+from fusewright.rewrite import windows
+from tests.gpu.test_products_gpu import error, trained
+from tests.gpu.test_products_gpu import pytestmark as pytestmark
+
+SHAPES: dict[str, tuple[dict[str, object], tuple[int, ...]]] = {
+    "3x3": ({"in_channels": 64, "out_channels": 128, "kernel_size": 3}, (4, 64, 66, 66)),
+    "same": (
+        {"in_channels": 32, "out_channels": 64, "kernel_size": 3, "padding": 1},
+        (6, 32, 28, 28),
+    ),
+    "1x1": ({"in_channels": 100, "out_channels": 200, "kernel_size": 1}, (3, 100, 31, 33)),
+    "5x5": (
+        {"in_channels": 16, "out_channels": 40, "kernel_size": 5, "padding": 2},
+        (2, 16, 40, 40),
+    ),
+    "7x7, stride 2": (
+        {"in_channels": 3, "out_channels": 64, "kernel_size": 7, "stride": 2, "padding": 3},
+        (4, 3, 112, 112),
+    ),
+    "stride 2": (
+        {"in_channels": 48, "out_channels": 96, "kernel_size": 3, "stride": 2, "padding": 1},
+        (4, 48, 57, 57),
+    ),
+    "dilation 2": (
+        {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "dilation": 2, "padding": 2},
+        (2, 64, 40, 40),
+    ),
+    "groups": (
+        {"in_channels": 64, "out_channels": 96, "kernel_size": 3, "groups": 2, "padding": 1},
+        (4, 64, 24, 24),
+    ),
+    "oblong": (
+        {"in_channels": 20, "out_channels": 30, "kernel_size": (2, 5), "stride": (1, 3)},
+        (3, 20, 21, 50),
+    ),
+    "wide": (
+        {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "padding": 1},
+        (1, 64, 20, 600),
+    ),
+    "deep": (
+        {"in_channels": 512, "out_channels": 512, "kernel_size": 3, "padding": 1},
+        (8, 512, 7, 7),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def every_window(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small convolutions too, where a plan would otherwise call PyTorch's."""
+    monkeypatch.setenv("FUSEWRIGHT_TRY", "windows")
+    monkeypatch.setattr(windows, "is_worthwhile", lambda *_: True)
+    before = torch.backends.cudnn.allow_tf32
+    torch.manual_seed(0)
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+def model_of(name: str) -> tuple[nn.Module, Tensor]:
+    arguments, shape = SHAPES[name]
+    model = nn.Sequential(nn.Conv2d(**arguments), nn.SiLU()).cuda()  # type: ignore[arg-type]
+    return model, torch.randn(shape, device="cuda")
+
+
+def optimized(model: nn.Module, x: Tensor, **kwargs: object) -> nn.Module:
+    return fusewright.optimize(copy.deepcopy(model), x, **kwargs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("name", SHAPES)
+def test_outputs_and_gradients_are_as_exact_as_eager(name: str, tf32: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = tf32
+    model, x = model_of(name)
+    fast = optimized(model, x)
+    double = copy.deepcopy(model).double()
+    mine, again = trained(fast, x), trained(fast, x)
+    theirs, truth = trained(model, x), trained(double, x.double())
+    for at, (y, same, e, d) in enumerate(zip(mine, again, theirs, truth, strict=True)):
+        if at < 2:  # the gradients of the weights are cuDNN's
+            assert torch.equal(y, same), "two runs, two results"
+        assert error(y, d) <= max(1.1 * error(e, d), 4e-7)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_results_are_near_eager_where_both_use_tf32(name: str) -> None:
+    torch.backends.cudnn.allow_tf32 = True
+    model, x = model_of(name)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(model, x)(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["channels last", "sliced", "expanded"])
+def test_images_are_read_where_they_are(layout: str) -> None:
+    torch.backends.cudnn.allow_tf32 = False
+    model, x = model_of("same")
+    if layout == "channels last":
+        x = x.contiguous(memory_format=torch.channels_last)
+    elif layout == "sliced":
+        x = torch.randn(6, 40, 30, 60, device="cuda")[:, 4:36, 1:-1, 2:-2:2]
+    else:
+        x = x[:1].expand(6, -1, -1, -1)
+    exact = copy.deepcopy(model).double()(x.double())
+    assert error(optimized(model, x)(x), exact) <= max(error(model(x), exact), 4e-7)
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_magnitudes_may_jump_between_images_and_channels(tf32: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = tf32
+    arguments, _ = SHAPES["deep"]
+    model = nn.Conv2d(**arguments).cuda()  # type: ignore[arg-type]
+    x = torch.randn(8, 512, 14, 14, device="cuda")
+    x *= torch.exp2(torch.randint(-20, 20, (8, 1, 1, 1), device="cuda").float())
+    x[:, 200:] *= 2.0**12
+    exact, eager, y = copy.deepcopy(model).double()(x.double()), model(x), optimized(model, x)(x)
+    for image in range(8):
+        allowed = max(1.1 * error(eager[image], exact[image]), 4e-7)
+        assert error(y[image], exact[image]) <= allowed
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_infinity_and_nan_are_where_eager_has_them(tf32: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = tf32
+    model = nn.Conv2d(64, 64, 3, padding=1).cuda()
+    x = torch.randn(3, 64, 20, 20, device="cuda")
+    x[0, 3, 5, 5], x[1, 60, 0, 19], x[2, 1, 10, 10] = float("inf"), -float("inf"), float("nan")
+    with torch.no_grad():
+        model.weight[7, 8, 1, 1] = float("inf")
+        eager, y = model(x), optimized(model, x)(x)
+    assert torch.equal(y.isnan(), eager.isnan()) and torch.equal(y.isinf(), eager.isinf())
+    assert torch.equal(y[y.isinf()], eager[eager.isinf()])
+
+
+def test_the_flag_is_read_at_each_call() -> None:
+    model, x = model_of("3x3")
+    fast = optimized(model, x)
+    exact = copy.deepcopy(model).double()(x.double())
+    found = []
+    for allowed in (False, True, False):
+        torch.backends.cudnn.allow_tf32 = allowed
+        found.append(error(fast(x), exact))
+    assert found[0] == found[2] < 1e-6 < found[1]
+
+
+def test_a_convolution_of_ours_is_in_the_plan() -> None:
+    model, x = model_of("3x3")
+    solution = fusewright.pipeline.prepare(model, (x,), device=x.device)
+    steps = solution.modes[0].inference.steps
+    assert [type(step) for step in steps] == [Window]
+
+
+def test_more_than_two_to_the_31_results() -> None:
+    torch.backends.cudnn.allow_tf32 = True
+    model = nn.Conv2d(16, 64, 1, bias=False).cuda()
+    x = torch.randn(33, 16, 1024, 1024, device="cuda")
+    with torch.no_grad():
+        y = optimized(model, x, modes=("eval",)).eval()(x)
+        for image in (0, 32):
+            expected = model(x[image : image + 1])
+            torch.testing.assert_close(y[image : image + 1], expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,348 @@
+"""The tensor-core convolution kernel, run without a GPU: g++, fibers and tests/sm90_on_host.hpp.
+
+As in test_product_kernel.py, every index, swizzle, shift, edge and phase of a barrier is the
+kernel's own; nvcc's code, the memory model and how tensor cores round are not seen here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusewright.codegen.render import flattened
+from fusewright.codegen.source import Source
+from tests import loop_cases as cases
+from tests.test_cuda_emulated import SHIM
+from tests.test_product_kernel import LAUNCH, SHARED, STAND_IN
+
+UNSEEN = 12345.0
+BODY = r"""
+namespace {
+struct Plain {
+  float* out;
+  int64_t columns;
+  int together;  // columns that the epilogue is to be given at once
+  template <int V> struct Elem { float y[V]; };
+  template <int V> void load(Elem<V>&, int64_t, int64_t) const {}
+  template <int V> void give(Elem<V>& elem, int v, float x) const { elem.y[v] = x; }
+  template <int V> void visit(const Elem<V>& elem, int64_t q, int64_t l, int) const {
+    if (V != together || l % V != 0) std::abort();
+    for (int v = 0; v < V; ++v) {
+      float& place = out[q * columns + l + v];
+      if (place != 12345.f) std::abort();  // twice
+      place = elem.y[v];
+    }
+  }
+};
+}  // namespace
+#define ENTRY(terms, channels)                                                                  \
+  extern "C" int window_##terms##_##channels(                                                   \
+      const fw::WindowInput* x, const fw::WindowWeights* w, const fw::WindowShape* shape,       \
+      float* out, int vectors) {                                                                \
+    memset(emulated_shared, 0xff, sizeof(emulated_shared));  /* NaN */                          \
+    return fw::window<terms, channels>(Plain{out, shape->x.out, vectors ? 4 : 1}, vectors, *x,  \
+                                       *w, *shape, 0, nullptr);                                 \
+  }
+ENTRY(1, 32)
+ENTRY(1, 64)
+ENTRY(1, 128)
+ENTRY(3, 32)
+ENTRY(3, 64)
+ENTRY(3, 128)
+extern "C" int64_t quotient_and_rest(uint32_t x, int by) {
+  uint32_t quotient, rest;
+  fw::Divisor(by).divide(x, quotient, rest);
+  return int64_t(quotient) << 32 | rest;
+}
+"""
+
+
+class Input(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 4))
+
+
+class Weights(ctypes.Structure):
+    _fields_ = (("pointers", ctypes.c_void_p * 4), ("strides", ctypes.c_int64 * 4))
+
+
+class Shape(ctypes.Structure):
+    _fields_ = (
+        ("counts", ctypes.c_int * 4),  # images, groups, channels in and out of a group
+        ("y", ctypes.c_int * 6),  # in, out, kernel, stride, dilation, padding
+        ("x", ctypes.c_int * 6),
+        ("band_width", ctypes.c_int),
+        ("pitch", ctypes.c_int),
+        ("stage_rows", ctypes.c_int),
+        ("taps", ctypes.c_int),
+        ("phases", ctypes.c_int),
+        ("phase", ctypes.c_int * 4 * 16),  # y, x, taps, reach
+        ("shift", ctypes.c_uint16 * 128),
+    )
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The kernel's own text, its instructions replaced by the stand-ins."""
+    lines = [SHIM, *flattened(str(STAND_IN), set())]
+    done = {"sm90.cuh", "lanes.cuh", "accumulators.hpp", "types.hpp"}
+    lines += flattened("sm90_window.cuh", done)
+    text = "\n".join([*lines, BODY])
+    text, count = LAUNCH.subn(
+        r"gridDim = dim3(\1); emulation::launch(dim3(\1), \2, [&] { kernel(\3); });", text
+    )
+    text, shared = SHARED.subn("char* const memory = emulated_shared;", text)
+    assert count == shared == 1
+    return cases.compile_source(Source("host", text, ()), ("-O1", "-w"))
+
+
+@dataclass(frozen=True)
+class Window:
+    """A convolution and how the kernel is to go about it."""
+
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    terms: int = 1
+    tile: int = 64  # out channels
+    band_width: int | None = None  # the whole width
+    vectors: bool = False
+
+    def taps(self, kernel: tuple[int, int]) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """The taps (ky, kx) of each phase."""
+        by_phase: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for ky in range(kernel[0]):
+            for kx in range(kernel[1]):
+                phase = (
+                    ky * self.dilation[0] % self.stride[0],
+                    kx * self.dilation[1] % self.stride[1],
+                )
+                by_phase.setdefault(phase, []).append((ky, kx))
+        return dict(sorted(by_phase.items()))
+
+    def shape(self, x: Tensor, w: Tensor) -> Shape:
+        """The problem, its bands and its taps, as the kernel takes them."""
+        shape = Shape()
+        out_channels, channels, *kernel = w.shape
+        shape.counts[:] = (x.shape[0], self.groups, channels, out_channels // self.groups)
+        halos = []
+        for axis, name in enumerate("yx"):
+            n, k, s = x.shape[2 + axis], kernel[axis], self.stride[axis]
+            reach = (k - 1) * self.dilation[axis]
+            out = (n + 2 * self.padding[axis] - reach - 1) // s + 1
+            numbers = (n, out, k, s, self.dilation[axis], self.padding[axis])
+            setattr(shape, name, (ctypes.c_int * 6)(*numbers))
+            halos.append(reach // s)
+        shape.band_width = self.band_width or shape.x[1]
+        shape.pitch = shape.band_width + halos[1]
+        if self.vectors:
+            shape.pitch = -(-shape.pitch // 4) * 4
+        for phase, ((y, column), taps) in enumerate(self.taps((kernel[0], kernel[1])).items()):
+            shifts = [
+                ky * self.dilation[0] // self.stride[0] * shape.pitch
+                + kx * self.dilation[1] // self.stride[1]
+                for ky, kx in taps
+            ]
+            shape.phase[phase][:] = (y, column, len(taps), max(shifts))
+            shape.shift[shape.taps : shape.taps + len(taps)] = shifts
+            shape.taps += len(taps)
+            shape.phases += 1
+        reach = max(each[3] for each in shape.phase)
+        shape.stage_rows = -(-((256 if self.terms == 1 else 128) + reach) // 8) * 8
+        return shape
+
+    def boxes(self, w: Tensor) -> Tensor:
+        """[box, out channel, 64]: of each group, 64 channels and phase, the taps' steps of 16."""
+        found = []
+        for of_group in w.chunk(self.groups):
+            for block in of_group.split(64, 1):
+                padded = F.pad(block, (0, 0, 0, 0, 0, -block.shape[1] % 16))
+                for taps in self.taps((w.shape[2], w.shape[3])).values():
+                    row = torch.cat([padded[:, :, ky, kx] for ky, kx in taps], 1)
+                    row = F.pad(row, (0, -row.shape[1] % 64))
+                    found.append(row.unflatten(1, (-1, 64)).transpose(0, 1))
+        return torch.cat(found)
+
+    def exact(self, x: Tensor, w: Tensor) -> Tensor:
+        settings = (self.stride, self.padding, self.dilation, self.groups)
+        return F.conv2d(x.double(), w.double(), None, *settings)
+
+    def run(self, x: Tensor, w: Tensor) -> Tensor:
+        """By the kernel; every output must be visited once."""
+        size = torch.where(w.isfinite(), w.abs(), 0).amax((1, 2, 3), keepdim=True)
+        scale = torch.ldexp(torch.ones_like(size), 15 - torch.frexp(size).exponent)
+        scaled = self.boxes(w * scale)
+        hi = scaled.half().contiguous()
+        lo = (scaled - hi.float()).half().contiguous()
+        inverse = (1 / scale).flatten()
+        shape = self.shape(x, w)
+        out = torch.full((x.shape[0], w.shape[0], shape.y[1], shape.x[1]), UNSEEN)
+        pointers = (ctypes.c_void_p * 4)(*(each.data_ptr() for each in (hi, lo, inverse, w)))
+        entry = getattr(library(), f"window_{self.terms}_{self.tile}")
+        code = entry(
+            ctypes.byref(Input(x.data_ptr(), (ctypes.c_int64 * 4)(*x.stride()))),
+            ctypes.byref(Weights(pointers, (ctypes.c_int64 * 4)(*w.stride()))),
+            ctypes.byref(shape),
+            ctypes.c_void_p(out.data_ptr()),
+            int(self.vectors),
+        )
+        assert code == 0 and not (out == UNSEEN).any()
+        return out
+
+
+def error(y: Tensor, exact: Tensor) -> float:
+    return float((y.double() - exact).norm() / exact.norm())
+
+
+def check(window: Window, x: Tensor, w: Tensor) -> None:
+    found = error(window.run(x, w), window.exact(x, w))
+    assert found < (6e-4 if window.terms == 1 else 4e-7)
+
+
+# Images, kernel with its out and in channels of a group, and the rest.
+SAME = Window(padding=(1, 1))
+WINDOWS = {
+    "3x3": ((1, 64, 16, 16), (64, 64, 3, 3), SAME),
+    "1x1": ((1, 130, 9, 11), (100, 130, 1, 1), Window()),
+    "5x5": ((2, 16, 11, 9), (5, 16, 5, 5), Window(padding=(2, 2))),
+    "7x7": ((1, 3, 30, 34), (64, 3, 7, 7), Window((2, 2), (3, 3))),
+    "stride": ((2, 70, 13, 12), (130, 70, 3, 3), Window((2, 2), (1, 1))),
+    "dilation": ((1, 16, 14, 10), (20, 16, 3, 3), Window((1, 1), (2, 2), (2, 2))),
+    "stride and dilation": ((1, 33, 19, 17), (8, 33, 3, 3), Window((3, 2), (1, 2), (2, 3))),
+    "asymmetric": ((2, 20, 12, 15), (7, 20, 3, 5), Window((1, 2), (0, 2), (2, 1))),
+    "no halo": ((1, 48, 13, 13), (10, 48, 2, 2), Window((3, 3))),
+    "1x1, stride": ((3, 64, 9, 8), (64, 64, 1, 1), Window((2, 2))),
+    "groups": ((2, 40, 8, 9), (12, 20, 3, 3), replace(SAME, groups=2)),
+    "many small": ((13, 16, 7, 7), (24, 16, 3, 3), SAME),
+    "one pixel": ((5, 8, 1, 1), (6, 8, 3, 3), SAME),
+    "bands": ((2, 16, 9, 20), (6, 16, 3, 3), replace(SAME, band_width=8)),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize(("terms", "tile"), [(1, 64), (1, 128), (3, 64), (3, 128)])
+def test_every_kind_of_window(name: str, terms: int, tile: int) -> None:
+    torch.manual_seed(len(name))
+    images, kernel, window = WINDOWS[name]
+    check(replace(window, terms=terms, tile=tile), torch.randn(images), torch.randn(kernel))
+
+
+def rearranged(x: Tensor, layout: str) -> Tensor:
+    """The same numbers, laid out otherwise; what lies between them is NaN."""
+    if layout == "channels last":
+        return x.contiguous(memory_format=torch.channels_last)
+    room = torch.full((x.shape[0], x.shape[1] + 3, x.shape[2] + 2, 2 * x.shape[3]), math.nan)
+    sliced = room[:, 1:-2, 1:-1, ::2] if layout == "sliced" else room[:, 2:-1, 1:-1, : x.shape[3]]
+    if layout == "other order":
+        sliced = torch.full((*x.shape[2:], x.shape[0], x.shape[1] + 1), math.nan)[..., 1:]
+        sliced = sliced.permute(2, 3, 0, 1)
+    return sliced.copy_(x)
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("layout", ["channels last", "rows", "sliced", "other order"])
+@pytest.mark.parametrize("channels", [68, 36, 7])
+def test_layouts(layout: str, channels: int, terms: int) -> None:
+    torch.manual_seed(channels)
+    x, w = rearranged(torch.randn(2, channels, 9, 10), layout), torch.randn(8, channels, 3, 2)
+    check(
+        Window((1, 2), (1, 1), terms=terms),
+        x,
+        w.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
+    )
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+def test_groups_of_channels_last(terms: int) -> None:
+    x = torch.randn(2, 24, 6, 5).contiguous(memory_format=torch.channels_last)
+    check(replace(SAME, groups=3, terms=terms), x, torch.randn(9, 8, 3, 3))
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("tile", [32, 64, 128])
+@pytest.mark.parametrize(("width", "band_width"), [(16, None), (20, 8), (4, None)])
+def test_vectors(width: int, band_width: int | None, tile: int, terms: int) -> None:
+    window = replace(SAME, vectors=True, band_width=band_width, tile=tile, terms=terms)
+    check(window, torch.randn(3, 16, 8, width), torch.randn(37, 16, 3, 3))
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+def test_one_stage_is_enough(terms: int) -> None:
+    """Where only one fits, converting and multiplying take turns."""
+    window = Window((1, 1), (2, 2), (2, 2), terms=terms)
+    x, w = torch.randn(1, 70, 7, 130 if terms == 1 else 60), torch.randn(4, 70, 3, 3)
+    assert 2 * window.shape(x, w).stage_rows * 128 * (1 if terms == 1 else 2) > 180 * 1024
+    check(window, x, w)
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("powers", [(0, 30), (30, 0), (0, -30), (-60, 40), (-100, 20), (120, 90)])
+def test_scales_that_jump(powers: tuple[int, int], terms: int) -> None:
+    """From one block of channels to the next and from one image to the next."""
+    torch.manual_seed(0)
+    window = replace(SAME, terms=terms)
+    jump = torch.tensor(powers).double()
+    x, w = torch.rand(1, 128, 8, 9) + 0.5, torch.randn(8, 128, 3, 3) * 2.0**-10
+    by_channels = x * torch.exp2(jump).float().repeat_interleave(64).view(1, 128, 1, 1)
+    check(window, by_channels, w)
+    by_images = torch.randn(2, 8, 18, 15) * torch.exp2(jump).float().view(2, 1, 1, 1)
+    y, exact = window.run(by_images, w[:, :8]), window.exact(by_images, w[:, :8])
+    # A tile that holds rows of both, as the second does, has the larger one's scale.
+    for image, rows in ((0, slice(0, 7)), (1, slice(11, 18))):
+        assert error(y[image, :, rows], exact[image, :, rows]) < (6e-4 if terms == 1 else 4e-7)
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+def test_zeros(terms: int) -> None:
+    window = replace(SAME, terms=terms)
+    x, w = torch.zeros(1, 70, 8, 9), torch.randn(8, 70, 3, 3)
+    assert not window.run(x, w).any() and not window.run(torch.randn_like(x), w * 0).any()
+    x[0, 66, 3, 3] = 1e-40
+    y, exact = window.run(x, w), window.exact(x, w)
+    assert float((y - exact).abs().max()) < 1e-43
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("vectors", [False, True])
+@pytest.mark.parametrize("huge", [False, True])
+def test_what_is_not_finite_is_where_it_belongs(huge: bool, vectors: bool, terms: int) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 70, 8, 8), torch.randn(6, 70, 3, 3)
+    most = 3e38 if huge else math.inf
+    x[0, 3, 4, 4], x[1, 67, 0, 7] = most, -most
+    if not huge:
+        x[1, 2, 7, 0], w[2, 5, 1, 1], w[3, 68, 0, 0] = math.nan, math.inf, -math.inf
+    w = w.contiguous(memory_format=torch.channels_last)  # read again where the sum is not finite
+    window = replace(SAME, terms=terms, vectors=vectors)
+    y, exact = window.run(x, w), window.exact(x, w).float()
+    assert torch.equal(y.isnan(), exact.isnan()) and torch.equal(y.isinf(), exact.isinf())
+    assert torch.equal(y[y.isinf()], exact[exact.isinf()])
+
+
+def test_one_term_is_as_exact_as_halves() -> None:
+    x, w = torch.randn(1, 64, 8, 8), torch.randn(8, 64, 3, 3)
+    assert 5e-5 < error(SAME.run(x, w), SAME.exact(x, w)) < 6e-4
+
+
+def test_nothing() -> None:
+    assert SAME.run(torch.randn(0, 8, 4, 4), torch.randn(3, 8, 3, 3)).shape == (0, 3, 4, 4)
+
+
+def test_division_by_multiplication() -> None:
+    divide = library().quotient_and_rest
+    divide.restype = ctypes.c_int64
+    draw = random.Random(0)
+    edges = [1, 2, 3, 7, 8, 132, 17160, 2**16 - 1, 2**16 + 1, 2**30, 2**30 + 1, 2**31 - 1]
+    for by in [*edges, *(draw.randrange(1, 2 ** draw.randrange(1, 32)) for _ in range(200))]:
+        near = [k * by + d for k in (0, 1, 2**31 // by - 1, 2**31 // by) for d in (-1, 0, 1)]
+        for x in [*near, 2**31 - 1, draw.randrange(2**31)]:
+            if 0 <= x < 2**31:
+                assert divmod(divide(x, by), 2**32) == divmod(x, by)

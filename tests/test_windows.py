@@ -1,0 +1,243 @@
+"""Convolutions of ours: how graphs are rewritten and planned, and what the plans compute."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusewright import interpret as oracle
+from fusewright.capture import capture
+from fusewright.codegen import render as rendering
+from fusewright.emit import ModuleBundle
+from fusewright.ir import Dim, Program
+from fusewright.module import arguments_of, load, optimized, owners_of
+from fusewright.pipeline import prepare
+from fusewright.plan import plan
+from fusewright.plan.steps import Call, Plan, Window
+from fusewright.rewrite import rewrite, windows
+from fusewright.runtime import tensor_cores
+from fusewright.schedule import Target, choose_window
+from fusewright.window import Geometry, WindowAxis
+from fusewright.window_cost import band_widths, best_band, fits, is_possible, is_worthwhile
+from tests import loop_cases as cases
+from tests.test_cuda_emulated import emulated
+from tests.test_plan import Lambda
+from tests.test_products import values_of
+
+STUB = Path(__file__).parent / "convolution_on_host.cuh"
+CUDA = Target.cuda(trials=("windows",))
+
+
+def block(m: nn.Module, x: Tensor) -> Tensor:
+    return torch.relu(F.conv2d(x, m.weight, m.bias, padding=1)) * m.scale  # type: ignore[arg-type,operator]
+
+
+def parameters(out: int = 128, channels: int = 64, size: int = 3) -> dict[str, Tensor]:
+    return {
+        "weight": torch.randn(out, channels, size, size),
+        "bias": torch.randn(out),
+        "scale": torch.randn(out, 1, 1),
+    }
+
+
+def rewritten(function, x: Tensor, **given: Tensor) -> Program:  # type: ignore[no-untyped-def]
+    program = rewrite(capture(Lambda(function, **given), (x,), mode="train"))
+    sizes = program.example_sizes
+    assert program.backward is not None
+    return replace(
+        program,
+        forward=windows.with_windows(program.forward, sizes),
+        inference=windows.with_windows(program.inference, sizes),
+        backward=windows.with_windows(program.backward, sizes),
+    )
+
+
+def plans(function, x: Tensor, **given: Tensor) -> tuple[Plan, Plan, Plan]:  # type: ignore[no-untyped-def]
+    program = rewritten(function, x, **given)
+    sizes = program.example_sizes
+    assert program.backward is not None
+    inference, forward, backward = (
+        plan(each, sizes) for each in (program.inference, program.forward, program.backward)
+    )
+    return inference, forward, backward
+
+
+# Planning -------------------------------------------------------------------------------------
+
+
+def test_what_follows_a_convolution_is_part_of_it() -> None:
+    x = torch.randn(16, 64, 64, 64)
+    inference, _, backward = plans(block, x, **parameters())
+    (step,) = inference.steps
+    assert isinstance(step, Window)
+    assert step.operators == ("convolution", "add", "relu", "mul")
+    of = step.kernel.geometry
+    assert (of.groups, of.channels, of.results, of.taps) == (1, 64, 128, 9)
+    assert of.x == of.y == WindowAxis(64, 64, 3, 1, 1, 1)
+    assert not of.images.is_static
+    assert step.kernel.filter.strides == (576, 9, 3, 1) and step.kernel.filter.offset == 0
+    pixels = 16 * 64 * 64 * 128
+    assert step.operations == 2 * pixels * 576 + 3 * pixels
+    assert step.bytes_moved == 4 * (x.numel() + 128 * 576 + 2 * 128 + pixels)
+    (gradient,) = [each for each in backward.steps if isinstance(each, Window)]
+    assert gradient.kernel.geometry.channels == 128 and gradient.kernel.geometry.results == 64
+    assert gradient.kernel.geometry.x.before == 1
+    assert gradient.kernel.filter.strides == (9, 576, -3, -1) and gradient.kernel.filter.offset == 8
+    (call,) = [each for each in backward.steps if isinstance(each, Call)]
+    assert call.node.op == "aten.convolution_backward.default" and call.outputs[0] == ""
+
+
+def chain(m: nn.Module, x: Tensor) -> Tensor:
+    y = F.conv2d(x, m.weight, stride=2, padding=1)  # type: ignore[arg-type]
+    return torch.tanh(F.conv1d(y.flatten(2), m.line, dilation=2))  # type: ignore[arg-type]
+
+
+def test_strides_and_lines() -> None:
+    given = {"weight": torch.randn(128, 64, 3, 3), "line": torch.randn(96, 128, 5)}
+    inference, _, backward = plans(chain, torch.randn(64, 64, 64, 64), **given)
+    first, second = (step.kernel.geometry for step in inference.steps if isinstance(step, Window))
+    assert first.y == WindowAxis(64, 32, 3, 2, 1, 1) and first.y.phases == (2, 1) and first.y.halo == 1
+    assert second.y == WindowAxis(1, 1, 1, 1, 1, 0)
+    assert second.x == WindowAxis(1024, 1016, 5, 1, 2, 0)
+    # The gradient of a convolution with wide strides is left to PyTorch.
+    assert sum(isinstance(step, Window) for step in backward.steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        (lambda m, x: F.conv2d(x, m.weight), torch.randn(1, 64, 8, 8)),
+        (lambda m, x: F.conv2d(x.double(), m.weight.double()), torch.randn(16, 64, 64, 64)),
+        (lambda m, x: F.conv2d(x, m.weight[:, :1], groups=64), torch.randn(16, 64, 64, 64)),
+        (lambda m, x: F.conv_transpose2d(x, m.weight[:64]), torch.randn(16, 64, 32, 32)),
+    ],
+)
+def test_what_is_left_to_pytorch(function, x: Tensor) -> None:  # type: ignore[no-untyped-def]
+    inference, _, _ = plans(function, x, weight=torch.randn(128, 64, 3, 3))
+    assert not any(isinstance(step, Window) for step in inference.steps)
+
+
+def geometry(size: int, taps: int, stride: int = 1, dilation: int = 1) -> Geometry:
+    result = (size - dilation * (taps - 1) - 1) // stride + 1
+    axis = WindowAxis(size, result, taps, stride, dilation, 0)
+    return Geometry(Dim(16), 1, 64, 128, axis, axis)
+
+
+@pytest.mark.parametrize(
+    ("size", "taps", "stride", "dilation"),
+    [(7, 3, 1, 1), (130, 3, 1, 1), (226, 3, 1, 1), (1000, 3, 1, 1), (230, 7, 2, 1), (256, 3, 1, 8)],
+)
+def test_bands_find_room(size: int, taps: int, stride: int, dilation: int) -> None:
+    of = geometry(size, taps, stride, dilation)
+    band = best_band(of)
+    assert band is not None and fits(of, band) and is_possible(of)
+    widths = list(band_widths(of))
+    assert band in widths and widths[0] == of.x.result and all(w % 4 == 0 for w in widths[1:])
+    assert (band < of.x.result) == (of.x.result > 200)
+
+
+def test_too_many_taps_are_left_to_pytorch() -> None:
+    assert not is_possible(geometry(200, 13)) and not is_possible(geometry(400, 3, 5))
+    assert is_worthwhile(geometry(130, 3), {}) and not is_worthwhile(geometry(4, 3), {})
+
+
+# Meaning --------------------------------------------------------------------------------------
+
+
+def grouped(m: nn.Module, x: Tensor) -> Tensor:
+    y = F.conv2d(x, m.weight, groups=2, stride=(1, 2), padding=(0, 2), dilation=(2, 1))  # type: ignore[arg-type]
+    return torch.sigmoid(y)
+
+
+def lines(m: nn.Module, x: Tensor) -> Tensor:
+    return torch.relu(F.conv1d(x.flatten(2), m.weight[:, :, 0], padding=2))  # type: ignore[index]
+
+
+@pytest.fixture
+def everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones too."""
+    monkeypatch.setattr(windows, "is_worthwhile", lambda *_: True)
+
+
+CASES = [
+    (block, {"weight": (5, 6, 3, 3), "bias": (5,), "scale": (5, 1, 1)}),
+    (grouped, {"weight": (4, 3, 3, 3)}),
+    (lines, {"weight": (7, 6, 2, 3)}),
+]
+
+
+@pytest.mark.usefixtures("everything")
+@pytest.mark.parametrize(("model", "shapes"), CASES)
+def test_the_rewritten_graphs_mean_the_same(model, shapes, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(windows, "FEWEST_CHANNELS", 1)
+    x, given = torch.randn(3, 6, 9, 10), {name: torch.randn(s) for name, s in shapes.items()}
+    plain = rewrite(capture(Lambda(model, **given), (x,), mode="train"))
+    ours = rewritten(model, x, **given)
+    sizes = plain.example_sizes
+    for name in ("inference", "forward", "backward"):
+        before, after = getattr(plain, name), getattr(ours, name)
+        held = values_of(before, sizes)
+        wanted = model is not grouped or name != "backward"
+        assert any(node.op == "window" for node in after.nodes) == wanted
+        theirs = oracle.interpret(before, held, sizes, exact=False)
+        mine = oracle.interpret(after, held, sizes, exact=False)
+        for a, b in zip(mine, theirs, strict=True):
+            if isinstance(b, Tensor) and b.is_floating_point():
+                torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-11)
+
+
+class Images(nn.Module):
+    """Two layers, a pooled one between, an output that is read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 12, 3, padding=1)
+        self.second = nn.Conv2d(12, 6, (2, 3), stride=(1, 2), bias=False)
+        self.scale = nn.Parameter(torch.randn(6, 1, 1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = F.gelu(self.first(x))
+        return torch.tanh(self.second(hidden)) * self.scale, hidden.mean((2, 3))
+
+
+@pytest.mark.usefixtures("everything")
+def test_emulated_modules_train_as_eager_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emitted text over the CUDA source, with g++ for nvcc and loops for the kernel."""
+    monkeypatch.setattr(rendering, "WINDOW_HEADER", str(STUB))
+    monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
+    model, x = Images(), torch.randn(2, 3, 8, 12)
+    prepared = prepare(model, (x,), modes=("train",), device=x.device, target=CUDA)
+    assert [each.name for each in prepared.modes] == ["train_products", "train"]
+    plans_ = prepared.modes[0]
+    # What has three channels is always in float32; the rest asks, the gradient of the first too.
+    ours = [each for each in prepared.source.entries if each.name.startswith("custom_convolution")]
+    assert sorted(bool(each.terms) for each in ours) == [False, False, True, True, True]
+    assert sum(isinstance(step, Window) for step in plans_.forward.steps) == 2
+    modes = tuple(replace(each, owners=owners_of(model, "train")) for each in prepared.modes[:1])
+    source = emulated(prepared.source)
+    bundle = ModuleBundle("images", "host", source, arguments_of(model, (x,)), modes)
+    library = cases.compile_source(source, ("-O1", "-w"))
+    fast = optimized(copy.deepcopy(model), load(bundle, library))
+    for images in (2, 3):
+        x = torch.randn(images, 3, 8, 12)
+        results = []
+        for each, given in ((fast, x), (copy.deepcopy(model).double(), x.double())):
+            given = given.clone().requires_grad_()
+            made = each(given)
+            total = sum((out * torch.arange(out.numel()).view_as(out)).sum() for out in made)
+            results.append([*made, *torch.autograd.grad(total, [given, *each.parameters()])])
+        for ours, truth in zip(*results, strict=True):
+            largest = truth.abs().max().item()
+            torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5 * largest)
+
+
+def test_the_heuristic_fits_tiles_to_the_results() -> None:
+    inference, _, _ = plans(block, torch.randn(64, 64, 64, 64), **parameters(48))
+    (step,) = inference.ended
+    assert isinstance(step, Window) and choose_window(step.kernel).tile_channels == 64
