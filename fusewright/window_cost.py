@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from fusewright.window import Geometry
 
 TILE_POSITIONS = {1: 256, 3: 128}  # kTilePositions of kernels/sm90_window_load.cuh
-TILE_CHANNELS = (64, 128)
+TILE_CHANNELS = (32, 64, 128)
 STAGE_BYTES = 144 * 1024  # of shared memory, beside the weights' ring and the epilogue's part
 MOST_TAPS, MOST_PHASES = 128, 16
 CHANNEL_BLOCK = 64
@@ -58,7 +58,8 @@ def best_band(of: Geometry) -> int | None:
 
 
 def best_tile_channels(of: Geometry) -> int:
-    return TILE_CHANNELS[0] if of.results <= TILE_CHANNELS[0] else TILE_CHANNELS[1]
+    """The narrowest tile that has all results of a group, or the widest there is."""
+    return next((each for each in TILE_CHANNELS if each >= of.results), TILE_CHANNELS[-1])
 
 
 def window_us(of: Geometry, terms: int, sizes: Mapping[str, int], sms: int) -> float | None:

@@ -146,6 +146,9 @@ inline std::vector<std::pair<uint32_t, uint32_t>> unpublished[1024];
 inline void store_pair(uint32_t to, uint32_t pair) {
   unpublished[threadIdx.x].push_back({to, pair});
 }
+inline void store_four_pairs(uint32_t to, const uint32_t (&pairs)[4]) {
+  for (int i = 0; i < 4; ++i) store_pair(to + 4 * i, pairs[i]);
+}
 inline void publish_stores() {
   for (const auto& [to, pair] : unpublished[threadIdx.x]) memcpy(emulated_shared + to, &pair, 4);
   unpublished[threadIdx.x].clear();

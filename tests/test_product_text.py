@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 import subprocess
 from collections.abc import Iterator
@@ -20,12 +21,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fusewright.bench.planned import plan_graphs, step_times
 from fusewright.bench.record import Rates
 from fusewright.bench.trace import Trace
+from fusewright.codegen.source import Source
 from fusewright.emit import ModuleBundle, file_text, module_text
 from fusewright.ir import TensorSpec
 from fusewright.module import arguments_of, load, owners_of
 from fusewright.pipeline import Prepared, prepare
 from fusewright.plan.show import show
 from fusewright.report import print_plans, step_records
+from fusewright.rewrite import products
 from fusewright.runtime import tensor_cores
 from fusewright.schedule import Target
 from tests.loop_cases import NVCC
@@ -192,10 +195,29 @@ def test_a_product_is_held_to_the_rate_of_halves() -> None:
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("arch", ["80", "90a"])
 def test_the_source_compiles_for_both(bundle: ModuleBundle, arch: str, tmp_path: Path) -> None:
-    source = tmp_path / "kernels.cu"
-    source.write_text(bundle.source.text)
+    compiled(bundle.source, arch, tmp_path)
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("arch", ["80", "90a"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_of_halves_compile_for_both(
+    dtype: torch.dtype, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
+    model, x = copy.deepcopy(MODEL).to(dtype), X.to(dtype)
+    target = Target.cuda(trials=("halves",))
+    made = prepare(model, (x,), modes=("train",), device=torch.device("cpu"), target=target)
+    assert "fw::half_product<" in made.source.text
+    compiled(made.source, arch, tmp_path)
+
+
+def compiled(source: Source, arch: str, folder: Path) -> None:
+    """By nvcc, as emitted files ask for it."""
+    text = folder / "kernels.cu"
+    text.write_text(source.text)
     flags = ["-std=c++17", "-O3", "-fmad=false"]
     flags += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
-    command = [str(NVCC), *flags, "-c", str(source), "-o", str(tmp_path / "kernels.o")]
+    command = [str(NVCC), *flags, "-c", str(text), "-o", str(folder / "kernels.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -26,8 +26,10 @@ from fusewright.schedule import Target, choose_window
 from fusewright.window import Geometry, WindowAxis
 from fusewright.window_cost import band_widths, best_band, fits, is_possible, is_worthwhile
 from tests import loop_cases as cases
+from tests.loop_cases import NVCC
 from tests.test_cuda_emulated import emulated
 from tests.test_plan import Lambda
+from tests.test_product_text import compiled
 from tests.test_products import values_of
 
 STUB = Path(__file__).parent / "convolution_on_host.cuh"
@@ -102,7 +104,9 @@ def test_strides_and_lines() -> None:
     given = {"weight": torch.randn(128, 64, 3, 3), "line": torch.randn(96, 128, 5)}
     inference, _, backward = plans(chain, torch.randn(64, 64, 64, 64), **given)
     first, second = (step.kernel.geometry for step in inference.steps if isinstance(step, Window))
-    assert first.y == WindowAxis(64, 32, 3, 2, 1, 1) and first.y.phases == (2, 1) and first.y.halo == 1
+    assert (
+        first.y == WindowAxis(64, 32, 3, 2, 1, 1) and first.y.phases == (2, 1) and first.y.halo == 1
+    )
     assert second.y == WindowAxis(1, 1, 1, 1, 1, 0)
     assert second.x == WindowAxis(1024, 1016, 5, 1, 2, 0)
     # The gradient of a convolution with wide strides is left to PyTorch.
@@ -241,3 +245,11 @@ def test_the_heuristic_fits_tiles_to_the_results() -> None:
     inference, _, _ = plans(block, torch.randn(64, 64, 64, 64), **parameters(48))
     (step,) = inference.ended
     assert isinstance(step, Window) and choose_window(step.kernel).tile_channels == 64
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("arch", ["80", "90a"])
+def test_the_source_compiles_for_both(arch: str, tmp_path: Path) -> None:
+    model, x = Lambda(block, **parameters()), torch.randn(16, 64, 64, 64)
+    prepared = prepare(model, (x,), modes=("train",), device=x.device, target=CUDA)
+    compiled(prepared.source, arch, tmp_path)

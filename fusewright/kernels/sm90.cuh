@@ -96,9 +96,13 @@ __device__ __forceinline__ void store_shared(uint32_t to, float x) {
   asm volatile("st.shared.f32 [%0], %1;  // %2" :: "r"(to), "f"(x), "n"(kPlace) : "memory");
 }
 
-// Two 16-bit numbers to shared memory.
+// Two 16-bit numbers to shared memory, and four times two.
 __device__ __forceinline__ void store_pair(uint32_t to, uint32_t pair) {
   asm volatile("st.shared.b32 [%0], %1;" :: "r"(to), "r"(pair) : "memory");
+}
+__device__ __forceinline__ void store_four_pairs(uint32_t to, const uint32_t (&pairs)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+               :: "r"(to), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
 }
 
 // wgmma reads by another way than threads write: it sees a thread's stores to shared memory once
@@ -276,7 +280,7 @@ template <class T, bool kFreeMajorA, bool kFreeMajorB, int kSums>
 __device__ __forceinline__ void multiply_shared(float (&sum)[kSums], uint64_t a, uint64_t b,
                                                 int add) {
   constexpr bool kFew = (kSums == 16 || kSums == 32) && std::is_same_v<T, half>;
-  static_assert(kFew || kSums == 64 || kSums == 128, "128 or 256 columns of b; of half also 32, 64");
+  static_assert(kFew || kSums == 64 || kSums == 128, "128 or 256 columns of b; 32, 64 of half");
   if constexpr (kSums == 16) FW_MULTIPLY_32("f16");
   if constexpr (kSums == 32) FW_MULTIPLY_64("f16");
   if constexpr (kSums == 64 && std::is_same_v<T, half>) FW_MULTIPLY_128("f16");

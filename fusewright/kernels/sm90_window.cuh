@@ -148,16 +148,13 @@ int window(const Body& body, bool vectors, const WindowInput& x, const WindowWei
   const int64_t positions = int64_t(shape.images) * bands * plane;
   const int64_t tiles_p = (positions + kTilePositions<kTerms> - 1) / kTilePositions<kTerms>;
   const int stage_bytes = Shared::kHalves * shape.stage_rows * 128;
-  const int stages = int(sizeof(Shared)) + 2 * stage_bytes <= 227 * 1024 ? 2 : 1;
+  const int stages = int(sizeof(Shared)) + 2 * stage_bytes <= kSharedBytes ? 2 : 1;
   const int shared_bytes = int(sizeof(Shared)) + stages * stage_bytes;
-  const bool by_channels =
-      x.channel_stride == 1 && shape.channels % 4 == 0 && x.image_stride % 4 == 0 &&
-      x.y_stride % 4 == 0 && x.x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
   const bool fours = along_x.out % 4 == 0 && shape.band_width % 4 == 0 && shape.pitch % 4 == 0;
   WindowSizes sizes = {
       shape, Divisor(plane), Divisor(shape.pitch), Divisor(bands), kTilePositions<kTerms>,
-      kTileChannels, tiles_q, stages, 0, tiles_p * shape.groups * tiles_q, by_channels,
-      vectors && fours};
+      kTileChannels, tiles_q, stages, 0, tiles_p * shape.groups * tiles_q,
+      x.by_channels(shape.channels), vectors && fours};
   sizes.lead = min(Shared::kWeightStages - 1, sizes.boxes(0, 0));
   const int64_t weight_rows = int64_t(shape.groups) * sizes.all_boxes() * shape.channels_out;
   const Matrices halves = {64, weight_rows, 64, 1, 0};
@@ -166,10 +163,8 @@ int window(const Body& body, bool vectors, const WindowInput& x, const WindowWei
                       (kTerms == 1 || matrix_map(map_lo, w.lo, halves, 64, kTileChannels));
   if (!mapped) return static_cast<int>(cudaErrorInvalidValue);
   const auto kernel = window_kernel<kTerms, kTileChannels, Body>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-  int processors = 0;
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  const int blocks = int(min(int64_t(processors), sizes.tiles));
+  static Persistent persistent;
+  const int blocks = persistent.blocks(kernel, sizes.tiles, device);
   kernel<<<blocks, kWindowThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
       body, x, w, sizes, map_hi, map_lo);
   return static_cast<int>(cudaGetLastError());

@@ -59,7 +59,7 @@ struct WindowSource {
   int channel, channels;  // the first, of all; how many
   int rows;
 
-  // Where the number that a position reads lies, in the first channel, if it is inside of the input.
+  // Where the number that a position reads lies, in the first channel, if it is inside the input.
   __device__ __forceinline__ const float* at(int row, bool& inside) const {
     const WindowAxis &along_y = sizes.shape.y, &along_x = sizes.shape.x;
     const WindowPosition position = sizes.position(tile, row);
@@ -69,6 +69,19 @@ struct WindowSource {
              (unsigned(y) < unsigned(along_y.in)) & (unsigned(column) < unsigned(along_x.in));
     return x.data + position.image * x.image_stride + y * x.y_stride + column * x.x_stride +
            channel * x.channel_stride;
+  }
+};
+
+// Rows of shared memory to be filled, and how far behind them their lower halves lie.
+struct StageRows {
+  uint32_t first;
+  int lower_bytes;
+
+  template <int kTerms>
+  __device__ __forceinline__ void put(int row, int column, const Fragment& eight) const {
+    const uint32_t to = first + row * 128 + ((column ^ row % 8) << 4);
+    store_four_pairs(to, eight.hi);
+    if constexpr (kTerms == 3) store_four_pairs(to + lower_bytes, eight.lo);
   }
 };
 
@@ -92,7 +105,8 @@ struct WindowUnit {
     return first_column + (kByChannels ? 0 : k);
   }
 
-  __device__ __forceinline__ void load(const WindowSource& source) {
+  template <class Source>
+  __device__ __forceinline__ void load(const Source& source) {
     bool inside;
     const float* from = source.at(first_row, inside);
 #pragma unroll
@@ -126,39 +140,33 @@ struct WindowUnit {
     return most;
   }
 
-  template <int kTerms>
-  __device__ __forceinline__ void store(char* stage, int rows, int plane_bytes,
-                                        float scale) const {
+  template <int kTerms, class Rows>
+  __device__ __forceinline__ void store(const Rows& to, int rows, float scale) const {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       Fragment eight;
 #pragma unroll
       for (int i = 0; i < 4; ++i) eight.split(i, x[k][2 * i] * scale, x[k][2 * i + 1] * scale);
-      const uint32_t(&hi)[4] = eight.hi, (&lo)[4] = eight.lo;
-      if (row(k) >= rows) continue;
-      char* to = stage + row(k) * 128 + ((column(k) ^ row(k) % 8) << 4);
-      *reinterpret_cast<uint4*>(to) = uint4{hi[0], hi[1], hi[2], hi[3]};
-      if constexpr (kTerms == 3) {
-        *reinterpret_cast<uint4*>(to + plane_bytes) = uint4{lo[0], lo[1], lo[2], lo[3]};
-      }
+      if (row(k) < rows) to.template put<kTerms>(row(k), column(k), eight);
     }
   }
 };
 
-// Fills a stage and returns the largest finite magnitude that the thread has seen.
-template <int kTerms, bool kByChannels>
-__device__ __forceinline__ float fill_stage(char* stage, const WindowSource& source, int warp,
+// Fills a stage's rows, which kWarps share, and returns the largest finite magnitude that the
+// thread has seen.
+template <int kTerms, bool kByChannels, int kWarps, class Rows, class Source>
+__device__ __forceinline__ float fill_stage(const Rows& to, const Source& source, int warp,
                                             float scale) {
   using Unit = WindowUnit<kByChannels>;
   const bool two = !kByChannels && source.channels > 32;
   const int units = (source.rows + Unit::kRows - 1) / Unit::kRows << int(two);
   float largest = 0.f;
 #pragma unroll 1
-  for (int index = warp; index < units; index += kConvertWarps) {
+  for (int index = warp; index < units; index += kWarps) {
     Unit unit(index, two);
     unit.load(source);
     largest = fmaxf(largest, unit.largest());
-    unit.template store<kTerms>(stage, source.rows, source.sizes.shape.stage_rows * 128, scale);
+    unit.template store<kTerms>(to, source.rows, scale);
   }
   return largest;
 }
@@ -186,12 +194,14 @@ __device__ __forceinline__ void convert_input(WindowShared<kTerms, kTileChannels
             sizes, x, tile, shape.phase[phase], tile.group * shape.channels + 64 * block,
             min(64, shape.channels - 64 * block),
             kTilePositions<kTerms> + shape.phase[phase].reach};
-        char* stage = shared.stage(to.stage(), shape.stage_rows);
+        const StageRows rows = {shared_address(shared.stage(to.stage(), shape.stage_rows)),
+                                shape.stage_rows * 128};
         wait(&shared.done_x[to.stage()], to.parity() ^ 1);
         for (bool again = true; again; turn ^= 1) {
-          const float mine = sizes.by_channels
-                                 ? fill_stage<kTerms, true>(stage, source, warp, scale)
-                                 : fill_stage<kTerms, false>(stage, source, warp, scale);
+          const float mine =
+              sizes.by_channels
+                  ? fill_stage<kTerms, true, kConvertWarps>(rows, source, warp, scale)
+                  : fill_stage<kTerms, false, kConvertWarps>(rows, source, warp, scale);
           const uint32_t of_warp = __reduce_max_sync(0xffffffffu, __float_as_uint(mine));
           if (threadIdx.x % 32 == 0) shared.largest[turn][warp] = of_warp;
           publish_stores();

@@ -15,6 +15,12 @@ constexpr int kMostTaps = 128, kMostPhases = 16;
 struct WindowInput {
   const float* data;
   int64_t image_stride, channel_stride, y_stride, x_stride;
+
+  // Whether groups of so many channels can be read four channels at a time.
+  bool by_channels(int channels) const {
+    return channel_stride == 1 && channels % 4 == 0 && image_stride % 4 == 0 &&
+           y_stride % 4 == 0 && x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  }
 };
 
 // Halves in boxes [channels_out][64], group after group. Those of a group: for each 64 of its in
