@@ -10,27 +10,29 @@ from dataclasses import replace
 
 from fusewright.coalesce import coalesce
 from fusewright.loop import LoopKernel
+from fusewright.plan.same import Kernel as Kernel
 from fusewright.product import ProductKernel
 from fusewright.product_cost import tiles_for
 from fusewright.schedule import (
     LARGE_TILE,
     SMALL_TILE,
+    GradientSchedule,
     ProductSchedule,
     Schedule,
     Target,
     WindowSchedule,
     candidates,
     choose,
+    choose_gradient,
     choose_product,
     choose_window,
     legal,
     widths,
 )
-from fusewright.window import WindowKernel
+from fusewright.window import Geometry, GradientKernel, WindowKernel
 from fusewright.window_cost import TILE_CHANNELS, band_widths, fits
 
-Kernel = LoopKernel | ProductKernel | WindowKernel
-Choice = Schedule | ProductSchedule | WindowSchedule
+Choice = Schedule | ProductSchedule | WindowSchedule | GradientSchedule
 Sizes = Mapping[str, int]
 
 MOST = 12
@@ -46,6 +48,8 @@ def heuristic(kernel: Kernel, target: Target, sizes: Sizes) -> Choice:
         return choose_product(kernel, target, sizes)
     if isinstance(kernel, WindowKernel):
         return choose_window(kernel)
+    if isinstance(kernel, GradientKernel):
+        return choose_gradient(kernel, target, sizes)
     return choose(kernel, target, sizes)
 
 
@@ -56,8 +60,16 @@ def permitted(kernel: Kernel, choice: Choice, target: Target) -> bool:
     if isinstance(kernel, WindowKernel):
         if not isinstance(choice, WindowSchedule) or choice.tile_channels not in TILE_CHANNELS:
             return False
-        return fits(kernel.geometry, choice.band_width)
+        return _band_fits(kernel.geometry, choice.band_width)
+    if isinstance(kernel, GradientKernel):
+        if not isinstance(choice, GradientSchedule) or choice.parts < 1:
+            return False
+        return _band_fits(kernel.geometry, choice.band_width)
     return isinstance(choice, Schedule) and legal(kernel, choice, target)
+
+
+def _band_fits(of: Geometry, band_width: int) -> bool:
+    return band_width in band_widths(of) and fits(of, band_width)
 
 
 def worth_trying(kernel: Kernel, target: Target, sizes: Sizes) -> tuple[Choice, ...]:
@@ -76,6 +88,10 @@ def _others(kernel: Kernel, first: Choice, target: Target, sizes: Sizes) -> Iter
         assert isinstance(first, WindowSchedule)
         yield from (replace(first, tile_channels=each) for each in TILE_CHANNELS)
         yield from (replace(first, band_width=each) for each in band_widths(kernel.geometry))
+        return
+    if isinstance(kernel, GradientKernel):
+        assert isinstance(first, GradientSchedule)
+        yield from (replace(first, parts=max(1, first.parts * each // 4)) for each in (2, 3, 8))
         return
     assert isinstance(first, Schedule)
     small = coalesce(kernel)

@@ -143,12 +143,14 @@ def poisoned_memory(tensors: Iterable[object]) -> Iterator[None]:
 
 def _fill_free_blocks(tensors: Sequence[Tensor]) -> None:
     sizes = Counter((each.device, each.dtype, each.numel()) for each in tensors)
-    blocks = [
-        torch.full((part,), torch.nan, device=device, dtype=dtype)
-        for device, dtype, numel in sorted(sizes, key=lambda size: -size[2])
-        for part, count in _sweep(numel, dtype.itemsize, sizes[device, dtype, numel] + _SPARE)
-        for _ in range(count)
-    ]
+    blocks = []
+    for device, dtype, numel in sorted(sizes, key=lambda size: -size[2]):
+        for part, count in _sweep(numel, dtype.itemsize, sizes[device, dtype, numel] + _SPARE):
+            try:
+                made = (torch.empty(part, device=device, dtype=dtype) for _ in range(count))
+                blocks += [each.fill_(torch.nan) for each in made]
+            except torch.OutOfMemoryError:
+                break  # what is left is less than the next tensor needs
     del blocks
 
 

@@ -85,6 +85,9 @@ class _Run:
             return _product(*args)
         if node.op == "window":
             return _window(*args)
+        if node.op == "window_gradient":
+            assert node.spec is not None
+            return _window_gradient([size.at(self.sizes) for size in node.spec.shape], *args)
         assert node.spec is not None
         return self.canonical(node, node.spec, args)
 
@@ -172,6 +175,26 @@ def _window(
     zeros = [0] * len(stride)
     found = torch.ops.aten.convolution(source.double(), wide, None, *sizes, False, zeros, groups)
     result: torch.Tensor = found.to(source.dtype)
+    return result
+
+
+def _window_gradient(
+    shape: list[int],
+    source: torch.Tensor,
+    change: torch.Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> torch.Tensor:
+    """The gradient of a convolution by its weights, in float64."""
+    weight = torch.zeros(shape, dtype=torch.float64)
+    zeros = [0] * len(stride)
+    found = torch.ops.aten.convolution_backward(
+        change.double(), source.double(), weight, None, stride, padding, dilation, False, zeros,
+        groups, [False, True, False],
+    )  # fmt: skip
+    result: torch.Tensor = found[1].to(source.dtype)
     return result
 
 

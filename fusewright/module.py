@@ -128,6 +128,10 @@ class Engine:
 
     def _extended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether there is a new program, made for this kind of call."""
+        leaves: list[Any] = []
+        guard._fw_flatten((args, kwargs), leaves)
+        if any(each.is_nested for each in leaves):
+            return False  # they have no shape that a program could be made for
         kind = _kind_of_call(module, args, kwargs)
         if self.specialise is None or kind in self.refused or len(self.modes) >= MOST_PROGRAMS:
             return False

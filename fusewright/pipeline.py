@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusewright.break_even import least_size
 from fusewright.candidates import Choice, Kernel
 from fusewright.capture import capture
 from fusewright.codegen.source import Source
@@ -27,9 +28,8 @@ from fusewright.machine import architecture
 from fusewright.plan import plan
 from fusewright.plan.same import canonical
 from fusewright.plan.show import show
-from fusewright.plan.steps import Fused, Loop, Plan, Window
+from fusewright.plan.steps import Fused, Loop, Plan, Window, WindowGradient
 from fusewright.product import ProductKernel
-from fusewright.product_cost import least_size
 from fusewright.rewrite import rewrite
 from fusewright.rewrite.layouts import with_channels_last
 from fusewright.rewrite.products import with_products
@@ -37,7 +37,7 @@ from fusewright.rewrite.windows import with_windows
 from fusewright.schedule import TRIALS, Target
 from fusewright.tune import OnProgress, Sized, chosen, settled, source_of, tune
 from fusewright.tuned import Tuned
-from fusewright.window import WindowKernel
+from fusewright.window import GradientKernel, WindowKernel
 
 MODES = ("train", "eval")
 
@@ -107,6 +107,7 @@ def prepare(
         *shared.loops.values(),
         *shared.products.values(),
         *shared.windows.values(),
+        *shared.gradients.values(),
     ]
     tuned: Mapping[str, Tuned] = {}
     if here:
@@ -176,9 +177,8 @@ def _for_large_batches(plans: ProgramPlans, target: Target) -> ProgramPlans:
         return plans
     (symbol,) = program.symbols
     held = [p for p in (plans.inference, plans.backward) if p is not None]
-    kernels = [step.kernel for each in held for step in each.products]
-    if not kernels:
-        return plans
+    steps = [step for each in held for step in each.on_cores]
+    kernels = [step.kernel for step in steps if not isinstance(step, WindowGradient)]
     least = least_size(kernels, symbol.name, program.example_sizes, target.sms)
     guards = (*program.guards, f"{symbol.name} >= {least}")
     return replace(plans, program=replace(program, guards=guards))
@@ -205,6 +205,7 @@ class _Shared:
         self.loops: dict[str, tuple[LoopKernel, Mapping[str, int]]] = {}
         self.products: dict[str, tuple[ProductKernel, Mapping[str, int]]] = {}
         self.windows: dict[str, tuple[WindowKernel, Mapping[str, int]]] = {}
+        self.gradients: dict[str, tuple[GradientKernel, Mapping[str, int]]] = {}
         self._by_content: dict[Kernel, str] = {}
 
     def plans(self, plans: ProgramPlans) -> ProgramPlans:
@@ -230,6 +231,9 @@ class _Shared:
         if isinstance(step, Window):
             window = self.windows.setdefault(name, (replace(step.kernel, name=name), sizes))[0]
             return replace(step, name=name, kernel=window)
+        if isinstance(step, WindowGradient):
+            made = self.gradients.setdefault(name, (replace(step.kernel, name=name), sizes))[0]
+            return replace(step, name=name, kernel=made)
         product = self.products.setdefault(name, (replace(step.kernel, name=name), sizes))[0]
         return replace(step, name=name, kernel=product)
 

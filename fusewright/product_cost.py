@@ -1,15 +1,14 @@
 """What a matrix product is expected to cost: ours by its tiles, PyTorch's library by its rates.
 
-The heuristic asks it for a tile, rewriting asks it which products to take, and a program with
-products asks it for the smallest batch with which it is still the better one.
+The heuristic asks it for a tile, rewriting asks it which products to take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from fusewright.ir import ITEM_BYTES
-from fusewright.product import Extents, ProductKernel
+from fusewright.product import Extents
 
 TILE_COLUMNS = 128  # kTileColumns of kernels/sm90_split.cuh
 TILE_DEPTH = 64
@@ -71,24 +70,3 @@ def is_worthwhile(of: Extents, dtype: str, sms: int = 132) -> bool:
 
 def _parts(size: int, part: int) -> int:
     return -(-size // part)
-
-
-def least_size(
-    kernels: Iterable[ProductKernel], symbol: str, sizes: Mapping[str, int], sms: int
-) -> int:
-    """The smallest size of `symbol` from which on these products together are ours.
-
-    At the example's own size they are, by choice.
-    """
-    held = list(kernels)
-
-    def pays(size: int) -> bool:
-        found = [(each.extents({**sizes, symbol: size}), each.a.dtype) for each in held]
-        ours = sum(best_us(of, sms, dtype) for of, dtype in found)
-        return ours <= sum(library_us(of, dtype) for of, dtype in found)
-
-    low, high = 1, sizes[symbol]
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if pays(middle) else (middle + 1, high)
-    return high

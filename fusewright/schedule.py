@@ -20,8 +20,8 @@ from fusewright.sweep import Sweeps, element_accesses, element_loads, late_sweep
 from fusewright.tiles import mixes_layouts, reach, tile_bytes, tiled_accesses, turned_axis
 from fusewright.vectors import TILED
 from fusewright.vectors import lanes_fit as lanes_fit
-from fusewright.window import WindowKernel
-from fusewright.window_cost import best_band, best_tile_channels
+from fusewright.window import GradientKernel, WindowKernel
+from fusewright.window_cost import best_band, best_tile_channels, gradient_parts
 
 HOST_RUN = 1024  # kLongestRun of kernels/host.hpp
 SHARED_BYTES = 48 * 1024
@@ -58,7 +58,7 @@ class Target:
 
     @staticmethod
     def cuda(sms: int = 132, tensor_cores: bool = True, trials: Collection[str] = ()) -> Target:
-        return Target("cuda", sms, tensor_cores, *(each in trials for each in TRIALS))
+        return Target("cuda", sms, tensor_cores, **{each: each in trials for each in TRIALS})
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,24 @@ def choose_window(kernel: WindowKernel) -> WindowSchedule:
     band = best_band(kernel.geometry)
     assert band is not None, "rewriting asks for room first"
     return WindowSchedule(best_tile_channels(kernel.geometry), band)
+
+
+@dataclass(frozen=True)
+class GradientSchedule:
+    """How a convolution's gradient by its weights is divided: `parts` of the positions, summed
+    apart and added in order."""
+
+    parts: int
+    band_width: int
+
+
+def choose_gradient(
+    kernel: GradientKernel, target: Target, sizes: Mapping[str, int]
+) -> GradientSchedule:
+    """The heuristic's choice: work for all processors to the end."""
+    band = best_band(kernel.geometry)
+    assert band is not None, "rewriting asks for room first"
+    return GradientSchedule(gradient_parts(kernel.geometry, band, sizes, target.sms), band)
 
 
 EndedSchedule = ProductSchedule | WindowSchedule

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from fusewright.candidates import Choice, Kernel
 from fusewright.codegen.source import Entry
-from fusewright.ir import FLOATS
+from fusewright.ir import FLOATS, Dim
 from fusewright.loop import Access, Load, LoopKernel, Reduce, Store
 from fusewright.product import ProductKernel, RawOperand
 from fusewright.runtime import library
-from fusewright.window import WindowKernel
+from fusewright.window import GradientKernel, WindowKernel
 
 Sizes = Mapping[str, int]
 
@@ -34,32 +34,47 @@ def elements(kernel: Kernel, sizes: Sizes) -> dict[str, int]:
     """How many elements of each buffer the kernel may touch."""
     if isinstance(kernel, LoopKernel):
         return _loop_elements(kernel, sizes)
-    found = _loop_elements(kernel.epilogue, sizes)
+    found = {} if isinstance(kernel, GradientKernel) else _loop_elements(kernel.epilogue, sizes)
     for name, count in _operand_elements(kernel, sizes):
         found[name] = max(count, found.get(name, 0))
     return found
 
 
 def _operand_elements(
-    kernel: ProductKernel | WindowKernel, sizes: Sizes
+    kernel: ProductKernel | WindowKernel | GradientKernel, sizes: Sizes
 ) -> Iterator[tuple[str, int]]:
-    if isinstance(kernel, WindowKernel):
-        of = kernel.geometry
-        counts = (of.images.at(sizes), of.groups * of.channels, of.y.size, of.x.size)
-        moves = zip(counts, kernel.source.strides, strict=True)
-        yield kernel.source.buffer, 1 + sum((n - 1) * step.at(sizes) for n, step in moves)
-        yield kernel.filter.buffer, of.filter_elements
+    if not isinstance(kernel, ProductKernel):
+        yield from _image_elements(kernel, sizes)
         return
     rows, columns, contracted, batches = kernel.extents(sizes)
     for operand, free in ((kernel.a, columns), (kernel.b, rows)):
         if isinstance(operand, RawOperand):
             strides = (operand.free_stride, operand.contracted_stride, operand.batch_stride)
-            steps = zip((free, contracted, batches), strides, strict=True)
-            yield operand.buffer, 1 + sum((n - 1) * stride.at(sizes) for n, stride in steps)
+            yield operand.buffer, _furthest((free, contracted, batches), strides, sizes)
         else:
             stored = batches * (contracted if operand.contracted_rows else rows)
             halves = stored * operand.row_stride.at(sizes)
             yield from ((operand.hi, halves), (operand.lo, halves), (operand.inverse, stored))
+
+
+def _image_elements(
+    kernel: WindowKernel | GradientKernel, sizes: Sizes
+) -> Iterator[tuple[str, int]]:
+    of, images = kernel.geometry, kernel.geometry.images.at(sizes)
+    counts = (images, of.groups * of.channels, of.y.size, of.x.size)
+    yield kernel.source.buffer, _furthest(counts, kernel.source.strides, sizes)
+    if isinstance(kernel, GradientKernel):
+        counts = (images, of.groups * of.results, of.y.result, of.x.result)
+        yield kernel.change.buffer, _furthest(counts, kernel.change.strides, sizes)
+    counts = (of.groups * of.results, of.channels, of.y.taps, of.x.taps)
+    strides = tuple(Dim(abs(each)) for each in kernel.filter.strides)
+    yield kernel.filter.buffer, _furthest(counts, strides, sizes)
+
+
+def _furthest(counts: Sequence[int], strides: Sequence[Dim], sizes: Sizes) -> int:
+    """How far a buffer reaches that is walked so."""
+    moves = zip(counts, strides, strict=True)
+    return 1 + sum((count - 1) * stride.at(sizes) for count, stride in moves)
 
 
 def _loop_elements(kernel: LoopKernel, sizes: Sizes) -> dict[str, int]:
@@ -164,6 +179,9 @@ class Trial:
             depth = self.kernel.contracted.at(self.sizes)
         elif isinstance(self.kernel, WindowKernel):
             depth = self.kernel.geometry.channels * self.kernel.geometry.taps
+        elif isinstance(self.kernel, GradientKernel):
+            of = self.kernel.geometry
+            depth = of.images.at(self.sizes) * of.y.result * of.x.result
         elif any(isinstance(item, Reduce) for item in self.kernel.body):
             depth = self.kernel.inner_numel.at(self.sizes)
         else:

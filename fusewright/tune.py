@@ -28,11 +28,20 @@ from fusewright.codegen.source import Source
 from fusewright.errors import CompileFailed
 from fusewright.loop import LoopKernel
 from fusewright.machine import architecture, precise_name
+from fusewright.product import ProductKernel
 from fusewright.runtime import library
-from fusewright.schedule import EndedSchedule, Schedule, Target
+from fusewright.schedule import (
+    EndedSchedule,
+    GradientSchedule,
+    ProductSchedule,
+    Schedule,
+    Target,
+    WindowSchedule,
+)
 from fusewright.timing import samples_ms
 from fusewright.trial import Candidate, Trial
 from fusewright.tuned import Tuned
+from fusewright.window import GradientKernel, WindowKernel
 
 NOISE = 0.02
 LEAST_GAIN_US = 0.2  # what one launch differs from the next by
@@ -80,14 +89,18 @@ def source_of(kernels: Sequence[tuple[Kernel, Choice]], target: Target) -> Sourc
     """These kernels with these schedules as one translation unit."""
     loops: list[tuple[LoopKernel, Schedule]] = []
     ended: list[tuple[Ended, EndedSchedule]] = []
+    gradients: list[tuple[GradientKernel, GradientSchedule]] = []
     for kernel, choice in kernels:
-        if isinstance(kernel, LoopKernel):
-            assert isinstance(choice, Schedule)
-            loops.append((kernel, choice))
-        else:
-            assert not isinstance(choice, Schedule)
-            ended.append((kernel, choice))
-    return render(loops, target, ended)
+        match kernel, choice:
+            case LoopKernel(), Schedule():
+                loops.append((kernel, choice))
+            case GradientKernel(), GradientSchedule():
+                gradients.append((kernel, choice))
+            case ((ProductKernel() | WindowKernel()), (ProductSchedule() | WindowSchedule())):
+                ended.append((kernel, choice))
+            case _:
+                raise AssertionError(f"{kernel.name} with {choice}")
+    return render(loops, target, ended, gradients)
 
 
 def tune(
@@ -130,6 +143,8 @@ def _jobs(kernels: Sequence[Sized], target: Target, device: torch.device) -> lis
 
 
 def _has_work(kernel: Kernel, sizes: Mapping[str, int]) -> bool:
+    if isinstance(kernel, GradientKernel):
+        return kernel.geometry.result_elements(sizes) > 0
     loop = kernel if isinstance(kernel, LoopKernel) else kernel.epilogue
     return all(axis.size.at(sizes) > 0 for axis in loop.axes)
 

@@ -23,7 +23,7 @@ from fusewright.build import trusted_folder, writing_cache
 from fusewright.candidates import Choice, Kernel
 from fusewright.errors import CacheUnusable, FusewrightError
 from fusewright.plan.same import canonical
-from fusewright.schedule import ProductSchedule, Schedule, Target, WindowSchedule
+from fusewright.schedule import GradientSchedule, ProductSchedule, Schedule, Target, WindowSchedule
 
 VERSION = 1  # Raise it where a schedule of the same fields comes to mean another kernel.
 FILE = "tuned.json"
@@ -33,6 +33,7 @@ _KINDS: Mapping[str, type[Choice]] = {
     "loop": Schedule,
     "product": ProductSchedule,
     "window": WindowSchedule,
+    "gradient": GradientSchedule,
 }
 
 

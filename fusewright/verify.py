@@ -238,16 +238,16 @@ def _run_candidate(
 ) -> _Run:
     inputs = feed.refilled(round_.inputs, kept, gradients=eager.input_gradients)
     gradients = (each for layer in eager.run.gradients.values() for each in layer.values())
-    try:
-        with feed.poisoned_memory((*eager.run.outputs.values(), *gradients)):
+    with feed.poisoned_memory((*eager.run.outputs.values(), *gradients)):
+        try:
             outputs, _ = _forward(subjects.candidate, inputs, round_, subjects.buffers)
             ours = _finish(subjects.candidate, inputs, outputs, eager.tangents, (layout,))
-    except FusewrightError:
-        raise
-    except Exception as error:
-        raise VerifyError(
-            f"the candidate fails in {round_.label}: {type(error).__name__}: {error}"
-        ) from error
+        except FusewrightError:
+            raise
+        except Exception as error:
+            raise VerifyError(
+                f"the candidate fails in {round_.label}: {type(error).__name__}: {error}"
+            ) from error
     if list(ours.outputs) != list(eager.run.outputs):
         raise VerifyError(
             f"the candidate returns {', '.join(ours.outputs) or 'nothing'} where the model "

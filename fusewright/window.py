@@ -110,6 +110,36 @@ class Filter:
 
 
 @dataclass(frozen=True)
+class GradientKernel:
+    """The gradient of a convolution by its weights, which nothing follows.
+
+    `geometry` is the convolution's. `change` is the gradient of its result, `filter` is written.
+    """
+
+    name: str
+    summary: str
+    geometry: Geometry
+    source: Source
+    change: Source
+    filter: Filter
+    symbols: tuple[str, ...]
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        read = dict.fromkeys((self.source.buffer, self.change.buffer))
+        inputs = [Argument(name, "float32", False) for name in read]
+        return (*inputs, Argument(self.filter.buffer, "float32", True))
+
+    def renamed(self, buffers: Mapping[str, str]) -> GradientKernel:
+        """The same with other names for what it reads and writes."""
+        source, change = (
+            replace(each, buffer=buffers[each.buffer]) for each in (self.source, self.change)
+        )
+        weights = replace(self.filter, buffer=buffers[self.filter.buffer])
+        return replace(self, source=source, change=change, filter=weights)
+
+
+@dataclass(frozen=True)
 class WindowKernel(Ending):
     """The epilogue runs over images, results and the axes of a result, in this order."""
 

@@ -41,7 +41,11 @@ def stage_rows(of: Geometry, band_width: int, terms: int) -> int:
 
 
 def fits(of: Geometry, band_width: int) -> bool:
-    """Whether a stage finds room, with one half of each number and with two."""
+    """Whether a stage finds room, with one half of each number and with two.
+
+    What a gradient by the weights keeps in shared memory then finds room, too: at the most 897 and
+    449 rows of reach, of 1024 and 504.
+    """
     rows = {terms: stage_rows(of, band_width, terms) for terms in TILE_POSITIONS}
     return max(rows[1] * 128, rows[3] * 256) <= STAGE_BYTES
 
@@ -92,6 +96,15 @@ def _tile_cycles(of: Geometry, band_width: int, terms: int) -> float:
     finished = FINISH_CYCLES * positions * tile
     tiles = _positions(of, band_width) / positions
     return tiles * (max(multiplied, converted) + finished)
+
+
+def gradient_parts(of: Geometry, band_width: int, sizes: Mapping[str, int], sms: int) -> int:
+    """In how many parts of the positions the gradient by the weights is summed: two waves of
+    blocks, a block having 64 channels, as many results and five taps of a phase."""
+    units = of.groups * -(-of.results // 128) * -(-of.channels // CHANNEL_BLOCK)
+    units *= sum(-(-taps // 5) for taps in of.phases)
+    slabs = -(-_positions(of, band_width) * of.images.at(sizes) // 128)
+    return max(1, min(slabs, 2 * sms // units))
 
 
 def library_us(of: Geometry, sizes: Mapping[str, int]) -> float:

@@ -1,4 +1,5 @@
-// fw::convolution for tests without a GPU: the same declarations, loops, double precision.
+// fw::convolution and fw::window_gradient for tests without a GPU: the same declarations, loops,
+// double precision.
 #pragma once
 
 #include "convolution_operands.cuh"
@@ -43,6 +44,50 @@ int convolution(const Body& body, bool vectors, const WindowInput& source,
           body.load(elem, row, x);
           body.give(elem, 0, window_at(source, filter, of, image, out, y, x));
           body.visit(elem, row, x, 1);
+        }
+      }
+    }
+  }
+  return 0;
+}
+
+struct WindowGradient {
+  float* data;
+  int64_t out_stride, in_stride, y_stride, x_stride;
+};
+
+inline float gradient_at(const WindowInput& source, const WindowInput& change,
+                         const ConvolutionSizes& of, int out, int channel, int j, int i) {
+  double sum = 0;
+  const int whole = out / of.channels_out * of.channels + channel;
+  for (int64_t image = 0; image < of.images; ++image) {
+    for (int y = 0; y < of.y.out; ++y) {
+      for (int x = 0; x < of.x.out; ++x) {
+        const int64_t at_y = int64_t(y) * of.y.stride - of.y.padding + j * of.y.dilation;
+        const int64_t at_x = int64_t(x) * of.x.stride - of.x.padding + i * of.x.dilation;
+        if (at_y < 0 || at_y >= of.y.in || at_x < 0 || at_x >= of.x.in) continue;
+        sum += double(source.data[image * source.image_stride + whole * source.channel_stride +
+                                  at_y * source.y_stride + at_x * source.x_stride]) *
+               change.data[image * change.image_stride + out * change.channel_stride +
+                           y * change.y_stride + x * change.x_stride];
+      }
+    }
+  }
+  return static_cast<float>(sum);
+}
+
+template <int kTerms>
+int window_gradient(const WindowInput& source, const WindowInput& change,
+                    const WindowGradient& gradient, const ConvolutionSizes& of, int parts,
+                    void* workspace, int device, void* stream) {
+  if (parts < 1 || workspace == nullptr) return 3;
+  for (int out = 0; out < of.groups * of.channels_out; ++out) {
+    for (int channel = 0; channel < of.channels; ++channel) {
+      for (int j = 0; j < of.y.kernel; ++j) {
+        for (int i = 0; i < of.x.kernel; ++i) {
+          gradient.data[out * gradient.out_stride + channel * gradient.in_stride +
+                        j * gradient.y_stride + i * gradient.x_stride] =
+              gradient_at(source, change, of, out, channel, j, i);
         }
       }
     }

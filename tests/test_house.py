@@ -22,6 +22,7 @@ ORDER = (
     ("ending",),
     ("product", "window"),
     ("product_cost", "window_cost"),
+    ("break_even",),
     ("capture",),
     ("interpret",),
     ("optable",),

@@ -142,10 +142,11 @@ def test_batches(layout: str, p: int, q: int, r: int, shared: bool) -> None:
     assert float((y.double() - exact).norm() / exact.norm()) < 4e-7
 
 
-def test_a_batch_has_its_own_infinities() -> None:
+@pytest.mark.parametrize("terms", [1, 3])
+def test_a_batch_has_its_own_infinities(terms: int) -> None:
     a, b, _ = operands("kk", 70, 40, 66, (3,))
     a[1, 5, 7] = math.inf
-    y = product("kk", 128, a, b, 3, vectors=False)
+    y = product("kk", 128, a, b, terms, vectors=False)
     assert bool(y[1, :, 5].isinf().all()) and int((~y.isfinite()).sum()) == 40
 
 

@@ -163,6 +163,17 @@ def test_terms_follow_every_way_of_allowing_tf32(precision: None) -> None:
         print(torch.backends.cuda.matmul.allow_tf32)  # old and new ways, mixed
 
 
+def test_convolutions_have_a_flag_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tensor_cores._fw_convolution_terms() == 1
+    for allowed in (False, True):
+        torch.backends.cudnn.allow_tf32 = allowed
+        assert tensor_cores._fw_convolution_terms() == (1 if allowed else 3)
+    monkeypatch.setattr(tensor_cores, "_fw_precision", None)
+    assert tensor_cores._fw_convolution_terms() == 1
+    with torch.backends.cudnn.flags(enabled=False):
+        assert tensor_cores._fw_convolution_terms() == 3
+
+
 def test_old_pytorch_is_asked_the_old_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_cores, "_fw_precision", None)
     assert tensor_cores._fw_terms() == 3

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusewright import interpret as oracle
+from fusewright.break_even import least_size
 from fusewright.capture import capture
 from fusewright.codegen import render as rendering
 from fusewright.emit import ModuleBundle
@@ -23,7 +24,7 @@ from fusewright.pipeline import prepare
 from fusewright.plan import plan
 from fusewright.plan.steps import Call, Loop, Plan, Product
 from fusewright.product import Extents, RawOperand
-from fusewright.product_cost import best_us, is_worthwhile, least_size, library_us
+from fusewright.product_cost import best_us, is_worthwhile, library_us
 from fusewright.rewrite import products, rewrite
 from fusewright.runtime import tensor_cores
 from fusewright.schedule import Target, choose, choose_product

@@ -98,6 +98,16 @@ def _traced(fast: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return torch.jit.trace(fast, (x,), check_trace=False)(x)
 
 
+def _nested(fast: nn.Module) -> torch.Tensor:
+    """A call that eager refuses too: the letters of its error."""
+    rows = [torch.ones(2, 3), torch.ones(4, 3)]
+    try:
+        fast(torch.nested.nested_tensor(rows))
+    except RuntimeError as error:
+        return torch.tensor([float(ord(letter)) for letter in str(error)])
+    raise AssertionError("eager takes it by now")
+
+
 def strangers(fast: nn.Module) -> dict[str, tuple[Any, str]]:
     """More calls that the program does not fit."""
     x = torch.linspace(-2, 2, 12).reshape(4, 3)
@@ -107,6 +117,7 @@ def strangers(fast: nn.Module) -> dict[str, tuple[Any, str]]:
         "trace": (lambda: _traced(fast, x), "torch.jit.trace"),
         "negated": (lambda: fast(torch._neg_view(x)), "negated"),
         "rank": (lambda: fast(x[0]), "2 dimensions"),
+        "nested": (lambda: _nested(fast), "dimensions"),
         "parameter": (lambda: torch.func.functional_call(fast, wide, x), "bias"),
         **misfits(fast),
     }

@@ -100,7 +100,7 @@ def _roof_us(step: Costed, rates: Rates, precision: str) -> float:
     if _kind(step) == "loop":
         return memory
     rate = rates.products.get(precision, rates.products["fp32"])
-    if _kind(step) == "product" and "fp16" in rates.products:
+    if _kind(step) in ("product", "window") and "fp16" in rates.products:
         # Ours run on halves: three products of them for float32's precision.
         rate = rates.products["fp16"] / (3 if precision in ("fp64", "fp32") else 1)
     return max(memory, step.operations / rate * 1e6)

@@ -14,6 +14,8 @@ from fusewright.codegen.body import functor
 from fusewright.codegen.ending import Ended, ending_form
 from fusewright.codegen.entry import bind, entry, function
 from fusewright.codegen.form import Form, form
+from fusewright.codegen.gradient import HEADER as GRADIENT_HEADER
+from fusewright.codegen.gradient import gradient_entry, gradient_lines
 from fusewright.codegen.product import product_entry, product_header, product_lines
 from fusewright.codegen.source import Entry, Source
 from fusewright.codegen.text import comment
@@ -23,7 +25,15 @@ from fusewright.errors import CodegenError
 from fusewright.loop import Apply, LoopKernel
 from fusewright.optable import SCALAR_OPS
 from fusewright.product import ProductKernel
-from fusewright.schedule import EndedSchedule, ProductSchedule, Schedule, Target, WindowSchedule
+from fusewright.schedule import (
+    EndedSchedule,
+    GradientSchedule,
+    ProductSchedule,
+    Schedule,
+    Target,
+    WindowSchedule,
+)
+from fusewright.window import GradientKernel
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 _LOCAL_INCLUDE = re.compile(r'#include "([a-z0-9_]+\.(?:hpp|cuh))"')
@@ -33,17 +43,19 @@ def render(
     kernels: Sequence[tuple[LoopKernel, Schedule]],
     target: Target,
     ended: Sequence[tuple[Ended, EndedSchedule]] = (),
+    gradients: Sequence[tuple[GradientKernel, GradientSchedule]] = (),
 ) -> Source:
     """One translation unit with an entry per kernel and `fw_error_text`; `ended` are the kernels
     that end in a loop."""
     forms = [form(kernel, schedule, target) for kernel, schedule in kernels]
     epilogues = [ending_form(kernel) for kernel, _ in ended]
     names = [each.kernel.name for each in (*forms, *epilogues)]
+    names += [kernel.name for kernel, _ in gradients]
     if len(set(names)) != len(names):
         raise CodegenError(f"two kernels share a name: {sorted(names)}")
     lines: list[str] = []
     pasted: set[str] = set()
-    headers = [_header(kernel) for kernel, _ in ended]
+    headers = [_header(kernel) for kernel, _ in ended] + [GRADIENT_HEADER for _ in gradients]
     for root in [*_roots(forms, epilogues, target), *sorted(set(headers))]:
         lines += flattened(root, pasted)
     for each in forms:
@@ -53,6 +65,9 @@ def render(
         made, text = _ended(kernel, epilogue, schedule)
         lines += ["", *text]
         entries.append(made)
+    for gradient, division in gradients:
+        lines += ["", *gradient_lines(gradient, division)]
+        entries.append(gradient_entry(gradient, division))
     return Source(target.language, "\n".join(lines) + "\n", tuple(entries))
 
 

@@ -11,8 +11,8 @@ from fusewright.ir import Dim
 class Entry:
     """`int name(void* argument…, int64_t symbol…, void* workspace, int where, void* stream)`.
 
-    What runs on tensor cores takes `int64_t terms` after its symbols: 3 for float32's precision, 1
-    for TF32's; `terms` says whose flags decide, those of "products" or of "convolutions".
+    Where flags decide how precise a kernel is, it takes `int64_t terms` after its symbols: 3 for
+    float32's precision, 1 for TF32's; `terms` says whose flags, "products" or "convolutions".
 
     `where` is the device index (CUDA) or the number of threads (host); host ignores `stream`.
     It returns 0, or an error code that `fw_error_text(int)` puts into words. A null output

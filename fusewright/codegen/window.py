@@ -35,7 +35,7 @@ def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> 
     weights += f" + {filter_.offset}" if filter_.offset else ""
     filter_numbers = ", ".join(map(str, filter_.strides))
     sizes = [form.size(of.images), str(of.groups), str(of.channels), str(of.results)]
-    sizes += [_axis(of.y), _axis(of.x), str(schedule.band_width)]
+    sizes += [axis_text(of.y), axis_text(of.x), str(schedule.band_width)]
     body = [
         f"const fw::WindowInput source{{{', '.join(images)}}};",
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
@@ -46,6 +46,6 @@ def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> 
     return ending_lines(kernel, window_entry(kernel), form, title, body)
 
 
-def _axis(axis: WindowAxis) -> str:
+def axis_text(axis: WindowAxis) -> str:
     numbers = (axis.size, axis.result, axis.taps, axis.stride, axis.dilation, axis.before)
     return f"{{{', '.join(map(str, numbers))}}}"

@@ -51,7 +51,7 @@ class ProgramPlans:
     def has_products(self) -> bool:
         """Whether it runs only where the tensor cores are that our products are written for."""
         plans = (self.forward, self.inference, self.backward)
-        return any(plan is not None and bool(plan.ended) for plan in plans)
+        return any(plan is not None and bool(plan.on_cores) for plan in plans)
 
     @property
     def name(self) -> str:

@@ -21,7 +21,18 @@ from fusewright.emit.python import (
 )
 from fusewright.errors import GraphError
 from fusewright.ir import IMPURE_OPS, Node
-from fusewright.plan.steps import Call, Fused, Loop, Plan, Product, Step, View, Window, inputs_of
+from fusewright.plan.steps import (
+    Call,
+    Fused,
+    Loop,
+    Plan,
+    Product,
+    Step,
+    View,
+    Window,
+    WindowGradient,
+    inputs_of,
+)
 
 Demand = frozenset[int]
 LITERAL = "literal"
@@ -126,7 +137,7 @@ def _one_step(
     laid_out: frozenset[str],
 ) -> list[str]:
     match step:
-        case Loop() | Product() | Window():
+        case Loop() | Product() | Window() | WindowGradient():
             return _kernel_lines(step, found, scope, wrappers[step])
         case View():
             return view_lines(step, scope)

@@ -34,7 +34,7 @@ __device__ __forceinline__ void rescale(const BlockFragments<kFreeMajorA>& fragm
   __syncwarp();
 }
 
-// A warpgroup that multiplies. `finish(sum, tile)` takes the sums of a whole tile.
+// A warpgroup that multiplies. `finish(sum, row, tile)` takes the sums of a whole tile.
 template <bool kFreeMajorA, bool kContractedRowsB, class Finish>
 __device__ __forceinline__ void multiply_once(ProductShared<1, kOnceTileRows>& shared,
                                               const ProductSizes& sizes, const Finish& finish) {

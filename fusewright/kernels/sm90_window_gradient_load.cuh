@@ -1,5 +1,5 @@
-// How the gradient of a convolution by its weights is divided, and how its operands come into shared
-// memory.
+// How the gradient of a convolution by its weights is divided among thread blocks, and how its
+// operands come into shared memory.
 //
 // Positions are walked in slabs. Of a slab, dy is a stage: a row for each position, 64 out channels
 // in 128 bytes, zeros where the position lies in a halo. The taps of a set read x from the slab's
@@ -16,10 +16,11 @@ namespace fw {
 constexpr int kGradientThreads = 384, kGradientWarps = 4;  // the last four convert
 constexpr int kSlabStages = 2;
 
-// Taps whose sums a warpgroup has registers for. Six would leave the converting warps too few for
-// the loads that they need in flight.
-constexpr int kTapsEach = 5;
-constexpr int kMostSets = kMostTaps / (2 * kTapsEach) + kMostPhases;
+// Taps whose sums a warpgroup has registers for. One more would leave the converting warps too few
+// for the loads that they need in flight.
+template <int kTerms>
+constexpr int kTapsEach = kTerms == 1 ? 5 : 4;
+constexpr int kMostSets = kMostTaps / (2 * kTapsEach<3>) + kMostPhases;
 
 // With three terms, tensor cores add up no more than a slab.
 template <int kTerms>
@@ -37,7 +38,8 @@ struct TapSet {
 struct GradientWork {
   int part, group, out, in;  // the first channels, of the group's
   TapSet set;
-  int64_t slab, end;
+  int64_t position;  // the first
+  int slabs;
 };
 
 struct GradientSizes : WindowSizes {
@@ -61,8 +63,9 @@ struct GradientSizes : WindowSizes {
     rest -= group * tiles_q * blocks() * sets;
     const int tile = rest / (blocks() * sets);
     rest -= tile * blocks() * sets;
+    const int64_t slab = tiles * part / parts, end = tiles * (part + 1) / parts;
     return {part, group, tile * tile_channels, rest / sets * 64, set[rest % sets],
-            tiles * part / parts, tiles * (part + 1) / parts};
+            slab * tile_positions, int(end - slab)};
   }
   __device__ __forceinline__ WindowTile from_position(int64_t first) const {
     const int64_t band = first / plane.divisor;
@@ -75,6 +78,7 @@ template <int kTerms>
 struct alignas(1024) GradientShared {
   static constexpr int kHalves = kTerms == 3 ? 2 : 1;
   static constexpr int kChunkBytes = kSlabPositions<kTerms> * 128;  // 64 out channels of a slab
+  GradientWork work;
   float scale_x[kSlabStages], scale_dy[kSlabStages];
   uint32_t largest[2][2][kGradientWarps];  // of x and of dy, the bits of what each warp found
   uint64_t loaded[kSlabStages], done[kSlabStages];
@@ -152,15 +156,16 @@ struct GradientConverter {
   static constexpr int kPositions = kSlabPositions<kTerms>;
   Shared& shared;
   const GradientSizes& sizes;
-  const GradientWork work;
+  int64_t position;  // the slab's first
   WindowRing to{kSlabStages};
   KeptScale of_x, of_dy;
   int ring_row = 0;  // where the slab's own rows begin
   int turn = 0;      // of the two places for what warps find
 
-  // Rows of the slab that begins at a position: all that it reads, or those that the last did not.
-  __device__ __forceinline__ float fill_x(const WindowInput& x, int64_t position, bool all) {
+  // Rows of x: all that the slab reads, or those that the last did not.
+  __device__ __forceinline__ float fill_x(const WindowInput& x, bool all) {
     const WindowShape& shape = sizes.shape;
+    const GradientWork& work = shared.work;
     const int reach = sizes.reach(work.set), known = all ? 0 : reach;
     const int first = ring_row + known;
     const WindowSource source = {
@@ -172,8 +177,9 @@ struct GradientConverter {
                            sizes.ring_rows};
     return fill_rows<kTerms>(rows, source, sizes.by_channels, of_x.scale);
   }
-  __device__ __forceinline__ float fill_dy(const WindowInput& dy, int64_t position) {
+  __device__ __forceinline__ float fill_dy(const WindowInput& dy) {
     const WindowShape& shape = sizes.shape;
+    const GradientWork& work = shared.work;
     float largest = 0.f;
 #pragma unroll 1
     for (int chunk = 0; 64 * chunk < sizes.tile_channels; ++chunk) {
@@ -200,15 +206,14 @@ struct GradientConverter {
 
   // Where a scale does not fit, which is rare, rows are filled again: of x all that the slab reads,
   // once no one reads them for the last slab.
-  __device__ __forceinline__ void convert_slab(const WindowInput& x, const WindowInput& dy,
-                                               int64_t position) {
+  __device__ __forceinline__ void convert_slab(const WindowInput& x, const WindowInput& dy) {
     bool all = to.count == 0;
     of_x.fits = of_dy.fits = false;
     wait(&shared.done[to.stage()], to.parity() ^ 1);
 #pragma unroll 1
     while (!of_x.fits || !of_dy.fits) {
-      tell(0, of_x.fits ? 0.f : fill_x(x, position, all));
-      tell(1, of_dy.fits ? 0.f : fill_dy(dy, position));
+      tell(0, of_x.fits ? 0.f : fill_x(x, all));
+      tell(1, of_dy.fits ? 0.f : fill_dy(dy));
       publish_stores();
       meet(kConvertBarrier, 32 * kGradientWarps);
       of_x.look_at(told(0));
@@ -227,6 +232,7 @@ struct GradientConverter {
       arrive(&shared.loaded[to.stage()]);
     }
     ++to.count;
+    position += kPositions;
     ring_row += kPositions;
     if (ring_row >= sizes.ring_rows) ring_row -= sizes.ring_rows;
   }

@@ -18,7 +18,9 @@ from fusewright.plan.reasons import reason
 from fusewright.plan.steps import Call, Ended, Loop, Plan, Product, Step, View, Window, inputs_of
 from fusewright.plan.values import Values, is_pointwise, is_view
 from fusewright.plan.wide import split_wide_reductions
+from fusewright.plan.windows import gradient_step
 from fusewright.rewrite.views import is_opaque_view
+from fusewright.rewrite.windows import GRADIENT
 
 MAX_NAME_WORDS = 6
 _SPLIT = ("finite_magnitude", "max", "half_scale", "mul", "sub", "reciprocal")
@@ -36,6 +38,8 @@ def plan(graph: Graph, sizes: Mapping[str, int], turning: bool = False) -> Plan:
     for node in graph.nodes:
         if node.name in values.products:
             steps.append(_ended(values, node, taken.of.get(node.name), stored))
+        elif node.op == GRADIENT:
+            steps.append(gradient_step(values, node))
         elif is_view(node):
             if node.name in views:
                 steps.append(View(_as_reshape(node)))

@@ -100,7 +100,8 @@ def ends_product(values: Values, group: Group, name: str) -> bool:
     shape = tuple(axis.size for axis in kernel.outer)
     whole = product(shape) == values.spec(name).numel
     own = Access(name, contiguous_strides(shape))
-    return whole and shape[-1] == values.spec(name).shape[-1] and reads[0].access == own
+    columns = values.spec(name).shape[-1]
+    return whole and shape[-1:] == (columns,) and reads[0].access == own
 
 
 def ended_step(values: Values, node: Node, group: Group | None, stored: frozenset[str]) -> Ended:

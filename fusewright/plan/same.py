@@ -14,16 +14,18 @@ from fusewright.loop import (
     Store,
 )
 from fusewright.product import ProductKernel
-from fusewright.window import WindowKernel
+from fusewright.window import GradientKernel, WindowKernel
+
+Kernel = LoopKernel | ProductKernel | WindowKernel | GradientKernel
 
 
-def canonical(
-    kernel: LoopKernel | ProductKernel | WindowKernel,
-) -> LoopKernel | ProductKernel | WindowKernel:
+def canonical(kernel: Kernel) -> Kernel:
     """The kernel under numbered names, so that equal kernels compare equal."""
     buffers = {each.name: f"b{at}" for at, each in enumerate(kernel.arguments)}
     if isinstance(kernel, LoopKernel):
         return _canonical(kernel, buffers)
+    if isinstance(kernel, GradientKernel):
+        return replace(kernel.renamed(buffers), name="", summary="")
     buffers = {kernel.given.access.buffer: "given"} | buffers
     return replace(
         kernel.renamed(buffers),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from fusewright.ir import Program
-from fusewright.plan.steps import Call, Loop, Plan, Product, View, Window
+from fusewright.plan.steps import Call, Loop, Plan, Product, View, Window, WindowGradient
 
 
 class Planned(Protocol):
@@ -52,7 +52,7 @@ def show_plan(name: str, plan: Plan) -> str:
     lines = [f"  {name}"]
     for step in plan.steps:
         match step:
-            case Loop() | Product() | Window():
+            case Loop() | Product() | Window() | WindowGradient():
                 lines.append(
                     f"    fused  {step.name}: {step.kernel.summary}\n"
                     f"           reads {', '.join(step.inputs) or 'nothing'}; "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fusewright.ir import Dim, Input, Node, TensorSpec
 from fusewright.loop import LoopKernel
 from fusewright.product import ProductKernel
-from fusewright.window import WindowKernel
+from fusewright.window import GradientKernel, WindowKernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,13 @@ class Window(_Kernel):
     kernel: WindowKernel
 
 
+@dataclass(frozen=True, kw_only=True)
+class WindowGradient(_Kernel):
+    """The gradient of a convolution by its weights."""
+
+    kernel: GradientKernel
+
+
 @dataclass(frozen=True)
 class Call:
     """One PyTorch operator. `outputs` names its results, in order; unused ones are empty names."""
@@ -86,9 +93,10 @@ class View:
         return (self.node.name,)
 
 
-# A kernel of ours.
 Ended = Product | Window
-Fused = Loop | Ended
+OnCores = Ended | WindowGradient
+# A kernel of ours.
+Fused = Loop | OnCores
 Step = Fused | Call | View
 
 
@@ -114,9 +122,9 @@ class Plan:
         return tuple(step for step in self.steps if isinstance(step, Product))
 
     @property
-    def ended(self) -> tuple[Ended, ...]:
+    def on_cores(self) -> tuple[OnCores, ...]:
         """Those that run on tensor cores."""
-        return tuple(step for step in self.steps if isinstance(step, Ended))
+        return tuple(step for step in self.steps if isinstance(step, OnCores))
 
     @property
     def kernels(self) -> tuple[Fused, ...]:

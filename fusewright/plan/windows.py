@@ -1,13 +1,14 @@
-"""From a `window` node to the description of its kernel."""
+"""From `window` and `window_gradient` nodes to the description of their kernels."""
 
 from __future__ import annotations
 
 from fusewright.ir import Dim, Node, TensorSpec
 from fusewright.loop import LoopKernel
+from fusewright.plan.steps import WindowGradient
 from fusewright.plan.values import Values
 from fusewright.rewrite.products import operands_of
-from fusewright.rewrite.windows import geometry_of, reads_backwards
-from fusewright.window import Filter, Source, WindowKernel
+from fusewright.rewrite.windows import geometry_of, gradient_geometry, reads_backwards
+from fusewright.window import Filter, GradientKernel, Source, WindowKernel
 
 
 def window_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str) -> WindowKernel:
@@ -21,6 +22,31 @@ def window_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str) 
         filter=_filter(weight, filter_, reads_backwards(node)),
         epilogue=epilogue,
         product=given,
+    )
+
+
+def gradient_step(values: Values, node: Node) -> WindowGradient:
+    source, change = operands_of(node)
+    images, changes, weights = (values.spec(name) for name in (source, change, node.name))
+    of = gradient_geometry(node, images, changes)
+    kernel = GradientKernel(
+        name="custom_convolution_gradient",
+        summary="convolution's gradient by its weights",
+        geometry=of,
+        source=Source(source, _four(images)),
+        change=Source(change, _four(changes)),
+        filter=_filter(node.name, weights, backwards=False),
+        symbols=tuple(sorted(values.sizes)),
+    )
+    numbers = of.source_elements(values.sizes) + of.result_elements(values.sizes)
+    return WindowGradient(
+        name=kernel.name,
+        kernel=kernel,
+        inputs=tuple(each.name for each in kernel.arguments if not each.is_output),
+        outputs=(node.name,),
+        operators=("convolution_gradient",),
+        bytes_moved=4 * (numbers + of.filter_elements),
+        operations=of.operations(values.sizes),
     )
 
 

@@ -2,8 +2,9 @@
 
     convolution(x, w) = window(x, w)
     its gradient by x = window(dy, w backwards, results and channels swapped), for strides of one
+    its gradient by w = window_gradient(x, dy)
 
-The gradient by w, wide strides' gradient by x, and what is small or of another type stay PyTorch's.
+Wide strides' gradient by x, and what is small or of another type, stay PyTorch's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fusewright.window import Geometry, WindowAxis
 from fusewright.window_cost import is_possible, is_worthwhile
 
 WINDOW = "window"
+GRADIENT = "window_gradient"
 RANKS = (3, 4)
 FEWEST_CHANNELS = 16  # of a group, where there are several: below that tensor cores have no work
 
@@ -57,13 +59,30 @@ class _Building:
             bare = self._window(replace(node, name=f"{node.name}_bare"), x, weight, rest, False)
             return None if bare is None else self.builder.plus_channels(node, bare, bias)
         whole = self.backward.get(_name(node.args[0])) if node.op == "getitem" else None
-        if whole is None or node.args[1] != 0:
+        if whole is None:
+            return None
+        return self._by_weight(node, whole) if node.args[1] == 1 else self._by_source(node, whole)
+
+    def _by_weight(self, node: Node, whole: Node) -> Ref | None:
+        """The gradient of a convolution by its weights."""
+        dy, x, weight, _, stride, padding, dilation, transposed, _, groups, _ = whole.args
+        like = Node("", WINDOW, (x, weight, stride, padding, dilation, groups, False), (), None)
+        spec = self.builder.spec(_name(dy))
+        if transposed or not self._fits(replace(like, spec=spec)):
+            return None
+        args = (x, dy, stride, padding, dilation, groups)
+        return self.add(Node(node.name, GRADIENT, args, (), node.spec, node.source))
+
+    def _by_source(self, node: Node, whole: Node) -> Ref | None:
+        """The gradient of a convolution by what it slides over, where its strides are one."""
+        if node.args[1] != 0:
             return None
         dy, _, weight, _, stride, padding, dilation, *others = whole.args[:-1]
         taps = self.builder.spec(_name(weight)).shape[2:]
-        if set(_numbers(stride)) != {1} or not all(size.is_static for size in taps):
+        rank = len(taps)
+        if set(_numbers(stride, rank)) != {1} or not all(size.is_static for size in taps):
             return None
-        steps = zip(_numbers(dilation), taps, _numbers(padding), strict=True)
+        steps = zip(_numbers(dilation, rank), taps, _numbers(padding, rank), strict=True)
         zeros = tuple(step * (size.factor - 1) - before for step, size, before in steps)
         return self._window(node, dy, weight, [stride, zeros, dilation, *others], True)
 
@@ -71,7 +90,8 @@ class _Building:
         self, node: Node, source: Arg, weight: Arg, rest: list[Arg], backwards: bool
     ) -> Ref | None:
         stride, padding, dilation, transposed, _, groups = rest
-        if transposed or (backwards and groups != 1):
+        contiguous = node.spec and node.spec.strides == contiguous_strides(node.spec.shape)
+        if transposed or not contiguous or (backwards and groups != 1):
             return None
         args = (source, weight, stride, padding, dilation, groups, backwards)
         made = Node(node.name, WINDOW, args, (), node.spec, node.source)
@@ -84,8 +104,9 @@ class _Building:
             return False
         assert node.spec is not None
         geometry = geometry_of(node, *specs)
+        static = all(stride.is_static for stride in specs[1].strides)
         return (
-            node.spec.strides == contiguous_strides(node.spec.shape)
+            static
             and min(geometry.y.before, geometry.x.before) >= 0
             and (geometry.groups == 1 or geometry.channels >= FEWEST_CHANNELS)
             and is_possible(geometry)
@@ -107,9 +128,12 @@ def _is_plain(spec: TensorSpec, device: str) -> bool:
     )
 
 
-def _numbers(arg: Arg) -> tuple[int, ...]:
+def _numbers(arg: Arg, rank: int) -> tuple[int, ...]:
+    """One number for each axis; PyTorch takes a single one for all of them, too."""
     assert isinstance(arg, tuple)
-    return tuple(each for each in arg if isinstance(each, int))
+    given = [each for each in arg if isinstance(each, int)]
+    assert len(given) == len(arg) and len(given) in (1, rank)
+    return tuple(given * rank)[:rank]
 
 
 def reads_backwards(node: Node) -> bool:
@@ -120,14 +144,26 @@ def reads_backwards(node: Node) -> bool:
 def geometry_of(node: Node, source: TensorSpec, weight: TensorSpec) -> Geometry:
     """The sizes of a `window` node."""
     assert node.spec is not None
+    return _geometry(node, source, weight, node.spec, reads_backwards(node))
+
+
+def gradient_geometry(node: Node, source: TensorSpec, change: TensorSpec) -> Geometry:
+    """The sizes of the convolution that a `window_gradient` node is of."""
+    assert node.spec is not None
+    return _geometry(node, source, node.spec, change, False)
+
+
+def _geometry(
+    node: Node, source: TensorSpec, weight: TensorSpec, result: TensorSpec, backwards: bool
+) -> Geometry:
     groups = node.args[5]
     assert isinstance(groups, int)
     results, channels = (size.factor for size in weight.shape[:2])
-    if reads_backwards(node):
+    if backwards:
         results, channels = channels, results
-    stride, padding, dilation = (_numbers(arg) for arg in node.args[2:5])
+    stride, padding, dilation = (_numbers(arg, len(weight.shape) - 2) for arg in node.args[2:5])
     sizes, taps, made = (
-        [size.factor for size in spec.shape[2:]] for spec in (source, weight, node.spec)
+        [size.factor for size in spec.shape[2:]] for spec in (source, weight, result)
     )
     axes = zip(sizes, made, taps, stride, dilation, padding, strict=True)
     *rows, x = (WindowAxis(*each) for each in axes)

@@ -125,7 +125,9 @@ def _fw_forward(
 ) -> tuple[str | None, typing.Any]:
     """None and the module's result, or the reason why no program fits this call."""
     compiling = _fw_compiling()
-    if not (compiling or kwargs) and torch.autograd.forward_ad._current_level < 0:
+    # A nested tensor is not to be compared: it has no strides, and asking for them is fatal.
+    plain = not kwargs and not any(getattr(each, "is_nested", False) for each in args)
+    if plain and not compiling and torch.autograd.forward_ad._current_level < 0:
         for mode in modes:
             if mode.training == module.training and mode.plain == len(args):
                 tensors = mode.gather(module, args)
@@ -139,7 +141,7 @@ def _fw_forward(
             if misfit is None and compiling:
                 return None, _fw_traced(mode, tensors)
             if misfit is None:
-                return None, _fw_run(mode, tensors, _fw_remember(mode, tensors))
+                return None, _fw_run(mode, tensors, _fw_remember(mode, tensors, plain))
             reason = misfit
     return reason, None
 
@@ -185,12 +187,16 @@ def _fw_recalled(mode: _FwMode, module: typing.Any, tensors: _fw_tensors) -> boo
     return None
 
 
-def _fw_remember(mode: _FwMode, tensors: _fw_tensors) -> bool:
-    """Whether these tensors, which fit, want gradients; the next like them are let in at once."""
+def _fw_remember(mode: _FwMode, tensors: _fw_tensors, plain: bool) -> bool:
+    """Whether these tensors, which fit, want gradients; the next like them are let in at once.
+
+    `plain`: the call was one of tensors by position, as those are that memory is asked for.
+    """
     grad_mode = torch.is_grad_enabled()
     wanted = grad_mode and any(tensor.requires_grad for tensor in tensors)
     # Keys tell that autocast is on, not to which dtype, and only those of tensors on its device.
-    if mode.plain > 0 and mode.autocast is None and mode.n_tensors:
+    once = len({id(tensor) for tensor in tensors}) == len(tensors)
+    if plain and once and mode.plain > 0 and mode.autocast is None and mode.n_tensors:
         alike = _fw_likeness(tensors)
         if alike and tensors[mode.main].device.type == mode.device_type:
             mode.fitted[grad_mode] = ((alike, wanted), *mode.fitted[grad_mode][: _FW_KINDS - 1])

@@ -59,7 +59,8 @@ def _fw_same_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
 
 
 def _fw_rank(value: typing.Any) -> int:
-    return value.dim() if isinstance(value, torch.Tensor) else -1
+    """The number of dimensions of a tensor; nested ones and what is no tensor have none."""
+    return value.dim() if isinstance(value, torch.Tensor) and not value.is_nested else -1
 
 
 def _fw_misfit(
@@ -149,7 +150,8 @@ _fw_tensor_guards: typing.Any = getattr(_fw_compiled, "TensorGuards", None)
 def _fw_likeness(tensors: typing.Sequence[torch.Tensor]) -> typing.Callable[..., bool] | None:
     """A test for tensors in which every guard will find what it finds in these, if there is one.
 
-    It holds none of them. Forward-mode derivatives are all that it does not see.
+    It holds none of them. It does not see forward-mode derivatives, and must not be shown nested
+    tensors: it asks for strides, which they have not.
     """
     if _fw_tensor_guards is None:
         return None

@@ -39,10 +39,10 @@ def _fw_memory(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """A new tensor, for a kernel to write."""
-    index = device.index  # the host has none
-    if index is None and _fw_empty_host:
-        return _fw_empty_host(shape, strides, dtype)
-    if _fw_empty_cuda and index == _fw_current_device():
+    if device.type == "cpu":
+        if _fw_empty_host:
+            return _fw_empty_host(shape, strides, dtype)
+    elif _fw_empty_cuda and device.index == _fw_current_device():
         return _fw_empty_cuda(shape, strides, dtype)
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 

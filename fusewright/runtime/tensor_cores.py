@@ -36,8 +36,8 @@ def _fw_terms() -> int:
 
 
 def _fw_convolution_terms() -> int:
-    """The same for convolutions, which have a flag of their own."""
-    if _FW_NO_TF32:
+    """The same for convolutions, which have a flag of their own, and none without cuDNN."""
+    if _FW_NO_TF32 or not torch.backends.cudnn.enabled:
         return 3
     if _fw_precision is None:
         return 1 if torch.backends.cudnn.allow_tf32 else 3

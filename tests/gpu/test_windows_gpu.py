@@ -87,9 +87,8 @@ def test_outputs_and_gradients_are_as_exact_as_eager(name: str, tf32: bool) -> N
     double = copy.deepcopy(model).double()
     mine, again = trained(fast, x), trained(fast, x)
     theirs, truth = trained(model, x), trained(double, x.double())
-    for at, (y, same, e, d) in enumerate(zip(mine, again, theirs, truth, strict=True)):
-        if at < 2:  # the gradients of the weights are cuDNN's
-            assert torch.equal(y, same), "two runs, two results"
+    for y, same, e, d in zip(mine, again, theirs, truth, strict=True):
+        assert torch.equal(y, same), "two runs, two results"
         assert error(y, d) <= max(1.1 * error(e, d), 4e-7)
 
 
@@ -101,16 +100,17 @@ def test_results_are_near_eager_where_both_use_tf32(name: str) -> None:
         torch.testing.assert_close(optimized(model, x)(x), model(x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("layout", ["channels last", "sliced", "expanded"])
+@pytest.mark.parametrize("layout", ["sliced", "expanded"])
 def test_images_are_read_where_they_are(layout: str) -> None:
+    """In channels-last eager's result is channels-last too: such convolutions are PyTorch's."""
     torch.backends.cudnn.allow_tf32 = False
     model, x = model_of("same")
-    if layout == "channels last":
-        x = x.contiguous(memory_format=torch.channels_last)
-    elif layout == "sliced":
+    if layout == "sliced":
         x = torch.randn(6, 40, 30, 60, device="cuda")[:, 4:36, 1:-1, 2:-2:2]
     else:
         x = x[:1].expand(6, -1, -1, -1)
+    planned = fusewright.pipeline.prepare(model, (x,), device=x.device).modes[0].inference
+    assert any(isinstance(step, Window) for step in planned.steps)
     exact = copy.deepcopy(model).double()(x.double())
     assert error(optimized(model, x)(x), exact) <= max(error(model(x), exact), 4e-7)
 

@@ -1,0 +1,42 @@
+"""From which batch on the program that runs on tensor cores is the better one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fusewright import product_cost, window_cost
+from fusewright.product import ProductKernel
+from fusewright.window import WindowKernel
+
+TF32 = 1  # terms, in which convolutions usually are
+
+
+def least_size(
+    kernels: Sequence[ProductKernel | WindowKernel],
+    symbol: str,
+    sizes: Mapping[str, int],
+    sms: int,
+) -> int:
+    """The smallest size of `symbol` from which on these kernels together are worth their while.
+
+    At the example's own size they are, by choice.
+    """
+    low, high = 1, sizes[symbol]
+    while low < high:
+        middle = (low + high) // 2
+        times = [_times(each, {**sizes, symbol: middle}, sms) for each in kernels]
+        pays = sum(ours for ours, _ in times) <= sum(library for _, library in times)
+        low, high = (low, middle) if pays else (middle + 1, high)
+    return high
+
+
+def _times(
+    kernel: ProductKernel | WindowKernel, sizes: Mapping[str, int], sms: int
+) -> tuple[float, float]:
+    """Our microseconds and the library's."""
+    if isinstance(kernel, ProductKernel):
+        of, dtype = kernel.extents(sizes), kernel.a.dtype
+        return product_cost.best_us(of, sms, dtype), product_cost.library_us(of, dtype)
+    ours = window_cost.window_us(kernel.geometry, TF32, sizes, sms)
+    assert ours is not None, "rewriting asks for room first"
+    return ours, window_cost.library_us(kernel.geometry, sizes)

@@ -1,0 +1,237 @@
+// dw[q, c, ky, kx] = Σ dy[n, q, oy, ox]·x[n, c, oy·sy − top + ky·dy, ox·sx − left + kx·dx]
+// on Hopper's tensor cores, over n, oy and ox; x is zero outside of itself.
+//
+// For each tap this is a product of out and in channels over the positions, which are the rows of
+// both operands in shared memory: a tap reads x from `shift` rows further. Numbers become scaled
+// fp16 as in sm90_window.cuh, with `terms` 1 to TF32's accuracy and with 3 to fp32's; here it is
+// positions near each other that share a scale.
+//
+// A thread block sums a part of the positions for 64 in channels and the taps of a set; two
+// warpgroups multiply, one converts (sm90_window_gradient_load.cuh). The parts' sums go to a
+// workspace [part][tap][out channel][in channel], and a second kernel adds them up in order: the
+// same bits each time. What comes out as Inf or NaN is summed again there, in plain fp32.
+#pragma once
+
+#include "sm90_window_gradient_multiply.cuh"
+
+namespace fw {
+
+struct WindowGradient {
+  float* data;
+  int64_t out_stride, in_stride, y_stride, x_stride;
+};
+
+template <int kTerms>
+__global__ void __launch_bounds__(kGradientThreads, 1)
+    gradient_kernel(const __grid_constant__ WindowInput x, const __grid_constant__ WindowInput dy,
+                    float* workspace, const __grid_constant__ GradientSizes sizes) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Shared = GradientShared<kTerms>;
+  extern __shared__ __align__(1024) char memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) {
+    if (shared_address(memory) % 1024 != 0) __trap();  // swizzles count from multiples of 1024
+    shared.work = sizes.work(blockIdx.x);
+    const bool both = TapShare(sizes, shared.work.set.taps, 1).taps > 0;
+    for (int stage = 0; stage < kSlabStages; ++stage) {
+      init_barrier(&shared.loaded[stage], 1);
+      init_barrier(&shared.done[stage], both ? 8 : 4);
+    }
+    publish_barriers();
+  }
+  __syncthreads();
+  // 384 threads begin with 168 registers each.
+  if (threadIdx.x < 256) {
+    take_registers<208>();
+    const TapShare share(sizes, shared.work.set.taps, threadIdx.x / 128);
+    if (share.taps > 0) multiply_slabs(shared, workspace, sizes, share);
+  } else {
+    leave_registers<88>();
+    GradientConverter<kTerms> converter = {shared, sizes, shared.work.position};
+#pragma unroll 1
+    for (int slab = 0; slab < shared.work.slabs; ++slab) converter.convert_slab(x, dy);
+  }
+#else
+  __trap();  // built for another architecture than sm_90a, and yet called
+#endif
+}
+
+// Adding up the parts ----------------------------------------------------------------------------
+
+struct GradientResult {
+  WindowInput x, dy;
+  WindowGradient dw;
+  WindowShape shape;
+  TapOrder order;
+
+  struct Element {
+    int group, out, in, y, x;  // channels within the group
+  };
+  __device__ __forceinline__ Element element(int64_t index) const {
+    const int64_t row = index / shape.channels, outs = int64_t(shape.groups) * shape.channels_out;
+    const int tap = int(row / outs), out = int(row - tap * outs);
+    return {out / shape.channels_out, out % shape.channels_out,
+            int(index - row * shape.channels), order.y[tap], order.x[tap]};
+  }
+  __device__ __forceinline__ float& place(const Element& of) const {
+    return dw.data[(of.group * int64_t(shape.channels_out) + of.out) * dw.out_stride +
+                   of.in * dw.in_stride + of.y * dw.y_stride + of.x * dw.x_stride];
+  }
+  // An element as a plain fp32 sum by a warp: what an overflow or a non-finite operand makes of it.
+  __device__ __forceinline__ float plain(const Element& of) const {
+    const WindowAxis &along_y = shape.y, &along_x = shape.x;
+    const float* from_x = x.data + (of.group * shape.channels + of.in) * x.channel_stride;
+    const float* from_dy =
+        dy.data + (of.group * int64_t(shape.channels_out) + of.out) * dy.channel_stride;
+    const int top = of.y * along_y.dilation - along_y.padding;
+    const int left = of.x * along_x.dilation - along_x.padding;
+    float sum = 0.f;
+#pragma unroll 1
+    for (int row = 0; row < shape.images * along_y.out; ++row) {
+      const int image = row / along_y.out, out_y = row % along_y.out;
+      const int in_y = out_y * along_y.stride + top;
+#pragma unroll 1
+      for (int out_x = threadIdx.x % 32; out_x < along_x.out; out_x += 32) {
+        const int in_x = out_x * along_x.stride + left;
+        const bool inside =
+            unsigned(in_y) < unsigned(along_y.in) && unsigned(in_x) < unsigned(along_x.in);
+        const float number = load_if(
+            from_x + image * x.image_stride + in_y * x.y_stride + in_x * x.x_stride, inside);
+        const float* weight =
+            from_dy + image * dy.image_stride + out_y * dy.y_stride + out_x * dy.x_stride;
+        sum = __fmaf_rn(*weight, number, sum);
+      }
+      if (sum != sum) break;  // it stays NaN
+    }
+#pragma unroll
+    for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
+    return sum;
+  }
+};
+
+constexpr int kAddThreads = 128;
+
+__global__ void __launch_bounds__(kAddThreads)
+    add_parts(const __grid_constant__ GradientResult result, const float* workspace, int parts,
+              int64_t elements) {
+  const int64_t index = int64_t(blockIdx.x) * kAddThreads + threadIdx.x;
+  const bool inside = index < elements;
+  float sum = 0.f;
+  if (!inside) parts = 0;
+#pragma unroll 8
+  for (int part = 0; part < parts; ++part) sum += workspace[part * elements + index];
+  // The warp makes what is not finite anew, the last lane's first.
+  bool broken = !isfinite(sum);
+#pragma unroll 1
+  while (const int which = __reduce_max_sync(0xffffffffu, broken ? threadIdx.x % 32 + 1 : 0u)) {
+    const int ahead = which - 1 - int(threadIdx.x % 32);
+    const float mended = result.plain(result.element(index + ahead));
+    if (ahead == 0) sum = mended, broken = false;
+  }
+  if (inside) result.place(result.element(index)) = sum;
+}
+
+// The host's part --------------------------------------------------------------------------------
+
+// What a part costs besides its slabs, as slabs; a guess until measured.
+constexpr int kPartSlabs = 4;
+
+inline bool has_positions(const ConvolutionSizes& of) {
+  return of.images > 0 && of.y.out > 0 && of.x.out > 0;
+}
+
+// False where there are more taps than the kernel has room for.
+inline bool gradient_shape(const ConvolutionSizes& of, WindowShape& shape, TapOrder& order) {
+  shape.images = int(of.images), shape.groups = of.groups;
+  shape.channels = of.channels, shape.channels_out = of.channels_out;
+  shape.y = of.y, shape.x = of.x;
+  shape.band_width = of.band_width, shape.pitch = of.band_width + of.x.halo();
+  return lay_out_taps(shape, order);
+}
+
+// How a gradient is divided, for operands with channels side by side or not; into one part.
+inline GradientSizes gradient_sizes(const WindowShape& shape, int terms, bool by_channels,
+                                    bool dy_by_channels) {
+  int most_taps = 0, reach = 0;
+  for (int phase = 0; phase < shape.phases; ++phase) {
+    most_taps = max(most_taps, shape.phase[phase].taps);
+  }
+  const int taps_each = terms == 1 ? kTapsEach<1> : kTapsEach<3>;
+  const int channels = shape.channels_out > 64 && most_taps <= taps_each ? 128 : 64;
+  const int tiles_q = (shape.channels_out + channels - 1) / channels;
+  const int bands = (shape.x.out + shape.band_width - 1) / shape.band_width;
+  const int plane = (shape.y.out + shape.y.halo()) * shape.pitch;
+  const int slab = terms == 1 ? kSlabPositions<1> : kSlabPositions<3>;
+  const int64_t slabs = (int64_t(shape.images) * bands * plane + slab - 1) / slab;
+  GradientSizes sizes = {{shape, Divisor(plane), Divisor(shape.pitch), Divisor(bands), slab,
+                          channels, tiles_q, kSlabStages, 0, slabs, by_channels, false}};
+  sizes.sets = 0, sizes.parts = 1, sizes.dy_by_channels = dy_by_channels;
+  const int room = sizes.shares_taps() ? 2 * taps_each : taps_each;
+  for (int phase = 0, first = 0; phase < shape.phases; first += shape.phase[phase++].taps) {
+    const int taps = shape.phase[phase].taps, count = (taps + room - 1) / room;
+    for (int i = 0; i < count; ++i) {
+      const int from = taps * i / count, to = taps * (i + 1) / count;
+      sizes.set[sizes.sets] = {phase, first + from, to - from};
+      reach = max(reach, sizes.reach(sizes.set[sizes.sets++]));
+    }
+  }
+  sizes.ring_rows = (kSlabStages * slab + reach + 7) / 8 * 8;
+  return sizes;
+}
+
+// Parts in which all processors have work to the end: a few waves of thread blocks.
+inline int window_gradient_parts(const ConvolutionSizes& of, int terms, int processors) {
+  WindowShape shape{};
+  TapOrder order;
+  if (!has_positions(of) || !gradient_shape(of, shape, order)) return 0;
+  const GradientSizes sizes = gradient_sizes(shape, terms, false, false);
+  int64_t best = 1, least = -1;
+  for (int waves = 1; waves <= 4; ++waves) {
+    const int64_t parts = min(sizes.tiles, int64_t(waves) * processors / sizes.units());
+    if (parts == 0) continue;
+    const int64_t slabs = waves * ((sizes.tiles + parts - 1) / parts + kPartSlabs);
+    if (least < 0 || slabs < least) best = parts, least = slabs;
+  }
+  return int(best);
+}
+
+// Room for every weight's sum of every part.
+inline int64_t window_gradient_bytes(const ConvolutionSizes& of, int parts) {
+  return int64_t(4) * parts * of.groups * of.channels_out * of.channels * of.y.kernel *
+         of.x.kernel;
+}
+
+// `workspace` has window_gradient_bytes; any number of parts is right, window_gradient_parts fast.
+template <int kTerms>
+int window_gradient(const WindowInput& x, const WindowInput& dy, const WindowGradient& dw,
+                    const ConvolutionSizes& of, int parts, void* workspace, int device,
+                    void* stream) {
+  GradientResult result = {x, dy, dw};
+  WindowShape& shape = result.shape;
+  const int64_t elements = window_gradient_bytes(of, 1) / 4;
+  if (!gradient_shape(of, shape, result.order)) return static_cast<int>(cudaErrorInvalidValue);
+  if (elements == 0) return 0;
+  const OnDevice here(device);
+  float* const sums = static_cast<float*>(workspace);
+  if (!has_positions(of)) {
+    parts = 0;
+  } else {
+    GradientSizes sizes =
+        gradient_sizes(shape, kTerms, x.by_channels(of.channels), dy.by_channels(of.channels_out));
+    sizes.parts = parts;
+    const int64_t shared_bytes = GradientShared<kTerms>::bytes(sizes);
+    if (shared_bytes > kSharedBytes) return static_cast<int>(cudaErrorInvalidValue);
+    const int blocks = sizes.units() * parts;
+    const auto kernel = gradient_kernel<kTerms>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+    kernel<<<blocks, kGradientThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
+        x, dy, sums, sizes);
+  }
+  const unsigned blocks = blocks_for(elements, int64_t(kAddThreads));
+  const auto kernel = add_parts;
+  kernel<<<blocks, kAddThreads, 0, static_cast<cudaStream_t>(stream)>>>(result, sums, parts,
+                                                                        elements);
+  return static_cast<int>(cudaGetLastError());
+}
+
+}  // namespace fw
