@@ -15,6 +15,8 @@ TILE_CHANNELS = (32, 64, 128)
 STAGE_BYTES = 144 * 1024  # of shared memory, beside the weights' ring and the epilogue's part
 MOST_TAPS, MOST_PHASES = 128, 16
 CHANNEL_BLOCK = 64
+# Of the gradient by the weights: taps of a warpgroup, positions of a slab, slabs that a part costs.
+GRADIENT_TAPS, GRADIENT_SLAB, PART_SLABS = 5, 128, 4
 # Cycles of a processor: a product of 64 positions, 16 channels and one result; a number to convert;
 # a result to finish. The first is the tensor cores', the others are guesses until measured.
 PRODUCT_CYCLES = 0.5
@@ -99,12 +101,22 @@ def _tile_cycles(of: Geometry, band_width: int, terms: int) -> float:
 
 
 def gradient_parts(of: Geometry, band_width: int, sizes: Mapping[str, int], sms: int) -> int:
-    """In how many parts of the positions the gradient by the weights is summed: two waves of
-    blocks, a block having 64 channels, as many results and five taps of a phase."""
-    units = of.groups * -(-of.results // 128) * -(-of.channels // CHANNEL_BLOCK)
-    units *= sum(-(-taps // 5) for taps in of.phases)
-    slabs = -(-_positions(of, band_width) * of.images.at(sizes) // 128)
-    return max(1, min(slabs, 2 * sms // units))
+    """In how many parts of the positions the gradient by the weights is summed, so that all
+    processors have work to the end (window_gradient_parts of kernels/sm90_window_gradient.cuh)."""
+    wide = of.results > 64 and max(of.phases) <= GRADIENT_TAPS  # a warpgroup's 64 results each
+    taps = GRADIENT_TAPS if wide else 2 * GRADIENT_TAPS
+    sets = sum(-(-each // taps) for each in of.phases)
+    tiles = -(-of.results // (128 if wide else 64)) * -(-of.channels // CHANNEL_BLOCK)
+    units = of.groups * tiles * sets
+    line = -(-of.x.result // band_width) * (band_width + of.x.halo)
+    positions = of.images.at(sizes) * (of.y.result + of.y.halo) * line
+    slabs = -(-positions // GRADIENT_SLAB)
+    found = []
+    for waves in range(1, 5):
+        parts = min(slabs, waves * sms // units)
+        if parts:
+            found.append((waves * (-(-slabs // parts) + PART_SLABS), waves, parts))
+    return min(found)[2] if found else 1
 
 
 def library_us(of: Geometry, sizes: Mapping[str, int]) -> float:

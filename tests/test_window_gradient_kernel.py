@@ -47,6 +47,12 @@ extern "C" int64_t bytes_of(const fw::ConvolutionSizes* sizes, int parts) {
 """
 
 
+# Products run once the converting warps have had time for the next slab: rows that are overwritten
+# too soon come out wrong.
+PROMPT = "  ++emulation::progress;\n  give_way();\n"
+LATE = "  for (int turn = 0; turn < 32; ++turn) ++emulation::progress, give_way();\n"
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The kernel's own text, its instructions replaced by the stand-ins."""
@@ -57,7 +63,8 @@ def library() -> ctypes.CDLL:
         r"gridDim = dim3(\1); emulation::launch(dim3(\1), \2, [&] { kernel(\3); });", text
     )
     text, shared = SHARED.subn("char* const memory = emulated_shared;", text)
-    assert (count, shared) == (2, 1)
+    assert (count, shared, text.count(PROMPT)) == (2, 1, 1)
+    text = text.replace(PROMPT, LATE)
     built = cases.compile_source(Source("host", text, ()), ("-O1", "-w"))
     built.bytes_of.restype = ctypes.c_int64
     return built
@@ -74,6 +81,7 @@ class Gradient:
     terms: int = 1
     band_width: int | None = None  # the whole width
     parts: int = 2
+    mends: bool = False  # whether sums may have to be made anew
 
     def sizes(self, x: Tensor, dy: Tensor, kernel: tuple[int, int]) -> Sizes:
         sizes = Sizes(x.shape[0])
@@ -99,7 +107,10 @@ class Gradient:
         return torch.nn.grad.conv2d_weight(x.double(), w, dy.double(), *settings)
 
     def run(self, x: Tensor, dy: Tensor, dw: Tensor) -> Tensor:
-        """By the kernel, into dw; every element and nothing behind the workspace is written."""
+        """By the kernel, into dw; every element and nothing behind the workspace is written.
+
+        What is not finite is made anew, and would be right although the tensor cores' sums are not.
+        """
         dw.fill_(UNSEEN)
         sizes = self.sizes(x, dy, (dw.shape[2], dw.shape[3]))
         size = library().bytes_of(ctypes.byref(sizes), self.parts) // 4
@@ -115,6 +126,7 @@ class Gradient:
             ctypes.c_void_p(workspace.data_ptr()),
         )
         assert code == 0 and not (dw == UNSEEN).any() and (workspace[size:] == UNSEEN).all()
+        assert self.mends or workspace.isfinite().all() or not dy.numel()
         return dw
 
 
@@ -128,6 +140,7 @@ SAME = Gradient(padding=(1, 1))
 GRADIENTS = {
     "3x3": ((1, 64, 16, 16), (64, 64, 3, 3), SAME),
     "1x1": ((1, 130, 9, 11), (100, 130, 1, 1), Gradient()),
+    "1x1, one warpgroup": ((2, 8, 16, 16), (5, 8, 1, 1), Gradient(parts=1)),
     "5x5": ((2, 16, 11, 9), (5, 16, 5, 5), Gradient(padding=(2, 2))),
     "7x7": ((1, 3, 22, 24), (64, 3, 7, 7), Gradient((2, 2), (3, 3))),
     "stride": ((2, 70, 13, 12), (130, 70, 3, 3), Gradient((2, 2), (1, 1))),
@@ -186,15 +199,15 @@ def test_any_number_of_parts(terms: int) -> None:
     """The same bits each time; more parts than there are slabs of positions are no mistake."""
     w = (5, 4, 3, 3)
     x, dy = operands((3, 4, 10, 9), w, SAME)
-    for parts in (1, 2, 3, 17):
+    for parts in (1, 3, 17):
         gradient = replace(SAME, parts=parts, terms=terms)
-        check(gradient, x, dy, w)
         first, again = (gradient.run(x, dy, torch.empty(w)) for _ in range(2))
         assert torch.equal(first, again)
+        assert error(first, gradient.exact(x, dy, w)) < (6e-4 if terms == 1 else 4e-7)
 
 
 @pytest.mark.parametrize("terms", [1, 3])
-@pytest.mark.parametrize("powers", [(0, 30), (30, 0), (0, -30), (-60, 40), (-110, 10)])
+@pytest.mark.parametrize("powers", [(0, 30), (30, 0), (-60, 40), (-110, 10)])
 def test_scales_that_jump(powers: tuple[int, int], terms: int) -> None:
     """From one image to the next but one, of x, of dy, and of both against each other.
 
@@ -208,6 +221,17 @@ def test_scales_that_jump(powers: tuple[int, int], terms: int) -> None:
     check(gradient, x * jump, dy, w)
     check(gradient, x, dy * jump, w)
     check(gradient, x * jump, dy / jump, w)
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("power", [12, -12])
+def test_scales_that_change_among_the_rows_of_a_tap(power: int, terms: int) -> None:
+    """Rows that a slab shares with the last one take on its scale."""
+    w, gradient = (3, 4, 3, 3), replace(SAME, terms=terms, parts=1)
+    x, dy = operands((4, 4, 12, 10), w, gradient)
+    jump = torch.tensor((1, 2.0**power, 1, 2.0**power)).view(4, 1, 1, 1)
+    check(gradient, x * jump, dy / jump, w)
+    check(gradient, x / jump, dy * jump, w)
 
 
 @pytest.mark.parametrize("terms", [1, 3])
@@ -233,7 +257,7 @@ def unfolded(gradient: Gradient, x: Tensor, dy: Tensor, w: tuple[int, ...]) -> T
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("huge", [False, True])
 def test_what_is_not_finite_is_where_it_belongs(huge: bool, terms: int) -> None:
-    w, gradient = (6, 5, 3, 3), Gradient((2, 1), (1, 1), terms=terms)
+    w, gradient = (6, 5, 3, 3), Gradient((2, 1), (1, 1), terms=terms, mends=True)
     x, dy = operands((2, 5, 9, 36), w, gradient)
     most = 3e38 if huge else math.inf
     x[0, 3, 4, 4], dy[1, 4, 2, 35] = most, -most

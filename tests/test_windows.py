@@ -24,7 +24,14 @@ from fusewright.rewrite import rewrite, windows
 from fusewright.runtime import tensor_cores
 from fusewright.schedule import Target, choose_window
 from fusewright.window import Geometry, WindowAxis
-from fusewright.window_cost import band_widths, best_band, fits, is_possible, is_worthwhile
+from fusewright.window_cost import (
+    band_widths,
+    best_band,
+    fits,
+    gradient_parts,
+    is_possible,
+    is_worthwhile,
+)
 from tests import loop_cases as cases
 from tests.loop_cases import NVCC
 from tests.test_cuda_emulated import emulated
@@ -182,6 +189,13 @@ def test_bands_find_room(size: int, taps: int, stride: int, dilation: int) -> No
     widths = list(band_widths(of))
     assert band in widths and widths[0] == of.x.result and all(w % 4 == 0 for w in widths[1:])
     assert (band < of.x.result) == (of.x.result > 200)
+
+
+def test_gradients_are_divided_among_all_processors() -> None:
+    of = geometry(130, 3)
+    assert gradient_parts(of, 128, {}, 132) == 66, "two tiles of 64 results, nine taps in one set"
+    assert gradient_parts(replace(of, images=Dim(1), channels=2048), 128, {}, 132) == 2
+    assert gradient_parts(replace(of, images=Dim(0)), 128, {}, 132) == 1
 
 
 def test_too_many_taps_are_left_to_pytorch() -> None:

@@ -1,4 +1,4 @@
-// Launching a kernel that stays on its processor and takes all of its shared memory.
+// Launching a kernel that takes all of a processor's shared memory.
 #pragma once
 
 #include <atomic>
@@ -13,9 +13,9 @@ constexpr int kMostDevices = 64;
 // Each kernel has one of its own: what the driver has to be told or asked, it is once a device.
 class Persistent {
  public:
-  // The blocks to launch for so many tiles: at most one for each processor.
+  // Before a launch; returns how many processors there are.
   template <class Kernel>
-  int blocks(Kernel kernel, int64_t tiles, int device) {
+  int ready(Kernel kernel, int device) {
     const bool kept = device >= 0 && device < kMostDevices;
     int processors = kept ? processors_[device].load(std::memory_order_relaxed) : 0;
     if (processors == 0) {
@@ -23,6 +23,12 @@ class Persistent {
       cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
       if (kept) processors_[device].store(processors, std::memory_order_relaxed);
     }
+    return processors;
+  }
+  // The blocks to launch for so many tiles: at most one for each processor, where they stay.
+  template <class Kernel>
+  int blocks(Kernel kernel, int64_t tiles, int device) {
+    const int processors = ready(kernel, device);
     return tiles < processors ? int(tiles) : processors;
   }
 

@@ -223,7 +223,8 @@ int window_gradient(const WindowInput& x, const WindowInput& dy, const WindowGra
     if (shared_bytes > kSharedBytes) return static_cast<int>(cudaErrorInvalidValue);
     const int blocks = sizes.units() * parts;
     const auto kernel = gradient_kernel<kTerms>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+    static Persistent once;
+    once.ready(kernel, device);
     kernel<<<blocks, kGradientThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
         x, dy, sums, sizes);
   }
