@@ -44,8 +44,16 @@ lint: $(STAMP)
 	@if $(PY) -m mypy --version >/dev/null 2>&1; then $(PY) -m mypy; \
 	else echo 'mypy is not installed in this Python: type check skipped'; fi
 
+# Two processes: kernels run by emulation, and compiled, on one core, everything else on the other.
+KERNEL_TESTS := $(wildcard tests/test_*_kernel.py) tests/test_cuda_emulated.py \
+	tests/test_product_text.py tests/test_transpose.py tests/test_windows.py
+PYTEST = $(PY) -m pytest -q -m 'not gpu and not slow'
 test: lint
-	$(PY) -m pytest -q -m 'not gpu and not slow'
+	@log=$$(mktemp) && trap 'rm -f "$$log"' EXIT; \
+	$(PYTEST) $(KERNEL_TESTS) >"$$log" 2>&1 & kernels=$$!; \
+	$(PYTEST) $(KERNEL_TESTS:%=--ignore=%); rest=$$?; \
+	wait $$kernels; failed=$$?; echo 'kernels:'; cat "$$log"; \
+	test $$rest -eq 0 && test $$failed -eq 0
 
 demo: $(STAMP)
 	$(PY) -m fusewright optimize examples/gemm_add_relu.py
