@@ -264,7 +264,7 @@ def test_trees_and_integers_are_compared_by_name() -> None:
         def forward(self, index: Tensor, more: dict[str, Tensor]) -> object:
             tree = super().forward(index, more)
             assert isinstance(tree, dict)
-            return {**tree, "pair": Pair(tree["pair"].values, tree["pair"].index * 0)}
+            return {**tree, "pair": Pair(tree["pair"].values, (tree["pair"].index + 1) % 3)}
 
     def inputs() -> tuple[object, ...]:
         return torch.randint(7, (5,)), {"m": torch.randn(3)}
