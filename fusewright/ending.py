@@ -1,4 +1,4 @@
-"""What products and windows have in common: they end in a pointwise loop over their result.
+"""What products and windows have in common: they end in a loop over their result.
 
 In that loop one load, `product`, is not read from memory: the kernel gives it, element by element,
 from its registers.
@@ -6,7 +6,18 @@ from its registers.
 
 from __future__ import annotations
 
+from enum import Enum
+
+from fusewright.ir import ONE
 from fusewright.loop import Argument, Load, LoopKernel
+
+
+class Reduces(Enum):
+    """What an epilogue reduces, beside what it stores for each element."""
+
+    NOTHING = "nothing"
+    DOWN = "down"  # each column, over all rows
+    ACROSS = "across"  # each row, over its columns
 
 
 class Ending:
@@ -37,6 +48,13 @@ class Ending:
             each for each in self.epilogue.arguments if each.is_output or each.name not in known
         ]
         return (*dict.fromkeys(self.operands), *rest)
+
+    @property
+    def reduces(self) -> Reduces:
+        if not self.epilogue.inner:
+            return Reduces.NOTHING
+        along_columns = self.given.access.strides[len(self.epilogue.outer) - 1] == ONE
+        return Reduces.DOWN if along_columns else Reduces.ACROSS
 
     @property
     def symbols(self) -> tuple[str, ...]:

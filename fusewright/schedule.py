@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from fusewright.coalesce import coalesce
 from fusewright.ir import ITEM_BYTES, ONE, ZERO, Dim
 from fusewright.loop import Load, LoopKernel, Store
-from fusewright.optable import REDUCTIONS
 from fusewright.product import ProductKernel
 from fusewright.product_cost import best_tile_rows
-from fusewright.sweep import Sweeps, element_accesses, element_loads, late_sweep, sweeps
+from fusewright.sweep import Sweeps, element_accesses, element_loads, late_sweep, part_bytes, sweeps
 from fusewright.tiles import mixes_layouts, reach, tile_bytes, tiled_accesses, turned_axis
 from fusewright.vectors import TILED
 from fusewright.vectors import lanes_fit as lanes_fit
@@ -211,12 +210,6 @@ def _column_fits(plan: Sweeps, schedule: Schedule) -> bool:
         and threads % across == 0
         and shared <= SHARED_BYTES // 2
     )
-
-
-def part_bytes(plan: Sweeps) -> int:
-    """Bytes of one row's partial result: what C++'s Acc<1> may take at most."""
-    words = sum(REDUCTIONS[item.kind].state_words for item in plan.reductions[0])
-    return 8 * max(1, words)
 
 
 def workspace_bytes(kernel: LoopKernel, schedule: Schedule, target: Target) -> Dim:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusewright.loop import Apply, Leveled, Load, LoopKernel, Reduce, Store, level, touches
+from fusewright.optable import REDUCTIONS
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,12 @@ def _element_values(kernel: LoopKernel, leveled: Leveled, roots: list[str]) -> f
         if isinstance(item, Apply) and item.name in live:
             live.update(name for name in item.operands if leveled.is_element[name])
     return frozenset(live)
+
+
+def part_bytes(plan: Sweeps) -> int:
+    """Bytes of one row's partial result: what C++'s Acc<1> may take at most."""
+    words = sum(REDUCTIONS[item.kind].state_words for item in plan.reductions[0])
+    return 8 * max(1, words)
 
 
 def element_loads(kernel: LoopKernel, plan: Sweeps) -> tuple[Load, ...]:

@@ -126,7 +126,7 @@ class Trial:
             each.name: random_tensor(each.dtype, counts[each.name], generator)
             for each in kernel.arguments
         }
-        needed = max(each.entry.workspace_bytes.at(sizes) for each in candidates)
+        needed = max(each.entry.workspace.at(sizes) for each in candidates)
         self.workspace = torch.empty(max(1, needed), dtype=torch.uint8, device=device)
 
     def call(self, candidate: Candidate) -> Callable[[], int]:

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "convolution_operands.cuh"
+#include "endings.cuh"
 
 namespace fw {
 
@@ -29,9 +30,10 @@ inline float window_at(const WindowInput& source, const WindowFilter& filter,
 }
 
 template <int kTileChannels, class Body>
-int convolution(const Body& body, bool vectors, const WindowInput& source,
+int convolution(const Pointwise<Body>& end, bool vectors, const WindowInput& source,
                 const WindowFilter& filter, const ConvolutionSizes& of, int64_t terms,
                 void* workspace, int device, void* stream) {
+  const Body& body = end.body;
   const int outs = of.groups * of.channels_out;
   if (body.rest_extent() != of.images * outs * of.y.out || body.lane_extent() != of.x.out) return 2;
   if (of.band_width < 1 || workspace == nullptr || (terms != 1 && terms != 3)) return 3;

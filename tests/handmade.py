@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fusewright.codegen.source import Entry, Source
+from fusewright.codegen.source import Entry, Source, Workspace
 from fusewright.emit import ModuleBundle, ProgramPlans
 from fusewright.ir import (
     ONE,
@@ -50,7 +50,7 @@ def spec(*shape: Dim | int, dtype: str = "float32") -> TensorSpec:
 def entry(
     name: str, *arguments: str, symbols: tuple[str, ...] = ("s0",), workspace: Dim = ZERO
 ) -> Entry:
-    return Entry(name, arguments, symbols, workspace)
+    return Entry(name, arguments, symbols, Workspace(workspace))
 
 
 def loop(made: Entry, inputs: tuple[str, ...], outputs: tuple[str, ...], operators: str) -> Loop:

@@ -239,7 +239,7 @@ def call(
     pointers = [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in given]
     numbers = [ctypes.c_int64(sizes[name]) for name in entry.symbols]
     device = next((t.device for t in given if t is not None), torch.device("cpu"))
-    scratch = torch.empty(max(8, entry.workspace_bytes.at(sizes)), dtype=torch.uint8, device=device)
+    scratch = torch.empty(max(8, entry.workspace.at(sizes)), dtype=torch.uint8, device=device)
     stream = torch.cuda.current_stream().cuda_stream if device.type == "cuda" else 0
     code = getattr(library, entry.name)(
         *pointers,

@@ -2,6 +2,7 @@
 // double precision.
 #pragma once
 
+#include "endings.cuh"
 #include "product_operands.cuh"
 
 namespace fw {
@@ -20,30 +21,60 @@ float sum_at(const RawOperand& a, const SplitOperand& b, const ProductExtents& o
   return static_cast<float>(sum);
 }
 
-template <int V, bool kContractedRowsB, class Body>
-void rows_of(const Body& body, const RawOperand& a, const SplitOperand& b,
-             const ProductExtents& of, bool lower) {
-  for (int64_t q = 0; q < of.batches * of.rows; ++q) {
-    for (int64_t p = 0; p < of.columns; p += V) {
+// Every element of the result, `sum(q, p)`, into what it ends in.
+template <int V, class Body, class Sum>
+void end_in(const Pointwise<Body>& end, int64_t rows, int64_t columns, const Sum& sum) {
+  for (int64_t q = 0; q < rows; ++q) {
+    for (int64_t p = 0; p < columns; p += V) {
       typename Body::template Elem<V> elem;
-      body.load(elem, q, p);
-      for (int v = 0; v < V; ++v) {
-        const float sum =
-            sum_at<kContractedRowsB>(a, b, of, q / of.rows, q % of.rows, p + v, lower);
-        body.give(elem, v, sum);
-      }
-      body.visit(elem, q, p, V);
+      end.body.load(elem, q, p);
+      for (int v = 0; v < V; ++v) end.body.give(elem, v, sum(q, p + v));
+      end.body.visit(elem, q, p, V);
     }
   }
 }
 
-template <int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class Body>
-int product(const Body& body, bool vectors, const RawOperand& a, const SplitOperand& b,
+template <int V, class Body, class Sum>
+void end_in(const Down<Body>& end, int64_t rows, int64_t columns, const Sum& sum) {
+  for (int64_t p = 0; p < columns; p += V) {
+    typename Down<Body>::template Column<V> down;
+    end.begin(down, p);
+    for (int64_t q = 0; q < rows; ++q) {
+      typename Body::template Elem<V> elem;
+      end.load(elem, down, q, p);
+      for (int v = 0; v < V; ++v) end.give(elem, v, sum(q, p + v));
+      end.visit(elem, down, q, p);
+    }
+    end.leave(down, 0, p);
+  }
+  end.join(1, nullptr);
+}
+
+template <int V, class Body, class Sum>
+void end_in(const Across<Body>& end, int64_t rows, int64_t columns, const Sum& sum) {
+  using Index = typename Across<Body>::Index;
+  for (int64_t q = 0; q < rows; ++q) {
+    auto acc = end.body.template accumulators<V>(Phase<0>{});
+    for (int64_t p = 0; p < columns; p += V) {
+      typename Across<Body>::template Elem<V> at;
+      end.load(at, {}, q, p);
+      for (int v = 0; v < V; ++v) end.give(at, v, sum(q, p + v));
+      end.body.visit(Phase<0>{}, at.elem, at.row, acc, Index(0), Index(p), V);
+    }
+    end.put(0, q, folded(acc, V));
+  }
+  end.join(1, nullptr);
+}
+
+template <int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
+int product(const End& end, bool vectors, const RawOperand& a, const SplitOperand& b,
             const ProductExtents& of, int64_t terms, int device, void* stream) {
   if ((kFreeMajorA && a.free_stride != 1) || b.row_stride % 8 != 0) return 1;
-  if (body.rest_extent() != of.batches * of.rows || body.lane_extent() != of.columns) return 2;
-  const auto run = vectors ? rows_of<4, kContractedRowsB, Body> : rows_of<1, kContractedRowsB, Body>;
-  run(body, a, b, of, terms == 3);
+  const auto sum = [&](int64_t q, int64_t p) {
+    return sum_at<kContractedRowsB>(a, b, of, q / of.rows, q % of.rows, p, terms == 3);
+  };
+  if (vectors) end_in<4>(end, of.batches * of.rows, of.columns, sum);
+  else end_in<1>(end, of.batches * of.rows, of.columns, sum);
   return 0;
 }
 
@@ -53,33 +84,19 @@ double half_at(const HalfOperand<T>& of, bool free_major, int64_t batch, int64_t
   return value(of.data[batch * of.batch_stride + row * of.row_stride + column]);
 }
 
-template <int V, class T, bool kFreeMajorA, bool kFreeMajorB, class Body>
-void half_rows_of(const Body& body, const HalfOperand<T>& a, const HalfOperand<T>& b,
-                  const ProductExtents& of) {
-  for (int64_t q = 0; q < of.batches * of.rows; ++q) {
-    for (int64_t p = 0; p < of.columns; p += V) {
-      typename Body::template Elem<V> elem;
-      body.load(elem, q, p);
-      for (int v = 0; v < V; ++v) {
-        double sum = 0;
-        for (int64_t r = 0; r < of.contracted; ++r) {
-          sum += half_at(a, kFreeMajorA, q / of.rows, p + v, r) *
-                 half_at(b, kFreeMajorB, q / of.rows, q % of.rows, r);
-        }
-        body.give(elem, v, static_cast<float>(sum));
-      }
-      body.visit(elem, q, p, V);
-    }
-  }
-}
-
-template <class T, bool kFreeMajorA, bool kFreeMajorB, int kTileRows, class Body>
-int half_product(const Body& body, bool vectors, const HalfOperand<T>& a, const HalfOperand<T>& b,
+template <class T, bool kFreeMajorA, bool kFreeMajorB, int kTileRows, class End>
+int half_product(const End& end, bool vectors, const HalfOperand<T>& a, const HalfOperand<T>& b,
                  const ProductExtents& of, int device, void* stream) {
-  if (body.rest_extent() != of.batches * of.rows || body.lane_extent() != of.columns) return 2;
-  const auto run = vectors ? half_rows_of<4, T, kFreeMajorA, kFreeMajorB, Body>
-                           : half_rows_of<1, T, kFreeMajorA, kFreeMajorB, Body>;
-  run(body, a, b, of);
+  const auto sum = [&](int64_t q, int64_t p) {
+    double total = 0;
+    for (int64_t r = 0; r < of.contracted; ++r) {
+      total += half_at(a, kFreeMajorA, q / of.rows, p, r) *
+               half_at(b, kFreeMajorB, q / of.rows, q % of.rows, r);
+    }
+    return static_cast<float>(total);
+  };
+  if (vectors) end_in<4>(end, of.batches * of.rows, of.columns, sum);
+  else end_in<1>(end, of.batches * of.rows, of.columns, sum);
   return 0;
 }
 

@@ -55,6 +55,11 @@ inline float __shfl_xor_sync(unsigned, float x, int by) {
   const int lane = threadIdx.x % 32;
   return fw::bits<float>(emulation::exchanged(fw::bits<uint32_t>(x), lane ^ by));
 }
+inline bool __all_sync(unsigned, bool x) {
+  int total = x;
+  for (int by = 16; by > 0; by /= 2) total &= emulation::exchanged(total, threadIdx.x % 32 ^ by);
+  return total;
+}
 inline uint32_t __reduce_max_sync(unsigned, uint32_t x) {
   for (int by = 16; by > 0; by /= 2) {
     x = std::max(x, emulation::exchanged(x, threadIdx.x % 32 ^ by));

@@ -13,15 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusewright.codegen.render import flattened
-from fusewright.codegen.source import Source
 from fusewright.ir import Dim
 from fusewright.window import Geometry, WindowAxis
 from fusewright.window_cost import best_band
-from tests import loop_cases as cases
-from tests.test_cuda_emulated import SHIM
+from tests.cores_on_host import library_of
 from tests.test_product_kernel import BODY as PRODUCT_BODY
-from tests.test_product_kernel import LAUNCH, SHARED, STAND_IN
 
 BODY = (
     PRODUCT_BODY[: PRODUCT_BODY.index("#define ENTRY")]
@@ -30,7 +26,7 @@ BODY = (
   extern "C" int name(const fw::WindowInput* x, const fw::WindowFilter* filter,                 \
                       const fw::ConvolutionSizes* sizes, int64_t terms, void* workspace,        \
                       float* out) {                                                             \
-    return fw::convolution<channels>(Plain{out, sizes->x.out}, false, *x, *filter, *sizes,      \
+    return fw::convolution<channels>(End{{out, sizes->x.out}}, false, *x, *filter, *sizes,      \
                                      terms, workspace, 0, nullptr);                             \
   }
 ENTRY(convolution_64, 64)
@@ -57,15 +53,7 @@ class Sizes(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    lines = [SHIM, *flattened(str(STAND_IN), set())]
-    done = {"sm90.cuh", "lanes.cuh", "accumulators.hpp", "types.hpp"}
-    text = "\n".join([*lines, *flattened("sm90_convolution.cuh", done), BODY])
-    text, count = LAUNCH.subn(
-        r"gridDim = dim3(\1); emulation::launch(dim3(\1), \2, [&] { kernel(\3); });", text
-    )
-    text, shared = SHARED.subn("char* const memory = emulated_shared;", text)
-    assert (count, shared) == (2, 1)
-    return cases.compile_source(Source("host", text, ()), ("-O1", "-w"))
+    return library_of("sm90_convolution.cuh", BODY)
 
 
 def axis_of(size: int, taps: int, stride: int, dilation: int, before: int) -> WindowAxis:

@@ -15,11 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusewright.codegen.render import flattened
-from fusewright.codegen.source import Source
-from tests import loop_cases as cases
-from tests.test_cuda_emulated import SHIM
-from tests.test_product_kernel import LAUNCH, SHARED, STAND_IN
+from tests.cores_on_host import library_of
 
 UNVISITED = 12345.5
 DTYPES = [torch.float16, torch.bfloat16]
@@ -51,7 +47,8 @@ template <class T, bool kFreeMajorA, bool kFreeMajorB, int kTileRows>
 int run(const Arguments& of) {
   memset(emulated_shared, 0xff, sizeof(emulated_shared));
   return fw::half_product<T, kFreeMajorA, kFreeMajorB, kTileRows>(
-      Added{(float*)of.addend, (float*)of.out, of.p, of.vectors ? 4 : 1}, of.vectors,
+      fw::Pointwise<Added>{{(float*)of.addend, (float*)of.out, of.p, of.vectors ? 4 : 1}},
+      of.vectors,
       fw::HalfOperand<T>{(T*)of.a, of.row_a, of.batch_a, (float*)of.inverse_a},
       fw::HalfOperand<T>{(T*)of.b, of.row_b, of.batch_b, (float*)of.inverse_b},
       {of.p, of.q, of.r, of.batches}, 0, nullptr);
@@ -87,16 +84,7 @@ def entries() -> list[str]:
 @functools.cache
 def library() -> ctypes.CDLL:
     """The kernel's own text, its instructions replaced by the stand-ins."""
-    lines = [SHIM, *flattened(str(STAND_IN), set())]
-    done = {"sm90.cuh", "lanes.cuh", "accumulators.hpp", "types.hpp"}
-    lines += flattened("sm90_half_gemm.cuh", done)
-    text = "\n".join([*lines, BODY, *entries()])
-    text, count = LAUNCH.subn(
-        r"gridDim = dim3(\1); emulation::launch(dim3(\1), \2, [&] { kernel(\3); });", text
-    )
-    text, shared = SHARED.subn("char* const memory = emulated_shared;", text)
-    assert count == shared == 1
-    return cases.compile_source(Source("host", text, ()), ("-O1", "-w"))
+    return library_of("sm90_half_gemm.cuh", BODY, *entries())
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import re
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from fusewright.codegen.render import flattened
-from fusewright.codegen.source import Source
-from tests import loop_cases as cases
-from tests.test_cuda_emulated import SHIM
+from tests.cores_on_host import library_of
 
-STAND_IN = Path(__file__).parent / "sm90_on_host.hpp"
-LAUNCH = re.compile(r"kernel<<<(\w+), (\w+), [^;]*?>>>\(([^;]*?)\);", re.DOTALL)
-SHARED = re.compile(r"extern __shared__ __align__\(1024\) char memory\[\];")
 BODY = r"""
 namespace {
 struct Plain {
@@ -40,13 +32,14 @@ struct Plain {
     }
   }
 };
+using End = fw::Pointwise<Plain>;
 }  // namespace
 #define ENTRY(name, rows, free_major, contracted_rows)                                          \
   extern "C" int name(void* a, void* hi, void* lo, void* inverse, void* out, int64_t free,        \
                       int64_t deep, int64_t layer, int64_t row_stride, int64_t p, int64_t q,      \
                       int64_t r, int64_t batches, int64_t terms, int64_t vectors) {               \
     return fw::product<rows, free_major, contracted_rows>(                                        \
-        Plain{(float*)out, p}, vectors, fw::RawOperand{(float*)a, free, deep, layer},             \
+        End{{(float*)out, p}}, vectors, fw::RawOperand{(float*)a, free, deep, layer},             \
         {(fw::half*)hi, (fw::half*)lo, (float*)inverse, row_stride}, {p, q, r, batches}, terms,   \
         0, nullptr);                                                                              \
   }
@@ -64,16 +57,7 @@ ENTRY(kf_176, 176, false, true)
 @functools.cache
 def library() -> ctypes.CDLL:
     """The kernel's own text, its instructions replaced by the stand-ins."""
-    lines = [SHIM, *flattened(str(STAND_IN), set())]
-    done = {"sm90.cuh", "lanes.cuh", "accumulators.hpp", "types.hpp"}
-    lines += flattened("sm90_fp16x3_gemm.cuh", done)
-    text = "\n".join([*lines, BODY])
-    text, count = LAUNCH.subn(
-        r"gridDim = dim3(\1); emulation::launch(dim3(\1), \2, [&] { kernel(\3); });", text
-    )
-    text, shared = SHARED.subn("char* const memory = emulated_shared;", text)
-    assert count == shared == 1
-    return cases.compile_source(Source("host", text, ()), ("-O1", "-w"))
+    return library_of("sm90_fp16x3_gemm.cuh", BODY)
 
 
 def halves(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:

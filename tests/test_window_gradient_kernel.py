@@ -20,9 +20,8 @@ from torch import Tensor
 from fusewright.codegen.render import flattened
 from fusewright.codegen.source import Source
 from tests import loop_cases as cases
+from tests.cores_on_host import host_library, on_host, with_stand_in
 from tests.test_convolution_kernel import Sizes, Strided
-from tests.test_cuda_emulated import SHIM
-from tests.test_product_kernel import LAUNCH, SHARED, STAND_IN
 from tests.test_product_text import compiled
 from tests.test_window_kernel import error, rearranged
 
@@ -56,16 +55,9 @@ LATE = "  for (int turn = 0; turn < 32; ++turn) ++emulation::progress, give_way(
 @functools.cache
 def library() -> ctypes.CDLL:
     """The kernel's own text, its instructions replaced by the stand-ins."""
-    lines = [SHIM, *flattened(str(STAND_IN), set())]
-    done = {"sm90.cuh", "lanes.cuh", "accumulators.hpp", "types.hpp"}
-    text = "\n".join([*lines, *flattened("sm90_window_gradient.cuh", done), BODY])
-    text, count = LAUNCH.subn(
-        r"gridDim = dim3(\1); emulation::launch(dim3(\1), \2, [&] { kernel(\3); });", text
-    )
-    text, shared = SHARED.subn("char* const memory = emulated_shared;", text)
-    assert (count, shared, text.count(PROMPT)) == (2, 1, 1)
-    text = text.replace(PROMPT, LATE)
-    built = cases.compile_source(Source("host", text, ()), ("-O1", "-w"))
+    text = on_host("\n".join([*with_stand_in("sm90_window_gradient.cuh", set()), BODY]))
+    assert text.count(PROMPT) == 1
+    built = host_library(text.replace(PROMPT, LATE))
     built.bytes_of.restype = ctypes.c_int64
     return built
 

@@ -17,11 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusewright.codegen.render import flattened
-from fusewright.codegen.source import Source
-from tests import loop_cases as cases
-from tests.test_cuda_emulated import SHIM
-from tests.test_product_kernel import LAUNCH, SHARED, STAND_IN
+from tests.cores_on_host import library_of
 
 UNSEEN = 12345.0
 BODY = r"""
@@ -42,13 +38,14 @@ struct Plain {
     }
   }
 };
+using End = fw::Pointwise<Plain>;
 }  // namespace
 #define ENTRY(terms, channels)                                                                  \
   extern "C" int window_##terms##_##channels(                                                   \
       const fw::WindowInput* x, const fw::WindowWeights* w, const fw::WindowShape* shape,       \
       float* out, int vectors) {                                                                \
     memset(emulated_shared, 0xff, sizeof(emulated_shared));  /* NaN */                          \
-    return fw::window<terms, channels>(Plain{out, shape->x.out, vectors ? 4 : 1}, vectors, *x,  \
+    return fw::window<terms, channels>(End{{out, shape->x.out, vectors ? 4 : 1}}, vectors, *x,  \
                                        *w, *shape, 0, nullptr);                                 \
   }
 ENTRY(1, 32)
@@ -91,16 +88,7 @@ class Shape(ctypes.Structure):
 @functools.cache
 def library() -> ctypes.CDLL:
     """The kernel's own text, its instructions replaced by the stand-ins."""
-    lines = [SHIM, *flattened(str(STAND_IN), set())]
-    done = {"sm90.cuh", "lanes.cuh", "accumulators.hpp", "types.hpp"}
-    lines += flattened("sm90_window.cuh", done)
-    text = "\n".join([*lines, BODY])
-    text, count = LAUNCH.subn(
-        r"gridDim = dim3(\1); emulation::launch(dim3(\1), \2, [&] { kernel(\3); });", text
-    )
-    text, shared = SHARED.subn("char* const memory = emulated_shared;", text)
-    assert count == shared == 1
-    return cases.compile_source(Source("host", text, ()), ("-O1", "-w"))
+    return library_of("sm90_window.cuh", BODY)
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,7 @@ from fusewright.codegen.tiled import tile_parts
 from fusewright.ir import ONE, Dim, Ratio, product
 from fusewright.loop import Apply, Constant, Index, Load, Reduce, Store
 from fusewright.optable import REDUCTIONS, STORAGE_TYPES
-from fusewright.schedule import part_bytes
-from fusewright.sweep import element_loads, late_sweep
+from fusewright.sweep import element_loads, late_sweep, part_bytes
 from fusewright.vectors import lane_axis
 
 Value = Load | Constant | Index | Apply
@@ -50,7 +49,6 @@ def functor(form: Form) -> list[str]:
     if form.schedule.kind in FLAT:
         parts += [_elem_struct(form, pointwise_loads(form)), _pointwise_load(form)]
         parts += [_pointwise_visit(form)]
-        parts += [_give(form)] if form.given else []
     else:
         loads = [x for x in element_loads(form.kernel, form.plan) if x not in form.tiles]
         parts += [_elem_struct(form, loads), _row_struct(form)]
@@ -59,6 +57,7 @@ def functor(form: Form) -> list[str]:
         for k in range(form.plan.count):
             parts += [_visit(form, k), _finish(form, k)]
         parts += [_row_store(form)]
+    parts += [_give(form)] if form.given else []
     lines = ["template <typename I>", f"struct {form.kernel.name}_body {{"]
     for at, part in enumerate(parts):
         lines += ([""] if at else []) + indented(part)
@@ -271,6 +270,8 @@ def _load(form: Form, loads: list[Load]) -> list[str]:
     at = all_coordinates(form, "row.")
     body = []
     for item in loads:
+        if item.name == form.given:
+            continue
         name = form.names[item.name]
         need = [k for k in range(form.plan.count) if item.name in form.plan.needed[k]]
         late = late_sweep(form.kernel, form.plan, item)

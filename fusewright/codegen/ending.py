@@ -1,6 +1,6 @@
 """What products and windows share in C++: the functor of their epilogue, and their entry.
 
-The functor is a pointwise one over (row q, column l), `load` and `visit` as in every loop; the
+The functor is that of a loop over rows and columns, pointwise or with one sweep that reduces; the
 product itself is given lane by lane (`give`) before `visit`.
 """
 
@@ -14,6 +14,7 @@ from fusewright.codegen.form import Form, value_dtypes
 from fusewright.codegen.lanes import indented
 from fusewright.codegen.source import Entry
 from fusewright.codegen.text import comment, identifier, unique_names
+from fusewright.ending import Reduces
 from fusewright.errors import CodegenError
 from fusewright.loop import Load, LoopKernel, Store
 from fusewright.product import ProductKernel
@@ -24,14 +25,18 @@ from fusewright.window import WindowKernel
 Ended = ProductKernel | WindowKernel
 
 VECTOR = 4  # columns
+KINDS = {Reduces.NOTHING: "pointwise", Reduces.DOWN: "column", Reduces.ACROSS: "row"}
+_ENDS = {Reduces.NOTHING: "Pointwise", Reduces.DOWN: "Down", Reduces.ACROSS: "Across"}
 
 
 def ending_form(kernel: Ended) -> Form:
-    """The epilogue as the printers take it, its axes as they are: the last one is the columns."""
+    """The epilogue as the printers take it, its axes as they are: the last outer one, or the only
+    one that is reduced across, is the columns."""
     identifier(kernel.name)
     dtypes = value_dtypes(kernel.epilogue)
-    whole = kernel.epilogue.outer
-    if kernel.epilogue.inner or not whole or whole[-1].size != kernel.columns:
+    across = kernel.reduces is Reduces.ACROSS
+    axes = kernel.epilogue.inner if across else kernel.epilogue.outer
+    if not axes or axes[-1].size != kernel.columns:
         raise CodegenError(f"kernel {kernel.name}: the epilogue does not run over the result")
     read = {
         item.access.buffer
@@ -46,7 +51,7 @@ def ending_form(kernel: Ended) -> Form:
     epilogue = replace(kernel.epilogue, name=kernel.name, arguments=arguments)
     return Form(
         epilogue,
-        Schedule("pointwise", lanes=_lanes(kernel, epilogue)),
+        _schedule(kernel, epilogue),
         sweeps(epilogue),
         unique_names(dtypes, (*symbols.values(), *pointers.values())),
         {each.name: pointers[f"{each.name}_ptr"] for each in kernel.arguments},
@@ -58,9 +63,12 @@ def ending_form(kernel: Ended) -> Form:
     )
 
 
-def _lanes(kernel: Ended, epilogue: LoopKernel) -> int:
-    """Columns that a thread of the epilogue takes at once, if pointers are aligned."""
-    return VECTOR if lanes_fit(_in_memory(kernel, epilogue), "pointwise", VECTOR) else 1
+def _schedule(kernel: Ended, epilogue: LoopKernel) -> Schedule:
+    """Lanes are the columns that a thread takes at once, if pointers are aligned; every tile is a
+    split of its own."""
+    kind = KINDS[kernel.reduces]
+    lanes = VECTOR if lanes_fit(_in_memory(kernel, epilogue), kind, VECTOR) else 1
+    return Schedule(kind, lanes=lanes, splits=1 if kind == "pointwise" else 2)
 
 
 def _in_memory(kernel: Ended, epilogue: LoopKernel) -> LoopKernel:
@@ -100,9 +108,11 @@ def ending_lines(kernel: Ended, entry: Entry, form: Form, title: str, body: list
     ]
 
 
-def body_text(form: Form) -> str:
-    """The functor, bound to the entry's arguments."""
-    return bound(form, "int" if narrow_text(form) == "true" else "int64_t")
+def end_text(kernel: Ended, form: Form) -> str:
+    """What the elements end in: the functor, bound to the entry's arguments."""
+    index = "int" if narrow_text(form) == "true" else "int64_t"
+    kind, body = f"fw::{_ENDS[kernel.reduces]}<{kernel.name}_body<{index}>>", bound(form, index)
+    return f"{kind}{{{{{body}, workspace}}}}" if kernel.epilogue.inner else f"{kind}{{{body}}}"
 
 
 def pointer_text(form: Form, kind: str, name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fusewright.codegen.form import Form, constants
 from fusewright.codegen.lanes import indented
-from fusewright.codegen.source import Entry
+from fusewright.codegen.source import Entry, Workspace
 from fusewright.codegen.text import size_in_doubles, size_text
 from fusewright.ir import ONE, ZERO, Dim, Ratio
 from fusewright.loop import Access, Index, Load, Store
@@ -24,7 +24,7 @@ def entry(form: Form, target: Target) -> Entry:
         kernel.name,
         tuple(argument.name for argument in kernel.arguments),
         kernel.symbols,
-        workspace_bytes(kernel, form.schedule, target),
+        Workspace(workspace_bytes(kernel, form.schedule, target)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusewright.codegen.lanes import indented
-from fusewright.codegen.source import Entry
+from fusewright.codegen.source import Entry, Workspace
 from fusewright.codegen.text import comment, identifier, size_text, unique_names
 from fusewright.codegen.window import axis_text
 from fusewright.ir import Dim
@@ -15,7 +15,7 @@ HEADER = "sm90_window_gradient.cuh"
 
 def gradient_entry(kernel: GradientKernel, schedule: GradientSchedule) -> Entry:
     names = tuple(each.name for each in kernel.arguments)
-    workspace = Dim(4 * schedule.parts * kernel.geometry.filter_elements)
+    workspace = Workspace(Dim(4 * schedule.parts * kernel.geometry.filter_elements))
     return Entry(kernel.name, names, kernel.symbols, workspace, "convolutions")
 
 

@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fusewright.ir import Dim
+from fusewright.ir import ONE, ZERO, Dim
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Scratch memory of one call: `each` bytes for every `group` of `count` that is begun."""
+
+    each: Dim = ZERO
+    count: Dim = ONE
+    group: int = 1
+
+    def __bool__(self) -> bool:
+        return self.each != ZERO
+
+    def __str__(self) -> str:
+        return (
+            str(self.each)
+            if self.count == ONE
+            else f"{self.each} * -(-{self.count} // {self.group})"
+        )
+
+    @property
+    def dims(self) -> tuple[Dim, Dim]:
+        return self.each, self.count
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        return self.each.at(sizes) * -(-self.count.at(sizes) // self.group)
 
 
 @dataclass(frozen=True)
@@ -22,7 +49,7 @@ class Entry:
     name: str
     arguments: tuple[str, ...]
     symbols: tuple[str, ...]
-    workspace_bytes: Dim
+    workspace: Workspace = Workspace()
     terms: str = ""
 
     @property

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fusewright.codegen.ending import body_text, ending_lines, pointer_text
+from fusewright.codegen.ending import end_text, ending_lines, pointer_text
 from fusewright.codegen.form import Form
-from fusewright.codegen.source import Entry
+from fusewright.codegen.source import Entry, Workspace
 from fusewright.ir import Dim
 from fusewright.schedule import WindowSchedule
 from fusewright.window import WindowAxis, WindowKernel
@@ -17,7 +17,7 @@ FLOAT32_CHANNELS = 8
 
 def window_entry(kernel: WindowKernel) -> Entry:
     names = tuple(each.name for each in kernel.arguments)
-    workspace = Dim(kernel.geometry.workspace_bytes)
+    workspace = Workspace(Dim(kernel.geometry.workspace_bytes))
     terms = "" if _stays_float32(kernel) else "convolutions"
     return Entry(kernel.name, names, kernel.symbols, workspace, terms)
 
@@ -40,8 +40,9 @@ def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> 
         f"const fw::WindowInput source{{{', '.join(images)}}};",
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
         f"const fw::ConvolutionSizes sizes{{{', '.join(sizes)}}};",
-        f"return fw::convolution<{schedule.tile_channels}>({body_text(form)}, vectors, source, "
-        f"filter, sizes, {'3' if _stays_float32(kernel) else 'terms'}, workspace, where, stream);",
+        f"const auto end = {end_text(kernel, form)};",
+        f"return fw::convolution<{schedule.tile_channels}>(end, vectors, source, filter, sizes, "
+        f"{'3' if _stays_float32(kernel) else 'terms'}, workspace, where, stream);",
     ]
     return ending_lines(kernel, window_entry(kernel), form, title, body)
 

@@ -54,7 +54,7 @@ class Wrapper:
     @property
     def symbols(self) -> tuple[str, ...]:
         used = [size for spec in self.outputs for size in (*spec.shape, *spec.strides)]
-        extra = symbols_in([*used, self.entry.workspace_bytes])
+        extra = symbols_in([*used, *self.entry.workspace.dims])
         return tuple(dict.fromkeys((*self.entry.symbols, *extra)))
 
 
@@ -157,8 +157,8 @@ def wrapper_lines(wrapper: Wrapper, language: str) -> list[str]:
     parameters += [f"{outputs[index]}=None" for index in sorted(wrapper.given)]
     body = [f"device = {inputs[0]}.device"] if inputs else []
     body += _allocations(wrapper)
-    if entry.workspace_bytes.factor:
-        size = f"({entry.workspace_bytes},)"
+    if entry.workspace:
+        size = f"({entry.workspace},)"
         body += call("workspace", "_fw_memory", [size, "(1,)", "torch.uint8", "device"])
     body += _launch(wrapper, language, inputs, outputs)
     body.append(f"return {', '.join(outputs)}")
@@ -208,7 +208,7 @@ def _launch(wrapper: Wrapper, language: str, inputs: list[str], outputs: list[st
     kept = "_fw_pointer({})" if wrapper.optional else "{}.data_ptr()"
     pointers += [kept.format(name) for name in outputs]
     numbers = [*entry.symbols, *([TERMS[entry.terms]] if entry.terms else [])]
-    workspace = "workspace.data_ptr()" if entry.workspace_bytes.factor else "None"
+    workspace = "workspace.data_ptr()" if entry.workspace else "None"
     where = ["_fw_threads()", "None"]
     if language == "cuda":
         where = ["device.index", "_fw_stream(device.index)"]

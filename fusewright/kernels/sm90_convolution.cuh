@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kSplitThreads)
 }
 
 // `workspace` has room for both halves and the scales of all weights.
-template <int kTileChannels, class Body>
-int convolution(const Body& body, bool vectors, const WindowInput& x, const WindowFilter& filter,
+template <int kTileChannels, class End>
+int convolution(const End& end, bool vectors, const WindowInput& x, const WindowFilter& filter,
                 const ConvolutionSizes& of, int64_t terms, void* workspace, int device,
                 void* stream) {
   WindowShape shape{};
@@ -101,8 +101,8 @@ int convolution(const Body& body, bool vectors, const WindowInput& x, const Wind
   }
   const WindowWeights w = {hi, lo, inverse, filter.data, filter.out_stride, filter.in_stride,
                            filter.y_stride, filter.x_stride};
-  return terms == 1 ? window<1, kTileChannels>(body, vectors, x, w, shape, device, stream)
-                    : window<3, kTileChannels>(body, vectors, x, w, shape, device, stream);
+  return terms == 1 ? window<1, kTileChannels>(end, vectors, x, w, shape, device, stream)
+                    : window<3, kTileChannels>(end, vectors, x, w, shape, device, stream);
 }
 
 }  // namespace fw

@@ -46,7 +46,7 @@ struct MatrixResult {
   static constexpr bool kMends = true;
   const RawOperand& a;
   const SplitOperand& b;
-  int batch, columns, rows, contracted;
+  int batch, columns, rows, contracted, line;
   bool vectors;
 
   __device__ __forceinline__ Place place(int p) const { return {p < columns, p}; }
@@ -150,9 +150,9 @@ __device__ __forceinline__ void multiply_blocks(ProductShared<3, kTileRows>& sha
   if (mine == 1) await_turn(1);  // what the other gave last
 }
 
-template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class Body>
+template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
 __global__ void __launch_bounds__(kProductThreads, 1)
-    product_kernel(const Body body, const RawOperand a, const SplitOperand b,
+    product_kernel(const End end, const RawOperand a, const SplitOperand b,
                    const ProductSizes sizes, const __grid_constant__ CUtensorMap map_a,
                    const __grid_constant__ CUtensorMap map_hi,
                    const __grid_constant__ CUtensorMap map_lo) {
@@ -185,9 +185,10 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       int batch, p, q;
       sizes.place(tile, batch, p, q);
       const MatrixResult<kContractedRowsB> result = {
-          a, b, batch, sizes.columns, sizes.rows, sizes.contracted, sizes.vectors};
+          a,          b,    batch, sizes.columns, sizes.rows, sizes.contracted, sizes.line(batch, q),
+          sizes.vectors};
       finish_tile(total, row - 64 * group, shared.finished[group], 3 + group, p + 64 * group, q,
-                  body, result);
+                  end, result);
     };
     if constexpr (kTerms == 3) {
       multiply_blocks<kFreeMajorA, kContractedRowsB>(shared, sizes, finish);
@@ -200,8 +201,8 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 #endif
 }
 
-template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class Body>
-int launch_product(const Body& body, bool vectors, const RawOperand& a, const SplitOperand& b,
+template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
+int launch_product(const End& end, bool vectors, const RawOperand& a, const SplitOperand& b,
                    const ProductExtents& of, int device, void* stream) {
   using Shared = ProductShared<kTerms, kTileRows>;
   static_assert(int(sizeof(Shared)) <= kSharedBytes, "more shared memory than a block can have");
@@ -231,24 +232,25 @@ int launch_product(const Body& body, bool vectors, const RawOperand& a, const Sp
        matrix_map(map_hi, b.hi, halves, 64, box_rows) &&
        (kTerms == 1 || matrix_map(map_lo, b.lo, halves, 64, box_rows)));
   if (!mapped) return static_cast<int>(cudaErrorInvalidValue);
-  const auto kernel = product_kernel<kTerms, kTileRows, kFreeMajorA, kContractedRowsB, Body>;
+  const auto kernel = product_kernel<kTerms, kTileRows, kFreeMajorA, kContractedRowsB, End>;
   static Persistent persistent;
   const int64_t all = int64_t(sizes.batches) * sizes.tiles_p * sizes.tiles_q;
   const int blocks = persistent.blocks(kernel, all, device);
   kernel<<<blocks, kProductThreads, int(sizeof(Shared)), static_cast<cudaStream_t>(stream)>>>(
-      body, a, b, sizes, map_a, map_hi, map_lo);
+      end, a, b, sizes, map_a, map_hi, map_lo);
+  end.join(lines_of<End>(sizes), stream);
   return static_cast<int>(cudaGetLastError());
 }
 
 // `vectors`: whether the epilogue's tensors are aligned for four columns at a time.
-template <int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class Body>
-int product(const Body& body, bool vectors, const RawOperand& a, const SplitOperand& b,
+template <int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
+int product(const End& end, bool vectors, const RawOperand& a, const SplitOperand& b,
             const ProductExtents& of, int64_t terms, int device, void* stream) {
-  if (of.columns == 0 || of.rows == 0 || of.batches == 0) return 0;
+  if (of.columns == 0 || of.rows == 0 || of.batches == 0) return end_nothing(end, device, stream);
   const auto launch =
-      terms == 3 ? launch_product<3, kTileRows, kFreeMajorA, kContractedRowsB, Body>
-                 : launch_product<1, kOnceTileRows, kFreeMajorA, kContractedRowsB, Body>;
-  return launch(body, vectors, a, b, of, device, stream);
+      terms == 3 ? launch_product<3, kTileRows, kFreeMajorA, kContractedRowsB, End>
+                 : launch_product<1, kOnceTileRows, kFreeMajorA, kContractedRowsB, End>;
+  return launch(end, vectors, a, b, of, device, stream);
 }
 
 }  // namespace fw

@@ -20,7 +20,7 @@ struct HalfResult {
   };
   static constexpr bool kMends = false;
   const float* inverse;  // of the batch's rows, or null
-  int batch, columns, rows;
+  int batch, columns, rows, line;
   bool vectors;
 
   __device__ __forceinline__ Place place(int p) const { return {p < columns, p}; }
@@ -39,9 +39,9 @@ __device__ __forceinline__ const float* factors_of(const HalfOperand<T>& operand
 }
 
 // A warpgroup that multiplies.
-template <class T, int kTileRows, bool kFreeMajorA, bool kFreeMajorB, class Body>
+template <class T, int kTileRows, bool kFreeMajorA, bool kFreeMajorB, class End>
 __device__ __forceinline__ void multiply_halves(
-    HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>& shared, const Body& body,
+    HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>& shared, const End& end,
     const HalfOperand<T>& a, const HalfOperand<T>& b, const HalfSizes& sizes) {
   using Shared = HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>;
   using BlockA = typename Shared::BlockA;
@@ -88,14 +88,14 @@ __device__ __forceinline__ void multiply_halves(
       for (int i = 0; i < kSums; ++i) sum[i] *= i / 2 % 2 ? high : low;
     }
     const HalfResult result = {factors_of(b, batch, sizes.rows), batch, sizes.columns, sizes.rows,
-                               sizes.vectors};
-    finish_tile(sum, column, shared.finished[mine], 1 + mine, p, q, body, result);
+                               sizes.line(batch, q), sizes.vectors};
+    finish_tile(sum, column, shared.finished[mine], 1 + mine, p, q, end, result);
   }
 }
 
-template <class T, int kTileRows, bool kFreeMajorA, bool kFreeMajorB, class Body>
+template <class T, int kTileRows, bool kFreeMajorA, bool kFreeMajorB, class End>
 __global__ void __launch_bounds__(kProductThreads, 1)
-    half_product_kernel(const Body body, const HalfOperand<T> a, const HalfOperand<T> b,
+    half_product_kernel(const End end, const HalfOperand<T> a, const HalfOperand<T> b,
                         const HalfSizes sizes, const __grid_constant__ CUtensorMap map_a,
                         const __grid_constant__ CUtensorMap map_b) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     load_halves(shared, a, b, &map_a, &map_b, sizes);
   } else {
     take_registers<232>();
-    multiply_halves(shared, body, a, b, sizes);
+    multiply_halves(shared, end, a, b, sizes);
   }
 #else
   __trap();  // built for another architecture than sm_90a, and yet called
@@ -133,12 +133,12 @@ bool copyable(const HalfOperand<T>& operand, int64_t batches) {
 
 // `vectors`: whether the epilogue's tensors are aligned for four columns at a time. Tiles have 256
 // of the rows q; with 128 a small result makes enough tiles for more of the GPU.
-template <class T, bool kFreeMajorA, bool kFreeMajorB, int kTileRows = 256, class Body>
-int half_product(const Body& body, bool vectors, const HalfOperand<T>& a, const HalfOperand<T>& b,
+template <class T, bool kFreeMajorA, bool kFreeMajorB, int kTileRows = 256, class End>
+int half_product(const End& end, bool vectors, const HalfOperand<T>& a, const HalfOperand<T>& b,
                  const ProductExtents& of, int device, void* stream) {
   using Shared = HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>;
   static_assert(int(sizeof(Shared)) <= kSharedBytes, "more shared memory than a block can have");
-  if (of.columns == 0 || of.rows == 0 || of.batches == 0) return 0;
+  if (of.columns == 0 || of.rows == 0 || of.batches == 0) return end_nothing(end, device, stream);
   const OnDevice here(device);
   // A sum of nothing is one block of zeros, which the copy engine refuses to describe.
   const bool nothing = of.contracted == 0;
@@ -155,12 +155,13 @@ int half_product(const Body& body, bool vectors, const HalfOperand<T>& a, const 
       (gather_a || Shared::BlockA::map(map_a, a, of.columns, of.contracted, of.batches)) &&
       (gather_b || Shared::BlockB::map(map_b, b, of.rows, of.contracted, of.batches));
   if (!mapped) return static_cast<int>(cudaErrorInvalidValue);
-  const auto kernel = half_product_kernel<T, kTileRows, kFreeMajorA, kFreeMajorB, Body>;
+  const auto kernel = half_product_kernel<T, kTileRows, kFreeMajorA, kFreeMajorB, End>;
   static Persistent persistent;
   const int64_t all = int64_t(sizes.batches) * sizes.tiles_p * sizes.tiles_q;
   const int blocks = persistent.blocks(kernel, all, device);
   kernel<<<blocks, kProductThreads, int(sizeof(Shared)), static_cast<cudaStream_t>(stream)>>>(
-      body, a, b, sizes, map_a, map_b);
+      end, a, b, sizes, map_a, map_b);
+  end.join(lines_of<End>(sizes), stream);
   return static_cast<int>(cudaGetLastError());
 }
 

@@ -30,7 +30,26 @@ struct ProductSizes {
     p = rest / width * kTileColumns;
     q = (first + rest % width) * tile_rows;
   }
+  // The number of a tile among those of its columns.
+  __device__ __forceinline__ int line(int batch, int q) const {
+    return batch * tiles_q + q / tile_rows;
+  }
 };
+
+// How many parts a reduction of the result is left in.
+template <class End>
+int lines_of(const ProductSizes& sizes) {
+  const int across = sizes.vectors ? 64 : 32;
+  return End::kDown ? sizes.batches * sizes.tiles_q : (sizes.columns + across - 1) / across;
+}
+
+// A result without elements may still be reduced.
+template <class End>
+int end_nothing(const End& end, int device, void* stream) {
+  const OnDevice here(device);
+  end.join(0, stream);
+  return static_cast<int>(cudaGetLastError());
+}
 
 // The stages that blocks go through, round and round.
 template <int kStages>

@@ -71,9 +71,9 @@ struct WindowResult {
   }
 };
 
-template <int kTerms, int kTileChannels, class Body>
+template <int kTerms, int kTileChannels, class End>
 __device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChannels>& shared,
-                                                 const Body& body, const WindowInput& x,
+                                                 const End& end, const WindowInput& x,
                                                  const WindowWeights& w,
                                                  const WindowSizes& sizes) {
   using Multiplier = WindowMultiplier<kTerms, kTileChannels>;
@@ -88,14 +88,14 @@ __device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChann
 #pragma unroll
     for (int block = 0; block < Multiplier::kBlocks; ++block) {
       finish_tile(multiplier.total[block], column, shared.finished[warpgroup], 1 + warpgroup,
-                  multiplier.first_position() + 64 * block, tile.q, body, result);
+                  multiplier.first_position() + 64 * block, tile.q, end, result);
     }
   }
 }
 
-template <int kTerms, int kTileChannels, class Body>
+template <int kTerms, int kTileChannels, class End>
 __global__ void __launch_bounds__(kWindowThreads, 1)
-    window_kernel(const Body body, const __grid_constant__ WindowInput x,
+    window_kernel(const End end, const __grid_constant__ WindowInput x,
                   const __grid_constant__ WindowWeights w,
                   const __grid_constant__ WindowSizes sizes,
                   const __grid_constant__ CUtensorMap map_hi,
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kWindowThreads, 1)
   // 512 threads begin with 128 registers each, which is all there are.
   if (threadIdx.x < 256) {
     take_registers<168>();
-    multiply_windows<kTerms, kTileChannels>(shared, body, x, w, sizes);
+    multiply_windows<kTerms, kTileChannels>(shared, end, x, w, sizes);
   } else {
     leave_registers<88>();
     if (threadIdx.x >= 288) {
@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(kWindowThreads, 1)
 }
 
 // `vectors`: whether the epilogue's tensors are aligned for four columns at a time.
-template <int kTerms, int kTileChannels, class Body>
-int window(const Body& body, bool vectors, const WindowInput& x, const WindowWeights& w,
+template <int kTerms, int kTileChannels, class End>
+int window(const End& end, bool vectors, const WindowInput& x, const WindowWeights& w,
            const WindowShape& shape, int device, void* stream) {
   using Shared = WindowShared<kTerms, kTileChannels>;
   const WindowAxis &along_y = shape.y, &along_x = shape.x;
@@ -162,11 +162,11 @@ int window(const Body& body, bool vectors, const WindowInput& x, const WindowWei
   const bool mapped = matrix_map(map_hi, w.hi, halves, 64, kTileChannels) &&
                       (kTerms == 1 || matrix_map(map_lo, w.lo, halves, 64, kTileChannels));
   if (!mapped) return static_cast<int>(cudaErrorInvalidValue);
-  const auto kernel = window_kernel<kTerms, kTileChannels, Body>;
+  const auto kernel = window_kernel<kTerms, kTileChannels, End>;
   static Persistent persistent;
   const int blocks = persistent.blocks(kernel, sizes.tiles, device);
   kernel<<<blocks, kWindowThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
-      body, x, w, sizes, map_hi, map_lo);
+      end, x, w, sizes, map_hi, map_lo);
   return static_cast<int>(cudaGetLastError());
 }
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 from fusewright.errors import GraphError
 from fusewright.ir import Graph, Node, TensorSpec
-from fusewright.loop import Apply, Load, LoopKernel, Reduce, Store
+from fusewright.loop import Load, LoopKernel, Store
 from fusewright.plan.assemble import kernel_of
 from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_operations
-from fusewright.plan.endings import ended_step, ends, epilogues
+from fusewright.plan.endings import Epilogues, ended_step, ends, epilogues
 from fusewright.plan.fuse import Group, fuse, memory_readers, needed_views
+from fusewright.plan.names import loop_name, operators_of
 from fusewright.plan.reasons import reason
 from fusewright.plan.steps import Call, Ended, Loop, Plan, Product, Step, View, Window, inputs_of
 from fusewright.plan.values import Values, is_pointwise, is_view
@@ -21,9 +21,6 @@ from fusewright.plan.wide import split_wide_reductions
 from fusewright.plan.windows import gradient_step
 from fusewright.rewrite.views import is_opaque_view
 from fusewright.rewrite.windows import GRADIENT
-
-MAX_NAME_WORDS = 6
-_SPLIT = ("finite_magnitude", "max", "half_scale", "mul", "sub", "reciprocal")
 
 
 def plan(graph: Graph, sizes: Mapping[str, int], turning: bool = False) -> Plan:
@@ -33,7 +30,7 @@ def plan(graph: Graph, sizes: Mapping[str, int], turning: bool = False) -> Plan:
     values, groups = fuse(replace(values, ends=ends(values)))
     views = needed_views(values)
     taken = epilogues(values, groups)
-    stored = _stored(values, groups, views, {name: g.items for name, g in taken.of.items()})
+    stored = _stored(values, taken, views)
     steps: list[Step] = [_loop(values, group, stored) for group in taken.loops]
     for node in graph.nodes:
         if node.name in values.products:
@@ -64,18 +61,14 @@ def _in_loop(values: Values, node: Node) -> bool:
     )
 
 
-def _stored(
-    values: Values,
-    groups: tuple[Group, ...],
-    views: frozenset[str],
-    taken: Mapping[str, tuple[str, ...]],
-) -> frozenset[str]:
-    """Values that something outside their own group reads; `taken` are products' epilogues."""
+def _stored(values: Values, taken: Epilogues, views: frozenset[str]) -> frozenset[str]:
+    """Values that something outside their own group reads; a product gives its epilogue its own."""
     read: set[str] = set(memory_readers(values))
     read |= {name for view in views for name in values.nodes[view].refs()}
-    given = {items: name for name, items in taken.items()}
-    for group in groups:
-        read |= set(group.assembled.loads) - set(group.items) - {given.get(group.items)}
+    for group in taken.loops:
+        read |= set(group.assembled.loads) - set(group.items)
+    for name, group in taken.of.items():
+        read |= set(group.assembled.loads) - {*group.items, name}
     return frozenset(read)
 
 
@@ -90,10 +83,8 @@ def _ended(values: Values, node: Node, group: Group | None, stored: frozenset[st
 def _loop(values: Values, group: Group, stored: frozenset[str]) -> Loop:
     kept = tuple(item for item in group.items if item in stored)
     kernel = kernel_of(group.assembled, "kernel", "", kept, values)
-    words = [item.op for item in kernel.body if isinstance(item, Apply) and item.op != "cast"]
-    reductions = [item.kind for item in kernel.body if isinstance(item, Reduce)]
-    operators = tuple(_in_body_order(kernel))
-    name = loop_name(operators or tuple(words + reductions))
+    operators = operators_of(kernel)
+    name = loop_name(operators)
     kernel = replace(kernel, name=name, summary=" → ".join(operators) or _moved(kernel))
     used = {item.name for item in kernel.arguments if not item.is_output}
     inputs = tuple(name for name in group.assembled.loads if name in used)
@@ -116,38 +107,6 @@ def _moved(kernel: LoopKernel) -> str:
         return "fill"
     turned = {each.strides for each in loads} != {each.strides for each in stores}
     return "copy to another layout" if turned else "copy"
-
-
-def _in_body_order(kernel: LoopKernel) -> list[str]:
-    found = []
-    for item in kernel.body:
-        if isinstance(item, Apply) and item.op != "cast":
-            found.append(item.op)
-        elif isinstance(item, Reduce):
-            found.append({"welford": "var_mean"}.get(item.kind, item.kind))
-    return _with_splits(found)
-
-
-def _with_splits(words: list[str]) -> list[str]:
-    """The six operators that split a matrix into halves as one word, where all are there."""
-    count = min(words.count(word) for word in _SPLIT)
-    for word in _SPLIT * count:
-        last = len(words) - 1 - words[::-1].index(word)
-        words = words[:last] + words[last + 1 :]
-    return words + ["split"] * count
-
-
-def loop_name(operators: tuple[str, ...]) -> str:
-    """custom_add_relu: the operators in order, runs and long tails shortened."""
-    words: list[str] = []
-    for word in operators:
-        if not words or words[-1] != word:
-            words.append(re.sub(r"\W", "_", word))
-    if not words:
-        return "custom_copy"
-    if len(words) > MAX_NAME_WORDS:
-        words = [*words[: MAX_NAME_WORDS - 2], "to", words[-1]]
-    return "custom_" + "_".join(words)
 
 
 def _call(values: Values, node: Node) -> Call:

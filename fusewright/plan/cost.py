@@ -57,7 +57,7 @@ def ended_bytes(kernel: ProductKernel | WindowKernel, sizes: Mapping[str, int]) 
 
 
 def _given_bytes(kernel: ProductKernel | WindowKernel, sizes: Mapping[str, int]) -> int:
-    numbers = math.prod(axis.size.at(sizes) for axis in kernel.epilogue.outer)
+    numbers = math.prod(axis.size.at(sizes) for axis in kernel.epilogue.axes)
     return ITEM_BYTES[kernel.given.dtype] * numbers
 
 

@@ -4,25 +4,29 @@ Both are called products here: a window is one, of taps and positions. Whatever 
 point by point, is worth doing before its result is written. `ends`
 finds, before fusion, the value through which everything passes that is made of a product: that is
 what should be in memory instead of the product. After fusion `epilogues` gives each product at
-most one pointwise group that reads it.
+most one pointwise group that reads it, and one that reduces what comes of it in a single sweep, by
+rows or by columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fusewright.ir import ITEM_BYTES, ONE, Dim, Node, contiguous_strides, product
-from fusewright.loop import Access, Apply, Argument, Axis, Load, LoopKernel, Store
-from fusewright.plan.assemble import kernel_of
+from fusewright.loop import Access, Argument, Axis, Load, LoopKernel, Store
+from fusewright.plan.assemble import assemble, kernel_of
 from fusewright.plan.cost import ended_bytes, ended_operations
+from fusewright.plan.frames import NotFusibleError
 from fusewright.plan.fuse import EPILOGUE_APPLIES, Group, is_epilogue, makes_cycle
+from fusewright.plan.names import operators_of
 from fusewright.plan.products import product_kernel
 from fusewright.plan.steps import Ended, Product, Window
 from fusewright.plan.values import Values, is_pointwise
 from fusewright.plan.windows import window_kernel
 from fusewright.product import ProductKernel
+from fusewright.rewrite.products import PRODUCT
 from fusewright.rewrite.windows import WINDOW
 from fusewright.window import WindowKernel
 
@@ -67,14 +71,17 @@ def _same_points(node: Node, shape: tuple[Dim, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Epilogues:
-    """Which group each product takes up, and the groups that stay loops."""
+    """Which group each product takes up, and the groups that stay loops.
+
+    A product's own may be a group that `epilogues` has joined of two.
+    """
 
     of: Mapping[str, Group]
     loops: tuple[Group, ...]
 
 
 def epilogues(values: Values, groups: tuple[Group, ...]) -> Epilogues:
-    """Give each product the first group that it can end in."""
+    """Give each product the first group that it can end in, and a reduction of that."""
     taken: dict[str, Group] = {}
     rest, places = list(groups), list(groups)
     for name in values.products:
@@ -88,20 +95,58 @@ def epilogues(values: Values, groups: tuple[Group, ...]) -> Epilogues:
             rest.remove(group)
             places[places.index(group)] = replace(group, items=(name, *group.items))
             break
+        if name not in taken or taken[name].has_reduction:
+            continue
+        own = next(each for each in places if name in each.items)
+        for group in rest:
+            both = _reduced(values, taken[name], group, name)
+            if both is None or makes_cycle(values, places, own, group):
+                continue
+            taken[name] = both
+            rest.remove(group)
+            places.remove(group)
+            places[places.index(own)] = replace(own, items=(name, *both.items))
+            break
     return Epilogues(taken, tuple(rest))
 
 
+def _reduced(values: Values, ending: Group, group: Group, name: str) -> Group | None:
+    """A product's epilogue with a group that reduces what it leaves, if they go together."""
+    if not group.has_reduction or set(ending.items).isdisjoint(group.assembled.loads):
+        return None
+    items = tuple(sorted({*ending.items, *group.items}, key=values.order.__getitem__))
+    try:
+        both = Group(items, assemble(values, items, group.assembled.domain))
+    except NotFusibleError:
+        return None
+    return both if ends_product(values, both, name) else None
+
+
 def ends_product(values: Values, group: Group, name: str) -> bool:
-    """Whether a group is pointwise over the product's result and reads it at its own index."""
+    """Whether a group runs over the product's result and reads it at its own index."""
     kernel = kernel_of(group.assembled, "trial", "", group.items, values)
     reads = [i for i in kernel.body if isinstance(i, Load) and i.access.buffer == name]
     if len(reads) != 1 or not is_epilogue(kernel):
         return False
-    shape = tuple(axis.size for axis in kernel.outer)
-    whole = product(shape) == values.spec(name).numel
-    own = Access(name, contiguous_strides(shape))
-    columns = values.spec(name).shape[-1]
-    return whole and shape[-1:] == (columns,) and reads[0].access == own
+    if kernel.inner and values.nodes[name].op != PRODUCT:
+        return False
+    return any(
+        reads[0].access == Access(name, strides)
+        for strides in _own_strides(kernel, values.spec(name).shape[-1], values.spec(name).numel)
+    )
+
+
+def _own_strides(kernel: LoopKernel, columns: Dim, elements: Dim) -> Iterator[tuple[Dim, ...]]:
+    """The strides of a result along the kernel's axes, for each order in which it may have them:
+    columns are its last outer axis, or the only one that it reduces."""
+    outer, inner = (tuple(axis.size for axis in axes) for axes in (kernel.outer, kernel.inner))
+    if product((*outer, *inner)) != elements:
+        return
+    if outer[-1:] == (columns,) and (not inner or len(outer) == 1):
+        *rest, column = contiguous_strides((*inner, *outer))
+        yield (*rest, column) if not inner else (column, *rest)
+    if inner == (columns,):
+        yield contiguous_strides((*outer, *inner))
 
 
 def ended_step(values: Values, node: Node, group: Group | None, stored: frozenset[str]) -> Ended:
@@ -116,8 +161,7 @@ def ended_step(values: Values, node: Node, group: Group | None, stored: frozense
             epilogue = _also_stored(epilogue, node.name)
             outputs = (*outputs, node.name)
     kernel = _kernel(values, node, epilogue)
-    applied = (item.op for item in epilogue.body if isinstance(item, Apply) and item.op != "cast")
-    operators = (_word(kernel), *applied)
+    operators = (_word(kernel), *operators_of(epilogue))
     parts: dict[str, Any] = {
         "name": "",
         "inputs": tuple(each.name for each in kernel.arguments if not each.is_output),

@@ -17,6 +17,7 @@ from fusewright.plan.assemble import Assembled, assemble, kernel_of
 from fusewright.plan.domain import Domain, point_domain, reduction_domain
 from fusewright.plan.frames import NotFusibleError
 from fusewright.plan.values import Values, is_pointwise, is_view
+from fusewright.sweep import part_bytes, sweeps
 
 MAX_ROUNDS = 8
 # A row of this many bytes per tensor stays in the registers of one block, or in a core's cache.
@@ -25,6 +26,7 @@ ROW_BYTES = 128 * 1024
 MANY_ROWS = 256
 # A product's epilogue runs in the registers that its accumulators leave.
 EPILOGUE_APPLIES = 60
+EPILOGUE_PART_BYTES = 32
 EPILOGUE_LOADS = 9  # the product among them
 
 
@@ -248,15 +250,21 @@ def _merge(values: Values, groups: list[Group], first: Group, second: Group) -> 
 
 
 def _ends_one_product(values: Values, items: tuple[str, ...], kernel: LoopKernel) -> bool:
-    """Whether a group that a product should end in is still one that it can end in."""
-    return len(values.ends.intersection(items)) == 1 and is_epilogue(kernel)
+    """Whether a group that a product should end in is still one that it can end in: reductions
+    come to it later, where they have found nothing better."""
+    one = len(values.ends.intersection(items)) == 1
+    return one and not kernel.inner and is_epilogue(kernel)
 
 
 def is_epilogue(kernel: LoopKernel) -> bool:
-    """Whether a kernel fits into the registers that a product leaves: pointwise, and short."""
+    """Whether a kernel fits into the registers that a product leaves: short, at most one sweep that
+    reduces, and little to remember in it."""
+    plan = sweeps(kernel)
+    if plan.count > 1 or (kernel.inner and part_bytes(plan) > EPILOGUE_PART_BYTES):
+        return False
     applies = sum(isinstance(item, Apply) for item in kernel.body)
     loads = {item.access.buffer for item in kernel.body if isinstance(item, Load)}
-    return not kernel.inner and applies <= EPILOGUE_APPLIES and len(loads) <= EPILOGUE_LOADS
+    return applies <= EPILOGUE_APPLIES and len(loads) <= EPILOGUE_LOADS
 
 
 def _common_domain(first: Group, second: Group) -> Domain | None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import fusewright
 from fusewright import pipeline, schedule
 from fusewright.rewrite import products
+from tests import test_reduced_kernel as reduced
 
 pytestmark = [
     pytest.mark.gpu,
@@ -310,3 +311,20 @@ def test_layers_of_halves_train(dtype: torch.dtype, monkeypatch: pytest.MonkeyPa
     x = torch.randn(300, 264, device="cuda", dtype=dtype)
     fast = fusewright.optimize(copy.deepcopy(model), x)
     as_exact_as_eager(model, fast, x, torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("name", reduced.CASES)
+@pytest.mark.parametrize("sizes", [(1000, 1032, 512), (177, 257, 200), (40, 4096, 1024)])
+def test_what_a_product_reduces_is_as_exact_as_eager(
+    name: str, sizes: tuple[int, int, int]
+) -> None:
+    rows, columns, contracted = sizes
+    model = reduced.Layer(reduced.CASES[name][0], columns, contracted).cuda()
+    x = torch.randn(rows, contracted, device="cuda")
+    fast = fusewright.optimize(copy.deepcopy(model), x)
+    double = copy.deepcopy(model).double()
+    mine, again = reduced.trained(fast, x), reduced.trained(fast, x)
+    eager, exact = reduced.trained(model, x), reduced.trained(double, x.double())
+    for y, same, e, d in zip(mine, again, eager, exact, strict=True):
+        assert torch.equal(y, same), "two runs, two results"
+        assert error(y, d) <= max(2 * error(e, d), 1e-6)

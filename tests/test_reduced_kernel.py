@@ -1,0 +1,187 @@
+"""A product's result, reduced in its epilogue: what is planned, and the kernels by emulation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusewright.codegen import render as rendering
+from fusewright.codegen.source import Source, Workspace
+from fusewright.emit import ModuleBundle
+from fusewright.ending import Reduces
+from fusewright.ir import Dim
+from fusewright.module import arguments_of, load, optimized, owners_of
+from fusewright.pipeline import Prepared, prepare
+from fusewright.plan.steps import Product
+from fusewright.rewrite import products
+from fusewright.runtime import tensor_cores
+from fusewright.schedule import Target
+from tests import loop_cases as cases
+from tests.cores_on_host import on_host, with_stand_in
+
+Forward = Callable[[nn.Module, Tensor], object]
+
+
+class Layer(nn.Module):
+    """A linear layer and what follows it."""
+
+    def __init__(self, forward: Forward, columns: int, contracted: int, bias: bool = True) -> None:
+        super().__init__()
+        self.linear = nn.Linear(contracted, columns, bias=bias)
+        self.norm = nn.BatchNorm1d(columns)
+        self.scale = nn.Parameter(torch.rand(columns) + 0.5)
+        self.follows = forward
+
+    def forward(self, x: Tensor) -> object:
+        return self.follows(self, x)
+
+
+def normed(m: nn.Module, x: Tensor) -> Tensor:
+    return F.silu(m.norm(m.linear(x)))  # type: ignore[operator]
+
+
+def row_sums(m: nn.Module, x: Tensor) -> Tensor:
+    return (torch.relu(m.linear(x)) * m.scale).sum(-1)  # type: ignore[operator]
+
+
+def row_squares(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    y = m.linear(x)  # type: ignore[operator]
+    return (y * y).mean(-1), y.amax(-1).detach()
+
+
+def column_means(m: nn.Module, x: Tensor) -> Tensor:
+    return m.linear(x).mean(0) * m.scale  # type: ignore[operator]
+
+
+def column_sums(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.tanh(m.linear(x))  # type: ignore[operator]
+    return y.sum((0, 1)) if y.dim() == 3 else y.sum(0), y
+
+
+CASES: dict[str, tuple[Forward, Reduces]] = {
+    "batch norm": (normed, Reduces.DOWN),
+    "row sums": (row_sums, Reduces.ACROSS),
+    "row squares": (row_squares, Reduces.ACROSS),
+    "column means": (column_means, Reduces.DOWN),
+    "column sums": (column_sums, Reduces.DOWN),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
+
+
+def prepared(model: nn.Module, x: Tensor, target: Target) -> Prepared:
+    return prepare(model, (x,), modes=("train",), device=x.device, target=target)
+
+
+def forward_product(found: Prepared) -> Product:
+    (step,) = found.modes[0].forward.products
+    return step
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_planned(name: str) -> None:
+    follows, reduces = CASES[name]
+    model = Layer(follows, 256, 128)
+    found = prepared(model, torch.randn(512, 128), Target.cuda())
+    step = forward_product(found)
+    assert step.kernel.reduces is reduces
+    specs = dict(found.modes[0].forward.specs)
+    whole = [each for each in step.outputs if specs[each].shape == (Dim(1, ("s0",)), Dim(256))]
+    # Backward reads what it needs; where that is nothing, the result is never written.
+    assert [specs[each].dtype for each in whole] == {
+        "batch norm": ["float32"],
+        "row sums": ["float32"],
+        "row squares": ["float32"],
+        "column means": [],
+        "column sums": ["float32"],
+    }[name]
+
+
+def test_sweeps_that_read_again_stay_loops() -> None:
+    """A row that is read twice is better read by one loop that holds it."""
+    for follows in (
+        lambda m, x: m.linear(x).softmax(-1),
+        lambda m, x: F.layer_norm(m.linear(x), (256,)),
+    ):
+        found = prepared(Layer(follows, 256, 128), torch.randn(512, 128), Target.cuda())
+        assert forward_product(found).kernel.reduces is Reduces.NOTHING
+
+
+def test_the_workspace_grows_with_the_tiles() -> None:
+    down = Workspace(Dim(1024), Dim(1, ("s0",)), 128)
+    assert [down.at({"s0": size}) for size in (1, 128, 129, 1000)] == [1024, 1024, 2048, 8192]
+    assert eval(str(down), {"s0": 129}) == 2048 and down and not Workspace()
+    assert str(Workspace(Dim(64))) == "64"
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "contracted"), [(300, 132, 40), (129, 257, 70), (5, 64, 64), (177, 33, 8)]
+)
+@pytest.mark.parametrize("name", CASES)
+def test_emulated_modules_train_as_eager_does(
+    name: str, rows: int, columns: int, contracted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(name, (rows, columns, contracted), torch.float32, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["batch norm", "row sums", "column sums"])
+def test_emulated_modules_in_16_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare(name, (300, 136, 40), torch.bfloat16, monkeypatch)
+
+
+def compare(
+    name: str, sizes: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module on emulated kernels with eager, both with float64; outputs and gradients."""
+    rows, columns, contracted = sizes
+    monkeypatch.setattr(rendering, "flattened", with_stand_in)
+    monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
+    model = Layer(CASES[name][0], columns, contracted, bias=name != "column means")
+    model = model.to(dtype)
+    x = torch.randn(rows, contracted, dtype=dtype)
+    found = prepared(model, x, Target.cuda(trials=("halves",)))
+    assert forward_product(found).kernel.reduces is CASES[name][1]
+    modes = tuple(replace(each, owners=owners_of(model, "train")) for each in found.modes[:1])
+    source = Source("host", on_host(found.source.text), found.source.entries)
+    bundle = ModuleBundle("layer", "host", source, arguments_of(model, (x,)), modes)
+    fast = optimized(
+        copy.deepcopy(model), load(bundle, cases.compile_source(source, ("-O1", "-w")))
+    )
+    for batch in (rows, rows + 60):
+        x = torch.randn(batch, contracted, dtype=dtype)
+        exactly = copy.deepcopy(model).double()
+        ours, eager, truth = (
+            trained(each, given) for each, given in ((fast, x), (model, x), (exactly, x.double()))
+        )
+        for mine, theirs, exact in zip(ours, eager, truth, strict=True):
+            assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+            allowed = max(2e-6, 2.0 * float((theirs.double() - exact).norm() / exact.norm()))
+            assert float((mine.double() - exact).norm() / exact.norm()) <= allowed
+
+
+def trained(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Outputs and gradients, of the input's and of every used parameter's."""
+    given = x.clone().requires_grad_()
+    made = model(given)
+    made = made if isinstance(made, tuple) else (made,)
+    weights = [
+        (torch.arange(out.numel(), device=out.device) % 7 / 7 + 0.1).view_as(out) for out in made
+    ]
+    total = sum((out * w.to(out.dtype)).sum() for out, w in zip(made, weights, strict=True))
+    wanted = [given, *model.parameters()]
+    gradients = torch.autograd.grad(total, wanted, allow_unused=True)  # type: ignore[arg-type]
+    return [each.detach() for each in (*made, *gradients) if each is not None]
+
+
+def _weights(out: Tensor) -> Tensor:
+    numbers = torch.arange(out.numel(), device=out.device) % 7 / 7 + 0.1
+    return numbers.view_as(out).to(out.dtype)
