@@ -53,8 +53,7 @@ class Ending:
     def reduces(self) -> Reduces:
         if not self.epilogue.inner:
             return Reduces.NOTHING
-        along_columns = self.given.access.strides[len(self.epilogue.outer) - 1] == ONE
-        return Reduces.DOWN if along_columns else Reduces.ACROSS
+        return Reduces.ACROSS if self.given.access.strides[-1] == ONE else Reduces.DOWN
 
     @property
     def symbols(self) -> tuple[str, ...]:

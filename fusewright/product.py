@@ -74,7 +74,10 @@ class SplitOperand:
 
 @dataclass(frozen=True)
 class ProductKernel(Ending):
-    """The last outer axis of `epilogue` are the columns, its others batches and rows, flattened."""
+    """The last axis of a pointwise `epilogue` are the columns, its others batches and rows.
+
+    One that reduces has the columns alone as its outer axis, or as its inner one.
+    """
 
     name: str
     summary: str

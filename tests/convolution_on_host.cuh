@@ -30,12 +30,12 @@ inline float window_at(const WindowInput& source, const WindowFilter& filter,
 }
 
 template <int kTileChannels, class Body>
-int convolution(const Pointwise<Body>& end, bool vectors, const WindowInput& source,
+int convolution(const ByColumn<Body>& end, bool vectors, const WindowInput& source,
                 const WindowFilter& filter, const ConvolutionSizes& of, int64_t terms,
                 void* workspace, int device, void* stream) {
-  const Body& body = end.body;
   const int outs = of.groups * of.channels_out;
-  if (body.rest_extent() != of.images * outs * of.y.out || body.lane_extent() != of.x.out) return 2;
+  const int64_t rows = of.images * outs * of.y.out;
+  if (end.body.inner_extent() != rows || end.body.outer_extent() != of.x.out) return 2;
   if (of.band_width < 1 || workspace == nullptr || (terms != 1 && terms != 3)) return 3;
   for (int64_t image = 0; image < of.images; ++image) {
     for (int out = 0; out < outs; ++out) {
@@ -43,9 +43,11 @@ int convolution(const Pointwise<Body>& end, bool vectors, const WindowInput& sou
         for (int x = 0; x < of.x.out; ++x) {
           typename Body::template Elem<1> elem;
           const int64_t row = (image * outs + out) * of.y.out + y;
-          body.load(elem, row, x);
-          body.give(elem, 0, window_at(source, filter, of, image, out, y, x));
-          body.visit(elem, row, x, 1);
+          typename ByColumn<Body>::template Column<1> down;
+          end.begin(down, x);
+          end.load(elem, down, row, x);
+          end.give(elem, 0, window_at(source, filter, of, image, out, y, x));
+          end.visit(elem, down, row);
         }
       }
     }

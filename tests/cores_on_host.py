@@ -15,6 +15,33 @@ from tests.test_cuda_emulated import SHIM
 STAND_IN = Path(__file__).parent / "sm90_on_host.hpp"
 LAUNCH = re.compile(r"kernel<<<(\w+), (\w+), [^;]*?>>>\(([^;]*?)\);", re.DOTALL)
 SHARED = re.compile(r"extern __shared__ __align__\(1024\) char memory\[\];")
+# A functor with `load`, `give` and `visit` for an element, as generated ones are: by columns.
+BY_COLUMNS = r"""
+template <class Plain>
+struct Columns {
+  static constexpr bool kOuterRest = false;
+  static constexpr int kPartBytes = 8;
+  template <int V> using Elem = typename Plain::template Elem<V>;
+  template <int V> struct Row { int64_t column; };
+  template <int V> struct Acc { static constexpr bool kEmpty = true; };
+  Plain plain;
+  int64_t outer_extent() const { return plain.columns; }
+  int64_t outer_lane_extent() const { return plain.columns; }
+  template <int V> Acc<V> accumulators(fw::Phase<0>) const { return {}; }
+  template <int V> void begin(Row<V>& row, int64_t, int64_t l, int) const { row.column = l; }
+  template <int V> void load(fw::Phase<0>, Elem<V>& elem, const Row<V>& row, int64_t q,
+                             int64_t) const {
+    plain.load(elem, q, row.column);
+  }
+  template <int V> void give(Elem<V>& elem, int v, float x) const { plain.give(elem, v, x); }
+  template <int V> void visit(fw::Phase<0>, const Elem<V>& elem, const Row<V>& row, Acc<V>&,
+                              int64_t q, int64_t, int n) const {
+    plain.visit(elem, q, row.column, n);
+  }
+};
+template <class Plain>
+using Ends = fw::ByColumn<Columns<Plain>>;
+"""
 
 
 def with_stand_in(name: str, pasted: set[str]) -> list[str]:
@@ -42,4 +69,4 @@ def host_library(text: str) -> ctypes.CDLL:
 
 def library_of(header: str, *more: str) -> ctypes.CDLL:
     """A kernel's own text with entries of a test."""
-    return host_library(on_host("\n".join([*with_stand_in(header, set()), *more])))
+    return host_library(on_host("\n".join([*with_stand_in(header, set()), BY_COLUMNS, *more])))

@@ -23,40 +23,28 @@ float sum_at(const RawOperand& a, const SplitOperand& b, const ProductExtents& o
 
 // Every element of the result, `sum(q, p)`, into what it ends in.
 template <int V, class Body, class Sum>
-void end_in(const Pointwise<Body>& end, int64_t rows, int64_t columns, const Sum& sum) {
-  for (int64_t q = 0; q < rows; ++q) {
-    for (int64_t p = 0; p < columns; p += V) {
-      typename Body::template Elem<V> elem;
-      end.body.load(elem, q, p);
-      for (int v = 0; v < V; ++v) end.body.give(elem, v, sum(q, p + v));
-      end.body.visit(elem, q, p, V);
-    }
-  }
-}
-
-template <int V, class Body, class Sum>
-void end_in(const Down<Body>& end, int64_t rows, int64_t columns, const Sum& sum) {
+void end_in(const ByColumn<Body>& end, int64_t rows, int64_t columns, const Sum& sum) {
   for (int64_t p = 0; p < columns; p += V) {
-    typename Down<Body>::template Column<V> down;
+    typename ByColumn<Body>::template Column<V> down;
     end.begin(down, p);
     for (int64_t q = 0; q < rows; ++q) {
       typename Body::template Elem<V> elem;
       end.load(elem, down, q, p);
       for (int v = 0; v < V; ++v) end.give(elem, v, sum(q, p + v));
-      end.visit(elem, down, q, p);
+      end.visit(elem, down, q);
     }
-    end.leave(down, 0, p);
+    if constexpr (ByColumn<Body>::kReduces) end.leave(down, 0, p);
   }
   end.join(1, nullptr);
 }
 
 template <int V, class Body, class Sum>
-void end_in(const Across<Body>& end, int64_t rows, int64_t columns, const Sum& sum) {
-  using Index = typename Across<Body>::Index;
+void end_in(const ByRow<Body>& end, int64_t rows, int64_t columns, const Sum& sum) {
+  using Index = typename ByRow<Body>::Index;
   for (int64_t q = 0; q < rows; ++q) {
     auto acc = end.body.template accumulators<V>(Phase<0>{});
     for (int64_t p = 0; p < columns; p += V) {
-      typename Across<Body>::template Elem<V> at;
+      typename ByRow<Body>::template Elem<V> at;
       end.load(at, {}, q, p);
       for (int v = 0; v < V; ++v) end.give(at, v, sum(q, p + v));
       end.body.visit(Phase<0>{}, at.elem, at.row, acc, Index(0), Index(p), V);

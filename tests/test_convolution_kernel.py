@@ -26,7 +26,7 @@ BODY = (
   extern "C" int name(const fw::WindowInput* x, const fw::WindowFilter* filter,                 \
                       const fw::ConvolutionSizes* sizes, int64_t terms, void* workspace,        \
                       float* out) {                                                             \
-    return fw::convolution<channels>(End{{out, sizes->x.out}}, false, *x, *filter, *sizes,      \
+    return fw::convolution<channels>(End{{{{out, sizes->x.out}}}}, false, *x, *filter, *sizes,  \
                                      terms, workspace, 0, nullptr);                             \
   }
 ENTRY(convolution_64, 64)

@@ -47,7 +47,7 @@ template <class T, bool kFreeMajorA, bool kFreeMajorB, int kTileRows>
 int run(const Arguments& of) {
   memset(emulated_shared, 0xff, sizeof(emulated_shared));
   return fw::half_product<T, kFreeMajorA, kFreeMajorB, kTileRows>(
-      fw::Pointwise<Added>{{(float*)of.addend, (float*)of.out, of.p, of.vectors ? 4 : 1}},
+      Ends<Added>{{{{(float*)of.addend, (float*)of.out, of.p, of.vectors ? 4 : 1}}}},
       of.vectors,
       fw::HalfOperand<T>{(T*)of.a, of.row_a, of.batch_a, (float*)of.inverse_a},
       fw::HalfOperand<T>{(T*)of.b, of.row_b, of.batch_b, (float*)of.inverse_b},

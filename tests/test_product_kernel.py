@@ -32,14 +32,14 @@ struct Plain {
     }
   }
 };
-using End = fw::Pointwise<Plain>;
+using End = Ends<Plain>;
 }  // namespace
 #define ENTRY(name, rows, free_major, contracted_rows)                                          \
   extern "C" int name(void* a, void* hi, void* lo, void* inverse, void* out, int64_t free,        \
                       int64_t deep, int64_t layer, int64_t row_stride, int64_t p, int64_t q,      \
                       int64_t r, int64_t batches, int64_t terms, int64_t vectors) {               \
     return fw::product<rows, free_major, contracted_rows>(                                        \
-        End{{(float*)out, p}}, vectors, fw::RawOperand{(float*)a, free, deep, layer},             \
+        End{{{{(float*)out, p}}}}, vectors, fw::RawOperand{(float*)a, free, deep, layer},         \
         {(fw::half*)hi, (fw::half*)lo, (float*)inverse, row_stride}, {p, q, r, batches}, terms,   \
         0, nullptr);                                                                              \
   }

@@ -38,14 +38,14 @@ struct Plain {
     }
   }
 };
-using End = fw::Pointwise<Plain>;
+using End = Ends<Plain>;
 }  // namespace
 #define ENTRY(terms, channels)                                                                  \
   extern "C" int window_##terms##_##channels(                                                   \
       const fw::WindowInput* x, const fw::WindowWeights* w, const fw::WindowShape* shape,       \
       float* out, int vectors) {                                                                \
     memset(emulated_shared, 0xff, sizeof(emulated_shared));  /* NaN */                          \
-    return fw::window<terms, channels>(End{{out, shape->x.out, vectors ? 4 : 1}}, vectors, *x,  \
+    return fw::window<terms, channels>(End{{{{out, shape->x.out, vectors ? 4 : 1}}}}, vectors, *x,\
                                        *w, *shape, 0, nullptr);                                 \
   }
 ENTRY(1, 32)

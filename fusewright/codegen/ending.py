@@ -1,7 +1,8 @@
 """What products and windows share in C++: the functor of their epilogue, and their entry.
 
-The functor is that of a loop over rows and columns, pointwise or with one sweep that reduces; the
-product itself is given lane by lane (`give`) before `visit`.
+The functor is that of a loop with one sweep, by columns, or by rows where it reduces them. What
+belongs to a column alone, such as a bias, is then computed once for all rows of a tile. The product
+itself is given lane by lane (`give`) before `visit`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from fusewright.codegen.source import Entry
 from fusewright.codegen.text import comment, identifier, unique_names
 from fusewright.ending import Reduces
 from fusewright.errors import CodegenError
-from fusewright.loop import Load, LoopKernel, Store
+from fusewright.ir import Dim
+from fusewright.loop import Index, Instruction, Load, LoopKernel, Store
 from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, lanes_fit
 from fusewright.sweep import sweeps
@@ -25,18 +27,15 @@ from fusewright.window import WindowKernel
 Ended = ProductKernel | WindowKernel
 
 VECTOR = 4  # columns
-KINDS = {Reduces.NOTHING: "pointwise", Reduces.DOWN: "column", Reduces.ACROSS: "row"}
-_ENDS = {Reduces.NOTHING: "Pointwise", Reduces.DOWN: "Down", Reduces.ACROSS: "Across"}
 
 
 def ending_form(kernel: Ended) -> Form:
-    """The epilogue as the printers take it, its axes as they are: the last outer one, or the only
-    one that is reduced across, is the columns."""
+    """The epilogue as the printers take it, with the columns as its only outer or inner axis."""
     identifier(kernel.name)
     dtypes = value_dtypes(kernel.epilogue)
-    across = kernel.reduces is Reduces.ACROSS
-    axes = kernel.epilogue.inner if across else kernel.epilogue.outer
-    if not axes or axes[-1].size != kernel.columns:
+    whole = kernel.epilogue if kernel.epilogue.inner else _by_columns(kernel.epilogue)
+    axes = whole.inner if kernel.reduces is Reduces.ACROSS else whole.outer
+    if [axis.size for axis in axes] != [kernel.columns]:
         raise CodegenError(f"kernel {kernel.name}: the epilogue does not run over the result")
     read = {
         item.access.buffer
@@ -48,7 +47,7 @@ def ending_form(kernel: Ended) -> Form:
     )
     symbols = unique_names(kernel.symbols)
     pointers = unique_names((f"{each.name}_ptr" for each in kernel.arguments), symbols.values())
-    epilogue = replace(kernel.epilogue, name=kernel.name, arguments=arguments)
+    epilogue = replace(whole, name=kernel.name, arguments=arguments)
     return Form(
         epilogue,
         _schedule(kernel, epilogue),
@@ -63,12 +62,30 @@ def ending_form(kernel: Ended) -> Form:
     )
 
 
+def _by_columns(kernel: LoopKernel) -> LoopKernel:
+    """A pointwise kernel as a sweep down the columns, its last axis."""
+
+    def turned(strides: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        return (strides[-1], *strides[:-1])
+
+    body: list[Instruction] = []
+    for item in kernel.body:
+        if isinstance(item, Load | Store):
+            access = replace(item.access, strides=turned(item.access.strides))
+            body.append(replace(item, access=access))
+        elif isinstance(item, Index):
+            body.append(replace(item, steps=turned(item.steps)))
+        else:
+            body.append(item)
+    return replace(kernel, outer=kernel.outer[-1:], inner=kernel.outer[:-1], body=tuple(body))
+
+
 def _schedule(kernel: Ended, epilogue: LoopKernel) -> Schedule:
     """Lanes are the columns that a thread takes at once, if pointers are aligned; every tile is a
     split of its own."""
-    kind = KINDS[kernel.reduces]
+    kind = "row" if kernel.reduces is Reduces.ACROSS else "column"
     lanes = VECTOR if lanes_fit(_in_memory(kernel, epilogue), kind, VECTOR) else 1
-    return Schedule(kind, lanes=lanes, splits=1 if kind == "pointwise" else 2)
+    return Schedule(kind, lanes=lanes, splits=2)
 
 
 def _in_memory(kernel: Ended, epilogue: LoopKernel) -> LoopKernel:
@@ -77,7 +94,7 @@ def _in_memory(kernel: Ended, epilogue: LoopKernel) -> LoopKernel:
     kept = [
         Load(f"access_{at}", item.dtype, item.access)
         for at, item in enumerate(accesses)
-        if item != kernel.given
+        if not (isinstance(item, Load) and item.name == kernel.product)
     ]
     return replace(epilogue, body=tuple(kept))
 
@@ -108,11 +125,11 @@ def ending_lines(kernel: Ended, entry: Entry, form: Form, title: str, body: list
     ]
 
 
-def end_text(kernel: Ended, form: Form) -> str:
+def end_text(form: Form) -> str:
     """What the elements end in: the functor, bound to the entry's arguments."""
     index = "int" if narrow_text(form) == "true" else "int64_t"
-    kind, body = f"fw::{_ENDS[kernel.reduces]}<{kernel.name}_body<{index}>>", bound(form, index)
-    return f"{kind}{{{{{body}, workspace}}}}" if kernel.epilogue.inner else f"{kind}{{{body}}}"
+    kind = "ByRow" if form.is_row else "ByColumn"
+    return f"fw::{kind}<{form.kernel.name}_body<{index}>>{{{{{bound(form, index)}, workspace}}}}"
 
 
 def pointer_text(form: Form, kind: str, name: str) -> str:

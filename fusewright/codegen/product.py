@@ -64,7 +64,7 @@ def _split_body(
     return [
         f"const fw::RawOperand a{{{', '.join(raw)}}};",
         f"const fw::SplitOperand b{{{', '.join(split)}}};",
-        f"const auto end = {end_text(kernel, form)};",
+        f"const auto end = {end_text(form)};",
         f"return fw::product<{template}>(end, vectors, a, b, extents, terms, where, stream);",
     ]
 
@@ -82,7 +82,7 @@ def _half_body(
     flags = [_flag(a.free_major), _flag(b.free_major)]
     template = ", ".join([kind, *flags, str(schedule.tile_rows)])
     call = f"fw::half_product<{template}>(end, vectors, a, b, extents, where, stream)"
-    return [*lines, f"const auto end = {end_text(kernel, form)};", f"return {call};"]
+    return [*lines, f"const auto end = {end_text(form)};", f"return {call};"]
 
 
 def _flag(value: bool) -> str:

@@ -40,7 +40,7 @@ def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> 
         f"const fw::WindowInput source{{{', '.join(images)}}};",
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
         f"const fw::ConvolutionSizes sizes{{{', '.join(sizes)}}};",
-        f"const auto end = {end_text(kernel, form)};",
+        f"const auto end = {end_text(form)};",
         f"return fw::convolution<{schedule.tile_channels}>(end, vectors, source, filter, sizes, "
         f"{'3' if _stays_float32(kernel) else 'terms'}, workspace, where, stream);",
     ]

@@ -1,49 +1,23 @@
 // What the elements of a product end in: a functor of the generated code, and how its results leave
 // a tile.
-//   Pointwise  the functor stores what belongs to an element; that is all
-//   Down       it also reduces each column, over a tile's rows
-//   Across     it also reduces each row, over kAcrossColumns of its columns
-// A reduction leaves the parts of tiles in a workspace; `join` adds them up in their order.
+//   ByColumn  a thread stays with some columns: what belongs to a column alone is known before the
+//             first row, and a reduction down the columns runs from row to row
+//   ByRow     threads meet in each row, to reduce it
+// Reductions leave their parts in a workspace, a line for each tile that they cross; `join` adds the
+// lines up in their order.
 #pragma once
 
 #include "groups.cuh"
 
 namespace fw {
 
-constexpr int kAcrossColumns = 32;  // at least: no more parts than that has the workspace room for
+template <class Body, int V>
+using Sums = decltype(std::declval<Body>().template accumulators<V>(Phase<0>{}));
 
-template <class Body>
-struct Pointwise {
-  static constexpr bool kDown = false, kAcross = false;
-  template <int V>
-  using Elem = typename Body::template Elem<V>;
-  template <int V>
-  struct Column {};
-
-  Body body;
-
-  template <int V>
-  __device__ __forceinline__ void begin(Column<V>&, int) const {}
-  template <int V>
-  __device__ __forceinline__ void load(Elem<V>& elem, const Column<V>&, int row, int column) const {
-    body.load(elem, row, column);
-  }
-  template <int V>
-  __device__ __forceinline__ void give(Elem<V>& elem, int v, float x) const {
-    body.give(elem, v, x);
-  }
-  template <int V>
-  __device__ __forceinline__ void visit(const Elem<V>& elem, Column<V>&, int row, int column) const {
-    body.visit(elem, row, column, V);
-  }
-  void join(int, void*) const {}
-};
-
-// What the two kinds of reduction share: partial results, of which each tile writes a line.
 template <class Body>
 struct Parts {
   using Index = decltype(std::declval<Body>().outer_extent());
-  using Part = decltype(std::declval<Body>().template accumulators<1>(Phase<0>{}));
+  using Part = Sums<Body, 1>;
   static_assert(sizeof(Part) <= Body::kPartBytes, "the workspace was sized for less");
 
   Body body;
@@ -66,15 +40,15 @@ struct Parts {
 };
 
 template <class Body>
-struct Down : Parts<Body> {
-  static constexpr bool kDown = true, kAcross = false;
+struct ByColumn : Parts<Body> {
+  static constexpr bool kByRow = false, kReduces = !Sums<Body, 1>::kEmpty;
   using Index = typename Parts<Body>::Index;
   template <int V>
   using Elem = typename Body::template Elem<V>;
   template <int V>
   struct Column {
     typename Body::template Row<V> row;
-    decltype(std::declval<Body>().template accumulators<V>(Phase<0>{})) acc;
+    Sums<Body, V> acc;
   };
 
   template <int V>
@@ -90,7 +64,7 @@ struct Down : Parts<Body> {
     this->body.give(elem, v, x);
   }
   template <int V>
-  __device__ __forceinline__ void visit(const Elem<V>& elem, Column<V>& down, int row, int) const {
+  __device__ __forceinline__ void visit(const Elem<V>& elem, Column<V>& down, int row) const {
     this->body.visit(Phase<0>{}, elem, down.row, down.acc, Index(row), Index(0), V);
   }
   template <int V>
@@ -98,12 +72,21 @@ struct Down : Parts<Body> {
 #pragma unroll
     for (int v = 0; v < V; ++v) this->put(line, column + v, down.acc.lane(v));
   }
-  void join(int lines, void* stream) const { this->template join_lines<1>(lines, stream); }
+  void join(int lines, void* stream) const {
+    if constexpr (kReduces) {
+      // Columns are many and lines few, or threads had better share the lines.
+      if (lines <= 64) {
+        this->template join_lines<1>(lines, stream);
+      } else {
+        this->template join_lines<32>(lines, stream);
+      }
+    }
+  }
 };
 
 template <class Body>
-struct Across : Parts<Body> {
-  static constexpr bool kDown = false, kAcross = true;
+struct ByRow : Parts<Body> {
+  static constexpr bool kByRow = true, kReduces = true;
   using Index = typename Parts<Body>::Index;
   template <int V>
   struct Elem {
@@ -128,7 +111,7 @@ struct Across : Parts<Body> {
   template <int kThreads, int V>
   __device__ __forceinline__ void visit_row(const Elem<V>& at, bool inside, int row, int column,
                                             int line) const {
-    auto acc = this->body.template accumulators<V>(Phase<0>{});
+    Sums<Body, V> acc = this->body.template accumulators<V>(Phase<0>{});
     if (inside) this->body.visit(Phase<0>{}, at.elem, at.row, acc, Index(0), Index(column), V);
     const auto total = warp_total<kThreads>(folded(acc, V));
     if (inside && threadIdx.x % kThreads == 0) this->put(line, row, total);

@@ -26,6 +26,7 @@ template <int V>
 struct FinishShape {
   static constexpr int kAcross = 64 / V;
   static constexpr int kThreads = kAcross < 32 ? kAcross : 32;  // of a warp, in one row
+  static constexpr int kRowPart = kThreads * V;                 // the columns they have together
   static constexpr int kStep = 128 / kAcross;                   // rows between two of a thread's
   static constexpr int kTogether = V == 1 ? 8 : 32 / kStep;  // rows whose loads travel together
 };
@@ -79,12 +80,12 @@ __device__ __forceinline__ void finish_rows(const float (*finished)[kFinishStrid
     const int row = first + k * kStep;
 #pragma unroll
     for (int v = 0; v < V; ++v) end.give(elem[k], v, x[k].lanes[v]);
-    if constexpr (End::kAcross) {
+    if constexpr (End::kByRow) {
       constexpr int kThreads = FinishShape<V>::kThreads;
       end.template visit_row<kThreads>(elem[k], inside(k), result.row(place, q + row), place.column,
-                                       p / (kThreads * V));
+                                       p / FinishShape<V>::kRowPart);
     } else {
-      if (inside(k)) end.visit(elem[k], down, result.row(place, q + row), place.column);
+      if (inside(k)) end.visit(elem[k], down, result.row(place, q + row));
     }
   }
 }
@@ -98,13 +99,13 @@ __device__ __forceinline__ void finish_turn(const float (*finished)[kFinishStrid
   using Shape = FinishShape<V>;
   constexpr int kReach = Shape::kStep * (Shape::kTogether - 1);
   const int part = threadIdx.x % Shape::kAcross * V;
-  if (!End::kAcross && !place.inside) return;
+  if (!End::kByRow && !place.inside) return;
   // Threads that meet in a row go the same way.
-  const bool whole = End::kAcross && rows == kFinishRows && __all_sync(~0u, place.inside);
+  const bool whole = End::kByRow && rows == kFinishRows && __all_sync(~0u, place.inside);
 #pragma unroll 1
   for (int row = threadIdx.x % 128 / Shape::kAcross; row < kFinishRows;
        row += Shape::kStep * Shape::kTogether) {
-    if (End::kAcross ? whole : row + kReach < rows) {
+    if (End::kByRow ? whole : row + kReach < rows) {
       finish_rows<V, true>(finished, part, row, rows, p + part, q, place, end, down, result);
     } else {
       finish_rows<V, false>(finished, part, row, rows, p + part, q, place, end, down, result);
@@ -169,7 +170,9 @@ __device__ __forceinline__ void finish_turns(const float (&total)[kSums], int co
     finish_turn<V>(finished, rows, p, q, place, end, down, result);
     meet(barrier, 128);
   }
-  if constexpr (End::kDown) leave_columns<V>(finished, barrier, result.line, place, end, down);
+  if constexpr (End::kReduces && !End::kByRow) {
+    leave_columns<V>(finished, barrier, result.line, place, end, down);
+  }
 }
 
 // `column` is where among them a thread holds its first sum, q the tile's first row; sum i is of

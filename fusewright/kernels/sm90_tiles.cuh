@@ -39,13 +39,14 @@ struct ProductSizes {
 // How many parts a reduction of the result is left in.
 template <class End>
 int lines_of(const ProductSizes& sizes) {
-  const int across = sizes.vectors ? 64 : 32;
-  return End::kDown ? sizes.batches * sizes.tiles_q : (sizes.columns + across - 1) / across;
+  const int across = sizes.vectors ? FinishShape<4>::kRowPart : FinishShape<1>::kRowPart;
+  return End::kByRow ? (sizes.columns + across - 1) / across : sizes.batches * sizes.tiles_q;
 }
 
 // A result without elements may still be reduced.
 template <class End>
 int end_nothing(const End& end, int device, void* stream) {
+  if (!End::kReduces) return 0;
   const OnDevice here(device);
   end.join(0, stream);
   return static_cast<int>(cudaGetLastError());

@@ -181,6 +181,15 @@ class _Assembly:
             self.known[place] = self._compute(name, index)
         return self.known[place]
 
+    def _read(self, name: str, index: Index) -> str:
+        """The value for another of this kernel. One that may be stored is read as it would be from
+        memory: backward, which computes with the stored one, must come to the same."""
+        value = self.value(name, index)
+        while self._is_followed(name):
+            ((name, index),) = self.reads[name, index]
+        stored = name in self.homes and self._is_applied(name)
+        return self._rounded(value) if stored else value
+
     def _compute(self, name: str, index: Index) -> str:
         if self._is_followed(name):
             ((source, inner),) = self.reads[name, index]
@@ -210,7 +219,7 @@ class _Assembly:
         node = self.values.reduction_of(name)
         assert node is not None
         ((source, inner),) = self.reads[name, index]
-        operand = self.value(source, inner)
+        operand = self._read(source, inner)
         dtype = self.values.spec(source).dtype
         kind = node.op.removeprefix("reduce_")
         if kind != "welford":
@@ -240,7 +249,7 @@ class _Assembly:
         return self._emit(result)
 
     def _rounded(self, name: str) -> str:
-        """A half-precision operand of a comparison, as it would be in memory.
+        """A half-precision value, as it would be in memory.
 
         Registers hold more digits than the stored value that backward compares with: without
         this, amax(x) would equal no x.
@@ -262,7 +271,7 @@ class _Assembly:
         operands = []
         for position, arg in enumerate(node.args):
             if isinstance(arg, Ref):
-                operands.append(self.value(*next(places)))
+                operands.append(self._read(*next(places)))
             else:
                 kind = "bool" if node.op == "where" and position == 0 else dtype
                 operands.append(self._constant(arg, _number_dtype(node, kind), "c"))

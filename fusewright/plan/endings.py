@@ -15,7 +15,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fusewright.ir import ITEM_BYTES, ONE, Dim, Node, contiguous_strides, product
-from fusewright.loop import Access, Argument, Axis, Load, LoopKernel, Store
+from fusewright.loop import (
+    Access,
+    Apply,
+    Argument,
+    Axis,
+    Instruction,
+    Load,
+    LoopKernel,
+    Reduce,
+    Store,
+)
 from fusewright.plan.assemble import assemble, kernel_of
 from fusewright.plan.cost import ended_bytes, ended_operations
 from fusewright.plan.frames import NotFusibleError
@@ -25,7 +35,7 @@ from fusewright.plan.products import product_kernel
 from fusewright.plan.steps import Ended, Product, Window
 from fusewright.plan.values import Values, is_pointwise
 from fusewright.plan.windows import window_kernel
-from fusewright.product import ProductKernel
+from fusewright.product import HALVES, ProductKernel
 from fusewright.rewrite.products import PRODUCT
 from fusewright.rewrite.windows import WINDOW
 from fusewright.window import WindowKernel
@@ -140,8 +150,8 @@ def _own_strides(kernel: LoopKernel, columns: Dim, elements: Dim) -> Iterator[tu
     """The strides of a result along the kernel's axes, for each order in which it may have them:
     columns are its last outer axis, or the only one that it reduces."""
     outer, inner = (tuple(axis.size for axis in axes) for axes in (kernel.outer, kernel.inner))
-    if product((*outer, *inner)) != elements:
-        return
+    if product((*outer, *inner)) != elements or len((*outer, *inner)) < 2 or not outer:
+        return  # a single row is no business of tiles
     if outer[-1:] == (columns,) and (not inner or len(outer) == 1):
         *rest, column = contiguous_strides((*inner, *outer))
         yield (*rest, column) if not inner else (column, *rest)
@@ -204,10 +214,31 @@ def _copied(values: Values, name: str) -> LoopKernel:
 
 
 def _also_stored(epilogue: LoopKernel, name: str) -> LoopKernel:
+    """With the product itself as an output; the rest then computes with it as it is in memory."""
     load = _given(epilogue, name)
+    at = epilogue.body.index(load) + 1
+    held, body = load.name, epilogue.body
+    if load.dtype in HALVES:
+        held = f"{load.name}_rounded"
+        rounded = Apply(held, load.dtype, "cast", (load.name,))
+        later = (_reading(item, load.name, held) for item in body[at:])
+        body = (*body[:at], rounded, *later)
     arguments = [each for each in epilogue.arguments if each.name != name]
     return replace(
         epilogue,
         arguments=(*arguments, Argument(name, load.dtype, True)),
-        body=(*epilogue.body, Store(load.name, load.dtype, load.access)),
+        body=(*body, Store(held, load.dtype, load.access)),
     )
+
+
+def _reading(item: Instruction, old: str, new: str) -> Instruction:
+    """The same instruction with another name for what it reads."""
+    match item:
+        case Apply():
+            operands = tuple(new if each == old else each for each in item.operands)
+            return replace(item, operands=operands)
+        case Reduce() if item.operand == old:
+            return replace(item, operand=new)
+        case Store() if item.value == old:
+            return replace(item, value=new)
+    return item
