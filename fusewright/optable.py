@@ -17,7 +17,8 @@ class ScalarOp:
 
     `header` is the file of `kernels/` that defines the function. Where `near` holds, the host's
     function on floats comes twice: a branch-free one for usual arguments, which `NAME(Near{}, …)`
-    names and `NAME_far` tests for, and one for all.
+    names and `NAME_far` tests for, and one for all. For the types in `run`, the host's `NAME_run`
+    takes a run of lanes at once and gives the bits that `NAME` gives.
     """
 
     name: str
@@ -26,6 +27,7 @@ class ScalarOp:
     cost: int = 1
     header: str = "math.hpp"
     near: bool = False
+    run: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,12 @@ def _near(ops: tuple[ScalarOp, ...]) -> tuple[ScalarOp, ...]:
     return tuple(replace(op, near=True) for op in ops)
 
 
+def _run(ops: tuple[ScalarOp, ...], *dtypes: str) -> tuple[ScalarOp, ...]:
+    return tuple(replace(op, run=dtypes) for op in ops)
+
+
 _TRANSCENDENTAL = "transcendental.hpp"
+_LOGARITHM = "logarithm.hpp"
 _TRIGONOMETRIC = "trigonometric.hpp"
 _HYPERBOLIC = "hyperbolic.hpp"
 _SPECIAL = "special.hpp"
@@ -73,13 +80,21 @@ _ALL_OPS: tuple[ScalarOp, ...] = (
     *_ops("where", 3),
     *_ops("cast", 1),
     *_libm("sqrt rsqrt reciprocal", 1, 4, _TRANSCENDENTAL),
-    *_libm("exp exp2 expm1 log log2 log10 log1p sigmoid tanh", 1, 12, _TRANSCENDENTAL),
-    *_libm("erf", 1, 20, _TRANSCENDENTAL),
-    *_near(_libm("sin cos tan", 1, 20, _TRIGONOMETRIC)),
+    *_run(_libm("exp", 1, 12, _TRANSCENDENTAL), "float32", "float64"),
+    *_libm("exp2 expm1 sigmoid", 1, 12, _TRANSCENDENTAL),
+    *_run(_libm("log", 1, 12, _LOGARITHM), "float32", "float64"),
+    *_run(_libm("log2 log10", 1, 12, _LOGARITHM), "float32"),
+    *_libm("log1p", 1, 12, _LOGARITHM),
+    *_run(_libm("tanh", 1, 12, "tanh.hpp"), "float32"),
+    *_run(_libm("erf", 1, 20, "erf.hpp"), "float32", "float64"),
+    *_run(_near(_libm("sin cos", 1, 20, _TRIGONOMETRIC)), "float64"),
+    *_near(_libm("tan", 1, 20, _TRIGONOMETRIC)),
     *_libm("asin acos atan", 1, 20, _TRIGONOMETRIC),
     *_libm("atan2 hypot", 2, 20, _TRIGONOMETRIC),
-    *_libm("sinh cosh asinh acosh atanh erfc lgamma", 1, 20, _HYPERBOLIC),
-    *_libm("erfinv digamma", 1, 40, _SPECIAL),
+    *_libm("sinh cosh asinh acosh atanh lgamma", 1, 20, _HYPERBOLIC),
+    *_run(_libm("erfc", 1, 20, "erfc.hpp"), "float32", "float64"),
+    *_run(_libm("erfinv", 1, 40, "erfinv.hpp"), "float32", "float64"),
+    *_libm("digamma", 1, 40, _SPECIAL),
     *_libm("finite_magnitude half_scale", 1, 2, _HALVES),
 )
 

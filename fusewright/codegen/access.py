@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusewright.codegen.form import Form, offset_text
-from fusewright.codegen.lanes import Computed
+from fusewright.codegen.lanes import Computed, function_lines
 from fusewright.ir import ONE, ZERO, Dim
 from fusewright.loop import Access, Apply, Load, Store
 from fusewright.optable import REGISTER_TYPES, SCALAR_OPS, STORAGE_TYPES
@@ -29,6 +29,31 @@ def is_strided(form: Form) -> bool:
     return len(form.kernel.outer) > 1 and far
 
 
+def turned_loads(form: Form) -> list[Load]:
+    """Loads far apart along the lanes, but side by side along the axis before: the host's tiles
+    turn them."""
+    if form.language != "host" or form.schedule.kind != "pointwise" or not is_strided(form):
+        return []
+    beside = len(form.kernel.outer) - 2
+    return [
+        item
+        for item in form.kernel.body
+        if isinstance(item, Load)
+        and item.access.strides[beside] == ONE
+        and lane_stride(form, item.access, True) not in (ZERO, ONE)
+    ]
+
+
+def turn_lines(form: Form) -> list[str]:
+    """Brings what lies across the lanes of some rows into memory where it lies along them."""
+    lines = [
+        f"fw::turn(elem, &Elem<V>::{form.names[item.name]}, rows, n, "
+        f"memory + {at} * fw::kTurnedBytes);"
+        for at, item in enumerate(turned_loads(form))
+    ]
+    return function_lines("int V", "turn(Elem<V>* elem, int rows, int n, char* memory)", lines)
+
+
 def lane_stride(form: Form, access: Access, element: bool) -> Dim:
     """The stride from one lane to the next; one for a row value of a row schedule has one lane."""
     if form.is_row and not element:
@@ -42,6 +67,7 @@ def holder(form: Form, item: Load, element: bool, lanes: str) -> str:
         return f"fw::Given<{REGISTER_TYPES[item.dtype]}, {lanes}>"
     stride = lane_stride(form, item.access, element)
     kind = "Same" if stride == ZERO else "Unit" if stride == ONE else "Strided"
+    kind = "Turned" if item in turned_loads(form) else kind
     return f"fw::{kind}<{STORAGE_TYPES[item.dtype]}, {lanes}>"
 
 
@@ -117,6 +143,28 @@ def widened(form: Form, items: Iterable[Computed]) -> list[str]:
             lines.append(f"float {name}_wide[fw::kLongestRun];")
             lines.append(f"elem.{name}.widen({name}_wide, n);")
     return lines
+
+
+def loaded_places(form: Form, items: Iterable[Computed]) -> dict[str, str]:
+    """Where the lanes of loaded values lie side by side in the type of registers."""
+    return {
+        item.name: f"elem.{form.names[item.name]}.from"
+        for item in items
+        if isinstance(item, Load) and _is_plain(form, item)
+    }
+
+
+def stored_places(form: Form, stores: Iterable[Store]) -> dict[str, str]:
+    """Where the lanes of stored values come to lie so."""
+    return {
+        store.value: f"out_{at}.to" for at, store in enumerate(stores) if _is_plain(form, store)
+    }
+
+
+def _is_plain(form: Form, item: Load | Store) -> bool:
+    plain = STORAGE_TYPES[item.dtype] == REGISTER_TYPES[item.dtype]
+    beside = lane_stride(form, item.access, True) == ONE
+    return plain and beside and form.language == "host" and item not in form.tiles
 
 
 def element(form: Form, item: Computed, wide: bool) -> str:

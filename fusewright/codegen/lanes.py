@@ -47,9 +47,22 @@ def computed(form: Form, item: Computed, held: str, at: list[str], near: bool = 
     return f"const {form.register(item.name)} {form.names[item.name]} = {right};"
 
 
+def is_staged(form: Form, items: Iterable[Computed]) -> bool:
+    """Whether a run of lanes takes more than one loop."""
+    applied = [item for item in items if isinstance(item, Apply)]
+    return any(_has_near(form, item) or has_run(form, item) for item in applied)
+
+
 def _has_near(form: Form, item: Apply) -> bool:
     floating = form.register(item.name) in ("float", "double")
-    return form.language == "host" and SCALAR_OPS[item.op].near and floating
+    near = SCALAR_OPS[item.op].near and floating
+    return form.language == "host" and near and not has_run(form, item)
+
+
+def has_run(form: Form, item: Apply) -> bool:
+    """Whether the function takes a run of lanes at once."""
+    dtype = {"float": "float32", "double": "float64"}.get(form.register(item.name))
+    return form.language == "host" and dtype in SCALAR_OPS[item.op].run
 
 
 def guarded_loops(
@@ -114,9 +127,13 @@ def register_bytes(form: Form, name: str) -> int:
 
 def used(heads: list[str], lines: Iterable[str]) -> list[str]:
     """Those of `const I x = …;` that the lines mention."""
-    text = " ".join(lines)
-    words = set(text.replace(".", " . ").translate(_SPLIT).split())
-    return [head for head in heads if head.split()[2] in words]
+    spoken = words(lines)
+    return [head for head in heads if head.split()[2] in spoken]
+
+
+def words(lines: Iterable[str]) -> set[str]:
+    """The names that the lines mention."""
+    return set(" ".join(lines).replace(".", " . ").translate(_SPLIT).split())
 
 
 _SPLIT = str.maketrans(dict.fromkeys("()[]{}+-*/%,;<>=:", " "))

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "accumulators.hpp"
+#include "turned.hpp"
 
 #include <algorithm>
 #include <vector>
@@ -15,7 +16,6 @@ namespace fw {
 
 constexpr int64_t kGrain = 32768;  // elements below which threads cost more than they bring
 constexpr int kLongestRun = 1024;
-constexpr int kTile = 64;
 
 // Half floats to floats and back, n at once: the instructions where there are some, which g++ 12
 // does not use of its own accord.
@@ -96,6 +96,10 @@ struct Same {
   FW_FN T operator[](int) const { return one; }
 };
 template <class T, int V>
+struct Turned : TurnedLanes<T> {
+  FW_FN void widen(float* to, int n) const { fw::widen(this->from, to, n); }
+};
+template <class T, int V>
 struct Strided {
   const T* from;
   int64_t stride;
@@ -159,14 +163,14 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 template <class Body>
 void pointwise_runs(const Body& body, int64_t first, int64_t last) {
   const int64_t lanes = body.lane_extent();
-  const int64_t runs = ceil_div(lanes, kLongestRun);
-  int64_t q = first / runs, l = first % runs * kLongestRun;
+  const int64_t runs = ceil_div(lanes, Body::kRun);
+  int64_t q = first / runs, l = first % runs * Body::kRun;
   for (int64_t run = first; run < last; ++run) {
-    const int n = static_cast<int>(std::min<int64_t>(lanes - l, kLongestRun));
+    const int n = static_cast<int>(std::min<int64_t>(lanes - l, Body::kRun));
     typename Body::template Elem<1> elem;
     body.load(elem, q, l);
     body.visit(elem, q, l, n);
-    l += kLongestRun;
+    l += Body::kRun;
     if (l >= lanes) ++q, l = 0;
   }
 }
@@ -178,10 +182,14 @@ void pointwise_tile(const Body& body, int64_t tile) {
   const int64_t l = tile % across * kTile, first = tile / across * kTile;
   const int64_t last = std::min<int64_t>(body.rest_extent(), first + kTile);
   const int n = static_cast<int>(std::min<int64_t>(lanes - l, kTile));
-  for (int64_t q = first; q < last; ++q) {
-    typename Body::template Elem<1> elem;
-    body.load(elem, q, l);
-    body.visit(elem, q, l, n);
+  constexpr int kRows = Body::kTurned > 0 ? kTurnedRows : 1;
+  alignas(64) char memory[Body::kTurned * kTurnedBytes + 1];
+  for (int64_t q = first; q < last; q += kRows) {
+    const int rows = static_cast<int>(std::min<int64_t>(last - q, kRows));
+    typename Body::template Elem<1> elem[kRows];
+    for (int j = 0; j < rows; ++j) body.load(elem[j], q + j, l);
+    if constexpr (Body::kTurned > 0) body.turn(elem, rows, n, memory);
+    for (int j = 0; j < rows; ++j) body.visit(elem[j], q + j, l, n);
   }
 }
 
@@ -193,7 +201,7 @@ int pointwise(const Body& body, int threads) {
     const int64_t tiles = ceil_div(lanes, kTile) * ceil_div(body.rest_extent(), kTile);
     parallel(tiles, work, threads, [&](int64_t tile) { pointwise_tile(body, tile); });
   } else {
-    const int64_t runs = body.rest_extent() * ceil_div(lanes, kLongestRun);
+    const int64_t runs = body.rest_extent() * ceil_div(lanes, Body::kRun);
     const int64_t share = std::max<int64_t>(1, runs * kGrain / work / 2);
     parallel(ceil_div(runs, share), work, threads, [&](int64_t task) {
       pointwise_runs(body, task * share, std::min(runs, (task + 1) * share));

@@ -1,6 +1,7 @@
-// Hyperbolic functions, their inverses and erfc, branch-free on the host; lgamma is libm's.
+// Hyperbolic functions and their inverses, branch-free on the host; lgamma is libm's.
 #pragma once
 
+#include "logarithm.hpp"
 #include "transcendental.hpp"
 
 namespace fw {
@@ -16,7 +17,6 @@ FW_LIBM1(cosh)
 FW_LIBM1(asinh)
 FW_LIBM1(acosh)
 FW_LIBM1(atanh)
-FW_LIBM1(erfc)
 #else
 
 // e^a / 2, which overflows no earlier than sinh and cosh do.
@@ -88,28 +88,6 @@ FW_FN float atanh(float x) {
 FW_FN double atanh(double x) {
   const double a = abs(x);
   return copysign(0.5 * log1p(2.0 * a / (1.0 - a)), x);
-}
-
-FW_FN double erfc(double x) { return ::erfc(x); }
-// e^(-a^2) * P((a - 3) / (a + 3)) / (a + 3), all in double, where the square is exact. In float it
-// erred by 4.5 ulp, eager by 0.9, though it took 3/4 of the time in cache. Beyond 10.2 it is 0.
-FW_FN float erfc(float x) {
-  const double a = cut_above(abs(x), 10.2f);
-  const double q = 1.0 / (a + 3.0);
-  const double t = mad(q, -6.0, 1.0);
-  const double p =
-      horner(t, -0.00032505654004745836, -0.00048262523352276507, 0.0030804699051863098,
-             -0.0012267084863854443, -0.02683994748564017, 0.11952911318465369, -0.310465989152689,
-             0.5902282959500229, -0.8833944871037801, 1.0740069077880188);
-  const double square = a * a;
-  const double rounder = mad(square, -1.4426950408889634, kRounder64);
-  const double r = mad(rounder - kRounder64, -0.6931471805599453, -square);
-  const double e = horner(r, 0.0013821038883179426, 0.00836867094039917, 0.04166826233267784,
-                          0.1666652113199234, 0.4999999403953552, 1.0, 1.0);
-  const double power = bits<double>(bits<uint64_t>(e) + (bits<uint64_t>(rounder) << 52));
-  const float y = static_cast<float>(power * (p * q));
-  const float both = x < 0.0f ? 2.0f - y : y;
-  return x == x ? both : x;
 }
 #endif  // __CUDACC__
 

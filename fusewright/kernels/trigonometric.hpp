@@ -31,8 +31,7 @@ struct Turn {
   Bits quarter;
 };
 
-template <class T>
-constexpr T kFarTurn = sizeof(T) == 4 ? T(1e5) : T(5e5);
+constexpr float kFarTurn = 1e5f;
 
 FW_FN Turn<double, uint64_t> turn(double x) {
   const double rounder = mad(x, 0.6366197723675814, kRounder64);
@@ -153,18 +152,80 @@ FW_FN double tan(Near, double x) {
 // Infinity and NaN are not far: either way gives NaN.
 template <class T>
 FW_FN bool turn_far(T x) {
-  return (abs(x) > kFarTurn<T>) & (abs(x) < std::numeric_limits<T>::infinity());
+  return (abs(x) > T(kFarTurn)) & (abs(x) < std::numeric_limits<T>::infinity());
 }
-#define FW_TURNING(NAME)                                                        \
-  template <class T>                                                            \
-  FW_FN bool NAME##_far(T x) {                                                  \
-    return turn_far(x);                                                         \
-  }                                                                             \
-  FW_FN float NAME(float x) { return turn_far(x) ? ::NAME##f(x) : NAME(Near{}, x); } \
-  FW_FN double NAME(double x) { return turn_far(x) ? ::NAME(x) : NAME(Near{}, x); }
-FW_TURNING(sin)
-FW_TURNING(cos)
-FW_TURNING(tan)
+#define FW_TURNING(NAME, TYPE, LIBM)                                        \
+  FW_FN bool NAME##_far(TYPE x) { return turn_far(x); }                     \
+  FW_FN TYPE NAME(TYPE x) { return turn_far(x) ? ::LIBM(x) : NAME(Near{}, x); }
+FW_TURNING(sin, float, sinf)
+FW_TURNING(cos, float, cosf)
+FW_TURNING(tan, float, tanf)
+FW_TURNING(tan, double, tan)
+
+#if defined(FW_VECTORS)
+// As the lanes' own sine and cosine above, one for the other after each quarter.
+FW_FN Doubles near_sine(Doubles x, uint64_t quarters) {
+  const Doubles rounder = mad(x, 0.6366197723675814, kRounder64);
+  const Doubles n = rounder - kRounder64;
+  const Doubles first = mad(n, -1.57079632673412561417e+00, x);
+  const Doubles r = mad(n, -6.07710050630396597660e-11, first);
+  const Doubles low =
+      mad(n, -2.02226624879595063154e-21, mad(n, -6.07710050630396597660e-11, first - r));
+  const Doubles s = r * r;
+  const Doubles odd = series(s, 1.58969099521155010221e-10, -2.50507602534068634195e-08,
+                             2.75573137070700676789e-06, -1.98412698298579493134e-04,
+                             8.33333333332248946124e-03, -1.66666666666666324348e-01);
+  const Doubles even = series(s, -1.13596475577881948265e-11, 2.08757232129817482790e-09,
+                              -2.75573143513906633035e-07, 2.48015872894767294178e-05,
+                              -1.38888888888741095749e-03, 4.16666666666666019037e-02);
+  const Doubles sine = r + mad(s * r, odd, low);
+  const Doubles whole = mad(s, -0.5, 1.0);
+  const Doubles lost = mad(s, -0.5, 1.0 - whole);
+  const Doubles cosine = whole + mad(s * s, even, mad(-r, low, lost));
+  const Longs turns = raw(rounder) + quarters;
+  const Doubles y = (turns & 1) != 0 ? cosine : sine;
+  return from_raw<Doubles>(raw(y) ^ ((turns & 2) << 62));
+}
+FW_FN bool any_far(Doubles x) {
+  constexpr int kBelow = 1, kAbove = 14;
+  const Doubles a = magnitude_of(x), far = all<Doubles>(kFarTurn);
+  const auto above = __builtin_ia32_cmppd512_mask(a, far, kAbove, -1, kAsRounded);
+  return __builtin_ia32_cmppd512_mask(a, all<Doubles>(kInf64), kBelow, above, kAsRounded) != 0;
+}
+FW_FN Doubles sin(Doubles x) {
+  Doubles y = near_sine(magnitude_of(x), 0);
+  y = from_raw<Doubles>(raw(y) ^ sign_of(x));
+  if (__builtin_expect(any_far(x), 0)) {
+    for (int v = 0; v < 8; ++v) y[v] = turn_far(x[v]) ? ::sin(x[v]) : y[v];
+  }
+  return y;
+}
+FW_FN Doubles cos(Doubles x) {
+  Doubles y = near_sine(x, 1);
+  if (__builtin_expect(any_far(x), 0)) {
+    for (int v = 0; v < 8; ++v) y[v] = turn_far(x[v]) ? ::cos(x[v]) : y[v];
+  }
+  return y;
+}
+FW_LANES_OF(sin, double, Doubles)
+FW_LANES_OF(cos, double, Doubles)
+#else
+FW_TURNING(sin, double, sin)
+FW_TURNING(cos, double, cos)
+#define FW_TURNING_RUN(NAME)                                                       \
+  FW_FN void NAME##_run(const double* from, double* to, int n) {                   \
+    int32_t far = 0;                                                               \
+    _Pragma("GCC ivdep") for (int v = 0; v < n; ++v) far |= turn_far(from[v]);     \
+    if (far != 0) {                                                                \
+      for (int v = 0; v < n; ++v) to[v] = NAME(from[v]);                           \
+      return;                                                                      \
+    }                                                                              \
+    _Pragma("GCC ivdep") for (int v = 0; v < n; ++v) to[v] = NAME(Near{}, from[v]); \
+  }
+FW_TURNING_RUN(sin)
+FW_TURNING_RUN(cos)
+#undef FW_TURNING_RUN
+#endif
 #undef FW_TURNING
 
 constexpr float kHalfPi = 1.57079637050628662109375f;

@@ -1,0 +1,231 @@
+"""Functions that take a run of lanes at once, and operands that tiles turn: against PyTorch."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import tests.loop_cases as cases
+from fusewright.codegen.render import render
+from fusewright.loop import Apply, Constant, Instruction, Load, LoopKernel, Reduce, Store
+from fusewright.optable import SCALAR_OPS
+from fusewright.schedule import Target, choose
+from tests.loop_cases import access, call, compile_source, kernel, row_major, run
+
+PORTABLE = ("-mno-avx512f",)  # where functions of lanes stand for those of vectors
+SIZES = [1, 7, 16, 127, 129, 1000, 5003]
+
+
+def flat(name: str, n: int, dtype: str, body: list[Instruction], outputs: int = 1) -> LoopKernel:
+    """A kernel over n elements of x whose last `outputs` values are y0, y1, …"""
+    made = [item.name for item in body if isinstance(item, Apply)][-outputs:]
+    stores = [Store(value, dtype, access(f"y{at}", 1)) for at, value in enumerate(made)]
+    results = {f"y{at}": dtype for at in range(outputs)}
+    load = Load("x", dtype, access("x", 1))
+    return kernel(name, [n], [], {"x": dtype}, results, [load, *body, *stores])
+
+
+def gelu(n: int, dtype: str) -> LoopKernel:
+    body = [
+        Constant("root", dtype, 0.5**0.5),
+        Constant("one", dtype, 1.0),
+        Constant("half", dtype, 0.5),
+        Apply("scaled", dtype, "mul", ("x", "root")),
+        Apply("error", dtype, "erf", ("scaled",)),
+        Apply("more", dtype, "add", ("error", "one")),
+        Apply("part", dtype, "mul", ("x", "half")),
+        Apply("y", dtype, "mul", ("more", "part")),
+    ]
+    return flat("gelu", n, dtype, body)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", SIZES)
+def test_one_function_between_two_loops(n: int, dtype: str) -> None:
+    x = torch.randn(n, dtype=getattr(torch, dtype)) * 2
+    y = torch.empty_like(x)
+    run(gelu(n, dtype), {"x": x, "y0": y})
+    exact = torch.nn.functional.gelu(x.double())
+    tolerance = 3e-7 if dtype == "float32" else 5e-16
+    torch.testing.assert_close(y.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+def chain(n: int) -> LoopKernel:
+    """What waits across stages, a function of a function, and a test of far arguments between."""
+    body = [
+        Apply("square", "float64", "mul", ("x", "x")),
+        Apply("power", "float64", "exp", ("x",)),
+        Apply("sum", "float64", "add", ("power", "square")),
+        Apply("low", "float64", "log", ("sum",)),
+        Apply("slope", "float64", "tan", ("low",)),
+        Apply("wave", "float64", "cos", ("low",)),
+        Apply("first", "float64", "mul", ("slope", "wave")),
+        Apply("second", "float64", "sub", ("square", "wave")),
+    ]
+    return flat("chain", n, "float64", body, outputs=2)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_values_wait_across_stages(n: int, in_place: bool) -> None:
+    x = torch.randn(n, dtype=torch.float64) * 3
+    low = torch.log(x.exp() + x * x)
+    exact = torch.sin(low), x * x - low.cos()
+    second = torch.empty_like(x)
+    first = x if in_place else torch.empty_like(x)
+    run(chain(n), {"x": x, "y0": first, "y1": second})
+    torch.testing.assert_close(first, exact[0], rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(second, exact[1], rtol=1e-13, atol=1e-14)
+
+
+def test_straight_from_memory_to_memory() -> None:
+    body = [Apply("y", "float64", "erfc", ("x",))]
+    loop = flat("straight", 1000, "float64", body)
+    assert "fw::erfc_run(elem.x.from, out_0.to, n);" in text(loop)
+    x = torch.randn(1000, dtype=torch.float64)
+    exact = torch.erfc(x)
+    run(loop, {"x": x, "y0": None})
+    run(loop, {"x": x, "y0": x})
+    torch.testing.assert_close(x, exact, rtol=2e-15, atol=0)
+
+
+def text(loop: LoopKernel) -> str:
+    return render([(loop, choose(loop, Target.host(), {}))], Target.host()).text
+
+
+@pytest.mark.parametrize("columns", [1, 63, 64, 200])
+def test_sums_of_a_function_and_of_what_lies_in_memory(columns: int) -> None:
+    body = [
+        Load("x", "float32", row_major("x", 5, columns)),
+        Apply("e", "float32", "erfc", ("x",)),
+        Reduce("plain", "float32", "sum", "x"),
+        Reduce("total", "float32", "sum", "e"),
+        Store("plain", "float32", access("y0", 1, 0)),
+        Store("total", "float32", access("y1", 1, 0)),
+    ]
+    results = {"y0": "float32", "y1": "float32"}
+    loop = kernel("sums", [5], [columns], {"x": "float32"}, results, body)
+    assert columns == 1 or "add_run(elem.x.from, n)" in text(loop)
+    x, plain, total = torch.randn(5, columns), torch.empty(5), torch.empty(5)
+    run(loop, {"x": x, "y0": plain, "y1": total})
+    torch.testing.assert_close(plain, x.double().sum(1).float(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(total, torch.erfc(x.double()).sum(1).float(), rtol=1e-6, atol=1e-6)
+
+
+RUNS = [(op, dtype) for op, each in SCALAR_OPS.items() for dtype in each.run]
+
+
+@pytest.mark.parametrize(("op", "dtype"), RUNS)
+def test_a_row_gets_the_bits_of_its_elements(op: str, dtype: str) -> None:
+    """Backward may compute for every element what forward computed once for a row."""
+    body = [
+        Load("r", dtype, access("r", 1, 0)),
+        Load("x", dtype, row_major("x", 40, 3)),
+        Reduce("total", dtype, "sum", "x"),
+        Apply("once", dtype, op, ("r",)),
+        Apply("all", dtype, "add", ("once", "total")),
+        Store("all", dtype, access("y", 1, 0)),
+    ]
+    loop = kernel("rows", [40], [3], {"r": dtype, "x": dtype}, {"y": dtype}, body)
+    kind = getattr(torch, dtype)
+    r = torch.rand(40, dtype=kind) * 0.9 + 0.05
+    y, each = torch.empty_like(r), torch.empty_like(r)
+    run(loop, {"r": r, "x": torch.zeros(40, 3, dtype=kind), "y": y})
+    run(flat("each", 40, dtype, [Apply("y", dtype, op, ("x",))]), {"x": r, "y0": each})
+    assert torch.equal(y, each)
+
+
+@pytest.mark.parametrize(("op", "dtype"), RUNS)
+def test_without_vectors(op: str, dtype: str) -> None:
+    loop = flat("portable", 1000, dtype, [Apply("y", dtype, op, ("x",))])
+    source = render([(loop, choose(loop, Target.host(), {}))], Target.host())
+    x = torch.rand(1000, dtype=getattr(torch, dtype)) * 0.9 + 0.05
+    y = torch.empty_like(x)
+    call(compile_source(source, PORTABLE), source, {"x": x, "y0": y}, {}, 1)
+    exact = getattr(torch, op)(x.double())
+    tolerance = 3e-7 if dtype == "float32" else 2e-15
+    torch.testing.assert_close(y.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+# Functions of lanes are made of fewer parts and err by more.
+UNITS = 1.2 if "avx512dq" in Path("/proc/cpuinfo").read_text() else 4.0
+DOMAINS = {"log": (0.0, 2.5), "erfinv": (-1.0, 1.0), "erfc": (-6.0, 26.0)}
+
+
+@pytest.mark.parametrize("op", [op for op, dtype in RUNS if dtype == "float64"])
+def test_errors_of_doubles(op: str) -> None:
+    mpmath = pytest.importorskip("mpmath")
+    least, most = DOMAINS.get(op, (-6.0, 6.0))
+    draws = torch.rand(300, dtype=torch.float64) * (most - least) + least
+    x = torch.cat([draws, draws * 2.0**-20]) if op != "erfc" else draws
+    y = torch.empty_like(x)
+    run(flat("one", x.numel(), "float64", [Apply("y", "float64", op, ("x",))]), {"x": x, "y0": y})
+    with mpmath.workprec(200):
+        for given, ours in zip(x.tolist(), y.tolist(), strict=True):
+            exact = getattr(mpmath, op)(mpmath.mpf(given))
+            unit = math.ulp(float(exact))
+            assert abs(exact - ours) <= UNITS * unit, (given, ours, float(abs(exact - ours) / unit))
+
+
+TURNED = [(1, 1), (16, 16), (15, 33), (64, 64), (65, 130), (200, 31)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "uint8"])
+@pytest.mark.parametrize(("rows", "columns"), TURNED)
+def test_turned_operand(rows: int, columns: int, dtype: str) -> None:
+    """y[b, i, j] = x[b, i, j] + z[b, j, i]."""
+    body = [
+        Load("x", dtype, row_major("x", 3, rows, columns)),
+        Load("z", dtype, access("z", rows * columns, 1, rows)),
+        Apply("y", dtype, "add", ("x", "z")),
+        Store("y", dtype, row_major("y", 3, rows, columns)),
+    ]
+    loop = kernel("turn", [3, rows, columns], [], {"x": dtype, "z": dtype}, {"y": dtype}, body)
+    kind = getattr(torch, dtype)
+    x = (torch.randn(3, rows, columns) * 40).abs().to(kind)
+    z = (torch.randn(3, columns, rows) * 40).abs().to(kind)
+    y = torch.empty_like(x)
+    for flags in ((), PORTABLE):
+        source = render([(loop, choose(loop, Target.host(), {}))], Target.host())
+        y.zero_()
+        call(compile_source(source, flags), source, {"x": x, "z": z, "y": y}, {}, 2)
+        assert torch.equal(y, x + z.transpose(1, 2))
+
+
+def test_turning_is_in_the_text() -> None:
+    body = [
+        Load("z", "float32", access("z", 1, 100)),
+        Apply("y", "float32", "exp", ("z",)),
+        Store("y", "float32", row_major("y", 100, 100)),
+    ]
+    loop = kernel("turned", [100, 100], [], {"z": "float32"}, {"y": "float32"}, body)
+    assert "fw::turn(elem, &Elem<V>::z, rows, n, memory + 0 * fw::kTurnedBytes);" in text(loop)
+    z, y = torch.randn(100, 100), torch.empty(100, 100)
+    cases.run(loop, {"z": z, "y": y})
+    torch.testing.assert_close(y, z.t().double().exp().float(), rtol=2e-7, atol=0)
+
+
+def test_exponentials_in_rows_and_alone() -> None:
+    """Powers from denormal numbers to infinity, beside NaN: a row's have the bits of lone ones."""
+    body = [
+        Load("x", "float32", row_major("x", 6, 100)),
+        Apply("e", "float32", "exp", ("x",)),
+        Reduce("total", "float32", "sum", "e"),
+        Store("e", "float32", row_major("e", 6, 100)),
+        Store("total", "float32", access("t", 1, 0)),
+    ]
+    results = {"e": "float32", "t": "float32"}
+    loop = kernel("powers", [6], [100], {"x": "float32"}, results, body)
+    x = torch.linspace(-87.2, 88.4, 600).reshape(6, 100)
+    for row, value in enumerate([-100.0, 89.0, float("nan"), float("inf"), -float("inf")]):
+        x[row, 7 * row] = value
+    powers, each = torch.empty_like(x), torch.empty(600)
+    run(loop, {"x": x, "e": powers, "t": torch.empty(6)})
+    single = flat("single", 600, "float32", [Apply("y", "float32", "exp", ("x",))])
+    run(single, {"x": x.flatten(), "y0": each})
+    assert torch.equal(powers.flatten().nan_to_num(7), each.nan_to_num(7))
+    exact = torch.exp(x.double()).float()
+    torch.testing.assert_close(powers, exact, rtol=2e-7, atol=2e-45, equal_nan=True)
