@@ -19,15 +19,15 @@ FW_LIBM1(exp2)
 FW_LIBM1(expm1)
 #else
 
-#if defined(FW_VECTORS)
-FW_FN Singles exp(Singles x) {
-  const Singles b = at_least(at_most(x, 89.0f), -105.0f);
-  const Singles n = mad(b, 1.4426950408889634f, kRounder) - kRounder;
-  const Singles r = mad(n, -kLn2Low, mad(n, -kLn2High, b));
-  return times_power(series(r, 0.0013821038883179426f, 0.00836867094039917f, 0.04166826233267784f,
-                            0.1666652113199234f, 0.4999999403953552f, 1.0f, 1.0f),
-                     n);
+// `end` is the first argument whose power is no finite number: infinity and NaN come of x alone.
+template <class T>
+FW_FN T exp(T x, T least, T end) {
+  const Reduced<T> b = reduced(cut_below(x, least));
+  const T y = times_power(small_exp(b.r), b.rounder);
+  return x < end ? y : x * std::numeric_limits<T>::infinity();
 }
+FW_FN float exp(float x) { return exp(x, -105.0f, 0x1.62e430p+6f); }
+#if defined(FW_VECTORS)
 // 2^(j/16), and what that rounds away.
 constexpr double kRoots[2][16] = {
     {1.0, 1.0442737824274138, 1.0905077326652577, 1.1387886347566916, 1.189207115002721,
@@ -55,17 +55,8 @@ FW_FN Doubles exp(Doubles x) {
   const Doubles low = mad(root, tiny_expm1(r), entry(kRoots[1], raw(rounder)));
   return times_power(root + low, n);  // by the whole part of n
 }
-FW_LANES_OF(exp, float, Singles)
 FW_LANES_OF(exp, double, Doubles)
 #else
-// `end` is the first argument whose power is no finite number: infinity and NaN come of x alone.
-template <class T>
-FW_FN T exp(T x, T least, T end) {
-  const Reduced<T> b = reduced(cut_below(x, least));
-  const T y = times_power(small_exp(b.r), b.rounder);
-  return x < end ? y : x * std::numeric_limits<T>::infinity();
-}
-FW_FN float exp(float x) { return exp(x, -105.0f, 0x1.62e430p+6f); }
 FW_FN double exp(double x) { return exp(x, -746.0, 0x1.62e42fefa39f0p+9); }
 FW_LANES_RUN(exp)
 #endif
