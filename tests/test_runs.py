@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,39 @@ def test_errors_of_doubles(op: str) -> None:
             exact = getattr(mpmath, op)(mpmath.mpf(given))
             unit = math.ulp(float(exact))
             assert abs(exact - ours) <= UNITS * unit, (given, ours, float(abs(exact - ours) / unit))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_erf_ends_in_one(dtype: str) -> None:
+    """What is missing from 1 would be times x in gelu."""
+    kind = getattr(torch, dtype)
+    x = torch.tensor([4.0, 6.0, 100.0, 1e30, math.inf], dtype=kind)
+    x = torch.cat([x, -x])
+    y = torch.empty_like(x)
+    run(flat("ends", 10, dtype, [Apply("y", dtype, "erf", ("x",))]), {"x": x, "y0": y})
+    ended = x.abs() > (3.95 if dtype == "float32" else 5.95)
+    assert torch.equal(y[ended], x.sign()[ended])
+
+
+def test_long_chains_of_functions_need_little_stack() -> None:
+    """What waits between functions is a short run each: 60 of doubles in a thread of 256 KB."""
+    name, body = "x", list[Instruction]()
+    for at in range(60):
+        body += [Apply(f"e{at}", "float64", "exp", (name,))]
+        body += [Apply(f"n{at}", "float64", "neg", (f"e{at}",))]
+        name = f"n{at}"
+    x = torch.randn(1000, dtype=torch.float64)
+    y = torch.empty_like(x)
+    library, source = cases.build(flat("chain", 1000, "float64", body), Target.host())
+    before = threading.stack_size(256 * 1024)
+    thread = threading.Thread(target=call, args=(library, source, {"x": x, "y0": y}, {}, 1))
+    thread.start()
+    thread.join()
+    threading.stack_size(before)
+    exact = x
+    for _ in range(60):
+        exact = -exact.exp()
+    torch.testing.assert_close(y, exact)
 
 
 TURNED = [(1, 1), (16, 16), (15, 33), (64, 64), (65, 130), (200, 31)]

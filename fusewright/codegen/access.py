@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusewright.codegen.form import Form, offset_text
-from fusewright.codegen.lanes import Computed, function_lines
+from fusewright.codegen.lanes import Computed, function_lines, run_text
 from fusewright.ir import ONE, ZERO, Dim
 from fusewright.loop import Access, Apply, Load, Store
 from fusewright.optable import REGISTER_TYPES, SCALAR_OPS, STORAGE_TYPES
@@ -19,6 +19,7 @@ HALVES = ("float16", "bfloat16")
 COSTLY = 12
 
 NEAR_STRIDE = 8  # elements; closer lanes share lines of memory within a run already
+MOST_TURNED = 8  # each takes 8 KB of stack, and g++ a quarter of a second
 
 
 def is_strided(form: Form) -> bool:
@@ -35,13 +36,14 @@ def turned_loads(form: Form) -> list[Load]:
     if form.language != "host" or form.schedule.kind != "pointwise" or not is_strided(form):
         return []
     beside = len(form.kernel.outer) - 2
-    return [
+    found = [
         item
         for item in form.kernel.body
         if isinstance(item, Load)
         and item.access.strides[beside] == ONE
         and lane_stride(form, item.access, True) not in (ZERO, ONE)
     ]
+    return found[:MOST_TURNED]
 
 
 def turn_lines(form: Form) -> list[str]:
@@ -107,7 +109,7 @@ def store_lines(
         heads.append(head)
         value = form.names[item.value]
         if wide and item.dtype in HALVES:
-            heads.append(f"float {name}_wide[fw::kLongestRun];")
+            heads.append(f"float {name}_wide[{run_text(form)}];")
             puts.append(f"{name}_wide[v] = {_unrounded(form, item)};")
             writes.append(f"{name}.narrow({name}_wide, n);")
         else:
@@ -140,7 +142,7 @@ def widened(form: Form, items: Iterable[Computed]) -> list[str]:
     for item in items:
         if isinstance(item, Load) and item.dtype in HALVES:
             name = form.names[item.name]
-            lines.append(f"float {name}_wide[fw::kLongestRun];")
+            lines.append(f"float {name}_wide[{run_text(form)}];")
             lines.append(f"elem.{name}.widen({name}_wide, n);")
     return lines
 

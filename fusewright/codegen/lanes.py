@@ -20,6 +20,11 @@ def indented(lines: Iterable[str], by: int = 2) -> list[str]:
     return [" " * by + line if line else "" for line in lines]
 
 
+def run_text(form: Form) -> str:
+    """How many lanes a host function is given at most."""
+    return "kRun" if form.schedule.kind == "pointwise" else "V"
+
+
 def lane_loop(lines: list[str]) -> list[str]:
     return ["FW_LANES(v, V, n) {", *indented(lines), "}"] if lines else []
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fusewright.codegen.form import Form
-from fusewright.codegen.lanes import Computed, guarded_loops, has_run, indented, words
+from fusewright.codegen.lanes import Computed, guarded_loops, has_run, indented, run_text, words
 from fusewright.loop import Apply, Reduce
 
 Compute = Callable[[Computed, bool], list[str]]
@@ -61,7 +61,7 @@ def staged_loops(
     if not stages.runs:
         return guarded_loops(form, items, compute, before, after, read_back)
     lines = [
-        f"{form.register(name)} {buffer}[fw::kLongestRun];"
+        f"{form.register(name)} {buffer}[{run_text(form)}];"
         for name, buffer in stages.buffers.items()
         if name not in form.kept and buffer != ends.stored.get(name)
     ]

@@ -25,14 +25,13 @@ struct Split {
 FW_FN Split<double> split(double x) {
   const bool tiny = x < 2.2250738585072014e-308;
   const double normal = tiny ? x * 0x1p54 : x;
-  const int64_t raw = bits<int64_t>(normal);
-  const int64_t from = raw - 0x3fe6a09e667f3bcd;
-  const int64_t e = from & static_cast<int64_t>(0xfff0000000000000u);
+  const uint64_t from = bits<uint64_t>(normal) - 0x3fe6a09e667f3bcdu;
+  const uint64_t e = from & 0xfff0000000000000u;
   // The exponent, 2048 more, as the low bits of 2^52: not every machine converts 64-bit integers.
-  const uint64_t biased = (static_cast<uint64_t>(from) + 0x8000000000000000u) >> 52;
+  const uint64_t biased = (from + 0x8000000000000000u) >> 52;
   const bool was_tiny = bits<int64_t>(x) < 0x0010000000000000;
   const double exponent = bits<double>(biased | 0x4330000000000000u) - (0x1p52 + 2048.0);
-  return {bits<double>(raw - e) - 1.0, exponent - (was_tiny ? 54.0 : 0.0)};
+  return {bits<double>(bits<uint64_t>(normal) - e) - 1.0, exponent - (was_tiny ? 54.0 : 0.0)};
 }
 
 // Exponents of floats come as 2^23 times themselves, which saves a shift: the factor goes into the
@@ -242,11 +241,11 @@ FW_FN double log10(double x) {
 
 FW_FN float log1p(float x) {
   const float u = 1.0f + x;
-  const int32_t e = (bits<int32_t>(u) - 0x3f3504f3) & static_cast<int32_t>(0xff800000u);
+  const uint32_t e = (bits<uint32_t>(u) - 0x3f3504f3u) & 0xff800000u;
   // 2^-k * (1 + x) - 1 with one rounding; the power comes as 8 * 2^-k, since k may be 128.
-  const float power = bits<float>(0x41000000 - e) * 0.125f;
+  const float power = bits<float>(0x41000000u - e) * 0.125f;
   const float f = mad(x, power, power - 1.0f);
-  const float exponent = static_cast<float>(e);
+  const float exponent = static_cast<float>(static_cast<int32_t>(e));
   const float low = mad(f * f, log_series(f), exponent * (kLn2Low / kStep));
   float y = mad(exponent, kLn2High / kStep, low + f);
   y = x < kInf ? y : x;
@@ -255,11 +254,10 @@ FW_FN float log1p(float x) {
 }
 FW_FN double log1p(double x) {
   const double u = 1.0 + x;
-  const int64_t e =
-      (bits<int64_t>(u) - 0x3fe6a09e667f3bcd) & static_cast<int64_t>(0xfff0000000000000u);
-  const double power = bits<double>(0x4020000000000000 - e) * 0.125;
+  const uint64_t e = (bits<uint64_t>(u) - 0x3fe6a09e667f3bcdu) & 0xfff0000000000000u;
+  const double power = bits<double>(0x4020000000000000u - e) * 0.125;
   const double f = mad(x, power, power - 1.0);
-  const double exponent = static_cast<double>(static_cast<int32_t>(e >> 52));
+  const double exponent = static_cast<double>(static_cast<int32_t>(static_cast<int64_t>(e) >> 52));
   const double low = mad(exponent, kLn2Low64, log_rest(f));
   double y = mad(exponent, kLn2High64, low + f);
   y = x < kInf64 ? y : x;
