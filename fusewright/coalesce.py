@@ -28,7 +28,7 @@ Column = tuple[Axis, tuple[Dim, ...]]
 
 def coalesce(kernel: LoopKernel) -> LoopKernel:
     """Drop, reorder and merge axes."""
-    table = [_strides(item) for item in kernel.body if isinstance(item, Load | Store | Index)]
+    table = [strides_of(item) for item in kernel.body if isinstance(item, Load | Store | Index)]
     columns: list[Column] = [
         (axis, tuple(strides[position] for strides in table))
         for position, axis in enumerate(kernel.axes)
@@ -47,7 +47,7 @@ def coalesce(kernel: LoopKernel) -> LoopKernel:
     )
 
 
-def _strides(item: Load | Store | Index) -> tuple[Dim, ...]:
+def strides_of(item: Load | Store | Index) -> tuple[Dim, ...]:
     return item.steps if isinstance(item, Index) else item.access.strides
 
 
@@ -112,13 +112,13 @@ def _rebuilt(body: tuple[Instruction, ...], columns: list[Column]) -> tuple[Inst
         if isinstance(item, Load | Store | Index):
             strides = tuple(column[1][at] for column in columns)
             at += 1
-            rebuilt.append(_with_strides(item, strides))
+            rebuilt.append(with_strides(item, strides))
         else:
             rebuilt.append(item)
     return tuple(rebuilt)
 
 
-def _with_strides(item: Load | Store | Index, strides: tuple[Dim, ...]) -> Instruction:
+def with_strides(item: Load | Store | Index, strides: tuple[Dim, ...]) -> Instruction:
     if isinstance(item, Index):
         return replace(item, steps=strides)
     return replace(item, access=replace(item.access, strides=strides))

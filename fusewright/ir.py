@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from fusewright.errors import GraphError
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
+HALVES = ("float16", "bfloat16")
+FLOATS = (*HALVES, "float32", "float64")
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 LOOP_DTYPES = (*FLOATS, *INTEGERS, "bool")
 ITEM_BYTES = {

@@ -15,8 +15,6 @@ from fusewright.ending import Ending
 from fusewright.ir import ONE, Dim
 from fusewright.loop import Argument, LoopKernel
 
-HALVES = ("float16", "bfloat16")
-
 
 class Extents(NamedTuple):
     """The sizes of a product, as numbers."""

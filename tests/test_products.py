@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +15,8 @@ from fusewright import interpret as oracle
 from fusewright.break_even import least_size
 from fusewright.capture import capture
 from fusewright.codegen import render as rendering
-from fusewright.emit import ModuleBundle
 from fusewright.ir import Dim, Graph, Program
 from fusewright.loop import LoopKernel
-from fusewright.module import arguments_of, load, optimized, owners_of
 from fusewright.pipeline import prepare
 from fusewright.plan import plan
 from fusewright.plan.steps import Call, Loop, Plan, Product
@@ -29,6 +26,7 @@ from fusewright.rewrite import products, rewrite
 from fusewright.runtime import tensor_cores
 from fusewright.schedule import Target, choose, choose_product
 from tests import loop_cases as cases
+from tests.emulated_modules import as_exact_as_eager, on_library
 from tests.test_cuda_emulated import emulated
 from tests.test_plan import Lambda
 
@@ -419,33 +417,9 @@ def test_emulated_modules_train_as_eager_does(dtype: str, monkeypatch: pytest.Mo
     kinds = {type(s) for each in (prepared.modes[0].forward,) for s in each.kernels}
     assert kinds == {Loop, Product}
     assert {bool(each.terms) for each in prepared.source.entries} == {False, dtype == "float32"}
-    modes = tuple(replace(each, owners=owners_of(model, "train")) for each in prepared.modes[:1])
-    source = emulated(prepared.source)
-    bundle = ModuleBundle("layers", "host", source, arguments_of(model, (x,)), modes)
-    library = cases.compile_source(source, ("-O1", "-w"))
-    fast = optimized(copy.deepcopy(model), load(bundle, library))
+    fast = on_library(model, x, prepared, emulated(prepared.source))
     for batch in (2, 3):
-        x = torch.randn(batch, 3, 20).to(kind)
-        ours, eager, truth = (
-            trained(each, given)
-            for each, given in ((fast, x), (model, x), (copy.deepcopy(model).double(), x.double()))
-        )
-        for mine, theirs, exact in zip(ours, eager, truth, strict=True):
-            mine, theirs, exact = mine.detach(), theirs.detach(), exact.detach()
-            assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
-            allowed = max(1e-6, 2.0 * float((theirs.double() - exact).norm() / exact.norm()))
-            assert float((mine.double() - exact).norm() / exact.norm()) <= allowed
-
-
-def trained(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """Outputs and gradients, of the input's and of every parameter's."""
-    given = x.clone().requires_grad_()
-    made = model(given)
-    weights = (torch.arange(out.numel()).view_as(out) / out.numel() for out in made)
-    total = sum(
-        (out * weight.to(out.dtype)).sum() for out, weight in zip(made, weights, strict=True)
-    )
-    return [*made, *torch.autograd.grad(total, [given, *model.parameters()])]  # type: ignore[arg-type,list-item]
+        as_exact_as_eager(fast, model, torch.randn(batch, 3, 20).to(kind), 1e-6)
 
 
 def test_half_precision_products_end_in_their_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:

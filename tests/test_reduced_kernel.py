@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,17 +11,15 @@ from torch import Tensor, nn
 
 from fusewright.codegen import render as rendering
 from fusewright.codegen.source import Source, Workspace
-from fusewright.emit import ModuleBundle
 from fusewright.ending import Reduces
 from fusewright.ir import Dim
-from fusewright.module import arguments_of, load, optimized, owners_of
 from fusewright.pipeline import Prepared, prepare
 from fusewright.plan.steps import Product
 from fusewright.rewrite import products
 from fusewright.runtime import tensor_cores
 from fusewright.schedule import Target
-from tests import loop_cases as cases
 from tests.cores_on_host import on_host, with_stand_in
+from tests.emulated_modules import as_exact_as_eager, on_library, trained
 
 Forward = Callable[[nn.Module, Tensor], object]
 
@@ -185,11 +181,8 @@ def emulated(model: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> nn
     found = prepared(model, x)
     reducing = [each.kernel.reduces for each in found.modes[0].forward.products]
     assert set(reducing) != {Reduces.NOTHING}
-    modes = tuple(replace(each, owners=owners_of(model, "train")) for each in found.modes[:1])
     source = Source("host", on_host(found.source.text), found.source.entries)
-    bundle = ModuleBundle("layer", "host", source, arguments_of(model, (x,)), modes)
-    library = cases.compile_source(source, ("-O1", "-w"))
-    return optimized(copy.deepcopy(model), load(bundle, library))
+    return on_library(model, x, found, source)
 
 
 def compare(
@@ -198,28 +191,5 @@ def compare(
     """The module on emulated kernels and eager, both with float64; outputs and gradients."""
     fast = emulated(model, x, monkeypatch)
     for batch in (x.shape[0], x.shape[0] + 3):
-        x = torch.randn(batch, *x.shape[1:]).to(x.dtype)
-        exactly = copy.deepcopy(model).double()
-        ours, eager, truth = (
-            trained(each, given) for each, given in ((fast, x), (model, x), (exactly, x.double()))
-        )
-        for mine, theirs, exact in zip(ours, eager, truth, strict=True):
-            assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
-            allowed = max(least, 2.0 * float((theirs.double() - exact).norm() / exact.norm()))
-            assert float((mine.double() - exact).norm() / exact.norm()) <= allowed
-
-
-def trained(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """Outputs and gradients, of the input's and of every used parameter's."""
-    given = x.clone().requires_grad_()
-    made = model(given)
-    made = made if isinstance(made, tuple) else (made,)
-    total = sum((out * _weights(out)).sum() for out in made)
-    wanted = [given, *model.parameters()]
-    gradients = torch.autograd.grad(total, wanted, allow_unused=True)  # type: ignore[arg-type]
-    return [each.detach() for each in (*made, *gradients) if each is not None]
-
-
-def _weights(out: Tensor) -> Tensor:
-    numbers = torch.arange(out.numel(), device=out.device) % 7 / 7 + 0.1
-    return numbers.view_as(out).to(out.dtype)
+        again = torch.randn(batch, *x.shape[1:]).to(x.dtype)
+        as_exact_as_eager(fast, model, again, least)

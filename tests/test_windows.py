@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from fusewright import interpret as oracle
 from fusewright.capture import capture
 from fusewright.codegen import render as rendering
-from fusewright.emit import ModuleBundle
 from fusewright.ir import Dim, Program
-from fusewright.module import arguments_of, load, optimized, owners_of
 from fusewright.pipeline import prepare
 from fusewright.plan import plan
 from fusewright.plan.steps import Call, Plan, Window, WindowGradient
@@ -32,7 +30,7 @@ from fusewright.window_cost import (
     is_possible,
     is_worthwhile,
 )
-from tests import loop_cases as cases
+from tests.emulated_modules import on_library, trained
 from tests.loop_cases import NVCC
 from tests.test_cuda_emulated import emulated
 from tests.test_plan import Lambda
@@ -271,19 +269,11 @@ def test_emulated_modules_train_as_eager_does(monkeypatch: pytest.MonkeyPatch) -
     ours = [each for each in prepared.source.entries if each.name.startswith("custom_convolution")]
     assert sorted(bool(each.terms) for each in ours) == [False] * 2 + [True] * 5
     assert sum(isinstance(step, Window) for step in plans_.forward.steps) == 2
-    modes = tuple(replace(each, owners=owners_of(model, "train")) for each in prepared.modes[:1])
-    source = emulated(prepared.source)
-    bundle = ModuleBundle("images", "host", source, arguments_of(model, (x,)), modes)
-    library = cases.compile_source(source, ("-O1", "-w"))
-    fast = optimized(copy.deepcopy(model), load(bundle, library))
+    fast = on_library(model, x, prepared, emulated(prepared.source))
     for images in (2, 3):
         x = torch.randn(images, 3, 8, 12)
-        results = []
-        for each, given in ((fast, x), (copy.deepcopy(model).double(), x.double())):
-            given = given.clone().requires_grad_()
-            made = each(given)
-            total = sum((out * torch.arange(out.numel()).view_as(out)).sum() for out in made)
-            results.append([*made, *torch.autograd.grad(total, [given, *each.parameters()])])
+        exactly = copy.deepcopy(model).double()
+        results = [trained(each, given) for each, given in ((fast, x), (exactly, x.double()))]
         for ours, truth in zip(*results, strict=True):
             largest = truth.abs().max().item()
             torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5 * largest)

@@ -10,12 +10,11 @@ from collections.abc import Iterable
 
 from fusewright.codegen.form import Form, offset_text
 from fusewright.codegen.lanes import Computed, function_lines, run_text
-from fusewright.ir import ONE, ZERO, Dim
+from fusewright.ir import HALVES, ONE, ZERO, Dim
 from fusewright.loop import Access, Apply, Load, Store
 from fusewright.optable import REGISTER_TYPES, SCALAR_OPS, STORAGE_TYPES
 from fusewright.vectors import lane_accesses, lane_axis
 
-HALVES = ("float16", "bfloat16")
 COSTLY = 12
 
 NEAR_STRIDE = 8  # elements; closer lanes share lines of memory within a run already
@@ -69,7 +68,8 @@ def holder(form: Form, item: Load, element: bool, lanes: str) -> str:
         return f"fw::Given<{REGISTER_TYPES[item.dtype]}, {lanes}>"
     stride = lane_stride(form, item.access, element)
     kind = "Same" if stride == ZERO else "Unit" if stride == ONE else "Strided"
-    kind = "Turned" if item in turned_loads(form) else kind
+    if kind == "Strided" and item in turned_loads(form):
+        kind = "Turned"
     return f"fw::{kind}<{STORAGE_TYPES[item.dtype]}, {lanes}>"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fusewright.coalesce import strides_of, with_strides
 from fusewright.codegen.body import functor
 from fusewright.codegen.entry import bind, bound, narrow_text, vector_text
 from fusewright.codegen.form import Form, value_dtypes
@@ -17,8 +18,7 @@ from fusewright.codegen.source import Entry
 from fusewright.codegen.text import comment, identifier, unique_names
 from fusewright.ending import Reduces
 from fusewright.errors import CodegenError
-from fusewright.ir import Dim
-from fusewright.loop import Index, Instruction, Load, LoopKernel, Store
+from fusewright.loop import Index, Load, LoopKernel, Store
 from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, lanes_fit
 from fusewright.sweep import sweeps
@@ -64,20 +64,13 @@ def ending_form(kernel: Ended) -> Form:
 
 def _by_columns(kernel: LoopKernel) -> LoopKernel:
     """A pointwise kernel as a sweep down the columns, its last axis."""
-
-    def turned(strides: tuple[Dim, ...]) -> tuple[Dim, ...]:
-        return (strides[-1], *strides[:-1])
-
-    body: list[Instruction] = []
-    for item in kernel.body:
-        if isinstance(item, Load | Store):
-            access = replace(item.access, strides=turned(item.access.strides))
-            body.append(replace(item, access=access))
-        elif isinstance(item, Index):
-            body.append(replace(item, steps=turned(item.steps)))
-        else:
-            body.append(item)
-    return replace(kernel, outer=kernel.outer[-1:], inner=kernel.outer[:-1], body=tuple(body))
+    body = tuple(
+        with_strides(item, (strides_of(item)[-1], *strides_of(item)[:-1]))
+        if isinstance(item, Load | Store | Index)
+        else item
+        for item in kernel.body
+    )
+    return replace(kernel, outer=kernel.outer[-1:], inner=kernel.outer[:-1], body=body)
 
 
 def _schedule(kernel: Ended, epilogue: LoopKernel) -> Schedule:
@@ -107,7 +100,9 @@ def vectors_text(kernel: Ended, form: Form) -> str:
 
 
 def ending_lines(kernel: Ended, entry: Entry, form: Form, title: str, body: list[str]) -> list[str]:
-    """The functor, its binding and the extern "C" function with this body."""
+    """The functor, its binding and the extern "C" function with this body, which finds `vectors`
+    and `end` defined: whether they are whole, and what the elements end in."""
+    end = f"const auto end = {_end_text(form)};"
     head = [f"// {kernel.name}: {comment(kernel.summary)}", f"// {comment(title)}"]
     parameters = [f"void* {form.pointers[each.name]}" for each in kernel.arguments]
     parameters += [f"int64_t {name}" for name in form.symbols.values()]
@@ -120,12 +115,12 @@ def ending_lines(kernel: Ended, entry: Entry, form: Form, title: str, body: list
         *bind(form),
         "}  // namespace",
         f'extern "C" int {kernel.name}({", ".join(parameters)}) {{',
-        *indented([f"const bool vectors = {vectors_text(kernel, form)};", *body]),
+        *indented([f"const bool vectors = {vectors_text(kernel, form)};", end, *body]),
         "}",
     ]
 
 
-def end_text(form: Form) -> str:
+def _end_text(form: Form) -> str:
     """What the elements end in: the functor, bound to the entry's arguments."""
     index = "int" if narrow_text(form) == "true" else "int64_t"
     kind = "ByRow" if form.is_row else "ByColumn"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from fusewright.codegen.form import Form, index_text
-from fusewright.ir import ITEM_BYTES
+from fusewright.ir import HALVES, ITEM_BYTES
 from fusewright.loop import Apply, Index, Load
 from fusewright.optable import SCALAR_OPS, STORAGE_TYPES
 
@@ -35,7 +35,7 @@ def applied(form: Form, item: Apply, near: bool = False) -> str:
     if item.op != "cast":
         tag = "fw::Near{}, " if near and _has_near(form, item) else ""
         return f"fw::{item.op}({tag}{arguments})"
-    if item.dtype in ("float16", "bfloat16"):
+    if item.dtype in HALVES:
         return f"fw::rounded<{STORAGE_TYPES[item.dtype]}>({arguments})"
     return f"fw::cast<{form.register(item.name)}>({arguments})"
 
@@ -127,7 +127,7 @@ def kept_places(form: Form, items: Iterable[Computed]) -> list[str]:
 
 def register_bytes(form: Form, name: str) -> int:
     dtype = form.dtypes[name]
-    return 4 if dtype in ("float16", "bfloat16") else ITEM_BYTES[dtype]
+    return 4 if dtype in HALVES else ITEM_BYTES[dtype]
 
 
 def used(heads: list[str], lines: Iterable[str]) -> list[str]:

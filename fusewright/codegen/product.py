@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusewright.codegen.ending import end_text, ending_lines, pointer_text
+from fusewright.codegen.ending import ending_lines, pointer_text
 from fusewright.codegen.form import Form
 from fusewright.codegen.source import Entry, Workspace
 from fusewright.ending import Reduces
@@ -15,7 +15,7 @@ from fusewright.sweep import part_bytes, sweeps
 
 SPLIT_HEADER = "sm90_fp16x3_gemm.cuh"
 HALF_HEADER = "sm90_half_gemm.cuh"
-ACROSS_COLUMNS = 32  # of endings.cuh: what a part of a row covers at least
+ACROSS_COLUMNS = 32  # kRowPart of sm90_finish.cuh: what a part of a row covers at least
 
 
 def product_header(kernel: ProductKernel) -> str:
@@ -24,7 +24,7 @@ def product_header(kernel: ProductKernel) -> str:
 
 def product_entry(kernel: ProductKernel) -> Entry:
     names = tuple(each.name for each in kernel.arguments)
-    workspace = parts_workspace(kernel)
+    workspace = _parts_workspace(kernel)
     terms = "products" if isinstance(kernel.b, SplitOperand) else ""
     return Entry(kernel.name, names, kernel.symbols, workspace, terms)
 
@@ -35,13 +35,13 @@ def product_lines(kernel: ProductKernel, form: Form, schedule: ProductSchedule) 
     sizes = (kernel.columns, kernel.rows, kernel.contracted, kernel.batches)
     extents = f"const fw::ProductExtents extents{{{', '.join(map(form.size, sizes))}}};"
     if isinstance(kernel.b, SplitOperand):
-        body = _split_body(kernel, kernel.b, form, schedule)
+        body = _split_body(kernel.a, kernel.b, form, schedule)
     else:
-        body = _half_body(kernel, kernel.b, form, schedule)
+        body = _half_body(kernel.a, kernel.b, form, schedule)
     return ending_lines(kernel, product_entry(kernel), form, title, [extents, *body])
 
 
-def parts_workspace(kernel: ProductKernel) -> Workspace:
+def _parts_workspace(kernel: ProductKernel) -> Workspace:
     """Room for what each tile has reduced; `lines_of` in sm90_tiles.cuh says how many there are."""
     if kernel.reduces is Reduces.NOTHING:
         return Workspace()
@@ -51,10 +51,7 @@ def parts_workspace(kernel: ProductKernel) -> Workspace:
     return Workspace(line, kernel.columns, ACROSS_COLUMNS)
 
 
-def _split_body(
-    kernel: ProductKernel, b: SplitOperand, form: Form, schedule: ProductSchedule
-) -> list[str]:
-    a = kernel.a
+def _split_body(a: RawOperand, b: SplitOperand, form: Form, schedule: ProductSchedule) -> list[str]:
     strides = (a.free_stride, a.contracted_stride, a.batch_stride)
     raw = [pointer_text(form, "float", a.buffer), *map(form.size, strides)]
     halves = [pointer_text(form, "fw::half", name) for name in (b.hi, b.lo)]
@@ -64,15 +61,11 @@ def _split_body(
     return [
         f"const fw::RawOperand a{{{', '.join(raw)}}};",
         f"const fw::SplitOperand b{{{', '.join(split)}}};",
-        f"const auto end = {end_text(form)};",
         f"return fw::product<{template}>(end, vectors, a, b, extents, terms, where, stream);",
     ]
 
 
-def _half_body(
-    kernel: ProductKernel, b: RawOperand, form: Form, schedule: ProductSchedule
-) -> list[str]:
-    a = kernel.a
+def _half_body(a: RawOperand, b: RawOperand, form: Form, schedule: ProductSchedule) -> list[str]:
     kind = STORAGE_TYPES[a.dtype]
     lines = []
     for name, operand in (("a", a), ("b", b)):
@@ -82,7 +75,7 @@ def _half_body(
     flags = [_flag(a.free_major), _flag(b.free_major)]
     template = ", ".join([kind, *flags, str(schedule.tile_rows)])
     call = f"fw::half_product<{template}>(end, vectors, a, b, extents, where, stream)"
-    return [*lines, f"const auto end = {end_text(form)};", f"return {call};"]
+    return [*lines, f"return {call};"]
 
 
 def _flag(value: bool) -> str:

@@ -20,11 +20,9 @@ class Workspace:
         return self.each != ZERO
 
     def __str__(self) -> str:
-        return (
-            str(self.each)
-            if self.count == ONE
-            else f"{self.each} * -(-{self.count} // {self.group})"
-        )
+        if self.count == ONE:
+            return str(self.each)
+        return f"{self.each} * -(-{self.count} // {self.group})"
 
     @property
     def dims(self) -> tuple[Dim, Dim]:

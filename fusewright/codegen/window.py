@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusewright.codegen.ending import end_text, ending_lines, pointer_text
+from fusewright.codegen.ending import ending_lines, pointer_text
 from fusewright.codegen.form import Form
 from fusewright.codegen.source import Entry, Workspace
 from fusewright.ir import Dim
@@ -40,7 +40,6 @@ def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> 
         f"const fw::WindowInput source{{{', '.join(images)}}};",
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
         f"const fw::ConvolutionSizes sizes{{{', '.join(sizes)}}};",
-        f"const auto end = {end_text(form)};",
         f"return fw::convolution<{schedule.tile_channels}>(end, vectors, source, filter, sizes, "
         f"{'3' if _stays_float32(kernel) else 'terms'}, workspace, where, stream);",
     ]

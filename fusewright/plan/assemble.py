@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field, replace
 
-from fusewright.ir import Arg, Dim, Node, Ratio, Ref, TensorSpec, product
+from fusewright.ir import HALVES, Arg, Dim, Node, Ratio, Ref, TensorSpec, product
 from fusewright.loop import (
     Apply,
     Argument,
@@ -255,7 +255,7 @@ class _Assembly:
         this, amax(x) would equal no x.
         """
         (item,) = (i for i in self.body if not isinstance(i, Store) and name in _results(i))
-        if item.dtype not in ("float16", "bfloat16") or isinstance(item, Load):
+        if item.dtype not in HALVES or isinstance(item, Load):
             return name
         key = (f"{name} rounded", ())
         if key not in self.known:
@@ -321,7 +321,7 @@ class _Assembly:
 def _number_dtype(node: Node, dtype: str) -> str:
     """The type of a number beside operands of `dtype`: half precision computes in float, and the
     count that a mean divides by has more digits than a half. A comparison rounds, as eager does."""
-    half = dtype in ("float16", "bfloat16") and node.op not in (*_COMPARISONS, "where")
+    half = dtype in HALVES and node.op not in (*_COMPARISONS, "where")
     return "float32" if half else dtype
 
 

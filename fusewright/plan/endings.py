@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fusewright.ir import ITEM_BYTES, ONE, Dim, Node, contiguous_strides, product
+from fusewright.ir import HALVES, ITEM_BYTES, ONE, Dim, Node, contiguous_strides, product
 from fusewright.loop import (
     Access,
     Apply,
@@ -23,7 +23,6 @@ from fusewright.loop import (
     Instruction,
     Load,
     LoopKernel,
-    Reduce,
     Store,
 )
 from fusewright.plan.assemble import assemble, kernel_of
@@ -35,7 +34,7 @@ from fusewright.plan.products import product_kernel
 from fusewright.plan.steps import Ended, Product, Window
 from fusewright.plan.values import Values, is_pointwise
 from fusewright.plan.windows import window_kernel
-from fusewright.product import HALVES, ProductKernel
+from fusewright.product import ProductKernel
 from fusewright.rewrite.products import PRODUCT
 from fusewright.rewrite.windows import WINDOW
 from fusewright.window import WindowKernel
@@ -93,43 +92,42 @@ class Epilogues:
 def epilogues(values: Values, groups: tuple[Group, ...]) -> Epilogues:
     """Give each product the first group that it can end in, and a reduction of that."""
     taken: dict[str, Group] = {}
-    rest, places = list(groups), list(groups)
+    rest = list(groups)
     for name in values.products:
-        for group in rest:
-            alone = replace(group, items=(name,))  # the product, for the question of cycles
-            if not ends_product(values, group, name):
-                continue
-            if makes_cycle(values, [*places, alone], alone, group):
-                continue
-            taken[name] = group
+        while (found := _first_joined(values, name, taken, rest)) is not None:
+            group, taken[name] = found
             rest.remove(group)
-            places[places.index(group)] = replace(group, items=(name, *group.items))
-            break
-        if name not in taken or taken[name].has_reduction:
-            continue
-        own = next(each for each in places if name in each.items)
-        for group in rest:
-            both = _reduced(values, taken[name], group, name)
-            if both is None or makes_cycle(values, places, own, group):
-                continue
-            taken[name] = both
-            rest.remove(group)
-            places.remove(group)
-            places[places.index(own)] = replace(own, items=(name, *both.items))
-            break
     return Epilogues(taken, tuple(rest))
 
 
-def _reduced(values: Values, ending: Group, group: Group, name: str) -> Group | None:
+def _first_joined(
+    values: Values, name: str, taken: Mapping[str, Group], rest: list[Group]
+) -> tuple[Group, Group] | None:
+    """The first group that a product can take up beside what it has, and what it has then."""
+    held = {each: (each, *group.items) for each, group in taken.items()}
+    own = held.get(name, (name,))
+    places = [group.items for group in rest] + [*held.values(), own]
+    for group in rest:
+        joined = _joined(values, taken.get(name), group)
+        if joined is None or not ends_product(values, joined, name):
+            continue
+        if not makes_cycle(values, places, own, group.items):
+            return group, joined
+    return None
+
+
+def _joined(values: Values, ending: Group | None, group: Group) -> Group | None:
     """A product's epilogue with a group that reduces what it leaves, if they go together."""
-    if not group.has_reduction or set(ending.items).isdisjoint(group.assembled.loads):
+    if ending is None:
+        return group
+    apart = set(ending.items).isdisjoint(group.assembled.loads)
+    if ending.has_reduction or not group.has_reduction or apart:
         return None
     items = tuple(sorted({*ending.items, *group.items}, key=values.order.__getitem__))
     try:
-        both = Group(items, assemble(values, items, group.assembled.domain))
+        return Group(items, assemble(values, items, group.assembled.domain))
     except NotFusibleError:
         return None
-    return both if ends_product(values, both, name) else None
 
 
 def ends_product(values: Values, group: Group, name: str) -> bool:
@@ -216,29 +214,15 @@ def _copied(values: Values, name: str) -> LoopKernel:
 def _also_stored(epilogue: LoopKernel, name: str) -> LoopKernel:
     """With the product itself as an output; the rest then computes with it as it is in memory."""
     load = _given(epilogue, name)
-    at = epilogue.body.index(load) + 1
-    held, body = load.name, epilogue.body
+    given: tuple[Instruction, ...] = (load,)
     if load.dtype in HALVES:
-        held = f"{load.name}_rounded"
-        rounded = Apply(held, load.dtype, "cast", (load.name,))
-        later = (_reading(item, load.name, held) for item in body[at:])
-        body = (*body[:at], rounded, *later)
+        exact = replace(load, name=f"{load.name}_exact")
+        given = (exact, Apply(load.name, load.dtype, "cast", (exact.name,)))
+    at = epilogue.body.index(load)
+    store = Store(load.name, load.dtype, load.access)
     arguments = [each for each in epilogue.arguments if each.name != name]
     return replace(
         epilogue,
         arguments=(*arguments, Argument(name, load.dtype, True)),
-        body=(*body, Store(held, load.dtype, load.access)),
+        body=(*epilogue.body[:at], *given, *epilogue.body[at + 1 :], store),
     )
-
-
-def _reading(item: Instruction, old: str, new: str) -> Instruction:
-    """The same instruction with another name for what it reads."""
-    match item:
-        case Apply():
-            operands = tuple(new if each == old else each for each in item.operands)
-            return replace(item, operands=operands)
-        case Reduce() if item.operand == old:
-            return replace(item, operand=new)
-        case Store() if item.value == old:
-            return replace(item, value=new)
-    return item

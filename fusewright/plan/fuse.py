@@ -8,7 +8,7 @@ read again element by element only where a row can be held close (see `holds_row
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from fusewright.ir import ITEM_BYTES, ONE, Node
@@ -26,13 +26,15 @@ ROW_BYTES = 128 * 1024
 MANY_ROWS = 256
 # A product's epilogue runs in the registers that its accumulators leave.
 EPILOGUE_APPLIES = 60
-EPILOGUE_PART_BYTES = 32
+EPILOGUE_PART_BYTES = 32  # a reduction's partial result: a warpgroup meets in 8.5 KB of memory
 EPILOGUE_LOADS = 9  # the product among them
+
+Items = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Group:
-    items: tuple[str, ...]
+    items: Items
     assembled: Assembled
 
     @property
@@ -234,7 +236,8 @@ def _largest(values: Values, group: Group) -> int:
 def _merge(values: Values, groups: list[Group], first: Group, second: Group) -> Group | None:
     items = tuple(sorted({*first.items, *second.items}, key=values.order.__getitem__))
     domain = _common_domain(first, second)
-    if domain is None or makes_cycle(values, groups, first, second):
+    places = (group.items for group in groups)
+    if domain is None or makes_cycle(values, places, first.items, second.items):
         return None
     try:
         assembled = assemble(values, items, domain)
@@ -279,15 +282,18 @@ def _common_domain(first: Group, second: Group) -> Domain | None:
     return left if len(left.sizes) >= len(right.sizes) else right
 
 
-def makes_cycle(values: Values, groups: list[Group], first: Group, second: Group) -> bool:
-    """Whether some path leads out of the pair, through something else, and back in."""
+def makes_cycle(values: Values, places: Iterable[Items], first: Items, second: Items) -> bool:
+    """Whether some path leads out of the pair, through something else, and back in.
+
+    `places` are the values that are computed together, the pair's among them.
+    """
     owner: dict[str, int] = {}
-    for number, group in enumerate(groups):
-        inside = 0 if group is first or group is second else number + 1
-        owner.update((item, inside) for item in group.items)
+    for number, items in enumerate(places):
+        inside = 0 if items in (first, second) else number + 1
+        owner.update((item, inside) for item in items)
     reached: set[object] = set()
     frontier: list[object] = []
-    for name in (*first.items, *second.items):
+    for name in (*first, *second):
         for follower in _followers(values, name, owner):
             if follower != 0 and follower not in reached:
                 reached.add(follower)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusewright.ir import Node, TensorSpec, contiguous_strides
+from fusewright.ir import HALVES, Node, TensorSpec, contiguous_strides
 from fusewright.rewrite.layouts import is_channels_last
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")
@@ -21,7 +21,7 @@ _KNOWN = {
 
 def _product(name: str, dtype: str) -> str:
     """A kernel of ours takes the large float32 products, on Hopper."""
-    if dtype in ("float16", "bfloat16"):
+    if dtype in HALVES:
         return f"a matrix product in {dtype}, which PyTorch's library runs on tensor cores"
     if dtype == "float64":
         return "a matrix product in float64, which halves cannot hold"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusewright.ir import ONE, Graph, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.ir import HALVES, ONE, Graph, Node, Ref, TensorSpec, contiguous_strides
 from fusewright.plan.values import Values, is_pointwise, is_view
 
 _ASSOCIATIVE = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_any", "reduce_all"})
@@ -39,7 +39,7 @@ def _shape_and_dims(values: Values, node: Node) -> tuple[tuple[object, ...], fro
 def _rounds_parts(values: Values, node: Node) -> bool:
     """A partial sum in half precision would lose digits, or overflow, on its way through memory."""
     assert isinstance(node.args[0], Ref)
-    half = values.spec(node.args[0].name).dtype in ("float16", "bfloat16")
+    half = values.spec(node.args[0].name).dtype in HALVES
     return half and node.op == "reduce_sum"
 
 

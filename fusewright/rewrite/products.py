@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fusewright.ir import (
+    HALVES,
     ONE,
     Arg,
     Dim,
@@ -27,7 +28,7 @@ from fusewright.ir import (
     product,
     validate,
 )
-from fusewright.product import HALVES, Extents
+from fusewright.product import Extents
 from fusewright.product_cost import is_worthwhile
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.lower import main_device

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import fusewright
 from fusewright import pipeline, schedule
 from fusewright.rewrite import products
+from tests import emulated_modules
 from tests import test_reduced_kernel as reduced
 
 pytestmark = [
@@ -323,8 +324,8 @@ def test_what_a_product_reduces_is_as_exact_as_eager(
     x = torch.randn(rows, contracted, device="cuda")
     fast = fusewright.optimize(copy.deepcopy(model), x)
     double = copy.deepcopy(model).double()
-    mine, again = reduced.trained(fast, x), reduced.trained(fast, x)
-    eager, exact = reduced.trained(model, x), reduced.trained(double, x.double())
+    mine, again = emulated_modules.trained(fast, x), emulated_modules.trained(fast, x)
+    eager, exact = emulated_modules.trained(model, x), emulated_modules.trained(double, x.double())
     for y, same, e, d in zip(mine, again, eager, exact, strict=True):
         assert torch.equal(y, same), "two runs, two results"
         assert error(y, d) <= max(2 * error(e, d), 1e-6)

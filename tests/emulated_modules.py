@@ -1,0 +1,51 @@
+"""Modules whose CUDA kernels g++ has built: the emitted text over them, compared with eager."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from fusewright.codegen.source import Source
+from fusewright.emit import ModuleBundle
+from fusewright.module import arguments_of, load, optimized, owners_of
+from fusewright.pipeline import Prepared
+from tests import loop_cases as cases
+
+
+def on_library(model: nn.Module, x: Tensor, prepared: Prepared, source: Source) -> nn.Module:
+    """A copy of the model that trains on the kernels of this source, which g++ can build."""
+    modes = tuple(replace(each, owners=owners_of(model, "train")) for each in prepared.modes[:1])
+    bundle = ModuleBundle("emulated", "host", source, arguments_of(model, (x,)), modes)
+    library = cases.compile_source(source, ("-O1", "-w"))
+    return optimized(copy.deepcopy(model), load(bundle, library))
+
+
+def trained(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Outputs and gradients, of the input's and of every used parameter's."""
+    given = x.clone().requires_grad_()
+    made = model(given)
+    made = made if isinstance(made, tuple) else (made,)
+    total = sum((out * _weights(out)).sum() for out in made)
+    wanted = [given, *model.parameters()]
+    gradients = torch.autograd.grad(total, wanted, allow_unused=True)  # type: ignore[arg-type]
+    return [each.detach() for each in (*made, *gradients) if each is not None]
+
+
+def _weights(out: Tensor) -> Tensor:
+    numbers = torch.arange(out.numel(), device=out.device) / max(1, out.numel())
+    return numbers.view_as(out).to(out.dtype)
+
+
+def as_exact_as_eager(fast: nn.Module, model: nn.Module, x: Tensor, least: float) -> None:
+    """Errors against float64 at most twice eager's, or `least`."""
+    exactly = copy.deepcopy(model).double()
+    ours, eager, truth = (
+        trained(each, given) for each, given in ((fast, x), (model, x), (exactly, x.double()))
+    )
+    for mine, theirs, exact in zip(ours, eager, truth, strict=True):
+        assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+        allowed = max(least, 2.0 * float((theirs.double() - exact).norm() / exact.norm()))
+        assert float((mine.double() - exact).norm() / exact.norm()) <= allowed
