@@ -16,11 +16,11 @@ from fusewright.ir import FLOATS, Arg, Dim, Graph, Node, Ratio, Ref, Symbolic, T
 
 
 def half_scale(x: torch.Tensor) -> torch.Tensor:
-    """The power of two s with |x|·s in [2^14, 2^15); s and 1/s normal; 1 for 0, Inf and NaN."""
+    """The power of two s with |x|·s in [2^14, 2^15), s and 1/s normal; 1 for Inf and NaN."""
     most = {torch.float32: 126, torch.float64: 1022}[x.dtype]
     exponent = (15 - torch.frexp(x).exponent).clamp(-most, most)
-    plain = x.isfinite() & (x != 0)
-    return torch.ldexp(torch.ones_like(x), torch.where(plain, exponent, 0))
+    exponent = torch.where(x == 0, most, torch.where(x.isfinite(), exponent, 0))
+    return torch.ldexp(torch.ones_like(x), exponent)
 
 
 _RENAMED: Mapping[str, Callable[..., torch.Tensor]] = {

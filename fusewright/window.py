@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fusewright.ending import Ending
-from fusewright.ir import Dim
+from fusewright.ir import Arg, Dim, TensorSpec
 from fusewright.loop import Argument, LoopKernel
 
 
@@ -110,6 +110,20 @@ class Filter:
 
 
 @dataclass(frozen=True)
+class Instead:
+    """The pass of PyTorch's own convolution that a kernel stands for: "forward", or the gradient
+    by its "input" or "weight". How precise that is the kernel has to be.
+
+    `numbers` are stride, padding, dilation, transposed, output padding and groups.
+    """
+
+    which: str
+    source: TensorSpec
+    weight: TensorSpec
+    numbers: tuple[Arg, ...]
+
+
+@dataclass(frozen=True)
 class GradientKernel:
     """The gradient of a convolution by its weights, which nothing follows.
 
@@ -123,6 +137,7 @@ class GradientKernel:
     change: Source
     filter: Filter
     symbols: tuple[str, ...]
+    instead: Instead
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -150,6 +165,7 @@ class WindowKernel(Ending):
     filter: Filter
     epilogue: LoopKernel
     product: str
+    instead: Instead
 
     def renamed(self, buffers: Mapping[str, str]) -> WindowKernel:
         """The same with operands of other names."""

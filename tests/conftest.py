@@ -12,6 +12,8 @@ from zlib import crc32
 import pytest
 import torch
 
+from fusewright.runtime import tensor_cores
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -53,3 +55,18 @@ def _repeatable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def examples() -> tuple[Path, ...]:
     """The four reference problems."""
     return tuple(sorted(p for p in (ROOT / "examples").glob("*.py") if "_new" not in p.stem))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Passes of convolutions whose precision PyTorch's library was asked for: always TF32's."""
+    found: list[str] = []
+
+    def rounds(which: str, *_: object) -> bool:
+        found.append(which)
+        return True
+
+    monkeypatch.setattr(tensor_cores, "_FW_ROUNDS", {})
+    monkeypatch.setattr(tensor_cores, "_fw_rounds", rounds)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return found

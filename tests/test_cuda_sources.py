@@ -48,6 +48,9 @@ def test_every_kernel_compiles(path: Path, arch: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     spills = {int(each) for each in re.findall(r"(\d+) bytes spill", done.stderr)}
     assert spills == {0}, "registers are spilled"
+    symbols = subprocess.run(["nm", command[-1]], capture_output=True, text=True, check=True)
+    shared = [line for line in symbols.stdout.splitlines() if " u " in line]
+    assert not shared, "the linker would keep one of these for all modules of a process"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

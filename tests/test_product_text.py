@@ -163,15 +163,70 @@ def test_terms_follow_every_way_of_allowing_tf32(precision: None) -> None:
         print(torch.backends.cuda.matmul.allow_tf32)  # old and new ways, mixed
 
 
-def test_convolutions_have_a_flag_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tensor_cores._fw_convolution_terms() == 1
+def convolution_terms(which: str = "forward", transposed: bool = False, groups: int = 1) -> int:
+    """For a convolution of these sizes on the CPU."""
+    numbers = ((2, 1), (1, 0), (1, 1), transposed, (0, 0), groups)
+    images, weights = torch.empty(2, 4, 9, 10), torch.empty(4, 4 // groups, 3, 2)
+    sizes = (images.shape, images.stride(), weights.shape, weights.stride())
+    return tensor_cores._fw_convolution_terms(which, *sizes, numbers, torch.device("cpu"))
+
+
+def test_convolutions_have_a_flag_of_their_own(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert convolution_terms() == 1
     for allowed in (False, True):
         torch.backends.cudnn.allow_tf32 = allowed
-        assert tensor_cores._fw_convolution_terms() == (1 if allowed else 3)
+        assert convolution_terms() == (1 if allowed else 3)
     monkeypatch.setattr(tensor_cores, "_fw_precision", None)
-    assert tensor_cores._fw_convolution_terms() == 1
+    assert convolution_terms() == 1
     with torch.backends.cudnn.flags(enabled=False):
-        assert tensor_cores._fw_convolution_terms() == 3
+        assert convolution_terms() == 3
+    assert asked == ["forward"], "asked once"
+
+
+def test_nothing_is_asked_within_a_graph(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert convolution_terms() == 3 and not asked
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert convolution_terms() == 1 and asked
+
+
+def to_tf32(x: torch.Tensor) -> torch.Tensor:
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("which", ["forward", "input", "weight"])
+@pytest.mark.parametrize("rounds", [False, True])
+def test_a_convolution_is_as_precise_as_pytorchs(
+    which: str, transposed: bool, groups: int, rounds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, backward = torch.ops.aten.convolution, torch.ops.aten.convolution_backward
+
+    def rounded(*args: object) -> object:
+        """All passes but `which` round where it does not, and the other way round."""
+        wanted = args[-1]
+        passes = ["forward"]
+        if isinstance(wanted, list):
+            passes = [name for name, on in zip(("input", "weight"), wanted[:2], strict=True) if on]
+        if (passes == [which]) == rounds:
+            args = tuple(
+                to_tf32(each) if isinstance(each, torch.Tensor) and not each.is_meta else each
+                for each in args
+            )
+        return backward(*args) if isinstance(wanted, list) else forward(*args)
+
+    monkeypatch.setattr(torch.ops.aten, "convolution", rounded)
+    monkeypatch.setattr(torch.ops.aten, "convolution_backward", rounded)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(tensor_cores, "_FW_ROUNDS", {})
+    monkeypatch.setattr(tensor_cores, "_fw_room", lambda _: 1 << 30)
+    assert convolution_terms(which, transposed, groups) == (1 if rounds else 3)
+    monkeypatch.setattr(tensor_cores, "_FW_ROUNDS", {})
+    monkeypatch.setattr(tensor_cores, "_fw_room", lambda _: 1 << 10)
+    assert convolution_terms(which, transposed, groups) == 3, "no room to ask"
 
 
 def test_old_pytorch_is_asked_the_old_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ HEADER = "sm90_window_gradient.cuh"
 def gradient_entry(kernel: GradientKernel, schedule: GradientSchedule) -> Entry:
     names = tuple(each.name for each in kernel.arguments)
     workspace = Workspace(Dim(4 * schedule.parts * kernel.geometry.filter_elements))
-    return Entry(kernel.name, names, kernel.symbols, workspace, "convolutions")
+    return Entry(kernel.name, names, kernel.symbols, workspace, "convolutions", kernel.instead)
 
 
 def gradient_lines(kernel: GradientKernel, schedule: GradientSchedule) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusewright.ir import ONE, ZERO, Dim
+from fusewright.window import Instead
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Entry:
     """`int name(void* argument…, int64_t symbol…, void* workspace, int where, void* stream)`.
 
     Where flags decide how precise a kernel is, it takes `int64_t terms` after its symbols: 3 for
-    float32's precision, 1 for TF32's; `terms` says whose flags, "products" or "convolutions".
+    float32's precision, 1 for TF32's; `terms` says whose flags, "products" or "convolutions". A
+    convolution is as precise as PyTorch's would be `instead`.
 
     `where` is the device index (CUDA) or the number of threads (host); host ignores `stream`.
     It returns 0, or an error code that `fw_error_text(int)` puts into words. A null output
@@ -49,6 +51,7 @@ class Entry:
     symbols: tuple[str, ...]
     workspace: Workspace = Workspace()
     terms: str = ""
+    instead: Instead | None = None
 
     @property
     def numbers(self) -> int:

@@ -10,20 +10,12 @@ from fusewright.schedule import WindowSchedule
 from fusewright.window import WindowAxis, WindowKernel
 
 HEADER = "sm90_convolution.cuh"
-# With so few channels PyTorch's library stays in float32 where TF32 is allowed (seen with 3 and 8,
-# PyTorch 2.11), and so do we.
-FLOAT32_CHANNELS = 8
 
 
 def window_entry(kernel: WindowKernel) -> Entry:
     names = tuple(each.name for each in kernel.arguments)
     workspace = Workspace(Dim(kernel.geometry.workspace_bytes))
-    terms = "" if _stays_float32(kernel) else "convolutions"
-    return Entry(kernel.name, names, kernel.symbols, workspace, terms)
-
-
-def _stays_float32(kernel: WindowKernel) -> bool:
-    return kernel.geometry.channels <= FLOAT32_CHANNELS
+    return Entry(kernel.name, names, kernel.symbols, workspace, "convolutions", kernel.instead)
 
 
 def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> list[str]:
@@ -41,7 +33,7 @@ def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> 
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
         f"const fw::ConvolutionSizes sizes{{{', '.join(sizes)}}};",
         f"return fw::convolution<{schedule.tile_channels}>(end, vectors, source, filter, sizes, "
-        f"{'3' if _stays_float32(kernel) else 'terms'}, workspace, where, stream);",
+        "terms, workspace, where, stream);",
     ]
     return ending_lines(kernel, window_entry(kernel), form, title, body)
 

@@ -23,9 +23,6 @@ from fusewright.errors import CodegenError
 from fusewright.ir import ITEM_BYTES, Dim, TensorSpec, contiguous_strides
 from fusewright.plan.steps import Fused, Plan, inputs_of
 
-# Who decides how precise a kernel on tensor cores is.
-TERMS = {"products": "_fw_terms()", "convolutions": "_fw_convolution_terms()"}
-
 # Of values that share an allocation, in bytes: lines of the cache and widest accesses are whole.
 ALIGNMENT = 256
 
@@ -202,17 +199,28 @@ def _allocation(name: str, spec: TensorSpec, wanted: str) -> list[str]:
     return call(name, "_fw_memory", args)
 
 
+def _terms(entry: Entry) -> list[str]:
+    """How precise a kernel on tensor cores is."""
+    of = entry.instead
+    if of is None:
+        return ["terms = _fw_terms()"] if entry.terms else []
+    sizes = [each for spec in (of.source, of.weight) for each in (spec.shape, spec.strides)]
+    args = [quoted(of.which), *map(dims, sizes), str(of.numbers), "device"]
+    return call("terms", "_fw_convolution_terms", args)
+
+
 def _launch(wrapper: Wrapper, language: str, inputs: list[str], outputs: list[str]) -> list[str]:
     entry = wrapper.entry
     pointers = [f"{name}.data_ptr()" for name in inputs]
     kept = "_fw_pointer({})" if wrapper.optional else "{}.data_ptr()"
     pointers += [kept.format(name) for name in outputs]
-    numbers = [*entry.symbols, *([TERMS[entry.terms]] if entry.terms else [])]
+    numbers = [*entry.symbols, *(["terms"] if entry.terms else [])]
     workspace = "workspace.data_ptr()" if entry.workspace else "None"
     where = ["_fw_threads()", "None"]
     if language == "cuda":
         where = ["device.index", "_fw_stream(device.index)"]
     return [
+        *_terms(entry),
         *call("code", f"_fw_kernels.{entry.name}", [*pointers, *numbers, workspace, *where]),
         "if code:",
         f"    _fw_kernels.fail({quoted(entry.name)}, code)",

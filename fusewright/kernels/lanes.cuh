@@ -127,7 +127,9 @@ class OnDevice {
  public:
   explicit OnDevice(int device) {
     cudaGetDevice(&before_);
-    moved_ = before_ != device && cudaSetDevice(device) == cudaSuccess;
+    // Also where it is the current one: in a new thread, as autograd's, the driver's own calls find
+    // no context before this.
+    moved_ = cudaSetDevice(device) == cudaSuccess && before_ != device;
   }
   ~OnDevice() {
     if (moved_) cudaSetDevice(before_);

@@ -111,6 +111,10 @@ __device__ __forceinline__ void publish_stores() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Likewise for reading: the copy engine may overwrite what a thread has loaded once the thread has
+// published that and then arrived. Without it a load can come later than an arrival that follows it.
+__device__ __forceinline__ void publish_reads() { publish_stores(); }
+
 // Two numbers rounded to fp16, side by side.
 __device__ __forceinline__ uint32_t two_halves(float low, float high) {
   uint32_t packed;
@@ -124,8 +128,8 @@ struct Matrices {
   int64_t columns, rows, row_stride, layers, layer_stride;  // strides in elements
 };
 template <class T>
-bool matrix_map(CUtensorMap& map, const T* data, const Matrices& of, int box_columns,
-                int box_rows) {
+static bool matrix_map(CUtensorMap& map, const T* data, const Matrices& of, int box_columns,
+                       int box_rows) {
   using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
                               const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
                               const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,

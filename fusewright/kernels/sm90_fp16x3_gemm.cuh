@@ -99,6 +99,7 @@ __device__ __forceinline__ void multiply_blocks(ProductShared<3, kTileRows>& sha
   volatile float parts[kSums];  // in memory: touched once in kBlocksPerPart blocks
   const auto release_a = [&] {
     if constexpr (kContractedRowsB) fragments.fold(shared.factors[from_a.stage]);
+    publish_reads();
     __syncwarp();
     if (speaks) arrive(&shared.read_a[from_a.stage]);
     from_a.advance();
@@ -202,8 +203,9 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 }
 
 template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
-int launch_product(const End& end, bool vectors, const RawOperand& a, const SplitOperand& b,
-                   const ProductExtents& of, int device, void* stream) {
+static int launch_product(const End& end, bool vectors, const RawOperand& a,
+                          const SplitOperand& b, const ProductExtents& of, int device,
+                          void* stream) {
   using Shared = ProductShared<kTerms, kTileRows>;
   static_assert(int(sizeof(Shared)) <= kSharedBytes, "more shared memory than a block can have");
   const OnDevice here(device);

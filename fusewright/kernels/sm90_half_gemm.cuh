@@ -134,8 +134,9 @@ bool copyable(const HalfOperand<T>& operand, int64_t batches) {
 // `vectors`: whether the epilogue's tensors are aligned for four columns at a time. Tiles have 256
 // of the rows q; with 128 a small result makes enough tiles for more of the GPU.
 template <class T, bool kFreeMajorA, bool kFreeMajorB, int kTileRows = 256, class End>
-int half_product(const End& end, bool vectors, const HalfOperand<T>& a, const HalfOperand<T>& b,
-                 const ProductExtents& of, int device, void* stream) {
+static int half_product(const End& end, bool vectors, const HalfOperand<T>& a,
+                        const HalfOperand<T>& b, const ProductExtents& of, int device,
+                        void* stream) {
   using Shared = HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>;
   static_assert(int(sizeof(Shared)) <= kSharedBytes, "more shared memory than a block can have");
   if (of.columns == 0 || of.rows == 0 || of.batches == 0) return end_nothing(end, device, stream);

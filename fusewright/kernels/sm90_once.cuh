@@ -49,6 +49,7 @@ __device__ __forceinline__ void multiply_once(ProductShared<1, kOnceTileRows>& s
     wait(&shared.loaded_a[from_a.stage], from_a.parity);
     fragments.template read<0, 4>(reader, shared.a[from_a.stage]);
     if constexpr (kContractedRowsB) fragments.fold(shared.factors[from_a.stage]);
+    publish_reads();
     __syncwarp();
     if (speaks) arrive(&shared.read_a[from_a.stage]);
     from_a.advance();

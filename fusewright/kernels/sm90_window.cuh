@@ -136,8 +136,8 @@ __global__ void __launch_bounds__(kWindowThreads, 1)
 
 // `vectors`: whether the epilogue's tensors are aligned for four columns at a time.
 template <int kTerms, int kTileChannels, class End>
-int window(const End& end, bool vectors, const WindowInput& x, const WindowWeights& w,
-           const WindowShape& shape, int device, void* stream) {
+static int window(const End& end, bool vectors, const WindowInput& x, const WindowWeights& w,
+                  const WindowShape& shape, int device, void* stream) {
   using Shared = WindowShared<kTerms, kTileChannels>;
   const WindowAxis &along_y = shape.y, &along_x = shape.x;
   if (shape.images == 0 || along_y.out == 0 || along_x.out == 0) return 0;

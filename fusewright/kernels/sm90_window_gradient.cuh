@@ -203,9 +203,9 @@ inline int64_t window_gradient_bytes(const ConvolutionSizes& of, int parts) {
 
 // `workspace` has window_gradient_bytes; any number of parts is right, window_gradient_parts fast.
 template <int kTerms>
-int window_gradient(const WindowInput& x, const WindowInput& dy, const WindowGradient& dw,
-                    const ConvolutionSizes& of, int parts, void* workspace, int device,
-                    void* stream) {
+static int window_gradient(const WindowInput& x, const WindowInput& dy, const WindowGradient& dw,
+                           const ConvolutionSizes& of, int parts, void* workspace, int device,
+                           void* stream) {
   GradientResult result = {x, dy, dw};
   WindowShape& shape = result.shape;
   const int64_t elements = window_gradient_bytes(of, 1) / 4;

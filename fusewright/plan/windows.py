@@ -7,8 +7,13 @@ from fusewright.loop import LoopKernel
 from fusewright.plan.steps import WindowGradient
 from fusewright.plan.values import Values
 from fusewright.rewrite.products import operands_of
-from fusewright.rewrite.windows import geometry_of, gradient_geometry, reads_backwards
-from fusewright.window import Filter, GradientKernel, Source, WindowKernel
+from fusewright.rewrite.windows import (
+    geometry_of,
+    gradient_geometry,
+    library_pass,
+    reads_backwards,
+)
+from fusewright.window import Filter, GradientKernel, Instead, Source, WindowKernel
 
 
 def window_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str) -> WindowKernel:
@@ -22,6 +27,7 @@ def window_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str) 
         filter=_filter(weight, filter_, reads_backwards(node)),
         epilogue=epilogue,
         product=given,
+        instead=_instead(node, images, filter_),
     )
 
 
@@ -37,6 +43,7 @@ def gradient_step(values: Values, node: Node) -> WindowGradient:
         change=Source(change, _four(changes)),
         filter=_filter(node.name, weights, backwards=False),
         symbols=tuple(sorted(values.sizes)),
+        instead=_instead(node, images, weights),
     )
     numbers = of.source_elements(values.sizes) + of.result_elements(values.sizes)
     return WindowGradient(
@@ -48,6 +55,14 @@ def gradient_step(values: Values, node: Node) -> WindowGradient:
         bytes_moved=4 * (numbers + of.filter_elements),
         operations=of.operations(values.sizes),
     )
+
+
+def _instead(node: Node, source: TensorSpec, weight: TensorSpec) -> Instead:
+    which, numbers = library_pass(node)
+    if which == "input":  # what it slides over is the result
+        assert node.spec is not None
+        source = node.spec
+    return Instead(which, source, weight, numbers)
 
 
 def _four(spec: TensorSpec) -> tuple[Dim, Dim, Dim, Dim]:

@@ -55,8 +55,8 @@ class _Building:
         if node.op == FORWARD:
             x, weight, bias, *rest = node.args
             if not isinstance(bias, Ref):
-                return self._window(node, x, weight, rest, False)
-            bare = self._window(replace(node, name=f"{node.name}_bare"), x, weight, rest, False)
+                return self._window(node, x, weight, rest, ())
+            bare = self._window(replace(node, name=f"{node.name}_bare"), x, weight, rest, ())
             return None if bare is None else self.builder.plus_channels(node, bare, bias)
         whole = self.backward.get(_name(node.args[0])) if node.op == "getitem" else None
         if whole is None:
@@ -71,7 +71,8 @@ class _Building:
         if transposed or not self._fits(replace(like, spec=spec)):
             return None
         args = (x, dy, stride, padding, dilation, groups)
-        return self.add(Node(node.name, GRADIENT, args, (), node.spec, node.source))
+        instead = _instead("weight", whole.args[4:10])
+        return self.add(Node(node.name, GRADIENT, args, instead, node.spec, node.source))
 
     def _by_source(self, node: Node, whole: Node) -> Ref | None:
         """The gradient of a convolution by what it slides over, where its strides are one."""
@@ -84,17 +85,20 @@ class _Building:
             return None
         steps = zip(_numbers(dilation, rank), taps, _numbers(padding, rank), strict=True)
         zeros = tuple(step * (size.factor - 1) - before for step, size, before in steps)
-        return self._window(node, dy, weight, [stride, zeros, dilation, *others], True)
+        here = [stride, zeros, dilation, *others]
+        return self._window(node, dy, weight, here, whole.args[4:10])
 
     def _window(
-        self, node: Node, source: Arg, weight: Arg, rest: list[Arg], backwards: bool
+        self, node: Node, source: Arg, weight: Arg, rest: list[Arg], backwards: tuple[Arg, ...]
     ) -> Ref | None:
+        """`backwards` are the numbers of the convolution whose gradient this is."""
         stride, padding, dilation, transposed, _, groups = rest
         contiguous = node.spec and node.spec.strides == contiguous_strides(node.spec.shape)
         if transposed or not contiguous or (backwards and groups != 1):
             return None
-        args = (source, weight, stride, padding, dilation, groups, backwards)
-        made = Node(node.name, WINDOW, args, (), node.spec, node.source)
+        args = (source, weight, stride, padding, dilation, groups, bool(backwards))
+        instead = _instead("input", backwards) if backwards else _instead("forward", tuple(rest))
+        made = Node(node.name, WINDOW, args, instead, node.spec, node.source)
         return self.add(made) if self._fits(made) else None
 
     def _fits(self, node: Node) -> bool:
@@ -134,6 +138,19 @@ def _numbers(arg: Arg, rank: int) -> tuple[int, ...]:
     given = [each for each in arg if isinstance(each, int)]
     assert len(given) == len(arg) and len(given) in (1, rank)
     return tuple(given * rank)[:rank]
+
+
+def _instead(which: str, numbers: tuple[Arg, ...]) -> tuple[tuple[str, Arg], ...]:
+    return (("instead", (which, numbers)),)
+
+
+def library_pass(node: Node) -> tuple[str, tuple[Arg, ...]]:
+    """The pass of PyTorch's convolution that a node stands for, and that convolution's numbers."""
+    given = node.argument("instead")
+    assert isinstance(given, tuple)
+    which, numbers = given
+    assert isinstance(which, str) and isinstance(numbers, tuple)
+    return which, numbers
 
 
 def reads_backwards(node: Node) -> bool:

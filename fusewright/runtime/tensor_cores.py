@@ -35,10 +35,91 @@ def _fw_terms() -> int:
     return 1 if _fw_precision("cuda", "matmul") == "tf32" else 3
 
 
-def _fw_convolution_terms() -> int:
-    """The same for convolutions, which have a flag of their own, and none without cuDNN."""
+_FW_ROUNDS: dict[tuple[object, ...], bool] = {}
+
+
+def _fw_convolution_terms(
+    which: str,
+    images: tuple[int, ...],
+    image_strides: tuple[int, ...],
+    weights: tuple[int, ...],
+    weight_strides: tuple[int, ...],
+    numbers: tuple[typing.Any, ...],
+    device: torch.device,
+) -> int:
+    """The same for a convolution, or for its gradient by its input or weight.
+
+    Where TF32 is allowed, PyTorch's library still decides by shape whether to use it: it is asked,
+    once for each.
+    """
     if _FW_NO_TF32 or not torch.backends.cudnn.enabled:
         return 3
     if _fw_precision is None:
-        return 1 if torch.backends.cudnn.allow_tf32 else 3
-    return 1 if _fw_precision("cuda", "conv") == "tf32" else 3
+        allowed = torch.backends.cudnn.allow_tf32
+    else:
+        allowed = _fw_precision("cuda", "conv") == "tf32"
+    if not allowed:
+        return 3
+    sizes = (images, image_strides, weights, weight_strides, numbers)
+    choosing = (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic)
+    key = (which, sizes, choosing, device)
+    if key not in _FW_ROUNDS:
+        if torch.cuda.is_current_stream_capturing():
+            return 3  # nothing can be asked now
+        _FW_ROUNDS[key] = _fw_rounds(which, *sizes, device)
+    return 1 if _FW_ROUNDS[key] else 3
+
+
+def _fw_room(device: torch.device) -> int:
+    """Bytes that are free."""
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
+
+
+def _fw_middle(images: torch.Tensor) -> torch.Tensor:
+    """The position in the middle of each."""
+    for _ in images.shape[2:]:
+        images = images.select(2, images.shape[2] // 2)
+    return images
+
+
+def _fw_rounds(
+    which: str,
+    images: tuple[int, ...],
+    image_strides: tuple[int, ...],
+    weights: tuple[int, ...],
+    weight_strides: tuple[int, ...],
+    numbers: tuple[typing.Any, ...],
+    device: torch.device,
+) -> bool:
+    """Whether PyTorch's convolution rounds what it multiplies to TF32.
+
+    Each result is one number that TF32 does not have, times one.
+    """
+    if 0 in images or 0 in weights:
+        return False
+    *_, transposed, _, groups = numbers
+    odd = 1 + 2.0**-12
+    like = torch.empty_strided(images, image_strides, device="meta")
+    kernel = torch.empty_strided(weights, weight_strides, device="meta")
+    result = torch.ops.aten.convolution(like, kernel, None, *numbers)
+    if 16 * (like.numel() + result.numel()) > _fw_room(device):
+        return False  # asking would take what the model needs
+    with torch.no_grad(), torch.autocast("cuda", enabled=False):
+        x = torch.empty_like(like, device=device).fill_(odd)
+        w = torch.empty_like(kernel, device=device).zero_()
+        # Of the channels that are added up, the first alone counts, by its middle tap.
+        added: typing.Any = (slice(None), slice(0, 1))
+        if (which == "forward") == transposed:
+            added = (slice(None, None, weights[0] // groups),)
+        _fw_middle(w[added]).fill_(1)
+        if which == "forward":
+            found = torch.ops.aten.convolution(x, w, None, *numbers)
+        else:
+            if which == "weight":  # of the positions, one
+                _fw_middle(x.zero_()[:1]).fill_(1)
+            change = torch.empty_like(result, device=device).fill_(odd)
+            wanted = [which == "input", which == "weight", False]
+            both = torch.ops.aten.convolution_backward(change, x, w, None, *numbers, wanted)
+            found = both[which == "weight"]
+        return 0.5 < float(found.amax()) < (1 + odd) / 2
