@@ -32,6 +32,11 @@ class Ending:
         raise NotImplementedError
 
     @property
+    def column_axes(self) -> tuple[int, ...]:
+        """The axes of the result that a tile's columns run along; along the others run its rows."""
+        raise NotImplementedError
+
+    @property
     def given(self) -> Load:
         """The load that the kernel answers from its registers."""
         return next(

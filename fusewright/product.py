@@ -89,6 +89,10 @@ class ProductKernel(Ending):
     product: str
 
     @property
+    def column_axes(self) -> tuple[int, ...]:
+        return (len(self.epilogue.axes) - 1,)
+
+    @property
     def operands(self) -> tuple[Argument, ...]:
         a = Argument(self.a.buffer, self.a.dtype, False)
         if isinstance(self.b, RawOperand):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fusewright.ending import Ending
-from fusewright.ir import Arg, Dim, TensorSpec
+from fusewright.ir import ONE, Arg, Dim, TensorSpec
 from fusewright.loop import Argument, LoopKernel
 
 
@@ -55,6 +55,12 @@ class Geometry:
     @property
     def taps(self) -> int:
         return self.y.taps * self.x.taps
+
+    @property
+    def has_rows_and_columns(self) -> bool:
+        """Whether there may be several channels, and several positions, of results."""
+        many = self.y.result * self.x.result > 1 or self.images != ONE
+        return self.groups * self.results > 1 and many
 
     @property
     def phases(self) -> tuple[int, ...]:
@@ -174,8 +180,14 @@ class WindowKernel(Ending):
         return replace(self, source=source, filter=weights)
 
     @property
-    def columns(self) -> Dim:
-        return Dim(self.geometry.x.result)
+    def column_axes(self) -> tuple[int, ...]:
+        """A tile has some positions and, of each, the results of some channels.
+
+        Axes of one are none; of the others, that of channels steps over whole images.
+        """
+        plane = Dim(self.geometry.y.result * self.geometry.x.result)
+        strides = self.given.access.strides
+        return tuple(axis for axis, stride in enumerate(strides) if stride != plane)
 
     @property
     def operands(self) -> tuple[Argument, ...]:

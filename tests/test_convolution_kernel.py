@@ -17,17 +17,19 @@ from fusewright.ir import Dim
 from fusewright.window import Geometry, WindowAxis
 from fusewright.window_cost import best_band
 from tests.cores_on_host import library_of
-from tests.test_product_kernel import BODY as PRODUCT_BODY
+from tests.test_window_kernel import BODY as WINDOW_BODY
 
 BODY = (
-    PRODUCT_BODY[: PRODUCT_BODY.index("#define ENTRY")]
+    WINDOW_BODY[: WINDOW_BODY.index("#define ENTRY")]
     + r"""
 #define ENTRY(name, channels)                                                                   \
   extern "C" int name(const fw::WindowInput* x, const fw::WindowFilter* filter,                 \
                       const fw::ConvolutionSizes* sizes, int64_t terms, void* workspace,        \
                       float* out) {                                                             \
-    return fw::convolution<channels>(End{{{{out, sizes->x.out}}}}, false, *x, *filter, *sizes,  \
-                                     terms, workspace, 0, nullptr);                             \
+    const int64_t plane = sizes->y.out * sizes->x.out;                                          \
+    const Plain plain{out, sizes->images * plane, plane, sizes->groups * sizes->channels_out, 1}; \
+    return fw::convolution<channels>(End{{{plain}}}, false, *x, *filter, *sizes, terms,         \
+                                     workspace, 0, nullptr);                                    \
   }
 ENTRY(convolution_64, 64)
 ENTRY(convolution_128, 128)

@@ -24,7 +24,8 @@ BODY = r"""
 namespace {
 struct Plain {
   float* out;
-  int64_t columns;
+  int64_t columns;  // positions of all images
+  int64_t plane, channels;
   int together;  // columns that the epilogue is to be given at once
   template <int V> struct Elem { float y[V]; };
   template <int V> void load(Elem<V>&, int64_t, int64_t) const {}
@@ -32,7 +33,8 @@ struct Plain {
   template <int V> void visit(const Elem<V>& elem, int64_t q, int64_t l, int) const {
     if (V != together || l % V != 0) std::abort();
     for (int v = 0; v < V; ++v) {
-      float& place = out[q * columns + l + v];
+      const int64_t image = l / plane, at = l % plane + v;
+      float& place = out[(image * channels + q) * plane + at];
       if (place != 12345.f) std::abort();  // twice
       place = elem.y[v];
     }
@@ -45,8 +47,10 @@ using End = Ends<Plain>;
       const fw::WindowInput* x, const fw::WindowWeights* w, const fw::WindowShape* shape,       \
       float* out, int vectors) {                                                                \
     memset(emulated_shared, 0xff, sizeof(emulated_shared));  /* NaN */                          \
-    return fw::window<terms, channels>(End{{{{out, shape->x.out, vectors ? 4 : 1}}}}, vectors, *x,\
-                                       *w, *shape, 0, nullptr);                                 \
+    const int64_t plane = shape->y.out * shape->x.out;                                          \
+    const Plain plain{out, shape->images * plane, plane, shape->groups * shape->channels_out,   \
+                      vectors ? 4 : 1};                                                         \
+    return fw::window<terms, channels>(End{{{plain}}}, vectors, *x, *w, *shape, 0, nullptr);    \
   }
 ENTRY(1, 32)
 ENTRY(1, 64)

@@ -18,7 +18,7 @@ from fusewright.codegen.source import Entry
 from fusewright.codegen.text import comment, identifier, unique_names
 from fusewright.ending import Reduces
 from fusewright.errors import CodegenError
-from fusewright.loop import Index, Load, LoopKernel, Store
+from fusewright.loop import Index, Instruction, Load, LoopKernel, Store
 from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, lanes_fit
 from fusewright.sweep import sweeps
@@ -30,13 +30,10 @@ VECTOR = 4  # columns
 
 
 def ending_form(kernel: Ended) -> Form:
-    """The epilogue as the printers take it, with the columns as its only outer or inner axis."""
+    """The epilogue as the printers take it, with the columns as its outer or inner axes."""
     identifier(kernel.name)
     dtypes = value_dtypes(kernel.epilogue)
-    whole = kernel.epilogue if kernel.epilogue.inner else _by_columns(kernel.epilogue)
-    axes = whole.inner if kernel.reduces is Reduces.ACROSS else whole.outer
-    if [axis.size for axis in axes] != [kernel.columns]:
-        raise CodegenError(f"kernel {kernel.name}: the epilogue does not run over the result")
+    whole = kernel.epilogue if kernel.epilogue.inner else _by_columns(kernel)
     read = {
         item.access.buffer
         for item in kernel.epilogue.body
@@ -62,15 +59,21 @@ def ending_form(kernel: Ended) -> Form:
     )
 
 
-def _by_columns(kernel: LoopKernel) -> LoopKernel:
-    """A pointwise kernel as a sweep down the columns, its last axis."""
-    body = tuple(
-        with_strides(item, (strides_of(item)[-1], *strides_of(item)[:-1]))
-        if isinstance(item, Load | Store | Index)
-        else item
-        for item in kernel.body
-    )
-    return replace(kernel, outer=kernel.outer[-1:], inner=kernel.outer[:-1], body=body)
+def _by_columns(kernel: Ended) -> LoopKernel:
+    """A pointwise epilogue as a sweep down the columns."""
+    whole, across = kernel.epilogue, kernel.column_axes
+    down = [axis for axis in range(len(whole.outer)) if axis not in across]
+    if not across:
+        raise CodegenError(f"kernel {kernel.name}: the epilogue does not run over the result")
+
+    def turned(item: Instruction) -> Instruction:
+        if not isinstance(item, Load | Store | Index):
+            return item
+        strides = strides_of(item)
+        return with_strides(item, tuple(strides[axis] for axis in (*across, *down)))
+
+    outer, inner = (tuple(whole.outer[axis] for axis in axes) for axes in (across, down))
+    return replace(whole, outer=outer, inner=inner, body=tuple(map(turned, whole.body)))
 
 
 def _schedule(kernel: Ended, epilogue: LoopKernel) -> Schedule:

@@ -24,9 +24,9 @@ struct Parts {
   void* workspace;
 
   template <int V>
-  __device__ __forceinline__ void enter(typename Body::template Row<V>& row, int at) const {
+  __device__ __forceinline__ void enter(typename Body::template Row<V>& row, Index at) const {
     Index q, l;
-    locate<Body::kOuterRest>(Index(at), body.outer_lane_extent(), q, l);
+    locate<Body::kOuterRest>(at, body.outer_lane_extent(), q, l);
     body.begin(row, q, l, V);
   }
   __device__ __forceinline__ void put(int line, int at, const Part& part) const {
@@ -52,11 +52,12 @@ struct ByColumn : Parts<Body> {
   };
 
   template <int V>
-  __device__ __forceinline__ void begin(Column<V>& down, int column) const {
+  __device__ __forceinline__ void begin(Column<V>& down, Index column) const {
     this->enter(down.row, column);
   }
   template <int V>
-  __device__ __forceinline__ void load(Elem<V>& elem, const Column<V>& down, int row, int) const {
+  __device__ __forceinline__ void load(Elem<V>& elem, const Column<V>& down, int row,
+                                       Index) const {
     this->body.load(Phase<0>{}, elem, down.row, Index(row), Index(0));
   }
   template <int V>
@@ -97,7 +98,7 @@ struct ByRow : Parts<Body> {
   struct Column {};
 
   template <int V>
-  __device__ __forceinline__ void begin(Column<V>&, int) const {}
+  __device__ __forceinline__ void begin(Column<V>&, Index) const {}
   template <int V>
   __device__ __forceinline__ void load(Elem<V>& at, const Column<V>&, int row, int column) const {
     this->enter(at.row, row);

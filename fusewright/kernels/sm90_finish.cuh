@@ -8,6 +8,7 @@
 //   row(place, q)        the epilogue's row of element q of it; the epilogue's column is place.column
 //   scale(place, q)      what the sum at (place, q) is to be multiplied by
 //   line                 the tile's number among those of its columns, for what reduces down
+//   kSparing             how many times fewer rows go together, where registers are few
 //   kMends, plain(p, q)  whether a sum that is not finite is made anew, as a plain fp32 sum
 #pragma once
 
@@ -39,7 +40,8 @@ __device__ __forceinline__ void finish_rows(const float (*finished)[kFinishStrid
                                             int first, int rows, int p, int q, const Place& place,
                                             const End& end, typename End::template Column<V>& down,
                                             const Result& result) {
-  constexpr int kStep = FinishShape<V>::kStep, kTogether = FinishShape<V>::kTogether;
+  constexpr int kStep = FinishShape<V>::kStep;
+  constexpr int kTogether = FinishShape<V>::kTogether / Result::kSparing;
   typename End::template Elem<V> elem[kTogether];
   Packed<float, V> x[kTogether];
   uint32_t broken = 0;
@@ -97,14 +99,15 @@ __device__ __forceinline__ void finish_turn(const float (*finished)[kFinishStrid
                                             typename End::template Column<V>& down,
                                             const Result& result) {
   using Shape = FinishShape<V>;
-  constexpr int kReach = Shape::kStep * (Shape::kTogether - 1);
+  constexpr int kTogether = Shape::kTogether / Result::kSparing;
+  constexpr int kReach = Shape::kStep * (kTogether - 1);
   const int part = threadIdx.x % Shape::kAcross * V;
   if (!End::kByRow && !place.inside) return;
   // Threads that meet in a row go the same way.
   const bool whole = End::kByRow && rows == kFinishRows && __all_sync(~0u, place.inside);
 #pragma unroll 1
   for (int row = threadIdx.x % 128 / Shape::kAcross; row < kFinishRows;
-       row += Shape::kStep * Shape::kTogether) {
+       row += Shape::kStep * kTogether) {
     if (End::kByRow ? whole : row + kReach < rows) {
       finish_rows<V, true>(finished, part, row, rows, p + part, q, place, end, down, result);
     } else {

@@ -44,6 +44,7 @@ struct MatrixResult {
     int column;
   };
   static constexpr bool kMends = true;
+  static constexpr int kSparing = 1;
   const RawOperand& a;
   const SplitOperand& b;
   int batch, columns, rows, contracted, line;

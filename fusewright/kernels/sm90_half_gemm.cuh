@@ -19,6 +19,7 @@ struct HalfResult {
     int column;
   };
   static constexpr bool kMends = false;
+  static constexpr int kSparing = 1;
   const float* inverse;  // of the batch's rows, or null
   int batch, columns, rows, line;
   bool vectors;

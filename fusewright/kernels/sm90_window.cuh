@@ -19,10 +19,10 @@ namespace fw {
 struct WindowResult {
   struct Place {
     bool inside;
-    int column;
-    int64_t first;  // row of the group's first out channel
+    int64_t column;  // a position of all images
   };
   static constexpr bool kMends = true;
+  static constexpr int kSparing = 2;
   const WindowInput& x;
   const WindowWeights& w;
   const WindowSizes& sizes;
@@ -30,17 +30,14 @@ struct WindowResult {
   int rows;
   bool vectors;
 
-  __device__ __forceinline__ int64_t channel_out(int q) const { return tile.group * rows + q; }
+  __device__ __forceinline__ int channel_out(int q) const { return tile.group * rows + q; }
   __device__ __forceinline__ Place place(int p) const {
     const WindowPosition at = sizes.position(tile, p);
     const WindowShape& shape = sizes.shape;
     const bool inside = at.in_band && at.image < shape.images && at.column < shape.x.out;
-    const int64_t channels = int64_t(at.image) * shape.groups * rows + channel_out(0);
-    return {inside, at.column, channels * shape.y.out + at.y};
+    return {inside, (int64_t(at.image) * shape.y.out + at.y) * shape.x.out + at.column};
   }
-  __device__ __forceinline__ int64_t row(const Place& place, int q) const {
-    return place.first + int64_t(q) * sizes.shape.y.out;
-  }
+  __device__ __forceinline__ int row(const Place&, int q) const { return channel_out(q); }
   __device__ __forceinline__ float scale(const Place&, int q) const {
     return w.inverse[channel_out(q)];
   }

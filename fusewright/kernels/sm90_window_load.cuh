@@ -85,20 +85,23 @@ struct StageRows {
   }
 };
 
-// What a thread converts at a time: four times eight channels. Where channels lie side by side, of
-// four rows, and eight threads have a row; elsewhere of one row, and 32 threads have neighbouring
+// What a thread converts at a time: two times eight channels. Where channels lie side by side, of
+// two rows, and eight threads have a row; elsewhere of one row, and 32 threads have neighbouring
 // rows. Either way eight threads' stores meet all banks.
 template <bool kByChannels>
 struct WindowUnit {
-  static constexpr int kRows = kByChannels ? 16 : 32;  // of a warp
+  static constexpr int kRows = kByChannels ? 8 : 32;  // of a warp
   int first_row, first_column;  // a column is eight channels
-  float x[4][8];
+  float x[2][8];
 
-  // `two`: whether rows have more than the 32 channels of one unit.
-  __device__ __forceinline__ WindowUnit(int unit, bool two) {
+  // How many units rows have, as a power of two.
+  static __device__ __forceinline__ int across(int channels) {
+    return kByChannels || channels <= 16 ? 0 : channels <= 32 ? 1 : 2;
+  }
+  __device__ __forceinline__ WindowUnit(int unit, int across) {
     const int lane = threadIdx.x % 32;
-    first_row = (two ? unit / 2 : unit) * kRows + (kByChannels ? lane / 8 : lane);
-    first_column = kByChannels ? lane % 8 : two ? unit % 2 * 4 : 0;
+    first_row = (unit >> across) * kRows + (kByChannels ? lane / 8 : lane);
+    first_column = kByChannels ? lane % 8 : (unit & ((1 << across) - 1)) * 2;
   }
   __device__ __forceinline__ int row(int k) const { return first_row + (kByChannels ? 4 * k : 0); }
   __device__ __forceinline__ int column(int k) const {
@@ -110,7 +113,7 @@ struct WindowUnit {
     bool inside;
     const float* from = source.at(first_row, inside);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
+    for (int k = 0; k < 2; ++k) {
       if (kByChannels && k > 0) from = source.at(row(k), inside);
       const int left = inside ? source.channels - 8 * column(k) : 0;
       if constexpr (kByChannels) {
@@ -129,11 +132,11 @@ struct WindowUnit {
   __device__ __forceinline__ float largest() const {
     float most = 0.f;
 #pragma unroll
-    for (int i = 0; i < 32; ++i) most = fmaxf(most, fabsf(x[i / 8][i % 8]));
+    for (int i = 0; i < 16; ++i) most = fmaxf(most, fabsf(x[i / 8][i % 8]));
     if (isfinite(most)) return most;
     most = 0.f;
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
+    for (int i = 0; i < 16; ++i) {
       const float size = fabsf(x[i / 8][i % 8]);
       if (isfinite(size)) most = fmaxf(most, size);
     }
@@ -143,7 +146,7 @@ struct WindowUnit {
   template <int kTerms, class Rows>
   __device__ __forceinline__ void store(const Rows& to, int rows, float scale) const {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
+    for (int k = 0; k < 2; ++k) {
       Fragment eight;
 #pragma unroll
       for (int i = 0; i < 4; ++i) eight.split(i, x[k][2 * i] * scale, x[k][2 * i + 1] * scale);
@@ -153,20 +156,23 @@ struct WindowUnit {
 };
 
 // Fills a stage's rows, which kWarps share, and returns the largest finite magnitude that the
-// thread has seen.
+// thread has seen. While a unit is converted the next is on its way.
 template <int kTerms, bool kByChannels, int kWarps, class Rows, class Source>
 __device__ __forceinline__ float fill_stage(const Rows& to, const Source& source, int warp,
                                             float scale) {
   using Unit = WindowUnit<kByChannels>;
-  const bool two = !kByChannels && source.channels > 32;
-  const int units = (source.rows + Unit::kRows - 1) / Unit::kRows << int(two);
+  const int across = Unit::across(source.channels);
+  const int units = (source.rows + Unit::kRows - 1) / Unit::kRows << across;
   float largest = 0.f;
+  Unit unit(warp, across);
+  unit.load(source);
 #pragma unroll 1
   for (int index = warp; index < units; index += kWarps) {
-    Unit unit(index, two);
-    unit.load(source);
+    Unit next(index + kWarps, across);
+    next.load(source);  // nothing, after the last
     largest = fmaxf(largest, unit.largest());
     unit.template store<kTerms>(to, source.rows, scale);
+    unit = next;
   }
   return largest;
 }

@@ -113,6 +113,7 @@ class _Building:
             static
             and min(geometry.y.before, geometry.x.before) >= 0
             and (geometry.groups == 1 or geometry.channels >= FEWEST_CHANNELS)
+            and geometry.has_rows_and_columns
             and is_possible(geometry)
             and is_worthwhile(geometry, self.sizes)
         )
