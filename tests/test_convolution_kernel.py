@@ -27,7 +27,7 @@ BODY = (
                       const fw::ConvolutionSizes* sizes, int64_t terms, void* workspace,        \
                       float* out) {                                                             \
     const int64_t plane = sizes->y.out * sizes->x.out;                                          \
-    const Plain plain{out, sizes->images * plane, plane, sizes->groups * sizes->channels_out, 1}; \
+    const Plain plain{out, sizes->images * plane, plane, sizes->groups * sizes->channels_out};  \
     return fw::convolution<channels>(End{{{plain}}}, false, *x, *filter, *sizes, terms,         \
                                      workspace, 0, nullptr);                                    \
   }

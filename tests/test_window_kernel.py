@@ -26,12 +26,10 @@ struct Plain {
   float* out;
   int64_t columns;  // positions of all images
   int64_t plane, channels;
-  int together;  // columns that the epilogue is to be given at once
   template <int V> struct Elem { float y[V]; };
   template <int V> void load(Elem<V>&, int64_t, int64_t) const {}
   template <int V> void give(Elem<V>& elem, int v, float x) const { elem.y[v] = x; }
   template <int V> void visit(const Elem<V>& elem, int64_t q, int64_t l, int) const {
-    if (V != together || l % V != 0) std::abort();
     for (int v = 0; v < V; ++v) {
       const int64_t image = l / plane, at = l % plane + v;
       float& place = out[(image * channels + q) * plane + at];
@@ -48,8 +46,7 @@ using End = Ends<Plain>;
       float* out, int vectors) {                                                                \
     memset(emulated_shared, 0xff, sizeof(emulated_shared));  /* NaN */                          \
     const int64_t plane = shape->y.out * shape->x.out;                                          \
-    const Plain plain{out, shape->images * plane, plane, shape->groups * shape->channels_out,   \
-                      vectors ? 4 : 1};                                                         \
+    const Plain plain{out, shape->images * plane, plane, shape->groups * shape->channels_out};  \
     return fw::window<terms, channels>(End{{{plain}}}, vectors, *x, *w, *shape, 0, nullptr);    \
   }
 ENTRY(1, 32)

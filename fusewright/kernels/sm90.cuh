@@ -73,12 +73,11 @@ __device__ __forceinline__ void copy_word(uint32_t to, const float* from, bool i
 }
 
 // From global memory that no one writes meanwhile, or zeros where `inside` is false; no branch, so
-// that many of them travel together. They pass the first cache by, which is small beside shared
-// memory and holds what an epilogue reads again and again.
+// that many of them travel together.
 __device__ __forceinline__ float load_if(const float* from, bool inside) {
   float x;
   asm("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.f32 %0, 0f00000000;\n"
-      "@p ld.global.nc.L1::no_allocate.f32 %0, [%1];\n}"
+      "@p ld.global.nc.f32 %0, [%1];\n}"
       : "=f"(x) : "l"(from), "r"(int(inside)));
   return x;
 }
@@ -86,7 +85,7 @@ __device__ __forceinline__ void load_four_if(float* x, const float* from, bool i
   asm("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
       "mov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\n"
       "mov.f32 %2, 0f00000000;\nmov.f32 %3, 0f00000000;\n"
-      "@p ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
+      "@p ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
       : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "l"(from), "r"(int(inside)));
 }
 

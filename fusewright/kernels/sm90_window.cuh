@@ -84,8 +84,13 @@ __device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChann
     const WindowResult result = {x, w, sizes, tile, sizes.shape.channels_out, sizes.vectors};
 #pragma unroll
     for (int block = 0; block < Multiplier::kBlocks; ++block) {
-      finish_tile(multiplier.total[block], column, shared.finished[warpgroup], 1 + warpgroup,
-                  multiplier.first_position() + 64 * block, tile.q, end, result);
+      const int first = multiplier.first_position() + 64 * block;
+      if constexpr (End::kByRow || End::kReduces) {
+        finish_tile(multiplier.total[block], column, shared.finished[warpgroup], 1 + warpgroup,
+                    first, tile.q, end, result);
+      } else {
+        finish_directly(multiplier.total[block], column, first, tile.q, end, result);
+      }
     }
   }
 }

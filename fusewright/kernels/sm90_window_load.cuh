@@ -6,7 +6,7 @@
 // stages; the eighth streams the weights in boxes of 64 of a phase's in channels, tap after tap.
 #pragma once
 
-#include "sm90_finish.cuh"
+#include "sm90_finish_direct.cuh"
 #include "sm90_split.cuh"
 #include "window_walk.cuh"
 
@@ -85,93 +85,87 @@ struct StageRows {
   }
 };
 
-// What a thread converts at a time: two times eight channels. Where channels lie side by side, of
-// two rows, and eight threads have a row; elsewhere of one row, and 32 threads have neighbouring
+// What a thread converts at a time: four parts of eight channels. Where channels lie side by side,
+// of four rows, and eight threads have a row; elsewhere of one row, and 32 threads have neighbouring
 // rows. Either way eight threads' stores meet all banks.
 template <bool kByChannels>
 struct WindowUnit {
-  static constexpr int kRows = kByChannels ? 8 : 32;  // of a warp
+  static constexpr int kRows = kByChannels ? 16 : 32;  // of a warp
   int first_row, first_column;  // a column is eight channels
-  float x[2][8];
 
-  // How many units rows have, as a power of two.
-  static __device__ __forceinline__ int across(int channels) {
-    return kByChannels || channels <= 16 ? 0 : channels <= 32 ? 1 : 2;
-  }
-  __device__ __forceinline__ WindowUnit(int unit, int across) {
+  // `two`: whether rows have more than the 32 channels of one unit.
+  __device__ __forceinline__ WindowUnit(int unit, bool two) {
     const int lane = threadIdx.x % 32;
-    first_row = (unit >> across) * kRows + (kByChannels ? lane / 8 : lane);
-    first_column = kByChannels ? lane % 8 : (unit & ((1 << across) - 1)) * 2;
+    first_row = (two ? unit / 2 : unit) * kRows + (kByChannels ? lane / 8 : lane);
+    first_column = kByChannels ? lane % 8 : two ? unit % 2 * 4 : 0;
   }
   __device__ __forceinline__ int row(int k) const { return first_row + (kByChannels ? 4 * k : 0); }
   __device__ __forceinline__ int column(int k) const {
     return first_column + (kByChannels ? 0 : k);
   }
+};
 
-  template <class Source>
-  __device__ __forceinline__ void load(const Source& source) {
-    bool inside;
-    const float* from = source.at(first_row, inside);
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      if (kByChannels && k > 0) from = source.at(row(k), inside);
-      const int left = inside ? source.channels - 8 * column(k) : 0;
-      if constexpr (kByChannels) {
-        load_four_if(x[k], from + 8 * column(k), left > 0);
-        load_four_if(x[k] + 4, from + 8 * column(k) + 4, left > 4);
-      } else {
-        const float* eight = from + 8 * column(k) * source.x.channel_stride;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          x[k][i] = load_if(eight + i * source.x.channel_stride, i < left);
-        }
-      }
-    }
-  }
+// One after the other, a unit's parts as numbers.
+template <bool kByChannels, class Source>
+struct WindowReader {
+  const Source& source;
+  const float* from;
+  bool inside;
 
-  __device__ __forceinline__ float largest() const {
-    float most = 0.f;
+  __device__ __forceinline__ void read(float (&x)[8], const WindowUnit<kByChannels>& unit, int k) {
+    if (kByChannels || k == 0) from = source.at(unit.row(k), inside);
+    const int left = inside ? source.channels - 8 * unit.column(k) : 0;
+    if constexpr (kByChannels) {
+      load_four_if(x, from + 8 * unit.column(k), left > 0);
+      load_four_if(x + 4, from + 8 * unit.column(k) + 4, left > 4);
+    } else {
+      const float* eight = from + 8 * unit.column(k) * source.x.channel_stride;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) most = fmaxf(most, fabsf(x[i / 8][i % 8]));
-    if (isfinite(most)) return most;
-    most = 0.f;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const float size = fabsf(x[i / 8][i % 8]);
-      if (isfinite(size)) most = fmaxf(most, size);
-    }
-    return most;
-  }
-
-  template <int kTerms, class Rows>
-  __device__ __forceinline__ void store(const Rows& to, int rows, float scale) const {
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      Fragment eight;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) eight.split(i, x[k][2 * i] * scale, x[k][2 * i + 1] * scale);
-      if (row(k) < rows) to.template put<kTerms>(row(k), column(k), eight);
+      for (int i = 0; i < 8; ++i) x[i] = load_if(eight + i * source.x.channel_stride, i < left);
     }
   }
 };
 
+__device__ __forceinline__ float largest_of(const float (&x)[8]) {
+  float most = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(x[i]));
+  if (isfinite(most)) return most;
+  most = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (isfinite(x[i])) most = fmaxf(most, fabsf(x[i]));
+  }
+  return most;
+}
+
 // Fills a stage's rows, which kWarps share, and returns the largest finite magnitude that the
-// thread has seen. While a unit is converted the next is on its way.
+// thread has seen. As soon as a part is converted, the next unit's takes its place: numbers are on
+// their way all the time.
 template <int kTerms, bool kByChannels, int kWarps, class Rows, class Source>
 __device__ __forceinline__ float fill_stage(const Rows& to, const Source& source, int warp,
                                             float scale) {
   using Unit = WindowUnit<kByChannels>;
-  const int across = Unit::across(source.channels);
-  const int units = (source.rows + Unit::kRows - 1) / Unit::kRows << across;
-  float largest = 0.f;
-  Unit unit(warp, across);
-  unit.load(source);
+  const bool two = !kByChannels && source.channels > 32;
+  const int units = (source.rows + Unit::kRows - 1) / Unit::kRows << int(two);
+  WindowReader<kByChannels, Source> reader = {source};
+  float x[4][8], largest = 0.f;
+  asm volatile("" : "+r"(warp));  // or the first unit's 32 addresses would be kept for another time
+  Unit unit(warp, two);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) reader.read(x[k], unit, k);
 #pragma unroll 1
   for (int index = warp; index < units; index += kWarps) {
-    Unit next(index + kWarps, across);
-    next.load(source);  // nothing, after the last
-    largest = fmaxf(largest, unit.largest());
-    unit.template store<kTerms>(to, source.rows, scale);
+    const Unit next(index + kWarps, two);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      largest = fmaxf(largest, largest_of(x[k]));
+      Fragment eight;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) eight.split(i, x[k][2 * i] * scale, x[k][2 * i + 1] * scale);
+      if (unit.row(k) < source.rows) to.template put<kTerms>(unit.row(k), unit.column(k), eight);
+      reader.read(x[k], next, k);  // nothing, after the last
+    }
     unit = next;
   }
   return largest;
