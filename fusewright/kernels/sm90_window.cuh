@@ -157,7 +157,8 @@ static int window(const End& end, bool vectors, const WindowInput& x, const Wind
       shape, Divisor(plane), Divisor(shape.pitch), Divisor(bands), kTilePositions<kTerms>,
       kTileChannels, tiles_q, stages, 0, tiles_p * shape.groups * tiles_q,
       x.by_channels(shape.channels), vectors && fours};
-  sizes.lead = min(Shared::kWeightStages - 1, sizes.boxes(0, 0));
+  // Boxes that are ahead lie in stages that nothing can be loaded into.
+  sizes.lead = min(kLead, sizes.boxes(0, 0));
   const int64_t weight_rows = int64_t(shape.groups) * sizes.all_boxes() * shape.channels_out;
   const Matrices halves = {64, weight_rows, 64, 1, 0};
   CUtensorMap map_hi{}, map_lo{};

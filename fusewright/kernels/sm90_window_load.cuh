@@ -14,6 +14,9 @@ namespace fw {
 
 constexpr int kWindowThreads = 512, kConvertWarps = 7;
 
+// Boxes of weights that one multiplying warpgroup is ahead of the other.
+constexpr int kLead = 1;
+
 // Named barriers: each multiplying warpgroup's own are 1 and 2.
 constexpr int kConvertBarrier = 3, kLeadBarrier = 4;
 

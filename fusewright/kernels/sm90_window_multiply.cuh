@@ -74,8 +74,8 @@ struct WindowMultiplier {
   float total[kBlocks][kSums];
   float scale = 1.f;  // of the last stage; with one term, of the total too
 
-  // One warpgroup is ahead of the other by as many boxes as the stages allow, and stays so: while
-  // it finishes a tile, the other has the tensor cores to itself.
+  // One warpgroup is ahead of the other and stays so: while it finishes a tile, the other has the
+  // tensor cores to itself.
   __device__ __forceinline__ WindowMultiplier(Shared& shared, const WindowSizes& sizes)
       : shared(shared), sizes(sizes), from_x(sizes.stages), from_w(Shared::kWeightStages) {
     if (threadIdx.x >= 128) await_turn(kLeadBarrier);
