@@ -20,12 +20,14 @@ import torch
 from torch import nn
 
 from fusewright.capture import in_mode
+from fusewright.codegen.source import Source
 from fusewright.emit import Arguments, ModuleBundle, Owner, module_text
 from fusewright.emit.bundle import Constant
 from fusewright.errors import FusewrightError
 from fusewright.runtime import call, guard, library, operators, tensor_cores
 
 Modes = tuple[call._FwMode, ...]
+LoadText = Callable[[str], ctypes.CDLL]
 Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Modes | None]
 
 # Beyond this many programs a module's calls are too varied to be worth more kernels.
@@ -34,15 +36,18 @@ _ENGINE = "_fw_engine"
 _INHERITED = frozenset(nn.Module().__dict__)
 
 
-def load(bundle: ModuleBundle, kernels: ctypes.CDLL) -> Modes:
-    """Execute the module's text over kernels that are already built."""
-    entries = {e.name: (len(e.arguments), e.numbers) for e in bundle.source.entries}
-    bound = library._FwKernels(entries, bundle.source.text, list, list)
-    bound.bind(kernels)
+def kernels_of(source: Source, load_text: LoadText) -> library._FwKernels:
+    """The source's entries, of libraries that `load_text` builds when they are needed."""
+    entries = {each.name: each.binding for each in source.entries}
+    return library._FwKernels(entries, source.text, tensor_cores._FW_TERMS, load_text)
+
+
+def load(bundle: ModuleBundle, kernels: library._FwKernels) -> Modes:
+    """Execute the module's text over these kernels."""
     namespace: dict[str, Any] = {}
     for part in (library, guard, call, operators, tensor_cores):
         namespace.update({k: v for k, v in vars(part).items() if k.lower().startswith("_fw")})
-    namespace.update({"torch": torch, "_fw_kernels": bound})
+    namespace.update({"torch": torch, "_fw_kernels": kernels})
     text = module_text(bundle)
     name = f"<fusewright {bundle.name} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
     # So that tracebacks show the driver's lines.

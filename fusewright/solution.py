@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,19 +16,21 @@ from fusewright.build import Artifact, build
 from fusewright.build import load as load_library
 from fusewright.emit import ModuleBundle
 from fusewright.machine import architecture
-from fusewright.module import Modes, arguments_of, load, optimized, owners_of
+from fusewright.module import Modes, arguments_of, kernels_of, load, optimized, owners_of
 from fusewright.pipeline import MODES, Prepared, prepare
+from fusewright.runtime import library
 from fusewright.tree import leaves
 from fusewright.tune import OnProgress
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A model, planned and compiled for one kind of device."""
+    """A model, planned and compiled for one kind of device; `artifact` came first, others may."""
 
     prepared: Prepared
     bundle: ModuleBundle
     artifact: Artifact
+    kernels: library._FwKernels
 
 
 def device_of(model: nn.Module, args: Sequence[Any]) -> torch.device:
@@ -64,7 +67,15 @@ def solve(
         ),
         autocast=_autocast(device),
     )
-    return Solution(prepared, bundle, build(prepared.source, arch=architecture(device)))
+    built: list[Artifact] = []
+
+    def load_text(text: str) -> ctypes.CDLL:
+        built.append(build(replace(prepared.source, text=text), arch=architecture(device)))
+        return load_library(built[-1])
+
+    kernels = kernels_of(prepared.source, load_text)
+    kernels.build()
+    return Solution(prepared, bundle, built[0], kernels)
 
 
 def _autocast(device: torch.device) -> str:
@@ -76,7 +87,7 @@ def _autocast(device: torch.device) -> str:
 
 def drivers(solution: Solution) -> Modes:
     """The module's text, executed over its kernels."""
-    return load(solution.bundle, load_library(solution.artifact))
+    return load(solution.bundle, solution.kernels)
 
 
 def _specialise(

@@ -132,10 +132,11 @@ class Trial:
     def call(self, candidate: Candidate) -> Callable[[], int]:
         """The entry with its arguments; it gives back the entry's code."""
         entry = candidate.entry
-        numbers = [self.sizes[name] for name in entry.symbols] + [TERMS] * bool(entry.terms)
+        numbers = [self.sizes[name] for name in entry.symbols]
         pointers = [self.tensors[each.name].data_ptr() for each in self.kernel.arguments]
         arguments = [*pointers, *numbers, self.workspace.data_ptr(), *self._where()]
-        function: Callable[..., int] = getattr(candidate.kernels, entry.name)
+        found = getattr(candidate.kernels, entry.name)
+        function: Callable[..., int] = found[TERMS] if entry.terms else found
         return lambda: function(*arguments)
 
     def _where(self) -> tuple[int, int | None]:

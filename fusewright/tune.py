@@ -29,7 +29,7 @@ from fusewright.errors import CompileFailed
 from fusewright.loop import LoopKernel
 from fusewright.machine import architecture, precise_name
 from fusewright.product import ProductKernel
-from fusewright.runtime import library
+from fusewright.runtime import library, tensor_cores
 from fusewright.schedule import (
     EndedSchedule,
     GradientSchedule,
@@ -39,7 +39,7 @@ from fusewright.schedule import (
     WindowSchedule,
 )
 from fusewright.timing import samples_ms
-from fusewright.trial import Candidate, Trial
+from fusewright.trial import TERMS, Candidate, Trial
 from fusewright.tuned import Tuned
 from fusewright.window import GradientKernel, WindowKernel
 
@@ -187,9 +187,10 @@ def _compiled(
             return [candidate for each in alone for candidate in each]
         _left_out(kernel, choices[0], f"it cannot be compiled: {error}")
         return []
-    entries = {each.name: (len(each.arguments), each.numbers) for each in source.entries}
-    kernels = library._FwKernels(entries, source.text, list, list)
-    kernels.bind(made)
+    entries = {each.name: each.binding for each in source.entries}
+    flags = dict.fromkeys(tensor_cores._FW_TERMS, lambda: TERMS)
+    kernels = library._FwKernels(entries, source.text, flags, lambda _: made)
+    kernels.build()
     return [
         Candidate(choice, entry, kernels)
         for choice, entry in zip(choices, source.entries, strict=True)

@@ -29,21 +29,21 @@ inline float window_at(const WindowInput& source, const WindowFilter& filter,
   return static_cast<float>(sum);
 }
 
-template <int kTileChannels, class Body>
-int convolution(const ByColumn<Body>& end, bool vectors, const WindowInput& source,
-                const WindowFilter& filter, const ConvolutionSizes& of, int64_t terms,
-                void* workspace, int device, void* stream) {
+template <int kTerms, int kTileChannels, class Body, bool kWords>
+int convolution(const ByColumn<Body, kWords>& end, bool vectors, const WindowInput& source,
+                const WindowFilter& filter, const ConvolutionSizes& of, void* workspace,
+                int device, void* stream) {
   const int outs = of.groups * of.channels_out;
   const int64_t positions = of.images * of.y.out * of.x.out;
   if (end.body.inner_extent() != outs || end.body.outer_extent() != positions) return 2;
-  if (of.band_width < 1 || workspace == nullptr || (terms != 1 && terms != 3)) return 3;
+  if (of.band_width < 1 || workspace == nullptr || (kTerms != 1 && kTerms != 3)) return 3;
   for (int64_t image = 0; image < of.images; ++image) {
     for (int out = 0; out < outs; ++out) {
       for (int y = 0; y < of.y.out; ++y) {
         for (int x = 0; x < of.x.out; ++x) {
           typename Body::template Elem<1> elem;
           const int64_t position = (image * of.y.out + y) * of.x.out + x;
-          typename ByColumn<Body>::template Column<1> down;
+          typename ByColumn<Body, kWords>::template Column<1> down;
           end.begin(down, position);
           end.load(elem, down, out, position);
           end.give(elem, 0, window_at(source, filter, of, image, out, y, x));

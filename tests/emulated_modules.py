@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fusewright.codegen.source import Source
 from fusewright.emit import ModuleBundle
-from fusewright.module import arguments_of, load, optimized, owners_of
+from fusewright.module import arguments_of, kernels_of, load, optimized, owners_of
 from fusewright.pipeline import Prepared
 from tests import loop_cases as cases
 
@@ -19,8 +19,10 @@ def on_library(model: nn.Module, x: Tensor, prepared: Prepared, source: Source) 
     """A copy of the model that trains on the kernels of this source, which g++ can build."""
     modes = tuple(replace(each, owners=owners_of(model, "train")) for each in prepared.modes[:1])
     bundle = ModuleBundle("emulated", "host", source, arguments_of(model, (x,)), modes)
-    library = cases.compile_source(source, ("-O1", "-w"))
-    return optimized(copy.deepcopy(model), load(bundle, library))
+    kernels = kernels_of(
+        source, lambda text: cases.compile_source(replace(source, text=text), ("-O1", "-w"))
+    )
+    return optimized(copy.deepcopy(model), load(bundle, kernels))
 
 
 def trained(model: nn.Module, x: Tensor) -> list[Tensor]:

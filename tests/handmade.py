@@ -32,7 +32,7 @@ from fusewright.ir import (
     contiguous_strides,
 )
 from fusewright.loop import Argument, LoopKernel
-from fusewright.module import Modes, arguments_of, load, owners_of
+from fusewright.module import Modes, arguments_of, kernels_of, load, owners_of
 from fusewright.plan.steps import Call, Loop, Plan, Step, View
 
 S0 = Dim(1, ("s0",))
@@ -137,7 +137,8 @@ class Case:
     source: str
 
     def modes(self, folder: Path) -> Modes:
-        return load(self.bundle, compiled(self.bundle.source, folder))
+        source = self.bundle.source
+        return load(self.bundle, kernels_of(source, lambda _: compiled(source, folder)))
 
 
 def with_owners(case: Case) -> Case:

@@ -22,10 +22,10 @@ float sum_at(const RawOperand& a, const SplitOperand& b, const ProductExtents& o
 }
 
 // Every element of the result, `sum(q, p)`, into what it ends in.
-template <int V, class Body, class Sum>
-void end_in(const ByColumn<Body>& end, int64_t rows, int64_t columns, const Sum& sum) {
+template <int V, class Body, bool kWords, class Sum>
+void end_in(const ByColumn<Body, kWords>& end, int64_t rows, int64_t columns, const Sum& sum) {
   for (int64_t p = 0; p < columns; p += V) {
-    typename ByColumn<Body>::template Column<V> down;
+    typename ByColumn<Body, kWords>::template Column<V> down;
     end.begin(down, p);
     for (int64_t q = 0; q < rows; ++q) {
       typename Body::template Elem<V> elem;
@@ -33,7 +33,7 @@ void end_in(const ByColumn<Body>& end, int64_t rows, int64_t columns, const Sum&
       for (int v = 0; v < V; ++v) end.give(elem, v, sum(q, p + v));
       end.visit(elem, down, q);
     }
-    if constexpr (ByColumn<Body>::kReduces) end.leave(down, 0, p);
+    if constexpr (ByColumn<Body, kWords>::kReduces) end.leave(down, 0, p);
   }
   end.join(1, nullptr);
 }
@@ -54,12 +54,12 @@ void end_in(const ByRow<Body>& end, int64_t rows, int64_t columns, const Sum& su
   end.join(1, nullptr);
 }
 
-template <int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
+template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
 int product(const End& end, bool vectors, const RawOperand& a, const SplitOperand& b,
-            const ProductExtents& of, int64_t terms, int device, void* stream) {
+            const ProductExtents& of, int device, void* stream) {
   if ((kFreeMajorA && a.free_stride != 1) || b.row_stride % 8 != 0) return 1;
   const auto sum = [&](int64_t q, int64_t p) {
-    return sum_at<kContractedRowsB>(a, b, of, q / of.rows, q % of.rows, p, terms == 3);
+    return sum_at<kContractedRowsB>(a, b, of, q / of.rows, q % of.rows, p, kTerms == 3);
   };
   if (vectors) end_in<4>(end, of.batches * of.rows, of.columns, sum);
   else end_in<1>(end, of.batches * of.rows, of.columns, sum);

@@ -38,6 +38,17 @@ def counting(folder: Path) -> str:
     return script(folder, f'echo run >> {folder}/runs\nsleep 0.3\nexec {GXX} "$@"')
 
 
+@pytest.mark.parametrize(("release", "split"), [("12.5", 0), ("12.6", 1), ("13.0", 1)])
+def test_nvcc_builds_on_all_cores_where_it_can(release: str, split: int, tmp_path: Path) -> None:
+    path = tmp_path / "nvcc"
+    said = f'[ "$1" = --version ] && echo "tools, release {release}, V{release}.9" && exit 0'
+    path.write_text(f'#!/bin/sh\n{said}\necho "$@" >> {tmp_path}/given\nexit 1\n')
+    path.chmod(0o755)
+    with pytest.raises(CompileFailed):
+        build(Source("cuda", "", ()), cache_dir=tmp_path / "cache", compiler=str(path))
+    assert (tmp_path / "given").read_text().split().count("--split-compile=0") == split
+
+
 def leftovers(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if ".tmp-" in path.name]
 

@@ -28,8 +28,9 @@ BODY = (
                       float* out) {                                                             \
     const int64_t plane = sizes->y.out * sizes->x.out;                                          \
     const Plain plain{out, sizes->images * plane, plane, sizes->groups * sizes->channels_out};  \
-    return fw::convolution<channels>(End{{{plain}}}, false, *x, *filter, *sizes, terms,         \
-                                     workspace, 0, nullptr);                                    \
+    const auto run = terms == 1 ? fw::convolution<1, channels, End>                             \
+                                : fw::convolution<3, channels, End>;                            \
+    return run(End{{{plain}}}, false, *x, *filter, *sizes, workspace, 0, nullptr);              \
   }
 ENTRY(convolution_64, 64)
 ENTRY(convolution_128, 128)

@@ -42,7 +42,7 @@ def test_every_kernel_compiles(path: Path, arch: str, tmp_path: Path) -> None:
     source = tmp_path / "kernels.cu"
     source.write_text(bundle.source.text)
     gencode = f"arch=compute_{arch},code=sm_{arch}"
-    flags = ["-std=c++17", "-O3", "-fmad=false", "-Xptxas", "-v", "-gencode", gencode]
+    flags = ["-std=c++17", "-O1", "-fmad=false", "-Xptxas", "-v", "-gencode", gencode]
     command = [str(NVCC), *flags, "-c", str(source), "-o", str(tmp_path / "kernels.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

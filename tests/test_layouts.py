@@ -20,7 +20,7 @@ from fusewright.capture import capture
 from fusewright.emit import ModuleBundle
 from fusewright.interpret import interpret
 from fusewright.ir import Graph, Program
-from fusewright.module import arguments_of, load, optimized, owners_of
+from fusewright.module import arguments_of, kernels_of, load, optimized, owners_of
 from fusewright.pipeline import Prepared, prepare
 from fusewright.plan.show import show
 from fusewright.plan.steps import Call, Loop, Plan
@@ -241,7 +241,8 @@ def emulated_module(model: nn.Module, x: torch.Tensor) -> nn.Module:
     source = emulated(ready.source)
     modes = tuple(replace(m, owners=owners_of(model, m.program.mode)) for m in ready.modes)
     bundle = ModuleBundle("emulated", "host", source, arguments_of(model, (x,)), modes)
-    return optimized(model, load(bundle, compile_source(source, ("-O1", "-w"))))
+    kernels = kernels_of(source, lambda _: compile_source(source, ("-O1", "-w")))
+    return optimized(model, load(bundle, kernels))
 
 
 @pytest.mark.parametrize("name", MODELS)

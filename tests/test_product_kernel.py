@@ -39,10 +39,12 @@ using End = Ends<Plain>;
   extern "C" int name(void* a, void* hi, void* lo, void* inverse, void* out, int64_t free,        \
                       int64_t deep, int64_t layer, int64_t row_stride, int64_t p, int64_t q,      \
                       int64_t r, int64_t batches, int64_t terms, int64_t vectors) {               \
-    return fw::product<rows, free_major, contracted_rows>(                                        \
+    const auto run = terms == 1 ? fw::product<1, rows, free_major, contracted_rows, End>          \
+                                : fw::product<3, rows, free_major, contracted_rows, End>;         \
+    return run(                                                                                   \
         End{{{{(float*)out, p}}}}, vectors, fw::RawOperand{(float*)a, free, deep, layer},         \
-        {(fw::half*)hi, (fw::half*)lo, (float*)inverse, row_stride}, {p, q, r, batches}, terms,   \
-        0, nullptr);                                                                              \
+        {(fw::half*)hi, (fw::half*)lo, (float*)inverse, row_stride}, {p, q, r, batches}, 0,       \
+        nullptr);                                                                                 \
   }
 ENTRY(kk_128, 128, false, false)
 ENTRY(fk_128, 128, true, false)

@@ -24,7 +24,7 @@ from fusewright.bench.trace import Trace
 from fusewright.codegen.source import Source
 from fusewright.emit import ModuleBundle, file_text, module_text
 from fusewright.ir import TensorSpec
-from fusewright.module import arguments_of, load, owners_of
+from fusewright.module import arguments_of, kernels_of, load, owners_of
 from fusewright.pipeline import Prepared, prepare
 from fusewright.plan.show import show
 from fusewright.report import print_plans, step_records
@@ -117,7 +117,7 @@ def test_the_file_asks_only_where_it_has_products(bundle: ModuleBundle) -> None:
 def test_the_device_picks_the_program(
     bundle: ModuleBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modes = load(bundle, MagicMock())
+    modes = load(bundle, kernels_of(bundle.source, MagicMock()))
     assert [mode.training for mode in modes] == [True, True, False, False]
     with FakeTensorMode():
         tensors = [
@@ -259,9 +259,11 @@ def test_a_product_is_held_to_the_rate_of_halves() -> None:
 
 
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("arch", ["80", "90a"])
-def test_the_source_compiles_for_both(bundle: ModuleBundle, arch: str, tmp_path: Path) -> None:
-    compiled(bundle.source, arch, tmp_path)
+@pytest.mark.parametrize(("arch", "terms"), [("80", 3), ("90a", 3), ("90a", 1)])
+def test_the_source_compiles_for_both(
+    bundle: ModuleBundle, arch: str, terms: int, tmp_path: Path
+) -> None:
+    compiled(bundle.source, arch, tmp_path, terms)
 
 
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
@@ -278,12 +280,14 @@ def test_products_of_halves_compile_for_both(
     compiled(made.source, arch, tmp_path)
 
 
-def compiled(source: Source, arch: str, folder: Path) -> None:
-    """By nvcc, as emitted files ask for it."""
+def compiled(source: Source, arch: str, folder: Path, terms: int = 3) -> None:
+    """By nvcc, as emitted files ask for it: first all, then what flags concern alone."""
     text = folder / "kernels.cu"
     text.write_text(source.text)
-    flags = ["-std=c++17", "-O3", "-fmad=false"]
+    flags = ["-std=c++17", "-O1", "-fmad=false"]
     flags += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
+    flags += [f"-DFW_{name}={terms}" for name in ("PRODUCTS", "CONVOLUTIONS")]
+    flags += ["-DFW_OTHERS=0"] if terms == 1 else []
     command = [str(NVCC), *flags, "-c", str(text), "-o", str(folder / "kernels.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

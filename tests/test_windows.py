@@ -290,8 +290,8 @@ def test_the_heuristic_fits_tiles_to_the_results() -> None:
 
 
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("arch", ["80", "90a"])
-def test_the_source_compiles_for_both(arch: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("arch", "terms"), [("80", 3), ("90a", 3), ("90a", 1)])
+def test_the_source_compiles_for_both(arch: str, terms: int, tmp_path: Path) -> None:
     model, x = Lambda(block, **parameters()), torch.randn(16, 64, 64, 64)
     prepared = prepare(model, (x,), modes=("train",), device=x.device, target=CUDA)
-    compiled(prepared.source, arch, tmp_path)
+    compiled(prepared.source, arch, tmp_path, terms)

@@ -14,10 +14,10 @@ from fusewright.codegen.body import functor
 from fusewright.codegen.entry import bind, bound, narrow_text, vector_text
 from fusewright.codegen.form import Form, value_dtypes
 from fusewright.codegen.lanes import indented
-from fusewright.codegen.source import Entry
 from fusewright.codegen.text import comment, identifier, unique_names
 from fusewright.ending import Reduces
 from fusewright.errors import CodegenError
+from fusewright.ir import ITEM_BYTES
 from fusewright.loop import Index, Instruction, Load, LoopKernel, Store
 from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, lanes_fit
@@ -27,6 +27,7 @@ from fusewright.window import WindowKernel
 Ended = ProductKernel | WindowKernel
 
 VECTOR = 4  # columns
+WORD = 4  # bytes
 
 
 def ending_form(kernel: Ended) -> Form:
@@ -102,14 +103,13 @@ def vectors_text(kernel: Ended, form: Form) -> str:
     return vector_text(replace(form, kernel=_in_memory(kernel, form.kernel)))
 
 
-def ending_lines(kernel: Ended, entry: Entry, form: Form, title: str, body: list[str]) -> list[str]:
+def ending_lines(kernel: Ended, form: Form, title: str, body: list[str]) -> list[str]:
     """The functor, its binding and the extern "C" function with this body, which finds `vectors`
     and `end` defined: whether they are whole, and what the elements end in."""
     end = f"const auto end = {_end_text(form)};"
     head = [f"// {kernel.name}: {comment(kernel.summary)}", f"// {comment(title)}"]
     parameters = [f"void* {form.pointers[each.name]}" for each in kernel.arguments]
     parameters += [f"int64_t {name}" for name in form.symbols.values()]
-    parameters += ["int64_t terms"] if entry.terms else []
     parameters += ["void* workspace", "int where", "void* stream"]
     return [
         "namespace {",
@@ -127,7 +127,10 @@ def _end_text(form: Form) -> str:
     """What the elements end in: the functor, bound to the entry's arguments."""
     index = "int" if narrow_text(form) == "true" else "int64_t"
     kind = "ByRow" if form.is_row else "ByColumn"
-    return f"fw::{kind}<{form.kernel.name}_body<{index}>>{{{{{bound(form, index)}, workspace}}}}"
+    written = [each.dtype for each in form.kernel.arguments if each.is_output]
+    narrow = not form.is_row and any(ITEM_BYTES[dtype] < WORD for dtype in written)
+    body = f"{form.kernel.name}_body<{index}>{', false' if narrow else ''}"
+    return f"fw::{kind}<{body}>{{{{{bound(form, index)}, workspace}}}}"
 
 
 def pointer_text(form: Form, kind: str, name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusewright.codegen.lanes import indented
-from fusewright.codegen.source import Entry, Workspace
+from fusewright.codegen.source import Entry, Workspace, macro
 from fusewright.codegen.text import comment, identifier, size_text, unique_names
 from fusewright.codegen.window import axis_text
 from fusewright.ir import Dim
@@ -35,15 +35,15 @@ def gradient_lines(kernel: GradientKernel, schedule: GradientSchedule) -> list[s
     sizes += [axis_text(of.y), axis_text(of.x), str(schedule.band_width)]
     parameters = [f"void* {name}" for name in pointers.values()]
     parameters += [f"int64_t {name}" for name in symbols.values()]
-    parameters += ["int64_t terms", "void* workspace", "int where", "void* stream"]
+    parameters += ["void* workspace", "int where", "void* stream"]
     title = f"{of.results} x {of.channels} by {of.y.taps} x {of.x.taps}, {schedule.parts} parts"
     body = [
         f"const fw::WindowInput source{{{images(kernel.source)}}};",
         f"const fw::WindowInput change{{{images(kernel.change)}}};",
         f"const fw::WindowGradient gradient{{{', '.join(weights)}}};",
         f"const fw::ConvolutionSizes sizes{{{', '.join(sizes)}}};",
-        "const auto run = terms == 1 ? fw::window_gradient<1> : fw::window_gradient<3>;",
-        f"return run(source, change, gradient, sizes, {schedule.parts}, workspace, where, stream);",
+        f"return fw::window_gradient<{macro('convolutions')}>(source, change, gradient, sizes, "
+        f"{schedule.parts}, workspace, where, stream);",
     ]
     return [
         f"// {identifier(kernel.name)}: {comment(kernel.summary)}",

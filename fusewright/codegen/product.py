@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusewright.codegen.ending import ending_lines, pointer_text
 from fusewright.codegen.form import Form
-from fusewright.codegen.source import Entry, Workspace
+from fusewright.codegen.source import Entry, Workspace, macro
 from fusewright.ending import Reduces
 from fusewright.ir import ONE
 from fusewright.optable import STORAGE_TYPES
@@ -38,7 +38,7 @@ def product_lines(kernel: ProductKernel, form: Form, schedule: ProductSchedule) 
         body = _split_body(kernel.a, kernel.b, form, schedule)
     else:
         body = _half_body(kernel.a, kernel.b, form, schedule)
-    return ending_lines(kernel, product_entry(kernel), form, title, [extents, *body])
+    return ending_lines(kernel, form, title, [extents, *body])
 
 
 def _parts_workspace(kernel: ProductKernel) -> Workspace:
@@ -57,11 +57,11 @@ def _split_body(a: RawOperand, b: SplitOperand, form: Form, schedule: ProductSch
     halves = [pointer_text(form, "fw::half", name) for name in (b.hi, b.lo)]
     split = [*halves, pointer_text(form, "float", b.inverse), form.size(b.row_stride)]
     flags = [_flag(a.free_stride == ONE), _flag(b.contracted_rows)]
-    template = ", ".join([str(schedule.tile_rows), *flags])
+    template = ", ".join([macro("products"), str(schedule.tile_rows), *flags])
     return [
         f"const fw::RawOperand a{{{', '.join(raw)}}};",
         f"const fw::SplitOperand b{{{', '.join(split)}}};",
-        f"return fw::product<{template}>(end, vectors, a, b, extents, terms, where, stream);",
+        f"return fw::product<{template}>(end, vectors, a, b, extents, where, stream);",
     ]
 
 

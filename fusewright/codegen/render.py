@@ -17,7 +17,7 @@ from fusewright.codegen.form import Form, form
 from fusewright.codegen.gradient import HEADER as GRADIENT_HEADER
 from fusewright.codegen.gradient import gradient_entry, gradient_lines
 from fusewright.codegen.product import product_entry, product_header, product_lines
-from fusewright.codegen.source import Entry, Source
+from fusewright.codegen.source import Entry, Source, macro
 from fusewright.codegen.text import comment
 from fusewright.codegen.window import HEADER as WINDOW_HEADER
 from fusewright.codegen.window import window_entry, window_lines
@@ -36,6 +36,10 @@ from fusewright.schedule import (
 from fusewright.window import GradientKernel
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+_PRECISIONS = (
+    "// Which kernels are built, and how precise where flags decide that: 3 terms for float32's",
+    "// precision, 1 for TF32's, 0 for none of them.",
+)
 _LOCAL_INCLUDE = re.compile(r'#include "([a-z0-9_]+\.(?:hpp|cuh))"')
 
 
@@ -58,17 +62,28 @@ def render(
     headers = [_header(kernel) for kernel, _ in ended] + [GRADIENT_HEADER for _ in gradients]
     for root in [*_roots(forms, epilogues, target), *sorted(set(headers))]:
         lines += flattened(root, pasted)
-    for each in forms:
-        lines += ["", *_kernel(each, target)]
-    entries = [entry(each, target) for each in forms]
+    made = [(entry(each, target), _kernel(each, target)) for each in forms]
     for (kernel, schedule), epilogue in zip(ended, epilogues, strict=True):
-        made, text = _ended(kernel, epilogue, schedule)
-        lines += ["", *text]
-        entries.append(made)
+        made.append(_ended(kernel, epilogue, schedule))
     for gradient, division in gradients:
-        lines += ["", *gradient_lines(gradient, division)]
-        entries.append(gradient_entry(gradient, division))
-    return Source(target.language, "\n".join(lines) + "\n", tuple(entries))
+        made.append((gradient_entry(gradient, division), gradient_lines(gradient, division)))
+    lines += _sections(made)
+    return Source(target.language, "\n".join(lines) + "\n", tuple(each for each, _ in made))
+
+
+def _sections(made: Sequence[tuple[Entry, list[str]]]) -> list[str]:
+    """The kernels; where flags decide how precise some are, each flag's can be built alone."""
+    sections: dict[str, list[str]] = {}
+    for each, text in made:
+        sections.setdefault(each.terms, []).extend(["", *text])
+    if not any(sections):
+        return sections.get("", [])
+    lines = ["", *_PRECISIONS]
+    for terms in sections:
+        lines += [f"#ifndef {macro(terms)}", f"#define {macro(terms)} 3", "#endif"]
+    for terms, text in sections.items():
+        lines += ["", f"#if {macro(terms)}", *text, "", f"#endif  // {macro(terms)}"]
+    return lines
 
 
 def _header(kernel: Ended) -> str:

@@ -37,9 +37,9 @@ class Workspace:
 class Entry:
     """`int name(void* argument…, int64_t symbol…, void* workspace, int where, void* stream)`.
 
-    Where flags decide how precise a kernel is, it takes `int64_t terms` after its symbols: 3 for
-    float32's precision, 1 for TF32's; `terms` says whose flags, "products" or "convolutions". A
-    convolution is as precise as PyTorch's would be `instead`.
+    Where flags decide how precise a kernel is, `terms` says whose: "products" or "convolutions".
+    The text is then compiled for one of both precisions, which a macro chooses. A convolution is as
+    precise as PyTorch's would be `instead`.
 
     `where` is the device index (CUDA) or the number of threads (host); host ignores `stream`.
     It returns 0, or an error code that `fw_error_text(int)` puts into words. A null output
@@ -54,9 +54,18 @@ class Entry:
     instead: Instead | None = None
 
     @property
-    def numbers(self) -> int:
-        """How many int64_t it takes."""
-        return len(self.symbols) + bool(self.terms)
+    def binding(self) -> tuple[int, int, str]:
+        """How many pointers and numbers it takes, and the macro that decides its precision."""
+        return len(self.arguments), len(self.symbols), macro(self.terms) if self.terms else ""
+
+
+def macro(terms: str) -> str:
+    """What says in C++ with how many terms the kernels of these flags are built.
+
+    3 is float32's precision and the default, 1 is TF32's, and 0 leaves the kernels out. Kernels of
+    no flags have one, too.
+    """
+    return f"FW_{(terms or 'others').upper()}"
 
 
 @dataclass(frozen=True)

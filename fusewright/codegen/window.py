@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusewright.codegen.ending import ending_lines, pointer_text
 from fusewright.codegen.form import Form
-from fusewright.codegen.source import Entry, Workspace
+from fusewright.codegen.source import Entry, Workspace, macro
 from fusewright.ir import Dim
 from fusewright.schedule import WindowSchedule
 from fusewright.window import WindowAxis, WindowKernel
@@ -32,10 +32,10 @@ def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> 
         f"const fw::WindowInput source{{{', '.join(images)}}};",
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
         f"const fw::ConvolutionSizes sizes{{{', '.join(sizes)}}};",
-        f"return fw::convolution<{schedule.tile_channels}>(end, vectors, source, filter, sizes, "
-        "terms, workspace, where, stream);",
+        f"return fw::convolution<{macro('convolutions')}, {schedule.tile_channels}>(end, "
+        "vectors, source, filter, sizes, workspace, where, stream);",
     ]
-    return ending_lines(kernel, window_entry(kernel), form, title, body)
+    return ending_lines(kernel, form, title, body)
 
 
 def axis_text(axis: WindowAxis) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from fusewright.emit.bundle import ModuleBundle
-from fusewright.emit.python import COLUMNS, plain, quoted
+from fusewright.emit.python import COLUMNS, call, plain, quoted
 from fusewright.emit.text import entries_text, module_text
 from fusewright.errors import ProblemError
 from fusewright.runtime import PASTED, TENSOR_CORES
@@ -36,6 +36,7 @@ def file_text(bundle: ModuleBundle, user_source: str, header: str) -> str:
     """The emitted file; `header` says what it is and what was measured."""
     user = _read(user_source)
     extra = (TENSOR_CORES,) if bundle.has_products else ()
+    flags = "_FW_TERMS" if bundle.has_products else "{}"
     runtime = [_pasted(part) for part in (*PASTED, *extra, bundle.language)]
     modules = sorted({name for part in runtime for name in part.modules} - {"torch"})
     ours = [
@@ -43,7 +44,8 @@ def file_text(bundle: ModuleBundle, user_source: str, header: str) -> str:
         *(part.text for part in runtime),
         _rule("the kernels"),
         f"_FW_SOURCE = {_kernels_literal(bundle.source.text)}",
-        f"_fw_kernels = _FwKernels({entries_text(bundle)}, _FW_SOURCE, _fw_recipe, _fw_build)",
+        f"_FW_ENTRIES = {entries_text(bundle)}",
+        *call("_fw_kernels", "_FwKernels", ["_FW_ENTRIES", "_FW_SOURCE", flags, "_fw_load"]),
         "\n\n" + module_text(bundle, user.names).rstrip("\n"),
         _MODEL_NEW.rstrip("\n"),
     ]

@@ -90,10 +90,9 @@ def plans_of(plans: ProgramPlans) -> tuple[Plan, ...]:
 
 
 def entries_text(bundle: ModuleBundle) -> str:
-    """The C entry points with how many pointers and numbers each takes, as a dict."""
+    """The C entry points with their bindings, as a dict."""
     items = [
-        f"    {quoted(entry.name)}: ({len(entry.arguments)}, {entry.numbers}),"
-        for entry in bundle.source.entries
+        f"    {quoted(entry.name)}: {constant(entry.binding)}," for entry in bundle.source.entries
     ]
     return "\n".join(["{", *items, "}"])
 

@@ -214,14 +214,14 @@ def _launch(wrapper: Wrapper, language: str, inputs: list[str], outputs: list[st
     pointers = [f"{name}.data_ptr()" for name in inputs]
     kept = "_fw_pointer({})" if wrapper.optional else "{}.data_ptr()"
     pointers += [kept.format(name) for name in outputs]
-    numbers = [*entry.symbols, *(["terms"] if entry.terms else [])]
+    function = f"_fw_kernels.{entry.name}{'[terms]' if entry.terms else ''}"
     workspace = "workspace.data_ptr()" if entry.workspace else "None"
     where = ["_fw_threads()", "None"]
     if language == "cuda":
         where = ["device.index", "_fw_stream(device.index)"]
     return [
         *_terms(entry),
-        *call("code", f"_fw_kernels.{entry.name}", [*pointers, *numbers, workspace, *where]),
+        *call("code", function, [*pointers, *entry.symbols, workspace, *where]),
         "if code:",
         f"    _fw_kernels.fail({quoted(entry.name)}, code)",
     ]

@@ -72,10 +72,9 @@ __global__ void __launch_bounds__(kSplitThreads)
 }
 
 // `workspace` has room for both halves and the scales of all weights.
-template <int kTileChannels, class End>
+template <int kTerms, int kTileChannels, class End>
 int convolution(const End& end, bool vectors, const WindowInput& x, const WindowFilter& filter,
-                const ConvolutionSizes& of, int64_t terms, void* workspace, int device,
-                void* stream) {
+                const ConvolutionSizes& of, void* workspace, int device, void* stream) {
   WindowShape shape{};
   shape.images = int(of.images), shape.groups = of.groups;
   shape.channels = of.channels, shape.channels_out = of.channels_out;
@@ -86,7 +85,7 @@ int convolution(const End& end, bool vectors, const WindowInput& x, const Window
   if (!lay_out_taps(shape, order)) return static_cast<int>(cudaErrorInvalidValue);
   int reach = 0;
   for (int phase = 0; phase < shape.phases; ++phase) reach = max(reach, shape.phase[phase].reach);
-  shape.stage_rows = ((terms == 1 ? kTilePositions<1> : kTilePositions<3>) + reach + 7) / 8 * 8;
+  shape.stage_rows = (kTilePositions<kTerms> + reach + 7) / 8 * 8;
 
   const OnDevice here(device);
   const int outs = of.groups * of.channels_out;
@@ -101,8 +100,7 @@ int convolution(const End& end, bool vectors, const WindowInput& x, const Window
   }
   const WindowWeights w = {hi, lo, inverse, filter.data, filter.out_stride, filter.in_stride,
                            filter.y_stride, filter.x_stride};
-  return terms == 1 ? window<1, kTileChannels>(end, vectors, x, w, shape, device, stream)
-                    : window<3, kTileChannels>(end, vectors, x, w, shape, device, stream);
+  return window<kTerms, kTileChannels>(end, vectors, x, w, shape, device, stream);
 }
 
 }  // namespace fw

@@ -64,7 +64,7 @@ __device__ __forceinline__ void finish_sums(float (&x)[kDirectSums], int p, int 
 template <int kSums, class End, class Result>
 __device__ __forceinline__ void finish_directly(const float (&total)[kSums], int column, int p,
                                                 int q, const End& end, const Result& result) {
-  static_assert(!End::kByRow && !End::kReduces, "threads would have to meet");
+  static_assert(End::kDirect, "threads would have to meet");
   q += threadIdx.x % 4 * 2;
 #pragma unroll 1
   for (int at = 0; at < 2; ++at) {

@@ -8,7 +8,7 @@
 //
 // A thread block stays for many tiles of 128 × kTileRows. Two warpgroups split and multiply, 64 of
 // the tile's columns p each, and take turns: while one's products run, the other adds up its last
-// block and splits its next. The third warpgroup loads. With `terms` 1 only a_hi·b_hi is taken
+// block and splits its next. The third warpgroup loads. With kTerms 1 only a_hi·b_hi is taken
 // (sm90_once.cuh).
 #pragma once
 
@@ -246,14 +246,13 @@ static int launch_product(const End& end, bool vectors, const RawOperand& a,
 }
 
 // `vectors`: whether the epilogue's tensors are aligned for four columns at a time.
-template <int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
+template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
 int product(const End& end, bool vectors, const RawOperand& a, const SplitOperand& b,
-            const ProductExtents& of, int64_t terms, int device, void* stream) {
+            const ProductExtents& of, int device, void* stream) {
   if (of.columns == 0 || of.rows == 0 || of.batches == 0) return end_nothing(end, device, stream);
-  const auto launch =
-      terms == 3 ? launch_product<3, kTileRows, kFreeMajorA, kContractedRowsB, End>
-                 : launch_product<1, kOnceTileRows, kFreeMajorA, kContractedRowsB, End>;
-  return launch(end, vectors, a, b, of, device, stream);
+  constexpr int kRows = kTerms == 3 ? kTileRows : kOnceTileRows;
+  return launch_product<kTerms, kRows, kFreeMajorA, kContractedRowsB>(end, vectors, a, b, of,
+                                                                      device, stream);
 }
 
 }  // namespace fw

@@ -85,11 +85,11 @@ __device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChann
 #pragma unroll
     for (int block = 0; block < Multiplier::kBlocks; ++block) {
       const int first = multiplier.first_position() + 64 * block;
-      if constexpr (End::kByRow || End::kReduces) {
+      if constexpr (End::kDirect) {
+        finish_directly(multiplier.total[block], column, first, tile.q, end, result);
+      } else {
         finish_tile(multiplier.total[block], column, shared.finished[warpgroup], 1 + warpgroup,
                     first, tile.q, end, result);
-      } else {
-        finish_directly(multiplier.total[block], column, first, tile.q, end, result);
       }
     }
   }

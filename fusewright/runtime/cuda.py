@@ -1,11 +1,18 @@
 """How an emitted file compiles CUDA kernels: PyTorch's `load_inline`, without torch headers."""
 
+import ctypes
 import inspect
+import os
 import pathlib
+import re
+import shutil
+import subprocess
 import typing
 
 import torch
 from torch.utils import cpp_extension as _fw_cpp_extension
+
+from fusewright.runtime.library import _fw_library
 
 
 def _fw_flags() -> list[str]:
@@ -18,12 +25,24 @@ def _fw_flags() -> list[str]:
     # PyTorch switches the half operators off for its own headers' sake; we include none.
     half = ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")
     target = ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
-    flags = ["-std=c++17", "-O3", "-fmad=false", *target]
+    # -O is for the host's part alone: kernels are always optimized in full.
+    flags = ["-std=c++17", "-O1", "-fmad=false", *target]
     return flags + [f"-U__CUDA_NO_{name}__" for name in half]
 
 
 def _fw_recipe() -> list[str]:
     return [*_fw_flags(), torch.__version__, str(torch.version.cuda)]
+
+
+def _fw_on_all_cores() -> list[str]:
+    """The flag for it, where nvcc is new enough; the code it makes is the same."""
+    nvcc = os.environ.get("PYTORCH_NVCC", f"{_fw_cpp_extension.CUDA_HOME}/bin/nvcc")
+    if shutil.which(nvcc) is None:
+        return []
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"release (\d+)\.(\d+)", said)
+    new = found is not None and (int(found[1]), int(found[2])) >= (12, 6)
+    return ["--split-compile=0"] if new else []
 
 
 def _fw_build(text: str, name: str, folder: pathlib.Path) -> None:
@@ -36,8 +55,12 @@ def _fw_build(text: str, name: str, folder: pathlib.Path) -> None:
         name=name,
         cpp_sources="",
         cuda_sources=text,
-        extra_cuda_cflags=_fw_flags(),
+        extra_cuda_cflags=_fw_flags() + _fw_on_all_cores(),
         build_directory=str(folder),
         is_python_module=False,
         **options,
     )
+
+
+def _fw_load(text: str) -> ctypes.CDLL:
+    return ctypes.CDLL(str(_fw_library(text, _fw_recipe(), _fw_build)))

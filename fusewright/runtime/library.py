@@ -53,35 +53,77 @@ class _FwAddress(int):
     data_ptr = int.__int__
 
 
+class _FwPrecisions(dict[int, typing.Any]):
+    """An entry by the number of its terms; what is not there yet is built when it is asked for."""
+
+    def __init__(self, build: _fw_call) -> None:
+        super().__init__()
+        self._build = build
+
+    def __missing__(self, terms: int) -> typing.Any:
+        self._build(terms)
+        return self[terms]
+
+
 class _FwKernels:
-    """The C entry points as attributes. `entries` gives each its pointers and its numbers."""
+    """The C entry points as attributes. `entries` gives each its pointers and its numbers.
+
+    Where PyTorch's flags decide how precise an entry is, it names a macro of the text too, and
+    `flags` says how many terms are wanted now: such an entry is indexed by its terms. The first
+    library has what the flags ask for then; nearly every program leaves them so. `load` opens the
+    library of a text.
+    """
 
     def __init__(
-        self, entries: dict[str, tuple[int, int]], text: str, recipe: _fw_call, build: _fw_call
+        self,
+        entries: dict[str, tuple[int, int, str]],
+        text: str,
+        flags: dict[str, _fw_call],
+        load: _fw_call,
     ) -> None:
-        self._entries, self._text, self._recipe, self._build = entries, text, recipe, build
+        self._entries, self._text, self._load = entries, text, load
+        named = sorted({macro for _, _, macro in entries.values()} - {""})
+        self._flags = {macro: flags[macro] for macro in named}
 
     def __getattr__(self, name: str) -> typing.Any:
         # Reached at first use only: binding makes each entry a plain attribute.
         if name not in self._entries and name != "fw_error_text":
             raise AttributeError(name)
-        self.bind(ctypes.CDLL(str(_fw_library(self._text, self._recipe(), self._build))))
+        self.build()
         return self.__dict__[name]
 
-    def bind(self, library: ctypes.CDLL) -> None:
-        """Take the entries from this library."""
-        for name, (pointers, numbers) in self._entries.items():
-            entry = getattr(library, name)
-            sizes = [ctypes.c_int64] * numbers
-            tail = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
-            entry.argtypes, entry.restype = (
-                [ctypes.c_void_p] * pointers + sizes + tail,
-                ctypes.c_int,
-            )
-            self.__dict__[name] = entry
+    def build(self) -> None:
+        """Have the library that the flags of now ask for."""
+        self._bind({"": 1, **{macro: terms() for macro, terms in self._flags.items()}})
+
+    def _defined(self, terms: dict[str, int]) -> str:
+        """The text with its macros set: these kernels, with so many terms, and no others."""
+        names = {macro or "FW_OTHERS": terms.get(macro, 0) for macro in ("", *self._flags)}
+        lines = [f"#define {name} {count}\n" for name, count in names.items()]
+        return "".join(lines) + self._text if self._flags else self._text
+
+    def _bind(self, terms: dict[str, int]) -> None:
+        """Take these kernels from a library of their own."""
+        library = self._load(self._defined(terms))
+        for name, (pointers, numbers, macro) in self._entries.items():
+            if macro in terms:
+                entry = getattr(library, name)
+                tail = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+                sizes = [ctypes.c_int64] * numbers
+                entry.argtypes = [ctypes.c_void_p] * pointers + sizes + tail
+                entry.restype = ctypes.c_int
+                self._keep(name, macro, terms[macro], entry)
         words = library.fw_error_text
         words.argtypes, words.restype = [ctypes.c_int], ctypes.c_char_p
         self.__dict__["fw_error_text"] = words
+
+    def _keep(self, name: str, macro: str, terms: int, entry: typing.Any) -> None:
+        if not macro:
+            self.__dict__[name] = entry
+            return
+        if name not in self.__dict__:
+            self.__dict__[name] = _FwPrecisions(lambda other: self._bind({macro: other}))
+        self.__dict__[name][terms] = entry
 
     def fail(self, name: str, code: int) -> typing.NoReturn:
         words = self.fw_error_text(code) or b"unknown error"

@@ -35,6 +35,15 @@ def _fw_terms() -> int:
     return 1 if _fw_precision("cuda", "matmul") == "tf32" else 3
 
 
+def _fw_window_terms() -> int:
+    """The same for convolutions, which have a flag of their own, and none without cuDNN."""
+    if _FW_NO_TF32 or not torch.backends.cudnn.enabled:
+        return 3
+    if _fw_precision is None:
+        return 1 if torch.backends.cudnn.allow_tf32 else 3
+    return 1 if _fw_precision("cuda", "conv") == "tf32" else 3
+
+
 _FW_ROUNDS: dict[tuple[object, ...], bool] = {}
 
 
@@ -47,18 +56,12 @@ def _fw_convolution_terms(
     numbers: tuple[typing.Any, ...],
     device: torch.device,
 ) -> int:
-    """The same for a convolution, or for its gradient by its input or weight.
+    """The same for one convolution, or for its gradient by its input or weight.
 
     Where TF32 is allowed, PyTorch's library still decides by shape whether to use it: it is asked,
     once for each.
     """
-    if _FW_NO_TF32 or not torch.backends.cudnn.enabled:
-        return 3
-    if _fw_precision is None:
-        allowed = torch.backends.cudnn.allow_tf32
-    else:
-        allowed = _fw_precision("cuda", "conv") == "tf32"
-    if not allowed:
+    if _fw_window_terms() == 3:
         return 3
     sizes = (images, image_strides, weights, weight_strides, numbers)
     choosing = (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic)
@@ -123,3 +126,10 @@ def _fw_rounds(
             both = torch.ops.aten.convolution_backward(change, x, w, None, *numbers, wanted)
             found = both[which == "weight"]
         return 0.5 < float(found.amax()) < (1 + odd) / 2
+
+
+# By the macro that stands for them in the kernels' text.
+_FW_TERMS: dict[str, typing.Any] = {
+    "FW_PRODUCTS": _fw_terms,
+    "FW_CONVOLUTIONS": _fw_window_terms,
+}

@@ -87,7 +87,7 @@ def pair() -> tuple[nn.Module, nn.Module]:
     case = gemm_add_relu()
     bundle = cuda_bundle(case)
     eager = case.model.cuda()
-    kernels = build.load(build.build(bundle.source))
+    kernels = module.kernels_of(bundle.source, lambda _: build.load(build.build(bundle.source)))
     return eager, module.optimized(copy.deepcopy(eager), module.load(bundle, kernels))
 
 
