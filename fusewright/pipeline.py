@@ -67,7 +67,7 @@ def target_of(device: torch.device) -> Target:
 
 
 def _trials() -> tuple[str, ...]:
-    """What the user wants to try before it is on for all: FUSEWRIGHT_TRY=windows,halves."""
+    """What the user wants to try before it is on for all: FUSEWRIGHT_TRY=turning,halves."""
     wanted = tuple(filter(None, os.environ.get("FUSEWRIGHT_TRY", "").split(",")))
     unknown = [each for each in wanted if each not in TRIALS]
     if unknown:
@@ -155,8 +155,7 @@ def _planned(program: Program, target: Target) -> list[ProgramPlans]:
     sizes = program.example_sizes
 
     def on_cores(graph: Graph) -> Graph:
-        graph = with_products(graph, sizes, target.halves)
-        return with_windows(graph, sizes) if target.windows else graph
+        return with_windows(with_products(graph, sizes, target.halves), sizes)
 
     ours = _plans(
         replace(

@@ -31,24 +31,23 @@ SMALL_TILE, LARGE_TILE = 32, 64
 TILE_REGISTERS = 64  # 4-byte registers for what a thread has loaded of a tile
 
 
-TRIALS = ("turning", "windows", "halves")
+TRIALS = ("turning", "halves")
 
 
 @dataclass(frozen=True)
 class Target:
     """What is compiled for: language 'cuda' or 'host', and the number of processors.
 
-    `tensor_cores`: whether it has those that our matrix products are written for, Hopper's.
-    Off until a GPU has shown what they gain (TRIALS): `turning`, whether loops may turn tiles in
-    shared memory, and convolutions so run in channels-last; `windows`, whether convolutions are
-    ours; `halves`, whether products in 16 bits are.
+    `tensor_cores`: whether it has those that our matrix products and convolutions are written for,
+    Hopper's. Off until a GPU has shown what they gain (TRIALS): `turning`, whether loops may turn
+    tiles in shared memory, and PyTorch's convolutions so run in channels-last; `halves`, whether
+    products in 16 bits are ours.
     """
 
     language: str
     sms: int = 132
     tensor_cores: bool = False
     turning: bool = False
-    windows: bool = False
     halves: bool = False
 
     @staticmethod

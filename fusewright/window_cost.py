@@ -18,18 +18,22 @@ CHANNEL_BLOCK = 64
 # Of the gradient by the weights: taps of a warpgroup, positions of a slab, slabs that a part costs.
 GRADIENT_TAPS, GRADIENT_SLAB, PART_SLABS = 5, 128, 4
 # Cycles of a processor: a product of 64 positions, 16 channels and one result; a number to convert;
-# a result to finish. The first is the tensor cores', the others are guesses until measured.
+# a result to finish. The first is the tensor cores', the others are from an H200, 2026-11-15.
 PRODUCT_CYCLES = 0.5
-CONVERT_CYCLES = 0.12
-FINISH_CYCLES = 0.1
+CONVERT_CYCLES = 0.35
+FINISH_CYCLES = 0.6
 CYCLES_PER_US = 1600.0
-CALL_US = 10.0
-# PyTorch's library: TF32 with its transposes (H200, 2026-11-15: 300 GFLOP in 1.6 ms), memory and
-# a call.
-LIBRARY_FLOPS_PER_US = 190e6
-LIBRARY_BYTES_PER_US = 2e6
-LIBRARY_US = 8.0
-GAIN = 0.85
+CALL_US = 20.0
+# PyTorch's library in TF32, its transposes with it, which a kernel of one tap does without; a pass
+# over the result for what follows; a call, which costs the CPU more than ours (H200, 2026-11-15, 26
+# shapes).
+LIBRARY_FLOPS_PER_US = 150e6
+LIBRARY_BYTES_PER_US = 0.9e6
+LIBRARY_BYTES_PER_US_OF_ONE_TAP = 3e6
+LOOP_BYTES_PER_US = 3.5e6
+LIBRARY_US = 35.0
+GAIN = 0.95
+FEWEST_CHANNELS = 8  # fewer leave most of a step of 16 empty
 
 
 def pitch_of(of: Geometry, band_width: int) -> int:
@@ -92,9 +96,9 @@ def _tile_cycles(of: Geometry, band_width: int, terms: int) -> float:
     blocks, rest = divmod(of.channels, CHANNEL_BLOCK)
     steps = blocks * 4 + -(-rest // 16)
     multiplied = PRODUCT_CYCLES * positions / 64 * tile * steps * of.taps * terms
-    stages = len(of.phases) * -(-of.channels // CHANNEL_BLOCK)
-    rows = stage_rows(of, band_width, terms) * stages
-    converted = CONVERT_CYCLES * rows * CHANNEL_BLOCK
+    rows = stage_rows(of, band_width, terms) * len(of.phases)
+    channels = blocks * CHANNEL_BLOCK + -(-rest // 32) * 32
+    converted = CONVERT_CYCLES * rows * channels
     finished = FINISH_CYCLES * positions * tile
     tiles = _positions(of, band_width) / positions
     return tiles * (max(multiplied, converted) + finished)
@@ -120,15 +124,17 @@ def gradient_parts(of: Geometry, band_width: int, sizes: Mapping[str, int], sms:
 
 
 def library_us(of: Geometry, sizes: Mapping[str, int]) -> float:
-    """The time that PyTorch's own convolution is expected to take."""
-    numbers = of.result_elements(sizes) + of.source_elements(sizes)
-    moved = 4 * numbers / LIBRARY_BYTES_PER_US
-    return max(of.operations(sizes) / LIBRARY_FLOPS_PER_US, moved, LIBRARY_US)
+    """The time that PyTorch's own convolution, and a loop after it, are expected to take."""
+    results = of.result_elements(sizes)
+    rate = LIBRARY_BYTES_PER_US if of.taps > 1 else LIBRARY_BYTES_PER_US_OF_ONE_TAP
+    moved = 4 * (results + of.source_elements(sizes)) / rate
+    follows = 2 * 4 * results / LOOP_BYTES_PER_US
+    return max(of.operations(sizes) / LIBRARY_FLOPS_PER_US, moved, LIBRARY_US) + follows
 
 
 def is_worthwhile(of: Geometry, sizes: Mapping[str, int], sms: int = 132) -> bool:
     """Whether a convolution of this size is ours rather than the library's."""
-    ours = window_us(of, 1, sizes, sms)
+    ours = window_us(of, 1, sizes, sms) if of.channels >= FEWEST_CHANNELS else None
     return ours is not None and ours <= GAIN * library_us(of, sizes)
 
 

@@ -65,7 +65,7 @@ def made() -> nn.Module:
 
 
 def prepared(model: nn.Module) -> Prepared:
-    target = Target.cuda(trials=("windows",))
+    target = Target.cuda()
     return prepare(model, (X,), modes=("train",), device=X.device, target=target)
 
 

@@ -39,7 +39,7 @@ from tests.test_product_text import compiled
 from tests.test_products import values_of
 
 STUB = Path(__file__).parent / "convolution_on_host.cuh"
-CUDA = Target.cuda(trials=("windows",))
+CUDA = Target.cuda()
 
 
 def block(m: nn.Module, x: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ def test_bands_find_room(size: int, taps: int, stride: int, dilation: int) -> No
     assert band is not None and fits(of, band) and is_possible(of)
     widths = list(band_widths(of))
     assert band in widths and widths[0] == of.x.result and all(w % 4 == 0 for w in widths[1:])
-    assert (band < of.x.result) == (of.x.result > 200)
+    assert of.x.result <= 200 or band < of.x.result
 
 
 def test_gradients_are_divided_among_all_processors() -> None:

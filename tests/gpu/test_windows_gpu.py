@@ -60,7 +60,6 @@ SHAPES: dict[str, tuple[dict[str, object], tuple[int, ...]]] = {
 @pytest.fixture(autouse=True)
 def every_window(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small convolutions too, where a plan would otherwise call PyTorch's."""
-    monkeypatch.setenv("FUSEWRIGHT_TRY", "windows")
     monkeypatch.setattr(windows, "is_worthwhile", lambda *_: True)
     before = torch.backends.cudnn.allow_tf32
     torch.manual_seed(0)
