@@ -48,10 +48,13 @@ class Shape:
     dilation: int = 1
     groups: int = 1
     channels_last: bool = False
+    transposed: bool = False
 
     def model(self) -> nn.Module:
         padding = self.dilation * (self.kernel // 2)
-        layer = nn.Conv2d(
+        if self.transposed:  # as wide as the stride says
+            padding = (self.kernel - self.stride) // 2
+        layer = (nn.ConvTranspose2d if self.transposed else nn.Conv2d)(
             self.channels,
             self.results,
             self.kernel,
@@ -93,6 +96,11 @@ SHAPES = (
     Shape("3x3 groups 32", 32, 128, 128, 56, 3, 1, 1, 32),
     Shape("3x3 depthwise", 64, 128, 128, 56, 3, 1, 1, 128),
     Shape("3x3 channels-last", 64, 64, 64, 56, 3, channels_last=True),
+    Shape("transposed 2x2 stride 2", 32, 256, 128, 64, 2, 2, transposed=True),
+    Shape("transposed 3x3 stride 2", 32, 128, 64, 64, 3, 2, transposed=True),
+    Shape("transposed 4x4 stride 2", 64, 128, 64, 32, 4, 2, transposed=True),
+    Shape("transposed 4x4, many channels", 64, 512, 256, 8, 4, 2, transposed=True),
+    Shape("transposed 4x4 to an image", 64, 64, 3, 64, 4, 2, transposed=True),
     Shape("1x1 channels-last", 64, 256, 64, 56, 1, channels_last=True),
 )
 
@@ -145,8 +153,10 @@ def rates() -> tuple[float, float]:
 
 def floor_ms(shape: Shape, x: Tensor, y: Tensor, known: tuple[float, float]) -> float:
     moved = 4 * (x.numel() + y.numel()) / known[0]
-    deep = shape.channels // shape.groups * shape.kernel**2
-    return max(moved, 2 * y.numel() * deep / known[1])
+    deep, points = shape.channels, y.numel()
+    if shape.transposed:
+        deep, points = shape.results, x.numel()
+    return max(moved, 2 * points * (deep // shape.groups) * shape.kernel**2 / known[1])
 
 
 def built(shape: Shape) -> tuple[Shape, nn.Module, nn.Module, Tensor, str]:

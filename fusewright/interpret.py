@@ -83,12 +83,10 @@ class _Run:
             return _reduce(node.op.removeprefix("reduce_"), args[0], args[1])
         if node.op == "product":
             return _product(*args)
-        if node.op == "window":
-            return _window(*args)
-        if node.op == "window_gradient":
-            assert node.spec is not None
-            return _window_gradient([size.at(self.sizes) for size in node.spec.shape], *args)
         assert node.spec is not None
+        if node.op in ("window", "window_gradient"):
+            of = _window if node.op == "window" else _window_gradient
+            return of([size.at(self.sizes) for size in node.spec.shape], *args)
         return self.canonical(node, node.spec, args)
 
     def canonical(self, node: Node, spec: TensorSpec, args: list[Any]) -> torch.Tensor:
@@ -159,22 +157,24 @@ def _product(a: torch.Tensor, *rest: Any) -> torch.Tensor:
 
 
 def _window(
+    shape: list[int],
     source: torch.Tensor,
     weight: torch.Tensor,
     stride: list[int],
     padding: list[int],
     dilation: list[int],
     groups: int,
-    backwards: bool,
+    transposed: bool,
 ) -> torch.Tensor:
-    """A convolution in float64; `backwards` as the gradient of one takes its weights."""
-    wide = weight.double()
-    if backwards:
-        wide = wide.transpose(0, 1).flip(list(range(2, wide.dim())))
-    sizes = (stride, padding, dilation)
-    zeros = [0] * len(stride)
-    found = torch.ops.aten.convolution(source.double(), wide, None, *sizes, False, zeros, groups)
-    result: torch.Tensor = found.to(source.dtype)
+    """A convolution in float64. What is beyond a transposed one's natural size is output padding;
+    the gradient of one that has some may be smaller than its natural size."""
+    wide = (source.double(), weight.double(), None, stride, padding, dilation, transposed)
+    zeros = [0] * (len(shape) - 2)
+    found = torch.ops.aten.convolution(*wide, zeros, groups)
+    if transposed:
+        more = [wanted - size for wanted, size in zip(shape[2:], found.shape[2:], strict=True)]
+        found = torch.ops.aten.convolution(*wide, more, groups)
+    result: torch.Tensor = found[tuple(map(slice, shape))].to(source.dtype)
     return result
 
 
@@ -187,11 +187,16 @@ def _window_gradient(
     dilation: list[int],
     groups: int,
 ) -> torch.Tensor:
-    """The gradient of a convolution by its weights, in float64."""
+    """The gradient of a convolution by its weights, in float64; of a transposed one that has output
+    padding, `change` may be smaller than its natural size."""
     weight = torch.zeros(shape, dtype=torch.float64)
     zeros = [0] * len(stride)
+    like = torch.ops.aten.convolution(
+        source.double(), weight, None, stride, padding, dilation, False, zeros, groups
+    )
+    like[tuple(map(slice, change.shape))] = change.double()
     found = torch.ops.aten.convolution_backward(
-        change.double(), source.double(), weight, None, stride, padding, dilation, False, zeros,
+        like, source.double(), weight, None, stride, padding, dilation, False, zeros,
         groups, [False, True, False],
     )  # fmt: skip
     result: torch.Tensor = found[1].to(source.dtype)

@@ -66,9 +66,9 @@ def _image_elements(
     if isinstance(kernel, GradientKernel):
         counts = (images, of.groups * of.results, of.y.result, of.x.result)
         yield kernel.change.buffer, _furthest(counts, kernel.change.strides, sizes)
-    counts = (of.groups * of.results, of.channels, of.y.taps, of.x.taps)
-    strides = tuple(Dim(abs(each)) for each in kernel.filter.strides)
-    yield kernel.filter.buffer, _furthest(counts, strides, sizes)
+    filter_counts = (of.groups, of.results, of.channels, of.y.taps, of.x.taps)
+    strides = tuple(map(Dim, kernel.filter.strides))
+    yield kernel.filter.buffer, _furthest(filter_counts, strides, sizes)
 
 
 def _furthest(counts: Sequence[int], strides: Sequence[Dim], sizes: Sizes) -> int:

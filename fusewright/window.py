@@ -3,12 +3,18 @@
     result[n, o, y, x] = Σ source[n, c, y·stride − before + j·dilation, …] · weights[o, c, j, i]
 
 over channels c and taps (j, i) of the group that o belongs to, with zeros outside of the source.
-Images of one dimension have a single row.
+Images of one dimension have a single row. A transposed convolution turns this round, as the
+gradient of one by its source does:
+
+    result[n, o, y·stride − before + j·dilation, …] = Σ source[n, c, y, x] · weights[o, c, j, i]
+
+Results with the same remainders by the stride are a class: a convolution of stride 1 with those
+taps that meet it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -27,18 +33,30 @@ class WindowAxis:
     stride: int
     dilation: int
     before: int
+    transposed: bool = False
+
+    @property
+    def positions(self) -> int:
+        """Results, or those of the largest class."""
+        return -(-self.result // self.stride) if self.transposed else self.result
 
     @property
     def halo(self) -> int:
-        """How many results further than its own the furthest tap reads."""
-        return (self.taps - 1) * self.dilation // self.stride
+        """How many positions further than its own the furthest tap reads."""
+        if not self.transposed:
+            return (self.taps - 1) * self.dilation // self.stride
+        common = math.gcd(self.stride, self.dilation)
+        return (max(self.phases) - 1) * self.dilation // common
 
     @property
     def phases(self) -> tuple[int, ...]:
-        """How many taps there are for each remainder that their distances have by the stride."""
-        return tuple(
-            Counter(tap * self.dilation % self.stride for tap in range(self.taps)).values()
-        )
+        """How many taps there are for each remainder that their distances have by the stride; for
+        each class, if this is transposed."""
+        first = self.before if self.transposed else 0
+        found = [0] * self.stride
+        for tap in range(self.taps):
+            found[(tap * self.dilation - first) % self.stride] += 1
+        return tuple(taps for taps in found if taps or self.transposed)
 
 
 @dataclass(frozen=True)
@@ -63,9 +81,18 @@ class Geometry:
         return self.groups * self.results > 1 and many
 
     @property
+    def transposed(self) -> bool:
+        return self.x.transposed
+
+    @property
     def phases(self) -> tuple[int, ...]:
         """The taps of each pair of remainders."""
         return tuple(y * x for y in self.y.phases for x in self.x.phases)
+
+    @property
+    def classes(self) -> tuple[tuple[int, ...], ...]:
+        """The phases of each class of results; there is one, unless this is transposed."""
+        return tuple((taps,) for taps in self.phases) if self.transposed else (self.phases,)
 
     @property
     def workspace_bytes(self) -> int:
@@ -92,6 +119,8 @@ class Geometry:
 
     def operations(self, sizes: Mapping[str, int]) -> int:
         """Multiply-adds as two operations each."""
+        if self.transposed:
+            return 2 * self.source_elements(sizes) * self.results * self.taps
         return 2 * self.result_elements(sizes) * self.channels * self.taps
 
 
@@ -105,14 +134,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Filter:
-    """Weights in memory; strides along results, channels, y and x, from `offset` on.
-
-    A gradient reads them backwards: its strides along y and x are negative.
-    """
+    """Weights in memory; strides along groups, their results, channels, y and x."""
 
     buffer: str
-    strides: tuple[int, int, int, int]
-    offset: int
+    strides: tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ LIBRARY_FLOPS_PER_US = 150e6
 LIBRARY_BYTES_PER_US = 0.9e6
 LIBRARY_BYTES_PER_US_OF_ONE_TAP = 3e6
 LOOP_BYTES_PER_US = 3.5e6
-LIBRARY_US = 35.0
+LIBRARY_US = 30.0
 GAIN = 0.95
 FEWEST_CHANNELS = 8  # fewer leave most of a step of 16 empty
 
@@ -57,8 +57,8 @@ def fits(of: Geometry, band_width: int) -> bool:
 
 
 def band_widths(of: Geometry) -> Iterator[int]:
-    """The widths that cut the result into equal bands, multiples of four if there are several."""
-    width = of.x.result
+    """The widths that cut positions into equal bands, multiples of four if there are several."""
+    width = of.x.positions
     yield from {min(width, -(-width // (4 * count)) * 4): None for count in range(1, width + 1)}
 
 
@@ -77,31 +77,33 @@ def window_us(of: Geometry, terms: int, sizes: Mapping[str, int], sms: int) -> f
     band = best_band(of)
     if band is None:
         return None
-    images, channels = of.images.at(sizes), best_tile_channels(of)
-    tiles = of.groups * -(-of.results // channels)
+    images, channels, classes = of.images.at(sizes), best_tile_channels(of), len(of.classes)
+    tiles = of.groups * -(-of.results // channels) * classes
     whole = -(-_positions(of, band) * images // TILE_POSITIONS[terms]) * tiles
     cycles = _tile_cycles(of, band, terms) / _positions(of, band) * TILE_POSITIONS[terms]
-    return -(-whole // sms) * cycles / CYCLES_PER_US + CALL_US
+    return -(-whole // sms) * cycles / classes / CYCLES_PER_US + CALL_US
 
 
 def _positions(of: Geometry, band_width: int) -> int:
     """Of one image, what lies in halos counted in."""
-    bands = -(-of.x.result // band_width)
-    return bands * (of.y.result + of.y.halo) * pitch_of(of, band_width)
+    bands = -(-of.x.positions // band_width)
+    return bands * (of.y.positions + of.y.halo) * pitch_of(of, band_width)
 
 
 def _tile_cycles(of: Geometry, band_width: int, terms: int) -> float:
-    """Of as many tiles as an image has."""
+    """Of as many tiles as an image has, of all classes."""
     positions, tile = TILE_POSITIONS[terms], best_tile_channels(of)
     blocks, rest = divmod(of.channels, CHANNEL_BLOCK)
     steps = blocks * 4 + -(-rest // 16)
-    multiplied = PRODUCT_CYCLES * positions / 64 * tile * steps * of.taps * terms
-    rows = stage_rows(of, band_width, terms) * len(of.phases)
     channels = blocks * CHANNEL_BLOCK + -(-rest // 32) * 32
-    converted = CONVERT_CYCLES * rows * channels
     finished = FINISH_CYCLES * positions * tile
     tiles = _positions(of, band_width) / positions
-    return tiles * (max(multiplied, converted) + finished)
+    cycles = 0.0
+    for phases in of.classes:
+        multiplied = PRODUCT_CYCLES * positions / 64 * tile * steps * sum(phases) * terms
+        rows = stage_rows(of, band_width, terms) * sum(taps > 0 for taps in phases)
+        cycles += max(multiplied, CONVERT_CYCLES * rows * channels) + finished
+    return tiles * cycles
 
 
 def gradient_parts(of: Geometry, band_width: int, sizes: Mapping[str, int], sms: int) -> int:

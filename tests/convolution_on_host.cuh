@@ -7,6 +7,16 @@
 
 namespace fw {
 
+// What a result reads along an axis by a tap, if it reads anything.
+inline int64_t read_at(const WindowAxis& axis, int result, int tap, bool transposed) {
+  int64_t at = int64_t(result) * axis.stride - axis.padding + tap * axis.dilation;
+  if (transposed) {
+    const int64_t far = int64_t(result) + axis.padding - tap * axis.dilation;
+    at = far >= 0 && far % axis.stride == 0 ? far / axis.stride : -1;
+  }
+  return at < axis.in ? at : -1;
+}
+
 inline float window_at(const WindowInput& source, const WindowFilter& filter,
                        const ConvolutionSizes& of, int64_t image, int out, int y, int x) {
   double sum = 0;
@@ -14,15 +24,15 @@ inline float window_at(const WindowInput& source, const WindowFilter& filter,
   for (int channel = 0; channel < of.channels; ++channel) {
     for (int j = 0; j < of.y.kernel; ++j) {
       for (int i = 0; i < of.x.kernel; ++i) {
-        const int64_t at_y = int64_t(y) * of.y.stride - of.y.padding + j * of.y.dilation;
-        const int64_t at_x = int64_t(x) * of.x.stride - of.x.padding + i * of.x.dilation;
-        if (at_y < 0 || at_y >= of.y.in || at_x < 0 || at_x >= of.x.in) continue;
+        const int64_t at_y = read_at(of.y, y, j, of.transposed);
+        const int64_t at_x = read_at(of.x, x, i, of.transposed);
+        if (at_y < 0 || at_x < 0) continue;
         const int64_t from = image * source.image_stride +
                              int64_t(group * of.channels + channel) * source.channel_stride +
                              at_y * source.y_stride + at_x * source.x_stride;
         sum += double(source.data[from]) *
-               filter.data[out * filter.out_stride + channel * filter.in_stride +
-                           j * filter.y_stride + i * filter.x_stride];
+               filter.data[group * filter.group_stride + out % of.channels_out * filter.out_stride +
+                           channel * filter.in_stride + j * filter.y_stride + i * filter.x_stride];
       }
     }
   }

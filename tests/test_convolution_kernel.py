@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -38,10 +40,17 @@ ENTRY(convolution_128, 128)
 )
 
 
+UNSEEN = 12345.0
+
+
 class Strided(ctypes.Structure):
-    """WindowInput and WindowFilter."""
+    """WindowInput and WindowGradient."""
 
     _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 4))
+
+
+class Filter(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 5))
 
 
 class Sizes(ctypes.Structure):
@@ -51,6 +60,7 @@ class Sizes(ctypes.Structure):
         ("y", ctypes.c_int * 6),
         ("x", ctypes.c_int * 6),
         ("band_width", ctypes.c_int),
+        ("transposed", ctypes.c_bool),
     )
 
 
@@ -69,6 +79,32 @@ def numbers(axis: WindowAxis) -> ctypes.Array[ctypes.c_int]:
     return (ctypes.c_int * 6)(*given)
 
 
+def run(of: Geometry, x: Tensor, w: Tensor, terms: int) -> Tensor:
+    """As an entry of the heuristic's schedule does it; w may have any strides."""
+    band = best_band(of)
+    assert band is not None
+    images, outs = x.shape[0], of.groups * of.results
+    sizes = Sizes(images, (ctypes.c_int * 3)(of.groups, of.channels, of.results))
+    sizes.y, sizes.x = numbers(of.y), numbers(of.x)
+    sizes.band_width, sizes.transposed = band, of.transposed
+    source = Strided(x.data_ptr(), (ctypes.c_int64 * 4)(*x.stride()))
+    first, second, *rest = w.stride()
+    strides = (of.results * first, first, second, *rest)
+    if of.transposed:
+        strides = (of.channels * first, second, first, *rest)
+    filter_ = Filter(w.data_ptr(), (ctypes.c_int64 * 5)(*strides))
+    out = torch.full((images, outs, of.y.result, of.x.result), UNSEEN)
+    workspace = torch.full((of.workspace_bytes + 256,), 0xFF, dtype=torch.uint8)
+    skip = -workspace.data_ptr() % 128
+    entry = getattr(library(), "convolution_64" if of.results <= 64 else "convolution_128")
+    parts = [ctypes.byref(each) for each in (source, filter_, sizes)]
+    pointers = [ctypes.c_void_p(workspace.data_ptr() + skip), ctypes.c_void_p(out.data_ptr())]
+    assert entry(*parts, ctypes.c_int64(terms), *pointers) == 0
+    assert not (out == UNSEEN).any()
+    assert (workspace[skip + of.workspace_bytes :] == 0xFF).all(), "beyond the workspace"
+    return out
+
+
 def convolved(
     x: Tensor,
     w: Tensor,
@@ -78,28 +114,12 @@ def convolved(
     groups: int,
     terms: int,
 ) -> Tensor:
-    """As an entry of the heuristic's schedule does it; w may have any strides."""
     y, across = (
         axis_of(x.shape[2 + at], w.shape[2 + at], stride[at], dilation[at], padding[at])
         for at in range(2)
     )
     of = Geometry(Dim(x.shape[0]), groups, w.shape[1], w.shape[0] // groups, y, across)
-    band = best_band(of)
-    assert band is not None
-    sizes = Sizes(x.shape[0], (ctypes.c_int * 3)(groups, of.channels, of.results))
-    sizes.y, sizes.x, sizes.band_width = numbers(y), numbers(across), band
-    source = Strided(x.data_ptr(), (ctypes.c_int64 * 4)(*x.stride()))
-    filter_ = Strided(w.data_ptr(), (ctypes.c_int64 * 4)(*w.stride()))
-    out = torch.full((x.shape[0], w.shape[0], y.result, across.result), 12345.0)
-    workspace = torch.full((of.workspace_bytes + 256,), 0xFF, dtype=torch.uint8)
-    skip = -workspace.data_ptr() % 128
-    entry = getattr(library(), "convolution_64" if of.results <= 64 else "convolution_128")
-    parts = [ctypes.byref(each) for each in (source, filter_, sizes)]
-    pointers = [ctypes.c_void_p(workspace.data_ptr() + skip), ctypes.c_void_p(out.data_ptr())]
-    assert entry(*parts, ctypes.c_int64(terms), *pointers) == 0
-    assert not (out == 12345).any()
-    assert (workspace[skip + of.workspace_bytes :] == 0xFF).all(), "beyond the workspace"
-    return out
+    return run(of, x, w, terms)
 
 
 @pytest.mark.parametrize("terms", [1, 3])
@@ -124,24 +144,98 @@ def test_weights_and_taps(  # type: ignore[no-untyped-def]
     assert float((wrong / right).max()) < (4e-7 if terms == 3 else 8e-4)
 
 
+# Transposed -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """A transposed convolution; along y and x."""
+
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    more: tuple[int, int] = (0, 0)  # output padding
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+    def exact(self, x: Tensor, w: Tensor) -> Tensor:
+        settings = (self.stride, self.padding, self.more, self.groups, self.dilation)
+        return F.conv_transpose2d(x.double(), w.double(), None, *settings)
+
+    def run(self, x: Tensor, w: Tensor, terms: int) -> Tensor:
+        made = self.exact(x.to("meta"), w.to("meta")).shape[2:]
+        y, across = (
+            WindowAxis(*each, transposed=True)
+            for each in zip(
+                x.shape[2:], made, w.shape[2:], self.stride, self.dilation, self.padding,
+                strict=True,
+            )
+        )  # fmt: skip
+        channels = x.shape[1] // self.groups
+        of = Geometry(Dim(x.shape[0]), self.groups, channels, w.shape[1], y, across)
+        return run(of, x, w, terms)
+
+
+# Images, weights with the out channels of a group, and the rest.
+TRANSPOSED = {
+    "stride 1": ((2, 6, 7, 9), (6, 5, 3, 2), Transposed(padding=(0, 1))),
+    "stride 2": ((2, 70, 7, 8), (70, 10, 3, 3), Transposed((2, 2), (1, 1), (1, 1))),
+    "4x4": ((1, 20, 8, 8), (20, 70, 4, 4), Transposed((2, 2), (1, 1))),
+    "as wide as its strides": ((2, 16, 5, 6), (16, 7, 2, 3), Transposed((2, 3))),
+    "narrower": ((2, 33, 6, 5), (33, 8, 1, 1), Transposed((2, 3), (0, 0), (1, 2))),
+    "narrower, by one axis": ((1, 8, 6, 5), (8, 3, 1, 5), Transposed((3, 2), (0, 2))),
+    "strides differ": ((2, 12, 5, 9), (12, 6, 5, 4), Transposed((3, 1), (2, 2), (1, 0))),
+    "strides have no common divisor": (
+        (1, 8, 9, 5), (8, 4, 4, 3), Transposed((2, 3), (3, 1), (0, 2))
+    ),
+    "dilation": ((1, 16, 6, 7), (16, 5, 3, 3), Transposed((2, 2), (2, 1), (0, 1), (2, 3))),
+    "dilation and more": (
+        (1, 5, 5, 6), (5, 4, 3, 4), Transposed((3, 2), (3, 4), (2, 3), (3, 4))
+    ),
+    "groups": ((2, 40, 5, 6), (40, 9, 3, 3), Transposed((2, 1), (1, 1), groups=2)),
+    "wide padding": ((2, 8, 9, 8), (8, 5, 2, 3), Transposed((2, 1), (5, 3), (1, 0))),
+    "one pixel": ((3, 8, 1, 1), (8, 6, 4, 3), Transposed((2, 2))),
+    "line": ((3, 24, 1, 37), (24, 6, 1, 5), Transposed((1, 3), (0, 2), (0, 1))),
+    "many channels": ((1, 150, 5, 5), (150, 140, 3, 3), Transposed((2, 2), (1, 1))),
+    "many tiles": ((3, 8, 14, 15), (8, 4, 3, 3), Transposed((2, 2), (1, 1), (1, 0))),
+}  # fmt: skip
+
+
+def transposed_operands(name: str) -> tuple[Tensor, Tensor, Transposed]:
+    torch.manual_seed(len(name))
+    images, filter_, of = TRANSPOSED[name]
+    return torch.randn(images), torch.randn(filter_), of
+
+
 @pytest.mark.parametrize("terms", [1, 3])
-def test_the_gradient_reads_the_weights_backwards(terms: int) -> None:
-    """dx is a convolution of dy with swapped channels and flipped taps: negative strides."""
-    dy, w = torch.randn(2, 6, 7, 9), torch.randn(6, 5, 3, 2)
-    exact = torch.nn.grad.conv2d_input((2, 5, 9, 10), w.double(), dy.double())
-    out, channel, y, x = w.stride()
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_every_kind_of_transposed_convolution(name: str, terms: int) -> None:
+    x, w, of = transposed_operands(name)
+    w *= torch.exp2(torch.randint(-30, 30, (1, w.shape[1], 1, 1)).float())
+    y, exact = of.run(x, w, terms), of.exact(x, w)
+    wrong, right = (each.transpose(0, 1).flatten(1).norm(dim=1) for each in (y - exact, exact))
+    assert float((wrong / right).max()) < (4e-7 if terms == 3 else 8e-4)
 
-    class Backwards:
-        """A view that PyTorch has not: steps back along y and x."""
 
-        shape = (5, 6, 3, 2)
+def test_layouts_of_transposed_operands() -> None:
+    x, w, of = transposed_operands("groups")
+    x = x.contiguous(memory_format=torch.channels_last)
+    w = w.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+    assert float((of.run(x, w, 3) - of.exact(x, w)).norm() / of.exact(x, w).norm()) < 4e-7
 
-        def stride(self) -> tuple[int, ...]:
-            return (channel, out, -y, -x)
 
-        def data_ptr(self) -> int:
-            return w.data_ptr() + 4 * (2 * y + 1 * x)
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("name", ["stride 1", "stride 2", "strides differ", "groups", "narrower"])
+def test_what_is_not_finite_in_a_transposed_one(name: str, terms: int) -> None:
+    """By the definition: there are no zeros that an infinite weight could meet at the edges."""
+    x, w, of = transposed_operands(name)
+    x[0, 3, 4, 4], x[1, 1, 0, -1], x[1, 2, -1, 0] = math.inf, -math.inf, math.nan
+    w[2, 1, 0, 0], w[4, 2, -1, -1], w[-1, 0, 0, -1] = math.inf, -math.inf, 3e38
+    y, exact = of.run(x, w, terms), of.exact(x, w).float()
+    assert torch.equal(y.isnan(), exact.isnan()) and torch.equal(y.isinf(), exact.isinf())
+    assert torch.equal(y[y.isinf()], exact[exact.isinf()])
+    assert y.isfinite().any() and not y.isfinite().all()
 
-    found = convolved(dy, Backwards(), (1, 1), (2, 1), (1, 1), 1, terms)  # type: ignore[arg-type]
-    error = float((found.double() - exact).norm() / exact.norm())
-    assert error < (4e-7 if terms == 3 else 8e-4)
+
+def test_no_transposed_images() -> None:
+    x, w, of = transposed_operands("stride 2")
+    assert of.run(x[:0], w, 1).shape == (0, 10, 14, 16)

@@ -68,7 +68,12 @@ class Input(ctypes.Structure):
 
 
 class Weights(ctypes.Structure):
-    _fields_ = (("pointers", ctypes.c_void_p * 4), ("strides", ctypes.c_int64 * 4))
+    _fields_ = (
+        ("pointers", ctypes.c_void_p * 4),
+        ("strides", ctypes.c_int64 * 5),  # along groups, their out channels, in channels, y and x
+        ("order", ctypes.c_uint8 * 128 * 2),
+        ("far", ctypes.c_int * 128 * 2),
+    )
 
 
 class Shape(ctypes.Structure):
@@ -76,12 +81,16 @@ class Shape(ctypes.Structure):
         ("counts", ctypes.c_int * 4),  # images, groups, channels in and out of a group
         ("y", ctypes.c_int * 6),  # in, out, kernel, stride, dilation, padding
         ("x", ctypes.c_int * 6),
+        ("out_y", ctypes.c_int * 2),  # count, apart
+        ("out_x", ctypes.c_int * 2),
+        ("transposed", ctypes.c_bool),
         ("band_width", ctypes.c_int),
         ("pitch", ctypes.c_int),
         ("stage_rows", ctypes.c_int),
         ("taps", ctypes.c_int),
         ("phases", ctypes.c_int),
-        ("phase", ctypes.c_int * 4 * 16),  # y, x, taps, reach
+        ("classes", ctypes.c_int),
+        ("phase", ctypes.c_int * 7 * 16),  # y, x, taps, reach, first, and where outputs begin
         ("shift", ctypes.c_uint16 * 128),
     )
 
@@ -130,6 +139,7 @@ class Window:
             out = (n + 2 * self.padding[axis] - reach - 1) // s + 1
             numbers = (n, out, k, s, self.dilation[axis], self.padding[axis])
             setattr(shape, name, (ctypes.c_int * 6)(*numbers))
+            setattr(shape, f"out_{name}", (ctypes.c_int * 2)(out, 1))
             halos.append(reach // s)
         shape.band_width = self.band_width or shape.x[1]
         shape.pitch = shape.band_width + halos[1]
@@ -141,10 +151,11 @@ class Window:
                 + kx * self.dilation[1] // self.stride[1]
                 for ky, kx in taps
             ]
-            shape.phase[phase][:] = (y, column, len(taps), max(shifts))
+            shape.phase[phase][:] = (y, column, len(taps), max(shifts), shape.taps, 0, 0)
             shape.shift[shape.taps : shape.taps + len(taps)] = shifts
             shape.taps += len(taps)
             shape.phases += 1
+        shape.classes = 1
         reach = max(each[3] for each in shape.phase)
         shape.stage_rows = -(-((256 if self.terms == 1 else 128) + reach) // 8) * 8
         return shape
@@ -160,6 +171,16 @@ class Window:
                     row = F.pad(row, (0, -row.shape[1] % 64))
                     found.append(row.unflatten(1, (-1, 64)).transpose(0, 1))
         return torch.cat(found)
+
+    def weights(self, pointers: ctypes.Array[ctypes.c_void_p], w: Tensor) -> Weights:
+        per_group = w.shape[0] // self.groups * w.stride(0)
+        made = Weights(pointers, (ctypes.c_int64 * 5)(per_group, *w.stride()))
+        by_phase = self.taps((w.shape[2], w.shape[3])).values()
+        for at, tap in enumerate(tap for taps in by_phase for tap in taps):
+            for axis in range(2):
+                made.order[axis][at] = tap[axis]
+                made.far[axis][at] = tap[axis] * self.dilation[axis] - self.padding[axis]
+        return made
 
     def exact(self, x: Tensor, w: Tensor) -> Tensor:
         settings = (self.stride, self.padding, self.dilation, self.groups)
@@ -180,7 +201,7 @@ class Window:
         entry = getattr(library(), f"window_{self.terms}_{self.tile}")
         code = entry(
             ctypes.byref(Input(x.data_ptr(), (ctypes.c_int64 * 4)(*x.stride()))),
-            ctypes.byref(Weights(pointers, (ctypes.c_int64 * 4)(*w.stride()))),
+            ctypes.byref(self.weights(pointers, w)),
             ctypes.byref(shape),
             ctypes.c_void_p(out.data_ptr()),
             int(self.vectors),

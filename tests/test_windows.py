@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fusewright import interpret as oracle
 from fusewright.capture import capture
 from fusewright.codegen import render as rendering
+from fusewright.codegen.source import Source
 from fusewright.ir import Dim, Program
 from fusewright.pipeline import prepare
 from fusewright.plan import plan
@@ -31,7 +32,8 @@ from fusewright.window_cost import (
     is_possible,
     is_worthwhile,
 )
-from tests.emulated_modules import on_library, trained
+from tests.cores_on_host import on_host, with_stand_in
+from tests.emulated_modules import as_exact_as_eager, on_library, trained
 from tests.loop_cases import NVCC
 from tests.test_cuda_emulated import emulated
 from tests.test_plan import Lambda
@@ -95,16 +97,17 @@ def test_what_follows_a_convolution_is_part_of_it() -> None:
     assert (of.groups, of.channels, of.results, of.taps) == (1, 64, 128, 9)
     assert of.x == of.y == WindowAxis(64, 64, 3, 1, 1, 1)
     assert not of.images.is_static
-    assert step.kernel.filter.strides == (576, 9, 3, 1) and step.kernel.filter.offset == 0
+    assert step.kernel.filter.strides == (128 * 576, 576, 9, 3, 1)
     pixels = 16 * 64 * 64 * 128
     assert step.operations == 2 * pixels * 576 + 3 * pixels
     assert step.bytes_moved == 4 * (x.numel() + 128 * 576 + 2 * 128 + pixels)
     (gradient,) = [each for each in backward.steps if isinstance(each, Window)]
     (by_weight,) = [each for each in backward.steps if isinstance(each, WindowGradient)]
-    assert by_weight.kernel.geometry == of and by_weight.kernel.filter.strides == (576, 9, 3, 1)
+    assert by_weight.kernel.geometry == of
+    assert by_weight.kernel.filter == replace(step.kernel.filter, buffer=by_weight.outputs[0])
     assert gradient.kernel.geometry.channels == 128 and gradient.kernel.geometry.results == 64
-    assert gradient.kernel.geometry.x.before == 1
-    assert gradient.kernel.filter.strides == (9, 576, -3, -1) and gradient.kernel.filter.offset == 8
+    assert gradient.kernel.geometry.x == replace(of.x, transposed=True)
+    assert gradient.kernel.filter.strides == (128 * 576, 9, 576, 3, 1)
     assert not any(isinstance(each, Call) for each in backward.steps)
 
 
@@ -113,7 +116,7 @@ def chain(m: nn.Module, x: Tensor) -> Tensor:
     return torch.tanh(F.conv1d(y.flatten(2), m.line, dilation=2))  # type: ignore[arg-type]
 
 
-def test_strides_and_lines() -> None:
+def test_strides_and_lines(everything: None) -> None:
     given = {"weight": torch.randn(128, 64, 3, 3), "line": torch.randn(96, 128, 5)}
     inference, _, backward = plans(chain, torch.randn(64, 64, 64, 64), **given)
     first, second = (step.kernel.geometry for step in inference.steps if isinstance(step, Window))
@@ -122,22 +125,78 @@ def test_strides_and_lines() -> None:
     )
     assert second.y == WindowAxis(1, 1, 1, 1, 1, 0)
     assert second.x == WindowAxis(1024, 1016, 5, 1, 2, 0)
-    # The gradient of a convolution with wide strides is left to PyTorch.
-    assert sum(isinstance(step, Window) for step in backward.steps) == 1
+    found = [step.kernel.geometry for step in backward.steps if isinstance(step, Window)]
+    assert [each.x.stride for each in found] == [1, 2]
+    assert found[1].y == WindowAxis(32, 64, 3, 2, 1, 1, transposed=True)
+    assert found[1].y.phases == (1, 2) and found[1].phases == (1, 2, 2, 4)
+    assert (found[1].y.positions, found[1].y.halo) == (32, 1)
+    assert found[1].operations({"s0": 64}) == first.operations({"s0": 64})
+    assert not any(isinstance(step, Call) for step in backward.steps)
+
+
+def grown(m: nn.Module, x: Tensor) -> Tensor:
+    settings = {"stride": 2, "padding": 1, "output_padding": 1, "groups": 2}
+    return torch.relu(F.conv_transpose2d(x, m.weight, m.bias, **settings)) * m.scale  # type: ignore[arg-type,operator]
+
+
+def test_what_follows_a_transposed_convolution_is_part_of_it(everything: None) -> None:
+    given = {"weight": torch.randn(64, 48, 4, 4), "bias": torch.randn(96)}
+    inference, _, backward = plans(
+        grown, torch.randn(16, 64, 14, 15), **given, scale=torch.randn(96, 1, 1)
+    )
+    (step,) = inference.steps
+    assert isinstance(step, Window)
+    assert step.operators == ("convolution", "add", "relu", "mul")
+    of = step.kernel.geometry
+    assert (of.groups, of.channels, of.results) == (2, 32, 48)
+    assert of.y == WindowAxis(14, 29, 4, 2, 1, 1, transposed=True)
+    assert (of.y.positions, of.y.phases, of.y.halo) == (15, (2, 2), 1)
+    assert step.kernel.filter.strides == (32 * 48 * 16, 16, 48 * 16, 4, 1)
+    (by_source,) = [each.kernel for each in backward.steps if isinstance(each, Window)]
+    (by_weight,) = [each.kernel for each in backward.steps if isinstance(each, WindowGradient)]
+    assert by_source.geometry == by_weight.geometry
+    assert by_source.geometry.y == WindowAxis(29, 14, 4, 2, 1, 1)
+    numbers = ((2, 2), (1, 1), (1, 1), True, (1, 1), 2)
+    for kernel in (step.kernel, by_source, by_weight):
+        assert kernel.instead.source.shape[1:] == (Dim(64), Dim(14), Dim(15))
+        assert kernel.instead.weight.shape[0] == Dim(64) and kernel.instead.numbers == numbers
+    assert not any(isinstance(each, Call) for each in backward.steps)
 
 
 @pytest.mark.parametrize(
-    ("function", "x"),
+    ("function", "x", "why"),
     [
-        (lambda m, x: F.conv2d(x, m.weight), torch.randn(1, 64, 8, 8)),
-        (lambda m, x: F.conv2d(x.double(), m.weight.double()), torch.randn(16, 64, 64, 64)),
-        (lambda m, x: F.conv2d(x, m.weight[:, :1], groups=64), torch.randn(16, 64, 64, 64)),
-        (lambda m, x: F.conv_transpose2d(x, m.weight[:64]), torch.randn(16, 64, 32, 32)),
+        (lambda m, x: F.conv2d(x, m.weight), torch.randn(1, 64, 8, 8), ""),
+        (lambda m, x: F.conv_transpose2d(x, m.weight[:64]), torch.randn(1, 64, 8, 8), ""),
+        (
+            lambda m, x: F.conv2d(x.double(), m.weight.double()),
+            torch.randn(16, 64, 64, 64),
+            " in float64",
+        ),
+        (
+            lambda m, x: F.conv2d(x, m.weight[:, :1], groups=64),
+            torch.randn(16, 64, 64, 64),
+            " of 64 groups with few channels each",
+        ),
+        (
+            lambda m, x: F.conv3d(x[..., None], m.weight[..., None]),
+            torch.randn(16, 64, 64, 64),
+            " over 3 axes",
+        ),
+        (
+            lambda m, x: F.conv_transpose2d(x, m.weight[:64], stride=5),
+            torch.randn(16, 64, 64, 64),
+            " of wide strides or too many taps",
+        ),
     ],
 )
-def test_what_is_left_to_pytorch(function, x: Tensor) -> None:  # type: ignore[no-untyped-def]
-    inference, _, _ = plans(function, x, weight=torch.randn(128, 64, 3, 3))
-    assert not any(isinstance(step, Window) for step in inference.steps)
+def test_what_is_left_to_pytorch(function, x: Tensor, why: str) -> None:  # type: ignore[no-untyped-def]
+    inference, _, backward = plans(function, x, weight=torch.randn(128, 64, 3, 3))
+    for each, kind in ((inference, "a convolution"), (backward, "the gradients of a convolution")):
+        assert not any(isinstance(step, Window) for step in each.steps)
+        calls = [step for step in each.steps if isinstance(step, Call)]
+        (reason,) = [step.reason for step in calls if "convolution" in step.node.op]
+        assert reason == f"{kind}{why}, left to PyTorch's library for now"
 
 
 def test_small_batches_are_left_to_the_plain_program() -> None:
@@ -202,6 +261,20 @@ def test_too_many_taps_are_left_to_pytorch() -> None:
     assert is_worthwhile(geometry(130, 3), {}) and not is_worthwhile(geometry(4, 3), {})
 
 
+def test_classes_of_results() -> None:
+    axis = WindowAxis(32, 64, 4, 2, 1, 1, transposed=True)
+    of = Geometry(Dim(64), 1, 128, 64, axis, axis)
+    assert of.classes == ((4,), (4,), (4,), (4,)) and best_band(of) == 32
+    assert is_possible(of)
+    # A kernel that is narrower than its stride leaves results that nothing is added to.
+    narrow = replace(of, x=WindowAxis(32, 96, 2, 3, 1, 1, transposed=True))
+    assert narrow.x.phases == (1, 0, 1) and narrow.classes.count((0,)) == 2
+    assert (narrow.x.positions, narrow.x.halo) == (32, 0)
+    # Every second tap is of the same class, and they lie three apart.
+    dilated = WindowAxis(9, 20, 5, 2, 3, 4, transposed=True)
+    assert dilated.phases == (3, 2) and dilated.halo == 6
+
+
 # Meaning --------------------------------------------------------------------------------------
 
 
@@ -214,10 +287,29 @@ def lines(m: nn.Module, x: Tensor) -> Tensor:
     return torch.relu(F.conv1d(x.flatten(2), m.weight[:, :, 0], padding=2))  # type: ignore[index]
 
 
+def transposed(m: nn.Module, x: Tensor) -> Tensor:
+    settings = {"stride": (2, 3), "padding": (1, 0), "output_padding": (0, 2), "groups": 2}
+    y = F.conv_transpose2d(x, m.weight, m.bias, **settings)  # type: ignore[arg-type]
+    return torch.relu(y) * m.scale  # type: ignore[operator,no-any-return]
+
+
+def padded(m: nn.Module, x: Tensor) -> Tensor:
+    """Output padding as wide as the stride."""
+    settings = {"stride": 2, "padding": 3, "output_padding": 2, "dilation": 3}
+    return torch.tanh(F.conv_transpose2d(x, m.weight, **settings))  # type: ignore[arg-type]
+
+
+def transposed_lines(m: nn.Module, x: Tensor) -> Tensor:
+    return torch.sigmoid(F.conv_transpose1d(x.flatten(2), m.weight, stride=3, padding=1))  # type: ignore[arg-type]
+
+
 CASES = [
     (block, {"weight": (5, 6, 3, 3), "bias": (5,), "scale": (5, 1, 1)}),
     (grouped, {"weight": (4, 3, 3, 3)}),
     (lines, {"weight": (7, 6, 2, 3)}),
+    (transposed, {"weight": (6, 2, 3, 2), "bias": (4,), "scale": (4, 1, 1)}),
+    (padded, {"weight": (6, 4, 3, 2)}),
+    (transposed_lines, {"weight": (6, 4, 5)}),
 ]
 
 
@@ -233,7 +325,7 @@ def test_the_rewritten_graphs_mean_the_same(model, shapes, monkeypatch) -> None:
         before, after = getattr(plain, name), getattr(ours, name)
         held = values_of(before, sizes)
         ops = {node.op for node in after.nodes}
-        assert ("window" in ops) == (model is not grouped or name != "backward")
+        assert "window" in ops and not any("convolution" in op for op in ops)
         assert ("window_gradient" in ops) == (name == "backward")
         theirs = oracle.interpret(before, held, sizes, exact=False)
         mine = oracle.interpret(after, held, sizes, exact=False)
@@ -256,20 +348,39 @@ class Images(nn.Module):
         return torch.tanh(self.second(hidden)) * self.scale, hidden.mean((2, 3))
 
 
+class Growing(nn.Module):
+    """Transposed layers of two ranks, an output that is read twice, a row for each image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(3, 12, 5, stride=(3, 2), padding=2)
+        self.up = nn.ConvTranspose2d(12, 6, 3, stride=(3, 2), padding=1, output_padding=(2, 1))
+        self.line = nn.ConvTranspose1d(6, 9, 2, stride=3, output_padding=1, bias=False)
+        self.scale = nn.Parameter(torch.randn(6, 1, 1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = F.silu(self.up(F.gelu(self.down(x))) * self.scale + x.mean((1, 2, 3), True))
+        return torch.tanh(self.line(hidden.flatten(2))), hidden.mean((2, 3))
+
+
 @pytest.mark.usefixtures("everything")
-@pytest.mark.parametrize("batches", [(2, 3), (1,)])
-def test_emulated_modules_train_as_eager_does(
-    batches: tuple[int, ...], asked: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "layers", "batches"), [(Images, 2, (2, 3)), (Images, 2, (1,)), (Growing, 3, (2, 3))]
+)
+def test_emulated_modules_train_as_eager_does(  # type: ignore[no-untyped-def]
+    kind: type[nn.Module], layers: int, batches: tuple[int, ...], asked: list[str], monkeypatch
 ) -> None:
     """The emitted text over the CUDA source, with g++ for nvcc and loops for the kernel."""
     for name in ("WINDOW_HEADER", "GRADIENT_HEADER"):
         monkeypatch.setattr(rendering, name, str(STUB))
     monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
-    model, x = Images(), torch.randn(batches[0], 3, 8, 12)
+    model, x = kind(), torch.randn(batches[0], 3, 8, 12)
     prepared = prepare(model, (x,), modes=("train",), device=x.device, target=CUDA)
     assert [each.name for each in prepared.modes] == ["train_products", "train"]
     plans_ = prepared.modes[0]
-    assert sum(isinstance(step, Window) for step in plans_.forward.steps) == 2
+    assert sum(isinstance(step, Window) for step in plans_.forward.steps) == layers
+    assert plans_.backward is not None
+    assert not any(isinstance(step, Call) for step in plans_.backward.steps)
     fast = on_library(model, x, prepared, emulated(prepared.source))
     for images in batches:
         x = torch.randn(images, 3, 8, 12)
@@ -279,8 +390,20 @@ def test_emulated_modules_train_as_eager_does(
             largest = truth.abs().max().item()
             torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5 * largest)
     # How precise PyTorch would be is asked for every pass, at each size.
-    each = len(batches)
-    assert Counter(asked) == {"forward": 2 * each, "input": each, "weight": 2 * each}
+    passes = ("forward", "input", "weight")
+    assert Counter(asked) == dict.fromkeys(passes, layers * len(batches))
+
+
+@pytest.mark.usefixtures("everything", "asked")
+def test_modules_train_on_emulated_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where generated epilogues meet the places that the kernel itself gives them."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(rendering, "flattened", with_stand_in)
+    monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
+    model, x = Growing(), torch.randn(2, 3, 8, 12)
+    found = prepare(model, (x,), modes=("train",), device=x.device, target=CUDA)
+    source = Source("host", on_host(found.source.text), found.source.entries)
+    as_exact_as_eager(on_library(model, x, found, source), model, x, 2e-6)
 
 
 def test_the_heuristic_fits_tiles_to_the_results() -> None:

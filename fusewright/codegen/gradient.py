@@ -30,7 +30,7 @@ def gradient_lines(kernel: GradientKernel, schedule: GradientSchedule) -> list[s
         return ", ".join([f"static_cast<const float*>({pointers[source.buffer]})", *strides])
 
     weights = [f"static_cast<float*>({pointers[kernel.filter.buffer]})"]
-    weights += map(str, kernel.filter.strides)
+    weights += map(str, kernel.filter.strides[1:])  # results count through all groups
     sizes = [size_text(of.images, symbols), str(of.groups), str(of.channels), str(of.results)]
     sizes += [axis_text(of.y), axis_text(of.x), str(schedule.band_width)]
     parameters = [f"void* {name}" for name in pointers.values()]

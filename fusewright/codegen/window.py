@@ -20,14 +20,15 @@ def window_entry(kernel: WindowKernel) -> Entry:
 
 def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> list[str]:
     of, source, filter_ = kernel.geometry, kernel.source, kernel.filter
-    title = f"convolution of {of.channels} channels by {of.y.taps} x {of.x.taps} to {of.results}"
+    title = "transposed " if of.transposed else ""
+    title += f"convolution of {of.channels} channels by {of.y.taps} x {of.x.taps} to {of.results}"
     title += f", {of.groups} groups" if of.groups > 1 else ""
     images = [pointer_text(form, "float", source.buffer), *map(form.size, source.strides)]
     weights = pointer_text(form, "float", filter_.buffer)
-    weights += f" + {filter_.offset}" if filter_.offset else ""
     filter_numbers = ", ".join(map(str, filter_.strides))
     sizes = [form.size(of.images), str(of.groups), str(of.channels), str(of.results)]
     sizes += [axis_text(of.y), axis_text(of.x), str(schedule.band_width)]
+    sizes += ["true" if of.transposed else "false"]
     body = [
         f"const fw::WindowInput source{{{', '.join(images)}}};",
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",

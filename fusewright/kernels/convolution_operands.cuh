@@ -5,17 +5,15 @@
 
 namespace fw {
 
-// w[out][in][y][x]; strides may be negative, where a gradient reads the weights backwards.
-struct WindowFilter {
-  const float* data;
-  int64_t out_stride, in_stride, y_stride, x_stride;
-};
-
+// Of a transposed convolution the axes are those of the convolution that it is the transpose of, but
+// for `in` and `out`: x[n, c, iy, ix] adds to outputs iy·stride − padding + ky·dilation, and a band is
+// some positions of a class.
 struct ConvolutionSizes {
   int64_t images;
   int groups, channels, channels_out;  // of one group
   WindowAxis y, x;
   int band_width;
+  bool transposed;
 };
 
 }  // namespace fw

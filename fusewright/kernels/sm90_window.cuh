@@ -1,5 +1,6 @@
 // y[n, q, oy, ox] = epilogue(Σ x[n, c, oy·sy − top + ky·dy, ox·sx − left + kx·dx]·w[q, c, ky, kx])
-// on Hopper's tensor cores; x is zero outside of itself.
+// on Hopper's tensor cores; x is zero outside of itself. Transposed,
+// y[n, q, iy·sy − top + ky·dy, ix·sx − left + kx·dx] = epilogue(Σ x[n, c, iy, ix]·w[q, c, ky, kx]).
 //
 // For each tap this is a product of positions and out channels over the in channels, and all taps
 // of a phase read the same stage of shared memory. x is fp32 in any layout and is rounded to scaled
@@ -34,33 +35,40 @@ struct WindowResult {
   __device__ __forceinline__ Place place(int p) const {
     const WindowPosition at = sizes.position(tile, p);
     const WindowShape& shape = sizes.shape;
-    const bool inside = at.in_band && at.image < shape.images && at.column < shape.x.out;
-    return {inside, (int64_t(at.image) * shape.y.out + at.y) * shape.x.out + at.column};
+    const WindowPhase& phase = shape.phase[shape.first_phase(tile.of_class)];
+    const int y = at.y * shape.out_y.apart + phase.out_y;
+    const int column = at.column * shape.out_x.apart + phase.out_x;
+    const bool inside = at.in_band && at.image < shape.images && y < shape.out_y.count &&
+                        column < shape.out_x.count;
+    return {inside, (int64_t(at.image) * shape.out_y.count + y) * shape.out_x.count + column};
   }
   __device__ __forceinline__ int row(const Place&, int q) const { return channel_out(q); }
   __device__ __forceinline__ float scale(const Place&, int q) const {
     return w.inverse[channel_out(q)];
   }
-  // An element as a plain fp32 sum: what an overflow or a non-finite operand makes of it.
+  // An element as a plain fp32 sum: what an overflow or a non-finite operand makes of it. Outside of
+  // x a convolution has zeros, which an infinite weight makes NaN; a transposed one has nothing.
   __device__ __forceinline__ float plain(int p, int q) const {
-    const WindowAxis &along_y = sizes.shape.y, &along_x = sizes.shape.x;
+    const WindowShape& shape = sizes.shape;
     const WindowPosition at = sizes.position(tile, p);
-    const int top = at.y * along_y.stride - along_y.padding;
-    const int left = at.column * along_x.stride - along_x.padding;
+    const int top = at.y * shape.y.stride, left = at.column * shape.x.stride;
+    const int first_tap = shape.first_tap(tile.of_class), end_tap = shape.end_tap(tile.of_class);
     float sum = 0.f;
 #pragma unroll 1
-    for (int c = 0; c < sizes.shape.channels; ++c) {
+    for (int c = 0; c < shape.channels; ++c) {
       const float* from = x.data + at.image * x.image_stride +
-                          (tile.group * sizes.shape.channels + c) * x.channel_stride;
-      const float* weight = w.raw + channel_out(q) * w.out_stride + c * w.in_stride;
+                          (tile.group * shape.channels + c) * x.channel_stride;
+      const float* weight = w.raw.data + tile.group * w.raw.group_stride + q * w.raw.out_stride +
+                            c * w.raw.in_stride;
 #pragma unroll 1
-      for (int tap = 0; tap < sizes.shape.taps; ++tap) {
-        const int ky = tap / along_x.kernel, kx = tap - ky * along_x.kernel;
-        const int y = top + ky * along_y.dilation, column = left + kx * along_x.dilation;
-        const bool inside = unsigned(y) < unsigned(along_y.in) &&
-                            unsigned(column) < unsigned(along_x.in);
+      for (int tap = first_tap; tap < end_tap; ++tap) {
+        const int y = top + w.order.far_y[tap], column = left + w.order.far_x[tap];
+        const bool inside =
+            unsigned(y) < unsigned(shape.y.in) && unsigned(column) < unsigned(shape.x.in);
+        if (!inside && shape.transposed) continue;
         const float number = inside ? from[y * x.y_stride + column * x.x_stride] : 0.f;
-        sum = __fmaf_rn(number, weight[ky * w.y_stride + kx * w.x_stride], sum);
+        sum = __fmaf_rn(
+            number, weight[w.order.y[tap] * w.raw.y_stride + w.order.x[tap] * w.raw.x_stride], sum);
       }
       if (sum != sum) break;  // it stays NaN
     }
@@ -79,8 +87,8 @@ __device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChann
   Multiplier multiplier(shared, sizes);
 #pragma unroll 1
   for (int64_t index = blockIdx.x; index < sizes.tiles; index += gridDim.x) {
-    multiplier.add_tile();
     const WindowTile tile = sizes.tile(index);
+    multiplier.add_tile(tile.of_class);
     const WindowResult result = {x, w, sizes, tile, sizes.shape.channels_out, sizes.vectors};
 #pragma unroll
     for (int block = 0; block < Multiplier::kBlocks; ++block) {
@@ -152,14 +160,19 @@ static int window(const End& end, bool vectors, const WindowInput& x, const Wind
   const int stage_bytes = Shared::kHalves * shape.stage_rows * 128;
   const int stages = int(sizeof(Shared)) + 2 * stage_bytes <= kSharedBytes ? 2 : 1;
   const int shared_bytes = int(sizeof(Shared)) + stages * stage_bytes;
-  const bool fours = along_x.out % 4 == 0 && shape.band_width % 4 == 0 && shape.pitch % 4 == 0;
+  const bool fours = along_x.out % 4 == 0 && shape.band_width % 4 == 0 && shape.pitch % 4 == 0 &&
+                     shape.out_x.apart == 1;
   WindowSizes sizes = {
       shape, Divisor(plane), Divisor(shape.pitch), Divisor(bands), kTilePositions<kTerms>,
-      kTileChannels, tiles_q, stages, 0, tiles_p * shape.groups * tiles_q,
+      kTileChannels, tiles_q, stages, 0, tiles_p * shape.groups * tiles_q * shape.classes,
       x.by_channels(shape.channels), vectors && fours};
-  // Boxes that are ahead lie in stages that nothing can be loaded into.
-  sizes.lead = min(kLead, sizes.boxes(0, 0));
-  const int64_t weight_rows = int64_t(shape.groups) * sizes.all_boxes() * shape.channels_out;
+  // Boxes that are ahead lie in stages that nothing can be loaded into. A class without taps has none.
+  sizes.lead = kLead;
+  for (int phase = 0; phase < shape.classes; ++phase) {  // a tile's first
+    sizes.lead = min(sizes.lead, sizes.boxes(0, phase));
+  }
+  const int64_t boxes = shape.boxes_between(0, shape.phases);
+  const int64_t weight_rows = shape.groups * boxes * shape.channels_out;
   const Matrices halves = {64, weight_rows, 64, 1, 0};
   CUtensorMap map_hi{}, map_lo{};
   const bool mapped = matrix_map(map_hi, w.hi, halves, 64, kTileChannels) &&
@@ -168,6 +181,7 @@ static int window(const End& end, bool vectors, const WindowInput& x, const Wind
   const auto kernel = window_kernel<kTerms, kTileChannels, End>;
   static Persistent persistent;
   const int blocks = persistent.blocks(kernel, sizes.tiles, device);
+  sizes.together = max(1, blocks / (shape.groups * tiles_q)) * int64_t(shape.groups * tiles_q);
   kernel<<<blocks, kWindowThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
       end, x, w, sizes, map_hi, map_lo);
   return static_cast<int>(cudaGetLastError());

@@ -140,15 +140,6 @@ inline bool has_positions(const ConvolutionSizes& of) {
   return of.images > 0 && of.y.out > 0 && of.x.out > 0;
 }
 
-// False where there are more taps than the kernel has room for.
-inline bool gradient_shape(const ConvolutionSizes& of, WindowShape& shape, TapOrder& order) {
-  shape.images = int(of.images), shape.groups = of.groups;
-  shape.channels = of.channels, shape.channels_out = of.channels_out;
-  shape.y = of.y, shape.x = of.x;
-  shape.band_width = of.band_width, shape.pitch = of.band_width + of.x.halo();
-  return lay_out_taps(shape, order);
-}
-
 // How a gradient is divided, for operands with channels side by side or not; into one part.
 inline GradientSizes gradient_sizes(const WindowShape& shape, int terms, bool by_channels,
                                     bool dy_by_channels) {
@@ -183,7 +174,7 @@ inline GradientSizes gradient_sizes(const WindowShape& shape, int terms, bool by
 inline int window_gradient_parts(const ConvolutionSizes& of, int terms, int processors) {
   WindowShape shape{};
   TapOrder order;
-  if (!has_positions(of) || !gradient_shape(of, shape, order)) return 0;
+  if (!has_positions(of) || !lay_out(of, 1, shape, order)) return 0;
   const GradientSizes sizes = gradient_sizes(shape, terms, false, false);
   int64_t best = 1, least = -1;
   for (int waves = 1; waves <= 4; ++waves) {
@@ -209,7 +200,7 @@ static int window_gradient(const WindowInput& x, const WindowInput& dy, const Wi
   GradientResult result = {x, dy, dw};
   WindowShape& shape = result.shape;
   const int64_t elements = window_gradient_bytes(of, 1) / 4;
-  if (!gradient_shape(of, shape, result.order)) return static_cast<int>(cudaErrorInvalidValue);
+  if (!lay_out(of, 1, shape, result.order)) return static_cast<int>(cudaErrorInvalidValue);
   if (elements == 0) return 0;
   const OnDevice here(device);
   float* const sums = static_cast<float*>(workspace);

@@ -58,7 +58,7 @@ struct WindowSource {
   const WindowSizes& sizes;
   const WindowInput& x;
   WindowTile tile;
-  WindowPhase phase;
+  const WindowPhase& phase;
   int channel, channels;  // the first, of all; how many
   int rows;
 
@@ -191,8 +191,9 @@ __device__ __forceinline__ void convert_input(WindowShared<kTerms, kTileChannels
   WindowRing to(sizes.stages);
   for (int64_t index = blockIdx.x; index < sizes.tiles; index += gridDim.x) {
     const WindowTile tile = sizes.tile(index);
+    const int end = shape.end_phase(tile.of_class);
     for (int block = 0; block < sizes.blocks(); ++block) {
-      for (int phase = 0; phase < shape.phases; ++phase, ++to.count) {
+      for (int phase = shape.first_phase(tile.of_class); phase < end; ++phase, ++to.count) {
         const WindowSource source = {
             sizes, x, tile, shape.phase[phase], tile.group * shape.channels + 64 * block,
             min(64, shape.channels - 64 * block),
@@ -230,12 +231,16 @@ __device__ __forceinline__ void load_weights(WindowShared<kTerms, kTileChannels>
                                              const CUtensorMap* hi, const CUtensorMap* lo,
                                              const WindowSizes& sizes) {
   using Shared = WindowShared<kTerms, kTileChannels>;
-  const int boxes = sizes.all_boxes();
+  const WindowShape& shape = sizes.shape;
+  const int all_boxes = shape.boxes_between(0, shape.phases);
   WindowRing to(Shared::kWeightStages);
   for (int64_t index = blockIdx.x; index < sizes.tiles; index += gridDim.x) {
     const WindowTile tile = sizes.tile(index);
-    int row = tile.group * boxes * sizes.shape.channels_out + tile.q;
-    for (int box = 0; box < boxes; ++box, ++to.count, row += sizes.shape.channels_out) {
+    const int phase = shape.first_phase(tile.of_class);
+    const int boxes = shape.boxes_between(phase, shape.end_phase(tile.of_class));
+    const int first_box = tile.group * all_boxes + shape.boxes_between(0, phase);
+    int row = first_box * shape.channels_out + tile.q;
+    for (int box = 0; box < boxes; ++box, ++to.count, row += shape.channels_out) {
       auto& weights = shared.weights[to.stage()];
       uint64_t* loaded = &shared.loaded_w[to.stage()];
       wait(&shared.done_w[to.stage()], to.parity() ^ 1);

@@ -78,7 +78,7 @@ struct WindowMultiplier {
   // tensor cores to itself.
   __device__ __forceinline__ WindowMultiplier(Shared& shared, const WindowSizes& sizes)
       : shared(shared), sizes(sizes), from_x(sizes.stages), from_w(Shared::kWeightStages) {
-    if (threadIdx.x >= 128) await_turn(kLeadBarrier);
+    if (threadIdx.x >= 128 && sizes.lead > 0) await_turn(kLeadBarrier);
   }
 
   __device__ __forceinline__ static bool speaks() { return threadIdx.x % 32 == 0; }
@@ -150,17 +150,15 @@ struct WindowMultiplier {
     if (speaks()) arrive(&shared.done_x[from_x.stage()]);
     ++from_x.count;
   }
-  __device__ __forceinline__ void add_tile() {
+  __device__ __forceinline__ void add_tile(int of_class) {
     const WindowShape& shape = sizes.shape;
     clear();
 #pragma unroll 1
     for (int block = 0; block < sizes.blocks(); ++block) {
-      int tap = 0;
 #pragma unroll 1
-      for (int phase = 0; phase < shape.phases; ++phase) {
-        const int next = tap + shape.phase[phase].taps, steps = sizes.steps(block);
-        add_stage({shape.shift, tap, next - 1, 0, steps}, sizes.boxes(block, phase));
-        tap = next;
+      for (int phase = shape.first_phase(of_class); phase < shape.end_phase(of_class); ++phase) {
+        const int tap = shape.phase[phase].first, last = tap + shape.phase[phase].taps - 1;
+        add_stage({shape.shift, tap, last, 0, sizes.steps(block)}, sizes.boxes(block, phase));
       }
     }
     if (kTerms == 1) multiply_total(inverse_of(scale));

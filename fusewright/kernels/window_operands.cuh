@@ -4,6 +4,10 @@
 // a band is some columns of the output's width and `pitch` leaves room for the halo beside it. What
 // a tap reads for position s is then row s + shift of a plane of the input that has the same pitch:
 // there is one plane for each phase, the remainder of the tap's distance by the stride.
+//
+// In a transposed convolution it is the outputs that have remainders by the stride. Those of one
+// pair of remainders are a class, a convolution of stride 1 with the taps that meet it: the walk is
+// over the positions of a class, the same for all of them, and each class is a phase of its own.
 #pragma once
 
 #include "lanes.cuh"
@@ -23,16 +27,29 @@ struct WindowInput {
   }
 };
 
+// w[group][out][in][y][x]
+struct WindowFilter {
+  const float* data;
+  int64_t group_stride, out_stride, in_stride, y_stride, x_stride;
+};
+
+// Which tap is the i-th in the order of phases, and how far from a position's own place it reads.
+struct TapOrder {
+  uint8_t y[kMostTaps], x[kMostTaps];
+  int far_y[kMostTaps], far_x[kMostTaps];
+};
+
 // Halves in boxes [channels_out][64], group after group. Those of a group: for each 64 of its in
 // channels and each phase, tap after tap, the channels in steps of 16, zeros after the last of the
 // group; four steps make a box, and a phase's last box is filled up with zeros. With 64 channels a
-// tap is a box. `inverse` is the inverse scale of each out channel, `raw` what the halves are of.
+// tap is a box. Classes follow each other. `inverse` is the inverse scale of each out channel, `raw`
+// what the halves are of.
 struct WindowWeights {
   const half* hi;
   const half* lo;
   const float* inverse;
-  const float* raw;
-  int64_t out_stride, in_stride, y_stride, x_stride;
+  WindowFilter raw;
+  TapOrder order;
 };
 
 struct WindowAxis {
@@ -42,20 +59,49 @@ struct WindowAxis {
   FW_FN int halo() const { return (kernel - 1) * dilation / stride; }
 };
 
-// Taps whose distance has the remainder (y, x) by the stride: `taps` in a row, the furthest `reach`
-// rows further than the position itself.
+// Taps that read one plane, which begins (y, x) further than a position's own place: `taps` in a
+// row from the `first` of all on, the furthest `reach` rows further than the position itself. The
+// outputs of a class begin at (out_y, out_x); without taps they are zero.
 struct WindowPhase {
-  int y, x, taps, reach;
+  int y, x, taps, reach, first, out_y, out_x;
+};
+
+// Outputs along an axis, those of a class `apart`.
+struct WindowOutputs {
+  int count, apart;
 };
 
 struct WindowShape {
   int images, groups, channels, channels_out;  // channels: of one group
-  WindowAxis y, x;
+  WindowAxis y, x;                             // of a class
+  WindowOutputs out_y, out_x;
+  bool transposed;
   int band_width, pitch;  // pitch ≥ band_width + x.halo()
   int stage_rows;         // a multiple of 8, at least a tile's positions and the largest reach
-  int taps, phases;
+  int taps, phases, classes;
   WindowPhase phase[kMostPhases];
   uint16_t shift[kMostTaps];  // floor(distance / stride), y's times the pitch and x's; by phase
+
+  // The phases of a class: all of them, or its own.
+  FW_FN int first_phase(int of_class) const { return classes > 1 ? of_class : 0; }
+  FW_FN int end_phase(int of_class) const {
+    return classes > 1 ? of_class + (phase[of_class].taps > 0) : phases;
+  }
+  FW_FN int first_tap(int of_class) const { return phase[first_phase(of_class)].first; }
+  FW_FN int end_tap(int of_class) const {
+    return classes > 1 ? phase[of_class].first + phase[of_class].taps : taps;
+  }
+  // Boxes of weights that the taps of a phase fill with so many channels, and some phases with all.
+  FW_FN int boxes(int at, int of_channels) const {
+    return (phase[at].taps * ((of_channels + 15) / 16) + 3) / 4;
+  }
+  FW_FN int boxes_between(int first, int end) const {
+    int sum = 0;
+    for (int at = first; at < end; ++at) {
+      sum += channels / 64 * phase[at].taps + boxes(at, channels % 64);
+    }
+    return sum;
+  }
 };
 
 }  // namespace fw

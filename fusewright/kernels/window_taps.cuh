@@ -1,34 +1,98 @@
 // A convolution's taps in the order in which its kernels take them: phase after phase.
 #pragma once
 
-#include "window_operands.cuh"
+#include <algorithm>
+#include <numeric>
+
+#include "convolution_operands.cuh"
 
 namespace fw {
 
-// Which tap is the i-th in the order of phases.
-struct TapOrder {
-  uint8_t y[kMostTaps], x[kMostTaps];
+// A tap along one axis: the remainder that says which phase it is of, and where it reads, counted in
+// positions. Position p of the class r of a transposed convolution is output p·stride + r, to which
+// tap k adds what lies at p − (k·dilation − padding − r) / stride.
+struct TapPlace {
+  int remainder, at;
 };
+inline TapPlace tap_place(const WindowAxis& axis, int tap, bool transposed) {
+  const int far = tap * axis.dilation - (transposed ? axis.padding : 0);
+  const int remainder = (far % axis.stride + axis.stride) % axis.stride;
+  const int steps = (far - remainder) / axis.stride;
+  return {remainder, transposed ? -steps : steps};
+}
+
+// Where the taps of a class begin to read.
+inline int nearest_of(const WindowAxis& axis, int remainder) {
+  int nearest = 0;
+  bool known = false;
+  for (int tap = 0; tap < axis.kernel; ++tap) {
+    const TapPlace place = tap_place(axis, tap, true);
+    if (place.remainder != remainder) continue;
+    nearest = known ? min(nearest, place.at) : place.at, known = true;
+  }
+  return nearest;
+}
+
+// An axis of a transposed convolution as its largest class sees it.
+inline WindowAxis axis_of_class(const WindowAxis& of) {
+  const int common = std::gcd(of.stride, of.dilation), every = of.stride / common;
+  return {of.in, (of.out + of.stride - 1) / of.stride, (of.kernel + every - 1) / every, 1,
+          of.dilation / common, 0};
+}
+
+// The taps (y, x) of one phase, added to those of the phases before it; false if they lie too far.
+inline bool lay_out_phase(const ConvolutionSizes& of, int y, int x, WindowShape& shape,
+                          TapOrder& order) {
+  const int from_y = of.transposed ? nearest_of(of.y, y) : 0;
+  const int from_x = of.transposed ? nearest_of(of.x, x) : 0;
+  WindowPhase here = {y, x, 0, 0, shape.taps, 0, 0};
+  if (of.transposed) here = {from_y, from_x, 0, 0, shape.taps, y, x};
+  for (int tap = 0; tap < of.y.kernel * of.x.kernel; ++tap) {
+    const int at_y = tap / of.x.kernel, at_x = tap % of.x.kernel;
+    const TapPlace in_y = tap_place(of.y, at_y, of.transposed);
+    const TapPlace in_x = tap_place(of.x, at_x, of.transposed);
+    if (in_y.remainder != y || in_x.remainder != x) continue;
+    const int shift = (in_y.at - from_y) * shape.pitch + in_x.at - from_x;
+    if (shift > 0xffff) return false;
+    order.y[shape.taps] = uint8_t(at_y), order.x[shape.taps] = uint8_t(at_x);
+    order.far_y[shape.taps] = of.transposed ? in_y.at : at_y * of.y.dilation - of.y.padding;
+    order.far_x[shape.taps] = of.transposed ? in_x.at : at_x * of.x.dilation - of.x.padding;
+    shape.shift[shape.taps++] = uint16_t(shift);
+    here.taps += 1, here.reach = max(here.reach, shift);
+  }
+  if (here.taps > 0 || of.transposed) shape.phase[shape.phases++] = here;
+  return true;
+}
 
 // The taps by phases; false where there are more than the kernel has room for.
-inline bool lay_out_taps(WindowShape& shape, TapOrder& order) {
-  const WindowAxis &y = shape.y, &x = shape.x;
-  if (y.kernel * x.kernel > kMostTaps || y.stride * x.stride > kMostPhases) return false;
-  for (int phase = 0; phase < y.stride * x.stride; ++phase) {
-    WindowPhase here = {phase / x.stride, phase % x.stride, 0, 0};
-    for (int tap = 0; tap < y.kernel * x.kernel; ++tap) {
-      const int at_y = tap / x.kernel, at_x = tap % x.kernel;
-      const int far_y = at_y * y.dilation, far_x = at_x * x.dilation;
-      if (far_y % y.stride != here.y || far_x % x.stride != here.x) continue;
-      const int shift = far_y / y.stride * shape.pitch + far_x / x.stride;
-      if (shift > 0xffff) return false;
-      order.y[shape.taps] = uint8_t(at_y), order.x[shape.taps] = uint8_t(at_x);
-      shape.shift[shape.taps++] = uint16_t(shift);
-      here.taps += 1, here.reach = max(here.reach, shift);
-    }
-    if (here.taps > 0) shape.phase[shape.phases++] = here;
+inline bool lay_out_taps(const ConvolutionSizes& of, WindowShape& shape, TapOrder& order) {
+  const int phases = of.y.stride * of.x.stride;
+  if (of.y.kernel * of.x.kernel > kMostTaps || phases > kMostPhases) return false;
+  for (int phase = 0; phase < phases; ++phase) {
+    if (!lay_out_phase(of, phase / of.x.stride, phase % of.x.stride, shape, order)) return false;
+  }
+  shape.classes = of.transposed ? shape.phases : 1;
+  // What takes longest first: no one waits long for the last tiles.
+  if (of.transposed) {
+    std::stable_sort(shape.phase, shape.phase + shape.phases,
+                     [](const WindowPhase& a, const WindowPhase& b) { return a.taps > b.taps; });
   }
   return true;
+}
+
+// A convolution's sizes, bands and taps as its kernels take them, but for the pitch, which `lanes`
+// divides, and the rows of a stage.
+inline bool lay_out(const ConvolutionSizes& of, int lanes, WindowShape& shape, TapOrder& order) {
+  shape.images = int(of.images), shape.groups = of.groups;
+  shape.channels = of.channels, shape.channels_out = of.channels_out;
+  shape.transposed = of.transposed;
+  shape.y = of.transposed ? axis_of_class(of.y) : of.y;
+  shape.x = of.transposed ? axis_of_class(of.x) : of.x;
+  shape.out_y = {of.y.out, of.transposed ? of.y.stride : 1};
+  shape.out_x = {of.x.out, of.transposed ? of.x.stride : 1};
+  shape.band_width = of.band_width;
+  shape.pitch = (of.band_width + shape.x.halo() + lanes - 1) / lanes * lanes;
+  return lay_out_taps(of, shape, order);
 }
 
 }  // namespace fw

@@ -19,10 +19,12 @@ struct Divisor {
   }
 };
 
-// A tile: out channels from q on of a group, and positions from place `first` of a band's plane on.
+// A tile: out channels from q on of a group, and positions from place `first` of a band's plane on;
+// of the outputs, one class.
 struct WindowTile {
   int group, q;
   uint32_t band, first;  // bands count through all images
+  int of_class;
 };
 struct WindowPosition {
   int image, y, column;
@@ -37,6 +39,7 @@ struct WindowSizes {
   int64_t tiles;
   bool by_channels;  // the input's channels are read four at a time
   bool vectors;      // the epilogue may take four columns at a time
+  int64_t together;  // tiles of a class after which the next class takes its turn
 
   // Of the in channels, 64 each; the steps of 16 channels in one; and the boxes of four steps that
   // the weights of a phase fill.
@@ -47,20 +50,25 @@ struct WindowSizes {
   FW_FN int boxes(int block, int phase) const {
     return (shape.phase[phase].taps * steps(block) + 3) / 4;
   }
-  FW_FN int all_boxes() const {
-    int boxes_of_all = 0;
-    for (int block = 0; block < blocks(); ++block) {
-      for (int phase = 0; phase < shape.phases; ++phase) boxes_of_all += boxes(block, phase);
-    }
-    return boxes_of_all;
+  // The class of a tile, and its number among the tiles of that class. Classes differ in their work:
+  // all thread blocks have the same one at a time, and then the next for the same positions, which
+  // are still in the cache.
+  __device__ __forceinline__ int class_of(int64_t& index) const {
+    if (shape.classes == 1) return 0;
+    const int64_t first = index / (together * shape.classes) * together;
+    const int64_t here = min(together, tiles / shape.classes - first);
+    const int64_t rest = index - first * shape.classes, of_class = rest / here;
+    index = first + rest - of_class * here;
+    return int(of_class);
   }
   // Tiles that run together read the same positions.
   __device__ __forceinline__ WindowTile tile(int64_t index) const {
+    const int of_class = class_of(index);
     const int64_t of_positions = index / tiles_q, positions = of_positions / shape.groups;
     const int64_t first = positions * tile_positions, band = first / plane.divisor;
     return {int(of_positions - positions * shape.groups),
             int(index - of_positions * tiles_q) * tile_channels, uint32_t(band),
-            uint32_t(first - band * plane.divisor)};
+            uint32_t(first - band * plane.divisor), of_class};
   }
   __device__ __forceinline__ WindowPosition position(const WindowTile& tile, int offset) const {
     uint32_t band, place, image, y, x;

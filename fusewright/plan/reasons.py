@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from fusewright.ir import HALVES, Node, TensorSpec, contiguous_strides
-from fusewright.rewrite.layouts import is_channels_last
+from fusewright.ir import HALVES, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.rewrite import windows
+from fusewright.rewrite.layouts import BACKWARD, FORWARD, is_channels_last
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")
 _KNOWN = {
-    "convolution": "a convolution, left to PyTorch's library for now",
-    "convolution_backward": "a convolution's gradients, left to PyTorch's library for now",
     "cat": "it joins tensors, which the loop language cannot express yet",
     "embedding": "it gathers by index",
     "index": "it gathers by index",
@@ -40,6 +40,32 @@ def _layout(node: Node, specs: Mapping[str, TensorSpec]) -> str:
     return "; in channels-last, which its kernels take and give without transposing"
 
 
+def _convolution(node: Node, specs: Mapping[str, TensorSpec]) -> str:
+    """What our kernels cannot do, if that is why; small ones and other GPUs are PyTorch's, too."""
+    backward = node.op == BACKWARD
+    kind = "the gradients of a convolution" if backward else "a convolution"
+    layout = _layout(node, specs)
+    found = [] if layout else [_obstacle(each, specs) for each in _windows(node, specs)]
+    why = next((f" {each}" for each in found if each), "")
+    return f"{kind}{why}, left to PyTorch's library for now{layout}"
+
+
+def _windows(node: Node, specs: Mapping[str, TensorSpec]) -> list[Node]:
+    """A convolution, or those of its gradients that are wanted, as our kernels would have it."""
+    if node.op == FORWARD:
+        return [windows.forward(node)]
+    _, x, weight = (specs.get(arg.name) if isinstance(arg, Ref) else None for arg in node.args[:3])
+    mask = node.args[-1]
+    assert isinstance(mask, tuple)
+    made = ((windows.by_source, x), (windows.by_weight, weight))
+    wanted = [each for each, asked in zip(made, mask, strict=False) if asked]
+    return [of(replace(node, spec=spec), node) for of, spec in wanted]
+
+
+def _obstacle(node: Node, specs: Mapping[str, TensorSpec]) -> str:
+    return windows.obstacle(node, *(specs[name] for name in node.refs()))
+
+
 def reason(node: Node, specs: Mapping[str, TensorSpec]) -> str:
     if not node.is_aten:
         return _KNOWN.get(node.op, "no loop is known for it")
@@ -47,7 +73,7 @@ def reason(node: Node, specs: Mapping[str, TensorSpec]) -> str:
     if name in _PRODUCTS:
         return _product(name, node.spec.dtype if node.spec is not None else "")
     if name in ("convolution", "convolution_backward"):
-        return _KNOWN[name] + _layout(node, specs)
+        return _convolution(node, specs)
     if name in _KNOWN:
         return _KNOWN[name]
     if "pool" in name:

@@ -7,24 +7,20 @@ from fusewright.loop import LoopKernel
 from fusewright.plan.steps import WindowGradient
 from fusewright.plan.values import Values
 from fusewright.rewrite.products import operands_of
-from fusewright.rewrite.windows import (
-    geometry_of,
-    gradient_geometry,
-    library_pass,
-    reads_backwards,
-)
-from fusewright.window import Filter, GradientKernel, Instead, Source, WindowKernel
+from fusewright.rewrite.windows import geometry_of, gradient_geometry, library_pass
+from fusewright.window import Filter, Geometry, GradientKernel, Instead, Source, WindowKernel
 
 
 def window_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str) -> WindowKernel:
     source, weight = operands_of(node)
     images, filter_ = values.spec(source), values.spec(weight)
+    of = geometry_of(node, images, filter_)
     return WindowKernel(
         name="",
         summary="",
-        geometry=geometry_of(node, images, filter_),
+        geometry=of,
         source=Source(source, _four(images)),
-        filter=_filter(weight, filter_, reads_backwards(node)),
+        filter=_filter(weight, filter_, of),
         epilogue=epilogue,
         product=given,
         instead=_instead(node, images, filter_),
@@ -41,9 +37,10 @@ def gradient_step(values: Values, node: Node) -> WindowGradient:
         geometry=of,
         source=Source(source, _four(images)),
         change=Source(change, _four(changes)),
-        filter=_filter(node.name, weights, backwards=False),
+        filter=_filter(node.name, weights, of),
         symbols=tuple(sorted(values.sizes)),
-        instead=_instead(node, images, weights),
+        # What a transposed convolution is given is `change`.
+        instead=_instead(node, changes if _is_transposed(node) else images, weights),
     )
     numbers = of.source_elements(values.sizes) + of.result_elements(values.sizes)
     return WindowGradient(
@@ -65,16 +62,20 @@ def _instead(node: Node, source: TensorSpec, weight: TensorSpec) -> Instead:
     return Instead(which, source, weight, numbers)
 
 
+def _is_transposed(node: Node) -> bool:
+    _, numbers = library_pass(node)
+    return bool(numbers[3])
+
+
 def _four(spec: TensorSpec) -> tuple[Dim, Dim, Dim, Dim]:
     """Strides along images, channels, y and x; an image of one dimension is a single row."""
     image, channel, *rows, x = spec.strides
     return image, channel, rows[0] if rows else Dim(0), x
 
 
-def _filter(name: str, spec: TensorSpec, backwards: bool) -> Filter:
-    strides = [each.factor for each in _four(spec)]
-    if not backwards:
-        return Filter(name, (strides[0], strides[1], strides[2], strides[3]), 0)
-    last = [size.factor - 1 for size in spec.shape[2:]]
-    offset = sum(at * step for at, step in zip(reversed(last), reversed(strides), strict=False))
-    return Filter(name, (strides[1], strides[0], -strides[2], -strides[3]), offset)
+def _filter(name: str, spec: TensorSpec, of: Geometry) -> Filter:
+    """A transposed convolution's weights have the channels first."""
+    first, second, y, x = (each.factor for each in _four(spec))
+    if of.transposed:
+        return Filter(name, (of.channels * first, second, first, y, x))
+    return Filter(name, (of.results * first, first, second, y, x))

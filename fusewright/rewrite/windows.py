@@ -1,10 +1,10 @@
 """Convolutions for tensor cores: `window` nodes, which a plan ends in what follows them.
 
-    convolution(x, w) = window(x, w)
-    its gradient by x = window(dy, w backwards, results and channels swapped), for strides of one
-    its gradient by w = window_gradient(x, dy)
+    convolution(x, w) = window(x, w), and transposed likewise
+    its gradient by x = window(dy, w), transposed if the convolution is not
+    its gradient by w = window_gradient(x, dy); of a transposed one, window_gradient(dy, x)
 
-Wide strides' gradient by x, and what is small or of another type, stay PyTorch's.
+What is small or of another type stays PyTorch's.
 """
 
 from __future__ import annotations
@@ -53,84 +53,80 @@ class _Building:
 
     def rewritten(self, node: Node) -> Ref | None:
         if node.op == FORWARD:
-            x, weight, bias, *rest = node.args
-            if not isinstance(bias, Ref):
-                return self._window(node, x, weight, rest, ())
-            bare = self._window(replace(node, name=f"{node.name}_bare"), x, weight, rest, ())
-            return None if bare is None else self.builder.plus_channels(node, bare, bias)
+            return self._forward(node)
         whole = self.backward.get(_name(node.args[0])) if node.op == "getitem" else None
-        if whole is None:
+        if whole is None or node.args[1] not in (0, 1):
             return None
-        return self._by_weight(node, whole) if node.args[1] == 1 else self._by_source(node, whole)
+        of = by_weight if node.args[1] == 1 else by_source
+        return self._made(of(node, whole))
 
-    def _by_weight(self, node: Node, whole: Node) -> Ref | None:
-        """The gradient of a convolution by its weights."""
-        dy, x, weight, _, stride, padding, dilation, transposed, _, groups, _ = whole.args
-        like = Node("", WINDOW, (x, weight, stride, padding, dilation, groups, False), (), None)
-        spec = self.builder.spec(_name(dy))
-        if transposed or not self._fits(replace(like, spec=spec)):
-            return None
-        args = (x, dy, stride, padding, dilation, groups)
-        instead = _instead("weight", whole.args[4:10])
-        return self.add(Node(node.name, GRADIENT, args, instead, node.spec, node.source))
+    def _forward(self, node: Node) -> Ref | None:
+        bias = node.args[2]
+        if not isinstance(bias, Ref):
+            return self._made(forward(node))
+        bare = self._made(replace(forward(node), name=f"{node.name}_bare"))
+        return None if bare is None else self.builder.plus_channels(node, bare, bias)
 
-    def _by_source(self, node: Node, whole: Node) -> Ref | None:
-        """The gradient of a convolution by what it slides over, where its strides are one."""
-        if node.args[1] != 0:
-            return None
-        dy, _, weight, _, stride, padding, dilation, *others = whole.args[:-1]
-        taps = self.builder.spec(_name(weight)).shape[2:]
-        rank = len(taps)
-        if set(_numbers(stride, rank)) != {1} or not all(size.is_static for size in taps):
-            return None
-        steps = zip(_numbers(dilation, rank), taps, _numbers(padding, rank), strict=True)
-        zeros = tuple(step * (size.factor - 1) - before for step, size, before in steps)
-        here = [stride, zeros, dilation, *others]
-        return self._window(node, dy, weight, here, whole.args[4:10])
-
-    def _window(
-        self, node: Node, source: Arg, weight: Arg, rest: list[Arg], backwards: tuple[Arg, ...]
-    ) -> Ref | None:
-        """`backwards` are the numbers of the convolution whose gradient this is."""
-        stride, padding, dilation, transposed, _, groups = rest
-        contiguous = node.spec and node.spec.strides == contiguous_strides(node.spec.shape)
-        if transposed or not contiguous or (backwards and groups != 1):
-            return None
-        args = (source, weight, stride, padding, dilation, groups, bool(backwards))
-        instead = _instead("input", backwards) if backwards else _instead("forward", tuple(rest))
-        made = Node(node.name, WINDOW, args, instead, node.spec, node.source)
-        return self.add(made) if self._fits(made) else None
-
-    def _fits(self, node: Node) -> bool:
+    def _made(self, node: Node) -> Ref | None:
+        """The node, where there is a kernel for it that pays."""
         specs = [self.builder.spec(name) for name in (_name(node.args[0]), _name(node.args[1]))]
-        whole = [*specs, node.spec]
-        if not all(spec is not None and _is_plain(spec, self.device) for spec in whole):
-            return False
-        assert node.spec is not None
-        geometry = geometry_of(node, *specs)
-        static = all(stride.is_static for stride in specs[1].strides)
-        return (
-            static
-            and min(geometry.y.before, geometry.x.before) >= 0
-            and (geometry.groups == 1 or geometry.channels >= FEWEST_CHANNELS)
-            and geometry.has_rows_and_columns
-            and is_possible(geometry)
-            and is_worthwhile(geometry, self.sizes)
-        )
+        here = all(spec.device == self.device for spec in specs)
+        if not here or obstacle(node, *specs):
+            return None
+        return self.add(node) if is_worthwhile(_sizes(node, *specs), self.sizes) else None
+
+
+def forward(node: Node) -> Node:
+    """A convolution without its bias."""
+    x, weight, _, stride, padding, dilation, transposed, _, groups = node.args
+    args = (x, weight, stride, padding, dilation, groups, bool(transposed))
+    instead = _instead("forward", node.args[3:9])
+    return Node(node.name, WINDOW, args, instead, node.spec, node.source)
+
+
+def by_source(node: Node, whole: Node) -> Node:
+    """The gradient of a convolution by what it slides over: the first of what `whole` gives."""
+    dy, _, weight, _, stride, padding, dilation, transposed, _, groups, _ = whole.args
+    args = (dy, weight, stride, padding, dilation, groups, not transposed)
+    instead = _instead("input", whole.args[4:10])
+    return Node(node.name, WINDOW, args, instead, node.spec, node.source)
+
+
+def by_weight(node: Node, whole: Node) -> Node:
+    """The gradient of a convolution by its weights: the second of what `whole` gives.
+
+    A transposed convolution is the gradient of one that slides over its result.
+    """
+    dy, x, _, _, stride, padding, dilation, transposed, _, groups, _ = whole.args
+    args = (*((dy, x) if transposed else (x, dy)), stride, padding, dilation, groups)
+    instead = _instead("weight", whole.args[4:10])
+    return Node(node.name, GRADIENT, args, instead, node.spec, node.source)
+
+
+def obstacle(node: Node, source: TensorSpec, other: TensorSpec) -> str:
+    """What about a `window` or `window_gradient` node is beyond the kernels; "" if nothing is."""
+    assert node.spec is not None
+    whole = (source, other, node.spec)
+    weight = other if node.op == WINDOW else node.spec
+    if {spec.dtype for spec in whole} != {"float32"}:
+        return f"in {source.dtype}"
+    if len(source.shape) not in RANKS:
+        return f"over {len(source.shape) - 2} axes"
+    sizes = [size for spec in whole for size in spec.shape[1:]]
+    if not all(size.is_static for size in (*sizes, weight.shape[0], *weight.strides)):
+        return "of sizes that change"
+    if node.op == WINDOW and node.spec.strides != contiguous_strides(node.spec.shape):
+        return "whose result does not lie row by row"
+    of = _sizes(node, source, other)
+    if of.groups > 1 and of.channels < FEWEST_CHANNELS:
+        return f"of {of.groups} groups with few channels each"
+    if node.op == WINDOW and not of.has_rows_and_columns:
+        return "to a single channel or position"
+    return "" if is_possible(of) else "of wide strides or too many taps"
 
 
 def _name(arg: Arg) -> str:
     return arg.name if isinstance(arg, Ref) else ""
-
-
-def _is_plain(spec: TensorSpec, device: str) -> bool:
-    """float32 on the main device, sizes known but for the number of images."""
-    return (
-        spec.dtype == "float32"
-        and spec.device == device
-        and len(spec.shape) in RANKS
-        and all(size.is_static for size in spec.shape[1:])
-    )
 
 
 def _numbers(arg: Arg, rank: int) -> tuple[int, ...]:
@@ -154,15 +150,10 @@ def library_pass(node: Node) -> tuple[str, tuple[Arg, ...]]:
     return which, numbers
 
 
-def reads_backwards(node: Node) -> bool:
-    """Whether a window takes the weights as the gradient of a convolution does."""
-    return bool(node.args[6])
-
-
 def geometry_of(node: Node, source: TensorSpec, weight: TensorSpec) -> Geometry:
     """The sizes of a `window` node."""
     assert node.spec is not None
-    return _geometry(node, source, weight, node.spec, reads_backwards(node))
+    return _geometry(node, source, weight, node.spec, bool(node.args[6]))
 
 
 def gradient_geometry(node: Node, source: TensorSpec, change: TensorSpec) -> Geometry:
@@ -171,19 +162,24 @@ def gradient_geometry(node: Node, source: TensorSpec, change: TensorSpec) -> Geo
     return _geometry(node, source, node.spec, change, False)
 
 
+def _sizes(node: Node, source: TensorSpec, other: TensorSpec) -> Geometry:
+    of = geometry_of if node.op == WINDOW else gradient_geometry
+    return of(node, source, other)
+
+
 def _geometry(
-    node: Node, source: TensorSpec, weight: TensorSpec, result: TensorSpec, backwards: bool
+    node: Node, source: TensorSpec, weight: TensorSpec, result: TensorSpec, transposed: bool
 ) -> Geometry:
+    """A transposed convolution's weights have the channels first."""
     groups = node.args[5]
     assert isinstance(groups, int)
-    results, channels = (size.factor for size in weight.shape[:2])
-    if backwards:
-        results, channels = channels, results
+    first, second = (size.factor for size in weight.shape[:2])
+    channels, results = (first // groups, second) if transposed else (second, first // groups)
     stride, padding, dilation = (_numbers(arg, len(weight.shape) - 2) for arg in node.args[2:5])
     sizes, taps, made = (
         [size.factor for size in spec.shape[2:]] for spec in (source, weight, result)
     )
     axes = zip(sizes, made, taps, stride, dilation, padding, strict=True)
-    *rows, x = (WindowAxis(*each) for each in axes)
-    y = rows[0] if rows else WindowAxis(1, 1, 1, 1, 1, 0)
-    return Geometry(source.shape[0], groups, channels, results // groups, y, x)
+    *rows, x = (replace(WindowAxis(*each), transposed=transposed) for each in axes)
+    y = rows[0] if rows else WindowAxis(1, 1, 1, 1, 1, 0, transposed)
+    return Geometry(source.shape[0], groups, channels, results, y, x)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
-from fusewright.plan.steps import Window
+from fusewright.plan.steps import Call, Window
 from fusewright.rewrite import windows
 from tests.gpu.test_products_gpu import error, trained
 from tests.gpu.test_products_gpu import pytestmark as pytestmark
@@ -54,6 +54,65 @@ SHAPES: dict[str, tuple[dict[str, object], tuple[int, ...]]] = {
         {"in_channels": 512, "out_channels": 512, "kernel_size": 3, "padding": 1},
         (8, 512, 7, 7),
     ),
+    "1x1, stride 2": (
+        {"in_channels": 64, "out_channels": 128, "kernel_size": 1, "stride": 2},
+        (4, 64, 28, 29),
+    ),
+    "stride 3, dilation 2, groups": (
+        {"in_channels": 64, "out_channels": 96, "kernel_size": 3, "stride": 3, "dilation": 2}
+        | {"padding": 2, "groups": 2},
+        (4, 64, 40, 38),
+    ),
+    "line, stride 2": (
+        {"in_channels": 32, "out_channels": 64, "kernel_size": 5, "stride": 2, "padding": 2},
+        (6, 32, 1001),
+    ),
+}
+TRANSPOSED: dict[str, tuple[dict[str, object], tuple[int, ...]]] = {
+    "transposed 4x4, stride 2": (
+        {"in_channels": 128, "out_channels": 64, "kernel_size": 4, "stride": 2, "padding": 1},
+        (4, 128, 32, 32),
+    ),
+    "transposed 3x3, stride 2": (
+        {"in_channels": 96, "out_channels": 160, "kernel_size": 3, "stride": 2, "padding": 1}
+        | {"output_padding": 1},
+        (4, 96, 29, 31),
+    ),
+    "transposed 2x2, stride 2": (
+        {"in_channels": 64, "out_channels": 32, "kernel_size": 2, "stride": 2},
+        (3, 64, 40, 40),
+    ),
+    "transposed, narrower than its stride": (
+        {"in_channels": 32, "out_channels": 48, "kernel_size": (1, 2), "stride": (2, 3)}
+        | {"output_padding": (1, 2)},
+        (3, 32, 21, 22),
+    ),
+    "transposed, stride 1": (
+        {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "padding": 1},
+        (4, 64, 32, 32),
+    ),
+    "transposed, strides differ": (
+        {"in_channels": 48, "out_channels": 64, "kernel_size": (5, 4), "stride": (3, 1)}
+        | {"padding": (2, 2), "output_padding": (1, 0)},
+        (3, 48, 17, 40),
+    ),
+    "transposed, dilation and groups": (
+        {"in_channels": 64, "out_channels": 32, "kernel_size": 3, "stride": 2, "dilation": 3}
+        | {"padding": 3, "output_padding": 2, "groups": 2},
+        (3, 64, 19, 20),
+    ),
+    "transposed, few channels": (
+        {"in_channels": 64, "out_channels": 3, "kernel_size": 4, "stride": 2, "padding": 1},
+        (8, 64, 64, 64),
+    ),
+    "transposed, deep": (
+        {"in_channels": 512, "out_channels": 256, "kernel_size": 4, "stride": 2, "padding": 1},
+        (8, 512, 8, 8),
+    ),
+    "transposed line": (
+        {"in_channels": 64, "out_channels": 40, "kernel_size": 16, "stride": 8, "padding": 4},
+        (6, 64, 250),
+    ),
 }
 
 
@@ -68,8 +127,12 @@ def every_window(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def model_of(name: str) -> tuple[nn.Module, Tensor]:
-    arguments, shape = SHAPES[name]
-    model = nn.Sequential(nn.Conv2d(**arguments), nn.SiLU()).cuda()  # type: ignore[arg-type]
+    arguments, shape = (SHAPES | TRANSPOSED)[name]
+    plain, transposed = (nn.Conv2d, nn.ConvTranspose2d)
+    if len(shape) == 3:
+        plain, transposed = (nn.Conv1d, nn.ConvTranspose1d)  # type: ignore[assignment]
+    layer = (transposed if name in TRANSPOSED else plain)(**arguments)  # type: ignore[arg-type]
+    model = nn.Sequential(layer, nn.SiLU()).cuda()
     return model, torch.randn(shape, device="cuda")
 
 
@@ -78,7 +141,7 @@ def optimized(model: nn.Module, x: Tensor, **kwargs: object) -> nn.Module:
 
 
 @pytest.mark.parametrize("tf32", [False, True])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [*SHAPES, *TRANSPOSED])
 def test_outputs_and_gradients_are_as_exact_as_eager(name: str, tf32: bool) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
     model, x = model_of(name)
@@ -140,6 +203,32 @@ def test_infinity_and_nan_are_where_eager_has_them(tf32: bool) -> None:
         eager, y = model(x), optimized(model, x)(x)
     assert torch.equal(y.isnan(), eager.isnan()) and torch.equal(y.isinf(), eager.isinf())
     assert torch.equal(y[y.isinf()], eager[eager.isinf()])
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("name", ["transposed 3x3, stride 2", "transposed, strides differ"])
+def test_infinity_and_nan_are_where_a_transposed_convolution_puts_them(
+    name: str, tf32: bool
+) -> None:
+    """By its definition: at the edges there are no zeros that an infinite weight could meet."""
+    torch.backends.cudnn.allow_tf32 = tf32
+    (layer, _), x = model_of(name)  # type: ignore[misc]
+    x[0, 3, 5, 5], x[1, 40, 0, -1], x[2, 1, 10, 10] = float("inf"), -float("inf"), float("nan")
+    with torch.no_grad():
+        layer.weight[7, 8, 0, 1], layer.weight[9, 2, -1, -1] = float("inf"), -float("inf")
+        exact, y = copy.deepcopy(layer).cpu().double()(x.cpu().double()), optimized(layer, x)(x)
+    assert torch.equal(y.isnan().cpu(), exact.isnan())
+    assert torch.equal(y.isinf().cpu(), exact.isinf())
+    assert torch.equal(y[y.isinf()].cpu().double(), exact[exact.isinf()])
+
+
+@pytest.mark.parametrize("name", ["stride 2", "1x1, stride 2", *TRANSPOSED])
+def test_nothing_of_a_strided_layer_is_left_to_pytorch(name: str) -> None:
+    model, x = model_of(name)
+    plans = fusewright.pipeline.prepare(model, (x,), device=x.device, modes=("train",)).modes[0]
+    assert plans.backward is not None
+    steps = (*plans.inference.steps, *plans.forward.steps, *plans.backward.steps)
+    assert not any(isinstance(step, Call) for step in steps)
 
 
 def test_the_flag_is_read_at_each_call() -> None:
