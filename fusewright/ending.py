@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from fusewright.ir import ONE
+from fusewright.ir import ONE, Dim
 from fusewright.loop import Argument, Load, LoopKernel
 
 
@@ -34,6 +34,11 @@ class Ending:
     @property
     def column_axes(self) -> tuple[int, ...]:
         """The axes of the result that a tile's columns run along; along the others run its rows."""
+        raise NotImplementedError
+
+    @property
+    def all_rows(self) -> Dim:
+        """How many rows those axes make."""
         raise NotImplementedError
 
     @property

@@ -93,6 +93,10 @@ class ProductKernel(Ending):
         return (len(self.epilogue.axes) - 1,)
 
     @property
+    def all_rows(self) -> Dim:
+        return self.batches * self.rows
+
+    @property
     def operands(self) -> tuple[Argument, ...]:
         a = Argument(self.a.buffer, self.a.dtype, False)
         if isinstance(self.b, RawOperand):

@@ -208,11 +208,19 @@ class WindowKernel(Ending):
     def column_axes(self) -> tuple[int, ...]:
         """A tile has some positions and, of each, the results of some channels.
 
-        Axes of one are none; of the others, that of channels steps over whole images.
+        Channels, one axis of them or several, step over planes within an image.
         """
-        plane = Dim(self.geometry.y.result * self.geometry.x.result)
-        strides = self.given.access.strides
-        return tuple(axis for axis, stride in enumerate(strides) if stride != plane)
+        of = self.geometry
+        plane = of.y.result * of.x.result
+        channels = range(plane, plane * of.groups * of.results)
+        strides = enumerate(self.given.access.strides)
+        return tuple(
+            axis for axis, stride in strides if not (stride.is_static and stride.factor in channels)
+        )
+
+    @property
+    def all_rows(self) -> Dim:
+        return Dim(self.geometry.groups * self.geometry.results)
 
     @property
     def operands(self) -> tuple[Argument, ...]:

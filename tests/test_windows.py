@@ -363,9 +363,26 @@ class Growing(nn.Module):
         return torch.tanh(self.line(hidden.flatten(2))), hidden.mean((2, 3))
 
 
+class Heads(nn.Module):
+    """Channels that are seen as several axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plane = nn.Conv2d(3, 24, 3, padding=1)
+        self.line = nn.Conv1d(24, 16, 3)
+        self.scale = nn.Parameter(torch.randn(4, 1, 1, 12))
+        self.head = nn.Parameter(torch.randn(4, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.plane(x).view(x.shape[0], 4, 6, 8, 12) * self.scale
+        line = self.line(hidden.flatten(3).flatten(1, 2))
+        return torch.tanh(line.view(x.shape[0], 4, 4, -1) * self.head)
+
+
 @pytest.mark.usefixtures("everything")
 @pytest.mark.parametrize(
-    ("kind", "layers", "batches"), [(Images, 2, (2, 3)), (Images, 2, (1,)), (Growing, 3, (2, 3))]
+    ("kind", "layers", "batches"),
+    [(Images, 2, (2, 3)), (Images, 2, (1,)), (Growing, 3, (2, 3)), (Heads, 2, (2, 3))],
 )
 def test_emulated_modules_train_as_eager_does(  # type: ignore[no-untyped-def]
     kind: type[nn.Module], layers: int, batches: tuple[int, ...], asked: list[str], monkeypatch

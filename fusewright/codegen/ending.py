@@ -7,6 +7,7 @@ itself is given lane by lane (`give`) before `visit`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from fusewright.coalesce import strides_of, with_strides
@@ -17,7 +18,7 @@ from fusewright.codegen.lanes import indented
 from fusewright.codegen.text import comment, identifier, unique_names
 from fusewright.ending import Reduces
 from fusewright.errors import CodegenError
-from fusewright.ir import ITEM_BYTES
+from fusewright.ir import ITEM_BYTES, ONE
 from fusewright.loop import Index, Instruction, Load, LoopKernel, Store
 from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, lanes_fit
@@ -64,7 +65,8 @@ def _by_columns(kernel: Ended) -> LoopKernel:
     """A pointwise epilogue as a sweep down the columns."""
     whole, across = kernel.epilogue, kernel.column_axes
     down = [axis for axis in range(len(whole.outer)) if axis not in across]
-    if not across:
+    counted = math.prod((whole.outer[axis].size for axis in down), start=ONE)
+    if not across or counted != kernel.all_rows:
         raise CodegenError(f"kernel {kernel.name}: the epilogue does not run over the result")
 
     def turned(item: Instruction) -> Instruction:

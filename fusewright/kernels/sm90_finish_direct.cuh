@@ -14,14 +14,12 @@ constexpr int kDirectSums = 8;  // at a time, of one column: two in each eighth 
 template <int kFrom, int kSums>
 __device__ __forceinline__ void take_sums(const float (&total)[kSums], int turn, int at,
                                           float (&x)[kDirectSums]) {
-  if constexpr (kFrom < 2 * kSums) {
-    constexpr int kTurn = kFrom / 2, kAt = kFrom % 2;
-    if (turn * 2 + at == kFrom) {
+  constexpr int kTurn = kFrom / 2, kAt = kFrom % 2;
+  if (turn * 2 + at == kFrom) {
 #pragma unroll
-      for (int i = 0; i < kDirectSums; ++i) x[i] = total[16 * kTurn + i / 2 * 4 + 2 * kAt + i % 2];
-    } else if constexpr (16 * ((kFrom + 1) / 2) < kSums) {
-      take_sums<kFrom + 1>(total, turn, at, x);
-    }
+    for (int i = 0; i < kDirectSums; ++i) x[i] = total[16 * kTurn + i / 2 * 4 + 2 * kAt + i % 2];
+  } else if constexpr (16 * ((kFrom + 1) / 2) < kSums) {
+    take_sums<kFrom + 1>(total, turn, at, x);
   }
 }
 
@@ -85,6 +83,7 @@ __device__ __forceinline__ void finish_directly(const float (&total)[kSums], int
       }
     }
   }
+  __syncwarp();  // the tensor cores take a warp together
 }
 
 }  // namespace fw

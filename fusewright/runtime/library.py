@@ -121,9 +121,8 @@ class _FwKernels:
         if not macro:
             self.__dict__[name] = entry
             return
-        if name not in self.__dict__:
-            self.__dict__[name] = _FwPrecisions(lambda other: self._bind({macro: other}))
-        self.__dict__[name][terms] = entry
+        empty = _FwPrecisions(lambda other: self._bind({macro: other}))
+        self.__dict__.setdefault(name, empty)[terms] = entry
 
     def fail(self, name: str, code: int) -> typing.NoReturn:
         words = self.fw_error_text(code) or b"unknown error"

@@ -64,8 +64,9 @@ def _fw_convolution_terms(
     if _fw_window_terms() == 3:
         return 3
     sizes = (images, image_strides, weights, weight_strides, numbers)
-    choosing = (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic)
-    key = (which, sizes, choosing, device)
+    cudnn = torch.backends.cudnn
+    same = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    key = (which, sizes, cudnn.benchmark, same, device)
     if key not in _FW_ROUNDS:
         if torch.cuda.is_current_stream_capturing():
             return 3  # nothing can be asked now
@@ -100,11 +101,12 @@ def _fw_rounds(
     Each result is one number that TF32 does not have, times one.
     """
     if 0 in images or 0 in weights:
-        return False
+        return True  # of nothing; no other kernels are built for that
     *_, transposed, _, groups = numbers
     odd = 1 + 2.0**-12
-    like = torch.empty_strided(images, image_strides, device="meta")
-    kernel = torch.empty_strided(weights, weight_strides, device="meta")
+    kind: typing.Any = {"dtype": torch.float32, "device": "meta"}
+    like = torch.empty_strided(images, image_strides, **kind)
+    kernel = torch.empty_strided(weights, weight_strides, **kind)
     result = torch.ops.aten.convolution(like, kernel, None, *numbers)
     if 16 * (like.numel() + result.numel()) > _fw_room(device):
         return False  # asking would take what the model needs
@@ -119,9 +121,11 @@ def _fw_rounds(
         if which == "forward":
             found = torch.ops.aten.convolution(x, w, None, *numbers)
         else:
-            if which == "weight":  # of the positions, one
-                _fw_middle(x.zero_()[:1]).fill_(1)
             change = torch.empty_like(result, device=device).fill_(odd)
+            if which == "weight":  # of the positions that are added up, one
+                one, others = (x, change) if transposed else (change, x)
+                _fw_middle(one.zero_()[:1]).fill_(odd)
+                others.fill_(1)
             wanted = [which == "input", which == "weight", False]
             both = torch.ops.aten.convolution_backward(change, x, w, None, *numbers, wanted)
             found = both[which == "weight"]
