@@ -118,6 +118,25 @@ def _rebuilt(body: tuple[Instruction, ...], columns: list[Column]) -> tuple[Inst
     return tuple(rebuilt)
 
 
+def split_axis(kernel: LoopKernel, at: int, inner: Dim) -> LoopKernel | None:
+    """The same kernel with an axis taken apart into two, the second `inner` long, if it can be."""
+    axis, n_outer = kernel.axes[at], len(kernel.outer)
+    outer = axis.size.divided_by(inner)
+    if outer is None:
+        return None
+    parts = (Axis(f"{axis.name}_0", outer), Axis(f"{axis.name}_1", inner))
+    axes = (*kernel.axes[:at], *parts, *kernel.axes[at + 1 :])
+    n_outer += at < n_outer
+    body: list[Instruction] = []
+    for item in kernel.body:
+        if isinstance(item, Load | Store | Index):
+            strides = strides_of(item)
+            both = (strides[at] * inner, strides[at])
+            item = with_strides(item, (*strides[:at], *both, *strides[at + 1 :]))
+        body.append(item)
+    return replace(kernel, outer=axes[:n_outer], inner=axes[n_outer:], body=tuple(body))
+
+
 def with_strides(item: Load | Store | Index, strides: tuple[Dim, ...]) -> Instruction:
     if isinstance(item, Index):
         return replace(item, steps=strides)

@@ -187,7 +187,7 @@ def _plans(program: Program, target: Target) -> ProgramPlans:
     sizes = program.example_sizes
 
     def planned(graph: Graph) -> Plan:
-        return plan(graph, sizes, target.turning)
+        return plan(graph, sizes, target.turning, target.sweeping)
 
     return ProgramPlans(
         program=program,

@@ -31,7 +31,7 @@ SMALL_TILE, LARGE_TILE = 32, 64
 TILE_REGISTERS = 64  # 4-byte registers for what a thread has loaded of a tile
 
 
-TRIALS = ("turning", "halves")
+TRIALS = ("turning", "halves", "sweeping")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Target:
     `tensor_cores`: whether it has those that our matrix products and convolutions are written for,
     Hopper's. Off until a GPU has shown what they gain (TRIALS): `turning`, whether loops may turn
     tiles in shared memory, and PyTorch's convolutions so run in channels-last; `halves`, whether
-    products in 16 bits are ours.
+    products in 16 bits are ours; `sweeping`, whether convolutions of ours reduce their results.
     """
 
     language: str
@@ -49,6 +49,7 @@ class Target:
     tensor_cores: bool = False
     turning: bool = False
     halves: bool = False
+    sweeping: bool = False
 
     @staticmethod
     def host() -> Target:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fusewright.ending import Ending
+from fusewright.ending import Ending, Reduces
 from fusewright.ir import ONE, Arg, Dim, TensorSpec
 from fusewright.loop import Argument, LoopKernel
 
@@ -187,7 +187,10 @@ class GradientKernel:
 
 @dataclass(frozen=True)
 class WindowKernel(Ending):
-    """The epilogue runs over images, results and the axes of a result, in this order."""
+    """A pointwise epilogue runs over images, results and the axes of a result, in this order.
+
+    One that reduces has the axes that `plan/window_sweeps.py` gives it.
+    """
 
     name: str
     summary: str
@@ -221,6 +224,23 @@ class WindowKernel(Ending):
     @property
     def all_rows(self) -> Dim:
         return Dim(self.geometry.groups * self.geometry.results)
+
+    @property
+    def reduces(self) -> Reduces:
+        """Columns are positions, rows are results: DOWN is over the results of each position."""
+        if not self.epilogue.inner:
+            return Reduces.NOTHING
+        return Reduces.ACROSS if self.epilogue.inner[-1].name == "x" else Reduces.DOWN
+
+    @property
+    def per_image(self) -> bool:
+        """Whether images are not reduced."""
+        return any(axis.name == "image" for axis in self.epilogue.outer)
+
+    @property
+    def together(self) -> int:
+        """How many neighbouring results are reduced as one."""
+        return next((a.size.factor for a in self.epilogue.inner if a.name == "member"), 1)
 
     @property
     def operands(self) -> tuple[Argument, ...]:

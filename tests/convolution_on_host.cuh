@@ -3,7 +3,9 @@
 #pragma once
 
 #include "convolution_operands.cuh"
-#include "endings.cuh"
+#include "window_endings.cuh"
+
+#include <vector>
 
 namespace fw {
 
@@ -39,30 +41,64 @@ inline float window_at(const WindowInput& source, const WindowFilter& filter,
   return static_cast<float>(sum);
 }
 
-template <int kTerms, int kTileChannels, class Body, bool kWords>
-int convolution(const ByColumn<Body, kWords>& end, bool vectors, const WindowInput& source,
-                const WindowFilter& filter, const ConvolutionSizes& of, void* workspace,
-                int device, void* stream) {
+// By columns: positions, and of each the channels; all of them are one part.
+template <class Body, bool kWords, class Value>
+int end_in(const ByColumn<Body, kWords>& end, const ConvolutionSizes& of, const Value& value) {
   const int outs = of.groups * of.channels_out;
   const int64_t positions = of.images * of.y.out * of.x.out;
   if (end.body.inner_extent() != outs || end.body.outer_extent() != positions) return 2;
-  if (of.band_width < 1 || workspace == nullptr || (kTerms != 1 && kTerms != 3)) return 3;
-  for (int64_t image = 0; image < of.images; ++image) {
+  for (int64_t position = 0; position < positions; ++position) {
+    typename ByColumn<Body, kWords>::template Column<1> down;
+    end.begin(down, position);
     for (int out = 0; out < outs; ++out) {
+      typename Body::template Elem<1> elem;
+      const int64_t row = position / of.x.out;
+      end.load(elem, down, out, position);
+      end.give(elem, 0, value(row / of.y.out, out, row % of.y.out, position % of.x.out));
+      end.visit(elem, down, out);
+    }
+    if (end.kReduces) end.leave(down, 0, position);
+  }
+  end.join(1, nullptr);
+  return 0;
+}
+
+// By channels: all positions are one part.
+template <class Body, bool kPerImage, int kTogether, class Value>
+int end_in(const ByChannel<Body, kPerImage, kTogether>& end, const ConvolutionSizes& of,
+           const Value& value) {
+  struct Place {
+    int image, y;
+  };
+  std::vector<typename Parts<Body>::Part> parts(end.body.outer_extent());
+  for (int image = 0; image < of.images; ++image) {
+    for (int out = 0; out < of.groups * of.channels_out; ++out) {
       for (int y = 0; y < of.y.out; ++y) {
+        const Place place = {image, y};
+        const WindowRow<Place> row = {place, out, of.y.out, true};
         for (int x = 0; x < of.x.out; ++x) {
-          typename Body::template Elem<1> elem;
-          const int64_t position = (image * of.y.out + y) * of.x.out + x;
-          typename ByColumn<Body, kWords>::template Column<1> down;
-          end.begin(down, position);
-          end.load(elem, down, out, position);
-          end.give(elem, 0, window_at(source, filter, of, image, out, y, x));
-          end.visit(elem, down, out);
+          typename ByRow<Body>::template Elem<1> at;
+          end.load(at, {}, row, x);
+          end.give(at, 0, value(image, out, y, x));
+          end.body.visit(Phase<0>{}, at.elem, at.row, parts[end.outer(image, out)], end.inner(row),
+                         typename Parts<Body>::Index(x), 1);
         }
       }
     }
   }
+  for (size_t at = 0; at < parts.size(); ++at) end.put(0, at, parts[at].lane(0));
+  end.join(1, nullptr);
   return 0;
+}
+
+template <int kTerms, int kTileChannels, class End>
+int convolution(const End& end, bool vectors, const WindowInput& source,
+                const WindowFilter& filter, const ConvolutionSizes& of, void* workspace,
+                int device, void* stream) {
+  if (of.band_width < 1 || workspace == nullptr || (kTerms != 1 && kTerms != 3)) return 3;
+  return end_in(end, of, [&](int64_t image, int out, int y, int x) {
+    return window_at(source, filter, of, image, out, y, x);
+  });
 }
 
 struct WindowGradient {

@@ -105,10 +105,13 @@ def vectors_text(kernel: Ended, form: Form) -> str:
     return vector_text(replace(form, kernel=_in_memory(kernel, form.kernel)))
 
 
-def ending_lines(kernel: Ended, form: Form, title: str, body: list[str]) -> list[str]:
+def ending_lines(
+    kernel: Ended, form: Form, title: str, body: list[str], parts: str = "workspace"
+) -> list[str]:
     """The functor, its binding and the extern "C" function with this body, which finds `vectors`
-    and `end` defined: whether they are whole, and what the elements end in."""
-    end = f"const auto end = {_end_text(form)};"
+    and `end` defined: whether they are whole, and what the elements end in. `parts` is where
+    reductions leave theirs."""
+    end = f"const auto end = {_end_text(kernel, form, parts)};"
     head = [f"// {kernel.name}: {comment(kernel.summary)}", f"// {comment(title)}"]
     parameters = [f"void* {form.pointers[each.name]}" for each in kernel.arguments]
     parameters += [f"int64_t {name}" for name in form.symbols.values()]
@@ -125,14 +128,18 @@ def ending_lines(kernel: Ended, form: Form, title: str, body: list[str]) -> list
     ]
 
 
-def _end_text(form: Form) -> str:
+def _end_text(kernel: Ended, form: Form, parts: str) -> str:
     """What the elements end in: the functor, bound to the entry's arguments."""
     index = "int" if narrow_text(form) == "true" else "int64_t"
-    kind = "ByRow" if form.is_row else "ByColumn"
     written = [each.dtype for each in form.kernel.arguments if each.is_output]
-    narrow = not form.is_row and any(ITEM_BYTES[dtype] < WORD for dtype in written)
-    body = f"{form.kernel.name}_body<{index}>{', false' if narrow else ''}"
-    return f"fw::{kind}<{body}>{{{{{bound(form, index)}, workspace}}}}"
+    body, held = f"{form.kernel.name}_body<{index}>", f"{{{{{bound(form, index)}, {parts}}}}}"
+    if isinstance(kernel, WindowKernel) and form.is_row:
+        apart = str(kernel.per_image).lower()
+        return f"fw::ByChannel<{body}, {apart}, {kernel.together}>{{{held}}}"
+    if form.is_row:
+        return f"fw::ByRow<{body}>{held}"
+    narrow = any(ITEM_BYTES[dtype] < WORD for dtype in written)
+    return f"fw::ByColumn<{body}{', false' if narrow else ''}>{held}"
 
 
 def pointer_text(form: Form, kind: str, name: str) -> str:

@@ -95,7 +95,7 @@ def _ended(kernel: Ended, epilogue: Form, schedule: EndedSchedule) -> tuple[Entr
         assert isinstance(schedule, ProductSchedule)
         return product_entry(kernel), product_lines(kernel, epilogue, schedule)
     assert isinstance(schedule, WindowSchedule)
-    return window_entry(kernel), window_lines(kernel, epilogue, schedule)
+    return window_entry(kernel, schedule), window_lines(kernel, epilogue, schedule)
 
 
 def _roots(forms: Sequence[Form], epilogues: Sequence[Form], target: Target) -> list[str]:

@@ -11,26 +11,29 @@ from fusewright.window import Instead
 
 @dataclass(frozen=True)
 class Workspace:
-    """Scratch memory of one call: `each` bytes for every `group` of `count` that is begun."""
+    """Scratch memory of one call: `fixed` bytes, and `each` for every `group` of `count` that is
+    begun."""
 
     each: Dim = ZERO
     count: Dim = ONE
     group: int = 1
+    fixed: int = 0
 
     def __bool__(self) -> bool:
-        return self.each != ZERO
+        return self.each != ZERO or self.fixed > 0
 
     def __str__(self) -> str:
-        if self.count == ONE:
-            return str(self.each)
-        return f"{self.each} * -(-{self.count} // {self.group})"
+        if self.each == ZERO:
+            return str(self.fixed)
+        times = "" if self.count == ONE else f" * -(-{self.count} // {self.group})"
+        return f"{self.fixed} + {self.each}{times}" if self.fixed else f"{self.each}{times}"
 
     @property
     def dims(self) -> tuple[Dim, Dim]:
         return self.each, self.count
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        return self.each.at(sizes) * -(-self.count.at(sizes) // self.group)
+        return self.fixed + self.each.at(sizes) * -(-self.count.at(sizes) // self.group)
 
 
 @dataclass(frozen=True)

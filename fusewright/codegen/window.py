@@ -5,17 +5,50 @@ from __future__ import annotations
 from fusewright.codegen.ending import ending_lines, pointer_text
 from fusewright.codegen.form import Form
 from fusewright.codegen.source import Entry, Workspace, macro
-from fusewright.ir import Dim
+from fusewright.ending import Reduces
 from fusewright.schedule import WindowSchedule
+from fusewright.sweep import part_bytes, sweeps
 from fusewright.window import WindowAxis, WindowKernel
+from fusewright.window_cost import TILE_POSITIONS, image_positions
 
 HEADER = "sm90_convolution.cuh"
+PART_POSITIONS = 32  # part_bits of window_endings.cuh: what a part of a row covers at least
+MOST_LINES, FOLDED_LINES = 2048, 256  # kMostLines and kFoldedLines of window_endings.cuh
+ALIGNMENT = 256
 
 
-def window_entry(kernel: WindowKernel) -> Entry:
+def window_entry(kernel: WindowKernel, schedule: WindowSchedule) -> Entry:
     names = tuple(each.name for each in kernel.arguments)
-    workspace = Workspace(Dim(kernel.geometry.workspace_bytes))
+    workspace = _workspace(kernel, schedule)
     return Entry(kernel.name, names, kernel.symbols, workspace, "convolutions", kernel.instead)
+
+
+def _workspace(kernel: WindowKernel, schedule: WindowSchedule) -> Workspace:
+    """The weights, and after them room for what tiles have reduced; `lines_of` in sm90_window.cuh
+    says how many lines of it there are."""
+    of, weights = kernel.geometry, kernel.geometry.workspace_bytes
+    if kernel.reduces is Reduces.NOTHING:
+        return Workspace(fixed=weights)
+    line = kernel.epilogue.outer_numel * part_bytes(sweeps(kernel.epilogue))
+    if kernel.reduces is Reduces.DOWN:
+        lines = of.groups * -(-of.results // schedule.tile_channels)
+        return Workspace(line * lines, fixed=_parts_at(kernel))
+    positions, together = (
+        image_positions(of, schedule.band_width),
+        kernel.together * len(of.classes),
+    )
+    if kernel.per_image:
+        lines = ((positions + PART_POSITIONS - 2) // PART_POSITIONS + 1) * together
+        lines += FOLDED_LINES if lines > MOST_LINES else 0
+        return Workspace(line * lines, fixed=_parts_at(kernel))
+    tile = max(TILE_POSITIONS.values())
+    each = line * (together * tile // PART_POSITIONS)
+    folded = FOLDED_LINES * line.factor
+    return Workspace(each, of.images * positions, tile, _parts_at(kernel) + folded)
+
+
+def _parts_at(kernel: WindowKernel) -> int:
+    return -(-kernel.geometry.workspace_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> list[str]:
@@ -36,7 +69,9 @@ def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> 
         f"return fw::convolution<{macro('convolutions')}, {schedule.tile_channels}>(end, "
         "vectors, source, filter, sizes, workspace, where, stream);",
     ]
-    return ending_lines(kernel, form, title, body)
+    parts = f"static_cast<char*>(workspace) + {_parts_at(kernel)}"
+    parts = "workspace" if kernel.reduces is Reduces.NOTHING else parts
+    return ending_lines(kernel, form, title, body, parts)
 
 
 def axis_text(axis: WindowAxis) -> str:

@@ -29,7 +29,7 @@ struct Parts {
     locate<Body::kOuterRest>(at, body.outer_lane_extent(), q, l);
     body.begin(row, q, l, V);
   }
-  __device__ __forceinline__ void put(int line, int at, const Part& part) const {
+  __device__ __forceinline__ void put(int line, Index at, const Part& part) const {
     static_cast<Part*>(workspace)[line * static_cast<int64_t>(body.outer_extent()) + at] = part;
   }
   template <int kGroup>
@@ -71,7 +71,7 @@ struct ByColumn : Parts<Body> {
     this->body.visit(Phase<0>{}, elem, down.row, down.acc, Index(row), Index(0), V);
   }
   template <int V>
-  __device__ __forceinline__ void leave(const Column<V>& down, int line, int column) const {
+  __device__ __forceinline__ void leave(const Column<V>& down, int line, Index column) const {
 #pragma unroll
     for (int v = 0; v < V; ++v) this->put(line, column + v, down.acc.lane(v));
   }
@@ -112,14 +112,23 @@ struct ByRow : Parts<Body> {
   }
   // kThreads neighbours have a row together; all of a warp call this, those outside for nothing.
   template <int kThreads, int V>
-  __device__ __forceinline__ void visit_row(const Elem<V>& at, bool inside, int row, int column,
-                                            int line) const {
+  __device__ __forceinline__ void visit_row(const Elem<V>& at, bool inside, int row,
+                                            int column) const {
     Sums<Body, V> acc = this->body.template accumulators<V>(Phase<0>{});
     if (inside) this->body.visit(Phase<0>{}, at.elem, at.row, acc, Index(0), Index(column), V);
     const auto total = warp_total<kThreads>(folded(acc, V));
-    if (inside && threadIdx.x % kThreads == 0) this->put(line, row, total);
+    if (inside && threadIdx.x % kThreads == 0) this->put(column / (kThreads * V), row, total);
   }
   void join(int lines, void* stream) const { this->template join_lines<32>(lines, stream); }
 };
+
+// A result without elements may still be reduced.
+template <class End>
+int end_nothing(const End& end, int device, void* stream) {
+  if (!End::kReduces) return 0;
+  const OnDevice here(device);
+  end.join(0, stream);
+  return static_cast<int>(cudaGetLastError());
+}
 
 }  // namespace fw

@@ -67,6 +67,7 @@ __global__ void __launch_bounds__(kSplitThreads)
 template <int kTerms, int kTileChannels, class End>
 int convolution(const End& end, bool vectors, const WindowInput& x, const WindowFilter& filter,
                 const ConvolutionSizes& of, void* workspace, int device, void* stream) {
+  if (of.images == 0 || of.y.out == 0 || of.x.out == 0) return end_nothing(end, device, stream);
   WindowShape shape{};
   TapOrder order{};
   if (!lay_out(of, 4, shape, order)) return static_cast<int>(cudaErrorInvalidValue);

@@ -84,8 +84,7 @@ __device__ __forceinline__ void finish_rows(const float (*finished)[kFinishStrid
     for (int v = 0; v < V; ++v) end.give(elem[k], v, x[k].lanes[v]);
     if constexpr (End::kByRow) {
       constexpr int kThreads = FinishShape<V>::kThreads;
-      end.template visit_row<kThreads>(elem[k], inside(k), result.row(place, q + row), place.column,
-                                       p / FinishShape<V>::kRowPart);
+      end.template visit_row<kThreads>(elem[k], inside(k), result.row(place, q + row), place.column);
     } else {
       if (inside(k)) end.visit(elem[k], down, result.row(place, q + row));
     }

@@ -43,15 +43,6 @@ int lines_of(const ProductSizes& sizes) {
   return End::kByRow ? (sizes.columns + across - 1) / across : sizes.batches * sizes.tiles_q;
 }
 
-// A result without elements may still be reduced.
-template <class End>
-int end_nothing(const End& end, int device, void* stream) {
-  if (!End::kReduces) return 0;
-  const OnDevice here(device);
-  end.join(0, stream);
-  return static_cast<int>(cudaGetLastError());
-}
-
 // The stages that blocks go through, round and round.
 template <int kStages>
 struct Ring {

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "sm90_window_multiply.cuh"
+#include "window_endings.cuh"
 
 namespace fw {
 
@@ -28,22 +29,28 @@ struct WindowResult {
   const WindowWeights& w;
   const WindowSizes& sizes;
   WindowTile tile;
-  int rows;
+  int rows, line;
   bool vectors;
 
   __device__ __forceinline__ int channel_out(int q) const { return tile.group * rows + q; }
-  __device__ __forceinline__ Place place(int p) const {
+  // A position as an output: those of a class lie apart.
+  __device__ __forceinline__ WindowPosition output(int p) const {
     const WindowPosition at = sizes.position(tile, p);
     const WindowShape& shape = sizes.shape;
     const WindowPhase& phase = shape.phase[shape.first_phase(tile.of_class)];
-    const int y = at.y * shape.out_y.apart + phase.out_y;
-    const int column = at.column * shape.out_x.apart + phase.out_x;
-    const bool inside = at.in_band && at.image < shape.images && y < shape.out_y.count &&
-                        column < shape.out_x.count;
-    return {inside, (int64_t(at.image) * shape.out_y.count + y) * shape.out_x.count + column};
+    return {at.image, at.y * shape.out_y.apart + phase.out_y,
+            at.column * shape.out_x.apart + phase.out_x, at.in_band};
+  }
+  __device__ __forceinline__ Place place(int p) const {
+    const WindowPosition at = output(p);
+    const WindowShape& shape = sizes.shape;
+    const bool inside = at.in_band && at.image < shape.images && at.y < shape.out_y.count &&
+                        at.column < shape.out_x.count;
+    return {inside, (int64_t(at.image) * shape.out_y.count + at.y) * shape.out_x.count + at.column};
   }
   __device__ __forceinline__ int row(const Place&, int q) const { return channel_out(q); }
-  __device__ __forceinline__ float scale(const Place&, int q) const {
+  template <class At>
+  __device__ __forceinline__ float scale(const At&, int q) const {
     return w.inverse[channel_out(q)];
   }
   // An element as a plain fp32 sum: what an overflow or a non-finite operand makes of it. Outside of
@@ -76,6 +83,47 @@ struct WindowResult {
   }
 };
 
+// The same for an end that reduces over positions, ByChannel; its columns are those of an image.
+struct OverPositions : WindowResult {
+  struct Place {
+    bool inside;
+    int column, image, y;
+    WindowPart part;
+  };
+
+  __device__ __forceinline__ explicit OverPositions(const WindowResult& of) : WindowResult(of) {}
+  __device__ __forceinline__ Place place(int p) const {
+    const WindowPosition at = output(p);
+    const int bits = part_bits(vectors), begin = p >> bits << bits;
+    const int64_t start = int64_t(tile.band) * sizes.plane.divisor + tile.first + begin;
+    WindowPart part(start, bits, sizes.position(tile, begin).image,
+                    sizes.position(tile, begin + (1 << bits) - 1).image, sizes.shape.images,
+                    int64_t(sizes.plane.divisor) * sizes.bands.divisor);
+    part.classes = sizes.shape.classes, part.of_class = tile.of_class;
+    return {WindowResult::place(p).inside, at.column, at.image, at.y, part};
+  }
+  __device__ __forceinline__ WindowRow<Place> row(const Place& place, int q) const {
+    return {place, channel_out(q), sizes.shape.out_y.count, q < rows};
+  }
+};
+
+template <class End>
+using WindowResultOf = std::conditional_t<End::kByRow, OverPositions, WindowResult>;
+
+// How many parts a reduction of the result is left in.
+template <class End>
+int lines_of(const WindowSizes& sizes) {
+  if constexpr (End::kByRow) {
+    const int classes = sizes.shape.classes;
+    const int64_t of_positions = sizes.tiles / (sizes.tiles_q * sizes.shape.groups * classes);
+    return classes * End::lines(of_positions * sizes.tile_positions,
+                                int64_t(sizes.plane.divisor) * sizes.bands.divisor,
+                                part_bits(sizes.vectors));
+  } else {
+    return sizes.shape.groups * sizes.tiles_q;
+  }
+}
+
 template <int kTerms, int kTileChannels, class End>
 __device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChannels>& shared,
                                                  const End& end, const WindowInput& x,
@@ -89,7 +137,9 @@ __device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChann
   for (int64_t index = blockIdx.x; index < sizes.tiles; index += gridDim.x) {
     const WindowTile tile = sizes.tile(index);
     multiplier.add_tile(tile.of_class);
-    const WindowResult result = {x, w, sizes, tile, sizes.shape.channels_out, sizes.vectors};
+    const WindowResultOf<End> result(WindowResult{
+        x, w, sizes, tile, sizes.shape.channels_out,
+        tile.group * sizes.tiles_q + tile.q / kTileChannels, sizes.vectors});
 #pragma unroll
     for (int block = 0; block < Multiplier::kBlocks; ++block) {
       const int first = multiplier.first_position() + 64 * block;
@@ -184,6 +234,7 @@ static int window(const End& end, bool vectors, const WindowInput& x, const Wind
   sizes.together = max(1, blocks / (shape.groups * tiles_q)) * int64_t(shape.groups * tiles_q);
   kernel<<<blocks, kWindowThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
       end, x, w, sizes, map_hi, map_lo);
+  if (End::kReduces) end.join(lines_of<End>(sizes), stream);
   return static_cast<int>(cudaGetLastError());
 }
 

@@ -23,10 +23,12 @@ from fusewright.rewrite.views import is_opaque_view
 from fusewright.rewrite.windows import GRADIENT
 
 
-def plan(graph: Graph, sizes: Mapping[str, int], turning: bool = False) -> Plan:
-    """Plan one canonical graph; `sizes` are the example's, `turning` the target's."""
+def plan(
+    graph: Graph, sizes: Mapping[str, int], turning: bool = False, sweeping: bool = False
+) -> Plan:
+    """Plan one canonical graph; `sizes` are the example's, the rest the target's."""
     graph = split_wide_reductions(graph, sizes)
-    values = Values(graph, dict(sizes), turning=turning)
+    values = Values(graph, dict(sizes), turning=turning, sweeping=sweeping)
     values, groups = fuse(replace(values, ends=ends(values)))
     views = needed_views(values)
     taken = epilogues(values, groups)

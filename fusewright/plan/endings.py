@@ -5,7 +5,7 @@ point by point, is worth doing before its result is written. `ends`
 finds, before fusion, the value through which everything passes that is made of a product: that is
 what should be in memory instead of the product. After fusion `epilogues` gives each product at
 most one pointwise group that reads it, and one that reduces what comes of it in a single sweep, by
-rows or by columns.
+rows or by columns (`ends_product`; what that means for a window is in `window_sweeps`).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from fusewright.plan.names import operators_of
 from fusewright.plan.products import product_kernel
 from fusewright.plan.steps import Ended, Product, Window
 from fusewright.plan.values import Values, is_pointwise
+from fusewright.plan.window_sweeps import window_sweep
 from fusewright.plan.windows import window_kernel
 from fusewright.product import ProductKernel
-from fusewright.rewrite.products import PRODUCT
 from fusewright.rewrite.windows import WINDOW
 from fusewright.window import WindowKernel
 
 
-def ends(values: Values) -> frozenset[str]:
-    """For each product the last value, if any, that all readers of it can do with."""
-    found = [_end(values, name) for name in values.products]
-    return frozenset(name for name in found if name is not None)
+def ends(values: Values) -> dict[str, str]:
+    """The last value that all readers of a product can do with, where there is one, and whose."""
+    found = {_end(values, name): name for name in values.products}
+    return {end: name for end, name in found.items() if end is not None}
 
 
 def _end(values: Values, start: str) -> str | None:
@@ -136,8 +136,9 @@ def ends_product(values: Values, group: Group, name: str) -> bool:
     reads = [i for i in kernel.body if isinstance(i, Load) and i.access.buffer == name]
     if len(reads) != 1 or not is_epilogue(kernel):
         return False
-    if kernel.inner and values.nodes[name].op != PRODUCT:
-        return False
+    if kernel.inner and values.nodes[name].op == WINDOW:
+        allowed = values.sweeping and reads[0].access.offset == ()
+        return allowed and window_sweep(kernel, name, values.spec(name).shape) is not None
     return any(
         reads[0].access == Access(name, strides)
         for strides in _own_strides(kernel, values.spec(name).shape[-1], values.spec(name).numel)
@@ -165,6 +166,8 @@ def ended_step(values: Values, node: Node, group: Group | None, stored: frozense
     else:
         outputs = tuple(item for item in group.items if item in stored)
         epilogue = kernel_of(group.assembled, "kernel", "", outputs, values)
+        if epilogue.inner and node.op == WINDOW:
+            epilogue = _swept(values, node.name, epilogue)
         if node.name in stored:
             epilogue = _also_stored(epilogue, node.name)
             outputs = (*outputs, node.name)
@@ -182,6 +185,12 @@ def ended_step(values: Values, node: Node, group: Group | None, stored: frozense
     if isinstance(kernel, WindowKernel):
         return Window(kernel=replace(kernel, summary=summary), **parts)
     return Product(kernel=replace(kernel, summary=summary), **parts)
+
+
+def _swept(values: Values, name: str, epilogue: LoopKernel) -> LoopKernel:
+    sweep = window_sweep(epilogue, name, values.spec(name).shape)
+    assert sweep is not None, f"{name} was given a reduction that it cannot end in"
+    return sweep
 
 
 def _word(kernel: ProductKernel | WindowKernel) -> str:

@@ -44,7 +44,7 @@ class Group:
 
 def fuse(values: Values) -> tuple[Values, tuple[Group, ...]]:
     """The groups of a graph, and the graph with what is realised decided."""
-    wanted = _must_be_stored(values) | _row_results(values) | values.ends
+    wanted = _must_be_stored(values) | _row_results(values) | frozenset(values.ends)
     values = replace(values, realised=wanted)
     for _ in range(MAX_ROUNDS):
         values, singles = _singles(values)
@@ -247,7 +247,7 @@ def _merge(values: Values, groups: list[Group], first: Group, second: Group) -> 
     kernel = kernel_of(assembled, "trial", "", items, values)
     if _reads_rows_again(kernel) and not holds_rows(values, kernel):
         return None
-    if not values.ends.isdisjoint(items) and not _ends_one_product(values, items, kernel):
+    if values.ends.keys() & set(items) and not _ends_one_product(values, items, kernel):
         return None
     return merged
 
@@ -255,7 +255,7 @@ def _merge(values: Values, groups: list[Group], first: Group, second: Group) -> 
 def _ends_one_product(values: Values, items: tuple[str, ...], kernel: LoopKernel) -> bool:
     """Whether a group that a product should end in is still one that it can end in: reductions
     come to it later, where they have found nothing better."""
-    one = len(values.ends.intersection(items)) == 1
+    one = len(values.ends.keys() & set(items)) == 1
     return one and not kernel.inner and is_epilogue(kernel)
 
 
@@ -364,7 +364,14 @@ def holds_rows(values: Values, kernel: LoopKernel) -> bool:
         widest = size
     item_bytes = max((ITEM_BYTES[arg.dtype] for arg in kernel.arguments), default=4)
     contiguous = contiguous and not (values.turning and _mixes_rows(values, kernel))
-    return contiguous and (inner * item_bytes <= ROW_BYTES or outer >= MANY_ROWS)
+    many = outer >= MANY_ROWS and not (values.sweeping and _reads_window(values, kernel))
+    return contiguous and (inner * item_bytes <= ROW_BYTES or many)
+
+
+def _reads_window(values: Values, kernel: LoopKernel) -> bool:
+    """Whether a kernel reads what a window writes: its first sweep can be the window's own."""
+    read = {item.access.buffer for item in kernel.body if isinstance(item, Load)}
+    return any(values.ends.get(name, name) in values.windows for name in read)
 
 
 def _mixes_rows(values: Values, kernel: LoopKernel) -> bool:

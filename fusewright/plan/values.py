@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from fusewright.ir import Graph, Node, Ref, TensorSpec
@@ -35,16 +35,17 @@ class Values:
 
     `realised` are the loop values that live in memory, `memory_views` the views that are taken
     of memory by PyTorch instead of being followed by index arithmetic. `ends` are values that a
-    product writes in its own stead, at the end of its epilogue. `turning`: the target's loops may
-    turn tiles.
+    product writes in its own stead, at the end of its epilogue, each with the product.
+    `turning`: the target's loops may turn tiles; `sweeping`: its windows may reduce their result.
     """
 
     graph: Graph
     sizes: Mapping[str, int]
     realised: frozenset[str] = frozenset()
     memory_views: frozenset[str] = frozenset()
-    ends: frozenset[str] = frozenset()
+    ends: Mapping[str, str] = field(default_factory=dict)
     turning: bool = False
+    sweeping: bool = False
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
@@ -58,6 +59,10 @@ class Values:
     def products(self) -> dict[str, Node]:
         """Matrix products and convolutions of ours."""
         return {node.name: node for node in self.graph.nodes if node.op in (PRODUCT, WINDOW)}
+
+    @cached_property
+    def windows(self) -> frozenset[str]:
+        return frozenset(name for name, node in self.products.items() if node.op == WINDOW)
 
     @cached_property
     def padded(self) -> frozenset[str]:

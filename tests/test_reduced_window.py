@@ -1,0 +1,364 @@
+"""A convolution reduced in its epilogue: what is planned, and the kernels by emulation."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import importlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusewright.codegen import render as rendering
+from fusewright.codegen import window as window_text
+from fusewright.codegen.source import Source, Workspace
+from fusewright.codegen.window import FOLDED_LINES, MOST_LINES
+from fusewright.ending import Reduces
+from fusewright.ir import Dim
+from fusewright.pipeline import Prepared, prepare
+from fusewright.plan.steps import Loop, Plan, Window
+from fusewright.rewrite import windows
+from fusewright.runtime import tensor_cores
+from fusewright.schedule import Target, choose_window
+from fusewright.sweep import part_bytes, sweeps
+from fusewright.window import WindowKernel
+from fusewright.window_cost import image_positions
+from tests.cores_on_host import host_library, on_host, with_stand_in
+from tests.emulated_modules import as_exact_as_eager, on_library
+
+CUDA = Target.cuda(trials=("sweeping",))
+
+Forward = Callable[[nn.Module, Tensor], object]
+fusion = importlib.import_module("fusewright.plan.fuse")  # the package has a function of this name
+
+
+class Layer(nn.Module):
+    """A convolution and what follows it."""
+
+    def __init__(
+        self, forward: Forward, channels: int = 12, results: int = 8, **how: object
+    ) -> None:
+        super().__init__()
+        how = {"kernel_size": 3, "padding": 1, "bias": forward not in UNBIASED, **how}
+        kind = nn.ConvTranspose2d if how.pop("transposed", False) else nn.Conv2d
+        self.conv = kind(channels, results, **how)  # type: ignore[arg-type]
+        self.batch = nn.BatchNorm2d(results)
+        self.group = nn.GroupNorm(2, results)
+        self.second = nn.Conv2d(results, 8, 3, padding=1)
+        self.scale = nn.Parameter(torch.rand(results, 1, 1) + 0.5)
+        self.register_buffer("shift", torch.randn(results, 1, 1))
+        self.follows = forward
+
+    def forward(self, x: Tensor) -> object:
+        return self.follows(self, x)
+
+
+def normed(m: nn.Module, x: Tensor) -> Tensor:
+    return F.silu(m.batch(m.conv(x) + m.shift))  # type: ignore[operator]
+
+
+def two_layers(m: nn.Module, x: Tensor) -> Tensor:
+    """Backward sums what the second's gradient by its input gives, twice for each channel."""
+    return m.second(torch.relu(m.batch(m.conv(x))))  # type: ignore[operator,no-any-return]
+
+
+def biased(m: nn.Module, x: Tensor) -> Tensor:
+    """Backward sums what the second's gradient by its input gives: the first bias's."""
+    return m.second(torch.sigmoid(m.conv(x)))  # type: ignore[operator,no-any-return]
+
+
+def pooled(m: nn.Module, x: Tensor) -> Tensor:
+    return (m.conv(x) * m.scale).mean((2, 3))  # type: ignore[operator,no-any-return]
+
+
+def largest(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Backward looks for what equals the largest: it must find it."""
+    y = torch.tanh(m.conv(x))  # type: ignore[operator]
+    return F.adaptive_avg_pool2d(y, 1), y.amax((2, 3))
+
+
+def grouped(m: nn.Module, x: Tensor) -> Tensor:
+    return torch.relu(m.group(m.conv(x)))  # type: ignore[operator]
+
+
+def of_images(m: nn.Module, x: Tensor) -> Tensor:
+    y = m.conv(x)  # type: ignore[operator]
+    return F.layer_norm(y, y.shape[1:])
+
+
+def instances(m: nn.Module, x: Tensor) -> Tensor:
+    return F.instance_norm(m.conv(x)) * m.scale  # type: ignore[operator]
+
+
+def over_channels(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    y = m.conv(x) * m.scale  # type: ignore[operator]
+    return y.amax(1), y.mean(1, keepdim=True)
+
+
+def softmaxed(m: nn.Module, x: Tensor) -> Tensor:
+    return m.conv(x).softmax(1)  # type: ignore[operator,no-any-return]
+
+
+# Gradients of biases that a norm takes away are zero, and their errors no measure.
+UNBIASED = (normed, two_layers, of_images, instances)
+# What follows, what its kernel reduces, for each image apart or not, channels that go together.
+CASES: dict[str, tuple[Forward, Reduces, bool, int]] = {
+    "batch norm": (normed, Reduces.ACROSS, False, 1),
+    "pooled": (pooled, Reduces.ACROSS, True, 1),
+    "largest": (largest, Reduces.ACROSS, True, 1),
+    "group norm": (grouped, Reduces.ACROSS, True, 4),
+    "layer norm": (of_images, Reduces.ACROSS, True, 8),
+    "instance norm": (instances, Reduces.ACROSS, True, 1),
+    "over channels": (over_channels, Reduces.DOWN, True, 1),
+    "softmax": (softmaxed, Reduces.DOWN, True, 1),
+}
+# Images in memory, the convolution: one image, many in a tile, rows in bands, odd sizes, groups.
+SHAPES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
+    "one image": ((1, 12, 13, 20), {}),
+    "small images": ((17, 12, 3, 4), {"kernel_size": 1, "padding": 0}),
+    "tiny images": ((40, 12, 1, 2), {"kernel_size": 1, "padding": 0}),
+    "bands": ((1, 12, 2, 232), {}),
+    "odd, groups": ((2, 12, 6, 9), {"groups": 2}),
+    "stride": ((3, 12, 11, 16), {"stride": 2}),
+    "many channels": ((2, 12, 3, 8), {"results": 136}),
+    "transposed": ((3, 12, 5, 6), {"transposed": True, "stride": 2}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(windows, "is_worthwhile", lambda *_: True)
+    monkeypatch.setattr(windows, "FEWEST_CHANNELS", 1)
+    monkeypatch.setattr(fusion, "ROW_BYTES", 0)  # as if rows were too long to be held
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+def prepared(model: nn.Module, x: Tensor) -> Prepared:
+    return prepare(model, (x,), modes=("train",), device=x.device, target=CUDA)
+
+
+def windows_of(plan: Plan) -> list[WindowKernel]:
+    return [step.kernel for step in plan.steps if isinstance(step, Window)]
+
+
+# Planning -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_planned(name: str) -> None:
+    follows, reduces, per_image, together = CASES[name]
+    found = prepared(Layer(follows), torch.randn(3, 12, 8, 8))
+    (kernel,) = windows_of(found.modes[0].forward)
+    assert (kernel.reduces, kernel.per_image, kernel.together) == (reduces, per_image, together)
+
+
+def test_what_nothing_reads_is_not_written() -> None:
+    """Without gradients, what is pooled or normed is the only thing to write, or to write twice."""
+    for follows in (pooled, over_channels):
+        found = prepared(Layer(follows), torch.randn(3, 12, 8, 8))
+        (step,) = found.modes[0].inference.steps[:1]
+        specs = dict(found.modes[0].inference.specs)
+        assert isinstance(step, Window) and step.kernel.reduces is not Reduces.NOTHING
+        assert not any(len(specs[each].shape) == 4 for each in step.outputs)
+    # Backward of a mean needs no more of the result than its sizes.
+    found = prepared(Layer(pooled), torch.randn(3, 12, 8, 8))
+    specs = dict(found.modes[0].forward.specs)
+    assert [specs[o].shape[2:] for o in found.modes[0].forward.steps[0].outputs] != []
+    found = prepared(Layer(lambda m, x: m.conv(x).mean((2, 3))), torch.randn(3, 12, 8, 8))
+    (step,) = (each for each in found.modes[0].forward.steps if isinstance(each, Window))
+    assert [len(dict(found.modes[0].forward.specs)[each].shape) for each in step.outputs] == [2]
+
+
+@pytest.mark.parametrize(("follows", "sums"), [(two_layers, 2), (biased, 1)])
+def test_gradients_are_reduced_where_they_are_made(follows: Forward, sums: int) -> None:
+    found = prepared(Layer(follows), torch.randn(3, 12, 8, 8))
+    kernels = [each for each in windows_of(found.modes[0].backward) if each.epilogue.inner]
+    (kernel,) = kernels
+    assert (kernel.reduces, kernel.per_image) == (Reduces.ACROSS, False)
+    reduced = [item for item in kernel.epilogue.body if type(item).__name__ == "Reduce"]
+    assert len(reduced) == sums
+
+
+@pytest.mark.parametrize(
+    "follows",
+    [
+        lambda m, x: m.conv(x).mean(3),
+        lambda m, x: m.conv(x).sum((1, 3)),
+        lambda m, x: m.conv(x).sum(0),
+        lambda m, x: (m.conv(x) ** 2).mean(),
+        lambda m, x: m.conv(x).unflatten(3, (2, 4)).sum((0, 2, 4)),
+    ],
+)
+def test_other_reductions_stay_loops(follows: Forward) -> None:
+    plan = prepared(Layer(follows), torch.randn(3, 12, 8, 8)).modes[0].inference
+    (kernel,) = windows_of(plan)
+    assert kernel.reduces is Reduces.NOTHING
+    assert any(isinstance(step, Loop) for step in plan.steps)
+
+
+def test_views_are_no_hindrance() -> None:
+    """Axes that run on into one another are taken apart."""
+
+    def flat(m: nn.Module, x: Tensor) -> Tensor:
+        y = m.conv(x)  # type: ignore[operator]
+        return y.flatten(2).flatten(0, 1).sum(1)  # type: ignore[no-any-return]
+
+    (kernel,) = windows_of(prepared(Layer(flat), torch.randn(3, 12, 8, 8)).modes[0].inference)
+    assert (kernel.reduces, kernel.per_image, kernel.together) == (Reduces.ACROSS, True, 1)
+    assert [axis.name for axis in kernel.epilogue.axes] == ["image", "channel", "y", "x"]
+
+
+def test_short_rows_are_held_by_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is read twice is better read by one loop that holds it, if it can."""
+    monkeypatch.setattr(fusion, "ROW_BYTES", 128 * 1024)
+    for follows in (normed, instances):
+        (kernel,) = windows_of(prepared(Layer(follows), torch.randn(3, 12, 8, 8)).modes[0].forward)
+        assert kernel.reduces is Reduces.NOTHING
+
+
+def test_workspaces_hold_weights_and_parts() -> None:
+    both = Workspace(Dim(64), Dim(100, ("s0",)), 256, fixed=512)
+    assert both.at({"s0": 3}) == 512 + 64 * 2 == eval(str(both), {"s0": 3})
+    assert str(Workspace(fixed=12)) == "12" and Workspace(fixed=12) and not Workspace()
+    assert str(Workspace(Dim(8, ("s0",)), fixed=12)) == "12 + 8*s0"
+
+
+@pytest.mark.parametrize("shape", ["one image", "small images", "bands", "transposed"])
+def test_the_workspace_has_room_for_all_lines(shape: str) -> None:
+    """As `lines_of` in sm90_window.cuh counts them, for either width of parts and tiles."""
+    size, how = SHAPES[shape]
+    found = prepared(layers(CASES, how), torch.randn(size))
+    for kernel in windows_of(found.modes[0].forward):
+        if kernel.reduces is Reduces.NOTHING:
+            continue  # over a single image a layer norm is over everything
+        schedule = choose_window(kernel)
+        of, sizes = kernel.geometry, {"s0": size[0]}
+        image = image_positions(of, schedule.band_width)
+        workspace = window_text.window_entry(kernel, schedule).workspace
+        for tile, part in itertools.product((128, 256), (32, 64)):
+            lines = -(-size[0] * image // tile) * tile // part
+            lines = ((image + part - 2) // part + 1) if kernel.per_image else lines
+            lines *= kernel.together * len(of.classes)
+            lines += FOLDED_LINES if lines > MOST_LINES else 0
+            if kernel.reduces is Reduces.DOWN:
+                lines = of.groups * -(-of.results // schedule.tile_channels)
+            parts = lines * kernel.epilogue.outer_numel.at(sizes)
+            needed = parts * part_bytes(sweeps(kernel.epilogue))
+            assert of.workspace_bytes + needed <= workspace.at(sizes)
+
+
+# Emulated -------------------------------------------------------------------------------------
+
+
+class Layers(nn.Module):
+    """All that may follow, side by side."""
+
+    def __init__(self, layers: dict[str, Layer]) -> None:
+        super().__init__()
+        self.names = tuple(layers)
+        self.layers = nn.ModuleList(layers.values())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        made = [layer(x) for layer in self.layers]
+        return tuple(out for each in made for out in (each if isinstance(each, tuple) else (each,)))
+
+
+def layers(names: Iterable[str], how: Mapping[str, object]) -> Layers:
+    kinds = {name: case[0] for name, case in CASES.items()} | {"two": two_layers, "bias": biased}
+    torch.manual_seed(0)
+    return Layers({name: Layer(kinds[name], **how) for name in names})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_emulated_results_are_as_exact_as_eagers(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, how = SHAPES[shape]
+    model = layers(("batch norm", "largest", "group norm", "over channels"), how)
+    x = torch.randn(size)
+    fast = emulated(model, x, monkeypatch)
+    batch = size[0] + 3 if size[0] > 1 else 1
+    compare(fast, model, torch.randn(batch, *size[1:]), 1e-6)
+
+
+def compare(fast: nn.Module, model: nn.Module, x: Tensor, least: float) -> None:
+    """What a module on emulated kernels gives, with float64."""
+    exactly = copy.deepcopy(model).double()
+    with torch.no_grad():
+        ours, eager, truth = fast(x), model(x), exactly(x.double())
+    for mine, theirs, exact in zip(ours, eager, truth, strict=True):
+        assert mine.shape == theirs.shape
+        allowed = max(least, 2.0 * float((theirs.double() - exact).norm() / exact.norm()))
+        assert float((mine.double() - exact).norm() / exact.norm()) <= allowed
+
+
+def test_emulated_modules_train_as_eager_does(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = layers(("two", "bias", "instance norm", "layer norm", "softmax", "pooled"), {})
+    x = torch.randn(2, 12, 5, 6)
+    fast = emulated(model, x, monkeypatch)
+    as_exact_as_eager(fast, model, x, least=2e-6)
+    for first, second in zip(fast(x), fast(x), strict=True):
+        assert torch.equal(first, second), "two runs, two results"
+    torch.backends.cudnn.allow_tf32 = True  # whose tiles have twice the positions
+    compare(fast, model, torch.randn(11, 12, 5, 6), 4e-3)
+    assert asked
+
+
+def test_many_lines_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are with large batches."""
+    monkeypatch.setattr(window_text, "MOST_LINES", 4)
+    model = layers(("batch norm", "group norm"), {})
+    x = torch.randn(5, 12, 6, 10)
+    few = "kMostLines = 4, kFoldedLines = 3"
+    fast = emulated(model, x, monkeypatch, ("kMostLines = 2048, kFoldedLines = 256", few))
+    compare(fast, model, x, 1e-6)
+
+
+def test_no_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of nothing are zero: an entry still joins what no tile has left."""
+
+    def summed(m: nn.Module, x: Tensor) -> Tensor:
+        return m.conv(x).sum((0, 2, 3))  # type: ignore[operator,no-any-return]
+
+    monkeypatch.setattr(rendering, "flattened", with_stand_in)
+    found = prepared(Layer(summed), torch.randn(3, 12, 8, 8))
+    (step,) = (each for each in found.modes[0].inference.steps if isinstance(each, Window))
+    (entry,) = (each for each in found.source.entries if each.name == step.name)
+    out = torch.full((8,), 5.0)
+    empty = ctypes.c_void_p(torch.empty(0, 12, 8, 8).data_ptr())
+    weight, workspace = torch.randn(8, 12, 3, 3), torch.empty(entry.workspace.at({"s0": 0}))
+    given = dict.fromkeys(entry.arguments, empty)
+    given[step.kernel.filter.buffer] = ctypes.c_void_p(weight.data_ptr())
+    given[step.outputs[-1]] = ctypes.c_void_p(out.data_ptr())
+    images = ctypes.c_int64(0)
+    where = [ctypes.c_void_p(workspace.data_ptr()), ctypes.c_int(0), ctypes.c_void_p(0)]
+    library = host_library(on_host(found.source.text))
+    assert getattr(library, entry.name)(*given.values(), images, *where) == 0
+    assert (out == 0).all()
+
+
+def emulated(
+    model: nn.Module,
+    x: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+    instead: tuple[str, str] = ("", ""),
+) -> nn.Module:
+    """The module on its kernels, run by fibers; some of their text may be another instead."""
+    monkeypatch.setattr(rendering, "flattened", with_stand_in)
+    monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
+    found = prepared(model, x)
+    mode = found.modes[0]
+    kernels = (*windows_of(mode.forward), *windows_of(mode.backward))
+    assert {each.reduces for each in kernels} != {Reduces.NOTHING}
+    assert instead[0] in found.source.text
+    text = found.source.text.replace(*instead) if instead[0] else found.source.text
+    source = Source("host", on_host(text), found.source.entries)
+    return on_library(model, x, found, source)
