@@ -250,7 +250,7 @@ template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, cl
 int product(const End& end, bool vectors, const RawOperand& a, const SplitOperand& b,
             const ProductExtents& of, int device, void* stream) {
   if (of.columns == 0 || of.rows == 0 || of.batches == 0) return end_nothing(end, device, stream);
-  constexpr int kRows = kTerms == 3 ? kTileRows : kOnceTileRows;
+  constexpr int kRows = kTerms == 3 || kTileRows == 128 ? kTileRows : 256;
   return launch_product<kTerms, kRows, kFreeMajorA, kContractedRowsB>(end, vectors, a, b, of,
                                                                       device, stream);
 }

@@ -1,7 +1,7 @@
 // A product of upper halves alone, with TF32's accuracy: what multiplies where PyTorch may use TF32.
 //
-// There are no lower halves to make and no totals beside the tensor cores' sums, so that a tile has
-// 256 rows and splitting a does not hold the tensor cores up. A row of a keeps its scale from block
+// There are no lower halves to make and no totals beside the tensor cores' sums, so that a tile may
+// have 256 rows and splitting a does not hold the tensor cores up. A row of a keeps its scale from block
 // to block; should a block have numbers too large for it, the sums so far are brought to a new one.
 #pragma once
 
@@ -9,7 +9,6 @@
 
 namespace fw {
 
-constexpr int kOnceTileRows = 256;
 constexpr float kMostHalf = 61440.f;  // a little less than the largest fp16
 
 // The rows' scales for the block that was read last. Sums with older scales follow.
@@ -35,10 +34,10 @@ __device__ __forceinline__ void rescale(const BlockFragments<kFreeMajorA>& fragm
 }
 
 // A warpgroup that multiplies. `finish(sum, row, tile)` takes the sums of a whole tile.
-template <bool kFreeMajorA, bool kContractedRowsB, class Finish>
-__device__ __forceinline__ void multiply_once(ProductShared<1, kOnceTileRows>& shared,
+template <bool kFreeMajorA, bool kContractedRowsB, int kTileRows, class Finish>
+__device__ __forceinline__ void multiply_once(ProductShared<1, kTileRows>& shared,
                                               const ProductSizes& sizes, const Finish& finish) {
-  constexpr int kSums = kOnceTileRows / 2, kStep = kContractedRowsB ? 128 : 2;
+  constexpr int kSums = kTileRows / 2, kStep = kContractedRowsB ? 128 : 2;
   const bool speaks = threadIdx.x % 32 == 0;
   const FragmentReader<kFreeMajorA> reader;
   Ring<shared.kStagesA> from_a;
