@@ -22,6 +22,7 @@ from fusewright.loop import (
     Store,
 )
 
+Strides = tuple[Dim, ...]
 # One axis with the strides of every access and index along it.
 Column = tuple[Axis, tuple[Dim, ...]]
 
@@ -127,14 +128,24 @@ def split_axis(kernel: LoopKernel, at: int, inner: Dim) -> LoopKernel | None:
     parts = (Axis(f"{axis.name}_0", outer), Axis(f"{axis.name}_1", inner))
     axes = (*kernel.axes[:at], *parts, *kernel.axes[at + 1 :])
     n_outer += at < n_outer
-    body: list[Instruction] = []
-    for item in kernel.body:
-        if isinstance(item, Load | Store | Index):
-            strides = strides_of(item)
-            both = (strides[at] * inner, strides[at])
-            item = with_strides(item, (*strides[:at], *both, *strides[at + 1 :]))
-        body.append(item)
-    return replace(kernel, outer=axes[:n_outer], inner=axes[n_outer:], body=tuple(body))
+
+    def split(strides: Strides) -> Strides:
+        return (*strides[:at], strides[at] * inner, strides[at], *strides[at + 1 :])
+
+    body = restrided(kernel.body, split)
+    return replace(kernel, outer=axes[:n_outer], inner=axes[n_outer:], body=body)
+
+
+def restrided(
+    body: tuple[Instruction, ...], change: Callable[[Strides], Strides]
+) -> tuple[Instruction, ...]:
+    """The same with other strides for every access and index."""
+    return tuple(
+        with_strides(item, change(strides_of(item)))
+        if isinstance(item, Load | Store | Index)
+        else item
+        for item in body
+    )
 
 
 def with_strides(item: Load | Store | Index, strides: tuple[Dim, ...]) -> Instruction:

@@ -62,8 +62,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Passes of convolutions whose precision PyTorch's library was asked for: always TF32's."""
     found: list[str] = []
 
-    def rounds(which: str, *_: object) -> bool:
-        found.append(which)
+    def rounds(of: tensor_cores._FwPass) -> bool:
+        found.append(of.which)
         return True
 
     monkeypatch.setattr(tensor_cores, "_FW_ROUNDS", {})

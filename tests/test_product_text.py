@@ -168,7 +168,8 @@ def convolution_terms(which: str = "forward", transposed: bool = False, groups: 
     numbers = ((2, 1), (1, 0), (1, 1), transposed, (0, 0), groups)
     images, weights = torch.empty(2, 4, 9, 10), torch.empty(4, 4 // groups, 3, 2)
     sizes = (images.shape, images.stride(), weights.shape, weights.stride())
-    return tensor_cores._fw_convolution_terms(which, *sizes, numbers, torch.device("cpu"))
+    asked = tensor_cores._FwPass(which, *sizes, numbers, torch.device("cpu"))
+    return tensor_cores._fw_convolution_terms(asked)
 
 
 def test_convolutions_have_a_flag_of_their_own(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fusewright.coalesce import strides_of, with_strides
+from fusewright.coalesce import restrided
 from fusewright.codegen.body import functor
 from fusewright.codegen.entry import bind, bound, narrow_text, vector_text
 from fusewright.codegen.form import Form, value_dtypes
@@ -19,7 +19,7 @@ from fusewright.codegen.text import comment, identifier, unique_names
 from fusewright.ending import Reduces
 from fusewright.errors import CodegenError
 from fusewright.ir import ITEM_BYTES, ONE
-from fusewright.loop import Index, Instruction, Load, LoopKernel, Store
+from fusewright.loop import Load, LoopKernel, Store
 from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, lanes_fit
 from fusewright.sweep import sweeps
@@ -68,15 +68,9 @@ def _by_columns(kernel: Ended) -> LoopKernel:
     counted = math.prod((whole.outer[axis].size for axis in down), start=ONE)
     if not across or counted != kernel.all_rows:
         raise CodegenError(f"kernel {kernel.name}: the epilogue does not run over the result")
-
-    def turned(item: Instruction) -> Instruction:
-        if not isinstance(item, Load | Store | Index):
-            return item
-        strides = strides_of(item)
-        return with_strides(item, tuple(strides[axis] for axis in (*across, *down)))
-
     outer, inner = (tuple(whole.outer[axis] for axis in axes) for axes in (across, down))
-    return replace(whole, outer=outer, inner=inner, body=tuple(map(turned, whole.body)))
+    body = restrided(whole.body, lambda strides: tuple(strides[at] for at in (*across, *down)))
+    return replace(whole, outer=outer, inner=inner, body=body)
 
 
 def _schedule(kernel: Ended, epilogue: LoopKernel) -> Schedule:

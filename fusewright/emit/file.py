@@ -37,6 +37,7 @@ def file_text(bundle: ModuleBundle, user_source: str, header: str) -> str:
     user = _read(user_source)
     extra = (TENSOR_CORES,) if bundle.has_products else ()
     flags = "_FW_TERMS" if bundle.has_products else "{}"
+    given = ["_FW_ENTRIES", "_FW_SOURCE", flags, "_fw_loader(_fw_recipe, _fw_build)"]
     runtime = [_pasted(part) for part in (*PASTED, *extra, bundle.language)]
     modules = sorted({name for part in runtime for name in part.modules} - {"torch"})
     ours = [
@@ -45,7 +46,7 @@ def file_text(bundle: ModuleBundle, user_source: str, header: str) -> str:
         _rule("the kernels"),
         f"_FW_SOURCE = {_kernels_literal(bundle.source.text)}",
         f"_FW_ENTRIES = {entries_text(bundle)}",
-        *call("_fw_kernels", "_FwKernels", ["_FW_ENTRIES", "_FW_SOURCE", flags, "_fw_load"]),
+        *call("_fw_kernels", "_FwKernels", given),
         "\n\n" + module_text(bundle, user.names).rstrip("\n"),
         _MODEL_NEW.rstrip("\n"),
     ]

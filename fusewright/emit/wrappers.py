@@ -206,7 +206,7 @@ def _terms(entry: Entry) -> list[str]:
         return ["terms = _fw_terms()"] if entry.terms else []
     sizes = [each for spec in (of.source, of.weight) for each in (spec.shape, spec.strides)]
     args = [quoted(of.which), *map(dims, sizes), str(of.numbers), "device"]
-    return call("terms", "_fw_convolution_terms", args)
+    return [*call("asked", "_FwPass", args), "terms = _fw_convolution_terms(asked)"]
 
 
 def _launch(wrapper: Wrapper, language: str, inputs: list[str], outputs: list[str]) -> list[str]:

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fusewright.coalesce import split_axis, strides_of, with_strides
+from fusewright.coalesce import Strides, restrided, split_axis
 from fusewright.ir import ONE, ZERO, Dim, product
-from fusewright.loop import Axis, Index, Instruction, Load, LoopKernel, Store
+from fusewright.loop import Axis, Load, LoopKernel
 
 # An axis of the loop as it should be: its name, and where it is now; None for one of size one.
 Place = tuple[str, int | None]
@@ -113,11 +113,8 @@ def _reordered(kernel: LoopKernel, outer: list[Place], inner: list[Place]) -> Lo
     def axes(places: list[Place]) -> tuple[Axis, ...]:
         return tuple(Axis(name, ONE if at is None else kernel.axes[at].size) for name, at in places)
 
-    body: list[Instruction] = []
-    for item in kernel.body:
-        if isinstance(item, Load | Store | Index):
-            before = strides_of(item)
-            after = [ZERO if at is None else before[at] for _, at in (*outer, *inner)]
-            item = with_strides(item, tuple(after))
-        body.append(item)
-    return replace(kernel, outer=axes(outer), inner=axes(inner), body=tuple(body))
+    def turned(strides: Strides) -> Strides:
+        return tuple(ZERO if at is None else strides[at] for _, at in (*outer, *inner))
+
+    body = restrided(kernel.body, turned)
+    return replace(kernel, outer=axes(outer), inner=axes(inner), body=body)

@@ -1,6 +1,5 @@
 """How an emitted file compiles CUDA kernels: PyTorch's `load_inline`, without torch headers."""
 
-import ctypes
 import inspect
 import os
 import pathlib
@@ -11,8 +10,6 @@ import typing
 
 import torch
 from torch.utils import cpp_extension as _fw_cpp_extension
-
-from fusewright.runtime.library import _fw_library
 
 
 def _fw_flags() -> list[str]:
@@ -60,7 +57,3 @@ def _fw_build(text: str, name: str, folder: pathlib.Path) -> None:
         is_python_module=False,
         **options,
     )
-
-
-def _fw_load(text: str) -> ctypes.CDLL:
-    return ctypes.CDLL(str(_fw_library(text, _fw_recipe(), _fw_build)))

@@ -1,14 +1,11 @@
 """How an emitted file compiles host kernels: one call of the C++ compiler, no torch headers."""
 
-import ctypes
 import os
 import pathlib
 import platform
 import shlex
 import shutil
 import subprocess
-
-from fusewright.runtime.library import _fw_library
 
 # The library's own flags (build.py), so that what was checked is what ships.
 _FW_FLAGS = (
@@ -36,7 +33,3 @@ def _fw_build(text: str, name: str, folder: pathlib.Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
-
-
-def _fw_load(text: str) -> ctypes.CDLL:
-    return ctypes.CDLL(str(_fw_library(text, _fw_recipe(), _fw_build)))

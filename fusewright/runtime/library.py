@@ -167,6 +167,11 @@ def _fw_digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
 
 
+def _fw_loader(recipe: _fw_call, build: _fw_call) -> _fw_call:
+    """What opens the library of a text, built this way if it is not there yet."""
+    return lambda text: ctypes.CDLL(str(_fw_library(text, recipe(), build)))
+
+
 def _fw_library(text: str, recipe: list[str], build: _fw_call) -> pathlib.Path:
     """The built library's file; `recipe` is what else decides its bytes."""
     key = _fw_digest("\0".join([text, *recipe]).encode())

@@ -44,33 +44,36 @@ def _fw_window_terms() -> int:
     return 1 if _fw_precision("cuda", "conv") == "tf32" else 3
 
 
+class _FwPass(typing.NamedTuple):
+    """A convolution of PyTorch's, `which` "forward", or its gradient by its "input" or "weight"."""
+
+    which: str
+    images: tuple[int, ...]
+    image_strides: tuple[int, ...]
+    weights: tuple[int, ...]
+    weight_strides: tuple[int, ...]
+    numbers: tuple[typing.Any, ...]
+    device: torch.device
+
+
 _FW_ROUNDS: dict[tuple[object, ...], bool] = {}
 
 
-def _fw_convolution_terms(
-    which: str,
-    images: tuple[int, ...],
-    image_strides: tuple[int, ...],
-    weights: tuple[int, ...],
-    weight_strides: tuple[int, ...],
-    numbers: tuple[typing.Any, ...],
-    device: torch.device,
-) -> int:
-    """The same for one convolution, or for its gradient by its input or weight.
+def _fw_convolution_terms(of: _FwPass) -> int:
+    """The same for one convolution or gradient.
 
     Where TF32 is allowed, PyTorch's library still decides by shape whether to use it: it is asked,
     once for each.
     """
     if _fw_window_terms() == 3:
         return 3
-    sizes = (images, image_strides, weights, weight_strides, numbers)
     cudnn = torch.backends.cudnn
     same = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    key = (which, sizes, cudnn.benchmark, same, device)
+    key = (of, cudnn.benchmark, same)
     if key not in _FW_ROUNDS:
         if torch.cuda.is_current_stream_capturing():
             return 3  # nothing can be asked now
-        _FW_ROUNDS[key] = _fw_rounds(which, *sizes, device)
+        _FW_ROUNDS[key] = _fw_rounds(of)
     return 1 if _FW_ROUNDS[key] else 3
 
 
@@ -87,19 +90,12 @@ def _fw_middle(images: torch.Tensor) -> torch.Tensor:
     return images
 
 
-def _fw_rounds(
-    which: str,
-    images: tuple[int, ...],
-    image_strides: tuple[int, ...],
-    weights: tuple[int, ...],
-    weight_strides: tuple[int, ...],
-    numbers: tuple[typing.Any, ...],
-    device: torch.device,
-) -> bool:
+def _fw_rounds(of: _FwPass) -> bool:
     """Whether PyTorch's convolution rounds what it multiplies to TF32.
 
     Each result is one number that TF32 does not have, times one.
     """
+    which, images, image_strides, weights, weight_strides, numbers, device = of
     if 0 in images or 0 in weights:
         return True  # of nothing; no other kernels are built for that
     *_, transposed, _, groups = numbers
