@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 
 from fusewright.window import Geometry
 
-TILE_POSITIONS = {1: 256, 3: 128}  # kTilePositions of kernels/sm90_window_load.cuh
+TERMS = (1, 3)
+MOST_POSITIONS, MOST_RINGS, RING_OVERLAP = 256, 4, 64  # of kernels/window_walk.cuh
 TILE_CHANNELS = (32, 64, 128)
 STAGE_BYTES = 144 * 1024  # of shared memory, beside the weights' ring and the epilogue's part
 MOST_TAPS, MOST_PHASES = 128, 16
@@ -41,10 +42,24 @@ def pitch_of(of: Geometry, band_width: int) -> int:
     return -(-(band_width + of.x.halo) // 4) * 4
 
 
+def tile_positions(of: Geometry, terms: int) -> int:
+    """kTilePositions of kernels/sm90_window_load.cuh."""
+    return MOST_POSITIONS if terms == 1 and best_tile_channels(of) <= 64 else 128
+
+
 def stage_rows(of: Geometry, band_width: int, terms: int) -> int:
     """Positions of a tile, and what the furthest tap reads beyond them."""
     reach = of.y.halo * pitch_of(of, band_width) + of.x.halo
-    return -(-(TILE_POSITIONS[terms] + reach) // 8) * 8
+    return -(-(tile_positions(of, terms) + reach) // 8) * 8
+
+
+def converted_rows(of: Geometry, band_width: int, terms: int) -> int:
+    """Those of a stage that the tile before has not converted, where rings of rows find room."""
+    rows, half_bytes = stage_rows(of, band_width, terms), 128 if terms == 1 else 256
+    rings = -(-of.channels // CHANNEL_BLOCK) * len(of.phases)
+    few = len(of.classes) == 1 and rings <= MOST_RINGS
+    walks = few and rings * (rows + RING_OVERLAP) * half_bytes <= STAGE_BYTES
+    return tile_positions(of, terms) if walks else rows
 
 
 def fits(of: Geometry, band_width: int) -> bool:
@@ -53,7 +68,7 @@ def fits(of: Geometry, band_width: int) -> bool:
     What a gradient by the weights keeps in shared memory then finds room, too: at the most 897 and
     449 rows of reach, of 1024 and 504.
     """
-    rows = {terms: stage_rows(of, band_width, terms) for terms in TILE_POSITIONS}
+    rows = {terms: stage_rows(of, band_width, terms) for terms in TERMS}
     return max(rows[1] * 128, rows[3] * 256) <= STAGE_BYTES
 
 
@@ -80,8 +95,9 @@ def window_us(of: Geometry, terms: int, sizes: Mapping[str, int], sms: int) -> f
         return None
     images, channels, classes = of.images.at(sizes), best_tile_channels(of), len(of.classes)
     tiles = of.groups * -(-of.results // channels) * classes
-    whole = -(-image_positions(of, band) * images // TILE_POSITIONS[terms]) * tiles
-    cycles = _tile_cycles(of, band, terms) / image_positions(of, band) * TILE_POSITIONS[terms]
+    positions = tile_positions(of, terms)
+    whole = -(-image_positions(of, band) * images // positions) * tiles
+    cycles = _tile_cycles(of, band, terms) / image_positions(of, band) * positions
     return -(-whole // sms) * cycles / classes / CYCLES_PER_US + CALL_US
 
 
@@ -93,7 +109,7 @@ def image_positions(of: Geometry, band_width: int) -> int:
 
 def _tile_cycles(of: Geometry, band_width: int, terms: int) -> float:
     """Of as many tiles as an image has, of all classes."""
-    positions, tile = TILE_POSITIONS[terms], best_tile_channels(of)
+    positions, tile = tile_positions(of, terms), best_tile_channels(of)
     blocks, rest = divmod(of.channels, CHANNEL_BLOCK)
     steps = blocks * 4 + -(-rest // 16)
     channels = blocks * CHANNEL_BLOCK + -(-rest // 32) * 32
@@ -102,7 +118,7 @@ def _tile_cycles(of: Geometry, band_width: int, terms: int) -> float:
     cycles = 0.0
     for phases in of.classes:
         multiplied = PRODUCT_CYCLES * positions / 64 * tile * steps * sum(phases) * terms
-        rows = stage_rows(of, band_width, terms) * sum(taps > 0 for taps in phases)
+        rows = converted_rows(of, band_width, terms) * sum(taps > 0 for taps in phases)
         cycles += max(multiplied, CONVERT_CYCLES * rows * channels) + finished
     return tiles * cycles
 

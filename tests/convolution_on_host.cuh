@@ -42,13 +42,13 @@ inline float window_at(const WindowInput& source, const WindowFilter& filter,
 }
 
 // By columns: positions, and of each the channels; all of them are one part.
-template <class Body, bool kWords, class Value>
-int end_in(const ByColumn<Body, kWords>& end, const ConvolutionSizes& of, const Value& value) {
+template <class Body, class Value>
+int end_in(const ByColumn<Body>& end, const ConvolutionSizes& of, const Value& value) {
   const int outs = of.groups * of.channels_out;
   const int64_t positions = of.images * of.y.out * of.x.out;
   if (end.body.inner_extent() != outs || end.body.outer_extent() != positions) return 2;
   for (int64_t position = 0; position < positions; ++position) {
-    typename ByColumn<Body, kWords>::template Column<1> down;
+    typename ByColumn<Body>::template Column<1> down;
     end.begin(down, position);
     for (int out = 0; out < outs; ++out) {
       typename Body::template Elem<1> elem;
@@ -92,8 +92,8 @@ int end_in(const ByChannel<Body, kPerImage, kTogether>& end, const ConvolutionSi
 }
 
 template <int kTerms, int kTileChannels, class End>
-int convolution(const End& end, bool vectors, const WindowInput& source,
-                const WindowFilter& filter, const ConvolutionSizes& of, void* workspace,
+int convolution(const End& end, const WindowInput& source, const WindowFilter& filter,
+                const ConvolutionSizes& of, void* workspace,
                 int device, void* stream) {
   if (of.band_width < 1 || workspace == nullptr || (kTerms != 1 && kTerms != 3)) return 3;
   return end_in(end, of, [&](int64_t image, int out, int y, int x) {

@@ -22,10 +22,10 @@ float sum_at(const RawOperand& a, const SplitOperand& b, const ProductExtents& o
 }
 
 // Every element of the result, `sum(q, p)`, into what it ends in.
-template <int V, class Body, bool kWords, class Sum>
-void end_in(const ByColumn<Body, kWords>& end, int64_t rows, int64_t columns, const Sum& sum) {
+template <int V, class Body, class Sum>
+void end_in(const ByColumn<Body>& end, int64_t rows, int64_t columns, const Sum& sum) {
   for (int64_t p = 0; p < columns; p += V) {
-    typename ByColumn<Body, kWords>::template Column<V> down;
+    typename ByColumn<Body>::template Column<V> down;
     end.begin(down, p);
     for (int64_t q = 0; q < rows; ++q) {
       typename Body::template Elem<V> elem;
@@ -33,7 +33,7 @@ void end_in(const ByColumn<Body, kWords>& end, int64_t rows, int64_t columns, co
       for (int v = 0; v < V; ++v) end.give(elem, v, sum(q, p + v));
       end.visit(elem, down, q);
     }
-    if constexpr (ByColumn<Body, kWords>::kReduces) end.leave(down, 0, p);
+    if constexpr (ByColumn<Body>::kReduces) end.leave(down, 0, p);
   }
   end.join(1, nullptr);
 }

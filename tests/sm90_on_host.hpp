@@ -49,6 +49,10 @@ inline uint32_t __float_as_uint(float x) { return fw::bits<uint32_t>(x); }
 inline float __uint_as_float(uint32_t x) { return fw::bits<float>(x); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+}
+inline int __ffsll(uint64_t x) { return __builtin_ffsll(static_cast<long long>(x)); }
 inline void __trap() { std::abort(); }
 inline void __syncwarp() { emulation::meet(emulation::warp_meetings[threadIdx.x / 32], 32); }
 inline float __shfl_xor_sync(unsigned, float x, int by) {
@@ -138,6 +142,8 @@ inline void copy_word(uint32_t to, const float* from, bool inside) {
   const float x = inside ? *from : 0.f;
   memcpy(emulated_shared + to, &x, 4);
 }
+inline int64_t as_it_is(int64_t x) { return x; }
+inline float load_once(const float* from) { return *from; }
 inline float load_if(const float* from, bool inside) { return inside ? *from : 0.f; }
 inline void load_four_if(float* x, const float* from, bool inside) {
   for (int i = 0; i < 4; ++i) x[i] = inside ? from[i] : 0.f;
@@ -210,6 +216,14 @@ void settle(float (&)[kSums]) {}
 
 inline uint32_t two_halves(float low, float high) {
   return float_to_half(low) | static_cast<uint32_t>(float_to_half(high)) << 16;
+}
+inline uint32_t larger_halves(uint32_t magnitudes, uint32_t pair) {
+  uint32_t larger = 0;
+  for (int at = 0; at < 32; at += 16) {
+    const uint32_t a = magnitudes >> at & 0x7fff, b = pair >> at & 0x7fff;
+    larger |= (b > a && b <= 0x7c00 ? b : a) << at;
+  }
+  return larger;
 }
 inline uint64_t tile_descriptor(const void* tile, int chunk_bytes) {
   return shared_address(tile) >> 4 | static_cast<uint64_t>(chunk_bytes) << 32;

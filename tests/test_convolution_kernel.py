@@ -32,7 +32,7 @@ BODY = (
     const Plain plain{out, sizes->images * plane, plane, sizes->groups * sizes->channels_out};  \
     const auto run = terms == 1 ? fw::convolution<1, channels, End>                             \
                                 : fw::convolution<3, channels, End>;                            \
-    return run(End{{{plain}}}, false, *x, *filter, *sizes, workspace, 0, nullptr);              \
+    return run(End{{{plain}}}, *x, *filter, *sizes, workspace, 0, nullptr);                     \
   }
 ENTRY(convolution_64, 64)
 ENTRY(convolution_128, 128)

@@ -18,7 +18,7 @@ from fusewright.codegen.lanes import indented
 from fusewright.codegen.text import comment, identifier, unique_names
 from fusewright.ending import Reduces
 from fusewright.errors import CodegenError
-from fusewright.ir import ITEM_BYTES, ONE
+from fusewright.ir import ONE
 from fusewright.loop import Load, LoopKernel, Store
 from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, lanes_fit
@@ -28,7 +28,6 @@ from fusewright.window import WindowKernel
 Ended = ProductKernel | WindowKernel
 
 VECTOR = 4  # columns
-WORD = 4  # bytes
 
 
 def ending_form(kernel: Ended) -> Form:
@@ -77,6 +76,8 @@ def _schedule(kernel: Ended, epilogue: LoopKernel) -> Schedule:
     """Lanes are the columns that a thread takes at once, if pointers are aligned; every tile is a
     split of its own."""
     kind = "row" if kernel.reduces is Reduces.ACROSS else "column"
+    if isinstance(kernel, WindowKernel):  # single columns were the fastest, 4 the slowest (H200)
+        return Schedule(kind, splits=2)
     lanes = VECTOR if lanes_fit(_in_memory(kernel, epilogue), kind, VECTOR) else 1
     return Schedule(kind, lanes=lanes, splits=2)
 
@@ -102,10 +103,12 @@ def vectors_text(kernel: Ended, form: Form) -> str:
 def ending_lines(
     kernel: Ended, form: Form, title: str, body: list[str], parts: str = "workspace"
 ) -> list[str]:
-    """The functor, its binding and the extern "C" function with this body, which finds `vectors`
-    and `end` defined: whether they are whole, and what the elements end in. `parts` is where
+    """The functor, its binding and the extern "C" function with this body, which finds `end`, what
+    the elements end in, and for a product `vectors`, whether they are whole. `parts` is where
     reductions leave theirs."""
     end = f"const auto end = {_end_text(kernel, form, parts)};"
+    vectors = [f"const bool vectors = {vectors_text(kernel, form)};"]
+    vectors = vectors if isinstance(kernel, ProductKernel) else []
     head = [f"// {kernel.name}: {comment(kernel.summary)}", f"// {comment(title)}"]
     parameters = [f"void* {form.pointers[each.name]}" for each in kernel.arguments]
     parameters += [f"int64_t {name}" for name in form.symbols.values()]
@@ -117,7 +120,7 @@ def ending_lines(
         *bind(form),
         "}  // namespace",
         f'extern "C" int {kernel.name}({", ".join(parameters)}) {{',
-        *indented([f"const bool vectors = {vectors_text(kernel, form)};", end, *body]),
+        *indented([*vectors, end, *body]),
         "}",
     ]
 
@@ -125,15 +128,13 @@ def ending_lines(
 def _end_text(kernel: Ended, form: Form, parts: str) -> str:
     """What the elements end in: the functor, bound to the entry's arguments."""
     index = "int" if narrow_text(form) == "true" else "int64_t"
-    written = [each.dtype for each in form.kernel.arguments if each.is_output]
     body, held = f"{form.kernel.name}_body<{index}>", f"{{{{{bound(form, index)}, {parts}}}}}"
     if isinstance(kernel, WindowKernel) and form.is_row:
         apart = str(kernel.per_image).lower()
         return f"fw::ByChannel<{body}, {apart}, {kernel.together}>{{{held}}}"
     if form.is_row:
         return f"fw::ByRow<{body}>{held}"
-    narrow = any(ITEM_BYTES[dtype] < WORD for dtype in written)
-    return f"fw::ByColumn<{body}{', false' if narrow else ''}>{held}"
+    return f"fw::ByColumn<{body}>{held}"
 
 
 def pointer_text(form: Form, kind: str, name: str) -> str:

@@ -9,10 +9,10 @@ from fusewright.ending import Reduces
 from fusewright.schedule import WindowSchedule
 from fusewright.sweep import part_bytes, sweeps
 from fusewright.window import WindowAxis, WindowKernel
-from fusewright.window_cost import TILE_POSITIONS, image_positions
+from fusewright.window_cost import MOST_POSITIONS, image_positions
 
 HEADER = "sm90_convolution.cuh"
-PART_POSITIONS = 32  # part_bits of window_endings.cuh: what a part of a row covers at least
+PART_POSITIONS = 32  # kPartBits of window_endings.cuh: what a part of a row covers
 MOST_LINES, FOLDED_LINES = 2048, 256  # kMostLines and kFoldedLines of window_endings.cuh
 ALIGNMENT = 256
 
@@ -41,10 +41,9 @@ def _workspace(kernel: WindowKernel, schedule: WindowSchedule) -> Workspace:
         lines = ((positions + PART_POSITIONS - 2) // PART_POSITIONS + 1) * together
         lines += FOLDED_LINES if lines > MOST_LINES else 0
         return Workspace(line * lines, fixed=_parts_at(kernel))
-    tile = max(TILE_POSITIONS.values())
-    each = line * (together * tile // PART_POSITIONS)
+    each = line * (together * MOST_POSITIONS // PART_POSITIONS)
     folded = FOLDED_LINES * line.factor
-    return Workspace(each, of.images * positions, tile, _parts_at(kernel) + folded)
+    return Workspace(each, of.images * positions, MOST_POSITIONS, _parts_at(kernel) + folded)
 
 
 def _parts_at(kernel: WindowKernel) -> int:
@@ -67,7 +66,7 @@ def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> 
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
         f"const fw::ConvolutionSizes sizes{{{', '.join(sizes)}}};",
         f"return fw::convolution<{macro('convolutions')}, {schedule.tile_channels}>(end, "
-        "vectors, source, filter, sizes, workspace, where, stream);",
+        "source, filter, sizes, workspace, where, stream);",
     ]
     parts = f"static_cast<char*>(workspace) + {_parts_at(kernel)}"
     parts = "workspace" if kernel.reduces is Reduces.NOTHING else parts

@@ -39,11 +39,9 @@ struct Parts {
   }
 };
 
-// kWords: what it writes are words or more. Less is better written by many neighbours together.
-template <class Body, bool kWords = true>
+template <class Body>
 struct ByColumn : Parts<Body> {
   static constexpr bool kByRow = false, kReduces = !Sums<Body, 1>::kEmpty;
-  static constexpr bool kDirect = kWords && !kReduces;  // threads need not meet
   using Index = typename Parts<Body>::Index;
   template <int V>
   using Elem = typename Body::template Elem<V>;
@@ -89,7 +87,7 @@ struct ByColumn : Parts<Body> {
 
 template <class Body>
 struct ByRow : Parts<Body> {
-  static constexpr bool kByRow = true, kReduces = true, kDirect = false;
+  static constexpr bool kByRow = true, kReduces = true;
   using Index = typename Parts<Body>::Index;
   template <int V>
   struct Elem {

@@ -72,21 +72,34 @@ __device__ __forceinline__ void copy_word(uint32_t to, const float* from, bool i
                :: "r"(to), "l"(from), "r"(inside ? 4 : 0) : "memory");
 }
 
-// From global memory that no one writes meanwhile, or zeros where `inside` is false; no branch, so
-// that many of them travel together.
+// From global memory that no one writes meanwhile, and past the first cache, which is small beside
+// so much shared memory and has better things to keep.
+__device__ __forceinline__ float load_once(const float* from) {
+  float x;
+  asm volatile("ld.global.nc.L1::no_allocate.f32 %0, [%1];" : "=f"(x) : "l"(from));
+  return x;
+}
+
+// The same, or zeros where `inside` is false; no branch, so that many of them travel together.
 __device__ __forceinline__ float load_if(const float* from, bool inside) {
   float x;
-  asm("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.f32 %0, 0f00000000;\n"
-      "@p ld.global.nc.f32 %0, [%1];\n}"
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.f32 %0, 0f00000000;\n"
+      "@p ld.global.nc.L1::no_allocate.f32 %0, [%1];\n}"
       : "=f"(x) : "l"(from), "r"(int(inside)));
   return x;
 }
 __device__ __forceinline__ void load_four_if(float* x, const float* from, bool inside) {
-  asm("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
       "mov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\n"
       "mov.f32 %2, 0f00000000;\nmov.f32 %3, 0f00000000;\n"
-      "@p ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
+      "@p ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
       : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "l"(from), "r"(int(inside)));
+}
+
+// The compiler cannot know where this comes from, and so keeps it.
+__device__ __forceinline__ int64_t as_it_is(int64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
 }
 
 // To shared memory. kPlace keeps the compiler from merging stores of different places into one
@@ -120,6 +133,14 @@ __device__ __forceinline__ uint32_t two_halves(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
+}
+
+// The larger magnitudes of two pairs, and of each pair's own place; NaN counts for nothing.
+__device__ __forceinline__ uint32_t larger_halves(uint32_t magnitudes, uint32_t pair) {
+  uint32_t larger;
+  asm("{\n.reg .b32 x;\nabs.f16x2 x, %2;\nmax.f16x2 %0, %1, x;\n}"
+      : "=r"(larger) : "r"(magnitudes), "r"(pair));
+  return larger;
 }
 
 // Row-major matrices, one or more layers of them, and the box of one that is copied at once: 128

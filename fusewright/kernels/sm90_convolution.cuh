@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kSplitThreads)
 
 // `workspace` has room for both halves and the scales of all weights.
 template <int kTerms, int kTileChannels, class End>
-int convolution(const End& end, bool vectors, const WindowInput& x, const WindowFilter& filter,
+int convolution(const End& end, const WindowInput& x, const WindowFilter& filter,
                 const ConvolutionSizes& of, void* workspace, int device, void* stream) {
   if (of.images == 0 || of.y.out == 0 || of.x.out == 0) return end_nothing(end, device, stream);
   WindowShape shape{};
@@ -73,7 +73,7 @@ int convolution(const End& end, bool vectors, const WindowInput& x, const Window
   if (!lay_out(of, 4, shape, order)) return static_cast<int>(cudaErrorInvalidValue);
   int reach = 0;
   for (int phase = 0; phase < shape.phases; ++phase) reach = max(reach, shape.phase[phase].reach);
-  shape.stage_rows = (kTilePositions<kTerms> + reach + 7) / 8 * 8;
+  shape.stage_rows = (kTilePositions<kTerms, kTileChannels> + reach + 7) / 8 * 8;
 
   const OnDevice here(device);
   const int outs = of.groups * of.channels_out;
@@ -87,7 +87,7 @@ int convolution(const End& end, bool vectors, const WindowInput& x, const Window
                                                                           lo, inverse);
   }
   const WindowWeights w = {hi, lo, inverse, filter, order};
-  return window<kTerms, kTileChannels>(end, vectors, x, w, shape, device, stream);
+  return window<kTerms, kTileChannels>(end, x, w, shape, device, stream);
 }
 
 }  // namespace fw

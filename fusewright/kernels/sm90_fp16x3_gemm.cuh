@@ -44,7 +44,7 @@ struct MatrixResult {
     int column;
   };
   static constexpr bool kMends = true;
-  static constexpr int kSparing = 1;
+  static constexpr int kWords = 48;
   const RawOperand& a;
   const SplitOperand& b;
   int batch, columns, rows, contracted, line;
@@ -52,7 +52,7 @@ struct MatrixResult {
 
   __device__ __forceinline__ Place place(int p) const { return {p < columns, p}; }
   __device__ __forceinline__ int row(const Place&, int q) const { return batch * rows + q; }
-  __device__ __forceinline__ float scale(const Place&, int q) const {
+  __device__ __forceinline__ float scale(int q) const {
     return kContractedRowsB ? 1.f : b.inverse[batch * rows + q];
   }
   __device__ __forceinline__ float plain(int p, int q) const {
@@ -189,8 +189,8 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       const MatrixResult<kContractedRowsB> result = {
           a,          b,    batch, sizes.columns, sizes.rows, sizes.contracted, sizes.line(batch, q),
           sizes.vectors};
-      finish_tile(total, row - 64 * group, shared.finished[group], 3 + group, p + 64 * group, q,
-                  end, result);
+      finish_tile<4>(total, row - 64 * group, shared.finished[group], 3 + group, p + 64 * group, q,
+                     end, result);
     };
     if constexpr (kTerms == 3) {
       multiply_blocks<kFreeMajorA, kContractedRowsB>(shared, sizes, finish);

@@ -19,14 +19,14 @@ struct HalfResult {
     int column;
   };
   static constexpr bool kMends = false;
-  static constexpr int kSparing = 1;
+  static constexpr int kWords = 48;
   const float* inverse;  // of the batch's rows, or null
   int batch, columns, rows, line;
   bool vectors;
 
   __device__ __forceinline__ Place place(int p) const { return {p < columns, p}; }
   __device__ __forceinline__ int row(const Place&, int q) const { return batch * rows + q; }
-  __device__ __forceinline__ float scale(const Place&, int q) const {
+  __device__ __forceinline__ float scale(int q) const {
     return inverse == nullptr ? 1.f : inverse[q];
   }
 };
@@ -90,7 +90,7 @@ __device__ __forceinline__ void multiply_halves(
     }
     const HalfResult result = {factors_of(b, batch, sizes.rows), batch, sizes.columns, sizes.rows,
                                sizes.line(batch, q), sizes.vectors};
-    finish_tile(sum, column, shared.finished[mine], 1 + mine, p, q, end, result);
+    finish_tile<4>(sum, column, shared.finished[mine], 1 + mine, p, q, end, result);
   }
 }
 

@@ -79,7 +79,7 @@ struct HalfShared {
   static constexpr int kStages = 192 * 1024 / (BlockA::kBytes + BlockB::kBytes);
   char a[kStages][BlockA::kBytes];
   char b[kStages][BlockB::kBytes];
-  float finished[2][kFinishRows][kFinishStride];
+  FinishRows<32> finished[2];
   uint64_t loaded[kStages], done[kStages];
 };
 

@@ -15,7 +15,7 @@ struct ProductShared {
   char a[kStagesA][kRawBytes];
   char b[kStagesB][kHalves][kHalfBytes];
   float factors[kStagesA][kTileDepth];
-  float finished[2][kFinishRows][kFinishStride];
+  FinishRows<32> finished[2];
   uint64_t loaded_a[kStagesA], read_a[kStagesA], loaded_b[kStagesB], done_b[kStagesB];
 };
 

@@ -9,7 +9,7 @@
 // near them keep fewer bits. What comes out as Inf or NaN is summed again, in plain fp32.
 //
 // A thread block stays for many tiles. Two warpgroups multiply (sm90_window_multiply.cuh), each its
-// half of a tile's positions; two more convert and load (sm90_window_load.cuh).
+// half of a tile's positions; others convert and load (sm90_window_load.cuh).
 #pragma once
 
 #include "sm90_window_multiply.cuh"
@@ -24,13 +24,12 @@ struct WindowResult {
     int64_t column;  // a position of all images
   };
   static constexpr bool kMends = true;
-  static constexpr int kSparing = 2;
+  static constexpr int kWords = 48;
   const WindowInput& x;
   const WindowWeights& w;
   const WindowSizes& sizes;
   WindowTile tile;
   int rows, line;
-  bool vectors;
 
   __device__ __forceinline__ int channel_out(int q) const { return tile.group * rows + q; }
   // A position as an output: those of a class lie apart.
@@ -49,10 +48,7 @@ struct WindowResult {
     return {inside, (int64_t(at.image) * shape.out_y.count + at.y) * shape.out_x.count + at.column};
   }
   __device__ __forceinline__ int row(const Place&, int q) const { return channel_out(q); }
-  template <class At>
-  __device__ __forceinline__ float scale(const At&, int q) const {
-    return w.inverse[channel_out(q)];
-  }
+  __device__ __forceinline__ float scale(int q) const { return w.inverse[channel_out(q)]; }
   // An element as a plain fp32 sum: what an overflow or a non-finite operand makes of it. Outside of
   // x a convolution has zeros, which an infinite weight makes NaN; a transposed one has nothing.
   __device__ __forceinline__ float plain(int p, int q) const {
@@ -94,10 +90,10 @@ struct OverPositions : WindowResult {
   __device__ __forceinline__ explicit OverPositions(const WindowResult& of) : WindowResult(of) {}
   __device__ __forceinline__ Place place(int p) const {
     const WindowPosition at = output(p);
-    const int bits = part_bits(vectors), begin = p >> bits << bits;
+    const int begin = p >> kPartBits << kPartBits;
     const int64_t start = int64_t(tile.band) * sizes.plane.divisor + tile.first + begin;
-    WindowPart part(start, bits, sizes.position(tile, begin).image,
-                    sizes.position(tile, begin + (1 << bits) - 1).image, sizes.shape.images,
+    WindowPart part(start, kPartBits, sizes.position(tile, begin).image,
+                    sizes.position(tile, begin + (1 << kPartBits) - 1).image, sizes.shape.images,
                     int64_t(sizes.plane.divisor) * sizes.bands.divisor);
     part.classes = sizes.shape.classes, part.of_class = tile.of_class;
     return {WindowResult::place(p).inside, at.column, at.image, at.y, part};
@@ -115,10 +111,9 @@ template <class End>
 int lines_of(const WindowSizes& sizes) {
   if constexpr (End::kByRow) {
     const int classes = sizes.shape.classes;
-    const int64_t of_positions = sizes.tiles / (sizes.tiles_q * sizes.shape.groups * classes);
-    return classes * End::lines(of_positions * sizes.tile_positions,
+    return classes * End::lines(int64_t(sizes.tiles_p.divisor) * sizes.tile_positions,
                                 int64_t(sizes.plane.divisor) * sizes.bands.divisor,
-                                part_bits(sizes.vectors));
+                                kPartBits);
   } else {
     return sizes.shape.groups * sizes.tiles_q;
   }
@@ -132,29 +127,27 @@ __device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChann
   using Multiplier = WindowMultiplier<kTerms, kTileChannels>;
   const int warpgroup = threadIdx.x / 128;
   const int column = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;  // of the first sum
+  WindowRun run = sizes.run();
+  if (run.ended()) return;
   Multiplier multiplier(shared, sizes);
 #pragma unroll 1
-  for (int64_t index = blockIdx.x; index < sizes.tiles; index += gridDim.x) {
-    const WindowTile tile = sizes.tile(index);
+  for (; !run.ended(); ++run.done) {
+    const WindowTile tile = sizes.tile(run.index());
     multiplier.add_tile(tile.of_class);
     const WindowResultOf<End> result(WindowResult{
         x, w, sizes, tile, sizes.shape.channels_out,
-        tile.group * sizes.tiles_q + tile.q / kTileChannels, sizes.vectors});
+        tile.group * sizes.tiles_q + tile.q / kTileChannels});
 #pragma unroll
     for (int block = 0; block < Multiplier::kBlocks; ++block) {
       const int first = multiplier.first_position() + 64 * block;
-      if constexpr (End::kDirect) {
-        finish_directly(multiplier.total[block], column, first, tile.q, end, result);
-      } else {
-        finish_tile(multiplier.total[block], column, shared.finished[warpgroup], 1 + warpgroup,
-                    first, tile.q, end, result);
-      }
+      finish_tile<1>(multiplier.total[block], column, shared.finished[warpgroup], 1 + warpgroup,
+                     first, tile.q, end, result);
     }
   }
 }
 
 template <int kTerms, int kTileChannels, class End>
-__global__ void __launch_bounds__(kWindowThreads, 1)
+__global__ void __launch_bounds__(WindowTeam<kTerms>::kThreads, 1)
     window_kernel(const End end, const __grid_constant__ WindowInput x,
                   const __grid_constant__ WindowWeights w,
                   const __grid_constant__ WindowSizes sizes,
@@ -177,14 +170,17 @@ __global__ void __launch_bounds__(kWindowThreads, 1)
     publish_barriers();
   }
   __syncthreads();
-  // 512 threads begin with 128 registers each, which is all there are.
   if (threadIdx.x < 256) {
-    take_registers<168>();
-    multiply_windows<kTerms, kTileChannels>(shared, end, x, w, sizes);
+    take_registers<WindowTeam<kTerms>::kMultiply>();
+    multiply_windows(shared, end, x, w, sizes);
   } else {
-    leave_registers<88>();
+    leave_registers<WindowTeam<kTerms>::kOthers>();
     if (threadIdx.x >= 288) {
-      convert_input<kTerms, kTileChannels>(shared, x, sizes);
+      if (sizes.by_channels) {
+        convert_input<true>(shared, x, sizes);
+      } else {
+        convert_input<false>(shared, x, sizes);
+      }
     } else if (threadIdx.x == 256) {
       load_weights<kTerms, kTileChannels>(shared, &map_hi, &map_lo, sizes);
     }
@@ -194,28 +190,35 @@ __global__ void __launch_bounds__(kWindowThreads, 1)
 #endif
 }
 
-// `vectors`: whether the epilogue's tensors are aligned for four columns at a time.
+// How the input's stages share so many rows of shared memory. Rings pay where taps reach far, and have
+// room for the next tile, or for the others' while one is read.
+inline void divide_rows(WindowSizes& sizes, int room) {
+  const int tile = sizes.tile_positions, stage = sizes.shape.stage_rows;
+  const int rings = sizes.shape.classes > 1 ? 0 : sizes.blocks() * sizes.shape.phases;
+  const auto walk = [&](int stages) {
+    const int rows = stage + (rings == 1 && stages == 2 ? tile : 0);
+    const bool fits = rings * (rows + kWalkOverlap) <= room;
+    if (fits) sizes.stages = stages, sizes.rings = rings, sizes.ring_rows = rows;
+    return sizes.walks = fits;
+  };
+  if (stage > tile && rings > 0 && rings <= kMostStages && walk(max(rings, 2))) return;
+  if (stage > tile && rings == 1 && walk(1)) return;
+  sizes.stages = sizes.rings = 2 * stage <= room ? 2 : 1, sizes.ring_rows = stage;
+}
+
 template <int kTerms, int kTileChannels, class End>
-static int window(const End& end, bool vectors, const WindowInput& x, const WindowWeights& w,
+static int window(const End& end, const WindowInput& x, const WindowWeights& w,
                   const WindowShape& shape, int device, void* stream) {
   using Shared = WindowShared<kTerms, kTileChannels>;
   const WindowAxis &along_y = shape.y, &along_x = shape.x;
   if (shape.images == 0 || along_y.out == 0 || along_x.out == 0) return 0;
   const OnDevice here(device);
-  const int bands = (along_x.out + shape.band_width - 1) / shape.band_width;
-  const int plane = (along_y.out + along_y.halo()) * shape.pitch;
-  const int tiles_q = (shape.channels_out + kTileChannels - 1) / kTileChannels;
-  const int64_t positions = int64_t(shape.images) * bands * plane;
-  const int64_t tiles_p = (positions + kTilePositions<kTerms> - 1) / kTilePositions<kTerms>;
-  const int stage_bytes = Shared::kHalves * shape.stage_rows * 128;
-  const int stages = int(sizeof(Shared)) + 2 * stage_bytes <= kSharedBytes ? 2 : 1;
-  const int shared_bytes = int(sizeof(Shared)) + stages * stage_bytes;
-  const bool fours = along_x.out % 4 == 0 && shape.band_width % 4 == 0 && shape.pitch % 4 == 0 &&
-                     shape.out_x.apart == 1;
-  WindowSizes sizes = {
-      shape, Divisor(plane), Divisor(shape.pitch), Divisor(bands), kTilePositions<kTerms>,
-      kTileChannels, tiles_q, stages, 0, tiles_p * shape.groups * tiles_q * shape.classes,
-      x.by_channels(shape.channels), vectors && fours};
+  WindowSizes sizes(shape, kTilePositions<kTerms, kTileChannels>, kTileChannels);
+  sizes.by_channels = x.by_channels(shape.channels);
+  const int room = (kSharedBytes - int(sizeof(Shared))) / (Shared::kHalves * 128);
+  divide_rows(sizes, room);
+  const int shared_bytes =
+      int(sizeof(Shared)) + sizes.rings * Shared::kHalves * sizes.ring_bytes();
   // Boxes that are ahead lie in stages that nothing can be loaded into. A class without taps has none.
   sizes.lead = kLead;
   for (int phase = 0; phase < shape.classes; ++phase) {  // a tile's first
@@ -231,8 +234,10 @@ static int window(const End& end, bool vectors, const WindowInput& x, const Wind
   const auto kernel = window_kernel<kTerms, kTileChannels, End>;
   static Persistent persistent;
   const int blocks = persistent.blocks(kernel, sizes.tiles, device);
-  sizes.together = max(1, blocks / (shape.groups * tiles_q)) * int64_t(shape.groups * tiles_q);
-  kernel<<<blocks, kWindowThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
+  const int units = int(sizes.units.divisor);
+  sizes.together = max(1, blocks / units) * units;
+  constexpr int kThreads = WindowTeam<kTerms>::kThreads;
+  kernel<<<blocks, kThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
       end, x, w, sizes, map_hi, map_lo);
   if (End::kReduces) end.join(lines_of<End>(sizes), stream);
   return static_cast<int>(cudaGetLastError());

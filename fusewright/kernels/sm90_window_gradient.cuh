@@ -34,22 +34,30 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
     shared.work = sizes.work(blockIdx.x);
     const bool both = TapShare(sizes, shared.work.set.taps, 1).taps > 0;
     for (int stage = 0; stage < kSlabStages; ++stage) {
-      init_barrier(&shared.loaded[stage], 1);
+      init_barrier(&shared.loaded[stage], 2);
       init_barrier(&shared.done[stage], both ? 8 : 4);
     }
     publish_barriers();
   }
   __syncthreads();
-  // 384 threads begin with 168 registers each.
+  // 384 threads begin with 168 registers each; together they never have more.
   if (threadIdx.x < 256) {
-    take_registers<208>();
+    take_registers<192>();
     const TapShare share(sizes, shared.work.set.taps, threadIdx.x / 128);
     if (share.taps > 0) multiply_slabs(shared, workspace, sizes, share);
   } else {
-    leave_registers<88>();
-    GradientConverter<kTerms> converter = {shared, sizes, shared.work.position};
-#pragma unroll 1
-    for (int slab = 0; slab < shared.work.slabs; ++slab) converter.convert_slab(x, dy);
+    leave_registers<120>();
+    if (threadIdx.x < 256 + 32 * kGradientWarps) {
+      if (sizes.by_channels) {
+        convert_x<true>(shared, x, sizes);
+      } else {
+        convert_x<false>(shared, x, sizes);
+      }
+    } else if (sizes.dy_by_channels) {
+      convert_dy<true>(shared, dy, sizes);
+    } else {
+      convert_dy<false>(shared, dy, sizes);
+    }
   }
 #else
   __trap();  // built for another architecture than sm_90a, and yet called
@@ -149,14 +157,8 @@ inline GradientSizes gradient_sizes(const WindowShape& shape, int terms, bool by
   }
   const int taps_each = terms == 1 ? kTapsEach<1> : kTapsEach<3>;
   const int channels = shape.channels_out > 64 && most_taps <= taps_each ? 128 : 64;
-  const int tiles_q = (shape.channels_out + channels - 1) / channels;
-  const int bands = (shape.x.out + shape.band_width - 1) / shape.band_width;
-  const int plane = (shape.y.out + shape.y.halo()) * shape.pitch;
-  const int slab = terms == 1 ? kSlabPositions<1> : kSlabPositions<3>;
-  const int64_t slabs = (int64_t(shape.images) * bands * plane + slab - 1) / slab;
-  GradientSizes sizes = {{shape, Divisor(plane), Divisor(shape.pitch), Divisor(bands), slab,
-                          channels, tiles_q, kSlabStages, 0, slabs, by_channels, false}};
-  sizes.sets = 0, sizes.parts = 1, sizes.dy_by_channels = dy_by_channels;
+  GradientSizes sizes(shape, terms == 1 ? kSlabPositions<1> : kSlabPositions<3>, channels);
+  sizes.by_channels = by_channels, sizes.dy_by_channels = dy_by_channels;
   const int room = sizes.shares_taps() ? 2 * taps_each : taps_each;
   for (int phase = 0, first = 0; phase < shape.phases; first += shape.phase[phase++].taps) {
     const int taps = shape.phase[phase].taps, count = (taps + room - 1) / room;
@@ -166,7 +168,7 @@ inline GradientSizes gradient_sizes(const WindowShape& shape, int terms, bool by
       reach = max(reach, sizes.reach(sizes.set[sizes.sets++]));
     }
   }
-  sizes.ring_rows = (kSlabStages * slab + reach + 7) / 8 * 8;
+  sizes.ring_rows = (kSlabStages * sizes.tile_positions + reach + 7) / 8 * 8;
   return sizes;
 }
 
@@ -178,9 +180,9 @@ inline int window_gradient_parts(const ConvolutionSizes& of, int terms, int proc
   const GradientSizes sizes = gradient_sizes(shape, terms, false, false);
   int64_t best = 1, least = -1;
   for (int waves = 1; waves <= 4; ++waves) {
-    const int64_t parts = min(sizes.tiles, int64_t(waves) * processors / sizes.units());
+    const int64_t parts = min(int64_t(sizes.slabs()), int64_t(waves) * processors / sizes.work_units());
     if (parts == 0) continue;
-    const int64_t slabs = waves * ((sizes.tiles + parts - 1) / parts + kPartSlabs);
+    const int64_t slabs = waves * ((sizes.slabs() + parts - 1) / parts + kPartSlabs);
     if (least < 0 || slabs < least) best = parts, least = slabs;
   }
   return int(best);
@@ -212,7 +214,7 @@ static int window_gradient(const WindowInput& x, const WindowInput& dy, const Wi
     sizes.parts = parts;
     const int64_t shared_bytes = GradientShared<kTerms>::bytes(sizes);
     if (shared_bytes > kSharedBytes) return static_cast<int>(cudaErrorInvalidValue);
-    const int blocks = sizes.units() * parts;
+    const int blocks = sizes.work_units() * parts;
     const auto kernel = gradient_kernel<kTerms>;
     static Persistent once;
     once.ready(kernel, device);

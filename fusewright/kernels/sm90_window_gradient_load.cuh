@@ -8,13 +8,19 @@
 #pragma once
 
 #include "convolution_operands.cuh"
-#include "sm90_window_load.cuh"
+#include "sm90_launch.cuh"
+#include "sm90_window_fill.cuh"
 #include "window_taps.cuh"
 
 namespace fw {
 
-constexpr int kGradientThreads = 384, kGradientWarps = 4;  // the last four convert
 constexpr int kSlabStages = 2;
+
+// Named barriers of the warps that convert x and dy.
+constexpr int kBarrierOfX = 1, kBarrierOfDy = 2;
+
+// Two warpgroups multiply; the warps of a third convert x, and as many dy.
+constexpr int kGradientThreads = 384, kGradientWarps = 2;
 
 // Taps whose sums a warpgroup has registers for. One more would leave the converting warps too few
 // for the loads that they need in flight.
@@ -38,18 +44,21 @@ struct TapSet {
 struct GradientWork {
   int part, group, out, in;  // the first channels, of the group's
   TapSet set;
-  int64_t position;  // the first
+  uint32_t band, place;  // of the first position
   int slabs;
 };
 
 struct GradientSizes : WindowSizes {
   TapSet set[kMostSets];
-  int sets, parts, ring_rows;
-  bool dy_by_channels;
+  int sets = 0, parts = 1;
+  bool dy_by_channels = false;
+
+  using WindowSizes::WindowSizes;
+  FW_FN int slabs() const { return int(tiles_p.divisor); }
 
   // Warpgroups have 64 out channels each, or share the taps of 64.
   FW_FN bool shares_taps() const { return tile_channels == 64; }
-  FW_FN int units() const { return shape.groups * tiles_q * blocks() * sets; }
+  FW_FN int work_units() const { return shape.groups * tiles_q * blocks() * sets; }
   FW_FN int shift(const TapSet& of, int tap) const {
     return shape.shift[of.first + tap] - shape.shift[of.first];
   }
@@ -57,19 +66,17 @@ struct GradientSizes : WindowSizes {
 
   // Blocks that run together read the same positions.
   __device__ __forceinline__ GradientWork work(int index) const {
-    const int part = index / units();
-    int rest = index - part * units();
+    const int part = index / work_units();
+    int rest = index - part * work_units();
     const int group = rest / (tiles_q * blocks() * sets);
     rest -= group * tiles_q * blocks() * sets;
     const int tile = rest / (blocks() * sets);
     rest -= tile * blocks() * sets;
-    const int64_t slab = tiles * part / parts, end = tiles * (part + 1) / parts;
-    return {part, group, tile * tile_channels, rest / sets * 64, set[rest % sets],
-            slab * tile_positions, int(end - slab)};
-  }
-  __device__ __forceinline__ WindowTile from_position(int64_t first) const {
-    const int64_t band = first / plane.divisor;
-    return {0, 0, uint32_t(band), uint32_t(first - band * plane.divisor)};
+    const int64_t slab = int64_t(slabs()) * part / parts, end = int64_t(slabs()) * (part + 1) / parts;
+    uint32_t band, place;
+    all_of_plane.divide(slab * tile_positions, band, place);
+    return {part, group, tile * tile_channels, rest / sets * 64, set[rest % sets], band, place,
+            int(end - slab)};
   }
 };
 
@@ -79,8 +86,8 @@ struct alignas(1024) GradientShared {
   static constexpr int kHalves = kTerms == 3 ? 2 : 1;
   static constexpr int kChunkBytes = kSlabPositions<kTerms> * 128;  // 64 out channels of a slab
   GradientWork work;
-  float scale_x[kSlabStages], scale_dy[kSlabStages];
-  uint32_t largest[2][2][kGradientWarps];  // of x and of dy, the bits of what each warp found
+  float scale_x[kSlabStages], scale_dy[kSlabStages][2];  // of each 64 out channels
+  uint32_t found_x[2][kGradientWarps], found_dy[2][kGradientWarps];
   uint64_t loaded[kSlabStages], done[kSlabStages];
 
   __device__ __forceinline__ char* ring() { return reinterpret_cast<char*>(this + 1); }
@@ -99,29 +106,33 @@ struct alignas(1024) GradientShared {
   }
 };
 
-// Rows of a ring to be filled, the first of them row `first` of the ring.
-struct RingRows {
-  StageRows ring;
-  int first, rows;
+// The slabs of a thread block, one after the other.
+struct Slabs {
+  uint32_t band, place;  // of the slab's first position
+  int left;
+  uint32_t count = 0;
+  int row = 0;  // where in the ring the slab's own rows begin
 
-  template <int kTerms>
-  __device__ __forceinline__ void put(int row, int column, const Fragment& eight) const {
-    const int beyond = first + row - rows, at = beyond < 0 ? first + row : beyond;
-    ring.put<kTerms>(at, column, eight);
-    if (at < kRingOverlap) ring.put<kTerms>(at + rows, column, eight);
+  __device__ __forceinline__ int stage() const { return count % kSlabStages; }
+  __device__ __forceinline__ int parity() const { return count / kSlabStages % 2; }
+  __device__ __forceinline__ void advance(const GradientSizes& sizes) {
+    uint32_t bands;
+    sizes.plane.divide(place + sizes.tile_positions, bands, place);
+    band += bands, --left, ++count;
+    row += sizes.tile_positions;
+    if (row >= sizes.ring_rows) row -= sizes.ring_rows;
   }
 };
 
-// A stage of dy to be filled.
-struct GradientSource {
-  const WindowSizes& sizes;
-  const WindowInput& x;
-  WindowTile tile;
-  int channel, channels;  // the first, of all; how many
-  int rows;
+// A slab's rows of dy, `channels` from `channel` on.
+struct SlabOfDy {
+  uint32_t band, place;  // of the first position
+  int channel, channels;
+  int first, rows;
 
-  __device__ __forceinline__ const float* at(int row, bool& inside) const {
-    const WindowPosition position = sizes.position(tile, row);
+  __device__ __forceinline__ const float* at(const WindowSizes& sizes, const WindowInput& x,
+                                             int row, bool& inside) const {
+    const WindowPosition position = sizes.position(band, place, row);
     inside = (row < rows) & position.in_band & (position.image < sizes.shape.images) &
              (position.column < sizes.shape.x.out);
     return x.data + position.image * x.image_stride + position.y * x.y_stride +
@@ -129,113 +140,88 @@ struct GradientSource {
   }
 };
 
-template <int kTerms, class Rows, class Source>
-__device__ __forceinline__ float fill_rows(const Rows& to, const Source& source, bool by_channels,
-                                           float scale) {
-  const int warp = threadIdx.x / 32 % kGradientWarps;
-  return by_channels ? fill_stage<kTerms, true, kGradientWarps>(to, source, warp, scale)
-                     : fill_stage<kTerms, false, kGradientWarps>(to, source, warp, scale);
+// The warps that convert x: of a slab the rows that the last did not read.
+template <bool kByChannels, int kTerms>
+__device__ __forceinline__ void convert_x(GradientShared<kTerms>& shared, const WindowInput& x,
+                                          const GradientSizes& sizes) {
+  const GradientWork& work = shared.work;
+  const WindowShape& shape = sizes.shape;
+  const auto source_of = [&](const Slabs& at, bool all) -> WindowSource {
+    const int reach = sizes.reach(work.set);
+    return {at.band, at.place + shape.shift[work.set.first], work.group * shape.channels + work.in,
+            min(64, shape.channels - work.in), work.set.phase, all ? 0 : reach,
+            at.left > 0 ? sizes.tile_positions + reach : 0};
+  };
+  WindowConverter<kTerms, kByChannels, kGradientWarps> converter = {
+      sizes, x, shared.found_x, kBarrierOfX, int(threadIdx.x / 32 % kGradientWarps),
+      ChannelSteps(x.channel_stride)};
+  Slabs slabs = {work.band, work.place, work.slabs};
+  WindowSource source = source_of(slabs, true);
+  float scale = 2048.f;  // normal numbers'
+  converter.begin(source);
+#pragma unroll 1
+  while (slabs.left > 0) {
+    const Slabs here = slabs;
+    const RingRows rows = {shared_address(shared.ring()), here.row, sizes.ring_rows, kRingOverlap,
+                           GradientShared<kTerms>::ring_bytes(sizes)};
+    wait(&shared.done[here.stage()], here.parity() ^ 1);
+    scale = converter.convert(
+        rows, source, scale,
+        [&] {
+          slabs.advance(sizes);
+          return source_of(slabs, false);
+        },
+        [&] { return source_of(here, true); },
+        [&] {
+          // The last slab reads some of what this one does.
+          const uint32_t last = here.count - 1;
+          if (here.count > 0) wait(&shared.done[last % kSlabStages], last / kSlabStages % 2);
+        });
+    if (threadIdx.x % (32 * kGradientWarps) == 0) {
+      shared.scale_x[here.stage()] = scale;
+      arrive(&shared.loaded[here.stage()]);
+    }
+  }
 }
 
-// The scale of an operand: it stays until it does not fit.
-struct KeptScale {
+// The warps that convert dy: of a slab 64 out channels after the other.
+template <bool kByChannels, int kTerms>
+__device__ __forceinline__ void convert_dy(GradientShared<kTerms>& shared, const WindowInput& dy,
+                                           const GradientSizes& sizes) {
+  const GradientWork& work = shared.work;
+  const WindowShape& shape = sizes.shape;
+  const auto source_of = [&](const Slabs& at, int chunk) -> SlabOfDy {
+    const int out = work.out + 64 * chunk;
+    return {at.band, at.place, work.group * shape.channels_out + out,
+            min(64, shape.channels_out - out), 0, at.left > 0 ? sizes.tile_positions : 0};
+  };
+  WindowConverter<kTerms, kByChannels, kGradientWarps> converter = {
+      sizes, dy, shared.found_dy, kBarrierOfDy, int(threadIdx.x / 32 % kGradientWarps),
+      ChannelSteps(dy.channel_stride)};
+  Slabs slabs = {work.band, work.place, work.slabs};
+  SlabOfDy source = source_of(slabs, 0);
   float scale = 2048.f;  // normal numbers'
-  bool fits = false;
-
-  __device__ __forceinline__ void look_at(float largest) {
-    const float better = scale_for(largest);
-    fits = fits || scale_fits(scale, largest) || scale == better;
-    if (!fits) scale = better;
-  }
-};
-
-// The warps that convert.
-template <int kTerms>
-struct GradientConverter {
-  using Shared = GradientShared<kTerms>;
-  static constexpr int kPositions = kSlabPositions<kTerms>;
-  Shared& shared;
-  const GradientSizes& sizes;
-  int64_t position;  // the slab's first
-  WindowRing to{kSlabStages};
-  KeptScale of_x, of_dy;
-  int ring_row = 0;  // where the slab's own rows begin
-  int turn = 0;      // of the two places for what warps find
-
-  // Rows of x: all that the slab reads, or those that the last did not.
-  __device__ __forceinline__ float fill_x(const WindowInput& x, bool all) {
-    const WindowShape& shape = sizes.shape;
-    const GradientWork& work = shared.work;
-    const int reach = sizes.reach(work.set), known = all ? 0 : reach;
-    const int first = ring_row + known;
-    const WindowSource source = {
-        sizes, x, sizes.from_position(position + shape.shift[work.set.first] + known),
-        shape.phase[work.set.phase], work.group * shape.channels + work.in,
-        min(64, shape.channels - work.in), kPositions + reach - known};
-    const RingRows rows = {{shared_address(shared.ring()), Shared::ring_bytes(sizes)},
-                           first < sizes.ring_rows ? first : first - sizes.ring_rows,
-                           sizes.ring_rows};
-    return fill_rows<kTerms>(rows, source, sizes.by_channels, of_x.scale);
-  }
-  __device__ __forceinline__ float fill_dy(const WindowInput& dy) {
-    const WindowShape& shape = sizes.shape;
-    const GradientWork& work = shared.work;
-    float largest = 0.f;
+  int chunk = 0;
+  converter.begin(source);
 #pragma unroll 1
-    for (int chunk = 0; 64 * chunk < sizes.tile_channels; ++chunk) {
-      const int out = work.out + 64 * chunk;
-      const GradientSource source = {
-          sizes, dy, sizes.from_position(position), work.group * shape.channels_out + out,
-          min(64, shape.channels_out - out), kPositions};
-      const StageRows rows = {shared_address(shared.dy(sizes, to.stage(), chunk)),
-                              Shared::kChunkBytes};
-      largest = fmaxf(largest, fill_rows<kTerms>(rows, source, sizes.dy_by_channels, of_dy.scale));
-    }
-    return largest;
-  }
-  __device__ __forceinline__ void tell(int operand, float mine) {
-    const uint32_t of_warp = __reduce_max_sync(0xffffffffu, __float_as_uint(mine));
-    const int warp = threadIdx.x / 32 % kGradientWarps;
-    if (threadIdx.x % 32 == 0) shared.largest[turn][operand][warp] = of_warp;
-  }
-  __device__ __forceinline__ float told(int operand) const {
-    uint32_t most = 0;
-    for (const uint32_t each : shared.largest[turn][operand]) most = max(most, each);
-    return __uint_as_float(most);
-  }
-
-  // Where a scale does not fit, which is rare, rows are filled again: of x all that the slab reads,
-  // once no one reads them for the last slab.
-  __device__ __forceinline__ void convert_slab(const WindowInput& x, const WindowInput& dy) {
-    bool all = to.count == 0;
-    of_x.fits = of_dy.fits = false;
-    wait(&shared.done[to.stage()], to.parity() ^ 1);
-#pragma unroll 1
-    while (!of_x.fits || !of_dy.fits) {
-      tell(0, of_x.fits ? 0.f : fill_x(x, all));
-      tell(1, of_dy.fits ? 0.f : fill_dy(dy));
-      publish_stores();
-      meet(kConvertBarrier, 32 * kGradientWarps);
-      of_x.look_at(told(0));
-      of_dy.look_at(told(1));
-      turn ^= 1;
-      if (!of_x.fits && !all) {
-        WindowRing last = to;
-        --last.count;
-        wait(&shared.done[last.stage()], last.parity());
-        all = true;
-      }
-    }
+  while (slabs.left > 0) {
+    const Slabs here = slabs;
+    const int this_chunk = chunk;
+    const RingRows rows = {shared_address(shared.dy(sizes, here.stage(), chunk)), 0,
+                           sizes.tile_positions, 0, GradientShared<kTerms>::kChunkBytes};
+    if (chunk == 0) wait(&shared.done[here.stage()], here.parity() ^ 1);
+    scale = converter.convert(
+        rows, source, scale,
+        [&] {
+          if (64 * ++chunk == sizes.tile_channels) chunk = 0, slabs.advance(sizes);
+          return source_of(slabs, chunk);
+        },
+        [&] { return source_of(here, this_chunk); }, [] {});
     if (threadIdx.x % (32 * kGradientWarps) == 0) {
-      shared.scale_x[to.stage()] = of_x.scale;
-      shared.scale_dy[to.stage()] = of_dy.scale;
-      arrive(&shared.loaded[to.stage()]);
+      shared.scale_dy[here.stage()][this_chunk] = scale;
+      if (chunk == 0) arrive(&shared.loaded[here.stage()]);
     }
-    ++to.count;
-    position += kPositions;
-    ring_row += kPositions;
-    if (ring_row >= sizes.ring_rows) ring_row -= sizes.ring_rows;
   }
-};
+}
 
 }  // namespace fw

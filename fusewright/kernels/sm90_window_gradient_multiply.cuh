@@ -135,8 +135,8 @@ struct GradientMultiplier {
 
   __device__ __forceinline__ void add_part(float* workspace) {
     const uint64_t ring = tile_descriptor(shared.ring(), 0);
-    WindowRing from(kSlabStages);
     int left = shared.work.slabs;
+    uint32_t count = 0;
     bool onto = false;
 #pragma unroll
     for (int k = 0; k < kTaps; ++k) {
@@ -148,9 +148,9 @@ struct GradientMultiplier {
       clear();
 #pragma unroll 1
       for (int slabs = 0; left > 0 && (kTerms == 3 || slabs < kMostSlabs); ++slabs) {
-        const int stage = from.stage();
-        wait(&shared.loaded[stage], from.parity());
-        const float of_x = shared.scale_x[stage], of_dy = shared.scale_dy[stage];
+        const int stage = count % kSlabStages;
+        wait(&shared.loaded[stage], count / kSlabStages % 2);
+        const float of_x = shared.scale_x[stage], of_dy = shared.scale_dy[stage][share.chunk];
         if (kTerms == 1 && slabs > 0 && (of_x != scale_x || of_dy != scale_dy)) break;
         scale_x = of_x, scale_dy = of_dy;
         const uint64_t dy = tile_descriptor(shared.dy(sizes, stage, share.chunk), 0);
@@ -160,7 +160,7 @@ struct GradientMultiplier {
           add_slab_exactly(ring, dy);
         }
         if (threadIdx.x % 32 == 0) arrive(&shared.done[stage]);
-        --left, ++from.count;
+        --left, ++count;
       }
       // The product of both inverses may be too large: the smaller first.
       const float of_x = inverse_of(scale_x), of_dy = inverse_of(scale_dy);

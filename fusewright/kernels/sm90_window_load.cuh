@@ -1,18 +1,30 @@
 // How a convolution's input and weights come into shared memory, tile after tile.
 //
-// A stage is what the taps of one phase read of 64 in channels: a row for each position, 64 halves
-// in 128 bytes, swizzled as wgmma expects it. wgmma swizzles by the bits of the address, so a tap's
-// operand is the same stage seen from `shift` rows further. Seven warps convert the input to
-// stages; the eighth streams the weights in boxes of 64 of a phase's in channels, tap after tap.
+// A stage is what the taps of one phase read of 64 in channels. wgmma swizzles by the bits of the
+// address, so a tap's operand is the same stage seen from `shift` rows further. Some warps convert
+// the input to stages; another streams the weights in boxes of 64 of a phase's in channels, tap
+// after tap.
+//
+// A tile's furthest taps read what the nearest of the next tile read. Where there is room, a thread
+// block therefore walks on from tile to tile, and each block of channels and phase has a ring of
+// rows: only what is new is converted. Elsewhere stages are filled anew, one or two in turns.
 #pragma once
 
-#include "sm90_finish_direct.cuh"
-#include "sm90_split.cuh"
-#include "window_walk.cuh"
+#include "sm90_finish.cuh"
+#include "sm90_window_fill.cuh"
 
 namespace fw {
 
-constexpr int kWindowThreads = 512, kConvertWarps = 7;
+// The threads of a block, the last warps of them that convert, and the registers of those that
+// multiply and of the others: together they are what the block begins with.
+template <int kTerms>
+struct WindowTeam {
+  static constexpr int kThreads = 512, kConvertWarps = 7, kMultiply = 136, kOthers = 120;
+};
+template <>
+struct WindowTeam<3> {
+  static constexpr int kThreads = 384, kConvertWarps = 3, kMultiply = 184, kOthers = 136;
+};
 
 // Boxes of weights that one multiplying warpgroup is ahead of the other.
 constexpr int kLead = 1;
@@ -20,28 +32,77 @@ constexpr int kLead = 1;
 // Named barriers: each multiplying warpgroup's own are 1 and 2.
 constexpr int kConvertBarrier = 3, kLeadBarrier = 4;
 
-// Positions of a tile: with three terms a warpgroup has twice as many sums for each.
-template <int kTerms>
-constexpr int kTilePositions = kTerms == 1 ? 256 : 128;
+// Positions of a tile: as many as a thread has 64 sums for, and with three terms as many again for what
+// the tensor cores add up. More would leave the warps that convert too few registers for the loads that
+// they need on their way (H200: 1.04 ms with these, 1.17 with twice as many).
+template <int kTerms, int kTileChannels>
+constexpr int kTilePositions = kTerms == 1 && kTileChannels <= 64 ? 256 : 128;
 
-// Stages of the input follow, as many as there is room for.
+// The stages that a thread block fills: tile after tile, of each the blocks of channels, and of each
+// of those the phases.
+struct WindowFills {
+  WindowRun run;
+  WindowTile tile;
+  int block, phase;
+
+  __device__ __forceinline__ static WindowFills first(const WindowSizes& sizes) {
+    WindowFills fills = {sizes.run(), {}, 0, 0};
+    fills.start_tile(sizes);
+    return fills;
+  }
+  // All rows, or those that the last tile had not.
+  __device__ __forceinline__ WindowSource source(const WindowSizes& sizes, bool all) const {
+    const WindowShape& shape = sizes.shape;
+    const int reach = shape.phase[phase].reach;
+    return {tile.band, tile.first, tile.group * shape.channels + 64 * block,
+            min(64, shape.channels - 64 * block), phase,
+            !all && tile.follows && run.done > 0 ? reach : 0,
+            run.ended() ? 0 : sizes.tile_positions + reach};
+  }
+  // Whether another tile begins.
+  __device__ __forceinline__ bool advance(const WindowSizes& sizes) {
+    if (++phase < sizes.shape.end_phase(tile.of_class)) return false;
+    phase = sizes.shape.first_phase(tile.of_class);
+    if (++block < sizes.blocks()) return false;
+    block = 0, ++run.done;
+    start_tile(sizes);
+    return true;
+  }
+
+  // A class without taps has no stages.
+  __device__ __forceinline__ void start_tile(const WindowSizes& sizes) {
+#pragma unroll 1
+    for (; !run.ended(); ++run.done) {
+      tile = sizes.tile(run.index());
+      phase = sizes.shape.first_phase(tile.of_class);
+      if (phase < sizes.shape.end_phase(tile.of_class)) break;
+    }
+  }
+};
+
+// The stages follow.
 template <int kTerms, int kTileChannels>
 struct alignas(1024) WindowShared {
+  static constexpr int kConvertWarps = WindowTeam<kTerms>::kConvertWarps;
   static constexpr int kHalves = kTerms == 3 ? 2 : 1;
   static constexpr int kWeightBytes = kTileChannels * 128;
   static constexpr int kWeightStages = kHalves * kTileChannels == 256 ? 2 : 4;
   char weights[kWeightStages][kHalves][kWeightBytes];
-  float finished[2][kFinishRows][kFinishStride];
-  float scales[2];                     // of the stages
-  uint32_t largest[2][kConvertWarps];  // the bits of what each warp found
-  uint64_t loaded_x[2], done_x[2], loaded_w[kWeightStages], done_w[kWeightStages];
+  FinishRows<32> finished[2];
+  float scales[kMostStages];  // of the stages
+  float kept_scales[kConvertWarps][kMostStages];
+  WindowFills filled[kConvertWarps];  // what each of them is filling, in case of doing it again
+  uint32_t found[2][kConvertWarps];
+  uint64_t loaded_x[kMostStages], done_x[kMostStages];
+  uint64_t loaded_w[kWeightStages], done_w[kWeightStages];
 
-  __device__ __forceinline__ char* stage(int index, int stage_rows) {
-    return reinterpret_cast<char*>(this + 1) + index * kHalves * stage_rows * 128;
+  // One half of each number; the other follows.
+  __device__ __forceinline__ char* ring(const WindowSizes& sizes, int index) {
+    return reinterpret_cast<char*>(this + 1) + index * kHalves * sizes.ring_bytes();
   }
 };
 
-// The stages that blocks go through, round and round: 1, 2 or 4 of them.
+// The weights' stages, round and round: 2 or 4 of them.
 struct WindowRing {
   uint32_t count = 0;
   int bits;
@@ -53,175 +114,71 @@ struct WindowRing {
   __device__ __forceinline__ int parity() const { return count >> bits & 1; }
 };
 
-// A stage to be filled: the input of one phase, from a tile's first channel of a block on.
-struct WindowSource {
+// The input's stages, round and round, and the rings that they lie in.
+struct WindowStages {
   const WindowSizes& sizes;
-  const WindowInput& x;
-  WindowTile tile;
-  const WindowPhase& phase;
-  int channel, channels;  // the first, of all; how many
-  int rows;
+  int stage = 0, parity = 0;
+  int row = 0;  // of the tile's first position in its rings
 
-  // Where the number that a position reads lies, in the first channel, if it is inside the input.
-  __device__ __forceinline__ const float* at(int row, bool& inside) const {
-    const WindowAxis &along_y = sizes.shape.y, &along_x = sizes.shape.x;
-    const WindowPosition position = sizes.position(tile, row);
-    const int y = position.y * along_y.stride - along_y.padding + phase.y;
-    const int column = position.column * along_x.stride - along_x.padding + phase.x;
-    inside = (row < rows) & (position.image < sizes.shape.images) &
-             (unsigned(y) < unsigned(along_y.in)) & (unsigned(column) < unsigned(along_x.in));
-    return x.data + position.image * x.image_stride + y * x.y_stride + column * x.x_stride +
-           channel * x.channel_stride;
+  __device__ __forceinline__ int ring() const { return sizes.rings == 1 ? 0 : stage; }
+  __device__ __forceinline__ void advance() {
+    if (++stage == sizes.stages) stage = 0, parity ^= 1;
+  }
+  __device__ __forceinline__ void next_tile() {
+    if (!sizes.walks) return;
+    row += sizes.tile_positions;
+    if (row >= sizes.ring_rows) row -= sizes.ring_rows;
   }
 };
 
-// Rows of shared memory to be filled, and how far behind them their lower halves lie.
-struct StageRows {
-  uint32_t first;
-  int lower_bytes;
-
-  template <int kTerms>
-  __device__ __forceinline__ void put(int row, int column, const Fragment& eight) const {
-    const uint32_t to = first + row * 128 + ((column ^ row % 8) << 4);
-    store_four_pairs(to, eight.hi);
-    if constexpr (kTerms == 3) store_four_pairs(to + lower_bytes, eight.lo);
-  }
-};
-
-// What a thread converts at a time: four parts of eight channels. Where channels lie side by side,
-// of four rows, and eight threads have a row; elsewhere of one row, and 32 threads have neighbouring
-// rows. Either way eight threads' stores meet all banks.
-template <bool kByChannels>
-struct WindowUnit {
-  static constexpr int kRows = kByChannels ? 16 : 32;  // of a warp
-  int first_row, first_column;  // a column is eight channels
-
-  // `two`: whether rows have more than the 32 channels of one unit.
-  __device__ __forceinline__ WindowUnit(int unit, bool two) {
-    const int lane = threadIdx.x % 32;
-    first_row = (two ? unit / 2 : unit) * kRows + (kByChannels ? lane / 8 : lane);
-    first_column = kByChannels ? lane % 8 : two ? unit % 2 * 4 : 0;
-  }
-  __device__ __forceinline__ int row(int k) const { return first_row + (kByChannels ? 4 * k : 0); }
-  __device__ __forceinline__ int column(int k) const {
-    return first_column + (kByChannels ? 0 : k);
-  }
-};
-
-// One after the other, a unit's parts as numbers.
-template <bool kByChannels, class Source>
-struct WindowReader {
-  const Source& source;
-  const float* from;
-  bool inside;
-
-  __device__ __forceinline__ void read(float (&x)[8], const WindowUnit<kByChannels>& unit, int k) {
-    if (kByChannels || k == 0) from = source.at(unit.row(k), inside);
-    const int left = inside ? source.channels - 8 * unit.column(k) : 0;
-    if constexpr (kByChannels) {
-      load_four_if(x, from + 8 * unit.column(k), left > 0);
-      load_four_if(x + 4, from + 8 * unit.column(k) + 4, left > 4);
-    } else {
-      const float* eight = from + 8 * unit.column(k) * source.x.channel_stride;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] = load_if(eight + i * source.x.channel_stride, i < left);
-    }
-  }
-};
-
-__device__ __forceinline__ float largest_of(const float (&x)[8]) {
-  float most = 0.f;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(x[i]));
-  if (isfinite(most)) return most;
-  most = 0.f;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (isfinite(x[i])) most = fmaxf(most, fabsf(x[i]));
-  }
-  return most;
-}
-
-// Fills a stage's rows, which kWarps share, and returns the largest finite magnitude that the
-// thread has seen. As soon as a part is converted, the next unit's takes its place: numbers are on
-// their way all the time.
-template <int kTerms, bool kByChannels, int kWarps, class Rows, class Source>
-__device__ __forceinline__ float fill_stage(const Rows& to, const Source& source, int warp,
-                                            float scale) {
-  using Unit = WindowUnit<kByChannels>;
-  const bool two = !kByChannels && source.channels > 32;
-  const int units = (source.rows + Unit::kRows - 1) / Unit::kRows << int(two);
-  WindowReader<kByChannels, Source> reader = {source};
-  float x[4][8], largest = 0.f;
-  asm volatile("" : "+r"(warp));  // or the first unit's 32 addresses would be kept for another time
-  Unit unit(warp, two);
-#pragma unroll
-  for (int k = 0; k < 4; ++k) reader.read(x[k], unit, k);
-#pragma unroll 1
-  for (int index = warp; index < units; index += kWarps) {
-    const Unit next(index + kWarps, two);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      largest = fmaxf(largest, largest_of(x[k]));
-      Fragment eight;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) eight.split(i, x[k][2 * i] * scale, x[k][2 * i + 1] * scale);
-      if (unit.row(k) < source.rows) to.template put<kTerms>(unit.row(k), unit.column(k), eight);
-      reader.read(x[k], next, k);  // nothing, after the last
-    }
-    unit = next;
-  }
-  return largest;
-}
-
-// Whether halves of numbers up to `largest` are finite and keep their bits.
-__device__ __forceinline__ bool scale_fits(float scale, float largest) {
-  return largest == 0.f || (largest * scale >= 128.f && largest * scale <= 61000.f);
-}
-
-// The warps that convert. A stage has one scale: the last stage's, and where that does not fit,
-// which is rare, the stage is filled again.
-template <int kTerms, int kTileChannels>
+// The warps that convert.
+template <bool kByChannels, int kTerms, int kTileChannels>
 __device__ __forceinline__ void convert_input(WindowShared<kTerms, kTileChannels>& shared,
                                               const WindowInput& x, const WindowSizes& sizes) {
-  const WindowShape& shape = sizes.shape;
-  const int warp = threadIdx.x / 32 % 8 - 1;
-  float scale = 2048.f;  // normal numbers'
-  int turn = 0;
-  WindowRing to(sizes.stages);
-  for (int64_t index = blockIdx.x; index < sizes.tiles; index += gridDim.x) {
-    const WindowTile tile = sizes.tile(index);
-    const int end = shape.end_phase(tile.of_class);
-    for (int block = 0; block < sizes.blocks(); ++block) {
-      for (int phase = shape.first_phase(tile.of_class); phase < end; ++phase, ++to.count) {
-        const WindowSource source = {
-            sizes, x, tile, shape.phase[phase], tile.group * shape.channels + 64 * block,
-            min(64, shape.channels - 64 * block),
-            kTilePositions<kTerms> + shape.phase[phase].reach};
-        const StageRows rows = {shared_address(shared.stage(to.stage(), shape.stage_rows)),
-                                shape.stage_rows * 128};
-        wait(&shared.done_x[to.stage()], to.parity() ^ 1);
-        for (bool again = true; again; turn ^= 1) {
-          const float mine =
-              sizes.by_channels
-                  ? fill_stage<kTerms, true, kConvertWarps>(rows, source, warp, scale)
-                  : fill_stage<kTerms, false, kConvertWarps>(rows, source, warp, scale);
-          const uint32_t of_warp = __reduce_max_sync(0xffffffffu, __float_as_uint(mine));
-          if (threadIdx.x % 32 == 0) shared.largest[turn][warp] = of_warp;
-          publish_stores();
-          meet(kConvertBarrier, 32 * kConvertWarps);
-          uint32_t most = 0;
-          for (const uint32_t each : shared.largest[turn]) most = max(most, each);
-          const float largest = __uint_as_float(most), better = scale_for(largest);
-          again = !scale_fits(scale, largest) && scale != better;
-          if (again) scale = better;
-        }
-        if (warp == 0 && threadIdx.x % 32 == 0) {
-          shared.scales[to.stage()] = scale;
-          arrive(&shared.loaded_x[to.stage()]);
-        }
+  constexpr int kThreads = WindowTeam<kTerms>::kThreads;
+  constexpr int kConvertWarps = WindowTeam<kTerms>::kConvertWarps;
+  const int warp = threadIdx.x / 32 - (kThreads / 32 - kConvertWarps);
+  float* const scales = shared.kept_scales[warp];  // of the rings
+  WindowConverter<kTerms, kByChannels, kConvertWarps> converter = {
+      sizes, x, shared.found, kConvertBarrier, warp, ChannelSteps(x.channel_stride)};
+  if (threadIdx.x % 32 < kMostStages) scales[threadIdx.x % 32] = 2048.f;  // normal numbers'
+  __syncwarp();
+  WindowStages to = {sizes};
+  WindowFills fills = WindowFills::first(sizes);
+  WindowSource source = fills.source(sizes, true);
+  converter.begin(source);
+#pragma unroll 1
+  while (!fills.run.ended()) {
+    WindowFills& here = shared.filled[warp];
+    const bool begins = fills.run.done == 0;
+    here = fills;
+    __syncwarp();
+    const RingRows rows = {shared_address(shared.ring(sizes, to.ring())), to.row, sizes.ring_rows,
+                           sizes.overlap(), sizes.ring_bytes()};
+    // Of a ring with two stages, the other is read while this one is filled.
+    const auto clear = [&] {
+      if (sizes.walks && sizes.rings < sizes.stages && !begins) {
+        wait(&shared.done_x[to.stage ^ 1], to.parity ^ (to.stage == 0));
       }
+    };
+    wait(&shared.done_x[to.stage], to.parity ^ 1);
+    if (source.first == 0) clear();
+    bool tile_ends = false;
+    const float scale = converter.convert(
+        rows, source, scales[to.ring()],
+        [&] {
+          tile_ends = fills.advance(sizes);
+          return fills.source(sizes, false);
+        },
+        [&] { return here.source(sizes, true); }, clear);
+    if (threadIdx.x % 32 == 0) scales[to.ring()] = scale;
+    if (threadIdx.x == kThreads - 32) {
+      shared.scales[to.stage] = scale;
+      arrive(&shared.loaded_x[to.stage]);
     }
+    __syncwarp();
+    to.advance();
+    if (tile_ends) to.next_tile();
   }
 }
 
@@ -234,8 +191,8 @@ __device__ __forceinline__ void load_weights(WindowShared<kTerms, kTileChannels>
   const WindowShape& shape = sizes.shape;
   const int all_boxes = shape.boxes_between(0, shape.phases);
   WindowRing to(Shared::kWeightStages);
-  for (int64_t index = blockIdx.x; index < sizes.tiles; index += gridDim.x) {
-    const WindowTile tile = sizes.tile(index);
+  for (WindowRun run = sizes.run(); !run.ended(); ++run.done) {
+    const WindowTile tile = sizes.tile(run.index());
     const int phase = shape.first_phase(tile.of_class);
     const int boxes = shape.boxes_between(phase, shape.end_phase(tile.of_class));
     const int first_box = tile.group * all_boxes + shape.boxes_between(0, phase);

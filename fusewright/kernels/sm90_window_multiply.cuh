@@ -10,16 +10,38 @@
 
 namespace fw {
 
-// The steps of a stage's products, 16 channels of a tap each, as distances in wgmma's descriptors.
-// Weights after the last are zeros: what they meet is some tap's.
+// The steps of a stage's products, 16 channels of a tap each. Weights after the last are zeros: what
+// they meet is some tap's.
 struct WindowSteps {
   const uint16_t* shift;
   int tap, last, step, steps;
+  int row, ring_rows;  // where in its ring the warpgroup's first position lies
 
-  __device__ __forceinline__ uint64_t next() {
-    const uint64_t distance = shift[tap] * (128 / 16) + step * (32 / 16);
-    if (++step == steps) step = 0, tap = min(tap + 1, last);
-    return distance;
+  // Where the rows of a block of 64 positions begin, as a distance in wgmma's descriptors.
+  __device__ __forceinline__ uint32_t distance(int block) const {
+    int at = row + 64 * block + shift[tap];
+    if (at >= ring_rows) at -= ring_rows;
+    return at * (128 / 16) + step * (32 / 16);
+  }
+  // The distances of a box's four steps. All of a block of 64 channels are of one tap. (Nothing may
+  // branch between the products: the tensor cores would do one after the other.)
+  template <int kBlocks>
+  __device__ __forceinline__ void take_box(uint32_t (&here)[4][kBlocks]) {
+    if (steps == 4) {
+#pragma unroll
+      for (int i = 0; i < 4 * kBlocks; ++i) {
+        const int block = i % kBlocks, of_box = i / kBlocks;
+        here[of_box][block] = of_box == 0 ? distance(block) : here[0][block] + 2 * of_box;
+      }
+      tap = min(tap + 1, last);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) here[i][block] = distance(block);
+        if (++step == steps) step = 0, tap = min(tap + 1, last);
+      }
+    }
   }
 };
 
@@ -27,14 +49,14 @@ struct WindowSteps {
 template <int kBlocks, int kSums>
 __device__ __forceinline__ void multiply_box(float (&sum)[kBlocks][kSums], WindowSteps& steps,
                                              uint64_t x, uint64_t w) {
+  uint32_t here[4][kBlocks];
+  steps.take_box(here);
   begin_products();
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
-    const uint64_t here = x + steps.next();
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      multiply_shared<half, false, false>(sum[block], here + block * (64 * 128 / 16), w + 2 * step,
-                                          1);
+      multiply_shared<half, false, false>(sum[block], x + here[step][block], w + 2 * step, 1);
     }
   }
   commit_products();
@@ -46,9 +68,11 @@ template <int kSums>
 __device__ __forceinline__ void multiply_box_exactly(float (&sum)[kSums], WindowSteps& steps,
                                                      uint64_t x, uint64_t w, int lower_x,
                                                      int lower_w) {
+  uint32_t distance[4][1];
   uint64_t here[4];
+  steps.take_box(distance);
 #pragma unroll
-  for (int step = 0; step < 4; ++step) here[step] = x + steps.next();
+  for (int step = 0; step < 4; ++step) here[step] = x + distance[step][0];
   begin_products();
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
@@ -67,17 +91,18 @@ __device__ __forceinline__ void multiply_box_exactly(float (&sum)[kSums], Window
 template <int kTerms, int kTileChannels>
 struct WindowMultiplier {
   using Shared = WindowShared<kTerms, kTileChannels>;
-  static constexpr int kBlocks = kTilePositions<kTerms> / 128, kSums = kTileChannels / 2;
+  static constexpr int kBlocks = kTilePositions<kTerms, kTileChannels> / 128, kSums = kTileChannels / 2;
   Shared& shared;
   const WindowSizes& sizes;
-  WindowRing from_x, from_w;
+  WindowStages from_x;
+  WindowRing from_w;
   float total[kBlocks][kSums];
   float scale = 1.f;  // of the last stage; with one term, of the total too
 
   // One warpgroup is ahead of the other and stays so: while it finishes a tile, the other has the
   // tensor cores to itself.
   __device__ __forceinline__ WindowMultiplier(Shared& shared, const WindowSizes& sizes)
-      : shared(shared), sizes(sizes), from_x(sizes.stages), from_w(Shared::kWeightStages) {
+      : shared(shared), sizes(sizes), from_x{sizes}, from_w(Shared::kWeightStages) {
     if (threadIdx.x >= 128 && sizes.lead > 0) await_turn(kLeadBarrier);
   }
 
@@ -121,7 +146,7 @@ struct WindowMultiplier {
   }
   // While this warpgroup adds up a box, the other's products run.
   __device__ __forceinline__ void add_boxes_exactly(WindowSteps steps, uint64_t stage, int boxes) {
-    const int lower = sizes.shape.stage_rows * (128 / 16);
+    const int lower = sizes.ring_bytes() / 16;
     const float inverse = inverse_of(scale);
 #pragma unroll 1
     for (int box = 0; box < boxes; ++box) {
@@ -135,20 +160,18 @@ struct WindowMultiplier {
     }
   }
   __device__ __forceinline__ void add_stage(WindowSteps steps, int boxes) {
-    wait(&shared.loaded_x[from_x.stage()], from_x.parity());
+    wait(&shared.loaded_x[from_x.stage], from_x.parity);
     const float last_scale = scale;
-    scale = shared.scales[from_x.stage()];
-    const uint64_t stage =
-        tile_descriptor(shared.stage(from_x.stage(), sizes.shape.stage_rows), 0) +
-        first_position() * (128 / 16);
+    scale = shared.scales[from_x.stage];
+    const uint64_t stage = tile_descriptor(shared.ring(sizes, from_x.ring()), 0);
     if constexpr (kTerms == 1) {
       if (scale != last_scale) multiply_total(scale * inverse_of(last_scale));
       add_boxes(steps, stage, boxes);
     } else {
       add_boxes_exactly(steps, stage, boxes);
     }
-    if (speaks()) arrive(&shared.done_x[from_x.stage()]);
-    ++from_x.count;
+    if (speaks()) arrive(&shared.done_x[from_x.stage]);
+    from_x.advance();
   }
   __device__ __forceinline__ void add_tile(int of_class) {
     const WindowShape& shape = sizes.shape;
@@ -158,9 +181,12 @@ struct WindowMultiplier {
 #pragma unroll 1
       for (int phase = shape.first_phase(of_class); phase < shape.end_phase(of_class); ++phase) {
         const int tap = shape.phase[phase].first, last = tap + shape.phase[phase].taps - 1;
-        add_stage({shape.shift, tap, last, 0, sizes.steps(block)}, sizes.boxes(block, phase));
+        const int row = from_x.row + first_position();
+        add_stage({shape.shift, tap, last, 0, sizes.steps(block), row, sizes.ring_rows},
+                  sizes.boxes(block, phase));
       }
     }
+    from_x.next_tile();
     if (kTerms == 1) multiply_total(inverse_of(scale));
   }
 };

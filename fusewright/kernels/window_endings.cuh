@@ -9,7 +9,7 @@
 namespace fw {
 
 // Positions of a part, as a power of two: as many as a row part of sm90_finish.cuh has columns.
-FW_FN int part_bits(bool vectors) { return vectors ? 6 : 5; }
+constexpr int kPartBits = 5;
 
 // How many parts an image of so many positions can touch.
 FW_FN int image_parts(int64_t positions, int bits) {

@@ -19,28 +19,69 @@ struct Divisor {
   }
 };
 
+// The same for dividends below 2^40 and divisors that are below 2^64 times them.
+struct WideDivisor {
+  uint64_t multiplier;
+  uint32_t divisor;
+
+  explicit WideDivisor(int by) : multiplier(~uint64_t(0) / by + (by > 1)), divisor(by) {}
+  __device__ __forceinline__ void divide(uint64_t x, uint32_t& quotient, uint32_t& rest) const {
+    quotient = uint32_t(divisor > 1 ? __umul64hi(x, multiplier) : x);
+    rest = uint32_t(x - uint64_t(quotient) * divisor);
+  }
+};
+
 // A tile: out channels from q on of a group, and positions from place `first` of a band's plane on;
 // of the outputs, one class.
 struct WindowTile {
   int group, q;
   uint32_t band, first;  // bands count through all images
   int of_class;
+  bool follows;  // the tile before it has the positions before its own
+};
+
+// The tiles of a thread block.
+struct WindowRun {
+  int first, step, count, done;
+
+  __device__ __forceinline__ bool ended() const { return done >= count; }
+  __device__ __forceinline__ int index() const { return first + done * step; }
 };
 struct WindowPosition {
   int image, y, column;
   bool in_band;  // not in the halo beside or below it
 };
 
+constexpr int kMostStages = 4, kWalkOverlap = 64;
+
 struct WindowSizes {
   WindowShape shape;
-  Divisor plane, pitch, bands;  // positions of a band, of a row; bands of an image
   int tile_positions, tile_channels, tiles_q;
-  int stages, lead;  // of the input; boxes that one warpgroup is ahead of the other
-  int64_t tiles;
-  bool by_channels;  // the input's channels are read four at a time
-  bool vectors;      // the epilogue may take four columns at a time
-  int64_t together;  // tiles of a class after which the next class takes its turn
+  Divisor plane, pitch, bands;  // positions of a band, of a row; bands of an image
+  WideDivisor all_of_plane;
+  int tiles;             // all, of all classes; each group and its tiles_q have tiles_p of a class
+  Divisor tiles_p, units, of_group;
+  int stages = 2, rings = 2, ring_rows = 0;  // of the input
+  int lead = 0;             // boxes that one warpgroup is ahead of the other
+  int together = 1;         // tiles of a class after which the next class takes its turn
+  bool walks = false;       // a thread block goes on from tile to tile
+  bool by_channels = false;  // the input's channels are read four at a time
 
+  WindowSizes(const WindowShape& shape, int tile_positions, int tile_channels)
+      : shape(shape), tile_positions(tile_positions), tile_channels(tile_channels),
+        tiles_q((shape.channels_out + tile_channels - 1) / tile_channels),
+        plane((shape.y.out + shape.y.halo()) * shape.pitch), pitch(shape.pitch),
+        bands((shape.x.out + shape.band_width - 1) / shape.band_width),
+        all_of_plane(int(plane.divisor)),
+        tiles_p(int((positions() + tile_positions - 1) / tile_positions)),
+        units(shape.groups * tiles_q), of_group(tiles_q) {
+    tiles = int(tiles_p.divisor * units.divisor) * shape.classes;
+  }
+
+  // Of all images and bands, those in halos too.
+  int64_t positions() const {
+    return int64_t(shape.images) * bands.divisor * plane.divisor;
+  }
   // Of the in channels, 64 each; the steps of 16 channels in one; and the boxes of four steps that
   // the weights of a phase fill.
   FW_FN int blocks() const { return (shape.channels + 63) / 64; }
@@ -50,30 +91,48 @@ struct WindowSizes {
   FW_FN int boxes(int block, int phase) const {
     return (shape.phase[phase].taps * steps(block) + 3) / 4;
   }
+  // Rows of a ring that lie behind its last again: wgmma reads 64 in a row.
+  FW_FN int overlap() const { return walks ? kWalkOverlap : 0; }
+  FW_FN int ring_bytes() const { return (ring_rows + overlap()) * 128; }
+
   // The class of a tile, and its number among the tiles of that class. Classes differ in their work:
   // all thread blocks have the same one at a time, and then the next for the same positions, which
   // are still in the cache.
-  __device__ __forceinline__ int class_of(int64_t& index) const {
+  __device__ __forceinline__ int class_of(int& index) const {
     if (shape.classes == 1) return 0;
-    const int64_t first = index / (together * shape.classes) * together;
-    const int64_t here = min(together, tiles / shape.classes - first);
-    const int64_t rest = index - first * shape.classes, of_class = rest / here;
+    const int first = index / (together * shape.classes) * together;
+    const int here = min(together, tiles / shape.classes - first);
+    const int rest = index - first * shape.classes, of_class = rest / here;
     index = first + rest - of_class * here;
-    return int(of_class);
+    return of_class;
   }
-  // Tiles that run together read the same positions.
-  __device__ __forceinline__ WindowTile tile(int64_t index) const {
+  __device__ __forceinline__ WindowRun run() const {
+    const int here = blockIdx.x, all = gridDim.x;
+    if (!walks) return {here, all, (tiles - here + all - 1) / all, 0};
+    const int first = int(int64_t(tiles) * here / all);
+    return {first, 1, int(int64_t(tiles) * (here + 1) / all) - first, 0};
+  }
+  // Tiles that run together read the same positions; those of a walk come one after the other.
+  __device__ __forceinline__ WindowTile tile(int index) const {
     const int of_class = class_of(index);
-    const int64_t of_positions = index / tiles_q, positions = of_positions / shape.groups;
-    const int64_t first = positions * tile_positions, band = first / plane.divisor;
-    return {int(of_positions - positions * shape.groups),
-            int(index - of_positions * tiles_q) * tile_channels, uint32_t(band),
-            uint32_t(first - band * plane.divisor), of_class};
+    uint32_t unit, positions, group, q, band, place;
+    if (walks) {
+      tiles_p.divide(index, unit, positions);
+    } else {
+      units.divide(index, positions, unit);
+    }
+    of_group.divide(unit, group, q);
+    all_of_plane.divide(uint64_t(positions) * tile_positions, band, place);
+    return {int(group), int(q) * tile_channels, band, place, of_class, walks && positions > 0};
   }
   __device__ __forceinline__ WindowPosition position(const WindowTile& tile, int offset) const {
+    return position(tile.band, tile.first, offset);
+  }
+  __device__ __forceinline__ WindowPosition position(uint32_t first_band, uint32_t first,
+                                                     int offset) const {
     uint32_t band, place, image, y, x;
-    plane.divide(tile.first + offset, band, place);
-    bands.divide(tile.band + band, image, band);
+    plane.divide(first + offset, band, place);
+    bands.divide(first_band + band, image, band);
     pitch.divide(place, y, x);
     return {int(image), int(y), int(band * shape.band_width + x),
             int(x) < shape.band_width && int(y) < shape.y.out};

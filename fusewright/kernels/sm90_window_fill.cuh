@@ -1,0 +1,291 @@
+// How numbers come from a convolution's operand into rows of halves in shared memory: a row for each
+// position, 64 channels in 128 bytes, swizzled as wgmma expects it.
+//
+// Warps share the rows. A thread converts 32 numbers at a time, and while it does, the next 32 are
+// on their way, those of the next stage too. All rows that are read together have one scale: the
+// last one, and where that does not fit, which is rare, they are filled again.
+#pragma once
+
+#include "sm90_split.cuh"
+#include "window_walk.cuh"
+
+namespace fw {
+
+// Where a row's halves go: to one place of shared memory, or to two.
+struct RowPlace {
+  uint32_t to;
+  int swizzle, twice_after;  // bytes; 0: not twice
+  bool there;
+
+  template <int kTerms>
+  __device__ __forceinline__ void put(int column, const Fragment& eight, int lower_bytes) const {
+    const uint32_t at = to + ((column ^ swizzle) << 4);
+    if (!there) return;
+    put_at<kTerms>(at, eight, lower_bytes);
+    if (twice_after != 0) put_at<kTerms>(at + twice_after, eight, lower_bytes);
+  }
+
+ private:
+  template <int kTerms>
+  __device__ __forceinline__ static void put_at(uint32_t at, const Fragment& eight,
+                                                int lower_bytes) {
+    store_four_pairs(at, eight.hi);
+    if constexpr (kTerms == 3) store_four_pairs(at + lower_bytes, eight.lo);
+  }
+};
+
+// A ring of rows in shared memory that is filled from row `first` on; the first ones lie behind its
+// last again, as many as wgmma reads in a row. Lower halves lie `lower_bytes` behind.
+struct RingRows {
+  uint32_t memory;
+  int first, rows, overlap, lower_bytes;
+
+  __device__ __forceinline__ RowPlace place(int row, int end) const {
+    int at = first + row;
+    if (at >= rows) at -= rows;
+    return {memory + at * 128, int(at % 8u), at < overlap ? rows * 128 : 0, row < end};
+  }
+};
+
+// What is read of the input in one phase: rows from `first` up to `rows`, some channels. A source
+// says where the first channel of a row lies, if the row is inside.
+struct WindowSource {
+  uint32_t band, place;   // of the very first position
+  int channel, channels;  // the first, of all; how many
+  int phase, first, rows;
+
+  // Where the number that a position reads lies, in the first channel, if it is inside the input.
+  __device__ __forceinline__ const float* at(const WindowSizes& sizes, const WindowInput& x,
+                                             int row, bool& inside) const {
+    const WindowAxis &along_y = sizes.shape.y, &along_x = sizes.shape.x;
+    const WindowPosition position = sizes.position(band, place, row);
+    const WindowPhase& of = sizes.shape.phase[phase];
+    const int y = position.y * along_y.stride - along_y.padding + of.y;
+    const int column = position.column * along_x.stride - along_x.padding + of.x;
+    inside = (row < rows) & (position.image < sizes.shape.images) &
+             (unsigned(y) < unsigned(along_y.in)) & (unsigned(column) < unsigned(along_x.in));
+    return x.data + position.image * x.image_stride + y * x.y_stride + column * x.x_stride +
+           channel * x.channel_stride;
+  }
+};
+
+// What a thread converts at a time: four parts of eight channels. Where channels lie side by side,
+// of four rows, and eight threads have a row; elsewhere of one row, and 32 threads have neighbouring
+// rows. Either way eight threads' stores meet all banks.
+template <bool kByChannels>
+struct WindowUnit {
+  static constexpr int kRows = kByChannels ? 16 : 32;  // of a warp
+  int first_row, first_column;  // a column is eight channels
+
+  template <class Source>
+  __device__ __forceinline__ WindowUnit(const Source& source, int index) {
+    const int lane = threadIdx.x % 32;
+    const bool two = halved(source);
+    first_row =
+        source.first + (two ? index / 2 : index) * kRows + (kByChannels ? lane / 8 : lane);
+    first_column = kByChannels ? lane % 8 : two ? index % 2 * 4 : 0;
+  }
+  // Whether rows have more channels than a unit.
+  template <class Source>
+  __device__ __forceinline__ static bool halved(const Source& source) {
+    return !kByChannels && source.channels > 32;
+  }
+  template <class Source>
+  __device__ __forceinline__ static int count(const Source& source) {
+    return (source.rows - source.first + kRows - 1) / kRows << int(halved(source));
+  }
+  __device__ __forceinline__ int row(int k) const { return first_row + (kByChannels ? 4 * k : 0); }
+  __device__ __forceinline__ int column(int k) const {
+    return first_column + (kByChannels ? 0 : k);
+  }
+};
+
+// How far apart a number's neighbours along the channels lie. The compiler is kept from making the
+// multiples anew for each address.
+struct ChannelSteps {
+  int64_t one, two, four, eight;
+
+  __device__ __forceinline__ explicit ChannelSteps(int64_t stride)
+      : one(as_it_is(stride)), two(as_it_is(2 * stride)), four(as_it_is(4 * stride)),
+        eight(as_it_is(8 * stride)) {}
+};
+
+// A unit's numbers, and what is known of it while it is loaded.
+template <bool kByChannels>
+struct WindowParts {
+  using Unit = WindowUnit<kByChannels>;
+  float x[4][8];
+  const float* from;
+  int left;    // channels from there on, if the row is inside
+  bool whole;  // all rows of the warp are inside, and so are the channels
+
+  template <class Source>
+  __device__ __forceinline__ void load(int k, const WindowSizes& sizes, const WindowInput& input,
+                                       const ChannelSteps& steps, const Source& source,
+                                       const Unit& unit) {
+    if (kByChannels || k == 0) {
+      bool inside;
+      from = source.at(sizes, input, unit.row(k), inside);
+      left = inside ? source.channels - 8 * unit.column(0) : 0;
+    }
+    if constexpr (kByChannels) {
+      load_four_if(x[k], from + 8 * unit.column(k), left > 0);
+      load_four_if(x[k] + 4, from + 8 * unit.column(k) + 4, left > 4);
+    } else {
+      if (k == 0) {
+        from += unit.column(0) * steps.eight;
+        whole = __all_sync(0xffffffffu, left >= 32);
+      }
+      load_eight(x[k], steps, 8 * k);
+      from += steps.eight;
+    }
+  }
+
+ private:
+  // Eight numbers from there on; addresses do not wait for each other.
+  __device__ __forceinline__ void load_eight(float (&to)[8], const ChannelSteps& steps, int first) {
+    const float *second = from + steps.one, *third = from + steps.two;
+    const float *fourth = second + steps.two, *fifth = from + steps.four;
+    const float *sixth = second + steps.four, *seventh = third + steps.four;
+    const float* eighth = fourth + steps.four;
+    const float* const all[8] = {from, second, third, fourth, fifth, sixth, seventh, eighth};
+    if (whole) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) to[i] = load_once(all[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) to[i] = load_if(all[i], first + i < left);
+    }
+  }
+};
+
+__device__ __forceinline__ Fragment halves_of(const float (&x)[8], float scale) {
+  Fragment eight;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) eight.split(i, x[2 * i] * scale, x[2 * i + 1] * scale);
+  return eight;
+}
+__device__ __forceinline__ float largest_finite(const float (&x)[8]) {
+  float most = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) most = isfinite(x[i]) ? fmaxf(most, fabsf(x[i])) : most;
+  return most;
+}
+
+// The warps that convert one operand. `found` lies in shared memory. What changes from stage to stage
+// has no references: the compiler would no longer know that they are to the kernel's arguments.
+template <int kTerms, bool kByChannels, int kWarps>
+struct WindowConverter {
+  using Unit = WindowUnit<kByChannels>;
+  const WindowSizes& sizes;
+  const WindowInput& input;
+  uint32_t (&found)[2][kWarps];
+  int barrier, warp;
+  ChannelSteps steps;
+  int turn = 0;
+  WindowParts<kByChannels> parts;
+
+  // The largest that any of them has; all stores are published then.
+  __device__ __forceinline__ uint32_t largest_of_all(uint32_t mine) {
+    const uint32_t of_warp = __reduce_max_sync(0xffffffffu, mine);
+    if (threadIdx.x % 32 == 0) found[turn][warp] = of_warp;
+    publish_stores();
+    meet(barrier, 32 * kWarps);
+    uint32_t most = 0;
+#pragma unroll
+    for (int each = 0; each < kWarps; ++each) most = max(most, found[turn][each]);
+    turn ^= 1;
+    return most;
+  }
+  template <class Source>
+  __device__ __forceinline__ void begin(const Source& source) {
+    const Unit unit(source, warp);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) parts.load(k, sizes, input, steps, source, unit);
+  }
+
+  // Fills rows with the source whose first numbers are on their way, and sends for those of the next,
+  // which `advance` makes it. Returns the largest magnitudes, as two halves.
+  template <class Source, class Advance>
+  __device__ __forceinline__ uint32_t fill(const RingRows& to, Source& source, float scale,
+                                           const Advance& advance) {
+    const int units = Unit::count(source), rows = source.rows;
+    uint32_t largest = 0;
+    Unit unit(source, warp);
+    bool more = true;
+#pragma unroll 1
+    for (int index = warp + kWarps; more; index += kWarps) {
+      more = index < units;
+      if (!more) source = advance();
+      const Unit next(source, more ? index : warp);
+      float x[4][8];  // all of the next are sent for at once: to wait for some is to wait for all
+#pragma unroll
+      for (int i = 0; i < 32; ++i) x[i / 8][i % 8] = parts.x[i / 8][i % 8];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) parts.load(k, sizes, input, steps, source, next);
+      RowPlace place = to.place(unit.row(0), rows);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const Fragment eight = halves_of(x[k], scale);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) largest = larger_halves(largest, eight.hi[i]);
+        if (kByChannels && k > 0) place = to.place(unit.row(k), rows);
+        place.template put<kTerms>(unit.column(k), eight, to.lower_bytes);
+      }
+      unit = next;
+    }
+    return largest;
+  }
+
+  // A stage. `whole` is its source from the very first row on; `clear` waits until no one reads what
+  // lies there.
+  template <class Source, class Advance, class Whole, class Clear>
+  __device__ __forceinline__ float convert(const RingRows& to, Source& source, float scale,
+                                           const Advance& advance, const Whole& whole,
+                                           const Clear& clear) {
+    const uint32_t pairs = fill(to, source, scale, advance);
+    const uint32_t most = largest_of_all(max(pairs & 0xffffu, pairs >> 16));
+    if (most < kFewHalves || most > kManyHalves) {
+      // All zero, too large, too small, or something is not finite.
+      scale = convert_again(to, whole(), scale, clear);
+      begin(source);
+    }
+    return scale;
+  }
+
+ private:
+  // Looks for the scale that fits and, if it is another, fills all rows with it; without haste.
+  template <class Source, class Clear>
+  __device__ __forceinline__ float convert_again(const RingRows& to, const Source& source,
+                                                 float scale, const Clear& clear) {
+    const int units = Unit::count(source);
+    float largest = 0.f;
+#pragma unroll 1
+    for (bool fills = false;; fills = true) {
+#pragma unroll 1
+      for (int index = warp; index < units; index += kWarps) {
+        const Unit unit(source, index);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          parts.load(k, sizes, input, steps, source, unit);
+          if (!fills) {
+            largest = fmaxf(largest, largest_finite(parts.x[k]));
+          } else {
+            const RowPlace place = to.place(unit.row(k), source.rows);
+            place.template put<kTerms>(unit.column(k), halves_of(parts.x[k], scale),
+                                       to.lower_bytes);
+          }
+        }
+      }
+      largest = __uint_as_float(largest_of_all(__float_as_uint(largest)));
+      if (fills || largest == 0.f || scale == scale_for(largest)) return scale;
+      scale = scale_for(largest);
+      clear();
+    }
+  }
+
+  // 128 and 61000 as halves: what lies between keeps its bits and is finite.
+  static constexpr uint32_t kFewHalves = 0x5800, kManyHalves = 0x7b72;
+};
+
+}  // namespace fw
