@@ -48,11 +48,9 @@ auto max(A a, B b) -> decltype(a + b) {
 inline uint32_t __float_as_uint(float x) { return fw::bits<uint32_t>(x); }
 inline float __uint_as_float(uint32_t x) { return fw::bits<float>(x); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
-inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
-inline int __ffsll(uint64_t x) { return __builtin_ffsll(static_cast<long long>(x)); }
 inline void __trap() { std::abort(); }
 inline void __syncwarp() { emulation::meet(emulation::warp_meetings[threadIdx.x / 32], 32); }
 inline float __shfl_xor_sync(unsigned, float x, int by) {

@@ -183,6 +183,7 @@ __device__ __forceinline__ void finish_turns(const float (&total)[kSums], int co
     const int sums = min(kPerTurn, kSums - turn * kPerTurn);
     if constexpr (Result::kMends) {
       if (zero != 0.f) mend(mine, sums, p + column, q + pair, result);
+      __syncwarp();
     }
     meet(barrier, 128);
     finish_turn<V>(finished, min(2 * sums, result.rows - q), q, place, end, down, result);

@@ -97,7 +97,8 @@ struct WindowMultiplier {
   WindowStages from_x;
   WindowRing from_w;
   float total[kBlocks][kSums];
-  float scale = 1.f;  // of the last stage; with one term, of the total too
+  float scale = 1.f;     // of the last stage; with one term, of the total too
+  bool has_sums = false;  // the total is not zero
 
   // One warpgroup is ahead of the other and stays so: while it finishes a tile, the other has the
   // tensor cores to itself.
@@ -113,6 +114,7 @@ struct WindowMultiplier {
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int i = 0; i < kBlocks * kSums; ++i) total[i / kSums][i % kSums] = 0.f;
+    has_sums = false;
   }
   __device__ __forceinline__ void multiply_total(float by) {
 #pragma unroll
@@ -165,7 +167,8 @@ struct WindowMultiplier {
     scale = shared.scales[from_x.stage];
     const uint64_t stage = tile_descriptor(shared.ring(sizes, from_x.ring()), 0);
     if constexpr (kTerms == 1) {
-      if (scale != last_scale) multiply_total(scale * inverse_of(last_scale));
+      if (has_sums && scale != last_scale) multiply_total(scale * inverse_of(last_scale));
+      has_sums = true;
       add_boxes(steps, stage, boxes);
     } else {
       add_boxes_exactly(steps, stage, boxes);

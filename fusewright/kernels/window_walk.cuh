@@ -19,7 +19,7 @@ struct Divisor {
   }
 };
 
-// The same for dividends below 2^40 and divisors that are below 2^64 times them.
+// The same for larger ones, as long as dividend times divisor is below 2^64.
 struct WideDivisor {
   uint64_t multiplier;
   uint32_t divisor;
@@ -73,8 +73,8 @@ struct WindowSizes {
         plane((shape.y.out + shape.y.halo()) * shape.pitch), pitch(shape.pitch),
         bands((shape.x.out + shape.band_width - 1) / shape.band_width),
         all_of_plane(int(plane.divisor)),
-        tiles_p(int((positions() + tile_positions - 1) / tile_positions)),
-        units(shape.groups * tiles_q), of_group(tiles_q) {
+        tiles_p(max(1, int((positions() + tile_positions - 1) / tile_positions))),
+        units(max(1, shape.groups * tiles_q)), of_group(max(1, tiles_q)) {
     tiles = int(tiles_p.divisor * units.divisor) * shape.classes;
   }
 
