@@ -50,7 +50,8 @@ def test_every_kernel_compiles(path: Path, arch: str, tmp_path: Path) -> None:
     assert spilled
     for kernel, spills in spilled:
         # A convolution's sums are most of the registers there are: a little may go to memory.
-        assert int(spills) <= (128 if "window_kernel" in kernel else 0), kernel
+        full = "window_kernel" in kernel or "gradient_kernel" in kernel
+        assert int(spills) <= (128 if full else 0), kernel
     symbols = subprocess.run(["nm", command[-1]], capture_output=True, text=True, check=True)
     shared = [line for line in symbols.stdout.splitlines() if " u " in line]
     assert not shared, "the linker would keep one of these for all modules of a process"
