@@ -107,8 +107,9 @@ def ending_lines(
     the elements end in, and for a product `vectors`, whether they are whole. `parts` is where
     reductions leave theirs."""
     end = f"const auto end = {_end_text(kernel, form, parts)};"
-    vectors = [f"const bool vectors = {vectors_text(kernel, form)};"]
-    vectors = vectors if isinstance(kernel, ProductKernel) else []
+    vectors = []
+    if isinstance(kernel, ProductKernel):
+        vectors = [f"const bool vectors = {vectors_text(kernel, form)};"]
     head = [f"// {kernel.name}: {comment(kernel.summary)}", f"// {comment(title)}"]
     parameters = [f"void* {form.pointers[each.name]}" for each in kernel.arguments]
     parameters += [f"int64_t {name}" for name in form.symbols.values()]

@@ -92,7 +92,7 @@ struct OverPositions : WindowResult {
     const WindowPosition at = output(p);
     const int begin = p >> kPartBits << kPartBits;
     const int64_t start = int64_t(tile.band) * sizes.plane.divisor + tile.first + begin;
-    WindowPart part(start, kPartBits, sizes.position(tile, begin).image,
+    WindowPart part(start, sizes.position(tile, begin).image,
                     sizes.position(tile, begin + (1 << kPartBits) - 1).image, sizes.shape.images,
                     int64_t(sizes.plane.divisor) * sizes.bands.divisor);
     part.classes = sizes.shape.classes, part.of_class = tile.of_class;
@@ -112,8 +112,7 @@ int lines_of(const WindowSizes& sizes) {
   if constexpr (End::kByRow) {
     const int classes = sizes.shape.classes;
     return classes * End::lines(int64_t(sizes.tiles_p.divisor) * sizes.tile_positions,
-                                int64_t(sizes.plane.divisor) * sizes.bands.divisor,
-                                kPartBits);
+                                int64_t(sizes.plane.divisor) * sizes.bands.divisor);
   } else {
     return sizes.shape.groups * sizes.tiles_q;
   }
@@ -198,7 +197,10 @@ inline void divide_rows(WindowSizes& sizes, int room) {
   const auto walk = [&](int stages) {
     const int rows = stage + (rings == 1 && stages == 2 ? tile : 0);
     const bool fits = rings * (rows + kWalkOverlap) <= room;
-    if (fits) sizes.stages = stages, sizes.rings = rings, sizes.ring_rows = rows;
+    if (fits) {
+      sizes.stages = stages, sizes.rings = rings;
+      sizes.ring_rows = rows, sizes.overlap = kWalkOverlap;
+    }
     return sizes.walks = fits;
   };
   if (stage > tile && rings > 0 && rings <= kMostStages && walk(max(rings, 2))) return;
@@ -210,8 +212,7 @@ template <int kTerms, int kTileChannels, class End>
 static int window(const End& end, const WindowInput& x, const WindowWeights& w,
                   const WindowShape& shape, int device, void* stream) {
   using Shared = WindowShared<kTerms, kTileChannels>;
-  const WindowAxis &along_y = shape.y, &along_x = shape.x;
-  if (shape.images == 0 || along_y.out == 0 || along_x.out == 0) return 0;
+  if (shape.images == 0 || shape.y.out == 0 || shape.x.out == 0) return 0;
   const OnDevice here(device);
   WindowSizes sizes(shape, kTilePositions<kTerms, kTileChannels>, kTileChannels);
   sizes.by_channels = x.by_channels(shape.channels);

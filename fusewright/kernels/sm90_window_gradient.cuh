@@ -169,6 +169,7 @@ inline GradientSizes gradient_sizes(const WindowShape& shape, int terms, bool by
     }
   }
   sizes.ring_rows = (kSlabStages * sizes.tile_positions + reach + 7) / 8 * 8;
+  sizes.overlap = kRingOverlap;
   return sizes;
 }
 

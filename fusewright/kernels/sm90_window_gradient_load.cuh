@@ -94,15 +94,12 @@ struct alignas(1024) GradientShared {
   // 64 out channels of a stage of dy; their lower halves lie kChunkBytes behind them.
   __device__ __forceinline__ char* dy(const GradientSizes& sizes, int stage, int chunk) {
     const int chunks = sizes.tile_channels / 64;
-    return ring() + kHalves * ring_bytes(sizes) +
+    return ring() + kHalves * sizes.ring_bytes() +
            (stage * chunks + chunk) * kHalves * kChunkBytes;
-  }
-  FW_FN static int ring_bytes(const GradientSizes& sizes) {
-    return (sizes.ring_rows + kRingOverlap) * 128;
   }
   static int64_t bytes(const GradientSizes& sizes) {
     const int stages = kSlabStages * (sizes.tile_channels / 64) * kChunkBytes;
-    return sizeof(GradientShared) + int64_t(kHalves) * (ring_bytes(sizes) + stages);
+    return sizeof(GradientShared) + int64_t(kHalves) * (sizes.ring_bytes() + stages);
   }
 };
 
@@ -162,8 +159,8 @@ __device__ __forceinline__ void convert_x(GradientShared<kTerms>& shared, const 
 #pragma unroll 1
   while (slabs.left > 0) {
     const Slabs here = slabs;
-    const RingRows rows = {shared_address(shared.ring()), here.row, sizes.ring_rows, kRingOverlap,
-                           GradientShared<kTerms>::ring_bytes(sizes)};
+    const RingRows rows = {shared_address(shared.ring()), here.row, sizes.ring_rows, sizes.overlap,
+                           sizes.ring_bytes()};
     wait(&shared.done[here.stage()], here.parity() ^ 1);
     scale = converter.convert(
         rows, source, scale,

@@ -74,7 +74,7 @@ struct GradientMultiplier {
   // Both halves of each operand, the small products first, from zero, tap after tap: while this
   // warpgroup adds one up, the other's products run.
   __device__ __forceinline__ void add_slab_exactly(uint64_t x, uint64_t dy) {
-    const uint32_t lower_x = Shared::ring_bytes(sizes) / 16, lower_dy = Shared::kChunkBytes / 16;
+    const uint32_t lower_x = sizes.ring_bytes() / 16, lower_dy = Shared::kChunkBytes / 16;
     const float small = min(inverse_of(scale_x), inverse_of(scale_dy));
     const float large = max(inverse_of(scale_x), inverse_of(scale_dy));
 #pragma unroll

@@ -154,7 +154,7 @@ __device__ __forceinline__ void convert_input(WindowShared<kTerms, kTileChannels
     here = fills;
     __syncwarp();
     const RingRows rows = {shared_address(shared.ring(sizes, to.ring())), to.row, sizes.ring_rows,
-                           sizes.overlap(), sizes.ring_bytes()};
+                           sizes.overlap, sizes.ring_bytes()};
     // Of a ring with two stages, the other is read while this one is filled.
     const auto clear = [&] {
       if (sizes.walks && sizes.rings < sizes.stages && !begins) {

@@ -12,8 +12,8 @@ namespace fw {
 constexpr int kPartBits = 5;
 
 // How many parts an image of so many positions can touch.
-FW_FN int image_parts(int64_t positions, int bits) {
-  return int((positions + (1 << bits) - 2) >> bits) + 1;
+FW_FN int image_parts(int64_t positions) {
+  return int((positions + (1 << kPartBits) - 2) >> kPartBits) + 1;
 }
 
 // A part of the line: the images that it touches, and its number among the parts of all positions
@@ -26,14 +26,14 @@ struct WindowPart {
   int classes = 1, of_class = 0;
 
   // `start` is its first position among all, `positions` those of an image.
-  __device__ __forceinline__ WindowPart(int64_t start, int bits, int first_image, int last_image,
+  __device__ __forceinline__ WindowPart(int64_t start, int first_image, int last_image,
                                         int images, int64_t positions)
-      : of_all(int(start >> bits)),
-        of_first(of_all - int(first_image * positions >> bits)),
+      : of_all(int(start >> kPartBits)),
+        of_first(of_all - int(first_image * positions >> kPartBits)),
         first(first_image),
         last(last_image < images ? last_image : images - 1),
-        of_image(image_parts(positions, bits)),
-        whole(last_image >= images || (last_image + 1) * positions <= start + (1 << bits)) {}
+        of_image(image_parts(positions)),
+        whole(last_image >= images || (last_image + 1) * positions <= start + (1 << kPartBits)) {}
 };
 
 // More lines than these are first folded to a few, by many threads: channels alone are too few.
@@ -74,8 +74,8 @@ struct ByChannel : ByRow<Body> {
   template <int V>
   using Column = typename ByRow<Body>::template Column<V>;
 
-  static int lines(int64_t positions, int64_t of_image, int bits) {
-    return (kPerImage ? image_parts(of_image, bits) : int(positions >> bits)) * kTogether;
+  static int lines(int64_t positions, int64_t of_image) {
+    return (kPerImage ? image_parts(of_image) : int(positions >> kPartBits)) * kTogether;
   }
   __device__ __forceinline__ Index outer(int image, int channel) const {
     const Index row = channel / kTogether;

@@ -62,6 +62,7 @@ struct WindowSizes {
   int tiles;             // all, of all classes; each group and its tiles_q have tiles_p of a class
   Divisor tiles_p, units, of_group;
   int stages = 2, rings = 2, ring_rows = 0;  // of the input
+  int overlap = 0;          // rows of a ring that lie behind its last again: wgmma reads some in a row
   int lead = 0;             // boxes that one warpgroup is ahead of the other
   int together = 1;         // tiles of a class after which the next class takes its turn
   bool walks = false;       // a thread block goes on from tile to tile
@@ -91,9 +92,7 @@ struct WindowSizes {
   FW_FN int boxes(int block, int phase) const {
     return (shape.phase[phase].taps * steps(block) + 3) / 4;
   }
-  // Rows of a ring that lie behind its last again: wgmma reads 64 in a row.
-  FW_FN int overlap() const { return walks ? kWalkOverlap : 0; }
-  FW_FN int ring_bytes() const { return (ring_rows + overlap()) * 128; }
+  FW_FN int ring_bytes() const { return (ring_rows + overlap) * 128; }
 
   // The class of a tile, and its number among the tiles of that class. Classes differ in their work:
   // all thread blocks have the same one at a time, and then the next for the same positions, which
