@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from fusewright.window import Geometry
 
 TERMS = (1, 3)
-MOST_POSITIONS, MOST_RINGS, RING_OVERLAP = 256, 4, 64  # of kernels/window_walk.cuh
-TILE_CHANNELS = (32, 64, 128)
-STAGE_BYTES = 144 * 1024  # of shared memory, beside the weights' ring and the epilogue's part
+MOST_POSITIONS, MOST_RINGS = 256, 4  # of kernels/window_walk.cuh
+TILE_CHANNELS = (64, 128)
+STAGE_BYTES = 138 * 1024  # of shared memory, beside the weights' ring and the epilogue's part
 MOST_TAPS, MOST_PHASES = 128, 16
 CHANNEL_BLOCK = 64
 # Of the gradient by the weights: taps of a warpgroup, positions of a slab, slabs that a part costs.
@@ -47,6 +47,11 @@ def tile_positions(of: Geometry, terms: int) -> int:
     return MOST_POSITIONS if terms == 1 and best_tile_channels(of) <= 64 else 128
 
 
+def group_positions(of: Geometry, terms: int) -> int:
+    """kGroupPositions of kernels/sm90_window_load.cuh, which is how far rings overlap."""
+    return tile_positions(of, terms) // (2 if best_tile_channels(of) == 64 else 1)
+
+
 def stage_rows(of: Geometry, band_width: int, terms: int) -> int:
     """Positions of a tile, and what the furthest tap reads beyond them."""
     reach = of.y.halo * pitch_of(of, band_width) + of.x.halo
@@ -58,7 +63,7 @@ def converted_rows(of: Geometry, band_width: int, terms: int) -> int:
     rows, half_bytes = stage_rows(of, band_width, terms), 128 if terms == 1 else 256
     rings = -(-of.channels // CHANNEL_BLOCK) * len(of.phases)
     few = len(of.classes) == 1 and rings <= MOST_RINGS
-    walks = few and rings * (rows + RING_OVERLAP) * half_bytes <= STAGE_BYTES
+    walks = few and rings * (rows + group_positions(of, terms)) * half_bytes <= STAGE_BYTES
     return tile_positions(of, terms) if walks else rows
 
 

@@ -91,10 +91,9 @@ int end_in(const ByChannel<Body, kPerImage, kTogether>& end, const ConvolutionSi
   return 0;
 }
 
-template <int kTerms, int kTileChannels, class End>
-int convolution(const End& end, const WindowInput& source, const WindowFilter& filter,
-                const ConvolutionSizes& of, void* workspace,
-                int device, void* stream) {
+template <int kTerms, int kTileChannels, int kLanes, class End>
+int convolution(const End& end, bool, const WindowInput& source, const WindowFilter& filter,
+                const ConvolutionSizes& of, void* workspace, int device, void* stream) {
   if (of.band_width < 1 || workspace == nullptr || (kTerms != 1 && kTerms != 3)) return 3;
   return end_in(end, of, [&](int64_t image, int out, int y, int x) {
     return window_at(source, filter, of, image, out, y, x);

@@ -150,6 +150,11 @@ template <int kPlace>
 void store_shared(uint32_t to, float x) {
   memcpy(emulated_shared + to, &x, 4);
 }
+template <int>
+void store_two_shared(uint32_t to, float x, float y) {
+  store_shared<0>(to, x);
+  store_shared<0>(to + 4, y);
+}
 // Stores for products wait here until they are published, thread by thread.
 inline std::vector<std::pair<uint32_t, uint32_t>> unpublished[1024];
 inline void store_pair(uint32_t to, uint32_t pair) {
@@ -223,9 +228,12 @@ inline uint32_t larger_halves(uint32_t magnitudes, uint32_t pair) {
   }
   return larger;
 }
+inline uint32_t tile_place(const void* tile) { return shared_address(tile) >> 4; }
+inline uint64_t rows_descriptor(uint32_t place) { return place; }
 inline uint64_t tile_descriptor(const void* tile, int chunk_bytes) {
-  return shared_address(tile) >> 4 | static_cast<uint64_t>(chunk_bytes) << 32;
+  return tile_place(tile) | static_cast<uint64_t>(chunk_bytes) << 32;
 }
+inline int of_warp(int x) { return x; }
 
 inline uint32_t held[1024][4];  // every thread's fragment of a
 

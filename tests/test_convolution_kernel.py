@@ -30,9 +30,9 @@ BODY = (
                       float* out) {                                                             \
     const int64_t plane = sizes->y.out * sizes->x.out;                                          \
     const Plain plain{out, sizes->images * plane, plane, sizes->groups * sizes->channels_out};  \
-    const auto run = terms == 1 ? fw::convolution<1, channels, End>                             \
-                                : fw::convolution<3, channels, End>;                            \
-    return run(End{{{plain}}}, *x, *filter, *sizes, workspace, 0, nullptr);                     \
+    const auto run = terms == 1 ? fw::convolution<1, channels, 2, End>                          \
+                                : fw::convolution<3, channels, 2, End>;                         \
+    return run(End{{{plain}}}, true, *x, *filter, *sizes, workspace, 0, nullptr);               \
   }
 ENTRY(convolution_64, 64)
 ENTRY(convolution_128, 128)

@@ -37,7 +37,7 @@ from fusewright.codegen.lanes import (
 from fusewright.codegen.runs import Ends, staged_loops, sum_lines
 from fusewright.codegen.text import literal, size_text
 from fusewright.codegen.tiled import tile_parts
-from fusewright.ir import ONE, Dim, Ratio, product
+from fusewright.ir import ONE, ZERO, Dim, Ratio, product
 from fusewright.loop import Apply, Constant, Index, Load, Reduce, Store
 from fusewright.optable import REDUCTIONS, STORAGE_TYPES
 from fusewright.schedule import HOST_RUN
@@ -120,6 +120,8 @@ def _extents(form: Form) -> list[str]:
         outer_last = kernel.outer[-1].size if kernel.outer else ONE
         flags["kOuterRest"] = len(kernel.outer) > 1
         flags["kSplit"] = schedule.splits > 1
+        if form.given:
+            flags["kSameForOuter"] = _same_for_outer(form)
         extents |= {"outer_extent": kernel.outer_numel, "outer_lane_extent": outer_last}
         extents["inner_extent"] = kernel.inner_numel
     lines = [f"static constexpr bool {key} = {str(flag).lower()};" for key, flag in flags.items()]
@@ -133,6 +135,16 @@ def _extents(form: Form) -> list[str]:
     for key, size in extents.items():
         lines.append(f"FW_FN I {key}() const {{ return {size_text(size, form.symbols)}; }}")
     return lines
+
+
+def _same_for_outer(form: Form) -> bool:
+    """Whether what is loaded for an element depends on its inner indices alone."""
+    return all(
+        stride == ZERO
+        for load in element_loads(form.kernel, form.plan)
+        if load.name != form.given
+        for stride in load.access.strides[: form.n_outer]
+    )
 
 
 def _elem_struct(form: Form, loads: list[Load]) -> list[str]:

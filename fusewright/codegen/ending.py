@@ -27,7 +27,7 @@ from fusewright.window import WindowKernel
 
 Ended = ProductKernel | WindowKernel
 
-VECTOR = 4  # columns
+VECTORS = (4, 2)  # columns: of a product the first, of a window the first that fits
 
 
 def ending_form(kernel: Ended) -> Form:
@@ -76,10 +76,18 @@ def _schedule(kernel: Ended, epilogue: LoopKernel) -> Schedule:
     """Lanes are the columns that a thread takes at once, if pointers are aligned; every tile is a
     split of its own."""
     kind = "row" if kernel.reduces is Reduces.ACROSS else "column"
-    if isinstance(kernel, WindowKernel):  # single columns were the fastest, 4 the slowest (H200)
+    if isinstance(kernel, WindowKernel) and kernel.reduces is not Reduces.NOTHING:
         return Schedule(kind, splits=2)
-    lanes = VECTOR if lanes_fit(_in_memory(kernel, epilogue), kind, VECTOR) else 1
+    widths = VECTORS if isinstance(kernel, WindowKernel) else VECTORS[:1]
+    in_memory = _in_memory(kernel, epilogue)
+    lanes = next((each for each in widths if _lanes_fit(kernel, in_memory, kind, each)), 1)
     return Schedule(kind, lanes=lanes, splits=2)
+
+
+def _lanes_fit(kernel: Ended, in_memory: LoopKernel, kind: str, lanes: int) -> bool:
+    if isinstance(kernel, WindowKernel) and kernel.geometry.x.result % lanes:
+        return False
+    return lanes_fit(in_memory, kind, lanes)
 
 
 def _in_memory(kernel: Ended, epilogue: LoopKernel) -> LoopKernel:
@@ -104,12 +112,10 @@ def ending_lines(
     kernel: Ended, form: Form, title: str, body: list[str], parts: str = "workspace"
 ) -> list[str]:
     """The functor, its binding and the extern "C" function with this body, which finds `end`, what
-    the elements end in, and for a product `vectors`, whether they are whole. `parts` is where
+    the elements end in, and `vectors`, whether several columns may go together. `parts` is where
     reductions leave theirs."""
     end = f"const auto end = {_end_text(kernel, form, parts)};"
-    vectors = []
-    if isinstance(kernel, ProductKernel):
-        vectors = [f"const bool vectors = {vectors_text(kernel, form)};"]
+    vectors = f"const bool vectors = {vectors_text(kernel, form)};"
     head = [f"// {kernel.name}: {comment(kernel.summary)}", f"// {comment(title)}"]
     parameters = [f"void* {form.pointers[each.name]}" for each in kernel.arguments]
     parameters += [f"int64_t {name}" for name in form.symbols.values()]
@@ -121,7 +127,7 @@ def ending_lines(
         *bind(form),
         "}  // namespace",
         f'extern "C" int {kernel.name}({", ".join(parameters)}) {{',
-        *indented([*vectors, end, *body]),
+        *indented([vectors, end, *body]),
         "}",
     ]
 

@@ -12,6 +12,7 @@ from fusewright.window import WindowAxis, WindowKernel
 from fusewright.window_cost import MOST_POSITIONS, image_positions
 
 HEADER = "sm90_convolution.cuh"
+GROUP_CHANNELS = 64  # of a tile, that leave a part together
 PART_POSITIONS = 32  # kPartBits of window_endings.cuh: what a part of a row covers
 MOST_LINES, FOLDED_LINES = 2048, 256  # kMostLines and kFoldedLines of window_endings.cuh
 ALIGNMENT = 256
@@ -31,7 +32,8 @@ def _workspace(kernel: WindowKernel, schedule: WindowSchedule) -> Workspace:
         return Workspace(fixed=weights)
     line = kernel.epilogue.outer_numel * part_bytes(sweeps(kernel.epilogue))
     if kernel.reduces is Reduces.DOWN:
-        lines = of.groups * -(-of.results // schedule.tile_channels)
+        tiles = -(-of.results // schedule.tile_channels)
+        lines = of.groups * tiles * (schedule.tile_channels // GROUP_CHANNELS)
         return Workspace(line * lines, fixed=_parts_at(kernel))
     positions, together = (
         image_positions(of, schedule.band_width),
@@ -61,12 +63,14 @@ def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> 
     sizes = [form.size(of.images), str(of.groups), str(of.channels), str(of.results)]
     sizes += [axis_text(of.y), axis_text(of.x), str(schedule.band_width)]
     sizes += ["true" if of.transposed else "false"]
+    lanes = form.schedule.lanes
+    template = f"{macro('convolutions')}, {schedule.tile_channels}, {lanes}"
     body = [
         f"const fw::WindowInput source{{{', '.join(images)}}};",
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
         f"const fw::ConvolutionSizes sizes{{{', '.join(sizes)}}};",
-        f"return fw::convolution<{macro('convolutions')}, {schedule.tile_channels}>(end, "
-        "source, filter, sizes, workspace, where, stream);",
+        f"return fw::convolution<{template}>(end, vectors, source, filter, sizes, workspace, "
+        "where, stream);",
     ]
     parts = f"static_cast<char*>(workspace) + {_parts_at(kernel)}"
     parts = "workspace" if kernel.reduces is Reduces.NOTHING else parts

@@ -42,6 +42,7 @@ struct Parts {
 template <class Body>
 struct ByColumn : Parts<Body> {
   static constexpr bool kByRow = false, kReduces = !Sums<Body, 1>::kEmpty;
+  static constexpr bool kSameForColumns = Body::kSameForOuter;
   using Index = typename Parts<Body>::Index;
   template <int V>
   using Elem = typename Body::template Elem<V>;
@@ -87,7 +88,7 @@ struct ByColumn : Parts<Body> {
 
 template <class Body>
 struct ByRow : Parts<Body> {
-  static constexpr bool kByRow = true, kReduces = true;
+  static constexpr bool kByRow = true, kReduces = true, kSameForColumns = false;
   using Index = typename Parts<Body>::Index;
   template <int V>
   struct Elem {

@@ -87,19 +87,19 @@ struct Given {
 template <class T, int V>
 struct UnitOut {
   Packed<T, V> pack;
-  T* to;
-  __device__ __forceinline__ UnitOut(T* base, int64_t offset)
-      : to(base == nullptr ? nullptr : base + offset) {}
+  T* base;  // null where no one wants it, which is the same for all elements
+  int64_t offset;
+  __device__ __forceinline__ UnitOut(T* base, int64_t offset) : base(base), offset(offset) {}
   template <class X>
   __device__ __forceinline__ void put(int v, X x) {
     pack.lanes[v] = Store<T>::from(x);
   }
   __device__ __forceinline__ void write() const {
     using Word = typename Packed<T, V>::Word;
-    if (to == nullptr) return;
+    if (base == nullptr) return;
 #pragma unroll
     for (int w = 0; w < Packed<T, V>::kWords; ++w) {
-      reinterpret_cast<Word*>(to)[w] = pack.words[w];
+      reinterpret_cast<Word*>(base + offset)[w] = pack.words[w];
     }
   }
 };
@@ -107,18 +107,18 @@ struct UnitOut {
 template <class T, int V>
 struct StridedOut {
   T lanes[V];
-  T* to;
-  int64_t stride;
+  T* base;
+  int64_t offset, stride;
   __device__ __forceinline__ StridedOut(T* base, int64_t offset, int64_t stride)
-      : to(base == nullptr ? nullptr : base + offset), stride(stride) {}
+      : base(base), offset(offset), stride(stride) {}
   template <class X>
   __device__ __forceinline__ void put(int v, X x) {
     lanes[v] = Store<T>::from(x);
   }
   __device__ __forceinline__ void write() const {
-    if (to == nullptr) return;
+    if (base == nullptr) return;
 #pragma unroll
-    for (int v = 0; v < V; ++v) to[v * stride] = lanes[v];
+    for (int v = 0; v < V; ++v) base[offset + v * stride] = lanes[v];
   }
 };
 

@@ -109,6 +109,12 @@ __device__ __forceinline__ void store_shared(uint32_t to, float x) {
   asm volatile("st.shared.f32 [%0], %1;  // %2" :: "r"(to), "f"(x), "n"(kPlace) : "memory");
 }
 
+template <int kPlace>
+__device__ __forceinline__ void store_two_shared(uint32_t to, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};  // %3"
+               :: "r"(to), "f"(x), "f"(y), "n"(kPlace) : "memory");
+}
+
 // Two 16-bit numbers to shared memory, and four times two.
 __device__ __forceinline__ void store_pair(uint32_t to, uint32_t pair) {
   asm volatile("st.shared.b32 [%0], %1;" :: "r"(to), "r"(pair) : "memory");
@@ -215,12 +221,18 @@ __device__ __forceinline__ void settle(float (&sum)[kSums]) {
 
 // A tile of 128-byte rows, swizzled in groups of eight, as wgmma's descriptor. `chunk_bytes` is
 // how far apart 64-wide chunks lie where the free index is contiguous; adding bytes / 16 moves on.
-__device__ __forceinline__ uint64_t tile_descriptor(const void* tile, int chunk_bytes) {
-  constexpr uint64_t kGroupBytes = 1024, kSwizzle128 = 1;
-  const uint64_t address = shared_address(tile) & 0x3FFFF;
-  return address >> 4 | uint64_t(chunk_bytes >> 4) << 16 | kGroupBytes >> 4 << 32 |
-         kSwizzle128 << 62;
+// Where chunks do not matter, the place alone is counted on, in 32 bits.
+constexpr uint64_t kRowGroups = uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
+__device__ __forceinline__ uint32_t tile_place(const void* tile) {
+  return (shared_address(tile) & 0x3FFFF) >> 4;
 }
+__device__ __forceinline__ uint64_t rows_descriptor(uint32_t place) { return kRowGroups | place; }
+__device__ __forceinline__ uint64_t tile_descriptor(const void* tile, int chunk_bytes) {
+  return rows_descriptor(tile_place(tile)) | uint64_t(chunk_bytes >> 4) << 16;
+}
+
+// What all threads of a warp have, so that the compiler knows.
+__device__ __forceinline__ int of_warp(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 // sum = a·b (+ sum if `add`), 64 rows of a in registers, 16 deep, by as many columns of b as two
 // sums per thread make. kFreeMajorB: b's free index, not the contracted one, is contiguous.

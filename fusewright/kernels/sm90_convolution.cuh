@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kSplitThreads)
 }
 
 // `workspace` has room for both halves and the scales of all weights.
-template <int kTerms, int kTileChannels, class End>
-int convolution(const End& end, const WindowInput& x, const WindowFilter& filter,
+template <int kTerms, int kTileChannels, int kLanes, class End>
+int convolution(const End& end, bool vectors, const WindowInput& x, const WindowFilter& filter,
                 const ConvolutionSizes& of, void* workspace, int device, void* stream) {
   if (of.images == 0 || of.y.out == 0 || of.x.out == 0) return end_nothing(end, device, stream);
   WindowShape shape{};
@@ -87,7 +87,7 @@ int convolution(const End& end, const WindowInput& x, const WindowFilter& filter
                                                                           lo, inverse);
   }
   const WindowWeights w = {hi, lo, inverse, filter, order};
-  return window<kTerms, kTileChannels>(end, x, w, shape, device, stream);
+  return window<kTerms, kTileChannels, kLanes>(end, vectors, x, w, shape, device, stream);
 }
 
 }  // namespace fw

@@ -31,6 +31,7 @@ struct FinishShape {
   static constexpr int kThreads = kAcross < 32 ? kAcross : 32;  // of a warp, in one row
   static constexpr int kRowPart = kThreads * V;                 // the columns they have together
   static constexpr int kStep = 128 / kAcross;                   // rows between two of a thread's
+  static constexpr int kStride = kFinishStride;
 
   // Rows of a thread that go together: as many as there are registers for.
   template <int kRows, int kWords, class End>
@@ -42,38 +43,37 @@ struct FinishShape {
   }
 };
 
-// Some rows of V columns. Each step is done for all of them before the next, so that none waits;
-// where all are inside (kWhole) there is no branch either. `rows` of those that begin at q are inside
-// the result.
-template <int V, int kTogether, bool kWhole, class End, class Result, class Place>
-__device__ __forceinline__ void finish_rows(const float (*finished)[kFinishStride], int part,
-                                            int first, int rows, int q, const Place& place,
-                                            const End& end, typename End::template Column<V>& down,
+// Some rows of V columns, which lie from `from` on. Each step is done for all of them before the
+// next, so that none waits; where all are inside (kWhole) there is no branch either. `rows` of those
+// that begin at q are inside the result; `load` reads what the epilogue reads of a row.
+template <class Shape, int V, int kTogether, bool kWhole, class Load, class End, class Result,
+          class Place>
+__device__ __forceinline__ void finish_rows(const float* from, int first, int rows, int q,
+                                            const Place& place, const Load& load, const End& end,
+                                            typename End::template Column<V>& down,
                                             const Result& result) {
-  constexpr int kStep = FinishShape<V>::kStep;
   typename End::template Elem<V> elem[kTogether];
-  const auto inside = [&](int k) { return kWhole || (first + k * kStep < rows && place.inside); };
+  const auto row = [&](int k) { return first + k * Shape::kStep; };
+  const auto inside = [&](int k) { return kWhole || (row(k) < rows && place.inside); };
 #pragma unroll
   for (int k = 0; k < kTogether; ++k) {
-    const int row = first + k * kStep;
-    if (inside(k)) end.load(elem[k], down, result.row(place, q + row), place.column);
+    if (inside(k)) load(elem[k], row(k));
   }
 #pragma unroll
   for (int k = 0; k < kTogether; ++k) {
     Packed<float, V> x;
     using Word = typename Packed<float, V>::Word;
-    x.words[0] = *reinterpret_cast<const Word*>(&finished[first + k * kStep][part]);
+    x.words[0] = *reinterpret_cast<const Word*>(from + k * Shape::kStep * Shape::kStride);
 #pragma unroll
     for (int v = 0; v < V; ++v) end.give(elem[k], v, x.lanes[v]);
   }
 #pragma unroll
   for (int k = 0; k < kTogether; ++k) {
-    const int row = first + k * kStep;
+    const auto at = result.row(place, q + row(k));
     if constexpr (End::kByRow) {
-      constexpr int kThreads = FinishShape<V>::kThreads;
-      end.template visit_row<kThreads>(elem[k], inside(k), result.row(place, q + row), place.column);
+      end.template visit_row<Shape::kThreads>(elem[k], inside(k), at, place.column);
     } else {
-      if (inside(k)) end.visit(elem[k], down, result.row(place, q + row));
+      if (inside(k)) end.visit(elem[k], down, at);
     }
   }
 }
@@ -88,15 +88,19 @@ __device__ __forceinline__ void finish_turn(const FinishRows<kRows>& finished, i
   constexpr int kTogether = Shape::template together<kRows, Result::kWords, End>();
   constexpr int kReach = Shape::kStep * (kTogether - 1);
   const int part = threadIdx.x % Shape::kAcross * V;
+  const auto load = [&](auto& elem, int row) {
+    end.load(elem, down, result.row(place, q + row), place.column);
+  };
   if (!End::kByRow && !place.inside) return;
   // Threads that meet in a row go the same way.
   const bool whole = End::kByRow && rows == kRows && __all_sync(~0u, place.inside);
 #pragma unroll 1
   for (int row = threadIdx.x % 128 / Shape::kAcross; row < kRows; row += Shape::kStep * kTogether) {
+    const float* const from = &finished[row][part];
     if (End::kByRow ? whole : row + kReach < rows) {
-      finish_rows<V, kTogether, true>(finished, part, row, rows, q, place, end, down, result);
+      finish_rows<Shape, V, kTogether, true>(from, row, rows, q, place, load, end, down, result);
     } else {
-      finish_rows<V, kTogether, false>(finished, part, row, rows, q, place, end, down, result);
+      finish_rows<Shape, V, kTogether, false>(from, row, rows, q, place, load, end, down, result);
     }
   }
 }

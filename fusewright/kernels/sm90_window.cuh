@@ -24,7 +24,7 @@ struct WindowResult {
     int64_t column;  // a position of all images
   };
   static constexpr bool kMends = true;
-  static constexpr int kWords = 48;
+  static constexpr int kWords = 24;
   const WindowInput& x;
   const WindowWeights& w;
   const WindowSizes& sizes;
@@ -114,38 +114,49 @@ int lines_of(const WindowSizes& sizes) {
     return classes * End::lines(int64_t(sizes.tiles_p.divisor) * sizes.tile_positions,
                                 int64_t(sizes.plane.divisor) * sizes.bands.divisor);
   } else {
-    return sizes.shape.groups * sizes.tiles_q;
+    return sizes.shape.groups * sizes.tiles_q * (sizes.tile_channels / 64);
   }
 }
 
-template <int kTerms, int kTileChannels, class End>
+// The warpgroups that multiply, and end in the epilogue, V positions at a time.
+template <int V, int kTerms, int kTileChannels, class End>
 __device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChannels>& shared,
                                                  const End& end, const WindowInput& x,
                                                  const WindowWeights& w,
                                                  const WindowSizes& sizes) {
-  using Multiplier = WindowMultiplier<kTerms, kTileChannels>;
-  const int warpgroup = threadIdx.x / 128;
-  const int column = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;  // of the first sum
+  using Result = WindowResultOf<End>;
   WindowRun run = sizes.run();
   if (run.ended()) return;
-  Multiplier multiplier(shared, sizes);
+  WindowMultiplier<kTerms, kTileChannels> multiplier(shared, sizes);
+  const int warpgroup = multiplier.warpgroup, warp = of_warp(threadIdx.x / 32 % 4);
+  const WarpFinisher<V, End, Result> finisher = {shared.rows[warpgroup][warp]};
+  int channel = -1;  // that the tile before began at
+  float scale[2];    // of a thread's channels
 #pragma unroll 1
   for (; !run.ended(); ++run.done) {
     const WindowTile tile = sizes.tile(run.index());
-    multiplier.add_tile(tile.of_class);
-    const WindowResultOf<End> result(WindowResult{
-        x, w, sizes, tile, sizes.shape.channels_out,
-        tile.group * sizes.tiles_q + tile.q / kTileChannels});
+    const int q = tile.q + multiplier.first_channel(), rows = sizes.shape.channels_out;
+    const int line = (tile.group * sizes.tiles_q * kTileChannels + q) / 64;
+    const Result result(WindowResult{x, w, sizes, tile, rows, line});
+    if (result.channel_out(q) != channel) {
+      channel = result.channel_out(q);
 #pragma unroll
-    for (int block = 0; block < Multiplier::kBlocks; ++block) {
-      const int first = multiplier.first_position() + 64 * block;
-      finish_tile<1>(multiplier.total[block], column, shared.finished[warpgroup], 1 + warpgroup,
-                     first, tile.q, end, result);
+      for (int i = 0; i < 2; ++i) scale[i] = result.scale(min(q + sums_channel() + 8 * i, rows - 1));
+      if constexpr (!End::kReduces) finisher.keep_factors(q + 16 * warp, end, result);
+    }
+    multiplier.add_tile(tile.of_class);
+    const int p = multiplier.first_position();
+    const float by[2] = {scale[0] * multiplier.factor(), scale[1] * multiplier.factor()};
+    if constexpr (End::kReduces) {
+      auto& finished = reinterpret_cast<FinishRows<32>&>(shared.rows[warpgroup]);
+      finish_together<0>(multiplier.total, finished, 1 + warpgroup, p, q, by, end, result);
+    } else {
+      finisher.finish(multiplier.total, p, q + 16 * warp, by, end, result);
     }
   }
 }
 
-template <int kTerms, int kTileChannels, class End>
+template <int kTerms, int kTileChannels, int kLanes, class End>
 __global__ void __launch_bounds__(WindowTeam<kTerms>::kThreads, 1)
     window_kernel(const End end, const __grid_constant__ WindowInput x,
                   const __grid_constant__ WindowWeights w,
@@ -171,7 +182,11 @@ __global__ void __launch_bounds__(WindowTeam<kTerms>::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < 256) {
     take_registers<WindowTeam<kTerms>::kMultiply>();
-    multiply_windows(shared, end, x, w, sizes);
+    if (kLanes > 1 && sizes.vectors) {
+      multiply_windows<kLanes>(shared, end, x, w, sizes);
+    } else {
+      multiply_windows<1>(shared, end, x, w, sizes);
+    }
   } else {
     leave_registers<WindowTeam<kTerms>::kOthers>();
     if (threadIdx.x >= 288) {
@@ -191,15 +206,15 @@ __global__ void __launch_bounds__(WindowTeam<kTerms>::kThreads, 1)
 
 // How the input's stages share so many rows of shared memory. Rings pay where taps reach far, and have
 // room for the next tile, or for the others' while one is read.
-inline void divide_rows(WindowSizes& sizes, int room) {
+inline void divide_rows(WindowSizes& sizes, int overlap, int room) {
   const int tile = sizes.tile_positions, stage = sizes.shape.stage_rows;
   const int rings = sizes.shape.classes > 1 ? 0 : sizes.blocks() * sizes.shape.phases;
   const auto walk = [&](int stages) {
     const int rows = stage + (rings == 1 && stages == 2 ? tile : 0);
-    const bool fits = rings * (rows + kWalkOverlap) <= room;
+    const bool fits = rings * (rows + overlap) <= room;
     if (fits) {
       sizes.stages = stages, sizes.rings = rings;
-      sizes.ring_rows = rows, sizes.overlap = kWalkOverlap;
+      sizes.ring_rows = rows, sizes.overlap = overlap;
     }
     return sizes.walks = fits;
   };
@@ -208,16 +223,19 @@ inline void divide_rows(WindowSizes& sizes, int room) {
   sizes.stages = sizes.rings = 2 * stage <= room ? 2 : 1, sizes.ring_rows = stage;
 }
 
-template <int kTerms, int kTileChannels, class End>
-static int window(const End& end, const WindowInput& x, const WindowWeights& w,
+// `vectors`: kLanes neighbouring positions of an image may go through the epilogue together.
+template <int kTerms, int kTileChannels, int kLanes, class End>
+static int window(const End& end, bool vectors, const WindowInput& x, const WindowWeights& w,
                   const WindowShape& shape, int device, void* stream) {
   using Shared = WindowShared<kTerms, kTileChannels>;
   if (shape.images == 0 || shape.y.out == 0 || shape.x.out == 0) return 0;
   const OnDevice here(device);
   WindowSizes sizes(shape, kTilePositions<kTerms, kTileChannels>, kTileChannels);
   sizes.by_channels = x.by_channels(shape.channels);
+  sizes.vectors = vectors && shape.classes == 1 && shape.x.out % kLanes == 0 &&
+                  shape.band_width % kLanes == 0 && shape.pitch % kLanes == 0;
   const int room = (kSharedBytes - int(sizeof(Shared))) / (Shared::kHalves * 128);
-  divide_rows(sizes, room);
+  divide_rows(sizes, kGroupPositions<kTerms, kTileChannels>, room);
   const int shared_bytes =
       int(sizeof(Shared)) + sizes.rings * Shared::kHalves * sizes.ring_bytes();
   // Boxes that are ahead lie in stages that nothing can be loaded into. A class without taps has none.
@@ -232,7 +250,7 @@ static int window(const End& end, const WindowInput& x, const WindowWeights& w,
   const bool mapped = matrix_map(map_hi, w.hi, halves, 64, kTileChannels) &&
                       (kTerms == 1 || matrix_map(map_lo, w.lo, halves, 64, kTileChannels));
   if (!mapped) return static_cast<int>(cudaErrorInvalidValue);
-  const auto kernel = window_kernel<kTerms, kTileChannels, End>;
+  const auto kernel = window_kernel<kTerms, kTileChannels, kLanes, End>;
   static Persistent persistent;
   const int blocks = persistent.blocks(kernel, sizes.tiles, device);
   const int units = int(sizes.units.divisor);

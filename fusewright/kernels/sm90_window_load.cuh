@@ -10,8 +10,8 @@
 // rows: only what is new is converted. Elsewhere stages are filled anew, one or two in turns.
 #pragma once
 
-#include "sm90_finish.cuh"
 #include "sm90_window_fill.cuh"
+#include "sm90_window_finish.cuh"
 
 namespace fw {
 
@@ -36,7 +36,11 @@ constexpr int kConvertBarrier = 3, kLeadBarrier = 4;
 // the tensor cores add up. More would leave the warps that convert too few registers for the loads that
 // they need on their way (H200: 1.04 ms with these, 1.17 with twice as many).
 template <int kTerms, int kTileChannels>
-constexpr int kTilePositions = kTerms == 1 && kTileChannels <= 64 ? 256 : 128;
+constexpr int kTilePositions = kTerms == 1 && kTileChannels == 64 ? 256 : 128;
+
+// Those of a multiplying warpgroup, which has 64 channels: all of the tile's, or half.
+template <int kTerms, int kTileChannels>
+constexpr int kGroupPositions = kTilePositions<kTerms, kTileChannels> / (kTileChannels == 64 ? 2 : 1);
 
 // The stages that a thread block fills: tile after tile, of each the blocks of channels, and of each
 // of those the phases.
@@ -86,9 +90,10 @@ struct alignas(1024) WindowShared {
   static constexpr int kConvertWarps = WindowTeam<kTerms>::kConvertWarps;
   static constexpr int kHalves = kTerms == 3 ? 2 : 1;
   static constexpr int kWeightBytes = kTileChannels * 128;
-  static constexpr int kWeightStages = kHalves * kTileChannels == 256 ? 2 : 4;
+  static constexpr int kWeightBits = kHalves * kTileChannels == 256 ? 1 : 2;
+  static constexpr int kWeightStages = 1 << kWeightBits;
   char weights[kWeightStages][kHalves][kWeightBytes];
-  FinishRows<32> finished[2];
+  WarpRows rows[2][4];  // of the warps that multiply
   float scales[kMostStages];  // of the stages
   float kept_scales[kConvertWarps][kMostStages];
   WindowFills filled[kConvertWarps];  // what each of them is filling, in case of doing it again
@@ -102,16 +107,15 @@ struct alignas(1024) WindowShared {
   }
 };
 
-// The weights' stages, round and round: 2 or 4 of them.
+// The weights' stages, round and round: 2 to the power of kBits.
+template <int kBits>
 struct WindowRing {
   uint32_t count = 0;
-  int bits;
 
-  __device__ __forceinline__ explicit WindowRing(int stages) : bits(stages / 2) {}
   __device__ __forceinline__ int stage(int back = 0) const {
-    return (count - back) & ((1u << bits) - 1);
+    return (count - back) & ((1u << kBits) - 1);
   }
-  __device__ __forceinline__ int parity() const { return count >> bits & 1; }
+  __device__ __forceinline__ int parity() const { return count >> kBits & 1; }
 };
 
 // The input's stages, round and round, and the rings that they lie in.
@@ -190,7 +194,7 @@ __device__ __forceinline__ void load_weights(WindowShared<kTerms, kTileChannels>
   using Shared = WindowShared<kTerms, kTileChannels>;
   const WindowShape& shape = sizes.shape;
   const int all_boxes = shape.boxes_between(0, shape.phases);
-  WindowRing to(Shared::kWeightStages);
+  WindowRing<Shared::kWeightBits> to;
   for (WindowRun run = sizes.run(); !run.ended(); ++run.done) {
     const WindowTile tile = sizes.tile(run.index());
     const int phase = shape.first_phase(tile.of_class);

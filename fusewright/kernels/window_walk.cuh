@@ -52,7 +52,7 @@ struct WindowPosition {
   bool in_band;  // not in the halo beside or below it
 };
 
-constexpr int kMostStages = 4, kWalkOverlap = 64;
+constexpr int kMostStages = 4;
 
 struct WindowSizes {
   WindowShape shape;
@@ -67,6 +67,7 @@ struct WindowSizes {
   int together = 1;         // tiles of a class after which the next class takes its turn
   bool walks = false;       // a thread block goes on from tile to tile
   bool by_channels = false;  // the input's channels are read four at a time
+  bool vectors = false;      // some positions go through the epilogue at a time
 
   WindowSizes(const WindowShape& shape, int tile_positions, int tile_channels)
       : shape(shape), tile_positions(tile_positions), tile_channels(tile_channels),

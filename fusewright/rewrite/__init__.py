@@ -1,22 +1,28 @@
-"""`Program` → `Program`: canonical operators, then algebra. Both keep every value's meaning."""
+"""`Program` → `Program`: canonical operators, then algebra, then what is saved for backward made
+small. All keep every value's meaning."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from fusewright.ir import Graph, Program, validate
+from fusewright.rewrite.flags import pack_flags
 from fusewright.rewrite.lower import lower
 from fusewright.rewrite.rules import simplify
 
 
 def rewrite(program: Program) -> Program:
     """All three graphs of a program in canonical form."""
-    return replace(
+    canonical = replace(
         program,
         forward=rewrite_graph(program.forward),
         inference=rewrite_graph(program.inference),
         backward=rewrite_graph(program.backward) if program.backward else None,
     )
+    packed = pack_flags(canonical)
+    for graph in (packed.forward, *((packed.backward,) if packed.backward else ())):
+        validate(graph)
+    return packed
 
 
 def rewrite_graph(graph: Graph) -> Graph:

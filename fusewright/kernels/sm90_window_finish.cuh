@@ -1,0 +1,214 @@
+// From the sums of a convolution's tile to the epilogue. A warp has 16 out channels of a tile and all
+// positions of its warpgroup. It lays some of them at a time into its own part of shared memory, so
+// that its threads then have neighbouring positions of one channel: whole lines of memory, and no
+// other warp to wait for. What is not finite is made anew on the way there.
+//
+// An epilogue that reduces meets other warps: those of a warpgroup lay 32 channels of 64 positions
+// together (sm90_finish.cuh).
+#pragma once
+
+#include "sm90_finish.cuh"
+
+namespace fw {
+
+// Where thread and register lie in a product of 64 channels: sum i of a thread is of channel
+// 16·warp + lane / 4 + 8·(i / 2 mod 2) and position 8·(i / 4) + 2·(lane mod 4) + i mod 2.
+__device__ __forceinline__ int sums_channel() {
+  return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+}
+
+// What a warp lays out in a turn: 16 channels of 32 positions, or, where threads take V of these at
+// a time, 8 of 64. The stride keeps stores out of each other's banks.
+template <int V>
+struct WarpTurn {
+  static constexpr int kColumns = V == 1 ? 32 : 64, kRows = 512 / kColumns;
+  static constexpr int kStride = kColumns + 8;
+  static constexpr int kAcross = kColumns / V;  // threads of a row
+  static constexpr int kStep = 32 / kAcross;    // rows between two of a thread's
+  static constexpr int kSame = 16 / kRows;      // turns with the same positions
+
+  // Of a thread's pair k of sums of a turn: the first sum, and where it goes after the thread's
+  // first place.
+  __device__ __forceinline__ static constexpr int sum(int turn, int k) {
+    return V == 1 ? 4 * (4 * turn + k / 2) + 2 * (k % 2) : 4 * (turn / 2 * 8 + k) + 2 * (turn % 2);
+  }
+  __device__ __forceinline__ static constexpr int row(int k) { return V == 1 ? k % 2 * 8 : 0; }
+  __device__ __forceinline__ static constexpr int column(int k) {
+    return V == 1 ? k / 2 * 8 : k * 8;
+  }
+};
+
+// A warp's part of shared memory: the numbers of a turn, and what the epilogue reads of its channels
+// where that is the same for all positions.
+struct alignas(16) WarpRows {
+  float numbers[640];
+  char factors[512];
+};
+static_assert(4 * sizeof(WarpRows) >= sizeof(FinishRows<32>), "a warpgroup's rows find room");
+
+// The sums of a turn, times the scales of both of a thread's channels, to shared memory; each turn's
+// stores are its own, so that `total` stays in registers. Returns zero, or NaN if one is not finite.
+template <class Turn, int kTurn, int kSums>
+__device__ __forceinline__ float lay_out_turn(const float (&total)[kSums], int turn, uint32_t to,
+                                              const float (&scale)[2]) {
+  float zero = 0.f;
+  if constexpr (16 * kTurn < kSums) {
+    if (turn == kTurn) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const int i = Turn::sum(kTurn, k);
+        const float x = total[i] * scale[i / 2 % 2], y = total[i + 1] * scale[i / 2 % 2];
+        zero = __fmaf_rn(x, 0.f, __fmaf_rn(y, 0.f, zero));
+        store_two_shared<kTurn>(to + 4 * (Turn::row(k) * Turn::kStride + Turn::column(k)), x, y);
+      }
+    } else {
+      zero = lay_out_turn<Turn, kTurn + 1>(total, turn, to, scale);
+    }
+  }
+  return zero;
+}
+
+// A warp's way through the epilogue, tile after tile; a thread takes V neighbouring positions at a
+// time. Result is as in sm90_finish.cuh.
+template <int V, class End, class Result>
+struct WarpFinisher {
+  using Turn = WarpTurn<V>;
+  using Elem = typename End::template Elem<V>;
+  static constexpr bool kKeepsFactors = End::kSameForColumns && sizeof(Elem) <= 32;
+  static constexpr int kTogether = [] {  // rows of a thread: as many as there are registers for
+    int rows = Turn::kRows / Turn::kStep;
+    while (rows > 1 && rows * int(sizeof(Elem)) > 4 * Result::kWords) rows /= 2;
+    return rows;
+  }();
+  WarpRows& memory;
+
+  // From channel q on.
+  __device__ __forceinline__ void keep_factors(int q, const End& end, const Result& result) const {
+    if constexpr (kKeepsFactors) {
+      const int row = threadIdx.x % 32;
+      __syncwarp();
+      if (row < 16 && q + row < result.rows) {
+        typename End::template Column<V> none;
+        end.load(factors()[row], none, result.row({}, q + row), 0);
+      }
+      __syncwarp();
+    }
+  }
+
+  // Positions from p on; `scale` belongs to both of a thread's channels.
+  template <int kSums>
+  __device__ __forceinline__ void finish(const float (&total)[kSums], int p, int q,
+                                         const float (&scale)[2], const End& end,
+                                         const Result& result) const {
+    const int lane = threadIdx.x % 32;
+    const int across = lane % Turn::kAcross * V;
+    float* const mine = &memory.numbers[lane / 4 * Turn::kStride + lane % 4 * 2];
+    typename Result::Place place;
+    typename End::template Column<V> down;
+#pragma unroll 1
+    for (int turn = 0; 16 * turn < kSums; ++turn) {
+      const int column = p + turn / Turn::kSame * Turn::kColumns;
+      const int first = q + turn % Turn::kSame * Turn::kRows;
+      if (turn % Turn::kSame == 0) {
+        place = result.place(column + across);
+        if (place.inside) end.begin(down, place.column);
+      }
+      const float zero = lay_out_turn<Turn, 0>(total, turn, shared_address(mine), scale);
+      if (zero != 0.f) mend(mine, column + lane % 4 * 2, first + lane / 4, result);
+      __syncwarp();
+      if (place.inside) finish_turn(across, first, q, place, end, down, result);
+      __syncwarp();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ Elem* factors() const {
+    return reinterpret_cast<Elem*>(memory.factors);
+  }
+
+  // A thread's own numbers that are not finite: rare.
+  __device__ __forceinline__ static void mend(float* mine, int p, int q, const Result& result) {
+#pragma unroll 1
+    for (int i = 0; i < 16; ++i) {
+      const int row = Turn::row(i / 2), column = Turn::column(i / 2) + i % 2;
+      float& x = mine[row * Turn::kStride + column];
+      const bool there = q + row < result.rows && result.place(p + column).inside;
+      if (there && !isfinite(x)) x = result.plain(p + column, q + row);
+    }
+  }
+
+  // The rows of a turn from channel `first` on, in a warp whose channels begin at q.
+  template <class Place>
+  __device__ __forceinline__ void finish_turn(int across, int first, int q, const Place& place,
+                                              const End& end,
+                                              typename End::template Column<V>& down,
+                                              const Result& result) const {
+    const auto load = [&](Elem& elem, int row) {
+      if constexpr (kKeepsFactors) {
+        elem = factors()[first - q + row];
+      } else {
+        end.load(elem, down, result.row(place, first + row), place.column);
+      }
+    };
+    constexpr int kReach = Turn::kStep * (kTogether - 1);
+    const int rows = result.rows - first;
+#pragma unroll 1
+    for (int row = threadIdx.x % 32 / Turn::kAcross; row < Turn::kRows;
+         row += Turn::kStep * kTogether) {
+      const float* const from = &memory.numbers[row * Turn::kStride + across];
+      if (row + kReach < rows) {
+        finish_rows<Turn, V, kTogether, true>(from, row, rows, first, place, load, end, down,
+                                              result);
+      } else {
+        finish_rows<Turn, V, kTogether, false>(from, row, rows, first, place, load, end, down,
+                                               result);
+      }
+    }
+  }
+};
+
+// The sums of 64 positions from kFrom / 32 · 64 on, of the half of the warpgroup's warps whose turn
+// it is.
+template <int kFrom, int kSums, class Result>
+__device__ __forceinline__ void lay_out_together(const float (&total)[kSums], FinishRows<32>& finished,
+                                             int turn, int p, int q, const float (&scale)[2],
+                                             const Result& result) {
+  const int channel = sums_channel(), column = threadIdx.x % 4 * 2;
+  if (channel / 32 != turn) return;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int row = i / 2 % 2 * 8, at = column + i / 4 * 8 + i % 2;
+    float x = total[kFrom + i] * scale[i / 2 % 2];
+    if (!isfinite(x) && q + channel + row < result.rows && result.place(p + at).inside) {
+      x = result.plain(p + at, q + channel + row);
+    }
+    finished[channel % 32 + row][at] = x;
+  }
+}
+
+// For an epilogue that reduces: the warpgroup's channels from q on, positions from p on.
+template <int kFrom, int kSums, class End, class Result>
+__device__ __forceinline__ void finish_together(const float (&total)[kSums],
+                                                FinishRows<32>& finished, int barrier, int p, int q,
+                                                const float (&scale)[2], const End& end,
+                                                const Result& result) {
+  if constexpr (kFrom < kSums) {
+    const auto place = result.place(p + threadIdx.x % 64);
+    typename End::template Column<1> down;
+    if (place.inside) end.begin(down, place.column);
+#pragma unroll 1
+    for (int turn = 0; turn < 2; ++turn) {
+      lay_out_together<kFrom>(total, finished, turn, p, q, scale, result);
+      meet(barrier, 128);
+      const int first = q + 32 * turn;
+      finish_turn<1>(finished, min(32, result.rows - first), first, place, end, down, result);
+      meet(barrier, 128);
+    }
+    if constexpr (End::kReduces && !End::kByRow) {
+      leave_columns<1>(finished, barrier, result.line, place, end, down);
+    }
+    finish_together<kFrom + 32>(total, finished, barrier, p + 64, q, scale, end, result);
+  }
+}
+
+}  // namespace fw
