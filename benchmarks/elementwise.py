@@ -140,10 +140,13 @@ def measure(kind: type[nn.Module], shape: tuple[int, ...]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", default="", help="problems whose name contains this")
     options = parser.parse_args()
     record: dict[str, dict[str, float]] = {}
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; µs, CUDA graphs replayed")
     for name, kind, shape in CASES:
+        if options.only not in name:
+            continue
         record[name] = found = measure(kind, shape)
         for way in ("forward", "training"):
             eager, compiled, ours = (found[f"{n} {way}"] for n in ("eager", "compile", "ours"))

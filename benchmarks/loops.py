@@ -197,7 +197,7 @@ def prepared(case: Case, library: ctypes.CDLL, source: cases.Source) -> Callable
     entry = source.entries[0]
     given = [ctypes.c_void_p(case.tensors[name].data_ptr()) for name in entry.arguments]
     given += [ctypes.c_int64(case.sizes[name]) for name in entry.symbols]
-    room = max(8, entry.workspace_bytes.at(case.sizes))
+    room = max(8, entry.workspace.at(case.sizes))
     scratch = torch.empty(room, dtype=torch.uint8, device="cuda")
     given += [ctypes.c_void_p(scratch.data_ptr()), ctypes.c_int(torch.cuda.current_device())]
     given += [ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)]
@@ -228,6 +228,7 @@ def measure(case: Case, target: Target, copy_gb_per_s: float) -> Row:
     rate = case.bytes_moved / ours / 1e3
     short = f"{schedule.kind} v{schedule.lanes} t{schedule.threads} u{schedule.unroll}"
     short += f" r{schedule.rows}" * (schedule.rows > 1) + " cached" * schedule.cached
+    short += f" b{schedule.beyond}" * (schedule.beyond > 0)
     short += f" s{schedule.splits}" * (schedule.splits > 1)
     fraction = rate / copy_gb_per_s
     return Row(case.name, short, build_s, ours, rate, fraction, eager, float(error))

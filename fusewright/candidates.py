@@ -27,8 +27,8 @@ from fusewright.schedule import (
     choose_product,
     choose_window,
     legal,
-    widths,
 )
+from fusewright.vectors import widths
 from fusewright.window import Geometry, GradientKernel, WindowKernel
 from fusewright.window_cost import TILE_CHANNELS, band_widths, fits
 
@@ -144,7 +144,8 @@ def _cached_rows(first: Schedule, inner: int) -> Iterator[Schedule]:
         yield replace(first, rows=rows)
     yield _holding(replace(first, lanes=first.lanes // 2), first.threads, inner)
     for threads in (first.threads, first.threads * 2):
-        yield replace(_with_threads(first, threads), unroll=PASS_VECTORS, cached=False)
+        again = replace(_with_threads(first, threads), unroll=PASS_VECTORS)
+        yield replace(again, cached=False, beyond=0)
 
 
 def _rows(first: Schedule, inner: int) -> Iterator[Schedule]:
@@ -190,8 +191,8 @@ def _with_threads(schedule: Schedule, threads: int) -> Schedule:
 
 def _holding(schedule: Schedule, threads: int, inner: int) -> Schedule:
     """As many vectors for each thread as a row in registers takes."""
-    reach = max(1, threads * schedule.lanes)
-    return replace(_with_threads(schedule, threads), unroll=max(1, -(-inner // reach)))
+    unroll = max(1, -(-inner // max(1, threads * schedule.lanes)))
+    return replace(_with_threads(schedule, threads), unroll=unroll, beyond=0)
 
 
 def _around_on_host(_: LoopKernel, first: Schedule, sizes: Sizes) -> Iterator[Schedule]:

@@ -11,22 +11,20 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from fusewright.coalesce import coalesce
-from fusewright.ir import ITEM_BYTES, ONE, ZERO, Dim
-from fusewright.loop import Load, LoopKernel, Store
+from fusewright.ir import ITEM_BYTES, ZERO, Dim
+from fusewright.keep import free_registers, keep, row_registers
+from fusewright.loop import Load, LoopKernel
 from fusewright.product import ProductKernel
 from fusewright.product_cost import best_tile_rows
-from fusewright.sweep import Sweeps, element_accesses, element_loads, late_sweep, part_bytes, sweeps
-from fusewright.tiles import mixes_layouts, reach, tile_bytes, tiled_accesses, turned_axis
-from fusewright.vectors import TILED
+from fusewright.sweep import Sweeps, element_loads, part_bytes, sweeps
+from fusewright.tiles import mixes_layouts, tile_bytes, tiled_accesses, turned_axis
+from fusewright.vectors import TILED, prefers_column, widths
 from fusewright.vectors import lanes_fit as lanes_fit
 from fusewright.window import GradientKernel, WindowKernel
 from fusewright.window_cost import best_band, best_tile_channels, gradient_parts
 
 HOST_RUN = 1024  # kLongestRun of kernels/host.hpp
 SHARED_BYTES = 48 * 1024
-THREAD_REGISTERS = 48  # 4-byte registers that a cached row may take of each thread
-BLOCK_REGISTERS = 65536
-WORK_REGISTERS = 30  # what a kernel needs beside its cached row; softmax takes 24
 SMALL_TILE, LARGE_TILE = 32, 64
 TILE_REGISTERS = 64  # 4-byte registers for what a thread has loaded of a tile
 
@@ -67,8 +65,9 @@ class Schedule:
 
     lanes: elements per vector (host: lanes of an accumulator). threads: of a CUDA block (of a row
     for 'row', where `rows` share a block; `across` of a column block lie along the columns).
-    unroll: vectors in flight per thread. cached: the row stays in registers. splits: parts of the
-    inner extent that are reduced apart and joined in order. tile: the edge of a tile.
+    unroll: vectors in flight per thread. cached: the row stays in registers, or its first `unroll`
+    vectors of each thread do, and each sweep reads the others again, `beyond` in flight. splits:
+    parts of the inner extent that are reduced apart and joined in order. tile: the edge of a tile.
     """
 
     kind: str
@@ -78,6 +77,7 @@ class Schedule:
     across: int = 32
     unroll: int = 1
     cached: bool = False
+    beyond: int = 0
     splits: int = 1
     tile: int = LARGE_TILE
 
@@ -138,6 +138,7 @@ def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
     plan = sweeps(kernel)
     common = (
         min(schedule.lanes, schedule.threads, schedule.unroll, schedule.splits) >= 1
+        and schedule.rows >= 1
         and (schedule.kind in ("pointwise", "transpose")) == (not kernel.inner)
         and (schedule.splits == 1 or splittable(plan))
     )
@@ -152,7 +153,7 @@ def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
         case "pointwise":
             return schedule.threads <= 1024
         case "row":
-            return _row_fits(kernel, plan, schedule)
+            return _row_fits(kernel, schedule)
         case "column":
             return _column_fits(plan, schedule)
         case "transpose" | "transpose_row":
@@ -179,24 +180,35 @@ def splittable(plan: Sweeps) -> bool:
     return plan.count == 1
 
 
-def _row_fits(kernel: LoopKernel, plan: Sweeps, schedule: Schedule) -> bool:
+def _row_fits(kernel: LoopKernel, schedule: Schedule) -> bool:
     threads = schedule.threads
     if threads & (threads - 1) or threads * schedule.rows > 1024:
         return False
     if (schedule.rows > 1 and threads > 32) or threads * schedule.rows % 32:
         return False
     if not schedule.cached:
-        return True
+        return schedule.beyond == 0
     size = kernel.inner_numel
-    width = threads * schedule.lanes * schedule.unroll
-    registers = _cached_registers(kernel, plan, schedule.lanes * schedule.unroll)
-    limit = min(THREAD_REGISTERS, BLOCK_REGISTERS // (threads * schedule.rows) - WORK_REGISTERS)
-    return schedule.splits == 1 and size.is_static and size.factor <= width and registers <= limit
+    whole = size.is_static and size.factor <= threads * schedule.lanes * schedule.unroll
+    enough = schedule.beyond > 0 or whole
+    return schedule.splits == 1 and enough and _registers_fit(kernel, schedule)
 
 
-def _cached_registers(kernel: LoopKernel, plan: Sweeps, elements: int) -> int:
-    loads = [x for x in element_loads(kernel, plan) if not late_sweep(kernel, plan, x)]
-    return sum(max(1, ITEM_BYTES[load.dtype] * elements // 4) for load in loads)
+def _registers_fit(kernel: LoopKernel, schedule: Schedule) -> bool:
+    """Whether a cached row leaves registers to work with, and to a second block if that is why a
+    part of it is read again. nvcc keeps what is worth keeping whether told to or not."""
+    taken = row_registers(kernel, *keep(kernel, sweeps(kernel)), schedule.lanes * schedule.unroll)
+    return taken <= free_registers(schedule.threads * schedule.rows * (1 + (schedule.beyond > 0)))
+
+
+def kept_sweeps(
+    kernel: LoopKernel, schedule: Schedule, target: Target
+) -> tuple[Sweeps, dict[str, int]]:
+    """The sweeps of a coalesced kernel, and the values that wait from one to the next: in memory on
+    the host, on a GPU in the registers of a row that is cached whole."""
+    plan = sweeps(kernel)
+    whole = target.language == "host" or (schedule.cached and not schedule.beyond)
+    return keep(kernel, plan) if whole and schedule.kind == "row" else (plan, {})
 
 
 def _column_fits(plan: Sweeps, schedule: Schedule) -> bool:
@@ -267,28 +279,6 @@ def _tiles(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iter
                 yield Schedule(kind, min(lanes, 4), threads, splits=splits, tile=tile)
 
 
-def prefers_column(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
-    """Whether most of the bytes are contiguous along the last outer axis, in one sweep."""
-    plan = sweeps(kernel)
-    if not kernel.outer or plan.count > 1:
-        return False
-    row_bytes = column_bytes = 0
-    for item in element_accesses(kernel, plan):
-        moved = ITEM_BYTES[item.dtype] * reach(item.access, kernel, sizes)
-        row_bytes += moved * (item.access.strides[-1] == ONE)
-        column_bytes += moved * (item.access.strides[len(kernel.outer) - 1] == ONE)
-    return column_bytes > row_bytes
-
-
-def widths(kernel: LoopKernel) -> Iterator[int]:
-    """Vector widths to try: 16 bytes of the largest item, then halves."""
-    items = [ITEM_BYTES[item.dtype] for item in kernel.body if isinstance(item, Load | Store)]
-    lanes = 16 // max(items, default=16)
-    while lanes >= 1:
-        yield lanes
-        lanes //= 2
-
-
 def _pointwise(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
     if target.language == "host":
         yield Schedule("pointwise", lanes=HOST_RUN)
@@ -325,11 +315,21 @@ def _rows(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Itera
 
 
 def _cached_rows(inner: int, lanes: int, loads: int) -> Iterator[Schedule]:
-    """A row in the registers of a warp or less, else of a block, the fewest threads first."""
+    """A row in the registers of a warp or less, else of a block, the fewest threads first.
+
+    A row of 1024 threads would have a processor to itself, idle whenever they wait for each other:
+    two blocks that hold a quarter of their rows or more come before it.
+    """
+    most = (8 if loads == 1 else 4) if lanes > 1 else 16
     for threads in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
         width = threads * lanes
         unroll = max(1, -(-inner // width))
-        most = (8 if loads == 1 else 4) if lanes > 1 else 16
+        if threads == 1024 and lanes > 1:
+            for held in (most, most // 2):
+                if 1 < inner / (512 * lanes * held) <= 4:
+                    yield Schedule(
+                        "row", lanes, 512, unroll=held, cached=True, beyond=max(1, 8 // lanes)
+                    )
         if unroll <= most or threads == 1024:
             rows = max(1, 128 // threads) if threads <= 32 else 1
             yield Schedule("row", lanes, threads, rows=rows, unroll=unroll, cached=True)

@@ -1,16 +1,16 @@
-"""Along which axes the vectors of a schedule's kind lie, and where they are whole and aligned.
+"""Along which axes vectors lie, where they are whole and aligned, and how wide they may be.
 
 Kernels are spoken of in their coalesced form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from fusewright.ir import ONE, ZERO
+from fusewright.ir import ITEM_BYTES, ONE, ZERO
 from fusewright.loop import Access, Load, LoopKernel, Store
 from fusewright.sweep import element_accesses, sweeps
-from fusewright.tiles import staged, turned_axis
+from fusewright.tiles import reach, staged, turned_axis
 
 TILED = ("transpose", "transpose_row")  # kinds that turn tiles in shared memory
 
@@ -63,3 +63,25 @@ def lane_accesses(kernel: LoopKernel, kind: str) -> tuple[Access, ...]:
     if kind not in ("row", "transpose_row"):
         return tuple(item.access for item in kernel.body if isinstance(item, Load | Store))
     return tuple(item.access for item in element_accesses(kernel, plan))
+
+
+def prefers_column(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
+    """Whether most of the bytes are contiguous along the last outer axis, in one sweep."""
+    plan = sweeps(kernel)
+    if not kernel.outer or plan.count > 1:
+        return False
+    row_bytes = column_bytes = 0
+    for item in element_accesses(kernel, plan):
+        moved = ITEM_BYTES[item.dtype] * reach(item.access, kernel, sizes)
+        row_bytes += moved * (item.access.strides[-1] == ONE)
+        column_bytes += moved * (item.access.strides[len(kernel.outer) - 1] == ONE)
+    return column_bytes > row_bytes
+
+
+def widths(kernel: LoopKernel) -> Iterator[int]:
+    """Vector widths to try: 16 bytes of the largest item, then halves."""
+    items = [ITEM_BYTES[item.dtype] for item in kernel.body if isinstance(item, Load | Store)]
+    lanes = 16 // max(items, default=16)
+    while lanes >= 1:
+        yield lanes
+        lanes //= 2

@@ -16,7 +16,7 @@
 #define __device__
 #define __shared__ static
 #define __forceinline__ inline
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 
 struct dim3 {
@@ -35,6 +35,12 @@ constexpr int cudaSuccess = 0;
 inline int cudaGetLastError() { return 0; }
 inline int cudaGetDevice(int* device) { return *device = 0; }
 inline int cudaSetDevice(int) { return 0; }
+constexpr int cudaDevAttrMultiProcessorCount = 0, kProcessors = 2;
+inline int cudaDeviceGetAttribute(int* value, int, int) { return *value = kProcessors, 0; }
+template <class Kernel>
+int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, int) {
+  return *blocks = 2, 0;
+}
 inline const char* cudaGetErrorString(int) { return "emulated"; }
 
 static dim3 blockIdx, threadIdx;

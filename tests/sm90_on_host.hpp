@@ -11,8 +11,6 @@
 
 #define __CUDA_ARCH_FEAT_SM90_ALL 1
 #define __grid_constant__
-#undef __launch_bounds__
-#define __launch_bounds__(...)
 
 struct float2 {
   float x, y;
@@ -25,13 +23,11 @@ struct CUtensorMap {
   int64_t columns, rows, row_bytes, layers, layer_bytes;
   int item, box_columns, box_rows;
 };
-constexpr int cudaErrorInvalidValue = 1, cudaFuncAttributeMaxDynamicSharedMemorySize = 0,
-              cudaDevAttrMultiProcessorCount = 0, kProcessors = 2;
+constexpr int cudaErrorInvalidValue = 1, cudaFuncAttributeMaxDynamicSharedMemorySize = 0;
 template <class Kernel>
 int cudaFuncSetAttribute(Kernel, int, int) {
   return 0;
 }
-inline int cudaDeviceGetAttribute(int* value, int, int) { return *value = kProcessors, 0; }
 
 static dim3 gridDim;
 alignas(1024) static char emulated_shared[227 * 1024];

@@ -379,3 +379,36 @@ def test_cuda_compiles(arch: str) -> None:
     library = cases.compile_source(source, flags)
     for entry in source.entries:
         assert getattr(library, entry.name) is not None
+
+
+def test_a_cached_row_computes_exponentials_once() -> None:
+    """The GPU keeps them in registers; a row that is read again computes them again."""
+    loop = cases.softmax(S0, 4096, "bfloat16")
+    cached, again = (
+        render([(loop, Schedule("row", 8, 128, unroll=4, cached=cached))], CUDA).text
+        for cached in (True, False)
+    )
+    assert cached.count("= fw::exp(") == 1 and again.count("= fw::exp(") == 2
+    assert "float power_kept[V];" in cached and "_kept" not in again.split("softmax_body {")[1]
+    # One running sum takes the lanes of a vector together.
+    assert "fw::Sum<float, 1> total;" in cached and "acc.total.add_all(total_lanes);" in cached
+    # What divides a whole row has its reciprocal computed with it.
+    assert "row.total_divisor[v] = fw::CommonDivisor(total);" in cached
+    assert "fw::div(power, total_divisor)" in cached
+    on_host = render([(loop, choose(loop, HOST, {"s0": 4}))], HOST).text
+    assert "Divisor" not in on_host.split("softmax_body {")[1]
+
+
+@pytest.mark.parametrize(("by", "divided"), [(1.5, True), (2.0, False), (-0.25, False)])
+def test_constants_divide_by_their_reciprocal(by: float, divided: bool) -> None:
+    """Powers of two are left to the compiler, which multiplies."""
+    body = [
+        Load("x", "float32", access("x", 1)),
+        Constant("c", "float32", by),
+        Apply("y", "float32", "div", ("x", "c")),
+        Store("y", "float32", access("y", 1)),
+    ]
+    loop = kernel("quotient", [S0], [], {"x": "float32"}, {"y": "float32"}, body)
+    text = render([(loop, Schedule("pointwise", 4))], CUDA).text
+    expected = "fw::div(x, fw::CommonDivisor(c))" if divided else "fw::div(x, c)"
+    assert f"const float y = {expected};" in text

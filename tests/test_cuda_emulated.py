@@ -17,7 +17,7 @@ import torch
 from fusewright.codegen.render import render
 from fusewright.codegen.source import Source
 from fusewright.ir import Dim
-from fusewright.loop import LoopKernel
+from fusewright.loop import Apply, Constant, Load, LoopKernel, Reduce, Store
 from fusewright.schedule import Schedule, Target, choose, legal
 from tests import loop_cases as cases
 
@@ -83,11 +83,65 @@ def test_softmax(columns: int) -> None:
     y = torch.empty_like(x)
     loop = cases.softmax(S0, columns)
     picked = run(loop, {"x": x, "y": y}, {"s0": 5})
-    assert picked.cached == (columns < 40_000)
+    assert picked.cached and (picked.beyond > 0) == (columns == 40_000)
     close(y, torch.softmax(x.double(), 1))
     shifted = unaligned(x)
     run(loop, {"x": shifted, "y": shifted}, {"s0": 5}, picked)
     close(shifted, torch.softmax(x.double(), 1))
+    y.fill_(9)
+    run(loop, {"x": x, "y": y}, {"s0": 5}, Schedule("row", picked.lanes, 128, unroll=2))
+    close(y, torch.softmax(x.double(), 1))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("columns", [40, 1000, 2048])
+def test_softmax_of_half_floats(dtype: str, columns: int) -> None:
+    """The kept exponentials are floats where the row's elements are not."""
+    x = (torch.randn(5, columns) * 5).to(getattr(torch, dtype))
+    x[1, 3], x[2] = -torch.inf, -torch.inf
+    y = torch.empty_like(x)
+    picked = run(cases.softmax(S0, columns, dtype), {"x": x, "y": y}, {"s0": 5})
+    assert picked.cached and picked.lanes == 8
+    exact = torch.softmax(x.double(), 1)
+    torch.testing.assert_close(y.double(), exact, rtol=4e-3, atol=1e-6, equal_nan=True)
+
+
+def divided(columns: int) -> LoopKernel:
+    """Elements by a value of their row, by a constant, and by each other."""
+    body = [
+        Load("x", "float32", cases.row_major("x", S0, columns)),
+        Load("by", "float32", cases.access("by", 1, 0)),
+        Constant("c", "float32", -1.7),
+        Apply("a", "float32", "div", ("x", "by")),
+        Apply("b", "float32", "div", ("x", "c")),
+        Apply("d", "float32", "div", ("c", "x")),
+        Reduce("most", "float32", "max", "a"),
+        *(Store(name, "float32", cases.row_major(name, S0, columns)) for name in "abd"),
+        Store("most", "float32", cases.access("most", 1, 0)),
+    ]
+    outputs = dict.fromkeys(("a", "b", "d", "most"), "float32")
+    inputs = {"x": "float32", "by": "float32"}
+    return cases.kernel("divided", [S0], [columns], inputs, outputs, body)
+
+
+def test_quotients_have_divisions_bits() -> None:
+    """What forward divides by a row's value, backward may divide by an element's."""
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 3e38, 1e-37, 1.0])
+    by = torch.cat(
+        [special, -special, torch.randn(48), torch.randn(8) * 1e-40, 2.0 - 2**-23 + special]
+    )
+    x = torch.cat([special, -special, torch.randn(1000) * 1e3, torch.rand(1000) * 1e-25])
+    x = x.expand(len(by), len(x)).contiguous()
+    out = {name: torch.empty_like(x) for name in "abd"} | {"most": torch.empty(len(by))}
+    loop = divided(x.shape[1])
+    run(loop, {"x": x, "by": by} | out, {"s0": len(by)})
+    c = torch.tensor(-1.7)
+    for ours, exact in ((out["a"], x / by[:, None]), (out["b"], x / c), (out["d"], c / x)):
+        large = exact.abs() > 2**-100  # below, the last bit may differ
+        both_nan = ours.isnan() & exact.isnan()
+        same = ours.view(torch.int32) == exact.view(torch.int32)
+        assert (same | both_nan | ~large & (exact != 0)).all()
+        torch.testing.assert_close(ours, exact, rtol=0, atol=1e-37, equal_nan=True)
 
 
 @pytest.mark.parametrize("columns", [1, 127, 1024, 2048, 60_000])

@@ -28,6 +28,7 @@ ORDER = (
     ("interpret",),
     ("optable",),
     ("sweep",),
+    ("keep",),
     ("rewrite",),
     ("plan",),
     ("tiles", "vectors"),

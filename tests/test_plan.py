@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fusewright.capture import capture
 from fusewright.ir import Dim
+from fusewright.loop import Reduce
 from fusewright.plan import plan
 from fusewright.plan.frames import (
     DimIndex,
@@ -170,3 +171,19 @@ def test_only_gapless_layouts_are_kept() -> None:
     assert dense_strides(shape, channels_last) == channels_last
     assert dense_strides(shape, (Dim(12), Dim(4), Dim(0))) == (Dim(12), Dim(4), Dim(1))
     assert dense_strides(shape, (Dim(24), Dim(8), Dim(2))) == (Dim(12), Dim(4), Dim(1))
+
+
+def test_equal_sums_are_one() -> None:
+    """A scalar's gradient begins with the sum that is a vector's gradient."""
+    _, _, backward = plans(
+        lambda m, x: torch.sigmoid(x + m.row + m.one),
+        torch.randn(64, 4096),
+        row=torch.randn(4096),
+        one=torch.randn(1),
+    )
+    sums = [
+        [item for item in step.kernel.body if isinstance(item, Reduce)]
+        for step in backward.kernels
+        if any(isinstance(item, Reduce) for item in step.kernel.body)
+    ]
+    assert [len(each) for each in sums] == [1, 1], backward

@@ -6,8 +6,10 @@ import torch
 
 from fusewright.coalesce import coalesce
 from fusewright.ir import Dim
+from fusewright.keep import keep, row_registers
 from fusewright.loop import Load, Reduce, Store
 from fusewright.schedule import Schedule, Target, choose, legal, workspace_bytes
+from fusewright.sweep import sweeps
 from tests import loop_cases as cases
 from tests.loop_cases import access, kernel, run
 
@@ -66,3 +68,34 @@ def test_legality() -> None:
     assert not legal(loop, Schedule("pointwise"), CUDA)
     assert not legal(cases.bias_relu(4, 127), Schedule("pointwise", 4), CUDA)
     assert legal(cases.add_relu(127), Schedule("pointwise", 4), CUDA)
+
+
+def test_a_long_row_leaves_room_for_a_second_block() -> None:
+    """Rows that would take 1024 threads are held in part; very long ones not at all."""
+
+    def picked(columns: int) -> Schedule:
+        return choose(cases.softmax(S0, columns), CUDA, {"s0": 4096})
+
+    assert picked(16384) == Schedule("row", 4, 512, unroll=8, cached=True)
+    assert picked(32768) == Schedule("row", 4, 512, unroll=8, cached=True, beyond=2)
+    assert picked(65536).beyond and not picked(65540).cached
+    dynamic = cases.softmax(4096, S0)
+    assert not choose(dynamic, CUDA, {"s0": 1024}).cached, "nothing says that a row fits"
+    assert choose(dynamic, CUDA, {"s0": 32768}).beyond
+    assert not legal(dynamic, Schedule("row", 4, 256, unroll=8, beyond=2), CUDA)
+
+
+def test_kept_values_take_the_place_of_loaded_ones() -> None:
+    """Softmax holds x, then its exponentials: floats, whatever x is."""
+    for dtype, before in (("float32", 32), ("bfloat16", 16), ("float64", 64)):
+        loop = cases.softmax(S0, 1024, dtype)
+        plan = sweeps(loop)
+        assert row_registers(loop, plan, {}, 32) == before
+        assert row_registers(loop, *keep(loop, plan), 32) == max(before, 32)
+    wide = Schedule("row", 8, 128, unroll=4, cached=True)
+    half = cases.softmax(S0, 4096, "bfloat16")
+    assert choose(half, CUDA, {"s0": 64}) == wide
+    assert not legal(half, Schedule("row", 8, 64, unroll=8, cached=True), CUDA)
+    norm = cases.layer_norm(S0, 4096)
+    assert keep(norm, sweeps(norm))[1] == {}
+    assert row_registers(norm, sweeps(norm), {}, 16) == 16, "weight and bias come late"

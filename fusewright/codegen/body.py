@@ -22,6 +22,8 @@ from fusewright.codegen.access import (
     turned_loads,
     widened,
 )
+from fusewright.codegen.accumulators import accumulators
+from fusewright.codegen.divide import divisor_aliases, divisor_fields, divisor_made
 from fusewright.codegen.form import Form, all_coordinates, constants, decompose
 from fusewright.codegen.lanes import (
     Computed,
@@ -29,6 +31,7 @@ from fusewright.codegen.lanes import (
     function_lines,
     indented,
     is_staged,
+    kept_place,
     kept_places,
     lane_loop,
     register_bytes,
@@ -62,8 +65,9 @@ def functor(form: Form) -> list[str]:
     else:
         loads = [x for x in element_loads(form.kernel, form.plan) if x not in form.tiles]
         parts += [_elem_struct(form, loads), _row_struct(form)]
-        parts += [_accumulators(form, k) for k in range(form.plan.count)]
-        parts += [_begin(form), *([_keep(form)] if form.kept else []), _load(form, loads)]
+        parts += [accumulators(form, k) for k in range(form.plan.count)]
+        places = form.kept and form.language == "host"
+        parts += [_begin(form), *([_keep(form)] if places else []), _load(form, loads)]
         for k in range(form.plan.count):
             parts += [_visit(form, k), _finish(form, k)]
         parts += [_row_store(form)]
@@ -149,13 +153,17 @@ def _same_for_outer(form: Form) -> bool:
 
 def _elem_struct(form: Form, loads: list[Load]) -> list[str]:
     fields = [f"{holder(form, item, True, 'V')} {form.names[item.name]};" for item in loads]
+    if form.language == "cuda":
+        fields += [f"{form.register(name)} {form.names[name]}_kept[V];" for name in form.kept]
     return ["template <int V>", "struct Elem {", *indented(fields), "};"]
 
 
 def _row_struct(form: Form) -> list[str]:
     fields = [f"I {', '.join(f'i{at}' for at in range(form.n_outer))};"] if form.n_outer else []
     fields += [f"{form.register(name)} {form.names[name]}[V];" for name in _row_values(form)]
-    fields += [f"{form.register(name)}* {form.names[name]}_kept;" for name in form.kept]
+    fields += divisor_fields(form)
+    if form.language == "host":
+        fields += [f"{form.register(name)}* {form.names[name]}_kept;" for name in form.kept]
     return ["template <int V>", "struct Row {", *indented(fields), "};"]
 
 
@@ -166,35 +174,9 @@ def _row_values(form: Form) -> list[str]:
     ]
 
 
-def _accumulators(form: Form, k: int) -> list[str]:
-    items = form.plan.reductions[k]
-    names = [form.names[item.name] for item in items]
-    fields = [
-        f"fw::{REDUCTIONS[item.kind].template}<{form.register(item.name)}, V> {name};"
-        for item, name in zip(items, names, strict=True)
-    ]
-    acc = f"Acc{k}"
-    combine = " ".join(f"{name}.combine(other.{name});" for name in names)
-    lane = " ".join(f"one.{name} = {name}.lane(v);" for name in names)
-    struct = [
-        f"static constexpr bool kEmpty = {'false' if items else 'true'};",
-        *fields,
-        f"FW_FN void combine(const {acc}& other) {{ {combine} }}",
-        f"FW_FN {acc}<1> lane(int v) const {{ {acc}<1> one; {lane} return one; }}",
-    ]
-    if form.language == "host":
-        folded = lane.replace(".lane(v)", ".folded(n)")
-        struct.append(
-            f"FW_FN {acc}<1> folded(int n) const {{ {acc}<1> one; {folded} return one; }}"
-        )
-    return [
-        "template <int V>",
-        f"struct {acc} {{",
-        *indented(struct),
-        "};",
-        "template <int V>",
-        f"FW_FN {acc}<V> accumulators(fw::Phase<{k}>) const {{ return {acc}<V>{{}}; }}",
-    ]
+def _known(form: Form, name: str) -> list[str]:
+    """A row value in lane v takes its place in the row."""
+    return [f"row.{form.names[name]}[v] = {form.names[name]};", *divisor_made(form, name)]
 
 
 def _with_lane(form: Form, at: list[str], element: bool) -> list[str]:
@@ -264,7 +246,7 @@ def _begin(form: Form) -> list[str]:
     body = []
     for item in items:
         body.append(computed(form, item, f"{form.names[item.name]}_in", lane))
-        body.append(f"row.{form.names[item.name]}[v] = {form.names[item.name]};")
+        body += _known(form, item.name)
     return function_lines("int V", "begin(Row<V>& row, I q, I l, int n)", lines + lane_loop(body))
 
 
@@ -323,14 +305,14 @@ def _visit(form: Form, k: int) -> list[str]:
 
     def compute(item: Computed, near: bool) -> list[str]:
         name = form.names[item.name]
-        start = form.kept.get(item.name, k)
+        start, place = form.kept.get(item.name, k), kept_place(form, item.name)
         if start < k:
-            return [f"const {form.register(item.name)} {name} = {name}_kept[v];"]
+            return [f"const {form.register(item.name)} {name} = {place};"]
         line = computed(form, item, element(form, item, wide), lane, near)
-        return [line, f"{name}_kept[v] = {name};"] if item.name in form.kept else [line]
+        return [line, f"{place} = {name};"] if item.name in form.kept else [line]
 
     ends = Ends(loaded_places(form, items), stored_places(form, stores))
-    apart, adds = sum_lines(form, reductions, ends)
+    apart, adds, after = sum_lines(form, reductions, ends)
     steps = [f"acc.{form.names[r.name]}.step();" for r in reductions if r.kind == "welford"]
     aliases = _row_aliases(form, items, stores, reductions, "0" if form.is_row else "v")
     outside, inside = (aliases, []) if form.is_row else ([], aliases)
@@ -338,12 +320,13 @@ def _visit(form: Form, k: int) -> list[str]:
     loops = []
     if adds or puts or any(form.kept.get(item.name) == k for item in items):
         loops = staged_loops(form, items, compute, inside, adds + puts, read_back, ends)
-    lines = [*outside, *heads, *kept_places(form, items), *steps, *apart, *loops, *writes]
+    lines = [*outside, *heads, *kept_places(form, items), *steps, *apart, *loops, *after, *writes]
     template, tile = "int V, int W", ""
+    const = "" if form.language == "cuda" and k in form.kept.values() else "const "
     if form.is_tiled:
         template, tile = "int V, int W, class Tile", "const Tile& tile, "
     signature = (
-        f"visit(fw::Phase<{k}>, const Elem<V>& elem, const Row<W>& row, Acc{k}<V>& acc, "
+        f"visit(fw::Phase<{k}>, {const}Elem<V>& elem, const Row<W>& row, Acc{k}<V>& acc, "
         f"{tile}{_inner_place(form)}, int n)"
     )
     return function_lines(template, signature, used(_inner_heads(form), lines) + lines)
@@ -359,11 +342,12 @@ def _row_aliases(
     """Local names for the row values that these instructions read."""
     wanted = {name for item in items if isinstance(item, Apply) for name in item.operands}
     wanted |= {item.value for item in stores} | {item.operand for item in reductions}
-    return [
+    lines = [
         f"const {form.register(name)} {form.names[name]} = row.{form.names[name]}[{lane}];"
         for name in _row_values(form)
         if name in wanted
     ]
+    return lines + divisor_aliases(form, items, lane)
 
 
 def _finish(form: Form, k: int) -> list[str]:
@@ -375,7 +359,7 @@ def _finish(form: Form, k: int) -> list[str]:
         for name, method in zip((reduction.name, reduction.second), methods, strict=False):
             right = f"acc.{form.names[reduction.name]}.{method}(v)"
             body.append(f"const {form.register(name)} {form.names[name]} = {right};")
-            body.append(f"row.{form.names[name]}[v] = {form.names[name]};")
+            body += _known(form, name)
             known.add(name)
     items = [i for i in _values(form) if isinstance(i, Apply) and _row_at(form, i.name, k + 1)]
     known |= {item.name for item in items}
@@ -384,7 +368,7 @@ def _finish(form: Form, k: int) -> list[str]:
     body[:0] = [line for line in aliases if line.split()[2] not in fresh]
     for item in items:
         body.append(computed(form, item, "", []))
-        body.append(f"row.{form.names[item.name]}[v] = {form.names[item.name]};")
+        body += _known(form, item.name)
     signature = f"finish(fw::Phase<{k}>, Row<V>& row, const Acc{k}<V>& acc, int n)"
     return function_lines("int V", signature, lane_loop(body))
 

@@ -124,7 +124,8 @@ def _launch(form: Form, index: str, lanes: int) -> str:
             return f"fw::transpose<{index}, {numbers}>({body}, where, stream)"
     elif schedule.kind == "row":
         cached = str(schedule.cached).lower()
-        numbers = f"{lanes}, {schedule.threads}, {schedule.rows}, {unroll}, {cached}"
+        beyond = schedule.beyond * schedule.lanes // lanes
+        numbers = f"{lanes}, {schedule.threads}, {schedule.rows}, {unroll}, {cached}, {beyond}"
     else:
         across = schedule.across
         numbers = f"{lanes}, {across}, {schedule.threads // across}, {unroll}"

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fusewright.coalesce import coalesce
-from fusewright.codegen.keep import keep
 from fusewright.codegen.text import identifier, scaled_text, size_text, sum_text, unique_names
 from fusewright.errors import CodegenError
 from fusewright.ir import LOOP_DTYPES, ONE, ZERO, Dim
 from fusewright.loop import Access, Apply, Axis, Constant, Index, Load, LoopKernel, Reduce, Store
 from fusewright.optable import REDUCTIONS, REGISTER_TYPES, SCALAR_OPS
-from fusewright.schedule import Schedule, Target, legal
+from fusewright.schedule import Schedule, Target, kept_sweeps, legal
 from fusewright.sweep import Sweeps, sweeps
 from fusewright.tiles import staged, turned_axis
 
@@ -25,7 +24,7 @@ from fusewright.tiles import staged, turned_axis
 class Form:
     """`names` maps values, `pointers` arguments and `symbols` symbols to C++ identifiers.
 
-    `kept` are the values that wait in memory between sweeps, with the sweep that computes each.
+    `kept` are the values that wait between sweeps, with the sweep that computes each.
     `given` is the load that a product answers from its registers.
     """
 
@@ -90,9 +89,7 @@ def form(kernel: LoopKernel, schedule: Schedule, target: Target) -> Form:
     symbols = unique_names(kernel.symbols)
     pointers = unique_names((f"{each.name}_ptr" for each in kernel.arguments), symbols.values())
     taken = (*symbols.values(), *pointers.values())
-    plan, kept = sweeps(small), dict[str, int]()
-    if target.language == "host" and schedule.kind == "row":
-        plan, kept = keep(small, plan)
+    plan, kept = kept_sweeps(small, schedule, target)
     return Form(
         small,
         schedule,

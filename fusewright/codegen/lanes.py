@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from fusewright.codegen.divide import division
 from fusewright.codegen.form import Form, index_text
 from fusewright.ir import HALVES, ITEM_BYTES
 from fusewright.loop import Apply, Index, Load
@@ -32,6 +33,8 @@ def lane_loop(lines: list[str]) -> list[str]:
 def applied(form: Form, item: Apply, near: bool = False) -> str:
     """The call of an operator."""
     arguments = ", ".join(form.names[name] for name in item.operands)
+    if by_reciprocal := division(form, item):
+        return by_reciprocal
     if item.op != "cast":
         tag = "fw::Near{}, " if near and _has_near(form, item) else ""
         return f"fw::{item.op}({tag}{arguments})"
@@ -115,8 +118,15 @@ def _operands(items: list[Computed], tests: list[Apply]) -> list[Computed]:
     return [item for item in items if item.name in live]
 
 
+def kept_place(form: Form, name: str) -> str:
+    """Where lane v of a kept value waits: in memory, or on a GPU in the element's registers."""
+    return f"{'elem.' if form.language == 'cuda' else ''}{form.names[name]}_kept[v]"
+
+
 def kept_places(form: Form, items: Iterable[Computed]) -> list[str]:
-    """Where this run's part of the kept values begins."""
+    """Where this run's part of the kept values begins in memory."""
+    if form.language == "cuda":
+        return []
     return [
         f"{form.register(item.name)}* const {form.names[item.name]}_kept = "
         f"row.{form.names[item.name]}_kept + (q * lane_extent() + l);"

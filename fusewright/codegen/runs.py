@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from fusewright.codegen.accumulators import sums_lanes
 from fusewright.codegen.form import Form
 from fusewright.codegen.lanes import Computed, guarded_loops, has_run, indented, run_text, words
 from fusewright.loop import Apply, Reduce
@@ -143,14 +144,22 @@ def _stages(
     return replace(found, buffers=buffers)
 
 
-def sum_lines(form: Form, reductions: Iterable[Reduce], ends: Ends) -> tuple[list[str], list[str]]:
-    """How reductions take a run: sums of floats from where these were loaded, others by lanes."""
-    apart, adds = [], []
+def sum_lines(
+    form: Form, reductions: Iterable[Reduce], ends: Ends
+) -> tuple[list[str], list[str], list[str]]:
+    """How reductions take a run, before, in and after the loop over its lanes: sums of floats from
+    where these were loaded or on a GPU together, others by lanes."""
+    apart, adds, after = [], [], []
     for item in reductions:
         name, operand = form.names[item.name], item.operand
+        if sums_lanes(form, item):
+            apart.append(f"float {name}_lanes[V];")
+            adds.append(f"{name}_lanes[v] = {form.names[operand]};")
+            after.append(f"acc.{name}.add_all({name}_lanes);")
+            continue
         direct = item.kind == "sum" and form.register(operand) == "float"
         if direct and operand in ends.loaded:
             apart.append(f"acc.{name}.add_run({ends.loaded[operand]}, n);")
         else:
             adds.append(f"acc.{name}.add(v, {form.names[operand]});")
-    return apart, adds
+    return apart, adds, after

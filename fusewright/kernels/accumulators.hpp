@@ -63,14 +63,18 @@ struct SumRule<float> {
   using State = Compensated;
   FW_FN static State identity() { return {0.f, 0.f}; }
   template <class X>
-  FW_FN static State of(X x) {
-    return {fw::cast<float>(x), 0.f};
+  FW_FN static float of(X x) {
+    return fw::cast<float>(x);
+  }
+  FW_FN static State join(State a, float b) {
+    const float sum = a.sum + b;
+    const float part = sum - a.sum;
+    const float lost = (a.sum - (sum - part)) + (b - part);
+    return {sum, a.error + lost};
   }
   FW_FN static State join(State a, State b) {
-    const float sum = a.sum + b.sum;
-    const float part = sum - a.sum;
-    const float lost = (a.sum - (sum - part)) + (b.sum - part);
-    return {sum, a.error + b.error + lost};
+    const State sum = join(a, b.sum);
+    return {sum.sum, sum.error + b.error};
   }
   FW_FN static float result(State state) {
     const float total = state.sum + state.error;
@@ -120,6 +124,11 @@ FW_FN State halved(State* state) {
   return state[0];
 }
 
+// A float sum that loses what it rounds away.
+struct PlainSum {
+  FW_FN static float join(float a, float b) { return a + b; }
+};
+
 template <template <class> class Rule, class T, int V>
 struct Running {
   using State = typename Rule<T>::State;
@@ -151,6 +160,12 @@ struct Running {
     }
   }
 #endif
+  // The lanes of one row's vector, added by halves before the running sum takes them: that loses
+  // little beside the lanes themselves, and each step of the running sum is seven additions.
+  template <int kLanes>
+  FW_FN void add_all(float (&x)[kLanes]) {
+    add(0, halved<PlainSum, kLanes>(x));
+  }
   FW_FN void combine(const Running& other) {
     for (int v = 0; v < V; ++v) state[v] = Rule<T>::join(state[v], other.state[v]);
   }
@@ -195,7 +210,7 @@ struct Welford {
   }
   FW_FN void step() {
     count += State(1);
-    share = State(1) / count;
+    share = quick_div(State(1), count);
   }
   template <class X>
   FW_FN void add(int v, X x) {
@@ -205,7 +220,7 @@ struct Welford {
   }
   FW_FN void combine(const Welford& other) {
     const State total = count + other.count;
-    const State weight = total > State(0) ? other.count / total : State(0);
+    const State weight = total > State(0) ? quick_div(other.count, total) : State(0);
     for (int v = 0; v < V; ++v) {
       const State delta = other.center[v] - center[v];
       // An empty side holds zeros, and a weight of 0 or 1: its center must not leak inf * 0.
@@ -310,13 +325,5 @@ struct Welford<float, V> {
   FW_FN float m2(int v) const { return static_cast<float>(spread(v)); }
 };
 #endif
-
-// The first n lanes as one, in order.
-template <class Acc>
-FW_FN auto folded(const Acc& acc, int n) {
-  auto total = acc.lane(0);
-  for (int v = 1; v < n; ++v) total.combine(acc.lane(v));
-  return total;
-}
 
 }  // namespace fw

@@ -66,9 +66,14 @@ int column(const Body& body, int splits, void* workspace, int device, void* stre
   const I outer = body.outer_extent();
   if (outer == 0) return 0;
   const OnDevice here(device);
+  const unsigned blocks = blocks_for<I>(outer, kAcross * V);
+  if constexpr (Body::kSplit) {
+    splits = whole_waves(column_kernel<Body, I, V, kAcross, kDown, kUnroll, Part>,
+                         kAcross * kDown, blocks, splits);
+  }
   const I per_split = (body.inner_extent() + splits - 1) / splits;
   Part* parts = static_cast<Part*>(workspace);
-  const dim3 grid(blocks_for<I>(outer, kAcross * V), splits);
+  const dim3 grid(blocks, splits);
   column_kernel<Body, I, V, kAcross, kDown, kUnroll>
       <<<grid, kAcross * kDown, 0, static_cast<cudaStream_t>(stream)>>>(body, parts, per_split);
   if constexpr (Body::kSplit) combine<I, 1>(body, parts, splits, stream);

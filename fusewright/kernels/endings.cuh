@@ -115,7 +115,7 @@ struct ByRow : Parts<Body> {
                                             int column) const {
     Sums<Body, V> acc = this->body.template accumulators<V>(Phase<0>{});
     if (inside) this->body.visit(Phase<0>{}, at.elem, at.row, acc, Index(0), Index(column), V);
-    const auto total = warp_total<kThreads>(folded(acc, V));
+    const auto total = warp_total<kThreads>(acc.folded(V));
     if (inside && threadIdx.x % kThreads == 0) this->put(column / (kThreads * V), row, total);
   }
   void join(int lines, void* stream) const { this->template join_lines<32>(lines, stream); }

@@ -29,14 +29,20 @@ __device__ __forceinline__ T from_first(const T& x, int width) {
   return y;
 }
 
-// The combination over kWidth <= 32 neighbouring threads, known to all of them. Every thread of
-// the warp must call it.
+// The combination over kWidth <= 32 neighbouring threads, known to the first of them. Every thread
+// of the warp must call it.
 template <int kWidth, class Acc>
-__device__ __forceinline__ Acc warp_total(Acc acc) {
+__device__ __forceinline__ Acc warp_joined(Acc acc) {
 #pragma unroll
   for (int by = kWidth / 2; by > 0; by /= 2) acc.combine(shuffled_down(acc, by, kWidth));
-  // Not a butterfly: Welford's combine rounds differently with its sides exchanged.
-  return from_first(acc, kWidth);
+  return acc;
+}
+
+// The same, known to all of them. Not a butterfly: Welford's combine rounds differently with its
+// sides exchanged.
+template <int kWidth, class Acc>
+__device__ __forceinline__ Acc warp_total(Acc acc) {
+  return from_first(warp_joined<kWidth>(acc), kWidth);
 }
 
 // The same over kGroup threads; above 32 the group is the whole block. Called once per type and
@@ -49,11 +55,25 @@ __device__ __forceinline__ Acc group_total(Acc acc) {
     constexpr int kWarps = kGroup / 32;
     __shared__ __align__(16) unsigned char memory[kWarps * sizeof(Acc)];
     Acc* parts = reinterpret_cast<Acc*>(memory);
-    const Acc mine = warp_total<32>(acc);
+    const Acc mine = warp_joined<32>(acc);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = mine;
     __syncthreads();
     return warp_total<kWarps>(parts[threadIdx.x % kWarps]);
   }
+}
+
+// At most `splits` parts, so many that blocks come in whole waves: a last wave that is half empty
+// leaves half of the processors idle. Only the driver knows how many blocks run at once.
+template <class Kernel>
+int whole_waves(Kernel kernel, int threads, unsigned blocks, int splits) {
+  int device = 0, processors = 0, each = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, 0);
+  const int64_t at_once = static_cast<int64_t>(processors) * each;
+  const int64_t waves = at_once == 0 ? 0 : blocks * static_cast<int64_t>(splits) / at_once;
+  const int64_t fitting = waves * at_once / blocks;
+  return fitting == 0 ? splits : static_cast<int>(fitting);
 }
 
 // Joins the partial results [splits][outer] of a split reduction and finishes each row.

@@ -1,5 +1,8 @@
 // Kernels that reduce along a row: kGroup threads share one, kRows rows share a block. A cached
-// row is read once and held in registers for all its sweeps; otherwise each sweep reads again.
+// row is read once and held in registers for all its sweeps; otherwise each sweep reads again. Of a
+// row that is cached in part, the first kUnroll vectors of each thread are held and each sweep
+// reads the others, kBeyond at once: a second block then has room beside the first, and its loads
+// go on while this one's threads wait for each other.
 #pragma once
 
 #include "groups.cuh"
@@ -11,7 +14,7 @@ namespace fw {
 constexpr int kEarly = -1;
 constexpr int kLate = -1;
 
-template <class Body, typename I, int V, int kGroup, int kUnroll>
+template <class Body, typename I, int V, int kGroup, int kUnroll, int kBeyond>
 struct RowThread {
   using Elem = typename Body::template Elem<V>;
   const Body& body;
@@ -20,24 +23,45 @@ struct RowThread {
   Elem elem[kUnroll];
 
   template <int kPhase>
-  __device__ __forceinline__ void load(I base) {
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const I r = base + u * (kGroup * V);
-      I q, l;
-      locate<Body::kRest>(r, body.lane_extent(), q, l);
-      if (r < end) body.load(Phase<kPhase>{}, elem[u], row, q, l);
-    }
+  __device__ __forceinline__ void load(Elem& one, I r) {
+    I q, l;
+    locate<Body::kRest>(r, body.lane_extent(), q, l);
+    if (r < end) body.load(Phase<kPhase>{}, one, row, q, l);
+  }
+  template <int kPhase, class Acc>
+  __device__ __forceinline__ void visit(Elem& one, I r, Acc& acc) {
+    I q, l;
+    locate<Body::kRest>(r, body.lane_extent(), q, l);
+    if (r < end) body.visit(Phase<kPhase>{}, one, row, acc, q, l, V);
   }
 
+  __device__ __forceinline__ I first() const {
+    return begin + static_cast<I>(threadIdx.x % kGroup) * V;
+  }
+  template <int kPhase>
+  __device__ __forceinline__ void load_held() {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) load<kPhase>(elem[u], first() + u * (kGroup * V));
+  }
   template <int kPhase, class Acc>
-  __device__ __forceinline__ void visit(I base, Acc& acc) {
+  __device__ __forceinline__ void visit_held(Acc& acc) {
+    constexpr bool kEach = kBeyond > 0;  // there is room for one at a time
+    if constexpr (kPhase > 0 && !kEach) load_held<kLate - kPhase>();
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const I r = base + u * (kGroup * V);
-      I q, l;
-      locate<Body::kRest>(r, body.lane_extent(), q, l);
-      if (r < end) body.visit(Phase<kPhase>{}, elem[u], row, acc, q, l, V);
+      const I r = first() + u * (kGroup * V);
+      if constexpr (kPhase > 0 && kEach) load<kLate - kPhase>(elem[u], r);
+      visit<kPhase>(elem[u], r, acc);
+    }
+  }
+  template <int kPhase, int kFlight, class Acc>
+  __device__ __forceinline__ void read_again(I from, Acc& acc) {
+    for (I base = from; base < end; base += kGroup * V * kFlight) {
+      Elem again[kFlight];
+#pragma unroll
+      for (int u = 0; u < kFlight; ++u) load<kPhase>(again[u], base + u * (kGroup * V));
+#pragma unroll
+      for (int u = 0; u < kFlight; ++u) visit<kPhase>(again[u], base + u * (kGroup * V), acc);
     }
   }
 
@@ -45,20 +69,16 @@ struct RowThread {
   template <int kPhase, bool kCached>
   __device__ __forceinline__ auto sweep() {
     auto acc = body.template accumulators<V>(Phase<kPhase>{});
-    const I first = begin + static_cast<I>(threadIdx.x % kGroup) * V;
     if constexpr (kCached) {
-      if constexpr (kPhase > 0) load<kLate - kPhase>(first);
-      visit<kPhase>(first, acc);
+      visit_held<kPhase>(acc);
+      if constexpr (kBeyond > 0) read_again<kPhase, kBeyond>(first() + kGroup * V * kUnroll, acc);
     } else {
-      for (I base = first; base < end; base += kGroup * V * kUnroll) {
-        load<kPhase>(base);
-        visit<kPhase>(base, acc);
-      }
+      read_again<kPhase, kUnroll>(first(), acc);
     }
     if constexpr (decltype(acc)::kEmpty) {
-      return acc.lane(0);
+      return acc.folded(V);
     } else {
-      return group_total<kGroup>(folded(acc, V));
+      return group_total<kGroup>(acc.folded(V));
     }
   }
 
@@ -71,15 +91,18 @@ struct RowThread {
 };
 
 template <class Body, typename I, int V, int kGroup, int kRows, int kUnroll, bool kCached,
-          class Part>
-__global__ void __launch_bounds__(kGroup* kRows)
+          int kBeyond, class Part>
+__global__ void __launch_bounds__(kGroup* kRows, kBeyond > 0 ? 2 : 0)
     row_kernel(const Body body, Part* parts, I per_split) {
   const I outer = body.outer_extent();
   const I index = static_cast<I>(blockIdx.x) * kRows + threadIdx.x / kGroup;
-  const bool active = index < outer;
-  const I p = active ? index : outer - 1;  // idle groups still take part in shuffles
+  // Only groups below a warp can idle and still be needed, for shuffles. The others know how far
+  // their loops go, which need no tests then if a row fills them.
+  const bool active = kGroup >= 32 || index < outer;
+  if (kGroup == 32 && index >= outer) return;
+  const I p = active ? index : outer - 1;
   const bool leads = active && threadIdx.x % kGroup == 0;
-  RowThread<Body, I, V, kGroup, kUnroll> thread{body};
+  RowThread<Body, I, V, kGroup, kUnroll, kBeyond> thread{body};
   I q, l;
   locate<Body::kOuterRest>(p, body.outer_lane_extent(), q, l);
   body.begin(thread.row, q, l, 1);
@@ -91,27 +114,31 @@ __global__ void __launch_bounds__(kGroup* kRows)
     const auto total = thread.template sweep<0, false>();
     if (leads) parts[blockIdx.y * static_cast<int64_t>(outer) + p] = total;
   } else {
-    if constexpr (kCached) {
-      thread.template load<kEarly>(static_cast<I>(threadIdx.x % kGroup) * V);
-    }
+    if constexpr (kCached) thread.template load_held<kEarly>();
     thread.template sweeps<0, kCached>();
     if (leads) body.store(thread.row, 1);
   }
 }
 
-template <typename I, int V, int kGroup, int kRows, int kUnroll, bool kCached, class Body>
+template <typename I, int V, int kGroup, int kRows, int kUnroll, bool kCached, int kBeyond,
+          class Body>
 int row(const Body& body, int splits, void* workspace, int device, void* stream) {
   using Part = decltype(body.template accumulators<1>(Phase<0>{}));
   static_assert(sizeof(Part) <= Body::kPartBytes, "the workspace was sized for less");
   const I outer = body.outer_extent();
   if (outer == 0) return 0;
   const OnDevice here(device);
+  const unsigned blocks = blocks_for<I>(outer, kRows);
+  if constexpr (Body::kSplit) {
+    splits = whole_waves(row_kernel<Body, I, V, kGroup, kRows, kUnroll, kCached, kBeyond, Part>,
+                         kGroup * kRows, blocks, splits);
+  }
   const I stride = kGroup * V * kUnroll;
   const I strides = (body.inner_extent() + stride - 1) / stride;
   const I per_split = (strides + splits - 1) / splits * stride;
   Part* parts = static_cast<Part*>(workspace);
-  const dim3 grid(blocks_for<I>(outer, kRows), splits);
-  row_kernel<Body, I, V, kGroup, kRows, kUnroll, kCached>
+  const dim3 grid(blocks, splits);
+  row_kernel<Body, I, V, kGroup, kRows, kUnroll, kCached, kBeyond>
       <<<grid, kGroup * kRows, 0, static_cast<cudaStream_t>(stream)>>>(body, parts, per_split);
   if constexpr (Body::kSplit) combine<I, 128>(body, parts, splits, stream);
   return static_cast<int>(cudaGetLastError());

@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 #pragma unroll
   for (int r = 0; r < Spots::kRows; ++r) {
-    const auto total = warp_total<Spots::kAcross>(folded(moves.acc[r], V));
+    const auto total = warp_total<Spots::kAcross>(moves.acc[r].folded(V));
     const I m = m0 + Spots(r * Spots::kChunks).far;
     if (threadIdx.x % 32 % Spots::kAcross != 0 || m >= turned) continue;
     if constexpr (Body::kSplit) {
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(kThreads)
     const I l0 = (strip - moves.q * lane_tiles) * kTile;
     turn<I, V, kTile, kThreads>(body, moves, m0, turned, l0, lanes, index > first);
   }
-  const auto total = group_total<kThreads>(folded(moves.acc, V));
+  const auto total = group_total<kThreads>(moves.acc.folded(V));
   if (threadIdx.x != 0) return;
   if constexpr (Body::kSplit) {
     parts[blockIdx.y * static_cast<int64_t>(body.outer_extent()) + p] = total;

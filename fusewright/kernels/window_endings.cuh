@@ -101,7 +101,7 @@ struct ByChannel : ByRow<Body> {
     if (inside) {
       this->body.visit(Phase<0>{}, at.elem, at.row, acc, inner(row), Index(column), V);
     }
-    const Part mine = folded(acc, V), nothing = this->body.template accumulators<1>(Phase<0>{});
+    const Part mine = acc.folded(V), nothing = this->body.template accumulators<1>(Phase<0>{});
     const bool leads = row.exists && threadIdx.x % kThreads == 0;
     const auto& part = row.place.part;
     const auto leave = [&](int image, int line, const Part& total) {

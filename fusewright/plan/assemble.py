@@ -222,9 +222,12 @@ class _Assembly:
         operand = self._read(source, inner)
         dtype = self.values.spec(source).dtype
         kind = node.op.removeprefix("reduce_")
-        if kind != "welford":
-            return self._emit(Reduce(self._fresh(name), dtype, kind, operand))
-        return self._welford(node, name, operand, dtype)
+        if kind == "welford":
+            return self._welford(node, name, operand, dtype)
+        for item in self.body:  # a gradient's sum over some axes is the first step of one over all
+            if isinstance(item, Reduce) and item == Reduce(item.name, dtype, kind, operand):
+                return item.name
+        return self._emit(Reduce(self._fresh(name), dtype, kind, operand))
 
     def _welford(self, node: Node, name: str, operand: str, dtype: str) -> str:
         """Both results come from one reduction, whoever of the two is asked for first."""

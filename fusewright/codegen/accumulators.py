@@ -1,0 +1,48 @@
+"""The accumulators of a sweep: one struct `Acc<k>` of all reductions that it runs."""
+
+from __future__ import annotations
+
+from fusewright.codegen.form import Form
+from fusewright.codegen.lanes import indented
+from fusewright.loop import Reduce
+from fusewright.optable import REDUCTIONS
+
+
+def sums_lanes(form: Form, item: Reduce) -> bool:
+    """Whether a sum takes the lanes of a vector together: a GPU's, of floats along a row."""
+    floats = {form.register(item.name), form.register(item.operand)} == {"float"}
+    return form.language == "cuda" and form.is_row and item.kind == "sum" and floats
+
+
+def accumulators(form: Form, k: int) -> list[str]:
+    """`Acc<k>`, and the function that makes an empty one."""
+    items = form.plan.reductions[k]
+    names = [form.names[item.name] for item in items]
+    fields = [
+        f"fw::{REDUCTIONS[item.kind].template}<{form.register(item.name)}, "
+        f"{'1' if sums_lanes(form, item) else 'V'}> {name};"
+        for item, name in zip(items, names, strict=True)
+    ]
+    acc = f"Acc{k}"
+    combine = " ".join(f"{name}.combine(other.{name});" for name in names)
+    struct = [
+        f"static constexpr bool kEmpty = {'false' if items else 'true'};",
+        *fields,
+        f"FW_FN void combine(const {acc}& other) {{ {combine} }}",
+    ]
+    if form.language == "host" or not form.is_row:
+        lane = " ".join(f"one.{name} = {name}.lane(v);" for name in names)
+        struct.append(f"FW_FN {acc}<1> lane(int v) const {{ {acc}<1> one; {lane} return one; }}")
+    if form.language == "host" or form.is_row:
+        folded = " ".join(f"one.{name} = {name}.folded(n);" for name in names)
+        struct.append(
+            f"FW_FN {acc}<1> folded(int n) const {{ {acc}<1> one; {folded} return one; }}"
+        )
+    return [
+        "template <int V>",
+        f"struct {acc} {{",
+        *indented(struct),
+        "};",
+        "template <int V>",
+        f"FW_FN {acc}<V> accumulators(fw::Phase<{k}>) const {{ return {acc}<V>{{}}; }}",
+    ]
