@@ -80,7 +80,7 @@ _ALL_OPS: tuple[ScalarOp, ...] = (
     *_ops("where", 3),
     *_ops("cast", 1),
     *_libm("sqrt rsqrt reciprocal", 1, 4, _TRANSCENDENTAL),
-    *_run(_libm("exp", 1, 12, _TRANSCENDENTAL), "float64"),
+    *_run(_libm("exp", 1, 12, _TRANSCENDENTAL), "float32", "float64"),
     *_libm("exp2 expm1 sigmoid", 1, 12, _TRANSCENDENTAL),
     *_run(_libm("log", 1, 12, _LOGARITHM), "float32", "float64"),
     *_run(_libm("log2 log10", 1, 12, _LOGARITHM), "float32"),

@@ -109,11 +109,70 @@ def test_sums_of_a_function_and_of_what_lies_in_memory(columns: int) -> None:
     ]
     results = {"y0": "float32", "y1": "float32"}
     loop = kernel("sums", [5], [columns], {"x": "float32"}, results, body)
-    assert columns == 1 or "add_run(elem.x.from, n)" in text(loop)
+    assert columns == 1 or "acc.plain.add_pairs(elem.x.from, n)" in text(loop)
+    assert columns == 1 or "acc.total.add_pairs(e_run, n)" in text(loop)
     x, plain, total = torch.randn(5, columns), torch.empty(5), torch.empty(5)
     run(loop, {"x": x, "y0": plain, "y1": total})
     torch.testing.assert_close(plain, x.double().sum(1).float(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(total, torch.erfc(x.double()).sum(1).float(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("columns", [1, 7, 8, 100, 1024, 1029])
+@pytest.mark.parametrize("rows", [1, 2, 3, 130])
+def test_columns_are_summed_two_rows_at_once(rows: int, columns: int) -> None:
+    body = [
+        Load("x", "float32", access("x", 1, columns)),
+        Reduce("total", "float32", "sum", "x"),
+        Store("total", "float32", access("y", 1, 0)),
+    ]
+    loop = kernel("columns", [columns], [rows], {"x": "float32"}, {"y": "float32"}, body)
+    assert 1 in (rows, columns) or "add_two(elem.x.from, next.x.from, n)" in text(loop)
+    x, y = torch.randn(rows, columns), torch.empty(columns)
+    run(loop, {"x": x, "y": y})
+    torch.testing.assert_close(y, x.double().sum(0).float(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("columns", [64, 100, 1024, 5000])
+@pytest.mark.parametrize("shift", [0.0, 1.0, 1e4])
+def test_sums_err_by_less_than_eager(columns: int, shift: float) -> None:
+    body = [
+        Load("x", "float32", row_major("x", 200, columns)),
+        Reduce("total", "float32", "sum", "x"),
+        Store("total", "float32", access("y", 1, 0)),
+    ]
+    loop = kernel("rows", [200], [columns], {"x": "float32"}, {"y": "float32"}, body)
+    x, y = torch.randn(200, columns) + shift, torch.empty(200)
+    run(loop, {"x": x, "y": y})
+    exact = x.double().sum(1)
+    ours, eagers = (y - exact).abs(), (x.sum(1) - exact).abs()
+    assert ours.mean() <= eagers.mean() and ours.max() <= eagers.max()
+
+
+def test_bfloat16_beside_a_function() -> None:
+    """Conversions of whole vectors and of what is left over round as PyTorch's."""
+    body = [
+        Load("x", "float32", access("x", 1)),
+        Load("z", "bfloat16", access("z", 1)),
+        Apply("e", "float32", "exp", ("x",)),
+        Apply("short", "bfloat16", "cast", ("x",)),
+        Apply("long", "float32", "cast", ("z",)),
+        Store("e", "float32", access("e", 1)),
+        Store("short", "bfloat16", access("s", 1)),
+        Store("long", "float32", access("l", 1)),
+    ]
+    inputs = {"x": "float32", "z": "bfloat16"}
+    results = {"e": "float32", "s": "bfloat16", "l": "float32"}
+    z = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
+    ties = torch.randint(-(2**31), 2**31, (2**16,)).to(torch.int32) & -(2**15)
+    n = 2**16 - 5
+    x, z = ties.view(torch.float32)[:n].clone(), z[:n].clone()
+    e, short, long = torch.empty_like(x), torch.empty_like(z), torch.empty_like(x)
+    loop = kernel("conversions", [n], [], inputs, results, body)
+    assert "narrow(" in text(loop) and "widen(" in text(loop)
+    run(loop, {"x": x, "z": z, "e": e, "s": short, "l": long})
+    for ours, theirs in ((short, x.bfloat16()), (long, z.float())):
+        assert torch.equal(ours.isnan(), theirs.isnan())
+        assert torch.equal(ours[~theirs.isnan()], theirs[~theirs.isnan()])
 
 
 RUNS = [(op, dtype) for op, each in SCALAR_OPS.items() for dtype in each.run]

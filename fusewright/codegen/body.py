@@ -37,7 +37,7 @@ from fusewright.codegen.lanes import (
     register_bytes,
     used,
 )
-from fusewright.codegen.runs import Ends, staged_loops, sum_lines
+from fusewright.codegen.runs import Ends, pair_lines, staged_loops, sum_lines
 from fusewright.codegen.text import literal, size_text
 from fusewright.codegen.tiled import tile_parts
 from fusewright.ir import ONE, ZERO, Dim, Ratio, product
@@ -50,8 +50,8 @@ from fusewright.vectors import lane_axis
 Value = Load | Constant | Index | Apply
 FLAT = ("pointwise", "transpose")  # the kinds without a reduction
 # Several loops over long runs read memory and compute in turn, not at once (gelu of 1 M floats on
-# one thread: 650 instead of 540 us).
-SHORT_RUN = 128
+# one thread: 650 instead of 540 us); of shorter ones than this the loops' ends take 4 %.
+SHORT_RUN = 256
 
 
 def functor(form: Form) -> list[str]:
@@ -70,6 +70,7 @@ def functor(form: Form) -> list[str]:
         parts += [_begin(form), *([_keep(form)] if places else []), _load(form, loads)]
         for k in range(form.plan.count):
             parts += [_visit(form, k), _finish(form, k)]
+        parts += [_visit_two(form)] if pair_lines(form) else []
         parts += [_row_store(form)]
     parts += [_give(form)] if form.given else []
     lines = ["template <typename I>", f"struct {form.kernel.name}_body {{"]
@@ -126,6 +127,8 @@ def _extents(form: Form) -> list[str]:
         flags["kSplit"] = schedule.splits > 1
         if form.given:
             flags["kSameForOuter"] = _same_for_outer(form)
+        if form.language == "host":
+            flags["kByTwo"] = bool(pair_lines(form))
         extents |= {"outer_extent": kernel.outer_numel, "outer_lane_extent": outer_last}
         extents["inner_extent"] = kernel.inner_numel
     lines = [f"static constexpr bool {key} = {str(flag).lower()};" for key, flag in flags.items()]
@@ -312,15 +315,18 @@ def _visit(form: Form, k: int) -> list[str]:
         return [line, f"{place} = {name};"] if item.name in form.kept else [line]
 
     ends = Ends(loaded_places(form, items), stored_places(form, stores))
-    apart, adds, after = sum_lines(form, reductions, ends)
+    fresh = [item for item in items if form.kept.get(item.name, k) == k]
+    sums = sum_lines(form, reductions, fresh, ends)
     steps = [f"acc.{form.names[r.name]}.step();" for r in reductions if r.kind == "welford"]
     aliases = _row_aliases(form, items, stores, reductions, "0" if form.is_row else "v")
     outside, inside = (aliases, []) if form.is_row else ([], aliases)
     read_back = frozenset(name for name, start in form.kept.items() if start < k)
     loops = []
-    if adds or puts or any(form.kept.get(item.name) == k for item in items):
-        loops = staged_loops(form, items, compute, inside, adds + puts, read_back, ends)
-    lines = [*outside, *heads, *kept_places(form, items), *steps, *apart, *loops, *after, *writes]
+    if sums.by_lane or sums.after or puts or any(form.kept.get(item.name) == k for item in items):
+        after = [*sums.by_lane, *puts]
+        loops = staged_loops(form, items, compute, inside, after, read_back, ends, sums.summed)
+    lines = [*outside, *heads, *kept_places(form, items), *steps, *sums.before, *loops]
+    lines += [*sums.after, *writes]
     template, tile = "int V, int W", ""
     const = "" if form.language == "cuda" and k in form.kept.values() else "const "
     if form.is_tiled:
@@ -330,6 +336,11 @@ def _visit(form: Form, k: int) -> list[str]:
         f"{tile}{_inner_place(form)}, int n)"
     )
     return function_lines(template, signature, used(_inner_heads(form), lines) + lines)
+
+
+def _visit_two(form: Form) -> list[str]:
+    signature = "visit_two(const Elem<V>& elem, const Elem<V>& next, Acc0<V>& acc, int n)"
+    return function_lines("int V", signature, pair_lines(form))
 
 
 def _row_aliases(

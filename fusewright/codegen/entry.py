@@ -57,13 +57,14 @@ def _parameters(form: Form) -> list[str]:
 
 
 def function(form: Form, target: Target) -> list[str]:
-    """The extern "C" function."""
+    """The extern "C" function; the host's is one of Python's built-in functions too."""
     parameters = [*_parameters(form), "void* workspace", "int where", "void* stream"]
-    body = _host_calls(form) if target.language == "host" else _cuda_calls(form)
+    on_host = target.language == "host"
     return [
         f'extern "C" int {form.kernel.name}({", ".join(parameters)}) {{',
-        *indented(body),
+        *indented(_host_calls(form) if on_host else _cuda_calls(form)),
         "}",
+        *([f"FW_CALLED({form.kernel.name})"] if on_host else []),
     ]
 
 

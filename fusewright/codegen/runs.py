@@ -8,15 +8,17 @@ buffer too, or is loaded again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fusewright.codegen.access import loaded_places
 from fusewright.codegen.accumulators import sums_lanes
 from fusewright.codegen.form import Form
 from fusewright.codegen.lanes import Computed, guarded_loops, has_run, indented, run_text, words
-from fusewright.loop import Apply, Reduce
+from fusewright.loop import Apply, Load, Reduce
 
 Compute = Callable[[Computed, bool], list[str]]
+MOST_HERE = 4  # functions whose text a row's loop may hold
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,11 @@ def staged_loops(
     after: list[str],
     read_back: frozenset[str] = frozenset(),
     ends: Ends = NOWHERE,
+    summed: frozenset[str] = frozenset(),
 ) -> list[str]:
-    """`before`, the items and `after` for every lane; what is read back is not computed."""
-    stages = _stages(form, items, after, read_back, ends)
+    """`before`, the items and `after` for every lane; what is read back is not computed, and the
+    results of functions that are `summed` afterwards are left in buffers."""
+    stages = _stages(form, items, after, read_back, ends, summed)
     if not stages.runs:
         return guarded_loops(form, items, compute, before, after, read_back)
     lines = [
@@ -81,7 +85,7 @@ def staged_loops(
         known = read_back | stages.runs | stages.imported(at)
         loops = guarded_loops(form, now, staged, before, after if at == last else [], known)
         lines += ["{", *indented(loops), "}"] if "int32_t far = 0;" in loops else loops
-        lines += [_call(i, stages, ends) for i in now if _starts(i, at, stages)]
+        lines += [_call(form, i, stages, ends) for i in now if _starts(i, at, stages)]
     return lines
 
 
@@ -99,10 +103,12 @@ def _starts(item: Computed, at: int, stages: _Stages) -> bool:
     return item.name in stages.runs and stages.of[item.name] == at
 
 
-def _call(item: Computed, stages: _Stages, ends: Ends) -> str:
+def _call(form: Form, item: Computed, stages: _Stages, ends: Ends) -> str:
     assert isinstance(item, Apply)
     to = stages.buffers[item.name]
-    return f"fw::{item.op}_run({ends.loaded.get(item.operands[0], to)}, {to}, n);"
+    # A row's runs are a few vectors long: a call that loads its constants anew would be a third.
+    here = "<true>" if form.is_row and len(stages.runs) <= MOST_HERE else ""
+    return f"fw::{item.op}_run{here}({ends.loaded.get(item.operands[0], to)}, {to}, n);"
 
 
 def _stages(
@@ -111,6 +117,7 @@ def _stages(
     after: list[str],
     read_back: frozenset[str],
     ends: Ends,
+    summed: frozenset[str],
 ) -> _Stages:
     """Functions as early as they can be, other values as late: what they read is at hand then."""
     made = {i.name: i for i in items if isinstance(i, Apply) and i.name not in read_back}
@@ -131,35 +138,68 @@ def _stages(
     for name, item in made.items():
         reads[stage[name]].update(item.operands)
     # One result, written as it is: what else a kernel stores might be memory that it loads.
-    straight = len(after) == 1 and reads[last] <= runs and reads[last] <= ends.stored.keys()
+    straight = len(after) == 1 and reads[last] <= (runs - summed) & ends.stored.keys()
     found = _Stages(stage, runs, tuple(map(frozenset, reads)), {}, straight)
     waiting = runs.union(*map(found.imported, range(last + 1)))
-    buffers = {
-        name: f"{form.names[name]}_kept" if name in form.kept else f"{form.names[name]}_run"
-        for name in made
-        if name in waiting
-    }
+    buffers = {name: _buffer(form, name) for name in made if name in waiting}
     if straight:
         buffers |= {name: ends.stored[name] for name in reads[last]}
     return replace(found, buffers=buffers)
 
 
+def _buffer(form: Form, name: str) -> str:
+    return f"{form.names[name]}_kept" if name in form.kept else f"{form.names[name]}_run"
+
+
+@dataclass(frozen=True)
+class Sums:
+    """How reductions take a run: before the loops, by lanes in the last one, and after them."""
+
+    before: tuple[str, ...]
+    by_lane: tuple[str, ...]
+    after: tuple[str, ...]
+    summed: frozenset[str]
+
+
+def pair_lines(form: Form) -> list[str]:
+    """How a column takes two rows at once: none where it does more than sum loaded floats."""
+    items = [item for item in form.kernel.body if isinstance(item, Load)]
+    places = loaded_places(form, items)
+    reductions = form.plan.reductions[0]
+    plain = all(r.kind == "sum" and r.operand in places for r in reductions)
+    floats = all(form.register(r.operand) == "float" for r in reductions)
+    alone = form.schedule.kind == "column" and not form.plan.inner_stores
+    if form.language != "host" or not (reductions and plain and floats and alone):
+        return []
+    lines = []
+    for each in reductions:
+        first = places[each.operand]
+        second = "next" + first.removeprefix("elem")
+        lines.append(f"acc.{form.names[each.name]}.add_two({first}, {second}, n);")
+    return lines
+
+
 def sum_lines(
-    form: Form, reductions: Iterable[Reduce], ends: Ends
-) -> tuple[list[str], list[str], list[str]]:
-    """How reductions take a run, before, in and after the loop over its lanes: sums of floats from
-    where these were loaded or on a GPU together, others by lanes."""
-    apart, adds, after = [], [], []
+    form: Form, reductions: Sequence[Reduce], made: Iterable[Computed], ends: Ends
+) -> Sums:
+    """Sums of floats are taken from memory: from where these were loaded, or from the buffer of the
+    function that makes them in this sweep. On a GPU a thread's lanes are added together."""
+    runs = frozenset(i.name for i in made if isinstance(i, Apply) and has_run(form, i))
+    add = "add_pairs" if form.is_row else "add_run"
+    before, by_lane, after = list[str](), list[str](), list[str]()
     for item in reductions:
         name, operand = form.names[item.name], item.operand
         if sums_lanes(form, item):
-            apart.append(f"float {name}_lanes[V];")
-            adds.append(f"{name}_lanes[v] = {form.names[operand]};")
+            before.append(f"float {name}_lanes[V];")
+            by_lane.append(f"{name}_lanes[v] = {form.names[operand]};")
             after.append(f"acc.{name}.add_all({name}_lanes);")
             continue
         direct = item.kind == "sum" and form.register(operand) == "float"
         if direct and operand in ends.loaded:
-            apart.append(f"acc.{name}.add_run({ends.loaded[operand]}, n);")
+            before.append(f"acc.{name}.{add}({ends.loaded[operand]}, n);")
+        elif direct and operand in runs:
+            after.append(f"acc.{name}.{add}({_buffer(form, operand)}, n);")
         else:
-            adds.append(f"acc.{name}.add(v, {form.names[operand]});")
-    return apart, adds, after
+            by_lane.append(f"acc.{name}.add(v, {form.names[operand]});")
+    summed = runs & {item.operand for item in reductions}
+    return Sums(tuple(before), tuple(by_lane), tuple(after), summed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from fusewright.emit.python import (
     filled,
     identifiers,
     layout,
+    mentions,
     quoted,
 )
 from fusewright.emit.steps import (
@@ -81,11 +81,6 @@ class Mode:
 
 def _kind(spec: TensorSpec) -> str:
     return spec.device.split(":")[0]
-
-
-def mentions(lines: Iterable[str], name: str) -> bool:
-    word = re.compile(rf"(?<![\w.'\"]){re.escape(name)}(?!\w)")
-    return any(word.search(line) for line in lines)
 
 
 @dataclass(frozen=True)
@@ -243,7 +238,10 @@ def _outputs(mode: Mode) -> Definition:
                 items.append(str(origin))
     tree = escaped(mode.plans.program.output_tree)
     symbols = mode.read_symbols([f"tensors[{i}]" for i in range(len(plan.inputs))], [*body, *items])
-    body = [*symbols, *body, f"o = [{', '.join(items)}]", f"return {tree}"]
+    given = [f"o = [{', '.join(items)}]", f"return {tree}"]
+    if tree == "o[0]":
+        given = [f"return {items[0]}"]
+    body = [*symbols, *body, *given]
     doc = "The module's result as the original returns it."
     return Definition("outputs", ["tensors", "results"], doc, body)
 

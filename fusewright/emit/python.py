@@ -219,5 +219,11 @@ def function(name: str, parameters: Sequence[str], doc: str, body: Sequence[str]
     return ["", "", *head, *indented([text, *body])]
 
 
+def mentions(lines: Iterable[str], name: str) -> bool:
+    """Whether some line speaks of this variable."""
+    word = re.compile(rf"(?<![\w.'\"]){re.escape(name)}(?!\w)")
+    return any(word.search(line) for line in lines)
+
+
 def symbols_in(dims_used: Iterable[Dim]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(symbol for each in dims_used for symbol in each.symbols))

@@ -14,6 +14,7 @@ from fusewright.emit.python import (
     function,
     identifiers,
     indented,
+    mentions,
     quoted,
     row,
     symbols_in,
@@ -152,12 +153,12 @@ def wrapper_lines(wrapper: Wrapper, language: str) -> list[str]:
     if wrapper.optional:
         parameters.append(f"want={row('True' for _ in outputs)}")
     parameters += [f"{outputs[index]}=None" for index in sorted(wrapper.given)]
-    body = [f"device = {inputs[0]}.device"] if inputs else []
-    body += _allocations(wrapper)
+    body = _allocations(wrapper, language)
     if entry.workspace:
-        size = f"({entry.workspace},)"
-        body += call("workspace", "_fw_memory", [size, "(1,)", "torch.uint8", "device"])
+        body += _memory("workspace", language, f"({entry.workspace},)", "(1,)", "torch.uint8")
     body += _launch(wrapper, language, inputs, outputs)
+    if inputs and mentions(body, "device"):
+        body.insert(0, f"device = {inputs[0]}.device")
     body.append(f"return {', '.join(outputs)}")
     return function(wrapper.name, parameters, _doc(step), body)
 
@@ -170,21 +171,28 @@ def _doc(step: Fused) -> str:
     )
 
 
-def _allocations(wrapper: Wrapper) -> list[str]:
+def _memory(target: str, language: str, *layout: str) -> list[str]:
+    """A new tensor; the host has one device, which need not be told (0.4 µs)."""
+    if language == "host":
+        return call(target, "_fw_host_memory", layout)
+    return call(target, "_fw_memory", [*layout, "device"])
+
+
+def _allocations(wrapper: Wrapper, language: str) -> list[str]:
     """Memory for the outputs."""
     if wrapper.together:
-        return _one_allocation(wrapper.output_names, _bytes_of(wrapper.outputs))
+        return _one_allocation(wrapper.output_names, _bytes_of(wrapper.outputs), language)
     lines = []
     for index, (name, spec) in enumerate(zip(wrapper.output_names, wrapper.outputs, strict=True)):
-        own = _allocation(name, spec, f"want[{index}]" if wrapper.optional else "")
+        own = _allocation(name, spec, f"want[{index}]" if wrapper.optional else "", language)
         lines += [f"if {name} is None:", *indented(own)] if index in wrapper.given else own
     return lines
 
 
-def _one_allocation(names: Sequence[str], sizes: Sequence[Dim]) -> list[str]:
+def _one_allocation(names: Sequence[str], sizes: Sequence[Dim], language: str) -> list[str]:
     whole = " + ".join(map(str, sizes))
     lines = ["# Kernels alone read these: one allocation holds them all."]
-    lines += call(names[0], "_fw_memory", [f"({whole},)", "(1,)", "torch.uint8", "device"])
+    lines += _memory(names[0], language, f"({whole},)", "(1,)", "torch.uint8")
     before = f"{names[0]}.data_ptr()"
     for name, size in zip(names[1:], sizes, strict=False):
         lines += call(name, "_FwAddress", [f"{before} + {size}"])
@@ -192,11 +200,11 @@ def _one_allocation(names: Sequence[str], sizes: Sequence[Dim]) -> list[str]:
     return lines
 
 
-def _allocation(name: str, spec: TensorSpec, wanted: str) -> list[str]:
-    args = [dims(spec.shape), dims(spec.strides), dtype(spec.dtype), "device"]
+def _allocation(name: str, spec: TensorSpec, wanted: str, language: str) -> list[str]:
+    layout = [dims(spec.shape), dims(spec.strides), dtype(spec.dtype)]
     if wanted:
-        return call(name, "_fw_wanted", [wanted, *args])
-    return call(name, "_fw_memory", args)
+        return call(name, "_fw_wanted", [wanted, *layout, "device"])
+    return _memory(name, language, *layout)
 
 
 def _terms(entry: Entry) -> list[str]:

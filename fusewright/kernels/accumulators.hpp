@@ -135,6 +135,11 @@ struct Running {
   State state[V];
 
   FW_FN Running() {
+#if !defined(__CUDACC__)
+    // Unrolled, since g++ makes `rep stos` of the loop: 30 ns, a third of what the sum of 1024
+    // floats takes.
+#pragma GCC unroll 64
+#endif
     for (int v = 0; v < V; ++v) state[v] = Rule<T>::identity();
   }
   template <class X>
@@ -145,19 +150,36 @@ struct Running {
   // The same for the first n lanes, from memory: eight floats at once, since g++ 12 reads sixteen
   // and takes them apart again.
   FW_FN void add_run(const float* x, int n) {
+    int v = 0;
+    for (; v + 8 <= n; v += 8) add_eight(v, floats_at(x + v));
+    for (; v < n; ++v) add(v, x[v]);
+  }
+  // The same for two numbers a lane, added as floats before they go wide: conversions bound sums of
+  // what is in cache. That rounds once; a sum of floats rounds as often as numbers follow.
+  FW_FN void add_two(const float* x, const float* y, int n) {
+    int v = 0;
+    for (; v + 8 <= n; v += 8) add_eight(v, floats_at(x + v) + floats_at(y + v));
+    for (; v < n; ++v) add(v, x[v] + y[v]);
+  }
+  // A run for lanes that are one in the end (1 M floats by rows, two threads: 52 instead of 75 us).
+  FW_FN void add_pairs(const float* x, int n) {
+    if (n < V || V % 16 != 0) {
+      add_run(x, n);
+    } else {
+      add_two(x, x + V / 2, V / 2);
+    }
+  }
+  FW_FN static EightFloats floats_at(const float* x) {
+    EightFloats in;
+    std::memcpy(&in, x, sizeof in);
+    return in;
+  }
+  FW_FN void add_eight(int v, EightFloats x) {
     static_assert(std::is_same_v<State, double>, "sums of floats run in double");
-    if (n < V || V % 8 != 0) {
-      for (int v = 0; v < n; ++v) state[v] += x[v];
-      return;
-    }
-    for (int v = 0; v < V; v += 8) {
-      EightFloats in;
-      EightDoubles sum;
-      std::memcpy(&in, x + v, sizeof in);
-      std::memcpy(&sum, state + v, sizeof sum);
-      sum += wide(in);
-      std::memcpy(state + v, &sum, sizeof sum);
-    }
+    EightDoubles sum;
+    std::memcpy(&sum, state + v, sizeof sum);
+    sum += wide(x);
+    std::memcpy(state + v, &sum, sizeof sum);
   }
 #endif
   // The lanes of one row's vector, added by halves before the running sum takes them: that loses

@@ -26,8 +26,19 @@ FW_FN T exp(T x, T least, T end) {
   const T y = times_power(small_exp(b.r), b.rounder);
   return x < end ? y : x * std::numeric_limits<T>::infinity();
 }
-FW_FN float exp(float x) { return exp(x, -105.0f, 0x1.62e430p+6f); }
 #if defined(FW_VECTORS)
+// As the lanes' own: by even and odd powers it errs by 0.08 ulp more.
+FW_FN Singles small_exp(Singles r) {
+  return chain(r, 0.0013821038883179426f, 0.00836867094039917f, 0.04166826233267784f,
+               0.1666652113199234f, 0.4999999403953552f, 1.0f, 1.0f);
+}
+FW_FN Singles exp(Singles x) {
+  const Singles b = at_least(at_most(x, 89.0f), -105.0f);
+  const Singles n = mad(b, 1.4426950408889634f, kRounder) - kRounder;
+  const Singles r = mad(n, -kLn2Low, mad(n, -kLn2High, b));
+  return times_power(small_exp(r), n);
+}
+FW_LANES_OF(exp, float, Singles)
 // 2^(j/16), and what that rounds away.
 constexpr double kRoots[2][16] = {
     {1.0, 1.0442737824274138, 1.0905077326652577, 1.1387886347566916, 1.189207115002721,
@@ -57,6 +68,7 @@ FW_FN Doubles exp(Doubles x) {
 }
 FW_LANES_OF(exp, double, Doubles)
 #else
+FW_FN float exp(float x) { return exp(x, -105.0f, 0x1.62e430p+6f); }
 FW_FN double exp(double x) { return exp(x, -746.0, 0x1.62e42fefa39f0p+9); }
 FW_LANES_RUN(exp)
 #endif

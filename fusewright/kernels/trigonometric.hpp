@@ -213,6 +213,7 @@ FW_LANES_OF(cos, double, Doubles)
 FW_TURNING(sin, double, sin)
 FW_TURNING(cos, double, cos)
 #define FW_TURNING_RUN(NAME)                                                       \
+  template <bool kHere = false>                                                    \
   FW_FN void NAME##_run(const double* from, double* to, int n) {                   \
     int32_t far = 0;                                                               \
     _Pragma("GCC ivdep") for (int v = 0; v < n; ++v) far |= turn_far(from[v]);     \

@@ -13,7 +13,7 @@
 #endif
 
 #define FW_LANES_RUN(NAME)                           \
-  template <class T>                                 \
+  template <bool kHere = false, class T>             \
   FW_FN void NAME##_run(const T* from, T* to, int n) { \
     _Pragma("GCC ivdep") for (int v = 0; v < n; ++v) \
       to[v] = NAME(from[v]);                         \
@@ -90,6 +90,16 @@ template <class V, class... C>
 FW_FN V series(V x, C... c) {
   const V all_of[] = {all<V>(c)...};
   return series_of(x, all_of);
+}
+
+// The same by Horner's rule: where it is short and the last digits count.
+template <class V, class... C>
+FW_FN V chain(V x, C... c) {
+  const V all_of[] = {all<V>(c)...};
+  V p = all_of[0];
+#pragma GCC unroll 16
+  for (std::size_t at = 1; at < sizeof...(c); ++at) p = mad(p, x, all_of[at]);
+  return p;
 }
 
 // NaN stays.
@@ -169,9 +179,9 @@ FW_FN V series_at(V x, const Table& table, BitsOf<V> index) {
   return series_of(x, c);
 }
 
-// `to` may be `from`. No inlining: a run is long enough, and a kernel may have many.
+// `to` may be `from`.
 template <class Of, class V>
-__attribute__((noinline)) void run_vectors(const LaneOf<V>* from, LaneOf<V>* to, int vectors) {
+FW_FN void run_vectors(const LaneOf<V>* from, LaneOf<V>* to, int vectors) {
   constexpr int kLanes = sizeof(V) / sizeof(LaneOf<V>);
   for (int at = 0; at < vectors; ++at) {
     V in;
@@ -180,16 +190,25 @@ __attribute__((noinline)) void run_vectors(const LaneOf<V>* from, LaneOf<V>* to,
     std::memcpy(to + at * kLanes, &out, sizeof out);
   }
 }
+// No inlining where a run is long enough: a kernel may have many.
 template <class Of, class V>
+__attribute__((noinline)) void run_apart(const LaneOf<V>* from, LaneOf<V>* to, int vectors) {
+  run_vectors<Of, V>(from, to, vectors);
+}
+template <class Of, class V, bool kHere>
 FW_FN void run_lanes(const LaneOf<V>* from, LaneOf<V>* to, int n) {
   constexpr int kLanes = sizeof(V) / sizeof(LaneOf<V>);
   const int whole = n / kLanes, done = whole * kLanes;
   const std::size_t rest = (n - done) * sizeof(LaneOf<V>);
-  if (whole > 0) run_vectors<Of, V>(from, to, whole);
+  if (kHere) {
+    run_vectors<Of, V>(from, to, whole);
+  } else if (whole > 0) {
+    run_apart<Of, V>(from, to, whole);
+  }
   if (rest > 0) {
     LaneOf<V> last[kLanes] = {};
     std::memcpy(last, from + done, rest);
-    run_vectors<Of, V>(last, last, 1);
+    run_apart<Of, V>(last, last, 1);
     std::memcpy(to + done, last, rest);
   }
 }
@@ -199,8 +218,9 @@ FW_FN void run_lanes(const LaneOf<V>* from, LaneOf<V>* to, int n) {
     FW_FN static VECTOR of(VECTOR x) { return NAME(x); }                            \
   };                                                                                \
   FW_FN LANE NAME(LANE x) { return NAME(all<VECTOR>(x))[0]; }                       \
+  template <bool kHere = false>                                                     \
   FW_FN void NAME##_run(const LANE* from, LANE* to, int n) {                        \
-    run_lanes<NAME##_of_##VECTOR, VECTOR>(from, to, n);                             \
+    run_lanes<NAME##_of_##VECTOR, VECTOR, kHere>(from, to, n);                      \
   }
 
 }  // namespace fw

@@ -26,6 +26,7 @@ _FW_ONCE = (
 
 _FW_WARNED: set[str] = set()
 _fw_increment: typing.Any = getattr(torch.autograd.graph, "increment_version", None)
+_fw_forward_ad: typing.Any = torch.autograd.forward_ad
 # How many kinds of call a program remembers: a loader's batches and its last, smaller one.
 _FW_KINDS = 4
 
@@ -125,9 +126,12 @@ def _fw_forward(
 ) -> tuple[str | None, typing.Any]:
     """None and the module's result, or the reason why no program fits this call."""
     compiling = _fw_compiling()
-    # A nested tensor is not to be compared: it has no strides, and asking for them is fatal.
-    plain = not kwargs and not any(getattr(each, "is_nested", False) for each in args)
-    if plain and not compiling and torch.autograd.forward_ad._current_level < 0:
+    plain = not kwargs
+    for each in args:  # not any(...): a generator takes 0.3 µs
+        # A nested tensor is not to be compared: it has no strides, and asking for them is fatal.
+        if getattr(each, "is_nested", False):
+            plain = False
+    if plain and not compiling and _fw_forward_ad._current_level < 0:
         for mode in modes:
             if mode.training == module.training and mode.plain == len(args):
                 tensors = mode.gather(module, args)
@@ -183,7 +187,8 @@ def _fw_recalled(mode: _FwMode, module: typing.Any, tensors: _fw_tensors) -> boo
     """Whether a call like one before wants gradients; None where the guards must be asked."""
     for alike, wanted in mode.fitted[torch.is_grad_enabled()]:
         if alike(*tensors):
-            return wanted if _fw_altered(module, mode.owners) is None else None
+            same = not mode.owners or _fw_altered(module, mode.owners) is None
+            return wanted if same else None
     return None
 
 

@@ -10,6 +10,7 @@ import os
 import pathlib
 import shlex
 import shutil
+import sys
 import tempfile
 import typing
 
@@ -35,6 +36,16 @@ _fw_empty_cuda: _fw_allocate = getattr(_fw_compiled, "_empty_strided_cuda", None
 _fw_current_device: _fw_call = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
 
+def _fw_host_strided(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+
+
+# A new tensor for a host kernel to write, which needs no device to be told.
+_fw_host_memory: _fw_call = _fw_empty_host or _fw_host_strided
+
+
 def _fw_memory(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
@@ -51,6 +62,36 @@ class _FwAddress(int):
     """Where a kernel finds a value that lies behind another one in the same allocation."""
 
     data_ptr = int.__int__
+
+
+class _FwMethod(ctypes.Structure):
+    """Python's own record of a built-in function (PyMethodDef)."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("text", ctypes.c_char_p),
+    )
+
+
+_FW_FASTCALL = 0x80  # takes an array of arguments and its length
+_FW_METHODS: list[_FwMethod] = []  # for as long as the process lives, as libraries stay open
+
+
+def _fw_builtin(library: typing.Any, name: str) -> _fw_call | None:
+    """The entry as one of Python's built-in functions, where the library has it as such."""
+    found = getattr(library, f"{name}_called", None)
+    if found is None or sys.implementation.name != "cpython":
+        return None
+    address = ctypes.cast(found, ctypes.c_void_p)
+    method = _FwMethod(name.encode(), address, _FW_FASTCALL, None)
+    _FW_METHODS.append(method)
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 3)
+    function: _fw_call = make(("PyCFunction_NewEx", ctypes.pythonapi))(
+        ctypes.addressof(method), None, None
+    )
+    return function
 
 
 class _FwPrecisions(dict[int, typing.Any]):
@@ -112,7 +153,7 @@ class _FwKernels:
                 sizes = [ctypes.c_int64] * numbers
                 entry.argtypes = [ctypes.c_void_p] * pointers + sizes + tail
                 entry.restype = ctypes.c_int
-                self._keep(name, macro, terms[macro], entry)
+                self._keep(name, macro, terms[macro], _fw_builtin(library, name) or entry)
         words = library.fw_error_text
         words.argtypes, words.restype = [ctypes.c_int], ctypes.c_char_p
         self.__dict__["fw_error_text"] = words
