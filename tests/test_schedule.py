@@ -71,13 +71,15 @@ def test_legality() -> None:
 
 
 def test_a_long_row_leaves_room_for_a_second_block() -> None:
-    """Rows that would take 1024 threads are held in part; very long ones not at all."""
+    """Rows that 1024 threads do not fill or cannot hold are held in part, if at all."""
 
     def picked(columns: int) -> Schedule:
         return choose(cases.softmax(S0, columns), CUDA, {"s0": 4096})
 
     assert picked(16384) == Schedule("row", 4, 512, unroll=8, cached=True)
-    assert picked(32768) == Schedule("row", 4, 512, unroll=8, cached=True, beyond=2)
+    assert picked(32768) == Schedule("row", 4, 1024, unroll=8, cached=True)
+    halves = choose(cases.softmax(S0, 32768, "bfloat16"), CUDA, {"s0": 4096})
+    assert halves.beyond and halves.threads == 512
     assert picked(65536).beyond and not picked(65540).cached
     dynamic = cases.softmax(4096, S0)
     assert not choose(dynamic, CUDA, {"s0": 1024}).cached, "nothing says that a row fits"
