@@ -136,8 +136,7 @@ def launches(trace: Trace) -> float:
 def annotated(model: nn.Module) -> Iterator[None]:
     """Our entry points say their names to the profiler while this lasts; other modules are left."""
     kernels = getattr(sys.modules.get(type(model).__module__), "_fw_kernels", None)
-    held: dict[str, Any] = vars(kernels) if kernels is not None else {}
-    before = {name: each for name, each in held.items() if callable(each) and name in _names(held)}
+    before = list(_entries(vars(kernels))) if kernels is not None else []
 
     def named(name: str, entry: Callable[..., object]) -> Callable[..., object]:
         def run(*args: object) -> object:
@@ -146,11 +145,24 @@ def annotated(model: nn.Module) -> Iterator[None]:
 
         return run
 
-    held.update({name: named(name, each) for name, each in before.items()})
+    for name, holder, key, entry in before:
+        holder[key] = named(name, entry)
     try:
         yield
     finally:
-        held.update(before)
+        for _, holder, key, entry in before:
+            holder[key] = entry
+
+
+def _entries(held: dict[str, Any]) -> Iterator[tuple[str, dict[Any, Any], Any, Any]]:
+    """Each entry point that is bound: its name, what holds it under which key, and itself. Those
+    whose precision PyTorch's flags decide are held once for each number of terms."""
+    for name in held.get("_entries", {}):
+        each = held.get(name)
+        if isinstance(each, dict):
+            yield from ((name, each, terms, entry) for terms, entry in each.items())
+        elif callable(each):
+            yield name, held, name, each
 
 
 def owner_of(step_name: str, operators: Sequence[str]) -> str:
@@ -158,11 +170,6 @@ def owner_of(step_name: str, operators: Sequence[str]) -> str:
     if operators and operators[0].startswith("aten."):
         return "aten::" + operators[0].split(".")[1]
     return _ENTRY + step_name
-
-
-def _names(held: Mapping[str, Any]) -> Mapping[str, object]:
-    entries = held.get("_entries", {})
-    return entries if isinstance(entries, Mapping) else {}
 
 
 def _span(event: Mapping[str, Any]) -> Span:
