@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -209,3 +210,17 @@ def check_against_eager(model: nn.Module, tensors: tuple[Tensor, ...]) -> None:
         ours += [g for g, kind in zip(gradients, order, strict=True) if kind == "parameter"]
         for mine, theirs in zip(ours, wanted, strict=True):
             torch.testing.assert_close(mine, theirs)
+
+
+def test_threads_capture_without_disturbing_each_other() -> None:
+    """Tracing patches nn.Module for the whole process."""
+    before = nn.Module.__call__
+
+    def captured(size: int) -> str:
+        model = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, size))
+        return str(capture(model, (torch.randn(4, size),), mode="train").forward)
+
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(captured, range(2, 14)))
+    assert nn.Module.__call__ is before
+    assert found == [captured(size) for size in range(2, 14)]

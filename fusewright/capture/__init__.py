@@ -9,6 +9,7 @@ A size that our `Dim` cannot express makes the capture start again with fixed si
 from __future__ import annotations
 
 import contextlib
+import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,9 @@ from fusewright.errors import CaptureError
 from fusewright.ir import Program
 
 _OTHERS = (Path(torch.__file__).parent, Path(__file__).parent)
+# Tracing replaces nn.Module's own methods for the whole process and puts back what it found: two
+# threads at once would put back each other's.
+_one_at_a_time = threading.RLock()
 
 
 def capture(
@@ -42,7 +46,7 @@ def capture(
         for gradients in ("floating", "as given")
     ]
     failures: list[Exception] = []
-    with in_mode(model, mode):
+    with _one_at_a_time, in_mode(model, mode):
         for dynamic_sizes, gradients in attempts:
             everything = gradients == "floating"
             try:
