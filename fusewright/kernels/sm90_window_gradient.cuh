@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
   // 384 threads begin with 168 registers each; together they never have more.
   if (threadIdx.x < 256) {
     take_registers<192>();
-    const TapShare share(sizes, shared.work.set.taps, threadIdx.x / 128);
+    const TapShare share(sizes, shared.work.set.taps, of_warp(threadIdx.x / 128));
     if (share.taps > 0) multiply_slabs(shared, workspace, sizes, share);
   } else {
     leave_registers<120>();

@@ -27,11 +27,6 @@ struct TapShare {
   }
 };
 
-// A tile's descriptor, moved on: its upper word stays, which saves registers.
-__device__ __forceinline__ uint64_t moved(uint64_t tile, uint32_t distance) {
-  return tile >> 32 << 32 | (uint32_t(tile) + distance);
-}
-
 // A warpgroup that multiplies, for up to kTaps taps: 64 out channels by 64 in channels each.
 template <int kTerms, int kTaps>
 struct GradientMultiplier {
@@ -41,7 +36,7 @@ struct GradientMultiplier {
   const GradientSizes& sizes;
   const TapShare share;
   float total[kTaps][32];
-  uint32_t at[kTaps];  // where in the ring the taps' next steps begin, as a descriptor's distance
+  uint32_t at[kTaps];  // where in the ring the taps' next steps begin, in a descriptor's units
   float scale_x = 1.f, scale_dy = 1.f;
 
   __device__ __forceinline__ void clear() {
@@ -56,14 +51,14 @@ struct GradientMultiplier {
   }
 
   // Tensor cores add slab after slab to the totals.
-  __device__ __forceinline__ void add_slab(uint64_t x, uint64_t dy) {
+  __device__ __forceinline__ void add_slab(uint32_t x, uint32_t dy) {
     begin_products();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
       for (int k = 0; k < kTaps; ++k) {
-        multiply_shared<half, true, true>(total[k], moved(dy, i * 16 * kRowStep),
-                                          moved(x, step(k)), 1);
+        multiply_shared<half, true, true>(total[k], rows_descriptor(dy + i * 16 * kRowStep),
+                                          rows_descriptor(x + step(k)), 1);
       }
     }
     commit_products();
@@ -73,7 +68,7 @@ struct GradientMultiplier {
   }
   // Both halves of each operand, the small products first, from zero, tap after tap: while this
   // warpgroup adds one up, the other's products run.
-  __device__ __forceinline__ void add_slab_exactly(uint64_t x, uint64_t dy) {
+  __device__ __forceinline__ void add_slab_exactly(uint32_t x, uint32_t dy) {
     const uint32_t lower_x = sizes.ring_bytes() / 16, lower_dy = Shared::kChunkBytes / 16;
     const float small = min(inverse_of(scale_x), inverse_of(scale_dy));
     const float large = max(inverse_of(scale_x), inverse_of(scale_dy));
@@ -84,17 +79,19 @@ struct GradientMultiplier {
       uint32_t here[kSteps];
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) here[i] = step(k);
+      const auto add = [&](uint32_t of_dy, uint32_t of_x, int to_sum) {
+        multiply_shared<half, true, true>(sum, rows_descriptor(of_dy), rows_descriptor(of_x),
+                                          to_sum);
+      };
       begin_products();
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-        const uint64_t a = moved(dy, i * 16 * kRowStep);
-        multiply_shared<half, true, true>(sum, moved(a, lower_dy), moved(x, here[i]), i > 0);
-        multiply_shared<half, true, true>(sum, a, moved(x, here[i] + lower_x), 1);
+        const uint32_t of_dy = dy + i * 16 * kRowStep, of_x = x + here[i];
+        add(of_dy + lower_dy, of_x, i > 0);
+        add(of_dy, of_x + lower_x, 1);
       }
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        multiply_shared<half, true, true>(sum, moved(dy, i * 16 * kRowStep), moved(x, here[i]), 1);
-      }
+      for (int i = 0; i < kSteps; ++i) add(dy + i * 16 * kRowStep, x + here[i], 1);
       commit_products();
       await_products<0>();
       settle(sum);
@@ -134,7 +131,7 @@ struct GradientMultiplier {
   }
 
   __device__ __forceinline__ void add_part(float* workspace) {
-    const uint64_t ring = tile_descriptor(shared.ring(), 0);
+    const uint32_t ring = tile_place(shared.ring());
     int left = shared.work.slabs;
     uint32_t count = 0;
     bool onto = false;
@@ -153,7 +150,7 @@ struct GradientMultiplier {
         const float of_x = shared.scale_x[stage], of_dy = shared.scale_dy[stage][share.chunk];
         if (kTerms == 1 && slabs > 0 && (of_x != scale_x || of_dy != scale_dy)) break;
         scale_x = of_x, scale_dy = of_dy;
-        const uint64_t dy = tile_descriptor(shared.dy(sizes, stage, share.chunk), 0);
+        const uint32_t dy = tile_place(shared.dy(sizes, stage, share.chunk));
         if constexpr (kTerms == 1) {
           add_slab(ring, dy);
         } else {
