@@ -182,11 +182,7 @@ __global__ void __launch_bounds__(WindowTeam<kTerms>::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < 256) {
     take_registers<WindowTeam<kTerms>::kMultiply>();
-    if (kLanes > 1 && sizes.vectors) {
-      multiply_windows<kLanes>(shared, end, x, w, sizes);
-    } else {
-      multiply_windows<1>(shared, end, x, w, sizes);
-    }
+    multiply_windows<kLanes>(shared, end, x, w, sizes);
   } else {
     leave_registers<WindowTeam<kTerms>::kOthers>();
     if (threadIdx.x >= 288) {
@@ -223,17 +219,23 @@ inline void divide_rows(WindowSizes& sizes, int overlap, int room) {
   sizes.stages = sizes.rings = 2 * stage <= room ? 2 : 1, sizes.ring_rows = stage;
 }
 
-// `vectors`: kLanes neighbouring positions of an image may go through the epilogue together.
+// `vectors`: kLanes neighbouring positions of an image may go through the epilogue together; where
+// they may not, a kernel of its own takes them one by one.
 template <int kTerms, int kTileChannels, int kLanes, class End>
 static int window(const End& end, bool vectors, const WindowInput& x, const WindowWeights& w,
                   const WindowShape& shape, int device, void* stream) {
   using Shared = WindowShared<kTerms, kTileChannels>;
   if (shape.images == 0 || shape.y.out == 0 || shape.x.out == 0) return 0;
+  if constexpr (kLanes > 1) {
+    const bool whole = shape.classes == 1 && shape.x.out % kLanes == 0 &&
+                       shape.band_width % kLanes == 0 && shape.pitch % kLanes == 0;
+    if (!vectors || !whole) {
+      return window<kTerms, kTileChannels, 1>(end, false, x, w, shape, device, stream);
+    }
+  }
   const OnDevice here(device);
   WindowSizes sizes(shape, kTilePositions<kTerms, kTileChannels>, kTileChannels);
   sizes.by_channels = x.by_channels(shape.channels);
-  sizes.vectors = vectors && shape.classes == 1 && shape.x.out % kLanes == 0 &&
-                  shape.band_width % kLanes == 0 && shape.pitch % kLanes == 0;
   const int room = (kSharedBytes - int(sizeof(Shared))) / (Shared::kHalves * 128);
   divide_rows(sizes, kGroupPositions<kTerms, kTileChannels>, room);
   const int shared_bytes =

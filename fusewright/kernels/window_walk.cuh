@@ -67,7 +67,6 @@ struct WindowSizes {
   int together = 1;         // tiles of a class after which the next class takes its turn
   bool walks = false;       // a thread block goes on from tile to tile
   bool by_channels = false;  // the input's channels are read four at a time
-  bool vectors = false;      // some positions go through the epilogue at a time
 
   WindowSizes(const WindowShape& shape, int tile_positions, int tile_channels)
       : shape(shape), tile_positions(tile_positions), tile_channels(tile_channels),
