@@ -50,6 +50,8 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Environment:
+    """`other_cores`: of the CPU, what other processes used in the pass where they used most."""
+
     device: str
     cpu: str
     driver: str
@@ -59,6 +61,17 @@ class Environment:
     commit: str
     command: str
     clocks: tuple[Clocks, ...] = ()
+    other_cores: float = 0.0
+
+    @property
+    def busy(self) -> str:
+        """A word of warning where other processes had half a core or more while we timed."""
+        if self.other_cores < 0.5:
+            return ""
+        return (
+            f"other processes kept {self.other_cores:.1f} cores of the CPU busy meanwhile: "
+            "short calls may seem slower than they are"
+        )
 
 
 @dataclass(frozen=True)

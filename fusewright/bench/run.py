@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fusewright.bench import costs
+from fusewright.bench import costs, neighbours
 from fusewright.bench.clock import Clock, make_clock
 from fusewright.bench.environment import clocks, look_around
 from fusewright.bench.feeds import Feed
@@ -106,16 +106,18 @@ def _measured(
     stage = _stage(problem, reference, ours, where, clock, rates, settings)
     tick("build", 0.0)
     subjects, facts = _built(stage, foreign, ours, tick)
-    passes = []
+    passes, others = [], 0.0
     for name in settings.passes:
+        before = neighbours.now()
         passes.append(run_pass(stage, name, subjects, facts, tick))
+        others = max(others, neighbours.other_cores(before, neighbours.now()))
         seen += clocks(where, name)
     tick("count costs", 0.0)
     facts = [_with_overhead(each, subjects, stage) for each in facts]
     return Record(
         problem=_facts(problem, reference),
         settings=settings,
-        environment=replace(environment, clocks=tuple(seen)),
+        environment=replace(environment, clocks=tuple(seen), other_cores=others),
         rates=rates,
         clock=clock.facts,
         candidates=tuple(facts),

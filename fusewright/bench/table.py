@@ -54,6 +54,8 @@ def print_record(console: Console, record: Record) -> None:
         ]
         copying = f"copy {human_bytes(int(record.rates.copy_bytes_per_s))}/s"
         console.print(f"Measured here: {', '.join([copying, *rates])}.", soft_wrap=True)
+    if record.environment and record.environment.busy:
+        console.print(f"Beware: {record.environment.busy}.", soft_wrap=True)
 
 
 def human_us(value: float | None) -> str:

@@ -17,7 +17,8 @@ def surroundings(records: Sequence[Record]) -> Html:
     for each in records:
         if each.environment:
             # The command differs where every problem has a process of its own.
-            same = replace(each.environment, clocks=(), command="" if len(records) > 1 else "same")
+            command = "" if len(records) > 1 else "same"
+            same = replace(each.environment, clocks=(), other_cores=0.0, command=command)
             groups.setdefault(repr((same, _measured_how(each))), []).append(each)
     return joined(_one(each, several=len(groups) > 1) for each in groups.values())
 
@@ -43,6 +44,10 @@ def _one(records: Sequence[Record], *, several: bool) -> Html:
         parts.append(tag("details", tag("summary", words), rest))
     facts = [*_facts(environment), *_measuring(first)]
     parts.append(_list(facts))
+    environments = [each.environment for each in records if each.environment]
+    busiest = max(environments, key=lambda each: each.other_cores)
+    if busiest.busy:
+        parts.append(tag("p", f"{busiest.busy[0].upper()}{busiest.busy[1:]}."))
     if len(records) == 1 and environment.clocks:
         parts.append(_clocks(environment.clocks))
     elif environment.clocks:
