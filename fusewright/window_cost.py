@@ -14,7 +14,7 @@ from fusewright.window import Geometry
 TERMS = (1, 3)
 MOST_POSITIONS, MOST_RINGS = 256, 4  # of kernels/window_walk.cuh
 TILE_CHANNELS = (64, 128)
-STAGE_BYTES = 138 * 1024  # of shared memory, beside the weights' ring and the epilogue's part
+STAGE_BYTES = 138 * 1024  # kStageBytes of kernels/window_walk.cuh
 MOST_TAPS, MOST_PHASES = 128, 16
 CHANNEL_BLOCK = 64
 # Of the gradient by the weights: taps of a warpgroup, positions of a slab, slabs that a part costs.
@@ -70,8 +70,8 @@ def converted_rows(of: Geometry, band_width: int, terms: int) -> int:
 def fits(of: Geometry, band_width: int) -> bool:
     """Whether a stage finds room, with one half of each number and with two.
 
-    What a gradient by the weights keeps in shared memory then finds room, too: at the most 897 and
-    449 rows of reach, of 1024 and 504.
+    What a gradient by the weights keeps in shared memory then finds room, too: at the most 849 and
+    425 rows of reach, of 1024 and 504.
     """
     rows = {terms: stage_rows(of, band_width, terms) for terms in TERMS}
     return max(rows[1] * 128, rows[3] * 256) <= STAGE_BYTES

@@ -19,7 +19,7 @@ SHARED = re.compile(r"extern __shared__ __align__\(1024\) char memory\[\];")
 BY_COLUMNS = r"""
 template <class Plain>
 struct Columns {
-  static constexpr bool kOuterRest = false, kSameForOuter = false;
+  static constexpr bool kOuterRest = false, kSameForOuter = Plain::kSameForColumns;
   static constexpr int kPartBytes = 8;
   template <int V> using Elem = typename Plain::template Elem<V>;
   template <int V> struct Row { int64_t column; };

@@ -111,3 +111,24 @@ def test_gradients_are_eager_s(kind: type[nn.Module]) -> None:
         found.append([mine.grad, *(p.grad for p in each.parameters())])
     for ours, eager in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(ours, eager)
+
+
+def test_names_of_the_model_are_left_to_it() -> None:
+    """Buffers may be called what the bits would be called."""
+
+    class Named(Minimum):
+        def __init__(self, names: list[str]) -> None:
+            super().__init__()
+            for name in names:
+                self.register_buffer(name, torch.full((8,), 3.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * sum(self.buffers(), torch.ones(()))
+
+    program, _ = saved(Named(["plain"]))
+    assert program.backward is not None
+    invented = [name for name in program.backward.specs() if name.endswith(("_bit", "_flags"))]
+    assert len(invented) == 3
+    for name in invented:
+        _, dtypes = saved(Named([name]))
+        assert "uint8" in dtypes

@@ -26,10 +26,15 @@ struct Plain {
   float* out;
   int64_t columns;  // positions of all images
   int64_t plane, channels;
-  template <int V> struct Elem { float y[V]; };
-  template <int V> void load(Elem<V>&, int64_t, int64_t) const {}
+  static constexpr bool kSameForColumns = true;
+  template <int V> struct Elem { float y[V]; int channel; };
+  template <int V> void load(Elem<V>& elem, int64_t q, int64_t) const {
+    if (q >= channels) std::abort();
+    elem.channel = int(q);
+  }
   template <int V> void give(Elem<V>& elem, int v, float x) const { elem.y[v] = x; }
   template <int V> void visit(const Elem<V>& elem, int64_t q, int64_t l, int) const {
+    if (elem.channel != q) std::abort();  // another channel's factors
     for (int v = 0; v < V; ++v) {
       const int64_t image = l / plane, at = l % plane + v;
       float& place = out[(image * channels + q) * plane + at];
@@ -314,6 +319,16 @@ def test_scales_that_jump(powers: tuple[int, int], terms: int) -> None:
     # A tile that holds rows of both, as the second does, has the larger one's scale.
     for image, rows in ((0, slice(0, 7)), (1, slice(11, 18))):
         assert error(y[image, :, rows], exact[image, :, rows]) < (6e-4 if terms == 1 else 4e-7)
+
+
+@pytest.mark.parametrize("powers", [(-64, -62), (-58, -64), (-100, -20), (60, -100)])
+@pytest.mark.parametrize("terms", [1, 3])
+def test_small_operands_do_not_vanish(powers: tuple[int, int], terms: int) -> None:
+    """The inverses of both scales have a product that is too small for a float."""
+    torch.manual_seed(0)
+    x = (torch.rand(1, 64, 8, 8) + 0.5) * 2.0 ** powers[0]
+    w = (torch.rand(8, 64, 3, 3) + 0.5) * 2.0 ** powers[1]
+    check(replace(SAME, terms=terms), x, w)
 
 
 @pytest.mark.parametrize(  # one ring of rows to four

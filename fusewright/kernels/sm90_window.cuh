@@ -146,7 +146,11 @@ __device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChann
     }
     multiplier.add_tile(tile.of_class);
     const int p = multiplier.first_position();
-    const float by[2] = {scale[0] * multiplier.factor(), scale[1] * multiplier.factor()};
+    float by[2] = {scale[0] * multiplier.factor(), scale[1] * multiplier.factor()};
+    if (kTerms == 1 && !(min(by[0], by[1]) >= 0x1p-126f)) {  // both small, and their product none
+      multiplier.multiply_total(multiplier.factor());
+      by[0] = scale[0], by[1] = scale[1];
+    }
     if constexpr (End::kReduces) {
       auto& finished = reinterpret_cast<FinishRows<32>&>(shared.rows[warpgroup]);
       finish_together<0>(multiplier.total, finished, 1 + warpgroup, p, q, by, end, result);
@@ -236,6 +240,7 @@ static int window(const End& end, bool vectors, const WindowInput& x, const Wind
   const OnDevice here(device);
   WindowSizes sizes(shape, kTilePositions<kTerms, kTileChannels>, kTileChannels);
   sizes.by_channels = x.by_channels(shape.channels);
+  static_assert(kSharedBytes - int(sizeof(Shared)) >= kStageBytes, "stages would not fit");
   const int room = (kSharedBytes - int(sizeof(Shared))) / (Shared::kHalves * 128);
   divide_rows(sizes, kGroupPositions<kTerms, kTileChannels>, room);
   const int shared_bytes =

@@ -168,21 +168,28 @@ struct WarpFinisher {
 };
 
 // The sums of 64 positions from kFrom / 32 · 64 on, of the half of the warpgroup's warps whose turn
-// it is.
+// it is; those that are not finite are made anew, which is rare.
 template <int kFrom, int kSums, class Result>
-__device__ __forceinline__ void lay_out_together(const float (&total)[kSums], FinishRows<32>& finished,
-                                             int turn, int p, int q, const float (&scale)[2],
-                                             const Result& result) {
+__device__ __forceinline__ void lay_out_together(const float (&total)[kSums],
+                                                 FinishRows<32>& finished, int turn, int p, int q,
+                                                 const float (&scale)[2], const Result& result) {
   const int channel = sums_channel(), column = threadIdx.x % 4 * 2;
   if (channel / 32 != turn) return;
+  float* const mine = &finished[channel % 32][column];
+  float zero = 0.f;
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
-    const int row = i / 2 % 2 * 8, at = column + i / 4 * 8 + i % 2;
-    float x = total[kFrom + i] * scale[i / 2 % 2];
-    if (!isfinite(x) && q + channel + row < result.rows && result.place(p + at).inside) {
-      x = result.plain(p + at, q + channel + row);
-    }
-    finished[channel % 32 + row][at] = x;
+    const float x = total[kFrom + i] * scale[i / 2 % 2];
+    zero = __fmaf_rn(x, 0.f, zero);
+    mine[i / 2 % 2 * 8 * kFinishStride + i / 4 * 8 + i % 2] = x;
+  }
+  if (zero == 0.f) return;
+#pragma unroll 1
+  for (int i = 0; i < 32; ++i) {
+    const int row = i / 2 % 2 * 8, at = i / 4 * 8 + i % 2;
+    float& x = mine[row * kFinishStride + at];
+    const bool there = q + channel + row < result.rows && result.place(p + column + at).inside;
+    if (there && !isfinite(x)) x = result.plain(p + column + at, q + channel + row);
   }
 }
 
@@ -199,6 +206,7 @@ __device__ __forceinline__ void finish_together(const float (&total)[kSums],
 #pragma unroll 1
     for (int turn = 0; turn < 2; ++turn) {
       lay_out_together<kFrom>(total, finished, turn, p, q, scale, result);
+      __syncwarp();  // mending parts its threads
       meet(barrier, 128);
       const int first = q + 32 * turn;
       finish_turn<1>(finished, min(32, result.rows - first), first, place, end, down, result);

@@ -52,6 +52,8 @@ struct WindowPosition {
   bool in_band;  // not in the halo beside or below it
 };
 
+// What window_cost.py counts on for a stage, whatever else is in shared memory.
+constexpr int kStageBytes = 138 * 1024;
 constexpr int kMostStages = 4;
 
 struct WindowSizes {

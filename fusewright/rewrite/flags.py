@@ -7,6 +7,7 @@ different values are left alone, since a kernel of its own would have to put the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -31,6 +32,7 @@ def pack_flags(program: Program) -> Program:
     members = {position: group for group in groups for position in group}
     builder = _continued(forward)
     sources = {node.name: node for node in forward.nodes}
+    taken_names = set(backward.specs())
     outputs, inputs, bits = list(forward.outputs[:first]), list[Input](), list[Node]()
     for position, name in enumerate(saved):
         taken, group = backward.inputs[position], members.get(position)
@@ -40,12 +42,14 @@ def pack_flags(program: Program) -> Program:
         elif position == group[0]:
             names = [str(saved[at]) for at in group]
             outputs.append(_packed(builder, sources[names[0]], names))
-            packed = Input(f"{taken.name}_flags", replace(taken.spec, dtype=PACKED))
+            packed = Input(
+                _fresh(f"{taken.name}_flags", taken_names), replace(taken.spec, dtype=PACKED)
+            )
             inputs.append(packed)
             bits += [
                 node
                 for bit, at in enumerate(group)
-                for node in _bit(packed, bit, backward.inputs[at])
+                for node in _bit(packed, bit, backward.inputs[at], taken_names)
             ]
     kept = program.results[:first]
     kept += tuple(Result("saved", index) for index in range(len(outputs) - first))
@@ -118,7 +122,16 @@ def _packed(builder: Builder, like: Node, names: list[str]) -> str:
     return total.name
 
 
-def _bit(packed: Input, bit: int, mask: Input) -> list[Node]:
+def _bit(packed: Input, bit: int, mask: Input, taken: set[str]) -> list[Node]:
     """The nodes that make the mask of one of its bits."""
-    one = Node(f"{mask.name}_bit", "bitwise_and", (Ref(packed.name), 1 << bit), (), packed.spec)
+    name = _fresh(f"{mask.name}_bit", taken)
+    one = Node(name, "bitwise_and", (Ref(packed.name), 1 << bit), (), packed.spec)
     return [one, Node(mask.name, "ne", (Ref(one.name), 0), (), mask.spec)]
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    """The name, with a number if a model has it already."""
+    numbered = (f"{name}_{count}" for count in itertools.count(1))
+    found = next(each for each in itertools.chain([name], numbered) if each not in taken)
+    taken.add(found)
+    return found
