@@ -272,9 +272,9 @@ __device__ __forceinline__ void multiply(float (&sum)[88], const uint32_t (&a)[4
 
 // The same with a in shared memory too. a and b are tiles' descriptors; each may have its free
 // index contiguous. The macro's numbers are the operands' places, after those of the sums.
-#define FW_SIXTEEN_NAMES "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define FW_THIRTY_TWO_NAMES                                                               \
-  FW_SIXTEEN_NAMES ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"     \
+  "%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define FW_NEXT_SIXTY_FOUR                                                                \
   FW_EIGHT(64), FW_EIGHT(72), FW_EIGHT(80), FW_EIGHT(88), FW_EIGHT(96), FW_EIGHT(104),    \
       FW_EIGHT(112), FW_EIGHT(120)
@@ -289,9 +289,6 @@ __device__ __forceinline__ void multiply(float (&sum)[88], const uint32_t (&a)[4
                ", " b_at ", p, 1, 1, " major_a_at ", " major_b_at ";\n}"                          \
                : __VA_ARGS__                                                                      \
                : "l"(a), "l"(b), "r"(add), "n"(int(kFreeMajorA)), "n"(int(kFreeMajorB)))
-#define FW_MULTIPLY_32(type)                                                                      \
-  FW_MULTIPLY_SHARED("m64n32k16", type, FW_SIXTEEN_NAMES, "%16", "%17", "%18", "%19", "%20",      \
-                     FW_EIGHT(0), FW_EIGHT(8))
 #define FW_MULTIPLY_64(type)                                                                      \
   FW_MULTIPLY_SHARED("m64n64k16", type, FW_THIRTY_TWO_NAMES, "%32", "%33", "%34", "%35", "%36",   \
                      FW_EIGHT(0), FW_EIGHT(8), FW_EIGHT(16), FW_EIGHT(24))
@@ -316,9 +313,8 @@ __device__ __forceinline__ void multiply(float (&sum)[128], const uint32_t (&a)[
 template <class T, bool kFreeMajorA, bool kFreeMajorB, int kSums>
 __device__ __forceinline__ void multiply_shared(float (&sum)[kSums], uint64_t a, uint64_t b,
                                                 int add) {
-  constexpr bool kFew = (kSums == 16 || kSums == 32) && std::is_same_v<T, half>;
-  static_assert(kFew || kSums == 64 || kSums == 128, "128 or 256 columns of b; 32, 64 of half");
-  if constexpr (kSums == 16) FW_MULTIPLY_32("f16");
+  constexpr bool kFew = kSums == 32 && std::is_same_v<T, half>;
+  static_assert(kFew || kSums == 64 || kSums == 128, "128 or 256 columns of b; 64 of half");
   if constexpr (kSums == 32) FW_MULTIPLY_64("f16");
   if constexpr (kSums == 64 && std::is_same_v<T, half>) FW_MULTIPLY_128("f16");
   if constexpr (kSums == 64 && std::is_same_v<T, bf16>) FW_MULTIPLY_128("bf16");
@@ -329,12 +325,10 @@ __device__ __forceinline__ void multiply_shared(float (&sum)[kSums], uint64_t a,
 #undef FW_EIGHT
 #undef FW_SIXTY_FOUR
 #undef FW_SIXTY_FOUR_NAMES
-#undef FW_SIXTEEN_NAMES
 #undef FW_THIRTY_TWO_NAMES
 #undef FW_NEXT_SIXTY_FOUR
 #undef FW_NEXT_SIXTY_FOUR_NAMES
 #undef FW_MULTIPLY_SHARED
-#undef FW_MULTIPLY_32
 #undef FW_MULTIPLY_64
 #undef FW_MULTIPLY_128
 #undef FW_MULTIPLY_256

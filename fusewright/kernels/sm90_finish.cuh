@@ -32,16 +32,14 @@ struct FinishShape {
   static constexpr int kRowPart = kThreads * V;                 // the columns they have together
   static constexpr int kStep = 128 / kAcross;                   // rows between two of a thread's
   static constexpr int kStride = kFinishStride;
-
-  // Rows of a thread that go together: as many as there are registers for.
-  template <int kRows, int kWords, class End>
-  FW_FN static constexpr int together() {
-    const int words = sizeof(typename End::template Elem<V>) / 4;
-    int rows = kRows / kStep;
-    while (rows > 1 && rows * words > kWords) rows /= 2;
-    return rows;
-  }
 };
+
+// Rows of a thread that go together, of so many: as many as there are registers for.
+template <class Elem, class Result>
+FW_FN constexpr int rows_together(int rows) {
+  while (rows > 1 && rows * int(sizeof(Elem)) > 4 * Result::kWords) rows /= 2;
+  return rows;
+}
 
 // Some rows of V columns, which lie from `from` on. Each step is done for all of them before the
 // next, so that none waits; where all are inside (kWhole) there is no branch either. `rows` of those
@@ -85,7 +83,8 @@ __device__ __forceinline__ void finish_turn(const FinishRows<kRows>& finished, i
                                             typename End::template Column<V>& down,
                                             const Result& result) {
   using Shape = FinishShape<V>;
-  constexpr int kTogether = Shape::template together<kRows, Result::kWords, End>();
+  constexpr int kTogether =
+      rows_together<typename End::template Elem<V>, Result>(kRows / Shape::kStep);
   constexpr int kReach = Shape::kStep * (kTogether - 1);
   const int part = threadIdx.x % Shape::kAcross * V;
   const auto load = [&](auto& elem, int row) {
@@ -158,14 +157,16 @@ __device__ __forceinline__ float lay_out(const float (&total)[kSums], int turn, 
   return zero;
 }
 
-// Those of a thread's numbers from `place` on, column p and row q, that are not finite: rare.
-template <class Result>
-__device__ __forceinline__ void mend(float* place, int count, int p, int q, const Result& result) {
+// Those of a thread's `count` numbers that are not finite: rare. `mine` is where the first would lie,
+// of column p and row q; `row` and `column` say how far after it number i does.
+template <int kStride, class Row, class Column, class Result>
+__device__ __forceinline__ void mend(float* mine, int count, const Row& row, const Column& column,
+                                     int p, int q, const Result& result) {
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
-    float& x = place[sum_row(i) * kFinishStride + sum_column(i)];
-    const bool there = q + sum_row(i) < result.rows && result.place(p + sum_column(i)).inside;
-    if (there && !isfinite(x)) x = result.plain(p + sum_column(i), q + sum_row(i));
+    float& x = mine[row(i) * kStride + column(i)];
+    const bool there = q + row(i) < result.rows && result.place(p + column(i)).inside;
+    if (there && !isfinite(x)) x = result.plain(p + column(i), q + row(i));
   }
 }
 
@@ -186,7 +187,11 @@ __device__ __forceinline__ void finish_turns(const float (&total)[kSums], int co
         lay_out<0, kPerTurn>(total, turn, shared_address(mine), q + pair, result);
     const int sums = min(kPerTurn, kSums - turn * kPerTurn);
     if constexpr (Result::kMends) {
-      if (zero != 0.f) mend(mine, sums, p + column, q + pair, result);
+      if (zero != 0.f) {
+        const auto down_by = [](int i) { return sum_row(i); };
+        const auto across = [](int i) { return sum_column(i); };
+        mend<kFinishStride>(mine, sums, down_by, across, p + column, q + pair, result);
+      }
       __syncwarp();
     }
     meet(barrier, 128);

@@ -75,11 +75,7 @@ struct WarpFinisher {
   using Turn = WarpTurn<V>;
   using Elem = typename End::template Elem<V>;
   static constexpr bool kKeepsFactors = End::kSameForColumns && sizeof(Elem) <= 32;
-  static constexpr int kTogether = [] {  // rows of a thread: as many as there are registers for
-    int rows = Turn::kRows / Turn::kStep;
-    while (rows > 1 && rows * int(sizeof(Elem)) > 4 * Result::kWords) rows /= 2;
-    return rows;
-  }();
+  static constexpr int kTogether = rows_together<Elem, Result>(Turn::kRows / Turn::kStep);
   WarpRows& memory;
 
   // From channel q on.
@@ -114,7 +110,11 @@ struct WarpFinisher {
         if (place.inside) end.begin(down, place.column);
       }
       const float zero = lay_out_turn<Turn, 0>(total, turn, shared_address(mine), scale);
-      if (zero != 0.f) mend(mine, column + lane % 4 * 2, first + lane / 4, result);
+      if (zero != 0.f) {
+        const auto row = [](int i) { return Turn::row(i / 2); };
+        const auto across = [](int i) { return Turn::column(i / 2) + i % 2; };
+        mend<Turn::kStride>(mine, 16, row, across, column + lane % 4 * 2, first + lane / 4, result);
+      }
       __syncwarp();
       if (place.inside) finish_turn(across, first, q, place, end, down, result);
       __syncwarp();
@@ -124,17 +124,6 @@ struct WarpFinisher {
  private:
   __device__ __forceinline__ Elem* factors() const {
     return reinterpret_cast<Elem*>(memory.factors);
-  }
-
-  // A thread's own numbers that are not finite: rare.
-  __device__ __forceinline__ static void mend(float* mine, int p, int q, const Result& result) {
-#pragma unroll 1
-    for (int i = 0; i < 16; ++i) {
-      const int row = Turn::row(i / 2), column = Turn::column(i / 2) + i % 2;
-      float& x = mine[row * Turn::kStride + column];
-      const bool there = q + row < result.rows && result.place(p + column).inside;
-      if (there && !isfinite(x)) x = result.plain(p + column, q + row);
-    }
   }
 
   // The rows of a turn from channel `first` on, in a warp whose channels begin at q.
@@ -175,21 +164,18 @@ __device__ __forceinline__ void lay_out_together(const float (&total)[kSums],
                                                  const float (&scale)[2], const Result& result) {
   const int channel = sums_channel(), column = threadIdx.x % 4 * 2;
   if (channel / 32 != turn) return;
+  const auto row = [](int i) { return i / 2 % 2 * 8; };
+  const auto across = [](int i) { return i / 4 * 8 + i % 2; };
   float* const mine = &finished[channel % 32][column];
   float zero = 0.f;
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
     const float x = total[kFrom + i] * scale[i / 2 % 2];
     zero = __fmaf_rn(x, 0.f, zero);
-    mine[i / 2 % 2 * 8 * kFinishStride + i / 4 * 8 + i % 2] = x;
+    mine[row(i) * kFinishStride + across(i)] = x;
   }
-  if (zero == 0.f) return;
-#pragma unroll 1
-  for (int i = 0; i < 32; ++i) {
-    const int row = i / 2 % 2 * 8, at = i / 4 * 8 + i % 2;
-    float& x = mine[row * kFinishStride + at];
-    const bool there = q + channel + row < result.rows && result.place(p + column + at).inside;
-    if (there && !isfinite(x)) x = result.plain(p + column + at, q + channel + row);
+  if (zero != 0.f) {
+    mend<kFinishStride>(mine, 32, row, across, p + column, q + channel, result);
   }
 }
 
