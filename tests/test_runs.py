@@ -132,6 +132,20 @@ def test_columns_are_summed_two_rows_at_once(rows: int, columns: int) -> None:
     torch.testing.assert_close(y, x.double().sum(0).float(), rtol=1e-6, atol=1e-6)
 
 
+def test_a_few_rows_are_added_exactly() -> None:
+    """They may be the parts of a sum, which cancel."""
+    body = [
+        Load("x", "float32", access("x", 1, 40)),
+        Reduce("total", "float32", "sum", "x"),
+        Store("total", "float32", access("y", 1, 0)),
+    ]
+    loop = kernel("few", [40], [6], {"x": "float32"}, {"y": "float32"}, body)
+    x, y = torch.randn(6, 40), torch.empty(40)
+    x[5] = -x[:5].sum(0) + 1e-6 * torch.randn(40)
+    run(loop, {"x": x, "y": y})
+    assert torch.equal(y, x.double().sum(0).float())
+
+
 @pytest.mark.parametrize("columns", [64, 100, 1024, 5000])
 @pytest.mark.parametrize("shift", [0.0, 1.0, 1e4])
 def test_sums_err_by_less_than_eager(columns: int, shift: float) -> None:

@@ -251,6 +251,9 @@ int row(const Body& body, int splits, void* workspace, int threads) {
   return 0;
 }
 
+// Rows from which on sums of columns take them two at a time.
+constexpr int kManyRows = 64;
+
 // Tiles of up to V columns; the inner extent is cut into `splits` parts.
 template <int V, class Body>
 int column(const Body& body, int splits, void* workspace, int threads) {
@@ -271,8 +274,9 @@ int column(const Body& body, int splits, void* workspace, int threads) {
     auto acc = body.template accumulators<V>(Phase<0>{});
     const int64_t last = std::min(inner, (split + 1) * per_split);
     int64_t r = split * per_split;
+    // A few rows are often the parts of a sum that cancel: those are added exactly.
     if constexpr (Body::kByTwo) {
-      for (; r + 1 < last; r += 2) {
+      for (; inner >= kManyRows && r + 1 < last; r += 2) {
         typename Body::template Elem<V> elem, next;
         body.load(Phase<0>{}, elem, row, r, int64_t(0));
         body.load(Phase<0>{}, next, row, r + 1, int64_t(0));
