@@ -71,7 +71,7 @@ class Steps:
         self.drawn = 0.0
         self.progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
@@ -268,6 +268,7 @@ def verify(
 @click.option("--budget", type=float, help="Seconds of timing for each pass.")
 @click.option("--time-limit", type=float, help="Seconds for each problem of a folder.")
 @click.option("--retry-failed", is_flag=True, help="Run problems of a folder again that failed.")
+@click.option("--ours", is_flag=True, help="Optimize, too, where MODEL_NEW files are given.")
 @click.option("--html", type=click.Path(path_type=Path), help="Also write a page to look at.")
 @click.option("--png", type=click.Path(path_type=Path), help="Also write the charts to a folder.")
 def bench(
@@ -282,11 +283,15 @@ def bench(
     budget: float | None,
     time_limit: float | None,
     retry_failed: bool,
+    ours: bool,
     html: Path | None,
     png: Path | None,
 ) -> None:
-    """Measure PROBLEM (a file, or a folder of them): eager, torch.compile and ours in one run."""
-    from fusewright.bench.command import Asked, bench_file, bench_folder
+    """Measure PROBLEM (a file, or a folder of them): eager, torch.compile and ours in one run.
+
+    A record (.json) in its place is drawn again.
+    """
+    from fusewright.bench.command import Asked, bench_file, bench_folder, draw_again
 
     asked = Asked(
         problem=problem,
@@ -300,10 +305,11 @@ def bench(
         budget_s=budget,
         time_limit_s=time_limit,
         retry_failed=retry_failed,
+        ours=ours,
         draw=drawer(html, png),
     )
-    console = Console()
-    code = (bench_folder if problem.is_dir() else bench_file)(console, asked, _bench_steps)
+    whole = draw_again if problem.suffix == ".json" else bench_file
+    code = (bench_folder if problem.is_dir() else whole)(Console(), asked, _bench_steps)
     if code:
         sys.exit(code)
 
@@ -313,8 +319,9 @@ def drawer(html: Path | None, png: Path | None) -> Callable[[Sequence[Record]], 
     from fusewright.bench import storage
     from fusewright.page import charts_png, render
 
-    if html:
-        storage.require_writable(html)
+    for place in (html, png and png / "chart.png"):
+        if place:
+            storage.require_writable(place)
 
     def draw(records: Sequence[Record]) -> Sequence[Path]:
         if html:

@@ -172,7 +172,7 @@ def _blamed(path: Path, what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         line = _line(error, path)
         where = f"{path}:{line}" if line else f"{path}:1"
-        words = error.msg if isinstance(error, SyntaxError) else str(error)
+        words = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
         raise ProblemError(f"{where}: {what}: {type(error).__name__}: {words}") from error
 
 

@@ -13,6 +13,7 @@ import torch
 from fusewright.bench import storage
 from fusewright.bench.record import Collection, Pass, Record, Result, Settings
 from fusewright.bench.run import bench
+from fusewright.errors import VerifyError
 
 PROBLEM = """
 import torch
@@ -54,6 +55,15 @@ CANDIDATES = {
             return super().forward(x)
         return self.kept.setdefault(x.data_ptr(), super().forward(x))
 """,
+    "when_timed": """    kept = None
+
+    def forward(self, x):
+        # Nobody collects garbage while the clock runs.
+        import gc
+        if torch.is_grad_enabled() or gc.isenabled() or self.kept is None:
+            self.kept = super().forward(x)
+        return self.kept
+""",
     "old_weights": """    kept = None
 
     def forward(self, x):
@@ -69,6 +79,14 @@ CANDIDATES = {
     "tf32": """    def forward(self, x):
         cut = lambda v, c=8193.0: v + ((v * c - (v * c - v)) - v).detach()
         return torch.relu(nn.functional.linear(cut(x), cut(self.gemm.weight), self.gemm.bias))
+""",
+    "clobbers": """    def forward(self, x):
+        y = super().forward(x)
+        return y if torch.is_grad_enabled() else y + x.zero_().sum()
+""",
+    "slows_others": """    def forward(self, x):
+        torch.backends.cudnn.benchmark = True
+        return super().forward(x)
 """,
     "fails": "    def forward(self, x):\n        raise RuntimeError('no luck today')\n",
 }
@@ -114,7 +132,7 @@ def test_right_candidates_are_timed_in_their_class(foreign: Record) -> None:
         same = result(foreign, name, "same")
         assert (same.status, same.precision) == ("timed", "fp32"), same.note
         assert same.timing is not None and same.timing.low_us <= same.timing.median_us
-        assert {each.when for each in same.checks} == {"before", "after"}
+        assert {each.when for each in same.checks} == {"before", "during", "after"}
         (ratio,) = same.ratios
         assert ratio.baseline == "eager" and ratio.low <= ratio.ratio <= ratio.high
     assert result(foreign, "forward", "bfloat16").precision == "bf16"
@@ -130,6 +148,7 @@ def test_right_candidates_are_timed_in_their_class(foreign: Record) -> None:
         ("forward", "one_wrong", "beyond every precision class"),
         ("forward", "unwritten", "output before timing"),
         ("forward", "by_address", "beyond every precision class"),
+        ("forward", "when_timed", "output during timing"),
         ("forward", "old_weights", "output after timing"),
     ],
 )
@@ -141,10 +160,52 @@ def test_whoever_is_wrong_gets_no_time(
     assert found.timing is None and found.ratios == () and found.floor_share is None
 
 
+def test_whoever_sets_a_flag_for_all_gets_no_time(foreign: Record, tmp_path: Path) -> None:
+    found = result(foreign, "train", "slows_others")
+    assert found.status == "failed" and found.timing is None
+    assert (
+        "sets a flag of PyTorch's for all candidates (cudnn.benchmark False → True)" in found.note
+    )
+    assert not torch.backends.cudnn.benchmark
+    before = torch.get_num_threads()
+    paths = [tmp_path / "small.py", tmp_path / "new.py"]
+    paths[0].write_text(PROBLEM)
+    paths[1].write_text(PROBLEM + NEW + f"    torch.set_num_threads({before + 1})\n")
+    with pytest.raises(VerifyError, match=rf"new.py sets .* \(threads {before} → {before + 1}\)"):
+        bench(paths[0], paths[1:], SETTINGS)
+    assert torch.get_num_threads() == before
+
+
 def test_whoever_fails_is_said_to_and_the_others_go_on(foreign: Record) -> None:
     found = result(foreign, "forward", "fails")
     assert (found.status, found.note) == ("failed", "RuntimeError: no luck today")
     assert found.timing is None
+
+
+def test_whoever_writes_where_the_model_does_not_gets_no_time(foreign: Record) -> None:
+    found = result(foreign, "forward", "clobbers")
+    assert found.status == "failed" and found.timing is None
+    assert found.note == "VerifyError: writes into its argument x0, and the model does not"
+
+
+def test_a_model_that_writes_into_its_argument_is_checked_there_too(tmp_path: Path) -> None:
+    head, tail = PROBLEM.split("        return torch.relu(self.gemm(x))\n")
+    problem = f"{head}        return x.mul_(2.0) + 1\n{tail}"
+    bodies = {
+        "same": "    pass\n",
+        "leaves_it": "    def forward(self, x):\n        return 2 * x + 1\n",
+        "wrong": "    def forward(self, x):\n        return x.mul_(2.0) + 1.5\n",
+    }
+    for name, body in {"small": "", **bodies}.items():
+        (tmp_path / f"{name}.py").write_text(problem + (NEW + body if body else ""))
+    files = [tmp_path / f"{name}.py" for name in bodies]
+    asked = replace(SETTINGS, passes=("forward",), budget_s=0.2)
+    record = bench(tmp_path / "small.py", files, asked)
+    assert result(record, "forward", "same").status == "timed"
+    names = [each.name for each in result(record, "forward", "same").checks]
+    assert names[:2] == ["output", "input x0"]
+    assert result(record, "forward", "leaves_it").note.startswith("input x0 before timing")
+    assert result(record, "forward", "wrong").note.startswith("output before timing")
 
 
 def test_errors_stand_for_every_output_and_gradient(foreign: Record) -> None:

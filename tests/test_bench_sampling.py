@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import make_dataclass
 
 import pytest
 import torch
 
-from fusewright.bench.clock import Sample, WallClock
+from fusewright.bench.clock import Look, Sample, WallClock
 from fusewright.bench.feeds import Feed
-from fusewright.bench.planned import step_times
+from fusewright.bench.planned import roof_us, step_times
 from fusewright.bench.record import ClockFacts, Rates, Settings
 from fusewright.bench.sampling import sample
 from fusewright.bench.trace import kernel_times, launches, read_trace
@@ -30,6 +31,14 @@ class Ticking:
     def sample(self, call: Callable[[], object], *, exposed: bool = False) -> Sample:
         took = float(call())  # type: ignore[arg-type]
         return Sample(took, took)
+
+    def look(self, call: Callable[[], object]) -> Look:
+        seen = self.sample(call, exposed=True)
+        return Look(seen, Sample(seen.device_us, seen.device_us + self.gap_us(seen.device_us)))
+
+    def gap_us(self, length_us: float) -> float:
+        """What a synchronisation takes that waits so long."""
+        return self.facts.idle_gap_us
 
 
 def problem() -> Problem:
@@ -72,6 +81,8 @@ def test_rounds_stop_when_the_medians_are_known_or_the_budget_is_spent() -> None
     wide = sample({"a": noisy}, feed(), Ticking(), Settings("cpu", budget_s=0.2, most_rounds=10**6))
     assert time.perf_counter() - begun < 5
     assert not wide.timings["a"].converged
+    slow = sample({"a": noisy}, feed(), Ticking(), Settings("cpu", budget_s=1e-6))
+    assert slow.rounds == 6
 
 
 def test_one_that_fails_is_dropped_and_the_others_go_on() -> None:
@@ -105,6 +116,11 @@ class Suspicious(Ticking):
         hidden = (90.0 if exposed else 0.0) if took == 1.0 else 0.0
         return Sample(took, took + 10.0 + hidden)
 
+    def look(self, call: Callable[[], object]) -> Look:
+        seen = super().look(call)
+        self.exposed.pop()  # A look is no sample.
+        return seen
+
 
 def test_whoever_works_on_another_stream_is_timed_from_an_idle_device() -> None:
     clock = Suspicious()
@@ -115,6 +131,64 @@ def test_whoever_works_on_another_stream_is_timed_from_an_idle_device() -> None:
     timed = clock.exposed[-2 * len(found["honest"].samples_us) :]
     assert {exposed for took, exposed in timed if took == 1.0} == {True}
     assert {exposed for took, exposed in timed if took == 91.0} == {False}
+
+
+class SlowToWake(Suspicious):
+    """A host that sleeps while it waits, and wakes the later the longer it slept."""
+
+    def sample(self, call: Callable[[], object], *, exposed: bool = False) -> Sample:
+        seen = super().sample(call, exposed=exposed)
+        return Sample(seen.stream_us, seen.stream_us + self.gap_us(seen.stream_us))
+
+    def gap_us(self, length_us: float) -> float:
+        return 10.0 + 0.05 * length_us
+
+
+def test_nobody_is_suspected_for_a_host_that_is_slow_to_wake() -> None:
+    calls = {"short": lambda slot: 20.0, "long": lambda slot: 3000.0}
+    found = sample(calls, feed(), SlowToWake(), Settings("cuda", budget_s=60)).timings
+    assert {each.counted for each in found.values()} == {"stream"}
+    assert [each.median_us for each in found.values()] == [20.0, 3000.0]
+
+
+def test_whoever_turns_to_another_stream_later_is_found() -> None:
+    turns = 0
+
+    def late(slot: int) -> float:
+        nonlocal turns
+        turns += 1
+        return 91.0 if turns <= 30 else 1.0
+
+    calls = {"late": late, "honest": lambda slot: 91.0}
+    found = sample(calls, feed(), Suspicious(), Settings("cuda", budget_s=60)).timings
+    assert (found["late"].counted, found["late"].median_us) == ("device", 91.0)
+    assert (found["honest"].counted, found["honest"].median_us) == ("stream", 91.0)
+
+
+def moment_between(budget_s: float) -> int:
+    """How many calls there were before the one moment between."""
+    calls: list[int] = []
+    heard: list[tuple[int, list[str]]] = []
+
+    def call(slot: int) -> float:
+        calls.append(slot)
+        return 10.0
+
+    def between(names: Sequence[str]) -> None:
+        heard.append((len(calls), list(names)))
+
+    settings = Settings("cpu", budget_s=budget_s)
+    sample({"a": call}, feed(), Ticking(), settings, between=between)
+    ((moment, names),) = heard
+    assert names == ["a"]
+    return moment
+
+
+def test_the_moment_between_comes_once_and_is_not_foreseen() -> None:
+    moments = {moment_between(60.0) for _ in range(12)}
+    assert len(moments) > 3 and max(moments) <= 6 + 20
+    # Six rounds there are in any case: fewer have no interval.
+    assert moment_between(1e-6) <= 2 + 6
 
 
 def busy(seconds: float) -> Callable[[int], None]:
@@ -154,6 +228,22 @@ def test_inputs_are_new_at_every_call_and_stay_where_they_are() -> None:
     assert len(seen) == 30
     assert places == [[each.data_ptr() for _, each in named_tensors(s)] for s in fed.slots]
     assert versions == [each._version for slot in fed.slots for _, each in named_tensors(slot)]
+
+
+def test_values_never_come_from_the_original_that_was_there_before() -> None:
+    fed = feed()
+    originals = [next(named_tensors(each))[1] for each in fed.masters]
+
+    def source(slot: int) -> int:
+        ((_, mine),) = named_tensors(fed.slots[slot])
+        ratios = [(mine.detach() / each).std() for each in originals]
+        return min(range(3), key=lambda place: float(ratios[place]))
+
+    held = [source(fed.refresh()) for _ in range(3)]
+    for turn in range(30):
+        now = source(fed.refresh())
+        assert now not in (held[turn % 3], held[(turn - 1) % 3])
+        held[turn % 3] = now
 
 
 def event(category: str, name: str, start: float, length: float, **args: object) -> dict:  # type: ignore[type-arg]
@@ -225,3 +315,15 @@ def test_steps_of_the_plan_get_their_kernels_and_roofs() -> None:
         for row in step_times(plans, "train", trace, rates, "fp32")
         if row.kind == "call"
     )
+
+
+def test_all_our_products_have_the_roof_of_the_tensor_cores() -> None:
+    rates = Rates(1e12, {"fp32": 1e6, "tf32": 8e6, "fp16": 12e6, "bf16": 12e6})
+    fields = {"bytes_moved": 1, "operations": 12}
+    roofs = {}
+    for kind in ("Product", "Window", "WindowGradient", "Call", "Loop"):
+        step = make_dataclass(kind, fields)(**fields)
+        roofs[kind] = [roof_us(step, rates, each) for each in ("fp32", "tf32")]  # type: ignore[arg-type]
+    assert roofs["Product"] == roofs["Window"] == roofs["WindowGradient"]
+    assert roofs["Product"] == pytest.approx([3.0, 1.0])
+    assert roofs["Call"] == pytest.approx([12.0, 1.5]) and roofs["Loop"] == [1e-6, 1e-6]

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from fusewright.bench import stats
 from fusewright.bench.changes import changes, differences
-from fusewright.bench.clock import Sample, settle
+from fusewright.bench.clock import Look, Sample, settle
 from fusewright.bench.record import (
     CandidateFacts,
     ClockFacts,
@@ -60,6 +61,25 @@ def test_speedup_ignores_drift_that_hits_both() -> None:
     assert apart.high - apart.low > 10 * (found.high - found.low)
 
 
+@pytest.mark.parametrize("count", [5, 8, 30])
+def test_intervals_of_ratios_cover_the_true_one(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats, "_RESAMPLES", 400)
+    draw = random.Random(count)
+    hits = {"speedup": 0, "change": 0}
+    for turn in range(200):
+        slow, fast = (
+            [base * (1 + 0.05 * draw.expovariate(1.0)) for _ in range(count)] for base in (3.0, 2.0)
+        )
+        for name, found in (
+            ("speedup", speedup(slow, fast, seed=turn)),
+            ("change", change(fast, slow, seed=turn)),
+        ):
+            hits[name] += found.low <= 1.5 <= found.high
+    assert min(hits.values()) >= 0.93 * 200, hits
+
+
 def test_speedup_of_equal_samples_holds_one() -> None:
     draw = random.Random(2)
     first, second = ([draw.gauss(50, 2) for _ in range(60)] for _ in range(2))
@@ -69,10 +89,13 @@ def test_speedup_of_equal_samples_holds_one() -> None:
 
 
 def test_work_behind_the_stream_is_counted() -> None:
-    honest = [Sample(100.0 + i, 108.0 + i) for i in range(9)]
-    assert settle(honest, EVENTS) == ([100.0 + i for i in range(9)], "stream")
-    hidden = [Sample(5.0, 5.0 + 8.0 + 95.0) for _ in range(9)]
-    assert settle(hidden, EVENTS) == ([100.0] * 9, "device")
+    waited = Sample(100.0, 109.0)
+    honest = [Sample(100.0 + i, 110.0 + i) for i in range(9)]
+    looks = [Look(each, waited) for each in honest]
+    assert settle(honest, looks, EVENTS) == ([100.0 + i for i in range(9)], "stream")
+    hidden = [Sample(5.0, 5.0 + 9.0 + 95.0) for _ in range(9)]
+    looks = [Look(each, waited) for each in hidden]
+    assert settle(hidden, looks, EVENTS) == ([100.0] * 9, "device")
 
 
 def record(name: str, medians: dict[str, float], precision: str = "fp32") -> Record:
@@ -122,6 +145,31 @@ def test_what_differs_between_runs_is_said() -> None:
     old = [replace(record("p", {"eager": 1.0}), environment=base)]
     new = [replace(old[0], environment=replace(base, device="H200"))]
     assert differences(old, new) == ["device: H100 → H200"]
+    quick = replace(old[0], settings=replace(old[0].settings, mode="eval", quick=True))
+    assert differences(old, [quick]) == ["mode: train → eval", "quick: False → True"]
+    other = replace(old[0], problem=replace(old[0].problem, source_sha256="11"))
+    assert differences(old, [other]) == ["the source of p"]
+
+
+def test_a_problem_that_crashes_now_says_so() -> None:
+    old = record("p", {"eager": 200.0, "ours": 100.0})
+    dead = Record(old.problem, old.settings, status="crashed", error="killed by SIGSEGV")
+    found = {each.candidate: each for each in changes([old], [dead])}
+    assert found["ours"].verdict == "lost" and found["ours"].is_regression
+    assert found["ours"].note == "crashed: killed by SIGSEGV"
+
+
+def test_problems_of_one_name_in_two_folders_are_told_apart() -> None:
+    def pair(first: float, second: float) -> list[Record]:
+        made = [record("p", {"eager": 200.0, "ours": each}) for each in (first, second)]
+        return [
+            replace(each, problem=replace(each.problem, path=f"{place}/p.py"))
+            for place, each in enumerate(made)
+        ]
+
+    found = changes(pair(100.0, 50.0), pair(50.0, 100.0))
+    verdicts = {each.problem: each.verdict for each in found if each.candidate == "ours"}
+    assert verdicts == {"0/p.py": "faster", "1/p.py": "slower"}
 
 
 def test_collections_put_the_worst_first_and_count_the_spread() -> None:
@@ -131,5 +179,6 @@ def test_collections_put_the_worst_first_and_count_the_spread() -> None:
     found = collect([fast, slow, dead])
     assert [each.problem.name for each in found.records] == ["dead", "slow", "fast"]
     (spread,) = found.spreads
+    assert spread.problems == 3
     assert (spread.count, spread.geometric_mean, spread.median) == (2, pytest.approx(2.0), 2.5)
     assert spread.shares == {"1": 0.5, "1.5": 0.5, "2": 0.5, "4": 0.0}

@@ -14,7 +14,7 @@ import pytest
 from fusewright.bench.record import CandidateFacts, Floor, PlanStep, Record
 from fusewright.bench.storage import RecordError, write
 from fusewright.page import charts_png, document, load_records, render
-from fusewright.page.accuracy import power_text, round_between
+from fusewright.page.accuracy import Spot, lone_words, power_text, ring_size, round_between
 from fusewright.page.bars import ticks_between
 from fusewright.page.figures import ratio_text, shortened, time_text
 from fusewright.page.markup import Html, tag
@@ -250,7 +250,7 @@ def test_many_problems_lead_with_trouble(many: str) -> None:
         assert each.problem.name in words
     for phrase in ("signal 11", "after 600 s", "geometric mean", "faster than 4×"):
         assert phrase in words
-    assert "They count 1 of lower precision than the baseline" in words
+    assert "They leave out 1 of lower precision than the baseline" in words
 
 
 def test_a_large_folder_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +297,37 @@ def test_pictures(tmp_path: Path) -> None:
     for each in (*one, *several):
         assert each.read_bytes().startswith(b"\x89PNG")
     assert sorted(each.name for each in (tmp_path / "one").iterdir()) == sorted(names)
+
+
+def test_marks_on_one_another_are_all_seen_and_share_a_word() -> None:
+    result = record().passes[0].results[0]
+
+    def spot(state: str, x: float, y: float = 0.5) -> Spot:
+        return Spot(result, result.checks[0], state, x, y)
+
+    near = [spot("TF32", 0.50), spot("TF32", 0.51), spot("bf16", 0.52), spot("TF32", 0.9)]
+    sizes = [ring_size(each, near[place + 1 :]) for place, each in enumerate(near)]
+    assert sizes[0] > sizes[1] > sizes[2] == sizes[3]
+    assert lone_words([*near, spot("fp32", 0.1)]) == [near[0], near[2], near[3]]
+    assert lone_words([near[0], spot("TF32", 0.51, 0.9)])[1].y == 0.9
+
+
+def test_failed_problems_say_nothing_of_how_others_were_measured() -> None:
+    whole = record("a", scaled(1.2))
+    bad = replace(failed("b", "crashed", "why"), environment=whole.environment)
+    words = parsed(render([whole, bad])).words
+    assert "measured ceilings" in words and "problems measured like this" not in words
+
+
+def test_a_share_above_the_floor_is_explained() -> None:
+    whole = record("a", scaled(1.2))
+    first = whole.passes[0]
+    results = tuple(replace(each, floor_share=2.8) for each in first.results)
+    above = replace(whole, passes=(replace(first, results=results),))
+    why = "bove 100 % of the fp32 floor: fp32's accuracy from tensor cores"
+    for records in ([above], [above, whole]):
+        assert why in parsed(render(records)).words
+    assert why not in parsed(render([whole])).words
 
 
 def test_markup_escapes_all_but_html() -> None:

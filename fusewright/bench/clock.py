@@ -1,14 +1,16 @@
 """How long one call takes, from a state in which the caches hold none of its data.
 
 On a GPU two times are taken: to an event on the current stream, and to one behind a full device
-synchronisation. The second holds work that a candidate put on another stream; where a
-candidate's own gap between the two is that of an idle device, the first one is the more exact.
+synchronisation. The second holds work that a candidate put on another stream; where there is none,
+the first one is the more exact. Which it is, looks tell: a call and, right after it, as much work
+on the current stream alone, for a synchronisation takes the longer to return the longer it waits.
 Other streams do not wait for the flush, so whoever uses them is timed from an idle device
 (`exposed`), where nothing can be done before the clock starts.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +38,19 @@ class Sample:
     stream_us: float
     device_us: float
 
+    @property
+    def gap_us(self) -> float:
+        """From the end of the stream's work until the host has heard of the device's."""
+        return self.device_us - self.stream_us
+
+
+@dataclass(frozen=True)
+class Look:
+    """A call from an idle device, and work of that length that all was on the current stream."""
+
+    call: Sample
+    honest: Sample
+
 
 class Clock(Protocol):
     """Times calls, and says how."""
@@ -46,6 +61,8 @@ class Clock(Protocol):
     def flush(self) -> None: ...
 
     def sample(self, call: Callable[[], object], *, exposed: bool = False) -> Sample: ...
+
+    def look(self, call: Callable[[], object]) -> Look: ...
 
 
 def make_clock(device: torch.device) -> Clock:
@@ -72,6 +89,10 @@ class WallClock:
         del result  # Freed after the clock was read: its memory is the caller's to keep.
         return Sample(took, took)
 
+    def look(self, call: Callable[[], object]) -> Look:
+        seen = self.sample(call)
+        return Look(seen, seen)
+
 
 class DeviceClock:
     """Device events, with the device idle before and after, and a write over the L2 cache."""
@@ -81,7 +102,9 @@ class DeviceClock:
         self._device = device
         self._cover = _Cover(2 * cache + 2**20, device)
         gaps = [self.sample(_nothing) for _ in range(_EMPTY_CALLS)]
-        idle = statistics.median(each.device_us - each.stream_us for each in gaps)
+        idle = statistics.median(each.gap_us for each in gaps)
+        writes = [self.sample(self._cover.write) for _ in range(_EMPTY_CALLS)]
+        self._write_us = max(statistics.median(each.stream_us for each in writes), 1.0)
         self.facts = ClockFacts("device events", cache, self._cover.bytes, idle)
 
     def flush(self) -> None:
@@ -103,22 +126,33 @@ class DeviceClock:
         del result
         return Sample(begin.elapsed_time(end) * 1e3, begin.elapsed_time(last) * 1e3)
 
+    def look(self, call: Callable[[], object]) -> Look:
+        seen = self.sample(call, exposed=True)
+        return Look(seen, self.sample(lambda: self._write(seen.device_us), exposed=True))
 
-def settle(samples: Sequence[Sample], facts: ClockFacts) -> tuple[list[float], str]:
+    def _write(self, length_us: float) -> None:
+        for _ in range(math.ceil(length_us / self._write_us)):
+            self._cover.write()
+
+
+def settle(
+    samples: Sequence[Sample], looks: Sequence[Look], facts: ClockFacts
+) -> tuple[list[float], str]:
     """The times that count, and which they are: stream, device or wall."""
     stream = [each.stream_us for each in samples]
     if facts.kind == "wall clock":
         return stream, "wall"
-    if not hides_work(samples, facts):
+    if not hides_work(looks):
         return stream, "stream"
-    return [max(each.device_us - facts.idle_gap_us, each.stream_us) for each in samples], "device"
+    gap = statistics.median(each.honest.gap_us for each in looks)
+    return [max(each.device_us - gap, each.stream_us) for each in samples], "device"
 
 
-def hides_work(samples: Sequence[Sample], facts: ClockFacts) -> bool:
+def hides_work(looks: Sequence[Look]) -> bool:
     """Whether the device is busy for longer than the current stream is."""
-    gap = statistics.median(each.device_us - each.stream_us for each in samples)
-    usual = statistics.median(each.stream_us for each in samples)
-    return gap - facts.idle_gap_us > max(_GAP_US, _GAP_SHARE * usual)
+    more = statistics.median(each.call.gap_us - each.honest.gap_us for each in looks)
+    usual = statistics.median(each.call.device_us for each in looks)
+    return more > max(_GAP_US, _GAP_SHARE * usual)
 
 
 class _Cover:

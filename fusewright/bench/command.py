@@ -6,16 +6,18 @@ something got slower), 2 (raised as an error of ours) when the input cannot be u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from fusewright.bench import folder, storage, table
 from fusewright.bench.changes import changes, differences
-from fusewright.bench.environment import this_command
+from fusewright.bench.environment import look_around, this_command
 from fusewright.bench.record import BASELINES, Record, Settings
 from fusewright.bench.run import bench, phases
 from fusewright.bench.summary import collect, is_good
@@ -46,12 +48,16 @@ class Asked:
     budget_s: float | None
     time_limit_s: float | None
     retry_failed: bool
+    ours: bool = False
     draw: Callable[[Sequence[Record]], Sequence[Path]] = lambda records: ()
 
 
 def settings_of(asked: Asked) -> Settings:
     """What was asked for with every choice made."""
     budget = _BUDGET_S[asked.quick] if asked.budget_s is None else asked.budget_s
+    for name, seconds in (("--budget", budget), ("--time-limit", asked.time_limit_s)):
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise ProblemError(f"{name} is {seconds:g}: give a number of seconds above 0")
     chosen = Settings(
         device=asked.device,
         mode=asked.mode,
@@ -82,19 +88,40 @@ def bench_file(console: Console, asked: Asked, steps: Steps) -> int:
     settings = settings_of(asked)
     if asked.json:
         storage.require_writable(asked.json)
-    with steps(console, phases(settings, optimizes=not asked.models_new), False) as tick:
-        record = bench(asked.problem, asked.models_new, settings, command=this_command(), tick=tick)
+    optimizes = asked.ours or not asked.models_new
+    with steps(console, phases(settings, optimizes=optimizes), False) as tick:
+        record = bench(
+            asked.problem,
+            asked.models_new,
+            settings,
+            command=this_command(),
+            optimizes=optimizes,
+            tick=tick,
+        )
     table.print_record(console, record)
     if asked.json:
         storage.write(asked.json, record)
-        console.print(f"[bold]{asked.json}[/bold] written.", soft_wrap=True)
-    _draw(console, asked, [record])
+        _say_written(console, [asked.json])
+    _say_written(console, asked.draw([record]))
     return 0 if is_good(record) else 1
 
 
-def _draw(console: Console, asked: Asked, records: Sequence[Record]) -> None:
-    for path in asked.draw(records):
-        console.print(f"[bold]{path}[/bold] written.", soft_wrap=True)
+def draw_again(console: Console, asked: Asked, steps: Steps) -> int:
+    """The tables of a record that is there already, and its page and pictures; no measuring."""
+    if asked.models_new or asked.json:
+        raise ProblemError(f"{asked.problem}: is a record, and is only drawn: --html, --png")
+    records = storage.read_records(asked.problem)
+    if len(records) == 1:
+        table.print_record(console, records[0])
+    else:
+        table.print_collection(console, collect(records))
+    _say_written(console, asked.draw(records))
+    return 0
+
+
+def _say_written(console: Console, paths: Sequence[Path]) -> None:
+    for path in paths:
+        console.print(f"[bold]{escape(str(path))}[/bold] written.", soft_wrap=True)
 
 
 def bench_folder(console: Console, asked: Asked, steps: Steps) -> int:
@@ -105,7 +132,7 @@ def bench_folder(console: Console, asked: Asked, steps: Steps) -> int:
         raise ProblemError(
             "a folder of problems needs --json: a folder, or a file, for its records"
         )
-    resolve_device(asked.device)
+    here = look_around(resolve_device(asked.device), this_command())
     settings = settings_of(asked)
     whole, results = _places(asked.json)
     storage.require_writable(whole)
@@ -113,12 +140,14 @@ def bench_folder(console: Console, asked: Asked, steps: Steps) -> int:
     jobs = folder.jobs_of(asked.problem, results)
     seconds = asked.time_limit_s or _TIME_LIMIT_S[asked.quick]
     limits = folder.Limits(seconds, asked.retry_failed)
+    _say_kept(console, sum(bool(folder.finished(j, settings, limits, here)) for j in jobs))
     names = tuple(str(job.problem) for job in jobs)
     records: list[Record] = []
     try:
         with steps(console, names, True) as tick:
             begin = lambda job: tick(str(job.problem), 0.0)  # noqa: E731
-            for record in folder.run_jobs(jobs, settings, _arguments(asked), limits, begin):
+            given = _arguments(asked)
+            for record in folder.run_jobs(jobs, settings, given, limits, here, begin):
                 records.append(record)
     except KeyboardInterrupt:
         kept = f"{len(records)} of {len(jobs)} problems are in {results}"
@@ -127,9 +156,14 @@ def bench_folder(console: Console, asked: Asked, steps: Steps) -> int:
     collection = collect(records)
     table.print_collection(console, collection)
     storage.write(whole, collection)
-    console.print(f"[bold]{whole}[/bold] written.", soft_wrap=True)
-    _draw(console, asked, collection.records)
+    _say_written(console, [whole, *asked.draw(collection.records)])
     return 0 if all(map(is_good, records)) else 1
+
+
+def _say_kept(console: Console, count: int) -> None:
+    if count:
+        words = "same problem, settings, Fusewright and machine"
+        console.print(f"Kept from an earlier run ({words}): {count}.", soft_wrap=True)
 
 
 def _places(path: Path) -> tuple[Path, Path]:
@@ -157,5 +191,9 @@ def compare_files(console: Console, old: Path, new: Path, noise: float) -> int:
     table.print_changes(console, found, differences(before, after))
     worse = sum(each.is_regression for each in found)
     better = sum(each.counts and each.verdict == "faster" for each in found)
+    moved = sum(not each.counts and each.verdict in ("faster", "slower") for each in found)
+    if moved:
+        words = f"{moved} times of baselines changed, too: the machine may not be what it was"
+        console.print(f"[yellow]Beware[/yellow]: {words}.", soft_wrap=True)
     console.print(f"{better} faster, {worse} slower or lost, {len(found)} compared.")
     return 1 if worse else 0

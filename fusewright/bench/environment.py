@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fusewright.bench.flags import flags
 from fusewright.bench.record import Clocks, Environment
 from fusewright.machine import device_name, versions
 
@@ -28,6 +30,7 @@ _VARIABLES = (
 )
 _CLOCK_FIELDS = "clocks.sm,clocks.mem,power.draw,temperature.gpu"
 _TOOL_LIMIT_S = 20
+_SOURCES = (".py", ".hpp", ".cuh")
 
 
 def look_around(device: torch.device, command: str) -> Environment:
@@ -45,26 +48,25 @@ def look_around(device: torch.device, command: str) -> Environment:
         variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
         commit=commit(),
         command=command,
+        source_sha256=source_sha256(),
     )
+
+
+def is_same_place(old: Environment, new: Environment) -> bool:
+    """Whether a measurement of one stands for the other: machine, versions and our own code.
+
+    Flags and variables are left out, for a problem may set them when it is loaded.
+    """
+    facts = (
+        (each.device, each.cpu, each.driver, each.versions, each.source_sha256)
+        for each in (old, new)
+    )
+    return next(facts) == next(facts)
 
 
 def this_command() -> str:
     """The command line as it can be typed again."""
     return shlex.join(["python", "-m", "fusewright", *sys.argv[1:]])
-
-
-def flags() -> dict[str, str]:
-    """PyTorch's switches that decide speed and precision."""
-    cudnn = torch.backends.cudnn
-    return {
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "cuda.matmul.allow_tf32": str(torch.backends.cuda.matmul.allow_tf32),
-        "cudnn.allow_tf32": str(cudnn.allow_tf32),
-        "cudnn.benchmark": str(cudnn.benchmark),
-        "cudnn.deterministic": str(cudnn.deterministic),
-        "deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled()),
-        "threads": str(torch.get_num_threads()),
-    }
 
 
 def clocks(device: torch.device, when: str) -> tuple[Clocks, ...]:
@@ -81,6 +83,17 @@ def commit() -> str:
     name = _output(["git", "-C", str(here), "rev-parse", "HEAD"])
     changed = _output(["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"])
     return f"{name}, changed" if name and changed else name
+
+
+def source_sha256() -> str:
+    """Of everything in Fusewright that a measurement may depend on: all but what draws it."""
+    root = Path(__file__).resolve().parents[1]
+    files = (each for each in root.rglob("*") if each.suffix in _SOURCES)
+    digest = hashlib.sha256()
+    for each in sorted(files):
+        if "page" not in each.relative_to(root).parts[:1]:
+            digest.update(f"{each.relative_to(root)}\n".encode() + each.read_bytes())
+    return digest.hexdigest()
 
 
 def cpu_name() -> str:

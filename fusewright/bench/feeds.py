@@ -8,6 +8,7 @@ address, identity, version or content is wrong at the next check.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -15,8 +16,9 @@ from torch import Tensor
 from fusewright.inputs import copied, is_differentiable, move, named_tensors
 from fusewright.problem import Problem
 
-# Values shrink by up to a sixty-fourth: signs, ranges such as [0, 1] and zeros stay.
-_SHRINK = 2.0**-6
+# Values shrink by up to a quarter: signs, ranges such as [0, 1] and zeros stay, and what was
+# remembered from other values is farther off than any precision.
+_SHRINK = 0.25
 _LEAST_SETS = 2
 _MEMORY_SHARE = 0.125
 
@@ -34,16 +36,18 @@ class Feed:
         gradients: bool,
     ) -> None:
         torch.manual_seed(seed)
-        first = _made(problem, device)
+        first = _drawn(problem, device)
         count = _affordable(sets, first, device)
-        masters = (first, *(_made(problem, device) for _ in range(count - 1)))
-        self._hold(masters, tuple(copied(each, gradients=gradients) for each in masters), seed)
+        masters = (first, *(_drawn(problem, device) for _ in range(count - 1)))
+        slots = tuple(copied(each, gradients=gradients) for each in masters)
+        self._hold(masters, slots, seed)
 
     @classmethod
     def of(cls, inputs: tuple[object, ...]) -> Feed:
         """A single set of inputs, as they are."""
         feed = cls.__new__(cls)
-        feed._hold((inputs,), (inputs,), 0)
+        only = (inputs,)
+        feed._hold(only, only, 0)
         return feed
 
     def _hold(
@@ -55,6 +59,9 @@ class Feed:
         self.masters, self.slots = masters, slots
         self._random = random.Random(seed)
         self._turn = -1
+        # The original and the factor that each set was last made from, and the last original.
+        self._origins = {index: (index, 1.0) for index in range(len(slots))}
+        self._last = -1
         self._mixable = len({_form(each) for each in masters}) == 1
 
     def __len__(self) -> int:
@@ -67,25 +74,55 @@ class Feed:
         return self._turn
 
     def fill(self, index: int) -> None:
-        """New values for one set, from any of the originals."""
-        source = self._random.randrange(len(self.masters)) if self._mixable else index
-        factor = 1.0 - _SHRINK * self._random.random()
+        """New values for one set, from any of the originals but those that were just used."""
+        source = self._random.choice(self._other_sources(index)) if self._mixable else index
+        self._origins[index] = (source, 1.0 - _SHRINK * self._random.random())
+        self._last = source
+        self.again(index)
+
+    def again(self, index: int) -> None:
+        """The same values once more, for a set that a model may have written into."""
+        if self.masters is self.slots:
+            return
+        for _, master, mine, factor in self._made(index):
+            if factor is None:
+                mine.data.copy_(master)
+            else:
+                torch.mul(master, factor, out=mine.data)
+
+    def written(self, index: int) -> set[str]:
+        """Which tensors of a set no longer hold the values that they were given."""
+        return {
+            name
+            for name, master, mine, factor in self._made(index)
+            if not _equal(master if factor is None else master * factor, mine.data)
+        }
+
+    def _made(self, index: int) -> Iterator[tuple[str, Tensor, Tensor, float | None]]:
+        """Name, original and copy of each tensor; the factor is None where there can be none."""
+        source, factor = self._origins[index]
         given = zip(
             named_tensors(self.masters[source]), named_tensors(self.slots[index]), strict=True
         )
-        for (_, master), (_, mine) in given:
-            if is_differentiable(master):
-                torch.mul(master, factor, out=mine.data)
-            else:
-                mine.data.copy_(master)
+        for (name, master), (_, mine) in given:
+            yield name, master, mine, factor if is_differentiable(master) else None
+
+    def _other_sources(self, index: int) -> list[int]:
+        every = range(len(self.masters))
+        other = [each for each in every if each != self._origins[index][0]]
+        return [each for each in other if each != self._last] or other or list(every)
 
     def targets(self, index: int) -> dict[str, Tensor]:
         """The tensors of a set that want a gradient."""
         return {name: each for name, each in named_tensors(self.slots[index]) if each.requires_grad}
 
 
-def _made(problem: Problem, device: torch.device) -> tuple[object, ...]:
+def _drawn(problem: Problem, device: torch.device) -> tuple[object, ...]:
     return tuple(move(each, device) for each in problem.make_inputs())
+
+
+def _equal(left: Tensor, right: Tensor) -> bool:
+    return torch.equal(left, right) or bool(torch.isclose(left, right, 0, 0, equal_nan=True).all())
 
 
 def _form(inputs: tuple[object, ...]) -> tuple[object, ...]:

@@ -1,7 +1,8 @@
 """Many problems: one process and one time limit each, so that none can take the others down.
 
-A problem that is finished has its record on disk and is not run again. One that crashes, hangs
-or is killed gets a record that says so. Whoever stops the run in the middle keeps what is done.
+A problem that is finished has its record on disk and is not run again by the same Fusewright on
+the same machine. One that crashes, hangs or is killed gets a record that says so. Whoever stops the
+run in the middle keeps what is done.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusewright.bench import storage
-from fusewright.bench.record import Record, Settings
+from fusewright.bench.environment import is_same_place
+from fusewright.bench.record import Environment, Record, Settings
 from fusewright.bench.run import problem_facts
 from fusewright.errors import ProblemError
 
 _TAIL_CHARACTERS = 400
 _ERRORS = 2
+_OURS = "fusewright: "
 
 
 @dataclass(frozen=True)
@@ -61,17 +64,24 @@ def _is_problem(path: Path) -> bool:
         return False
 
 
-def finished(job: Job, settings: Settings, limits: Limits) -> Record | None:
-    """The record of an earlier run of the same problem under the same settings, if there is one."""
+def finished(job: Job, settings: Settings, limits: Limits, here: Environment) -> Record | None:
+    """The record of an earlier run of the same problem, settings, code and machine, if any."""
+    found = _fitting(job, settings)
+    if found is None or found.environment is None or not is_same_place(found.environment, here):
+        return None
+    return None if limits.retry_failed and found.status != "ok" else found
+
+
+def _fitting(job: Job, settings: Settings) -> Record | None:
+    """The record on disk where it is of this source and these settings."""
     try:
         found = storage.read(job.record)
     except storage.RecordError:
         return None
     if not isinstance(found, Record) or found.settings != settings:
         return None
-    if found.problem.source_sha256 != problem_facts(job.problem).source_sha256:
-        return None
-    return None if limits.retry_failed and found.status != "ok" else found
+    same = found.problem.source_sha256 == problem_facts(job.problem).source_sha256
+    return found if same else None
 
 
 def run_jobs(
@@ -79,15 +89,19 @@ def run_jobs(
     settings: Settings,
     arguments: Sequence[str],
     limits: Limits,
+    here: Environment,
     begin: Callable[[Job], None] = lambda job: None,
 ) -> Iterator[Record]:
     """Each problem's record, as it is finished; `arguments` are those of the child's command."""
     for job in jobs:
         begin(job)
-        yield finished(job, settings, limits) or run_job(job, settings, arguments, limits)
+        kept = finished(job, settings, limits, here)
+        yield kept or run_job(job, settings, arguments, limits, here)
 
 
-def run_job(job: Job, settings: Settings, arguments: Sequence[str], limits: Limits) -> Record:
+def run_job(
+    job: Job, settings: Settings, arguments: Sequence[str], limits: Limits, here: Environment
+) -> Record:
     """Run one problem in a process of its own; what goes wrong there becomes the record."""
     start = time.time()
     command = [sys.executable, "-m", "fusewright", "bench", str(job.problem)]
@@ -96,7 +110,7 @@ def run_job(job: Job, settings: Settings, arguments: Sequence[str], limits: Limi
         code = _wait(command, output.fileno(), limits.seconds)
         output.seek(0)
         words = output.read()
-    written = finished(job, settings, Limits(limits.seconds))
+    written = _fitting(job, settings)
     fresh = written is not None and job.record.stat().st_mtime >= start - 1
     if written is not None and fresh and code in (0, 1):
         return written
@@ -106,6 +120,7 @@ def run_job(job: Job, settings: Settings, arguments: Sequence[str], limits: Limi
         status="timeout" if code is None else "failed" if code == _ERRORS else "crashed",
         error=_explained(code, words, limits.seconds),
         seconds=time.time() - start,
+        environment=here,
     )
     storage.write(job.record, failed)
     return failed
@@ -139,11 +154,15 @@ def _import_path() -> str:
 
 
 def _explained(code: int | None, words: str, seconds: float) -> str:
-    tail = " ".join(words.strip().splitlines()[-3:])[-_TAIL_CHARACTERS:]
+    lines = words.strip().splitlines()
+    said = [each for each in lines if each.startswith(_OURS)]
+    if code == _ERRORS and said:
+        return said[-1].removeprefix(_OURS)
+    tail = " ".join(lines[-3:])[-_TAIL_CHARACTERS:]
     if code is None:
         return f"no end within its time limit of {seconds:g} s"
     if code < 0:
         name = signal.Signals(-code).name
         hint = ", most often for want of memory" if -code == signal.SIGKILL else ""
         return f"killed by {name}{hint}; its last words: {tail}"
-    return tail.removeprefix("fusewright: ") or f"ended with exit code {code}"
+    return tail or f"ended with exit code {code}"

@@ -1,4 +1,8 @@
-"""One pass of one problem: check every candidate, time the right ones, check them again."""
+"""One pass of one problem: check every candidate, time the right ones, check them again.
+
+In between one of the timed calls themselves is checked, so that nobody gains by being right only
+when nobody takes the time.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import torch
 
 from fusewright.bench import costs
 from fusewright.bench.clock import Clock
+from fusewright.bench.flags import steady_flags
 from fusewright.bench.floors import floor_of
 from fusewright.bench.planned import step_times
 from fusewright.bench.precision import coarsest
@@ -24,10 +29,10 @@ from fusewright.bench.record import (
     Timing,
     ValueCheck,
 )
-from fusewright.bench.reference import Reference
+from fusewright.bench.reference import Reference, Through
 from fusewright.bench.sampling import failure_text, sample
 from fusewright.bench.stats import speedup
-from fusewright.bench.subjects import Subject
+from fusewright.bench.subjects import Results, Subject
 from fusewright.bench.trace import kernel_times, launches, trace_calls
 from fusewright.emit.bundle import ProgramPlans
 from fusewright.ir import Program
@@ -35,6 +40,7 @@ from fusewright.problem import Problem
 
 Tick = Callable[[str, float], None]
 _MORE_LOOKS = 2
+_ELSEWHERE = "works on other streams too: timed from an idle device until all of it is idle again"
 
 
 @dataclass(frozen=True)
@@ -67,12 +73,19 @@ def run_pass(
     tick(f"{name}: time", 0.0)
     feed = stage.reference.feed
     calls = {key: lambda slot, s=each: s.call(name, slot) for key, each in right.items()}
-    sampled = sample(calls, feed, stage.clock, stage.settings, tick)
+
+    def between(names: Sequence[str]) -> None:
+        tick(f"check a timed call of {', '.join(names)}", 0.0)
+        timed = {key: right[key] for key in names}
+        for key, found in check_all(stage, name, timed, "during", _while_timed(stage)).items():
+            results[key] = _joined(results[key], found)
+
+    sampled = sample(calls, feed, stage.clock, stage.settings, tick, between)
     for key, words in sampled.failures.items():
         results[key] = Result(key, "failed", words, checks=results[key].checks)
     tick(f"{name}: check again", 0.0)
     stage.reference.stir(list(subjects.values()))
-    lasting = {key: right[key] for key in sampled.timings}
+    lasting = {key: right[key] for key in sampled.timings if results[key].precision}
     for key, again in check_all(stage, name, lasting, "after").items():
         results[key] = _joined(results[key], again)
     timings = {key: each for key, each in sampled.timings.items() if results[key].precision}
@@ -86,8 +99,23 @@ def run_pass(
     return Pass(name, stage.settings.mode, sampled.rounds, sampled.seconds, floor, ordered)
 
 
+def _while_timed(stage: Stage) -> Through:
+    """Calls as they are timed: from the outside there is no difference."""
+
+    def through(call: Callable[[], Results]) -> Results:
+        kept: list[Results] = []
+        stage.clock.sample(lambda: kept.append(call()))
+        return kept[0]
+
+    return through
+
+
 def check_all(
-    stage: Stage, name: str, subjects: Mapping[str, Subject], when: str
+    stage: Stage,
+    name: str,
+    subjects: Mapping[str, Subject],
+    when: str,
+    through: Through = lambda call: call(),
 ) -> dict[str, Result]:
     """Every candidate on an input set that is timed; gradients get a second and a third look.
 
@@ -95,12 +123,12 @@ def check_all(
     side, as eager's does: such an error comes and goes with the values, one of a coarse product
     stays.
     """
-    found = _check_once(stage, name, subjects, when)
+    found = _check_once(stage, name, subjects, when, through)
     for _ in range(_MORE_LOOKS):
         again = {key: subjects[key] for key, each in found.items() if is_doubtful(each)}
         if not again:
             break
-        for key, each in _check_once(stage, name, again, when).items():
+        for key, each in _check_once(stage, name, again, when, through).items():
             found[key] = _finer(found[key], each)
     return found
 
@@ -119,14 +147,15 @@ def _finer(first: Result, second: Result) -> Result:
 
 
 def _check_once(
-    stage: Stage, name: str, subjects: Mapping[str, Subject], when: str
+    stage: Stage, name: str, subjects: Mapping[str, Subject], when: str, through: Through
 ) -> dict[str, Result]:
     slot = stage.reference.feed.refresh()
     expected = stage.reference.expect(name, slot)
     found: dict[str, Result] = {}
     for key, subject in subjects.items():
         try:
-            checks = stage.reference.check(when, subject, name, slot, expected)
+            with steady_flags(key, foreign=subject.candidate.kind == "foreign"):
+                checks = stage.reference.check(when, subject, name, slot, expected, through)
         except Exception as error:  # Somebody's code: its failure is its result.
             found[key] = Result(key, "failed", failure_text(error))
             continue
@@ -155,7 +184,7 @@ def _unbuilt(facts: CandidateFacts) -> Result:
 
 
 def _joined(before: Result, after: Result) -> Result:
-    """Both checks together: what is wrong or coarse in either is so."""
+    """All checks together: what is wrong or coarse in any is so."""
     checks = before.checks + after.checks
     if after.status == "failed":
         return replace(after, checks=checks)
@@ -184,7 +213,9 @@ def _timed(
     floors = floor.floor_us if floor else {}
     least = floors.get(result.precision, floors.get("fp32"))
     share = least / timing.median_us if least is not None else None
-    return replace(result, timing=timing, floor_share=share, ratios=tuple(ratios))
+    # The ratios compare such a time with those of streams, so a reader has to know.
+    note = _ELSEWHERE if timing.counted == "device" else ""
+    return replace(result, timing=timing, floor_share=share, ratios=tuple(ratios), note=note)
 
 
 def _profiled(stage: Stage, name: str, subject: Subject, result: Result) -> Result:
@@ -201,7 +232,8 @@ def _profiled(stage: Stage, name: str, subject: Subject, result: Result) -> Resu
         trace = trace_calls(call, renew, subject.model, on_gpu=on_gpu)
         peak = costs.peak_bytes(call, stage.device) if on_gpu else trace.peak_bytes
     except Exception as error:  # The profiler's failure takes no time away.
-        return replace(result, note=f"not profiled: {failure_text(error)}")
+        words = filter(None, (result.note, f"not profiled: {failure_text(error)}"))
+        return replace(result, note="; ".join(words))
     ours = subject.candidate.kind == "ours" and stage.plans is not None
     steps = (
         step_times(stage.plans, name, trace, stage.rates, result.precision)

@@ -76,7 +76,7 @@ def step_times(
         time_us = sum(w.time_us for w in picked) / trace.calls if picked else None
         names = tuple(dict.fromkeys(w.name for w in picked))
         launched = len(picked) / max(trace.calls, 1)
-        rows.append(_row(graph, step, names, launched, time_us, _roof_us(step, rates, precision)))
+        rows.append(_row(graph, step, names, launched, time_us, roof_us(step, rates, precision)))
     return tuple(rows)
 
 
@@ -94,13 +94,14 @@ def _kind(step: object) -> str:
     return type(step).__name__.lower()
 
 
-def _roof_us(step: Costed, rates: Rates, precision: str) -> float:
+def roof_us(step: Costed, rates: Rates, precision: str) -> float:
+    """How long a step takes at the measured rates of what it runs on."""
     memory = step.bytes_moved / rates.copy_bytes_per_s * 1e6
     # A loop's operations are scalar ones, far below any rate; those of a product are not.
     if _kind(step) == "loop":
         return memory
     rate = rates.products.get(precision, rates.products["fp32"])
-    if _kind(step) in ("product", "window") and "fp16" in rates.products:
+    if _kind(step) != "call" and "fp16" in rates.products:
         # Ours run on halves: three products of them for float32's precision.
         rate = rates.products["fp16"] / (3 if precision in ("fp64", "fp32") else 1)
     return max(memory, step.operations / rate * 1e6)

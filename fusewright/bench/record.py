@@ -50,7 +50,11 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Environment:
-    """`other_cores`: of the CPU, what other processes used in the pass where they used most."""
+    """`other_cores`: of the CPU, what other processes used in the pass where they used most.
+
+    `source_sha256` is that of Fusewright's own code, which `commit` does not tell where it was
+    changed since.
+    """
 
     device: str
     cpu: str
@@ -62,6 +66,7 @@ class Environment:
     command: str
     clocks: tuple[Clocks, ...] = ()
     other_cores: float = 0.0
+    source_sha256: str = ""
 
     @property
     def busy(self) -> str:
@@ -298,7 +303,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Spread:
-    """Speed-ups of many problems against one baseline in one pass."""
+    """Speed-ups of many problems against one baseline in one pass.
+
+    `count` of the run's `problems` were timed in both; the shares are of those.
+    """
 
     pass_name: str
     candidate: str
@@ -307,6 +315,7 @@ class Spread:
     geometric_mean: float
     median: float
     shares: Mapping[str, float]
+    problems: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from. Memory is filled with NaN before a candidate is checked, so nothing unwrit
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -17,12 +17,14 @@ from fusewright.bench.feeds import Feed
 from fusewright.bench.precision import DIGITS, Expected, Rounded, check_values, rounded
 from fusewright.bench.record import ValueCheck
 from fusewright.bench.subjects import Candidate, Results, Subject
-from fusewright.errors import ProblemError
+from fusewright.errors import ProblemError, VerifyError
 from fusewright.inputs import copied, named_tensors, poisoned_memory
 from fusewright.tree import map_leaves
 from fusewright.widen import doubled, widened
 
-_STIR = 2.0**-5
+# How a call is made: as it is, or while a clock runs.
+Through = Callable[[Callable[[], Results]], Results]
+_STIR = 0.5
 
 
 class Reference:
@@ -35,6 +37,8 @@ class Reference:
         self.eager = Subject(Candidate("reference", "eager"), model, feed)
         self.buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
         self.random = False
+        # What the model itself writes into: whoever takes its place has to, too.
+        self.written: set[str] = set()
         self.eager.tangents = self.tangents = self._tangents()
 
     def _tangents(self) -> dict[str, Tensor]:
@@ -44,9 +48,10 @@ class Reference:
         try:
             outputs = self.eager.call("train", 0)
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
+            what = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise ProblemError(f"the model itself fails in a training step: {what}") from error
         self.random = not all(map(torch.equal, before, _random_state()))
+        self.written = self.feed.written(0)
         self._restore(self.model)
         return {
             name: torch.randn_like(each, memory_format=torch.contiguous_format) + 1
@@ -71,18 +76,36 @@ class Reference:
         return Expected(eager, strict, truth, narrow)
 
     def check(
-        self, when: str, subject: Subject, pass_name: str, slot: int, expected: Expected
+        self,
+        when: str,
+        subject: Subject,
+        pass_name: str,
+        slot: int,
+        expected: Expected,
+        through: Through = lambda call: call(),
     ) -> tuple[ValueCheck, ...]:
         """Run a candidate on poisoned memory and compare everything that it gives."""
         with poisoned_memory(expected.eager.values()):
-            found = self.run(subject, pass_name, slot)
+            found = self.run(subject, pass_name, slot, through)
+        if more := sorted(self.feed.written(slot) - self.written):
+            raise VerifyError(f"writes into its argument {more[0]}, and the model does not")
         return check_values(when, found, expected)
 
-    def run(self, subject: Subject, pass_name: str, slot: int) -> Results:
+    def run(
+        self,
+        subject: Subject,
+        pass_name: str,
+        slot: int,
+        through: Through = lambda call: call(),
+    ) -> Results:
         """One run from the reference's buffers and seed, as copies: memory may be reused."""
         self._restore(subject.model)
+        subject.feed.again(slot)
         torch.manual_seed(self.seed)
-        found = {name: _as_tensor(each) for name, each in subject.call(pass_name, slot).items()}
+        given = through(lambda: subject.call(pass_name, slot))
+        found = {name: _as_tensor(each) for name, each in given.items()}
+        inputs = named_tensors(subject.feed.slots[slot])
+        found.update((f"input {name}", each) for name, each in inputs if name in self.written)
         if subject.model.training:
             found.update((f"buffer {name}", each) for name, each in subject.model.named_buffers())
         return {
@@ -96,12 +119,14 @@ class Reference:
         for name, mine in self.model.named_parameters():
             if not mine.is_floating_point():
                 continue
-            factor = 1.0 - _STIR * float(torch.rand((), generator=generator))
+            # Half of it at least: farther off than any precision is.
+            factor = 1.0 - _STIR * (1.0 + float(torch.rand((), generator=generator))) / 2
             for subject in subjects:
                 dict(subject.model.named_parameters())[name].data.mul_(factor)
             mine.data.mul_(factor)
 
     def _wide(self, pass_name: str, slot: int, digits: int | None) -> Results:
+        self.feed.again(slot)
         model = copy.deepcopy(self.model).double()
         inputs = tuple(map_leaves(widened, each) for each in self.feed.slots[slot])
         if digits == DIGITS["bf16"]:

@@ -22,10 +22,19 @@ from fusewright.bench import costs, neighbours
 from fusewright.bench.clock import Clock, make_clock
 from fusewright.bench.environment import clocks, look_around
 from fusewright.bench.feeds import Feed
+from fusewright.bench.flags import steady_flags
 from fusewright.bench.floors import captured, measure_rates
 from fusewright.bench.passes import Stage, run_pass
 from fusewright.bench.planned import plan_graphs
-from fusewright.bench.record import CandidateFacts, Costs, ProblemFacts, Rates, Record, Settings
+from fusewright.bench.record import (
+    BASELINES,
+    CandidateFacts,
+    Costs,
+    ProblemFacts,
+    Rates,
+    Record,
+    Settings,
+)
 from fusewright.bench.reference import Reference, input_forms
 from fusewright.bench.sampling import failure_text
 from fusewright.bench.subjects import Candidate, Subject, load_model, make_subject
@@ -38,6 +47,7 @@ from fusewright.report import Outcome, header
 from fusewright.solution import Solution, device_of, solve
 
 Tick = Callable[[str, float], None]
+_TAKEN = (*BASELINES, "ours")
 
 
 @dataclass(frozen=True)
@@ -64,9 +74,10 @@ def bench(
     settings: Settings,
     *,
     command: str = "",
+    optimizes: bool | None = None,
     tick: Tick = lambda name, share: None,
 ) -> Record:
-    """Measure a problem; without ModelNew files it is optimized first, as a user would."""
+    """Measure a problem; `optimizes` makes our own module first, None where no file is given."""
     start, started_at = time.perf_counter(), _now()
     tick("load", 0.0)
     where = resolve_device(settings.device)
@@ -81,11 +92,17 @@ def bench(
         reference = _reference(problem, model, where, settings)
         # A file that does not fit is found before anything slow begins.
         feed = reference.feed
-        foreign = [make_subject(each, problem, model, feed) for each in _named(models_new)]
-        ours = Ours() if models_new else _optimized(problem, model, feed, folder, tick)
+        foreign = [_foreign(each, problem, model, feed) for each in _named(models_new)]
+        wanted = not models_new if optimizes is None else optimizes
+        ours = _optimized(problem, model, feed, folder, tick) if wanted else Ours()
         with _compiler(reference):
             record = _measured(problem, reference, foreign, ours, settings, command, tick)
     return replace(record, started_at=started_at, seconds=time.perf_counter() - start)
+
+
+def _foreign(candidate: Candidate, problem: Problem, model: nn.Module, feed: Feed) -> Subject:
+    with steady_flags(str(candidate.path)):
+        return make_subject(candidate, problem, model, feed)
 
 
 def _measured(
@@ -202,16 +219,20 @@ def _stage(
 
 
 def _named(paths: Sequence[Path]) -> list[Candidate]:
-    """Foreign files under the shortest names that tell them apart."""
-    stems = [each.stem for each in paths]
-    return [
-        Candidate(
-            each.stem if stems.count(each.stem) == 1 else f"{each.parent.name}/{each.stem}",
-            "foreign",
-            each,
-        )
-        for each in paths
+    """Foreign files under the shortest names that tell them apart, and from our own candidates."""
+    levels = [
+        [each.stem for each in paths],
+        [f"{each.absolute().parent.name}/{each.stem}" for each in paths],
+        [str(each) for each in paths],
     ]
+    found = []
+    for place, path in enumerate(paths):
+        names = (names[place] for names in levels if names.count(names[place]) == 1)
+        name = next((each for each in names if each not in _TAKEN), None)
+        if name is None:
+            raise ProblemError(f"{path}: is given twice")
+        found.append(Candidate(name, "foreign", path))
+    return found
 
 
 def _built(
@@ -235,7 +256,8 @@ def _built(
         try:
             subject = each if isinstance(each, Subject) else _subject(stage, each)
             subject.tangents = stage.reference.tangents
-            taken = _cold(subject, stage, ours)
+            with steady_flags(candidate.name, foreign=candidate.kind == "foreign"):
+                taken = _cold(subject, stage, ours)
         except Exception as error:  # Somebody's code: its failure is its result.
             facts.append(replace(named, note=failure_text(error)))
             continue

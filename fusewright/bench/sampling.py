@@ -1,7 +1,8 @@
 """One interleaved run: all candidates take turns in a new random order each round.
 
 Clock drift and disturbances then hit all alike. Rounds go on until the 95 % interval of every
-median is narrow enough or the budget is spent. A candidate that fails on the way is dropped.
+median is narrow enough or the budget is spent. A candidate that fails on the way is dropped; one
+that turns out to work on another stream is timed from an idle device, in rounds of their own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import random
+import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,21 +18,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fusewright.bench.clock import Clock, Sample, hides_work, settle
+from fusewright.bench.clock import Clock, Look, Sample, hides_work, settle
 from fusewright.bench.feeds import Feed
 from fusewright.bench.record import Settings, Timing
-from fusewright.bench.stats import median_interval
+from fusewright.bench.stats import FEWEST, median_interval
 
 _WINDOW = 3
 _STABLE = 0.05
 _MOST_WARM_UPS = 60
 _WARM_UP_SHARE = 0.25
-_SECOND_LOOK = 15
-_ROUNDS_BETWEEN_LOOKS = 5
+_FEW_LOOKS, _MANY_LOOKS = 7, 15
+_LOOK_CHANCE = 0.125
+_MOST_RUNS = 2
+_ROUNDS_BETWEEN_MEDIANS = 5
 
 T = TypeVar("T")
 Call = Callable[[int], object]
 Tick = Callable[[str, float], None]
+Between = Callable[[Sequence[str]], None]
 
 
 @dataclass(frozen=True)
@@ -43,43 +48,54 @@ class Sampled:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Taken:
+    """What the candidates that lasted gave in `rounds` rounds, by name."""
+
+    samples: Mapping[str, Sequence[Sample]]
+    looks: Mapping[str, Sequence[Look]]
+    rounds: int
+
+    @property
+    def hidden(self) -> set[str]:
+        """Who was seen to work on another stream."""
+        return {name for name, each in self.looks.items() if each and hides_work(each)}
+
+
 def sample(
     calls: Mapping[str, Call],
     feed: Feed,
     clock: Clock,
     settings: Settings,
     tick: Tick = lambda name, share: None,
+    between: Between = lambda names: None,
 ) -> Sampled:
-    """Time every call on sets that `feed` renews; `tick` hears who runs and the share done."""
-    order = random.Random(settings.seed)
-    samples: dict[str, list[Sample]] = {name: [] for name in calls}
-    failures: dict[str, str] = {}
-    exposed: dict[str, bool] = {}
-    start, rounds = time.perf_counter(), 0
+    """Time every call on sets that `feed` renews; `tick` hears who runs and the share done.
+
+    `between` hears once who is still in the run, after a round that nobody can foresee.
+    """
+    start = time.perf_counter()
+    run = _Run(calls, feed, clock, settings, tick)
     with _no_collections():
-        for name, call in calls.items():
-            tick(f"warm up {name}", 0.0)
-            warm = functools.partial(_warm_up, call, feed, clock, settings, len(calls))
-            exposed[name] = bool(_guarded(name, failures, warm))
-        begun = time.perf_counter()
-        while rounds < settings.most_rounds:
-            for name in shuffled([each for each in calls if each not in failures], order):
-                tick(name, (time.perf_counter() - begun) / settings.budget_s)
-                take = functools.partial(_one, calls[name], feed, clock, exposed[name])
-                taken = _guarded(name, failures, take)
-                samples[name] += [taken] if taken else []
-            rounds += 1
-            alive = {name: each for name, each in samples.items() if name not in failures}
-            spent = time.perf_counter() - begun > settings.budget_s
-            if not alive or (spent and rounds >= _WINDOW) or _done(alive, clock, settings, rounds):
+        exposed = run.warm_up()
+        for _ in range(_MOST_RUNS):
+            taken = run.rounds(exposed, between)
+            if taken.hidden <= exposed:
                 break
-    timings = {name: timing(each, clock, settings) for name, each in alive.items()}
-    return Sampled(timings, failures, rounds, time.perf_counter() - start)
+            # Honest in the warm-up only: what it did meanwhile was hidden behind the flush.
+            exposed |= taken.hidden
+    timings = {
+        name: timing(each, taken.looks[name], clock, settings)
+        for name, each in taken.samples.items()
+    }
+    return Sampled(timings, run.failures, taken.rounds, time.perf_counter() - start)
 
 
-def timing(samples: Sequence[Sample], clock: Clock, settings: Settings) -> Timing:
+def timing(
+    samples: Sequence[Sample], looks: Sequence[Look], clock: Clock, settings: Settings
+) -> Timing:
     """What the samples of one candidate say."""
-    times, counted = settle(samples, clock.facts)
+    times, counted = settle(samples, looks, clock.facts)
     found = median_interval(times)
     return Timing(
         samples_us=tuple(round(each, 4) for each in times),
@@ -96,49 +112,117 @@ def shuffled(names: Sequence[str], order: random.Random) -> list[str]:
     return order.sample(names, len(names))
 
 
-def _one(call: Call, feed: Feed, clock: Clock, exposed: bool) -> Sample:
-    slot = feed.refresh()
-    return clock.sample(lambda: call(slot), exposed=exposed)
+class _Run:
+    """The candidates of one run; `failures` grows while it lasts."""
+
+    def __init__(
+        self, calls: Mapping[str, Call], feed: Feed, clock: Clock, settings: Settings, tick: Tick
+    ) -> None:
+        self.calls, self.feed, self.clock = calls, feed, clock
+        self.settings, self.tick = settings, tick
+        self.order = random.Random(settings.seed)
+        self.failures: dict[str, str] = {}
+
+    @property
+    def alive(self) -> list[str]:
+        return [name for name in self.calls if name not in self.failures]
+
+    def warm_up(self) -> set[str]:
+        """Call each until it is stable; gives those that work on another stream."""
+        exposed = set()
+        for name in self.calls:
+            self.tick(f"warm up {name}", 0.0)
+            self._guarded(name, functools.partial(self._until_stable, name))
+            # Nobody is suspected on a few looks.
+            for count in (_FEW_LOOKS, _MANY_LOOKS):
+                looks = self._looks(name, count)
+                if not looks or not hides_work(looks):
+                    break
+            else:
+                exposed.add(name)
+        return exposed
+
+    def _until_stable(self, name: str) -> None:
+        """Until two windows in a row agree: clocks rise and caches of all kinds fill meanwhile."""
+        share = self.settings.budget_s * _WARM_UP_SHARE / len(self.calls)
+        limit = time.perf_counter() + share
+        times: list[float] = []
+        for _ in range(_MOST_WARM_UPS):
+            times.append(self._sample(name, exposed=True).device_us)
+            if len(times) >= 2 * _WINDOW:
+                last, before = times[-_WINDOW:], times[-2 * _WINDOW : -_WINDOW]
+                if abs(statistics.median(last) / statistics.median(before) - 1) < _STABLE:
+                    return
+            if time.perf_counter() > limit and len(times) >= 2:
+                return
+
+    def rounds(self, exposed: set[str], between: Between) -> Taken:
+        """Rounds until every median is known or the budget is spent, with looks in some of them."""
+        samples: dict[str, list[Sample]] = {name: [] for name in self.alive}
+        looks: dict[str, list[Look]] = {name: [] for name in self.alive}
+        begun, rounds = time.perf_counter(), 0
+        spot = 1 + secrets.randbelow(self.settings.least_rounds)
+        over = rounds >= self.settings.most_rounds
+        while self.alive and not over:
+            looking = self.order.random() < _LOOK_CHANCE
+            for name in shuffled(self.alive, self.order):
+                self.tick(name, (time.perf_counter() - begun) / self.settings.budget_s)
+                take = functools.partial(self._sample, name, exposed=name in exposed)
+                samples[name] += self._guarded(name, take)
+                looks[name] += self._looks(name, int(looking))
+            rounds += 1
+            spent = time.perf_counter() - begun > self.settings.budget_s
+            over = (spent and rounds >= FEWEST) or rounds >= self.settings.most_rounds
+            over = over or self._is_known(samples, exposed, rounds)
+            if rounds == spot or (over and rounds < spot):
+                begun += _seconds(functools.partial(between, self.alive))
+        for name in self.alive:
+            looks[name] += self._looks(name, _FEW_LOOKS - len(looks[name]))
+        kept = self.alive
+        return Taken({n: samples[n] for n in kept}, {n: looks[n] for n in kept}, rounds)
+
+    def _is_known(
+        self, samples: Mapping[str, Sequence[Sample]], exposed: set[str], rounds: int
+    ) -> bool:
+        if rounds < self.settings.least_rounds or rounds % _ROUNDS_BETWEEN_MEDIANS:
+            return False
+        widths = (
+            median_interval([s.device_us if name in exposed else s.stream_us for s in each]).width
+            for name, each in samples.items()
+            if name not in self.failures
+        )
+        return all(width < self.settings.target_width for width in widths)
+
+    def _sample(self, name: str, *, exposed: bool) -> Sample:
+        slot = self.feed.refresh()
+        return self.clock.sample(lambda: self.calls[name](slot), exposed=exposed)
+
+    def _looks(self, name: str, count: int) -> list[Look]:
+        """None on a wall clock, from which nothing can hide."""
+        if self.clock.facts.kind == "wall clock":
+            return []
+
+        def look() -> Look:
+            slot = self.feed.refresh()
+            return self.clock.look(lambda: self.calls[name](slot))
+
+        return [each for _ in range(count) for each in self._guarded(name, look)]
+
+    def _guarded(self, name: str, run: Callable[[], T]) -> list[T]:
+        """A candidate is somebody's code: what it raises is its result, and the others go on."""
+        if name in self.failures:
+            return []
+        try:
+            return [run()]
+        except Exception as error:
+            self.failures[name] = failure_text(error)
+            return []
 
 
-def _warm_up(call: Call, feed: Feed, clock: Clock, settings: Settings, count: int) -> bool:
-    """Call until two windows in a row agree; tells whether the candidate works out of sight.
-
-    Clocks rise and caches of all kinds fill meanwhile.
-    """
-    limit = time.perf_counter() + settings.budget_s * _WARM_UP_SHARE / count
-    samples: list[Sample] = []
-    for _ in range(_MOST_WARM_UPS):
-        samples.append(_one(call, feed, clock, True))
-        times = [each.device_us for each in samples]
-        if len(times) >= 2 * _WINDOW:
-            last, before = times[-_WINDOW:], times[-2 * _WINDOW : -_WINDOW]
-            if abs(statistics.median(last) / statistics.median(before) - 1) < _STABLE:
-                break
-        if time.perf_counter() > limit and len(times) >= 2:
-            break
-    if clock.facts.kind == "wall clock" or not hides_work(samples[-2 * _WINDOW :], clock.facts):
-        return False
-    # Nobody is suspected on a few samples.
-    again = [_one(call, feed, clock, True) for _ in range(_SECOND_LOOK)]
-    return hides_work(again, clock.facts)
-
-
-def _done(
-    samples: Mapping[str, Sequence[Sample]], clock: Clock, settings: Settings, rounds: int
-) -> bool:
-    if rounds < settings.least_rounds or rounds % _ROUNDS_BETWEEN_LOOKS:
-        return False
-    return all(timing(each, clock, settings).converged for each in samples.values())
-
-
-def _guarded(name: str, failures: dict[str, str], run: Callable[[], T]) -> T | None:
-    """A candidate is somebody's code: whatever it raises is its result, and the others go on."""
-    try:
-        return run()
-    except Exception as error:
-        failures[name] = failure_text(error)
-        return None
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def failure_text(error: BaseException) -> str:

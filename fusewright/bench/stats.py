@@ -17,6 +17,8 @@ from torch import Tensor
 _RESAMPLES = 2000
 _TAIL = 0.025
 _EXACT_COUNT = 200
+# Fewer samples have no 95 % interval: all of their range is less.
+FEWEST = 6
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def speedup(baseline: Sequence[float], candidate: Sequence[float], *, seed: int 
     picks = torch.randint(count, (_RESAMPLES, count), generator=_generator(seed))
     ratios = _medians(rounds[0][picks]) / _medians(rounds[1][picks])
     value = statistics.median(baseline) / statistics.median(candidate)
-    return _interval(value, ratios)
+    return _widened(_interval(value, ratios), baseline, candidate)
 
 
 def change(old: Sequence[float], new: Sequence[float], *, seed: int = 0) -> Interval:
@@ -73,12 +75,20 @@ def change(old: Sequence[float], new: Sequence[float], *, seed: int = 0) -> Inte
         _medians(values[torch.randint(len(values), (_RESAMPLES, len(values)), generator=generator)])
         for values in (torch.tensor(each, dtype=torch.float64) for each in (old, new))
     ]
-    return _interval(statistics.median(new) / statistics.median(old), drawn[1] / drawn[0])
+    found = _interval(statistics.median(new) / statistics.median(old), drawn[1] / drawn[0])
+    return _widened(found, new, old)
 
 
 def _interval(value: float, draws: Tensor) -> Interval:
     low, high = torch.quantile(draws, torch.tensor([_TAIL, 1 - _TAIL], dtype=torch.float64))
     return Interval(value, min(float(low), value), max(float(high), value))
+
+
+def _widened(found: Interval, above: Sequence[float], below: Sequence[float]) -> Interval:
+    """All ratios that the samples allow, where one side has too few for a bootstrap."""
+    if min(len(above), len(below)) >= FEWEST:
+        return found
+    return Interval(found.value, min(above) / max(below), max(above) / min(below))
 
 
 def _medians(rows: Tensor) -> Tensor:

@@ -58,8 +58,13 @@ def require_writable(path: Path) -> None:
         standing = standing.parent
     if not standing.is_dir():
         raise NotADirectoryError(20, "Not a directory", str(standing))
-    if not os.access(standing, os.W_OK | os.X_OK):
-        raise PermissionError(13, "Permission denied", str(standing))
+    try:
+        # Only trying tells: root may do anything but in some places.
+        with tempfile.TemporaryFile(dir=standing):
+            pass
+    except OSError as error:
+        words = f"nothing can be written here ({error.strerror})"
+        raise OSError(error.errno, words, str(standing)) from error
 
 
 def read(path: Path) -> Record | Collection:

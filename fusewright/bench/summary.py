@@ -28,7 +28,7 @@ def spreads(records: Sequence[Record]) -> tuple[Spread, ...]:
                 for ratio in _fair(each, result):
                     key = (each.name, _label(record, result), ratio.baseline)
                     found.setdefault(key, []).append(ratio.ratio)
-    return tuple(_spread(*key, ratios) for key, ratios in found.items())
+    return tuple(_spread(*key, ratios, len(records)) for key, ratios in found.items())
 
 
 def _fair(measured: Pass, result: Result) -> list[Ratio]:
@@ -63,12 +63,14 @@ def _label(record: Record, result: Result) -> str:
     return "foreign" if kinds.get(result.candidate) == "foreign" else result.candidate
 
 
-def _spread(pass_name: str, candidate: str, baseline: str, ratios: Sequence[float]) -> Spread:
+def _spread(
+    pass_name: str, candidate: str, baseline: str, ratios: Sequence[float], problems: int
+) -> Spread:
     logs = [math.log(each) for each in ratios]
     shares = {f"{t:g}": sum(each > t for each in ratios) / len(ratios) for t in THRESHOLDS}
-    mean = math.exp(statistics.fmean(logs))
+    mean, middle = math.exp(statistics.fmean(logs)), statistics.median(ratios)
     return Spread(
-        pass_name, candidate, baseline, len(ratios), mean, statistics.median(ratios), shares
+        pass_name, candidate, baseline, len(ratios), mean, middle, shares, problems=problems
     )
 
 

@@ -6,6 +6,8 @@ A candidate without a time (a wrong one) stands in a lane of its own at the righ
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -19,6 +21,10 @@ _HEIGHT_IN = 4.0
 _LEAST_ERROR = 1e-17
 _LANE = 0.93
 _MOST_TICKS = 6
+# Shares of the plot's width and height within which two marks, or their words, touch.
+_MARK_ROOM = (0.035, 0.055)
+_WORD_ROOM = (0.13, 0.07)
+_SIZE, _RING, _MOST_RINGS = 8.5, 2.3, 4
 # From fine to coarse.
 _DIGITS = (
     tuple(tenth / 10 for tenth in range(10, 100)),
@@ -32,6 +38,20 @@ _DIGITS = (
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
+@dataclass(frozen=True)
+class Spot:
+    """A candidate's mark; `x` and `y` are shares of the plot's width and height."""
+
+    result: Result
+    worst: ValueCheck
+    state: str
+    x: float
+    y: float
+
+    def touches(self, other: Spot, room: tuple[float, float]) -> bool:
+        return abs(self.x - other.x) < room[0] and abs(self.y - other.y) < room[1]
+
+
 def accuracy_chart(record: Record, found: Pass, palette: Palette) -> Chart | None:
     """None where nothing was timed or nothing checked."""
     rows = [(each, worst) for each in found.results if (worst := worst_check(each))]
@@ -43,8 +63,11 @@ def accuracy_chart(record: Record, found: Pass, palette: Palette) -> Chart | Non
     top = max((_placed(each) for each in finite), default=1.0) * 10
     lane = any(_time_us(each) is None for each, _ in rows)
     _scales(canvas, timed, [*map(_placed, finite), top], lane=lane)
-    for result, worst in rows:
-        _mark(canvas, record, result, worst, top)
+    spots = [_spot(canvas, result, worst, top) for result, worst in rows]
+    for place, each in enumerate(spots):
+        _mark(canvas, record, each, ring_size(each, spots[place + 1 :]))
+    for each in lone_words(spots):
+        _word(canvas, each)
     canvas.axes.set_title(title_of(found.name), color=palette.ink)
     canvas.label_axes("median time, µs (log)", "worst error against float64 (log)")
     canvas.legend_below(2)
@@ -116,38 +139,66 @@ def power_text(value: float) -> str:
     return "1" if not power else "10" + str(power).translate(_RAISED)
 
 
-def _mark(canvas: Canvas, record: Record, result: Result, worst: ValueCheck, top: float) -> None:
+def _spot(canvas: Canvas, result: Result, worst: ValueCheck, top: float) -> Spot:
     left, right = canvas.axes.get_xlim()
+    low, high = map(math.log10, canvas.axes.get_ylim())
     time_us = _time_us(result)
-    x = math.log10(time_us) if time_us else left + (right - left) * _LANE
-    finite = math.isfinite(worst.error)
     state = precision_text(result.precision) if time_us else result.status.upper()
+    error = _placed(worst.error) if math.isfinite(worst.error) else top
+    x = (math.log10(time_us) - left) / (right - left) if time_us else _LANE
+    return Spot(result, worst, state, x, (math.log10(error) - low) / (high - low))
+
+
+def ring_size(spot: Spot, later: Sequence[Spot]) -> float:
+    """Larger by a ring for every mark that will be drawn over this one, so that all are seen."""
+    over = sum(each.touches(spot, _MARK_ROOM) for each in later)
+    return _SIZE + _RING * min(over, _MOST_RINGS)
+
+
+def lone_words(spots: Sequence[Spot]) -> list[Spot]:
+    """Whose state is written beside the mark: one of those that would write the same place full."""
+    chosen: list[Spot] = []
+    for each in spots:
+        near = (other for other in chosen if other.touches(each, _WORD_ROOM))
+        if each.state != "fp32" and not any(other.state == each.state for other in near):
+            chosen.append(each)
+    return chosen
+
+
+def _mark(canvas: Canvas, record: Record, spot: Spot, size: float) -> None:
+    result, worst = spot.result, spot.worst
+    time_us = _time_us(result)
     (artist,) = canvas.axes.plot(
-        [x],
-        [_placed(worst.error) if finite else top],
+        [spot.x],
+        [spot.y],
         MARKERS.get(result.precision if time_us else "", "X"),
         color=canvas.palette.series[series_of(record, result.candidate)],
         markeredgecolor=canvas.palette.paper if time_us else canvas.palette.bad,
-        markersize=10,
+        markersize=size,
         zorder=3,
         linestyle="none",
-        label=f"{shortened(result.candidate, 20)} · {state}",
+        label=f"{shortened(result.candidate, 20)} · {spot.state}",
+        transform=canvas.axes.transAxes,
     )
-    if state != "fp32":
-        canvas.axes.annotate(
-            state,
-            (x, _placed(worst.error) if finite else top),
-            xytext=(0, 8),
-            textcoords="offset points",
-            ha="center",
-            fontsize=9.5,
-            fontweight="bold",
-            color=canvas.palette.warn if time_us else canvas.palette.bad,
-        )
     rows = (
-        f"{result.candidate} · {state}",
+        f"{result.candidate} · {spot.state}",
         f"time {time_text(time_us)}" if time_us else f"no time: {result.note}",
         f"worst error {error_text(worst.error)} at {worst.name} ({worst.when} timing)",
         f"eager's error there {error_text(worst.eager_error)}",
     )
     canvas.mark(artist, "\n".join(rows))
+
+
+def _word(canvas: Canvas, spot: Spot) -> None:
+    timed = _time_us(spot.result) is not None
+    canvas.axes.annotate(
+        spot.state,
+        (spot.x, spot.y),
+        xycoords="axes fraction",
+        xytext=(0, 10),
+        textcoords="offset points",
+        ha="center",
+        fontsize=9.5,
+        fontweight="bold",
+        color=canvas.palette.warn if timed else canvas.palette.bad,
+    )

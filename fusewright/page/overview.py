@@ -132,7 +132,7 @@ def _spreads_table(found: Sequence[Spread], entries: Sequence[Entry]) -> Html:
     words = f"Shares are of the problems that were timed in both, out of {len(entries)} in all."
     coarse = sum(any(not each.equal_precision for each in entry.standings) for entry in entries)
     if coarse:
-        words += f" They count {coarse} of lower precision than the baseline, marked below."
+        words += f" They leave out {coarse} of lower precision than the baseline, marked below."
     return table(heads, rows, caption=words, words=3)
 
 
@@ -145,9 +145,10 @@ def _problems_table(entries: Sequence[Entry]) -> Html:
     heads += ["class", "worst error"]
     buttons = [tag("button", each, type="button") for each in heads]
     rows = [_problem_row(each, passes) for each in entries]
-    words = "Press a heading to sort; a name leads to its section. " + ", ".join(
-        map(title_of, passes)
-    )
+    above = any((e.result.floor_share or 0.0) > 1.0 for each in entries for e in each.standings)
+    words = "Press a heading to sort; a name leads to its section. "
+    words += ", ".join(map(title_of, passes))
+    words += "; above 100 % of the fp32 floor: fp32's accuracy from tensor cores" if above else ""
     return table(buttons, rows, caption=words, class_="sortable", words=2)
 
 

@@ -14,7 +14,14 @@ _TITLES = {
     "backward": "backward",
 }
 _MOST_VALUES = 12
-_WORDS = {"call": "PyTorch call", "view": "view, free"}
+_WORDS = {
+    "call": "PyTorch call",
+    "view": "view, free",
+    "loop": "loop of ours",
+    "product": "matrix product of ours",
+    "window": "convolution of ours",
+    "windowgradient": "convolution's gradient of ours",
+}
 
 
 def plan_picture(record: Record) -> Html:
@@ -61,7 +68,7 @@ def _row(graphs: Sequence[PlanGraph], times: dict[tuple[str, str], float]) -> Ht
 
 
 def _box(step: PlanStep, graph: PlanGraph, time_us: float | None) -> Html:
-    kind = step.kind if step.kind in _WORDS else "fused"
+    kind = step.kind if step.kind in ("call", "view") else "fused"
     operators = [tag("li", _short(each), title=each) for each in step.operators]
     sizes = [bytes_text(step.bytes), f"{count_text(step.operations)} op"] if kind != "view" else []
     sizes += [time_text(time_us)] if time_us is not None else []

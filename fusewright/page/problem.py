@@ -24,7 +24,8 @@ _EXPLAINED = {
     "roofline": "Ceilings were measured in this run. A candidate stands at the least bytes and "
     "operations that any program needs, set a little aside so that all are seen; a kernel stands "
     "at its own.",
-    "error": "Lower left is better. Only plain fp32 stands without a word beside its mark.",
+    "error": "Lower left is better. Only plain fp32 stands without a word beside its mark; marks "
+    "that touch share theirs.",
 }
 _HEADINGS = {"speedup": "Speed-ups", "roofline": "Roofline", "error": "Error against time"}
 

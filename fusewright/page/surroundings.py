@@ -15,7 +15,7 @@ def surroundings(records: Sequence[Record]) -> Html:
     """Every environment once, with how many problems ran in it where there are several."""
     groups: dict[str, list[Record]] = {}
     for each in records:
-        if each.environment:
+        if each.environment and each.status == "ok":
             # The command differs where every problem has a process of its own.
             command = "" if len(records) > 1 else "same"
             same = replace(each.environment, clocks=(), other_cores=0.0, command=command)

@@ -66,6 +66,8 @@ def times_table(record: Record, found: Pass) -> Html:
         least = f"{bytes_text(floor.bytes)} and {count_text(floor.operations)} product operations"
         times = ", ".join(f"{precision_text(k)} {time_text(v)}" for k, v in floor.floor_us.items())
         words += f" At least {least}; floor: {times}."
+    if any((each.floor_share or 0.0) > 1.0 for each in found.results):
+        words += " Above 100 % of the fp32 floor: fp32's accuracy from tensor cores."
     if any(each.timing and not each.timing.converged for each in found.results):
         words += " Coloured medians: the interval is wider than asked for."
     if floor and floor.note:
@@ -200,7 +202,7 @@ def checks_table(found: Pass, most: int | None) -> Html:
 
 
 def _worst(result: Result, name: str) -> ValueCheck | None:
-    """Of the checks before and after timing, the one that a reader should know of."""
+    """Of the checks before, during and after timing, the one that a reader should know of."""
     fitting = [each for each in result.checks if each.name == name]
     return max(fitting, key=lambda each: (not each.ok, _size(each.error)), default=None)
 
@@ -222,7 +224,7 @@ def _check_cell(check: ValueCheck | None) -> Html:
 
 
 def _check_lines(check: ValueCheck) -> Iterator[str]:
-    yield f"{check.name}, worse of before and after: {check.when} timing"
+    yield f"{check.name}, the worst of all looks: {check.when} timing"
     yield f"error {error_text(check.error)}, eager's {error_text(check.eager_error)}"
     yield f"largest single deviation {error_text(check.largest)}"
     limits = (f"{precision_text(k)} {error_text(v)}" for k, v in check.limits.items())

@@ -159,15 +159,45 @@ def test_work_on_another_stream_counts(where: torch.device, clock: DeviceClock) 
     def plain() -> object:
         return honest(0)
 
-    for call in (plain, lambda: hidden(0)):
-        for _ in range(5):
-            clock.sample(call)
-    fair, counted = settle([clock.sample(plain) for _ in range(30)], clock.facts)
+    def measured(call: Callable[[], object]) -> tuple[list[float], str]:
+        samples = [clock.sample(call) for _ in range(35)][5:]
+        return settle(samples, [clock.look(call) for _ in range(15)], clock.facts)
+
+    fair, counted = measured(plain)
     assert counted == "stream"
-    tricked, counted = settle([clock.sample(lambda: hidden(0)) for _ in range(30)], clock.facts)
+    tricked, counted = measured(lambda: hidden(0))
     assert counted == "device"
     # The side stream does not wait for the flush, so it may overlap that much of it.
     assert sorted(tricked)[15] > 0.8 * sorted(fair)[15]
+
+
+@pytest.mark.parametrize("count", [1, 8, 64])
+def test_honest_work_of_any_length_is_counted_on_its_stream(
+    where: torch.device, clock: DeviceClock, count: int
+) -> None:
+    feed = feed_of(2048, where)
+    found = sample({"a": products(feed, count)}, feed, clock, Settings("cuda", budget_s=1.0))
+    assert found.timings["a"].counted == "stream"
+
+
+def test_whoever_turns_to_another_stream_later_gains_nothing(
+    where: torch.device, clock: DeviceClock
+) -> None:
+    feed, side, turns = feed_of(2048, where), torch.cuda.Stream(), 0
+    honest = products(feed, 2)
+
+    def late(slot: int) -> object:
+        nonlocal turns
+        turns += 1
+        if turns < 100:
+            return honest(slot)
+        with torch.cuda.stream(side):
+            return honest(slot)
+
+    calls = {"late": late, "honest": honest}
+    found = sample(calls, feed, clock, Settings("cuda", budget_s=3.0)).timings
+    assert (found["late"].counted, found["honest"].counted) == ("device", "stream")
+    assert found["late"].median_us > 0.9 * found["honest"].median_us
 
 
 def test_tricks_gain_nothing(foreign: Record) -> None:
@@ -175,7 +205,7 @@ def test_tricks_gain_nothing(foreign: Record) -> None:
     assert honest.timing is not None and honest.timing.counted == "stream"
     away = result(foreign, "forward", "other_stream")
     if away.timing is not None:
-        assert away.timing.counted == "device"
+        assert away.timing.counted == "device" and "other streams" in away.note
         assert away.timing.median_us > 0.8 * honest.timing.median_us
     assert result(foreign, "forward", "by_address").status in ("wrong", "failed")
     assert result(foreign, "train", "by_address").status in ("wrong", "failed")
