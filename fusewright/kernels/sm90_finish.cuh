@@ -10,6 +10,7 @@
 //   scale(q)             what the sums of row q are to be multiplied by
 //   line                 the tile's number among those of its columns, for what reduces down
 //   kWords               registers that elements may take
+//   kAlone               whether threads end alone where nothing is reduced
 //   kMends, plain(p, q)  whether a sum that is not finite is made anew, as a plain fp32 sum
 #pragma once
 
@@ -157,14 +158,14 @@ __device__ __forceinline__ float lay_out(const float (&total)[kSums], int turn, 
   return zero;
 }
 
-// Those of a thread's `count` numbers that are not finite: rare. `mine` is where the first would lie,
-// of column p and row q; `row` and `column` say how far after it number i does.
-template <int kStride, class Row, class Column, class Result>
-__device__ __forceinline__ void mend(float* mine, int count, const Row& row, const Column& column,
-                                     int p, int q, const Result& result) {
+// Those of a thread's `count` numbers that are not finite: rare. The first is of column p and row q;
+// `row` and `column` say how far after it number i is, `number` where it lies.
+template <class Number, class Row, class Column, class Result>
+__device__ __forceinline__ void mend(const Number& number, int count, const Row& row,
+                                     const Column& column, int p, int q, const Result& result) {
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
-    float& x = mine[row(i) * kStride + column(i)];
+    auto& x = number(i);
     const bool there = q + row(i) < result.rows && result.place(p + column(i)).inside;
     if (there && !isfinite(x)) x = result.plain(p + column(i), q + row(i));
   }
@@ -188,9 +189,10 @@ __device__ __forceinline__ void finish_turns(const float (&total)[kSums], int co
     const int sums = min(kPerTurn, kSums - turn * kPerTurn);
     if constexpr (Result::kMends) {
       if (zero != 0.f) {
-        const auto down_by = [](int i) { return sum_row(i); };
-        const auto across = [](int i) { return sum_column(i); };
-        mend<kFinishStride>(mine, sums, down_by, across, p + column, q + pair, result);
+        const auto number = [&](int i) -> float& {
+          return mine[sum_row(i) * kFinishStride + sum_column(i)];
+        };
+        mend(number, sums, sum_row, sum_column, p + column, q + pair, result);
       }
       __syncwarp();
     }
@@ -203,13 +205,82 @@ __device__ __forceinline__ void finish_turns(const float (&total)[kSums], int co
   }
 }
 
+// The same for numbers in registers; they go through memory, so that an index may vary.
+template <int kSums, class Row, class Column, class Result>
+__device__ __forceinline__ void mend_in_memory(float (&numbers)[kSums], const Row& row,
+                                               const Column& column, int p, int q,
+                                               const Result& result) {
+  volatile float held[kSums];
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) held[i] = numbers[i];
+  const auto number = [&](int i) -> volatile float& { return held[i]; };
+  mend(number, kSums, row, column, p, q, result);
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) numbers[i] = held[i];
+}
+
+// The sums of a thread times their scales; what is not finite is made anew, which is rare.
+template <int kSums, class Result>
+__device__ __forceinline__ void scale_sums(float (&total)[kSums], int p, int q,
+                                           const Result& result) {
+  float zero[4] = {};  // none of these waits for another
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    total[i] *= result.scale(min(q + sum_row(i), result.rows - 1));
+    zero[i % 4] = __fmaf_rn(total[i], 0.f, zero[i % 4]);
+  }
+  if (Result::kMends && (zero[0] + zero[1]) + (zero[2] + zero[3]) != 0.f) {
+    mend_in_memory(total, sum_row, sum_column, p, q, result);
+  }
+}
+
+// From the registers straight to the epilogue, which reduces nothing. A thread has columns p and
+// p + 8 and every fourth pair of rows from q on; eight threads have neighbouring columns, whole
+// sectors of memory. No one waits for anyone.
+template <int kSums, class End, class Result>
+__device__ __forceinline__ void finish_alone(float (&total)[kSums], int p, int q, const End& end,
+                                             const Result& result) {
+  using Elem = typename End::template Elem<1>;
+  constexpr int kTogether = rows_together<Elem, Result>(8);
+  const decltype(result.place(p)) place[2] = {result.place(p), result.place(p + 8)};
+  typename End::template Column<1> down[2];
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    if (place[c].inside) end.begin(down[c], place[c].column);
+  }
+  scale_sums(total, p, q, result);
+#pragma unroll
+  for (int first = 0; first < kSums; first += kTogether) {
+    Elem elem[kTogether];
+    const auto inside = [&](int i) {
+      return i < kSums && q + sum_row(i) < result.rows && place[i / 2 % 2].inside;
+    };
+    const auto row = [&](int i) { return result.row(place[i / 2 % 2], q + sum_row(i)); };
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const int i = first + k, c = i / 2 % 2;
+      if (inside(i)) end.load(elem[k], down[c], row(i), place[c].column);
+    }
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const int i = first + k;
+      if (!inside(i)) continue;
+      end.give(elem[k], 0, total[i]);
+      end.visit(elem[k], down[i / 2 % 2], row(i));
+    }
+  }
+}
+
 // `column` is where among them a thread holds its first sum, q the tile's first row; sum i is of
 // column `column` + 8·(i / 2 mod 2) and row 8·(i / 4) + 2·lane + i mod 2. The warpgroup has named
 // barrier `barrier` to itself.
 template <int kLanes, int kRows, int kSums, class End, class Result>
-__device__ __forceinline__ void finish_tile(const float (&total)[kSums], int column,
+__device__ __forceinline__ void finish_tile(float (&total)[kSums], int column,
                                             FinishRows<kRows>& finished, int barrier, int p, int q,
                                             const End& end, const Result& result) {
+  if constexpr (Result::kAlone && !End::kReduces) {
+    return finish_alone(total, p + column, q + threadIdx.x % 4 * 2, end, result);
+  }
   if constexpr (kLanes > 1) {
     if (result.vectors) {
       return finish_turns<kLanes>(total, column, finished, barrier, p, q, end, result);

@@ -43,7 +43,7 @@ struct MatrixResult {
     bool inside;
     int column;
   };
-  static constexpr bool kMends = true;
+  static constexpr bool kMends = true, kAlone = true;
   static constexpr int kWords = 48;
   const RawOperand& a;
   const SplitOperand& b;
@@ -105,6 +105,10 @@ __device__ __forceinline__ void multiply_blocks(ProductShared<3, kTileRows>& sha
     if (speaks) arrive(&shared.read_a[from_a.stage]);
     from_a.advance();
   };
+  // A short sum is multiplied in one turn: while one warpgroup finishes its part of a tile, which then
+  // takes about as long, the other has the tensor cores. It can be as many blocks behind as a has
+  // stages, and one more that it has read.
+  const bool short_sum = sizes.blocks <= shared.kStagesA + 1;
   if (mine == 2) give_turn(1);
   wait(&shared.loaded_a[0], 0);
   fragments.template read<0, 4>(reader, shared.a[0]);
@@ -119,11 +123,11 @@ __device__ __forceinline__ void multiply_blocks(ProductShared<3, kTileRows>& sha
       const float low = fragments.inverse[0], high = fragments.inverse[1];
       wait(&shared.loaded_b[from_b.stage], from_b.parity);
       // A tile's first block comes out of turn: the other warpgroup may still be finishing its last.
-      if (block > 0) await_turn(mine);
+      if (short_sum ? block == 0 : block > 0) await_turn(mine);
       multiply_block<kFreeMajorA, kContractedRowsB>(sum, fragments, shared.b[from_b.stage][0],
                                                     shared.kHalfBytes);
       await_products<1>();
-      if (block > 0) give_turn(other);
+      if (short_sum ? block + 1 == sizes.blocks : block > 0) give_turn(other);
       // The next block is read as registers come free: the lower halves' now, the others' then.
       wait(&shared.loaded_a[from_a.stage], from_a.parity);
       fragments.template read<0, 2>(reader, shared.a[from_a.stage]);
@@ -183,7 +187,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   } else {
     take_registers<232>();
     const int group = threadIdx.x / 128;
-    const auto finish = [&](const auto& total, int row, int tile) {
+    const auto finish = [&](auto& total, int row, int tile) {
       int batch, p, q;
       sizes.place(tile, batch, p, q);
       const MatrixResult<kContractedRowsB> result = {

@@ -18,7 +18,7 @@ struct HalfResult {
     bool inside;
     int column;
   };
-  static constexpr bool kMends = false;
+  static constexpr bool kMends = false, kAlone = false;
   static constexpr int kWords = 48;
   const float* inverse;  // of the batch's rows, or null
   int batch, columns, rows, line;

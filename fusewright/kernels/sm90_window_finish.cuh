@@ -113,7 +113,10 @@ struct WarpFinisher {
       if (zero != 0.f) {
         const auto row = [](int i) { return Turn::row(i / 2); };
         const auto across = [](int i) { return Turn::column(i / 2) + i % 2; };
-        mend<Turn::kStride>(mine, 16, row, across, column + lane % 4 * 2, first + lane / 4, result);
+        const auto number = [&](int i) -> float& {
+          return mine[row(i) * Turn::kStride + across(i)];
+        };
+        mend(number, 16, row, across, column + lane % 4 * 2, first + lane / 4, result);
       }
       __syncwarp();
       if (place.inside) finish_turn(across, first, q, place, end, down, result);
@@ -175,7 +178,10 @@ __device__ __forceinline__ void lay_out_together(const float (&total)[kSums],
     mine[row(i) * kFinishStride + across(i)] = x;
   }
   if (zero != 0.f) {
-    mend<kFinishStride>(mine, 32, row, across, p + column, q + channel, result);
+    const auto number = [&](int i) -> float& {
+      return mine[row(i) * kFinishStride + across(i)];
+    };
+    mend(number, 32, row, across, p + column, q + channel, result);
   }
 }
 
