@@ -116,7 +116,7 @@ def _around(kernel: LoopKernel, first: Schedule, sizes: Sizes) -> Iterator[Sched
             variations = _tiles(first)
         case _:
             return
-    whole = set(widths(kernel))
+    whole = set(widths(kernel, first.kind))
     for each in variations:
         if each.lanes in whole and each.unroll <= MOST_UNROLL and each.splits <= MOST_SPLITS:
             yield each
@@ -145,7 +145,7 @@ def _cached_rows(first: Schedule, inner: int) -> Iterator[Schedule]:
     yield _holding(replace(first, lanes=first.lanes // 2), first.threads, inner)
     for threads in (first.threads, first.threads * 2):
         again = replace(_with_threads(first, threads), unroll=PASS_VECTORS)
-        yield replace(again, cached=False, beyond=0)
+        yield replace(again, cached=False, beyond=0, again=False)
 
 
 def _rows(first: Schedule, inner: int) -> Iterator[Schedule]:
@@ -169,7 +169,8 @@ def _columns(first: Schedule) -> Iterator[Schedule]:
         yield replace(first, threads=threads)
     for across in (first.across // 2, first.across // 4):
         yield replace(first, across=across)
-    yield replace(first, lanes=first.lanes // 2)
+    for lanes in (first.lanes // 2, first.lanes * 2):
+        yield replace(first, lanes=lanes)
 
 
 def _tiles(first: Schedule) -> Iterator[Schedule]:
@@ -192,7 +193,7 @@ def _with_threads(schedule: Schedule, threads: int) -> Schedule:
 def _holding(schedule: Schedule, threads: int, inner: int) -> Schedule:
     """As many vectors for each thread as a row in registers takes."""
     unroll = max(1, -(-inner // max(1, threads * schedule.lanes)))
-    return replace(_with_threads(schedule, threads), unroll=unroll, beyond=0)
+    return replace(_with_threads(schedule, threads), unroll=unroll, beyond=0, again=False)
 
 
 def _around_on_host(_: LoopKernel, first: Schedule, sizes: Sizes) -> Iterator[Schedule]:

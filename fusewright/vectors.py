@@ -59,10 +59,13 @@ def lane_axis(kernel: LoopKernel, kind: str) -> int | None:
 
 def lane_accesses(kernel: LoopKernel, kind: str) -> tuple[Access, ...]:
     """The accesses that are made a vector at a time."""
-    plan = sweeps(kernel)
-    if kind not in ("row", "transpose_row"):
-        return tuple(item.access for item in kernel.body if isinstance(item, Load | Store))
-    return tuple(item.access for item in element_accesses(kernel, plan))
+    return tuple(item.access for item in _lane_items(kernel, kind))
+
+
+def _lane_items(kernel: LoopKernel, kind: str) -> tuple[Load | Store, ...]:
+    if kind in ("row", "transpose_row"):
+        return element_accesses(kernel, sweeps(kernel))
+    return tuple(item for item in kernel.body if isinstance(item, Load | Store))
 
 
 def prefers_column(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
@@ -78,10 +81,9 @@ def prefers_column(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
     return column_bytes > row_bytes
 
 
-def widths(kernel: LoopKernel) -> Iterator[int]:
-    """Vector widths to try: 16 bytes of the largest item, then halves."""
-    items = [ITEM_BYTES[item.dtype] for item in kernel.body if isinstance(item, Load | Store)]
-    lanes = 16 // max(items, default=16)
+def widths(kernel: LoopKernel, kind: str) -> Iterator[int]:
+    """Vector widths to try: 16 bytes of the largest item in vectors, then halves."""
+    lanes = 16 // max((ITEM_BYTES[item.dtype] for item in _lane_items(kernel, kind)), default=16)
     while lanes >= 1:
         yield lanes
         lanes //= 2

@@ -94,14 +94,14 @@ def test_softmax(columns: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("columns", [40, 1000, 2048])
+@pytest.mark.parametrize("columns", [40, 1000, 2048, 20_000])
 def test_softmax_of_half_floats(dtype: str, columns: int) -> None:
     """The kept exponentials are floats where the row's elements are not."""
     x = (torch.randn(5, columns) * 5).to(getattr(torch, dtype))
     x[1, 3], x[2] = -torch.inf, -torch.inf
     y = torch.empty_like(x)
     picked = run(cases.softmax(S0, columns, dtype), {"x": x, "y": y}, {"s0": 5})
-    assert picked.cached and picked.lanes == 8
+    assert picked.cached and picked.lanes == 8 and picked.again == (columns == 20_000)
     exact = torch.softmax(x.double(), 1)
     torch.testing.assert_close(y.double(), exact, rtol=4e-3, atol=1e-6, equal_nan=True)
 
@@ -153,6 +153,51 @@ def test_layer_norm(columns: int) -> None:
     norm = torch.nn.functional.layer_norm
     close(mean, x.double().mean(1))
     close(y, norm(x.double(), (columns,), weight.double(), bias.double(), 1e-5), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Schedule("row", 2, 32, rows=4, unroll=8, cached=True),
+        Schedule("row", 2, 64, unroll=2),
+        Schedule("row", 1, 64, unroll=2, splits=3),
+    ],
+)
+def test_mean_and_deviations_of_vectors(schedule: Schedule) -> None:
+    """The accumulator of doubles is the GPU's own; floats have another on the host."""
+    columns = 500
+    body = [
+        Load("x", "float64", cases.row_major("x", S0, columns)),
+        Reduce("mean", "float64", "welford", "x", "m2"),
+        Store("mean", "float64", cases.access("mean", 1, 0)),
+        Store("m2", "float64", cases.access("m2", 1, 0)),
+    ]
+    outputs = {"mean": "float64", "m2": "float64"}
+    loop = cases.kernel("spread", [S0], [columns], {"x": "float64"}, outputs, body)
+    x = torch.randn(6, columns, dtype=torch.float64)
+    x[1] += 1e6
+    x[2] = 7.0
+    x[3, 9] = torch.nan
+    x[4] *= 1e150
+    x[5] = 1.7e308
+    mean, m2 = torch.empty(6, dtype=torch.float64), torch.empty(6, dtype=torch.float64)
+    run(loop, {"x": x, "mean": mean, "m2": m2}, {"s0": 6}, schedule)
+    true = (x * 0.5).mean(1) * 2
+    true[5] = 1.7e308
+    torch.testing.assert_close(mean, true, rtol=1e-13, atol=0, equal_nan=True)
+    spread = (x - true[:, None]).square().sum(1)
+    torch.testing.assert_close(m2[:5], spread[:5], rtol=1e-9, atol=1e-20, equal_nan=True)
+
+
+def test_occupancy_is_asked_once() -> None:
+    x, y = torch.randn(5000), torch.empty(())
+    loop, schedule = cases.full_sum(S0), Schedule("row", 4, 128, unroll=2, splits=40)
+    source = emulated(render([(loop, schedule)], CUDA))
+    library = cases.compile_source(source, ("-O1", "-w"))
+    for _ in range(3):
+        cases.call(library, source, {"x": x, "y": y}, {"s0": 5000}, 0)
+    close(y, x.double().sum(), 1e-5)
+    assert library.emulated_occupancy_asked() == 1
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (0, 8), (200, 3), (70, 130), (100, 264)])

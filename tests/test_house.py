@@ -28,7 +28,7 @@ ORDER = (
     ("interpret",),
     ("optable",),
     ("sweep",),
-    ("keep",),
+    ("coarse", "keep"),
     ("rewrite",),
     ("plan",),
     ("tiles", "vectors"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from fusewright.coalesce import coalesce
+from fusewright.coarse import coarse
+from fusewright.codegen.render import render
 from fusewright.ir import Dim
 from fusewright.keep import keep, row_registers
-from fusewright.loop import Load, Reduce, Store
+from fusewright.loop import Apply, Instruction, Load, LoopKernel, Reduce, Store
 from fusewright.schedule import Schedule, Target, choose, legal, workspace_bytes
 from fusewright.sweep import sweeps
 from tests import loop_cases as cases
@@ -78,13 +82,71 @@ def test_a_long_row_leaves_room_for_a_second_block() -> None:
 
     assert picked(16384) == Schedule("row", 4, 512, unroll=8, cached=True)
     assert picked(32768) == Schedule("row", 4, 1024, unroll=8, cached=True)
-    halves = choose(cases.softmax(S0, 32768, "bfloat16"), CUDA, {"s0": 4096})
-    assert halves.beyond and halves.threads == 512
+    whole = Schedule("row", 8, 512, unroll=8, cached=True, again=True)
+    halves = cases.softmax(S0, 32768, "bfloat16")
+    assert choose(halves, CUDA, {"s0": 4096}) == whole
+    assert not legal(halves, replace(whole, again=False), CUDA), "exponentials take twice as much"
+    assert not legal(halves, replace(whole, beyond=1), CUDA)
+    assert not legal(halves, replace(whole, cached=False), CUDA)
+    assert not legal(cases.softmax(S0, 32768), replace(whole, lanes=4, unroll=16), CUDA)
     assert picked(65536).beyond and not picked(65540).cached
     dynamic = cases.softmax(4096, S0)
     assert not choose(dynamic, CUDA, {"s0": 1024}).cached, "nothing says that a row fits"
     assert choose(dynamic, CUDA, {"s0": 32768}).beyond
     assert not legal(dynamic, Schedule("row", 4, 256, unroll=8, beyond=2), CUDA)
+
+
+def test_what_is_stored_once_a_row_does_not_narrow_vectors() -> None:
+    """The mean of a row is a float beside elements of 16 bits."""
+    assert choose(cases.layer_norm(S0, 4096, "bfloat16"), CUDA, {"s0": 64}).lanes == 8
+    column = cases.column_sum(S0, 8192)
+    assert choose(column, CUDA, {"s0": 1024}).lanes == 2, "eight bytes a thread"
+    assert legal(column, replace(choose(column, CUDA, {"s0": 1024}), lanes=4), CUDA)
+
+
+def softmax_to(dtype: str, *more: Instruction, spread: str = "div") -> LoopKernel:
+    """The quotients of a row's exponentials, rounded by a cast."""
+    body = [
+        Load("x", "bfloat16", cases.row_major("x", S0, 64)),
+        Apply("wide", "float32", "cast", ("x",)),
+        Apply("power", "float32", "exp", ("wide",)),
+        Reduce("total", "float32", "sum", "power"),
+        Apply("share", "float32", spread, ("power", "total")),
+        Apply("y", dtype, "cast", ("share",)),
+        Store("y", dtype, cases.row_major("y", S0, 64)),
+        *more,
+    ]
+    outputs = {"y": dtype, "z": "float32"}
+    return kernel("shares", [S0], [64], {"x": "bfloat16"}, outputs, body)
+
+
+def test_only_what_sixteen_bits_hide_is_coarse() -> None:
+    assert coarse(softmax_to("float16")) >= {"power", "total", "share"}
+    assert coarse(cases.softmax(S0, 64, "bfloat16")) >= {"power", "total", "y"}
+    assert not coarse(softmax_to("float32")) & {"power", "total", "share", "wide"}
+    assert not coarse(softmax_to("bfloat16", spread="sub")) & {"power", "total"}, "it may cancel"
+    logs = [
+        Apply("log", "float32", "log", ("total",)),
+        Apply("z", "float32", "sub", ("wide", "log")),
+        Store("z", "bfloat16", cases.row_major("z", S0, 64)),
+    ]
+    loop = softmax_to("bfloat16", *logs)
+    only = replace(loop, body=(*loop.body[:4], *logs))
+    assert coarse(only) >= {"power", "z"} and "total" not in coarse(only)
+    wide = replace(logs[2], dtype="float32")
+    assert "power" not in coarse(replace(only, body=(*only.body[:-1], wide)))
+    seen = Store("power", "float32", cases.row_major("z", S0, 64))
+    assert coarse(softmax_to("bfloat16", seen)) & {"power", "total", "share"} == {"total", "share"}
+    most = Reduce("most", "bfloat16", "max", "y")
+    again = Store("most", "bfloat16", access("z", 1, 0))
+    assert not coarse(softmax_to("bfloat16", most, again)) & {"power", "share"}, "y is compared"
+
+
+def test_a_store_rounds_once() -> None:
+    """What a cast rounds before a store of the same type, the store rounds."""
+    loop = softmax_to("bfloat16")
+    text = render([(loop, choose(loop, CUDA, {"s0": 64}))], CUDA).text
+    assert "out_0.put(v, share);" in text and "out_0.put(v, y);" not in text
 
 
 def test_kept_values_take_the_place_of_loaded_ones() -> None:

@@ -107,10 +107,10 @@ def store_lines(
     for position, item in enumerate(stores):
         head, name = _out(form, position, item, element, at)
         heads.append(head)
-        value = form.names[item.value]
+        value = _unrounded(form, item) if element else form.names[item.value]
         if wide and item.dtype in HALVES:
             heads.append(f"float {name}_wide[{run_text(form)}];")
-            puts.append(f"{name}_wide[v] = {_unrounded(form, item)};")
+            puts.append(f"{name}_wide[v] = {value};")
             writes.append(f"{name}.narrow({name}_wide, n);")
         else:
             puts.append(f"{name}.put(v, {value});")
@@ -119,11 +119,16 @@ def store_lines(
 
 
 def _unrounded(form: Form, item: Store) -> str:
-    """The float that a store of halves rounds; rounding it before took a quarter of gelu's time."""
+    """The float that a store of halves rounds; rounding it before took a quarter of gelu's time on
+    the host, and three instructions an element on a GPU."""
+    if item.dtype not in HALVES:
+        return form.names[item.value]
     for made in form.kernel.body:
         if isinstance(made, Apply) and made.name == item.value and made.op == "cast":
             (source,) = made.operands
-            if made.dtype == item.dtype and form.dtypes[source] == "float32":
+            # A row's values have names of their own only where they are asked for.
+            at_hand = form.is_flat or form.plan.level.is_element[source]
+            if made.dtype == item.dtype and form.dtypes[source] == "float32" and at_hand:
                 return form.names[source]
     return form.names[item.value]
 

@@ -8,20 +8,22 @@ from fusewright.loop import Reduce
 from fusewright.optable import REDUCTIONS
 
 
-def sums_lanes(form: Form, item: Reduce) -> bool:
-    """Whether a sum takes the lanes of a vector together: a GPU's, of floats along a row."""
-    floats = {form.register(item.name), form.register(item.operand)} == {"float"}
-    return form.language == "cuda" and form.is_row and item.kind == "sum" and floats
+def takes_vectors(form: Form, item: Reduce) -> bool:
+    """Whether a reduction takes the lanes of a vector together: a GPU's, along a row."""
+    types = {form.register(item.name), form.register(item.operand)}
+    fitting = {"sum": ({"float"},), "welford": ({"float"}, {"double"})}.get(item.kind, ())
+    return form.language == "cuda" and form.is_row and types in fitting
 
 
 def accumulators(form: Form, k: int) -> list[str]:
     """`Acc<k>`, and the function that makes an empty one."""
     items = form.plan.reductions[k]
     names = [form.names[item.name] for item in items]
+    together = [takes_vectors(form, item) for item in items]
     fields = [
         f"fw::{REDUCTIONS[item.kind].template}<{form.register(item.name)}, "
-        f"{'1' if sums_lanes(form, item) else 'V'}> {name};"
-        for item, name in zip(items, names, strict=True)
+        f"{'1' if whole else 'V'}> {name};"
+        for item, name, whole in zip(items, names, together, strict=True)
     ]
     acc = f"Acc{k}"
     combine = " ".join(f"{name}.combine(other.{name});" for name in names)
@@ -34,7 +36,10 @@ def accumulators(form: Form, k: int) -> list[str]:
         lane = " ".join(f"one.{name} = {name}.lane(v);" for name in names)
         struct.append(f"FW_FN {acc}<1> lane(int v) const {{ {acc}<1> one; {lane} return one; }}")
     if form.language == "host" or form.is_row:
-        folded = " ".join(f"one.{name} = {name}.folded(n);" for name in names)
+        folded = " ".join(
+            f"one.{name} = {name}.folded({'1' if whole else 'n'});"
+            for name, whole in zip(names, together, strict=True)
+        )
         struct.append(
             f"FW_FN {acc}<1> folded(int n) const {{ {acc}<1> one; {folded} return one; }}"
         )

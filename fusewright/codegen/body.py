@@ -22,7 +22,7 @@ from fusewright.codegen.access import (
     turned_loads,
     widened,
 )
-from fusewright.codegen.accumulators import accumulators
+from fusewright.codegen.accumulators import accumulators, takes_vectors
 from fusewright.codegen.divide import divisor_aliases, divisor_fields, divisor_made
 from fusewright.codegen.form import Form, all_coordinates, constants, decompose
 from fusewright.codegen.lanes import (
@@ -48,7 +48,6 @@ from fusewright.sweep import element_loads, late_sweep, part_bytes
 from fusewright.vectors import lane_axis
 
 Value = Load | Constant | Index | Apply
-FLAT = ("pointwise", "transpose")  # the kinds without a reduction
 # Several loops over long runs read memory and compute in turn, not at once (gelu of 1 M floats on
 # one thread: 650 instead of 540 us); of shorter ones than this the loops' ends take 4 %.
 SHORT_RUN = 256
@@ -58,7 +57,7 @@ def functor(form: Form) -> list[str]:
     """The struct `<kernel>_body<I>`."""
     parts = [_members(form), _extents(form)]
     parts += tile_parts(form) if form.is_tiled else []
-    if form.schedule.kind in FLAT:
+    if form.is_flat:
         parts += [_elem_struct(form, pointwise_loads(form)), _pointwise_load(form)]
         parts += [_pointwise_visit(form)]
         parts += [turn_lines(form)] if turned_loads(form) else []
@@ -101,7 +100,7 @@ def _members(form: Form) -> list[str]:
 
 def _extents(form: Form) -> list[str]:
     kernel, schedule = form.kernel, form.schedule
-    flat = schedule.kind in FLAT
+    flat = form.is_flat
     axes = kernel.outer if flat else kernel.inner
     last = axes[-1].size if axes else ONE
     turned = form.turned if flat else form.turned_inner
@@ -317,7 +316,8 @@ def _visit(form: Form, k: int) -> list[str]:
     ends = Ends(loaded_places(form, items), stored_places(form, stores))
     fresh = [item for item in items if form.kept.get(item.name, k) == k]
     sums = sum_lines(form, reductions, fresh, ends)
-    steps = [f"acc.{form.names[r.name]}.step();" for r in reductions if r.kind == "welford"]
+    stepping = [r for r in reductions if r.kind == "welford" and not takes_vectors(form, r)]
+    steps = [f"acc.{form.names[r.name]}.step();" for r in stepping]
     aliases = _row_aliases(form, items, stores, reductions, "0" if form.is_row else "v")
     outside, inside = (aliases, []) if form.is_row else ([], aliases)
     read_back = frozenset(name for name, start in form.kept.items() if start < k)

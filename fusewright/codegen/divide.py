@@ -2,7 +2,7 @@
 
 nvcc's division takes about ten instructions and a branch, which keeps it from working on several
 elements at once. A `fw::CommonDivisor` has its reciprocal with it: dividing by it takes eight
-instructions and no branch, and gives the same bits.
+instructions and no branch, and gives the same bits; two where 16 bits are all that is stored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def division(form: Form, item: Apply) -> str:
         if not any(each.name == by and _gains(each) for each in constants(form)):
             return ""
         divisor = f"fw::CommonDivisor({form.names[by]})"
-    return f"fw::div({form.names[item.operands[0]]}, {divisor})"
+    name = "coarse_div" if item.name in form.coarse else "div"
+    return f"fw::{name}({form.names[item.operands[0]]}, {divisor})"
 
 
 def _gains(constant: Constant) -> bool:

@@ -126,7 +126,10 @@ def _launch(form: Form, index: str, lanes: int) -> str:
     elif schedule.kind == "row":
         cached = str(schedule.cached).lower()
         beyond = schedule.beyond * schedule.lanes // lanes
-        numbers = f"{lanes}, {schedule.threads}, {schedule.rows}, {unroll}, {cached}, {beyond}"
+        # Single elements take as many registers as wide ones: no room for a second block.
+        again = str(schedule.again and lanes == schedule.lanes).lower()
+        shape = f"{lanes}, {schedule.threads}, {schedule.rows}, {unroll}"
+        numbers = f"{shape}, {cached}, {beyond}, {again}"
     else:
         across = schedule.across
         numbers = f"{lanes}, {across}, {schedule.threads // across}, {unroll}"

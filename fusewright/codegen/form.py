@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fusewright.coalesce import coalesce
+from fusewright.coarse import coarse
 from fusewright.codegen.text import identifier, scaled_text, size_text, sum_text, unique_names
 from fusewright.errors import CodegenError
 from fusewright.ir import LOOP_DTYPES, ONE, ZERO, Dim
@@ -44,6 +45,11 @@ class Form:
         return self.schedule.kind in ("row", "transpose_row")
 
     @property
+    def is_flat(self) -> bool:
+        """Whether it has no reduction."""
+        return self.schedule.kind in ("pointwise", "transpose")
+
+    @property
     def is_tiled(self) -> bool:
         return self.schedule.kind in ("transpose", "transpose_row")
 
@@ -66,6 +72,13 @@ class Form:
         for kind in (Load, Store):
             numbers |= {x: at for at, x in enumerate(x for x in found if isinstance(x, kind))}
         return numbers
+
+    @cached_property
+    def coarse(self) -> frozenset[str]:
+        """Values whose last digits a GPU's row need not compute. Elsewhere memory bounds a loop,
+        and a value that is computed again shall have the bits it had."""
+        wanted = self.language == "cuda" and self.schedule.kind == "row"
+        return coarse(self.kernel) if wanted else frozenset()
 
     @property
     def n_outer(self) -> int:

@@ -35,6 +35,8 @@ def applied(form: Form, item: Apply, near: bool = False) -> str:
     arguments = ", ".join(form.names[name] for name in item.operands)
     if by_reciprocal := division(form, item):
         return by_reciprocal
+    if item.op == "exp" and item.name in form.coarse and form.register(item.name) == "float":
+        return f"fw::coarse_exp({arguments})"
     if item.op != "cast":
         tag = "fw::Near{}, " if near and _has_near(form, item) else ""
         return f"fw::{item.op}({tag}{arguments})"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusewright.codegen.access import loaded_places
-from fusewright.codegen.accumulators import sums_lanes
+from fusewright.codegen.accumulators import takes_vectors
 from fusewright.codegen.form import Form
 from fusewright.codegen.lanes import Computed, guarded_loops, has_run, indented, run_text, words
 from fusewright.loop import Apply, Load, Reduce
@@ -189,8 +189,8 @@ def sum_lines(
     before, by_lane, after = list[str](), list[str](), list[str]()
     for item in reductions:
         name, operand = form.names[item.name], item.operand
-        if sums_lanes(form, item):
-            before.append(f"float {name}_lanes[V];")
+        if takes_vectors(form, item):
+            before.append(f"{form.register(operand)} {name}_lanes[V];")
             by_lane.append(f"{name}_lanes[v] = {form.names[operand]};")
             after.append(f"acc.{name}.add_all({name}_lanes);")
             continue

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kAcross* kDown)
 }
 
 template <typename I, int V, int kAcross, int kDown, int kUnroll, class Body>
-int column(const Body& body, int splits, void* workspace, int device, void* stream) {
+static int column(const Body& body, int splits, void* workspace, int device, void* stream) {
   using Part = decltype(body.template accumulators<1>(Phase<0>{}));
   static_assert(sizeof(Part) <= Body::kPartBytes, "the workspace was sized for less");
   const I outer = body.outer_extent();
@@ -68,8 +68,9 @@ int column(const Body& body, int splits, void* workspace, int device, void* stre
   const OnDevice here(device);
   const unsigned blocks = blocks_for<I>(outer, kAcross * V);
   if constexpr (Body::kSplit) {
-    splits = whole_waves(column_kernel<Body, I, V, kAcross, kDown, kUnroll, Part>,
-                         kAcross * kDown, blocks, splits);
+    static Waves waves;
+    splits = waves.whole(column_kernel<Body, I, V, kAcross, kDown, kUnroll, Part>,
+                         kAcross * kDown, blocks, splits, device);
   }
   const I per_split = (body.inner_extent() + splits - 1) / splits;
   Part* parts = static_cast<Part*>(workspace);

@@ -1,6 +1,8 @@
 // Reductions across the threads that share a row, in a fixed order and without atomics.
 #pragma once
 
+#include <atomic>
+
 #include "lanes.cuh"
 
 namespace fw {
@@ -62,19 +64,32 @@ __device__ __forceinline__ Acc group_total(Acc acc) {
   }
 }
 
-// At most `splits` parts, so many that blocks come in whole waves: a last wave that is half empty
-// leaves half of the processors idle. Only the driver knows how many blocks run at once.
-template <class Kernel>
-int whole_waves(Kernel kernel, int threads, unsigned blocks, int splits) {
-  int device = 0, processors = 0, each = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, 0);
-  const int64_t at_once = static_cast<int64_t>(processors) * each;
-  const int64_t waves = at_once == 0 ? 0 : blocks * static_cast<int64_t>(splits) / at_once;
-  const int64_t fitting = waves * at_once / blocks;
-  return fitting == 0 ? splits : static_cast<int>(fitting);
-}
+// How many blocks of a kernel run at once. Only the driver knows, and it is asked once a device:
+// each kernel has one of these, in the function that launches it. That is static, or the linker
+// would share it among all modules of a process.
+class Waves {
+ public:
+  // At most `splits` parts, so many that blocks come in whole waves: a last wave that is half empty
+  // leaves half of the processors idle.
+  template <class Kernel>
+  int whole(Kernel kernel, int threads, unsigned blocks, int splits, int device) {
+    const bool kept = device >= 0 && device < kMostDevices;
+    int64_t at_once = kept ? at_once_[device].load(std::memory_order_relaxed) : 0;
+    if (at_once == 0) {
+      int processors = 0, each = 0;
+      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, 0);
+      at_once = static_cast<int64_t>(processors) * each;
+      if (kept) at_once_[device].store(at_once, std::memory_order_relaxed);
+    }
+    const int64_t waves = at_once == 0 ? 0 : blocks * static_cast<int64_t>(splits) / at_once;
+    const int64_t fitting = waves * at_once / blocks;
+    return fitting == 0 ? splits : static_cast<int>(fitting);
+  }
+
+ private:
+  std::atomic<int64_t> at_once_[kMostDevices] = {};
+};
 
 // Joins the partial results [splits][outer] of a split reduction and finishes each row.
 template <class Body, typename I, int kGroup, class Part>

@@ -55,7 +55,16 @@ struct Unit {
       pack.words[w] = reinterpret_cast<const Word*>(from)[w];
     }
   }
-  __device__ __forceinline__ T operator[](int v) const { return pack.lanes[v]; }
+  // A bf16 is the upper half of its float: one instruction on the word that holds two.
+  __device__ __forceinline__ auto operator[](int v) const {
+    if constexpr (std::is_same_v<T, bf16> && V % 2 == 0) {
+      uint32_t word;
+      memcpy(&word, pack.lanes + v / 2 * 2, sizeof(word));
+      return bits<float>(v % 2 == 0 ? word << 16 : word & 0xffff0000u);
+    } else {
+      return pack.lanes[v];
+    }
+  }
 };
 
 // One element for all lanes.
@@ -121,6 +130,8 @@ struct StridedOut {
     for (int v = 0; v < V; ++v) base[offset + v * stride] = lanes[v];
   }
 };
+
+constexpr int kMostDevices = 64;  // that what the driver says is kept for
 
 // Makes `device` current for a launch and gives the caller's back.
 class OnDevice {

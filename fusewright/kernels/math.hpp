@@ -209,6 +209,8 @@ FW_FN float div(float a, CommonDivisor b) {
   const float y = ::fmaf(::fmaf(near, b.by, -x), -b.share, near);
   return y == y ? y : first;  // infinities leave nothing that corrects
 }
+// The same to two units of the last digit, for results that are stored in 16 bits.
+FW_FN float coarse_div(float a, CommonDivisor b) { return a * b.scale * b.share; }
 // a / b for b from 1/4 to infinity, to one unit of the last digit, without division's branch on GPUs.
 template <class T>
 FW_FN T quick_div(T a, T b) {

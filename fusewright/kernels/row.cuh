@@ -2,7 +2,8 @@
 // row is read once and held in registers for all its sweeps; otherwise each sweep reads again. Of a
 // row that is cached in part, the first kUnroll vectors of each thread are held and each sweep
 // reads the others, kBeyond at once: a second block then has room beside the first, and its loads
-// go on while this one's threads wait for each other.
+// go on while this one's threads wait for each other. kAgain makes room for it too: the row waits
+// as it lies in memory, and each sweep computes anew from it.
 #pragma once
 
 #include "groups.cuh"
@@ -14,7 +15,19 @@ namespace fw {
 constexpr int kEarly = -1;
 constexpr int kLate = -1;
 
-template <class Body, typename I, int V, int kGroup, int kUnroll, int kBeyond>
+// The compiler must not know what is in there: it would keep what it computed from it, in more
+// registers than there are.
+template <class T>
+__device__ __forceinline__ void forget(T& held) {
+  static_assert(sizeof(T) % 4 == 0, "whole registers");
+  uint32_t words[sizeof(T) / 4];
+  memcpy(words, &held, sizeof(T));
+#pragma unroll
+  for (int w = 0; w < static_cast<int>(sizeof(T) / 4); ++w) asm volatile("" : "+r"(words[w]));
+  memcpy(&held, words, sizeof(T));
+}
+
+template <class Body, typename I, int V, int kGroup, int kUnroll, int kBeyond, bool kAgain>
 struct RowThread {
   using Elem = typename Body::template Elem<V>;
   const Body& body;
@@ -45,11 +58,12 @@ struct RowThread {
   }
   template <int kPhase, class Acc>
   __device__ __forceinline__ void visit_held(Acc& acc) {
-    constexpr bool kEach = kBeyond > 0;  // there is room for one at a time
+    constexpr bool kEach = kBeyond > 0 || kAgain;  // there is room for one at a time
     if constexpr (kPhase > 0 && !kEach) load_held<kLate - kPhase>();
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const I r = first() + u * (kGroup * V);
+      if constexpr (kPhase > 0 && kAgain) forget(elem[u]);
       if constexpr (kPhase > 0 && kEach) load<kLate - kPhase>(elem[u], r);
       visit<kPhase>(elem[u], r, acc);
     }
@@ -91,8 +105,8 @@ struct RowThread {
 };
 
 template <class Body, typename I, int V, int kGroup, int kRows, int kUnroll, bool kCached,
-          int kBeyond, class Part>
-__global__ void __launch_bounds__(kGroup* kRows, kBeyond > 0 ? 2 : 0)
+          int kBeyond, bool kAgain, class Part>
+__global__ void __launch_bounds__(kGroup* kRows, kBeyond > 0 || kAgain ? 2 : 0)
     row_kernel(const Body body, Part* parts, I per_split) {
   const I outer = body.outer_extent();
   const I index = static_cast<I>(blockIdx.x) * kRows + threadIdx.x / kGroup;
@@ -102,7 +116,7 @@ __global__ void __launch_bounds__(kGroup* kRows, kBeyond > 0 ? 2 : 0)
   if (kGroup == 32 && index >= outer) return;
   const I p = active ? index : outer - 1;
   const bool leads = active && threadIdx.x % kGroup == 0;
-  RowThread<Body, I, V, kGroup, kUnroll, kBeyond> thread{body};
+  RowThread<Body, I, V, kGroup, kUnroll, kBeyond, kAgain> thread{body};
   I q, l;
   locate<Body::kOuterRest>(p, body.outer_lane_extent(), q, l);
   body.begin(thread.row, q, l, 1);
@@ -121,8 +135,8 @@ __global__ void __launch_bounds__(kGroup* kRows, kBeyond > 0 ? 2 : 0)
 }
 
 template <typename I, int V, int kGroup, int kRows, int kUnroll, bool kCached, int kBeyond,
-          class Body>
-int row(const Body& body, int splits, void* workspace, int device, void* stream) {
+          bool kAgain, class Body>
+static int row(const Body& body, int splits, void* workspace, int device, void* stream) {
   using Part = decltype(body.template accumulators<1>(Phase<0>{}));
   static_assert(sizeof(Part) <= Body::kPartBytes, "the workspace was sized for less");
   const I outer = body.outer_extent();
@@ -130,15 +144,17 @@ int row(const Body& body, int splits, void* workspace, int device, void* stream)
   const OnDevice here(device);
   const unsigned blocks = blocks_for<I>(outer, kRows);
   if constexpr (Body::kSplit) {
-    splits = whole_waves(row_kernel<Body, I, V, kGroup, kRows, kUnroll, kCached, kBeyond, Part>,
-                         kGroup * kRows, blocks, splits);
+    static Waves waves;
+    const auto kernel =
+        row_kernel<Body, I, V, kGroup, kRows, kUnroll, kCached, kBeyond, kAgain, Part>;
+    splits = waves.whole(kernel, kGroup * kRows, blocks, splits, device);
   }
   const I stride = kGroup * V * kUnroll;
   const I strides = (body.inner_extent() + stride - 1) / stride;
   const I per_split = (strides + splits - 1) / splits * stride;
   Part* parts = static_cast<Part*>(workspace);
   const dim3 grid(blocks, splits);
-  row_kernel<Body, I, V, kGroup, kRows, kUnroll, kCached, kBeyond>
+  row_kernel<Body, I, V, kGroup, kRows, kUnroll, kCached, kBeyond, kAgain>
       <<<grid, kGroup * kRows, 0, static_cast<cudaStream_t>(stream)>>>(body, parts, per_split);
   if constexpr (Body::kSplit) combine<I, 128>(body, parts, splits, stream);
   return static_cast<int>(cudaGetLastError());

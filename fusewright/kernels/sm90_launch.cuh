@@ -8,7 +8,6 @@
 namespace fw {
 
 constexpr int kSharedBytes = 227 * 1024;  // what a block can have
-constexpr int kMostDevices = 64;
 
 // Each kernel has one of its own: what the driver has to be told or asked, it is once a device. It
 // lives in a function that is static, or the linker would share it among all modules of a process.

@@ -110,6 +110,19 @@ FW_FN double expm1(double x) {
 
 #endif  // __CUDACC__
 
+// e^x for results that are stored in 16 bits, in 3 instructions instead of 8: 2^-21 off at most,
+// and 2^-23 more for each unit of |x|. The power of half of x is squared, so that small ones do not
+// vanish before x is as small as that.
+FW_FN float coarse_exp(float x) {
+#if defined(__CUDA_ARCH__)
+  float root;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x * 0.72134752f));
+  return root * root;
+#else
+  return exp(x);
+#endif
+}
+
 template <class T>
 FW_FN T reciprocal(T x) {
   return T(1) / x;

@@ -183,19 +183,21 @@ def test_honest_work_of_any_length_is_counted_on_its_stream(
 def test_whoever_turns_to_another_stream_later_gains_nothing(
     where: torch.device, clock: DeviceClock
 ) -> None:
-    feed, side, turns = feed_of(2048, where), torch.cuda.Stream(), 0
+    feed, side, timed = feed_of(2048, where), torch.cuda.Stream(), False
     honest = products(feed, 2)
 
+    def hear(who: str, _: float) -> None:
+        nonlocal timed
+        timed = not who.startswith("warm up")
+
     def late(slot: int) -> object:
-        nonlocal turns
-        turns += 1
-        if turns < 100:
+        if not timed:
             return honest(slot)
         with torch.cuda.stream(side):
             return honest(slot)
 
     calls = {"late": late, "honest": honest}
-    found = sample(calls, feed, clock, Settings("cuda", budget_s=3.0)).timings
+    found = sample(calls, feed, clock, Settings("cuda", budget_s=3.0), hear).timings
     assert (found["late"].counted, found["honest"].counted) == ("device", "stream")
     assert found["late"].median_us > 0.9 * found["honest"].median_us
 
