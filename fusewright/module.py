@@ -119,15 +119,16 @@ class Engine:
         self.modes = list(modes)
         self.refused: set[str] = set()
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        reason, result = call._fw_forward(self.modes, module, args, kwargs)
-        if reason is None:
-            return result
+    def answer(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+    ) -> Any:
+        """The result of a call that no program fits, for this reason."""
         if not call._fw_compiling() and self._extended(module, args, kwargs):
-            reason, result = call._fw_forward(self.modes, module, args, kwargs)
-            if reason is None:
+            still, result = call._fw_forward(self.modes, module, args, kwargs)
+            if still is None:
                 return result
             self.refused.add(_kind_of_call(module, args, kwargs))
+            reason = still
         call._fw_warn(reason)
         return original_class(module).forward(module, *args, **kwargs)
 
@@ -207,7 +208,9 @@ class Optimized:
     _fw_original: ClassVar[type[nn.Module]]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__dict__[_ENGINE](self, args, kwargs)
+        engine = self.__dict__[_ENGINE]
+        reason, result = call._fw_forward(engine.modes, self, args, kwargs)
+        return result if reason is None else engine.answer(self, args, kwargs, reason)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced = super().__reduce_ex__(protocol)

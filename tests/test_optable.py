@@ -46,6 +46,8 @@ TORCH: dict[str, Callable[..., Tensor]] = {
     "half_scale": half_scale,
 }
 
+TURNS = ("sin", "cos", "tan")
+
 # Units in the last place against float64 rounded to float32; measured, with a little room.
 ULPS32 = {
     "asin": 1.5,
@@ -229,7 +231,7 @@ def test_bits_do_not_depend_on_the_lane(op: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("op", [name for name, op in SCALAR_OPS.items() if op.near])
+@pytest.mark.parametrize("op", [*(n for n, op in SCALAR_OPS.items() if op.near), *TURNS])
 def test_far_arguments(op: str, dtype: torch.dtype) -> None:
     """Beyond what the branch-free forms take, alone and mixed with near ones."""
     generator = torch.Generator().manual_seed(3)
@@ -246,7 +248,7 @@ def test_far_arguments(op: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(ours[plain].double(), exact[plain], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("op", ["sin", "cos", "tan"])
+@pytest.mark.parametrize("op", TURNS)
 def test_turns_near_zeros(op: str) -> None:
     """The floats nearest to multiples of pi/2, where the reduction cancels most digits."""
     quarters = torch.linspace(1, 57000, N, dtype=torch.float64).round()

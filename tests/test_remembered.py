@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fusewright
 from fusewright import module
 from fusewright.runtime import call, cuda, guard, host, library, operators, tensor_cores
 from tests.handmade import gemm_add_relu
@@ -224,3 +225,49 @@ def test_names_of_the_run_time_are_given_once() -> None:
                     names[name] += 1
     assert [name for name, count in names.items() if count > 1] == []
     assert {"_fw_build", "_fw_recipe"} <= set(vars(cuda)), "the one module in place of `host`"
+
+
+class Differ(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return b - 2 * a
+
+
+class Both(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return b - 2 * a, b + a
+
+
+class Second(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return b.exp()
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((5,), 3.0))
+
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        return a * self.scale
+
+
+@pytest.mark.parametrize(
+    ("model", "as_given", "lone"),
+    [
+        (Differ(), True, True),
+        (Both(), True, False),
+        (Second(), None, True),
+        (Scaled(), False, True),
+    ],
+)
+def test_calls_alike_take_short_cuts(model: nn.Module, as_given: bool | None, lone: bool) -> None:
+    """What only hands on is left out, and the results are the module's."""
+    given = tuple(torch.randn(5) for _ in inspect.signature(model.forward).parameters)
+    fast = fusewright.optimize(model.eval(), given, modes=("eval",))
+    (mode,) = fast.__dict__[module._ENGINE].modes
+    assert as_given in (mode.as_given, None) and mode.lone == lone
+    for _ in range(3):
+        given = tuple(torch.randn(5) for _ in given)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(*given), model(*given), rtol=1e-6, atol=1e-6)
+    assert mode.fitted[False]

@@ -30,27 +30,22 @@ from fusewright.codegen.lanes import (
     computed,
     function_lines,
     indented,
-    is_staged,
     kept_place,
     kept_places,
     lane_loop,
     register_bytes,
     used,
 )
-from fusewright.codegen.runs import Ends, pair_lines, staged_loops, sum_lines
+from fusewright.codegen.runs import Ends, lanes_of_run, pair_lines, staged_loops, sum_lines
 from fusewright.codegen.text import literal, size_text
 from fusewright.codegen.tiled import tile_parts
 from fusewright.ir import ONE, ZERO, Dim, Ratio, product
 from fusewright.loop import Apply, Constant, Index, Load, Reduce, Store
 from fusewright.optable import REDUCTIONS, STORAGE_TYPES
-from fusewright.schedule import HOST_RUN
 from fusewright.sweep import element_loads, late_sweep, part_bytes
 from fusewright.vectors import lane_axis
 
 Value = Load | Constant | Index | Apply
-# Several loops over long runs read memory and compute in turn, not at once (gelu of 1 M floats on
-# one thread: 650 instead of 540 us); of shorter ones than this the loops' ends take 4 %.
-SHORT_RUN = 256
 
 
 def functor(form: Form) -> list[str]:
@@ -117,9 +112,7 @@ def _extents(form: Form) -> list[str]:
         if form.language == "host":
             flags["kStrided"] = is_strided(form)
             numbers["kTurned"] = len(turned_loads(form))
-            items = _values(form)
-            several = is_staged(form, items) or goes_wide(form, items)
-            numbers["kRun"] = SHORT_RUN if several else HOST_RUN
+            numbers["kRun"] = lanes_of_run(form, _values(form))
     elif not flat:
         outer_last = kernel.outer[-1].size if kernel.outer else ONE
         flags["kOuterRest"] = len(kernel.outer) > 1

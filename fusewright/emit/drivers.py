@@ -112,6 +112,15 @@ def definitions(mode: Mode) -> list[Definition]:
     return made
 
 
+def shortcuts(mode: Mode) -> list[str]:
+    """Which of the functions around the drivers would hand on what they are given."""
+    program, arguments = mode.plans.program, mode.bundle.arguments
+    given = [(each.kind, each.path) for each in program.bindings]
+    as_given = given == [("input", str(at)) for at in range(arguments.plain)]
+    lone = program.output_tree == "o[0]" and mode.wiring.outputs == (FromResult(0),)
+    return [name for name, holds in (("as_given", as_given), ("lone", lone)) if holds]
+
+
 def _gather(mode: Mode) -> Definition:
     program = mode.plans.program
     scope = mode.scope(mode.plans.forward)

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 
 from fusewright.emit.bundle import ModuleBundle, Owner, ProgramPlans
-from fusewright.emit.drivers import Mode, definitions, saved_slots
+from fusewright.emit.drivers import Mode, definitions, saved_slots, shortcuts
 from fusewright.emit.python import (
     constant,
     dtype,
@@ -129,6 +129,7 @@ def _record(mode: Mode, functions: Mapping[str, str]) -> list[str]:
         "tangents": constant(wiring.tangents),
         "reach": constant(wiring.reach),
         **functions,
+        **dict.fromkeys(shortcuts(mode), "True"),
     }
     inside = [f"{name}={text}," for name, text in fields.items()]
     place = inside.index("owners=_OWNERS_,")

@@ -166,6 +166,7 @@ struct Running {
     if (n < V || V % 16 != 0) {
       add_run(x, n);
     } else {
+      for (int v = 0; v < V; v += 16) fetch_ahead(x + v);
       add_two(x, x + V / 2, V / 2);
     }
   }

@@ -14,7 +14,7 @@ FW_FN double erf(double x) { return ::erf(x); }
 // erf is all but a number of the type, erf(c), and (erf(c + t) - erf(c)) / t - 1 as a polynomial. The
 // last column's place is where arguments are cut, so that erf of all beyond is 1 and nothing less:
 // gelu takes the rest times x.
-constexpr float kErfPieces32[7][32] = {
+alignas(kVectorBytes) constexpr float kErfPieces32[7][32] = {
     {0.0f, 1.2750244e-01f, 2.5238037e-01f, 3.703003e-01f, 4.961548e-01f, 6.2945557e-01f,
      7.492676e-01f, 8.723755e-01f, 9.976196e-01f, 1.1199341f, 1.2544556f, 1.3690186f, 1.4978027f,
      1.6243896f, 1.7445068f, 1.8747559f, 1.9969482f, 2.1287842f, 2.250061f, 2.37323f, 2.5060425f,
@@ -60,7 +60,7 @@ constexpr float kErfPieces32[7][32] = {
      -9.999338e-01f, -9.999705e-01f, -9.999874e-01f, -9.999948e-01f, -9.9999774e-01f,
      -9.999991e-01f, -9.9999976e-01f},
 };
-constexpr double kErfPieces64[15][16] = {
+alignas(kVectorBytes) constexpr double kErfPieces64[15][16] = {
     {0.0, 0.38485122680664063, 0.769868392944336, 1.1548455047607422, 1.540041961669922,
      1.9249523162841797, 2.3101869201660157, 2.694965667724609, 3.0801773834228516,
      3.46514591217041, 3.8499542236328126, 4.2348970031738284, 4.619839782714844,

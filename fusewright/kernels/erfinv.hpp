@@ -11,7 +11,7 @@ namespace fw {
 // erfinv(x) = x * f(w), w = -log(1 - x^2). A column for each part of the numbers w, eight from one
 // power of two of w + 1.25 to the next: a place c in its middle where f is all but a float, f(c),
 // and (f(c + t) - f(c)) / t as a polynomial.
-constexpr float kErfinvPieces[6][32] = {
+alignas(kVectorBytes) constexpr float kErfinvPieces[6][32] = {
     {8.777771e-01f, 1.1220703f, 1.3730774f, 1.6234741f, 1.8692932f, 2.119873f, 2.372223f,
      2.6203003f, 3.0032043f, 3.5f, 3.9982605f, 4.4923096f, 5.0098267f, 5.511444f, 6.005768f,
      6.515045f, 7.267975f, 8.2638855f, 9.270233f, 1.023819e+01f, 1.1224182e+01f, 1.2279572e+01f,
@@ -48,7 +48,7 @@ constexpr float kErfinvPieces[6][32] = {
      2.3608409e-01f, 2.3850612e-01f, 2.407105e-01f, 2.4270913e-01f, 2.4450584e-01f},
 };
 // The same in double, four parts from one power of two of 0.7 w + 1.75 to the next.
-constexpr double kErfinvPieces64[14][16] = {
+alignas(kVectorBytes) constexpr double kErfinvPieces64[14][16] = {
     {0.714273316519601, 1.4285428183419364, 2.1428628649030412, 2.8571457181658064,
      3.928586687360491, 5.3571256910051614, 6.785692351205008, 8.214296204703194,
      10.357164791652135, 13.214261872427803, 16.071414266313827, 18.92856761387416,

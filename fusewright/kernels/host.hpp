@@ -203,17 +203,27 @@ void begin_at(const Body& body, Row& row, int64_t p) {
   body.begin(row, Body::kOuterRest ? p / lanes : 0, Body::kOuterRest ? p % lanes : p, 1);
 }
 
-// Joins the partial results [splits][outer] in order and finishes each row.
+// Joins the partial results [splits][outer] in order and finishes each row. Some rows side by side:
+// one row's parts may lie a power of two apart, and a cache has few places for those (columns of
+// 1024 floats, one thread: 1.07-1.09 instead of 1.09-1.12 of eager's time).
 template <class Body, class Part>
 void combine(const Body& body, const Part* parts, int splits, int threads) {
+  constexpr int kBeside = 64;
   const int64_t outer = body.outer_extent();
-  parallel(outer, outer * splits, threads, [&](int64_t p) {
-    auto acc = parts[p];
-    for (int s = 1; s < splits; ++s) acc.combine(parts[s * outer + p]);
-    typename Body::template Row<1> row;
-    begin_at(body, row, p);
-    body.finish(Phase<0>{}, row, acc, 1);
-    body.store(row, 1);
+  parallel(ceil_div(outer, kBeside), outer * splits, threads, [&](int64_t task) {
+    const int64_t first = task * kBeside;
+    const int n = static_cast<int>(std::min<int64_t>(outer - first, kBeside));
+    Part acc[kBeside];
+    for (int v = 0; v < n; ++v) acc[v] = parts[first + v];
+    for (int s = 1; s < splits; ++s) {
+      for (int v = 0; v < n; ++v) acc[v].combine(parts[s * outer + first + v]);
+    }
+    for (int v = 0; v < n; ++v) {
+      typename Body::template Row<1> row;
+      begin_at(body, row, first + v);
+      body.finish(Phase<0>{}, row, acc[v], 1);
+      body.store(row, 1);
+    }
   });
 }
 

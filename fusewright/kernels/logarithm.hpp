@@ -69,7 +69,7 @@ FW_FN T log_corners(T x, T y) {
 #if defined(FW_VECTORS)
 // 1/c for a c in each 32nd of the mantissas where -log(1/c), or that of another base, is all but a
 // short float, and that float. The four parts beside 1 have c = 1, so that nothing cancels there.
-constexpr float kLogPieces[2][32] = {
+alignas(kVectorBytes) constexpr float kLogPieces[2][32] = {
     {1.0f, 1.0f, 0.92734295f, 0.9011943f, 0.8778299f, 0.8538001f, 0.83203894f, 0.81072724f,
      0.7906669f, 0.77193284f, 0.752976f, 0.73555017f, 0.71851116f, 0.7028636f, 0.68844384f,
      0.6739805f, 1.3209697f, 1.292478f, 1.2672181f, 1.2427363f, 1.2181047f, 1.1961586f,
@@ -81,7 +81,7 @@ constexpr float kLogPieces[2][32] = {
      -0.1791153f, -0.15922546f, -0.1423111f, -0.12351227f, -0.10803223f, -9.011078e-02f,
      -7.2769165e-02f, -5.5282593e-02f, -4.122162e-02f, 0.0f, 0.0f},
 };
-constexpr float kLog2Pieces[2][32] = {
+alignas(kVectorBytes) constexpr float kLog2Pieces[2][32] = {
     {1.0f, 1.0f, 0.9284319f, 0.9015975f, 0.87740195f, 0.85325086f, 0.82906276f, 0.8099773f,
      0.79056156f, 0.770274f, 0.7531072f, 0.7355602f, 0.7185436f, 0.70284927f, 0.6884801f,
      0.67311484f, 1.3189582f, 1.292991f, 1.2672805f, 1.2465689f, 1.2204382f, 1.196879f, 1.175228f,
@@ -93,7 +93,7 @@ constexpr float kLog2Pieces[2][32] = {
      -0.25927734f, -0.23294067f, -0.20599365f, -0.1781311f, -0.1539917f, -0.1280365f,
      -0.10823059f, -8.100891e-02f, -5.7785034e-02f, 0.0f, 0.0f},
 };
-constexpr float kLog10Pieces[2][32] = {
+alignas(kVectorBytes) constexpr float kLog10Pieces[2][32] = {
     {1.0f, 1.0f, 0.927349f, 0.9005302f, 0.8774262f, 0.8540443f, 0.8315557f, 0.81039214f,
      0.79019046f, 0.771332f, 0.7531221f, 0.7356328f, 0.71907365f, 0.70341843f, 0.6881887f,
      0.67383295f, 1.3194467f, 1.2935011f, 1.268322f, 1.2435019f, 1.2197031f, 1.196076f,
@@ -145,7 +145,7 @@ FW_FN Singles log10(Singles x) {
 }
 // 1/c for a c in each sixteenth of the mantissas, -log(1/c), and what that rounds away. The two
 // parts beside 1 have c = 1, so that nothing cancels there.
-constexpr double kLogPieces64[3][16] = {
+alignas(kVectorBytes) constexpr double kLogPieces64[3][16] = {
     {1.0, 0.9140625, 0.865234375, 0.8203125, 0.7802734375, 0.744140625, 0.7109375, 0.6806640625,
      1.3056640625, 1.2548828125, 1.2080078125, 1.1640625, 1.123046875, 1.0849609375, 1.048828125,
      1.0},

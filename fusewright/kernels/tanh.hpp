@@ -14,7 +14,7 @@ FW_FN double tanh(double x) { return ::tanh(x); }
 // A column for each part of the numbers a from 0 on, eight from one power of two of a + 1 to the
 // next: a place c in its middle where tanh is all but a float, tanh(c), and
 // (tanh(c + t) - tanh(c)) / t - 1 as a polynomial.
-constexpr float kTanhPieces[7][32] = {
+alignas(kVectorBytes) constexpr float kTanhPieces[7][32] = {
     {1.1253259f, 1.3747424f, 1.6258531f, 1.8782309f, 2.1278028f, 2.3784437f, 2.6337597f,
      2.8658006f, 3.2527745f, 3.7511117f, 4.238189f, 4.7524796f, 5.235043f, 5.739672f, 6.254197f,
      6.761008f, 7.513047f, 8.538147f, 9.538147f, 1.0538147e+01f, 1.1538147e+01f, 1.2538147e+01f,

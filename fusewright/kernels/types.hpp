@@ -32,6 +32,16 @@ FW_FN To bits(From from) {
 #endif
 }
 
+#if !defined(__CUDACC__)
+// Asks for what will be read next: a loop that computes for long leaves the processor few reads to
+// see ahead (row sums of 1 M floats, two threads: 0.88 instead of 0.99 of eager's time; exp 0.94
+// instead of 0.98, one thread). Beyond the end of memory it does nothing.
+template <class T>
+FW_FN void fetch_ahead(const T* at) {
+  __builtin_prefetch(reinterpret_cast<const char*>(at) + 2048);
+}
+#endif
+
 // In integers on the host: g++ 12 does not vectorise conversions of _Float16.
 FW_FN float half_to_float(uint16_t raw) {
 #if defined(__CUDA_ARCH__)
