@@ -40,6 +40,9 @@ class Ticking:
         """What a synchronisation takes that waits so long."""
         return self.facts.idle_gap_us
 
+    def keep_busy(self, call_us: float) -> float:
+        return call_us
+
 
 def problem() -> Problem:
     return problem_from_module(torch.nn.Linear(4, 4), torch.rand(3, 4))
@@ -142,6 +145,27 @@ class SlowToWake(Suspicious):
 
     def gap_us(self, length_us: float) -> float:
         return 10.0 + 0.05 * length_us
+
+
+class SlowHost(SlowToWake):
+    """Calls take so long to return that the device would wait, unless it is kept busy."""
+
+    busy_us = 0.0
+
+    def sample(self, call: Callable[[], object], *, exposed: bool = False) -> Sample:
+        seen, call_us = super().sample(call, exposed=exposed), 400.0
+        idle = max(0.0, call_us - (0.0 if exposed else self.busy_us))
+        return Sample(seen.stream_us + idle, seen.device_us + idle, call_us)
+
+    def keep_busy(self, call_us: float) -> float:
+        self.busy_us = 1.5 * call_us
+        return self.busy_us
+
+
+def test_a_slow_host_counts_for_no_one() -> None:
+    found = sample({"a": lambda slot: 100.0}, feed(), SlowHost(), Settings("cuda", budget_s=60))
+    assert found.busy_us == 600.0
+    assert found.timings["a"].median_us == 100.0
 
 
 def test_nobody_is_suspected_for_a_host_that_is_slow_to_wake() -> None:

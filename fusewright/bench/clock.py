@@ -5,7 +5,8 @@ synchronisation. The second holds work that a candidate put on another stream; w
 the first one is the more exact. Which it is, looks tell: a call and, right after it, as much work
 on the current stream alone, for a synchronisation takes the longer to return the longer it waits.
 Other streams do not wait for the flush, so whoever uses them is timed from an idle device
-(`exposed`), where nothing can be done before the clock starts.
+(`exposed`), where nothing can be done before the clock starts. All others find the device busy for
+as long as their calls take to return (`keep_busy`): a slow host is no kernel's fault.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _EMPTY_CALLS = 30
 _MOST_HOST_FLUSH_BYTES = 64 * 2**20
 # A virtual machine wakes from a synchronisation some microseconds earlier or later.
 _GAP_US = 5.0
+_MOST_BUSY_US = 50e3
 _GAP_SHARE = 0.02
 
 
@@ -37,6 +39,7 @@ class Sample:
 
     stream_us: float
     device_us: float
+    call_us: float = 0.0  # until it returned to the host
 
     @property
     def gap_us(self) -> float:
@@ -63,6 +66,8 @@ class Clock(Protocol):
     def sample(self, call: Callable[[], object], *, exposed: bool = False) -> Sample: ...
 
     def look(self, call: Callable[[], object]) -> Look: ...
+
+    def keep_busy(self, call_us: float) -> float: ...
 
 
 def make_clock(device: torch.device) -> Clock:
@@ -93,6 +98,9 @@ class WallClock:
         seen = self.sample(call)
         return Look(seen, seen)
 
+    def keep_busy(self, call_us: float) -> float:
+        return 0.0
+
 
 class DeviceClock:
     """Device events, with the device idle before and after, and a write over the L2 cache."""
@@ -105,26 +113,39 @@ class DeviceClock:
         idle = statistics.median(each.gap_us for each in gaps)
         writes = [self.sample(self._cover.write) for _ in range(_EMPTY_CALLS)]
         self._write_us = max(statistics.median(each.stream_us for each in writes), 1.0)
+        self._writes = 1
         self.facts = ClockFacts("device events", cache, self._cover.bytes, idle)
 
     def flush(self) -> None:
         self._cover.write()
 
+    def keep_busy(self, call_us: float) -> float:
+        """From now on the device writes at least so long before the clock starts; gives how long.
+
+        A host is now and then slower than it usually is: half as much again.
+        """
+        wanted = min(1.5 * call_us, _MOST_BUSY_US)
+        self._writes = max(1, math.ceil(wanted / self._write_us))
+        return self._writes * self._write_us
+
     def sample(self, call: Callable[[], object], *, exposed: bool = False) -> Sample:
         begin, end, last = _event(), _event(), _event()
         torch.cuda.synchronize(self._device)
-        # The flush also keeps the GPU busy while the call's first kernels are being launched.
-        self._cover.write()
+        # The flush also keeps the GPU busy while the call's kernels are being launched.
+        for _ in range(1 if exposed else self._writes):
+            self._cover.write()
         if exposed:
             torch.cuda.synchronize(self._device)
         begin.record()
+        start = time.perf_counter()
         result = call()
+        call_us = (time.perf_counter() - start) * 1e6
         end.record()
         torch.cuda.synchronize(self._device)
         last.record()
         last.synchronize()
         del result
-        return Sample(begin.elapsed_time(end) * 1e3, begin.elapsed_time(last) * 1e3)
+        return Sample(begin.elapsed_time(end) * 1e3, begin.elapsed_time(last) * 1e3, call_us)
 
     def look(self, call: Callable[[], object]) -> Look:
         seen = self.sample(call, exposed=True)

@@ -96,7 +96,8 @@ def run_pass(
     for key in timings:
         results[key] = _profiled(stage, name, subjects[key], results[key])
     ordered = tuple(results[each.name] for each in facts)
-    return Pass(name, stage.settings.mode, sampled.rounds, sampled.seconds, floor, ordered)
+    mode, seconds, busy_us = stage.settings.mode, sampled.seconds, sampled.busy_us
+    return Pass(name, mode, sampled.rounds, seconds, floor, ordered, busy_us)
 
 
 def _while_timed(stage: Stage) -> Through:

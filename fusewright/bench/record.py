@@ -208,12 +208,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Pass:
+    """`busy_us` is how long the device was kept busy before each call, so that the time a host
+    takes to launch it does not count."""
+
     name: str
     mode: str
     rounds: int
     seconds: float
     floor: Floor | None
     results: tuple[Result, ...]
+    busy_us: float = 0.0
 
 
 @dataclass(frozen=True)

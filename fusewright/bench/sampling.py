@@ -46,6 +46,7 @@ class Sampled:
     failures: Mapping[str, str]
     rounds: int
     seconds: float
+    busy_us: float
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ def sample(
         name: timing(each, taken.looks[name], clock, settings)
         for name, each in taken.samples.items()
     }
-    return Sampled(timings, run.failures, taken.rounds, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return Sampled(timings, run.failures, taken.rounds, seconds, run.busy_us)
 
 
 def timing(
@@ -122,6 +124,7 @@ class _Run:
         self.settings, self.tick = settings, tick
         self.order = random.Random(settings.seed)
         self.failures: dict[str, str] = {}
+        self.busy_us = 0.0
 
     @property
     def alive(self) -> list[str]:
@@ -129,10 +132,11 @@ class _Run:
 
     def warm_up(self) -> set[str]:
         """Call each until it is stable; gives those that work on another stream."""
-        exposed = set()
+        exposed, longest = set(), 0.0
         for name in self.calls:
             self.tick(f"warm up {name}", 0.0)
-            self._guarded(name, functools.partial(self._until_stable, name))
+            for call_us in self._guarded(name, functools.partial(self._until_stable, name)):
+                longest = max(longest, call_us)
             # Nobody is suspected on a few looks.
             for count in (_FEW_LOOKS, _MANY_LOOKS):
                 looks = self._looks(name, count)
@@ -140,21 +144,27 @@ class _Run:
                     break
             else:
                 exposed.add(name)
+        self.busy_us = self.clock.keep_busy(longest)
         return exposed
 
-    def _until_stable(self, name: str) -> None:
-        """Until two windows in a row agree: clocks rise and caches of all kinds fill meanwhile."""
+    def _until_stable(self, name: str) -> float:
+        """Until two windows in a row agree: clocks rise and caches of all kinds fill meanwhile.
+
+        Gives how long the last calls took to return.
+        """
         share = self.settings.budget_s * _WARM_UP_SHARE / len(self.calls)
         limit = time.perf_counter() + share
-        times: list[float] = []
+        seen: list[Sample] = []
         for _ in range(_MOST_WARM_UPS):
-            times.append(self._sample(name, exposed=True).device_us)
+            seen.append(self._sample(name, exposed=True))
+            times = [each.device_us for each in seen]
             if len(times) >= 2 * _WINDOW:
                 last, before = times[-_WINDOW:], times[-2 * _WINDOW : -_WINDOW]
                 if abs(statistics.median(last) / statistics.median(before) - 1) < _STABLE:
-                    return
+                    break
             if time.perf_counter() > limit and len(times) >= 2:
-                return
+                break
+        return statistics.median(each.call_us for each in seen[-_WINDOW:])
 
     def rounds(self, exposed: set[str], between: Between) -> Taken:
         """Rounds until every median is known or the budget is spent, with looks in some of them."""

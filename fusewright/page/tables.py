@@ -62,6 +62,8 @@ def times_table(record: Record, found: Pass) -> Html:
     rows = [_time_row(record, each, baselines) for each in found.results]
     floor = found.floor
     words = f"{title_of(found.name)}: {found.rounds} rounds in {seconds_text(found.seconds)}."
+    if found.busy_us:
+        words += f" The GPU is busy for {time_text(found.busy_us)} before each call."
     if floor and floor.floor_us:
         least = f"{bytes_text(floor.bytes)} and {count_text(floor.operations)} product operations"
         times = ", ".join(f"{precision_text(k)} {time_text(v)}" for k, v in floor.floor_us.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -169,6 +170,22 @@ def test_work_on_another_stream_counts(where: torch.device, clock: DeviceClock) 
     assert counted == "device"
     # The side stream does not wait for the flush, so it may overlap that much of it.
     assert sorted(tricked)[15] > 0.8 * sorted(fair)[15]
+
+
+def test_a_slow_host_counts_for_no_one(where: torch.device, clock: DeviceClock) -> None:
+    feed = feed_of(2048, where)
+    quick = products(feed, 2)
+
+    def slow(slot: int) -> object:
+        time.sleep(0.001)
+        return quick(slot)
+
+    calls = {"slow": slow, "quick": quick}
+    found = sample(calls, feed, clock, Settings("cuda", budget_s=3.0))
+    assert found.busy_us > 1000
+    assert found.timings["slow"].median_us == pytest.approx(
+        found.timings["quick"].median_us, rel=0.1
+    )
 
 
 @pytest.mark.parametrize("count", [1, 8, 64])
