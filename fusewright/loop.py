@@ -108,6 +108,8 @@ class Argument:
 
 @dataclass(frozen=True)
 class LoopKernel:
+    """`repeated`: another graph computes anew what is stored, and shall find the same bits."""
+
     name: str
     summary: str
     outer: tuple[Axis, ...]
@@ -115,6 +117,7 @@ class LoopKernel:
     arguments: tuple[Argument, ...]
     symbols: tuple[str, ...]
     body: tuple[Instruction, ...]
+    repeated: bool = False
 
     @property
     def axes(self) -> tuple[Axis, ...]:

@@ -185,13 +185,15 @@ def _for_large_batches(plans: ProgramPlans, target: Target) -> ProgramPlans:
 
 def _plans(program: Program, target: Target) -> ProgramPlans:
     sizes = program.example_sizes
+    backward = program.backward.nodes if program.backward else ()
+    repeated = frozenset(node.name for node in backward)
 
-    def planned(graph: Graph) -> Plan:
-        return plan(graph, sizes, target.turning, target.sweeping)
+    def planned(graph: Graph, repeated: frozenset[str] = frozenset()) -> Plan:
+        return plan(graph, sizes, target.turning, target.sweeping, repeated)
 
     return ProgramPlans(
         program=program,
-        forward=planned(program.forward),
+        forward=planned(program.forward, repeated),
         inference=planned(program.inference),
         backward=planned(program.backward) if program.backward else None,
     )

@@ -16,8 +16,8 @@ import torch
 
 from fusewright.codegen.render import render
 from fusewright.codegen.source import Source
-from fusewright.ir import Dim
-from fusewright.loop import Apply, Constant, Load, LoopKernel, Reduce, Store
+from fusewright.ir import Dim, dim
+from fusewright.loop import Apply, Constant, Index, Load, LoopKernel, Reduce, Store
 from fusewright.schedule import Schedule, Target, choose, legal
 from tests import loop_cases as cases
 
@@ -186,7 +186,33 @@ def test_mean_and_deviations_of_vectors(schedule: Schedule) -> None:
     true[5] = 1.7e308
     torch.testing.assert_close(mean, true, rtol=1e-13, atol=0, equal_nan=True)
     spread = (x - true[:, None]).square().sum(1)
-    torch.testing.assert_close(m2[:5], spread[:5], rtol=1e-9, atol=1e-20, equal_nan=True)
+    torch.testing.assert_close(m2, spread, rtol=1e-9, atol=1e-20, equal_nan=True)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_row_of_little_memory_waits_too(loaded: bool) -> None:
+    """Elements of no bytes at all, or of two for eight lanes: less than a register."""
+    shape = (2500, 8)
+    body = [
+        Load("slope", "float32", cases.access("slope", 1, 0, 0)),
+        Load("base", "bfloat16", cases.access("base", 0, int(loaded), 0)),
+        Index("place", "float32", (dim(0), dim(8), dim(1))),
+        Apply("far", "float32", "mul", ("slope", "place")),
+        Apply("x", "float32", "add", ("far", "base")),
+        Reduce("most", "float32", "max", "x"),
+        Apply("below", "float32", "sub", ("x", "most")),
+        Store("below", "bfloat16", cases.row_major("y", S0, *shape)),
+    ]
+    inputs = {"slope": "float32", "base": "bfloat16"}
+    loop = cases.kernel("bias", [S0], shape, inputs, {"y": "bfloat16"}, body)
+    slope, base = torch.tensor([0.5, -1e-3, 0.0]), torch.randn(shape[0]).bfloat16()
+    y = torch.empty(3, *shape, dtype=torch.bfloat16)
+    picked = run(loop, {"slope": slope, "base": base, "y": y}, {"s0": 3})
+    assert picked.again and picked.lanes == 8
+    x = slope[:, None].double() * torch.arange(20_000) + (
+        base.double().repeat_interleave(8) if loaded else base[0].double()
+    )
+    close(y.flatten(1), x - x.amax(1, keepdim=True), 4e-3)
 
 
 def test_occupancy_is_asked_once() -> None:

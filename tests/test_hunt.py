@@ -387,6 +387,28 @@ def test_a_wide_half_precision_mean_is_not_taken_from_rounded_row_sums(dtype: to
     assert whole.item() == 100.0 and rows.tolist() == [100.0] * 4
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_backward_finds_the_largest_of_what_it_computes_again(dtype: torch.dtype) -> None:
+    """From the row's sum as it was stored: what forward made of the sum itself was another."""
+    matrix = torch.randn(64, 8).to(dtype)
+
+    def model(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.exp(x) * x.sum(-1, keepdim=True)
+        return y @ matrix, y.amax(0)
+
+    x = torch.randn(16, 64).to(dtype).requires_grad_()
+    product, most = fusewright.optimize(Lambda(model), x, modes=("train",))(x)
+    (gradient,) = torch.autograd.grad(product.float().sum() + most.float().sum(), x)
+    assert gradient.isfinite().all()
+
+
+def test_a_mean_beside_a_sum_that_exceeds_halves() -> None:
+    x = torch.ones(3, 80_000, dtype=torch.float16)
+    model = Lambda(lambda x: (x.sum(-1), x.mean(-1), x * x.mean(-1, keepdim=True)))
+    total, mean, scaled = fusewright.optimize(model, x, modes=("eval",)).eval()(x)
+    assert total.isinf().all() and bool((mean == 1).all()) and torch.equal(scaled, x)
+
+
 class WithUnused(nn.Module):
     def __init__(self) -> None:
         super().__init__()

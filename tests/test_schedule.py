@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor, nn
 
 from fusewright.coalesce import coalesce
 from fusewright.coarse import coarse
@@ -12,6 +13,7 @@ from fusewright.codegen.render import render
 from fusewright.ir import Dim
 from fusewright.keep import keep, row_registers
 from fusewright.loop import Apply, Instruction, Load, LoopKernel, Reduce, Store
+from fusewright.pipeline import prepare
 from fusewright.schedule import Schedule, Target, choose, legal, workspace_bytes
 from fusewright.sweep import sweeps
 from tests import loop_cases as cases
@@ -140,6 +142,34 @@ def test_only_what_sixteen_bits_hide_is_coarse() -> None:
     most = Reduce("most", "bfloat16", "max", "y")
     again = Store("most", "bfloat16", access("z", 1, 0))
     assert not coarse(softmax_to("bfloat16", most, again)) & {"power", "share"}, "y is compared"
+
+
+class Scaled(nn.Module):
+    """Backward needs what the product read only to find its largest: it computes it anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrix", torch.randn(64, 8).bfloat16())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.exp(x) * x.sum(-1, keepdim=True)
+        return y @ self.matrix, y.amax(0)
+
+
+def test_what_backward_computes_again_has_all_digits() -> None:
+    """Among others than forward stored it would not find the largest, and divide by none."""
+    x = torch.randn(16, 64).bfloat16().requires_grad_()
+    made = prepare(Scaled(), (x,), modes=("train",), device=x.device, target=CUDA)
+    (forward, *_), (inference, *_) = (
+        each.loops for each in (made.modes[0].forward, made.modes[0].inference)
+    )
+    assert (forward.kernel.repeated, inference.kernel.repeated) == (True, False)
+    bodies = {
+        each.name: made.source.text.split(f"struct {each.name}_body {{")[1].split("\n};")[0]
+        for each in (forward, inference)
+    }
+    assert "fw::coarse_exp(x)" in bodies[inference.name]
+    assert "= fw::exp(x)" in bodies[forward.name] and "sum_1_rounded" in bodies[forward.name]
 
 
 def test_a_store_rounds_once() -> None:

@@ -78,7 +78,7 @@ class Form:
         """Values whose last digits a GPU's row need not compute. Elsewhere memory bounds a loop,
         and a value that is computed again shall have the bits it had."""
         wanted = self.language == "cuda" and self.schedule.kind == "row"
-        return coarse(self.kernel) if wanted else frozenset()
+        return coarse(self.kernel) if wanted and not self.kernel.repeated else frozenset()
 
     @property
     def n_outer(self) -> int:

@@ -254,7 +254,8 @@ struct Welford {
     count += State(kLanes);
     share = quick_div(State(kLanes), count);
     center[0] = fused(delta, share, center[0]);
-    spread[0] += fused(delta * delta, before * share, squares);
+    // Not delta * delta, which is infinite where equal numbers are large: nothing is before them.
+    spread[0] += fused(delta * share * before, delta, squares);
   }
   FW_FN static float fused(float a, float b, float c) { return ::fmaf(a, b, c); }
   FW_FN static double fused(double a, double b, double c) { return ::fma(a, b, c); }

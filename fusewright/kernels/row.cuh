@@ -19,11 +19,11 @@ constexpr int kLate = -1;
 // registers than there are.
 template <class T>
 __device__ __forceinline__ void forget(T& held) {
-  static_assert(sizeof(T) % 4 == 0, "whole registers");
-  uint32_t words[sizeof(T) / 4];
+  constexpr int kWords = (sizeof(T) + 3) / 4;
+  uint32_t words[kWords] = {};
   memcpy(words, &held, sizeof(T));
 #pragma unroll
-  for (int w = 0; w < static_cast<int>(sizeof(T) / 4); ++w) asm volatile("" : "+r"(words[w]));
+  for (int w = 0; w < kWords; ++w) asm volatile("" : "+r"(words[w]));
   memcpy(&held, words, sizeof(T));
 }
 

@@ -232,6 +232,7 @@ __device__ __forceinline__ void scale_sums(float (&total)[kSums], int p, int q,
   if (Result::kMends && (zero[0] + zero[1]) + (zero[2] + zero[3]) != 0.f) {
     mend_in_memory(total, sum_row, sum_column, p, q, result);
   }
+  __syncwarp();  // mending parts its threads
 }
 
 // From the registers straight to the epilogue, which reduces nothing. A thread has columns p and

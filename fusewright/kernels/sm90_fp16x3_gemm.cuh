@@ -107,7 +107,8 @@ __device__ __forceinline__ void multiply_blocks(ProductShared<3, kTileRows>& sha
   };
   // A short sum is multiplied in one turn: while one warpgroup finishes its part of a tile, which then
   // takes about as long, the other has the tensor cores. It can be as many blocks behind as a has
-  // stages, and one more that it has read.
+  // stages, and one more that it has read, and as b has.
+  static_assert(shared.kStagesA < shared.kStagesB, "the other could not be so far behind");
   const bool short_sum = sizes.blocks <= shared.kStagesA + 1;
   if (mine == 2) give_turn(1);
   wait(&shared.loaded_a[0], 0);

@@ -15,7 +15,18 @@ from fusewright.plan.endings import Epilogues, ended_step, ends, epilogues
 from fusewright.plan.fuse import Group, fuse, memory_readers, needed_views
 from fusewright.plan.names import loop_name, operators_of
 from fusewright.plan.reasons import reason
-from fusewright.plan.steps import Call, Ended, Loop, Plan, Product, Step, View, Window, inputs_of
+from fusewright.plan.steps import (
+    Call,
+    Ended,
+    Loop,
+    Plan,
+    Product,
+    Step,
+    View,
+    Window,
+    inputs_of,
+    marked,
+)
 from fusewright.plan.values import Values, is_pointwise, is_view
 from fusewright.plan.wide import split_wide_reductions
 from fusewright.plan.windows import gradient_step
@@ -24,11 +35,19 @@ from fusewright.rewrite.windows import GRADIENT
 
 
 def plan(
-    graph: Graph, sizes: Mapping[str, int], turning: bool = False, sweeping: bool = False
+    graph: Graph,
+    sizes: Mapping[str, int],
+    turning: bool = False,
+    sweeping: bool = False,
+    repeated: frozenset[str] = frozenset(),
 ) -> Plan:
-    """Plan one canonical graph; `sizes` are the example's, the rest the target's."""
+    """Plan one canonical graph; `sizes` are the example's, `turning` and `sweeping` the target's.
+
+    What backward computes anew, `repeated`, shall have the same bits there: it looks for what
+    equals a maximum that was found in memory.
+    """
     graph = split_wide_reductions(graph, sizes)
-    values = Values(graph, dict(sizes), turning=turning, sweeping=sweeping)
+    values = Values(graph, dict(sizes), turning=turning, sweeping=sweeping, repeated=repeated)
     values, groups = fuse(replace(values, ends=ends(values)))
     views = needed_views(values)
     taken = epilogues(values, groups)
@@ -46,7 +65,7 @@ def plan(
             steps.append(View(node))
         elif not _in_loop(values, node) and node.op != "getitem":
             steps.append(_call(values, node))
-    ordered = _ordered(values, steps)
+    ordered = _ordered(values, [marked(step, repeated) for step in steps])
     return Plan(graph.inputs, ordered, graph.outputs, _specs(values, ordered))
 
 

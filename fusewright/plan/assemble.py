@@ -181,13 +181,15 @@ class _Assembly:
             self.known[place] = self._compute(name, index)
         return self.known[place]
 
-    def _read(self, name: str, index: Index) -> str:
+    def _read(self, name: str, index: Index, reader: str = "") -> str:
         """The value for another of this kernel. One that may be stored is read as it would be from
-        memory: backward, which computes with the stored one, must come to the same."""
+        memory: backward, which computes with the stored one, must come to the same. Not so what is
+        reduced, unless backward does that: a mean is made of a sum that may exceed all halves."""
         value = self.value(name, index)
         while self._is_followed(name):
             ((name, index),) = self.reads[name, index]
-        stored = name in self.homes and self._is_applied(name)
+        stored = self._is_applied(name) or reader in self.values.repeated
+        stored = stored and name in self.homes
         return self._rounded(value) if stored else value
 
     def _compute(self, name: str, index: Index) -> str:
@@ -274,7 +276,7 @@ class _Assembly:
         operands = []
         for position, arg in enumerate(node.args):
             if isinstance(arg, Ref):
-                operands.append(self._read(*next(places)))
+                operands.append(self._read(*next(places), node.name))
             else:
                 kind = "bool" if node.op == "where" and position == 0 else dtype
                 operands.append(self._constant(arg, _number_dtype(node, kind), "c"))

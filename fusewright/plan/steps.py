@@ -7,7 +7,7 @@ PyTorch, with the reason in words. A `View` is a PyTorch operator that moves no 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusewright.ir import Dim, Input, Node, TensorSpec
 from fusewright.loop import LoopKernel
@@ -129,6 +129,22 @@ class Plan:
     @property
     def kernels(self) -> tuple[Fused, ...]:
         return tuple(step for step in self.steps if isinstance(step, Fused))
+
+
+def marked(step: Step, repeated: frozenset[str]) -> Step:
+    """The step, its kernel marked where backward computes anew what it stores."""
+    if repeated.isdisjoint(step.outputs):
+        return step
+    match step:
+        case Loop():
+            return replace(step, kernel=replace(step.kernel, repeated=True))
+        case Product():
+            epilogue = replace(step.kernel.epilogue, repeated=True)
+            return replace(step, kernel=replace(step.kernel, epilogue=epilogue))
+        case Window():
+            epilogue = replace(step.kernel.epilogue, repeated=True)
+            return replace(step, kernel=replace(step.kernel, epilogue=epilogue))
+    return step
 
 
 def inputs_of(step: Step) -> tuple[str, ...]:

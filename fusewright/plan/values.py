@@ -37,6 +37,7 @@ class Values:
     of memory by PyTorch instead of being followed by index arithmetic. `ends` are values that a
     product writes in its own stead, at the end of its epilogue, each with the product.
     `turning`: the target's loops may turn tiles; `sweeping`: its windows may reduce their result.
+    `repeated` are values that backward computes anew, from what is stored.
     """
 
     graph: Graph
@@ -46,6 +47,7 @@ class Values:
     ends: Mapping[str, str] = field(default_factory=dict)
     turning: bool = False
     sweeping: bool = False
+    repeated: frozenset[str] = frozenset()
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
