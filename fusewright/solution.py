@@ -15,6 +15,7 @@ from fusewright import debug
 from fusewright.build import Artifact, build
 from fusewright.build import load as load_library
 from fusewright.emit import ModuleBundle
+from fusewright.errors import ProblemError
 from fusewright.machine import architecture
 from fusewright.module import Modes, arguments_of, kernels_of, load, optimized, owners_of
 from fusewright.pipeline import MODES, Prepared, prepare
@@ -117,6 +118,10 @@ def optimize(
     `tune` has several schedules of each kernel measured first; what is found is kept, and used by
     every later call on this machine.
     """
+    if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
+        kind = type(example_kwargs).__name__
+        words = f"example_kwargs is of type {kind}: several inputs are one tuple, (model, (a, b))"
+        raise ProblemError(words)
     args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
     name = type(model).__name__
     tuning = _unheard if tune else None

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import fusewright
 from fusewright.capture import capture
-from fusewright.errors import CaptureError
+from fusewright.errors import CaptureError, ProblemError
 from fusewright.interpret import interpret
 from fusewright.ir import Dim, Program
 from fusewright.rewrite import rewrite
@@ -125,7 +126,6 @@ def test_a_plain_pointwise_model_runs_at_any_batch() -> None:
 
 
 def test_the_gradients_of_a_shared_parameter_add_up() -> None:
-    import fusewright
 
     model, x = Tied(), torch.randn(3, 5)
     fast = fusewright.optimize(model, x, modes=("train",))
@@ -224,3 +224,9 @@ def test_threads_capture_without_disturbing_each_other() -> None:
         found = list(pool.map(captured, range(2, 14)))
     assert nn.Module.__call__ is before
     assert found == [captured(size) for size in range(2, 14)]
+
+
+def test_several_inputs_given_one_by_one_are_a_clear_error() -> None:
+    given: Any = torch.rand(5, 3)
+    with pytest.raises(ProblemError, match="one tuple"):
+        fusewright.optimize(nn.Bilinear(2, 3, 4), torch.rand(5, 2), given)
