@@ -9,14 +9,14 @@ an absolute one, no larger than what rounds away when it is added to something.
 from __future__ import annotations
 
 from fusewright.ir import HALVES
-from fusewright.loop import Apply, Instruction, LoopKernel, Reduce, Store
+from fusewright.loop import Apply, Instruction, LoopKernel, Reduce, Store, reads
 
 
 def coarse(kernel: LoopKernel) -> frozenset[str]:
     """The names of those values."""
     uses: dict[str, list[Instruction]] = {}
     for item in kernel.body:
-        for name in _reads(item):
+        for name in reads(item):
             uses.setdefault(name, []).append(item)
     made = {item.name: item for item in kernel.body if isinstance(item, Apply)}
     found: set[str] = set()
@@ -53,14 +53,3 @@ def _ends_in_logarithms(name: str, found: set[str], uses: dict[str, list[Instruc
     added = [use.name for use in ends if isinstance(use, Apply) and use.op in ("add", "sub")]
     ended = all(log in found for log in logs) or len(added) == len(ends)
     return bool(made) and len(logs) == len(made) and ended and found.issuperset(added)
-
-
-def _reads(item: Instruction) -> tuple[str, ...]:
-    match item:
-        case Apply():
-            return item.operands
-        case Reduce():
-            return (item.operand,)
-        case Store():
-            return (item.value,)
-    return ()

@@ -151,6 +151,18 @@ class Leveled:
     phases: int
 
 
+def reads(item: Instruction) -> tuple[str, ...]:
+    """The values of the kernel that an instruction takes."""
+    match item:
+        case Apply():
+            return item.operands
+        case Reduce():
+            return (item.operand,)
+        case Store():
+            return (item.value,)
+    return ()
+
+
 def touches(access: Access, axes_from: int) -> bool:
     """Whether the address moves along any axis from position `axes_from` on."""
     return any(stride.factor != 0 for stride in access.strides[axes_from:])

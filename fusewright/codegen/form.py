@@ -14,7 +14,18 @@ from fusewright.coarse import coarse
 from fusewright.codegen.text import identifier, scaled_text, size_text, sum_text, unique_names
 from fusewright.errors import CodegenError
 from fusewright.ir import LOOP_DTYPES, ONE, ZERO, Dim
-from fusewright.loop import Access, Apply, Axis, Constant, Index, Load, LoopKernel, Reduce, Store
+from fusewright.loop import (
+    Access,
+    Apply,
+    Axis,
+    Constant,
+    Index,
+    Load,
+    LoopKernel,
+    Reduce,
+    Store,
+    reads,
+)
 from fusewright.optable import REDUCTIONS, REGISTER_TYPES, SCALAR_OPS
 from fusewright.schedule import Schedule, Target, kept_sweeps, legal
 from fusewright.sweep import Sweeps, sweeps
@@ -123,7 +134,7 @@ def value_dtypes(kernel: LoopKernel) -> dict[str, str]:
     for item in kernel.body:
         if isinstance(item, Load | Store):
             _check_access(kernel, item, buffers)
-        for name in _reads(item):
+        for name in reads(item):
             if name not in dtypes:
                 raise CodegenError(f"kernel {kernel.name}: {name!r} is read before it is defined")
         if isinstance(item, Store):
@@ -138,17 +149,6 @@ def value_dtypes(kernel: LoopKernel) -> dict[str, str]:
             if item.second:
                 dtypes[item.second] = item.dtype
     return dtypes
-
-
-def _reads(item: object) -> tuple[str, ...]:
-    match item:
-        case Apply():
-            return item.operands
-        case Reduce():
-            return (item.operand,)
-        case Store():
-            return (item.value,)
-    return ()
 
 
 def _check_access(kernel: LoopKernel, item: Load | Store, buffers: Mapping[str, str]) -> None:

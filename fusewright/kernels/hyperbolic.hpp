@@ -6,9 +6,6 @@
 
 namespace fw {
 
-#define FW_LIBM1(NAME)                                    \
-  FW_FN float NAME(float x) { return ::NAME##f(x); }      \
-  FW_FN double NAME(double x) { return ::NAME(x); }
 FW_LIBM1(lgamma)
 
 #if defined(__CUDACC__)
@@ -91,5 +88,4 @@ FW_FN double atanh(double x) {
 }
 #endif  // __CUDACC__
 
-#undef FW_LIBM1
 }  // namespace fw

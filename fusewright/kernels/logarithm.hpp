@@ -6,14 +6,10 @@
 namespace fw {
 
 #if defined(__CUDACC__)
-#define FW_LIBM1(NAME)                                    \
-  FW_FN float NAME(float x) { return ::NAME##f(x); }      \
-  FW_FN double NAME(double x) { return ::NAME(x); }
 FW_LIBM1(log)
 FW_LIBM1(log2)
 FW_LIBM1(log10)
 FW_LIBM1(log1p)
-#undef FW_LIBM1
 #else
 
 // x = 2^exponent * (1 + mantissa_less_one).

@@ -8,9 +8,6 @@
 
 namespace fw {
 
-#define FW_LIBM1(NAME)                                    \
-  FW_FN float NAME(float x) { return ::NAME##f(x); }      \
-  FW_FN double NAME(double x) { return ::NAME(x); }
 FW_LIBM1(sqrt)
 
 #if defined(__CUDACC__)
@@ -154,5 +151,4 @@ FW_FN T sigmoid(T x) {
 }
 #endif
 
-#undef FW_LIBM1
 }  // namespace fw

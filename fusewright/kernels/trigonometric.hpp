@@ -7,9 +7,6 @@
 namespace fw {
 
 #if defined(__CUDACC__)
-#define FW_LIBM1(NAME)                                    \
-  FW_FN float NAME(float x) { return ::NAME##f(x); }      \
-  FW_FN double NAME(double x) { return ::NAME(x); }
 #define FW_LIBM2(NAME)                                              \
   FW_FN float NAME(float a, float b) { return ::NAME##f(a, b); }    \
   FW_FN double NAME(double a, double b) { return ::NAME(a, b); }
@@ -18,7 +15,6 @@ FW_LIBM1(acos)
 FW_LIBM1(atan)
 FW_LIBM2(atan2)
 FW_LIBM2(hypot)
-#undef FW_LIBM1
 #undef FW_LIBM2
 #else
 

@@ -7,13 +7,9 @@
 namespace fw {
 
 #if defined(__CUDACC__)
-#define FW_LIBM1(NAME)                                    \
-  FW_FN float NAME(float x) { return ::NAME##f(x); }      \
-  FW_FN double NAME(double x) { return ::NAME(x); }
 FW_LIBM1(sin)
 FW_LIBM1(cos)
 FW_LIBM1(tan)
-#undef FW_LIBM1
 #else
 
 constexpr float kFarTurn = 1e5f;

@@ -6,6 +6,11 @@
 
 #include "exponential.hpp"
 
+// A function of libm's, on a GPU CUDA's.
+#define FW_LIBM1(NAME)                                    \
+  FW_FN float NAME(float x) { return ::NAME##f(x); }      \
+  FW_FN double NAME(double x) { return ::NAME(x); }
+
 #if !defined(__CUDACC__)
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__GNUC__) && !defined(__clang__)
