@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import make_dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fusewright.bench.clock import Look, Sample, WallClock
+from fusewright.bench.clock import DeviceClock, Look, Sample, WallClock
 from fusewright.bench.feeds import Feed
 from fusewright.bench.planned import roof_us, step_times
 from fusewright.bench.record import ClockFacts, Rates, Settings
@@ -187,6 +188,65 @@ def test_whoever_turns_to_another_stream_later_is_found() -> None:
     found = sample(calls, feed(), Suspicious(), Settings("cuda", budget_s=60)).timings
     assert (found["late"].counted, found["late"].median_us) == ("device", 91.0)
     assert (found["honest"].counted, found["honest"].median_us) == ("stream", 91.0)
+
+
+def test_who_hides_in_some_runs_only_gets_no_time() -> None:
+    turns = 0
+
+    def later_and_later(slot: int) -> float:
+        nonlocal turns
+        turns += 1
+        return 91.0 if turns <= 30 else 1.0
+
+    def last(slot: int) -> float:
+        return 91.0 if turns <= 90 else 1.0  # honest until the other's second run
+
+    calls = {"late": later_and_later, "last": last, "honest": lambda slot: 91.0}
+    settings = Settings("cuda", budget_s=60, least_rounds=40, most_rounds=40)
+    found = sample(calls, feed(), Suspicious(), settings)
+    assert set(found.timings) == {"late", "honest"}
+    assert "other streams" in found.failures["last"]
+
+
+class Recorded:
+    """An event of a device whose time is the count of fills and calls."""
+
+    now_ms = 0.0
+
+    def record(self) -> None:
+        self.at_ms = Recorded.now_ms
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, other: Recorded) -> float:
+        return other.at_ms - self.at_ms
+
+
+def test_the_device_clock_writes_for_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = SimpleNamespace(L2_cache_size=2**20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr("fusewright.bench.clock._event", Recorded)
+    fills: list[int] = []
+
+    def fill(buffer: torch.Tensor, value: int) -> torch.Tensor:
+        fills.append(value)
+        Recorded.now_ms += 0.030
+        return buffer
+
+    monkeypatch.setattr(torch.Tensor, "fill_", fill)
+    clock = DeviceClock(torch.device("cpu"))
+    assert clock.facts.flush_bytes > 2 * clock.facts.cache_bytes
+
+    def written(call_us: float) -> tuple[float, int]:
+        busy_us, before = clock.keep_busy(call_us), len(fills)
+        assert clock.sample(lambda: None).stream_us == 0.0
+        return pytest.approx(busy_us), len(fills) - before
+
+    assert written(1000.0) == (1500.0, 50)
+    assert written(1.0) == (210.0, 7)  # not less: a host hesitates now and then
+    assert written(1e9) == (50010.0, 1667)
+    assert len(set(fills)) == len(fills)  # other values each time
 
 
 def moment_between(budget_s: float) -> int:

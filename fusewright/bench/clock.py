@@ -29,7 +29,7 @@ _EMPTY_CALLS = 30
 _MOST_HOST_FLUSH_BYTES = 64 * 2**20
 # A virtual machine wakes from a synchronisation some microseconds earlier or later.
 _GAP_US = 5.0
-_MOST_BUSY_US = 50e3
+_LEAST_BUSY_US, _MOST_BUSY_US = 200.0, 50e3
 _GAP_SHARE = 0.02
 
 
@@ -109,11 +109,11 @@ class DeviceClock:
         cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
         self._device = device
         self._cover = _Cover(2 * cache + 2**20, device)
+        self._writes = 1
         gaps = [self.sample(_nothing) for _ in range(_EMPTY_CALLS)]
         idle = statistics.median(each.gap_us for each in gaps)
         writes = [self.sample(self._cover.write) for _ in range(_EMPTY_CALLS)]
         self._write_us = max(statistics.median(each.stream_us for each in writes), 1.0)
-        self._writes = 1
         self.facts = ClockFacts("device events", cache, self._cover.bytes, idle)
 
     def flush(self) -> None:
@@ -122,9 +122,9 @@ class DeviceClock:
     def keep_busy(self, call_us: float) -> float:
         """From now on the device writes at least so long before the clock starts; gives how long.
 
-        A host is now and then slower than it usually is: half as much again.
+        A host is now and then slower than it usually is: half as much again, and short calls more.
         """
-        wanted = min(1.5 * call_us, _MOST_BUSY_US)
+        wanted = min(max(1.5 * call_us, _LEAST_BUSY_US), _MOST_BUSY_US)
         self._writes = max(1, math.ceil(wanted / self._write_us))
         return self._writes * self._write_us
 

@@ -248,11 +248,19 @@ def decompose(
     rest = [at for at in range(len(axes)) if at not in fixed]
     divisor = ONE
     for at in reversed(rest):
-        quotient = index if divisor == ONE else f"{index} / ({form.size(divisor)})"
-        value = quotient if at == rest[0] else f"{quotient} % ({form.size(axes[at].size)})"
+        quotient = index if divisor == ONE else _divided(form, "over", index, divisor)
+        value = quotient if at == rest[0] else _divided(form, "rest", quotient, axes[at].size)
         lines.append(f"const I {letter}{at} = {value};")
         divisor = divisor * axes[at].size
     return lines
+
+
+def _divided(form: Form, name: str, index: str, by: Dim) -> str:
+    """A quotient or a rest; a GPU has functions for them, which look for the short way."""
+    size = form.size(by)
+    if form.language == "cuda":
+        return f"fw::{name}({index}, {size})"
+    return f"{index} {'/' if name == 'over' else '%'} ({size})"
 
 
 def constants(form: Form) -> list[Constant]:

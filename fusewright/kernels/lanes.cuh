@@ -34,6 +34,23 @@ struct Chunk<16> {
   using Word = uint4;
 };
 
+// One store of a word. Of a plain assignment the compiler makes two or four where a kernel is large.
+template <class Word>
+__device__ __forceinline__ void store_whole(Word* to, const Word& word) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(Word) == 16) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(to), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w) : "memory");
+    return;
+  } else if constexpr (sizeof(Word) == 8) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};"
+                 :: "l"(to), "r"(word.x), "r"(word.y) : "memory");
+    return;
+  }
+#endif
+  *to = word;
+}
+
 // V elements as raw words, so that one access moves up to 16 bytes.
 template <class T, int V>
 union Packed {
@@ -108,7 +125,7 @@ struct UnitOut {
     if (base == nullptr) return;
 #pragma unroll
     for (int w = 0; w < Packed<T, V>::kWords; ++w) {
-      reinterpret_cast<Word*>(base + offset)[w] = pack.words[w];
+      store_whole(reinterpret_cast<Word*>(base + offset) + w, pack.words[w]);
     }
   }
 };
@@ -151,11 +168,28 @@ class OnDevice {
   bool moved_ = false;
 };
 
+// Quotient and rest of indices: those of 64 bits mostly fit 32, and a division then takes a quarter of
+// the instructions.
+template <typename I, typename By>
+__device__ __forceinline__ I over(I index, By by) {
+  if (sizeof(I) == 8 && (uint64_t(index) | uint64_t(by)) >> 32 == 0) {
+    return uint32_t(index) / uint32_t(by);
+  }
+  return index / I(by);
+}
+template <typename I, typename By>
+__device__ __forceinline__ I rest(I index, By by) {
+  if (sizeof(I) == 8 && (uint64_t(index) | uint64_t(by)) >> 32 == 0) {
+    return uint32_t(index) % uint32_t(by);
+  }
+  return index % I(by);
+}
+
 // The lane axis position and the index over the other axes that belong to a linear index.
 template <bool kRest, typename I>
 __device__ __forceinline__ void locate(I index, I lane_extent, I& q, I& l) {
   if constexpr (kRest) {
-    q = index / lane_extent;
+    q = over(index, lane_extent);
     l = index - q * lane_extent;
   } else {
     q = 0;

@@ -9,7 +9,9 @@
 // near them keep fewer bits. What comes out as Inf or NaN is summed again, in plain fp32.
 //
 // A thread block stays for many tiles. Two warpgroups multiply (sm90_window_multiply.cuh), each its
-// half of a tile's positions; others convert and load (sm90_window_load.cuh).
+// half of a tile's channels or positions; others convert and load (sm90_window_load.cuh). Where a tile is
+// one stage and there is room, the two take turns: one has the tensor cores to itself while the other
+// stores its results. (Before, both did the same at the same time; H200: 1.13 ms became 1.03.)
 #pragma once
 
 #include "sm90_window_multiply.cuh"
@@ -144,7 +146,7 @@ __device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChann
       for (int i = 0; i < 2; ++i) scale[i] = result.scale(min(q + sums_channel() + 8 * i, rows - 1));
       if constexpr (!End::kReduces) finisher.keep_factors(q + 16 * warp, end, result);
     }
-    multiplier.add_tile(tile.of_class);
+    multiplier.add_tile(tile.of_class, run.done == 0, run.done + 1 == run.count);
     const int p = multiplier.first_position();
     float by[2] = {scale[0] * multiplier.factor(), scale[1] * multiplier.factor()};
     if (kTerms == 1 && !(min(by[0], by[1]) >= 0x1p-126f)) {  // both small, and their product none
@@ -161,7 +163,7 @@ __device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChann
 }
 
 template <int kTerms, int kTileChannels, int kLanes, class End>
-__global__ void __launch_bounds__(WindowTeam<kTerms>::kThreads, 1)
+__global__ void __launch_bounds__(WindowThreads<kTerms>::kAll, 1)
     window_kernel(const End end, const __grid_constant__ WindowInput x,
                   const __grid_constant__ WindowWeights w,
                   const __grid_constant__ WindowSizes sizes,
@@ -169,6 +171,7 @@ __global__ void __launch_bounds__(WindowTeam<kTerms>::kThreads, 1)
                   const __grid_constant__ CUtensorMap map_lo) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shared = WindowShared<kTerms, kTileChannels>;
+  using Threads = WindowThreads<kTerms>;
   extern __shared__ __align__(1024) char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
@@ -179,23 +182,24 @@ __global__ void __launch_bounds__(WindowTeam<kTerms>::kThreads, 1)
     }
     for (int stage = 0; stage < Shared::kWeightStages; ++stage) {
       init_barrier(&shared.loaded_w[stage], 1);
-      init_barrier(&shared.done_w[stage], 8);
+      init_barrier(&shared.done_w[stage], sizes.takes_turns ? 4 : 8);
     }
     publish_barriers();
   }
   __syncthreads();
-  if (threadIdx.x < 256) {
-    take_registers<WindowTeam<kTerms>::kMultiply>();
+  if (threadIdx.x < Threads::kFirstConvert) {
+    take_registers<Threads::kMultiply>();
     multiply_windows<kLanes>(shared, end, x, w, sizes);
+  } else if (threadIdx.x < Threads::kFirstLoad) {
+    leave_registers<Threads::kConvert>();
+    if (sizes.by_channels) {
+      convert_input<true>(shared, x, sizes);
+    } else {
+      convert_input<false>(shared, x, sizes);
+    }
   } else {
-    leave_registers<WindowTeam<kTerms>::kOthers>();
-    if (threadIdx.x >= 288) {
-      if (sizes.by_channels) {
-        convert_input<true>(shared, x, sizes);
-      } else {
-        convert_input<false>(shared, x, sizes);
-      }
-    } else if (threadIdx.x == 256) {
+    leave_registers<Threads::kLoad>();
+    if (threadIdx.x == Threads::kFirstLoad) {
       load_weights<kTerms, kTileChannels>(shared, &map_hi, &map_lo, sizes);
     }
   }
@@ -205,12 +209,12 @@ __global__ void __launch_bounds__(WindowTeam<kTerms>::kThreads, 1)
 }
 
 // How the input's stages share so many rows of shared memory. Rings pay where taps reach far, and have
-// room for the next tile, or for the others' while one is read.
-inline void divide_rows(WindowSizes& sizes, int overlap, int room) {
+// room for the next tiles, up to most_stages in all, or for the others' while one is read.
+inline void divide_rows(WindowSizes& sizes, int overlap, int room, int most_stages) {
   const int tile = sizes.tile_positions, stage = sizes.shape.stage_rows;
   const int rings = sizes.shape.classes > 1 ? 0 : sizes.blocks() * sizes.shape.phases;
   const auto walk = [&](int stages) {
-    const int rows = stage + (rings == 1 && stages == 2 ? tile : 0);
+    const int rows = stage + (rings == 1 ? (stages - 1) * tile : 0);
     const bool fits = rings * (rows + overlap) <= room;
     if (fits) {
       sizes.stages = stages, sizes.rings = rings;
@@ -218,8 +222,10 @@ inline void divide_rows(WindowSizes& sizes, int overlap, int room) {
     }
     return sizes.walks = fits;
   };
-  if (stage > tile && rings > 0 && rings <= kMostStages && walk(max(rings, 2))) return;
-  if (stage > tile && rings == 1 && walk(1)) return;
+  if (stage > tile && rings > 1 && rings <= kMostStages && walk(rings)) return;
+  for (int stages = most_stages; stage > tile && rings == 1 && stages > 0; --stages) {
+    if (walk(stages)) return;
+  }
   sizes.stages = sizes.rings = 2 * stage <= room ? 2 : 1, sizes.ring_rows = stage;
 }
 
@@ -230,6 +236,7 @@ static int window(const End& end, bool vectors, const WindowInput& x, const Wind
                   const WindowShape& shape, int device, void* stream) {
   using Shared = WindowShared<kTerms, kTileChannels>;
   if (shape.images == 0 || shape.y.out == 0 || shape.x.out == 0) return 0;
+  if (!x.has_near_channels()) return static_cast<int>(cudaErrorInvalidValue);
   if constexpr (kLanes > 1) {
     const bool whole = shape.classes == 1 && shape.x.out % kLanes == 0 &&
                        shape.band_width % kLanes == 0 && shape.pitch % kLanes == 0;
@@ -242,27 +249,29 @@ static int window(const End& end, bool vectors, const WindowInput& x, const Wind
   sizes.by_channels = x.by_channels(shape.channels);
   static_assert(kSharedBytes - int(sizeof(Shared)) >= kStageBytes, "stages would not fit");
   const int room = (kSharedBytes - int(sizeof(Shared))) / (Shared::kHalves * 128);
-  divide_rows(sizes, kGroupPositions<kTerms, kTileChannels>, room);
+  divide_rows(sizes, kGroupPositions<kTerms, kTileChannels>, room, Shared::kTurns ? 3 : 2);
+  sizes.takes_turns = Shared::kTurns && sizes.walks && sizes.stages == 3 && sizes.rings == 1;
   const int shared_bytes =
       int(sizeof(Shared)) + sizes.rings * Shared::kHalves * sizes.ring_bytes();
   // Boxes that are ahead lie in stages that nothing can be loaded into. A class without taps has none.
-  sizes.lead = kLead;
+  sizes.lead = sizes.takes_turns ? 0 : kLead;
   for (int phase = 0; phase < shape.classes; ++phase) {  // a tile's first
     sizes.lead = min(sizes.lead, sizes.boxes(0, phase));
   }
   const int64_t boxes = shape.boxes_between(0, shape.phases);
   const int64_t weight_rows = shape.groups * boxes * shape.channels_out;
   const Matrices halves = {64, weight_rows, 64, 1, 0};
+  const int box_channels = sizes.takes_turns ? 64 : kTileChannels;
   CUtensorMap map_hi{}, map_lo{};
-  const bool mapped = matrix_map(map_hi, w.hi, halves, 64, kTileChannels) &&
-                      (kTerms == 1 || matrix_map(map_lo, w.lo, halves, 64, kTileChannels));
+  const bool mapped = matrix_map(map_hi, w.hi, halves, 64, box_channels) &&
+                      (kTerms == 1 || matrix_map(map_lo, w.lo, halves, 64, box_channels));
   if (!mapped) return static_cast<int>(cudaErrorInvalidValue);
   const auto kernel = window_kernel<kTerms, kTileChannels, kLanes, End>;
   static Persistent persistent;
   const int blocks = persistent.blocks(kernel, sizes.tiles, device);
   const int units = int(sizes.units.divisor);
   sizes.together = max(1, blocks / units) * units;
-  constexpr int kThreads = WindowTeam<kTerms>::kThreads;
+  constexpr int kThreads = WindowThreads<kTerms>::kAll;
   kernel<<<blocks, kThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
       end, x, w, sizes, map_hi, map_lo);
   if (End::kReduces) end.join(lines_of<End>(sizes), stream);

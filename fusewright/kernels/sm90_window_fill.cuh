@@ -100,16 +100,6 @@ struct WindowUnit {
   }
 };
 
-// How far apart a number's neighbours along the channels lie. The compiler is kept from making the
-// multiples anew for each address.
-struct ChannelSteps {
-  int64_t one, two, four, eight;
-
-  __device__ __forceinline__ explicit ChannelSteps(int64_t stride)
-      : one(as_it_is(stride)), two(as_it_is(2 * stride)), four(as_it_is(4 * stride)),
-        eight(as_it_is(8 * stride)) {}
-};
-
 // A unit's numbers, and what is known of it while it is loaded.
 template <bool kByChannels>
 struct WindowParts {
@@ -121,8 +111,7 @@ struct WindowParts {
 
   template <class Source>
   __device__ __forceinline__ void load(int k, const WindowSizes& sizes, const WindowInput& input,
-                                       const ChannelSteps& steps, const Source& source,
-                                       const Unit& unit) {
+                                       int stride, const Source& source, const Unit& unit) {
     if (kByChannels || k == 0) {
       bool inside;
       from = source.at(sizes, input, unit.row(k), inside);
@@ -133,28 +122,22 @@ struct WindowParts {
       load_four_if(x[k] + 4, from + 8 * unit.column(k) + 4, left > 4);
     } else {
       if (k == 0) {
-        from += unit.column(0) * steps.eight;
+        from += int64_t(stride) * (8 * unit.column(0));
         whole = __all_sync(0xffffffffu, left >= 32);
       }
-      load_eight(x[k], steps, 8 * k);
-      from += steps.eight;
+      load_eight(x[k], stride, 8 * k);
+      from += int64_t(stride) * 8;
     }
   }
 
  private:
-  // Eight numbers from there on; addresses do not wait for each other.
-  __device__ __forceinline__ void load_eight(float (&to)[8], const ChannelSteps& steps, int first) {
-    const float *second = from + steps.one, *third = from + steps.two;
-    const float *fourth = second + steps.two, *fifth = from + steps.four;
-    const float *sixth = second + steps.four, *seventh = third + steps.four;
-    const float* eighth = fourth + steps.four;
-    const float* const all[8] = {from, second, third, fourth, fifth, sixth, seventh, eighth};
+  __device__ __forceinline__ void load_eight(float (&to)[8], int stride, int first) {
     if (whole) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) to[i] = load_once(all[i]);
+      for (int i = 0; i < 8; ++i) to[i] = load_once(from + int64_t(stride) * i);
     } else {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) to[i] = load_if(all[i], first + i < left);
+      for (int i = 0; i < 8; ++i) to[i] = load_if(from + int64_t(stride) * i, first + i < left);
     }
   }
 };
@@ -181,7 +164,7 @@ struct WindowConverter {
   const WindowInput& input;
   uint32_t (&found)[2][kWarps];
   int barrier, warp;
-  ChannelSteps steps;
+  int stride;  // between channels
   int turn = 0;
   WindowParts<kByChannels> parts;
 
@@ -201,7 +184,7 @@ struct WindowConverter {
   __device__ __forceinline__ void begin(const Source& source) {
     const Unit unit(source, warp);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) parts.load(k, sizes, input, steps, source, unit);
+    for (int k = 0; k < 4; ++k) parts.load(k, sizes, input, stride, source, unit);
   }
 
   // Fills rows with the source whose first numbers are on their way, and sends for those of the next,
@@ -218,19 +201,21 @@ struct WindowConverter {
       more = index < units;
       if (!more) source = advance();
       const Unit next(source, more ? index : warp);
-      float x[4][8];  // all of the next are sent for at once: to wait for some is to wait for all
+      Fragment eight[4];
 #pragma unroll
-      for (int i = 0; i < 32; ++i) x[i / 8][i % 8] = parts.x[i / 8][i % 8];
+      for (int k = 0; k < 4; ++k) {
+        eight[k] = halves_of(parts.x[k], scale);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) parts.load(k, sizes, input, steps, source, next);
+        for (int i = 0; i < 4; ++i) largest = larger_halves(largest, eight[k].hi[i]);
+      }
+      // All of the next are sent for at once: to wait for some is to wait for all.
+#pragma unroll
+      for (int k = 0; k < 4; ++k) parts.load(k, sizes, input, stride, source, next);
       RowPlace place = to.place(unit.row(0), rows);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const Fragment eight = halves_of(x[k], scale);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) largest = larger_halves(largest, eight.hi[i]);
         if (kByChannels && k > 0) place = to.place(unit.row(k), rows);
-        place.template put<kTerms>(unit.column(k), eight, to.lower_bytes);
+        place.template put<kTerms>(unit.column(k), eight[k], to.lower_bytes);
       }
       unit = next;
     }
@@ -267,7 +252,7 @@ struct WindowConverter {
         const Unit unit(source, index);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          parts.load(k, sizes, input, steps, source, unit);
+          parts.load(k, sizes, input, stride, source, unit);
           if (!fills) {
             largest = fmaxf(largest, largest_finite(parts.x[k]));
           } else {

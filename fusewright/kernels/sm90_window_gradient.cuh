@@ -205,6 +205,9 @@ static int window_gradient(const WindowInput& x, const WindowInput& dy, const Wi
   const int64_t elements = window_gradient_bytes(of, 1) / 4;
   if (!lay_out(of, 1, shape, result.order)) return static_cast<int>(cudaErrorInvalidValue);
   if (elements == 0) return 0;
+  if (!x.has_near_channels() || !dy.has_near_channels()) {
+    return static_cast<int>(cudaErrorInvalidValue);
+  }
   const OnDevice here(device);
   float* const sums = static_cast<float*>(workspace);
   if (!has_positions(of)) {

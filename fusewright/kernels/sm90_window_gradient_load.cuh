@@ -151,7 +151,7 @@ __device__ __forceinline__ void convert_x(GradientShared<kTerms>& shared, const 
   };
   WindowConverter<kTerms, kByChannels, kGradientWarps> converter = {
       sizes, x, shared.found_x, kBarrierOfX, int(threadIdx.x / 32 % kGradientWarps),
-      ChannelSteps(x.channel_stride)};
+      int(x.channel_stride)};
   Slabs slabs = {work.band, work.place, work.slabs};
   WindowSource source = source_of(slabs, true);
   float scale = 2048.f;  // normal numbers'
@@ -194,7 +194,7 @@ __device__ __forceinline__ void convert_dy(GradientShared<kTerms>& shared, const
   };
   WindowConverter<kTerms, kByChannels, kGradientWarps> converter = {
       sizes, dy, shared.found_dy, kBarrierOfDy, int(threadIdx.x / 32 % kGradientWarps),
-      ChannelSteps(dy.channel_stride)};
+      int(dy.channel_stride)};
   Slabs slabs = {work.band, work.place, work.slabs};
   SlabOfDy source = source_of(slabs, 0);
   float scale = 2048.f;  // normal numbers'

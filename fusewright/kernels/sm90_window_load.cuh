@@ -2,7 +2,7 @@
 //
 // A stage is what the taps of one phase read of 64 in channels. wgmma swizzles by the bits of the
 // address, so a tap's operand is the same stage seen from `shift` rows further. Some warps convert
-// the input to stages; another streams the weights in boxes of 64 of a phase's in channels, tap
+// the input to stages; another thread streams the weights in boxes of 64 of a phase's in channels, tap
 // after tap.
 //
 // A tile's furthest taps read what the nearest of the next tile read. Where there is room, a thread
@@ -15,22 +15,34 @@
 
 namespace fw {
 
-// The threads of a block, the last warps of them that convert, and the registers of those that
-// multiply and of the others: together they are what the block begins with.
+// Two warpgroups multiply, one or two convert, and of the last one a thread loads weights: how many
+// registers each thread of them has.
 template <int kTerms>
 struct WindowTeam {
-  static constexpr int kThreads = 512, kConvertWarps = 7, kMultiply = 136, kOthers = 120;
+  static constexpr int kConvertWarps = 8, kMultiply = 128, kConvert = 96, kLoad = 24;
 };
 template <>
 struct WindowTeam<3> {
-  static constexpr int kThreads = 384, kConvertWarps = 3, kMultiply = 184, kOthers = 136;
+  static constexpr int kConvertWarps = 4, kMultiply = 184, kConvert = 120, kLoad = 24;
+};
+template <int kTerms>
+struct WindowThreads : WindowTeam<kTerms> {
+  using Team = WindowTeam<kTerms>;
+  static constexpr int kFirstConvert = 256, kFirstLoad = 256 + 32 * Team::kConvertWarps;
+  static constexpr int kAll = kFirstLoad + 128;
+  // What a thread begins with; together they never have more.
+  static constexpr int kRegisters = 65536 / kAll / 8 * 8;
+  static_assert(kFirstConvert * Team::kMultiply + (kFirstLoad - kFirstConvert) * Team::kConvert +
+                        128 * Team::kLoad <=
+                    kAll * kRegisters,
+                "there are no more registers than the block begins with");
 };
 
-// Boxes of weights that one multiplying warpgroup is ahead of the other.
+// Where the multiplying warpgroups do not take turns: boxes of weights that one is ahead of the other.
 constexpr int kLead = 1;
 
-// Named barriers: each multiplying warpgroup's own are 1 and 2.
-constexpr int kConvertBarrier = 3, kLeadBarrier = 4;
+// Named barriers: each multiplying warpgroup's own are 1 and 2, and the turns that it waits for 4 and 5.
+constexpr int kConvertBarrier = 3, kTurnBarrier = 4;
 
 // Positions of a tile: as many as a thread has 64 sums for, and with three terms as many again for what
 // the tensor cores add up. More would leave the warps that convert too few registers for the loads that
@@ -89,10 +101,13 @@ template <int kTerms, int kTileChannels>
 struct alignas(1024) WindowShared {
   static constexpr int kConvertWarps = WindowTeam<kTerms>::kConvertWarps;
   static constexpr int kHalves = kTerms == 3 ? 2 : 1;
+  // Stages of the weights, a box each: of the tile's channels, or, where warpgroups take turns, twice as
+  // many with 64.
+  static constexpr bool kTurns = kTerms == 1 && kTileChannels == 128;
   static constexpr int kWeightBytes = kTileChannels * 128;
   static constexpr int kWeightBits = kHalves * kTileChannels == 256 ? 1 : 2;
-  static constexpr int kWeightStages = 1 << kWeightBits;
-  char weights[kWeightStages][kHalves][kWeightBytes];
+  static constexpr int kWeightStages = 1 << (kWeightBits + kTurns);
+  char weights[1 << kWeightBits][kHalves][kWeightBytes];
   WarpRows rows[2][4];  // of the warps that multiply
   float scales[kMostStages];  // of the stages
   float kept_scales[kConvertWarps][kMostStages];
@@ -107,15 +122,16 @@ struct alignas(1024) WindowShared {
   }
 };
 
-// The weights' stages, round and round: 2 to the power of kBits.
+// The weights' stages, round and round: 2 to the power of kBits, or twice as many.
 template <int kBits>
 struct WindowRing {
+  int more;
   uint32_t count = 0;
 
   __device__ __forceinline__ int stage(int back = 0) const {
-    return (count - back) & ((1u << kBits) - 1);
+    return (count - back) & ((1u << kBits << more) - 1);
   }
-  __device__ __forceinline__ int parity() const { return count >> kBits & 1; }
+  __device__ __forceinline__ int parity() const { return count >> kBits >> more & 1; }
 };
 
 // The input's stages, round and round, and the rings that they lie in.
@@ -139,12 +155,11 @@ struct WindowStages {
 template <bool kByChannels, int kTerms, int kTileChannels>
 __device__ __forceinline__ void convert_input(WindowShared<kTerms, kTileChannels>& shared,
                                               const WindowInput& x, const WindowSizes& sizes) {
-  constexpr int kThreads = WindowTeam<kTerms>::kThreads;
   constexpr int kConvertWarps = WindowTeam<kTerms>::kConvertWarps;
-  const int warp = threadIdx.x / 32 - (kThreads / 32 - kConvertWarps);
+  const int warp = (threadIdx.x - WindowThreads<kTerms>::kFirstConvert) / 32;
   float* const scales = shared.kept_scales[warp];  // of the rings
   WindowConverter<kTerms, kByChannels, kConvertWarps> converter = {
-      sizes, x, shared.found, kConvertBarrier, warp, ChannelSteps(x.channel_stride)};
+      sizes, x, shared.found, kConvertBarrier, warp, int(x.channel_stride)};
   if (threadIdx.x % 32 < kMostStages) scales[threadIdx.x % 32] = 2048.f;  // normal numbers'
   __syncwarp();
   WindowStages to = {sizes};
@@ -159,10 +174,11 @@ __device__ __forceinline__ void convert_input(WindowShared<kTerms, kTileChannels
     __syncwarp();
     const RingRows rows = {shared_address(shared.ring(sizes, to.ring())), to.row, sizes.ring_rows,
                            sizes.overlap, sizes.ring_bytes()};
-    // Of a ring with two stages, the other is read while this one is filled.
+    // Of a ring with several stages, the others are read while this one is filled.
     const auto clear = [&] {
       if (sizes.walks && sizes.rings < sizes.stages && !begins) {
-        wait(&shared.done_x[to.stage ^ 1], to.parity ^ (to.stage == 0));
+        const int before = (to.stage == 0 ? sizes.stages : to.stage) - 1;
+        wait(&shared.done_x[before], to.parity ^ (to.stage == 0));
       }
     };
     wait(&shared.done_x[to.stage], to.parity ^ 1);
@@ -176,7 +192,7 @@ __device__ __forceinline__ void convert_input(WindowShared<kTerms, kTileChannels
         },
         [&] { return here.source(sizes, true); }, clear);
     if (threadIdx.x % 32 == 0) scales[to.ring()] = scale;
-    if (threadIdx.x == kThreads - 32) {
+    if (threadIdx.x == WindowThreads<kTerms>::kFirstConvert) {
       shared.scales[to.stage] = scale;
       arrive(&shared.loaded_x[to.stage]);
     }
@@ -186,28 +202,32 @@ __device__ __forceinline__ void convert_input(WindowShared<kTerms, kTileChannels
   }
 }
 
-// The thread that loads weights, boxes in the order in which they are multiplied.
+// The thread that loads weights, boxes in the order in which they are multiplied: where warpgroups take
+// turns, of each tile those of the first 64 channels and then those of the others.
 template <int kTerms, int kTileChannels>
 __device__ __forceinline__ void load_weights(WindowShared<kTerms, kTileChannels>& shared,
                                              const CUtensorMap* hi, const CUtensorMap* lo,
                                              const WindowSizes& sizes) {
   using Shared = WindowShared<kTerms, kTileChannels>;
   const WindowShape& shape = sizes.shape;
-  const int all_boxes = shape.boxes_between(0, shape.phases);
-  WindowRing<Shared::kWeightBits> to;
+  const int all_boxes = shape.boxes_between(0, shape.phases), turns = sizes.takes_turns;
+  const int bytes = Shared::kWeightBytes >> turns;
+  WindowRing<Shared::kWeightBits> to = {turns};
   for (WindowRun run = sizes.run(); !run.ended(); ++run.done) {
     const WindowTile tile = sizes.tile(run.index());
     const int phase = shape.first_phase(tile.of_class);
     const int boxes = shape.boxes_between(phase, shape.end_phase(tile.of_class));
     const int first_box = tile.group * all_boxes + shape.boxes_between(0, phase);
-    int row = first_box * shape.channels_out + tile.q;
-    for (int box = 0; box < boxes; ++box, ++to.count, row += shape.channels_out) {
-      auto& weights = shared.weights[to.stage()];
-      uint64_t* loaded = &shared.loaded_w[to.stage()];
-      wait(&shared.done_w[to.stage()], to.parity() ^ 1);
-      arrive_expecting(loaded, Shared::kHalves * Shared::kWeightBytes);
-      copy_box(weights[0], hi, loaded, 0, row, 0);
-      if constexpr (kTerms == 3) copy_box(weights[1], lo, loaded, 0, row, 0);
+    for (int turn = 0; turn <= turns; ++turn) {
+      int row = first_box * shape.channels_out + tile.q + 64 * turn;
+      for (int box = 0; box < boxes; ++box, ++to.count, row += shape.channels_out) {
+        char* const weights = shared.weights[0][0] + to.stage() * Shared::kHalves * bytes;
+        uint64_t* loaded = &shared.loaded_w[to.stage()];
+        wait(&shared.done_w[to.stage()], to.parity() ^ 1);
+        arrive_expecting(loaded, Shared::kHalves * bytes);
+        copy_box(weights, hi, loaded, 0, row, 0);
+        if constexpr (kTerms == 3) copy_box(weights + bytes, lo, loaded, 0, row, 0);
+      }
     }
   }
 }

@@ -92,8 +92,9 @@ struct WindowMultiplier {
   // tensor cores to itself.
   __device__ __forceinline__ WindowMultiplier(Shared& shared, const WindowSizes& sizes)
       : shared(shared), sizes(sizes), warpgroup(of_warp(threadIdx.x / 128)),
-        weights(tile_place(shared.weights) + first_channel() * (128 / 16)), from_x{sizes} {
-    if (warpgroup == 1 && sizes.lead > 0) await_turn(kLeadBarrier);
+        weights(tile_place(shared.weights) + (sizes.takes_turns ? 0 : first_channel() * (128 / 16))),
+        from_x{sizes}, from_w{sizes.takes_turns} {
+    if (warpgroup == 1 && sizes.lead > 0) await_turn(kTurnBarrier + 1);
   }
 
   __device__ __forceinline__ static bool speaks() { return threadIdx.x % 32 == 0; }
@@ -117,16 +118,36 @@ struct WindowMultiplier {
     const int stage = from_w.stage();
     wait(&shared.loaded_w[stage], from_w.parity());
     ++from_w.count;
-    return weights + stage * int(sizeof(shared.weights[0]) / 16);
+    return weights + stage * (int(sizeof(shared.weights[0]) / 16) >> sizes.takes_turns);
   }
   // Those of the last box but `later`.
   __device__ __forceinline__ void release_weights(int later) {
     if (speaks()) arrive(&shared.done_w[from_w.stage(1 + later)]);
-    if (warpgroup == 0 && from_w.count == sizes.lead + later) give_turn(kLeadBarrier);
+    if (warpgroup == 0 && from_w.count == sizes.lead + later) give_turn(kTurnBarrier + 1);
+  }
+  // Where warpgroups take turns: of the first tile the first has it. The other's boxes lie between its
+  // own.
+  __device__ __forceinline__ void begin_turn(bool first, int boxes) {
+    if (!Shared::kTurns || !sizes.takes_turns) return;
+    if (warpgroup == 1) {
+      from_w.count += boxes;
+      await_turn(kTurnBarrier + 1);
+    } else if (!first) {
+      await_turn(kTurnBarrier);
+    }
+  }
+  __device__ __forceinline__ void pass_turn(bool last) {
+    if (!Shared::kTurns || !sizes.takes_turns) return;
+    if (warpgroup == 0) {
+      give_turn(kTurnBarrier + 1);
+    } else if (!last) {
+      give_turn(kTurnBarrier);
+    }
   }
 
-  // One box is in flight while the next is started.
-  __device__ __forceinline__ void add_boxes(WindowSteps steps, int boxes) {
+  // One box is in flight while the next is started. `started` is called when all are.
+  template <class Started>
+  __device__ __forceinline__ void add_boxes(WindowSteps steps, int boxes, const Started& started) {
     uint32_t x[4];
     steps.take_box(x);
     multiply_box(total, x, await_weights());
@@ -137,9 +158,11 @@ struct WindowMultiplier {
       await_products<1>();
       release_weights(1);
     }
+    started();
     await_products<0>();
     settle(total);
     release_weights(0);
+    if (Shared::kTurns && sizes.takes_turns && warpgroup == 0) from_w.count += boxes;
   }
   // While this warpgroup adds up a box, the other's products run.
   __device__ __forceinline__ void add_boxes_exactly(WindowSteps steps, int boxes) {
@@ -158,32 +181,34 @@ struct WindowMultiplier {
       for (int i = 0; i < kSums; ++i) total[i] = __fmaf_rn(sum[i], inverse, total[i]);
     }
   }
-  __device__ __forceinline__ void add_stage(WindowSteps steps, int boxes) {
+  template <class Started>
+  __device__ __forceinline__ void add_stage(WindowSteps steps, int boxes, const Started& started) {
     wait(&shared.loaded_x[from_x.stage], from_x.parity);
     const float last_scale = scale;
     scale = shared.scales[from_x.stage];
     if constexpr (kTerms == 1) {
       if (has_sums && scale != last_scale) multiply_total(scale * inverse_of(last_scale));
       has_sums = true;
-      add_boxes(steps, boxes);
+      add_boxes(steps, boxes, started);
     } else {
       add_boxes_exactly(steps, boxes);
     }
     if (speaks()) arrive(&shared.done_x[from_x.stage]);
     from_x.advance();
   }
-  __device__ __forceinline__ void add_tile(int of_class) {
+  __device__ __forceinline__ void add_tile(int of_class, bool first, bool last) {
     const WindowShape& shape = sizes.shape;
     clear();
+    begin_turn(first, sizes.boxes(0, 0));
 #pragma unroll 1
     for (int block = 0; block < sizes.blocks(); ++block) {
 #pragma unroll 1
       for (int phase = shape.first_phase(of_class); phase < shape.end_phase(of_class); ++phase) {
-        const int tap = shape.phase[phase].first, last = tap + shape.phase[phase].taps - 1;
+        const int tap = shape.phase[phase].first, last_tap = tap + shape.phase[phase].taps - 1;
         const uint32_t stage = tile_place(shared.ring(sizes, from_x.ring()));
-        add_stage({shape.shift, tap, last, 0, sizes.steps(block), from_x.row + first_position(),
+        add_stage({shape.shift, tap, last_tap, 0, sizes.steps(block), from_x.row + first_position(),
                    sizes.ring_rows, stage},
-                  sizes.boxes(block, phase));
+                  sizes.boxes(block, phase), [&] { pass_turn(last); });
       }
     }
     from_x.next_tile();

@@ -25,6 +25,8 @@ struct WindowInput {
     return channel_stride == 1 && channels % 4 == 0 && image_stride % 4 == 0 &&
            y_stride % 4 == 0 && x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
   }
+  // One instruction makes an address of a stride of 32 bits, two of a longer one.
+  bool has_near_channels() const { return channel_stride == int32_t(channel_stride); }
 };
 
 // w[group][out][in][y][x]

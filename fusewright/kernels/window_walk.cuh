@@ -66,6 +66,7 @@ struct WindowSizes {
   int stages = 2, rings = 2, ring_rows = 0;  // of the input
   int overlap = 0;          // rows of a ring that lie behind its last again: wgmma reads some in a row
   int lead = 0;             // boxes that one warpgroup is ahead of the other
+  int takes_turns = 0;      // 1: one warpgroup multiplies while the other finishes
   int together = 1;         // tiles of a class after which the next class takes its turn
   bool walks = false;       // a thread block goes on from tile to tile
   bool by_channels = false;  // the input's channels are read four at a time

@@ -23,6 +23,7 @@ WINDOW = "window"
 GRADIENT = "window_gradient"
 RANKS = (3, 4)
 FEWEST_CHANNELS = 16  # of a group, where there are several: below that tensor cores have no work
+FURTHEST_CHANNELS = 2**31 - 1  # elements between two of them
 
 
 def with_windows(graph: Graph, sizes: Mapping[str, int]) -> Graph:
@@ -118,6 +119,9 @@ def obstacle(node: Node, source: TensorSpec, other: TensorSpec) -> str:
     if node.op == WINDOW and node.spec.strides != contiguous_strides(node.spec.shape):
         return "whose result does not lie row by row"
     of = _sizes(node, source, other)
+    images = (source,) if node.op == WINDOW else (source, other)
+    if any(spec.strides[1].factor > FURTHEST_CHANNELS for spec in images):
+        return "of channels that lie 2^31 elements apart"
     if of.groups > 1 and of.channels < FEWEST_CHANNELS:
         return f"of {of.groups} groups with few channels each"
     if node.op == WINDOW and not of.has_rows_and_columns:

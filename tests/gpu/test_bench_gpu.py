@@ -161,15 +161,16 @@ def test_work_on_another_stream_counts(where: torch.device, clock: DeviceClock) 
         return honest(0)
 
     def measured(call: Callable[[], object]) -> tuple[list[float], str]:
-        samples = [clock.sample(call) for _ in range(35)][5:]
+        # From an idle device, as candidates that were seen to do so are timed: a side stream does
+        # not wait for what keeps the device busy.
+        samples = [clock.sample(call, exposed=True) for _ in range(35)][5:]
         return settle(samples, [clock.look(call) for _ in range(15)], clock.facts)
 
     fair, counted = measured(plain)
     assert counted == "stream"
     tricked, counted = measured(lambda: hidden(0))
     assert counted == "device"
-    # The side stream does not wait for the flush, so it may overlap that much of it.
-    assert sorted(tricked)[15] > 0.8 * sorted(fair)[15]
+    assert sorted(tricked)[15] > 0.9 * sorted(fair)[15]
 
 
 def test_a_slow_host_counts_for_no_one(where: torch.device, clock: DeviceClock) -> None:
