@@ -106,6 +106,14 @@ def test_what_is_stored_once_a_row_does_not_narrow_vectors() -> None:
     assert legal(column, replace(choose(column, CUDA, {"s0": 1024}), lanes=4), CUDA)
 
 
+def test_long_rows_of_narrow_elements() -> None:
+    """Two blocks hold them as they lie in memory; one does with another operand."""
+    shared = Schedule("row", 8, 512, unroll=8, cached=True, again=True)
+    alone = Schedule("row", 8, 1024, unroll=4, cached=True)
+    assert choose(cases.softmax(S0, 32768, "bfloat16"), CUDA, {"s0": 64}) == shared
+    assert choose(cases.layer_norm(S0, 32768, "bfloat16"), CUDA, {"s0": 64}) == alone
+
+
 def softmax_to(dtype: str, *more: Instruction, spread: str = "div") -> LoopKernel:
     """The quotients of a row's exponentials, rounded by a cast."""
     body = [
