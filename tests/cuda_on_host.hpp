@@ -83,6 +83,13 @@ static void meet(Meeting& meeting, int expected) {
   while (meeting.generation == generation) swapcontext(&fibers[current].context, &scheduler);
 }
 
+// The same numbers in every run.
+static unsigned drawn(unsigned below) {
+  static uint64_t state = 1;
+  state = state * 6364136223846793005u + 1442695040888963407u;
+  return static_cast<unsigned>(state >> 33) % below;
+}
+
 static void run_block(unsigned threads) {
   constexpr size_t kStack = 128 * 1024;
   fibers = std::vector<Fiber>(threads);
@@ -95,16 +102,23 @@ static void run_block(unsigned threads) {
     fiber.context.uc_stack.ss_size = kStack;
     makecontext(&fiber.context, enter, 0);
   }
-  for (unsigned left = threads; left > 0;) {
-    const unsigned before = progress;
-    left = 0;
-    for (current = 0; current < threads; ++current) {
+  // Warps run in an order drawn anew each time, and for a while some warpgroups far more often than
+  // others: what only holds where all go on alike is found out.
+  const unsigned warps = (threads + 31) / 32;
+  unsigned left = threads, idle = 0;
+  for (unsigned turn = 0; left > 0; ++turn) {
+    static unsigned slow_group, slow_by;
+    if (turn % (16 * warps) == 0) slow_group = drawn(warps / 4 + 1), slow_by = 1 + drawn(24);
+    const unsigned warp = drawn(warps), before = progress;
+    if (warp / 4 == slow_group && drawn(slow_by) > 0) continue;
+    for (current = 32 * warp; current < threads && current < 32 * (warp + 1); ++current) {
       if (fibers[current].done) continue;
       threadIdx = dim3(current);
       swapcontext(&scheduler, &fibers[current].context);
-      left += !fibers[current].done;
+      left -= fibers[current].done;
     }
-    if (left > 0 && progress == before) {
+    idle = progress == before ? idle + 1 : 0;
+    if (left > 0 && idle > 64 * warps * 24) {
       std::fprintf(stderr, "emulated CUDA: %u threads wait for others for ever\n", left);
       std::abort();
     }

@@ -136,7 +136,6 @@ inline void copy_word(uint32_t to, const float* from, bool inside) {
   const float x = inside ? *from : 0.f;
   memcpy(emulated_shared + to, &x, 4);
 }
-inline int64_t as_it_is(int64_t x) { return x; }
 inline float load_once(const float* from) { return *from; }
 inline float load_if(const float* from, bool inside) { return inside ? *from : 0.f; }
 inline void load_four_if(float* x, const float* from, bool inside) {

@@ -331,21 +331,25 @@ def test_small_operands_do_not_vanish(powers: tuple[int, int], terms: int) -> No
     check(replace(SAME, terms=terms), x, w)
 
 
-@pytest.mark.parametrize(  # one ring of rows to four
-    ("channels", "layout", "terms"),
+@pytest.mark.parametrize(  # one ring of rows to four; with one and 128 channels, turns
+    ("channels", "layout", "terms", "tile"),
     [
-        (24, torch.contiguous_format, 1),
-        (40, torch.channels_last, 3),
-        (100, torch.channels_last, 1),
-        (130, torch.contiguous_format, 3),
-        (250, torch.contiguous_format, 1),
+        (24, torch.contiguous_format, 1, 64),
+        (24, torch.contiguous_format, 1, 128),
+        (64, torch.channels_last, 1, 128),
+        (40, torch.channels_last, 3, 64),
+        (100, torch.channels_last, 1, 64),
+        (130, torch.contiguous_format, 3, 64),
+        (250, torch.contiguous_format, 1, 64),
     ],
 )
-def test_walks_from_tile_to_tile(channels: int, layout: torch.memory_format, terms: int) -> None:
+def test_walks_from_tile_to_tile(
+    channels: int, layout: torch.memory_format, terms: int, tile: int
+) -> None:
     """Of two groups and two tiles of out channels each; scales change on the way."""
     torch.manual_seed(0)
-    window = replace(SAME, groups=2, tile=64, terms=terms)
-    x, w = torch.randn(3, 2 * channels, 20, 18), torch.randn(70, channels, 3, 3)
+    window = replace(SAME, groups=2, tile=tile, terms=terms)
+    x, w = torch.randn(3, 2 * channels, 20, 18), torch.randn(2 * tile + 4, channels, 3, 3)
     x = (x * torch.exp2(torch.tensor([0.0, 12.0, -20.0])).view(3, 1, 1, 1)).contiguous(
         memory_format=layout
     )

@@ -16,7 +16,7 @@ from fusewright import interpret as oracle
 from fusewright.capture import capture
 from fusewright.codegen import render as rendering
 from fusewright.codegen.source import Source
-from fusewright.ir import Dim, Program
+from fusewright.ir import Dim, Node, Program, Ref, TensorSpec, contiguous_strides
 from fusewright.pipeline import prepare
 from fusewright.plan import plan
 from fusewright.plan.steps import Call, Plan, Window, WindowGradient
@@ -197,6 +197,22 @@ def test_what_is_left_to_pytorch(function, x: Tensor, why: str) -> None:  # type
         calls = [step for step in each.steps if isinstance(step, Call)]
         (reason,) = [step.reason for step in calls if "convolution" in step.node.op]
         assert reason == f"{kind}{why}, left to PyTorch's library for now"
+
+
+def test_channels_far_apart_are_left_to_pytorch() -> None:
+    """The kernels count in 32 bits from one to the next."""
+
+    def spec(*shape: int, apart: int | None = None) -> TensorSpec:
+        sizes = tuple(map(Dim, shape))
+        strides = contiguous_strides(sizes)
+        strides = strides if apart is None else (strides[0], Dim(apart), *strides[2:])
+        return TensorSpec("float32", sizes, strides)
+
+    args = (Ref("x"), Ref("w"), (1, 1), (1, 1), (1, 1), 1, False)
+    node = Node("y", windows.WINDOW, args, spec=spec(8, 128, 32, 32))
+    weight = spec(128, 64, 3, 3)
+    for apart, why in ((2**31 - 1, ""), (2**31, "of channels that lie 2^31 elements apart")):
+        assert windows.obstacle(node, spec(8, 64, 32, 32, apart=apart), weight) == why
 
 
 def test_small_batches_are_left_to_the_plain_program() -> None:

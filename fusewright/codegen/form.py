@@ -256,9 +256,10 @@ def decompose(
 
 
 def _divided(form: Form, name: str, index: str, by: Dim) -> str:
-    """A quotient or a rest; a GPU has functions for them, which look for the short way."""
+    """A quotient or a rest; where a product ends, whose indices have 64 bits, by a function that
+    looks for the short way. Powers of two need none."""
     size = form.size(by)
-    if form.language == "cuda":
+    if form.given and not (by.is_static and by.factor & (by.factor - 1) == 0):
         return f"fw::{name}({index}, {size})"
     return f"{index} {'/' if name == 'over' else '%'} ({size})"
 

@@ -168,28 +168,11 @@ class OnDevice {
   bool moved_ = false;
 };
 
-// Quotient and rest of indices: those of 64 bits mostly fit 32, and a division then takes a quarter of
-// the instructions.
-template <typename I, typename By>
-__device__ __forceinline__ I over(I index, By by) {
-  if (sizeof(I) == 8 && (uint64_t(index) | uint64_t(by)) >> 32 == 0) {
-    return uint32_t(index) / uint32_t(by);
-  }
-  return index / I(by);
-}
-template <typename I, typename By>
-__device__ __forceinline__ I rest(I index, By by) {
-  if (sizeof(I) == 8 && (uint64_t(index) | uint64_t(by)) >> 32 == 0) {
-    return uint32_t(index) % uint32_t(by);
-  }
-  return index % I(by);
-}
-
 // The lane axis position and the index over the other axes that belong to a linear index.
 template <bool kRest, typename I>
 __device__ __forceinline__ void locate(I index, I lane_extent, I& q, I& l) {
   if constexpr (kRest) {
-    q = over(index, lane_extent);
+    q = index / lane_extent;
     l = index - q * lane_extent;
   } else {
     q = 0;

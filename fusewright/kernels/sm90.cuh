@@ -96,12 +96,6 @@ __device__ __forceinline__ void load_four_if(float* x, const float* from, bool i
       : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "l"(from), "r"(int(inside)));
 }
 
-// The compiler cannot know where this comes from, and so keeps it.
-__device__ __forceinline__ int64_t as_it_is(int64_t x) {
-  asm volatile("" : "+l"(x));
-  return x;
-}
-
 // To shared memory. kPlace keeps the compiler from merging stores of different places into one
 // whose register it would have to index.
 template <int kPlace>

@@ -250,7 +250,7 @@ static int window(const End& end, bool vectors, const WindowInput& x, const Wind
   static_assert(kSharedBytes - int(sizeof(Shared)) >= kStageBytes, "stages would not fit");
   const int room = (kSharedBytes - int(sizeof(Shared))) / (Shared::kHalves * 128);
   divide_rows(sizes, kGroupPositions<kTerms, kTileChannels>, room, Shared::kTurns ? 3 : 2);
-  sizes.takes_turns = Shared::kTurns && sizes.walks && sizes.stages == 3 && sizes.rings == 1;
+  sizes.takes_turns = Shared::kTurns && sizes.stages == 3 && sizes.rings == 1;
   const int shared_bytes =
       int(sizeof(Shared)) + sizes.rings * Shared::kHalves * sizes.ring_bytes();
   // Boxes that are ahead lie in stages that nothing can be loaded into. A class without taps has none.

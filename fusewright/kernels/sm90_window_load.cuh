@@ -36,6 +36,8 @@ struct WindowThreads : WindowTeam<kTerms> {
                         128 * Team::kLoad <=
                     kAll * kRegisters,
                 "there are no more registers than the block begins with");
+  static_assert(Team::kConvert <= kRegisters && kRegisters <= Team::kMultiply,
+                "those that convert leave some, those that multiply take them");
 };
 
 // Where the multiplying warpgroups do not take turns: boxes of weights that one is ahead of the other.

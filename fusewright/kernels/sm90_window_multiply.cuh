@@ -125,16 +125,11 @@ struct WindowMultiplier {
     if (speaks()) arrive(&shared.done_w[from_w.stage(1 + later)]);
     if (warpgroup == 0 && from_w.count == sizes.lead + later) give_turn(kTurnBarrier + 1);
   }
-  // Where warpgroups take turns: of the first tile the first has it. The other's boxes lie between its
-  // own.
+  // Where warpgroups take turns: the first one has it first. The other's boxes lie between its own.
   __device__ __forceinline__ void begin_turn(bool first, int boxes) {
-    if (!Shared::kTurns || !sizes.takes_turns) return;
-    if (warpgroup == 1) {
-      from_w.count += boxes;
-      await_turn(kTurnBarrier + 1);
-    } else if (!first) {
-      await_turn(kTurnBarrier);
-    }
+    if (!Shared::kTurns || !sizes.takes_turns || (first && warpgroup == 0)) return;
+    from_w.count += boxes;
+    await_turn(kTurnBarrier + warpgroup);
   }
   __device__ __forceinline__ void pass_turn(bool last) {
     if (!Shared::kTurns || !sizes.takes_turns) return;
@@ -162,7 +157,6 @@ struct WindowMultiplier {
     await_products<0>();
     settle(total);
     release_weights(0);
-    if (Shared::kTurns && sizes.takes_turns && warpgroup == 0) from_w.count += boxes;
   }
   // While this warpgroup adds up a box, the other's products run.
   __device__ __forceinline__ void add_boxes_exactly(WindowSteps steps, int boxes) {
