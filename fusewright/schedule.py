@@ -333,7 +333,7 @@ def _cached_rows(inner: int, lanes: int, loads: int) -> Iterator[Schedule]:
         unroll = max(1, -(-inner // (threads * lanes)))
         rows = max(1, 128 // threads) if threads <= 32 else 1
         row = Schedule("row", lanes, threads, rows=rows, unroll=unroll, cached=True)
-        if threads == 512 and lanes > 4 and 4 < unroll <= 8 and loads == 1:
+        if threads == 512 and lanes > 4 and 4 < unroll <= 8 and loads <= 1:
             yield replace(row, again=True)
         if unroll <= most:
             yield row

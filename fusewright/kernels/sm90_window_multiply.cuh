@@ -131,7 +131,7 @@ struct WindowMultiplier {
     from_w.count += boxes;
     await_turn(kTurnBarrier + warpgroup);
   }
-  __device__ __forceinline__ void pass_turn(bool last) {
+  __device__ __forceinline__ void hand_over(bool last) {
     if (!Shared::kTurns || !sizes.takes_turns) return;
     if (warpgroup == 0) {
       give_turn(kTurnBarrier + 1);
@@ -202,7 +202,7 @@ struct WindowMultiplier {
         const uint32_t stage = tile_place(shared.ring(sizes, from_x.ring()));
         add_stage({shape.shift, tap, last_tap, 0, sizes.steps(block), from_x.row + first_position(),
                    sizes.ring_rows, stage},
-                  sizes.boxes(block, phase), [&] { pass_turn(last); });
+                  sizes.boxes(block, phase), [&] { hand_over(last); });
       }
     }
     from_x.next_tile();
