@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import make_dataclass
@@ -176,32 +177,22 @@ def test_nobody_is_suspected_for_a_host_that_is_slow_to_wake() -> None:
     assert [each.median_us for each in found.values()] == [20.0, 3000.0]
 
 
+def honest_for(calls: int) -> Callable[[int], float]:
+    """A candidate that turns to another stream after so many calls."""
+    made = itertools.count(1)
+    return lambda slot: 91.0 if next(made) <= calls else 1.0
+
+
 def test_whoever_turns_to_another_stream_later_is_found() -> None:
-    turns = 0
-
-    def late(slot: int) -> float:
-        nonlocal turns
-        turns += 1
-        return 91.0 if turns <= 30 else 1.0
-
-    calls = {"late": late, "honest": lambda slot: 91.0}
+    calls = {"late": honest_for(30), "honest": lambda slot: 91.0}
     found = sample(calls, feed(), Suspicious(), Settings("cuda", budget_s=60)).timings
     assert (found["late"].counted, found["late"].median_us) == ("device", 91.0)
     assert (found["honest"].counted, found["honest"].median_us) == ("stream", 91.0)
 
 
 def test_who_hides_in_some_runs_only_gets_no_time() -> None:
-    turns = 0
-
-    def later_and_later(slot: int) -> float:
-        nonlocal turns
-        turns += 1
-        return 91.0 if turns <= 30 else 1.0
-
-    def last(slot: int) -> float:
-        return 91.0 if turns <= 90 else 1.0  # honest until the other's second run
-
-    calls = {"late": later_and_later, "last": last, "honest": lambda slot: 91.0}
+    # The last one is honest until the other's second run.
+    calls = {"late": honest_for(30), "last": honest_for(90), "honest": lambda slot: 91.0}
     settings = Settings("cuda", budget_s=60, least_rounds=40, most_rounds=40)
     found = sample(calls, feed(), Suspicious(), settings)
     assert set(found.timings) == {"late", "honest"}

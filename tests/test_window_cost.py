@@ -1,0 +1,63 @@
+"""The sizes of convolutions: how results are cut into bands, parts and classes, and what pays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fusewright.ir import Dim
+from fusewright.window import Geometry, WindowAxis
+from fusewright.window_cost import (
+    band_widths,
+    best_band,
+    fits,
+    gradient_parts,
+    is_possible,
+    is_worthwhile,
+)
+
+
+def geometry(size: int, taps: int, stride: int = 1, dilation: int = 1) -> Geometry:
+    result = (size - dilation * (taps - 1) - 1) // stride + 1
+    axis = WindowAxis(size, result, taps, stride, dilation, 0)
+    return Geometry(Dim(16), 1, 64, 128, axis, axis)
+
+
+@pytest.mark.parametrize(
+    ("size", "taps", "stride", "dilation"),
+    [(7, 3, 1, 1), (130, 3, 1, 1), (226, 3, 1, 1), (1000, 3, 1, 1), (230, 7, 2, 1), (256, 3, 1, 8)],
+)
+def test_bands_find_room(size: int, taps: int, stride: int, dilation: int) -> None:
+    of = geometry(size, taps, stride, dilation)
+    band = best_band(of)
+    assert band is not None and fits(of, band) and is_possible(of)
+    widths = list(band_widths(of))
+    assert band in widths and widths[0] == of.x.result and all(w % 4 == 0 for w in widths[1:])
+    assert (band < of.x.result) == (of.x.result > 200)
+
+
+def test_gradients_are_divided_among_all_processors() -> None:
+    of = geometry(130, 3)
+    assert gradient_parts(of, 128, {}, 132) == 66, "two tiles of 64 results, nine taps in one set"
+    assert gradient_parts(replace(of, images=Dim(1), channels=2048), 128, {}, 132) == 2
+    assert gradient_parts(replace(of, images=Dim(0)), 128, {}, 132) == 1
+
+
+def test_too_many_taps_are_left_to_pytorch() -> None:
+    assert not is_possible(geometry(200, 13)) and not is_possible(geometry(400, 3, 5))
+    assert is_worthwhile(geometry(130, 3), {}) and not is_worthwhile(geometry(4, 3), {})
+
+
+def test_classes_of_results() -> None:
+    axis = WindowAxis(32, 64, 4, 2, 1, 1, transposed=True)
+    of = Geometry(Dim(64), 1, 128, 64, axis, axis)
+    assert of.classes == ((4,), (4,), (4,), (4,)) and best_band(of) == 32
+    assert is_possible(of)
+    # A kernel that is narrower than its stride leaves results that nothing is added to.
+    narrow = replace(of, x=WindowAxis(32, 96, 2, 3, 1, 1, transposed=True))
+    assert narrow.x.phases == (1, 0, 1) and narrow.classes.count((0,)) == 2
+    assert (narrow.x.positions, narrow.x.halo) == (32, 0)
+    # Every second tap is of the same class, and they lie three apart.
+    dilated = WindowAxis(9, 20, 5, 2, 3, 4, transposed=True)
+    assert dilated.phases == (3, 2) and dilated.halo == 6
