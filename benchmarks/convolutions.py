@@ -2,24 +2,23 @@
 
     python benchmarks/convolutions.py [--out convolutions.json] [--only 3x3] [--no-compile] [--fp32]
 
-Needs a Hopper GPU. Times are medians of CUDA events over repeats that follow each other. The floor
-is the larger of reading the input and writing the output once at the bandwidth of a copy, and the
-multiply-adds at the rate of a product in TF32's accuracy, both measured here. Errors are against
-float64: of the output, and the largest of all gradients.
+Needs a Hopper GPU. Times are `interleaved`'s: candidates take turns, the L2 cache is overwritten,
+the host does not count. The floor is the larger of reading the input and writing the output once at
+the bandwidth of a copy, and the multiply-adds at the rate of a product in TF32's accuracy, both
+measured here. Errors are against float64: of the output, and the largest of all gradients.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import itertools
 import json
-import math
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +27,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import fusewright
+from benchmarks.interleaved import interleaved
+from fusewright.bench.clock import DeviceClock
 from fusewright.pipeline import prepare
 from fusewright.plan.steps import Window
 
@@ -114,20 +115,9 @@ class Row:
     floor_ms: float
     forward_ms: dict[str, float] = field(default_factory=dict)
     train_ms: dict[str, float] = field(default_factory=dict)
+    call_ms: dict[str, float] = field(default_factory=dict)  # of the host, forward
     output_error: dict[str, float] = field(default_factory=dict)
     gradient_error: dict[str, float] = field(default_factory=dict)
-
-
-def milliseconds(call: Callable[[], object], repeats: int = 20) -> float:
-    for _ in range(3):
-        call()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        call()
-        mark.record()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
 
 
 def error(found: Tensor, exact: Tensor) -> float:
@@ -141,14 +131,15 @@ def trained(model: nn.Module, x: Tensor, grad: Tensor | None) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, [given, *model.parameters()], grad)]
 
 
-def rates() -> tuple[float, float]:
+def rates(clock: DeviceClock) -> tuple[float, float]:
     """Bytes and multiply-adds' operations in a millisecond."""
     block = torch.empty(1 << 28, device="cuda")
     target = torch.empty_like(block)
-    copied = 2 * 4 * block.numel() / milliseconds(lambda: target.copy_(block))
     half = torch.randn(4096, 4096, device="cuda").half()
-    multiplied = 2 * 4096**3 / milliseconds(lambda: half @ half)
-    return copied, multiplied
+    calls = {"copy": lambda: target.copy_(block), "product": lambda: half @ half}
+    took = interleaved(calls, clock)
+    copied = 2 * 4 * block.numel() / took["copy"].device_ms
+    return copied, 2 * 4096**3 / took["product"].device_ms
 
 
 def floor_ms(shape: Shape, x: Tensor, y: Tensor, known: tuple[float, float]) -> float:
@@ -171,6 +162,7 @@ def built(shape: Shape) -> tuple[Shape, nn.Module, nn.Module, Tensor, str]:
 def measured(
     made: tuple[Shape, nn.Module, nn.Module, Tensor, str],
     known: tuple[float, float],
+    clock: DeviceClock,
     compiling: bool,
 ) -> Row:
     shape, model, fast, x, ours_is = made
@@ -188,16 +180,20 @@ def measured(
         found = trained(each, x, grad)
         errors = [error(a, b) for a, b in zip(found, truth, strict=True)]
         row.output_error[name], row.gradient_error[name] = errors[0], max(errors[1:])
-        with torch.no_grad():
-            row.forward_ms[name] = milliseconds(lambda each=each: each(x))
-        row.train_ms[name] = milliseconds(lambda each=each: trained(each, x, grad))
+    with torch.no_grad():
+        forward = interleaved({n: partial(each, x) for n, each in candidates.items()}, clock)
+    training = interleaved(
+        {name: partial(trained, each, x, grad) for name, each in candidates.items()}, clock
+    )
+    row.forward_ms.update((name, took.device_ms) for name, took in forward.items())
+    row.train_ms.update((name, took.device_ms) for name, took in training.items())
+    row.call_ms.update((name, took.call_ms) for name, took in forward.items())
     return row
 
 
-def ratio(row: Row) -> float:
-    """Against the better of the others, forward."""
-    others = [ms for name, ms in row.forward_ms.items() if name != "ours"]
-    return min(others) / row.forward_ms["ours"]
+def ratio(took: Mapping[str, float]) -> float:
+    """Against the better of the others."""
+    return min(ms for name, ms in took.items() if name != "ours") / took["ours"]
 
 
 def printed(row: Row) -> str:
@@ -207,7 +203,9 @@ def printed(row: Row) -> str:
     errors = " ".join(f"{row.output_error[name]:.1e}" for name in names)
     gradients = " ".join(f"{row.gradient_error[name]:.1e}" for name in names)
     head = f"{row.shape.name:28s} {row.ours_is:9s} | {row.floor_ms:6.3f}"
-    return f"{head} | {forward} | {ratio(row):5.2f}× | {train} | {errors} | {gradients}"
+    forward += f" | {ratio(row.forward_ms):5.2f}×"
+    train += f" | {ratio(row.train_ms):5.2f}×"
+    return f"{head} | {forward} | {train} | {errors} | {gradients}"
 
 
 def main() -> None:
@@ -222,14 +220,16 @@ def main() -> None:
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     with ThreadPoolExecutor(BUILDERS) as pool:
         made = list(pool.map(built, shapes))
-    known = rates()
-    print("shape, whose | floor | forward ms: eager, compile, ours | × | training ms | errors")
+    clock = DeviceClock(torch.device("cuda", torch.cuda.current_device()))
+    known = rates(clock)
+    print("shape, whose | floor | forward ms: eager, compile, ours | × | training | × | errors")
     rows = []
     for each in made:
-        rows.append(measured(each, known, not given.no_compile))
+        rows.append(measured(each, known, clock, not given.no_compile))
         print(printed(rows[-1]), flush=True)
-    mean = math.exp(statistics.mean(math.log(ratio(row)) for row in rows))
-    print(f"geometric mean of the forward ratios: {mean:.2f}×")
+    for name, took in (("forward", "forward_ms"), ("training", "train_ms")):
+        mean = statistics.geometric_mean(ratio(getattr(row, took)) for row in rows)
+        print(f"geometric mean of the ratios, {name}: {mean:.2f}×")
     if given.out:
         given.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 

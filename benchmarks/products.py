@@ -6,18 +6,21 @@ Needs a Hopper GPU. Ours is the optimized module, splitting and Python included.
 median of CUDA events over repeats that follow each other, after a third of a second of the same
 work: the clock is then what the power limit leaves of it. Errors are ‖y − y64‖/‖y64‖ against
 float64. `--hard` compares errors on inputs that are hard for halves, `--small` times small and odd
-shapes, where PyTorch's product may be the one that our plan calls.
+shapes, where PyTorch's product may be the one that our plan calls: by turns, the GPU kept busy
+while the host launches (`interleaved`), and beside that what a call costs the host.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,14 +30,18 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import fusewright
+from benchmarks.interleaved import Times, interleaved
+from fusewright.bench.clock import DeviceClock
 
+BUILDERS = 12
 # The products of a linear layer: outputs, gradient of the input, gradient of the weight.
 LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "x·wᵀ": lambda x, w: x @ w.t(),
     "x·w": lambda x, w: x @ w,
     "xᵀ·w": lambda x, w: x.t() @ w,
 }
-SHAPES = (
+Shape = tuple[str, int, int, int]  # layout, rows, columns, depth
+SHAPES: tuple[Shape, ...] = (
     ("x·wᵀ", 4096, 4096, 4096),
     ("x·wᵀ", 8192, 8192, 8192),
     ("x·wᵀ", 1024, 8192, 8192),
@@ -45,7 +52,7 @@ SHAPES = (
     ("xᵀ·w", 16384, 16384, 128),
     ("x·wᵀ", 4097, 4097, 4097),
 )
-SMALL = tuple(
+SMALL: tuple[Shape, ...] = tuple(
     ("x·wᵀ", rows, columns, depth)
     for rows, columns, depth in (
         *((n, n, n) for n in (1, 16, 64, 127, 128, 256, 512, 1000, 1024, 2048)),
@@ -87,6 +94,7 @@ class Row:
     tf32_error: float
     ours_error: float
     ours_tf32_error: float
+    call_ms: tuple[float, float] = (0.0, 0.0)  # of the host: eager, ours
 
     def rate(self, ms: float) -> float:
         """Effective TFLOP/s."""
@@ -122,24 +130,41 @@ def relative_error(y: Tensor, exact: Tensor) -> float:
     return float((y.double() - exact).norm() / exact.norm().clamp(min=1e-300))
 
 
-def measured(layout: str, rows: int, columns: int, depth: int) -> Row:
-    x, w = operands(layout, rows, columns, depth)
-    model = Product(layout, w)
-    ours = fusewright.optimize(model, x, modes=("eval",)).eval()
+def built(shape: Shape) -> tuple[Product, nn.Module, Tensor]:
+    """The layer, ours and an input."""
+    x, w = operands(*shape)
+    model = Product(shape[0], w)
+    return model, fusewright.optimize(model, x, modes=("eval",)).eval(), x
+
+
+def measured(
+    shape: Shape, made: tuple[Product, nn.Module, Tensor], clock: DeviceClock | None
+) -> Row:
+    """By turns if there is a clock, otherwise sustained."""
+    model, ours, x = made
+    layout, w = model.layout, model.weight
     exact = LAYOUTS[layout](x.double(), w.double())
-    times: list[float] = []
-    errors: list[float] = []
+
+    def run(module: nn.Module, tf32: bool) -> Tensor:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        return module(x)
+
+    calls = {
+        (name, tf32): functools.partial(run, module, tf32)
+        for name, module in (("PyTorch", model), ("ours", ours))
+        for tf32 in (False, True)
+    }
     with torch.no_grad():
-        for call in (model, ours):
-            for tf32 in (False, True):
-                torch.backends.cuda.matmul.allow_tf32 = tf32
-                errors.append(relative_error(call(x), exact))
-                times.append(sustained_ms(lambda call=call: call(x)))
+        errors = [relative_error(call(), exact) for call in calls.values()]
+        times = (
+            list(interleaved(calls, clock).values())
+            if clock
+            else [Times(sustained_ms(call), 0.0) for call in calls.values()]
+        )
     torch.backends.cuda.matmul.allow_tf32 = False
-    sgemm, tf32_ms, mine, mine_tf32 = times
     return Row(
-        layout, rows, columns, depth, sgemm, tf32_ms, mine, mine_tf32,
-        errors[0], errors[1], errors[2], errors[3],
+        *shape, *(each.device_ms for each in times), *errors,
+        call_ms=(times[0].call_ms, times[2].call_ms),
     )  # fmt: skip
 
 
@@ -185,6 +210,16 @@ def print_hard() -> list[dict[str, object]]:
     return found
 
 
+def printed(row: Row) -> str:
+    times = (row.sgemm_ms, row.tf32_ms, row.ours_ms, row.ours_tf32_ms)
+    text = "  ".join(f"{ms:7.4f} {row.rate(ms):4.0f}" for ms in times)
+    ratios = f"×{row.sgemm_ms / row.ours_ms:.2f} ×{row.tf32_ms / row.ours_tf32_ms:.2f}"
+    errors = f"{row.sgemm_error:.1e} {row.tf32_error:.1e} {row.ours_error:.1e}"
+    calls = "".join(f" {1e3 * ms:4.0f} µs" for ms in row.call_ms if ms)
+    head = f"{row.layout:5s} {row.rows:6d} {row.columns:6d} {row.contracted:6d}"
+    return f"{head} | {text} | {ratios} | {errors} {row.ours_tf32_error:.1e}{calls}"
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--out", type=Path)
@@ -197,20 +232,16 @@ def main() -> None:
     print(
         "layout   rows columns contracted | ms, TFLOP/s: SGEMM, TF32, ours, ours as TF32 | errors"
     )
+    clock = DeviceClock(torch.device("cuda")) if given.small else None
     found: list[dict[str, object]] = []
-    for layout, rows, columns, depth in SMALL if given.small else SHAPES:
-        if given.only in f"{rows} {columns} {depth}":
-            row = measured(layout, rows, columns, depth)
-            found.append(asdict(row))
-            times = (row.sgemm_ms, row.tf32_ms, row.ours_ms, row.ours_tf32_ms)
-            text = "  ".join(f"{ms:7.4f} {row.rate(ms):4.0f}" for ms in times)
-            ratio = row.sgemm_ms / row.ours_ms
-            errors = f"{row.sgemm_error:.1e} {row.tf32_error:.1e} {row.ours_error:.1e}"
-            print(
-                f"{layout:5s} {rows:6d} {columns:6d} {depth:6d} | {text} | ×{ratio:.2f} | "
-                f"{errors} {row.ours_tf32_error:.1e}",
-                flush=True,
-            )
+    shapes = SMALL if given.small else SHAPES
+    shapes = tuple(each for each in shapes if given.only in " ".join(map(str, each)))
+    with ThreadPoolExecutor(BUILDERS) as pool:
+        made = list(pool.map(built, shapes))
+    for shape, each in zip(shapes, made, strict=True):
+        row = measured(shape, each, clock)
+        found.append(asdict(row))
+        print(printed(row), flush=True)
     hard = print_hard() if given.hard else []
     if given.out:
         given.out.write_text(json.dumps({"products": found, "hard": hard}, indent=1) + "\n")
