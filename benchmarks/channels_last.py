@@ -1,6 +1,6 @@
 """Channels-last convolutions on a GPU: right, and how fast, beside eager and NCHW.
 
-    FUSEWRIGHT_TRY=turning python benchmarks/channels_last.py
+    python benchmarks/channels_last.py
 
 Prints ours against eager at the full size of examples/conv2d_min_add_multiply.py, errors against
 float64, times, kernels by time, and what cuDNN does in both layouts by number of channels.

@@ -30,7 +30,7 @@ from fusewright.schedule import (
 )
 from fusewright.vectors import widths
 from fusewright.window import Geometry, GradientKernel, WindowKernel
-from fusewright.window_cost import TILE_CHANNELS, band_widths, fits
+from fusewright.window_cost import TILE_CHANNELS, band_widths, fits, has_turns
 
 Choice = Schedule | ProductSchedule | WindowSchedule | GradientSchedule
 Sizes = Mapping[str, int]
@@ -60,6 +60,8 @@ def permitted(kernel: Kernel, choice: Choice, target: Target) -> bool:
     if isinstance(kernel, WindowKernel):
         if not isinstance(choice, WindowSchedule) or choice.tile_channels not in TILE_CHANNELS:
             return False
+        if choice.turns and not has_turns(kernel.geometry, choice.band_width):
+            return False
         return _band_fits(kernel.geometry, choice.band_width)
     if isinstance(kernel, GradientKernel):
         if not isinstance(choice, GradientSchedule) or choice.parts < 1:
@@ -86,7 +88,8 @@ def _others(kernel: Kernel, first: Choice, target: Target, sizes: Sizes) -> Iter
         return
     if isinstance(kernel, WindowKernel):
         assert isinstance(first, WindowSchedule)
-        yield from (replace(first, tile_channels=each) for each in TILE_CHANNELS)
+        yield replace(first, turns=not first.turns)
+        yield from (replace(first, tile_channels=each, turns=False) for each in TILE_CHANNELS)
         yield from (replace(first, band_width=each) for each in band_widths(kernel.geometry))
         return
     if isinstance(kernel, GradientKernel):

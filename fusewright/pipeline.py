@@ -67,7 +67,7 @@ def target_of(device: torch.device) -> Target:
 
 
 def _trials() -> tuple[str, ...]:
-    """What the user wants to try before it is on for all: FUSEWRIGHT_TRY=turning,halves."""
+    """What the user wants to try before it is on for all: FUSEWRIGHT_TRY=sweeping,halves."""
     wanted = tuple(filter(None, os.environ.get("FUSEWRIGHT_TRY", "").split(",")))
     unknown = [each for each in wanted if each not in TRIALS]
     if unknown:
@@ -146,8 +146,6 @@ def _timed(seconds: dict[str, float], name: str, run: Any) -> Any:
 def _planned(program: Program, target: Target) -> list[ProgramPlans]:
     dump(f"{program.mode}_captured", _pretty(program))
     program = rewrite(program)
-    if target.turning:
-        program = with_channels_last(program)
     dump(f"{program.mode}_rewritten", _pretty(program))
     plain = _plans(program, target)
     if not target.tensor_cores:
@@ -184,6 +182,9 @@ def _for_large_batches(plans: ProgramPlans, target: Target) -> ProgramPlans:
 
 
 def _plans(program: Program, target: Target) -> ProgramPlans:
+    """Of the program with PyTorch's convolutions in the layout that suits them."""
+    if target.turning:
+        program = with_channels_last(program)
     sizes = program.example_sizes
     backward = program.backward.nodes if program.backward else ()
     repeated = frozenset(node.name for node in backward)

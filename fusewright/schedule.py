@@ -21,13 +21,13 @@ from fusewright.tiles import mixes_layouts, tile_bytes, tiled_accesses, turned_a
 from fusewright.vectors import TILED, prefers_column, widths
 from fusewright.vectors import lanes_fit as lanes_fit
 from fusewright.window import GradientKernel, WindowKernel
-from fusewright.window_cost import best_band, best_tile_channels, gradient_parts
+from fusewright.window_cost import best_band, best_tile_channels, gradient_parts, has_turns
 
 HOST_RUN = 1024  # kLongestRun of kernels/host.hpp
 SHARED_BYTES = 48 * 1024
 SMALL_TILE, LARGE_TILE = 32, 64
 TILE_REGISTERS = 64  # 4-byte registers for what a thread has loaded of a tile
-TRIALS = ("turning", "halves", "sweeping")
+TRIALS = ("halves", "sweeping")
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Target:
     """What is compiled for: language 'cuda' or 'host', and the number of processors.
 
     `tensor_cores`: whether it has those that our matrix products and convolutions are written for,
-    Hopper's. Off until a GPU has shown what they gain (TRIALS): `turning`, whether loops may turn
-    tiles in shared memory, and PyTorch's convolutions so run in channels-last; `halves`, whether
+    Hopper's. `turning`: whether loops may turn tiles in shared memory, and PyTorch's convolutions
+    so run in channels-last. Off until a GPU has shown what they gain (TRIALS): `halves`, whether
     products in 16 bits are ours; `sweeping`, whether convolutions of ours reduce their results.
     """
 
@@ -53,7 +53,8 @@ class Target:
 
     @staticmethod
     def cuda(sms: int = 132, tensor_cores: bool = True, trials: Collection[str] = ()) -> Target:
-        return Target("cuda", sms, tensor_cores, **{each: each in trials for each in TRIALS})
+        tried = {each: each in trials for each in TRIALS}
+        return Target("cuda", sms, tensor_cores, turning=True, **tried)
 
 
 @dataclass(frozen=True)
@@ -99,17 +100,22 @@ def choose_product(
 
 @dataclass(frozen=True)
 class WindowSchedule:
-    """How a convolution is laid out: tiles of `tile_channels` results, bands of `band_width`."""
+    """How a convolution is laid out: tiles of `tile_channels` results, bands of `band_width`.
+
+    With `turns` a tile has all results, 64 at a time, unless products are to be exact in fp32.
+    """
 
     tile_channels: int
     band_width: int
+    turns: bool = False
 
 
 def choose_window(kernel: WindowKernel) -> WindowSchedule:
     """The heuristic's choice of tile and bands."""
-    band = best_band(kernel.geometry)
+    of = kernel.geometry
+    band = best_band(of)
     assert band is not None, "rewriting asks for room first"
-    return WindowSchedule(best_tile_channels(kernel.geometry), band)
+    return WindowSchedule(best_tile_channels(of), band, of.results > 64 and has_turns(of, band))
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from fusewright.window import Geometry
 TERMS = (1, 3)
 MOST_POSITIONS, MOST_RINGS = 256, 4  # of kernels/window_walk.cuh
 TILE_CHANNELS = (64, 128)
-STAGE_BYTES = 138 * 1024  # kStageBytes of kernels/window_walk.cuh
+STAGE_BYTES, TURN_BYTES = 138 * 1024, 125 * 1024  # kStageBytes, kTurnBytes of the same
 MOST_TAPS, MOST_PHASES = 128, 16
 CHANNEL_BLOCK = 64
+TURN_POSITIONS = 128  # of a tile, where warpgroups take turns
 # Of the gradient by the weights: taps of a warpgroup, positions of a slab, slabs that a part costs.
 GRADIENT_TAPS, GRADIENT_SLAB, PART_SLABS = 5, 128, 4
 # Cycles of a processor: a product of 64 positions, 16 channels and one result; a number to convert;
@@ -75,6 +76,15 @@ def fits(of: Geometry, band_width: int) -> bool:
     """
     rows = {terms: stage_rows(of, band_width, terms) for terms in TERMS}
     return max(rows[1] * 128, rows[3] * 256) <= STAGE_BYTES
+
+
+def has_turns(of: Geometry, band_width: int) -> bool:
+    """Whether a tile is a single stage, of which two or more find room beside three warpgroups that
+    multiply."""
+    reach = of.y.halo * pitch_of(of, band_width) + of.x.halo
+    stage = -(-(TURN_POSITIONS + reach) // 8) * 8
+    single = of.channels <= CHANNEL_BLOCK and of.classes == (of.phases,) and len(of.phases) == 1
+    return single and (stage + 2 * TURN_POSITIONS) * 128 <= TURN_BYTES
 
 
 def band_widths(of: Geometry) -> Iterator[int]:

@@ -91,7 +91,7 @@ int end_in(const ByChannel<Body, kPerImage, kTogether>& end, const ConvolutionSi
   return 0;
 }
 
-template <int kTerms, int kTileChannels, int kLanes, class End>
+template <int kTerms, int kTileChannels, bool kTurns, int kLanes, class End>
 int convolution(const End& end, bool, const WindowInput& source, const WindowFilter& filter,
                 const ConvolutionSizes& of, void* workspace, int device, void* stream) {
   if (of.band_width < 1 || workspace == nullptr || (kTerms != 1 && kTerms != 3)) return 3;

@@ -211,6 +211,7 @@ void await_products() {
 }
 template <int kSums>
 void settle(float (&)[kSums]) {}
+inline void move_after(uint32_t& to, uint32_t from) { to = from; }
 
 inline uint32_t two_halves(float low, float high) {
   return float_to_half(low) | static_cast<uint32_t>(float_to_half(high)) << 16;

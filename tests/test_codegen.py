@@ -175,7 +175,9 @@ def test_full_sum(n: int, splits: int) -> None:
     x, y = torch.randn(n), torch.empty(())
     schedule = Schedule("row", lanes=32, splits=splits)
     run(cases.full_sum(S0), {"x": x, "y": y}, {"s0": n}, schedule=schedule)
-    close(y, x.double().sum(), 1e-6)
+    # Terms may cancel: what is left is no measure of the rounding errors then.
+    error = abs(float(y) - float(x.double().sum()))
+    assert error <= 1e-6 * abs(float(y)) or error <= 5e-8 * float(x.norm())
 
 
 def test_channel_sum_over_two_inner_axes() -> None:

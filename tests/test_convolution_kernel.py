@@ -30,8 +30,8 @@ BODY = (
                       float* out) {                                                             \
     const int64_t plane = sizes->y.out * sizes->x.out;                                          \
     const Plain plain{out, sizes->images * plane, plane, sizes->groups * sizes->channels_out};  \
-    const auto run = terms == 1 ? fw::convolution<1, channels, 2, End>                          \
-                                : fw::convolution<3, channels, 2, End>;                         \
+    const auto run = terms == 1 ? fw::convolution<1, channels, false, 2, End>                   \
+                                : fw::convolution<3, channels, true, 2, End>;                   \
     return run(End{{{plain}}}, true, *x, *filter, *sizes, workspace, 0, nullptr);               \
   }
 ENTRY(convolution_64, 64)

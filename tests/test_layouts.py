@@ -30,7 +30,7 @@ from fusewright.schedule import Target, choose
 from tests.loop_cases import NVCC, compile_source
 from tests.test_cuda_emulated import emulated
 
-CUDA = Target.cuda(tensor_cores=False, trials=("turning",))
+CUDA = Target.cuda(tensor_cores=False)
 
 
 class Epilogue(nn.Module):
@@ -95,6 +95,18 @@ class Pooled(nn.Module):
         return self.second(y).mean((2, 3)) * pooled.mean((2, 3))
 
 
+class Separable(nn.Module):
+    """A convolution for each channel and a product, as they follow each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each = nn.Conv2d(32, 32, 3, padding=1, groups=32)
+        self.all, self.up = nn.Conv2d(32, 48, 1), nn.ConvTranspose2d(48, 32, 2, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.up(torch.relu(self.all(torch.tanh(self.each(x))))))
+
+
 class Volume(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -118,6 +130,7 @@ MODELS = {
     "chain": (Chain, (2, 32, 16, 20)),
     "masked": (Masked, (2, 32, 17, 15)),
     "elsewhere": (Elsewhere, (2, 32, 16, 16)),
+    "separable": (Separable, (2, 32, 8, 12)),
     "pooled": (Pooled, (2, 32, 15, 17)),
     "volume": (Volume, (2, 32, 7, 9, 8)),
     "normed": (Normed, (2, 32, 18, 18)),
@@ -175,7 +188,8 @@ def test_a_chain_stays_in_channels_last(small: None) -> None:
     specs = dict(plans.forward.specs)
     images = {n: s for n, s in specs.items() if len(s.shape) == 4 and s.shape[2].factor > 3}
     plain = {name for name, spec in images.items() if not is_channels_last(spec)}
-    assert plain == {"x", "mul_32"}, "the argument and the output alone"
+    wanted = {"x", "mul_32", "convolution_2"}
+    assert plain == wanted, "the argument, the output and what is saved beside it alone"
     assert plans.backward is not None
     weights = {"first_weight", "second_weight"}
     assert len(set(copies(plans.backward)) - weights) == 4, "gradients that are given out"
@@ -304,8 +318,13 @@ def test_which_convolutions_gain(small: None, monkeypatch: pytest.MonkeyPatch) -
     assert kinds_of(good, x) == {True}
     assert kinds_of(good, x, Target.host()) == {False}
     assert kinds_of(nn.Conv2d(32, 32, 3, groups=2), x) == {False}
-    assert kinds_of(nn.Conv2d(32, 32, 3, groups=32), x) == {False}
-    assert kinds_of(nn.ConvTranspose2d(32, 32, 3), x) == {False}
+    assert kinds_of(nn.Conv2d(32, 32, 3, groups=32), x) == {True}, "each channel has its weights"
+    assert kinds_of(nn.Conv2d(32, 64, 3, groups=32), x) == {False}
+    assert kinds_of(nn.ConvTranspose2d(32, 32, 3), x) == {True}
+    assert kinds_of(nn.ConvTranspose2d(32, 32, 3, groups=32), x) == {False}
+    assert kinds_of(nn.Conv2d(32, 48, 1), x) == {False}, "a product, without any transpose"
+    assert kinds_of(nn.Conv2d(32, 48, 1), x[..., :11, :11]) == {True}, "rows of odd length"
+    assert kinds_of(nn.Conv2d(32, 48, 1, stride=2), x) == {True}
     assert kinds_of(nn.Conv2d(32, 31, 3), x) == {False}
     assert kinds_of(nn.Conv2d(16, 64, 3), x[:, :16]) == {False}
     assert kinds_of(nn.Conv2d(32, 32, 12), x) == {False}, "one pixel has no layout"

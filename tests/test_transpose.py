@@ -22,7 +22,7 @@ from tests.loop_cases import NVCC, Size, access, kernel
 from tests.test_cuda_emulated import close, run, unaligned
 
 S0 = Dim(1, ("s0",))
-CUDA = Target.cuda(trials=("turning",))
+CUDA = Target.cuda()
 
 
 def images(buffer: str, channels: int, area: int, last: bool) -> Load:

@@ -45,20 +45,22 @@ struct Plain {
 };
 using End = Ends<Plain>;
 }  // namespace
-#define ENTRY(terms, channels, lanes)                                                           \
-  extern "C" int window_##terms##_##channels(                                                   \
+#define ENTRY(name, kind, lanes)                                                                \
+  extern "C" int window_##name(                                                                 \
       const fw::WindowInput* x, const fw::WindowWeights* w, const fw::WindowShape* shape,       \
       float* out, int vectors) {                                                                \
     memset(emulated_shared, 0xff, sizeof(emulated_shared));  /* NaN */                          \
     const int64_t plane = shape->y.out * shape->x.out;                                          \
     const Plain plain{out, shape->images * plane, plane, shape->groups * shape->channels_out};  \
-    return fw::window<terms, channels, lanes>(End{{{plain}}}, vectors, *x, *w, *shape, 0,       \
-                                              nullptr);                                         \
+    return fw::window<fw::WindowKind<kind>, lanes>(End{{{plain}}}, vectors, *x, *w, *shape, 0,  \
+                                                   nullptr);                                    \
   }
-ENTRY(1, 64, 4)
-ENTRY(1, 128, 2)
-ENTRY(3, 64, 2)
-ENTRY(3, 128, 4)
+#define KIND(...) __VA_ARGS__
+ENTRY(1_64, KIND(1, 64), 4)
+ENTRY(1_128, KIND(1, 128), 2)
+ENTRY(3_64, KIND(3, 64), 2)
+ENTRY(3_128, KIND(3, 128), 4)
+ENTRY(turns, KIND(1, 128, true), 2)
 extern "C" int64_t quotient_and_rest(uint32_t x, int by) {
   uint32_t quotient, rest;
   fw::Divisor(by).divide(x, quotient, rest);
@@ -119,6 +121,7 @@ class Window:
     rounds_rows: bool = False  # up to a multiple of four
     mends: bool = False  # whether sums may have to be made anew
     vectors: bool = False  # positions go through the epilogue together
+    turns: bool = False  # three warpgroups; a tile has all out channels
 
     def taps(self, kernel: tuple[int, int]) -> dict[tuple[int, int], list[tuple[int, int]]]:
         """The taps (ky, kx) of each phase."""
@@ -162,7 +165,7 @@ class Window:
             shape.phases += 1
         shape.classes = 1
         reach = max(each[3] for each in shape.phase)
-        positions = 256 if self.terms == 1 and self.tile <= 64 else 128
+        positions = 256 if self.terms == 1 and self.tile <= 64 and not self.turns else 128
         shape.stage_rows = -(-(positions + reach) // 8) * 8
         return shape
 
@@ -192,8 +195,8 @@ class Window:
         settings = (self.stride, self.padding, self.dilation, self.groups)
         return F.conv2d(x.double(), w.double(), None, *settings)
 
-    def run(self, x: Tensor, w: Tensor) -> Tensor:
-        """By the kernel; every output must be visited once."""
+    def run(self, x: Tensor, w: Tensor, code: int = 0) -> Tensor:
+        """By the kernel, which returns `code`; every output must be visited once."""
         size = torch.where(w.isfinite(), w.abs(), 0).amax((1, 2, 3), keepdim=True)
         scale = torch.ldexp(torch.ones_like(size), 15 - torch.frexp(size).exponent)
         scaled = self.boxes(w * scale)
@@ -204,15 +207,16 @@ class Window:
         shape = self.shape(x, w)
         out = torch.full((x.shape[0], w.shape[0], shape.y[1], shape.x[1]), UNSEEN)
         pointers = (ctypes.c_void_p * 4)(*(each.data_ptr() for each in (hi, lo, inverse, raw)))
-        entry = getattr(library(), f"window_{self.terms}_{self.tile}")
-        code = entry(
+        kind = "turns" if self.turns else f"{self.terms}_{self.tile}"
+        entry = getattr(library(), f"window_{kind}")
+        found = entry(
             ctypes.byref(Input(x.data_ptr(), (ctypes.c_int64 * 4)(*x.stride()))),
             ctypes.byref(self.weights(pointers, w)),
             ctypes.byref(shape),
             ctypes.c_void_p(out.data_ptr()),
             int(self.vectors),
         )
-        assert code == 0 and not (out == UNSEEN).any()
+        assert found == code and (code or not (out == UNSEEN).any())
         return out
 
 
@@ -253,6 +257,51 @@ def test_every_kind_of_window(name: str, terms: int, tile: int, vectors: bool) -
     images, kernel, window = WINDOWS[name]
     window = replace(window, terms=terms, tile=tile, vectors=vectors, rounds_rows=vectors)
     check(window, torch.randn(images), torch.randn(kernel))
+
+
+TURNS = replace(SAME, turns=True)
+IN_TURNS = {  # by how many out channels: one, two, three and five parts of a tile
+    "3x3, one part": ((2, 64, 16, 16), (64, 64, 3, 3), TURNS),
+    "3x3, two parts": ((2, 40, 12, 20), (128, 40, 3, 3), TURNS),
+    "three parts": ((3, 7, 20, 9), (130, 7, 3, 3), TURNS),
+    "five parts, one tap": ((5, 64, 10, 12), (290, 64, 1, 1), replace(TURNS, padding=(0, 0))),
+    "groups": ((2, 40, 8, 9), (180, 20, 3, 3), replace(TURNS, groups=2)),
+    "bands": ((2, 16, 9, 20), (70, 16, 3, 3), replace(TURNS, band_width=8)),
+    "dilation": ((3, 16, 14, 10), (100, 16, 3, 3), Window((1, 1), (2, 2), (2, 2), turns=True)),
+    "two stages": ((1, 16, 5, 250), (70, 16, 3, 3), TURNS),
+    "one tile": ((1, 16, 3, 3), (128, 16, 3, 3), TURNS),
+}
+
+
+@pytest.mark.parametrize("name", IN_TURNS)
+@pytest.mark.parametrize("vectors", [False, True])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_warpgroups_take_turns(name: str, vectors: bool, layout: torch.memory_format) -> None:
+    torch.manual_seed(len(name))
+    images, kernel, window = IN_TURNS[name]
+    window = replace(window, vectors=vectors, rounds_rows=vectors)
+    check(window, torch.randn(images).contiguous(memory_format=layout), torch.randn(kernel))
+
+
+def test_turns_need_tiles_of_one_stage() -> None:
+    invalid = 1  # cudaErrorInvalidValue
+    x, w = torch.randn(1, 64, 5, 400), torch.randn(70, 64, 3, 3)
+    TURNS.run(x, w, invalid)  # no room for two
+    TURNS.run(torch.randn(1, 65, 8, 8), torch.randn(70, 65, 3, 3), invalid)
+    replace(TURNS, stride=(2, 1)).run(x[..., :20], w, invalid)
+
+
+def test_scales_jump_in_turns() -> None:
+    """From image to image; what is not finite is where it belongs."""
+    torch.manual_seed(0)
+    powers = torch.tensor([0.0, 12.0, -20.0, 30.0]).view(4, 1, 1, 1)
+    x, w = torch.randn(4, 48, 20, 18) * torch.exp2(powers), torch.randn(200, 48, 3, 3)
+    y, exact = TURNS.run(x, w), TURNS.exact(x, w)
+    for image, rows in ((0, slice(0, 4)), (1, slice(None)), (2, slice(9, 11)), (3, slice(9, 20))):
+        assert error(y[image, :, rows], exact[image, :, rows]) < 6e-4
+    x[0, 3, 4, 4], x[1, 40, 0, 7], x[2, 2, 7, 0] = math.inf, -math.inf, math.nan
+    y, exact = replace(TURNS, mends=True).run(x, w), TURNS.exact(x, w).float()
+    assert torch.equal(y.isnan(), exact.isnan()) and torch.equal(y.isinf(), exact.isinf())
 
 
 def rearranged(x: Tensor, layout: str) -> Tensor:
@@ -331,7 +380,7 @@ def test_small_operands_do_not_vanish(powers: tuple[int, int], terms: int) -> No
     check(replace(SAME, terms=terms), x, w)
 
 
-@pytest.mark.parametrize(  # one ring of rows to four; with one and 128 channels, turns
+@pytest.mark.parametrize(  # one ring of rows to four
     ("channels", "layout", "terms", "tile"),
     [
         (24, torch.contiguous_format, 1, 64),

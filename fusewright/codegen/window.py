@@ -64,7 +64,8 @@ def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> 
     sizes += [axis_text(of.y), axis_text(of.x), str(schedule.band_width)]
     sizes += ["true" if of.transposed else "false"]
     lanes = form.schedule.lanes
-    template = f"{macro('convolutions')}, {schedule.tile_channels}, {lanes}"
+    turns = "true" if schedule.turns else "false"
+    template = f"{macro('convolutions')}, {schedule.tile_channels}, {turns}, {lanes}"
     body = [
         f"const fw::WindowInput source{{{', '.join(images)}}};",
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",

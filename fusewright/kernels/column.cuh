@@ -6,6 +6,8 @@
 
 namespace fw {
 
+constexpr int kMostPartsOfThread = 64;
+
 template <class Body, typename I, int V, int kDown, int kUnroll, class Row, class Acc>
 __device__ __forceinline__ void column_sweep(const Body& body, const Row& row, Acc& acc, I begin,
                                              I end) {
@@ -77,7 +79,14 @@ static int column(const Body& body, int splits, void* workspace, int device, voi
   const dim3 grid(blocks, splits);
   column_kernel<Body, I, V, kAcross, kDown, kUnroll>
       <<<grid, kAcross * kDown, 0, static_cast<cudaStream_t>(stream)>>>(body, parts, per_split);
-  if constexpr (Body::kSplit) combine<I, 1>(body, parts, splits, stream);
+  if constexpr (Body::kSplit) {
+    // Few columns have many parts: a thread would take them one after the other.
+    if (splits > kMostPartsOfThread) {
+      combine<I, 128>(body, parts, splits, stream);
+    } else {
+      combine<I, 1>(body, parts, splits, stream);
+    }
+  }
   return static_cast<int>(cudaGetLastError());
 }
 

@@ -213,6 +213,11 @@ __device__ __forceinline__ void settle(float (&sum)[kSums]) {
   for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sum[i])::"memory");
 }
 
+// Registers that products have read are written only after the wait before this.
+__device__ __forceinline__ void move_after(uint32_t& to, uint32_t from) {
+  asm volatile("mov.b32 %0, %1;" : "=r"(to) : "r"(from) : "memory");
+}
+
 // A tile of 128-byte rows, swizzled in groups of eight, as wgmma's descriptor. `chunk_bytes` is
 // how far apart 64-wide chunks lie where the free index is contiguous; adding bytes / 16 moves on.
 // Where chunks do not matter, the place alone is counted on, in 32 bits.

@@ -9,13 +9,12 @@
 
 namespace fw {
 
-constexpr int kSplitThreads = 128;
-
-// A block for each out channel of all groups.
-__global__ void __launch_bounds__(kSplitThreads)
+// A block for each out channel of all groups. `lo` may be null: not wanted.
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads)
     split_filter(const WindowFilter filter, const WindowShape shape, const TapOrder order, half* hi,
                  half* lo, float* inverse) {
-  __shared__ float largest_of[kSplitThreads / 32];
+  __shared__ float largest_of[kThreads / 32];
   const int thread = threadIdx.x, out = blockIdx.x;
   const int group = out / shape.channels_out, of_group = out % shape.channels_out;
   const float* from = filter.data + group * filter.group_stride + of_group * filter.out_stride;
@@ -25,7 +24,8 @@ __global__ void __launch_bounds__(kSplitThreads)
                 order.x[tap] * filter.x_stride];
   };
   float largest = 0.f;
-  for (int i = thread; i < numbers; i += kSplitThreads) {
+#pragma unroll 4
+  for (int i = thread; i < numbers; i += kThreads) {
     largest = fmaxf(largest, finite_magnitude(number(i / shape.taps, i % shape.taps)));
   }
 #pragma unroll
@@ -35,13 +35,14 @@ __global__ void __launch_bounds__(kSplitThreads)
   if (thread % 32 == 0) largest_of[thread / 32] = largest;
   __syncthreads();
 #pragma unroll
-  for (int warp = 0; warp < kSplitThreads / 32; ++warp) largest = fmaxf(largest, largest_of[warp]);
+  for (int warp = 0; warp < kThreads / 32; ++warp) largest = fmaxf(largest, largest_of[warp]);
   const float scale = half_scale(largest);
   if (thread == 0) inverse[out] = 1.f / scale;
   int64_t box = int64_t(group) * shape.boxes_between(0, shape.phases);
   const auto split_phase = [&](const WindowPhase& phase, int from_channel, int boxes) {
     const int channels = min(64, shape.channels - from_channel), steps = (channels + 15) / 16;
-    for (int i = thread; i < boxes * 64; i += kSplitThreads) {
+#pragma unroll 4
+    for (int i = thread; i < boxes * 64; i += kThreads) {
       const int tap = i / 16 / steps, channel = i / 16 % steps * 16 + i % 16;
       const bool there = tap < phase.taps && channel < channels;
       const float x = there ? number(from_channel + channel, phase.first + tap) * scale : 0.f;
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(kSplitThreads)
       const uint32_t high = two_halves(x, 0.f) & 0xffffu;
       const uint32_t low = two_halves(x - half_to_float(high), 0.f) & 0xffffu;
       hi[row * 64 + i % 64] = half{static_cast<uint16_t>(high)};
-      lo[row * 64 + i % 64] = half{static_cast<uint16_t>(low)};
+      if (lo != nullptr) lo[row * 64 + i % 64] = half{static_cast<uint16_t>(low)};
     }
   };
   for (int of_class = 0; of_class < shape.classes; ++of_class) {
@@ -63,17 +64,19 @@ __global__ void __launch_bounds__(kSplitThreads)
   }
 }
 
-// `workspace` has room for both halves and the scales of all weights.
-template <int kTerms, int kTileChannels, int kLanes, class End>
+// `workspace` has room for both halves and the scales of all weights. `kTurns`: with one half of each
+// number, warpgroups take turns.
+template <int kTerms, int kTileChannels, bool kTurns, int kLanes, class End>
 int convolution(const End& end, bool vectors, const WindowInput& x, const WindowFilter& filter,
                 const ConvolutionSizes& of, void* workspace, int device, void* stream) {
+  using Kind = WindowKind<kTerms, kTileChannels, kTurns && kTerms == 1>;
   if (of.images == 0 || of.y.out == 0 || of.x.out == 0) return end_nothing(end, device, stream);
   WindowShape shape{};
   TapOrder order{};
   if (!lay_out(of, 4, shape, order)) return static_cast<int>(cudaErrorInvalidValue);
   int reach = 0;
   for (int phase = 0; phase < shape.phases; ++phase) reach = max(reach, shape.phase[phase].reach);
-  shape.stage_rows = (kTilePositions<kTerms, kTileChannels> + reach + 7) / 8 * 8;
+  shape.stage_rows = (Kind::kTilePositions + reach + 7) / 8 * 8;
 
   const OnDevice here(device);
   const int outs = of.groups * of.channels_out;
@@ -81,13 +84,19 @@ int convolution(const End& end, bool vectors, const WindowInput& x, const Window
   half* const hi = static_cast<half*>(workspace);
   half* const lo = hi + numbers;
   float* const inverse = reinterpret_cast<float*>(lo + numbers);
-  if (outs > 0) {
-    const auto kernel = split_filter;
-    kernel<<<outs, kSplitThreads, 0, static_cast<cudaStream_t>(stream)>>>(filter, shape, order, hi,
-                                                                          lo, inverse);
+  const auto split = [&](auto threads) {
+    constexpr int kThreads = decltype(threads)::value;
+    const auto kernel = split_filter<kThreads>;
+    kernel<<<outs, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+        filter, shape, order, hi, kTerms == 1 ? nullptr : lo, inverse);
+  };
+  if (outs > 0 && of.channels * shape.taps < 1024) {
+    split(std::integral_constant<int, 128>());
+  } else if (outs > 0) {
+    split(std::integral_constant<int, 512>());
   }
   const WindowWeights w = {hi, lo, inverse, filter, order};
-  return window<kTerms, kTileChannels, kLanes>(end, vectors, x, w, shape, device, stream);
+  return window<Kind, kLanes>(end, vectors, x, w, shape, device, stream);
 }
 
 }  // namespace fw

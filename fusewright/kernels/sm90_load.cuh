@@ -11,7 +11,7 @@ struct ProductShared {
   static constexpr int kHalves = kTerms == 3 ? 2 : 1;
   static constexpr int kChunks = (kTileRows + 63) / 64;  // of b, where its free index is contiguous
   static constexpr int kHalfBytes = kChunks * 64 * kTileDepth * 2;
-  static constexpr int kStagesA = 2, kStagesB = kTerms == 3 ? 3 : 4;
+  static constexpr int kStagesA = kTerms == 3 ? 2 : 3, kStagesB = 3;
   char a[kStagesA][kRawBytes];
   char b[kStagesB][kHalves][kHalfBytes];
   float factors[kStagesA][kTileDepth];

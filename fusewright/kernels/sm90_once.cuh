@@ -1,8 +1,9 @@
 // A product of upper halves alone, with TF32's accuracy: what multiplies where PyTorch may use TF32.
 //
 // There are no lower halves to make and no totals beside the tensor cores' sums, so that a tile may
-// have 256 rows and splitting a does not hold the tensor cores up. A row of a keeps its scale from block
-// to block; should a block have numbers too large for it, the sums so far are brought to a new one.
+// have 256 rows, and a block of a is read and rounded while the products of the one before run. A row of
+// a keeps its scale from block to block; should a block have numbers too large for it, the sums so far
+// are brought to a new one.
 #pragma once
 
 #include "sm90_load.cuh"
@@ -11,26 +12,18 @@ namespace fw {
 
 constexpr float kMostHalf = 61440.f;  // a little less than the largest fp16
 
-// The rows' scales for the block that was read last. Sums with older scales follow.
-template <bool kFreeMajorA, int kSums>
+// The rows' scales for the block that was read last, and what sums with the old ones are to be
+// multiplied by.
+template <bool kFreeMajorA>
 __device__ __forceinline__ void rescale(const BlockFragments<kFreeMajorA>& fragments, bool first,
-                                        float (&scale)[2], float (&sum)[kSums]) {
-  float factor[2] = {1.f, 1.f};
+                                        float (&scale)[2], float (&factor)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float most = fragments.largest(row);
-    if (first) {
-      scale[row] = scale_for(most);
-    } else if (!(most * scale[row] <= kMostHalf)) {
-      factor[row] = scale_for(most) * inverse_of(scale[row]);
-      scale[row] = scale_for(most);
-    }
+    const float most = fragments.largest(row), old = scale[row];
+    const bool fits = most * old <= kMostHalf;
+    if (first || !fits) scale[row] = scale_for(most);
+    factor[row] = first || fits ? 1.f : scale[row] * inverse_of(old);
   }
-  if (factor[0] != 1.f || factor[1] != 1.f) {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) sum[i] *= factor[i / 2 % 2];
-  }
-  __syncwarp();
 }
 
 // A warpgroup that multiplies. `finish(sum, row, tile)` takes the sums of a whole tile.
@@ -43,7 +36,8 @@ __device__ __forceinline__ void multiply_once(ProductShared<1, kTileRows>& share
   Ring<shared.kStagesA> from_a;
   Ring<shared.kStagesB> from_b;
   BlockFragments<kFreeMajorA> fragments;
-  float sum[kSums], scale[2];
+  float sum[kSums], scale[2] = {1.f, 1.f}, factor[2];
+  uint32_t halves[4][4], next_halves[4][4];
   const auto read_block = [&] {
     wait(&shared.loaded_a[from_a.stage], from_a.parity);
     fragments.template read<0, 4>(reader, shared.a[from_a.stage]);
@@ -54,34 +48,46 @@ __device__ __forceinline__ void multiply_once(ProductShared<1, kTileRows>& share
     from_a.advance();
   };
   read_block();
+  rescale(fragments, true, scale, factor);
+  fragments.round(scale, halves);
 #pragma unroll 1
   for (int tile = blockIdx.x; tile < sizes.tiles(); tile += gridDim.x) {
+    float next_scale[2] = {scale[0], scale[1]};
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sum[i] = 0.f;
-    scale[0] = scale[1] = 1.f;
 #pragma unroll 1
     for (int block = 0; block < sizes.blocks; ++block, from_b.advance()) {
-      rescale(fragments, block == 0, scale, sum);
-      fragments.round(scale);
+      scale[0] = next_scale[0], scale[1] = next_scale[1];
       wait(&shared.loaded_b[from_b.stage], from_b.parity);
       const uint64_t b =
           tile_descriptor(shared.b[from_b.stage][0], kContractedRowsB ? 64 * kTileDepth * 2 : 0);
       begin_products();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        multiply<kContractedRowsB>(sum, fragments.halves[step].hi, b + step * kStep, 1);
+        multiply<kContractedRowsB>(sum, halves[step], b + step * kStep, 1);
       }
       commit_products();
-      read_block();  // the next one, while the products run
+      // While they run: the next block, which may be another tile's first.
+      read_block();
+      rescale(fragments, block + 1 == sizes.blocks, next_scale, factor);
+      fragments.round(next_scale, next_halves);
       await_products<0>();
       settle(sum);
       if (speaks) arrive(&shared.done_b[from_b.stage]);
+      if (factor[0] != 1.f || factor[1] != 1.f) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) sum[i] *= factor[i / 2 % 2];
+      }
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 16; ++i) move_after(halves[i / 4][i % 4], next_halves[i / 4][i % 4]);
     }
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       sum[i] *= inverse_of(scale[i / 2 % 2]) * (kContractedRowsB ? 1.f / kHalfReach : 1.f);
     }
     finish(sum, reader.row, tile);
+    scale[0] = next_scale[0], scale[1] = next_scale[1];
   }
 }
 

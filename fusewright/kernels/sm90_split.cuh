@@ -117,13 +117,13 @@ struct BlockFragments {
     return fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
   }
   // Upper halves alone.
-  __device__ __forceinline__ void round(const float (&scale)[2]) {
+  __device__ __forceinline__ void round(const float (&scale)[2], uint32_t (&to)[4][4]) const {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float s = scale[i % 2];
-        halves[step].hi[i] = two_halves(x[step][2 * i] * s, x[step][2 * i + 1] * s);
+        to[step][i] = two_halves(x[step][2 * i] * s, x[step][2 * i + 1] * s);
       }
     }
   }

@@ -8,10 +8,9 @@
 // what rounding leaves: fp32's. A stage has one scale, so numbers 2^28 times smaller than others
 // near them keep fewer bits. What comes out as Inf or NaN is summed again, in plain fp32.
 //
-// A thread block stays for many tiles. Two warpgroups multiply (sm90_window_multiply.cuh), each its
-// half of a tile's channels or positions; others convert and load (sm90_window_load.cuh). Where a tile is
-// one stage and there is room, the two take turns: one has the tensor cores to itself while the other
-// stores its results. (Before, both did the same at the same time; H200: 1.13 ms became 1.03.)
+// A thread block stays for many tiles. Some warpgroups multiply (sm90_window_multiply.cuh), each a part
+// of a tile's channels or positions; others convert and load (sm90_window_load.cuh, which says how many
+// there are of each kind).
 #pragma once
 
 #include "sm90_window_multiply.cuh"
@@ -121,24 +120,21 @@ int lines_of(const WindowSizes& sizes) {
 }
 
 // The warpgroups that multiply, and end in the epilogue, V positions at a time.
-template <int V, int kTerms, int kTileChannels, class End>
-__device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChannels>& shared,
-                                                 const End& end, const WindowInput& x,
-                                                 const WindowWeights& w,
+template <int V, class Kind, class End>
+__device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, const End& end,
+                                                 const WindowInput& x, const WindowWeights& w,
                                                  const WindowSizes& sizes) {
   using Result = WindowResultOf<End>;
-  WindowRun run = sizes.run();
-  if (run.ended()) return;
-  WindowMultiplier<kTerms, kTileChannels> multiplier(shared, sizes);
+  WindowMultiplier<Kind> multiplier(shared, sizes);
   const int warpgroup = multiplier.warpgroup, warp = of_warp(threadIdx.x / 32 % 4);
   const WarpFinisher<V, End, Result> finisher = {shared.rows[warpgroup][warp]};
   int channel = -1;  // that the tile before began at
   float scale[2];    // of a thread's channels
 #pragma unroll 1
-  for (; !run.ended(); ++run.done) {
-    const WindowTile tile = sizes.tile(run.index());
+  for (; !multiplier.run.ended(); multiplier.go_on()) {
+    const WindowTile tile = sizes.tile(multiplier.run.index());
     const int q = tile.q + multiplier.first_channel(), rows = sizes.shape.channels_out;
-    const int line = (tile.group * sizes.tiles_q * kTileChannels + q) / 64;
+    const int line = (tile.group * sizes.tiles_q * sizes.tile_channels + q) / 64;
     const Result result(WindowResult{x, w, sizes, tile, rows, line});
     if (result.channel_out(q) != channel) {
       channel = result.channel_out(q);
@@ -146,10 +142,11 @@ __device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChann
       for (int i = 0; i < 2; ++i) scale[i] = result.scale(min(q + sums_channel() + 8 * i, rows - 1));
       if constexpr (!End::kReduces) finisher.keep_factors(q + 16 * warp, end, result);
     }
-    multiplier.add_tile(tile.of_class, run.done == 0, run.done + 1 == run.count);
+    multiplier.add_tile(tile.of_class);
     const int p = multiplier.first_position();
     float by[2] = {scale[0] * multiplier.factor(), scale[1] * multiplier.factor()};
-    if (kTerms == 1 && !(min(by[0], by[1]) >= 0x1p-126f)) {  // both small, and their product none
+    // Both small, and their product none.
+    if (Kind::kTerms == 1 && !(min(by[0], by[1]) >= 0x1p-126f)) {
       multiplier.multiply_total(multiplier.factor());
       by[0] = scale[0], by[1] = scale[1];
     }
@@ -162,46 +159,42 @@ __device__ __forceinline__ void multiply_windows(WindowShared<kTerms, kTileChann
   }
 }
 
-template <int kTerms, int kTileChannels, int kLanes, class End>
-__global__ void __launch_bounds__(WindowThreads<kTerms>::kAll, 1)
+template <class Kind, int kLanes, class End>
+__global__ void __launch_bounds__(Kind::kThreads, 1)
     window_kernel(const End end, const __grid_constant__ WindowInput x,
                   const __grid_constant__ WindowWeights w,
                   const __grid_constant__ WindowSizes sizes,
                   const __grid_constant__ CUtensorMap map_hi,
                   const __grid_constant__ CUtensorMap map_lo) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Shared = WindowShared<kTerms, kTileChannels>;
-  using Threads = WindowThreads<kTerms>;
   extern __shared__ __align__(1024) char memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  auto& shared = *reinterpret_cast<WindowShared<Kind>*>(memory);
   if (threadIdx.x == 0) {
     if (shared_address(memory) % 1024 != 0) __trap();  // swizzles count from multiples of 1024
     for (int stage = 0; stage < sizes.stages; ++stage) {
       init_barrier(&shared.loaded_x[stage], 1);
-      init_barrier(&shared.done_x[stage], 8);
+      init_barrier(&shared.done_x[stage], Kind::kTurns ? 4 * sizes.parts : 8);
     }
-    for (int stage = 0; stage < Shared::kWeightStages; ++stage) {
+    for (int stage = 0; stage < Kind::kBoxes; ++stage) {
       init_barrier(&shared.loaded_w[stage], 1);
-      init_barrier(&shared.done_w[stage], sizes.takes_turns ? 4 : 8);
+      init_barrier(&shared.done_w[stage], Kind::kTurns ? 4 : 8);
     }
     publish_barriers();
   }
   __syncthreads();
-  if (threadIdx.x < Threads::kFirstConvert) {
-    take_registers<Threads::kMultiply>();
+  if (threadIdx.x < Kind::kFirstConvert) {
+    take_registers<Kind::kMultiply>();
     multiply_windows<kLanes>(shared, end, x, w, sizes);
-  } else if (threadIdx.x < Threads::kFirstLoad) {
-    leave_registers<Threads::kConvert>();
+  } else if (threadIdx.x < Kind::kFirstLoad) {
+    leave_registers<Kind::kConvert>();
     if (sizes.by_channels) {
       convert_input<true>(shared, x, sizes);
     } else {
       convert_input<false>(shared, x, sizes);
     }
   } else {
-    leave_registers<Threads::kLoad>();
-    if (threadIdx.x == Threads::kFirstLoad) {
-      load_weights<kTerms, kTileChannels>(shared, &map_hi, &map_lo, sizes);
-    }
+    leave_registers<Kind::kLoad>();
+    if (threadIdx.x == Kind::kFirstLoad) load_weights(shared, &map_hi, &map_lo, sizes);
   }
 #else
   __trap();  // built for another architecture than sm_90a, and yet called
@@ -209,8 +202,9 @@ __global__ void __launch_bounds__(WindowThreads<kTerms>::kAll, 1)
 }
 
 // How the input's stages share so many rows of shared memory. Rings pay where taps reach far, and have
-// room for the next tiles, up to most_stages in all, or for the others' while one is read.
-inline void divide_rows(WindowSizes& sizes, int overlap, int room, int most_stages) {
+// room for the next tiles, or for the others' while one is read. In turns there is one ring of two or
+// three stages; false where that has no room, or a tile is more than a stage.
+inline bool divide_rows(WindowSizes& sizes, bool turns, int overlap, int room) {
   const int tile = sizes.tile_positions, stage = sizes.shape.stage_rows;
   const int rings = sizes.shape.classes > 1 ? 0 : sizes.blocks() * sizes.shape.phases;
   const auto walk = [&](int stages) {
@@ -222,56 +216,58 @@ inline void divide_rows(WindowSizes& sizes, int overlap, int room, int most_stag
     }
     return sizes.walks = fits;
   };
-  if (stage > tile && rings > 1 && rings <= kMostStages && walk(rings)) return;
-  for (int stages = most_stages; stage > tile && rings == 1 && stages > 0; --stages) {
-    if (walk(stages)) return;
-  }
+  if (turns) return rings == 1 && (walk(3) || walk(2));
+  if (stage > tile && rings > 1 && rings <= kMostStages && walk(rings)) return true;
+  if (stage > tile && rings == 1 && (walk(2) || walk(1))) return true;
   sizes.stages = sizes.rings = 2 * stage <= room ? 2 : 1, sizes.ring_rows = stage;
+  return true;
 }
 
 // `vectors`: kLanes neighbouring positions of an image may go through the epilogue together; where
 // they may not, a kernel of its own takes them one by one.
-template <int kTerms, int kTileChannels, int kLanes, class End>
+template <class Kind, int kLanes, class End>
 static int window(const End& end, bool vectors, const WindowInput& x, const WindowWeights& w,
                   const WindowShape& shape, int device, void* stream) {
-  using Shared = WindowShared<kTerms, kTileChannels>;
+  using Shared = WindowShared<Kind>;
   if (shape.images == 0 || shape.y.out == 0 || shape.x.out == 0) return 0;
   if (!x.has_near_channels()) return static_cast<int>(cudaErrorInvalidValue);
   if constexpr (kLanes > 1) {
     const bool whole = shape.classes == 1 && shape.x.out % kLanes == 0 &&
                        shape.band_width % kLanes == 0 && shape.pitch % kLanes == 0;
     if (!vectors || !whole) {
-      return window<kTerms, kTileChannels, 1>(end, false, x, w, shape, device, stream);
+      return window<Kind, 1>(end, false, x, w, shape, device, stream);
     }
   }
   const OnDevice here(device);
-  WindowSizes sizes(shape, kTilePositions<kTerms, kTileChannels>, kTileChannels);
+  const int parts = Kind::kTurns ? (shape.channels_out + 63) / 64 : 1;
+  const int tile_channels = Kind::kTurns ? 64 * parts : Kind::kBoxChannels;
+  WindowSizes sizes(shape, Kind::kTilePositions, tile_channels);
+  sizes.parts = parts;
   sizes.by_channels = x.by_channels(shape.channels);
-  static_assert(kSharedBytes - int(sizeof(Shared)) >= kStageBytes, "stages would not fit");
-  const int room = (kSharedBytes - int(sizeof(Shared))) / (Shared::kHalves * 128);
-  divide_rows(sizes, kGroupPositions<kTerms, kTileChannels>, room, Shared::kTurns ? 3 : 2);
-  sizes.takes_turns = Shared::kTurns && sizes.stages == 3 && sizes.rings == 1;
-  const int shared_bytes =
-      int(sizeof(Shared)) + sizes.rings * Shared::kHalves * sizes.ring_bytes();
+  constexpr int kBytes = kSharedBytes - int(sizeof(Shared));
+  static_assert(kBytes >= (Kind::kTurns ? kTurnBytes : kStageBytes), "stages would not fit");
+  if (!divide_rows(sizes, Kind::kTurns, Kind::kPositions, kBytes / (Kind::kHalves * 128))) {
+    return static_cast<int>(cudaErrorInvalidValue);
+  }
+  const int shared_bytes = int(sizeof(Shared)) + sizes.rings * Kind::kHalves * sizes.ring_bytes();
   // Boxes that are ahead lie in stages that nothing can be loaded into. A class without taps has none.
-  sizes.lead = sizes.takes_turns ? 0 : kLead;
+  sizes.lead = kLead;
   for (int phase = 0; phase < shape.classes; ++phase) {  // a tile's first
     sizes.lead = min(sizes.lead, sizes.boxes(0, phase));
   }
   const int64_t boxes = shape.boxes_between(0, shape.phases);
   const int64_t weight_rows = shape.groups * boxes * shape.channels_out;
   const Matrices halves = {64, weight_rows, 64, 1, 0};
-  const int box_channels = sizes.takes_turns ? 64 : kTileChannels;
   CUtensorMap map_hi{}, map_lo{};
-  const bool mapped = matrix_map(map_hi, w.hi, halves, 64, box_channels) &&
-                      (kTerms == 1 || matrix_map(map_lo, w.lo, halves, 64, box_channels));
+  const bool mapped = matrix_map(map_hi, w.hi, halves, 64, Kind::kBoxChannels) &&
+                      (Kind::kTerms == 1 || matrix_map(map_lo, w.lo, halves, 64, Kind::kBoxChannels));
   if (!mapped) return static_cast<int>(cudaErrorInvalidValue);
-  const auto kernel = window_kernel<kTerms, kTileChannels, kLanes, End>;
+  const auto kernel = window_kernel<Kind, kLanes, End>;
   static Persistent persistent;
   const int blocks = persistent.blocks(kernel, sizes.tiles, device);
   const int units = int(sizes.units.divisor);
   sizes.together = max(1, blocks / units) * units;
-  constexpr int kThreads = WindowThreads<kTerms>::kAll;
+  constexpr int kThreads = Kind::kThreads;
   kernel<<<blocks, kThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
       end, x, w, sizes, map_hi, map_lo);
   if (End::kReduces) end.join(lines_of<End>(sizes), stream);

@@ -15,46 +15,50 @@
 
 namespace fw {
 
-// Two warpgroups multiply, one or two convert, and of the last one a thread loads weights: how many
-// registers each thread of them has.
-template <int kTerms>
-struct WindowTeam {
-  static constexpr int kConvertWarps = 8, kMultiply = 128, kConvert = 96, kLoad = 24;
-};
-template <>
-struct WindowTeam<3> {
-  static constexpr int kConvertWarps = 4, kMultiply = 184, kConvert = 120, kLoad = 24;
-};
-template <int kTerms>
-struct WindowThreads : WindowTeam<kTerms> {
-  using Team = WindowTeam<kTerms>;
-  static constexpr int kFirstConvert = 256, kFirstLoad = 256 + 32 * Team::kConvertWarps;
-  static constexpr int kAll = kFirstLoad + 128;
-  // What a thread begins with; together they never have more.
-  static constexpr int kRegisters = 65536 / kAll / 8 * 8;
-  static_assert(kFirstConvert * Team::kMultiply + (kFirstLoad - kFirstConvert) * Team::kConvert +
-                        128 * Team::kLoad <=
-                    kAll * kRegisters,
+// What a kernel is made of. Usually two warpgroups share a tile of kTileChannels. Where a tile is one
+// stage (`kTurns`) it has all out channels, and three warpgroups take 64 of them at a time in turns: one
+// multiplies while the others store their results. There is room for fewer warps that convert then.
+//
+// Each kind of thread has its own number of registers. The last warpgroup has one thread that loads
+// weights; it is whole because each quarter of a processor has registers for its own warps.
+template <int kTerms_, int kTileChannels, bool kTurns_ = false>
+struct WindowKind {
+  static constexpr int kTerms = kTerms_, kHalves = kTerms == 3 ? 2 : 1;
+  static constexpr bool kTurns = kTurns_;
+  static_assert(kTerms == 1 || !kTurns, "the registers are for one half of each number");
+
+  static constexpr int kGroups = kTurns ? 3 : 2, kConvertWarps = kTerms == 1 && !kTurns ? 8 : 4;
+  static constexpr int kFirstConvert = 128 * kGroups, kFirstLoad = kFirstConvert + 32 * kConvertWarps;
+  static constexpr int kThreads = kFirstLoad + 128;
+  // What all begin with, and have together at the most.
+  static constexpr int kRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kMultiply = kTerms == 3 ? 184 : kTurns ? 120 : 128;
+  static constexpr int kConvert = kTerms == 3 ? 120 : 96, kLoad = 24;
+  static_assert(kFirstConvert * kMultiply + (kFirstLoad - kFirstConvert) * kConvert + 128 * kLoad <=
+                    kThreads * kRegisters,
                 "there are no more registers than the block begins with");
-  static_assert(Team::kConvert <= kRegisters && kRegisters <= Team::kMultiply,
+  static_assert(kConvert <= kRegisters && kRegisters <= kMultiply,
                 "those that convert leave some, those that multiply take them");
+
+  // Whether a warpgroup has all of a tile's positions and 64 of its channels, or half of the positions.
+  static constexpr bool kByChannels = kTurns || kTileChannels == 128;
+  // Positions of a tile: as many as a thread has 64 sums for, and with three terms as many again for
+  // what the tensor cores add up. More would leave the warps that convert too few registers for the
+  // loads that they need on their way (H200: 1.04 ms with these, 1.17 with twice as many).
+  static constexpr int kTilePositions = kTerms == 1 && !kByChannels ? 256 : 128;
+  static constexpr int kPositions = kTilePositions / (kByChannels ? 1 : 2);  // of a warpgroup
+
+  // Boxes of weights and how many there is room for.
+  static constexpr int kBoxChannels = kTurns ? 64 : kTileChannels, kBoxBytes = kBoxChannels * 128;
+  static constexpr int kBoxBits = kTurns ? 3 : kHalves * kTileChannels == 256 ? 1 : 2;
+  static constexpr int kBoxes = 1 << kBoxBits;
 };
 
 // Where the multiplying warpgroups do not take turns: boxes of weights that one is ahead of the other.
 constexpr int kLead = 1;
 
-// Named barriers: each multiplying warpgroup's own are 1 and 2, and the turns that it waits for 4 and 5.
-constexpr int kConvertBarrier = 3, kTurnBarrier = 4;
-
-// Positions of a tile: as many as a thread has 64 sums for, and with three terms as many again for what
-// the tensor cores add up. More would leave the warps that convert too few registers for the loads that
-// they need on their way (H200: 1.04 ms with these, 1.17 with twice as many).
-template <int kTerms, int kTileChannels>
-constexpr int kTilePositions = kTerms == 1 && kTileChannels == 64 ? 256 : 128;
-
-// Those of a multiplying warpgroup, which has 64 channels: all of the tile's, or half.
-template <int kTerms, int kTileChannels>
-constexpr int kGroupPositions = kTilePositions<kTerms, kTileChannels> / (kTileChannels == 64 ? 2 : 1);
+// Named barriers: the multiplying warpgroups' own are 1 to 3, and the turns that they wait for 5 to 7.
+constexpr int kConvertBarrier = 4, kTurnBarrier = 5;
 
 // The stages that a thread block fills: tile after tile, of each the blocks of channels, and of each
 // of those the phases.
@@ -99,41 +103,32 @@ struct WindowFills {
 };
 
 // The stages follow.
-template <int kTerms, int kTileChannels>
+template <class Kind>
 struct alignas(1024) WindowShared {
-  static constexpr int kConvertWarps = WindowTeam<kTerms>::kConvertWarps;
-  static constexpr int kHalves = kTerms == 3 ? 2 : 1;
-  // Stages of the weights, a box each: of the tile's channels, or, where warpgroups take turns, twice as
-  // many with 64.
-  static constexpr bool kTurns = kTerms == 1 && kTileChannels == 128;
-  static constexpr int kWeightBytes = kTileChannels * 128;
-  static constexpr int kWeightBits = kHalves * kTileChannels == 256 ? 1 : 2;
-  static constexpr int kWeightStages = 1 << (kWeightBits + kTurns);
-  char weights[1 << kWeightBits][kHalves][kWeightBytes];
-  WarpRows rows[2][4];  // of the warps that multiply
-  float scales[kMostStages];  // of the stages
-  float kept_scales[kConvertWarps][kMostStages];
-  WindowFills filled[kConvertWarps];  // what each of them is filling, in case of doing it again
-  uint32_t found[2][kConvertWarps];
+  char weights[Kind::kBoxes][Kind::kHalves][Kind::kBoxBytes];
+  WarpRows rows[Kind::kGroups][4];  // of the warps that multiply
+  float scales[kMostStages];        // of the stages
+  float kept_scales[Kind::kConvertWarps][kMostStages];
+  WindowFills filled[Kind::kConvertWarps];  // what each of them is filling, in case of doing it again
+  uint32_t found[2][Kind::kConvertWarps];
   uint64_t loaded_x[kMostStages], done_x[kMostStages];
-  uint64_t loaded_w[kWeightStages], done_w[kWeightStages];
+  uint64_t loaded_w[Kind::kBoxes], done_w[Kind::kBoxes];
 
   // One half of each number; the other follows.
   __device__ __forceinline__ char* ring(const WindowSizes& sizes, int index) {
-    return reinterpret_cast<char*>(this + 1) + index * kHalves * sizes.ring_bytes();
+    return reinterpret_cast<char*>(this + 1) + index * Kind::kHalves * sizes.ring_bytes();
   }
 };
 
-// The weights' stages, round and round: 2 to the power of kBits, or twice as many.
+// The boxes of weights in shared memory, round and round: 2 to the power of kBits.
 template <int kBits>
 struct WindowRing {
-  int more;
   uint32_t count = 0;
 
   __device__ __forceinline__ int stage(int back = 0) const {
-    return (count - back) & ((1u << kBits << more) - 1);
+    return (count - back) & ((1u << kBits) - 1);
   }
-  __device__ __forceinline__ int parity() const { return count >> kBits >> more & 1; }
+  __device__ __forceinline__ int parity() const { return count >> kBits & 1; }
 };
 
 // The input's stages, round and round, and the rings that they lie in.
@@ -154,13 +149,12 @@ struct WindowStages {
 };
 
 // The warps that convert.
-template <bool kByChannels, int kTerms, int kTileChannels>
-__device__ __forceinline__ void convert_input(WindowShared<kTerms, kTileChannels>& shared,
-                                              const WindowInput& x, const WindowSizes& sizes) {
-  constexpr int kConvertWarps = WindowTeam<kTerms>::kConvertWarps;
-  const int warp = (threadIdx.x - WindowThreads<kTerms>::kFirstConvert) / 32;
+template <bool kByChannels, class Kind>
+__device__ __forceinline__ void convert_input(WindowShared<Kind>& shared, const WindowInput& x,
+                                              const WindowSizes& sizes) {
+  const int warp = (threadIdx.x - Kind::kFirstConvert) / 32;
   float* const scales = shared.kept_scales[warp];  // of the rings
-  WindowConverter<kTerms, kByChannels, kConvertWarps> converter = {
+  WindowConverter<Kind::kTerms, kByChannels, Kind::kConvertWarps> converter = {
       sizes, x, shared.found, kConvertBarrier, warp, int(x.channel_stride)};
   if (threadIdx.x % 32 < kMostStages) scales[threadIdx.x % 32] = 2048.f;  // normal numbers'
   __syncwarp();
@@ -194,7 +188,7 @@ __device__ __forceinline__ void convert_input(WindowShared<kTerms, kTileChannels
         },
         [&] { return here.source(sizes, true); }, clear);
     if (threadIdx.x % 32 == 0) scales[to.ring()] = scale;
-    if (threadIdx.x == WindowThreads<kTerms>::kFirstConvert) {
+    if (threadIdx.x == Kind::kFirstConvert) {
       shared.scales[to.stage] = scale;
       arrive(&shared.loaded_x[to.stage]);
     }
@@ -204,31 +198,28 @@ __device__ __forceinline__ void convert_input(WindowShared<kTerms, kTileChannels
   }
 }
 
-// The thread that loads weights, boxes in the order in which they are multiplied: where warpgroups take
-// turns, of each tile those of the first 64 channels and then those of the others.
-template <int kTerms, int kTileChannels>
-__device__ __forceinline__ void load_weights(WindowShared<kTerms, kTileChannels>& shared,
-                                             const CUtensorMap* hi, const CUtensorMap* lo,
-                                             const WindowSizes& sizes) {
-  using Shared = WindowShared<kTerms, kTileChannels>;
+// The thread that loads weights, boxes in the order in which they are multiplied: of each tile those of
+// its parts, one after the other.
+template <class Kind>
+__device__ __forceinline__ void load_weights(WindowShared<Kind>& shared, const CUtensorMap* hi,
+                                             const CUtensorMap* lo, const WindowSizes& sizes) {
   const WindowShape& shape = sizes.shape;
-  const int all_boxes = shape.boxes_between(0, shape.phases), turns = sizes.takes_turns;
-  const int bytes = Shared::kWeightBytes >> turns;
-  WindowRing<Shared::kWeightBits> to = {turns};
+  const int all_boxes = shape.boxes_between(0, shape.phases);
+  WindowRing<Kind::kBoxBits> to;
   for (WindowRun run = sizes.run(); !run.ended(); ++run.done) {
     const WindowTile tile = sizes.tile(run.index());
     const int phase = shape.first_phase(tile.of_class);
     const int boxes = shape.boxes_between(phase, shape.end_phase(tile.of_class));
     const int first_box = tile.group * all_boxes + shape.boxes_between(0, phase);
-    for (int turn = 0; turn <= turns; ++turn) {
-      int row = first_box * shape.channels_out + tile.q + 64 * turn;
+    for (int part = 0; part < sizes.parts; ++part) {
+      int row = first_box * shape.channels_out + tile.q + 64 * part;
       for (int box = 0; box < boxes; ++box, ++to.count, row += shape.channels_out) {
-        char* const weights = shared.weights[0][0] + to.stage() * Shared::kHalves * bytes;
+        auto& weights = shared.weights[to.stage()];
         uint64_t* loaded = &shared.loaded_w[to.stage()];
         wait(&shared.done_w[to.stage()], to.parity() ^ 1);
-        arrive_expecting(loaded, Shared::kHalves * bytes);
-        copy_box(weights, hi, loaded, 0, row, 0);
-        if constexpr (kTerms == 3) copy_box(weights + bytes, lo, loaded, 0, row, 0);
+        arrive_expecting(loaded, sizeof(weights));
+        copy_box(weights[0], hi, loaded, 0, row, 0);
+        if constexpr (Kind::kTerms == 3) copy_box(weights[1], lo, loaded, 0, row, 0);
       }
     }
   }

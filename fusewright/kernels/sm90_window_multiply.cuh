@@ -74,37 +74,61 @@ __device__ __forceinline__ void multiply_box_exactly(float (&sum)[kSums], const 
 }
 
 // A warpgroup that multiplies.
-template <int kTerms, int kTileChannels>
+template <class Kind>
 struct WindowMultiplier {
-  using Shared = WindowShared<kTerms, kTileChannels>;
-  static constexpr int kPositions = kGroupPositions<kTerms, kTileChannels>, kSums = kPositions / 2;
-  Shared& shared;
+  static constexpr int kSums = Kind::kPositions / 2;
+  WindowShared<Kind>& shared;
   const WindowSizes& sizes;
   int warpgroup;
-  uint32_t weights;  // the warpgroup's of the first stage, as a descriptor's place
+  WindowRun run;     // the tiles
+  int part = 0;      // 64 of the tile's channels
+  uint32_t job = 0;  // in turns: counts the parts of all tiles
+  uint32_t weights;  // the warpgroup's of the first box, as a descriptor's place
   WindowStages from_x;
-  WindowRing<Shared::kWeightBits> from_w;
+  WindowRing<Kind::kBoxBits> from_w;
   float total[kSums];
   float scale = 1.f;     // of the last stage; with one term, of the total too
   bool has_sums = false;  // the total is not zero
 
-  // One warpgroup is ahead of the other and stays so: while it finishes a tile, the other has the
-  // tensor cores to itself.
-  __device__ __forceinline__ WindowMultiplier(Shared& shared, const WindowSizes& sizes)
-      : shared(shared), sizes(sizes), warpgroup(of_warp(threadIdx.x / 128)),
-        weights(tile_place(shared.weights) + (sizes.takes_turns ? 0 : first_channel() * (128 / 16))),
-        from_x{sizes}, from_w{sizes.takes_turns} {
-    if (warpgroup == 1 && sizes.lead > 0) await_turn(kTurnBarrier + 1);
+  // Without turns one warpgroup is ahead of the other and stays so: while it finishes a tile, the other
+  // has the tensor cores to itself.
+  __device__ __forceinline__ WindowMultiplier(WindowShared<Kind>& shared, const WindowSizes& sizes)
+      : shared(shared), sizes(sizes), warpgroup(of_warp(threadIdx.x / 128)), run(sizes.run()),
+        weights(tile_place(shared.weights)), from_x{sizes} {
+    if constexpr (Kind::kTurns) {
+      skip(warpgroup);
+    } else {
+      part = Kind::kByChannels ? warpgroup : 0;
+      weights += part * (64 * 128 / 16);
+      if (warpgroup == 1 && sizes.lead > 0 && !run.ended()) await_turn(kTurnBarrier + 1);
+    }
   }
 
+  // In turns: to the part that comes so many later.
+  __device__ __forceinline__ void skip(int parts) {
+    job += parts;
+    part += parts;
+#pragma unroll 1
+    for (; part >= sizes.parts; part -= sizes.parts) {
+      ++run.done;
+      from_x.advance();
+      from_x.next_tile();
+    }
+  }
+  __device__ __forceinline__ void go_on() {
+    if constexpr (Kind::kTurns) {
+      skip(Kind::kGroups);
+    } else {
+      ++run.done;
+      from_x.next_tile();
+    }
+  }
   __device__ __forceinline__ static bool speaks() { return threadIdx.x % 32 == 0; }
   // Of the warpgroup, in the tile.
   __device__ __forceinline__ int first_position() const {
-    return kTileChannels == 64 ? warpgroup * kPositions : 0;
+    return Kind::kByChannels ? 0 : warpgroup * Kind::kPositions;
   }
-  __device__ __forceinline__ int first_channel() const {
-    return kTileChannels == 64 ? 0 : warpgroup * 64;
-  }
+  __device__ __forceinline__ int first_channel() const { return 64 * part; }
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) total[i] = 0.f;
@@ -118,26 +142,23 @@ struct WindowMultiplier {
     const int stage = from_w.stage();
     wait(&shared.loaded_w[stage], from_w.parity());
     ++from_w.count;
-    return weights + stage * (int(sizeof(shared.weights[0]) / 16) >> sizes.takes_turns);
+    return weights + stage * int(sizeof(shared.weights[0]) / 16);
   }
   // Those of the last box but `later`.
   __device__ __forceinline__ void release_weights(int later) {
     if (speaks()) arrive(&shared.done_w[from_w.stage(1 + later)]);
-    if (warpgroup == 0 && from_w.count == sizes.lead + later) give_turn(kTurnBarrier + 1);
-  }
-  // Where warpgroups take turns: the first one has it first. The other's boxes lie between its own.
-  __device__ __forceinline__ void begin_turn(bool first, int boxes) {
-    if (!Shared::kTurns || !sizes.takes_turns || (first && warpgroup == 0)) return;
-    from_w.count += boxes;
-    await_turn(kTurnBarrier + warpgroup);
-  }
-  __device__ __forceinline__ void hand_over(bool last) {
-    if (!Shared::kTurns || !sizes.takes_turns) return;
-    if (warpgroup == 0) {
-      give_turn(kTurnBarrier + 1);
-    } else if (!last) {
-      give_turn(kTurnBarrier);
+    if constexpr (!Kind::kTurns) {
+      if (warpgroup == 0 && from_w.count == sizes.lead + later) give_turn(kTurnBarrier + 1);
     }
+  }
+  // The boxes of the parts between lie between its own.
+  __device__ __forceinline__ void begin_turn(int boxes) {
+    from_w.count = job * boxes;
+    if (job > 0) await_turn(kTurnBarrier + warpgroup);
+  }
+  __device__ __forceinline__ void hand_over() {
+    const bool last = run.done + 1 == run.count && part + 1 == sizes.parts;
+    if (!last) give_turn(kTurnBarrier + (warpgroup + 1 == Kind::kGroups ? 0 : warpgroup + 1));
   }
 
   // One box is in flight while the next is started. `started` is called when all are.
@@ -167,7 +188,7 @@ struct WindowMultiplier {
       float sum[kSums];
       uint32_t x[4];
       steps.take_box(x);
-      multiply_box_exactly(sum, x, await_weights(), lower, Shared::kWeightBytes / 16);
+      multiply_box_exactly(sum, x, await_weights(), lower, Kind::kBoxBytes / 16);
       await_products<0>();
       settle(sum);
       release_weights(0);
@@ -176,11 +197,21 @@ struct WindowMultiplier {
     }
   }
   template <class Started>
-  __device__ __forceinline__ void add_stage(WindowSteps steps, int boxes, const Started& started) {
+  __device__ __forceinline__ void add_stage(int block, int phase, const Started& started) {
+    const WindowPhase& of = sizes.shape.phase[phase];
+    const WindowSteps steps = {sizes.shape.shift,
+                               of.first,
+                               of.first + of.taps - 1,
+                               0,
+                               sizes.steps(block),
+                               from_x.row + first_position(),
+                               sizes.ring_rows,
+                               tile_place(shared.ring(sizes, from_x.ring()))};
+    const int boxes = sizes.boxes(block, phase);
     wait(&shared.loaded_x[from_x.stage], from_x.parity);
     const float last_scale = scale;
     scale = shared.scales[from_x.stage];
-    if constexpr (kTerms == 1) {
+    if constexpr (Kind::kTerms == 1) {
       if (has_sums && scale != last_scale) multiply_total(scale * inverse_of(last_scale));
       has_sums = true;
       add_boxes(steps, boxes, started);
@@ -188,27 +219,26 @@ struct WindowMultiplier {
       add_boxes_exactly(steps, boxes);
     }
     if (speaks()) arrive(&shared.done_x[from_x.stage]);
-    from_x.advance();
   }
-  __device__ __forceinline__ void add_tile(int of_class, bool first, bool last) {
+  __device__ __forceinline__ void add_tile(int of_class) {
     const WindowShape& shape = sizes.shape;
     clear();
-    begin_turn(first, sizes.boxes(0, 0));
+    if constexpr (Kind::kTurns) {
+      begin_turn(sizes.boxes(0, 0));
+      add_stage(0, 0, [&] { hand_over(); });
+      return;
+    }
 #pragma unroll 1
     for (int block = 0; block < sizes.blocks(); ++block) {
 #pragma unroll 1
       for (int phase = shape.first_phase(of_class); phase < shape.end_phase(of_class); ++phase) {
-        const int tap = shape.phase[phase].first, last_tap = tap + shape.phase[phase].taps - 1;
-        const uint32_t stage = tile_place(shared.ring(sizes, from_x.ring()));
-        add_stage({shape.shift, tap, last_tap, 0, sizes.steps(block), from_x.row + first_position(),
-                   sizes.ring_rows, stage},
-                  sizes.boxes(block, phase), [&] { hand_over(last); });
+        add_stage(block, phase, [] {});
+        from_x.advance();
       }
     }
-    from_x.next_tile();
   }
   // What the total is yet to be multiplied by.
-  __device__ __forceinline__ float factor() const { return kTerms == 1 ? inverse_of(scale) : 1.f; }
+  __device__ __forceinline__ float factor() const { return Kind::kTerms == 1 ? inverse_of(scale) : 1.f; }
 };
 
 }  // namespace fw

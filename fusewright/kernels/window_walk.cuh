@@ -52,8 +52,8 @@ struct WindowPosition {
   bool in_band;  // not in the halo beside or below it
 };
 
-// What window_cost.py counts on for a stage, whatever else is in shared memory.
-constexpr int kStageBytes = 138 * 1024;
+// What window_cost.py counts on for a stage, whatever else is in shared memory; in turns, for all.
+constexpr int kStageBytes = 138 * 1024, kTurnBytes = 125 * 1024;
 constexpr int kMostStages = 4;
 
 struct WindowSizes {
@@ -66,7 +66,7 @@ struct WindowSizes {
   int stages = 2, rings = 2, ring_rows = 0;  // of the input
   int overlap = 0;          // rows of a ring that lie behind its last again: wgmma reads some in a row
   int lead = 0;             // boxes that one warpgroup is ahead of the other
-  int takes_turns = 0;      // 1: one warpgroup multiplies while the other finishes
+  int parts = 1;            // of a tile's channels, that warpgroups multiply in turns
   int together = 1;         // tiles of a class after which the next class takes its turn
   bool walks = false;       // a thread block goes on from tile to tile
   bool by_channels = false;  // the input's channels are read four at a time

@@ -30,8 +30,8 @@ from fusewright.plan.steps import (
 from fusewright.plan.values import Values, is_pointwise, is_view
 from fusewright.plan.wide import split_wide_reductions
 from fusewright.plan.windows import gradient_step
+from fusewright.rewrite.layouts import GRADIENT
 from fusewright.rewrite.views import is_opaque_view
-from fusewright.rewrite.windows import GRADIENT
 
 
 def plan(

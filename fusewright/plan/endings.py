@@ -36,7 +36,7 @@ from fusewright.plan.values import Values, is_pointwise
 from fusewright.plan.window_sweeps import window_sweep
 from fusewright.plan.windows import window_kernel
 from fusewright.product import ProductKernel
-from fusewright.rewrite.windows import WINDOW
+from fusewright.rewrite.layouts import WINDOW
 from fusewright.window import WindowKernel
 
 

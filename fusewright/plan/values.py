@@ -10,9 +10,9 @@ from functools import cached_property
 from fusewright.ir import Graph, Node, Ref, TensorSpec
 from fusewright.optable import SCALAR_OPS
 from fusewright.plan.frames import dense_strides
+from fusewright.rewrite.layouts import WINDOW
 from fusewright.rewrite.products import PRODUCT, halves_of
 from fusewright.rewrite.views import is_canonical_view
-from fusewright.rewrite.windows import WINDOW
 
 SOURCES = frozenset({"full", "iota"})
 

@@ -21,7 +21,9 @@ from fusewright.rewrite.lower import main_device
 
 FORWARD = "aten.convolution.default"
 BACKWARD = "aten.convolution_backward.default"
+WINDOW, GRADIENT = "window", "window_gradient"  # of ours (windows.py), which read any layout
 RANKS = (4, 5)
+READERS = (WINDOW, GRADIENT, "getitem")
 # With few channels cuDNN has no tensor-core kernel to gain, and takes float32 at its word where
 # TF32 is allowed (8 → 64 channels): in channels-last it must not become less exact than eager.
 # float64 has no channels-last kernel at all.
@@ -144,21 +146,40 @@ class _Convolution:
     def fits(self, sizes: Mapping[str, int], device: str) -> bool:
         """Whether the library gains by channels-last: what it transposes for itself it is spared.
 
-        Grouped convolutions lose by it, up to 31 times (PyTorch's own measurements).
+        Of grouped convolutions those that give each channel its own weights gain, up to five times
+        (H200); others lose, up to 31 times (PyTorch's own measurements).
         """
         x, weight, y = self.x, self.weight, self.y
         fewest = FEWEST_CHANNELS.get(x.dtype)
         return (
             len(x.shape) in RANKS
-            and not self.transposed
-            and self.groups == 1
             and x.dtype == weight.dtype == y.dtype
             and x.device == weight.device == device
             and fewest is not None
-            and min(size.at(sizes) for size in weight.shape[:2]) >= fewest
+            and (self._is_depthwise(fewest) or self._has_channels(sizes, fewest))
             and ONE not in (product(x.shape[2:]), product(y.shape[2:]))
             and x.bytes_at(sizes) + y.bytes_at(sizes) >= LEAST_BYTES
         )
+
+    def _has_channels(self, sizes: Mapping[str, int], fewest: int) -> bool:
+        return self.groups == 1 and min(n.at(sizes) for n in self.weight.shape[:2]) >= fewest
+
+    def _is_depthwise(self, fewest: int) -> bool:
+        groups = self.groups
+        return (
+            isinstance(groups, int)
+            and groups >= fewest
+            and {self.x.shape[1], self.y.shape[1]} == {Dim(groups)}
+            and not self.transposed
+            and len(self.x.shape) == 4
+        )
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a product of the weights and an image as it lies, rows of 16 bytes."""
+        taps, pixels = product(self.weight.shape[2:]), product(self.x.shape[2:])
+        plain = taps == ONE and self.x.shape[2:] == self.y.shape[2:]
+        return plain and pixels.factor % 4 == 0
 
 
 @dataclass
@@ -185,11 +206,18 @@ class _Turning:
         others = (each for at, each in enumerate(self.graph.outputs) if at not in self.kept)
         self.given = frozenset(map(_name, others))
         specs, device = self.graph.specs(), main_device(self.graph)
-        found = {}
+        found: dict[str, Node] = {}
+        lying = {n for n, spec in specs.items() if spec is not None and is_channels_last(spec)}
+        lying |= frozenset(self.turned)
         for node in self.graph.nodes:
             parts = _Convolution.of(node, specs)
             if parts is not None and parts.fits(self.sizes, device):
-                found[node.name] = node
+                # A product is as good in either layout: it takes its images as they come.
+                if not parts.is_product or lying.intersection(_operands(node)[:-1]):
+                    found[node.name] = node
+                    lying.add(node.name)
+            elif (_is_loop(node) or node.op == "getitem") and lying.intersection(node.refs()):
+                lying.add(node.name)
         self.convolutions = frozenset(found)
         self.operands = frozenset(n for node in found.values() for n in _operands(node))
         self.weights = frozenset(_operands(node)[-1] for node in found.values())
@@ -218,7 +246,7 @@ class _Turning:
             assert node.spec is not None
             self.turned[node.name] = node.spec
             self.builder.add(replace(node, spec=_last(node.spec)))
-        elif _is_loop(node) or node.op.startswith("reduce_") or node.op == "getitem":
+        elif _is_loop(node) or node.op.startswith("reduce_") or node.op in READERS:
             self.builder.add(node)
         else:
             names = {name: self._plain(name).name for name in node.refs()}

@@ -120,13 +120,16 @@ def split_addmm(context: Context, node: Node) -> Ref | None:
 
 
 def split_convolution_bias(context: Context, node: Node) -> Ref | None:
-    """convolution(x, w, b) = convolution(x, w) + b per channel, added by the loop that follows."""
+    """convolution(x, w, b) = convolution(x, w) + b per channel, added by the loop that follows.
+
+    PyTorch adds it in a pass of its own, so this pays for a value that is saved for backward too.
+    """
     if node.op != "aten.convolution.default" or node.spec is None:
         return None
     bias = node.args[2]
     if not isinstance(bias, Ref) or node.spec.dtype not in ("float32", "float64"):
         return None
-    if not _feeds_loop(context, node):
+    if not _has_loop(context, node):
         return None
     args = (*node.args[:2], None, *node.args[3:])
     bare = context.builder.add(replace(node, name=f"{node.name}_bare", args=args))
@@ -134,8 +137,13 @@ def split_convolution_bias(context: Context, node: Node) -> Ref | None:
 
 
 def _feeds_loop(context: Context, node: Node) -> bool:
+    """Whether the value is needed for loops of ours, and not in memory."""
+    return node.name not in context.outputs and _has_loop(context, node)
+
+
+def _has_loop(context: Context, node: Node) -> bool:
     """Whether some reader of the value is an operator of ours that computes."""
-    return node.name not in context.outputs and any(
+    return any(
         not user.is_aten and user.op != "getitem" for user in context.users.get(node.name, [])
     )
 

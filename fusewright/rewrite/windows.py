@@ -14,13 +14,11 @@ from dataclasses import dataclass, field, replace
 
 from fusewright.ir import Arg, Graph, Node, Ref, TensorSpec, contiguous_strides, validate
 from fusewright.rewrite.builder import Builder
-from fusewright.rewrite.layouts import BACKWARD, FORWARD
+from fusewright.rewrite.layouts import BACKWARD, FORWARD, GRADIENT, WINDOW
 from fusewright.rewrite.lower import main_device
 from fusewright.window import Geometry, WindowAxis
 from fusewright.window_cost import is_possible, is_worthwhile
 
-WINDOW = "window"
-GRADIENT = "window_gradient"
 RANKS = (3, 4)
 FEWEST_CHANNELS = 16  # of a group, where there are several: below that tensor cores have no work
 FURTHEST_CHANNELS = 2**31 - 1  # elements between two of them
