@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fusewright import product_cost, window_cost
+from fusewright.ir import ONE
 from fusewright.product import ProductKernel
 from fusewright.window import WindowKernel
-
-TF32 = 1  # terms, in which convolutions usually are
 
 
 def least_size(
@@ -37,6 +36,7 @@ def _times(
     if isinstance(kernel, ProductKernel):
         of, dtype = kernel.extents(sizes), kernel.a.dtype
         return product_cost.best_us(of, sms, dtype), product_cost.library_us(of, dtype)
-    ours = window_cost.window_us(kernel.geometry, TF32, sizes, sms)
-    assert ours is not None, "rewriting asks for room first"
+    row_by_row = kernel.source.strides[-1] == ONE
+    ours = window_cost.our_us(kernel.geometry, sizes, sms, row_by_row)
+    assert ours is not None, f"rewriting asks for room first: {kernel.geometry}"
     return ours, window_cost.library_us(kernel.geometry, sizes)

@@ -9,30 +9,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fusewright.coalesce import coalesce
+from fusewright.direct_cost import ACROSS, OUTS, ROWS
+from fusewright.layout_schedule import (
+    DirectSchedule,
+    GradientSchedule,
+    ProductSchedule,
+    WindowSchedule,
+    choose_gradient,
+    choose_product,
+    choose_window,
+    may_be_direct,
+)
 from fusewright.loop import LoopKernel
 from fusewright.plan.same import Kernel as Kernel
 from fusewright.product import ProductKernel
 from fusewright.product_cost import tiles_for
-from fusewright.schedule import (
-    LARGE_TILE,
-    SMALL_TILE,
-    GradientSchedule,
-    ProductSchedule,
-    Schedule,
-    Target,
-    WindowSchedule,
-    candidates,
-    choose,
-    choose_gradient,
-    choose_product,
-    choose_window,
-    legal,
-)
+from fusewright.schedule import LARGE_TILE, SMALL_TILE, Schedule, Target, candidates, choose, legal
 from fusewright.vectors import widths
 from fusewright.window import Geometry, GradientKernel, WindowKernel
 from fusewright.window_cost import TILE_CHANNELS, band_widths, fits, has_turns
 
-Choice = Schedule | ProductSchedule | WindowSchedule | GradientSchedule
+Choice = Schedule | ProductSchedule | WindowSchedule | DirectSchedule | GradientSchedule
 Sizes = Mapping[str, int]
 
 MOST = 12
@@ -47,7 +44,7 @@ def heuristic(kernel: Kernel, target: Target, sizes: Sizes) -> Choice:
     if isinstance(kernel, ProductKernel):
         return choose_product(kernel, target, sizes)
     if isinstance(kernel, WindowKernel):
-        return choose_window(kernel)
+        return choose_window(kernel, target, sizes)
     if isinstance(kernel, GradientKernel):
         return choose_gradient(kernel, target, sizes)
     return choose(kernel, target, sizes)
@@ -57,6 +54,9 @@ def permitted(kernel: Kernel, choice: Choice, target: Target) -> bool:
     """Whether the choice is one for this kind of kernel, and legal for this one."""
     if isinstance(kernel, ProductKernel):
         return isinstance(choice, ProductSchedule) and choice.tile_rows in tiles_for(kernel.a.dtype)
+    if isinstance(kernel, WindowKernel) and isinstance(choice, DirectSchedule):
+        known = (choice.outs in OUTS, choice.rows in ROWS, choice.across in ACROSS)
+        return all(known) and may_be_direct(kernel)
     if isinstance(kernel, WindowKernel):
         if not isinstance(choice, WindowSchedule) or choice.tile_channels not in TILE_CHANNELS:
             return False
@@ -87,6 +87,10 @@ def _others(kernel: Kernel, first: Choice, target: Target, sizes: Sizes) -> Iter
         yield from (replace(first, tile_rows=rows) for rows in tiles_for(kernel.a.dtype))
         return
     if isinstance(kernel, WindowKernel):
+        if isinstance(first, DirectSchedule):
+            yield from (replace(first, rows=each) for each in ROWS)
+            yield from (replace(first, outs=each) for each in OUTS)
+            return
         assert isinstance(first, WindowSchedule)
         yield replace(first, turns=not first.turns)
         yield from (replace(first, tile_channels=each, turns=False) for each in TILE_CHANNELS)

@@ -14,14 +14,10 @@ from fusewright.coalesce import coalesce
 from fusewright.ir import ITEM_BYTES, ZERO, Dim
 from fusewright.keep import free_registers, keep, row_registers
 from fusewright.loop import Load, LoopKernel
-from fusewright.product import ProductKernel
-from fusewright.product_cost import best_tile_rows
 from fusewright.sweep import Sweeps, element_loads, part_bytes, sweeps
 from fusewright.tiles import mixes_layouts, tile_bytes, tiled_accesses, turned_axis
 from fusewright.vectors import TILED, prefers_column, widths
 from fusewright.vectors import lanes_fit as lanes_fit
-from fusewright.window import GradientKernel, WindowKernel
-from fusewright.window_cost import best_band, best_tile_channels, gradient_parts, has_turns
 
 HOST_RUN = 1024  # kLongestRun of kernels/host.hpp
 SHARED_BYTES = 48 * 1024
@@ -82,61 +78,6 @@ class Schedule:
     again: bool = False
     splits: int = 1
     tile: int = LARGE_TILE
-
-
-@dataclass(frozen=True)
-class ProductSchedule:
-    """How a product is laid out: a block computes tiles of TILE_COLUMNS × `tile_rows`."""
-
-    tile_rows: int
-
-
-def choose_product(
-    kernel: ProductKernel, target: Target, sizes: Mapping[str, int]
-) -> ProductSchedule:
-    """The heuristic's choice of a tile."""
-    return ProductSchedule(best_tile_rows(kernel.extents(sizes), target.sms, kernel.a.dtype))
-
-
-@dataclass(frozen=True)
-class WindowSchedule:
-    """How a convolution is laid out: tiles of `tile_channels` results, bands of `band_width`.
-
-    With `turns` a tile has all results, 64 at a time, unless products are to be exact in fp32.
-    """
-
-    tile_channels: int
-    band_width: int
-    turns: bool = False
-
-
-def choose_window(kernel: WindowKernel) -> WindowSchedule:
-    """The heuristic's choice of tile and bands."""
-    of = kernel.geometry
-    band = best_band(of)
-    assert band is not None, "rewriting asks for room first"
-    return WindowSchedule(best_tile_channels(of), band, of.results > 64 and has_turns(of, band))
-
-
-@dataclass(frozen=True)
-class GradientSchedule:
-    """How a convolution's gradient by its weights is divided: `parts` of the positions, summed
-    apart and added in order."""
-
-    parts: int
-    band_width: int
-
-
-def choose_gradient(
-    kernel: GradientKernel, target: Target, sizes: Mapping[str, int]
-) -> GradientSchedule:
-    """The heuristic's choice: work for all processors to the end."""
-    band = best_band(kernel.geometry)
-    assert band is not None, "rewriting asks for room first"
-    return GradientSchedule(gradient_parts(kernel.geometry, band, sizes, target.sms), band)
-
-
-EndedSchedule = ProductSchedule | WindowSchedule
 
 
 def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:

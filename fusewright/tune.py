@@ -26,18 +26,18 @@ from fusewright.codegen.ending import Ended
 from fusewright.codegen.render import render
 from fusewright.codegen.source import Source
 from fusewright.errors import CompileFailed
+from fusewright.layout_schedule import (
+    DirectSchedule,
+    EndedSchedule,
+    GradientSchedule,
+    ProductSchedule,
+    WindowSchedule,
+)
 from fusewright.loop import LoopKernel
 from fusewright.machine import architecture, precise_name
 from fusewright.product import ProductKernel
 from fusewright.runtime import library, tensor_cores
-from fusewright.schedule import (
-    EndedSchedule,
-    GradientSchedule,
-    ProductSchedule,
-    Schedule,
-    Target,
-    WindowSchedule,
-)
+from fusewright.schedule import Schedule, Target
 from fusewright.timing import samples_ms
 from fusewright.trial import TERMS, Candidate, Trial
 from fusewright.tuned import Tuned
@@ -96,7 +96,10 @@ def source_of(kernels: Sequence[tuple[Kernel, Choice]], target: Target) -> Sourc
                 loops.append((kernel, choice))
             case GradientKernel(), GradientSchedule():
                 gradients.append((kernel, choice))
-            case ((ProductKernel() | WindowKernel()), (ProductSchedule() | WindowSchedule())):
+            case (
+                (ProductKernel() | WindowKernel()),
+                (ProductSchedule() | WindowSchedule() | DirectSchedule()),
+            ):
                 ended.append((kernel, choice))
             case _:
                 raise AssertionError(f"{kernel.name} with {choice}")

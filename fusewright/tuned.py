@@ -22,8 +22,14 @@ from typing import Any
 from fusewright.build import trusted_folder, writing_cache
 from fusewright.candidates import Choice, Kernel
 from fusewright.errors import CacheUnusable, FusewrightError
+from fusewright.layout_schedule import (
+    DirectSchedule,
+    GradientSchedule,
+    ProductSchedule,
+    WindowSchedule,
+)
 from fusewright.plan.same import canonical
-from fusewright.schedule import GradientSchedule, ProductSchedule, Schedule, Target, WindowSchedule
+from fusewright.schedule import Schedule, Target
 
 VERSION = 1  # Raise it where a schedule of the same fields comes to mean another kernel.
 FILE = "tuned.json"
@@ -33,6 +39,7 @@ _KINDS: Mapping[str, type[Choice]] = {
     "loop": Schedule,
     "product": ProductSchedule,
     "window": WindowSchedule,
+    "direct": DirectSchedule,
     "gradient": GradientSchedule,
 }
 

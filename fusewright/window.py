@@ -85,6 +85,10 @@ class Geometry:
         return self.x.transposed
 
     @property
+    def strided(self) -> bool:
+        return self.y.stride * self.x.stride > 1
+
+    @property
     def phases(self) -> tuple[int, ...]:
         """The taps of each pair of remainders."""
         return tuple(y * x for y in self.y.phases for x in self.x.phases)

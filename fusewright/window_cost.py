@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from fusewright.direct_cost import direct_us
 from fusewright.window import Geometry
 
 TERMS = (1, 3)
@@ -27,14 +28,23 @@ CONVERT_CYCLES = 0.35
 FINISH_CYCLES = 0.6
 CYCLES_PER_US = 1600.0
 CALL_US = 20.0
-# PyTorch's library in TF32, its transposes with it, which a kernel of one tap does without; a pass
-# over the result for what follows; a call, which costs the CPU more than ours (H200, 2026-11-15, 26
-# shapes).
-LIBRARY_FLOPS_PER_US = 150e6
-LIBRARY_BYTES_PER_US = 0.9e6
-LIBRARY_BYTES_PER_US_OF_ONE_TAP = 3e6
-LOOP_BYTES_PER_US = 3.5e6
-LIBRARY_US = 30.0
+SPLIT_WEIGHTS_PER_US = 1e5
+# PyTorch's library in channels-last (H200, 2026-11-16, 31 shapes, the GPU's time alone): operations
+# of its kernels in TF32, of transposed ones, gradients by weights; in float32, to which it keeps
+# with few channels; bytes of its kernels for groups, of its other kernels, of loops and copies.
+LIBRARY_FLOPS_PER_US = 330e6
+GATHERED_FLOPS_PER_US = 280e6
+GRADIENT_FLOPS_PER_US = 155e6
+EXACT_FLOPS_PER_US = 25e6
+GROUPED_BYTES_PER_US, DEPTHWISE_BYTES_PER_US = 0.65e6, 1.2e6
+LIBRARY_BYTES_PER_US, LOOP_BYTES_PER_US = 3e6, 4e6
+LIBRARY_US = 8.0
+WIDE_RESULTS = 128  # fewer leave tiles partly empty
+FEW_CHANNELS = 32
+# Ours, by the weights: operations, of which those in halos are in vain; what strides and dilations
+# leave of it.
+GRADIENT_OF_OURS_FLOPS_PER_US, GRADIENT_US = 250e6, 30.0
+STRIDED_SHARE, DILATED_SHARE = 0.35, 0.6
 GAIN = 0.95
 FEWEST_CHANNELS = 8  # fewer leave most of a step of 16 empty
 
@@ -79,8 +89,7 @@ def fits(of: Geometry, band_width: int) -> bool:
 
 
 def has_turns(of: Geometry, band_width: int) -> bool:
-    """Whether a tile is a single stage, of which two or more find room beside three warpgroups that
-    multiply."""
+    """Whether a tile is a single stage, of which two or more find room."""
     reach = of.y.halo * pitch_of(of, band_width) + of.x.halo
     stage = -(-(TURN_POSITIONS + reach) // 8) * 8
     single = of.channels <= CHANNEL_BLOCK and of.classes == (of.phases,) and len(of.phases) == 1
@@ -113,7 +122,8 @@ def window_us(of: Geometry, terms: int, sizes: Mapping[str, int], sms: int) -> f
     positions = tile_positions(of, terms)
     whole = -(-image_positions(of, band) * images // positions) * tiles
     cycles = _tile_cycles(of, band, terms) / image_positions(of, band) * positions
-    return -(-whole // sms) * cycles / classes / CYCLES_PER_US + CALL_US
+    split = of.filter_elements / SPLIT_WEIGHTS_PER_US
+    return -(-whole // sms) * cycles / classes / CYCLES_PER_US + split + CALL_US
 
 
 def image_positions(of: Geometry, band_width: int) -> int:
@@ -128,7 +138,7 @@ def _tile_cycles(of: Geometry, band_width: int, terms: int) -> float:
     blocks, rest = divmod(of.channels, CHANNEL_BLOCK)
     steps = blocks * 4 + -(-rest // 16)
     channels = blocks * CHANNEL_BLOCK + -(-rest // 32) * 32
-    finished = FINISH_CYCLES * positions * tile
+    finished = FINISH_CYCLES * positions * min(tile, of.results)
     tiles = image_positions(of, band_width) / positions
     cycles = 0.0
     for phases in of.classes:
@@ -159,16 +169,66 @@ def gradient_parts(of: Geometry, band_width: int, sizes: Mapping[str, int], sms:
 
 def library_us(of: Geometry, sizes: Mapping[str, int]) -> float:
     """The time that PyTorch's own convolution, and a loop after it, are expected to take."""
-    results = of.result_elements(sizes)
-    rate = LIBRARY_BYTES_PER_US if of.taps > 1 else LIBRARY_BYTES_PER_US_OF_ONE_TAP
-    moved = 4 * (results + of.source_elements(sizes)) / rate
-    follows = 2 * 4 * results / LOOP_BYTES_PER_US
-    return max(of.operations(sizes) / LIBRARY_FLOPS_PER_US, moved, LIBRARY_US) + follows
+    results, sources = 4 * of.result_elements(sizes), 4 * of.source_elements(sizes)
+    follows = 2 * results / LOOP_BYTES_PER_US + LIBRARY_US
+    if of.groups > 1 and of.channels < FEW_CHANNELS:
+        depthwise = of.channels == of.results == 1
+        rate = DEPTHWISE_BYTES_PER_US if depthwise else GROUPED_BYTES_PER_US
+        return (results + sources) / rate + LIBRARY_US
+    if of.channels < FEW_CHANNELS:
+        return of.operations(sizes) / EXACT_FLOPS_PER_US + follows
+    rate = GATHERED_FLOPS_PER_US if of.transposed and of.strided else LIBRARY_FLOPS_PER_US
+    multiplied = of.operations(sizes) / (rate * _filled(of))
+    turned = 0.0 if of.taps == 1 and not of.strided else 2 * sources / LOOP_BYTES_PER_US
+    return max(multiplied, (results + sources) / LIBRARY_BYTES_PER_US) + turned + follows
 
 
-def is_worthwhile(of: Geometry, sizes: Mapping[str, int], sms: int = 132) -> bool:
+def _filled(of: Geometry) -> float:
+    """How full tiles of the library are; kernels of narrower ones are half as bad."""
+    return min(1.0, (of.results / WIDE_RESULTS + 0.5) / 1.5)
+
+
+def gradient_is_worthwhile(of: Geometry, sizes: Mapping[str, int]) -> bool:
+    """Whether the gradient by the weights is ours rather than the library's.
+
+    Both take gradients as they lie: whoever makes them writes them so. With one tap it is a
+    product like any other.
+    """
+    band = best_band(of)
+    if band is None or of.channels < FEWEST_CHANNELS or of.taps == 1:
+        return False
+    outputs = of.y.result * of.x.result
+    used = outputs / image_positions(of, band) * _filled(of)
+    used *= STRIDED_SHARE if of.strided else 1.0
+    used *= DILATED_SHARE if of.y.dilation * of.x.dilation > 1 else 1.0
+    ours = of.operations(sizes) / (GRADIENT_OF_OURS_FLOPS_PER_US * used) + GRADIENT_US
+    library = of.operations(sizes) / (GRADIENT_FLOPS_PER_US * _filled(of)) + LIBRARY_US
+    turned = 2 * 4 * of.source_elements(sizes) / LOOP_BYTES_PER_US
+    return ours <= library + turned
+
+
+def prefers_direct(of: Geometry, sizes: Mapping[str, int], sms: int = 132) -> bool:
+    """Whether plain sums are expected to be faster than tensor cores."""
+    direct, window = direct_us(of, sizes, sms), window_us(of, 1, sizes, sms)
+    if direct is None or window is None or of.channels < FEWEST_CHANNELS:
+        return direct is not None
+    return direct < window
+
+
+def our_us(of: Geometry, sizes: Mapping[str, int], sms: int, row_by_row: bool) -> float | None:
+    """The time that the better of our kernels is expected to take; plain sums read row by row."""
+    window = window_us(of, 1, sizes, sms)
+    direct = direct_us(of, sizes, sms) if row_by_row else None
+    return min((each for each in (window, direct) if each is not None), default=None)
+
+
+def is_worthwhile(
+    of: Geometry, sizes: Mapping[str, int], row_by_row: bool = False, sms: int = 132
+) -> bool:
     """Whether a convolution of this size is ours rather than the library's."""
-    ours = window_us(of, 1, sizes, sms) if of.channels >= FEWEST_CHANNELS else None
+    if of.channels < FEWEST_CHANNELS and not (row_by_row and prefers_direct(of, sizes, sms)):
+        return False
+    ours = our_us(of, sizes, sms, row_by_row)
     return ours is not None and ours <= GAIN * library_us(of, sizes)
 
 

@@ -5,14 +5,25 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from fusewright import layout_schedule
 from fusewright.codegen.source import Source
 from fusewright.emit import ModuleBundle
 from fusewright.module import arguments_of, kernels_of, load, optimized, owners_of
 from fusewright.pipeline import Prepared
+from fusewright.rewrite import windows
 from tests import loop_cases as cases
+
+
+def put_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All convolutions, small ones too, on tensor cores."""
+    for each in ("is_worthwhile", "gradient_is_worthwhile"):
+        monkeypatch.setattr(windows, each, lambda *_: True)
+    for module in (windows, layout_schedule):
+        monkeypatch.setattr(module, "prefers_direct", lambda *_: False)
 
 
 def on_library(model: nn.Module, x: Tensor, prepared: Prepared, source: Source) -> nn.Module:

@@ -136,6 +136,9 @@ inline void copy_word(uint32_t to, const float* from, bool inside) {
   const float x = inside ? *from : 0.f;
   memcpy(emulated_shared + to, &x, 4);
 }
+inline void commit_copies() {}
+template <int kPending>
+void await_copies() {}
 inline float load_once(const float* from) { return *from; }
 inline float load_if(const float* from, bool inside) { return inside ? *from : 0.f; }
 inline void load_four_if(float* x, const float* from, bool inside) {

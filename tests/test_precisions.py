@@ -19,10 +19,11 @@ from fusewright.codegen.source import Source
 from fusewright.emit import ModuleBundle, file_text
 from fusewright.module import arguments_of, kernels_of, load, optimized, owners_of
 from fusewright.pipeline import Prepared, prepare
-from fusewright.rewrite import products, windows
+from fusewright.rewrite import products
 from fusewright.runtime import cuda, tensor_cores
 from fusewright.schedule import Target
 from tests import loop_cases as cases
+from tests.emulated_modules import put_on_cores
 from tests.test_cuda_emulated import emulated
 from tests.test_products import STUB as PRODUCT_STUB
 from tests.test_windows import STUB as WINDOW_STUB
@@ -47,7 +48,7 @@ MACROS = re.compile(r"^#define (FW_[A-Z]+) (\d)$", re.MULTILINE)
 def flags(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small products and convolutions too, on the CPU, and the flags as PyTorch has them."""
     monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
-    monkeypatch.setattr(windows, "is_worthwhile", lambda *_: True)
+    put_on_cores(monkeypatch)
     monkeypatch.setattr(rendering, "product_header", lambda _: str(PRODUCT_STUB))
     monkeypatch.setattr(rendering, "WINDOW_HEADER", str(WINDOW_STUB))
     monkeypatch.setattr(rendering, "GRADIENT_HEADER", str(WINDOW_STUB))

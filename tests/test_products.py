@@ -16,6 +16,7 @@ from fusewright.break_even import least_size
 from fusewright.capture import capture
 from fusewright.codegen import render as rendering
 from fusewright.ir import Dim, Graph, Program
+from fusewright.layout_schedule import choose_product
 from fusewright.loop import LoopKernel
 from fusewright.pipeline import prepare
 from fusewright.plan import plan
@@ -24,7 +25,7 @@ from fusewright.product import Extents, RawOperand
 from fusewright.product_cost import best_us, is_worthwhile, library_us
 from fusewright.rewrite import products, rewrite
 from fusewright.runtime import tensor_cores
-from fusewright.schedule import Target, choose, choose_product
+from fusewright.schedule import Target, choose
 from tests import loop_cases as cases
 from tests.emulated_modules import as_exact_as_eager, on_library
 from tests.test_cuda_emulated import emulated

@@ -19,16 +19,17 @@ from fusewright.codegen.source import Source, Workspace
 from fusewright.codegen.window import FOLDED_LINES, MOST_LINES
 from fusewright.ending import Reduces
 from fusewright.ir import Dim
+from fusewright.layout_schedule import WindowSchedule, choose_window
 from fusewright.pipeline import Prepared, prepare
 from fusewright.plan.steps import Loop, Plan, Window
 from fusewright.rewrite import windows
 from fusewright.runtime import tensor_cores
-from fusewright.schedule import Target, choose_window
+from fusewright.schedule import Target
 from fusewright.sweep import part_bytes, sweeps
 from fusewright.window import WindowKernel
 from fusewright.window_cost import image_positions
 from tests.cores_on_host import host_library, on_host, with_stand_in
-from tests.emulated_modules import as_exact_as_eager, on_library
+from tests.emulated_modules import as_exact_as_eager, on_library, put_on_cores
 
 CUDA = Target.cuda(trials=("sweeping",))
 
@@ -131,7 +132,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
 
 @pytest.fixture(autouse=True)
 def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(windows, "is_worthwhile", lambda *_: True)
+    put_on_cores(monkeypatch)
     monkeypatch.setattr(windows, "FEWEST_CHANNELS", 1)
     monkeypatch.setattr(fusion, "ROW_BYTES", 0)  # as if rows were too long to be held
     before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
@@ -237,8 +238,9 @@ def test_the_workspace_has_room_for_all_lines(shape: str) -> None:
     for kernel in windows_of(found.modes[0].forward):
         if kernel.reduces is Reduces.NOTHING:
             continue  # over a single image a layer norm is over everything
-        schedule = choose_window(kernel)
         of, sizes = kernel.geometry, {"s0": size[0]}
+        schedule = choose_window(kernel, CUDA, sizes)
+        assert isinstance(schedule, WindowSchedule)
         image = image_positions(of, schedule.band_width)
         workspace = window_text.window_entry(kernel, schedule).workspace
         for tile, part in itertools.product((128, 256), (32, 64)):

@@ -25,12 +25,13 @@ from fusewright.candidates import MOST, Choice, heuristic, permitted, worth_tryi
 from fusewright.codegen.render import render
 from fusewright.errors import CompileFailed, FusewrightError
 from fusewright.ir import Dim
+from fusewright.layout_schedule import ProductSchedule
 from fusewright.loop import LoopKernel
 from fusewright.pipeline import _run_here, prepare
 from fusewright.product import ProductKernel
 from fusewright.product_cost import BLOCK_US
 from fusewright.report import print_tuning
-from fusewright.schedule import ProductSchedule, Schedule, Target, choose, legal
+from fusewright.schedule import Schedule, Target, choose, legal
 from fusewright.trial import Candidate, Trial, elements
 from fusewright.tuned import Tuned
 from tests import loop_cases as cases

@@ -121,7 +121,7 @@ class Window:
     rounds_rows: bool = False  # up to a multiple of four
     mends: bool = False  # whether sums may have to be made anew
     vectors: bool = False  # positions go through the epilogue together
-    turns: bool = False  # three warpgroups; a tile has all out channels
+    turns: bool = False  # a tile has all out channels
 
     def taps(self, kernel: tuple[int, int]) -> dict[tuple[int, int], list[tuple[int, int]]]:
         """The taps (ky, kx) of each phase."""

@@ -17,15 +17,16 @@ from fusewright.capture import capture
 from fusewright.codegen import render as rendering
 from fusewright.codegen.source import Source
 from fusewright.ir import Dim, Node, Program, Ref, TensorSpec, contiguous_strides
+from fusewright.layout_schedule import WindowSchedule, choose_window
 from fusewright.pipeline import prepare
 from fusewright.plan import plan
 from fusewright.plan.steps import Call, Plan, Window, WindowGradient
 from fusewright.rewrite import rewrite, windows
 from fusewright.runtime import tensor_cores
-from fusewright.schedule import Target, choose_window
+from fusewright.schedule import Target
 from fusewright.window import WindowAxis
 from tests.cores_on_host import on_host, with_stand_in
-from tests.emulated_modules import as_exact_as_eager, on_library, trained
+from tests.emulated_modules import as_exact_as_eager, on_library, put_on_cores, trained
 from tests.loop_cases import NVCC
 from tests.test_cuda_emulated import emulated
 from tests.test_plan import Lambda
@@ -50,8 +51,7 @@ def parameters(out: int = 128, channels: int = 64, size: int = 3) -> dict[str, T
 
 @pytest.fixture
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small ones too."""
-    monkeypatch.setattr(windows, "is_worthwhile", lambda *_: True)
+    put_on_cores(monkeypatch)
 
 
 def rewritten(function, x: Tensor, **given: Tensor) -> Program:  # type: ignore[no-untyped-def]
@@ -166,7 +166,7 @@ def test_what_follows_a_transposed_convolution_is_part_of_it(everything: None) -
             " in float64",
         ),
         (
-            lambda m, x: F.conv2d(x, m.weight[:, :1], groups=64),
+            lambda m, x: F.conv2d(x, m.weight[:, :1], None, 1, 60, 60, 64),  # taps lie far apart
             torch.randn(16, 64, 64, 64),
             " of 64 groups with few channels each",
         ),
@@ -389,7 +389,9 @@ def test_modules_train_on_emulated_kernels(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_heuristic_fits_tiles_to_the_results() -> None:
     inference, _, _ = plans(block, torch.randn(64, 64, 64, 64), **parameters(48))
     (step,) = inference.on_cores
-    assert isinstance(step, Window) and choose_window(step.kernel).tile_channels == 64
+    assert isinstance(step, Window)
+    chosen = choose_window(step.kernel, CUDA, {"s0": 64})
+    assert isinstance(chosen, WindowSchedule) and chosen.tile_channels == 64
 
 
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")

@@ -7,7 +7,7 @@ from fusewright.codegen.source import Entry, Workspace, macro
 from fusewright.codegen.text import comment, identifier, size_text, unique_names
 from fusewright.codegen.window import axis_text
 from fusewright.ir import Dim
-from fusewright.schedule import GradientSchedule
+from fusewright.layout_schedule import GradientSchedule
 from fusewright.window import GradientKernel, Source
 
 HEADER = "sm90_window_gradient.cuh"

@@ -7,10 +7,10 @@ from fusewright.codegen.form import Form
 from fusewright.codegen.source import Entry, Workspace, macro
 from fusewright.ending import Reduces
 from fusewright.ir import ONE
+from fusewright.layout_schedule import ProductSchedule
 from fusewright.optable import STORAGE_TYPES
 from fusewright.product import ProductKernel, RawOperand, SplitOperand
 from fusewright.product_cost import tiles_for
-from fusewright.schedule import ProductSchedule
 from fusewright.sweep import part_bytes, sweeps
 
 SPLIT_HEADER = "sm90_fp16x3_gemm.cuh"

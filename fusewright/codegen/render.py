@@ -19,20 +19,26 @@ from fusewright.codegen.gradient import gradient_entry, gradient_lines
 from fusewright.codegen.product import product_entry, product_header, product_lines
 from fusewright.codegen.source import Entry, Source, macro
 from fusewright.codegen.text import comment
+from fusewright.codegen.window import (
+    DIRECT_HEADER,
+    direct_entry,
+    direct_lines,
+    window_entry,
+    window_lines,
+)
 from fusewright.codegen.window import HEADER as WINDOW_HEADER
-from fusewright.codegen.window import window_entry, window_lines
 from fusewright.errors import CodegenError
-from fusewright.loop import Apply, LoopKernel
-from fusewright.optable import SCALAR_OPS
-from fusewright.product import ProductKernel
-from fusewright.schedule import (
+from fusewright.layout_schedule import (
+    DirectSchedule,
     EndedSchedule,
     GradientSchedule,
     ProductSchedule,
-    Schedule,
-    Target,
     WindowSchedule,
 )
+from fusewright.loop import Apply, LoopKernel
+from fusewright.optable import SCALAR_OPS
+from fusewright.product import ProductKernel
+from fusewright.schedule import Schedule, Target
 from fusewright.window import GradientKernel
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
@@ -59,7 +65,7 @@ def render(
         raise CodegenError(f"two kernels share a name: {sorted(names)}")
     lines: list[str] = []
     pasted: set[str] = set()
-    headers = [_header(kernel) for kernel, _ in ended] + [GRADIENT_HEADER for _ in gradients]
+    headers = [_header(*each) for each in ended] + [GRADIENT_HEADER for _ in gradients]
     for root in [*_roots(forms, epilogues, target), *sorted(set(headers))]:
         lines += flattened(root, pasted)
     made = [(entry(each, target), _kernel(each, target)) for each in forms]
@@ -86,14 +92,18 @@ def _sections(made: Sequence[tuple[Entry, list[str]]]) -> list[str]:
     return lines
 
 
-def _header(kernel: Ended) -> str:
-    return product_header(kernel) if isinstance(kernel, ProductKernel) else WINDOW_HEADER
+def _header(kernel: Ended, schedule: EndedSchedule) -> str:
+    if isinstance(kernel, ProductKernel):
+        return product_header(kernel)
+    return DIRECT_HEADER if isinstance(schedule, DirectSchedule) else WINDOW_HEADER
 
 
 def _ended(kernel: Ended, epilogue: Form, schedule: EndedSchedule) -> tuple[Entry, list[str]]:
     if isinstance(kernel, ProductKernel):
         assert isinstance(schedule, ProductSchedule)
         return product_entry(kernel), product_lines(kernel, epilogue, schedule)
+    if isinstance(schedule, DirectSchedule):
+        return direct_entry(kernel), direct_lines(kernel, epilogue, schedule)
     assert isinstance(schedule, WindowSchedule)
     return window_entry(kernel, schedule), window_lines(kernel, epilogue, schedule)
 

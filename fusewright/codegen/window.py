@@ -6,12 +6,12 @@ from fusewright.codegen.ending import ending_lines, pointer_text
 from fusewright.codegen.form import Form
 from fusewright.codegen.source import Entry, Workspace, macro
 from fusewright.ending import Reduces
-from fusewright.schedule import WindowSchedule
+from fusewright.layout_schedule import DirectSchedule, WindowSchedule
 from fusewright.sweep import part_bytes, sweeps
 from fusewright.window import WindowAxis, WindowKernel
 from fusewright.window_cost import MOST_POSITIONS, image_positions
 
-HEADER = "sm90_convolution.cuh"
+HEADER, DIRECT_HEADER = "sm90_convolution.cuh", "direct_convolution.cuh"
 GROUP_CHANNELS = 64  # of a tile, that leave a part together
 PART_POSITIONS = 32  # kPartBits of window_endings.cuh: what a part of a row covers
 MOST_LINES, FOLDED_LINES = 2048, 256  # kMostLines and kFoldedLines of window_endings.cuh
@@ -53,29 +53,57 @@ def _parts_at(kernel: WindowKernel) -> int:
 
 
 def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> list[str]:
-    of, source, filter_ = kernel.geometry, kernel.source, kernel.filter
-    title = "transposed " if of.transposed else ""
-    title += f"convolution of {of.channels} channels by {of.y.taps} x {of.x.taps} to {of.results}"
-    title += f", {of.groups} groups" if of.groups > 1 else ""
-    images = [pointer_text(form, "float", source.buffer), *map(form.size, source.strides)]
-    weights = pointer_text(form, "float", filter_.buffer)
-    filter_numbers = ", ".join(map(str, filter_.strides))
-    sizes = [form.size(of.images), str(of.groups), str(of.channels), str(of.results)]
-    sizes += [axis_text(of.y), axis_text(of.x), str(schedule.band_width)]
-    sizes += ["true" if of.transposed else "false"]
     lanes = form.schedule.lanes
     turns = "true" if schedule.turns else "false"
     template = f"{macro('convolutions')}, {schedule.tile_channels}, {turns}, {lanes}"
     body = [
-        f"const fw::WindowInput source{{{', '.join(images)}}};",
-        f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
-        f"const fw::ConvolutionSizes sizes{{{', '.join(sizes)}}};",
+        *_operands(kernel, form, schedule.band_width),
         f"return fw::convolution<{template}>(end, vectors, source, filter, sizes, workspace, "
         "where, stream);",
     ]
     parts = f"static_cast<char*>(workspace) + {_parts_at(kernel)}"
     parts = "workspace" if kernel.reduces is Reduces.NOTHING else parts
-    return ending_lines(kernel, form, title, body, parts)
+    return ending_lines(kernel, form, _title(kernel), body, parts)
+
+
+def _title(kernel: WindowKernel) -> str:
+    of = kernel.geometry
+    title = "transposed " if of.transposed else ""
+    title += f"convolution of {of.channels} channels by {of.y.taps} x {of.x.taps} to {of.results}"
+    return title + (f", {of.groups} groups" if of.groups > 1 else "")
+
+
+def _operands(kernel: WindowKernel, form: Form, band_width: int) -> list[str]:
+    """Images, weights and sizes."""
+    of, source, filter_ = kernel.geometry, kernel.source, kernel.filter
+    images = [pointer_text(form, "float", source.buffer), *map(form.size, source.strides)]
+    weights = pointer_text(form, "float", filter_.buffer)
+    filter_numbers = ", ".join(map(str, filter_.strides))
+    sizes = [form.size(of.images), str(of.groups), str(of.channels), str(of.results)]
+    sizes += [axis_text(of.y), axis_text(of.x), str(band_width)]
+    sizes += ["true" if of.transposed else "false"]
+    return [
+        f"const fw::WindowInput source{{{', '.join(images)}}};",
+        f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
+        f"const fw::ConvolutionSizes sizes{{{', '.join(sizes)}}};",
+    ]
+
+
+def direct_entry(kernel: WindowKernel) -> Entry:
+    """Plain sums need no flags."""
+    return Entry(kernel.name, tuple(each.name for each in kernel.arguments), kernel.symbols)
+
+
+def direct_lines(kernel: WindowKernel, form: Form, schedule: DirectSchedule) -> list[str]:
+    y, x = kernel.geometry.y, kernel.geometry.x
+    taps = (y.taps, x.taps, y.stride, x.stride, y.dilation, x.dilation)
+    template = f"fw::DirectTaps<{', '.join(map(str, taps))}>, {schedule.outs}, {schedule.rows}, "
+    call = f"fw::direct_convolution<{template}{schedule.across}>"
+    body = [
+        *_operands(kernel, form, x.result),
+        f"return {call}(end, source, filter, sizes, where, stream);",
+    ]
+    return ending_lines(kernel, form, _title(kernel), body)
 
 
 def axis_text(axis: WindowAxis) -> str:

@@ -24,9 +24,13 @@ __global__ void __launch_bounds__(kThreads)
                 order.x[tap] * filter.x_stride];
   };
   float largest = 0.f;
+  int channel = thread / shape.taps, tap = thread % shape.taps;
+  const int channels_on = kThreads / shape.taps, taps_on = kThreads % shape.taps;
 #pragma unroll 4
   for (int i = thread; i < numbers; i += kThreads) {
-    largest = fmaxf(largest, finite_magnitude(number(i / shape.taps, i % shape.taps)));
+    largest = fmaxf(largest, finite_magnitude(number(channel, tap)));
+    channel += channels_on, tap += taps_on;
+    if (tap >= shape.taps) tap -= shape.taps, ++channel;
   }
 #pragma unroll
   for (int by = 16; by > 0; by /= 2) {
@@ -43,7 +47,9 @@ __global__ void __launch_bounds__(kThreads)
     const int channels = min(64, shape.channels - from_channel), steps = (channels + 15) / 16;
 #pragma unroll 4
     for (int i = thread; i < boxes * 64; i += kThreads) {
-      const int tap = i / 16 / steps, channel = i / 16 % steps * 16 + i % 16;
+      // With all 64 channels a box is a tap.
+      const int tap = steps == 4 ? i / 64 : i / 16 / steps;
+      const int channel = steps == 4 ? i % 64 : (i / 16 - tap * steps) * 16 + i % 16;
       const bool there = tap < phase.taps && channel < channels;
       const float x = there ? number(from_channel + channel, phase.first + tap) * scale : 0.f;
       const int64_t row = (box + i / 64) * shape.channels_out + of_group;

@@ -161,7 +161,7 @@ struct WindowMultiplier {
     if (!last) give_turn(kTurnBarrier + (warpgroup + 1 == Kind::kGroups ? 0 : warpgroup + 1));
   }
 
-  // One box is in flight while the next is started. `started` is called when all are.
+  // One box is in flight while the next is started (two: no faster). `started` is called when all are.
   template <class Started>
   __device__ __forceinline__ void add_boxes(WindowSteps steps, int boxes, const Started& started) {
     uint32_t x[4];

@@ -21,9 +21,9 @@ from fusewright.rewrite.lower import main_device
 
 FORWARD = "aten.convolution.default"
 BACKWARD = "aten.convolution_backward.default"
-WINDOW, GRADIENT = "window", "window_gradient"  # of ours (windows.py), which read any layout
+# Convolutions of ours (windows.py) read any layout, but for those that are told to read rows.
+WINDOW, GRADIENT, ROW_BY_ROW = "window", "window_gradient", "row_by_row"
 RANKS = (4, 5)
-READERS = (WINDOW, GRADIENT, "getitem")
 # With few channels cuDNN has no tensor-core kernel to gain, and takes float32 at its word where
 # TF32 is allowed (8 → 64 channels): in channels-last it must not become less exact than eager.
 # float64 has no channels-last kernel at all.
@@ -113,6 +113,12 @@ def _is_given_so(spec: TensorSpec | None) -> bool:
 
 def _is_loop(node: Node) -> bool:
     return node.op in SCALAR_OPS
+
+
+def _reads_any_layout(node: Node) -> bool:
+    if node.op == WINDOW:
+        return not node.argument(ROW_BY_ROW)
+    return _is_loop(node) or node.op.startswith("reduce_") or node.op in (GRADIENT, "getitem")
 
 
 def _name(arg: object) -> str:
@@ -246,7 +252,7 @@ class _Turning:
             assert node.spec is not None
             self.turned[node.name] = node.spec
             self.builder.add(replace(node, spec=_last(node.spec)))
-        elif _is_loop(node) or node.op.startswith("reduce_") or node.op in READERS:
+        elif _reads_any_layout(node):
             self.builder.add(node)
         else:
             names = {name: self._plain(name).name for name in node.refs()}

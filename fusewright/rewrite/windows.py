@@ -12,12 +12,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fusewright.ir import Arg, Graph, Node, Ref, TensorSpec, contiguous_strides, validate
+from fusewright import direct_cost
+from fusewright.ir import ONE, Arg, Graph, Node, Ref, TensorSpec, contiguous_strides, validate
 from fusewright.rewrite.builder import Builder
-from fusewright.rewrite.layouts import BACKWARD, FORWARD, GRADIENT, WINDOW
+from fusewright.rewrite.layouts import BACKWARD, FORWARD, GRADIENT, ROW_BY_ROW, WINDOW
 from fusewright.rewrite.lower import main_device
 from fusewright.window import Geometry, WindowAxis
-from fusewright.window_cost import is_possible, is_worthwhile
+from fusewright.window_cost import (
+    gradient_is_worthwhile,
+    is_possible,
+    is_worthwhile,
+    prefers_direct,
+)
 
 RANKS = (3, 4)
 FEWEST_CHANNELS = 16  # of a group, where there are several: below that tensor cores have no work
@@ -72,7 +78,14 @@ class _Building:
         here = all(spec.device == self.device for spec in specs)
         if not here or obstacle(node, *specs):
             return None
-        return self.add(node) if is_worthwhile(_sizes(node, *specs), self.sizes) else None
+        of = _sizes(node, *specs)
+        if node.op == GRADIENT:
+            return self.add(node) if gradient_is_worthwhile(of, self.sizes) else None
+        row_by_row = specs[0].strides[-1] == ONE
+        if not is_worthwhile(of, self.sizes, row_by_row):
+            return None
+        thin = row_by_row and prefers_direct(of, self.sizes)
+        return self.add(replace(node, kwargs=(*node.kwargs, (ROW_BY_ROW, thin))))
 
 
 def forward(node: Node) -> Node:
@@ -120,7 +133,8 @@ def obstacle(node: Node, source: TensorSpec, other: TensorSpec) -> str:
     images = (source,) if node.op == WINDOW else (source, other)
     if any(spec.strides[1].factor > FURTHEST_CHANNELS for spec in images):
         return "of channels that lie 2^31 elements apart"
-    if of.groups > 1 and of.channels < FEWEST_CHANNELS:
+    direct = node.op == WINDOW and source.strides[-1] == ONE and direct_cost.fits(of)
+    if of.groups > 1 and of.channels < FEWEST_CHANNELS and not direct:
         return f"of {of.groups} groups with few channels each"
     if node.op == WINDOW and not of.has_rows_and_columns:
         return "to a single channel or position"

@@ -1,0 +1,94 @@
+"""Thin convolutions as plain sums (kernels/direct_convolution.cuh): which have room, and how long
+they take.
+
+With few channels, or many groups, tensor cores would mostly multiply zeros. A sum in float32 is as
+exact as any library's, whatever the flags say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fusewright.window import Geometry, WindowAxis
+
+THREADS = 128  # kDirectThreads
+ACROSS, ROWS, OUTS = (32, 16, 8), (8, 4, 2, 1), (8, 4, 2, 1)
+MOST_TAPS = 49
+SHARED_BYTES = 112 * 1024  # kDirectBytes
+# What a tap costs a thread beside its first row, where one result shares it; what short rows do.
+TAP_SHARE = 0.5
+SHORT_ROW = 4
+# Cycles of a processor: for a tile, a number that is read, a result and one of its terms (H200,
+# 2026-11-16, four convolutions).
+TILE_CYCLES, READ_CYCLES, RESULT_CYCLES, TERM_CYCLES = 700.0, 0.45, 0.2, 0.015
+CYCLES_PER_US = 1700.0
+BYTES_PER_US = 2.8e6
+CALL_US = 5.0
+
+
+class DirectTile(NamedTuple):
+    """A thread's results: `outs` of `rows` positions; `across` threads lie in a row."""
+
+    outs: int
+    rows: int
+    across: int
+
+    @property
+    def height(self) -> int:
+        return THREADS // self.across * self.rows
+
+
+def best_tile(of: Geometry) -> DirectTile:
+    """Tiles that waste little, and threads that share much of what they read."""
+    outs = next((each for each in OUTS if each <= of.results), 1)
+    outs = outs if outs == of.results or outs == OUTS[0] else 2 * outs
+    tiles = [DirectTile(outs, rows, across) for across in ACROSS for rows in ROWS]
+
+    def cost(tile: DirectTile) -> tuple[bool, float]:
+        again = of.results > outs and _bytes(of, tile, of.channels) > SHARED_BYTES
+        padded = _padded(of.y.result, tile.height) * _padded(of.x.result, tile.across)
+        taps = 1 + TAP_SHARE * (of.y.taps - 1) / (tile.rows * outs**0.5)
+        return again, padded * taps * (1 + SHORT_ROW / tile.across)
+
+    return min(tiles, key=cost)
+
+
+def _bytes(of: Geometry, tile: DirectTile, channels: int) -> int:
+    """Shared memory for two patches of so many channels, and the weights of one group or two."""
+    weights = _padded(of.channels * of.taps * _padded(of.results, tile.outs), 4)
+    return 4 * (2 * channels * _patch(of, tile) + weights * (2 if of.groups > 1 else 1))
+
+
+def _patch(of: Geometry, tile: DirectTile) -> int:
+    """What a tile reads of a channel."""
+    return _reach(of.y, tile.height) * _reach(of.x, tile.across)
+
+
+def _padded(size: int, tile: int) -> int:
+    return -(-size // tile) * tile
+
+
+def fits(of: Geometry) -> bool:
+    """Whether the weights of a group, and what a tile reads of one channel, find room."""
+    if (of.transposed and of.strided) or of.taps > MOST_TAPS:
+        return False
+    return _bytes(of, best_tile(of), 1) <= SHARED_BYTES
+
+
+def _reach(axis: WindowAxis, positions: int) -> int:
+    return (positions - 1) * axis.stride + (axis.taps - 1) * axis.dilation + 1
+
+
+def direct_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:
+    """The time that it is expected to take; None where it has no room."""
+    if not fits(of):
+        return None
+    tile = best_tile(of)
+    tiles = -(-of.y.result // tile.height) * -(-of.x.result // tile.across)
+    results = tile.height * tile.across * _padded(of.results, tile.outs)
+    terms = RESULT_CYCLES + TERM_CYCLES * of.channels * of.taps
+    cycles = TILE_CYCLES + READ_CYCLES * of.channels * _patch(of, tile) + terms * results
+    computed = of.images.at(sizes) * of.groups * tiles * cycles / (CYCLES_PER_US * sms)
+    moved = 4 * (of.source_elements(sizes) + of.result_elements(sizes)) / BYTES_PER_US
+    return max(computed, moved) + CALL_US

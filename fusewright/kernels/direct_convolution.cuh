@@ -1,0 +1,311 @@
+// y[n, q, oy, ox] = epilogue(Σ x[n, c, oy·sy − top + ky·dy, ox·sx − left + kx·dx]·w[q, c, ky, kx]) as
+// plain fp32 sums, for convolutions that are thin: tensor cores would mostly multiply zeros.
+//
+// A thread block goes from tile to tile of an image and a group, and has all out channels of it, some at
+// a time. What their taps read of the in channels lies in shared memory, all of it or some channels at a
+// time, and while it is read the next is on its way; the weights of the group lie there, too. A thread
+// has kRows positions below each other, which share what they read, and kOuts channels of each.
+#pragma once
+
+#include "convolution_operands.cuh"
+#include "endings.cuh"
+#include "sm90.cuh"
+#include "sm90_launch.cuh"
+
+namespace fw {
+
+constexpr int kDirectThreads = 128;
+constexpr int kDirectBytes = 112 * 1024;  // of shared memory: two blocks find room
+
+// What is known of a convolution when it is compiled: taps, strides and dilations.
+template <int kTapsY, int kTapsX, int kStrideY, int kStrideX, int kDilationY, int kDilationX>
+struct DirectTaps {
+  static constexpr int kY = kTapsY, kX = kTapsX, kAll = kTapsY * kTapsX;
+  static constexpr int kSpreadY = kDilationY, kSpreadX = kDilationX;
+  static constexpr int kStepY = kStrideY, kStepX = kStrideX;
+  // How many numbers so many neighbouring positions read.
+  FW_FN static constexpr int across_y(int positions) {
+    return (positions - 1) * kStrideY + (kTapsY - 1) * kDilationY + 1;
+  }
+  FW_FN static constexpr int across_x(int positions) {
+    return (positions - 1) * kStrideX + (kTapsX - 1) * kDilationX + 1;
+  }
+};
+
+// How a block's threads lie over its tile: kAcross of a warp in a row, kRows positions each.
+template <class Taps_, int kOuts_, int kRows_, int kAcross_>
+struct DirectTile {
+  using Taps = Taps_;
+  static constexpr int kOuts = kOuts_, kRows = kRows_, kAcross = kAcross_;
+  static constexpr int kWidth = kAcross, kHeight = kDirectThreads / kAcross * kRows;
+  static constexpr int kPatchRows = Taps::across_y(kHeight);
+  static constexpr int kPatchColumns = Taps::across_x(kWidth);
+  static constexpr int kPatch = kPatchRows * kPatchColumns;  // numbers of a channel
+  // Blocks that share a processor, by the registers that sums take.
+  static constexpr int kBlocks = kOuts * kRows <= 8 ? 8 : kOuts * kRows <= 32 ? 5 : 4;
+};
+
+// What of shared memory is whose: two buffers of some channels' patches; the weights of all groups'
+// only one, or of two groups, the next tile's and this one's.
+struct DirectSizes {
+  ConvolutionSizes of;
+  int tiles_x, tiles_y, tiles;  // of an image; of all images and groups
+  int together;                 // channels of a patch
+  int outs;                     // with those that fill up the last kOuts
+  int weights;                  // of a group, multiple of four
+
+  FW_FN int weight_buffers() const { return of.groups > 1 ? 2 : 1; }
+  template <class Tile>
+  FW_FN int64_t bytes() const {
+    return 4 * (int64_t(weight_buffers()) * weights + 2 * int64_t(together) * Tile::kPatch);
+  }
+};
+
+// What is computed from one buffer: some in channels of a tile, and all out channels; or kOuts of them,
+// where not all in channels have room.
+template <class Tile>
+struct DirectItem {
+  const DirectSizes& sizes;
+  int tile, out = 0, channel = 0, turn = 0;
+
+  __device__ __forceinline__ bool ended() const { return tile >= sizes.tiles; }
+  __device__ __forceinline__ bool begins_tile() const { return out == 0 && channel == 0; }
+  __device__ __forceinline__ int channels() const {
+    return min(sizes.together, sizes.of.channels - channel);
+  }
+  __device__ __forceinline__ bool is_last() const {
+    return channel + sizes.together >= sizes.of.channels;
+  }
+  __device__ __forceinline__ void advance() {
+    channel += sizes.together;
+    if (channel < sizes.of.channels) return;
+    channel = 0;
+    out += Tile::kOuts;
+    if (sizes.together < sizes.of.channels && out < sizes.of.channels_out) return;
+    out = 0, tile += gridDim.x, turn ^= 1;
+  }
+};
+
+// Where a tile lies: its first position, its image and its group.
+struct DirectPlace {
+  int x, y, group, image;
+
+  template <class Tile>
+  __device__ __forceinline__ static DirectPlace of(const DirectSizes& sizes, int tile) {
+    const int row = tile / sizes.tiles_x, plane = row / sizes.tiles_y;
+    const int image = plane / sizes.of.groups;
+    return {(tile - row * sizes.tiles_x) * Tile::kWidth,
+            (row - plane * sizes.tiles_y) * Tile::kHeight, plane - image * sizes.of.groups, image};
+  }
+};
+
+// The weights of a group: [channel][tap][out], zeros after the last.
+template <class Tile>
+__device__ __forceinline__ void load_direct_weights(float* to, const WindowFilter& w, int group,
+                                                    const DirectSizes& sizes) {
+  using Taps = typename Tile::Taps;
+  const float* const from = w.data + group * w.group_stride;
+  for (int i = threadIdx.x; i < sizes.of.channels * Taps::kAll * sizes.outs; i += kDirectThreads) {
+    const int row = i / sizes.outs, out = i - row * sizes.outs;
+    const int channel = row / Taps::kAll, tap = row % Taps::kAll;
+    const bool there = out < sizes.of.channels_out;
+    const float* const at = from + out * w.out_stride + channel * w.in_stride +
+                            tap / Taps::kX * w.y_stride + tap % Taps::kX * w.x_stride;
+    copy_word(shared_address(to + i), there ? at : w.data, there);
+  }
+}
+
+// What a tile reads of an item's channels, zeros outside of the image.
+template <class Tile>
+__device__ __forceinline__ void load_patch(float* to, const WindowInput& x,
+                                           const DirectItem<Tile>& item, const DirectPlace& place) {
+  using Taps = typename Tile::Taps;
+  const ConvolutionSizes& of = item.sizes.of;
+  const float* const from = x.data + place.image * x.image_stride +
+                            (int64_t(place.group) * of.channels + item.channel) * x.channel_stride;
+  const int y = place.y * Taps::kStepY - of.y.padding, left = place.x * Taps::kStepX - of.x.padding;
+  const int all = item.channels() * Tile::kPatch;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < all; i += kDirectThreads) {
+    const int channel = i / Tile::kPatch, at = i % Tile::kPatch;
+    const int at_y = y + at / Tile::kPatchColumns, at_x = left + at % Tile::kPatchColumns;
+    const bool inside = unsigned(at_y) < unsigned(of.y.in) && unsigned(at_x) < unsigned(of.x.in);
+    const float* const source =
+        from + channel * x.channel_stride + at_y * x.y_stride + at_x * x.x_stride;
+    copy_word(shared_address(to + i), inside ? source : x.data, inside);
+  }
+}
+
+// Adds what one channel gives to kOuts results of kRows positions; `weights` are those of the channel,
+// `outs` apart.
+template <class Tile>
+__device__ __forceinline__ void add_channel(float (&sum)[Tile::kOuts][Tile::kRows],
+                                            const float* patch, const float* weights, int outs) {
+  using Taps = typename Tile::Taps;
+  constexpr int kOuts = Tile::kOuts, kRows = Tile::kRows, kDown = Taps::across_y(kRows);
+#pragma unroll(Taps::kAll > 25 ? 1 : Taps::kX)
+  for (int tap_x = 0; tap_x < Taps::kX; ++tap_x) {
+    float down[kDown];
+#pragma unroll
+    for (int i = 0; i < kDown; ++i) {
+      down[i] = patch[i * Tile::kPatchColumns + tap_x * Taps::kSpreadX];
+    }
+#pragma unroll
+    for (int tap_y = 0; tap_y < Taps::kY; ++tap_y) {
+      const float* const from = weights + (tap_y * Taps::kX + tap_x) * outs;
+      Packed<float, kOuts < 4 ? kOuts : 4> w[kOuts < 4 ? 1 : kOuts / 4];
+#pragma unroll
+      for (int i = 0; i < (kOuts < 4 ? 1 : kOuts / 4); ++i) {
+        using Word = typename Packed<float, kOuts < 4 ? kOuts : 4>::Word;
+        w[i].words[0] = *reinterpret_cast<const Word*>(from + 4 * i);
+      }
+#pragma unroll
+      for (int out = 0; out < kOuts; ++out) {
+#pragma unroll
+        for (int row = 0; row < kRows; ++row) {
+          sum[out][row] =
+              __fmaf_rn(down[row * Taps::kStepY + tap_y * Taps::kSpreadY],
+                        w[out / 4].lanes[out % 4], sum[out][row]);
+        }
+      }
+    }
+  }
+}
+
+// Sums of channels from `channel` on, `outs` of them inside, and of `rows` positions from `place` on.
+template <int kOuts, int kRows, class End>
+__device__ __forceinline__ void end_sums(const float (&sum)[kOuts][kRows], const End& end,
+                                         int channel, int outs, int64_t place, int width,
+                                         int rows) {
+  using Elem = typename End::template Elem<1>;
+  Elem same[End::kSameForColumns ? kOuts : 1];
+  if constexpr (End::kSameForColumns) {
+#pragma unroll
+    for (int out = 0; out < kOuts; ++out) {
+      typename End::template Column<1> none;
+      if (out < outs) end.load(same[out], none, channel + out, 0);
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < kRows; ++row) {
+    if (row >= rows) break;
+    typename End::template Column<1> down;
+    end.begin(down, place + int64_t(row) * width);
+#pragma unroll
+    for (int out = 0; out < kOuts; ++out) {
+      if (out >= outs) break;
+      Elem elem;
+      if constexpr (End::kSameForColumns) {
+        elem = same[out];
+      } else {
+        end.load(elem, down, channel + out, 0);
+      }
+      end.give(elem, 0, sum[out][row]);
+      end.visit(elem, down, channel + out);
+    }
+  }
+}
+
+template <class Tile, class End>
+__global__ void __launch_bounds__(kDirectThreads, Tile::kBlocks)
+    direct_kernel(const End end, const WindowInput x, const WindowFilter w,
+                  const DirectSizes sizes) {
+  using Taps = typename Tile::Taps;
+  constexpr int kOuts = Tile::kOuts, kRows = Tile::kRows;
+  extern __shared__ __align__(1024) char memory[];
+  const ConvolutionSizes& of = sizes.of;
+  float* const all_weights = reinterpret_cast<float*>(memory);
+  float* const patches = all_weights + sizes.weight_buffers() * sizes.weights;
+  const int across = threadIdx.x % Tile::kAcross, below = threadIdx.x / Tile::kAcross * kRows;
+  const int mine = below * Taps::kStepY * Tile::kPatchColumns + across * Taps::kStepX;
+  const auto patch = [&](int buffer) { return patches + buffer * sizes.together * Tile::kPatch; };
+  const auto weights = [&](const DirectItem<Tile>& item) {
+    return all_weights + (of.groups > 1 ? item.turn * sizes.weights : 0);
+  };
+  const auto load = [&](const DirectItem<Tile>& item, int buffer, bool first) {
+    const DirectPlace place = DirectPlace::of<Tile>(sizes, item.tile);
+    if (first || (of.groups > 1 && item.begins_tile())) {
+      load_direct_weights<Tile>(weights(item), w, place.group, sizes);
+    }
+    load_patch<Tile>(patch(buffer), x, item, place);
+  };
+  DirectItem<Tile> item = {sizes, int(blockIdx.x)};
+  float sum[kOuts][kRows];
+  if (!item.ended()) load(item, 0, true);
+  commit_copies();
+#pragma unroll 1
+  for (int buffer = 0; !item.ended(); buffer ^= 1) {
+    DirectItem<Tile> next = item;
+    next.advance();
+    if (!next.ended()) load(next, buffer ^ 1, false);
+    commit_copies();
+    await_copies<1>();
+    __syncthreads();
+    const int outs_end = sizes.together < of.channels ? item.out + 1 : of.channels_out;
+#pragma unroll 1
+    for (int out = item.out; out < outs_end; out += kOuts) {
+      if (item.channel == 0) {
+#pragma unroll
+        for (int i = 0; i < kOuts * kRows; ++i) sum[i / kRows][i % kRows] = 0.f;
+      }
+      const float* const of_item = weights(item) + item.channel * Taps::kAll * sizes.outs + out;
+#pragma unroll 1
+      for (int i = 0; i < item.channels(); ++i) {
+        add_channel<Tile>(sum, patch(buffer) + mine + i * Tile::kPatch,
+                          of_item + i * Taps::kAll * sizes.outs, sizes.outs);
+      }
+      if (!item.is_last()) continue;
+      const DirectPlace place = DirectPlace::of<Tile>(sizes, item.tile);
+      const int column = place.x + across, y = place.y + below;
+      end_sums(sum, end, place.group * of.channels_out + out, of.channels_out - out,
+               (int64_t(place.image) * of.y.out + y) * of.x.out + column, of.x.out,
+               column < of.x.out ? of.y.out - y : 0);
+    }
+    __syncthreads();  // the buffer was read
+    item.tile = next.tile, item.out = next.out;
+    item.channel = next.channel, item.turn = next.turn;
+  }
+}
+
+// A transposed convolution of stride 1 is one with its taps turned round.
+template <class Taps>
+inline void turn_round(ConvolutionSizes& of, WindowFilter& w) {
+  of.y.padding = (Taps::kY - 1) * Taps::kSpreadY - of.y.padding;
+  of.x.padding = (Taps::kX - 1) * Taps::kSpreadX - of.x.padding;
+  w.data += (Taps::kY - 1) * w.y_stride + (Taps::kX - 1) * w.x_stride;
+  w.y_stride = -w.y_stride, w.x_stride = -w.x_stride;
+}
+
+template <class Taps, int kOuts, int kRows, int kAcross, class End>
+static int direct_convolution(const End& end, const WindowInput& x, WindowFilter w,
+                              ConvolutionSizes of, int device, void* stream) {
+  using Tile = DirectTile<Taps, kOuts, kRows, kAcross>;
+  static_assert(!End::kReduces, "tiles reduce nothing");
+  if (of.images == 0 || of.y.out == 0 || of.x.out == 0) return 0;
+  if (of.transposed) turn_round<Taps>(of, w);
+  const OnDevice here(device);
+  const auto parts = [](int size, int part) { return (size + part - 1) / part; };
+  DirectSizes sizes = {of, parts(of.x.out, Tile::kWidth), parts(of.y.out, Tile::kHeight)};
+  const int64_t tiles = of.images * of.groups * sizes.tiles_x * sizes.tiles_y;
+  sizes.tiles = int(tiles), sizes.together = of.channels;
+  sizes.outs = parts(of.channels_out, kOuts) * kOuts;
+  sizes.weights = parts(of.channels * Taps::kAll * sizes.outs, 4) * 4;
+  // All channels, if two blocks then share a processor; or some at a time.
+  while (sizes.together > 1 && sizes.template bytes<Tile>() > kDirectBytes) {
+    sizes.together = (sizes.together + 1) / 2;
+  }
+  const int bytes = int(sizes.template bytes<Tile>());
+  if (tiles > 0x7fffffff - 0xffff || bytes > kDirectBytes) {
+    return static_cast<int>(cudaErrorInvalidValue);
+  }
+  const auto kernel = direct_kernel<Tile, End>;
+  static Persistent persistent;
+  const int64_t at_once = int64_t(persistent.ready(kernel, device)) *
+                          min(Tile::kBlocks, kSharedBytes / (bytes + 1024));
+  constexpr int kThreads = kDirectThreads;
+  const unsigned grid = unsigned(tiles < at_once ? tiles : at_once);
+  kernel<<<grid, kThreads, bytes, static_cast<cudaStream_t>(stream)>>>(end, x, w, sizes);
+  return static_cast<int>(cudaGetLastError());
+}
+
+}  // namespace fw

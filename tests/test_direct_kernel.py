@@ -1,0 +1,187 @@
+"""Thin convolutions as plain sums: the kernel by emulation, and what it is chosen for."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusewright.direct_cost import best_tile, direct_us, fits
+from fusewright.ir import Dim
+from fusewright.window import Geometry, WindowAxis
+from fusewright.window_cost import prefers_direct
+from tests.cores_on_host import library_of
+from tests.test_convolution_kernel import Filter, Sizes, Strided
+from tests.test_window_kernel import BODY as WINDOW_BODY
+
+UNSEEN = 12345.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution, groups and all; `outs`, `rows` and `across` are the kernel's."""
+
+    images: tuple[int, int, int, int]
+    results: int
+    kernel: tuple[int, int]
+    outs: int
+    rows: int
+    across: int
+    groups: int = 1
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    transposed: bool = False
+
+    @property
+    def template(self) -> str:
+        taps = (*self.kernel, *self.stride, *self.dilation)
+        return (
+            f"fw::DirectTaps<{', '.join(map(str, taps))}>, {self.outs}, {self.rows}, {self.across}"
+        )
+
+
+CASES = {
+    "one channel each": Case((2, 6, 20, 37), 6, (3, 3), 1, 8, 32, groups=6, padding=(1, 1)),
+    "two each": Case((1, 3, 18, 14), 6, (3, 3), 2, 2, 16, groups=3, padding=(1, 1)),
+    "groups of four": Case((2, 8, 9, 9), 8, (3, 3), 4, 1, 8, groups=2, padding=(1, 1)),
+    "few channels": Case((2, 3, 21, 40), 19, (3, 3), 8, 4, 32, padding=(1, 1)),
+    "7x7, stride 2": Case((1, 3, 40, 41), 10, (7, 7), 8, 2, 16, stride=(2, 2), padding=(3, 3)),
+    "dilation": Case((1, 2, 20, 20), 3, (3, 2), 4, 2, 16, dilation=(2, 3), padding=(2, 0)),
+    "asymmetric": Case((2, 2, 15, 20), 5, (5, 1), 4, 4, 32, stride=(2, 1), padding=(0, 2)),
+    "many channels in": Case((1, 70, 34, 33), 3, (3, 3), 4, 8, 32, padding=(1, 1)),
+    "turned round": Case((2, 5, 9, 17), 4, (3, 2), 4, 2, 16, padding=(1, 0), transposed=True),
+    "turned round, each": Case(
+        (2, 4, 9, 17), 4, (3, 3), 1, 4, 16, 4, padding=(1, 1), dilation=(2, 1), transposed=True
+    ),
+    "a single row": Case((3, 4, 1, 50), 4, (1, 5), 1, 1, 32, groups=4, padding=(0, 2)),
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    entries = [
+        rf"""
+extern "C" int direct_{at}(const fw::WindowInput* x, const fw::WindowFilter* filter,
+                           const fw::ConvolutionSizes* sizes, float* out) {{
+  memset(emulated_shared, 0xff, sizeof(emulated_shared));  // NaN
+  const int64_t plane = sizes->y.out * sizes->x.out;
+  const Plain plain{{out, sizes->images * plane, plane, sizes->groups * sizes->channels_out}};
+  const End end{{{{{{plain}}}}}};
+  return fw::direct_convolution<{case.template}>(end, *x, *filter, *sizes, 0, nullptr);
+}}"""
+        for at, case in enumerate(CASES.values())
+    ]
+    body = WINDOW_BODY[: WINDOW_BODY.index("#define ENTRY")]
+    return library_of("direct_convolution.cuh", body, *entries)
+
+
+def exact(case: Case, x: Tensor, w: Tensor) -> Tensor:
+    run = F.conv_transpose2d if case.transposed else F.conv2d
+    more = {"dilation": case.dilation, "groups": case.groups}
+    return run(x.double(), w.double(), None, case.stride, case.padding, **more)
+
+
+def run(name: str, x: Tensor, w: Tensor) -> Tensor:
+    """By the kernel; every output must be visited once."""
+    case = CASES[name]
+    like = exact(case, x, w)
+    out = torch.full(like.shape, UNSEEN)
+    first, second = (size // case.groups for size in (w.shape[0], w.shape[1] * case.groups))
+    per_group = w.shape[0] // case.groups * w.stride(0)
+    strides = (per_group, w.stride(0), w.stride(1), w.stride(2), w.stride(3))
+    channels, results = second, first
+    if case.transposed:
+        strides = (per_group, w.stride(1), w.stride(0), w.stride(2), w.stride(3))
+        channels, results = first, second
+    axes = [
+        (ctypes.c_int * 6)(
+            x.shape[2 + at],
+            like.shape[2 + at],
+            case.kernel[at],
+            case.stride[at],
+            case.dilation[at],
+            case.padding[at],
+        )
+        for at in range(2)
+    ]
+    counts = (ctypes.c_int * 3)(case.groups, channels, results)
+    sizes = Sizes(x.shape[0], counts, *axes, like.shape[3], case.transposed)
+    code = getattr(library(), f"direct_{list(CASES).index(name)}")(
+        ctypes.byref(Strided(x.data_ptr(), (ctypes.c_int64 * 4)(*x.stride()))),
+        ctypes.byref(Filter(w.data_ptr(), (ctypes.c_int64 * 5)(*strides))),
+        ctypes.byref(sizes),
+        ctypes.c_void_p(out.data_ptr()),
+    )
+    assert code == 0 and not (out == UNSEEN).any()
+    return out
+
+
+def operands(case: Case) -> tuple[Tensor, Tensor]:
+    channels = case.images[1] // case.groups
+    x = torch.randn(case.images)
+    if case.transposed:
+        return x, torch.randn(case.images[1], case.results // case.groups, *case.kernel)
+    return x, torch.randn(case.results, channels, *case.kernel)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plain_sums(name: str) -> None:
+    x, w = operands(CASES[name])
+    y, truth = run(name, x, w), exact(CASES[name], x, w)
+    case = CASES[name]
+    terms = case.images[1] // case.groups * case.kernel[0] * case.kernel[1]
+    assert float((y - truth).norm() / truth.norm()) < 1e-7 + 2e-8 * terms**0.5
+
+
+def test_any_layout_of_rows_and_weights() -> None:
+    x, w = operands(CASES["few channels"])
+    room = torch.full((2, 5, 25, 45), torch.nan)
+    sliced = room[:, 1:4, 2:23, 3:43].copy_(x)
+    turned = w.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+    assert torch.equal(run("few channels", sliced, turned), run("few channels", x, w))
+
+
+def test_what_is_not_finite_is_where_it_belongs() -> None:
+    name = "few channels"
+    x, w = operands(CASES[name])
+    x[0, 1, 5, 5], x[1, 2, 0, 0], w[3, 0, 1, 1] = torch.inf, torch.nan, -torch.inf
+    y, truth = run(name, x, w), exact(CASES[name], x, w).float()
+    assert torch.equal(y.isnan(), truth.isnan()) and torch.equal(y.isinf(), truth.isinf())
+
+
+def geometry(
+    size: int, channels: int, results: int, taps: int = 3, groups: int = 1, stride: int = 1
+) -> Geometry:
+    axis = WindowAxis(size, -(-size // stride), taps, stride, 1, taps // 2)
+    return Geometry(Dim(32), groups, channels, results, axis, axis)
+
+
+def test_which_are_thin() -> None:
+    def direct(*args: int) -> bool:
+        return prefers_direct(geometry(*args), {}, 132)
+
+    assert direct(56, 1, 1, 3, 128) and direct(56, 4, 4, 3, 32) and direct(224, 3, 64)
+    assert not direct(56, 64, 64) and not direct(56, 32, 32, 7) and not direct(14, 256, 256)
+
+
+def test_tiles_waste_little() -> None:
+    assert best_tile(geometry(224, 3, 64)) == (8, 8, 32)
+    assert (
+        best_tile(geometry(56, 1, 1)) == (1, 8, 32) and best_tile(geometry(14, 1, 1)).across == 16
+    )
+    assert best_tile(geometry(7, 4, 3)).outs == 4 and best_tile(geometry(7, 4, 3)).rows == 1
+    wide = best_tile(geometry(224, 3, 64, 7, 1, 2))
+    assert wide.outs == 8 and wide.rows * wide.across < 256, "all three channels find room"
+
+
+def test_what_has_no_room() -> None:
+    assert not fits(geometry(56, 512, 512)) and direct_us(geometry(56, 512, 512), {}, 132) is None
+    assert not fits(geometry(56, 3, 64, 9))
+    axis = WindowAxis(32, 64, 4, 2, 1, 1, transposed=True)
+    assert not fits(Geometry(Dim(2), 8, 1, 1, axis, axis)), "results lie between what is read"
