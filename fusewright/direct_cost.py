@@ -1,8 +1,7 @@
 """Thin convolutions as plain sums (kernels/direct_convolution.cuh): which have room, and how long
 they take.
 
-With few channels, or many groups, tensor cores would mostly multiply zeros. A sum in float32 is as
-exact as any library's, whatever the flags say.
+With few channels, or many groups, tensor cores would mostly multiply zeros.
 """
 
 from __future__ import annotations

@@ -136,6 +136,13 @@ inline void copy_word(uint32_t to, const float* from, bool inside) {
   const float x = inside ? *from : 0.f;
   memcpy(emulated_shared + to, &x, 4);
 }
+inline float nearest_tf32(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  if (std::isfinite(x)) bits = (bits + 0x1000u) & 0xffffe000u;
+  memcpy(&x, &bits, 4);
+  return x;
+}
 inline void commit_copies() {}
 template <int kPending>
 void await_copies() {}

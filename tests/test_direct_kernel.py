@@ -67,15 +67,16 @@ CASES = {
 def library() -> ctypes.CDLL:
     entries = [
         rf"""
-extern "C" int direct_{at}(const fw::WindowInput* x, const fw::WindowFilter* filter,
-                           const fw::ConvolutionSizes* sizes, float* out) {{
+extern "C" int direct_{at}_{terms}(const fw::WindowInput* x, const fw::WindowFilter* filter,
+                                   const fw::ConvolutionSizes* sizes, float* out) {{
   memset(emulated_shared, 0xff, sizeof(emulated_shared));  // NaN
   const int64_t plane = sizes->y.out * sizes->x.out;
   const Plain plain{{out, sizes->images * plane, plane, sizes->groups * sizes->channels_out}};
   const End end{{{{{{plain}}}}}};
-  return fw::direct_convolution<{case.template}>(end, *x, *filter, *sizes, 0, nullptr);
+  return fw::direct_convolution<{terms}, {case.template}>(end, *x, *filter, *sizes, 0, nullptr);
 }}"""
         for at, case in enumerate(CASES.values())
+        for terms in (1, 3)
     ]
     body = WINDOW_BODY[: WINDOW_BODY.index("#define ENTRY")]
     return library_of("direct_convolution.cuh", body, *entries)
@@ -87,7 +88,7 @@ def exact(case: Case, x: Tensor, w: Tensor) -> Tensor:
     return run(x.double(), w.double(), None, case.stride, case.padding, **more)
 
 
-def run(name: str, x: Tensor, w: Tensor) -> Tensor:
+def run(name: str, x: Tensor, w: Tensor, terms: int = 3) -> Tensor:
     """By the kernel; every output must be visited once."""
     case = CASES[name]
     like = exact(case, x, w)
@@ -112,7 +113,7 @@ def run(name: str, x: Tensor, w: Tensor) -> Tensor:
     ]
     counts = (ctypes.c_int * 3)(case.groups, channels, results)
     sizes = Sizes(x.shape[0], counts, *axes, like.shape[3], case.transposed)
-    code = getattr(library(), f"direct_{list(CASES).index(name)}")(
+    code = getattr(library(), f"direct_{list(CASES).index(name)}_{terms}")(
         ctypes.byref(Strided(x.data_ptr(), (ctypes.c_int64 * 4)(*x.stride()))),
         ctypes.byref(Filter(w.data_ptr(), (ctypes.c_int64 * 5)(*strides))),
         ctypes.byref(sizes),
@@ -139,6 +140,17 @@ def test_plain_sums(name: str) -> None:
     assert float((y - truth).norm() / truth.norm()) < 1e-7 + 2e-8 * terms**0.5
 
 
+@pytest.mark.parametrize("name", ["groups of four", "7x7, stride 2", "turned round"])
+def test_as_rounded_as_the_library(name: str) -> None:
+    """With TF32 allowed: sums of operands that are rounded to nearest, halves away from zero."""
+    x, w = operands(CASES[name])
+    rounded = [((each.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32) for each in (x, w)]
+    y, truth = run(name, x, w, terms=1), exact(CASES[name], *rounded)
+    assert float((y - truth).norm() / truth.norm()) < 4e-7
+    far = float((y - exact(CASES[name], x, w)).norm() / truth.norm())
+    assert 5e-5 < far < 6e-4
+
+
 def test_any_layout_of_rows_and_weights() -> None:
     x, w = operands(CASES["few channels"])
     room = torch.full((2, 5, 25, 45), torch.nan)
@@ -151,8 +163,9 @@ def test_what_is_not_finite_is_where_it_belongs() -> None:
     name = "few channels"
     x, w = operands(CASES[name])
     x[0, 1, 5, 5], x[1, 2, 0, 0], w[3, 0, 1, 1] = torch.inf, torch.nan, -torch.inf
-    y, truth = run(name, x, w), exact(CASES[name], x, w).float()
-    assert torch.equal(y.isnan(), truth.isnan()) and torch.equal(y.isinf(), truth.isinf())
+    truth = exact(CASES[name], x, w).float()
+    for y in (run(name, x, w), run(name, x, w, terms=1)):
+        assert torch.equal(y.isnan(), truth.isnan()) and torch.equal(y.isinf(), truth.isinf())
 
 
 def geometry(

@@ -90,15 +90,17 @@ def _operands(kernel: WindowKernel, form: Form, band_width: int) -> list[str]:
 
 
 def direct_entry(kernel: WindowKernel) -> Entry:
-    """Plain sums need no flags."""
-    return Entry(kernel.name, tuple(each.name for each in kernel.arguments), kernel.symbols)
+    names = tuple(each.name for each in kernel.arguments)
+    workspace = Workspace()
+    return Entry(kernel.name, names, kernel.symbols, workspace, "convolutions", kernel.instead)
 
 
 def direct_lines(kernel: WindowKernel, form: Form, schedule: DirectSchedule) -> list[str]:
     y, x = kernel.geometry.y, kernel.geometry.x
     taps = (y.taps, x.taps, y.stride, x.stride, y.dilation, x.dilation)
-    template = f"fw::DirectTaps<{', '.join(map(str, taps))}>, {schedule.outs}, {schedule.rows}, "
-    call = f"fw::direct_convolution<{template}{schedule.across}>"
+    tile = f"{schedule.outs}, {schedule.rows}, {schedule.across}"
+    template = f"{macro('convolutions')}, fw::DirectTaps<{', '.join(map(str, taps))}>, {tile}"
+    call = f"fw::direct_convolution<{template}>"
     body = [
         *_operands(kernel, form, x.result),
         f"return {call}(end, source, filter, sizes, where, stream);",

@@ -1,5 +1,6 @@
 // y[n, q, oy, ox] = epilogue(Σ x[n, c, oy·sy − top + ky·dy, ox·sx − left + kx·dx]·w[q, c, ky, kx]) as
-// plain fp32 sums, for convolutions that are thin: tensor cores would mostly multiply zeros.
+// plain fp32 sums, for convolutions that are thin: tensor cores would mostly multiply zeros. Where the
+// library rounds both operands to TF32 (one term), so does this: results are then near its own.
 //
 // A thread block goes from tile to tile of an image and a group, and has all out channels of it, some at
 // a time. What their taps read of the in channels lies in shared memory, all of it or some channels at a
@@ -33,9 +34,10 @@ struct DirectTaps {
 };
 
 // How a block's threads lie over its tile: kAcross of a warp in a row, kRows positions each.
-template <class Taps_, int kOuts_, int kRows_, int kAcross_>
+template <int kTerms_, class Taps_, int kOuts_, int kRows_, int kAcross_>
 struct DirectTile {
   using Taps = Taps_;
+  static constexpr int kTerms = kTerms_;
   static constexpr int kOuts = kOuts_, kRows = kRows_, kAcross = kAcross_;
   static constexpr int kWidth = kAcross, kHeight = kDirectThreads / kAcross * kRows;
   static constexpr int kPatchRows = Taps::across_y(kHeight);
@@ -43,6 +45,10 @@ struct DirectTile {
   static constexpr int kPatch = kPatchRows * kPatchColumns;  // numbers of a channel
   // Blocks that share a processor, by the registers that sums take.
   static constexpr int kBlocks = kOuts * kRows <= 8 ? 8 : kOuts * kRows <= 32 ? 5 : 4;
+
+  __device__ __forceinline__ static float rounded(float x) {
+    return kTerms == 1 ? nearest_tf32(x) : x;
+  }
 };
 
 // What of shared memory is whose: two buffers of some channels' patches; the weights of all groups'
@@ -148,7 +154,7 @@ __device__ __forceinline__ void add_channel(float (&sum)[Tile::kOuts][Tile::kRow
     float down[kDown];
 #pragma unroll
     for (int i = 0; i < kDown; ++i) {
-      down[i] = patch[i * Tile::kPatchColumns + tap_x * Taps::kSpreadX];
+      down[i] = Tile::rounded(patch[i * Tile::kPatchColumns + tap_x * Taps::kSpreadX]);
     }
 #pragma unroll
     for (int tap_y = 0; tap_y < Taps::kY; ++tap_y) {
@@ -161,11 +167,11 @@ __device__ __forceinline__ void add_channel(float (&sum)[Tile::kOuts][Tile::kRow
       }
 #pragma unroll
       for (int out = 0; out < kOuts; ++out) {
+        const float weight = Tile::rounded(w[out / 4].lanes[out % 4]);
 #pragma unroll
         for (int row = 0; row < kRows; ++row) {
-          sum[out][row] =
-              __fmaf_rn(down[row * Taps::kStepY + tap_y * Taps::kSpreadY],
-                        w[out / 4].lanes[out % 4], sum[out][row]);
+          sum[out][row] = __fmaf_rn(down[row * Taps::kStepY + tap_y * Taps::kSpreadY], weight,
+                                    sum[out][row]);
         }
       }
     }
@@ -276,10 +282,10 @@ inline void turn_round(ConvolutionSizes& of, WindowFilter& w) {
   w.y_stride = -w.y_stride, w.x_stride = -w.x_stride;
 }
 
-template <class Taps, int kOuts, int kRows, int kAcross, class End>
+template <int kTerms, class Taps, int kOuts, int kRows, int kAcross, class End>
 static int direct_convolution(const End& end, const WindowInput& x, WindowFilter w,
                               ConvolutionSizes of, int device, void* stream) {
-  using Tile = DirectTile<Taps, kOuts, kRows, kAcross>;
+  using Tile = DirectTile<kTerms, Taps, kOuts, kRows, kAcross>;
   static_assert(!End::kReduces, "tiles reduce nothing");
   if (of.images == 0 || of.y.out == 0 || of.x.out == 0) return 0;
   if (of.transposed) turn_round<Taps>(of, w);

@@ -72,6 +72,13 @@ __device__ __forceinline__ void copy_word(uint32_t to, const float* from, bool i
                :: "r"(to), "l"(from), "r"(inside ? 4 : 0) : "memory");
 }
 
+// As tensor cores take it in TF32: ten bits after the first, halves away from zero.
+__device__ __forceinline__ float nearest_tf32(float x) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return __uint_as_float(bits & 0xffffe000u);
+}
+
 // All copies since the last are a group; `await_copies<n>` returns when all but the last n groups are
 // there.
 __device__ __forceinline__ void commit_copies() {

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
+from fusewright import direct_cost, layout_schedule
 from fusewright.ending import Reduces
 from fusewright.plan.steps import Call, Window
-from fusewright.rewrite import windows
+from fusewright.rewrite import layouts, windows
+from tests.emulated_modules import put_on_cores
 from tests.emulated_modules import trained as trained_all
 from tests.gpu.test_products_gpu import error, trained
 from tests.gpu.test_products_gpu import pytestmark as pytestmark
@@ -122,15 +124,35 @@ TRANSPOSED: dict[str, tuple[dict[str, object], tuple[int, ...]]] = {
 @pytest.fixture(autouse=True)
 def every_window(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small convolutions too, where a plan would otherwise call PyTorch's."""
-    monkeypatch.setattr(windows, "is_worthwhile", lambda *_: True)
+    put_on_cores(monkeypatch)
     before = torch.backends.cudnn.allow_tf32
     torch.manual_seed(0)
     yield
     torch.backends.cudnn.allow_tf32 = before
 
 
+THIN: dict[str, tuple[dict[str, object], tuple[int, ...]]] = {
+    "each channel": (
+        {"in_channels": 96, "out_channels": 96, "kernel_size": 3, "padding": 1, "groups": 96},
+        (8, 96, 57, 60),
+    ),
+    "groups of four": (
+        {"in_channels": 64, "out_channels": 64, "kernel_size": 5, "padding": 2, "groups": 16},
+        (4, 64, 30, 28),
+    ),
+    "three channels": (
+        {"in_channels": 3, "out_channels": 40, "kernel_size": 3, "padding": 1},
+        (4, 3, 100, 98),
+    ),
+    "three channels, 7x7, stride 2": (
+        {"in_channels": 3, "out_channels": 64, "kernel_size": 7, "stride": 2, "padding": 3},
+        (4, 3, 112, 112),
+    ),
+}
+
+
 def model_of(name: str) -> tuple[nn.Module, Tensor]:
-    arguments, shape = (SHAPES | TRANSPOSED)[name]
+    arguments, shape = (SHAPES | TRANSPOSED | THIN)[name]
     plain, transposed = (nn.Conv2d, nn.ConvTranspose2d)
     if len(shape) == 3:
         plain, transposed = (nn.Conv1d, nn.ConvTranspose1d)  # type: ignore[assignment]
@@ -155,6 +177,55 @@ def test_outputs_and_gradients_are_as_exact_as_eager(name: str, tf32: bool) -> N
     for y, same, e, d in zip(mine, again, theirs, truth, strict=True):
         assert torch.equal(y, same), "two runs, two results"
         assert error(y, d) <= max(1.1 * error(e, d), 4e-7)
+
+
+@pytest.fixture
+def plain_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever they have room."""
+    for module in (windows, layout_schedule):
+        monkeypatch.setattr(module, "prefers_direct", lambda of, *_: direct_cost.fits(of))
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("name", THIN)
+def test_thin_convolutions_are_as_exact_as_eager(name: str, tf32: bool, plain_sums: None) -> None:
+    torch.backends.cudnn.allow_tf32 = tf32
+    model, x = model_of(name)
+    fast = optimized(model, x)
+    planned = fusewright.pipeline.prepare(model, (x,), device=x.device)
+    assert "direct_convolution<FW" in planned.source.text
+    for y, e, d in zip(
+        trained(fast, x),
+        trained(model, x),
+        trained(copy.deepcopy(model).double(), x.double()),
+        strict=True,
+    ):
+        assert error(y, d) <= max(1.1 * error(e, d), 4e-7)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_pytorch_s_convolutions_in_channels_last(
+    tf32: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain of those that gain by it, and that stay PyTorch's; eager's layouts come out."""
+    monkeypatch.setattr(layouts, "LEAST_BYTES", 1)
+    for each in ("is_worthwhile", "gradient_is_worthwhile"):
+        monkeypatch.setattr(windows, each, lambda *_: False)
+    torch.backends.cudnn.allow_tf32 = tf32
+    each, up = nn.Conv2d(64, 64, 3, padding=1, groups=64), nn.ConvTranspose2d(96, 64, 2, stride=2)
+    layers = [nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), each, nn.SiLU(), nn.Conv2d(64, 96, 1)]
+    model = nn.Sequential(*layers, nn.BatchNorm2d(96), nn.ReLU(), up, nn.Tanh()).cuda()
+    x = torch.randn(4, 64, 31, 29, device="cuda")
+    fast = optimized(model, x)
+    for y, e, d in zip(
+        trained(fast, x),
+        trained(model, x),
+        trained(copy.deepcopy(model).double(), x.double()),
+        strict=True,
+    ):
+        assert y.stride() == e.stride() and error(y, d) <= max(1.5 * error(e, d), 4e-7)
 
 
 @pytest.mark.parametrize("name", SHAPES)
