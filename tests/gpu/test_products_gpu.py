@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
-from fusewright import pipeline, schedule
+from fusewright import layout_schedule, pipeline
 from fusewright.rewrite import products
 from tests import emulated_modules
 from tests import test_reduced_kernel as reduced
@@ -92,7 +92,7 @@ def error(y: Tensor, exact: Tensor) -> float:
 def test_every_layout_and_size_is_as_exact_as_eager(
     layout: str, sizes: tuple[int, int, int], tile_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "best_tile_rows", lambda *_: tile_rows)
+    monkeypatch.setattr(layout_schedule, "best_tile_rows", lambda *_: tile_rows)
     x, w = operands(layout, *sizes)
     exact = LAYOUTS[layout](x.double(), w.double())
     eager = error(LAYOUTS[layout](x, w), exact)
@@ -297,7 +297,7 @@ def test_products_of_halves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FUSEWRIGHT_TRY", "halves")
-    monkeypatch.setattr(schedule, "best_tile_rows", lambda *_: tile_rows)
+    monkeypatch.setattr(layout_schedule, "best_tile_rows", lambda *_: tile_rows)
     x, w = (each.to(dtype) for each in operands(layout, *sizes))
     exact = LAYOUTS[layout](x.double(), w.double())
     y = ours(layout, x, w)
