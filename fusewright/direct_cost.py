@@ -14,6 +14,7 @@ from fusewright.window import Geometry, WindowAxis
 THREADS = 128  # kDirectThreads
 ACROSS, ROWS, OUTS = (32, 16, 8), (8, 4, 2, 1), (8, 4, 2, 1)
 MOST_TAPS = 49
+THIN = 16  # channels or results that a step of the tensor cores has
 SHARED_BYTES = 112 * 1024  # kDirectBytes
 # What a tap costs a thread beside its first row, where one result shares it; what short rows do.
 TAP_SHARE = 0.5
@@ -22,6 +23,7 @@ SHORT_ROW = 4
 # 2026-11-16, four convolutions).
 TILE_CYCLES, READ_CYCLES, RESULT_CYCLES, TERM_CYCLES = 700.0, 0.45, 0.2, 0.015
 CYCLES_PER_US = 1700.0
+ALONE = 3  # times as long takes a tile that has a processor to itself
 BYTES_PER_US = 2.8e6
 CALL_US = 5.0
 
@@ -68,11 +70,13 @@ def _padded(size: int, tile: int) -> int:
     return -(-size // tile) * tile
 
 
-def fits(of: Geometry) -> bool:
-    """Whether the weights of a group, and what a tile reads of one channel, find room."""
+def fits(of: Geometry, tile: DirectTile | None = None) -> bool:
+    """Whether it is thin, and the weights of a group and what a tile reads of one channel find
+    room; the best tile, or this one."""
     if (of.transposed and of.strided) or of.taps > MOST_TAPS:
         return False
-    return _bytes(of, best_tile(of), 1) <= SHARED_BYTES
+    thin = min(of.channels, of.results) < THIN
+    return thin and _bytes(of, tile or best_tile(of), 1) <= SHARED_BYTES
 
 
 def _reach(axis: WindowAxis, positions: int) -> int:
@@ -85,9 +89,12 @@ def direct_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:
         return None
     tile = best_tile(of)
     tiles = -(-of.y.result // tile.height) * -(-of.x.result // tile.across)
+    tiles *= of.images.at(sizes) * of.groups
+    again = _bytes(of, tile, of.channels) > SHARED_BYTES
+    reads = of.channels * _patch(of, tile) * (-(-of.results // tile.outs) if again else 1)
     results = tile.height * tile.across * _padded(of.results, tile.outs)
     terms = RESULT_CYCLES + TERM_CYCLES * of.channels * of.taps
-    cycles = TILE_CYCLES + READ_CYCLES * of.channels * _patch(of, tile) + terms * results
-    computed = of.images.at(sizes) * of.groups * tiles * cycles / (CYCLES_PER_US * sms)
+    cycles = TILE_CYCLES + READ_CYCLES * reads + terms * results
+    computed = max(-(-tiles // sms), ALONE) * cycles / CYCLES_PER_US
     moved = 4 * (of.source_elements(sizes) + of.result_elements(sizes)) / BYTES_PER_US
     return max(computed, moved) + CALL_US

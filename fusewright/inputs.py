@@ -6,6 +6,7 @@ All of it takes trees of tensors (a model's arguments) and leaves what is no ten
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from fusewright.tree import leaves, map_leaves
 LAYOUTS = ("contiguous", "expanded", "transposed", "sliced")
 
 # Memory to poison: up to so many blocks or bytes of one size, and a few more blocks than tensors.
-_MOST_BLOCKS = 64
+_MOST_BLOCKS, _ALL_BLOCKS = 64, 8192
 _SWEPT_BYTES = 1 << 25
 _SPARE = 2
 _SMALLEST_BLOCK = 1024
@@ -145,7 +146,9 @@ def _fill_free_blocks(tensors: Sequence[Tensor]) -> None:
     sizes = Counter((each.device, each.dtype, each.numel()) for each in tensors)
     blocks = []
     for device, dtype, numel in sorted(sizes, key=lambda size: -size[2]):
-        for part, count in _sweep(numel, dtype.itemsize, sizes[device, dtype, numel] + _SPARE):
+        most = _MOST_BLOCKS if device.type != "cpu" or _is_overwritten() else _ALL_BLOCKS
+        least = sizes[device, dtype, numel] + _SPARE
+        for part, count in _sweep(numel, dtype.itemsize, least, most):
             try:
                 made = (torch.empty(part, device=device, dtype=dtype) for _ in range(count))
                 blocks += [each.fill_(torch.nan) for each in made]
@@ -154,11 +157,22 @@ def _fill_free_blocks(tensors: Sequence[Tensor]) -> None:
     del blocks
 
 
-def _sweep(numel: int, itemsize: int, least: int) -> Iterator[tuple[int, int]]:
+@functools.cache
+def _is_overwritten() -> bool:
+    """Whether the host's allocator is glibc's; PyTorch brings another one for some processors."""
+    _mallopt(_M_PERTURB, _PERTURBATION)
+    try:
+        found = torch.empty(4096, dtype=torch.uint8)
+    finally:
+        _mallopt(_M_PERTURB, 0)
+    return bool((found == (_PERTURBATION ^ 0xFF)).all())
+
+
+def _sweep(numel: int, itemsize: int, least: int, most: int) -> Iterator[tuple[int, int]]:
     """Of how many elements to take how many blocks, the largest first and `least` of those."""
     part = numel
     while part:
-        yield part, max(least, min(_MOST_BLOCKS, _SWEPT_BYTES // (part * itemsize)))
+        yield part, max(least, min(most, _SWEPT_BYTES // (part * itemsize)))
         least = 1
         part = part // 2 if part * itemsize > _SMALLEST_BLOCK else 0
 

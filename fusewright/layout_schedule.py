@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fusewright.direct_cost import best_tile, fits
+from fusewright.direct_cost import DirectTile, best_tile, fits
 from fusewright.ending import Reduces
 from fusewright.ir import ONE
 from fusewright.product import ProductKernel
@@ -66,13 +66,13 @@ def choose_window(
         return DirectSchedule(*best_tile(of))
     band = best_band(of)
     assert band is not None, "rewriting asks for room first"
-    return WindowSchedule(best_tile_channels(of), band, of.results > 64 and has_turns(of, band))
+    return WindowSchedule(best_tile_channels(of), band, has_turns(of, band))
 
 
-def may_be_direct(kernel: WindowKernel) -> bool:
+def may_be_direct(kernel: WindowKernel, tile: DirectTile | None = None) -> bool:
     """Whether it can be plain sums: those have rows as they lie in memory, and reduce nothing."""
     row_by_row = kernel.source.strides[-1] == ONE
-    return row_by_row and kernel.reduces is Reduces.NOTHING and fits(kernel.geometry)
+    return row_by_row and kernel.reduces is Reduces.NOTHING and fits(kernel.geometry, tile)
 
 
 @dataclass(frozen=True)

@@ -89,11 +89,12 @@ def fits(of: Geometry, band_width: int) -> bool:
 
 
 def has_turns(of: Geometry, band_width: int) -> bool:
-    """Whether a tile is a single stage, of which two or more find room."""
+    """Whether a tile is a single stage, of which two or more find room, and has several parts:
+    who refills the ring waits for the part before, and so for all parts before that."""
     reach = of.y.halo * pitch_of(of, band_width) + of.x.halo
     stage = -(-(TURN_POSITIONS + reach) // 8) * 8
     single = of.channels <= CHANNEL_BLOCK and of.classes == (of.phases,) and len(of.phases) == 1
-    return single and (stage + 2 * TURN_POSITIONS) * 128 <= TURN_BYTES
+    return single and of.results > 64 and (stage + 2 * TURN_POSITIONS) * 128 <= TURN_BYTES
 
 
 def band_widths(of: Geometry) -> Iterator[int]:

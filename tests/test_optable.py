@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from fractions import Fraction
 
+import mpmath
 import pytest
 import torch
 
@@ -213,6 +214,12 @@ def test_random_float64(op: str) -> None:
     if SCALAR_OPS[op].result == "bool":
         assert torch.equal(ours, theirs)
         return
+    if op == "erfinv":  # near one PyTorch's is no better than 1e-4 on some processors
+        (x,) = operands
+        far = (x.abs() > 0.9).nonzero().flatten()
+        with mpmath.workdps(40):
+            exact = [float(mpmath.erfinv(each)) for each in x[far].tolist()]
+        theirs[far] = torch.tensor(exact, dtype=torch.float64)
     torch.testing.assert_close(ours, theirs, rtol=3e-14 if op == "digamma" else 2e-15, atol=1e-15)
 
 

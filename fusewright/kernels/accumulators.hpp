@@ -310,7 +310,7 @@ struct Welford<float, V> {
     if (count == 1) shift[v] = wide - wide == 0 ? wide : 0;
     const double delta = wide - shift[v];
     sum[v] += delta;
-#if defined(__FMA__)
+#if defined(FW_FMA)
     squares[v] = __builtin_fma(delta, delta, squares[v]);
 #else
     squares[v] += delta * delta;

@@ -44,7 +44,7 @@ struct DirectTile {
   static constexpr int kPatchColumns = Taps::across_x(kWidth);
   static constexpr int kPatch = kPatchRows * kPatchColumns;  // numbers of a channel
   // Blocks that share a processor, by the registers that sums take.
-  static constexpr int kBlocks = kOuts * kRows <= 8 ? 8 : kOuts * kRows <= 32 ? 5 : 4;
+  static constexpr int kBlocks = kOuts * kRows <= 8 ? 8 : kOuts < 8 ? 5 : 4;
 
   __device__ __forceinline__ static float rounded(float x) {
     return kTerms == 1 ? nearest_tf32(x) : x;

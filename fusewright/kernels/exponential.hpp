@@ -10,14 +10,14 @@
 namespace fw {
 
 FW_FN float mad(float a, float b, float c) {
-#if defined(__FMA__)
+#if defined(FW_FMA)
   return __builtin_fmaf(a, b, c);
 #else
   return a * b + c;  // std::fma without the instruction is a slow call
 #endif
 }
 FW_FN double mad(double a, double b, double c) {
-#if defined(__FMA__)
+#if defined(FW_FMA)
   return __builtin_fma(a, b, c);
 #else
   return a * b + c;

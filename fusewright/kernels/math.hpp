@@ -247,7 +247,7 @@ FW_FN bool fmod_far(float a, float b) {
   return !((::fabsf(a) < most * 0x1p28f) & (most < std::numeric_limits<float>::infinity()));
 }
 FW_FN bool fmod_far(double a, double b) {
-#if defined(__FMA__)
+#if defined(FW_FMA)
   const double most = ::fabs(b);
   return !((::fabs(a) < most * 0x1p50) & (most < std::numeric_limits<double>::infinity()));
 #else
@@ -256,7 +256,7 @@ FW_FN bool fmod_far(double a, double b) {
 }
 FW_FN double near_rest(double a, double b) {
   const double whole = ::trunc(a / b);
-#if defined(__FMA__)
+#if defined(FW_FMA)
   const double rest = __builtin_fma(-whole, b, a);
 #else
   const double rest = a - whole * b;

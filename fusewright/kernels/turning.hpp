@@ -189,7 +189,7 @@ FW_FN Turn<double, uint64_t> turn(double x) {
   return {r, low, bits<uint64_t>(rounder)};
 }
 FW_FN Turn<float, uint32_t> turn(float x) {
-#if defined(__FMA__)
+#if defined(FW_FMA)
   const float rounder = mad(x, 0.63661975f, kRounder);
   const float n = rounder - kRounder;
   const float first = mad(n, -0x1.921fb6p+0f, x);  // exact; pi/2 is the sum of three floats

@@ -14,6 +14,11 @@
 #define FW_FN inline __attribute__((always_inline))
 #endif
 
+// Whether the CPU multiplies and adds with one rounding.
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#define FW_FMA 1
+#endif
+
 namespace fw {
 
 template <int kPhase>

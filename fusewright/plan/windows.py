@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusewright.ir import Dim, Node, TensorSpec
 from fusewright.loop import LoopKernel
 from fusewright.plan.steps import WindowGradient
 from fusewright.plan.values import Values
 from fusewright.rewrite.products import operands_of
-from fusewright.rewrite.windows import geometry_of, gradient_geometry, library_pass
+from fusewright.rewrite.windows import LIES, geometry_of, gradient_geometry, library_pass
 from fusewright.window import Filter, Geometry, GradientKernel, Instead, Source, WindowKernel
 
 
@@ -23,7 +25,7 @@ def window_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str) 
         filter=_filter(weight, filter_, of),
         epilogue=epilogue,
         product=given,
-        instead=_instead(node, images, filter_),
+        instead=_instead(node, *_in_eager_mode(node, images, filter_)),
     )
 
 
@@ -40,7 +42,9 @@ def gradient_step(values: Values, node: Node) -> WindowGradient:
         filter=_filter(node.name, weights, of),
         symbols=tuple(sorted(values.sizes)),
         # What a transposed convolution is given is `change`.
-        instead=_instead(node, changes if _is_transposed(node) else images, weights),
+        instead=_instead(
+            node, _in_eager_mode(node, images, changes)[_is_transposed(node)], weights
+        ),
     )
     numbers = of.source_elements(values.sizes) + of.result_elements(values.sizes)
     return WindowGradient(
@@ -52,6 +56,18 @@ def gradient_step(values: Values, node: Node) -> WindowGradient:
         bytes_moved=4 * (numbers + of.filter_elements),
         operations=of.operations(values.sizes),
     )
+
+
+def _in_eager_mode(node: Node, *specs: TensorSpec) -> list[TensorSpec]:
+    """The operands as they lie there: by that the library decides how precise it is."""
+    lies = node.argument(LIES)
+    assert isinstance(lies, tuple)
+    found = []
+    for spec, strides in zip(specs, lies, strict=True):
+        assert isinstance(strides, tuple)
+        dims = tuple(each for each in strides if isinstance(each, Dim))
+        found.append(replace(spec, strides=dims))
+    return found
 
 
 def _instead(node: Node, source: TensorSpec, weight: TensorSpec) -> Instead:

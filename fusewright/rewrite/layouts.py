@@ -222,8 +222,10 @@ class _Turning:
                 if not parts.is_product or lying.intersection(_operands(node)[:-1]):
                     found[node.name] = node
                     lying.add(node.name)
-            elif (_is_loop(node) or node.op == "getitem") and lying.intersection(node.refs()):
-                lying.add(node.name)
+            elif _is_loop(node) or node.op == "getitem":
+                whole = {n for n in node.refs() if _shape(specs[n]) == _shape(node.spec)}
+                given = node.refs() if node.op == "getitem" else whole
+                lying |= {node.name} if lying.intersection(given) else set()
         self.convolutions = frozenset(found)
         self.operands = frozenset(n for node in found.values() for n in _operands(node))
         self.weights = frozenset(_operands(node)[-1] for node in found.values())

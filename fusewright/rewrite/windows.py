@@ -28,6 +28,7 @@ from fusewright.window_cost import (
 RANKS = (3, 4)
 FEWEST_CHANNELS = 16  # of a group, where there are several: below that tensor cores have no work
 FURTHEST_CHANNELS = 2**31 - 1  # elements between two of them
+LIES = "lies"  # strides of both operands in eager mode, whatever layout they are given later
 
 
 def with_windows(graph: Graph, sizes: Mapping[str, int]) -> Graph:
@@ -79,6 +80,8 @@ class _Building:
         if not here or obstacle(node, *specs):
             return None
         of = _sizes(node, *specs)
+        lies = (LIES, tuple(spec.strides for spec in specs))
+        node = replace(node, kwargs=(*node.kwargs, lies))
         if node.op == GRADIENT:
             return self.add(node) if gradient_is_worthwhile(of, self.sizes) else None
         row_by_row = specs[0].strides[-1] == ONE
