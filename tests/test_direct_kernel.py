@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusewright.direct_cost import best_tile, direct_us, fits
+from fusewright.direct_cost import DirectTile, best_tile, direct_us, fits
 from fusewright.ir import Dim
 from fusewright.window import Geometry, WindowAxis
 from fusewright.window_cost import prefers_direct
@@ -181,6 +181,20 @@ def test_which_are_thin() -> None:
 
     assert direct(56, 1, 1, 3, 128) and direct(56, 4, 4, 3, 32) and direct(224, 3, 64)
     assert not direct(56, 64, 64) and not direct(56, 32, 32, 7) and not direct(14, 256, 256)
+
+
+def test_few_tiles_leave_processors_idle() -> None:
+    """One tile takes as long on its own as a wave of them."""
+    of = geometry(28, 3, 64)
+    one, wave = (direct_us(replace(of, images=Dim(n)), {}, 132) for n in (1, 132))
+    assert one is not None and wave is not None and one >= 0.9 * wave
+    assert not fits(geometry(56, 32, 64, 3, 1, 2)) and not fits(geometry(14, 96, 192, 1))
+
+
+def test_a_tile_has_to_fit_itself() -> None:
+    line = WindowAxis(1, 1, 1, 1, 1, 0)
+    of = Geometry(Dim(4), 8, 2, 5, line, WindowAxis(4000, 250, 3, 16, 1, 0))
+    assert fits(of) and not fits(of, DirectTile(8, 8, 32))
 
 
 def test_tiles_waste_little() -> None:

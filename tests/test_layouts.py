@@ -19,11 +19,11 @@ from torch import nn
 from fusewright.capture import capture
 from fusewright.emit import ModuleBundle
 from fusewright.interpret import interpret
-from fusewright.ir import Graph, Program
+from fusewright.ir import ONE, Graph, Program
 from fusewright.module import arguments_of, kernels_of, load, optimized, owners_of
 from fusewright.pipeline import Prepared, prepare
 from fusewright.plan.show import show
-from fusewright.plan.steps import Call, Loop, Plan
+from fusewright.plan.steps import Call, Loop, Plan, Window
 from fusewright.rewrite import layouts, rewrite
 from fusewright.rewrite.layouts import is_channels_last, with_channels_last
 from fusewright.schedule import Target, choose
@@ -304,6 +304,23 @@ def test_a_row_of_two_layouts_is_taken_apart(small: None) -> None:
     assert kinds.count("transpose") >= 2, "the input's copy and the normalised result"
     host = prepared(*made("normed"), target=Target.host()).modes[0]
     assert len(host.inference.loops) == 1, "one row kernel where there is one layout"
+
+
+def test_the_library_is_asked_about_eager_s_layout(small: None) -> None:
+    """A source that lies in channels-last for another convolution's sake, and does not in eager."""
+    up, last = nn.ConvTranspose2d(64, 64, 4, stride=2, padding=1), nn.Conv2d(64, 96, 3, padding=1)
+    model = nn.Sequential(up, nn.ReLU(), last, nn.Tanh())
+    ready = prepare(
+        model,
+        (torch.randn(32, 64, 32, 32),),
+        device=torch.device("cpu"),
+        target=Target.cuda(),
+        modes=("eval",),
+    )
+    (step,) = ready.modes[0].inference.on_cores
+    assert isinstance(step, Window) and step.kernel.source.strides[1] == ONE, "read as it lies"
+    assert step.kernel.instead.source.strides[-1] == ONE
+    assert any("channels-last" in call.reason for call in convolutions(ready.modes[0].inference))
 
 
 def kinds_of(model: nn.Module, x: torch.Tensor, target: Target = CUDA) -> set[bool]:
