@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fusewright.coalesce import coalesce
-from fusewright.direct_cost import ACROSS, OUTS, ROWS, DirectTile
+from fusewright.direct_cost import ACROSS, OUTS, ROWS, DirectSchedule
 from fusewright.layout_schedule import (
-    DirectSchedule,
     GradientSchedule,
     ProductSchedule,
     WindowSchedule,
@@ -56,8 +55,7 @@ def permitted(kernel: Kernel, choice: Choice, target: Target) -> bool:
         return isinstance(choice, ProductSchedule) and choice.tile_rows in tiles_for(kernel.a.dtype)
     if isinstance(kernel, WindowKernel) and isinstance(choice, DirectSchedule):
         known = (choice.outs in OUTS, choice.rows in ROWS, choice.across in ACROSS)
-        tile = DirectTile(choice.outs, choice.rows, choice.across)
-        return all(known) and may_be_direct(kernel, tile)
+        return all(known) and may_be_direct(kernel, choice)
     if isinstance(kernel, WindowKernel):
         if not isinstance(choice, WindowSchedule) or choice.tile_channels not in TILE_CHANNELS:
             return False

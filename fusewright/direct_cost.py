@@ -7,7 +7,7 @@ With few channels, or many groups, tensor cores would mostly multiply zeros.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from fusewright.window import Geometry, WindowAxis
 
@@ -28,8 +28,10 @@ BYTES_PER_US = 2.8e6
 CALL_US = 5.0
 
 
-class DirectTile(NamedTuple):
-    """A thread's results: `outs` of `rows` positions; `across` threads lie in a row."""
+@dataclass(frozen=True)
+class DirectSchedule:
+    """How a thin convolution is summed: a thread has `outs` results of `rows` positions, and
+    `across` threads lie in a row."""
 
     outs: int
     rows: int
@@ -40,13 +42,13 @@ class DirectTile(NamedTuple):
         return THREADS // self.across * self.rows
 
 
-def best_tile(of: Geometry) -> DirectTile:
+def best_tile(of: Geometry) -> DirectSchedule:
     """Tiles that waste little, and threads that share much of what they read."""
     outs = next((each for each in OUTS if each <= of.results), 1)
     outs = outs if outs == of.results or outs == OUTS[0] else 2 * outs
-    tiles = [DirectTile(outs, rows, across) for across in ACROSS for rows in ROWS]
+    tiles = [DirectSchedule(outs, rows, across) for across in ACROSS for rows in ROWS]
 
-    def cost(tile: DirectTile) -> tuple[bool, float]:
+    def cost(tile: DirectSchedule) -> tuple[bool, float]:
         again = of.results > outs and _bytes(of, tile, of.channels) > SHARED_BYTES
         padded = _padded(of.y.result, tile.height) * _padded(of.x.result, tile.across)
         taps = 1 + TAP_SHARE * (of.y.taps - 1) / (tile.rows * outs**0.5)
@@ -55,13 +57,13 @@ def best_tile(of: Geometry) -> DirectTile:
     return min(tiles, key=cost)
 
 
-def _bytes(of: Geometry, tile: DirectTile, channels: int) -> int:
+def _bytes(of: Geometry, tile: DirectSchedule, channels: int) -> int:
     """Shared memory for two patches of so many channels, and the weights of one group or two."""
     weights = _padded(of.channels * of.taps * _padded(of.results, tile.outs), 4)
     return 4 * (2 * channels * _patch(of, tile) + weights * (2 if of.groups > 1 else 1))
 
 
-def _patch(of: Geometry, tile: DirectTile) -> int:
+def _patch(of: Geometry, tile: DirectSchedule) -> int:
     """What a tile reads of a channel."""
     return _reach(of.y, tile.height) * _reach(of.x, tile.across)
 
@@ -70,7 +72,7 @@ def _padded(size: int, tile: int) -> int:
     return -(-size // tile) * tile
 
 
-def fits(of: Geometry, tile: DirectTile | None = None) -> bool:
+def fits(of: Geometry, tile: DirectSchedule | None = None) -> bool:
     """Whether it is thin, and the weights of a group and what a tile reads of one channel find
     room; the best tile, or this one."""
     if (of.transposed and of.strided) or of.taps > MOST_TAPS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fusewright.direct_cost import DirectTile, best_tile, fits
+from fusewright.direct_cost import DirectSchedule, best_tile, fits
 from fusewright.ending import Reduces
 from fusewright.ir import ONE
 from fusewright.product import ProductKernel
@@ -47,29 +47,19 @@ class WindowSchedule:
     turns: bool = False
 
 
-@dataclass(frozen=True)
-class DirectSchedule:
-    """How a thin convolution is summed: a thread has `outs` results of `rows` positions, and
-    `across` threads lie in a row."""
-
-    outs: int
-    rows: int
-    across: int
-
-
 def choose_window(
     kernel: WindowKernel, target: Target, sizes: Mapping[str, int]
 ) -> WindowSchedule | DirectSchedule:
     """The heuristic's choice: on tensor cores, by tile and bands, or as plain sums."""
     of = kernel.geometry
     if may_be_direct(kernel) and prefers_direct(of, sizes, target.sms):
-        return DirectSchedule(*best_tile(of))
+        return best_tile(of)
     band = best_band(of)
     assert band is not None, "rewriting asks for room first"
     return WindowSchedule(best_tile_channels(of), band, has_turns(of, band))
 
 
-def may_be_direct(kernel: WindowKernel, tile: DirectTile | None = None) -> bool:
+def may_be_direct(kernel: WindowKernel, tile: DirectSchedule | None = None) -> bool:
     """Whether it can be plain sums: those have rows as they lie in memory, and reduce nothing."""
     row_by_row = kernel.source.strides[-1] == ONE
     return row_by_row and kernel.reduces is Reduces.NOTHING and fits(kernel.geometry, tile)

@@ -25,9 +25,9 @@ from fusewright.candidates import Choice, Kernel, heuristic, permitted, worth_tr
 from fusewright.codegen.ending import Ended
 from fusewright.codegen.render import render
 from fusewright.codegen.source import Source
+from fusewright.direct_cost import DirectSchedule
 from fusewright.errors import CompileFailed
 from fusewright.layout_schedule import (
-    DirectSchedule,
     EndedSchedule,
     GradientSchedule,
     ProductSchedule,

@@ -21,9 +21,9 @@ from typing import Any
 
 from fusewright.build import trusted_folder, writing_cache
 from fusewright.candidates import Choice, Kernel
+from fusewright.direct_cost import DirectSchedule
 from fusewright.errors import CacheUnusable, FusewrightError
 from fusewright.layout_schedule import (
-    DirectSchedule,
     GradientSchedule,
     ProductSchedule,
     WindowSchedule,

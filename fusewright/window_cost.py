@@ -65,8 +65,12 @@ def group_positions(of: Geometry, terms: int) -> int:
 
 def stage_rows(of: Geometry, band_width: int, terms: int) -> int:
     """Positions of a tile, and what the furthest tap reads beyond them."""
+    return _rows_for(of, band_width, tile_positions(of, terms))
+
+
+def _rows_for(of: Geometry, band_width: int, positions: int) -> int:
     reach = of.y.halo * pitch_of(of, band_width) + of.x.halo
-    return -(-(tile_positions(of, terms) + reach) // 8) * 8
+    return -(-(positions + reach) // 8) * 8
 
 
 def converted_rows(of: Geometry, band_width: int, terms: int) -> int:
@@ -91,8 +95,7 @@ def fits(of: Geometry, band_width: int) -> bool:
 def has_turns(of: Geometry, band_width: int) -> bool:
     """Whether a tile is a single stage, of which two or more find room, and has several parts:
     who refills the ring waits for the part before, and so for all parts before that."""
-    reach = of.y.halo * pitch_of(of, band_width) + of.x.halo
-    stage = -(-(TURN_POSITIONS + reach) // 8) * 8
+    stage = _rows_for(of, band_width, TURN_POSITIONS)
     single = of.channels <= CHANNEL_BLOCK and of.classes == (of.phases,) and len(of.phases) == 1
     return single and of.results > 64 and (stage + 2 * TURN_POSITIONS) * 128 <= TURN_BYTES
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusewright.direct_cost import DirectTile, best_tile, direct_us, fits
+from fusewright.direct_cost import DirectSchedule, best_tile, direct_us, fits
 from fusewright.ir import Dim
 from fusewright.window import Geometry, WindowAxis
 from fusewright.window_cost import prefers_direct
@@ -194,13 +194,14 @@ def test_few_tiles_leave_processors_idle() -> None:
 def test_a_tile_has_to_fit_itself() -> None:
     line = WindowAxis(1, 1, 1, 1, 1, 0)
     of = Geometry(Dim(4), 8, 2, 5, line, WindowAxis(4000, 250, 3, 16, 1, 0))
-    assert fits(of) and not fits(of, DirectTile(8, 8, 32))
+    assert fits(of) and not fits(of, DirectSchedule(8, 8, 32))
 
 
 def test_tiles_waste_little() -> None:
-    assert best_tile(geometry(224, 3, 64)) == (8, 8, 32)
+    assert best_tile(geometry(224, 3, 64)) == DirectSchedule(8, 8, 32)
     assert (
-        best_tile(geometry(56, 1, 1)) == (1, 8, 32) and best_tile(geometry(14, 1, 1)).across == 16
+        best_tile(geometry(56, 1, 1)) == DirectSchedule(1, 8, 32)
+        and best_tile(geometry(14, 1, 1)).across == 16
     )
     assert best_tile(geometry(7, 4, 3)).outs == 4 and best_tile(geometry(7, 4, 3)).rows == 1
     wide = best_tile(geometry(224, 3, 64, 7, 1, 2))

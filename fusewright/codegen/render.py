@@ -27,9 +27,9 @@ from fusewright.codegen.window import (
     window_lines,
 )
 from fusewright.codegen.window import HEADER as WINDOW_HEADER
+from fusewright.direct_cost import DirectSchedule
 from fusewright.errors import CodegenError
 from fusewright.layout_schedule import (
-    DirectSchedule,
     EndedSchedule,
     GradientSchedule,
     ProductSchedule,

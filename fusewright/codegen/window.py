@@ -5,8 +5,9 @@ from __future__ import annotations
 from fusewright.codegen.ending import ending_lines, pointer_text
 from fusewright.codegen.form import Form
 from fusewright.codegen.source import Entry, Workspace, macro
+from fusewright.direct_cost import DirectSchedule
 from fusewright.ending import Reduces
-from fusewright.layout_schedule import DirectSchedule, WindowSchedule
+from fusewright.layout_schedule import WindowSchedule
 from fusewright.sweep import part_bytes, sweeps
 from fusewright.window import WindowAxis, WindowKernel
 from fusewright.window_cost import MOST_POSITIONS, image_positions

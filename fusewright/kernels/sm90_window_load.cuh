@@ -42,12 +42,12 @@ struct WindowKind {
                 "those that convert leave some, those that multiply take them");
 
   // Whether a warpgroup has all of a tile's positions and 64 of its channels, or half of the positions.
-  static constexpr bool kByChannels = kTurns || kTileChannels == 128;
+  static constexpr bool kHasPart = kTurns || kTileChannels == 128;
   // Positions of a tile: as many as a thread has 64 sums for, and with three terms as many again for
   // what the tensor cores add up. More would leave the warps that convert too few registers for the
   // loads that they need on their way (H200: 1.04 ms with these, 1.17 with twice as many).
-  static constexpr int kTilePositions = kTerms == 1 && !kByChannels ? 256 : 128;
-  static constexpr int kPositions = kTilePositions / (kByChannels ? 1 : 2);  // of a warpgroup
+  static constexpr int kTilePositions = kTerms == 1 && !kHasPart ? 256 : 128;
+  static constexpr int kPositions = kTilePositions / (kHasPart ? 1 : 2);  // of a warpgroup
 
   // Boxes of weights and how many there is room for.
   static constexpr int kBoxChannels = kTurns ? 64 : kTileChannels, kBoxBytes = kBoxChannels * 128;

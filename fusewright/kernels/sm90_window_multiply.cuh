@@ -98,7 +98,7 @@ struct WindowMultiplier {
     if constexpr (Kind::kTurns) {
       skip(warpgroup);
     } else {
-      part = Kind::kByChannels ? warpgroup : 0;
+      part = Kind::kHasPart ? warpgroup : 0;
       weights += part * (64 * 128 / 16);
       if (warpgroup == 1 && sizes.lead > 0 && !run.ended()) await_turn(kTurnBarrier + 1);
     }
@@ -126,7 +126,7 @@ struct WindowMultiplier {
   __device__ __forceinline__ static bool speaks() { return threadIdx.x % 32 == 0; }
   // Of the warpgroup, in the tile.
   __device__ __forceinline__ int first_position() const {
-    return Kind::kByChannels ? 0 : warpgroup * Kind::kPositions;
+    return Kind::kHasPart ? 0 : warpgroup * Kind::kPositions;
   }
   __device__ __forceinline__ int first_channel() const { return 64 * part; }
   __device__ __forceinline__ void clear() {

@@ -165,16 +165,19 @@ def optimized(model: nn.Module, x: Tensor, **kwargs: object) -> nn.Module:
     return fusewright.optimize(copy.deepcopy(model), x, **kwargs)  # type: ignore[arg-type]
 
 
+def eager_and_exact(model: nn.Module, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs and gradients of eager mode, and of float64."""
+    return trained(model, x), trained(copy.deepcopy(model).double(), x.double())
+
+
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("name", [*SHAPES, *TRANSPOSED])
 def test_outputs_and_gradients_are_as_exact_as_eager(name: str, tf32: bool) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
     model, x = model_of(name)
     fast = optimized(model, x)
-    double = copy.deepcopy(model).double()
     mine, again = trained(fast, x), trained(fast, x)
-    theirs, truth = trained(model, x), trained(double, x.double())
-    for y, same, e, d in zip(mine, again, theirs, truth, strict=True):
+    for y, same, e, d in zip(mine, again, *eager_and_exact(model, x), strict=True):
         assert torch.equal(y, same), "two runs, two results"
         assert error(y, d) <= max(1.1 * error(e, d), 4e-7)
 
@@ -194,12 +197,7 @@ def test_thin_convolutions_are_as_exact_as_eager(name: str, tf32: bool, plain_su
     fast = optimized(model, x)
     planned = fusewright.pipeline.prepare(model, (x,), device=x.device)
     assert "direct_convolution<FW" in planned.source.text
-    for y, e, d in zip(
-        trained(fast, x),
-        trained(model, x),
-        trained(copy.deepcopy(model).double(), x.double()),
-        strict=True,
-    ):
+    for y, e, d in zip(trained(fast, x), *eager_and_exact(model, x), strict=True):
         assert error(y, d) <= max(1.1 * error(e, d), 4e-7)
     if name.startswith("three") or not tf32:  # cuDNN's kernels for groups round otherwise
         with torch.no_grad():
@@ -222,12 +220,7 @@ def test_pytorch_s_convolutions_in_channels_last(
     model = nn.Sequential(*layers, nn.BatchNorm2d(96), nn.ReLU(), up, nn.Tanh()).cuda()
     x = torch.randn(4, 64, 31, 29, device="cuda")
     fast = optimized(model, x)
-    for y, e, d in zip(
-        trained(fast, x),
-        trained(model, x),
-        trained(copy.deepcopy(model).double(), x.double()),
-        strict=True,
-    ):
+    for y, e, d in zip(trained(fast, x), *eager_and_exact(model, x), strict=True):
         assert y.stride() == e.stride() and error(y, d) <= max(1.5 * error(e, d), 4e-7)
 
 
