@@ -2,7 +2,7 @@
 
 Several products of one size may lie side by side, as batches. `a` is read as it is. In float32 `b`
 comes split into two float16 halves and a scale for each of its stored rows; in 16 bits it is read
-as it is, too.
+as it is, too. With TF32's precision `a` may be rounded to halves first.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fusewright.ending import Ending
-from fusewright.ir import ONE, Dim
+from fusewright.ir import ONE, ZERO, Dim
 from fusewright.loop import Argument, LoopKernel
+
+ROUND_PARTS = 16  # kMostRoundParts of kernels/sm90_round.cuh
 
 
 class Extents(NamedTuple):
@@ -95,6 +97,27 @@ class ProductKernel(Ending):
     @property
     def all_rows(self) -> Dim:
         return self.batches * self.rows
+
+    @property
+    def shares_rounding(self) -> bool:
+        """Whether all batches would share one `a` as halves: none has factors of its own in it."""
+        folds = isinstance(self.b, SplitOperand) and self.b.contracted_rows
+        return self.a.batch_stride == ZERO and not folds
+
+    @property
+    def rounded_rows(self) -> Dim:
+        """The rows that one `a` as halves is good for."""
+        return self.all_rows if self.shares_rounding else self.rows
+
+    @property
+    def rounded_bytes(self) -> tuple[Dim, ...]:
+        """Room for `a` as halves, its rows padded, and a scale for each column, whose parts are
+        measured apart where it is not one row; as `rounding` in kernels/sm90_round.cuh has it."""
+        layers = ONE if self.shares_rounding else self.batches
+        free_major = self.a.free_stride == ONE
+        lines = self.contracted if free_major else self.columns
+        numbers = (layers * self.columns * self.contracted * 2, layers * lines * 16)
+        return (*numbers, layers * self.columns * (4 * (1 + ROUND_PARTS * free_major)))
 
     @property
     def operands(self) -> tuple[Argument, ...]:

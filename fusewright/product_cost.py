@@ -5,6 +5,7 @@ The heuristic asks it for a tile, rewriting asks it which products to take.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from fusewright.ir import ITEM_BYTES
@@ -20,6 +21,15 @@ SPLIT_US = 10.0  # of a call: the other kernel, which splits, and two launches
 # The same in 16 bits, where nothing is split: from the tensor cores' rate, not measured yet.
 HALF_BLOCK_US: Mapping[int, float] = {128: 0.36, 256: 0.66}
 HALF_CALL_US = 5.0
+# With TF32's precision: `a` rounded on its way to the tensor cores, or halves in memory, which it
+# then has to be made (H200, 2026-11-16, sustained: 8192³ in 2.5 ms and, of float16, in 1.69).
+ONCE_FLOPS_PER_US = 440e6
+ROUNDED_FLOPS_PER_US = 650e6
+ROUND_TILE_ROWS = 256
+ROUND_BYTES_PER_US = 4e6
+ROUND_BYTES: Mapping[bool, int] = {False: 6, True: 10}  # of a number; columns are read twice
+ROUND_LAUNCH_US = 4.0
+ROUND_REACH = 4  # how many times the example's rows a kernel for more of them is still built
 # PyTorch's library, at its best.
 LIBRARY_FLOPS_PER_US: Mapping[str, float] = {"float32": 51e6, "float16": 650e6, "bfloat16": 650e6}
 LIBRARY_BYTES_PER_US = 3.5e6
@@ -49,6 +59,25 @@ def best_tile_rows(of: Extents, sms: int, dtype: str = "float32") -> int:
 
 def best_us(of: Extents, sms: int, dtype: str = "float32") -> float:
     return product_us(of, best_tile_rows(of, sms, dtype), sms, dtype)
+
+
+def rounded_from(of: Extents, tile_rows: int, free_major: bool, shared: bool) -> int:
+    """The least rows for which `a` had better be rounded before the product; 0: not in sight.
+
+    `shared`: whether the rows of all batches count, as they have one `a`.
+    """
+    numbers = of.columns * of.contracted * (1 if shared else of.batches)
+    rows = of.rows * (of.batches if shared else 1)
+    if not numbers or not rows:
+        return 0
+    tile = tile_rows if tile_rows == TILE_COLUMNS else ROUND_TILE_ROWS
+    once, halves = (_parts(of.rows, each) * each / of.rows for each in (tile, ROUND_TILE_ROWS))
+    saved_us = 2 * (once / ONCE_FLOPS_PER_US - halves / ROUNDED_FLOPS_PER_US)  # a number and row
+    launches = 2 if free_major else 1
+    spent_us = ROUND_BYTES[free_major] / ROUND_BYTES_PER_US + launches * ROUND_LAUNCH_US / numbers
+    if spent_us > ROUND_REACH * rows * saved_us:
+        return 0
+    return math.ceil(spent_us / saved_us)
 
 
 def library_us(of: Extents, dtype: str = "float32") -> float:

@@ -66,6 +66,21 @@ int product(const End& end, bool vectors, const RawOperand& a, const SplitOperan
   return 0;
 }
 
+// In double precision; that the memory is there shows only in that it can be written.
+template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
+int rounded_product(const End& end, bool vectors, const RawOperand& a, const SplitOperand& b,
+                    const ProductExtents& of, int64_t least_rows, void* memory, int device,
+                    void* stream) {
+  const bool shared = a.batch_stride == 0 && !kContractedRowsB;
+  const int64_t rows = of.rows * (shared ? of.batches : 1);
+  if (kTerms == 1 && rows >= least_rows) {
+    const int64_t layers = shared ? 1 : of.batches;
+    memset(memory, 0xff, layers * of.columns * of.contracted * 2);
+  }
+  return product<kTerms, kTileRows, kFreeMajorA, kContractedRowsB>(end, vectors, a, b, of, device,
+                                                                   stream);
+}
+
 template <class T>
 double half_at(const HalfOperand<T>& of, bool free_major, int64_t batch, int64_t free, int64_t r) {
   const int64_t row = free_major ? r : free, column = free_major ? free : r;

@@ -17,7 +17,7 @@ from torch import Tensor
 from fusewright.interpret import half_scale
 from tests.cores_on_host import library_of
 
-BODY = r"""
+PLAIN = r"""
 namespace {
 struct Plain {
   float* out;
@@ -35,6 +35,8 @@ struct Plain {
 };
 using End = Ends<Plain>;
 }  // namespace
+"""
+ENTRIES = r"""
 #define ENTRY(name, rows, free_major, contracted_rows)                                          \
   extern "C" int name(void* a, void* hi, void* lo, void* inverse, void* out, int64_t free,        \
                       int64_t deep, int64_t layer, int64_t row_stride, int64_t p, int64_t q,      \
@@ -60,7 +62,7 @@ ENTRY(kf_176, 176, false, true)
 @functools.cache
 def library() -> ctypes.CDLL:
     """The kernel's own text, its instructions replaced by the stand-ins."""
-    return library_of("sm90_fp16x3_gemm.cuh", BODY)
+    return library_of("sm90_fp16x3_gemm.cuh", PLAIN, ENTRIES)
 
 
 def halves(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:

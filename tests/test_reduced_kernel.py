@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusewright import layout_schedule
 from fusewright.codegen import render as rendering
-from fusewright.codegen.source import Source, Workspace
+from fusewright.codegen.source import Rounded, Source, Workspace
 from fusewright.ending import Reduces
 from fusewright.ir import Dim
 from fusewright.pipeline import Prepared, prepare
@@ -128,6 +129,19 @@ def test_the_workspace_grows_with_the_tiles() -> None:
     assert str(Workspace(Dim(64))) == "64"
 
 
+def test_the_workspace_has_room_for_what_is_rounded_first() -> None:
+    size = Dim(1, ("s0",))
+    rounded = Rounded((Dim(100, ("s0",)), Dim(256)), size, 200)
+    both, alone = Workspace(Dim(1024), size, 128, rounded=rounded), Workspace(rounded=rounded)
+    for rows, more in ((199, 0), (200, 20256)):
+        for terms, wanted in ((1, more), (3, 0)):
+            names = {"s0": rows, "terms": terms}
+            assert eval(str(both), names) == 2048 + wanted
+            assert eval(str(alone), names) == wanted
+        assert both.at({"s0": rows}) == 2048 + more and alone.at({"s0": rows}) == more
+    assert both and alone and set(both.dims) >= {size, Dim(100, ("s0",))}
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "contracted"), [(300, 132, 40), (129, 257, 70), (5, 64, 64)]
 )
@@ -162,6 +176,18 @@ def tf32() -> Iterator[None]:
 
 def test_tf32_has_tiles_of_its_own(tf32: None, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(Layer(column_sums, 132, 40), torch.randn(300, 40), monkeypatch, least=1e-3)
+
+
+@pytest.mark.parametrize("name", ["batch norm", "row squares", "column sums"])
+def test_what_is_rounded_first_is_reduced_too(
+    name: str, tf32: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 302 rows on: one of the two batches is, and its parts lie before a's halves."""
+    monkeypatch.setattr(layout_schedule, "rounded_from", lambda *_: 302)
+    model = Layer(CASES[name][0], 132, 40)
+    found = prepared(model, torch.randn(300, 40))
+    assert found.source.text.count("fw::rounded_product<FW_PRODUCTS") >= 2
+    compare(model, torch.randn(300, 40), monkeypatch, least=1e-3)
 
 
 @pytest.mark.parametrize("follows", [row_sums, column_means])

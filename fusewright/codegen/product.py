@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusewright.codegen.ending import ending_lines, pointer_text
 from fusewright.codegen.form import Form
-from fusewright.codegen.source import Entry, Workspace, macro
+from fusewright.codegen.source import ALIGNMENT, Entry, Rounded, Workspace, macro
 from fusewright.ending import Reduces
-from fusewright.ir import ONE
+from fusewright.ir import ONE, Dim
 from fusewright.layout_schedule import ProductSchedule
 from fusewright.optable import STORAGE_TYPES
 from fusewright.product import ProductKernel, RawOperand, SplitOperand
 from fusewright.product_cost import tiles_for
 from fusewright.sweep import part_bytes, sweeps
 
-SPLIT_HEADER = "sm90_fp16x3_gemm.cuh"
+SPLIT_HEADER = "sm90_rounded_gemm.cuh"
 HALF_HEADER = "sm90_half_gemm.cuh"
 ACROSS_COLUMNS = 32  # kRowPart of sm90_finish.cuh: what a part of a row covers at least
 
@@ -22,9 +24,13 @@ def product_header(kernel: ProductKernel) -> str:
     return SPLIT_HEADER if isinstance(kernel.b, SplitOperand) else HALF_HEADER
 
 
-def product_entry(kernel: ProductKernel) -> Entry:
+def product_entry(kernel: ProductKernel, schedule: ProductSchedule) -> Entry:
     names = tuple(each.name for each in kernel.arguments)
     workspace = _parts_workspace(kernel)
+    if schedule.rounded_from:
+        room = (*kernel.rounded_bytes, Dim(ALIGNMENT))
+        rounded = Rounded(room, kernel.rounded_rows, schedule.rounded_from)
+        workspace = replace(workspace, rounded=rounded)
     terms = "products" if isinstance(kernel.b, SplitOperand) else ""
     return Entry(kernel.name, names, kernel.symbols, workspace, terms)
 
@@ -35,7 +41,7 @@ def product_lines(kernel: ProductKernel, form: Form, schedule: ProductSchedule) 
     sizes = (kernel.columns, kernel.rows, kernel.contracted, kernel.batches)
     extents = f"const fw::ProductExtents extents{{{', '.join(map(form.size, sizes))}}};"
     if isinstance(kernel.b, SplitOperand):
-        body = _split_body(kernel.a, kernel.b, form, schedule)
+        body = _split_body(kernel.a, kernel.b, form, schedule, _parts_workspace(kernel))
     else:
         body = _half_body(kernel.a, kernel.b, form, schedule)
     return ending_lines(kernel, form, title, [extents, *body])
@@ -51,17 +57,27 @@ def _parts_workspace(kernel: ProductKernel) -> Workspace:
     return Workspace(line, kernel.columns, ACROSS_COLUMNS)
 
 
-def _split_body(a: RawOperand, b: SplitOperand, form: Form, schedule: ProductSchedule) -> list[str]:
+def _split_body(
+    a: RawOperand, b: SplitOperand, form: Form, schedule: ProductSchedule, parts: Workspace
+) -> list[str]:
     strides = (a.free_stride, a.contracted_stride, a.batch_stride)
     raw = [pointer_text(form, "float", a.buffer), *map(form.size, strides)]
     halves = [pointer_text(form, "fw::half", name) for name in (b.hi, b.lo)]
     split = [*halves, pointer_text(form, "float", b.inverse), form.size(b.row_stride)]
     flags = [_flag(a.free_stride == ONE), _flag(b.contracted_rows)]
     template = ", ".join([macro("products"), str(schedule.tile_rows), *flags])
-    return [
+    operands = [
         f"const fw::RawOperand a{{{', '.join(raw)}}};",
         f"const fw::SplitOperand b{{{', '.join(split)}}};",
-        f"return fw::product<{template}>(end, vectors, a, b, extents, where, stream);",
+    ]
+    if not schedule.rounded_from:
+        call = f"fw::product<{template}>(end, vectors, a, b, extents, where, stream)"
+        return [*operands, f"return {call};"]
+    return [
+        *operands,
+        f"void* const halves = {parts.behind(form.size)};",
+        f"return fw::rounded_product<{template}>(end, vectors, a, b, extents, "
+        f"{schedule.rounded_from}, halves, where, stream);",
     ]
 
 

@@ -2,38 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fusewright.ir import ONE, ZERO, Dim
 from fusewright.window import Instead
 
+ALIGNMENT = 256  # of what lies behind the rest
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Scratch memory with one term, and at least `least` of these `rows` of a product: `parts`."""
+
+    parts: tuple[Dim, ...] = ()
+    rows: Dim = ONE
+    least: int = 0
+
+    def __str__(self) -> str:
+        enough = "" if self.rows.is_static else f" and {self.rows} >= {self.least}"
+        return f"({' + '.join(map(str, self.parts))} if terms == 1{enough} else 0)"
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        """With one term."""
+        enough = self.rows.at(sizes) >= self.least
+        return sum(each.at(sizes) for each in self.parts) if enough else 0
+
 
 @dataclass(frozen=True)
 class Workspace:
     """Scratch memory of one call: `fixed` bytes, and `each` for every `group` of `count` that is
-    begun."""
+    begun; for some precisions more, behind that."""
 
     each: Dim = ZERO
     count: Dim = ONE
     group: int = 1
     fixed: int = 0
+    rounded: Rounded = Rounded()
 
     def __bool__(self) -> bool:
-        return self.each != ZERO or self.fixed > 0
+        return self.each != ZERO or self.fixed > 0 or bool(self.rounded.parts)
 
     def __str__(self) -> str:
-        if self.each == ZERO:
-            return str(self.fixed)
-        times = "" if self.count == ONE else f" * -(-{self.count} // {self.group})"
-        return f"{self.fixed} + {self.each}{times}" if self.fixed else f"{self.each}{times}"
+        terms = [str(self.fixed)] if self.fixed else []
+        if self.each != ZERO:
+            times = "" if self.count == ONE else f" * -(-{self.count} // {self.group})"
+            terms.append(f"{self.each}{times}")
+        terms += [str(self.rounded)] if self.rounded.parts else []
+        return " + ".join(terms) or "0"
 
     @property
-    def dims(self) -> tuple[Dim, Dim]:
-        return self.each, self.count
+    def dims(self) -> tuple[Dim, ...]:
+        return self.each, self.count, *self.rounded.parts, self.rounded.rows
+
+    def behind(self, size: Callable[[Dim], str]) -> str:
+        """Where it goes on for some precisions, in C++; `size` says how a size is written there."""
+        if self.each == ZERO:
+            begun = str(-(-self.fixed // ALIGNMENT) * ALIGNMENT)
+            return f"static_cast<char*>(workspace) + {begun}" if self.fixed else "workspace"
+        times = f"(({size(self.count)} + {self.group - 1}) / {self.group})"
+        begun = f"({self.fixed} + {size(self.each)} * {times} + {ALIGNMENT - 1}) / {ALIGNMENT}"
+        return f"static_cast<char*>(workspace) + {begun} * {ALIGNMENT}"
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        return self.fixed + self.each.at(sizes) * -(-self.count.at(sizes) // self.group)
+        """In the precision that takes most."""
+        reduced = self.each.at(sizes) * -(-self.count.at(sizes) // self.group)
+        return self.fixed + reduced + self.rounded.at(sizes)
 
 
 @dataclass(frozen=True)

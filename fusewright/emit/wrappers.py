@@ -153,7 +153,7 @@ def wrapper_lines(wrapper: Wrapper, language: str) -> list[str]:
     if wrapper.optional:
         parameters.append(f"want={row('True' for _ in outputs)}")
     parameters += [f"{outputs[index]}=None" for index in sorted(wrapper.given)]
-    body = _allocations(wrapper, language)
+    body = [*_allocations(wrapper, language), *_terms(entry)]
     if entry.workspace:
         body += _memory("workspace", language, f"({entry.workspace},)", "(1,)", "torch.uint8")
     body += _launch(wrapper, language, inputs, outputs)
@@ -228,7 +228,6 @@ def _launch(wrapper: Wrapper, language: str, inputs: list[str], outputs: list[st
     if language == "cuda":
         where = ["device.index", "_fw_stream(device.index)"]
     return [
-        *_terms(entry),
         *call("code", function, [*pointers, *entry.symbols, workspace, *where]),
         "if code:",
         f"    _fw_kernels.fail({quoted(entry.name)}, code)",

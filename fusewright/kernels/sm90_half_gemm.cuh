@@ -1,7 +1,8 @@
 // result[q][p] = epilogue(Σ_r b[q, r]·a[p, r]) of 16-bit matrices on Hopper's tensor cores.
 //
 // a and b are both float16 or both bfloat16 in memory, sums are fp32. Nothing is scaled or split on
-// the way, so what is not finite comes out as it should by itself.
+// the way, so what is not finite comes out as it should by itself. Not so where they are rounded
+// from fp32 (sm90_rounded_gemm.cuh): then it is made anew.
 //
 // A thread block stays for many tiles of 128 × kTileRows. Two warpgroups multiply, 64 of the tile's
 // columns p each, both operands from shared memory. The third warpgroup loads, and goes on to the
@@ -12,22 +13,32 @@
 
 namespace fw {
 
+// What makes an element anew that is not finite; this does not.
+struct NothingAnew {
+  static constexpr bool kMends = false;
+};
+
 // The result of a batch's product.
+template <class Anew>
 struct HalfResult {
   struct Place {
     bool inside;
     int column;
   };
-  static constexpr bool kMends = false, kAlone = false;
+  static constexpr bool kMends = Anew::kMends, kAlone = false;
   static constexpr int kWords = 48;
+  const Anew& anew;
   const float* inverse;  // of the batch's rows, or null
-  int batch, columns, rows, line;
+  int batch, columns, rows, contracted, line;
   bool vectors;
 
   __device__ __forceinline__ Place place(int p) const { return {p < columns, p}; }
   __device__ __forceinline__ int row(const Place&, int q) const { return batch * rows + q; }
   __device__ __forceinline__ float scale(int q) const {
     return inverse == nullptr ? 1.f : inverse[q];
+  }
+  __device__ __forceinline__ float plain(int p, int q) const {
+    return anew.plain(batch, p, q, rows, contracted);
   }
 };
 
@@ -40,9 +51,9 @@ __device__ __forceinline__ const float* factors_of(const HalfOperand<T>& operand
 }
 
 // A warpgroup that multiplies.
-template <class T, int kTileRows, bool kFreeMajorA, bool kFreeMajorB, class End>
+template <class T, int kTileRows, bool kFreeMajorA, bool kFreeMajorB, class End, class Anew>
 __device__ __forceinline__ void multiply_halves(
-    HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>& shared, const End& end,
+    HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>& shared, const End& end, const Anew& anew,
     const HalfOperand<T>& a, const HalfOperand<T>& b, const HalfSizes& sizes) {
   using Shared = HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>;
   using BlockA = typename Shared::BlockA;
@@ -88,16 +99,19 @@ __device__ __forceinline__ void multiply_halves(
 #pragma unroll
       for (int i = 0; i < kSums; ++i) sum[i] *= i / 2 % 2 ? high : low;
     }
-    const HalfResult result = {factors_of(b, batch, sizes.rows), batch, sizes.columns, sizes.rows,
-                               sizes.line(batch, q), sizes.vectors};
+    const HalfResult<Anew> result = {
+        anew,       factors_of(b, batch, sizes.rows), batch, sizes.columns,
+        sizes.rows, sizes.contracted,                 sizes.line(batch, q),
+        sizes.vectors};
     finish_tile<4>(sum, column, shared.finished[mine], 1 + mine, p, q, end, result);
   }
 }
 
-template <class T, int kTileRows, bool kFreeMajorA, bool kFreeMajorB, class End>
+template <class T, int kTileRows, bool kFreeMajorA, bool kFreeMajorB, class End, class Anew>
 __global__ void __launch_bounds__(kProductThreads, 1)
-    half_product_kernel(const End end, const HalfOperand<T> a, const HalfOperand<T> b,
-                        const HalfSizes sizes, const __grid_constant__ CUtensorMap map_a,
+    half_product_kernel(const End end, const Anew anew, const HalfOperand<T> a,
+                        const HalfOperand<T> b, const HalfSizes sizes,
+                        const __grid_constant__ CUtensorMap map_a,
                         const __grid_constant__ CUtensorMap map_b) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shared = HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>;
@@ -117,7 +131,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     load_halves(shared, a, b, &map_a, &map_b, sizes);
   } else {
     take_registers<232>();
-    multiply_halves(shared, end, a, b, sizes);
+    multiply_halves(shared, end, anew, a, b, sizes);
   }
 #else
   __trap();  // built for another architecture than sm_90a, and yet called
@@ -134,10 +148,11 @@ bool copyable(const HalfOperand<T>& operand, int64_t batches) {
 
 // `vectors`: whether the epilogue's tensors are aligned for four columns at a time. Tiles have 256
 // of the rows q; with 128 a small result makes enough tiles for more of the GPU.
-template <class T, bool kFreeMajorA, bool kFreeMajorB, int kTileRows = 256, class End>
+template <class T, bool kFreeMajorA, bool kFreeMajorB, int kTileRows = 256, class End,
+          class Anew = NothingAnew>
 static int half_product(const End& end, bool vectors, const HalfOperand<T>& a,
                         const HalfOperand<T>& b, const ProductExtents& of, int device,
-                        void* stream) {
+                        void* stream, const Anew& anew = {}) {
   using Shared = HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>;
   static_assert(int(sizeof(Shared)) <= kSharedBytes, "more shared memory than a block can have");
   if (of.columns == 0 || of.rows == 0 || of.batches == 0) return end_nothing(end, device, stream);
@@ -157,12 +172,12 @@ static int half_product(const End& end, bool vectors, const HalfOperand<T>& a,
       (gather_a || Shared::BlockA::map(map_a, a, of.columns, of.contracted, of.batches)) &&
       (gather_b || Shared::BlockB::map(map_b, b, of.rows, of.contracted, of.batches));
   if (!mapped) return static_cast<int>(cudaErrorInvalidValue);
-  const auto kernel = half_product_kernel<T, kTileRows, kFreeMajorA, kFreeMajorB, End>;
+  const auto kernel = half_product_kernel<T, kTileRows, kFreeMajorA, kFreeMajorB, End, Anew>;
   static Persistent persistent;
   const int64_t all = int64_t(sizes.batches) * sizes.tiles_p * sizes.tiles_q;
   const int blocks = persistent.blocks(kernel, all, device);
   kernel<<<blocks, kProductThreads, int(sizeof(Shared)), static_cast<cudaStream_t>(stream)>>>(
-      end, a, b, sizes, map_a, map_b);
+      end, anew, a, b, sizes, map_a, map_b);
   end.join(lines_of<End>(sizes), stream);
   return static_cast<int>(cudaGetLastError());
 }

@@ -117,20 +117,34 @@ def test_long_sums_of_one_sign_keep_their_bits() -> None:
     assert error(ours("straight", x, w), exact) <= 3.2e-7
 
 
+@pytest.fixture
+def rounded_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TF32's precision, and an operand that is rounded to halves before the product."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    monkeypatch.setattr(layout_schedule, "rounded_from", lambda *_: 1)
+
+
+NOT_FINITE: list[tuple[list[tuple[int, int, float]], list[tuple[int, int, float]]]] = [
+    ([(3, 7, INF), (4, 1, -INF)], []),
+    ([(5, 9, NAN)], []),
+    ([], [(10, 20, -INF)]),
+    ([(3, 7, INF)], [(11, 7, INF), (20, 20, INF)]),
+    ([(17, 3, 3e38)], [(11, 3, 3e38)]),
+]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    ("in_x", "in_w"),
-    [
-        ([(3, 7, INF), (4, 1, -INF)], []),
-        ([(5, 9, NAN)], []),
-        ([], [(10, 20, -INF)]),
-        ([(3, 7, INF)], [(11, 7, INF), (20, 20, INF)]),
-        ([(17, 3, 3e38)], [(11, 3, 3e38)]),
-    ],
-)
+@pytest.mark.parametrize(("in_x", "in_w"), NOT_FINITE)
+@pytest.mark.parametrize("rounded", [False, True])
 def test_infinity_and_nan_are_where_eager_has_them(
-    layout: str, in_x: list[tuple[int, int, float]], in_w: list[tuple[int, int, float]]
+    layout: str,
+    in_x: list[tuple[int, int, float]],
+    in_w: list[tuple[int, int, float]],
+    rounded: bool,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if rounded:
+        request.getfixturevalue("rounded_first")
     x, w = operands(layout, 200, 200, 256)
     for tensor, places in ((x, in_x), (w, in_w)):
         for row, column, number in places:
@@ -274,8 +288,12 @@ def test_batches_train_as_exactly_as_eager(shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tf32_follows_magnitudes_that_change_within_a_row(layout: str) -> None:
+@pytest.mark.parametrize("rounded", [0, 1])
+def test_tf32_follows_magnitudes_that_change_within_a_row(
+    layout: str, rounded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
+    monkeypatch.setattr(layout_schedule, "rounded_from", lambda *_: rounded)
     x, w = operands(layout, 300, 260, 1024)
     along = torch.exp2(torch.randint(-20, 21, (1024 // 64,), device="cuda").float())
     along = along.repeat_interleave(64)
@@ -283,6 +301,65 @@ def test_tf32_follows_magnitudes_that_change_within_a_row(layout: str) -> None:
     exact = LAYOUTS[layout](x.double(), w.double())
     tf32 = error(LAYOUTS[layout](x, w), exact)
     assert error(ours(layout, x, w), exact) <= 1.1 * tf32
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: "x".join(map(str, sizes)))
+def test_what_is_rounded_first_is_as_exact_as_tf32(
+    layout: str, sizes: tuple[int, int, int], rounded_first: None
+) -> None:
+    x, w = operands(layout, *sizes)
+    exact = LAYOUTS[layout](x.double(), w.double())
+    eager, mine = error(LAYOUTS[layout](x, w), exact), error(ours(layout, x, w), exact)
+    assert mine <= max(1.1 * eager, 5e-4)
+    assert mine > 1e-5 or sizes == (1, 1, 1), "more exact than halves can be: not this kernel"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_columns_that_are_rounded_first_keep_their_bits(layout: str, rounded_first: None) -> None:
+    x, w = operands(layout, 256, 260, 2048)
+    columns = torch.exp2(torch.randint(-60, 61, (260,), device="cuda").float())
+    w = w * (columns[:, None] if layout == "straight" else columns)
+    exact = LAYOUTS[layout](x.double(), w.double())
+    y, eager = ours(layout, x, w), LAYOUTS[layout](x, w)
+    column = lambda t: (t.double() - exact).norm(dim=0) / exact.norm(dim=0)  # noqa: E731
+    assert bool((column(y) <= 1.3 * column(eager)).all())
+
+
+def test_any_layout_can_be_rounded_first(rounded_first: None) -> None:
+    base = torch.randn(600, 1400, device="cuda")
+    w, x = base[::2, 3:1003], torch.randn(1000, 256, device="cuda").t()
+    exact = x.double() @ w.double().t()
+    assert error(ours("straight", x, w), exact) <= 1.1 * error(x @ w.t(), exact)
+
+
+@pytest.mark.parametrize("shape", [(5, 200, 130), (3, 128, 64), (40, 33, 35)])
+def test_batches_that_are_rounded_first_train(
+    shape: tuple[int, int, int], rounded_first: None
+) -> None:
+    model, x = Attention(shape[2]).cuda(), torch.randn(shape, device="cuda") / shape[2] ** 0.5
+    as_exact_as_eager(model, fusewright.optimize(copy.deepcopy(model), x), x, 5e-4)
+
+
+def test_a_batch_that_grows_is_rounded_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One module, whose kernels follow the rows that come; also within a CUDA graph."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    monkeypatch.setattr(layout_schedule, "rounded_from", lambda *_: 2048)
+    model = nn.Sequential(nn.Linear(1024, 1032), nn.ReLU()).cuda()
+    fast = fusewright.optimize(copy.deepcopy(model), torch.randn(1536, 1024, device="cuda"))
+    double = copy.deepcopy(model).double()
+    with torch.no_grad():
+        for rows in (2047, 2048, 3000):
+            x = torch.randn(rows, 1024, device="cuda")
+            y, exact = fast(x), double(x.double())
+            assert torch.equal(y, fast(x)), "two runs, two results"
+            assert 1e-5 < error(y, exact) <= 1.1 * error(model(x), exact)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            again = fast(x)
+        again.zero_()
+        graph.replay()
+    assert torch.equal(again, y)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
