@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusewright import product_cost, window_cost
+from fusewright import convolution_cost, product_cost, window_cost
 from fusewright.ir import ONE
 from fusewright.product import ProductKernel
 from fusewright.window import WindowKernel
@@ -37,6 +37,6 @@ def _times(
         of, dtype = kernel.extents(sizes), kernel.a.dtype
         return product_cost.best_us(of, sms, dtype), product_cost.library_us(of, dtype)
     row_by_row = kernel.source.strides[-1] == ONE
-    ours = window_cost.our_us(kernel.geometry, sizes, sms, row_by_row)
+    ours = convolution_cost.our_us(kernel.geometry, sizes, sms, row_by_row)
     assert ours is not None, f"rewriting asks for room first: {kernel.geometry}"
     return ours, window_cost.library_us(kernel.geometry, sizes)

@@ -19,9 +19,10 @@ from fusewright.layout_schedule import (
     choose_window,
     may_be_direct,
 )
+from fusewright.line_cost import LINE_POSITIONS, line_fits
 from fusewright.loop import LoopKernel
 from fusewright.plan.same import Kernel as Kernel
-from fusewright.product import ProductKernel
+from fusewright.product import ProductKernel, SplitOperand
 from fusewright.product_cost import tiles_for
 from fusewright.schedule import LARGE_TILE, SMALL_TILE, Schedule, Target, candidates, choose, legal
 from fusewright.vectors import widths
@@ -52,14 +53,27 @@ def heuristic(kernel: Kernel, target: Target, sizes: Sizes) -> Choice:
 def permitted(kernel: Kernel, choice: Choice, target: Target) -> bool:
     """Whether the choice is one for this kind of kernel, and legal for this one."""
     if isinstance(kernel, ProductKernel):
-        return isinstance(choice, ProductSchedule) and choice.tile_rows in tiles_for(kernel.a.dtype)
+        if not isinstance(choice, ProductSchedule) or choice.rounded_from < 0:
+            return False
+        splits = isinstance(kernel.b, SplitOperand)
+        return choice.tile_rows in tiles_for(kernel.a.dtype) and (splits or not choice.rounded_from)
     if isinstance(kernel, WindowKernel) and isinstance(choice, DirectSchedule):
         known = (choice.outs in OUTS, choice.rows in ROWS, choice.across in ACROSS)
-        return all(known) and may_be_direct(kernel, choice)
+        of, positions = kernel.geometry, choice.line_positions
+        lines = not positions or _band_fits(of, of.x.result)
+        return (
+            all(known)
+            and lines
+            and _lines_fit(of, of.x.result, positions)
+            and may_be_direct(kernel, choice)
+        )
     if isinstance(kernel, WindowKernel):
         if not isinstance(choice, WindowSchedule) or choice.tile_channels not in TILE_CHANNELS:
             return False
-        if choice.turns and not has_turns(kernel.geometry, choice.band_width):
+        alone = not choice.line_positions and has_turns(kernel.geometry, choice.band_width)
+        if choice.turns and not alone:
+            return False
+        if not _lines_fit(kernel.geometry, choice.band_width, choice.line_positions):
             return False
         return _band_fits(kernel.geometry, choice.band_width)
     if isinstance(kernel, GradientKernel):
@@ -67,6 +81,10 @@ def permitted(kernel: Kernel, choice: Choice, target: Target) -> bool:
             return False
         return _band_fits(kernel.geometry, choice.band_width)
     return isinstance(choice, Schedule) and legal(kernel, choice, target)
+
+
+def _lines_fit(of: Geometry, band_width: int, positions: int) -> bool:
+    return not positions or (positions in LINE_POSITIONS and line_fits(of, band_width, positions))
 
 
 def _band_fits(of: Geometry, band_width: int) -> bool:
@@ -87,12 +105,15 @@ def _others(kernel: Kernel, first: Choice, target: Target, sizes: Sizes) -> Iter
         return
     if isinstance(kernel, WindowKernel):
         if isinstance(first, DirectSchedule):
+            yield from (replace(first, line_positions=each) for each in (0, *LINE_POSITIONS))
             yield from (replace(first, rows=each) for each in ROWS)
             yield from (replace(first, outs=each) for each in OUTS)
             return
         assert isinstance(first, WindowSchedule)
-        yield replace(first, turns=not first.turns)
-        yield from (replace(first, tile_channels=each, turns=False) for each in TILE_CHANNELS)
+        by_tiles = replace(first, turns=False, line_positions=0)
+        yield replace(by_tiles, turns=True)
+        yield from (replace(by_tiles, line_positions=each) for each in LINE_POSITIONS)
+        yield from (replace(by_tiles, tile_channels=each) for each in TILE_CHANNELS)
         yield from (replace(first, band_width=each) for each in band_widths(kernel.geometry))
         return
     if isinstance(kernel, GradientKernel):

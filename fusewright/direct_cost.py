@@ -31,11 +31,16 @@ CALL_US = 5.0
 @dataclass(frozen=True)
 class DirectSchedule:
     """How a thin convolution is summed: a thread has `outs` results of `rows` positions, and
-    `across` threads lie in a row."""
+    `across` threads lie in a row.
+
+    With `line_positions` only where it is to be exact in fp32; otherwise tensor cores multiply
+    halves, as in a WindowSchedule.
+    """
 
     outs: int
     rows: int
     across: int
+    line_positions: int = 0
 
     @property
     def height(self) -> int:

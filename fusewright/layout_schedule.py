@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fusewright.direct_cost import DirectSchedule, best_tile, fits
+from fusewright.convolution_cost import prefers_direct
+from fusewright.direct_cost import DirectSchedule, best_tile, direct_us, fits
 from fusewright.ending import Reduces
 from fusewright.ir import ONE
-from fusewright.product import ProductKernel
-from fusewright.product_cost import best_tile_rows
+from fusewright.line_cost import best_line, prefers_lines
+from fusewright.product import ProductKernel, SplitOperand
+from fusewright.product_cost import best_tile_rows, rounded_from
 from fusewright.schedule import Target
 from fusewright.window import GradientKernel, WindowKernel
 from fusewright.window_cost import (
@@ -17,34 +19,48 @@ from fusewright.window_cost import (
     best_tile_channels,
     gradient_parts,
     has_turns,
-    prefers_direct,
+    window_us,
 )
 
 
 @dataclass(frozen=True)
 class ProductSchedule:
-    """How a product is laid out: a block computes tiles of TILE_COLUMNS × `tile_rows`."""
+    """How a product is laid out: a block computes tiles of TILE_COLUMNS × `tile_rows`.
+
+    With TF32's precision and at least `rounded_from` rows its `a` is rounded to halves first, if
+    that is not 0.
+    """
 
     tile_rows: int
+    rounded_from: int = 0
 
 
 def choose_product(
     kernel: ProductKernel, target: Target, sizes: Mapping[str, int]
 ) -> ProductSchedule:
-    """The heuristic's choice of a tile."""
-    return ProductSchedule(best_tile_rows(kernel.extents(sizes), target.sms, kernel.a.dtype))
+    """The heuristic's choice of a tile, and from how many rows on it pays to round first."""
+    of = kernel.extents(sizes)
+    tile_rows = best_tile_rows(of, target.sms, kernel.a.dtype)
+    if not isinstance(kernel.b, SplitOperand):
+        return ProductSchedule(tile_rows)
+    free_major, shared = kernel.a.free_stride == ONE, kernel.shares_rounding
+    least, rows = rounded_from(of, tile_rows, free_major, shared), kernel.rounded_rows
+    never = rows.is_static and rows.at({}) < least
+    return ProductSchedule(tile_rows, 0 if never else least)
 
 
 @dataclass(frozen=True)
 class WindowSchedule:
     """How a convolution is laid out: tiles of `tile_channels` results, bands of `band_width`.
 
-    With `turns` a tile has all results, 64 at a time, unless products are to be exact in fp32.
+    Where results need not be exact in fp32: with `turns` a tile has all of them, 64 at a time, and
+    with `line_positions` the source is laid out as halves first, for tiles of so many positions.
     """
 
     tile_channels: int
     band_width: int
     turns: bool = False
+    line_positions: int = 0
 
 
 def choose_window(
@@ -52,10 +68,14 @@ def choose_window(
 ) -> WindowSchedule | DirectSchedule:
     """The heuristic's choice: on tensor cores, by tile and bands, or as plain sums."""
     of = kernel.geometry
-    if may_be_direct(kernel) and prefers_direct(of, sizes, target.sms):
-        return best_tile(of)
-    band = best_band(of)
+    band, sms = best_band(of), target.sms
+    if may_be_direct(kernel) and prefers_direct(of, sizes, sms):
+        by_lines = prefers_lines(of, direct_us(of, sizes, sms), sizes, sms)
+        lines = best_line(of, of.x.result) if by_lines and band == of.x.result else 0
+        return replace(best_tile(of), line_positions=lines)
     assert band is not None, "rewriting asks for room first"
+    if prefers_lines(of, window_us(of, 1, sizes, sms), sizes, sms):
+        return WindowSchedule(best_tile_channels(of), band, line_positions=best_line(of, band))
     return WindowSchedule(best_tile_channels(of), band, has_turns(of, band))
 
 

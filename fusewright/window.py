@@ -49,6 +49,16 @@ class WindowAxis:
         return (max(self.phases) - 1) * self.dilation // common
 
     @property
+    def extent(self) -> int:
+        """Positions between the beginnings of two rows, or planes. The zeros behind one row may
+        be those before the next; `extent` of kernels/window_taps.cuh."""
+        every = self.positions + self.halo
+        if self.stride > 1:
+            return every
+        before = self.halo - self.before if self.transposed else self.before
+        return min(every, max(self.result, self.size + before, every - before))
+
+    @property
     def phases(self) -> tuple[int, ...]:
         """How many taps there are for each remainder that their distances have by the stride; for
         each class, if this is transposed."""

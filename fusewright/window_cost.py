@@ -7,9 +7,9 @@ have to find room.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
-from fusewright.direct_cost import direct_us
 from fusewright.window import Geometry
 
 TERMS = (1, 3)
@@ -25,10 +25,11 @@ GRADIENT_TAPS, GRADIENT_SLAB, PART_SLABS = 5, 128, 4
 # a result to finish. The first is the tensor cores', the others are from an H200, 2026-11-15.
 PRODUCT_CYCLES = 0.5
 CONVERT_CYCLES = 0.35
-FINISH_CYCLES = 0.6
+FINISH_CYCLES = 0.45
+SCATTERED = 1.6  # times as long take results that do not lie beside each other
 CYCLES_PER_US = 1600.0
-CALL_US = 20.0
-SPLIT_WEIGHTS_PER_US = 1e5
+CALL_US = 18.0
+SPLIT_WEIGHTS_PER_US = 2e5
 # PyTorch's library in channels-last (H200, 2026-11-16, 31 shapes, the GPU's time alone): operations
 # of its kernels in TF32, of transposed ones, gradients by weights; in float32, to which it keeps
 # with few channels; bytes of its kernels for groups, of its other kernels, of loops and copies.
@@ -38,19 +39,22 @@ GRADIENT_FLOPS_PER_US = 155e6
 EXACT_FLOPS_PER_US = 25e6
 GROUPED_BYTES_PER_US, DEPTHWISE_BYTES_PER_US = 0.65e6, 1.2e6
 LIBRARY_BYTES_PER_US, LOOP_BYTES_PER_US = 3e6, 4e6
-LIBRARY_US = 8.0
+LIBRARY_US = 20.0
 WIDE_RESULTS = 128  # fewer leave tiles partly empty
 FEW_CHANNELS = 32
 # Ours, by the weights: operations, of which those in halos are in vain; what strides and dilations
 # leave of it.
-GRADIENT_OF_OURS_FLOPS_PER_US, GRADIENT_US = 250e6, 30.0
+GRADIENT_OF_OURS_FLOPS_PER_US, GRADIENT_US, LIBRARY_GRADIENT_US = 250e6, 30.0, 8.0
 STRIDED_SHARE, DILATED_SHARE = 0.35, 0.6
-GAIN = 0.95
 FEWEST_CHANNELS = 8  # fewer leave most of a step of 16 empty
 
 
-def pitch_of(of: Geometry, band_width: int) -> int:
-    return -(-(band_width + of.x.halo) // 4) * 4
+def pitch_of(of: Geometry, band_width: int, lanes: int = 4) -> int:
+    """Positions between the beginnings of two rows; `lay_out` of kernels/window_taps.cuh."""
+    whole = band_width == of.x.positions
+    across = of.x.extent if whole else band_width + of.x.halo
+    lanes = math.gcd(lanes, band_width)
+    return -(-across // lanes) * lanes
 
 
 def tile_positions(of: Geometry, terms: int) -> int:
@@ -65,10 +69,11 @@ def group_positions(of: Geometry, terms: int) -> int:
 
 def stage_rows(of: Geometry, band_width: int, terms: int) -> int:
     """Positions of a tile, and what the furthest tap reads beyond them."""
-    return _rows_for(of, band_width, tile_positions(of, terms))
+    return rows_for(of, band_width, tile_positions(of, terms))
 
 
-def _rows_for(of: Geometry, band_width: int, positions: int) -> int:
+def rows_for(of: Geometry, band_width: int, positions: int) -> int:
+    """The same for a tile of so many positions."""
     reach = of.y.halo * pitch_of(of, band_width) + of.x.halo
     return -(-(positions + reach) // 8) * 8
 
@@ -95,7 +100,7 @@ def fits(of: Geometry, band_width: int) -> bool:
 def has_turns(of: Geometry, band_width: int) -> bool:
     """Whether a tile is a single stage, of which two or more find room, and has several parts:
     who refills the ring waits for the part before, and so for all parts before that."""
-    stage = _rows_for(of, band_width, TURN_POSITIONS)
+    stage = rows_for(of, band_width, TURN_POSITIONS)
     single = of.channels <= CHANNEL_BLOCK and of.classes == (of.phases,) and len(of.phases) == 1
     return single and of.results > 64 and (stage + 2 * TURN_POSITIONS) * 128 <= TURN_BYTES
 
@@ -126,14 +131,22 @@ def window_us(of: Geometry, terms: int, sizes: Mapping[str, int], sms: int) -> f
     positions = tile_positions(of, terms)
     whole = -(-image_positions(of, band) * images // positions) * tiles
     cycles = _tile_cycles(of, band, terms) / image_positions(of, band) * positions
-    split = of.filter_elements / SPLIT_WEIGHTS_PER_US
-    return -(-whole // sms) * cycles / classes / CYCLES_PER_US + split + CALL_US
+    cycles = -(-whole // sms) * cycles / classes
+    # What a thread block's first tile reads, and others find there.
+    first = stage_rows(of, band, terms) - converted_rows(of, band, terms)
+    cycles += CONVERT_CYCLES * first * of.channels
+    return cycles / CYCLES_PER_US + split_us(of) + CALL_US
+
+
+def split_us(of: Geometry) -> float:
+    """The time that it takes to split the weights."""
+    return of.filter_elements / SPLIT_WEIGHTS_PER_US
 
 
 def image_positions(of: Geometry, band_width: int) -> int:
     """Of one image, what lies in halos counted in."""
     bands = -(-of.x.positions // band_width)
-    return bands * (of.y.positions + of.y.halo) * pitch_of(of, band_width)
+    return bands * of.y.extent * pitch_of(of, band_width)
 
 
 def _tile_cycles(of: Geometry, band_width: int, terms: int) -> float:
@@ -143,6 +156,7 @@ def _tile_cycles(of: Geometry, band_width: int, terms: int) -> float:
     steps = blocks * 4 + -(-rest // 16)
     channels = blocks * CHANNEL_BLOCK + -(-rest // 32) * 32
     finished = FINISH_CYCLES * positions * min(tile, of.results)
+    finished *= 1.0 if len(of.classes) == 1 else SCATTERED
     tiles = image_positions(of, band_width) / positions
     cycles = 0.0
     for phases in of.classes:
@@ -160,8 +174,8 @@ def gradient_parts(of: Geometry, band_width: int, sizes: Mapping[str, int], sms:
     sets = sum(-(-each // taps) for each in of.phases)
     tiles = -(-of.results // (128 if wide else 64)) * -(-of.channels // CHANNEL_BLOCK)
     units = of.groups * tiles * sets
-    line = -(-of.x.result // band_width) * (band_width + of.x.halo)
-    positions = of.images.at(sizes) * (of.y.result + of.y.halo) * line
+    line = -(-of.x.result // band_width) * pitch_of(of, band_width, 1)
+    positions = of.images.at(sizes) * of.y.extent * line
     slabs = -(-positions // GRADIENT_SLAB)
     found = []
     for waves in range(1, 5):
@@ -206,34 +220,9 @@ def gradient_is_worthwhile(of: Geometry, sizes: Mapping[str, int]) -> bool:
     used *= STRIDED_SHARE if of.strided else 1.0
     used *= DILATED_SHARE if of.y.dilation * of.x.dilation > 1 else 1.0
     ours = of.operations(sizes) / (GRADIENT_OF_OURS_FLOPS_PER_US * used) + GRADIENT_US
-    library = of.operations(sizes) / (GRADIENT_FLOPS_PER_US * _filled(of)) + LIBRARY_US
+    library = of.operations(sizes) / (GRADIENT_FLOPS_PER_US * _filled(of)) + LIBRARY_GRADIENT_US
     turned = 2 * 4 * of.source_elements(sizes) / LOOP_BYTES_PER_US
     return ours <= library + turned
-
-
-def prefers_direct(of: Geometry, sizes: Mapping[str, int], sms: int = 132) -> bool:
-    """Whether plain sums are expected to be faster than tensor cores."""
-    direct, window = direct_us(of, sizes, sms), window_us(of, 1, sizes, sms)
-    if direct is None or window is None or of.channels < FEWEST_CHANNELS:
-        return direct is not None
-    return direct < window
-
-
-def our_us(of: Geometry, sizes: Mapping[str, int], sms: int, row_by_row: bool) -> float | None:
-    """The time that the better of our kernels is expected to take; plain sums read row by row."""
-    window = window_us(of, 1, sizes, sms)
-    direct = direct_us(of, sizes, sms) if row_by_row else None
-    return min((each for each in (window, direct) if each is not None), default=None)
-
-
-def is_worthwhile(
-    of: Geometry, sizes: Mapping[str, int], row_by_row: bool = False, sms: int = 132
-) -> bool:
-    """Whether a convolution of this size is ours rather than the library's."""
-    if of.channels < FEWEST_CHANNELS and not (row_by_row and prefers_direct(of, sizes, sms)):
-        return False
-    ours = our_us(of, sizes, sms, row_by_row)
-    return ours is not None and ours <= GAIN * library_us(of, sizes)
 
 
 def is_possible(of: Geometry) -> bool:

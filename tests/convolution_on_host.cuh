@@ -91,10 +91,23 @@ int end_in(const ByChannel<Body, kPerImage, kTogether>& end, const ConvolutionSi
   return 0;
 }
 
-template <int kTerms, int kTileChannels, bool kTurns, int kLanes, class End>
+template <int kTileChannels>
+struct ByTiles {
+  static constexpr bool kLines = false;
+};
+template <int kTileChannels>
+struct InTurns : ByTiles<kTileChannels> {};
+template <int kTileChannels, int kPositions>
+struct ByLines {
+  static constexpr bool kLines = true;
+};
+
+template <int kTerms, class Way, int kLanes, class End>
 int convolution(const End& end, bool, const WindowInput& source, const WindowFilter& filter,
-                const ConvolutionSizes& of, void* workspace, int device, void* stream) {
+                const ConvolutionSizes& of, void* workspace, void* lines, int device,
+                void* stream) {
   if (of.band_width < 1 || workspace == nullptr || (kTerms != 1 && kTerms != 3)) return 3;
+  if (Way::kLines != (lines != nullptr)) return 3;
   return end_in(end, of, [&](int64_t image, int out, int y, int x) {
     return window_at(source, filter, of, image, out, y, x);
   });

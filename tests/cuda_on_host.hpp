@@ -149,6 +149,21 @@ void launch(dim3 grid, unsigned threads, const Kernel& kernel) {
 
 }  // namespace emulation
 
+// Threads run one at a time.
+template <class T>
+T atomicMax(T* place, T x) {
+  const T before = *place;
+  *place = before < x ? x : before;
+  return before;
+}
+template <class T>
+T atomicAdd(T* place, T x) {
+  const T before = *place;
+  *place += x;
+  return before;
+}
+inline void __threadfence() {}
+
 inline void __syncthreads() {
   emulation::meet(emulation::block_meeting, static_cast<int>(emulation::fibers.size()));
 }

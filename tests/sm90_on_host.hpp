@@ -58,6 +58,10 @@ inline bool __all_sync(unsigned, bool x) {
   for (int by = 16; by > 0; by /= 2) total &= emulation::exchanged(total, threadIdx.x % 32 ^ by);
   return total;
 }
+inline uint32_t __reduce_add_sync(unsigned, uint32_t x) {
+  for (int by = 16; by > 0; by /= 2) x += emulation::exchanged(x, threadIdx.x % 32 ^ by);
+  return x;
+}
 inline uint32_t __reduce_max_sync(unsigned, uint32_t x) {
   for (int by = 16; by > 0; by /= 2) {
     x = std::max(x, emulation::exchanged(x, threadIdx.x % 32 ^ by));

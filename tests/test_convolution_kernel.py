@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusewright.codegen.source import ALIGNMENT
+from fusewright.codegen.window import lines_of
 from fusewright.ir import Dim
 from fusewright.window import Geometry, WindowAxis
 from fusewright.window_cost import best_band
@@ -24,18 +26,23 @@ from tests.test_window_kernel import BODY as WINDOW_BODY
 BODY = (
     WINDOW_BODY[: WINDOW_BODY.index("#define ENTRY")]
     + r"""
-#define ENTRY(name, channels)                                                                   \
-  extern "C" int name(const fw::WindowInput* x, const fw::WindowFilter* filter,                 \
-                      const fw::ConvolutionSizes* sizes, int64_t terms, void* workspace,        \
-                      float* out) {                                                             \
+#define ENTRY(name, terms, way)                                                                 \
+  extern "C" int convolution_##name(const fw::WindowInput* x, const fw::WindowFilter* filter,   \
+                                    const fw::ConvolutionSizes* sizes, void* workspace,         \
+                                    void* lines, float* out) {                                  \
     const int64_t plane = sizes->y.out * sizes->x.out;                                          \
     const Plain plain{out, sizes->images * plane, plane, sizes->groups * sizes->channels_out};  \
-    const auto run = terms == 1 ? fw::convolution<1, channels, false, 2, End>                   \
-                                : fw::convolution<3, channels, true, 2, End>;                   \
-    return run(End{{{plain}}}, true, *x, *filter, *sizes, workspace, 0, nullptr);               \
+    return fw::convolution<terms, fw::way, 2>(End{{{plain}}}, true, *x, *filter, *sizes,        \
+                                              workspace, lines, 0, nullptr);                    \
   }
-ENTRY(convolution_64, 64)
-ENTRY(convolution_128, 128)
+ENTRY(1_64, 1, ByTiles<64>)
+ENTRY(1_128, 1, ByTiles<128>)
+ENTRY(3_64, 3, InTurns<64>)
+ENTRY(3_128, 3, InTurns<128>)
+namespace fw {
+using Lines = ByLines<128, 128>;
+}
+ENTRY(lines, 1, Lines)
 """
 )
 
@@ -79,7 +86,7 @@ def numbers(axis: WindowAxis) -> ctypes.Array[ctypes.c_int]:
     return (ctypes.c_int * 6)(*given)
 
 
-def run(of: Geometry, x: Tensor, w: Tensor, terms: int) -> Tensor:
+def run(of: Geometry, x: Tensor, w: Tensor, terms: int, by_lines: bool = False) -> Tensor:
     """As an entry of the heuristic's schedule does it; w may have any strides."""
     band = best_band(of)
     assert band is not None
@@ -96,10 +103,15 @@ def run(of: Geometry, x: Tensor, w: Tensor, terms: int) -> Tensor:
     out = torch.full((images, outs, of.y.result, of.x.result), UNSEEN)
     workspace = torch.full((of.workspace_bytes + 256,), 0xFF, dtype=torch.uint8)
     skip = -workspace.data_ptr() % 128
-    entry = getattr(library(), "convolution_64" if of.results <= 64 else "convolution_128")
+    line_bytes = lines_of(of, band).at({}) - ALIGNMENT
+    lines = torch.full((line_bytes + 512,), 0xFF, dtype=torch.uint8)
+    skipped = -lines.data_ptr() % 256
+    kind = "lines" if by_lines else f"{terms}_{64 if of.results <= 64 else 128}"
     parts = [ctypes.byref(each) for each in (source, filter_, sizes)]
-    pointers = [ctypes.c_void_p(workspace.data_ptr() + skip), ctypes.c_void_p(out.data_ptr())]
-    assert entry(*parts, ctypes.c_int64(terms), *pointers) == 0
+    places = (workspace.data_ptr() + skip, lines.data_ptr() + skipped, out.data_ptr())
+    entry = getattr(library(), f"convolution_{kind}")
+    assert entry(*parts, *map(ctypes.c_void_p, places)) == 0
+    assert (lines[skipped + line_bytes :] == 0xFF).all(), "beyond the lines"
     assert not (out == UNSEEN).any()
     assert (workspace[skip + of.workspace_bytes :] == 0xFF).all(), "beyond the workspace"
     return out
@@ -113,33 +125,36 @@ def convolved(
     dilation: tuple[int, int],
     groups: int,
     terms: int,
+    by_lines: bool = False,
 ) -> Tensor:
     y, across = (
         axis_of(x.shape[2 + at], w.shape[2 + at], stride[at], dilation[at], padding[at])
         for at in range(2)
     )
     of = Geometry(Dim(x.shape[0]), groups, w.shape[1], w.shape[0] // groups, y, across)
-    return run(of, x, w, terms)
+    return run(of, x, w, terms, by_lines)
 
 
-@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize(("terms", "by_lines"), [(1, False), (3, False), (1, True)])
 @pytest.mark.parametrize(
     ("shape", "filter_", "stride", "padding", "dilation", "groups"),
     [
         ((2, 5, 9, 11), (6, 5, 3, 3), (1, 1), (1, 1), (1, 1), 1),
+        ((5, 140, 7, 7), (20, 140, 3, 3), (1, 1), (1, 1), (1, 1), 1),
+        ((3, 8, 7, 8), (6, 8, 4, 4), (1, 1), (3, 2), (1, 1), 1),
         ((1, 70, 8, 8), (10, 70, 3, 2), (2, 1), (0, 1), (1, 2), 1),
         ((2, 6, 12, 13), (8, 3, 5, 4), (3, 2), (2, 2), (1, 1), 2),
         ((1, 3, 16, 16), (70, 3, 7, 7), (2, 2), (3, 3), (1, 1), 1),
     ],
 )
 def test_weights_and_taps(  # type: ignore[no-untyped-def]
-    shape, filter_, stride, padding, dilation, groups, terms: int
+    shape, filter_, stride, padding, dilation, groups, terms: int, by_lines: bool
 ) -> None:
     torch.manual_seed(sum(shape))
     x, w = torch.randn(shape), torch.randn(filter_)
     w *= torch.exp2(torch.randint(-30, 30, (filter_[0], 1, 1, 1)).float())
     exact = F.conv2d(x.double(), w.double(), None, stride, padding, dilation, groups)
-    y = convolved(x, w, stride, padding, dilation, groups, terms)
+    y = convolved(x, w, stride, padding, dilation, groups, terms, by_lines)
     wrong, right = (each.transpose(0, 1).flatten(1).norm(dim=1) for each in (y - exact, exact))
     assert float((wrong / right).max()) < (4e-7 if terms == 3 else 8e-4)
 
@@ -161,7 +176,7 @@ class Transposed:
         settings = (self.stride, self.padding, self.more, self.groups, self.dilation)
         return F.conv_transpose2d(x.double(), w.double(), None, *settings)
 
-    def run(self, x: Tensor, w: Tensor, terms: int) -> Tensor:
+    def run(self, x: Tensor, w: Tensor, terms: int, by_lines: bool = False) -> Tensor:
         made = self.exact(x.to("meta"), w.to("meta")).shape[2:]
         y, across = (
             WindowAxis(*each, transposed=True)
@@ -172,7 +187,7 @@ class Transposed:
         )  # fmt: skip
         channels = x.shape[1] // self.groups
         of = Geometry(Dim(x.shape[0]), self.groups, channels, w.shape[1], y, across)
-        return run(of, x, w, terms)
+        return run(of, x, w, terms, by_lines)
 
 
 # Images, weights with the out channels of a group, and the rest.
@@ -239,3 +254,17 @@ def test_what_is_not_finite_in_a_transposed_one(name: str, terms: int) -> None:
 def test_no_transposed_images() -> None:
     x, w, of = transposed_operands("stride 2")
     assert of.run(x[:0], w, 1).shape == (0, 10, 14, 16)
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "padding"), [((7, 9), (3, 2), (0, 1)), ((7, 7), (3, 3), (1, 1))]
+)
+@pytest.mark.parametrize("by_lines", [False, True])
+def test_transposed_rows_share_their_zeros(
+    size: tuple[int, int], kernel: tuple[int, int], padding: tuple[int, int], by_lines: bool
+) -> None:
+    """Without strides: one class, which may come from lines, several images in a tile."""
+    torch.manual_seed(sum(kernel))
+    x, w, of = torch.randn(5, 70, *size), torch.randn(70, 12, *kernel), Transposed(padding=padding)
+    y, exact = of.run(x, w, 1, by_lines), of.exact(x, w)
+    assert float((y - exact).norm() / exact.norm()) < 8e-4

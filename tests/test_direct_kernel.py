@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusewright.convolution_cost import prefers_direct
 from fusewright.direct_cost import DirectSchedule, best_tile, direct_us, fits
 from fusewright.ir import Dim
 from fusewright.window import Geometry, WindowAxis
-from fusewright.window_cost import prefers_direct
 from tests.cores_on_host import library_of
 from tests.test_convolution_kernel import Filter, Sizes, Strided
 from tests.test_window_kernel import BODY as WINDOW_BODY

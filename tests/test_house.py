@@ -24,6 +24,8 @@ ORDER = (
     ("product", "window"),
     ("product_cost", "direct_cost"),
     ("window_cost",),
+    ("line_cost",),
+    ("convolution_cost",),
     ("break_even",),
     ("capture",),
     ("interpret",),

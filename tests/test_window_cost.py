@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from fusewright.convolution_cost import is_worthwhile
 from fusewright.ir import Dim
+from fusewright.line_cost import best_line, line_us, prefers_lines
 from fusewright.window import Geometry, WindowAxis
 from fusewright.window_cost import (
     band_widths,
@@ -14,7 +16,7 @@ from fusewright.window_cost import (
     fits,
     gradient_parts,
     is_possible,
-    is_worthwhile,
+    window_us,
 )
 
 
@@ -61,3 +63,33 @@ def test_classes_of_results() -> None:
     # Every second tap is of the same class, and they lie three apart.
     dilated = WindowAxis(9, 20, 5, 2, 3, 4, transposed=True)
     assert dilated.phases == (3, 2) and dilated.halo == 6
+
+
+def test_memory_for_lines_is_bounded() -> None:
+    """Three channels fill a sixteenth of a row; by sixteen phases that is too much."""
+    axis = WindowAxis(227, 55, 11, 4, 1, 0)
+    of = Geometry(Dim(256), 1, 3, 96, axis, axis)
+    assert best_line(of, 55) and not prefers_lines(of, None, {}, 132)
+    stem = WindowAxis(224, 112, 7, 2, 1, 3)
+    assert prefers_lines(Geometry(Dim(64), 1, 3, 64, stem, stem), None, {}, 132)
+
+
+def test_inputs_are_laid_out_first_where_that_pays() -> None:
+    def by_lines(of: Geometry) -> bool:
+        return prefers_lines(of, window_us(of, 1, {}, 132), {}, 132)
+
+    wide, one = WindowAxis(130, 128, 3, 1, 1, 0), WindowAxis(224, 224, 3, 1, 1, 1)
+    strided = WindowAxis(56, 28, 3, 2, 1, 1)
+    assert not by_lines(Geometry(Dim(128), 1, 64, 128, wide, wide)), "a pass over much for little"
+    assert by_lines(Geometry(Dim(1), 1, 64, 64, one, one)), "all processors convert a part first"
+    assert by_lines(Geometry(Dim(64), 1, 64, 128, strided, strided)), "four phases"
+    nothing = Geometry(Dim(0), 1, 64, 64, one, one)
+    assert line_us(nothing, {}, 132) is not None
+
+
+def test_rows_and_images_share_their_zeros() -> None:
+    same = WindowAxis(7, 7, 3, 1, 1, 1)
+    assert same.extent == 8 and replace(same, transposed=True).extent == 8
+    assert replace(same, before=0, result=5).extent == 7
+    assert replace(same, stride=2, result=4).extent == 5, "not with a stride"
+    assert WindowAxis(7, 13, 3, 1, 1, 4).extent == 13, "results lie beside each other"

@@ -61,6 +61,25 @@ ENTRY(1_128, KIND(1, 128), 2)
 ENTRY(3_64, KIND(3, 64), 2)
 ENTRY(3_128, KIND(3, 128), 4)
 ENTRY(turns, KIND(1, 128, true), 2)
+#define LINES(name, kind, lanes)                                                                \
+  extern "C" int window_lines_##name(                                                           \
+      const fw::WindowInput* x, const fw::WindowWeights* w, const fw::WindowShape* shape,       \
+      float* out, int vectors) {                                                                \
+    memset(emulated_shared, 0xff, sizeof(emulated_shared));                                     \
+    const int64_t plane = shape->y.out * shape->x.out;                                          \
+    const Plain plain{out, shape->images * plane, plane, shape->groups * shape->channels_out};  \
+    const fw::WindowSizes sizes(*shape, 1, 1);                                                  \
+    const int places = shape->images * shape->groups, stages = sizes.blocks() * shape->phases;  \
+    std::vector<uint16_t> rows(sizes.positions() * shape->groups * stages * 64, 0x7e00);        \
+    std::vector<float> scales(places, 256.f);                                                   \
+    std::vector<fw::LineCounts> counts(places);                                                 \
+    const fw::WindowLines lines{reinterpret_cast<fw::half*>(rows.data()), scales.data(),        \
+                                counts.data()};                                                 \
+    return fw::line_window<fw::LineKind<kind>, lanes>(End{{{plain}}}, vectors, *x, *w, *shape,  \
+                                                      lines, 0, nullptr);                       \
+  }
+LINES(256, 256, 2)
+LINES(128, 128, 4)
 extern "C" int64_t quotient_and_rest(uint32_t x, int by) {
   uint32_t quotient, rest;
   fw::Divisor(by).divide(x, quotient, rest);
@@ -92,6 +111,7 @@ class Shape(ctypes.Structure):
         ("transposed", ctypes.c_bool),
         ("band_width", ctypes.c_int),
         ("pitch", ctypes.c_int),
+        ("rows", ctypes.c_int),
         ("stage_rows", ctypes.c_int),
         ("taps", ctypes.c_int),
         ("phases", ctypes.c_int),
@@ -104,7 +124,7 @@ class Shape(ctypes.Structure):
 @functools.cache
 def library() -> ctypes.CDLL:
     """The kernel's own text, its instructions replaced by the stand-ins."""
-    return library_of("sm90_window.cuh", BODY)
+    return library_of("sm90_line_window.cuh", "#include <vector>", BODY)
 
 
 @dataclass(frozen=True)
@@ -118,10 +138,12 @@ class Window:
     terms: int = 1
     tile: int = 64  # out channels
     band_width: int | None = None  # the whole width
+    shares: bool = False  # the zeros after a row and an image with those before the next
     rounds_rows: bool = False  # up to a multiple of four
     mends: bool = False  # whether sums may have to be made anew
     vectors: bool = False  # positions go through the epilogue together
     turns: bool = False  # a tile has all out channels
+    lines: int = 0  # positions of a tile whose input comes from lines
 
     def taps(self, kernel: tuple[int, int]) -> dict[tuple[int, int], list[tuple[int, int]]]:
         """The taps (ky, kx) of each phase."""
@@ -140,7 +162,7 @@ class Window:
         shape = Shape()
         out_channels, channels, *kernel = w.shape
         shape.counts[:] = (x.shape[0], self.groups, channels, out_channels // self.groups)
-        halos = []
+        halos, extents = [], []
         for axis, name in enumerate("yx"):
             n, k, s = x.shape[2 + axis], kernel[axis], self.stride[axis]
             reach = (k - 1) * self.dilation[axis]
@@ -149,8 +171,11 @@ class Window:
             setattr(shape, name, (ctypes.c_int * 6)(*numbers))
             setattr(shape, f"out_{name}", (ctypes.c_int * 2)(out, 1))
             halos.append(reach // s)
+            shared = max(out, n + self.padding[axis], out + reach - self.padding[axis])
+            extents.append(shared if self.shares and s == 1 else out + halos[-1])
+        shape.rows = extents[0]
         shape.band_width = self.band_width or shape.x[1]
-        shape.pitch = shape.band_width + halos[1]
+        shape.pitch = shape.band_width + halos[1] if self.band_width else extents[1]
         if self.rounds_rows:
             shape.pitch = -(-shape.pitch // 4) * 4
         for phase, ((y, column), taps) in enumerate(self.taps((kernel[0], kernel[1])).items()):
@@ -166,6 +191,7 @@ class Window:
         shape.classes = 1
         reach = max(each[3] for each in shape.phase)
         positions = 256 if self.terms == 1 and self.tile <= 64 and not self.turns else 128
+        positions = self.lines or positions
         shape.stage_rows = -(-(positions + reach) // 8) * 8
         return shape
 
@@ -208,6 +234,7 @@ class Window:
         out = torch.full((x.shape[0], w.shape[0], shape.y[1], shape.x[1]), UNSEEN)
         pointers = (ctypes.c_void_p * 4)(*(each.data_ptr() for each in (hi, lo, inverse, raw)))
         kind = "turns" if self.turns else f"{self.terms}_{self.tile}"
+        kind = f"lines_{self.lines}" if self.lines else kind
         entry = getattr(library(), f"window_{kind}")
         found = entry(
             ctypes.byref(Input(x.data_ptr(), (ctypes.c_int64 * 4)(*x.stride()))),

@@ -65,7 +65,8 @@ def render(
         raise CodegenError(f"two kernels share a name: {sorted(names)}")
     lines: list[str] = []
     pasted: set[str] = set()
-    headers = [_header(*each) for each in ended] + [GRADIENT_HEADER for _ in gradients]
+    headers = [name for each in ended for name in _headers(*each)]
+    headers += [GRADIENT_HEADER for _ in gradients]
     for root in [*_roots(forms, epilogues, target), *sorted(set(headers))]:
         lines += flattened(root, pasted)
     made = [(entry(each, target), _kernel(each, target)) for each in forms]
@@ -92,18 +93,20 @@ def _sections(made: Sequence[tuple[Entry, list[str]]]) -> list[str]:
     return lines
 
 
-def _header(kernel: Ended, schedule: EndedSchedule) -> str:
+def _headers(kernel: Ended, schedule: EndedSchedule) -> tuple[str, ...]:
     if isinstance(kernel, ProductKernel):
-        return product_header(kernel)
-    return DIRECT_HEADER if isinstance(schedule, DirectSchedule) else WINDOW_HEADER
+        return (product_header(kernel),)
+    if not isinstance(schedule, DirectSchedule):
+        return (WINDOW_HEADER,)
+    return (DIRECT_HEADER, WINDOW_HEADER) if schedule.line_positions else (DIRECT_HEADER,)
 
 
 def _ended(kernel: Ended, epilogue: Form, schedule: EndedSchedule) -> tuple[Entry, list[str]]:
     if isinstance(kernel, ProductKernel):
         assert isinstance(schedule, ProductSchedule)
-        return product_entry(kernel), product_lines(kernel, epilogue, schedule)
+        return product_entry(kernel, schedule), product_lines(kernel, epilogue, schedule)
     if isinstance(schedule, DirectSchedule):
-        return direct_entry(kernel), direct_lines(kernel, epilogue, schedule)
+        return direct_entry(kernel, schedule), direct_lines(kernel, epilogue, schedule)
     assert isinstance(schedule, WindowSchedule)
     return window_entry(kernel, schedule), window_lines(kernel, epilogue, schedule)
 

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusewright.codegen.ending import ending_lines, pointer_text
 from fusewright.codegen.form import Form
-from fusewright.codegen.source import Entry, Workspace, macro
+from fusewright.codegen.source import ALIGNMENT, Entry, Rounded, Workspace, macro
 from fusewright.direct_cost import DirectSchedule
 from fusewright.ending import Reduces
+from fusewright.ir import Dim
 from fusewright.layout_schedule import WindowSchedule
+from fusewright.line_cost import line_bytes
 from fusewright.sweep import part_bytes, sweeps
-from fusewright.window import WindowAxis, WindowKernel
-from fusewright.window_cost import MOST_POSITIONS, image_positions
+from fusewright.window import Geometry, WindowAxis, WindowKernel
+from fusewright.window_cost import MOST_POSITIONS, best_tile_channels, image_positions
 
 HEADER, DIRECT_HEADER = "sm90_convolution.cuh", "direct_convolution.cuh"
 GROUP_CHANNELS = 64  # of a tile, that leave a part together
 PART_POSITIONS = 32  # kPartBits of window_endings.cuh: what a part of a row covers
 MOST_LINES, FOLDED_LINES = 2048, 256  # kMostLines and kFoldedLines of window_endings.cuh
-ALIGNMENT = 256
+# Of lines of halves: of an image's group a scale and LineCounts.
+KNOWN_BYTES = 16
 
 
 def window_entry(kernel: WindowKernel, schedule: WindowSchedule) -> Entry:
     names = tuple(each.name for each in kernel.arguments)
     workspace = _workspace(kernel, schedule)
+    if schedule.line_positions:
+        lines = lines_of(kernel.geometry, schedule.band_width)
+        workspace = replace(workspace, rounded=lines)
     return Entry(kernel.name, names, kernel.symbols, workspace, "convolutions", kernel.instead)
 
 
@@ -49,22 +57,40 @@ def _workspace(kernel: WindowKernel, schedule: WindowSchedule) -> Workspace:
     return Workspace(each, of.images * positions, MOST_POSITIONS, _parts_at(kernel) + folded)
 
 
+def lines_of(of: Geometry, band_width: int) -> Rounded:
+    """Room for the input as halves: a row for each position, 64 channels and phase, and what is
+    known of each image (lines_at of sm90_convolution.cuh)."""
+    bytes_of_image = line_bytes(of, band_width) + KNOWN_BYTES * of.groups
+    return Rounded((of.images * bytes_of_image, Dim(ALIGNMENT)))
+
+
 def _parts_at(kernel: WindowKernel) -> int:
     return -(-kernel.geometry.workspace_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> list[str]:
-    lanes = form.schedule.lanes
-    turns = "true" if schedule.turns else "false"
-    template = f"{macro('convolutions')}, {schedule.tile_channels}, {turns}, {lanes}"
     body = [
         *_operands(kernel, form, schedule.band_width),
-        f"return fw::convolution<{template}>(end, vectors, source, filter, sizes, workspace, "
-        "where, stream);",
+        _window_call(kernel, form, schedule),
     ]
     parts = f"static_cast<char*>(workspace) + {_parts_at(kernel)}"
     parts = "workspace" if kernel.reduces is Reduces.NOTHING else parts
     return ending_lines(kernel, form, _title(kernel), body, parts)
+
+
+def _window_call(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> str:
+    template = f"{macro('convolutions')}, {_way(schedule)}, {form.schedule.lanes}"
+    lines = _workspace(kernel, schedule).behind(form.size) if schedule.line_positions else "nullptr"
+    return (
+        f"return fw::convolution<{template}>(end, vectors, source, filter, sizes, workspace, "
+        f"{lines}, where, stream);"
+    )
+
+
+def _way(schedule: WindowSchedule) -> str:
+    if schedule.line_positions:
+        return f"fw::ByLines<{schedule.tile_channels}, {schedule.line_positions}>"
+    return f"fw::{'InTurns' if schedule.turns else 'ByTiles'}<{schedule.tile_channels}>"
 
 
 def _title(kernel: WindowKernel) -> str:
@@ -90,7 +116,9 @@ def _operands(kernel: WindowKernel, form: Form, band_width: int) -> list[str]:
     ]
 
 
-def direct_entry(kernel: WindowKernel) -> Entry:
+def direct_entry(kernel: WindowKernel, schedule: DirectSchedule) -> Entry:
+    if schedule.line_positions:
+        return window_entry(kernel, _by_lines(kernel, schedule))
     names = tuple(each.name for each in kernel.arguments)
     workspace = Workspace()
     return Entry(kernel.name, names, kernel.symbols, workspace, "convolutions", kernel.instead)
@@ -102,11 +130,18 @@ def direct_lines(kernel: WindowKernel, form: Form, schedule: DirectSchedule) -> 
     tile = f"{schedule.outs}, {schedule.rows}, {schedule.across}"
     template = f"{macro('convolutions')}, fw::DirectTaps<{', '.join(map(str, taps))}>, {tile}"
     call = f"fw::direct_convolution<{template}>"
-    body = [
-        *_operands(kernel, form, x.result),
-        f"return {call}(end, source, filter, sizes, where, stream);",
-    ]
+    operands = _operands(kernel, form, x.result)
+    sums = f"return {call}(end, source, filter, sizes, where, stream);"
+    if not schedule.line_positions:
+        return ending_lines(kernel, form, _title(kernel), [*operands, sums])
+    cores = _window_call(kernel, form, _by_lines(kernel, schedule))
+    body = [*operands, f"#if {macro('convolutions')} == 1", cores, "#else", sums, "#endif"]
     return ending_lines(kernel, form, _title(kernel), body)
+
+
+def _by_lines(kernel: WindowKernel, schedule: DirectSchedule) -> WindowSchedule:
+    of, positions = kernel.geometry, schedule.line_positions
+    return WindowSchedule(best_tile_channels(of), of.x.result, line_positions=positions)
 
 
 def axis_text(axis: WindowAxis) -> str:

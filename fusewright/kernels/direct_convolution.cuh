@@ -45,10 +45,6 @@ struct DirectTile {
   static constexpr int kPatch = kPatchRows * kPatchColumns;  // numbers of a channel
   // Blocks that share a processor, by the registers that sums take.
   static constexpr int kBlocks = kOuts * kRows <= 8 ? 8 : kOuts < 8 ? 5 : 4;
-
-  __device__ __forceinline__ static float rounded(float x) {
-    return kTerms == 1 ? nearest_tf32(x) : x;
-  }
 };
 
 // What of shared memory is whose: two buffers of some channels' patches; the weights of all groups'
@@ -142,6 +138,12 @@ __device__ __forceinline__ void load_patch(float* to, const WindowInput& x,
   }
 }
 
+// As tensor cores take them in TF32: the numbers that a thread has copied, every kDirectThreads-th.
+__device__ __forceinline__ void round_copied(float* numbers, int count) {
+#pragma unroll 4
+  for (int i = threadIdx.x; i < count; i += kDirectThreads) numbers[i] = nearest_tf32(numbers[i]);
+}
+
 // Adds what one channel gives to kOuts results of kRows positions; `weights` are those of the channel,
 // `outs` apart.
 template <class Tile>
@@ -154,7 +156,7 @@ __device__ __forceinline__ void add_channel(float (&sum)[Tile::kOuts][Tile::kRow
     float down[kDown];
 #pragma unroll
     for (int i = 0; i < kDown; ++i) {
-      down[i] = Tile::rounded(patch[i * Tile::kPatchColumns + tap_x * Taps::kSpreadX]);
+      down[i] = patch[i * Tile::kPatchColumns + tap_x * Taps::kSpreadX];
     }
 #pragma unroll
     for (int tap_y = 0; tap_y < Taps::kY; ++tap_y) {
@@ -167,7 +169,7 @@ __device__ __forceinline__ void add_channel(float (&sum)[Tile::kOuts][Tile::kRow
       }
 #pragma unroll
       for (int out = 0; out < kOuts; ++out) {
-        const float weight = Tile::rounded(w[out / 4].lanes[out % 4]);
+        const float weight = w[out / 4].lanes[out % 4];
 #pragma unroll
         for (int row = 0; row < kRows; ++row) {
           sum[out][row] = __fmaf_rn(down[row * Taps::kStepY + tap_y * Taps::kSpreadY], weight,
@@ -239,6 +241,7 @@ __global__ void __launch_bounds__(kDirectThreads, Tile::kBlocks)
   float sum[kOuts][kRows];
   if (!item.ended()) load(item, 0, true);
   commit_copies();
+  bool has_weights = false;
 #pragma unroll 1
   for (int buffer = 0; !item.ended(); buffer ^= 1) {
     DirectItem<Tile> next = item;
@@ -246,6 +249,12 @@ __global__ void __launch_bounds__(kDirectThreads, Tile::kBlocks)
     if (!next.ended()) load(next, buffer ^ 1, false);
     commit_copies();
     await_copies<1>();
+    if constexpr (Tile::kTerms == 1) {
+      const bool brings_weights = !has_weights || (of.groups > 1 && item.begins_tile());
+      if (brings_weights) round_copied(weights(item), of.channels * Taps::kAll * sizes.outs);
+      round_copied(patch(buffer), item.channels() * Tile::kPatch);
+      has_weights = true;
+    }
     __syncthreads();
     const int outs_end = sizes.together < of.channels ? item.out + 1 : of.channels_out;
 #pragma unroll 1

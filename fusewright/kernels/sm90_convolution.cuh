@@ -4,78 +4,151 @@
 
 #include "convolution_operands.cuh"
 #include "halves.hpp"
-#include "sm90_window.cuh"
+#include "sm90_line_window.cuh"
 #include "window_taps.cuh"
 
 namespace fw {
 
-// A block for each out channel of all groups. `lo` may be null: not wanted.
-template <int kThreads>
-__global__ void __launch_bounds__(kThreads)
+// Few threads with much on its way each: all blocks of a large filter run at once.
+constexpr int kSplitThreads = 128;
+static_assert(kSplitThreads >= kMostTaps, "a thread for each tap");
+
+// What all threads have together.
+template <class Join>
+__device__ __forceinline__ float of_all(float mine, const Join& join) {
+  __shared__ float of_warp[kSplitThreads / 32];
+#pragma unroll
+  for (int by = 16; by > 0; by /= 2) mine = join(mine, __shfl_xor_sync(0xffffffffu, mine, by));
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
+  __syncthreads();
+  mine = of_warp[0];
+#pragma unroll
+  for (int warp = 1; warp < kSplitThreads / 32; ++warp) mine = join(mine, of_warp[warp]);
+  return mine;
+}
+
+// A block for each out channel of all groups, which keeps its numbers in shared memory where that has
+// room for so many. `lo` may be null: not wanted. The blocks after those find scales for lines, of an
+// image and group each.
+__global__ void __launch_bounds__(kSplitThreads)
     split_filter(const WindowFilter filter, const WindowShape shape, const TapOrder order, half* hi,
-                 half* lo, float* inverse) {
-  __shared__ float largest_of[kThreads / 32];
-  const int thread = threadIdx.x, out = blockIdx.x;
+                 half* lo, float* inverse, int room, const WindowInput x, const WindowLines lines) {
+  extern __shared__ __align__(1024) char memory[];
+  __shared__ int64_t place_of[kMostTaps];
+  float* const kept = reinterpret_cast<float*>(memory);
+  const auto larger = [](float x, float y) { return fmaxf(x, y); };
+  const auto added = [](float x, float y) { return x + y; };
+  const int thread = threadIdx.x, out = blockIdx.x, outs = shape.groups * shape.channels_out;
+  if (out >= outs) {
+    const int place = out - outs, image = place / shape.groups;
+    const LineSample mine =
+        sampled<kSplitThreads>(x, shape, image, place - image * shape.groups);
+    const LineSample sample = {of_all(mine.largest, larger), of_all(mine.count, added),
+                               of_all(mine.exponents, added)};
+    if (thread == 0) lines.scales[place] = sample.scale(), lines.counts[place] = {};
+    return;
+  }
   const int group = out / shape.channels_out, of_group = out % shape.channels_out;
   const float* from = filter.data + group * filter.group_stride + of_group * filter.out_stride;
   const int numbers = shape.channels * shape.taps;
+  if (thread < shape.taps) {
+    place_of[thread] = order.y[thread] * filter.y_stride + order.x[thread] * filter.x_stride;
+  }
+  __syncthreads();
   const auto number = [&](int channel, int tap) {
-    return from[channel * filter.in_stride + order.y[tap] * filter.y_stride +
-                order.x[tap] * filter.x_stride];
+    return from[channel * filter.in_stride + place_of[tap]];
   };
   float largest = 0.f;
   int channel = thread / shape.taps, tap = thread % shape.taps;
-  const int channels_on = kThreads / shape.taps, taps_on = kThreads % shape.taps;
-#pragma unroll 4
-  for (int i = thread; i < numbers; i += kThreads) {
-    largest = fmaxf(largest, finite_magnitude(number(channel, tap)));
+  const int channels_on = kSplitThreads / shape.taps, taps_on = kSplitThreads % shape.taps;
+#pragma unroll 8
+  for (int i = thread; i < numbers; i += kSplitThreads) {
+    const float x = number(channel, tap);
+    largest = fmaxf(largest, finite_magnitude(x));
+    if (i < room) kept[i] = x;
     channel += channels_on, tap += taps_on;
     if (tap >= shape.taps) tap -= shape.taps, ++channel;
   }
-#pragma unroll
-  for (int by = 16; by > 0; by /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, by));
-  }
-  if (thread % 32 == 0) largest_of[thread / 32] = largest;
-  __syncthreads();
-#pragma unroll
-  for (int warp = 0; warp < kThreads / 32; ++warp) largest = fmaxf(largest, largest_of[warp]);
-  const float scale = half_scale(largest);
+  const float scale = half_scale(of_all(largest, larger));
   if (thread == 0) inverse[out] = 1.f / scale;
   int64_t box = int64_t(group) * shape.boxes_between(0, shape.phases);
-  const auto split_phase = [&](const WindowPhase& phase, int from_channel, int boxes) {
-    const int channels = min(64, shape.channels - from_channel), steps = (channels + 15) / 16;
-#pragma unroll 4
-    for (int i = thread; i < boxes * 64; i += kThreads) {
-      // With all 64 channels a box is a tap.
-      const int tap = steps == 4 ? i / 64 : i / 16 / steps;
-      const int channel = steps == 4 ? i % 64 : (i / 16 - tap * steps) * 16 + i % 16;
-      const bool there = tap < phase.taps && channel < channels;
-      const float x = there ? number(from_channel + channel, phase.first + tap) * scale : 0.f;
-      const int64_t row = (box + i / 64) * shape.channels_out + of_group;
-      const uint32_t high = two_halves(x, 0.f) & 0xffffu;
-      const uint32_t low = two_halves(x - half_to_float(high), 0.f) & 0xffffu;
-      hi[row * 64 + i % 64] = half{static_cast<uint16_t>(high)};
-      if (lo != nullptr) lo[row * 64 + i % 64] = half{static_cast<uint16_t>(low)};
+  // Eight channels of a tap, to the place `at` after the first of a box; zeros if it is not there.
+  const auto split_eight = [&](bool there, int from_channel, int tap, int64_t of_box, int at) {
+    float x[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const int channel = from_channel + k, i = channel * shape.taps + tap;
+      x[k] = !there || channel >= shape.channels ? 0.f : i < room ? kept[i] : number(channel, tap);
     }
+    const Fragment eight = halves_of(x, scale);
+    const int64_t to = (of_box * shape.channels_out + of_group) * 64 + at;
+    const auto put = [&](half* halves, const uint32_t (&pairs)[4]) {
+      *reinterpret_cast<uint4*>(halves + to) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+    };
+    put(hi, eight.hi);
+    if (lo != nullptr) put(lo, eight.lo);
   };
+  const int whole = shape.channels / 64, steps = (shape.channels % 64 + 15) / 16;
   for (int of_class = 0; of_class < shape.classes; ++of_class) {
-    for (int channel = 0; channel < shape.channels; channel += 64) {
-      for (int at = shape.first_phase(of_class); at < shape.end_phase(of_class); ++at) {
-        const int boxes = shape.boxes(at, min(64, shape.channels - channel));
-        split_phase(shape.phase[at], channel, boxes);
-        box += boxes;
+    // With all 64 channels a box is a tap, one phase after the other.
+    const int first_tap = shape.first_tap(of_class), taps = shape.end_tap(of_class) - first_tap;
+#pragma unroll 2
+    for (int i = thread; i < whole * taps * 8; i += kSplitThreads) {
+      const int at = i / 8, block = at / taps;
+      split_eight(true, 64 * block + i % 8 * 8, first_tap + at - block * taps, box + at, i % 8 * 8);
+    }
+    box += whole * taps;
+    for (int at = shape.first_phase(of_class); steps > 0 && at < shape.end_phase(of_class); ++at) {
+      const WindowPhase& phase = shape.phase[at];
+      const int boxes = shape.boxes(at, shape.channels % 64);
+      for (int i = thread; i < boxes * 8; i += kSplitThreads) {
+        const int tap = i / 2 / steps, channel = (i / 2 - tap * steps) * 16 + i % 2 * 8;
+        split_eight(tap < phase.taps, 64 * whole + channel, phase.first + tap, box + i / 8,
+                    i % 8 * 8);
       }
+      box += boxes;
     }
   }
 }
 
-// `workspace` has room for both halves and the scales of all weights. `kTurns`: with one half of each
-// number, warpgroups take turns.
-template <int kTerms, int kTileChannels, bool kTurns, int kLanes, class End>
+// Where lines lie in a workspace: whole images, then what is known of each.
+inline WindowLines lines_at(void* from, const WindowShape& shape) {
+  const WindowSizes sizes(shape, 1, 1);
+  const int64_t places = int64_t(shape.images) * shape.groups;
+  const int64_t stages = int64_t((shape.channels + 63) / 64) * shape.phases;
+  const int64_t numbers = sizes.positions() * shape.groups * stages * 64;
+  half* const rows = static_cast<half*>(from);
+  float* const scales = reinterpret_cast<float*>(rows + numbers);
+  return {rows, scales, reinterpret_cast<LineCounts*>(scales + places)};
+}
+
+// How a convolution goes about it with one half of each number: tiles of so many out channels; or all of
+// them, by warpgroups in turns; or with the input from lines, so many positions in a tile.
+template <int kTileChannels>
+struct ByTiles {
+  template <int kTerms>
+  using Kind = WindowKind<kTerms, kTileChannels>;
+};
+template <int kTileChannels>
+struct InTurns {
+  template <int kTerms>
+  using Kind = WindowKind<kTerms, kTileChannels, kTerms == 1>;
+};
+template <int kTileChannels, int kPositions>
+struct ByLines {
+  template <int kTerms>
+  using Kind =
+      std::conditional_t<kTerms == 1, LineKind<kPositions>, WindowKind<kTerms, kTileChannels>>;
+};
+
+// `workspace` has room for both halves and the scales of all weights, `memory` for lines.
+template <int kTerms, class Way, int kLanes, class End>
 int convolution(const End& end, bool vectors, const WindowInput& x, const WindowFilter& filter,
-                const ConvolutionSizes& of, void* workspace, int device, void* stream) {
-  using Kind = WindowKind<kTerms, kTileChannels, kTurns && kTerms == 1>;
+                const ConvolutionSizes& of, void* workspace, void* memory, int device,
+                void* stream) {
+  using Kind = typename Way::template Kind<kTerms>;
+  constexpr bool kLines = Kind::kLines;
   if (of.images == 0 || of.y.out == 0 || of.x.out == 0) return end_nothing(end, device, stream);
   WindowShape shape{};
   TapOrder order{};
@@ -90,19 +163,21 @@ int convolution(const End& end, bool vectors, const WindowInput& x, const Window
   half* const hi = static_cast<half*>(workspace);
   half* const lo = hi + numbers;
   float* const inverse = reinterpret_cast<float*>(lo + numbers);
-  const auto split = [&](auto threads) {
-    constexpr int kThreads = decltype(threads)::value;
-    const auto kernel = split_filter<kThreads>;
-    kernel<<<outs, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-        filter, shape, order, hi, kTerms == 1 ? nullptr : lo, inverse);
-  };
-  if (outs > 0 && of.channels * shape.taps < 1024) {
-    split(std::integral_constant<int, 128>());
-  } else if (outs > 0) {
-    split(std::integral_constant<int, 512>());
+  const WindowLines lines = kLines ? lines_at(memory, shape) : WindowLines{};
+  const int blocks = outs + (kLines ? shape.images * shape.groups : 0);
+  const int room = min(of.channels * shape.taps, 8192);  // with 32 KB, several blocks a processor
+  if (outs > 0) {
+    constexpr int kThreads = kSplitThreads;
+    const auto kernel = split_filter;
+    kernel<<<blocks, kThreads, 4 * room, static_cast<cudaStream_t>(stream)>>>(
+        filter, shape, order, hi, kTerms == 1 ? nullptr : lo, inverse, room, x, lines);
   }
   const WindowWeights w = {hi, lo, inverse, filter, order};
-  return window<Kind, kLanes>(end, vectors, x, w, shape, device, stream);
+  if constexpr (kLines) {
+    return line_window<Kind, kLanes>(end, vectors, x, w, shape, lines, device, stream);
+  } else {
+    return window<Kind, kLanes>(end, vectors, x, w, shape, device, stream);
+  }
 }
 
 }  // namespace fw

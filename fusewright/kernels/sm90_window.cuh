@@ -119,11 +119,39 @@ int lines_of(const WindowSizes& sizes) {
   }
 }
 
-// The warpgroups that multiply, and end in the epilogue, V positions at a time.
+// What a tile's total is yet to be multiplied by: the inverse of the scale that its images have in
+// lines, or 1 if they have several, which the total then is multiplied by.
+template <class Kind>
+__device__ __forceinline__ float settle_images(WindowMultiplier<Kind>& multiplier,
+                                               const float* scales, const WindowTile& tile) {
+  const WindowSizes& sizes = multiplier.sizes;
+  const int first = sizes.position(tile, 0).image, groups = sizes.shape.groups;
+  const int last = sizes.position(tile, Kind::kTilePositions - 1).image;
+  const auto scale = [&](int image) {
+    return scales[min(image, sizes.shape.images - 1) * groups + tile.group];
+  };
+  bool same = true;
+#pragma unroll 1
+  for (int image = first + 1; image <= last; ++image) same &= scale(image) == scale(first);
+  if (same) return inverse_of(scale(first));
+  const int64_t of_image = int64_t(sizes.plane.divisor) * sizes.bands.divisor;
+  const int64_t start = int64_t(tile.band) * sizes.plane.divisor + tile.first;
+#pragma unroll 1
+  for (int image = first; image <= last; ++image) {
+    const int from = int(max(image * of_image - start, int64_t(0)));
+    const int to = int(min((image + 1) * of_image - start, int64_t(Kind::kTilePositions)));
+    multiplier.multiply_total(inverse_of(scale(image)), from, to);
+  }
+  return 1.f;
+}
+
+// The warpgroups that multiply, and end in the epilogue, V positions at a time. `scales` are those of
+// lines, if there are.
 template <int V, class Kind, class End>
 __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, const End& end,
                                                  const WindowInput& x, const WindowWeights& w,
-                                                 const WindowSizes& sizes) {
+                                                 const WindowSizes& sizes,
+                                                 const float* scales = nullptr) {
   using Result = WindowResultOf<End>;
   WindowMultiplier<Kind> multiplier(shared, sizes);
   const int warpgroup = multiplier.warpgroup, warp = of_warp(threadIdx.x / 32 % 4);
@@ -144,10 +172,12 @@ __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, con
     }
     multiplier.add_tile(tile.of_class);
     const int p = multiplier.first_position();
-    float by[2] = {scale[0] * multiplier.factor(), scale[1] * multiplier.factor()};
+    float factor = multiplier.factor();
+    if constexpr (Kind::kLines) factor = settle_images(multiplier, scales, tile);
+    float by[2] = {scale[0] * factor, scale[1] * factor};
     // Both small, and their product none.
     if (Kind::kTerms == 1 && !(min(by[0], by[1]) >= 0x1p-126f)) {
-      multiplier.multiply_total(multiplier.factor());
+      multiplier.multiply_total(factor);
       by[0] = scale[0], by[1] = scale[1];
     }
     if constexpr (End::kReduces) {
@@ -159,16 +189,9 @@ __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, con
   }
 }
 
-template <class Kind, int kLanes, class End>
-__global__ void __launch_bounds__(Kind::kThreads, 1)
-    window_kernel(const End end, const __grid_constant__ WindowInput x,
-                  const __grid_constant__ WindowWeights w,
-                  const __grid_constant__ WindowSizes sizes,
-                  const __grid_constant__ CUtensorMap map_hi,
-                  const __grid_constant__ CUtensorMap map_lo) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) char memory[];
-  auto& shared = *reinterpret_cast<WindowShared<Kind>*>(memory);
+template <class Kind>
+__device__ __forceinline__ void start_barriers(WindowShared<Kind>& shared, const char* memory,
+                                               const WindowSizes& sizes) {
   if (threadIdx.x == 0) {
     if (shared_address(memory) % 1024 != 0) __trap();  // swizzles count from multiples of 1024
     for (int stage = 0; stage < sizes.stages; ++stage) {
@@ -182,6 +205,19 @@ __global__ void __launch_bounds__(Kind::kThreads, 1)
     publish_barriers();
   }
   __syncthreads();
+}
+
+template <class Kind, int kLanes, class End>
+__global__ void __launch_bounds__(Kind::kThreads, 1)
+    window_kernel(const End end, const __grid_constant__ WindowInput x,
+                  const __grid_constant__ WindowWeights w,
+                  const __grid_constant__ WindowSizes sizes,
+                  const __grid_constant__ CUtensorMap map_hi,
+                  const __grid_constant__ CUtensorMap map_lo) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) char memory[];
+  auto& shared = *reinterpret_cast<WindowShared<Kind>*>(memory);
+  start_barriers(shared, memory, sizes);
   if (threadIdx.x < Kind::kFirstConvert) {
     take_registers<Kind::kMultiply>();
     multiply_windows<kLanes>(shared, end, x, w, sizes);
@@ -223,6 +259,12 @@ inline bool divide_rows(WindowSizes& sizes, bool turns, int overlap, int room) {
   return true;
 }
 
+// Whether positions that go through the epilogue together are of one row.
+inline bool goes_by_lanes(const WindowShape& shape, int lanes) {
+  return shape.classes == 1 && shape.x.out % lanes == 0 && shape.band_width % lanes == 0 &&
+         shape.pitch % lanes == 0;
+}
+
 // `vectors`: kLanes neighbouring positions of an image may go through the epilogue together; where
 // they may not, a kernel of its own takes them one by one.
 template <class Kind, int kLanes, class End>
@@ -232,9 +274,7 @@ static int window(const End& end, bool vectors, const WindowInput& x, const Wind
   if (shape.images == 0 || shape.y.out == 0 || shape.x.out == 0) return 0;
   if (!x.has_near_channels()) return static_cast<int>(cudaErrorInvalidValue);
   if constexpr (kLanes > 1) {
-    const bool whole = shape.classes == 1 && shape.x.out % kLanes == 0 &&
-                       shape.band_width % kLanes == 0 && shape.pitch % kLanes == 0;
-    if (!vectors || !whole) {
+    if (!vectors || !goes_by_lanes(shape, kLanes)) {
       return window<Kind, 1>(end, false, x, w, shape, device, stream);
     }
   }

@@ -11,6 +11,9 @@
 
 namespace fw {
 
+// 1, 128 and 61000 as halves: what lies below the last is finite.
+constexpr uint32_t kOneHalf = 0x3c00, kFewHalves = 0x5800, kManyHalves = 0x7b72;
+
 // Where a row's halves go: to one place of shared memory, or to two.
 struct RowPlace {
   uint32_t to;
@@ -268,9 +271,6 @@ struct WindowConverter {
       clear();
     }
   }
-
-  // 128 and 61000 as halves: what lies between keeps its bits and is finite.
-  static constexpr uint32_t kFewHalves = 0x5800, kManyHalves = 0x7b72;
 };
 
 }  // namespace fw

@@ -25,7 +25,7 @@ namespace fw {
 template <int kTerms_, int kTileChannels, bool kTurns_ = false>
 struct WindowKind {
   static constexpr int kTerms = kTerms_, kHalves = kTerms == 3 ? 2 : 1;
-  static constexpr bool kTurns = kTurns_;
+  static constexpr bool kTurns = kTurns_, kLines = false;
   static_assert(kTerms == 1 || !kTurns, "the registers are for one half of each number");
 
   static constexpr int kGroups = 2, kConvertWarps = kTerms == 1 ? 8 : 4;
@@ -103,15 +103,23 @@ struct WindowFills {
   }
 };
 
+// Of the warps that convert.
+template <int kWarps>
+struct ConvertShared {
+  float kept_scales[kWarps][kMostStages];
+  WindowFills filled[kWarps];  // what each of them is filling, in case of doing it again
+  uint32_t found[2][kWarps];
+};
+template <>
+struct ConvertShared<0> {};
+
 // The stages follow.
 template <class Kind>
 struct alignas(1024) WindowShared {
   char weights[Kind::kBoxes][Kind::kHalves][Kind::kBoxBytes];
   WarpRows rows[Kind::kGroups][4];  // of the warps that multiply
   float scales[kMostStages];        // of the stages
-  float kept_scales[Kind::kConvertWarps][kMostStages];
-  WindowFills filled[Kind::kConvertWarps];  // what each of them is filling, in case of doing it again
-  uint32_t found[2][Kind::kConvertWarps];
+  ConvertShared<Kind::kConvertWarps> convert;
   uint64_t loaded_x[kMostStages], done_x[kMostStages];
   uint64_t loaded_w[Kind::kBoxes], done_w[Kind::kBoxes];
 
@@ -139,8 +147,10 @@ struct WindowStages {
   int row = 0;  // of the tile's first position in its rings
 
   __device__ __forceinline__ int ring() const { return sizes.rings == 1 ? 0 : stage; }
-  __device__ __forceinline__ void advance() {
-    if (++stage == sizes.stages) stage = 0, parity ^= 1;
+  __device__ __forceinline__ void advance(int stages = 1) {
+    stage += stages;
+#pragma unroll 1
+    for (; stage >= sizes.stages; stage -= sizes.stages) parity ^= 1;
   }
   __device__ __forceinline__ void next_tile() {
     if (!sizes.walks) return;
@@ -154,9 +164,9 @@ template <bool kByChannels, class Kind>
 __device__ __forceinline__ void convert_input(WindowShared<Kind>& shared, const WindowInput& x,
                                               const WindowSizes& sizes) {
   const int warp = (threadIdx.x - Kind::kFirstConvert) / 32;
-  float* const scales = shared.kept_scales[warp];  // of the rings
+  float* const scales = shared.convert.kept_scales[warp];  // of the rings
   WindowConverter<Kind::kTerms, kByChannels, Kind::kConvertWarps> converter = {
-      sizes, x, shared.found, kConvertBarrier, warp, int(x.channel_stride)};
+      sizes, x, shared.convert.found, kConvertBarrier, warp, int(x.channel_stride)};
   if (threadIdx.x % 32 < kMostStages) scales[threadIdx.x % 32] = 2048.f;  // normal numbers'
   __syncwarp();
   WindowStages to = {sizes};
@@ -165,7 +175,7 @@ __device__ __forceinline__ void convert_input(WindowShared<Kind>& shared, const 
   converter.begin(source);
 #pragma unroll 1
   while (!fills.run.ended()) {
-    WindowFills& here = shared.filled[warp];
+    WindowFills& here = shared.convert.filled[warp];
     const bool begins = fills.run.done == 0;
     here = fills;
     __syncwarp();
@@ -196,6 +206,29 @@ __device__ __forceinline__ void convert_input(WindowShared<Kind>& shared, const 
     __syncwarp();
     to.advance();
     if (tile_ends) to.next_tile();
+  }
+}
+
+// The thread that brings stages from lines, in boxes of `line_box` rows.
+template <class Kind>
+__device__ __forceinline__ void load_lines(WindowShared<Kind>& shared, const CUtensorMap* lines,
+                                           const WindowSizes& sizes) {
+  const int planes = sizes.tile_stages, rows = sizes.ring_rows;
+  const int64_t line_rows = sizes.positions();
+  WindowStages to = {sizes};
+  for (WindowRun run = sizes.run(); !run.ended(); ++run.done) {
+    const WindowTile tile = sizes.tile(run.index());
+    const int64_t first = tile.band * int64_t(sizes.plane.divisor) + tile.first;
+    for (int plane = 0; plane < planes; ++plane, to.advance()) {
+      uint64_t* loaded = &shared.loaded_x[to.stage];
+      char* const stage = shared.ring(sizes, to.stage);
+      const int64_t from = (int64_t(tile.group) * planes + plane) * line_rows + first;
+      wait(&shared.done_x[to.stage], to.parity ^ 1);
+      arrive_expecting(loaded, rows * 128);
+      for (int row = 0; row < rows; row += sizes.line_box) {
+        copy_box(stage + row * 128, lines, loaded, 0, int(from) + row, 0);
+      }
+    }
   }
 }
 

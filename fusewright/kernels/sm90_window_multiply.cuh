@@ -111,7 +111,7 @@ struct WindowMultiplier {
 #pragma unroll 1
     for (; part >= sizes.parts; part -= sizes.parts) {
       ++run.done;
-      from_x.advance();
+      from_x.advance(sizes.tile_stages);
       from_x.next_tile();
     }
   }
@@ -137,6 +137,14 @@ struct WindowMultiplier {
   __device__ __forceinline__ void multiply_total(float by) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) total[i] *= by;
+  }
+  // Positions from `from` up to `to`.
+  __device__ __forceinline__ void multiply_total(float by, int from, int to) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const int at = 8 * (i / 4) + threadIdx.x % 4 * 2 + i % 2;
+      total[i] *= at >= from && at < to ? by : 1.f;
+    }
   }
   __device__ __forceinline__ uint32_t await_weights() {
     const int stage = from_w.stage();
@@ -210,7 +218,7 @@ struct WindowMultiplier {
     const int boxes = sizes.boxes(block, phase);
     wait(&shared.loaded_x[from_x.stage], from_x.parity);
     const float last_scale = scale;
-    scale = shared.scales[from_x.stage];
+    if constexpr (!Kind::kLines) scale = shared.scales[from_x.stage];
     if constexpr (Kind::kTerms == 1) {
       if (has_sums && scale != last_scale) multiply_total(scale * inverse_of(last_scale));
       has_sums = true;
@@ -223,19 +231,21 @@ struct WindowMultiplier {
   __device__ __forceinline__ void add_tile(int of_class) {
     const WindowShape& shape = sizes.shape;
     clear();
-    if constexpr (Kind::kTurns) {
-      begin_turn(sizes.boxes(0, 0));
-      add_stage(0, 0, [&] { hand_over(); });
-      return;
-    }
+    const int first = shape.first_phase(of_class), end = shape.end_phase(of_class);
+    const int stage = from_x.stage, parity = from_x.parity;
+    if constexpr (Kind::kTurns) begin_turn(sizes.tile_boxes);
 #pragma unroll 1
     for (int block = 0; block < sizes.blocks(); ++block) {
 #pragma unroll 1
-      for (int phase = shape.first_phase(of_class); phase < shape.end_phase(of_class); ++phase) {
-        add_stage(block, phase, [] {});
+      for (int phase = first; phase < end; ++phase) {
+        const bool last = block + 1 == sizes.blocks() && phase + 1 == end;
+        add_stage(block, phase, [&] {
+          if (Kind::kTurns && last) hand_over();
+        });
         from_x.advance();
       }
     }
+    if constexpr (Kind::kTurns) from_x.stage = stage, from_x.parity = parity;  // the next parts' too
   }
   // What the total is yet to be multiplied by.
   __device__ __forceinline__ float factor() const { return Kind::kTerms == 1 ? inverse_of(scale) : 1.f; }

@@ -1,9 +1,9 @@
 // The operands of a convolution over two axes, as its entry hands them over.
 //
-// Outputs are walked in a line: position ((image·bands + band)·(y.out + halo) + y)·pitch + x, where
-// a band is some columns of the output's width and `pitch` leaves room for the halo beside it. What
-// a tap reads for position s is then row s + shift of a plane of the input that has the same pitch:
-// there is one plane for each phase, the remainder of the tap's distance by the stride.
+// Outputs are walked in a line: position ((image·bands + band)·rows + y)·pitch + x, where a band is
+// some columns of the output's width; `rows` and `pitch` leave room for the halo beside it. What a tap
+// reads for position s is then row s + shift of a plane of the input that has the same pitch: there is
+// one plane for each phase, the remainder of the tap's distance by the stride.
 //
 // In a transposed convolution it is the outputs that have remainders by the stride. Those of one
 // pair of remainders are a class, a convolution of stride 1 with the taps that meet it: the walk is
@@ -78,7 +78,7 @@ struct WindowShape {
   WindowAxis y, x;                             // of a class
   WindowOutputs out_y, out_x;
   bool transposed;
-  int band_width, pitch;  // pitch ≥ band_width + x.halo()
+  int band_width, pitch, rows;
   int stage_rows;         // a multiple of 8, at least a tile's positions and the largest reach
   int taps, phases, classes;
   WindowPhase phase[kMostPhases];

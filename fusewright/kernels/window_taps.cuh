@@ -80,8 +80,17 @@ inline bool lay_out_taps(const ConvolutionSizes& of, WindowShape& shape, TapOrde
   return true;
 }
 
-// A convolution's sizes, bands and taps as its kernels take them, but for the pitch, which `lanes`
-// divides, and the rows of a stage.
+// How many positions after each other begin rows, or planes. What the furthest taps read behind the last
+// of them is zero; so is what lies before the first, and it may be the same.
+inline int extent(const WindowAxis& walked, const WindowAxis& of, bool transposed) {
+  const int all = walked.out + walked.halo();
+  if (of.stride > 1) return all;
+  const int before = transposed ? walked.halo() - of.padding : of.padding;
+  return min(all, max(max(of.out, of.in + before), all - before));
+}
+
+// A convolution's sizes, bands and taps as its kernels take them, but for the rows of a stage. Rows of so
+// many lanes begin at multiples of them.
 inline bool lay_out(const ConvolutionSizes& of, int lanes, WindowShape& shape, TapOrder& order) {
   shape.images = int(of.images), shape.groups = of.groups;
   shape.channels = of.channels, shape.channels_out = of.channels_out;
@@ -91,7 +100,11 @@ inline bool lay_out(const ConvolutionSizes& of, int lanes, WindowShape& shape, T
   shape.out_y = {of.y.out, of.transposed ? of.y.stride : 1};
   shape.out_x = {of.x.out, of.transposed ? of.x.stride : 1};
   shape.band_width = of.band_width;
-  shape.pitch = (of.band_width + shape.x.halo() + lanes - 1) / lanes * lanes;
+  lanes = std::gcd(lanes, of.band_width);
+  const bool whole = of.band_width == shape.x.out;
+  const int across = whole ? extent(shape.x, of.x, of.transposed) : of.band_width + shape.x.halo();
+  shape.pitch = (across + lanes - 1) / lanes * lanes;
+  shape.rows = extent(shape.y, of.y, of.transposed);
   return lay_out_taps(of, shape, order);
 }
 

@@ -67,6 +67,8 @@ struct WindowSizes {
   int overlap = 0;          // rows of a ring that lie behind its last again: wgmma reads some in a row
   int lead = 0;             // boxes that one warpgroup is ahead of the other
   int parts = 1;            // of a tile's channels, that warpgroups multiply in turns
+  int tile_stages = 1, tile_boxes;  // in turns: of the input, and of a part's weights
+  int line_box = 0;         // rows of lines that are copied at once
   int together = 1;         // tiles of a class after which the next class takes its turn
   bool walks = false;       // a thread block goes on from tile to tile
   bool by_channels = false;  // the input's channels are read four at a time
@@ -74,16 +76,17 @@ struct WindowSizes {
   WindowSizes(const WindowShape& shape, int tile_positions, int tile_channels)
       : shape(shape), tile_positions(tile_positions), tile_channels(tile_channels),
         tiles_q((shape.channels_out + tile_channels - 1) / tile_channels),
-        plane((shape.y.out + shape.y.halo()) * shape.pitch), pitch(shape.pitch),
+        plane(shape.rows * shape.pitch), pitch(shape.pitch),
         bands((shape.x.out + shape.band_width - 1) / shape.band_width),
         all_of_plane(int(plane.divisor)),
         tiles_p(max(1, int((positions() + tile_positions - 1) / tile_positions))),
-        units(max(1, shape.groups * tiles_q)), of_group(max(1, tiles_q)) {
+        units(max(1, shape.groups * tiles_q)), of_group(max(1, tiles_q)),
+        tile_boxes(shape.boxes_between(0, shape.phases)) {
     tiles = int(tiles_p.divisor * units.divisor) * shape.classes;
   }
 
   // Of all images and bands, those in halos too.
-  int64_t positions() const {
+  FW_FN int64_t positions() const {
     return int64_t(shape.images) * bands.divisor * plane.divisor;
   }
   // Of the in channels, 64 each; the steps of 16 channels in one; and the boxes of four steps that

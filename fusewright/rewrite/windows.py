@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fusewright import direct_cost
+from fusewright.convolution_cost import is_worthwhile, prefers_direct
 from fusewright.ir import ONE, Arg, Graph, Node, Ref, TensorSpec, contiguous_strides, validate
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.layouts import BACKWARD, FORWARD, GRADIENT, ROW_BY_ROW, WINDOW
@@ -21,8 +22,6 @@ from fusewright.window import Geometry, WindowAxis
 from fusewright.window_cost import (
     gradient_is_worthwhile,
     is_possible,
-    is_worthwhile,
-    prefers_direct,
 )
 
 RANKS = (3, 4)

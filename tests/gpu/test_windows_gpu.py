@@ -183,6 +183,41 @@ def test_outputs_and_gradients_are_as_exact_as_eager(name: str, tf32: bool) -> N
 
 
 @pytest.fixture
+def laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs become lines of halves first, wherever there is room."""
+    monkeypatch.setattr(layout_schedule, "prefers_lines", lambda *_: True)
+
+
+NO_ROOM = "wide"  # for two stages of such long rows
+LAID_OUT = [name for name in SHAPES if name != NO_ROOM]
+
+
+@pytest.mark.parametrize("name", [*LAID_OUT, "transposed, stride 1"])
+def test_inputs_that_are_laid_out_first(name: str, laid_out: None) -> None:
+    torch.backends.cudnn.allow_tf32 = True
+    model, x = model_of(name)
+    fast = optimized(model, x)
+    assert "ByLines<" in fusewright.pipeline.prepare(model, (x,), device=x.device).source.text
+    mine, again = trained(fast, x), trained(fast, x)
+    for y, same, e, d in zip(mine, again, *eager_and_exact(model, x), strict=True):
+        assert torch.equal(y, same), "two runs, two results"
+        assert error(y, d) <= max(1.1 * error(e, d), 4e-7)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_thin_convolutions_are_laid_out_where_tf32_is_allowed(
+    plain_sums: None, laid_out: None
+) -> None:
+    model, x = model_of("three channels, 7x7, stride 2")
+    fast = optimized(model, x)
+    for tf32 in (True, False, True):
+        torch.backends.cudnn.allow_tf32 = tf32
+        for y, e, d in zip(trained(fast, x), *eager_and_exact(model, x), strict=True):
+            assert error(y, d) <= max(1.1 * error(e, d), 4e-7)
+
+
+@pytest.fixture
 def plain_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever they have room."""
     for module in (windows, layout_schedule):
@@ -221,7 +256,8 @@ def test_pytorch_s_convolutions_in_channels_last(
     x = torch.randn(4, 64, 31, 29, device="cuda")
     fast = optimized(model, x)
     for y, e, d in zip(trained(fast, x), *eager_and_exact(model, x), strict=True):
-        assert y.stride() == e.stride() and error(y, d) <= max(1.5 * error(e, d), 4e-7)
+        # Kernels of cuDNN's own, in either layout: as `verify` accepts them.
+        assert y.stride() == e.stride() and error(y, d) <= max(2 * error(e, d), 4e-7)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -247,9 +283,13 @@ def test_images_are_read_where_they_are(layout: str) -> None:
     assert error(optimized(model, x)(x), exact) <= max(error(model(x), exact), 4e-7)
 
 
-@pytest.mark.parametrize("tf32", [False, True])
-def test_magnitudes_may_jump_between_images_and_channels(tf32: bool) -> None:
+@pytest.mark.parametrize(("tf32", "lines"), [(False, False), (True, False), (True, True)])
+def test_magnitudes_may_jump_between_images_and_channels(
+    tf32: bool, lines: bool, request: pytest.FixtureRequest
+) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
+    if lines:
+        request.getfixturevalue("laid_out")
     arguments, _ = SHAPES["deep"]
     model = nn.Conv2d(**arguments).cuda()  # type: ignore[arg-type]
     x = torch.randn(8, 512, 14, 14, device="cuda")
@@ -262,9 +302,13 @@ def test_magnitudes_may_jump_between_images_and_channels(tf32: bool) -> None:
         assert error(y[image], exact[image]) <= allowed
 
 
-@pytest.mark.parametrize("tf32", [False, True])
-def test_infinity_and_nan_are_where_eager_has_them(tf32: bool) -> None:
+@pytest.mark.parametrize(("tf32", "lines"), [(False, False), (True, False), (True, True)])
+def test_infinity_and_nan_are_where_eager_has_them(
+    tf32: bool, lines: bool, request: pytest.FixtureRequest
+) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
+    if lines:
+        request.getfixturevalue("laid_out")
     model = nn.Conv2d(64, 64, 3, padding=1).cuda()
     x = torch.randn(3, 64, 20, 20, device="cuda")
     x[0, 3, 5, 5], x[1, 60, 0, 19], x[2, 1, 10, 10] = float("inf"), -float("inf"), float("nan")

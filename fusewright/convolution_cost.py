@@ -1,0 +1,37 @@
+"""Which of our ways a convolution takes, and whether it is ours rather than the library's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fusewright.direct_cost import direct_us
+from fusewright.line_cost import line_us
+from fusewright.window import Geometry
+from fusewright.window_cost import FEWEST_CHANNELS, library_us, window_us
+
+GAIN = 0.95
+
+
+def prefers_direct(of: Geometry, sizes: Mapping[str, int], sms: int = 132) -> bool:
+    """Whether plain sums are expected to be faster than tensor cores."""
+    direct, window = direct_us(of, sizes, sms), window_us(of, 1, sizes, sms)
+    if direct is None or window is None or of.channels < FEWEST_CHANNELS:
+        return direct is not None
+    return direct < window
+
+
+def our_us(of: Geometry, sizes: Mapping[str, int], sms: int, row_by_row: bool) -> float | None:
+    """The time that the best of our kernels is expected to take; plain sums read row by row."""
+    direct = direct_us(of, sizes, sms) if row_by_row else None
+    ways = (window_us(of, 1, sizes, sms), line_us(of, sizes, sms), direct)
+    return min((each for each in ways if each is not None), default=None)
+
+
+def is_worthwhile(
+    of: Geometry, sizes: Mapping[str, int], row_by_row: bool = False, sms: int = 132
+) -> bool:
+    """Whether a convolution of this size is ours rather than the library's."""
+    if of.channels < FEWEST_CHANNELS and not (row_by_row and prefers_direct(of, sizes, sms)):
+        return False
+    ours = our_us(of, sizes, sms, row_by_row)
+    return ours is not None and ours <= GAIN * library_us(of, sizes)

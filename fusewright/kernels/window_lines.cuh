@@ -1,0 +1,239 @@
+// A convolution's input as lines of halves in memory, from which the copy engine takes stages: a row
+// for each position of the walk, 64 channels in 128 bytes, zeros outside of the input. There is a line
+// for each group, 64 of its channels and phase.
+//
+// The channels of a group have one scale in an image. A sample of the numbers says which: it leaves room
+// for others that are 16 times larger than its largest, and comes in steps of 2^4, so that neighbouring
+// images mostly have the same. What does not fit is Inf as a half, and what comes of it is summed again;
+// so are sums with the few that are far larger than most. Only if that are many, the last thread block
+// of the image looks for the largest and lays it all out again.
+#pragma once
+
+#include "halves.hpp"
+#include "sm90_window_fill.cuh"
+
+namespace fw {
+
+// What is known of an image's group while it is laid out.
+struct LineCounts {
+  uint32_t done;     // blocks
+  uint32_t largest;  // magnitude, as a half; 1 where numbers have become zeros
+  uint32_t lost;     // numbers that were finite and are Inf as halves
+};
+
+struct WindowLines {
+  half* rows;
+  float* scales;       // of each image and group
+  LineCounts* counts;  // of each
+};
+
+// A part of a sample, or all of it: the largest finite magnitude, how many are not zero, and the sum of
+// their exponents.
+struct LineSample {
+  float largest, count, exponents;
+
+  __device__ __forceinline__ void add(float x) {
+    const float size = finite_magnitude(x);
+    largest = fmaxf(largest, size);
+    count += size > 0.f;
+    exponents += size > 0.f ? float(exponent(size)) : 0.f;
+  }
+  __device__ __forceinline__ static int exponent(float size) {
+    return int(__float_as_uint(size) >> 23) - 127;
+  }
+  // Brings the largest to [2^8, 2^12), or what is 2^14 times as large as most, if that is less.
+  __device__ __forceinline__ float scale() const {
+    if (count == 0.f) return 256.f;
+    const int most = min(exponent(largest), int(exponents / count) + 14);
+    const int steps = min(max((11 - most) >> 2, -30), 30);
+    return __uint_as_float(uint32_t(127 + 4 * steps) << 23);
+  }
+};
+
+// A thread's part of a sample of an image's group: spread evenly, but for a part of the distance between
+// two, which is different for each.
+template <int kThreads>
+__device__ __forceinline__ LineSample sampled(const WindowInput& x, const WindowShape& shape,
+                                              int image, int group) {
+  constexpr uint32_t kNumbers = 1024;
+  const int64_t every = int64_t(shape.channels) * shape.y.in * shape.x.in;
+  const uint32_t plane = shape.y.in * shape.x.in, all = min(every, int64_t(INT32_MAX));
+  const float* from = x.data + image * x.image_stride +
+                      int64_t(group) * shape.channels * x.channel_stride;
+  LineSample sample = {};
+#pragma unroll
+  for (uint32_t i = threadIdx.x; i < kNumbers; i += kThreads) {
+    const uint32_t at = (uint64_t(i) << 16 | (i * 40503u & 0xffffu)) * all / kNumbers >> 16;
+    const uint32_t channel = at / plane, rest = at - channel * plane;
+    const uint32_t y = rest / shape.x.in, column = rest - y * shape.x.in;
+    sample.add(from[channel * x.channel_stride + y * x.y_stride + column * x.x_stride]);
+  }
+  return sample;
+}
+
+// An image is laid out again if more than one number of so many is lost.
+constexpr int kLostOf = 16384;
+
+// How an image is divided among thread blocks.
+struct LineSizes {
+  static constexpr int kWarps = 8, kMostRows = 256;  // of a block
+  int rows;  // of a block: what its warps load at once
+  int image_rows, chunks, planes;  // positions of an image; blocks for them; lines of a group
+  int64_t line_rows;
+
+  explicit LineSizes(const WindowSizes& sizes)
+      : rows(sizes.by_channels || sizes.shape.channels > 32 ? 128 : kMostRows),
+        image_rows(int(sizes.plane.divisor * sizes.bands.divisor)),
+        chunks((image_rows + rows - 1) / rows), planes(sizes.blocks() * sizes.shape.phases),
+        line_rows(int64_t(image_rows) * sizes.shape.images) {}
+};
+
+// Some rows of an image in a line.
+template <bool kByChannels>
+struct LineChunk {
+  using Unit = WindowUnit<kByChannels>;
+  WindowSource source;
+  half* to;
+  int all_columns;  // that any line has: the end of one may be read together with the next
+  WindowParts<kByChannels> parts;
+
+  __device__ __forceinline__ LineChunk(const WindowSizes& sizes, const LineSizes& of, half* lines,
+                                       int image, int group, int index) {
+    const int plane = index / of.chunks, first = (index - plane * of.chunks) * of.rows;
+    const int block = plane / sizes.shape.phases, channels = sizes.shape.channels;
+    source = {image * sizes.bands.divisor, uint32_t(first), group * channels + 64 * block,
+              min(64, channels - 64 * block), plane - block * sizes.shape.phases, 0,
+              min(of.rows, of.image_rows - first)};
+    const int64_t line = int64_t(group) * of.planes + plane;
+    all_columns = channels > 64 ? 8 : 0;
+    to = lines + (line * of.line_rows + int64_t(image) * of.image_rows + first) * 64;
+  }
+  // A warp's part; false if it has none.
+  __device__ __forceinline__ bool load(const WindowSizes& sizes, const WindowInput& x) {
+    const int warp = threadIdx.x / 32;
+    if (warp >= Unit::count(source)) return false;
+    const Unit unit(source, warp);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) parts.load(k, sizes, x, int(x.channel_stride), source, unit);
+    return true;
+  }
+  // By way of shared memory, so that whole rows are written.
+  __device__ __forceinline__ LineCounts lay_out(char* memory, bool loaded, float scale) {
+    uint32_t largest = 0, nonzero = 0;
+    if (loaded) {
+      const Unit unit(source, threadIdx.x / 32);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const Fragment eight = halves_of(parts.x[k], scale);
+        const int row = unit.row(k);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) largest = larger_halves(largest, eight.hi[i]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) nonzero |= __float_as_uint(parts.x[k][i]) << 1;
+        *reinterpret_cast<uint4*>(memory + row * 128 + ((unit.column(k) ^ row % 8) << 4)) = {
+            eight.hi[0], eight.hi[1], eight.hi[2], eight.hi[3]};
+      }
+    }
+    __syncthreads();
+    const int columns = (source.channels + 15) / 16 * 2;
+#pragma unroll
+    for (int i = 0; i < LineSizes::kMostRows * 8; i += 32 * LineSizes::kWarps) {
+      const int row = (i + threadIdx.x) / 8, column = threadIdx.x % 8;
+      if (row >= source.rows || column >= max(columns, all_columns)) continue;
+      uint4 eight = {};
+      if (column < columns) {
+        eight = *reinterpret_cast<const uint4*>(memory + row * 128 + ((column ^ row % 8) << 4));
+      }
+      reinterpret_cast<uint4*>(to)[row * 8 + column] = eight;
+    }
+    largest = max(largest & 0xffffu, largest >> 16);
+    return {0, max(largest, uint32_t(nonzero != 0)), largest > kManyHalves ? lost(scale) : 0};
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t lost(float scale) const {
+    uint32_t count = 0;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const float x = parts.x[i / 8][i % 8];
+      count += isfinite(x) && fabsf(x * scale) >= 65520.f;
+    }
+    return count;
+  }
+};
+
+// What all threads have found.
+__device__ __forceinline__ LineCounts joined(LineCounts (&held)[LineSizes::kWarps],
+                                             const LineCounts& mine) {
+  const LineCounts of_warp = {0, __reduce_max_sync(0xffffffffu, mine.largest),
+                              __reduce_add_sync(0xffffffffu, mine.lost)};
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) held[threadIdx.x / 32] = of_warp;
+  __syncthreads();
+  LineCounts all = {};
+#pragma unroll
+  for (int warp = 0; warp < LineSizes::kWarps; ++warp) {
+    all.largest = max(all.largest, held[warp].largest);
+    all.lost += held[warp].lost;
+  }
+  return all;
+}
+
+// An image whose scale was wrong, by one thread block; rare.
+template <bool kByChannels>
+__device__ __forceinline__ void lay_out_again(char* memory, LineCounts (&held)[LineSizes::kWarps],
+                                              const WindowInput& x, const WindowSizes& sizes,
+                                              const LineSizes& of, const WindowLines& lines,
+                                              int image, int group) {
+  using Chunk = LineChunk<kByChannels>;
+  float& scale = lines.scales[image * sizes.shape.groups + group];
+  float largest = 0.f;
+#pragma unroll 1
+  for (int index = 0; index < of.planes * of.chunks; ++index) {
+    Chunk chunk(sizes, of, lines.rows, image, group, index);
+    if (!chunk.load(sizes, x)) continue;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) largest = fmaxf(largest, largest_finite(chunk.parts.x[k]));
+  }
+  largest = __uint_as_float(joined(held, {0, __float_as_uint(largest), 0}).largest);
+  const float better = scale_for(largest);
+  if (largest == 0.f || better == scale) return;
+#pragma unroll 1
+  for (int index = 0; index < of.planes * of.chunks; ++index) {
+    Chunk chunk(sizes, of, lines.rows, image, group, index);
+    chunk.lay_out(memory, chunk.load(sizes, x), better);
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) scale = better;
+}
+
+template <bool kByChannels>
+__global__ void __launch_bounds__(32 * LineSizes::kWarps)
+    lay_out_lines(const __grid_constant__ WindowInput x, const __grid_constant__ WindowSizes sizes,
+                  const LineSizes of, const WindowLines lines) {
+  __shared__ __align__(16) char memory[LineSizes::kMostRows * 128];
+  __shared__ LineCounts held[LineSizes::kWarps];
+  __shared__ bool wrong;
+  const int of_image = of.planes * of.chunks, place = blockIdx.x / of_image;
+  const int image = place / sizes.shape.groups, group = place - image * sizes.shape.groups;
+  LineChunk<kByChannels> chunk(sizes, of, lines.rows, image, group, blockIdx.x - place * of_image);
+  const bool loaded = chunk.load(sizes, x);
+  const LineCounts here = joined(held, chunk.lay_out(memory, loaded, lines.scales[place]));
+  if (threadIdx.x == 0) {
+    LineCounts& all = lines.counts[place];
+    wrong = false;
+    if (here.largest > 0) atomicMax(&all.largest, here.largest);
+    if (here.lost > 0) atomicAdd(&all.lost, here.lost);
+    __threadfence();
+    if (atomicAdd(&all.done, 1u) + 1 == uint32_t(of_image)) {
+      const uint32_t largest = atomicMax(&all.largest, 0u), lost = atomicAdd(&all.lost, 0u);
+      const uint32_t many = uint32_t(of_image) * LineSizes::kMostRows * 64 / kLostOf;
+      wrong = lost > max(many, 1u) || (largest > 0 && largest < kFewHalves);
+      __threadfence();
+    }
+  }
+  __syncthreads();
+  if (wrong) lay_out_again<kByChannels>(memory, held, x, sizes, of, lines, image, group);
+}
+
+}  // namespace fw

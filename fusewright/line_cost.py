@@ -1,0 +1,96 @@
+"""Convolutions whose input is laid out as halves first (kernels/window_lines.cuh): which have room,
+and how long they take.
+
+Halves in memory come to the tensor cores without a thread's help; another kernel writes them. That
+pays where an input is small against what is done with it, is read by phases of a stride, or has so
+few channels that reading it is nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fusewright.ir import ONE
+from fusewright.window import Geometry
+from fusewright.window_cost import (
+    CHANNEL_BLOCK,
+    best_band,
+    image_positions,
+    rows_for,
+    split_us,
+)
+
+# Tiles that there are, what is copied at once, and the room for two stages (kLineBytes).
+LINE_POSITIONS, LINE_BOX_ROWS, LINE_BYTES = (256, 128), 256, 137 * 1024
+RESULTS = 64  # of a tile
+BOX_ROWS, ROW_BYTES = 64, 128
+# Cycles of a processor: a step of 16 channels for a position, a result to finish, which two
+# warpgroups do at the same time; bytes to and from memory, and from the second cache (H200,
+# 2026-11-16, 18 shapes).
+STEP_CYCLES, FINISH_CYCLES = 0.5, 0.92
+CYCLES_PER_US = 1750.0
+BYTES_PER_US, CACHE_BYTES_PER_US = 3.9e6, 6.5e6
+CALL_US = 12.0  # of all three kernels
+MEMORY = 2  # times that of input and result, at the most
+GAIN = 0.93  # what it must be faster than other ways, for the memory that it takes
+
+
+def line_stages(of: Geometry) -> int:
+    """What a tile reads one after the other: 64 channels of a phase each."""
+    return -(-of.channels // CHANNEL_BLOCK) * len(of.phases)
+
+
+def line_fits(of: Geometry, band_width: int, positions: int) -> bool:
+    """Whether two stages find room."""
+    rows = rows_for(of, band_width, positions)
+    boxes = -(-rows // LINE_BOX_ROWS)
+    rows = boxes * (-(-rows // (8 * boxes)) * 8)
+    return len(of.classes) == 1 and 2 * rows * ROW_BYTES <= LINE_BYTES
+
+
+def line_bytes(of: Geometry, band_width: int) -> int:
+    """Of an image: a row for each position, 64 channels and phase."""
+    return image_positions(of, band_width) * of.groups * line_stages(of) * ROW_BYTES
+
+
+def best_line(of: Geometry, band_width: int) -> int:
+    """The positions of a tile; 0 where none fits."""
+    return next((each for each in LINE_POSITIONS if line_fits(of, band_width, each)), 0)
+
+
+def prefers_lines(
+    of: Geometry, others_us: float | None, sizes: Mapping[str, int], sms: int
+) -> bool:
+    """Whether it is expected to be faster than so, and takes not far more memory."""
+    found, band = line_us(of, sizes, sms), best_band(of)
+    if found is None or band is None:
+        return False
+    one = replace(of, images=ONE)
+    little = line_bytes(of, band) <= MEMORY * 4 * (
+        one.source_elements({}) + one.result_elements({})
+    )
+    return little and (others_us is None or found < GAIN * others_us)
+
+
+def line_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:
+    """The time that it is expected to take; None where it has no room."""
+    band = best_band(of)
+    positions = best_line(of, band) if band else 0
+    if band is None or not positions:
+        return None
+    rows = image_positions(of, band) * of.images.at(sizes)
+    parts = -(-of.results // RESULTS) * of.groups
+    tiles = -(-rows // positions) * parts
+    steps = -(-of.channels // 16) * of.taps
+    multiplied = STEP_CYCLES * positions * steps
+    finished = FINISH_CYCLES * positions * min(of.results, RESULTS)
+    each = -(-tiles // sms)
+    cycles = max(each * multiplied + finished, (each + 1) / 2 * (multiplied + finished))
+    stages = line_stages(of)
+    read = rows_for(of, band, positions) * stages / (parts if stages == 1 else 1)
+    read = tiles * ROW_BYTES * (read + steps / 4 * BOX_ROWS)
+    written = line_bytes(of, band) * of.images.at(sizes)
+    moved = (4 * of.source_elements(sizes) + written) / BYTES_PER_US
+    taken = max(cycles / CYCLES_PER_US, read / CACHE_BYTES_PER_US)
+    return taken + moved + split_us(of) + CALL_US
