@@ -28,10 +28,15 @@ def our_us(of: Geometry, sizes: Mapping[str, int], sms: int, row_by_row: bool) -
 
 
 def is_worthwhile(
-    of: Geometry, sizes: Mapping[str, int], row_by_row: bool = False, sms: int = 132
+    of: Geometry,
+    sizes: Mapping[str, int],
+    row_by_row: bool = False,
+    turned: bool = False,
+    sms: int = 132,
 ) -> bool:
-    """Whether a convolution of this size is ours rather than the library's."""
+    """Whether a convolution of this size is ours rather than the library's; `turned` is as in
+    `library_us`."""
     if of.channels < FEWEST_CHANNELS and not (row_by_row and prefers_direct(of, sizes, sms)):
         return False
     ours = our_us(of, sizes, sms, row_by_row)
-    return ours is not None and ours <= GAIN * library_us(of, sizes)
+    return ours is not None and ours <= GAIN * library_us(of, sizes, turned)

@@ -152,13 +152,13 @@ def _planned(program: Program, target: Target) -> list[ProgramPlans]:
         return [plain]
     sizes = program.example_sizes
 
-    def on_cores(graph: Graph) -> Graph:
-        return with_windows(with_products(graph, sizes, target.halves), sizes)
+    def on_cores(graph: Graph, trains: bool = False) -> Graph:
+        return with_windows(with_products(graph, sizes, target.halves), sizes, trains)
 
     ours = _plans(
         replace(
             program,
-            forward=on_cores(program.forward),
+            forward=on_cores(program.forward, program.backward is not None),
             inference=on_cores(program.inference),
             backward=on_cores(program.backward) if program.backward else None,
         ),

@@ -185,8 +185,11 @@ def gradient_parts(of: Geometry, band_width: int, sizes: Mapping[str, int], sms:
     return min(found)[2] if found else 1
 
 
-def library_us(of: Geometry, sizes: Mapping[str, int]) -> float:
-    """The time that PyTorch's own convolution, and a loop after it, are expected to take."""
+def library_us(of: Geometry, sizes: Mapping[str, int], turned: bool = False) -> float:
+    """The time that PyTorch's own convolution, and a loop after it, are expected to take.
+
+    `turned`: someone else needs the source in channels-last, too.
+    """
     results, sources = 4 * of.result_elements(sizes), 4 * of.source_elements(sizes)
     follows = 2 * results / LOOP_BYTES_PER_US + LIBRARY_US
     if of.groups > 1 and of.channels < FEW_CHANNELS:
@@ -197,8 +200,9 @@ def library_us(of: Geometry, sizes: Mapping[str, int]) -> float:
         return of.operations(sizes) / EXACT_FLOPS_PER_US + follows
     rate = GATHERED_FLOPS_PER_US if of.transposed and of.strided else LIBRARY_FLOPS_PER_US
     multiplied = of.operations(sizes) / (rate * _filled(of))
-    turned = 0.0 if of.taps == 1 and not of.strided else 2 * sources / LOOP_BYTES_PER_US
-    return max(multiplied, (results + sources) / LIBRARY_BYTES_PER_US) + turned + follows
+    as_it_is = turned or (of.taps == 1 and not of.strided)
+    turning = 0.0 if as_it_is else 2 * sources / LOOP_BYTES_PER_US
+    return max(multiplied, (results + sources) / LIBRARY_BYTES_PER_US) + turning + follows
 
 
 def _filled(of: Geometry) -> float:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusewright import layout_schedule
 from fusewright.codegen import render as rendering
 from fusewright.codegen import window as window_text
 from fusewright.codegen.source import Source, Workspace
@@ -313,6 +314,17 @@ def test_emulated_modules_train_as_eager_does(
         assert torch.equal(first, second), "two runs, two results"
     torch.backends.cudnn.allow_tf32 = True  # whose tiles have twice the positions
     compare(fast, model, torch.randn(11, 12, 5, 6), 4e-3)
+    assert asked
+
+
+def test_inputs_that_are_laid_out_first(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As halves, a scale for each image; tiles have several images."""
+    monkeypatch.setattr(layout_schedule, "prefers_lines", lambda *_: True)
+    model = layers(("batch norm", "group norm", "over channels"), {})
+    fast = emulated(model, torch.randn(2, 12, 5, 6), monkeypatch, ("fw::ByLines<", "fw::ByLines<"))
+    torch.backends.cudnn.allow_tf32 = True
+    x = torch.randn(11, 12, 5, 6) * torch.exp2(torch.arange(11.0) * 3).view(-1, 1, 1, 1)
+    compare(fast, model, x, 4e-3)
     assert asked
 
 

@@ -14,6 +14,7 @@ from fusewright.window_cost import (
     band_widths,
     best_band,
     fits,
+    gradient_is_worthwhile,
     gradient_parts,
     is_possible,
     window_us,
@@ -63,6 +64,13 @@ def test_classes_of_results() -> None:
     # Every second tap is of the same class, and they lie three apart.
     dilated = WindowAxis(9, 20, 5, 2, 3, 4, transposed=True)
     assert dilated.phases == (3, 2) and dilated.halo == 6
+
+
+def test_sources_that_backward_turns_anyway() -> None:
+    strided = WindowAxis(56, 28, 3, 2, 1, 1)
+    of = Geometry(Dim(64), 1, 64, 128, strided, strided)
+    assert not gradient_is_worthwhile(of, {}), "which is PyTorch's then, and reads channels-last"
+    assert is_worthwhile(of, {}, True) and not is_worthwhile(of, {}, True, turned=True)
 
 
 def test_memory_for_lines_is_bounded() -> None:

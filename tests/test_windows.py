@@ -207,6 +207,17 @@ def test_channels_far_apart_are_left_to_pytorch() -> None:
         assert windows.obstacle(node, spec(8, 64, 32, 32, apart=apart), weight) == why
 
 
+def test_a_source_that_backward_turns_is_read_turned() -> None:
+    """A strided convolution alone is ours; where PyTorch's gradient by the weights reads the
+    source in channels-last, so does PyTorch's convolution before it."""
+    model = nn.Sequential(nn.Conv2d(64, 128, 3, stride=2, padding=1), nn.SiLU())
+    x = torch.randn(64, 64, 56, 56)
+    found = prepare(model, (x,), modes=("train",), device=torch.device("cpu"), target=Target.cuda())
+    plans = found.modes[0]
+    assert any(isinstance(step, Window) for step in plans.inference.steps)
+    assert not any(isinstance(step, Window) for step in plans.forward.steps)
+
+
 def test_small_batches_are_left_to_the_plain_program() -> None:
     model = Lambda(block, **parameters())
     made = prepare(model, (torch.randn(64, 64, 64, 64),), device=torch.device("cpu"), target=CUDA)

@@ -9,14 +9,10 @@
 
 namespace fw {
 
-// Few threads with much on its way each: all blocks of a large filter run at once.
-constexpr int kSplitThreads = 128;
-static_assert(kSplitThreads >= kMostTaps, "a thread for each tap");
-
 // What all threads have together.
-template <class Join>
+template <int kThreads, class Join>
 __device__ __forceinline__ float of_all(float mine, const Join& join) {
-  __shared__ float of_warp[kSplitThreads / 32];
+  __shared__ float of_warp[kThreads / 32];
 #pragma unroll
   for (int by = 16; by > 0; by /= 2) mine = join(mine, __shfl_xor_sync(0xffffffffu, mine, by));
   __syncthreads();
@@ -24,14 +20,15 @@ __device__ __forceinline__ float of_all(float mine, const Join& join) {
   __syncthreads();
   mine = of_warp[0];
 #pragma unroll
-  for (int warp = 1; warp < kSplitThreads / 32; ++warp) mine = join(mine, of_warp[warp]);
+  for (int warp = 1; warp < kThreads / 32; ++warp) mine = join(mine, of_warp[warp]);
   return mine;
 }
 
 // A block for each out channel of all groups, which keeps its numbers in shared memory where that has
 // room for so many. `lo` may be null: not wanted. The blocks after those find scales for lines, of an
 // image and group each.
-__global__ void __launch_bounds__(kSplitThreads)
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads)
     split_filter(const WindowFilter filter, const WindowShape shape, const TapOrder order, half* hi,
                  half* lo, float* inverse, int room, const WindowInput x, const WindowLines lines) {
   extern __shared__ __align__(1024) char memory[];
@@ -43,9 +40,10 @@ __global__ void __launch_bounds__(kSplitThreads)
   if (out >= outs) {
     const int place = out - outs, image = place / shape.groups;
     const LineSample mine =
-        sampled<kSplitThreads>(x, shape, image, place - image * shape.groups);
-    const LineSample sample = {of_all(mine.largest, larger), of_all(mine.count, added),
-                               of_all(mine.exponents, added)};
+        sampled<kThreads>(x, shape, image, place - image * shape.groups);
+    const LineSample sample = {of_all<kThreads>(mine.largest, larger),
+                               of_all<kThreads>(mine.count, added),
+                               of_all<kThreads>(mine.exponents, added)};
     if (thread == 0) lines.scales[place] = sample.scale(), lines.counts[place] = {};
     return;
   }
@@ -61,16 +59,16 @@ __global__ void __launch_bounds__(kSplitThreads)
   };
   float largest = 0.f;
   int channel = thread / shape.taps, tap = thread % shape.taps;
-  const int channels_on = kSplitThreads / shape.taps, taps_on = kSplitThreads % shape.taps;
-#pragma unroll 8
-  for (int i = thread; i < numbers; i += kSplitThreads) {
+  const int channels_on = kThreads / shape.taps, taps_on = kThreads % shape.taps;
+#pragma unroll 4
+  for (int i = thread; i < numbers; i += kThreads) {
     const float x = number(channel, tap);
     largest = fmaxf(largest, finite_magnitude(x));
     if (i < room) kept[i] = x;
     channel += channels_on, tap += taps_on;
     if (tap >= shape.taps) tap -= shape.taps, ++channel;
   }
-  const float scale = half_scale(of_all(largest, larger));
+  const float scale = half_scale(of_all<kThreads>(largest, larger));
   if (thread == 0) inverse[out] = 1.f / scale;
   int64_t box = int64_t(group) * shape.boxes_between(0, shape.phases);
   // Eight channels of a tap, to the place `at` after the first of a box; zeros if it is not there.
@@ -94,7 +92,7 @@ __global__ void __launch_bounds__(kSplitThreads)
     // With all 64 channels a box is a tap, one phase after the other.
     const int first_tap = shape.first_tap(of_class), taps = shape.end_tap(of_class) - first_tap;
 #pragma unroll 2
-    for (int i = thread; i < whole * taps * 8; i += kSplitThreads) {
+    for (int i = thread; i < whole * taps * 8; i += kThreads) {
       const int at = i / 8, block = at / taps;
       split_eight(true, 64 * block + i % 8 * 8, first_tap + at - block * taps, box + at, i % 8 * 8);
     }
@@ -102,7 +100,7 @@ __global__ void __launch_bounds__(kSplitThreads)
     for (int at = shape.first_phase(of_class); steps > 0 && at < shape.end_phase(of_class); ++at) {
       const WindowPhase& phase = shape.phase[at];
       const int boxes = shape.boxes(at, shape.channels % 64);
-      for (int i = thread; i < boxes * 8; i += kSplitThreads) {
+      for (int i = thread; i < boxes * 8; i += kThreads) {
         const int tap = i / 2 / steps, channel = (i / 2 - tap * steps) * 16 + i % 2 * 8;
         split_eight(tap < phase.taps, 64 * whole + channel, phase.first + tap, box + i / 8,
                     i % 8 * 8);
@@ -166,11 +164,17 @@ int convolution(const End& end, bool vectors, const WindowInput& x, const Window
   const WindowLines lines = kLines ? lines_at(memory, shape) : WindowLines{};
   const int blocks = outs + (kLines ? shape.images * shape.groups : 0);
   const int room = min(of.channels * shape.taps, 8192);  // with 32 KB, several blocks a processor
-  if (outs > 0) {
-    constexpr int kThreads = kSplitThreads;
-    const auto kernel = split_filter;
+  const auto split = [&](auto threads) {
+    constexpr int kThreads = decltype(threads)::value;
+    static_assert(kThreads >= kMostTaps, "a thread for each tap");
+    const auto kernel = split_filter<kThreads>;
     kernel<<<blocks, kThreads, 4 * room, static_cast<cudaStream_t>(stream)>>>(
         filter, shape, order, hi, kTerms == 1 ? nullptr : lo, inverse, room, x, lines);
+  };
+  if (outs > 0 && of.channels * shape.taps < 1024) {
+    split(std::integral_constant<int, 128>());
+  } else if (outs > 0) {
+    split(std::integral_constant<int, 512>());
   }
   const WindowWeights w = {hi, lo, inverse, filter, order};
   if constexpr (kLines) {

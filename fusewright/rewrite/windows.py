@@ -30,9 +30,13 @@ FURTHEST_CHANNELS = 2**31 - 1  # elements between two of them
 LIES = "lies"  # strides of both operands in eager mode, whatever layout they are given later
 
 
-def with_windows(graph: Graph, sizes: Mapping[str, int]) -> Graph:
-    """The same graph, its larger float32 convolutions as `window` nodes."""
-    building = _Building(Builder(graph.inputs), sizes, main_device(graph))
+def with_windows(graph: Graph, sizes: Mapping[str, int], trains: bool = False) -> Graph:
+    """The same graph, its larger float32 convolutions as `window` nodes.
+
+    `trains`: a backward graph follows, in which gradients by weights may be PyTorch's, and read the
+    sources in channels-last.
+    """
+    building = _Building(Builder(graph.inputs), sizes, main_device(graph), trains)
     builder = building.builder
     for node in graph.nodes:
         known = builder.resolved(node)
@@ -48,6 +52,7 @@ class _Building:
     builder: Builder
     sizes: Mapping[str, int]
     device: str
+    trains: bool
     backward: dict[str, Node] = field(default_factory=dict)
 
     def add(self, node: Node) -> Ref:
@@ -84,7 +89,8 @@ class _Building:
         if node.op == GRADIENT:
             return self.add(node) if gradient_is_worthwhile(of, self.sizes) else None
         row_by_row = specs[0].strides[-1] == ONE
-        if not is_worthwhile(of, self.sizes, row_by_row):
+        turned = self.trains and not of.transposed and not gradient_is_worthwhile(of, self.sizes)
+        if not is_worthwhile(of, self.sizes, row_by_row, turned):
             return None
         thin = row_by_row and prefers_direct(of, self.sizes)
         return self.add(replace(node, kwargs=(*node.kwargs, (ROW_BY_ROW, thin))))
