@@ -16,6 +16,7 @@ TERMS = (1, 3)
 MOST_POSITIONS, MOST_RINGS = 256, 4  # of kernels/window_walk.cuh
 TILE_CHANNELS = (64, 128)
 STAGE_BYTES, TURN_BYTES = 138 * 1024, 125 * 1024  # kStageBytes, kTurnBytes of the same
+NARROW_BYTES = 30 * 1024  # that the weights of narrow tiles leave besides
 MOST_TAPS, MOST_PHASES = 128, 16
 CHANNEL_BLOCK = 64
 TURN_POSITIONS = 128  # of a tile, where warpgroups take turns
@@ -83,7 +84,9 @@ def converted_rows(of: Geometry, band_width: int, terms: int) -> int:
     rows, half_bytes = stage_rows(of, band_width, terms), 128 if terms == 1 else 256
     rings = -(-of.channels // CHANNEL_BLOCK) * len(of.phases)
     few = len(of.classes) == 1 and rings <= MOST_RINGS
-    walks = few and rings * (rows + group_positions(of, terms)) * half_bytes <= STAGE_BYTES
+    narrow = terms == 1 and best_tile_channels(of) == TILE_CHANNELS[0]
+    room = STAGE_BYTES + (NARROW_BYTES if narrow else 0)
+    walks = few and rings * (rows + group_positions(of, terms)) * half_bytes <= room
     return tile_positions(of, terms) if walks else rows
 
 

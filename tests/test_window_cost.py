@@ -91,6 +91,8 @@ def test_inputs_are_laid_out_first_where_that_pays() -> None:
     assert not by_lines(Geometry(Dim(128), 1, 64, 128, wide, wide)), "a pass over much for little"
     assert by_lines(Geometry(Dim(1), 1, 64, 64, one, one)), "all processors convert a part first"
     assert by_lines(Geometry(Dim(64), 1, 64, 128, strided, strided)), "four phases"
+    back = WindowAxis(128, 130, 3, 1, 1, 0, transposed=True)
+    assert not by_lines(Geometry(Dim(128), 1, 128, 64, back, back)), "narrow tiles walk on"
     nothing = Geometry(Dim(0), 1, 64, 64, one, one)
     assert line_us(nothing, {}, 132) is not None
 
