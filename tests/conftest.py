@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import secrets
@@ -22,6 +23,13 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("FUSEWRIGHT_CACHE", str(ROOT / ".pytest_cache" / "kernels"))
     # What was tuned on this machine is nothing that a test knows of; those of tuning switch it on.
     os.environ["FUSEWRIGHT_TUNED"] = "0"
+
+
+def pytest_collection_finish() -> None:
+    # What is imported stays: collections, of which tracing causes many, need not look at it again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,6 +3,9 @@
 // not all reach a shuffle, or a block that misses a barrier, is reported instead of hanging.
 #pragma once
 
+#undef _FORTIFY_SOURCE  // whose longjmp would not go to another stack
+
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstdint>
@@ -54,22 +57,41 @@ struct Meeting {
   int arrived = 0, generation = 0;
 };
 struct Fiber {
-  ucontext_t context;
-  std::unique_ptr<char[]> stack;
-  bool done = false;
+  jmp_buf place;
+  bool started = false, done = false;
 };
 static std::vector<Fiber> fibers;
-static ucontext_t scheduler;
+static std::vector<std::unique_ptr<char[]>> stacks;  // of one block after the other
+static jmp_buf scheduler;
 static unsigned current, progress;
 static Meeting block_meeting, warp_meetings[32];
 static uint32_t slots[1024];
 static const std::function<void()>* thread_main;
 
+// Lets others go on. (A context is switched to but once: that calls the kernel for its signals.)
+static __attribute__((noinline)) void pause() {
+  if (_setjmp(fibers[current].place) == 0) _longjmp(scheduler, 1);
+}
+
 static void enter() {
   (*thread_main)();
   fibers[current].done = true;
   ++progress;
-  swapcontext(&fibers[current].context, &scheduler);
+  _longjmp(scheduler, 1);
+}
+
+static __attribute__((noinline)) void resume() {
+  if (_setjmp(scheduler) != 0) return;
+  if (fibers[current].started) _longjmp(fibers[current].place, 1);
+  constexpr size_t kStack = 128 * 1024;
+  static ucontext_t context;
+  while (stacks.size() <= current) stacks.emplace_back(new char[kStack]);
+  fibers[current].started = true;
+  getcontext(&context);
+  context.uc_stack.ss_sp = stacks[current].get();
+  context.uc_stack.ss_size = kStack;
+  makecontext(&context, enter, 0);
+  setcontext(&context);
 }
 
 static void meet(Meeting& meeting, int expected) {
@@ -80,7 +102,7 @@ static void meet(Meeting& meeting, int expected) {
     ++meeting.generation;
     return;
   }
-  while (meeting.generation == generation) swapcontext(&fibers[current].context, &scheduler);
+  while (meeting.generation == generation) pause();
 }
 
 // The same numbers in every run.
@@ -91,17 +113,9 @@ static unsigned drawn(unsigned below) {
 }
 
 static void run_block(unsigned threads) {
-  constexpr size_t kStack = 128 * 1024;
   fibers = std::vector<Fiber>(threads);
   block_meeting = Meeting();
   for (Meeting& each : warp_meetings) each = Meeting();
-  for (Fiber& fiber : fibers) {
-    fiber.stack.reset(new char[kStack]);
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStack;
-    makecontext(&fiber.context, enter, 0);
-  }
   // Warps run in an order drawn anew each time, and for a while some warpgroups far more often than
   // others: what only holds where all go on alike is found out.
   const unsigned warps = (threads + 31) / 32;
@@ -114,7 +128,7 @@ static void run_block(unsigned threads) {
     for (current = 32 * warp; current < threads && current < 32 * (warp + 1); ++current) {
       if (fibers[current].done) continue;
       threadIdx = dim3(current);
-      swapcontext(&scheduler, &fibers[current].context);
+      resume();
       left -= fibers[current].done;
     }
     idle = progress == before ? idle + 1 : 0;

@@ -84,7 +84,7 @@ struct Barrier {
 inline std::map<uint64_t*, Barrier> barriers;
 
 inline void give_way() {
-  swapcontext(&emulation::fibers[emulation::current].context, &emulation::scheduler);
+  emulation::pause();
 }
 inline void look_at(Barrier& barrier) {
   ++emulation::progress;
