@@ -69,7 +69,7 @@ ENTRY(turns, KIND(1, 128, true), 2)
     const int64_t plane = shape->y.out * shape->x.out;                                          \
     const Plain plain{out, shape->images * plane, plane, shape->groups * shape->channels_out};  \
     const fw::WindowSizes sizes(*shape, 1, 1);                                                  \
-    const int places = shape->images * shape->groups, stages = sizes.blocks() * shape->phases;  \
+    const int places = shape->images * shape->groups, stages = shape->stages();               \
     std::vector<uint16_t> rows(sizes.positions() * shape->groups * stages * 64, 0x7e00);        \
     std::vector<float> scales(places, 256.f);                                                   \
     std::vector<fw::LineCounts> counts(places);                                                 \

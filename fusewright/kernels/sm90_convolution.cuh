@@ -114,8 +114,7 @@ __global__ void __launch_bounds__(kThreads)
 inline WindowLines lines_at(void* from, const WindowShape& shape) {
   const WindowSizes sizes(shape, 1, 1);
   const int64_t places = int64_t(shape.images) * shape.groups;
-  const int64_t stages = int64_t((shape.channels + 63) / 64) * shape.phases;
-  const int64_t numbers = sizes.positions() * shape.groups * stages * 64;
+  const int64_t numbers = sizes.positions() * shape.groups * shape.stages() * 64;
   half* const rows = static_cast<half*>(from);
   float* const scales = reinterpret_cast<float*>(rows + numbers);
   return {rows, scales, reinterpret_cast<LineCounts*>(scales + places)};

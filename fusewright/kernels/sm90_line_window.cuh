@@ -73,14 +73,13 @@ static int line_window(const End& end, bool vectors, const WindowInput& x, const
     }
   }
   const OnDevice here(device);
-  const int stages = (shape.channels + 63) / 64 * shape.phases;
-  const int parts = stages == 1 ? (shape.channels_out + 63) / 64 : 1;
+  const int parts = shape.stages() == 1 ? (shape.channels_out + 63) / 64 : 1;
   WindowSizes sizes(shape, Kind::kTilePositions, 64 * parts);
-  sizes.parts = parts, sizes.tile_stages = stages;
+  sizes.parts = parts;
   sizes.by_channels = x.by_channels(shape.channels);
   constexpr int kRoom = kSharedBytes - int(sizeof(Shared));
   static_assert(kRoom >= kLineBytes, "stages would not fit");
-  const int64_t all_rows = sizes.positions() * stages * shape.groups;
+  const int64_t all_rows = sizes.positions() * shape.stages() * shape.groups;
   const bool fits = shape.classes == 1 && all_rows < (int64_t(1) << 31) &&
                     divide_lines(sizes, kRoom / 128);
   const int64_t weight_rows = int64_t(shape.groups) * sizes.tile_boxes * shape.channels_out;

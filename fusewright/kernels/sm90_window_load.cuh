@@ -213,7 +213,7 @@ __device__ __forceinline__ void convert_input(WindowShared<Kind>& shared, const 
 template <class Kind>
 __device__ __forceinline__ void load_lines(WindowShared<Kind>& shared, const CUtensorMap* lines,
                                            const WindowSizes& sizes) {
-  const int planes = sizes.tile_stages, rows = sizes.ring_rows;
+  const int planes = sizes.shape.stages(), rows = sizes.ring_rows;
   const int64_t line_rows = sizes.positions();
   WindowStages to = {sizes};
   for (WindowRun run = sizes.run(); !run.ended(); ++run.done) {

@@ -111,7 +111,7 @@ struct WindowMultiplier {
 #pragma unroll 1
     for (; part >= sizes.parts; part -= sizes.parts) {
       ++run.done;
-      from_x.advance(sizes.tile_stages);
+      from_x.advance(sizes.shape.stages());
       from_x.next_tile();
     }
   }

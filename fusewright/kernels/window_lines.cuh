@@ -84,7 +84,7 @@ struct LineSizes {
   explicit LineSizes(const WindowSizes& sizes)
       : rows(sizes.by_channels || sizes.shape.channels > 32 ? 128 : kMostRows),
         image_rows(int(sizes.plane.divisor * sizes.bands.divisor)),
-        chunks((image_rows + rows - 1) / rows), planes(sizes.blocks() * sizes.shape.phases),
+        chunks((image_rows + rows - 1) / rows), planes(sizes.shape.stages()),
         line_rows(int64_t(image_rows) * sizes.shape.images) {}
 };
 

@@ -93,6 +93,8 @@ struct WindowShape {
   FW_FN int end_tap(int of_class) const {
     return classes > 1 ? phase[of_class].first + phase[of_class].taps : taps;
   }
+  // What a tile reads one after the other: 64 in channels of a phase each.
+  FW_FN int stages() const { return (channels + 63) / 64 * phases; }
   // Boxes of weights that the taps of a phase fill with so many channels, and some phases with all.
   FW_FN int boxes(int at, int of_channels) const {
     return (phase[at].taps * ((of_channels + 15) / 16) + 3) / 4;

@@ -67,7 +67,7 @@ struct WindowSizes {
   int overlap = 0;          // rows of a ring that lie behind its last again: wgmma reads some in a row
   int lead = 0;             // boxes that one warpgroup is ahead of the other
   int parts = 1;            // of a tile's channels, that warpgroups multiply in turns
-  int tile_stages = 1, tile_boxes;  // in turns: of the input, and of a part's weights
+  int tile_boxes;           // of a part's weights
   int line_box = 0;         // rows of lines that are copied at once
   int together = 1;         // tiles of a class after which the next class takes its turn
   bool walks = false;       // a thread block goes on from tile to tile
