@@ -70,12 +70,10 @@ def permitted(kernel: Kernel, choice: Choice, target: Target) -> bool:
     if isinstance(kernel, WindowKernel):
         if not isinstance(choice, WindowSchedule) or choice.tile_channels not in TILE_CHANNELS:
             return False
-        alone = not choice.line_positions and has_turns(kernel.geometry, choice.band_width)
-        if choice.turns and not alone:
+        of, band = kernel.walked, choice.band_width
+        if choice.turns and (choice.line_positions or not has_turns(of, band)):
             return False
-        if not _lines_fit(kernel.geometry, choice.band_width, choice.line_positions):
-            return False
-        return _band_fits(kernel.geometry, choice.band_width)
+        return _lines_fit(of, band, choice.line_positions) and _band_fits(of, band)
     if isinstance(kernel, GradientKernel):
         if not isinstance(choice, GradientSchedule) or choice.parts < 1:
             return False
@@ -114,7 +112,7 @@ def _others(kernel: Kernel, first: Choice, target: Target, sizes: Sizes) -> Iter
         yield replace(by_tiles, turns=True)
         yield from (replace(by_tiles, line_positions=each) for each in LINE_POSITIONS)
         yield from (replace(by_tiles, tile_channels=each) for each in TILE_CHANNELS)
-        yield from (replace(first, band_width=each) for each in band_widths(kernel.geometry))
+        yield from (replace(first, band_width=each) for each in band_widths(kernel.walked))
         return
     if isinstance(kernel, GradientKernel):
         assert isinstance(first, GradientSchedule)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from fusewright.direct_cost import direct_us
 from fusewright.line_cost import line_us
-from fusewright.window import Geometry
-from fusewright.window_cost import FEWEST_CHANNELS, library_us, window_us
+from fusewright.window import Geometry, woven
+from fusewright.window_cost import FEWEST_CHANNELS, FEWEST_GATHERED, library_us, window_us
 
 GAIN = 0.95
 
@@ -23,7 +23,8 @@ def prefers_direct(of: Geometry, sizes: Mapping[str, int], sms: int = 132) -> bo
 def our_us(of: Geometry, sizes: Mapping[str, int], sms: int, row_by_row: bool) -> float | None:
     """The time that the best of our kernels is expected to take; plain sums read row by row."""
     direct = direct_us(of, sizes, sms) if row_by_row else None
-    ways = (window_us(of, 1, sizes, sms), line_us(of, sizes, sms), direct)
+    walked = woven(of)
+    ways = (window_us(walked, 1, sizes, sms), line_us(walked, sizes, sms), direct)
     return min((each for each in ways if each is not None), default=None)
 
 
@@ -37,6 +38,8 @@ def is_worthwhile(
     """Whether a convolution of this size is ours rather than the library's; `turned` is as in
     `library_us`."""
     if of.channels < FEWEST_CHANNELS and not (row_by_row and prefers_direct(of, sizes, sms)):
+        return False
+    if of.transposed and of.strided and of.results < FEWEST_GATHERED:
         return False
     ours = our_us(of, sizes, sms, row_by_row)
     return ours is not None and ours <= GAIN * library_us(of, sizes, turned)

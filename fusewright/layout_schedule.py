@@ -67,7 +67,7 @@ def choose_window(
     kernel: WindowKernel, target: Target, sizes: Mapping[str, int]
 ) -> WindowSchedule | DirectSchedule:
     """The heuristic's choice: on tensor cores, by tile and bands, or as plain sums."""
-    of = kernel.geometry
+    of = kernel.walked
     band, sms = best_band(of), target.sms
     if may_be_direct(kernel) and prefers_direct(of, sizes, sms):
         by_lines = prefers_lines(of, direct_us(of, sizes, sms), sizes, sms)

@@ -25,33 +25,40 @@ from fusewright.window_cost import (
 LINE_POSITIONS, LINE_BOX_ROWS, LINE_BYTES = (256, 128), 256, 137 * 1024
 RESULTS = 64  # of a tile
 BOX_ROWS, ROW_BYTES = 64, 128
-# Cycles of a processor: a step of 16 channels for a position, a result to finish, which two
-# warpgroups do at the same time; bytes to and from memory, and from the second cache (H200,
-# 2026-11-16, 18 shapes).
-STEP_CYCLES, FINISH_CYCLES = 0.5, 0.92
+# Cycles of a processor: a step of 16 channels for a position, the beginning of a stage, a result to
+# finish, which two warpgroups do at the same time, one column at a time slower; bytes to and from
+# memory, and from the second cache (H200, 2026-11-16, 25 shapes).
+STEP_CYCLES, STAGE_CYCLES, FINISH_CYCLES, ALONE = 0.5, 300.0, 0.92, 1.5
 CYCLES_PER_US = 1750.0
-BYTES_PER_US, CACHE_BYTES_PER_US = 3.9e6, 6.5e6
+BYTES_PER_US, CACHE_BYTES_PER_US = 3.7e6, 6.5e6
 CALL_US = 12.0  # of all three kernels
 MEMORY = 2  # times that of input and result, at the most
 GAIN = 0.93  # what it must be faster than other ways, for the memory that it takes
 
 
 def line_stages(of: Geometry) -> int:
-    """What a tile reads one after the other: 64 channels of a phase each."""
-    return -(-of.channels // CHANNEL_BLOCK) * len(of.phases)
+    """What a tile reads one after the other: 64 channels of a phase each; of lines, all classes
+    read the same."""
+    return -(-of.channels // CHANNEL_BLOCK) * (1 if of.transposed else len(of.phases))
+
+
+def _together(of: Geometry) -> Geometry:
+    """As lines are laid out."""
+    return replace(of, y=replace(of.y, together=True), x=replace(of.x, together=True))
 
 
 def line_fits(of: Geometry, band_width: int, positions: int) -> bool:
     """Whether two stages find room."""
-    rows = rows_for(of, band_width, positions)
+    rows = rows_for(_together(of), band_width, positions)
     boxes = -(-rows // LINE_BOX_ROWS)
     rows = boxes * (-(-rows // (8 * boxes)) * 8)
-    return len(of.classes) == 1 and 2 * rows * ROW_BYTES <= LINE_BYTES
+    return all(map(all, of.classes)) and 2 * rows * ROW_BYTES <= LINE_BYTES
 
 
 def line_bytes(of: Geometry, band_width: int) -> int:
     """Of an image: a row for each position, 64 channels and phase."""
-    return image_positions(of, band_width) * of.groups * line_stages(of) * ROW_BYTES
+    positions = image_positions(_together(of), band_width)
+    return positions * of.groups * line_stages(of) * ROW_BYTES
 
 
 def best_line(of: Geometry, band_width: int) -> int:
@@ -79,16 +86,18 @@ def line_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:
     positions = best_line(of, band) if band else 0
     if band is None or not positions:
         return None
-    rows = image_positions(of, band) * of.images.at(sizes)
+    laid_out, classes = _together(of), len(of.classes)
+    rows = image_positions(laid_out, band) * of.images.at(sizes)
     parts = -(-of.results // RESULTS) * of.groups
-    tiles = -(-rows // positions) * parts
-    steps = -(-of.channels // 16) * of.taps
-    multiplied = STEP_CYCLES * positions * steps
+    tiles = -(-rows // positions) * parts * classes
+    steps = -(-of.channels // 16) * of.taps / classes
+    stages = line_stages(of)
+    multiplied = STEP_CYCLES * positions * steps + STAGE_CYCLES * stages
     finished = FINISH_CYCLES * positions * min(of.results, RESULTS)
+    finished *= ALONE if of.columns % 2 else 1.0
     each = -(-tiles // sms)
     cycles = max(each * multiplied + finished, (each + 1) / 2 * (multiplied + finished))
-    stages = line_stages(of)
-    read = rows_for(of, band, positions) * stages / (parts if stages == 1 else 1)
+    read = rows_for(laid_out, band, positions) * stages / (parts if stages == 1 else 1)
     read = tiles * ROW_BYTES * (read + steps / 4 * BOX_ROWS)
     written = line_bytes(of, band) * of.images.at(sizes)
     moved = (4 * of.source_elements(sizes) + written) / BYTES_PER_US

@@ -9,7 +9,8 @@ gradient of one by its source does:
     result[n, o, y·stride − before + j·dilation, …] = Σ source[n, c, y, x] · weights[o, c, j, i]
 
 Results with the same remainders by the stride are a class: a convolution of stride 1 with those
-taps that meet it.
+taps that meet it. Those of one class do not lie beside each other; with a stride of 2 along x both
+remainders are woven together instead, see `woven`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class WindowAxis:
     dilation: int
     before: int
     transposed: bool = False
+    together: bool = False  # all classes read the same plane of the source
 
     @property
     def positions(self) -> int:
@@ -45,6 +47,9 @@ class WindowAxis:
         """How many positions further than its own the furthest tap reads."""
         if not self.transposed:
             return (self.taps - 1) * self.dilation // self.stride
+        if self.together:
+            far = (self.taps - 1) * self.dilation - self.before
+            return far // self.stride - -self.before // self.stride
         common = math.gcd(self.stride, self.dilation)
         return (max(self.phases) - 1) * self.dilation // common
 
@@ -70,6 +75,16 @@ class WindowAxis:
 
 
 @dataclass(frozen=True)
+class Weave:
+    """What a woven convolution is made of; WindowWeave of kernels/window_operands.cuh."""
+
+    results: int  # of a group
+    columns: int
+    taps: int  # along x
+    first: int  # the tap that its own first is for even columns
+
+
+@dataclass(frozen=True)
 class Geometry:
     """The sizes of a convolution; `channels` and `results` are those of one group."""
 
@@ -79,6 +94,7 @@ class Geometry:
     results: int
     y: WindowAxis
     x: WindowAxis
+    weave: Weave | None = None
 
     @property
     def taps(self) -> int:
@@ -97,6 +113,11 @@ class Geometry:
     @property
     def strided(self) -> bool:
         return self.y.stride * self.x.stride > 1
+
+    @property
+    def columns(self) -> int:
+        """Of the result."""
+        return self.weave.columns if self.weave else self.x.result
 
     @property
     def phases(self) -> tuple[int, ...]:
@@ -136,6 +157,23 @@ class Geometry:
         if self.transposed:
             return 2 * self.source_elements(sizes) * self.results * self.taps
         return 2 * self.result_elements(sizes) * self.channels * self.taps
+
+
+def woven(of: Geometry) -> Geometry:
+    """The same convolution, if it is transposed and has stride 2 along x, as one of stride 1 with
+    twice the results: those of even columns and those beside them, by eight of each.
+
+    Column 2·q + r has taps k of the source at q − (k − before − r) / 2: both r read at most one
+    place that the other does not.
+    """
+    x = of.x
+    if not (of.transposed and x.stride == 2 and x.dilation == 1):
+        return of
+    before = (x.before + 1) // 2
+    taps = (x.taps - 1 - x.before) // 2 + before + 1
+    axis = WindowAxis(x.size, x.positions, taps, 1, 1, before, transposed=True)
+    weave = Weave(of.results, x.result, x.taps, x.before - 2 * before)
+    return replace(of, results=-(-of.results // 8) * 16, x=axis, weave=weave)
 
 
 @dataclass(frozen=True)
@@ -220,6 +258,11 @@ class WindowKernel(Ending):
         source = replace(self.source, buffer=buffers[self.source.buffer])
         weights = replace(self.filter, buffer=buffers[self.filter.buffer])
         return replace(self, source=source, filter=weights)
+
+    @property
+    def walked(self) -> Geometry:
+        """As tensor cores go about it: what is reduced is not woven."""
+        return woven(self.geometry) if self.reduces is Reduces.NOTHING else self.geometry
 
     @property
     def column_axes(self) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ SPLIT_WEIGHTS_PER_US = 2e5
 # of its kernels in TF32, of transposed ones, gradients by weights; in float32, to which it keeps
 # with few channels; bytes of its kernels for groups, of its other kernels, of loops and copies.
 LIBRARY_FLOPS_PER_US = 330e6
-GATHERED_FLOPS_PER_US = 280e6
+GATHERED_FLOPS_PER_US = 200e6
 GRADIENT_FLOPS_PER_US = 155e6
 EXACT_FLOPS_PER_US = 25e6
 GROUPED_BYTES_PER_US, DEPTHWISE_BYTES_PER_US = 0.65e6, 1.2e6
@@ -48,6 +48,7 @@ FEW_CHANNELS = 32
 GRADIENT_OF_OURS_FLOPS_PER_US, GRADIENT_US, LIBRARY_GRADIENT_US = 250e6, 30.0, 8.0
 STRIDED_SHARE, DILATED_SHARE = 0.35, 0.6
 FEWEST_CHANNELS = 8  # fewer leave most of a step of 16 empty
+FEWEST_GATHERED = 8  # results of a transposed one with strides; the library does not round fewer
 
 
 def pitch_of(of: Geometry, band_width: int, lanes: int = 4) -> int:
@@ -159,7 +160,7 @@ def _tile_cycles(of: Geometry, band_width: int, terms: int) -> float:
     steps = blocks * 4 + -(-rest // 16)
     channels = blocks * CHANNEL_BLOCK + -(-rest // 32) * 32
     finished = FINISH_CYCLES * positions * min(tile, of.results)
-    finished *= 1.0 if len(of.classes) == 1 else SCATTERED
+    finished *= SCATTERED if of.transposed and of.x.stride > 1 else 1.0
     tiles = image_positions(of, band_width) / positions
     cycles = 0.0
     for phases in of.classes:

@@ -91,21 +91,31 @@ int end_in(const ByChannel<Body, kPerImage, kTogether>& end, const ConvolutionSi
   return 0;
 }
 
-template <int kTileChannels>
+template <int kTileChannels, bool kWoven_ = false>
 struct ByTiles {
-  static constexpr bool kLines = false;
+  static constexpr bool kLines = false, kWoven = kWoven_;
 };
-template <int kTileChannels>
-struct InTurns : ByTiles<kTileChannels> {};
-template <int kTileChannels, int kPositions>
+template <int kTileChannels, bool kWoven = false>
+struct InTurns : ByTiles<kTileChannels, kWoven> {};
+template <int kTileChannels, int kPositions, bool kWoven_ = false>
 struct ByLines {
-  static constexpr bool kLines = true;
+  static constexpr bool kLines = true, kWoven = kWoven_;
 };
+
+// What a woven convolution is seen as, as it was.
+inline ConvolutionSizes unwoven(ConvolutionSizes of) {
+  const WindowWeave& weave = of.weave;
+  of.x = {of.x.in, weave.columns, weave.taps, 2, 1, weave.first + 2 * of.x.padding};
+  of.channels_out = weave.channels;
+  return of;
+}
 
 template <int kTerms, class Way, int kLanes, class End>
 int convolution(const End& end, bool, const WindowInput& source, const WindowFilter& filter,
-                const ConvolutionSizes& of, void* workspace, void* lines, int device,
+                const ConvolutionSizes& given, void* workspace, void* lines, int device,
                 void* stream) {
+  if (Way::kWoven != given.weave.woven()) return 3;
+  const ConvolutionSizes of = Way::kWoven ? unwoven(given) : given;
   if (of.band_width < 1 || workspace == nullptr || (kTerms != 1 && kTerms != 3)) return 3;
   if (Way::kLines != (lines != nullptr)) return 3;
   return end_in(end, of, [&](int64_t image, int out, int y, int x) {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from fusewright.codegen.source import ALIGNMENT
 from fusewright.codegen.window import lines_of
 from fusewright.ir import Dim
-from fusewright.window import Geometry, WindowAxis
+from fusewright.window import Geometry, WindowAxis, woven
 from fusewright.window_cost import best_band
 from tests.cores_on_host import library_of
 from tests.test_window_kernel import BODY as WINDOW_BODY
@@ -30,8 +30,10 @@ BODY = (
   extern "C" int convolution_##name(const fw::WindowInput* x, const fw::WindowFilter* filter,   \
                                     const fw::ConvolutionSizes* sizes, void* workspace,         \
                                     void* lines, float* out) {                                  \
-    const int64_t plane = sizes->y.out * sizes->x.out;                                          \
-    const Plain plain{out, sizes->images * plane, plane, sizes->groups * sizes->channels_out};  \
+    const bool woven = sizes->weave.woven();                                                    \
+    const int64_t plane = sizes->y.out * (woven ? sizes->weave.columns : sizes->x.out);         \
+    const int outs = sizes->groups * (woven ? sizes->weave.channels : sizes->channels_out);     \
+    const Plain plain{out, sizes->images * plane, plane, outs};                                 \
     return fw::convolution<terms, fw::way, 2>(End{{{plain}}}, true, *x, *filter, *sizes,        \
                                               workspace, lines, 0, nullptr);                    \
   }
@@ -41,8 +43,18 @@ ENTRY(3_64, 3, InTurns<64>)
 ENTRY(3_128, 3, InTurns<128>)
 namespace fw {
 using Lines = ByLines<128, 128>;
+using WovenLines = ByLines<128, 256, true>;
+template <int kTileChannels>
+using Woven = ByTiles<kTileChannels, true>;
+using WovenTurns = InTurns<128, true>;
 }
 ENTRY(lines, 1, Lines)
+ENTRY(woven_1_64, 1, Woven<64>)
+ENTRY(woven_1_128, 1, Woven<128>)
+ENTRY(woven_3_64, 3, Woven<64>)
+ENTRY(woven_3_128, 3, Woven<128>)
+ENTRY(woven_lines, 1, WovenLines)
+ENTRY(woven_turns, 1, WovenTurns)
 """
 )
 
@@ -68,6 +80,7 @@ class Sizes(ctypes.Structure):
         ("x", ctypes.c_int * 6),
         ("band_width", ctypes.c_int),
         ("transposed", ctypes.c_bool),
+        ("weave", ctypes.c_int * 4),
     )
 
 
@@ -86,27 +99,31 @@ def numbers(axis: WindowAxis) -> ctypes.Array[ctypes.c_int]:
     return (ctypes.c_int * 6)(*given)
 
 
-def run(of: Geometry, x: Tensor, w: Tensor, terms: int, by_lines: bool = False) -> Tensor:
+def run(of: Geometry, x: Tensor, w: Tensor, terms: int, way: str = "tiles") -> Tensor:
     """As an entry of the heuristic's schedule does it; w may have any strides."""
     band = best_band(of)
     assert band is not None
-    images, outs = x.shape[0], of.groups * of.results
+    results = of.weave.results if of.weave else of.results
+    images, outs = x.shape[0], of.groups * results
     sizes = Sizes(images, (ctypes.c_int * 3)(of.groups, of.channels, of.results))
     sizes.y, sizes.x = numbers(of.y), numbers(of.x)
     sizes.band_width, sizes.transposed = band, of.transposed
+    if of.weave:
+        sizes.weave = (ctypes.c_int * 4)(*astuple(of.weave))
     source = Strided(x.data_ptr(), (ctypes.c_int64 * 4)(*x.stride()))
     first, second, *rest = w.stride()
-    strides = (of.results * first, first, second, *rest)
+    strides = (results * first, first, second, *rest)
     if of.transposed:
         strides = (of.channels * first, second, first, *rest)
     filter_ = Filter(w.data_ptr(), (ctypes.c_int64 * 5)(*strides))
-    out = torch.full((images, outs, of.y.result, of.x.result), UNSEEN)
+    out = torch.full((images, outs, of.y.result, of.columns), UNSEEN)
     workspace = torch.full((of.workspace_bytes + 256,), 0xFF, dtype=torch.uint8)
     skip = -workspace.data_ptr() % 128
     line_bytes = lines_of(of, band).at({}) - ALIGNMENT
     lines = torch.full((line_bytes + 512,), 0xFF, dtype=torch.uint8)
     skipped = -lines.data_ptr() % 256
-    kind = "lines" if by_lines else f"{terms}_{64 if of.results <= 64 else 128}"
+    kind = f"{terms}_{64 if of.results <= 64 else 128}" if way == "tiles" else way
+    kind = f"woven_{kind}" if of.weave else kind
     parts = [ctypes.byref(each) for each in (source, filter_, sizes)]
     places = (workspace.data_ptr() + skip, lines.data_ptr() + skipped, out.data_ptr())
     entry = getattr(library(), f"convolution_{kind}")
@@ -125,17 +142,17 @@ def convolved(
     dilation: tuple[int, int],
     groups: int,
     terms: int,
-    by_lines: bool = False,
+    way: str = "tiles",
 ) -> Tensor:
     y, across = (
         axis_of(x.shape[2 + at], w.shape[2 + at], stride[at], dilation[at], padding[at])
         for at in range(2)
     )
     of = Geometry(Dim(x.shape[0]), groups, w.shape[1], w.shape[0] // groups, y, across)
-    return run(of, x, w, terms, by_lines)
+    return run(of, x, w, terms, way)
 
 
-@pytest.mark.parametrize(("terms", "by_lines"), [(1, False), (3, False), (1, True)])
+@pytest.mark.parametrize(("terms", "way"), [(1, "tiles"), (3, "tiles"), (1, "lines")])
 @pytest.mark.parametrize(
     ("shape", "filter_", "stride", "padding", "dilation", "groups"),
     [
@@ -148,13 +165,13 @@ def convolved(
     ],
 )
 def test_weights_and_taps(  # type: ignore[no-untyped-def]
-    shape, filter_, stride, padding, dilation, groups, terms: int, by_lines: bool
+    shape, filter_, stride, padding, dilation, groups, terms: int, way: str
 ) -> None:
     torch.manual_seed(sum(shape))
     x, w = torch.randn(shape), torch.randn(filter_)
     w *= torch.exp2(torch.randint(-30, 30, (filter_[0], 1, 1, 1)).float())
     exact = F.conv2d(x.double(), w.double(), None, stride, padding, dilation, groups)
-    y = convolved(x, w, stride, padding, dilation, groups, terms, by_lines)
+    y = convolved(x, w, stride, padding, dilation, groups, terms, way)
     wrong, right = (each.transpose(0, 1).flatten(1).norm(dim=1) for each in (y - exact, exact))
     assert float((wrong / right).max()) < (4e-7 if terms == 3 else 8e-4)
 
@@ -176,7 +193,7 @@ class Transposed:
         settings = (self.stride, self.padding, self.more, self.groups, self.dilation)
         return F.conv_transpose2d(x.double(), w.double(), None, *settings)
 
-    def run(self, x: Tensor, w: Tensor, terms: int, by_lines: bool = False) -> Tensor:
+    def geometry(self, x: Tensor, w: Tensor) -> Geometry:
         made = self.exact(x.to("meta"), w.to("meta")).shape[2:]
         y, across = (
             WindowAxis(*each, transposed=True)
@@ -186,8 +203,13 @@ class Transposed:
             )
         )  # fmt: skip
         channels = x.shape[1] // self.groups
-        of = Geometry(Dim(x.shape[0]), self.groups, channels, w.shape[1], y, across)
-        return run(of, x, w, terms, by_lines)
+        return Geometry(Dim(x.shape[0]), self.groups, channels, w.shape[1], y, across)
+
+    def run(self, x: Tensor, w: Tensor, terms: int, way: str = "tiles") -> Tensor:
+        """Of classes one after the other; with "woven" before the way, of two at a time."""
+        of = self.geometry(x, w)
+        weave, _, way = ("", "", way) if not way.startswith("woven ") else way.partition(" ")
+        return run(woven(of) if weave else of, x, w, terms, way)
 
 
 # Images, weights with the out channels of a group, and the rest.
@@ -212,6 +234,11 @@ TRANSPOSED = {
     "line": ((3, 24, 1, 37), (24, 6, 1, 5), Transposed((1, 3), (0, 2), (0, 1))),
     "many channels": ((1, 150, 5, 5), (150, 140, 3, 3), Transposed((2, 2), (1, 1))),
     "many tiles": ((3, 8, 14, 15), (8, 4, 3, 3), Transposed((2, 2), (1, 1), (1, 0))),
+    "strides of 1 and 2": ((2, 20, 6, 9), (20, 70, 3, 4), Transposed((1, 2), (1, 1))),
+    "odd padding": ((2, 24, 5, 12), (24, 9, 2, 5), Transposed((2, 2), (1, 3), (1, 1))),
+    "one tap": ((2, 16, 6, 7), (16, 12, 1, 1), Transposed((2, 2), (0, 0), (1, 1))),
+    "groups of a stride": ((2, 40, 5, 6), (40, 12, 3, 3), Transposed((2, 2), (1, 1), groups=2)),
+    "several tiles of channels": ((1, 70, 6, 8), (70, 100, 2, 2), Transposed((2, 2))),
 }  # fmt: skip
 
 
@@ -221,12 +248,31 @@ def transposed_operands(name: str) -> tuple[Tensor, Tensor, Transposed]:
     return torch.randn(images), torch.randn(filter_), of
 
 
-@pytest.mark.parametrize("terms", [1, 3])
-@pytest.mark.parametrize("name", TRANSPOSED)
-def test_every_kind_of_transposed_convolution(name: str, terms: int) -> None:
+WAYS = [(1, "tiles"), (3, "tiles"), (1, "lines")]
+
+
+def ways_of(name: str) -> list[tuple[int, str]]:
+    """A class without taps has no lines; woven are those of stride 2 along x."""
+    x, w, of = transposed_operands(name)
+    whole = of.geometry(x, w)
+    kinds = {"": whole} if woven(whole) == whole else {"": whole, "woven ": woven(whole)}
+    return [
+        (terms, weave + way)
+        for weave, each in kinds.items()
+        for terms, way in WAYS
+        if way != "lines" or all(map(all, each.classes))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "terms", "way"),
+    [(name, *way) for name in TRANSPOSED for way in ways_of(name)]
+    + [("strides of 1 and 2", 1, "woven turns")],
+)
+def test_every_kind_of_transposed_convolution(name: str, terms: int, way: str) -> None:
     x, w, of = transposed_operands(name)
     w *= torch.exp2(torch.randint(-30, 30, (1, w.shape[1], 1, 1)).float())
-    y, exact = of.run(x, w, terms), of.exact(x, w)
+    y, exact = of.run(x, w, terms, way), of.exact(x, w)
     wrong, right = (each.transpose(0, 1).flatten(1).norm(dim=1) for each in (y - exact, exact))
     assert float((wrong / right).max()) < (4e-7 if terms == 3 else 8e-4)
 
@@ -238,14 +284,20 @@ def test_layouts_of_transposed_operands() -> None:
     assert float((of.run(x, w, 3) - of.exact(x, w)).norm() / of.exact(x, w).norm()) < 4e-7
 
 
-@pytest.mark.parametrize("terms", [1, 3])
-@pytest.mark.parametrize("name", ["stride 1", "stride 2", "strides differ", "groups", "narrower"])
-def test_what_is_not_finite_in_a_transposed_one(name: str, terms: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "terms", "way"),
+    [
+        (name, *way)
+        for name in ("stride 1", "stride 2", "strides differ", "groups", "narrower", "many tiles")
+        for way in ways_of(name)
+    ],
+)
+def test_what_is_not_finite_in_a_transposed_one(name: str, terms: int, way: str) -> None:
     """By the definition: there are no zeros that an infinite weight could meet at the edges."""
     x, w, of = transposed_operands(name)
     x[0, 3, 4, 4], x[1, 1, 0, -1], x[1, 2, -1, 0] = math.inf, -math.inf, math.nan
     w[2, 1, 0, 0], w[4, 2, -1, -1], w[-1, 0, 0, -1] = math.inf, -math.inf, 3e38
-    y, exact = of.run(x, w, terms), of.exact(x, w).float()
+    y, exact = of.run(x, w, terms, way), of.exact(x, w).float()
     assert torch.equal(y.isnan(), exact.isnan()) and torch.equal(y.isinf(), exact.isinf())
     assert torch.equal(y[y.isinf()], exact[exact.isinf()])
     assert y.isfinite().any() and not y.isfinite().all()
@@ -259,12 +311,12 @@ def test_no_transposed_images() -> None:
 @pytest.mark.parametrize(
     ("size", "kernel", "padding"), [((7, 9), (3, 2), (0, 1)), ((7, 7), (3, 3), (1, 1))]
 )
-@pytest.mark.parametrize("by_lines", [False, True])
+@pytest.mark.parametrize("way", ["tiles", "lines"])
 def test_transposed_rows_share_their_zeros(
-    size: tuple[int, int], kernel: tuple[int, int], padding: tuple[int, int], by_lines: bool
+    size: tuple[int, int], kernel: tuple[int, int], padding: tuple[int, int], way: str
 ) -> None:
     """Without strides: one class, which may come from lines, several images in a tile."""
     torch.manual_seed(sum(kernel))
     x, w, of = torch.randn(5, 70, *size), torch.randn(70, 12, *kernel), Transposed(padding=padding)
-    y, exact = of.run(x, w, 1, by_lines), of.exact(x, w)
+    y, exact = of.run(x, w, 1, way), of.exact(x, w)
     assert float((y - exact).norm() / exact.norm()) < 8e-4

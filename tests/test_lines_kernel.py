@@ -64,7 +64,7 @@ def test_few_far_larger_numbers_spoil_nothing(hot: float) -> None:
     x, w = torch.randn(2, 20, 16, 12), torch.randn(10, 20, 3, 3)
     x[0, 0, 0, 0] = x[1, 7, 5, 5] = hot
     of = Geometry(Dim(2), 1, 20, 10, axis_of(16, 3, 1, 1, 1), axis_of(12, 3, 1, 1, 1))
-    y, exact = run(of, x, w, 1, by_lines=True), SAME.exact(x, w)
+    y, exact = run(of, x, w, 1, "lines"), SAME.exact(x, w)
     near = (exact.abs() < 1e4).float()
     assert near.mean() > 0.9 and error(y * near, exact * near) < 6e-4
     assert error(y * (1 - near), exact * (1 - near)) < 6e-4

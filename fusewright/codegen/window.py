@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from fusewright.codegen.ending import ending_lines, pointer_text
 from fusewright.codegen.form import Form
@@ -28,7 +28,7 @@ def window_entry(kernel: WindowKernel, schedule: WindowSchedule) -> Entry:
     names = tuple(each.name for each in kernel.arguments)
     workspace = _workspace(kernel, schedule)
     if schedule.line_positions:
-        lines = lines_of(kernel.geometry, schedule.band_width)
+        lines = lines_of(kernel.walked, schedule.band_width)
         workspace = replace(workspace, rounded=lines)
     return Entry(kernel.name, names, kernel.symbols, workspace, "convolutions", kernel.instead)
 
@@ -36,7 +36,7 @@ def window_entry(kernel: WindowKernel, schedule: WindowSchedule) -> Entry:
 def _workspace(kernel: WindowKernel, schedule: WindowSchedule) -> Workspace:
     """The weights, and after them room for what tiles have reduced; `lines_of` in sm90_window.cuh
     says how many lines of it there are."""
-    of, weights = kernel.geometry, kernel.geometry.workspace_bytes
+    of, weights = kernel.walked, kernel.walked.workspace_bytes
     if kernel.reduces is Reduces.NOTHING:
         return Workspace(fixed=weights)
     line = kernel.epilogue.outer_numel * part_bytes(sweeps(kernel.epilogue))
@@ -65,12 +65,12 @@ def lines_of(of: Geometry, band_width: int) -> Rounded:
 
 
 def _parts_at(kernel: WindowKernel) -> int:
-    return -(-kernel.geometry.workspace_bytes // ALIGNMENT) * ALIGNMENT
+    return -(-kernel.walked.workspace_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> list[str]:
     body = [
-        *_operands(kernel, form, schedule.band_width),
+        *_operands(kernel, form, kernel.walked, schedule.band_width),
         _window_call(kernel, form, schedule),
     ]
     parts = f"static_cast<char*>(workspace) + {_parts_at(kernel)}"
@@ -79,7 +79,7 @@ def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> 
 
 
 def _window_call(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> str:
-    template = f"{macro('convolutions')}, {_way(schedule)}, {form.schedule.lanes}"
+    template = f"{macro('convolutions')}, {_way(kernel, schedule)}, {form.schedule.lanes}"
     lines = _workspace(kernel, schedule).behind(form.size) if schedule.line_positions else "nullptr"
     return (
         f"return fw::convolution<{template}>(end, vectors, source, filter, sizes, workspace, "
@@ -87,10 +87,11 @@ def _window_call(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> 
     )
 
 
-def _way(schedule: WindowSchedule) -> str:
-    if schedule.line_positions:
-        return f"fw::ByLines<{schedule.tile_channels}, {schedule.line_positions}>"
-    return f"fw::{'InTurns' if schedule.turns else 'ByTiles'}<{schedule.tile_channels}>"
+def _way(kernel: WindowKernel, schedule: WindowSchedule) -> str:
+    name = "ByLines" if schedule.line_positions else "InTurns" if schedule.turns else "ByTiles"
+    numbers = [schedule.tile_channels, *filter(None, [schedule.line_positions])]
+    parameters = [*map(str, numbers), *(["true"] if kernel.walked.weave else [])]
+    return f"fw::{name}<{', '.join(parameters)}>"
 
 
 def _title(kernel: WindowKernel) -> str:
@@ -100,15 +101,17 @@ def _title(kernel: WindowKernel) -> str:
     return title + (f", {of.groups} groups" if of.groups > 1 else "")
 
 
-def _operands(kernel: WindowKernel, form: Form, band_width: int) -> list[str]:
+def _operands(kernel: WindowKernel, form: Form, of: Geometry, band_width: int) -> list[str]:
     """Images, weights and sizes."""
-    of, source, filter_ = kernel.geometry, kernel.source, kernel.filter
+    source, filter_ = kernel.source, kernel.filter
     images = [pointer_text(form, "float", source.buffer), *map(form.size, source.strides)]
     weights = pointer_text(form, "float", filter_.buffer)
     filter_numbers = ", ".join(map(str, filter_.strides))
     sizes = [form.size(of.images), str(of.groups), str(of.channels), str(of.results)]
     sizes += [axis_text(of.y), axis_text(of.x), str(band_width)]
     sizes += ["true" if of.transposed else "false"]
+    if of.weave:
+        sizes += [f"{{{', '.join(map(str, astuple(of.weave)))}}}"]
     return [
         f"const fw::WindowInput source{{{', '.join(images)}}};",
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
@@ -130,7 +133,7 @@ def direct_lines(kernel: WindowKernel, form: Form, schedule: DirectSchedule) -> 
     tile = f"{schedule.outs}, {schedule.rows}, {schedule.across}"
     template = f"{macro('convolutions')}, fw::DirectTaps<{', '.join(map(str, taps))}>, {tile}"
     call = f"fw::direct_convolution<{template}>"
-    operands = _operands(kernel, form, x.result)
+    operands = _operands(kernel, form, kernel.geometry, x.result)
     sums = f"return {call}(end, source, filter, sizes, where, stream);"
     if not schedule.line_positions:
         return ending_lines(kernel, form, _title(kernel), [*operands, sums])

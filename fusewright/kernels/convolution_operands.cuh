@@ -7,13 +7,14 @@ namespace fw {
 
 // Of a transposed convolution the axes are those of the convolution that it is the transpose of, but
 // for `in` and `out`: x[n, c, iy, ix] adds to outputs iy·stride − padding + ky·dilation, and a band is
-// some positions of a class.
+// some positions of a class. A woven one (window_operands.cuh) is given as what it is seen as.
 struct ConvolutionSizes {
   int64_t images;
   int groups, channels, channels_out;  // of one group
   WindowAxis y, x;
   int band_width;
   bool transposed;
+  WindowWeave weave;
 };
 
 }  // namespace fw

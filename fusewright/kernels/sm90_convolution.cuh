@@ -48,14 +48,19 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   const int group = out / shape.channels_out, of_group = out % shape.channels_out;
-  const float* from = filter.data + group * filter.group_stride + of_group * filter.out_stride;
+  const int channel_out = shape.channel_of(of_group);
+  const bool exists = channel_out < shape.results();
+  const float* from = filter.data + group * filter.group_stride + channel_out * filter.out_stride;
   const int numbers = shape.channels * shape.taps;
   if (thread < shape.taps) {
-    place_of[thread] = order.y[thread] * filter.y_stride + order.x[thread] * filter.x_stride;
+    const uint32_t tap_x = shape.tap_x(order.x[thread], of_group / 8 % 2);
+    const bool there = exists && tap_x != kNoTap;
+    place_of[thread] =
+        there ? order.y[thread] * filter.y_stride + tap_x * filter.x_stride : int64_t(-1);
   }
   __syncthreads();
   const auto number = [&](int channel, int tap) {
-    return from[channel * filter.in_stride + place_of[tap]];
+    return place_of[tap] < 0 ? 0.f : from[channel * filter.in_stride + place_of[tap]];
   };
   float largest = 0.f;
   int channel = thread / shape.taps, tap = thread % shape.taps;
@@ -121,22 +126,23 @@ inline WindowLines lines_at(void* from, const WindowShape& shape) {
 }
 
 // How a convolution goes about it with one half of each number: tiles of so many out channels; or all of
-// them, by warpgroups in turns; or with the input from lines, so many positions in a tile.
-template <int kTileChannels>
+// them, by warpgroups in turns; or with the input from lines, so many positions in a tile. kWoven says
+// whether the sizes have a weave.
+template <int kTileChannels, bool kWoven = false>
 struct ByTiles {
   template <int kTerms>
-  using Kind = WindowKind<kTerms, kTileChannels>;
+  using Kind = WindowKind<kTerms, kTileChannels, false, kWoven>;
 };
-template <int kTileChannels>
+template <int kTileChannels, bool kWoven = false>
 struct InTurns {
   template <int kTerms>
-  using Kind = WindowKind<kTerms, kTileChannels, kTerms == 1>;
+  using Kind = WindowKind<kTerms, kTileChannels, kTerms == 1, kWoven>;
 };
-template <int kTileChannels, int kPositions>
+template <int kTileChannels, int kPositions, bool kWoven = false>
 struct ByLines {
   template <int kTerms>
-  using Kind =
-      std::conditional_t<kTerms == 1, LineKind<kPositions>, WindowKind<kTerms, kTileChannels>>;
+  using Kind = std::conditional_t<kTerms == 1, LineKind<kPositions, kWoven>,
+                                  WindowKind<kTerms, kTileChannels, false, kWoven>>;
 };
 
 // `workspace` has room for both halves and the scales of all weights, `memory` for lines.
@@ -149,7 +155,9 @@ int convolution(const End& end, bool vectors, const WindowInput& x, const Window
   if (of.images == 0 || of.y.out == 0 || of.x.out == 0) return end_nothing(end, device, stream);
   WindowShape shape{};
   TapOrder order{};
-  if (!lay_out(of, 4, shape, order)) return static_cast<int>(cudaErrorInvalidValue);
+  if (Kind::kWoven != of.weave.woven() || !lay_out(of, 4, kLines, shape, order)) {
+    return static_cast<int>(cudaErrorInvalidValue);
+  }
   int reach = 0;
   for (int phase = 0; phase < shape.phases; ++phase) reach = max(reach, shape.phase[phase].reach);
   shape.stage_rows = (Kind::kTilePositions + reach + 7) / 8 * 8;

@@ -25,6 +25,14 @@ constexpr int kFinishStride = 68;
 template <int kRows>
 using FinishRows = float[kRows][kFinishStride];
 
+// V neighbouring numbers of a row.
+template <int V>
+__device__ __forceinline__ Packed<float, V> take_row(const float* from) {
+  Packed<float, V> x;
+  x.words[0] = *reinterpret_cast<const typename Packed<float, V>::Word*>(from);
+  return x;
+}
+
 // How a warpgroup's threads share kRows rows of 64 columns: V neighbouring columns each.
 template <int V>
 struct FinishShape {
@@ -33,6 +41,10 @@ struct FinishShape {
   static constexpr int kRowPart = kThreads * V;                 // the columns they have together
   static constexpr int kStep = 128 / kAcross;                   // rows between two of a thread's
   static constexpr int kStride = kFinishStride;
+
+  __device__ __forceinline__ static Packed<float, V> take(const float* from) {
+    return take_row<V>(from);
+  }
 };
 
 // Rows of a thread that go together, of so many: as many as there are registers for.
@@ -60,9 +72,7 @@ __device__ __forceinline__ void finish_rows(const float* from, int first, int ro
   }
 #pragma unroll
   for (int k = 0; k < kTogether; ++k) {
-    Packed<float, V> x;
-    using Word = typename Packed<float, V>::Word;
-    x.words[0] = *reinterpret_cast<const Word*>(from + k * Shape::kStep * Shape::kStride);
+    const Packed<float, V> x = Shape::take(from + k * Shape::kStep * Shape::kStride);
 #pragma unroll
     for (int v = 0; v < V; ++v) end.give(elem[k], v, x.lanes[v]);
   }

@@ -10,10 +10,10 @@ namespace fw {
 
 // As WindowKind. (H200, 128 channels of 64: 0.66 ms with two warpgroups of 256 positions, 0.75 with two
 // of 128, 0.68 with three and 0.69 with four.)
-template <int kPositions_>
+template <int kPositions_, bool kWoven_ = false>
 struct LineKind {
   static constexpr int kTerms = 1, kHalves = 1;
-  static constexpr bool kTurns = true, kLines = true, kHasPart = true;
+  static constexpr bool kTurns = true, kLines = true, kHasPart = true, kWoven = kWoven_;
   static constexpr int kGroups = 2, kConvertWarps = 0;
   static constexpr int kFirstLoad = 128 * kGroups;
   static constexpr int kThreads = kFirstLoad + 128;
@@ -80,8 +80,10 @@ static int line_window(const End& end, bool vectors, const WindowInput& x, const
   constexpr int kRoom = kSharedBytes - int(sizeof(Shared));
   static_assert(kRoom >= kLineBytes, "stages would not fit");
   const int64_t all_rows = sizes.positions() * shape.stages() * shape.groups;
-  const bool fits = shape.classes == 1 && all_rows < (int64_t(1) << 31) &&
-                    divide_lines(sizes, kRoom / 128);
+  bool fits = all_rows < (int64_t(1) << 31) && divide_lines(sizes, kRoom / 128);
+  for (int of_class = 0; of_class < shape.classes; ++of_class) {
+    fits &= shape.classes == 1 || shape.phase[of_class].taps > 0;  // a tile has all its stages
+  }
   const int64_t weight_rows = int64_t(shape.groups) * sizes.tile_boxes * shape.channels_out;
   CUtensorMap map_w{}, map_lines{};
   if (!fits || !matrix_map(map_w, w.hi, {64, weight_rows, 64, 1, 0}, 64, Kind::kBoxChannels) ||
@@ -104,6 +106,7 @@ static int line_window(const End& end, bool vectors, const WindowInput& x, const
   const auto kernel = line_window_kernel<Kind, kLanes, End>;
   static Persistent persistent;
   const int blocks = persistent.blocks(kernel, sizes.tiles, device);
+  sizes.take_turns(blocks);
   constexpr int kThreads = Kind::kThreads;
   kernel<<<blocks, kThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
       end, x, w, sizes, lines.scales, map_w, map_lines);

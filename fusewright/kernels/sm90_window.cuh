@@ -24,7 +24,7 @@ struct WindowResult {
     bool inside;
     int64_t column;  // a position of all images
   };
-  static constexpr bool kMends = true;
+  static constexpr bool kMends = true, kWoven = false;
   static constexpr int kWords = 24;
   const WindowInput& x;
   const WindowWeights& w;
@@ -41,18 +41,23 @@ struct WindowResult {
     return {at.image, at.y * shape.out_y.apart + phase.out_y,
             at.column * shape.out_x.apart + phase.out_x, at.in_band};
   }
-  __device__ __forceinline__ Place place(int p) const {
-    const WindowPosition at = output(p);
+  __device__ __forceinline__ Place place(int p) const { return place_of(output(p)); }
+  __device__ __forceinline__ Place place_of(const WindowPosition& at) const {
     const WindowShape& shape = sizes.shape;
     const bool inside = at.in_band && at.image < shape.images && at.y < shape.out_y.count &&
                         at.column < shape.out_x.count;
     return {inside, (int64_t(at.image) * shape.out_y.count + at.y) * shape.out_x.count + at.column};
   }
   __device__ __forceinline__ int row(const Place&, int q) const { return channel_out(q); }
-  __device__ __forceinline__ float scale(int q) const { return w.inverse[channel_out(q)]; }
+  // Of a row of weights.
+  __device__ __forceinline__ float scale(int row) const {
+    return w.inverse[tile.group * sizes.shape.channels_out + row];
+  }
   // An element as a plain fp32 sum: what an overflow or a non-finite operand makes of it. Outside of
   // x a convolution has zeros, which an infinite weight makes NaN; a transposed one has nothing.
-  __device__ __forceinline__ float plain(int p, int q) const {
+  __device__ __forceinline__ float plain(int p, int q) const { return plain(p, q, 0); }
+  // Of the columns that a position stands for, this one.
+  __device__ __forceinline__ float plain(int p, int q, int beside) const {
     const WindowShape& shape = sizes.shape;
     const WindowPosition at = sizes.position(tile, p);
     const int top = at.y * shape.y.stride, left = at.column * shape.x.stride;
@@ -69,10 +74,11 @@ struct WindowResult {
         const int y = top + w.order.far_y[tap], column = left + w.order.far_x[tap];
         const bool inside =
             unsigned(y) < unsigned(shape.y.in) && unsigned(column) < unsigned(shape.x.in);
-        if (!inside && shape.transposed) continue;
+        const uint32_t tap_x = shape.tap_x(w.order.x[tap], beside);
+        if ((!inside && shape.transposed) || tap_x == kNoTap) continue;
         const float number = inside ? from[y * x.y_stride + column * x.x_stride] : 0.f;
-        sum = __fmaf_rn(
-            number, weight[w.order.y[tap] * w.raw.y_stride + w.order.x[tap] * w.raw.x_stride], sum);
+        sum = __fmaf_rn(number, weight[w.order.y[tap] * w.raw.y_stride + tap_x * w.raw.x_stride],
+                        sum);
       }
       if (sum != sum) break;  // it stays NaN
     }
@@ -104,8 +110,25 @@ struct OverPositions : WindowResult {
   }
 };
 
-template <class End>
-using WindowResultOf = std::conditional_t<End::kByRow, OverPositions, WindowResult>;
+// The same where it is woven: p counts columns, two for a position, q the channels.
+struct WovenResult : WindowResult {
+  static constexpr bool kWoven = true;
+
+  __device__ __forceinline__ explicit WovenResult(const WindowResult& of) : WindowResult(of) {}
+  __device__ __forceinline__ Place place(int p) const {
+    WindowPosition at = output(p / 2);
+    at.column = 2 * at.column + p % 2;
+    return place_of(at);
+  }
+  __device__ __forceinline__ float plain(int p, int q) const {
+    return WindowResult::plain(p / 2, q, p % 2);
+  }
+};
+
+template <class Kind, class End>
+using WindowResultOf =
+    std::conditional_t<End::kByRow, OverPositions,
+                       std::conditional_t<Kind::kWoven, WovenResult, WindowResult>>;
 
 // How many parts a reduction of the result is left in.
 template <class End>
@@ -152,7 +175,9 @@ __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, con
                                                  const WindowInput& x, const WindowWeights& w,
                                                  const WindowSizes& sizes,
                                                  const float* scales = nullptr) {
-  using Result = WindowResultOf<End>;
+  using Result = WindowResultOf<Kind, End>;
+  static_assert(!(Kind::kWoven && End::kReduces), "what is reduced is not woven");
+  constexpr int kColumns = Kind::kWoven ? 2 : 1;  // of a position
   WindowMultiplier<Kind> multiplier(shared, sizes);
   const int warpgroup = multiplier.warpgroup, warp = of_warp(threadIdx.x / 32 % 4);
   const WarpFinisher<V, End, Result> finisher = {shared.rows[warpgroup][warp]};
@@ -162,13 +187,14 @@ __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, con
   for (; !multiplier.run.ended(); multiplier.go_on()) {
     const WindowTile tile = sizes.tile(multiplier.run.index());
     const int q = tile.q + multiplier.first_channel(), rows = sizes.shape.channels_out;
+    const int mine = (q + 16 * warp) / kColumns;  // the warp's first channel
     const int line = (tile.group * sizes.tiles_q * sizes.tile_channels + q) / 64;
-    const Result result(WindowResult{x, w, sizes, tile, rows, line});
-    if (result.channel_out(q) != channel) {
-      channel = result.channel_out(q);
+    const Result result(WindowResult{x, w, sizes, tile, sizes.shape.results(), line});
+    if (tile.group * rows + q != channel) {
+      channel = tile.group * rows + q;
 #pragma unroll
       for (int i = 0; i < 2; ++i) scale[i] = result.scale(min(q + sums_channel() + 8 * i, rows - 1));
-      if constexpr (!End::kReduces) finisher.keep_factors(q + 16 * warp, end, result);
+      if constexpr (!End::kReduces) finisher.keep_factors(mine, end, result);
     }
     multiplier.add_tile(tile.of_class);
     const int p = multiplier.first_position();
@@ -184,7 +210,7 @@ __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, con
       auto& finished = reinterpret_cast<FinishRows<32>&>(shared.rows[warpgroup]);
       finish_together<0>(multiplier.total, finished, 1 + warpgroup, p, q, by, end, result);
     } else {
-      finisher.finish(multiplier.total, p, q + 16 * warp, by, end, result);
+      finisher.finish(multiplier.total, p * kColumns, mine, by, end, result);
     }
   }
 }
@@ -261,8 +287,9 @@ inline bool divide_rows(WindowSizes& sizes, bool turns, int overlap, int room) {
 
 // Whether positions that go through the epilogue together are of one row.
 inline bool goes_by_lanes(const WindowShape& shape, int lanes) {
-  return shape.classes == 1 && shape.x.out % lanes == 0 && shape.band_width % lanes == 0 &&
-         shape.pitch % lanes == 0;
+  const int columns = shape.weave.woven() ? 2 : 1;  // of a position
+  return shape.out_x.apart == 1 && shape.out_x.count % lanes == 0 &&
+         columns * shape.band_width % lanes == 0 && columns * shape.pitch % lanes == 0;
 }
 
 // `vectors`: kLanes neighbouring positions of an image may go through the epilogue together; where
@@ -305,8 +332,7 @@ static int window(const End& end, bool vectors, const WindowInput& x, const Wind
   const auto kernel = window_kernel<Kind, kLanes, End>;
   static Persistent persistent;
   const int blocks = persistent.blocks(kernel, sizes.tiles, device);
-  const int units = int(sizes.units.divisor);
-  sizes.together = max(1, blocks / units) * units;
+  sizes.take_turns(blocks);
   constexpr int kThreads = Kind::kThreads;
   kernel<<<blocks, kThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
       end, x, w, sizes, map_hi, map_lo);

@@ -17,24 +17,47 @@ __device__ __forceinline__ int sums_channel() {
   return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 }
 
-// What a warp lays out in a turn: 16 channels of 32 positions, or, where threads take V of these at
-// a time, 8 of 64. The stride keeps stores out of each other's banks.
-template <int V>
+// What a warp lays out in a turn: 16 channels of 32 columns, or, where threads take V of these at
+// a time, 8 of 64. Woven, a warp has 8 channels and a position two columns (window_operands.cuh): a row
+// has its even columns first. The stride keeps stores out of each other's banks.
+template <int V, bool kWoven>
 struct WarpTurn {
-  static constexpr int kColumns = V == 1 ? 32 : 64, kRows = 512 / kColumns;
-  static constexpr int kStride = kColumns + 8;
-  static constexpr int kAcross = kColumns / V;  // threads of a row
-  static constexpr int kStep = 32 / kAcross;    // rows between two of a thread's
-  static constexpr int kSame = 16 / kRows;      // turns with the same positions
+  static constexpr int kColumns = V == 1 ? 32 : 64;
+  static constexpr int kChannels = kWoven ? 8 : 16;  // of a warp
+  static constexpr int kRows = V == 1 ? kChannels : 8;
+  static constexpr int kStride = kColumns + 8, kOdd = kColumns / 2;
+  static constexpr int kAcross = kColumns / V;            // threads of a row
+  static constexpr int kStep = 32 / kAcross;              // rows between two of a thread's
+  static constexpr int kSame = kChannels / kRows;         // turns with the same positions
+  static constexpr int kNumbers = kColumns * kRows / 32;  // of a thread
 
-  // Of a thread's pair k of sums of a turn: the first sum, and where it goes after the thread's
-  // first place.
-  __device__ __forceinline__ static constexpr int sum(int turn, int k) {
-    return V == 1 ? 4 * (4 * turn + k / 2) + 2 * (k % 2) : 4 * (turn / 2 * 8 + k) + 2 * (turn % 2);
+  // Of number i of a thread: which sum it is, and its row and column after the thread's first.
+  __device__ __forceinline__ static constexpr int sum(int turn, int i) {
+    if (V == 1 || kWoven) return turn * kNumbers + i;
+    return 4 * (turn / 2 * 8 + i / 2) + turn % 2 * 2 + i % 2;
   }
-  __device__ __forceinline__ static constexpr int row(int k) { return V == 1 ? k % 2 * 8 : 0; }
-  __device__ __forceinline__ static constexpr int column(int k) {
-    return V == 1 ? k / 2 * 8 : k * 8;
+  __device__ __forceinline__ static constexpr int row(int i) {
+    return V == 1 && !kWoven ? i / 2 % 2 * 8 : 0;
+  }
+  __device__ __forceinline__ static constexpr int column(int i) {
+    if (kWoven) return i / 4 * 16 + i % 2 * 2 + i / 2 % 2;
+    return (V == 1 ? i / 4 : i / 2) * 8 + i % 2;
+  }
+  // Where a column lies in its row.
+  __device__ __forceinline__ static constexpr int place(int column) {
+    return kWoven ? column / 2 + column % 2 * kOdd : column;
+  }
+  // The V numbers from a place on.
+  __device__ __forceinline__ static Packed<float, V> take(const float* from) {
+    if constexpr (!kWoven || V == 1) {
+      return take_row<V>(from);
+    } else {
+      const auto even = take_row<V / 2>(from), odd = take_row<V / 2>(from + kOdd);
+      Packed<float, V> all;
+#pragma unroll
+      for (int v = 0; v < V; ++v) all.lanes[v] = v % 2 == 0 ? even.lanes[v / 2] : odd.lanes[v / 2];
+      return all;
+    }
   }
 };
 
@@ -52,14 +75,15 @@ template <class Turn, int kTurn, int kSums>
 __device__ __forceinline__ float lay_out_turn(const float (&total)[kSums], int turn, uint32_t to,
                                               const float (&scale)[2]) {
   float zero = 0.f;
-  if constexpr (16 * kTurn < kSums) {
+  if constexpr (Turn::kNumbers * kTurn < kSums) {
     if (turn == kTurn) {
 #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int i = Turn::sum(kTurn, k);
-        const float x = total[i] * scale[i / 2 % 2], y = total[i + 1] * scale[i / 2 % 2];
+      for (int i = 0; i < Turn::kNumbers; i += 2) {
+        const int at = Turn::sum(kTurn, i);
+        const float x = total[at] * scale[at / 2 % 2], y = total[at + 1] * scale[at / 2 % 2];
         zero = __fmaf_rn(x, 0.f, __fmaf_rn(y, 0.f, zero));
-        store_two_shared<kTurn>(to + 4 * (Turn::row(k) * Turn::kStride + Turn::column(k)), x, y);
+        const int place = Turn::row(i) * Turn::kStride + Turn::place(Turn::column(i));
+        store_two_shared<kTurn>(to + 4 * place, x, y);
       }
     } else {
       zero = lay_out_turn<Turn, kTurn + 1>(total, turn, to, scale);
@@ -68,11 +92,11 @@ __device__ __forceinline__ float lay_out_turn(const float (&total)[kSums], int t
   return zero;
 }
 
-// A warp's way through the epilogue, tile after tile; a thread takes V neighbouring positions at a
-// time. Result is as in sm90_finish.cuh.
+// A warp's way through the epilogue, tile after tile; a thread takes V neighbouring columns at a
+// time. Result is as in sm90_finish.cuh; kWoven says whether it is woven.
 template <int V, class End, class Result>
 struct WarpFinisher {
-  using Turn = WarpTurn<V>;
+  using Turn = WarpTurn<V, Result::kWoven>;
   using Elem = typename End::template Elem<V>;
   static constexpr bool kKeepsFactors = End::kSameForColumns && sizeof(Elem) <= 32;
   static constexpr int kTogether = rows_together<Elem, Result>(Turn::kRows / Turn::kStep);
@@ -83,7 +107,7 @@ struct WarpFinisher {
     if constexpr (kKeepsFactors) {
       const int row = threadIdx.x % 32;
       __syncwarp();
-      if (row < 16 && q + row < result.rows) {
+      if (row < Turn::kChannels && q + row < result.rows) {
         typename End::template Column<V> none;
         end.load(factors()[row], none, result.row({}, q + row), 0);
       }
@@ -91,7 +115,7 @@ struct WarpFinisher {
     }
   }
 
-  // Positions from p on; `scale` belongs to both of a thread's channels.
+  // Columns from p on; `scale` belongs to both of a thread's channels.
   template <int kSums>
   __device__ __forceinline__ void finish(const float (&total)[kSums], int p, int q,
                                          const float (&scale)[2], const End& end,
@@ -102,7 +126,7 @@ struct WarpFinisher {
     typename Result::Place place;
     typename End::template Column<V> down;
 #pragma unroll 1
-    for (int turn = 0; 16 * turn < kSums; ++turn) {
+    for (int turn = 0; Turn::kNumbers * turn < kSums; ++turn) {
       const int column = p + turn / Turn::kSame * Turn::kColumns;
       const int first = q + turn % Turn::kSame * Turn::kRows;
       if (turn % Turn::kSame == 0) {
@@ -111,12 +135,11 @@ struct WarpFinisher {
       }
       const float zero = lay_out_turn<Turn, 0>(total, turn, shared_address(mine), scale);
       if (zero != 0.f) {
-        const auto row = [](int i) { return Turn::row(i / 2); };
-        const auto across = [](int i) { return Turn::column(i / 2) + i % 2; };
         const auto number = [&](int i) -> float& {
-          return mine[row(i) * Turn::kStride + across(i)];
+          return mine[Turn::row(i) * Turn::kStride + Turn::place(Turn::column(i))];
         };
-        mend(number, 16, row, across, column + lane % 4 * 2, first + lane / 4, result);
+        const int mine_from = column + lane % 4 * (Result::kWoven ? 4 : 2);
+        mend(number, Turn::kNumbers, Turn::row, Turn::column, mine_from, first + lane / 4, result);
       }
       __syncwarp();
       if (place.inside) finish_turn(across, first, q, place, end, down, result);
@@ -147,7 +170,7 @@ struct WarpFinisher {
 #pragma unroll 1
     for (int row = threadIdx.x % 32 / Turn::kAcross; row < Turn::kRows;
          row += Turn::kStep * kTogether) {
-      const float* const from = &memory.numbers[row * Turn::kStride + across];
+      const float* const from = &memory.numbers[row * Turn::kStride + Turn::place(across)];
       if (row + kReach < rows) {
         finish_rows<Turn, V, kTogether, true>(from, row, rows, first, place, load, end, down,
                                               result);

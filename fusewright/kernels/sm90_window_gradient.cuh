@@ -177,7 +177,7 @@ inline GradientSizes gradient_sizes(const WindowShape& shape, int terms, bool by
 inline int window_gradient_parts(const ConvolutionSizes& of, int terms, int processors) {
   WindowShape shape{};
   TapOrder order;
-  if (!has_positions(of) || !lay_out(of, 1, shape, order)) return 0;
+  if (!has_positions(of) || !lay_out(of, 1, false, shape, order)) return 0;
   const GradientSizes sizes = gradient_sizes(shape, terms, false, false);
   int64_t best = 1, least = -1;
   for (int waves = 1; waves <= 4; ++waves) {
@@ -203,7 +203,7 @@ static int window_gradient(const WindowInput& x, const WindowInput& dy, const Wi
   GradientResult result = {x, dy, dw};
   WindowShape& shape = result.shape;
   const int64_t elements = window_gradient_bytes(of, 1) / 4;
-  if (!lay_out(of, 1, shape, result.order)) return static_cast<int>(cudaErrorInvalidValue);
+  if (!lay_out(of, 1, false, shape, result.order)) return static_cast<int>(cudaErrorInvalidValue);
   if (elements == 0) return 0;
   if (!x.has_near_channels() || !dy.has_near_channels()) {
     return static_cast<int>(cudaErrorInvalidValue);

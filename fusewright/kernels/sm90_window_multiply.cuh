@@ -83,6 +83,7 @@ struct WindowMultiplier {
   WindowRun run;     // the tiles
   int part = 0;      // 64 of the tile's channels
   uint32_t job = 0;  // in turns: counts the parts of all tiles
+  uint32_t next_box = 0;  // of weights: its first; with several classes, its tile's
   uint32_t weights;  // the warpgroup's of the first box, as a descriptor's place
   WindowStages from_x;
   WindowRing<Kind::kBoxBits> from_w;
@@ -104,12 +105,16 @@ struct WindowMultiplier {
     }
   }
 
-  // In turns: to the part that comes so many later.
+  // In turns: to the part that comes so many later. Their weights lie between its own.
   __device__ __forceinline__ void skip(int parts) {
     job += parts;
     part += parts;
+    if (sizes.shape.classes == 1) next_box += parts * sizes.tile_boxes;
 #pragma unroll 1
     for (; part >= sizes.parts; part -= sizes.parts) {
+      if (sizes.shape.classes > 1 && !run.ended()) {
+        next_box += sizes.parts * sizes.boxes_of(sizes.class_at(run.index()));
+      }
       ++run.done;
       from_x.advance(sizes.shape.stages());
       from_x.next_tile();
@@ -159,9 +164,10 @@ struct WindowMultiplier {
       if (warpgroup == 0 && from_w.count == sizes.lead + later) give_turn(kTurnBarrier + 1);
     }
   }
-  // The boxes of the parts between lie between its own.
-  __device__ __forceinline__ void begin_turn(int boxes) {
-    from_w.count = job * boxes;
+  __device__ __forceinline__ void begin_turn(int of_class) {
+    from_w.count = next_box;
+    // Of the parts of its tile that come before it.
+    if (sizes.shape.classes > 1) from_w.count += part * sizes.boxes_of(of_class);
     if (job > 0) await_turn(kTurnBarrier + warpgroup);
   }
   __device__ __forceinline__ void hand_over() {
@@ -233,7 +239,7 @@ struct WindowMultiplier {
     clear();
     const int first = shape.first_phase(of_class), end = shape.end_phase(of_class);
     const int stage = from_x.stage, parity = from_x.parity;
-    if constexpr (Kind::kTurns) begin_turn(sizes.tile_boxes);
+    if constexpr (Kind::kTurns) begin_turn(of_class);
 #pragma unroll 1
     for (int block = 0; block < sizes.blocks(); ++block) {
 #pragma unroll 1

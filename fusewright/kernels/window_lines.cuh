@@ -100,9 +100,10 @@ struct LineChunk {
   __device__ __forceinline__ LineChunk(const WindowSizes& sizes, const LineSizes& of, half* lines,
                                        int image, int group, int index) {
     const int plane = index / of.chunks, first = (index - plane * of.chunks) * of.rows;
-    const int block = plane / sizes.shape.phases, channels = sizes.shape.channels;
+    const int phases = sizes.shape.phases_of_tile();
+    const int block = plane / phases, channels = sizes.shape.channels;
     source = {image * sizes.bands.divisor, uint32_t(first), group * channels + 64 * block,
-              min(64, channels - 64 * block), plane - block * sizes.shape.phases, 0,
+              min(64, channels - 64 * block), plane - block * phases, 0,
               min(of.rows, of.image_rows - first)};
     const int64_t line = int64_t(group) * of.planes + plane;
     all_columns = channels > 64 ? 8 : 0;

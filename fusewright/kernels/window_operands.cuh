@@ -8,6 +8,9 @@
 // In a transposed convolution it is the outputs that have remainders by the stride. Those of one
 // pair of remainders are a class, a convolution of stride 1 with the taps that meet it: the walk is
 // over the positions of a class, the same for all of them, and each class is a phase of its own.
+//
+// Outputs of one class do not lie beside each other. With a stride of 2 along x both remainders are
+// woven together instead (WindowWeave): one position stands for two columns.
 #pragma once
 
 #include "lanes.cuh"
@@ -15,6 +18,7 @@
 namespace fw {
 
 constexpr int kMostTaps = 128, kMostPhases = 16;
+constexpr uint32_t kNoTap = ~0u;
 
 struct WindowInput {
   const float* data;
@@ -73,11 +77,22 @@ struct WindowOutputs {
   int count, apart;
 };
 
+// A transposed convolution of stride 2 along x, seen as one of stride 1 with twice the out channels:
+// tap x of it is tap 2·x + first of the columns 2·position, and the next of the columns beside them.
+// Rows of weights go by 16: eight channels of the former, then the same of the latter, so that a
+// thread has neighbouring columns of a channel (sm90_window_finish.cuh).
+struct WindowWeave {
+  int channels, columns, taps, first;  // of the outputs; taps of the weights. No columns: not woven
+
+  FW_FN bool woven() const { return columns > 0; }
+};
+
 struct WindowShape {
   int images, groups, channels, channels_out;  // channels: of one group
   WindowAxis y, x;                             // of a class
   WindowOutputs out_y, out_x;
   bool transposed;
+  WindowWeave weave;
   int band_width, pitch, rows;
   int stage_rows;         // a multiple of 8, at least a tile's positions and the largest reach
   int taps, phases, classes;
@@ -93,8 +108,18 @@ struct WindowShape {
   FW_FN int end_tap(int of_class) const {
     return classes > 1 ? phase[of_class].first + phase[of_class].taps : taps;
   }
-  // What a tile reads one after the other: 64 in channels of a phase each.
-  FW_FN int stages() const { return (channels + 63) / 64 * phases; }
+  // What a tile reads one after the other: 64 in channels of a phase each. (A class may have none.)
+  FW_FN int phases_of_tile() const { return transposed ? 1 : phases; }
+  FW_FN int stages() const { return (channels + 63) / 64 * phases_of_tile(); }
+  // Channels of the outputs, of one group; that of a row of the weights, and the x of its tap, which
+  // is beyond all taps where there is none.
+  FW_FN int results() const { return weave.woven() ? weave.channels : channels_out; }
+  FW_FN int channel_of(int row) const { return weave.woven() ? row / 16 * 8 + row % 8 : row; }
+  FW_FN uint32_t tap_x(int x, int column) const {
+    if (!weave.woven()) return x;
+    const uint32_t tap = 2 * x + weave.first + column;
+    return tap < uint32_t(weave.taps) ? tap : kNoTap;
+  }
   // Boxes of weights that the taps of a phase fill with so many channels, and some phases with all.
   FW_FN int boxes(int at, int of_channels) const {
     return (phase[at].taps * ((of_channels + 15) / 16) + 3) / 4;

@@ -21,30 +21,40 @@ inline TapPlace tap_place(const WindowAxis& axis, int tap, bool transposed) {
   return {remainder, transposed ? -steps : steps};
 }
 
-// Where the taps of a class begin to read.
-inline int nearest_of(const WindowAxis& axis, int remainder) {
-  int nearest = 0;
+// Where the taps of a class begin to read, and end; or those of all classes.
+struct TapSpan {
+  int nearest, furthest;
+};
+constexpr int kAnyClass = -1;
+inline TapSpan span_of(const WindowAxis& axis, int remainder) {
+  TapSpan span = {};
   bool known = false;
   for (int tap = 0; tap < axis.kernel; ++tap) {
     const TapPlace place = tap_place(axis, tap, true);
-    if (place.remainder != remainder) continue;
-    nearest = known ? min(nearest, place.at) : place.at, known = true;
+    if (remainder != kAnyClass && place.remainder != remainder) continue;
+    span.nearest = known ? min(span.nearest, place.at) : place.at;
+    span.furthest = known ? max(span.furthest, place.at) : place.at;
+    known = true;
   }
-  return nearest;
+  return span;
 }
 
-// An axis of a transposed convolution as its largest class sees it.
-inline WindowAxis axis_of_class(const WindowAxis& of) {
+// An axis of a transposed convolution as its largest class sees it, or all of them `together`.
+inline WindowAxis axis_of_class(const WindowAxis& of, bool together) {
+  const int out = (of.out + of.stride - 1) / of.stride;
+  if (together) {
+    const TapSpan all = span_of(of, kAnyClass);
+    return {of.in, out, all.furthest - all.nearest + 1, 1, 1, 0};
+  }
   const int common = std::gcd(of.stride, of.dilation), every = of.stride / common;
-  return {of.in, (of.out + of.stride - 1) / of.stride, (of.kernel + every - 1) / every, 1,
-          of.dilation / common, 0};
+  return {of.in, out, (of.kernel + every - 1) / every, 1, of.dilation / common, 0};
 }
 
 // The taps (y, x) of one phase, added to those of the phases before it; false if they lie too far.
-inline bool lay_out_phase(const ConvolutionSizes& of, int y, int x, WindowShape& shape,
-                          TapOrder& order) {
-  const int from_y = of.transposed ? nearest_of(of.y, y) : 0;
-  const int from_x = of.transposed ? nearest_of(of.x, x) : 0;
+inline bool lay_out_phase(const ConvolutionSizes& of, int y, int x, bool together,
+                          WindowShape& shape, TapOrder& order) {
+  const int from_y = of.transposed ? span_of(of.y, together ? kAnyClass : y).nearest : 0;
+  const int from_x = of.transposed ? span_of(of.x, together ? kAnyClass : x).nearest : 0;
   WindowPhase here = {y, x, 0, 0, shape.taps, 0, 0};
   if (of.transposed) here = {from_y, from_x, 0, 0, shape.taps, y, x};
   for (int tap = 0; tap < of.y.kernel * of.x.kernel; ++tap) {
@@ -65,11 +75,13 @@ inline bool lay_out_phase(const ConvolutionSizes& of, int y, int x, WindowShape&
 }
 
 // The taps by phases; false where there are more than the kernel has room for.
-inline bool lay_out_taps(const ConvolutionSizes& of, WindowShape& shape, TapOrder& order) {
+inline bool lay_out_taps(const ConvolutionSizes& of, bool together, WindowShape& shape,
+                         TapOrder& order) {
   const int phases = of.y.stride * of.x.stride;
   if (of.y.kernel * of.x.kernel > kMostTaps || phases > kMostPhases) return false;
   for (int phase = 0; phase < phases; ++phase) {
-    if (!lay_out_phase(of, phase / of.x.stride, phase % of.x.stride, shape, order)) return false;
+    const int y = phase / of.x.stride, x = phase % of.x.stride;
+    if (!lay_out_phase(of, y, x, together, shape, order)) return false;
   }
   shape.classes = of.transposed ? shape.phases : 1;
   // What takes longest first: no one waits long for the last tiles.
@@ -90,22 +102,24 @@ inline int extent(const WindowAxis& walked, const WindowAxis& of, bool transpose
 }
 
 // A convolution's sizes, bands and taps as its kernels take them, but for the rows of a stage. Rows of so
-// many lanes begin at multiples of them.
-inline bool lay_out(const ConvolutionSizes& of, int lanes, WindowShape& shape, TapOrder& order) {
+// many lanes begin at multiples of them. `together`: all classes of a transposed one read one plane.
+inline bool lay_out(const ConvolutionSizes& of, int lanes, bool together, WindowShape& shape,
+                    TapOrder& order) {
   shape.images = int(of.images), shape.groups = of.groups;
   shape.channels = of.channels, shape.channels_out = of.channels_out;
-  shape.transposed = of.transposed;
-  shape.y = of.transposed ? axis_of_class(of.y) : of.y;
-  shape.x = of.transposed ? axis_of_class(of.x) : of.x;
+  shape.transposed = of.transposed, shape.weave = of.weave;
+  shape.y = of.transposed ? axis_of_class(of.y, together) : of.y;
+  shape.x = of.transposed ? axis_of_class(of.x, together) : of.x;
   shape.out_y = {of.y.out, of.transposed ? of.y.stride : 1};
   shape.out_x = {of.x.out, of.transposed ? of.x.stride : 1};
+  if (of.weave.woven()) shape.out_x = {of.weave.columns, 1};
   shape.band_width = of.band_width;
   lanes = std::gcd(lanes, of.band_width);
   const bool whole = of.band_width == shape.x.out;
   const int across = whole ? extent(shape.x, of.x, of.transposed) : of.band_width + shape.x.halo();
   shape.pitch = (across + lanes - 1) / lanes * lanes;
   shape.rows = extent(shape.y, of.y, of.transposed);
-  return lay_out_taps(of, shape, order);
+  return lay_out_taps(of, together, shape, order);
 }
 
 }  // namespace fw

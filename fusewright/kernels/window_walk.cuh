@@ -85,6 +85,11 @@ struct WindowSizes {
     tiles = int(tiles_p.divisor * units.divisor) * shape.classes;
   }
 
+  // How classes take turns, with so many thread blocks.
+  void take_turns(int blocks) {
+    const int each = int(units.divisor);
+    together = max(1, blocks / each) * each;
+  }
   // Of all images and bands, those in halos too.
   FW_FN int64_t positions() const {
     return int64_t(shape.images) * bands.divisor * plane.divisor;
@@ -99,10 +104,15 @@ struct WindowSizes {
     return (shape.phase[phase].taps * steps(block) + 3) / 4;
   }
   FW_FN int ring_bytes() const { return (ring_rows + overlap) * 128; }
+  // Of a part's weights, in a tile of a class.
+  FW_FN int boxes_of(int of_class) const {
+    return shape.boxes_between(shape.first_phase(of_class), shape.end_phase(of_class));
+  }
 
   // The class of a tile, and its number among the tiles of that class. Classes differ in their work:
   // all thread blocks have the same one at a time, and then the next for the same positions, which
   // are still in the cache.
+  __device__ __forceinline__ int class_at(int index) const { return class_of(index); }
   __device__ __forceinline__ int class_of(int& index) const {
     if (shape.classes == 1) return 0;
     const int first = index / (together * shape.classes) * together;

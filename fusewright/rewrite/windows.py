@@ -18,7 +18,7 @@ from fusewright.ir import ONE, Arg, Graph, Node, Ref, TensorSpec, contiguous_str
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.layouts import BACKWARD, FORWARD, GRADIENT, ROW_BY_ROW, WINDOW
 from fusewright.rewrite.lower import main_device
-from fusewright.window import Geometry, WindowAxis
+from fusewright.window import Geometry, WindowAxis, woven
 from fusewright.window_cost import (
     gradient_is_worthwhile,
     is_possible,
@@ -146,7 +146,8 @@ def obstacle(node: Node, source: TensorSpec, other: TensorSpec) -> str:
         return f"of {of.groups} groups with few channels each"
     if node.op == WINDOW and not of.has_rows_and_columns:
         return "to a single channel or position"
-    return "" if is_possible(of) else "of wide strides or too many taps"
+    possible = is_possible(of) and is_possible(woven(of))
+    return "" if possible else "of wide strides or too many taps"
 
 
 def _name(arg: Arg) -> str:

@@ -30,7 +30,8 @@ class Reduced(nn.Module):
         self.batch, self.group = nn.BatchNorm2d(results), nn.GroupNorm(2, results)
         self.second = nn.Conv2d(results, 64, 3, padding=1)
         self.scale = nn.Parameter(torch.rand(results, 1, 1) + 0.5)
-        self.convs["batch"].bias = None  # whose gradient would be zero
+        # Their gradients would be what is left of sums that cancel: all of them, those of a group.
+        self.convs["batch"].bias = self.convs["group"].bias = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         pooled = torch.tanh(self.convs["pooled"](x))
