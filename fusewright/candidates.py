@@ -59,7 +59,7 @@ def permitted(kernel: Kernel, choice: Choice, target: Target) -> bool:
         return choice.tile_rows in tiles_for(kernel.a.dtype) and (splits or not choice.rounded_from)
     if isinstance(kernel, WindowKernel) and isinstance(choice, DirectSchedule):
         known = (choice.outs in OUTS, choice.rows in ROWS, choice.across in ACROSS)
-        of, positions = kernel.geometry, choice.line_positions
+        of, positions = kernel.walked, choice.line_positions
         lines = not positions or _band_fits(of, of.x.result)
         return (
             all(known)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fusewright.direct_cost import direct_us
 from fusewright.line_cost import line_us
-from fusewright.window import Geometry, woven
+from fusewright.window import Geometry, by_eight
 from fusewright.window_cost import FEWEST_CHANNELS, FEWEST_GATHERED, library_us, window_us
 
 GAIN = 0.95
@@ -14,7 +14,7 @@ GAIN = 0.95
 
 def prefers_direct(of: Geometry, sizes: Mapping[str, int], sms: int = 132) -> bool:
     """Whether plain sums are expected to be faster than tensor cores."""
-    direct, window = direct_us(of, sizes, sms), window_us(of, 1, sizes, sms)
+    direct, window = direct_us(of, sizes, sms), window_us(by_eight(of), 1, sizes, sms)
     if direct is None or window is None or of.channels < FEWEST_CHANNELS:
         return direct is not None
     return direct < window
@@ -23,7 +23,7 @@ def prefers_direct(of: Geometry, sizes: Mapping[str, int], sms: int = 132) -> bo
 def our_us(of: Geometry, sizes: Mapping[str, int], sms: int, row_by_row: bool) -> float | None:
     """The time that the best of our kernels is expected to take; plain sums read row by row."""
     direct = direct_us(of, sizes, sms) if row_by_row else None
-    walked = woven(of)
+    walked = by_eight(of)
     ways = (window_us(walked, 1, sizes, sms), line_us(walked, sizes, sms), direct)
     return min((each for each in ways if each is not None), default=None)
 

@@ -67,12 +67,12 @@ def choose_window(
     kernel: WindowKernel, target: Target, sizes: Mapping[str, int]
 ) -> WindowSchedule | DirectSchedule:
     """The heuristic's choice: on tensor cores, by tile and bands, or as plain sums."""
-    of = kernel.walked
+    of, whole = kernel.walked, kernel.geometry
     band, sms = best_band(of), target.sms
-    if may_be_direct(kernel) and prefers_direct(of, sizes, sms):
-        by_lines = prefers_lines(of, direct_us(of, sizes, sms), sizes, sms)
+    if may_be_direct(kernel) and prefers_direct(whole, sizes, sms):
+        by_lines = prefers_lines(of, direct_us(whole, sizes, sms), sizes, sms)
         lines = best_line(of, of.x.result) if by_lines and band == of.x.result else 0
-        return replace(best_tile(of), line_positions=lines)
+        return replace(best_tile(whole), line_positions=lines)
     assert band is not None, "rewriting asks for room first"
     if prefers_lines(of, window_us(of, 1, sizes, sms), sizes, sms):
         return WindowSchedule(best_tile_channels(of), band, line_positions=best_line(of, band))

@@ -10,7 +10,7 @@ gradient of one by its source does:
 
 Results with the same remainders by the stride are a class: a convolution of stride 1 with those
 taps that meet it. Those of one class do not lie beside each other; with a stride of 2 along x both
-remainders are woven together instead, see `woven`.
+remainders are woven together instead, see `by_eight`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 from fusewright.ending import Ending, Reduces
 from fusewright.ir import ONE, Arg, Dim, TensorSpec
 from fusewright.loop import Argument, LoopKernel
+
+FEW_RESULTS = range(9, 33)  # of a group: two warps would finish them
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,9 @@ class WindowAxis:
 
 @dataclass(frozen=True)
 class Weave:
-    """What a woven convolution is made of; WindowWeave of kernels/window_operands.cuh."""
+    """A convolution whose weights go by eight; WindowWeave of kernels/window_operands.cuh."""
 
+    beside: int  # columns of a position
     results: int  # of a group
     columns: int
     taps: int  # along x
@@ -120,6 +123,11 @@ class Geometry:
         return self.weave.columns if self.weave else self.x.result
 
     @property
+    def used_results(self) -> int:
+        """Those that there are, one for each column of a position."""
+        return self.weave.results * self.weave.beside if self.weave else self.results
+
+    @property
     def phases(self) -> tuple[int, ...]:
         """The taps of each pair of remainders."""
         return tuple(y * x for y in self.y.phases for x in self.x.phases)
@@ -150,7 +158,7 @@ class Geometry:
 
     def result_elements(self, sizes: Mapping[str, int]) -> int:
         pixels = self.y.result * self.x.result
-        return self.images.at(sizes) * self.groups * self.results * pixels
+        return self.images.at(sizes) * self.groups * self.used_results * pixels
 
     def operations(self, sizes: Mapping[str, int]) -> int:
         """Multiply-adds as two operations each."""
@@ -159,20 +167,26 @@ class Geometry:
         return 2 * self.result_elements(sizes) * self.channels * self.taps
 
 
-def woven(of: Geometry) -> Geometry:
+def by_eight(of: Geometry) -> Geometry:
     """The same convolution, if it is transposed and has stride 2 along x, as one of stride 1 with
     twice the results: those of even columns and those beside them, by eight of each.
 
     Column 2·q + r has taps k of the source at q − (k − before − r) / 2: both r read at most one
     place that the other does not.
+
+    Others with few results have eight and nothing beside them: four warps finish the 64 rows of a
+    product, 16 each.
     """
     x = of.x
     if not (of.transposed and x.stride == 2 and x.dilation == 1):
-        return of
+        if of.results not in FEW_RESULTS or (of.transposed and x.stride > 1):
+            return of
+        weave = Weave(1, of.results, x.result, x.taps, 0)
+        return replace(of, results=-(-of.results // 8) * 16, weave=weave)
     before = (x.before + 1) // 2
     taps = (x.taps - 1 - x.before) // 2 + before + 1
     axis = WindowAxis(x.size, x.positions, taps, 1, 1, before, transposed=True)
-    weave = Weave(of.results, x.result, x.taps, x.before - 2 * before)
+    weave = Weave(2, of.results, x.result, x.taps, x.before - 2 * before)
     return replace(of, results=-(-of.results // 8) * 16, x=axis, weave=weave)
 
 
@@ -261,8 +275,8 @@ class WindowKernel(Ending):
 
     @property
     def walked(self) -> Geometry:
-        """As tensor cores go about it: what is reduced is not woven."""
-        return woven(self.geometry) if self.reduces is Reduces.NOTHING else self.geometry
+        """As tensor cores go about it; what is reduced has results as rows."""
+        return by_eight(self.geometry) if self.reduces is Reduces.NOTHING else self.geometry
 
     @property
     def column_axes(self) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ FINISH_CYCLES = 0.45
 SCATTERED = 1.6  # times as long take results that do not lie beside each other
 CYCLES_PER_US = 1600.0
 CALL_US = 18.0
-SPLIT_WEIGHTS_PER_US = 2e5
+SPLIT_WEIGHTS_PER_US = 2.7e5
 # PyTorch's library in channels-last (H200, 2026-11-16, 31 shapes, the GPU's time alone): operations
 # of its kernels in TF32, of transposed ones, gradients by weights; in float32, to which it keeps
 # with few channels; bytes of its kernels for groups, of its other kernels, of loops and copies.
@@ -40,7 +40,7 @@ GRADIENT_FLOPS_PER_US = 155e6
 EXACT_FLOPS_PER_US = 25e6
 GROUPED_BYTES_PER_US, DEPTHWISE_BYTES_PER_US = 0.65e6, 1.2e6
 LIBRARY_BYTES_PER_US, LOOP_BYTES_PER_US = 3e6, 4e6
-LIBRARY_US = 20.0
+LIBRARY_US = 24.0
 WIDE_RESULTS = 128  # fewer leave tiles partly empty
 FEW_CHANNELS = 32
 # Ours, by the weights: operations, of which those in halos are in vain; what strides and dilations
@@ -159,7 +159,7 @@ def _tile_cycles(of: Geometry, band_width: int, terms: int) -> float:
     blocks, rest = divmod(of.channels, CHANNEL_BLOCK)
     steps = blocks * 4 + -(-rest // 16)
     channels = blocks * CHANNEL_BLOCK + -(-rest // 32) * 32
-    finished = FINISH_CYCLES * positions * min(tile, of.results)
+    finished = FINISH_CYCLES * positions * min(tile, of.used_results)
     finished *= SCATTERED if of.transposed and of.x.stride > 1 else 1.0
     tiles = image_positions(of, band_width) / positions
     cycles = 0.0

@@ -91,22 +91,26 @@ int end_in(const ByChannel<Body, kPerImage, kTogether>& end, const ConvolutionSi
   return 0;
 }
 
-template <int kTileChannels, bool kWoven_ = false>
+template <int kTileChannels, int kBeside_ = 0>
 struct ByTiles {
-  static constexpr bool kLines = false, kWoven = kWoven_;
+  static constexpr bool kLines = false;
+  static constexpr int kBeside = kBeside_;
 };
-template <int kTileChannels, bool kWoven = false>
-struct InTurns : ByTiles<kTileChannels, kWoven> {};
-template <int kTileChannels, int kPositions, bool kWoven_ = false>
+template <int kTileChannels, int kBeside = 0>
+struct InTurns : ByTiles<kTileChannels, kBeside> {};
+template <int kTileChannels, int kPositions, int kBeside_ = 0>
 struct ByLines {
-  static constexpr bool kLines = true, kWoven = kWoven_;
+  static constexpr bool kLines = true;
+  static constexpr int kBeside = kBeside_;
 };
 
-// What a woven convolution is seen as, as it was.
+// What a convolution is seen as, as it was.
 inline ConvolutionSizes unwoven(ConvolutionSizes of) {
   const WindowWeave& weave = of.weave;
-  of.x = {of.x.in, weave.columns, weave.taps, 2, 1, weave.first + 2 * of.x.padding};
-  of.channels_out = weave.channels;
+  if (weave.beside == 2) {
+    of.x = {of.x.in, weave.columns, weave.taps, 2, 1, weave.first + 2 * of.x.padding};
+  }
+  if (weave.by_eight()) of.channels_out = weave.channels;
   return of;
 }
 
@@ -114,8 +118,8 @@ template <int kTerms, class Way, int kLanes, class End>
 int convolution(const End& end, bool, const WindowInput& source, const WindowFilter& filter,
                 const ConvolutionSizes& given, void* workspace, void* lines, int device,
                 void* stream) {
-  if (Way::kWoven != given.weave.woven()) return 3;
-  const ConvolutionSizes of = Way::kWoven ? unwoven(given) : given;
+  if (Way::kBeside != given.weave.beside) return 3;
+  const ConvolutionSizes of = unwoven(given);
   if (of.band_width < 1 || workspace == nullptr || (kTerms != 1 && kTerms != 3)) return 3;
   if (Way::kLines != (lines != nullptr)) return 3;
   return end_in(end, of, [&](int64_t image, int out, int y, int x) {

@@ -18,7 +18,7 @@ from torch import Tensor
 from fusewright.codegen.source import ALIGNMENT
 from fusewright.codegen.window import lines_of
 from fusewright.ir import Dim
-from fusewright.window import Geometry, WindowAxis, woven
+from fusewright.window import Geometry, WindowAxis, by_eight
 from fusewright.window_cost import best_band
 from tests.cores_on_host import library_of
 from tests.test_window_kernel import BODY as WINDOW_BODY
@@ -30,9 +30,9 @@ BODY = (
   extern "C" int convolution_##name(const fw::WindowInput* x, const fw::WindowFilter* filter,   \
                                     const fw::ConvolutionSizes* sizes, void* workspace,         \
                                     void* lines, float* out) {                                  \
-    const bool woven = sizes->weave.woven();                                                    \
-    const int64_t plane = sizes->y.out * (woven ? sizes->weave.columns : sizes->x.out);         \
-    const int outs = sizes->groups * (woven ? sizes->weave.channels : sizes->channels_out);     \
+    const bool eight = sizes->weave.by_eight();                                                 \
+    const int64_t plane = sizes->y.out * (eight ? sizes->weave.columns : sizes->x.out);         \
+    const int outs = sizes->groups * (eight ? sizes->weave.channels : sizes->channels_out);     \
     const Plain plain{out, sizes->images * plane, plane, outs};                                 \
     return fw::convolution<terms, fw::way, 2>(End{{{plain}}}, true, *x, *filter, *sizes,        \
                                               workspace, lines, 0, nullptr);                    \
@@ -43,12 +43,17 @@ ENTRY(3_64, 3, InTurns<64>)
 ENTRY(3_128, 3, InTurns<128>)
 namespace fw {
 using Lines = ByLines<128, 128>;
-using WovenLines = ByLines<128, 256, true>;
+using FewLines = ByLines<64, 128, 1>;
+using WovenLines = ByLines<128, 256, 2>;
+using Few = ByTiles<64, 1>;
 template <int kTileChannels>
-using Woven = ByTiles<kTileChannels, true>;
-using WovenTurns = InTurns<128, true>;
+using Woven = ByTiles<kTileChannels, 2>;
+using WovenTurns = InTurns<128, 2>;
 }
 ENTRY(lines, 1, Lines)
+ENTRY(few_1_64, 1, Few)
+ENTRY(few_3_64, 3, Few)
+ENTRY(few_lines, 1, FewLines)
 ENTRY(woven_1_64, 1, Woven<64>)
 ENTRY(woven_1_128, 1, Woven<128>)
 ENTRY(woven_3_64, 3, Woven<64>)
@@ -80,7 +85,7 @@ class Sizes(ctypes.Structure):
         ("x", ctypes.c_int * 6),
         ("band_width", ctypes.c_int),
         ("transposed", ctypes.c_bool),
-        ("weave", ctypes.c_int * 4),
+        ("weave", ctypes.c_int * 5),
     )
 
 
@@ -100,7 +105,10 @@ def numbers(axis: WindowAxis) -> ctypes.Array[ctypes.c_int]:
 
 
 def run(of: Geometry, x: Tensor, w: Tensor, terms: int, way: str = "tiles") -> Tensor:
-    """As an entry of the heuristic's schedule does it; w may have any strides."""
+    """As an entry of the heuristic's schedule does it; w may have any strides. With "by eight"
+    before the way, weights go so."""
+    if way.startswith("by eight "):
+        of, way = by_eight(of), way.removeprefix("by eight ")
     band = best_band(of)
     assert band is not None
     results = of.weave.results if of.weave else of.results
@@ -109,7 +117,7 @@ def run(of: Geometry, x: Tensor, w: Tensor, terms: int, way: str = "tiles") -> T
     sizes.y, sizes.x = numbers(of.y), numbers(of.x)
     sizes.band_width, sizes.transposed = band, of.transposed
     if of.weave:
-        sizes.weave = (ctypes.c_int * 4)(*astuple(of.weave))
+        sizes.weave = (ctypes.c_int * 5)(*astuple(of.weave))
     source = Strided(x.data_ptr(), (ctypes.c_int64 * 4)(*x.stride()))
     first, second, *rest = w.stride()
     strides = (results * first, first, second, *rest)
@@ -123,7 +131,7 @@ def run(of: Geometry, x: Tensor, w: Tensor, terms: int, way: str = "tiles") -> T
     lines = torch.full((line_bytes + 512,), 0xFF, dtype=torch.uint8)
     skipped = -lines.data_ptr() % 256
     kind = f"{terms}_{64 if of.results <= 64 else 128}" if way == "tiles" else way
-    kind = f"woven_{kind}" if of.weave else kind
+    kind = f"{('few', 'woven')[of.weave.beside - 1]}_{kind}" if of.weave else kind
     parts = [ctypes.byref(each) for each in (source, filter_, sizes)]
     places = (workspace.data_ptr() + skip, lines.data_ptr() + skipped, out.data_ptr())
     entry = getattr(library(), f"convolution_{kind}")
@@ -152,10 +160,17 @@ def convolved(
     return run(of, x, w, terms, way)
 
 
-@pytest.mark.parametrize(("terms", "way"), [(1, "tiles"), (3, "tiles"), (1, "lines")])
+WAYS = [(1, "tiles"), (3, "tiles"), (1, "lines")]
+
+
+@pytest.mark.parametrize(
+    ("terms", "way"), [*WAYS, *((terms, f"by eight {way}") for terms, way in WAYS)]
+)
 @pytest.mark.parametrize(
     ("shape", "filter_", "stride", "padding", "dilation", "groups"),
     [
+        ((3, 12, 9, 12), (32, 12, 3, 3), (1, 1), (1, 1), (1, 1), 1),
+        ((2, 20, 7, 7), (34, 10, 3, 3), (1, 1), (1, 1), (1, 1), 2),
         ((2, 5, 9, 11), (6, 5, 3, 3), (1, 1), (1, 1), (1, 1), 1),
         ((5, 140, 7, 7), (20, 140, 3, 3), (1, 1), (1, 1), (1, 1), 1),
         ((3, 8, 7, 8), (6, 8, 4, 4), (1, 1), (3, 2), (1, 1), 1),
@@ -206,10 +221,7 @@ class Transposed:
         return Geometry(Dim(x.shape[0]), self.groups, channels, w.shape[1], y, across)
 
     def run(self, x: Tensor, w: Tensor, terms: int, way: str = "tiles") -> Tensor:
-        """Of classes one after the other; with "woven" before the way, of two at a time."""
-        of = self.geometry(x, w)
-        weave, _, way = ("", "", way) if not way.startswith("woven ") else way.partition(" ")
-        return run(woven(of) if weave else of, x, w, terms, way)
+        return run(self.geometry(x, w), x, w, terms, way)
 
 
 # Images, weights with the out channels of a group, and the rest.
@@ -248,17 +260,14 @@ def transposed_operands(name: str) -> tuple[Tensor, Tensor, Transposed]:
     return torch.randn(images), torch.randn(filter_), of
 
 
-WAYS = [(1, "tiles"), (3, "tiles"), (1, "lines")]
-
-
 def ways_of(name: str) -> list[tuple[int, str]]:
-    """A class without taps has no lines; woven are those of stride 2 along x."""
+    """A class without taps has no lines."""
     x, w, of = transposed_operands(name)
     whole = of.geometry(x, w)
-    kinds = {"": whole} if woven(whole) == whole else {"": whole, "woven ": woven(whole)}
+    kinds = {"": whole} if by_eight(whole) == whole else {"": whole, "by eight ": by_eight(whole)}
     return [
-        (terms, weave + way)
-        for weave, each in kinds.items()
+        (terms, eight + way)
+        for eight, each in kinds.items()
         for terms, way in WAYS
         if way != "lines" or all(map(all, each.classes))
     ]
@@ -267,7 +276,7 @@ def ways_of(name: str) -> list[tuple[int, str]]:
 @pytest.mark.parametrize(
     ("name", "terms", "way"),
     [(name, *way) for name in TRANSPOSED for way in ways_of(name)]
-    + [("strides of 1 and 2", 1, "woven turns")],
+    + [("strides of 1 and 2", 1, "by eight turns")],
 )
 def test_every_kind_of_transposed_convolution(name: str, terms: int, way: str) -> None:
     x, w, of = transposed_operands(name)

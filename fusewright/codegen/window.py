@@ -89,9 +89,9 @@ def _window_call(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> 
 
 def _way(kernel: WindowKernel, schedule: WindowSchedule) -> str:
     name = "ByLines" if schedule.line_positions else "InTurns" if schedule.turns else "ByTiles"
-    numbers = [schedule.tile_channels, *filter(None, [schedule.line_positions])]
-    parameters = [*map(str, numbers), *(["true"] if kernel.walked.weave else [])]
-    return f"fw::{name}<{', '.join(parameters)}>"
+    weave = kernel.walked.weave
+    numbers = (schedule.tile_channels, schedule.line_positions, weave.beside if weave else 0)
+    return f"fw::{name}<{', '.join(str(each) for each in numbers if each)}>"
 
 
 def _title(kernel: WindowKernel) -> str:
@@ -137,13 +137,15 @@ def direct_lines(kernel: WindowKernel, form: Form, schedule: DirectSchedule) -> 
     sums = f"return {call}(end, source, filter, sizes, where, stream);"
     if not schedule.line_positions:
         return ending_lines(kernel, form, _title(kernel), [*operands, sums])
-    cores = _window_call(kernel, form, _by_lines(kernel, schedule))
-    body = [*operands, f"#if {macro('convolutions')} == 1", cores, "#else", sums, "#endif"]
+    cores = _operands(kernel, form, kernel.walked, kernel.walked.x.result)
+    cores += [_window_call(kernel, form, _by_lines(kernel, schedule))]
+    chosen = f"#if {macro('convolutions')} == 1"
+    body = [chosen, *cores, "#else", *operands, sums, "#endif"]
     return ending_lines(kernel, form, _title(kernel), body)
 
 
 def _by_lines(kernel: WindowKernel, schedule: DirectSchedule) -> WindowSchedule:
-    of, positions = kernel.geometry, schedule.line_positions
+    of, positions = kernel.walked, schedule.line_positions
     return WindowSchedule(best_tile_channels(of), of.x.result, line_positions=positions)
 
 

@@ -9,12 +9,20 @@
 
 namespace fw {
 
+__device__ __forceinline__ float other_lane(float mine, int by) {
+  return __shfl_xor_sync(0xffffffffu, mine, by);
+}
+__device__ __forceinline__ LineSample other_lane(const LineSample& mine, int by) {
+  return {other_lane(mine.largest, by), other_lane(mine.count, by),
+          other_lane(mine.exponents, by)};
+}
+
 // What all threads have together.
-template <int kThreads, class Join>
-__device__ __forceinline__ float of_all(float mine, const Join& join) {
-  __shared__ float of_warp[kThreads / 32];
+template <int kThreads, class Value, class Join>
+__device__ __forceinline__ Value of_all(Value mine, const Join& join) {
+  __shared__ Value of_warp[kThreads / 32];
 #pragma unroll
-  for (int by = 16; by > 0; by /= 2) mine = join(mine, __shfl_xor_sync(0xffffffffu, mine, by));
+  for (int by = 16; by > 0; by /= 2) mine = join(mine, other_lane(mine, by));
   __syncthreads();
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
   __syncthreads();
@@ -25,25 +33,22 @@ __device__ __forceinline__ float of_all(float mine, const Join& join) {
 }
 
 // A block for each out channel of all groups, which keeps its numbers in shared memory where that has
-// room for so many. `lo` may be null: not wanted. The blocks after those find scales for lines, of an
-// image and group each.
+// room for so many. `lo` may be null: not wanted. The `samples` blocks before those find scales for
+// lines, of an image and group each. All are to run at once: registers for as many threads as there are.
 template <int kThreads>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2048 / kThreads)
     split_filter(const WindowFilter filter, const WindowShape shape, const TapOrder order, half* hi,
-                 half* lo, float* inverse, int room, const WindowInput x, const WindowLines lines) {
+                 half* lo, float* inverse, int room, const WindowInput x, const WindowLines lines,
+                 int samples) {
   extern __shared__ __align__(1024) char memory[];
   __shared__ int64_t place_of[kMostTaps];
   float* const kept = reinterpret_cast<float*>(memory);
   const auto larger = [](float x, float y) { return fmaxf(x, y); };
-  const auto added = [](float x, float y) { return x + y; };
-  const int thread = threadIdx.x, out = blockIdx.x, outs = shape.groups * shape.channels_out;
-  if (out >= outs) {
-    const int place = out - outs, image = place / shape.groups;
-    const LineSample mine =
-        sampled<kThreads>(x, shape, image, place - image * shape.groups);
-    const LineSample sample = {of_all<kThreads>(mine.largest, larger),
-                               of_all<kThreads>(mine.count, added),
-                               of_all<kThreads>(mine.exponents, added)};
+  const int thread = threadIdx.x, out = int(blockIdx.x) - samples;
+  if (out < 0) {
+    const int place = blockIdx.x, image = place / shape.groups;
+    const LineSample mine = sampled<kThreads>(x, shape, image, place - image * shape.groups);
+    const LineSample sample = of_all<kThreads>(mine, LineSample::joined);
     if (thread == 0) lines.scales[place] = sample.scale(), lines.counts[place] = {};
     return;
   }
@@ -53,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
   const float* from = filter.data + group * filter.group_stride + channel_out * filter.out_stride;
   const int numbers = shape.channels * shape.taps;
   if (thread < shape.taps) {
-    const uint32_t tap_x = shape.tap_x(order.x[thread], of_group / 8 % 2);
+    const uint32_t tap_x = shape.tap_x(order.x[thread], shape.column_of(of_group));
     const bool there = exists && tap_x != kNoTap;
     place_of[thread] =
         there ? order.y[thread] * filter.y_stride + tap_x * filter.x_stride : int64_t(-1);
@@ -96,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int of_class = 0; of_class < shape.classes; ++of_class) {
     // With all 64 channels a box is a tap, one phase after the other.
     const int first_tap = shape.first_tap(of_class), taps = shape.end_tap(of_class) - first_tap;
-#pragma unroll 2
+#pragma unroll 1
     for (int i = thread; i < whole * taps * 8; i += kThreads) {
       const int at = i / 8, block = at / taps;
       split_eight(true, 64 * block + i % 8 * 8, first_tap + at - block * taps, box + at, i % 8 * 8);
@@ -126,23 +131,23 @@ inline WindowLines lines_at(void* from, const WindowShape& shape) {
 }
 
 // How a convolution goes about it with one half of each number: tiles of so many out channels; or all of
-// them, by warpgroups in turns; or with the input from lines, so many positions in a tile. kWoven says
-// whether the sizes have a weave.
-template <int kTileChannels, bool kWoven = false>
+// them, by warpgroups in turns; or with the input from lines, so many positions in a tile. kBeside is
+// that of the sizes' weave.
+template <int kTileChannels, int kBeside = 0>
 struct ByTiles {
   template <int kTerms>
-  using Kind = WindowKind<kTerms, kTileChannels, false, kWoven>;
+  using Kind = WindowKind<kTerms, kTileChannels, false, kBeside>;
 };
-template <int kTileChannels, bool kWoven = false>
+template <int kTileChannels, int kBeside = 0>
 struct InTurns {
   template <int kTerms>
-  using Kind = WindowKind<kTerms, kTileChannels, kTerms == 1, kWoven>;
+  using Kind = WindowKind<kTerms, kTileChannels, kTerms == 1, kBeside>;
 };
-template <int kTileChannels, int kPositions, bool kWoven = false>
+template <int kTileChannels, int kPositions, int kBeside = 0>
 struct ByLines {
   template <int kTerms>
-  using Kind = std::conditional_t<kTerms == 1, LineKind<kPositions, kWoven>,
-                                  WindowKind<kTerms, kTileChannels, false, kWoven>>;
+  using Kind = std::conditional_t<kTerms == 1, LineKind<kPositions, kBeside>,
+                                  WindowKind<kTerms, kTileChannels, false, kBeside>>;
 };
 
 // `workspace` has room for both halves and the scales of all weights, `memory` for lines.
@@ -155,7 +160,7 @@ int convolution(const End& end, bool vectors, const WindowInput& x, const Window
   if (of.images == 0 || of.y.out == 0 || of.x.out == 0) return end_nothing(end, device, stream);
   WindowShape shape{};
   TapOrder order{};
-  if (Kind::kWoven != of.weave.woven() || !lay_out(of, 4, kLines, shape, order)) {
+  if (Kind::kBeside != of.weave.beside || !lay_out(of, 4, kLines, shape, order)) {
     return static_cast<int>(cudaErrorInvalidValue);
   }
   int reach = 0;
@@ -169,14 +174,14 @@ int convolution(const End& end, bool vectors, const WindowInput& x, const Window
   half* const lo = hi + numbers;
   float* const inverse = reinterpret_cast<float*>(lo + numbers);
   const WindowLines lines = kLines ? lines_at(memory, shape) : WindowLines{};
-  const int blocks = outs + (kLines ? shape.images * shape.groups : 0);
+  const int samples = kLines ? shape.images * shape.groups : 0, blocks = samples + outs;
   const int room = min(of.channels * shape.taps, 8192);  // with 32 KB, several blocks a processor
   const auto split = [&](auto threads) {
     constexpr int kThreads = decltype(threads)::value;
     static_assert(kThreads >= kMostTaps, "a thread for each tap");
     const auto kernel = split_filter<kThreads>;
     kernel<<<blocks, kThreads, 4 * room, static_cast<cudaStream_t>(stream)>>>(
-        filter, shape, order, hi, kTerms == 1 ? nullptr : lo, inverse, room, x, lines);
+        filter, shape, order, hi, kTerms == 1 ? nullptr : lo, inverse, room, x, lines, samples);
   };
   if (outs > 0 && of.channels * shape.taps < 1024) {
     split(std::integral_constant<int, 128>());

@@ -10,10 +10,10 @@ namespace fw {
 
 // As WindowKind. (H200, 128 channels of 64: 0.66 ms with two warpgroups of 256 positions, 0.75 with two
 // of 128, 0.68 with three and 0.69 with four.)
-template <int kPositions_, bool kWoven_ = false>
+template <int kPositions_, int kBeside_ = 0>
 struct LineKind {
-  static constexpr int kTerms = 1, kHalves = 1;
-  static constexpr bool kTurns = true, kLines = true, kHasPart = true, kWoven = kWoven_;
+  static constexpr int kTerms = 1, kHalves = 1, kBeside = kBeside_;
+  static constexpr bool kTurns = true, kLines = true, kHasPart = true;
   static constexpr int kGroups = 2, kConvertWarps = 0;
   static constexpr int kFirstLoad = 128 * kGroups;
   static constexpr int kThreads = kFirstLoad + 128;

@@ -24,8 +24,8 @@ struct WindowResult {
     bool inside;
     int64_t column;  // a position of all images
   };
-  static constexpr bool kMends = true, kWoven = false;
-  static constexpr int kWords = 24;
+  static constexpr bool kMends = true;
+  static constexpr int kWords = 24, kBeside = 0;
   const WindowInput& x;
   const WindowWeights& w;
   const WindowSizes& sizes;
@@ -110,25 +110,26 @@ struct OverPositions : WindowResult {
   }
 };
 
-// The same where it is woven: p counts columns, two for a position, q the channels.
-struct WovenResult : WindowResult {
-  static constexpr bool kWoven = true;
+// The same where rows go by eight: p counts columns, kBeside_ for a position, q the channels.
+template <int kBeside_>
+struct ByEight : WindowResult {
+  static constexpr int kBeside = kBeside_;
 
-  __device__ __forceinline__ explicit WovenResult(const WindowResult& of) : WindowResult(of) {}
+  __device__ __forceinline__ explicit ByEight(const WindowResult& of) : WindowResult(of) {}
   __device__ __forceinline__ Place place(int p) const {
-    WindowPosition at = output(p / 2);
-    at.column = 2 * at.column + p % 2;
+    WindowPosition at = output(p / kBeside);
+    at.column = kBeside * at.column + p % kBeside;
     return place_of(at);
   }
   __device__ __forceinline__ float plain(int p, int q) const {
-    return WindowResult::plain(p / 2, q, p % 2);
+    return WindowResult::plain(p / kBeside, q, p % kBeside);
   }
 };
 
 template <class Kind, class End>
 using WindowResultOf =
     std::conditional_t<End::kByRow, OverPositions,
-                       std::conditional_t<Kind::kWoven, WovenResult, WindowResult>>;
+                       std::conditional_t<Kind::kBeside != 0, ByEight<Kind::kBeside>, WindowResult>>;
 
 // How many parts a reduction of the result is left in.
 template <class End>
@@ -176,8 +177,9 @@ __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, con
                                                  const WindowSizes& sizes,
                                                  const float* scales = nullptr) {
   using Result = WindowResultOf<Kind, End>;
-  static_assert(!(Kind::kWoven && End::kReduces), "what is reduced is not woven");
-  constexpr int kColumns = Kind::kWoven ? 2 : 1;  // of a position
+  static_assert(Kind::kBeside == 0 || !End::kReduces, "what is reduced has channels as rows");
+  constexpr int kColumns = Kind::kBeside == 2 ? 2 : 1;   // of a position
+  constexpr int kChannels = Kind::kBeside == 0 ? 16 : 8;  // of a warp
   WindowMultiplier<Kind> multiplier(shared, sizes);
   const int warpgroup = multiplier.warpgroup, warp = of_warp(threadIdx.x / 32 % 4);
   const WarpFinisher<V, End, Result> finisher = {shared.rows[warpgroup][warp]};
@@ -187,7 +189,7 @@ __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, con
   for (; !multiplier.run.ended(); multiplier.go_on()) {
     const WindowTile tile = sizes.tile(multiplier.run.index());
     const int q = tile.q + multiplier.first_channel(), rows = sizes.shape.channels_out;
-    const int mine = (q + 16 * warp) / kColumns;  // the warp's first channel
+    const int mine = (q / 16 + warp) * kChannels;  // the warp's first channel
     const int line = (tile.group * sizes.tiles_q * sizes.tile_channels + q) / 64;
     const Result result(WindowResult{x, w, sizes, tile, sizes.shape.results(), line});
     if (tile.group * rows + q != channel) {
@@ -287,7 +289,7 @@ inline bool divide_rows(WindowSizes& sizes, bool turns, int overlap, int room) {
 
 // Whether positions that go through the epilogue together are of one row.
 inline bool goes_by_lanes(const WindowShape& shape, int lanes) {
-  const int columns = shape.weave.woven() ? 2 : 1;  // of a position
+  const int columns = max(1, shape.weave.beside);  // of a position
   return shape.out_x.apart == 1 && shape.out_x.count % lanes == 0 &&
          columns * shape.band_width % lanes == 0 && columns * shape.pitch % lanes == 0;
 }

@@ -18,38 +18,41 @@ __device__ __forceinline__ int sums_channel() {
 }
 
 // What a warp lays out in a turn: 16 channels of 32 columns, or, where threads take V of these at
-// a time, 8 of 64. Woven, a warp has 8 channels and a position two columns (window_operands.cuh): a row
-// has its even columns first. The stride keeps stores out of each other's banks.
-template <int V, bool kWoven>
+// a time, 8 of 64. Where rows go by eight (window_operands.cuh), a warp has 8 channels: with kBeside 1
+// half of a thread's sums are nothing, with 2 they are columns beside the others, and a row has its even
+// columns first. The stride keeps stores out of each other's banks.
+template <int V, int kBeside>
 struct WarpTurn {
   static constexpr int kColumns = V == 1 ? 32 : 64;
-  static constexpr int kChannels = kWoven ? 8 : 16;  // of a warp
+  static constexpr int kChannels = kBeside == 0 ? 16 : 8;  // of a warp
   static constexpr int kRows = V == 1 ? kChannels : 8;
   static constexpr int kStride = kColumns + 8, kOdd = kColumns / 2;
   static constexpr int kAcross = kColumns / V;            // threads of a row
   static constexpr int kStep = 32 / kAcross;              // rows between two of a thread's
   static constexpr int kSame = kChannels / kRows;         // turns with the same positions
   static constexpr int kNumbers = kColumns * kRows / 32;  // of a thread
+  static constexpr int kSumsOfTurn = kNumbers * (kBeside == 1 ? 2 : 1);  // of a thread, all of them
 
   // Of number i of a thread: which sum it is, and its row and column after the thread's first.
   __device__ __forceinline__ static constexpr int sum(int turn, int i) {
-    if (V == 1 || kWoven) return turn * kNumbers + i;
+    if (kBeside == 1) return 4 * ((turn * kNumbers + i) / 2) + i % 2;
+    if (V == 1 || kBeside == 2) return turn * kNumbers + i;
     return 4 * (turn / 2 * 8 + i / 2) + turn % 2 * 2 + i % 2;
   }
   __device__ __forceinline__ static constexpr int row(int i) {
-    return V == 1 && !kWoven ? i / 2 % 2 * 8 : 0;
+    return V == 1 && kBeside == 0 ? i / 2 % 2 * 8 : 0;
   }
   __device__ __forceinline__ static constexpr int column(int i) {
-    if (kWoven) return i / 4 * 16 + i % 2 * 2 + i / 2 % 2;
-    return (V == 1 ? i / 4 : i / 2) * 8 + i % 2;
+    if (kBeside == 2) return i / 4 * 16 + i % 2 * 2 + i / 2 % 2;
+    return (V == 1 && kBeside == 0 ? i / 4 : i / 2) * 8 + i % 2;
   }
   // Where a column lies in its row.
   __device__ __forceinline__ static constexpr int place(int column) {
-    return kWoven ? column / 2 + column % 2 * kOdd : column;
+    return kBeside == 2 ? column / 2 + column % 2 * kOdd : column;
   }
   // The V numbers from a place on.
   __device__ __forceinline__ static Packed<float, V> take(const float* from) {
-    if constexpr (!kWoven || V == 1) {
+    if constexpr (kBeside != 2 || V == 1) {
       return take_row<V>(from);
     } else {
       const auto even = take_row<V / 2>(from), odd = take_row<V / 2>(from + kOdd);
@@ -75,7 +78,7 @@ template <class Turn, int kTurn, int kSums>
 __device__ __forceinline__ float lay_out_turn(const float (&total)[kSums], int turn, uint32_t to,
                                               const float (&scale)[2]) {
   float zero = 0.f;
-  if constexpr (Turn::kNumbers * kTurn < kSums) {
+  if constexpr (Turn::kSumsOfTurn * kTurn < kSums) {
     if (turn == kTurn) {
 #pragma unroll
       for (int i = 0; i < Turn::kNumbers; i += 2) {
@@ -93,10 +96,10 @@ __device__ __forceinline__ float lay_out_turn(const float (&total)[kSums], int t
 }
 
 // A warp's way through the epilogue, tile after tile; a thread takes V neighbouring columns at a
-// time. Result is as in sm90_finish.cuh; kWoven says whether it is woven.
+// time. Result is as in sm90_finish.cuh; kBeside is that of its weave.
 template <int V, class End, class Result>
 struct WarpFinisher {
-  using Turn = WarpTurn<V, Result::kWoven>;
+  using Turn = WarpTurn<V, Result::kBeside>;
   using Elem = typename End::template Elem<V>;
   static constexpr bool kKeepsFactors = End::kSameForColumns && sizeof(Elem) <= 32;
   static constexpr int kTogether = rows_together<Elem, Result>(Turn::kRows / Turn::kStep);
@@ -126,7 +129,7 @@ struct WarpFinisher {
     typename Result::Place place;
     typename End::template Column<V> down;
 #pragma unroll 1
-    for (int turn = 0; Turn::kNumbers * turn < kSums; ++turn) {
+    for (int turn = 0; Turn::kSumsOfTurn * turn < kSums; ++turn) {
       const int column = p + turn / Turn::kSame * Turn::kColumns;
       const int first = q + turn % Turn::kSame * Turn::kRows;
       if (turn % Turn::kSame == 0) {
@@ -138,7 +141,7 @@ struct WarpFinisher {
         const auto number = [&](int i) -> float& {
           return mine[Turn::row(i) * Turn::kStride + Turn::place(Turn::column(i))];
         };
-        const int mine_from = column + lane % 4 * (Result::kWoven ? 4 : 2);
+        const int mine_from = column + lane % 4 * (Result::kBeside == 2 ? 4 : 2);
         mend(number, Turn::kNumbers, Turn::row, Turn::column, mine_from, first + lane / 4, result);
       }
       __syncwarp();

@@ -22,10 +22,10 @@ namespace fw {
 //
 // Each kind of thread has its own number of registers. The last warpgroup has one thread that loads
 // weights; it is whole because each quarter of a processor has registers for its own warps.
-template <int kTerms_, int kTileChannels, bool kTurns_ = false, bool kWoven_ = false>
+template <int kTerms_, int kTileChannels, bool kTurns_ = false, int kBeside_ = 0>
 struct WindowKind {
-  static constexpr int kTerms = kTerms_, kHalves = kTerms == 3 ? 2 : 1;
-  static constexpr bool kTurns = kTurns_, kLines = false, kWoven = kWoven_;
+  static constexpr int kTerms = kTerms_, kHalves = kTerms == 3 ? 2 : 1, kBeside = kBeside_;
+  static constexpr bool kTurns = kTurns_, kLines = false;
   static_assert(kTerms == 1 || !kTurns, "the registers are for one half of each number");
 
   static constexpr int kGroups = 2, kConvertWarps = kTerms == 1 ? 8 : 4;

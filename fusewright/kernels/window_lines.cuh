@@ -38,6 +38,9 @@ struct LineSample {
     count += size > 0.f;
     exponents += size > 0.f ? float(exponent(size)) : 0.f;
   }
+  __device__ __forceinline__ static LineSample joined(const LineSample& a, const LineSample& b) {
+    return {fmaxf(a.largest, b.largest), a.count + b.count, a.exponents + b.exponents};
+  }
   __device__ __forceinline__ static int exponent(float size) {
     return int(__float_as_uint(size) >> 23) - 127;
   }
@@ -50,22 +53,25 @@ struct LineSample {
   }
 };
 
-// A thread's part of a sample of an image's group: spread evenly, but for a part of the distance between
-// two, which is different for each.
+// A number below `below` that the i-th of a sequence stands for, spread evenly: `step` is 2^32 times
+// an irrational number.
+__device__ __forceinline__ uint32_t spread(uint32_t i, uint32_t step, uint32_t below) {
+  return uint32_t(uint64_t(i * step) * below >> 32);
+}
+
+// A thread's part of a sample of an image's group: of each channel as many, at places that are spread
+// over the image (by powers of the root of x³ = x + 1, which leave the smallest gaps).
 template <int kThreads>
 __device__ __forceinline__ LineSample sampled(const WindowInput& x, const WindowShape& shape,
                                               int image, int group) {
-  constexpr uint32_t kNumbers = 1024;
-  const int64_t every = int64_t(shape.channels) * shape.y.in * shape.x.in;
-  const uint32_t plane = shape.y.in * shape.x.in, all = min(every, int64_t(INT32_MAX));
+  constexpr uint32_t kBits = 10, kStepY = 3242174889u, kStepX = 2447445414u;
   const float* from = x.data + image * x.image_stride +
                       int64_t(group) * shape.channels * x.channel_stride;
   LineSample sample = {};
 #pragma unroll
-  for (uint32_t i = threadIdx.x; i < kNumbers; i += kThreads) {
-    const uint32_t at = (uint64_t(i) << 16 | (i * 40503u & 0xffffu)) * all / kNumbers >> 16;
-    const uint32_t channel = at / plane, rest = at - channel * plane;
-    const uint32_t y = rest / shape.x.in, column = rest - y * shape.x.in;
+  for (uint32_t i = threadIdx.x; i < 1u << kBits; i += kThreads) {
+    const uint32_t channel = uint32_t(uint64_t(i) * shape.channels >> kBits);
+    const uint32_t y = spread(i, kStepY, shape.y.in), column = spread(i, kStepX, shape.x.in);
     sample.add(from[channel * x.channel_stride + y * x.y_stride + column * x.x_stride]);
   }
   return sample;

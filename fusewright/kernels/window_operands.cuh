@@ -81,10 +81,13 @@ struct WindowOutputs {
 // tap x of it is tap 2·x + first of the columns 2·position, and the next of the columns beside them.
 // Rows of weights go by 16: eight channels of the former, then the same of the latter, so that a
 // thread has neighbouring columns of a channel (sm90_window_finish.cuh).
+//
+// Few out channels go by eight, too, with nothing beside them: so all warps have some to finish.
 struct WindowWeave {
-  int channels, columns, taps, first;  // of the outputs; taps of the weights. No columns: not woven
+  int beside;                          // columns of a position; 0: rows are channels
+  int channels, columns, taps, first;  // of the outputs; of the weights
 
-  FW_FN bool woven() const { return columns > 0; }
+  FW_FN bool by_eight() const { return beside > 0; }
 };
 
 struct WindowShape {
@@ -113,12 +116,13 @@ struct WindowShape {
   FW_FN int stages() const { return (channels + 63) / 64 * phases_of_tile(); }
   // Channels of the outputs, of one group; that of a row of the weights, and the x of its tap, which
   // is beyond all taps where there is none.
-  FW_FN int results() const { return weave.woven() ? weave.channels : channels_out; }
-  FW_FN int channel_of(int row) const { return weave.woven() ? row / 16 * 8 + row % 8 : row; }
+  FW_FN int results() const { return weave.by_eight() ? weave.channels : channels_out; }
+  FW_FN int channel_of(int row) const { return weave.by_eight() ? row / 16 * 8 + row % 8 : row; }
+  FW_FN int column_of(int row) const { return weave.by_eight() ? row / 8 % 2 : 0; }
   FW_FN uint32_t tap_x(int x, int column) const {
-    if (!weave.woven()) return x;
-    const uint32_t tap = 2 * x + weave.first + column;
-    return tap < uint32_t(weave.taps) ? tap : kNoTap;
+    if (!weave.by_eight()) return x;
+    const uint32_t tap = weave.beside * x + weave.first + column;
+    return column < weave.beside && tap < uint32_t(weave.taps) ? tap : kNoTap;
   }
   // Boxes of weights that the taps of a phase fill with so many channels, and some phases with all.
   FW_FN int boxes(int at, int of_channels) const {

@@ -112,7 +112,7 @@ inline bool lay_out(const ConvolutionSizes& of, int lanes, bool together, Window
   shape.x = of.transposed ? axis_of_class(of.x, together) : of.x;
   shape.out_y = {of.y.out, of.transposed ? of.y.stride : 1};
   shape.out_x = {of.x.out, of.transposed ? of.x.stride : 1};
-  if (of.weave.woven()) shape.out_x = {of.weave.columns, 1};
+  if (of.weave.by_eight()) shape.out_x = {of.weave.columns, 1};
   shape.band_width = of.band_width;
   lanes = std::gcd(lanes, of.band_width);
   const bool whole = of.band_width == shape.x.out;

@@ -18,7 +18,7 @@ from fusewright.ir import ONE, Arg, Graph, Node, Ref, TensorSpec, contiguous_str
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.layouts import BACKWARD, FORWARD, GRADIENT, ROW_BY_ROW, WINDOW
 from fusewright.rewrite.lower import main_device
-from fusewright.window import Geometry, WindowAxis, woven
+from fusewright.window import Geometry, WindowAxis, by_eight
 from fusewright.window_cost import (
     gradient_is_worthwhile,
     is_possible,
@@ -146,7 +146,7 @@ def obstacle(node: Node, source: TensorSpec, other: TensorSpec) -> str:
         return f"of {of.groups} groups with few channels each"
     if node.op == WINDOW and not of.has_rows_and_columns:
         return "to a single channel or position"
-    possible = is_possible(of) and is_possible(woven(of))
+    possible = is_possible(of) and is_possible(by_eight(of))
     return "" if possible else "of wide strides or too many taps"
 
 
