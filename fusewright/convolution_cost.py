@@ -10,6 +10,7 @@ from fusewright.window import Geometry, by_eight
 from fusewright.window_cost import FEWEST_CHANNELS, FEWEST_GATHERED, library_us, window_us
 
 GAIN = 0.95
+SHORTEST_US = 28.0  # of ours: two or three launches, which the host has to send, too
 
 
 def prefers_direct(of: Geometry, sizes: Mapping[str, int], sms: int = 132) -> bool:
@@ -25,7 +26,8 @@ def our_us(of: Geometry, sizes: Mapping[str, int], sms: int, row_by_row: bool) -
     direct = direct_us(of, sizes, sms) if row_by_row else None
     walked = by_eight(of)
     ways = (window_us(walked, 1, sizes, sms), line_us(walked, sizes, sms), direct)
-    return min((each for each in ways if each is not None), default=None)
+    shortest = min((each for each in ways if each is not None), default=None)
+    return None if shortest is None else max(SHORTEST_US, shortest)
 
 
 def is_worthwhile(

@@ -308,11 +308,11 @@ def test_a_row_of_two_layouts_is_taken_apart(small: None) -> None:
 
 def test_the_library_is_asked_about_eager_s_layout(small: None) -> None:
     """A source that lies in channels-last for another convolution's sake, and does not in eager."""
-    up, last = nn.ConvTranspose2d(64, 64, 4, stride=2, padding=1), nn.Conv2d(64, 96, 3, padding=1)
+    up, last = nn.ConvTranspose2d(64, 64, 5, stride=5), nn.Conv2d(64, 96, 3, padding=1)
     model = nn.Sequential(up, nn.ReLU(), last, nn.Tanh())
     ready = prepare(
         model,
-        (torch.randn(32, 64, 32, 32),),
+        (torch.randn(32, 64, 16, 16),),
         device=torch.device("cpu"),
         target=Target.cuda(),
         modes=("eval",),

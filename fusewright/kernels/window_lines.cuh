@@ -215,7 +215,7 @@ __device__ __forceinline__ void lay_out_again(char* memory, LineCounts (&held)[L
 }
 
 template <bool kByChannels>
-__global__ void __launch_bounds__(32 * LineSizes::kWarps)
+__global__ void __launch_bounds__(32 * LineSizes::kWarps, 4)
     lay_out_lines(const __grid_constant__ WindowInput x, const __grid_constant__ WindowSizes sizes,
                   const LineSizes of, const WindowLines lines) {
   __shared__ __align__(16) char memory[LineSizes::kMostRows * 128];
