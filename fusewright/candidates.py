@@ -170,7 +170,7 @@ def _cached_rows(first: Schedule, inner: int) -> Iterator[Schedule]:
     yield _holding(replace(first, lanes=first.lanes // 2), first.threads, inner)
     for threads in (first.threads, first.threads * 2):
         again = replace(_with_threads(first, threads), unroll=PASS_VECTORS)
-        yield replace(again, cached=False, beyond=0, again=False)
+        yield replace(again, cached=False, beyond=0, shared=0)
 
 
 def _rows(first: Schedule, inner: int) -> Iterator[Schedule]:
@@ -218,7 +218,7 @@ def _with_threads(schedule: Schedule, threads: int) -> Schedule:
 def _holding(schedule: Schedule, threads: int, inner: int) -> Schedule:
     """As many vectors for each thread as a row in registers takes."""
     unroll = max(1, -(-inner // max(1, threads * schedule.lanes)))
-    return replace(_with_threads(schedule, threads), unroll=unroll, beyond=0, again=False)
+    return replace(_with_threads(schedule, threads), unroll=unroll, beyond=0, shared=0)
 
 
 def _around_on_host(_: LoopKernel, first: Schedule, sizes: Sizes) -> Iterator[Schedule]:

@@ -12,12 +12,17 @@ from dataclasses import replace
 
 from fusewright.ir import HALVES, ITEM_BYTES
 from fusewright.loop import Apply, Load, LoopKernel
-from fusewright.optable import SCALAR_OPS
-from fusewright.sweep import Sweeps, element_loads, late_sweep
+from fusewright.optable import REDUCTIONS, SCALAR_OPS
+from fusewright.sweep import Sweeps, early_loads
 
 THREAD_REGISTERS = 48  # 4-byte registers that a cached row may take of each thread
 BLOCK_REGISTERS = 65536
 WORK_REGISTERS = 30  # what a kernel needs beside its cached row; softmax takes 24
+WORD_BYTES = 16  # of an access
+BLOCK_SHARED_BYTES = 99 * 1024  # what a block gets from any GPU that we compile for
+SYSTEM_BYTES = 1024  # that the driver takes beside them
+SHARED_ALIGN = 1024  # where `shared` of kernels/row.cuh begins
+SHARED_THREADS = 1536  # 40 registers each
 KEPT_COST = 12  # what reading back must save; softmax of 1024, 1 thread: 1.5 to 1.2 times eager
 
 
@@ -58,7 +63,7 @@ def row_registers(kernel: LoopKernel, plan: Sweeps, kept: Mapping[str, int], ele
 
     A kept value takes the place of the loaded ones that no later sweep needs.
     """
-    loads = [x for x in element_loads(kernel, plan) if not late_sweep(kernel, plan, x)]
+    loads = early_loads(kernel, plan)
     made = {item.name: item for item in kernel.body if isinstance(item, Apply)}
     most = 0
     for done in range(plan.count):
@@ -67,6 +72,24 @@ def row_registers(kernel: LoopKernel, plan: Sweeps, kept: Mapping[str, int], ele
         held += [made[name] for name, start in kept.items() if start < done and name in later]
         most = max(most, sum(max(1, _bytes(item) * elements // 4) for item in held))
     return most
+
+
+def block_shared_bytes(
+    kernel: LoopKernel, plan: Sweeps, lanes: int, threads: int, unroll: int
+) -> int:
+    """The shared memory that a block takes at most: for a row as it lies in memory, and for what
+    its warps join."""
+    each = [max(WORD_BYTES, ITEM_BYTES[x.dtype] * lanes) for x in early_loads(kernel, plan)]
+    words = sum(REDUCTIONS[x.kind].state_words for items in plan.reductions for x in items)
+    joined = 8 * words * (threads // 32)
+    return threads * unroll * sum(each) + -(-joined // SHARED_ALIGN) * SHARED_ALIGN
+
+
+def shared_rows(block_bytes: int, threads: int, processor_bytes: int) -> int:
+    """How many such blocks, with a row each, a processor has room and registers for."""
+    if block_bytes > BLOCK_SHARED_BYTES:
+        return 0
+    return min(processor_bytes // (block_bytes + SYSTEM_BYTES), SHARED_THREADS // threads)
 
 
 def free_registers(threads: int) -> int:

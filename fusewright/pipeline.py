@@ -62,7 +62,8 @@ def target_of(device: torch.device) -> Target:
     if device.type == "cuda":
         facts = torch.cuda.get_device_properties(device)
         hopper = architecture(device) == "sm_90a"
-        return Target.cuda(facts.multi_processor_count, hopper, _trials())
+        shared_bytes = facts.shared_memory_per_multiprocessor
+        return Target.cuda(facts.multi_processor_count, hopper, _trials(), shared_bytes)
     return Target.host()
 
 

@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 
 from fusewright.coalesce import coalesce
 from fusewright.ir import ITEM_BYTES, ZERO, Dim
-from fusewright.keep import free_registers, keep, row_registers
+from fusewright.keep import block_shared_bytes, free_registers, keep, row_registers, shared_rows
 from fusewright.loop import Load, LoopKernel
-from fusewright.sweep import Sweeps, element_loads, part_bytes, sweeps
+from fusewright.sweep import Sweeps, early_loads, element_loads, part_bytes, sweeps
 from fusewright.tiles import mixes_layouts, tile_bytes, tiled_accesses, turned_axis
 from fusewright.vectors import TILED, prefers_column, widths
 from fusewright.vectors import lanes_fit as lanes_fit
 
 HOST_RUN = 1024  # kLongestRun of kernels/host.hpp
 SHARED_BYTES = 48 * 1024
+HOPPER_SHARED_BYTES = 228 * 1024
 SMALL_TILE, LARGE_TILE = 32, 64
 TILE_REGISTERS = 64  # 4-byte registers for what a thread has loaded of a tile
 TRIALS = ("halves", "sweeping")
@@ -28,7 +29,8 @@ TRIALS = ("halves", "sweeping")
 
 @dataclass(frozen=True)
 class Target:
-    """What is compiled for: language 'cuda' or 'host', and the number of processors.
+    """What is compiled for: language 'cuda' or 'host', the number of processors, and how much
+    shared memory each of them has.
 
     `tensor_cores`: whether it has those that our matrix products and convolutions are written for,
     Hopper's. `turning`: whether loops may turn tiles in shared memory, and PyTorch's convolutions
@@ -42,15 +44,21 @@ class Target:
     turning: bool = False
     halves: bool = False
     sweeping: bool = False
+    shared_bytes: int = 0
 
     @staticmethod
     def host() -> Target:
         return Target("host", 1)
 
     @staticmethod
-    def cuda(sms: int = 132, tensor_cores: bool = True, trials: Collection[str] = ()) -> Target:
+    def cuda(
+        sms: int = 132,
+        tensor_cores: bool = True,
+        trials: Collection[str] = (),
+        shared_bytes: int = HOPPER_SHARED_BYTES,
+    ) -> Target:
         tried = {each: each in trials for each in TRIALS}
-        return Target("cuda", sms, tensor_cores, turning=True, **tried)
+        return Target("cuda", sms, tensor_cores, turning=True, shared_bytes=shared_bytes, **tried)
 
 
 @dataclass(frozen=True)
@@ -61,10 +69,10 @@ class Schedule:
     lanes: elements per vector (host: lanes of an accumulator). threads: of a CUDA block (of a row
     for 'row', where `rows` share a block; `across` of a column block lie along the columns).
     unroll: vectors in flight per thread. cached: the row stays in registers, or its first `unroll`
-    vectors of each thread do, and each sweep reads the others again, `beyond` in flight. again: a
-    row cached whole waits as it lies in memory, and each sweep computes anew from it; two blocks
-    share a processor then. splits: parts of the inner extent that are reduced apart and joined in
-    order. tile: the edge of a tile.
+    vectors of each thread do, and each sweep reads the others again, `beyond` in flight. shared: a
+    cached row waits in shared memory instead, as it lies in memory, and each sweep computes anew
+    from it; so many blocks share a processor. splits: parts of the inner extent that are reduced
+    apart and joined in order. tile: the edge of a tile.
     """
 
     kind: str
@@ -75,7 +83,7 @@ class Schedule:
     unroll: int = 1
     cached: bool = False
     beyond: int = 0
-    again: bool = False
+    shared: int = 0
     splits: int = 1
     tile: int = LARGE_TILE
 
@@ -101,7 +109,7 @@ def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
         case "pointwise":
             return schedule.threads <= 1024
         case "row":
-            return _row_fits(kernel, schedule)
+            return _row_fits(kernel, schedule, target)
         case "column":
             return _column_fits(plan, schedule)
         case "transpose" | "transpose_row":
@@ -128,27 +136,44 @@ def splittable(plan: Sweeps) -> bool:
     return plan.count == 1
 
 
-def _row_fits(kernel: LoopKernel, schedule: Schedule) -> bool:
+def _row_fits(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
     threads = schedule.threads
     if threads & (threads - 1) or threads * schedule.rows > 1024:
         return False
     if (schedule.rows > 1 and threads > 32) or threads * schedule.rows % 32:
         return False
     if not schedule.cached:
-        return not (schedule.beyond or schedule.again)
+        return not (schedule.beyond or schedule.shared)
     size = kernel.inner_numel
     whole = size.is_static and size.factor <= threads * schedule.lanes * schedule.unroll
-    enough = not schedule.again if schedule.beyond else whole
-    return schedule.splits == 1 and enough and _registers_fit(kernel, schedule)
+    if schedule.splits > 1 or not (whole or schedule.beyond):
+        return False
+    if schedule.shared:
+        return not schedule.beyond and _shared_fits(kernel, schedule, target)
+    return _registers_fit(kernel, schedule)
+
+
+def _shared_fits(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
+    """Whether shared memory has room for that many rows, of which each block has one."""
+    plan = sweeps(kernel)
+    alone = schedule.rows == 1 and schedule.threads > 32
+    anew = plan.count > 1 and schedule.lanes > 1
+    return alone and anew and schedule.shared <= _room(kernel, plan, schedule, target)
+
+
+def _room(kernel: LoopKernel, plan: Sweeps, schedule: Schedule, target: Target) -> int:
+    """How many rows a processor's shared memory has room for."""
+    threads = schedule.threads
+    taken = block_shared_bytes(kernel, plan, schedule.lanes, threads, schedule.unroll)
+    return shared_rows(taken, threads, target.shared_bytes)
 
 
 def _registers_fit(kernel: LoopKernel, schedule: Schedule) -> bool:
     """Whether a cached row leaves registers to work with, and to a second block if that is why
-    something is read or computed again. What it reads, nvcc keeps whether told to or not."""
-    plan = sweeps(kernel)
-    plan, kept = (plan, {}) if schedule.again else keep(kernel, plan)
+    something is read again. What it reads, nvcc keeps whether told to or not."""
+    plan, kept = keep(kernel, sweeps(kernel))
     taken = row_registers(kernel, plan, kept, schedule.lanes * schedule.unroll)
-    threads = schedule.threads * schedule.rows * (1 + (schedule.again or schedule.beyond > 0))
+    threads = schedule.threads * schedule.rows * (1 + (schedule.beyond > 0))
     return taken <= free_registers(threads)
 
 
@@ -158,7 +183,7 @@ def kept_sweeps(
     """The sweeps of a coalesced kernel, and the values that wait from one to the next: in memory on
     the host, on a GPU in the registers of a row that is cached whole."""
     plan = sweeps(kernel)
-    held = schedule.cached and not (schedule.beyond or schedule.again)
+    held = schedule.cached and not (schedule.beyond or schedule.shared)
     keeps = schedule.kind == "row" and (held or target.language == "host")
     return keep(kernel, plan) if keeps else (plan, {})
 
@@ -254,7 +279,7 @@ def _rows(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Itera
         if lanes > 1 and not lanes_fit(kernel, "row", lanes):
             continue
         if plan.count > 1:
-            yield from _cached_rows(inner, lanes, loads)
+            yield from _cached_rows(kernel, plan, inner, lanes, target)
         threads = _row_threads(inner, lanes)
         rows = max(1, 128 // threads) if threads <= 32 else 1
         threads = min(threads, 256) if splittable(plan) else threads
@@ -265,23 +290,29 @@ def _rows(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Itera
         yield Schedule("row", lanes, threads, rows=rows, unroll=unroll, splits=splits)
 
 
-def _cached_rows(inner: int, lanes: int, loads: int) -> Iterator[Schedule]:
+def _cached_rows(
+    kernel: LoopKernel, plan: Sweeps, inner: int, lanes: int, target: Target
+) -> Iterator[Schedule]:
     """A row in the registers of a warp or less, else of a block, the fewest threads first.
 
     A row of 1024 threads has a processor to itself, idle whenever they wait for each other. Two
     blocks that hold a quarter of their rows or more come before it, unless its threads fill their
     registers and so have as much on its way (H200, 1 GB of floats in rows of 32768: softmax 267 µs
-    whole, 298 in part; layer norm of 16384, which 4 vectors hold, 298 and 266). Two that hold all
-    of a row of narrow elements as it lies in memory come before both, but not where there are other
-    operands (bf16, rows of 32768: softmax 94 % of copy's rate, its gradient 86 and 92 whole).
+    whole, 298 in part; layer norm of 16384, which 4 vectors hold, 298 and 266). Where two or three
+    rows of narrow elements fit into shared memory, blocks of 512 threads with a row each come
+    before both (bf16, rows of 32768: softmax 96 % of copy's rate, 75 whole, 89 in part). That is
+    not measured where a row has elements of a second operand to hold.
     """
+    loads = len(element_loads(kernel, plan))
     most = (8 if loads == 1 else 4) if lanes > 1 else 16
     for threads in (4, 8, 16, 32, 64, 128, 256, 512):
         unroll = max(1, -(-inner // (threads * lanes)))
         rows = max(1, 128 // threads) if threads <= 32 else 1
         row = Schedule("row", lanes, threads, rows=rows, unroll=unroll, cached=True)
-        if threads == 512 and lanes > 4 and 4 < unroll <= 8 and loads <= 1:
-            yield replace(row, again=True)
+        if threads == 512 and lanes > 4 and unroll > 4 and len(early_loads(kernel, plan)) <= 1:
+            room = _room(kernel, plan, row, target)
+            if room > 1:
+                yield replace(row, shared=room)
         if unroll <= most:
             yield row
     unroll = max(1, -(-inner // (1024 * lanes)))

@@ -81,6 +81,11 @@ def element_loads(kernel: LoopKernel, plan: Sweeps) -> tuple[Load, ...]:
     )
 
 
+def early_loads(kernel: LoopKernel, plan: Sweeps) -> tuple[Load, ...]:
+    """Those that a row begins with."""
+    return tuple(x for x in element_loads(kernel, plan) if not late_sweep(kernel, plan, x))
+
+
 def element_accesses(kernel: LoopKernel, plan: Sweeps) -> tuple[Load | Store, ...]:
     """The loads and stores made at every element."""
     return (*element_loads(kernel, plan), *plan.inner_stores)

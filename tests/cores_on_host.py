@@ -10,11 +10,10 @@ from fusewright.codegen.render import flattened
 from fusewright.codegen.source import Source
 from tests import loop_cases as cases
 from tests.test_cuda_emulated import LAUNCH as PLAIN_LAUNCH
-from tests.test_cuda_emulated import SHIM
+from tests.test_cuda_emulated import SHARED, SHIM
 
 STAND_IN = Path(__file__).parent / "sm90_on_host.hpp"
 LAUNCH = re.compile(r"kernel<<<(\w+), (\w+), [^;]*?>>>\(([^;]*?)\);", re.DOTALL)
-SHARED = re.compile(r"extern __shared__ __align__\(1024\) char memory\[\];")
 # A functor with `load`, `give` and `visit` for an element, as generated ones are: by columns.
 BY_COLUMNS = r"""
 template <class Plain>

@@ -47,6 +47,13 @@ int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, int)
   ++occupancy_asked;
   return *blocks = 2, 0;
 }
+constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 0;
+constexpr int cudaFuncAttributePreferredSharedMemoryCarveout = 1;
+template <class Kernel>
+int cudaFuncSetAttribute(Kernel, int, int) {
+  return 0;
+}
+alignas(1024) static char emulated_shared[227 * 1024];
 inline const char* cudaGetErrorString(int) { return "emulated"; }
 
 static dim3 blockIdx, threadIdx;

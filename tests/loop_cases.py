@@ -143,6 +143,31 @@ def layer_norm(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:
     return kernel("layer_norm", [rows], [columns], inputs, outputs, body)
 
 
+def extremes(rows: Size, columns: Size, dtype: str) -> LoopKernel:
+    """The largest of a row's halves, as floats, and the smallest, as they are."""
+    body = [
+        Load("x", dtype, row_major("x", rows, columns)),
+        Apply("wide", "float32", "cast", ("x",)),
+        Reduce("most", "float32", "max", "wide"),
+        Reduce("least", dtype, "min", "x"),
+        Store("most", "float32", access("most", 1, 0)),
+        Store("least", dtype, access("least", 1, 0)),
+    ]
+    outputs = {"most": "float32", "least": dtype}
+    return kernel("extremes", [rows], [columns], {"x": dtype}, outputs, body)
+
+
+def rows_with_extremes(columns: int, dtype: str) -> torch.Tensor:
+    """Negative numbers, a NaN in either half of a pair, infinities, subnormals, zeros."""
+    x = torch.randn(8, columns).to(getattr(torch, dtype)) - 9
+    middle = columns // 2
+    x[1, middle], x[2, min(middle + 1, columns - 1)] = torch.nan, torch.nan
+    x[3], x[4, columns - 1] = -torch.inf, torch.inf
+    x[5] = torch.finfo(x.dtype).smallest_normal / 4
+    x[6], x[7, middle] = -0.0, 0.0
+    return x
+
+
 def column_sum(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:
     """dz = where(z > 0, g, 0), stored, and its sum over the rows."""
     body = [

@@ -23,14 +23,9 @@ struct CUtensorMap {
   int64_t columns, rows, row_bytes, layers, layer_bytes;
   int item, box_columns, box_rows;
 };
-constexpr int cudaErrorInvalidValue = 1, cudaFuncAttributeMaxDynamicSharedMemorySize = 0;
-template <class Kernel>
-int cudaFuncSetAttribute(Kernel, int, int) {
-  return 0;
-}
+constexpr int cudaErrorInvalidValue = 1;
 
 static dim3 gridDim;
-alignas(1024) static char emulated_shared[227 * 1024];
 
 using std::isfinite;
 template <class A, class B>

@@ -24,13 +24,17 @@ from tests import loop_cases as cases
 S0 = Dim(1, ("s0",))
 CUDA = Target.cuda()
 SHIM = (Path(__file__).parent / "cuda_on_host.hpp").read_text()
-LAUNCH = re.compile(r"(\w+_kernel<[^;]*?>)\s*<<<(\w+), ([^;]*?), 0, [^;]*?>>>\(([^;]*?)\);")
+SHARED = re.compile(r"extern __shared__ __align__\(1024\) char memory\[\];")
+LAUNCH = re.compile(
+    r"(kernel|\w+_kernel<[^;]*?>)\s*<<<(\w+), ([^;]*?), \w+, [^;]*?>>>\(([^;]*?)\);"
+)
 
 
 def emulated(source: Source) -> Source:
     """The same text for g++: launches become calls, the toolkit our shim."""
     text, count = LAUNCH.subn(r"emulation::launch(\2, \3, [&] { \1(\4); });", source.text)
     assert count and "<<<" not in text
+    text = SHARED.sub("char* const memory = emulated_shared;", text)
     return Source("host", SHIM + text, source.entries)
 
 
@@ -101,9 +105,27 @@ def test_softmax_of_half_floats(dtype: str, columns: int) -> None:
     x[1, 3], x[2] = -torch.inf, -torch.inf
     y = torch.empty_like(x)
     picked = run(cases.softmax(S0, columns, dtype), {"x": x, "y": y}, {"s0": 5})
-    assert picked.cached and picked.lanes == 8 and picked.again == (columns == 20_000)
+    assert picked.cached and picked.lanes == 8 and (picked.shared > 0) == (columns == 20_000)
     exact = torch.softmax(x.double(), 1)
     torch.testing.assert_close(y.double(), exact, rtol=4e-3, atol=1e-6, equal_nan=True)
+    if picked.shared:
+        for again in (x, unaligned(x)):
+            run(cases.softmax(S0, columns, dtype), {"x": again, "y": again}, {"s0": 5}, picked)
+            torch.testing.assert_close(again.double(), exact, rtol=4e-3, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("columns", [1, 37, 520])
+def test_largest_and_smallest_of_half_floats(dtype: str, columns: int) -> None:
+    """Two are compared at once where they lie side by side; NaN wins."""
+    loop, x = cases.extremes(S0, columns, dtype), cases.rows_with_extremes(columns, dtype)
+    lanes = 8 if columns == 520 else 1
+    assert choose(loop, CUDA, {"s0": 8}).lanes == lanes
+    for schedule in (None, Schedule("row", lanes, 64, unroll=2, splits=3)):
+        most, least = torch.empty(8), torch.empty(8, dtype=x.dtype)
+        run(loop, {"x": x, "most": most, "least": least}, {"s0": 8}, schedule)
+        torch.testing.assert_close(most, x.float().amax(1), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(least, x.amin(1), rtol=0, atol=0, equal_nan=True)
 
 
 def divided(columns: int) -> LoopKernel:
@@ -153,6 +175,49 @@ def test_layer_norm(columns: int) -> None:
     norm = torch.nn.functional.layer_norm
     close(mean, x.double().mean(1))
     close(y, norm(x.double(), (columns,), weight.double(), bias.double(), 1e-5), 1e-5)
+
+
+@pytest.mark.parametrize("columns", [72, 1000, 32_768])
+def test_layer_norm_of_rows_in_shared_memory(columns: int) -> None:
+    """Each thread takes what it fetched; weight and bias come when they are needed. In place."""
+    x = (torch.randn(3, columns) + 3).bfloat16()
+    weight, bias = torch.randn(columns).bfloat16(), torch.randn(columns).bfloat16()
+    norm = torch.nn.functional.layer_norm
+    exact = norm(x.double(), (columns,), weight.double(), bias.double(), 1e-5)
+    mean, rstd = torch.empty(3), torch.empty(3)
+    tensors = {"x": x, "weight": weight, "bias": bias, "y": x, "mean_out": mean, "rstd_out": rstd}
+    means = x.double().mean(1)
+    loop = cases.layer_norm(S0, columns, "bfloat16")
+    few = Schedule("row", 8, 64, unroll=2, cached=True, shared=4)
+    assert run(loop, tensors, {"s0": 3}, few if columns < 1024 else None).shared
+    close(mean, means, 1e-5)
+    close(x, exact, 2e-2)
+
+
+def test_several_operands_wait_in_shared_memory() -> None:
+    """The gradient of a softmax, by factors that the lanes of a vector share."""
+    lines = 125
+    whole = [cases.row_major(name, S0, lines, 8) for name in ("y", "g", "dx")]
+    body = [
+        Load("y", "bfloat16", whole[0]),
+        Load("g", "bfloat16", whole[1]),
+        Load("factor", "bfloat16", cases.access("factor", lines, 1, 0)),
+        Apply("wide", "float32", "mul", ("y", "factor")),
+        Apply("each", "float32", "mul", ("wide", "g")),
+        Reduce("total", "float32", "sum", "each"),
+        Apply("rest", "float32", "sub", ("g", "total")),
+        Apply("dx", "float32", "mul", ("wide", "rest")),
+        Store("dx", "bfloat16", whole[2]),
+    ]
+    inputs = dict.fromkeys(("y", "g", "factor"), "bfloat16")
+    loop = cases.kernel("back", [S0], [lines, 8], inputs, {"dx": "bfloat16"}, body)
+    y, g, dx = (torch.randn(3, lines, 8).bfloat16() for _ in range(3))
+    factor = torch.randn(3, lines).bfloat16()
+    schedule = Schedule("row", 8, 64, unroll=2, cached=True, shared=3)
+    run(loop, {"y": y, "g": g, "factor": factor, "dx": dx}, {"s0": 3}, schedule)
+    wide = y.double() * factor.double()[:, :, None]
+    total = (wide * g.double()).sum((1, 2), keepdim=True)
+    close(dx, wide * (g.double() - total), 4e-3)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +273,7 @@ def test_a_row_of_little_memory_waits_too(loaded: bool) -> None:
     slope, base = torch.tensor([0.5, -1e-3, 0.0]), torch.randn(shape[0]).bfloat16()
     y = torch.empty(3, *shape, dtype=torch.bfloat16)
     picked = run(loop, {"slope": slope, "base": base, "y": y}, {"s0": 3})
-    assert picked.again and picked.lanes == 8
+    assert picked.shared and picked.lanes == 8
     x = slope[:, None].double() * torch.arange(20_000) + (
         base.double().repeat_interleave(8) if loaded else base[0].double()
     )

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from fusewright.codegen.render import render
 from fusewright.emit import ModuleBundle, file_text
+from fusewright.ir import Dim
 from fusewright.module import arguments_of, owners_of
 from fusewright.pipeline import prepare
 from fusewright.problem import load_problem
-from fusewright.schedule import Target
+from fusewright.schedule import Target, choose
+from tests import loop_cases as cases
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -39,8 +42,32 @@ def cuda_bundle(path: Path) -> tuple[ModuleBundle, str]:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_kernel_compiles(path: Path, arch: str, tmp_path: Path) -> None:
     bundle, _ = cuda_bundle(path)
+    compiles(bundle.source.text, arch, tmp_path)
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("arch", ["80", "90a"])
+def test_rows_of_halves_compile(arch: str, tmp_path: Path) -> None:
+    """Long ones wait in shared memory, and their maxima are found two at a time."""
+    rows = Dim(1, ("s0",))
+    loops = [
+        cases.softmax(rows, 49152, "float16"),
+        cases.layer_norm(rows, 32768, "bfloat16"),
+        cases.extremes(rows, 4096, "bfloat16"),
+    ]
+    picked = [(loop, choose(loop, Target.cuda(), {"s0": 4096})) for loop in loops]
+    assert [schedule.shared for _, schedule in picked] == [2, 3, 0]
+    text = render(picked, Target.cuda()).text
+    assert text.count("fw::add_halves(acc.") == 3
+    assert "row<int, 8, 512, 1, 12, true, 0, 2>" in text
+    assert "row<int64_t, 1, 512, 1, 12, false, 0, 0>" in text, "by single elements, read again"
+    compiles(text, arch, tmp_path)
+
+
+def compiles(text: str, arch: str, tmp_path: Path) -> None:
+    """Without spills, and with nothing that other modules would share."""
     source = tmp_path / "kernels.cu"
-    source.write_text(bundle.source.text)
+    source.write_text(text)
     gencode = f"arch=compute_{arch},code=sm_{arch}"
     flags = ["-std=c++17", "-O1", "-fmad=false", "-Xptxas", "-v", "-gencode", gencode]
     command = [str(NVCC), *flags, "-c", str(source), "-o", str(tmp_path / "kernels.o")]

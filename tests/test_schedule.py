@@ -84,13 +84,9 @@ def test_a_long_row_leaves_room_for_a_second_block() -> None:
 
     assert picked(16384) == Schedule("row", 4, 512, unroll=8, cached=True)
     assert picked(32768) == Schedule("row", 4, 1024, unroll=8, cached=True)
-    whole = Schedule("row", 8, 512, unroll=8, cached=True, again=True)
+    whole = Schedule("row", 8, 512, unroll=8, cached=True)
     halves = cases.softmax(S0, 32768, "bfloat16")
-    assert choose(halves, CUDA, {"s0": 4096}) == whole
-    assert not legal(halves, replace(whole, again=False), CUDA), "exponentials take twice as much"
-    assert not legal(halves, replace(whole, beyond=1), CUDA)
-    assert not legal(halves, replace(whole, cached=False), CUDA)
-    assert not legal(cases.softmax(S0, 32768), replace(whole, lanes=4, unroll=16), CUDA)
+    assert not legal(halves, whole, CUDA), "exponentials take twice as much"
     assert picked(65536).beyond and not picked(65540).cached
     dynamic = cases.softmax(4096, S0)
     assert not choose(dynamic, CUDA, {"s0": 1024}).cached, "nothing says that a row fits"
@@ -107,11 +103,45 @@ def test_what_is_stored_once_a_row_does_not_narrow_vectors() -> None:
 
 
 def test_long_rows_of_narrow_elements() -> None:
-    """Two blocks hold them as they lie in memory; one does with another operand."""
-    shared = Schedule("row", 8, 512, unroll=8, cached=True, again=True)
-    alone = Schedule("row", 8, 1024, unroll=4, cached=True)
+    """Shared memory has room for two or three of them, as they lie in memory."""
+    shared = Schedule("row", 8, 512, unroll=8, cached=True, shared=3)
+    halves = cases.layer_norm(S0, 32768, "bfloat16")
     assert choose(cases.softmax(S0, 32768, "bfloat16"), CUDA, {"s0": 64}) == shared
-    assert choose(cases.layer_norm(S0, 32768, "bfloat16"), CUDA, {"s0": 64}) == alone
+    assert choose(halves, CUDA, {"s0": 64}) == shared, "weight and bias come late"
+    longer = choose(cases.softmax(S0, 49152, "bfloat16"), CUDA, {"s0": 64})
+    assert longer == replace(shared, unroll=12, shared=2)
+    assert not choose(cases.softmax(S0, 49160, "bfloat16"), CUDA, {"s0": 64}).shared
+    assert legal(halves, replace(shared, shared=2), CUDA)
+    for wrong in (
+        replace(shared, shared=4),
+        replace(shared, unroll=7),
+        replace(shared, threads=1024, unroll=4),
+        replace(shared, cached=False),
+        replace(shared, beyond=1),
+        replace(shared, lanes=1, unroll=64),
+    ):
+        assert not legal(halves, wrong, CUDA)
+
+
+def test_rows_wait_in_shared_memory_where_a_processor_has_enough() -> None:
+    """Else in registers, as where more than one operand is to be held."""
+    ampere, small = (Target.cuda(shared_bytes=each * 1024) for each in (164, 100))
+    halves = cases.softmax(S0, 32768, "bfloat16")
+    assert choose(halves, ampere, {"s0": 64}).shared == 2
+    assert choose(halves, small, {"s0": 64}).beyond
+    assert not legal(halves, choose(halves, CUDA, {"s0": 64}), ampere)
+    body = [
+        *(Load(name, "bfloat16", cases.row_major(name, S0, 24_576)) for name in "yg"),
+        Apply("each", "float32", "mul", ("y", "g")),
+        Reduce("total", "float32", "sum", "each"),
+        Apply("dx", "float32", "sub", ("each", "total")),
+        Store("dx", "bfloat16", cases.row_major("dx", S0, 24_576)),
+    ]
+    inputs = {"y": "bfloat16", "g": "bfloat16"}
+    two = kernel("two", [S0], [24_576], inputs, {"dx": "bfloat16"}, body)
+    alone = Schedule("row", 8, 1024, unroll=3, cached=True)
+    assert choose(two, CUDA, {"s0": 64}) == alone
+    assert legal(two, Schedule("row", 8, 512, unroll=6, cached=True, shared=2), CUDA)
 
 
 def softmax_to(dtype: str, *more: Instruction, spread: str = "div") -> LoopKernel:

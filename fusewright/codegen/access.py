@@ -73,11 +73,13 @@ def holder(form: Form, item: Load, element: bool, lanes: str) -> str:
     return f"fw::{kind}<{STORAGE_TYPES[item.dtype]}, {lanes}>"
 
 
-def read(form: Form, item: Load, element: bool, holder: str, at: list[str]) -> str:
+def read(
+    form: Form, item: Load, element: bool, holder: str, at: list[str], verb: str = "read"
+) -> str:
     where = f"{form.pointers[item.access.buffer]} + ({offset_text(form, item.access, at)})"
     stride = lane_stride(form, item.access, element)
     extra = "" if stride in (ZERO, ONE) else f", {form.size(stride)}"
-    return f"{holder}.read({where}{extra});"
+    return f"{holder}.{verb}({where}{extra});"
 
 
 def _out(form: Form, at: int, item: Store, element: bool, where: list[str]) -> tuple[str, str]:

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from fusewright.codegen.access import lane_stride
 from fusewright.codegen.form import Form
 from fusewright.codegen.lanes import indented
-from fusewright.loop import Reduce
+from fusewright.ir import HALVES, ONE
+from fusewright.loop import Apply, Load, Reduce
 from fusewright.optable import REDUCTIONS
 
 
 def takes_vectors(form: Form, item: Reduce) -> bool:
     """Whether a reduction takes the lanes of a vector together: a GPU's, along a row."""
+    if halves_of(form, item):
+        return True
     types = {form.register(item.name), form.register(item.operand)}
     fitting = {"sum": ({"float"},), "welford": ({"float"}, {"double"})}.get(item.kind, ())
     return form.language == "cuda" and form.is_row and types in fitting
+
+
+def halves_of(form: Form, item: Reduce) -> str:
+    """The halves, side by side in memory, that a GPU finds the largest or smallest of along a row;
+    "" where it is of something else."""
+    on_gpu = form.language == "cuda" and form.is_row and form.register(item.name) == "float"
+    if item.kind not in ("max", "min") or not on_gpu:
+        return ""
+    made = {x.name: x for x in form.kernel.body if isinstance(x, Load | Apply)}
+    source = made.get(item.operand)
+    if isinstance(source, Apply) and source.op == "cast" and source.dtype == "float32":
+        source = made.get(source.operands[0])
+    if not isinstance(source, Load) or source in form.tiles or source.dtype not in HALVES:
+        return ""
+    beside = form.plan.level.is_element[source.name] and lane_stride(form, source.access, True)
+    return source.name if beside == ONE and source.name != form.given else ""
 
 
 def accumulators(form: Form, k: int) -> list[str]:

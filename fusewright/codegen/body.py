@@ -37,6 +37,7 @@ from fusewright.codegen.lanes import (
     used,
 )
 from fusewright.codegen.runs import Ends, lanes_of_run, pair_lines, staged_loops, sum_lines
+from fusewright.codegen.shared import shared_parts
 from fusewright.codegen.text import literal, size_text
 from fusewright.codegen.tiled import tile_parts
 from fusewright.ir import ONE, ZERO, Dim, Ratio, product
@@ -62,6 +63,7 @@ def functor(form: Form) -> list[str]:
         parts += [accumulators(form, k) for k in range(form.plan.count)]
         places = form.kept and form.language == "host"
         parts += [_begin(form), *([_keep(form)] if places else []), _load(form, loads)]
+        parts += shared_parts(form) if form.schedule.shared else []
         for k in range(form.plan.count):
             parts += [_visit(form, k), _finish(form, k)]
         parts += [_visit_two(form)] if pair_lines(form) else []

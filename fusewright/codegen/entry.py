@@ -111,10 +111,12 @@ def _returned(condition: str, call: str) -> str:
 
 def _launch(form: Form, index: str, lanes: int) -> str:
     schedule, body = form.schedule, bound(form, index)
-    unroll = schedule.unroll
+    unroll, cached, shared = schedule.unroll, schedule.cached, schedule.shared
     if lanes < schedule.lanes:
-        # A cached row must still fit; elsewhere single elements are cheaper to keep in flight.
-        unroll = unroll * schedule.lanes if schedule.cached else max(4, unroll)
+        # A row does not go to shared memory by single elements: each sweep reads them again. In
+        # registers it must still fit; elsewhere single elements are cheaper to keep in flight.
+        cached, shared = cached and not shared, 0
+        unroll = unroll * schedule.lanes if cached else max(4, unroll)
     if schedule.kind == "pointwise":
         numbers = f"{lanes}, {schedule.threads}, {unroll}"
         return f"fw::pointwise<{index}, {numbers}>({body}, where, stream)"
@@ -124,12 +126,9 @@ def _launch(form: Form, index: str, lanes: int) -> str:
         if schedule.kind == "transpose":
             return f"fw::transpose<{index}, {numbers}>({body}, where, stream)"
     elif schedule.kind == "row":
-        cached = str(schedule.cached).lower()
         beyond = schedule.beyond * schedule.lanes // lanes
-        # Single elements take as many registers as wide ones: no room for a second block.
-        again = str(schedule.again and lanes == schedule.lanes).lower()
         shape = f"{lanes}, {schedule.threads}, {schedule.rows}, {unroll}"
-        numbers = f"{shape}, {cached}, {beyond}, {again}"
+        numbers = f"{shape}, {str(cached).lower()}, {beyond}, {shared}"
     else:
         across = schedule.across
         numbers = f"{lanes}, {across}, {schedule.threads // across}, {unroll}"

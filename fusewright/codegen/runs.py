@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusewright.codegen.access import goes_wide, loaded_places, stored_places
-from fusewright.codegen.accumulators import takes_vectors
+from fusewright.codegen.accumulators import halves_of, takes_vectors
 from fusewright.codegen.form import Form
 from fusewright.codegen.lanes import (
     Computed,
@@ -220,6 +220,9 @@ def sum_lines(
     before, by_lane, after = list[str](), list[str](), list[str]()
     for item in reductions:
         name, operand = form.names[item.name], item.operand
+        if halves := halves_of(form, item):
+            before.append(f"fw::add_halves(acc.{name}, elem.{form.names[halves]});")
+            continue
         if takes_vectors(form, item):
             before.append(f"{form.register(operand)} {name}_lanes[V];")
             by_lane.append(f"{name}_lanes[v] = {form.names[operand]};")

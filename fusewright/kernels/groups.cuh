@@ -91,6 +91,25 @@ class Waves {
   std::atomic<int64_t> at_once_[kMostDevices] = {};
 };
 
+// Lets a kernel have so much shared memory. The driver is told once a device: each kernel has one
+// of these, as it has of `Waves`.
+class Roomy {
+ public:
+  template <class Kernel>
+  int ready(Kernel kernel, int bytes, int device) {
+    const bool kept = device >= 0 && device < kMostDevices;
+    if (kept && ready_[device].load(std::memory_order_relaxed)) return 0;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+    const int code =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (kept && code == 0) ready_[device].store(true, std::memory_order_relaxed);
+    return code;
+  }
+
+ private:
+  std::atomic<bool> ready_[kMostDevices] = {};
+};
+
 // Joins the partial results [splits][outer] of a split reduction and finishes each row.
 template <class Body, typename I, int kGroup, class Part>
 __global__ void __launch_bounds__(128)

@@ -51,6 +51,37 @@ __device__ __forceinline__ void store_whole(Word* to, const Word& word) {
   *to = word;
 }
 
+// A word on its way into shared memory that takes no register; `landed` waits for it.
+template <class Word>
+__device__ __forceinline__ void fetch_whole(Word* to, const Word* from) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(Word) == 16) {
+    const uint32_t place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
+    return;
+  } else if constexpr (sizeof(Word) >= 4) {
+    const uint32_t place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                 :: "r"(place), "l"(from), "n"(sizeof(Word)) : "memory");
+    return;
+  }
+#endif
+  *to = *from;
+}
+// What this thread fetched since the last call is one more group.
+__device__ __forceinline__ void end_group() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// All groups of this thread but the last kPending are there.
+template <int kPending>
+__device__ __forceinline__ void landed() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory");
+#endif
+}
+
 // V elements as raw words, so that one access moves up to 16 bytes.
 template <class T, int V>
 union Packed {
@@ -72,6 +103,14 @@ struct Unit {
       pack.words[w] = reinterpret_cast<const Word*>(from)[w];
     }
   }
+  // The same, where this lies in shared memory.
+  __device__ __forceinline__ void fetch(const T* from) {
+    using Word = typename Packed<T, V>::Word;
+#pragma unroll
+    for (int w = 0; w < Packed<T, V>::kWords; ++w) {
+      fetch_whole(pack.words + w, reinterpret_cast<const Word*>(from) + w);
+    }
+  }
   // A bf16 is the upper half of its float: one instruction on the word that holds two.
   __device__ __forceinline__ auto operator[](int v) const {
     if constexpr (std::is_same_v<T, bf16> && V % 2 == 0) {
@@ -84,11 +123,53 @@ struct Unit {
   }
 };
 
+// The larger or the smaller of each of two halves, as Rule says.
+template <class Rule, class T>
+__device__ __forceinline__ uint32_t joined_pair(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  constexpr bool kMost = std::is_same_v<Rule, MaxRule<float>>;
+  uint32_t y;
+  if constexpr (std::is_same_v<T, bf16>) {
+    if constexpr (kMost) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    else asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  } else {
+    if constexpr (kMost) asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    else asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  }
+  return y;
+#else
+  T x[2], y[2];
+  memcpy(x, &a, sizeof(x));
+  memcpy(y, &b, sizeof(y));
+  for (int v = 0; v < 2; ++v) x[v] = Store<T>::from(Rule::join(value(x[v]), value(y[v])));
+  memcpy(&a, x, sizeof(x));
+  return a;
+#endif
+}
+// The largest or smallest of a vector's halves, two at a time: the float of each would take an
+// instruction more than comparing them.
+template <template <class> class Rule, class T, int V>
+__device__ __forceinline__ void add_halves(Running<Rule, float, 1>& acc, const Unit<T, V>& x) {
+  if constexpr (V % 2 == 0) {
+    uint32_t words[V / 2];
+    memcpy(words, &x.pack, sizeof(words));
+#pragma unroll
+    for (int w = 1; w < V / 2; ++w) words[0] = joined_pair<Rule<float>, T>(words[0], words[w]);
+    Unit<T, 2> last;
+    memcpy(&last.pack, words, sizeof(last.pack));
+    acc.add(0, value(last[0]));
+    acc.add(0, value(last[1]));
+  } else {
+    for (int v = 0; v < V; ++v) acc.add(0, value(x[v]));
+  }
+}
+
 // One element for all lanes.
 template <class T, int V>
 struct Same {
   T one;
   __device__ __forceinline__ void read(const T* from) { one = *from; }
+  __device__ __forceinline__ void fetch(const T* from) { one = *from; }
   __device__ __forceinline__ T operator[](int) const { return one; }
 };
 
@@ -99,6 +180,7 @@ struct Strided {
 #pragma unroll
     for (int v = 0; v < V; ++v) lanes[v] = from[v * stride];
   }
+  __device__ __forceinline__ void fetch(const T* from, int64_t stride) { read(from, stride); }
   __device__ __forceinline__ T operator[](int v) const { return lanes[v]; }
 };
 

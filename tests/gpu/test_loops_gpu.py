@@ -59,21 +59,36 @@ def test_softmax(dtype: str, columns: int) -> None:
     y = torch.empty_like(x)
     run(cases.softmax(S0, columns, dtype), {"x": x, "y": y}, {"s0": 37}, CUDA, threads=0)
     close(y, torch.softmax(x.double(), 1), TOLERANCE[dtype])
+    shifted = unaligned(x)
     run(cases.softmax(S0, columns, dtype), {"x": x, "y": x}, {"s0": 37}, CUDA, threads=0)
     assert torch.equal(x, y)
+    run(cases.softmax(S0, columns, dtype), {"x": shifted, "y": y}, {"s0": 37}, CUDA, threads=0)
+    close(y, torch.softmax(shifted.double(), 1), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("columns", [1, 127, 1000, 1024, 8192, 100_000])
-def test_layer_norm(columns: int) -> None:
-    x = randn(19, columns) + 3
-    weight, bias = randn(columns), randn(columns)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("columns", [1, 37, 520, 4096])
+def test_largest_and_smallest_of_half_floats(dtype: str, columns: int) -> None:
+    x = cases.rows_with_extremes(columns, dtype).cuda()
+    most, least = randn(8), torch.empty(8, dtype=x.dtype, device="cuda")
+    tensors = {"x": x, "most": most, "least": least}
+    run(cases.extremes(S0, columns, dtype), tensors, {"s0": 8}, CUDA, threads=0)
+    torch.testing.assert_close(most, x.float().amax(1), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(least, x.amin(1), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("columns", [1, 127, 1000, 1024, 8192, 32768, 49152, 100_000])
+def test_layer_norm(dtype: str, columns: int) -> None:
+    x = (randn(19, columns) + 3).to(getattr(torch, dtype))
+    weight, bias = randn(columns).to(x.dtype), randn(columns).to(x.dtype)
     y, mean, rstd = torch.empty_like(x), randn(19), randn(19)
     tensors = {"x": x, "weight": weight, "bias": bias, "y": y, "mean_out": mean, "rstd_out": rstd}
-    run(cases.layer_norm(S0, columns), tensors, {"s0": 19}, CUDA, threads=0)
+    run(cases.layer_norm(S0, columns, dtype), tensors, {"s0": 19}, CUDA, threads=0)
     wide = x.double()
     close(mean, wide.mean(1))
     exact = torch.nn.functional.layer_norm(wide, (columns,), weight.double(), bias.double(), 1e-5)
-    close(y, exact, 1e-5)
+    close(y, exact, max(1e-5, TOLERANCE[dtype]))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (0, 8), (1000, 3), (300, 1030), (4096, 512)])
