@@ -13,6 +13,7 @@ from zlib import crc32
 import pytest
 import torch
 
+from fusewright import build
 from fusewright.runtime import tensor_cores
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,6 +46,17 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("FUSEWRIGHT_DEBUG", raising=False)
     monkeypatch.delenv("FUSEWRIGHT_DUMP", raising=False)
     yield
+
+
+@pytest.fixture(autouse=True)
+def _quickly_built(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of the tests' time would be g++'s, and half of it is saved at -O1, with the same bits.
+
+    What other processes build, and tests that are marked so, has the flags that users have.
+    """
+    if request.node.get_closest_marker("as_users_build") is None:
+        flags = tuple("-O1" if flag == "-O3" else flag for flag in build._HOST_FLAGS)
+        monkeypatch.setattr(build, "_HOST_FLAGS", flags)
 
 
 @pytest.fixture(autouse=True)

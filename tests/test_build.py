@@ -18,6 +18,7 @@ from fusewright.build import Artifact, build, find_compiler, load
 from fusewright.codegen.source import Source
 from fusewright.errors import BuildError, CacheUnusable, CompileFailed, CompilerMissing
 
+pytestmark = pytest.mark.as_users_build
 GXX = shutil.which("g++") or "g++"
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -9,7 +9,13 @@ from tests.fuzz import failures
 BATCH = 10
 
 
-@pytest.mark.parametrize("first", range(0, 200, BATCH))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=[pytest.mark.as_users_build] if first % 30 == 0 else [])
+        for first in range(0, 200, BATCH)
+    ],
+)
 def test_random_graphs(first: int) -> None:
     assert failures(list(range(first, first + BATCH))) == []
 
