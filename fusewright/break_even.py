@@ -37,6 +37,7 @@ def _times(
         of, dtype = kernel.extents(sizes), kernel.a.dtype
         return product_cost.best_us(of, sms, dtype), product_cost.library_us(of, dtype)
     row_by_row = kernel.source.strides[-1] == ONE
-    ours = convolution_cost.our_us(kernel.geometry, sizes, sms, row_by_row)
-    assert ours is not None, f"rewriting asks for room first: {kernel.geometry}"
-    return ours, window_cost.library_us(kernel.geometry, sizes)
+    whole = kernel.geometry
+    ours = convolution_cost.our_us(whole, kernel.walked, sizes, sms, row_by_row)
+    assert ours is not None, f"rewriting asks for room first: {whole}"
+    return ours, window_cost.library_us(whole, sizes)

@@ -10,7 +10,7 @@ from fusewright.window import Geometry, by_eight
 from fusewright.window_cost import FEWEST_CHANNELS, FEWEST_GATHERED, library_us, window_us
 
 GAIN = 0.95
-SHORTEST_US = 28.0  # of ours: two or three launches, which the host has to send, too
+SHORTEST_US = 28.0  # on tensor cores: two or three launches, which the host has to send, too
 
 
 def prefers_direct(of: Geometry, sizes: Mapping[str, int], sms: int = 132) -> bool:
@@ -21,13 +21,15 @@ def prefers_direct(of: Geometry, sizes: Mapping[str, int], sms: int = 132) -> bo
     return direct < window
 
 
-def our_us(of: Geometry, sizes: Mapping[str, int], sms: int, row_by_row: bool) -> float | None:
-    """The time that the best of our kernels is expected to take; plain sums read row by row."""
+def our_us(
+    of: Geometry, walked: Geometry, sizes: Mapping[str, int], sms: int, row_by_row: bool
+) -> float | None:
+    """The time that the best of our kernels is expected to take; tensor cores have it as `walked`,
+    plain sums read row by row."""
+    on_cores = (window_us(walked, 1, sizes, sms), line_us(walked, sizes, sms))
+    ways = [max(SHORTEST_US, each) for each in on_cores if each is not None]
     direct = direct_us(of, sizes, sms) if row_by_row else None
-    walked = by_eight(of)
-    ways = (window_us(walked, 1, sizes, sms), line_us(walked, sizes, sms), direct)
-    shortest = min((each for each in ways if each is not None), default=None)
-    return None if shortest is None else max(SHORTEST_US, shortest)
+    return min(ways if direct is None else [*ways, direct], default=None)
 
 
 def is_worthwhile(
@@ -43,5 +45,5 @@ def is_worthwhile(
         return False
     if of.transposed and of.strided and of.results < FEWEST_GATHERED:
         return False
-    ours = our_us(of, sizes, sms, row_by_row)
+    ours = our_us(of, by_eight(of), sizes, sms, row_by_row)
     return ours is not None and ours <= GAIN * library_us(of, sizes, turned)

@@ -42,14 +42,9 @@ def line_stages(of: Geometry) -> int:
     return -(-of.channels // CHANNEL_BLOCK) * (1 if of.transposed else len(of.phases))
 
 
-def _together(of: Geometry) -> Geometry:
-    """As lines are laid out."""
-    return replace(of, y=replace(of.y, together=True), x=replace(of.x, together=True))
-
-
 def line_fits(of: Geometry, band_width: int, positions: int) -> bool:
     """Whether two stages find room."""
-    rows = rows_for(_together(of), band_width, positions)
+    rows = rows_for(of.in_lines, band_width, positions)
     boxes = -(-rows // LINE_BOX_ROWS)
     rows = boxes * (-(-rows // (8 * boxes)) * 8)
     return all(map(all, of.classes)) and 2 * rows * ROW_BYTES <= LINE_BYTES
@@ -57,7 +52,7 @@ def line_fits(of: Geometry, band_width: int, positions: int) -> bool:
 
 def line_bytes(of: Geometry, band_width: int) -> int:
     """Of an image: a row for each position, 64 channels and phase."""
-    positions = image_positions(_together(of), band_width)
+    positions = image_positions(of.in_lines, band_width)
     return positions * of.groups * line_stages(of) * ROW_BYTES
 
 
@@ -86,7 +81,7 @@ def line_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:
     positions = best_line(of, band) if band else 0
     if band is None or not positions:
         return None
-    laid_out, classes = _together(of), len(of.classes)
+    laid_out, classes = of.in_lines, len(of.classes)
     rows = image_positions(laid_out, band) * of.images.at(sizes)
     parts = -(-of.results // RESULTS) * of.groups
     tiles = -(-rows // positions) * parts * classes

@@ -37,7 +37,7 @@ class WindowAxis:
     dilation: int
     before: int
     transposed: bool = False
-    together: bool = False  # all classes read the same plane of the source
+    one_plane: bool = False  # of the source, which all classes read
 
     @property
     def positions(self) -> int:
@@ -49,7 +49,7 @@ class WindowAxis:
         """How many positions further than its own the furthest tap reads."""
         if not self.transposed:
             return (self.taps - 1) * self.dilation // self.stride
-        if self.together:
+        if self.one_plane:
             far = (self.taps - 1) * self.dilation - self.before
             return far // self.stride - -self.before // self.stride
         common = math.gcd(self.stride, self.dilation)
@@ -77,8 +77,8 @@ class WindowAxis:
 
 
 @dataclass(frozen=True)
-class Weave:
-    """A convolution whose weights go by eight; WindowWeave of kernels/window_operands.cuh."""
+class RowOrder:
+    """A convolution whose weights go by eight; RowOrder of kernels/window_operands.cuh."""
 
     beside: int  # columns of a position
     results: int  # of a group
@@ -97,7 +97,7 @@ class Geometry:
     results: int
     y: WindowAxis
     x: WindowAxis
-    weave: Weave | None = None
+    row_order: RowOrder | None = None
 
     @property
     def taps(self) -> int:
@@ -118,14 +118,20 @@ class Geometry:
         return self.y.stride * self.x.stride > 1
 
     @property
+    def in_lines(self) -> Geometry:
+        """As its source is laid out in lines: all classes read one plane."""
+        y, x = (replace(axis, one_plane=True) for axis in (self.y, self.x))
+        return replace(self, y=y, x=x)
+
+    @property
     def columns(self) -> int:
         """Of the result."""
-        return self.weave.columns if self.weave else self.x.result
+        return self.row_order.columns if self.row_order else self.x.result
 
     @property
     def used_results(self) -> int:
         """Those that there are, one for each column of a position."""
-        return self.weave.results * self.weave.beside if self.weave else self.results
+        return self.row_order.results * self.row_order.beside if self.row_order else self.results
 
     @property
     def phases(self) -> tuple[int, ...]:
@@ -168,26 +174,31 @@ class Geometry:
 
 
 def by_eight(of: Geometry) -> Geometry:
-    """The same convolution, if it is transposed and has stride 2 along x, as one of stride 1 with
-    twice the results: those of even columns and those beside them, by eight of each.
+    """The same convolution with rows of weights by eight, where that pays."""
+    if of.transposed and of.x.stride > 1:
+        return _woven(of) if of.x.stride == 2 and of.x.dilation == 1 else of
+    return _spread(of) if of.results in FEW_RESULTS else of
+
+
+def _spread(of: Geometry) -> Geometry:
+    """Eight results and nothing beside them: four warps finish 64 rows of a product, 16 each."""
+    row_order = RowOrder(1, of.results, of.x.result, of.x.taps, 0)
+    return replace(of, results=-(-of.results // 8) * 16, row_order=row_order)
+
+
+def _woven(of: Geometry) -> Geometry:
+    """A transposed convolution of stride 2 along x as one of stride 1 with twice the results: those
+    of even columns and those beside them, by eight of each.
 
     Column 2·q + r has taps k of the source at q − (k − before − r) / 2: both r read at most one
     place that the other does not.
-
-    Others with few results have eight and nothing beside them: four warps finish the 64 rows of a
-    product, 16 each.
     """
     x = of.x
-    if not (of.transposed and x.stride == 2 and x.dilation == 1):
-        if of.results not in FEW_RESULTS or (of.transposed and x.stride > 1):
-            return of
-        weave = Weave(1, of.results, x.result, x.taps, 0)
-        return replace(of, results=-(-of.results // 8) * 16, weave=weave)
     before = (x.before + 1) // 2
     taps = (x.taps - 1 - x.before) // 2 + before + 1
     axis = WindowAxis(x.size, x.positions, taps, 1, 1, before, transposed=True)
-    weave = Weave(2, of.results, x.result, x.taps, x.before - 2 * before)
-    return replace(of, results=-(-of.results // 8) * 16, x=axis, weave=weave)
+    row_order = RowOrder(2, of.results, x.result, x.taps, x.before - 2 * before)
+    return replace(of, results=-(-of.results // 8) * 16, x=axis, row_order=row_order)
 
 
 @dataclass(frozen=True)

@@ -106,11 +106,11 @@ struct ByLines {
 
 // What a convolution is seen as, as it was.
 inline ConvolutionSizes unwoven(ConvolutionSizes of) {
-  const WindowWeave& weave = of.weave;
-  if (weave.beside == 2) {
-    of.x = {of.x.in, weave.columns, weave.taps, 2, 1, weave.first + 2 * of.x.padding};
+  const RowOrder& row_order = of.row_order;
+  if (row_order.beside == 2) {
+    of.x = {of.x.in, row_order.columns, row_order.taps, 2, 1, row_order.first + 2 * of.x.padding};
   }
-  if (weave.by_eight()) of.channels_out = weave.channels;
+  if (row_order.by_eight()) of.channels_out = row_order.channels;
   return of;
 }
 
@@ -118,7 +118,7 @@ template <int kTerms, class Way, int kLanes, class End>
 int convolution(const End& end, bool, const WindowInput& source, const WindowFilter& filter,
                 const ConvolutionSizes& given, void* workspace, void* lines, int device,
                 void* stream) {
-  if (Way::kBeside != given.weave.beside) return 3;
+  if (Way::kBeside != given.row_order.beside) return 3;
   const ConvolutionSizes of = unwoven(given);
   if (of.band_width < 1 || workspace == nullptr || (kTerms != 1 && kTerms != 3)) return 3;
   if (Way::kLines != (lines != nullptr)) return 3;

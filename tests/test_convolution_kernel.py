@@ -30,9 +30,9 @@ BODY = (
   extern "C" int convolution_##name(const fw::WindowInput* x, const fw::WindowFilter* filter,   \
                                     const fw::ConvolutionSizes* sizes, void* workspace,         \
                                     void* lines, float* out) {                                  \
-    const bool eight = sizes->weave.by_eight();                                                 \
-    const int64_t plane = sizes->y.out * (eight ? sizes->weave.columns : sizes->x.out);         \
-    const int outs = sizes->groups * (eight ? sizes->weave.channels : sizes->channels_out);     \
+    const bool eight = sizes->row_order.by_eight();                                             \
+    const int64_t plane = sizes->y.out * (eight ? sizes->row_order.columns : sizes->x.out);     \
+    const int outs = sizes->groups * (eight ? sizes->row_order.channels : sizes->channels_out); \
     const Plain plain{out, sizes->images * plane, plane, outs};                                 \
     return fw::convolution<terms, fw::way, 2>(End{{{plain}}}, true, *x, *filter, *sizes,        \
                                               workspace, lines, 0, nullptr);                    \
@@ -85,7 +85,7 @@ class Sizes(ctypes.Structure):
         ("x", ctypes.c_int * 6),
         ("band_width", ctypes.c_int),
         ("transposed", ctypes.c_bool),
-        ("weave", ctypes.c_int * 5),
+        ("row_order", ctypes.c_int * 5),
     )
 
 
@@ -111,13 +111,13 @@ def run(of: Geometry, x: Tensor, w: Tensor, terms: int, way: str = "tiles") -> T
         of, way = by_eight(of), way.removeprefix("by eight ")
     band = best_band(of)
     assert band is not None
-    results = of.weave.results if of.weave else of.results
+    results = of.row_order.results if of.row_order else of.results
     images, outs = x.shape[0], of.groups * results
     sizes = Sizes(images, (ctypes.c_int * 3)(of.groups, of.channels, of.results))
     sizes.y, sizes.x = numbers(of.y), numbers(of.x)
     sizes.band_width, sizes.transposed = band, of.transposed
-    if of.weave:
-        sizes.weave = (ctypes.c_int * 5)(*astuple(of.weave))
+    if of.row_order:
+        sizes.row_order = (ctypes.c_int * 5)(*astuple(of.row_order))
     source = Strided(x.data_ptr(), (ctypes.c_int64 * 4)(*x.stride()))
     first, second, *rest = w.stride()
     strides = (results * first, first, second, *rest)
@@ -131,7 +131,7 @@ def run(of: Geometry, x: Tensor, w: Tensor, terms: int, way: str = "tiles") -> T
     lines = torch.full((line_bytes + 512,), 0xFF, dtype=torch.uint8)
     skipped = -lines.data_ptr() % 256
     kind = f"{terms}_{64 if of.results <= 64 else 128}" if way == "tiles" else way
-    kind = f"{('few', 'woven')[of.weave.beside - 1]}_{kind}" if of.weave else kind
+    kind = f"{('few', 'woven')[of.row_order.beside - 1]}_{kind}" if of.row_order else kind
     parts = [ctypes.byref(each) for each in (source, filter_, sizes)]
     places = (workspace.data_ptr() + skip, lines.data_ptr() + skipped, out.data_ptr())
     entry = getattr(library(), f"convolution_{kind}")

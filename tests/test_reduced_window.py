@@ -7,6 +7,7 @@ import ctypes
 import importlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from fusewright import layout_schedule
 from fusewright.codegen import render as rendering
 from fusewright.codegen import window as window_text
-from fusewright.codegen.source import Source, Workspace
+from fusewright.codegen.source import Rounded, Source, Workspace
 from fusewright.codegen.window import FOLDED_LINES, MOST_LINES
 from fusewright.ending import Reduces
 from fusewright.ir import Dim
@@ -128,6 +129,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
     "stride": ((3, 12, 11, 16), {"stride": 2}),
     "many channels": ((2, 12, 3, 8), {"results": 136}),
     "transposed": ((3, 12, 5, 6), {"transposed": True, "stride": 2}),
+    "transposed 4x4": ((2, 12, 5, 6), {"transposed": True, "stride": 2, "kernel_size": 4}),
 }
 
 
@@ -231,7 +233,9 @@ def test_workspaces_hold_weights_and_parts() -> None:
     assert str(Workspace(Dim(8, ("s0",)), fixed=12)) == "12 + 8*s0"
 
 
-@pytest.mark.parametrize("shape", ["one image", "small images", "bands", "transposed"])
+@pytest.mark.parametrize(
+    "shape", ["one image", "small images", "bands", "transposed", "transposed 4x4"]
+)
 def test_the_workspace_has_room_for_all_lines(shape: str) -> None:
     """As `lines_of` in sm90_window.cuh counts them, for either width of parts and tiles."""
     size, how = SHAPES[shape]
@@ -242,9 +246,11 @@ def test_the_workspace_has_room_for_all_lines(shape: str) -> None:
         of, sizes = kernel.geometry, {"s0": size[0]}
         schedule = choose_window(kernel, CUDA, sizes)
         assert isinstance(schedule, WindowSchedule)
-        image = image_positions(of, schedule.band_width)
-        workspace = window_text.window_entry(kernel, schedule).workspace
-        for tile, part in itertools.product((128, 256), (32, 64)):
+        lines_too = replace(schedule, line_positions=128, turns=False)
+        for how_many, tile, part in itertools.product((schedule, lines_too), (128, 256), (32, 64)):
+            walked = of.in_lines if how_many.line_positions else of
+            image = image_positions(walked, schedule.band_width)
+            workspace = window_text.window_entry(kernel, how_many).workspace
             lines = -(-size[0] * image // tile) * tile // part
             lines = ((image + part - 2) // part + 1) if kernel.per_image else lines
             lines *= kernel.together * len(of.classes)
@@ -255,7 +261,8 @@ def test_the_workspace_has_room_for_all_lines(shape: str) -> None:
                 lines = of.groups * tiles * schedule.tile_channels // 64
             parts = lines * kernel.epilogue.outer_numel.at(sizes)
             needed = parts * part_bytes(sweeps(kernel.epilogue))
-            assert of.workspace_bytes + needed <= workspace.at(sizes)
+            kept = replace(workspace, rounded=Rounded())  # what lies before lines
+            assert of.workspace_bytes + needed <= kept.at(sizes)
 
 
 # Emulated -------------------------------------------------------------------------------------
@@ -264,7 +271,7 @@ def test_the_workspace_has_room_for_all_lines(shape: str) -> None:
 class Layers(nn.Module):
     """All that may follow, side by side."""
 
-    def __init__(self, layers: dict[str, Layer]) -> None:
+    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.names = tuple(layers)
         self.layers = nn.ModuleList(layers.values())
@@ -328,6 +335,58 @@ def test_inputs_that_are_laid_out_first(asked: list[str], monkeypatch: pytest.Mo
     assert asked
 
 
+def test_classes_that_read_one_plane(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of a transposed convolution, whose planes are longer than those of one class, in a
+    workspace right behind what is reduced."""
+    monkeypatch.setattr(layout_schedule, "prefers_lines", lambda *_: True)
+    how = {"transposed": True, "stride": 2, "kernel_size": 4}
+    model = layers(("batch norm", "pooled"), how)
+    x = torch.randn(40, 12, 7, 6)
+    fast = emulated(model, x, monkeypatch, ("fw::ByLines<", "fw::ByLines<"))
+    torch.backends.cudnn.allow_tf32 = True
+    compare(fast, model, x, 4e-3)
+    assert asked
+
+
+class Around(nn.Module):
+    """Read beside the sums: a channel's numbers, a column's, a row's and all of them."""
+
+    def __init__(self, conv: nn.Module, x: Tensor) -> None:
+        super().__init__()
+        self.conv = conv
+        _, results, height, width = conv(x).shape
+        sizes = ((results, 1, 1), (width,), (height, 1), (results, height, width))
+        self.beside = nn.ParameterList(torch.randn(size) for size in sizes)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.conv(x)
+        scale, column, row, everything = self.beside
+        z = torch.relu(y * scale) * column + row
+        return z, z * everything + y.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_rows_by_eight_read_what_is_around(
+    lines: bool, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Woven ones with 4, 2 and 1 columns at a time, and few results."""
+    monkeypatch.setattr(layout_schedule, "prefers_lines", lambda *_: lines)
+    torch.manual_seed(0)
+    x = torch.randn(3, 12, 5, 8)
+    convs = {
+        "4x4": nn.ConvTranspose2d(12, 10, 4, 2, 1),
+        "groups": nn.ConvTranspose2d(12, 12, (3, 5), 2, 1, groups=2),
+        "odd columns": nn.ConvTranspose2d(12, 20, 3, 2, 1),
+        "few results": nn.Conv2d(12, 24, 3, padding=1),
+    }
+    model = Layers({name: Around(conv, x) for name, conv in convs.items()})
+    fast = emulated(model, x, monkeypatch, reduces=False)
+    as_exact_as_eager(fast, model, x, least=2e-6)
+    torch.backends.cudnn.allow_tf32 = True
+    compare(fast, model, torch.randn(5, 12, 5, 8), 4e-3)
+    assert asked
+
+
 def test_many_lines_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they are with large batches."""
     monkeypatch.setattr(window_text, "MOST_LINES", 4)
@@ -366,6 +425,7 @@ def emulated(
     x: Tensor,
     monkeypatch: pytest.MonkeyPatch,
     instead: tuple[str, str] = ("", ""),
+    reduces: bool = True,
 ) -> nn.Module:
     """The module on its kernels, run by fibers; some of their text may be another instead."""
     monkeypatch.setattr(rendering, "flattened", with_stand_in)
@@ -373,7 +433,7 @@ def emulated(
     found = prepared(model, x)
     mode = found.modes[0]
     kernels = (*windows_of(mode.forward), *windows_of(mode.backward))
-    assert {each.reduces for each in kernels} != {Reduces.NOTHING}
+    assert ({each.reduces for each in kernels} != {Reduces.NOTHING}) == reduces
     assert instead[0] in found.source.text
     text = found.source.text.replace(*instead) if instead[0] else found.source.text
     source = Source("host", on_host(text), found.source.entries)

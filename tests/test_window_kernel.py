@@ -109,7 +109,7 @@ class Shape(ctypes.Structure):
         ("out_y", ctypes.c_int * 2),  # count, apart
         ("out_x", ctypes.c_int * 2),
         ("transposed", ctypes.c_bool),
-        ("weave", ctypes.c_int * 5),
+        ("row_order", ctypes.c_int * 5),
         ("band_width", ctypes.c_int),
         ("pitch", ctypes.c_int),
         ("rows", ctypes.c_int),

@@ -44,10 +44,9 @@ def _workspace(kernel: WindowKernel, schedule: WindowSchedule) -> Workspace:
         tiles = -(-of.results // schedule.tile_channels)
         lines = of.groups * tiles * (schedule.tile_channels // GROUP_CHANNELS)
         return Workspace(line * lines, fixed=_parts_at(kernel))
-    positions, together = (
-        image_positions(of, schedule.band_width),
-        kernel.together * len(of.classes),
-    )
+    together = kernel.together * len(of.classes)
+    laid_out = of.in_lines if schedule.line_positions else of
+    positions = image_positions(laid_out, schedule.band_width)
     if kernel.per_image:
         lines = ((positions + PART_POSITIONS - 2) // PART_POSITIONS + 1) * together
         lines += FOLDED_LINES if lines > MOST_LINES else 0
@@ -89,8 +88,12 @@ def _window_call(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> 
 
 def _way(kernel: WindowKernel, schedule: WindowSchedule) -> str:
     name = "ByLines" if schedule.line_positions else "InTurns" if schedule.turns else "ByTiles"
-    weave = kernel.walked.weave
-    numbers = (schedule.tile_channels, schedule.line_positions, weave.beside if weave else 0)
+    row_order = kernel.walked.row_order
+    numbers = (
+        schedule.tile_channels,
+        schedule.line_positions,
+        row_order.beside if row_order else 0,
+    )
     return f"fw::{name}<{', '.join(str(each) for each in numbers if each)}>"
 
 
@@ -110,8 +113,8 @@ def _operands(kernel: WindowKernel, form: Form, of: Geometry, band_width: int) -
     sizes = [form.size(of.images), str(of.groups), str(of.channels), str(of.results)]
     sizes += [axis_text(of.y), axis_text(of.x), str(band_width)]
     sizes += ["true" if of.transposed else "false"]
-    if of.weave:
-        sizes += [f"{{{', '.join(map(str, astuple(of.weave)))}}}"]
+    if of.row_order:
+        sizes += [f"{{{', '.join(map(str, astuple(of.row_order)))}}}"]
     return [
         f"const fw::WindowInput source{{{', '.join(images)}}};",
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",

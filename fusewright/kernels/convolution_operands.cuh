@@ -14,7 +14,7 @@ struct ConvolutionSizes {
   WindowAxis y, x;
   int band_width;
   bool transposed;
-  WindowWeave weave;
+  RowOrder row_order;
 };
 
 }  // namespace fw

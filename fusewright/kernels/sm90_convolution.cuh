@@ -78,8 +78,9 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
     channel += channels_on, tap += taps_on;
     if (tap >= shape.taps) tap -= shape.taps, ++channel;
   }
-  const float scale = half_scale(of_all<kThreads>(largest, larger));
-  if (thread == 0) inverse[out] = 1.f / scale;
+  largest = of_all<kThreads>(largest, larger);
+  const float scale = half_scale(largest);
+  if (thread == 0) inverse[out] = largest > 0.f ? 1.f / scale : 1.f;
   int64_t box = int64_t(group) * shape.boxes_between(0, shape.phases);
   // Eight channels of a tap, to the place `at` after the first of a box; zeros if it is not there.
   const auto split_eight = [&](bool there, int from_channel, int tap, int64_t of_box, int at) {
@@ -132,7 +133,7 @@ inline WindowLines lines_at(void* from, const WindowShape& shape) {
 
 // How a convolution goes about it with one half of each number: tiles of so many out channels; or all of
 // them, by warpgroups in turns; or with the input from lines, so many positions in a tile. kBeside is
-// that of the sizes' weave.
+// that of the sizes' order of rows.
 template <int kTileChannels, int kBeside = 0>
 struct ByTiles {
   template <int kTerms>
@@ -160,7 +161,7 @@ int convolution(const End& end, bool vectors, const WindowInput& x, const Window
   if (of.images == 0 || of.y.out == 0 || of.x.out == 0) return end_nothing(end, device, stream);
   WindowShape shape{};
   TapOrder order{};
-  if (Kind::kBeside != of.weave.beside || !lay_out(of, 4, kLines, shape, order)) {
+  if (Kind::kBeside != of.row_order.beside || !lay_out(of, 4, kLines, shape, order)) {
     return static_cast<int>(cudaErrorInvalidValue);
   }
   int reach = 0;

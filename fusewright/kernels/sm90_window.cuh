@@ -289,7 +289,7 @@ inline bool divide_rows(WindowSizes& sizes, bool turns, int overlap, int room) {
 
 // Whether positions that go through the epilogue together are of one row.
 inline bool goes_by_lanes(const WindowShape& shape, int lanes) {
-  const int columns = max(1, shape.weave.beside);  // of a position
+  const int columns = shape.row_order.columns_of_position();
   return shape.out_x.apart == 1 && shape.out_x.count % lanes == 0 &&
          columns * shape.band_width % lanes == 0 && columns * shape.pitch % lanes == 0;
 }

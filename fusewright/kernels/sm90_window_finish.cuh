@@ -96,7 +96,7 @@ __device__ __forceinline__ float lay_out_turn(const float (&total)[kSums], int t
 }
 
 // A warp's way through the epilogue, tile after tile; a thread takes V neighbouring columns at a
-// time. Result is as in sm90_finish.cuh; kBeside is that of its weave.
+// time. Result is as in sm90_finish.cuh; kBeside is that of its rows' order.
 template <int V, class End, class Result>
 struct WarpFinisher {
   using Turn = WarpTurn<V, Result::kBeside>;

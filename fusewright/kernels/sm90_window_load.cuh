@@ -242,9 +242,9 @@ __device__ __forceinline__ void load_weights(WindowShared<Kind>& shared, const C
   WindowRing<Kind::kBoxBits> to;
   for (WindowRun run = sizes.run(); !run.ended(); ++run.done) {
     const WindowTile tile = sizes.tile(run.index());
-    const int phase = shape.first_phase(tile.of_class);
-    const int boxes = shape.boxes_between(phase, shape.end_phase(tile.of_class));
-    const int first_box = tile.group * all_boxes + shape.boxes_between(0, phase);
+    const int boxes = sizes.boxes_of(tile.of_class);
+    const int first_box =
+        tile.group * all_boxes + shape.boxes_between(0, shape.first_phase(tile.of_class));
     for (int part = 0; part < sizes.parts; ++part) {
       int row = first_box * shape.channels_out + tile.q + 64 * part;
       for (int box = 0; box < boxes; ++box, ++to.count, row += shape.channels_out) {

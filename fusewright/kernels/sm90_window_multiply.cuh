@@ -83,7 +83,7 @@ struct WindowMultiplier {
   WindowRun run;     // the tiles
   int part = 0;      // 64 of the tile's channels
   uint32_t job = 0;  // in turns: counts the parts of all tiles
-  uint32_t next_box = 0;  // of weights: its first; with several classes, its tile's
+  uint32_t next_box = 0;  // of weights, the first of its tile
   uint32_t weights;  // the warpgroup's of the first box, as a descriptor's place
   WindowStages from_x;
   WindowRing<Kind::kBoxBits> from_w;
@@ -105,16 +105,13 @@ struct WindowMultiplier {
     }
   }
 
-  // In turns: to the part that comes so many later. Their weights lie between its own.
+  // In turns: to the part that comes so many later.
   __device__ __forceinline__ void skip(int parts) {
     job += parts;
     part += parts;
-    if (sizes.shape.classes == 1) next_box += parts * sizes.tile_boxes;
 #pragma unroll 1
     for (; part >= sizes.parts; part -= sizes.parts) {
-      if (sizes.shape.classes > 1 && !run.ended()) {
-        next_box += sizes.parts * sizes.boxes_of(sizes.class_at(run.index()));
-      }
+      if (!run.ended()) next_box += sizes.parts * sizes.boxes_at(run.index());
       ++run.done;
       from_x.advance(sizes.shape.stages());
       from_x.next_tile();
@@ -165,9 +162,7 @@ struct WindowMultiplier {
     }
   }
   __device__ __forceinline__ void begin_turn(int of_class) {
-    from_w.count = next_box;
-    // Of the parts of its tile that come before it.
-    if (sizes.shape.classes > 1) from_w.count += part * sizes.boxes_of(of_class);
+    from_w.count = next_box + part * sizes.boxes_of(of_class);
     if (job > 0) await_turn(kTurnBarrier + warpgroup);
   }
   __device__ __forceinline__ void hand_over() {

@@ -10,7 +10,7 @@
 // over the positions of a class, the same for all of them, and each class is a phase of its own.
 //
 // Outputs of one class do not lie beside each other. With a stride of 2 along x both remainders are
-// woven together instead (WindowWeave): one position stands for two columns.
+// woven together instead (RowOrder): one position stands for two columns.
 #pragma once
 
 #include "lanes.cuh"
@@ -83,11 +83,12 @@ struct WindowOutputs {
 // thread has neighbouring columns of a channel (sm90_window_finish.cuh).
 //
 // Few out channels go by eight, too, with nothing beside them: so all warps have some to finish.
-struct WindowWeave {
+struct RowOrder {
   int beside;                          // columns of a position; 0: rows are channels
   int channels, columns, taps, first;  // of the outputs; of the weights
 
   FW_FN bool by_eight() const { return beside > 0; }
+  FW_FN int columns_of_position() const { return beside == 2 ? 2 : 1; }
 };
 
 struct WindowShape {
@@ -95,7 +96,7 @@ struct WindowShape {
   WindowAxis y, x;                             // of a class
   WindowOutputs out_y, out_x;
   bool transposed;
-  WindowWeave weave;
+  RowOrder row_order;
   int band_width, pitch, rows;
   int stage_rows;         // a multiple of 8, at least a tile's positions and the largest reach
   int taps, phases, classes;
@@ -116,13 +117,13 @@ struct WindowShape {
   FW_FN int stages() const { return (channels + 63) / 64 * phases_of_tile(); }
   // Channels of the outputs, of one group; that of a row of the weights, and the x of its tap, which
   // is beyond all taps where there is none.
-  FW_FN int results() const { return weave.by_eight() ? weave.channels : channels_out; }
-  FW_FN int channel_of(int row) const { return weave.by_eight() ? row / 16 * 8 + row % 8 : row; }
-  FW_FN int column_of(int row) const { return weave.by_eight() ? row / 8 % 2 : 0; }
+  FW_FN int results() const { return row_order.by_eight() ? row_order.channels : channels_out; }
+  FW_FN int channel_of(int row) const { return row_order.by_eight() ? row / 16 * 8 + row % 8 : row; }
+  FW_FN int column_of(int row) const { return row_order.by_eight() ? row / 8 % 2 : 0; }
   FW_FN uint32_t tap_x(int x, int column) const {
-    if (!weave.by_eight()) return x;
-    const uint32_t tap = weave.beside * x + weave.first + column;
-    return column < weave.beside && tap < uint32_t(weave.taps) ? tap : kNoTap;
+    if (!row_order.by_eight()) return x;
+    const uint32_t tap = row_order.beside * x + row_order.first + column;
+    return column < row_order.beside && tap < uint32_t(row_order.taps) ? tap : kNoTap;
   }
   // Boxes of weights that the taps of a phase fill with so many channels, and some phases with all.
   FW_FN int boxes(int at, int of_channels) const {

@@ -39,10 +39,10 @@ inline TapSpan span_of(const WindowAxis& axis, int remainder) {
   return span;
 }
 
-// An axis of a transposed convolution as its largest class sees it, or all of them `together`.
-inline WindowAxis axis_of_class(const WindowAxis& of, bool together) {
+// An axis of a transposed convolution as its largest class sees it, or all of them, which then read `one_plane`.
+inline WindowAxis axis_of_class(const WindowAxis& of, bool one_plane) {
   const int out = (of.out + of.stride - 1) / of.stride;
-  if (together) {
+  if (one_plane) {
     const TapSpan all = span_of(of, kAnyClass);
     return {of.in, out, all.furthest - all.nearest + 1, 1, 1, 0};
   }
@@ -51,10 +51,10 @@ inline WindowAxis axis_of_class(const WindowAxis& of, bool together) {
 }
 
 // The taps (y, x) of one phase, added to those of the phases before it; false if they lie too far.
-inline bool lay_out_phase(const ConvolutionSizes& of, int y, int x, bool together,
+inline bool lay_out_phase(const ConvolutionSizes& of, int y, int x, bool one_plane,
                           WindowShape& shape, TapOrder& order) {
-  const int from_y = of.transposed ? span_of(of.y, together ? kAnyClass : y).nearest : 0;
-  const int from_x = of.transposed ? span_of(of.x, together ? kAnyClass : x).nearest : 0;
+  const int from_y = of.transposed ? span_of(of.y, one_plane ? kAnyClass : y).nearest : 0;
+  const int from_x = of.transposed ? span_of(of.x, one_plane ? kAnyClass : x).nearest : 0;
   WindowPhase here = {y, x, 0, 0, shape.taps, 0, 0};
   if (of.transposed) here = {from_y, from_x, 0, 0, shape.taps, y, x};
   for (int tap = 0; tap < of.y.kernel * of.x.kernel; ++tap) {
@@ -75,13 +75,13 @@ inline bool lay_out_phase(const ConvolutionSizes& of, int y, int x, bool togethe
 }
 
 // The taps by phases; false where there are more than the kernel has room for.
-inline bool lay_out_taps(const ConvolutionSizes& of, bool together, WindowShape& shape,
+inline bool lay_out_taps(const ConvolutionSizes& of, bool one_plane, WindowShape& shape,
                          TapOrder& order) {
   const int phases = of.y.stride * of.x.stride;
   if (of.y.kernel * of.x.kernel > kMostTaps || phases > kMostPhases) return false;
   for (int phase = 0; phase < phases; ++phase) {
     const int y = phase / of.x.stride, x = phase % of.x.stride;
-    if (!lay_out_phase(of, y, x, together, shape, order)) return false;
+    if (!lay_out_phase(of, y, x, one_plane, shape, order)) return false;
   }
   shape.classes = of.transposed ? shape.phases : 1;
   // What takes longest first: no one waits long for the last tiles.
@@ -102,24 +102,24 @@ inline int extent(const WindowAxis& walked, const WindowAxis& of, bool transpose
 }
 
 // A convolution's sizes, bands and taps as its kernels take them, but for the rows of a stage. Rows of so
-// many lanes begin at multiples of them. `together`: all classes of a transposed one read one plane.
-inline bool lay_out(const ConvolutionSizes& of, int lanes, bool together, WindowShape& shape,
+// many lanes begin at multiples of them. `one_plane`: all classes of a transposed one read the same.
+inline bool lay_out(const ConvolutionSizes& of, int lanes, bool one_plane, WindowShape& shape,
                     TapOrder& order) {
   shape.images = int(of.images), shape.groups = of.groups;
   shape.channels = of.channels, shape.channels_out = of.channels_out;
-  shape.transposed = of.transposed, shape.weave = of.weave;
-  shape.y = of.transposed ? axis_of_class(of.y, together) : of.y;
-  shape.x = of.transposed ? axis_of_class(of.x, together) : of.x;
+  shape.transposed = of.transposed, shape.row_order = of.row_order;
+  shape.y = of.transposed ? axis_of_class(of.y, one_plane) : of.y;
+  shape.x = of.transposed ? axis_of_class(of.x, one_plane) : of.x;
   shape.out_y = {of.y.out, of.transposed ? of.y.stride : 1};
   shape.out_x = {of.x.out, of.transposed ? of.x.stride : 1};
-  if (of.weave.by_eight()) shape.out_x = {of.weave.columns, 1};
+  if (of.row_order.by_eight()) shape.out_x = {of.row_order.columns, 1};
   shape.band_width = of.band_width;
   lanes = std::gcd(lanes, of.band_width);
   const bool whole = of.band_width == shape.x.out;
   const int across = whole ? extent(shape.x, of.x, of.transposed) : of.band_width + shape.x.halo();
   shape.pitch = (across + lanes - 1) / lanes * lanes;
   shape.rows = extent(shape.y, of.y, of.transposed);
-  return lay_out_taps(of, together, shape, order);
+  return lay_out_taps(of, one_plane, shape, order);
 }
 
 }  // namespace fw

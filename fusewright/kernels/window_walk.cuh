@@ -106,13 +106,14 @@ struct WindowSizes {
   FW_FN int ring_bytes() const { return (ring_rows + overlap) * 128; }
   // Of a part's weights, in a tile of a class.
   FW_FN int boxes_of(int of_class) const {
+    if (shape.classes == 1) return tile_boxes;
     return shape.boxes_between(shape.first_phase(of_class), shape.end_phase(of_class));
   }
 
   // The class of a tile, and its number among the tiles of that class. Classes differ in their work:
   // all thread blocks have the same one at a time, and then the next for the same positions, which
   // are still in the cache.
-  __device__ __forceinline__ int class_at(int index) const { return class_of(index); }
+  __device__ __forceinline__ int boxes_at(int index) const { return boxes_of(class_of(index)); }
   __device__ __forceinline__ int class_of(int& index) const {
     if (shape.classes == 1) return 0;
     const int first = index / (together * shape.classes) * together;
