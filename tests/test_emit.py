@@ -209,6 +209,7 @@ def test_the_users_names_stay_theirs(cache: Path) -> None:
     fast(x).sum().backward()
 
 
+@pytest.mark.as_users_build
 def test_flags_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host._FW_FLAGS.split() == list(build._flags("host", "sm_90a"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
