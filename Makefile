@@ -46,7 +46,7 @@ lint: $(STAMP)
 
 # Two processes: kernels run by emulation, and compiled, on one core, everything else on the other.
 KERNEL_TESTS := $(wildcard tests/test_*_kernel.py) tests/test_cuda_emulated.py \
-	tests/test_cuda_sources.py \
+	tests/test_cuda_sources.py tests/test_layouts.py \
 	tests/test_product_text.py tests/test_reduced_window.py tests/test_transpose.py
 PYTEST = $(PY) -m pytest -q -m 'not gpu and not slow'
 test: lint

@@ -12,7 +12,7 @@ BATCH = 10
 @pytest.mark.parametrize(
     "first",
     [
-        pytest.param(first, marks=[pytest.mark.as_users_build] if first % 30 == 0 else [])
+        pytest.param(first, marks=[pytest.mark.as_users_build] if first % 50 == 0 else [])
         for first in range(0, 200, BATCH)
     ],
 )
