@@ -142,9 +142,6 @@ inline float nearest_tf32(float x) {
   memcpy(&x, &bits, 4);
   return x;
 }
-inline void commit_copies() {}
-template <int kPending>
-void await_copies() {}
 inline float load_once(const float* from) { return *from; }
 inline float load_if(const float* from, bool inside) { return inside ? *from : 0.f; }
 inline void load_four_if(float* x, const float* from, bool inside) {

@@ -51,7 +51,7 @@ __device__ __forceinline__ void store_whole(Word* to, const Word& word) {
   *to = word;
 }
 
-// A word on its way into shared memory that takes no register; `landed` waits for it.
+// A word on its way into shared memory that takes no register; `await_copies` waits for it.
 template <class Word>
 __device__ __forceinline__ void fetch_whole(Word* to, const Word* from) {
 #if defined(__CUDA_ARCH__)
@@ -68,15 +68,15 @@ __device__ __forceinline__ void fetch_whole(Word* to, const Word* from) {
 #endif
   *to = *from;
 }
-// What this thread fetched since the last call is one more group.
-__device__ __forceinline__ void end_group() {
+// All copies of this thread since the last are a group; `await_copies<n>` returns when all but the last
+// n groups are there.
+__device__ __forceinline__ void commit_copies() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// All groups of this thread but the last kPending are there.
 template <int kPending>
-__device__ __forceinline__ void landed() {
+__device__ __forceinline__ void await_copies() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory");
 #endif

@@ -69,12 +69,12 @@ struct RowThread {
       I q, l;
       locate<Body::kRest>(r, body.lane_extent(), q, l);
       if (r < end) body.fetch(shared(u), row, q, l);
-      end_group();
+      commit_copies();
     }
   }
   template <int kPhase, int kAt, class Acc>
   __device__ __forceinline__ void visit_shared(Acc& acc) {
-    if constexpr (kPhase == 0) landed<kUnroll - 1 - kAt>();
+    if constexpr (kPhase == 0) await_copies<kUnroll - 1 - kAt>();
     const I r = first() + kAt * (kGroup * V);
     Elem one;
     body.take(one, shared(kAt));

@@ -79,16 +79,6 @@ __device__ __forceinline__ float nearest_tf32(float x) {
   return __uint_as_float(bits & 0xffffe000u);
 }
 
-// All copies since the last are a group; `await_copies<n>` returns when all but the last n groups are
-// there.
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void await_copies() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory");
-}
-
 // From global memory that no one writes meanwhile, and past the first cache, which is small beside
 // so much shared memory and has better things to keep.
 __device__ __forceinline__ float load_once(const float* from) {

@@ -178,8 +178,7 @@ __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, con
                                                  const float* scales = nullptr) {
   using Result = WindowResultOf<Kind, End>;
   static_assert(Kind::kBeside == 0 || !End::kReduces, "what is reduced has channels as rows");
-  constexpr int kColumns = Kind::kBeside == 2 ? 2 : 1;   // of a position
-  constexpr int kChannels = Kind::kBeside == 0 ? 16 : 8;  // of a warp
+  using Turn = WarpTurn<V, Kind::kBeside>;
   WindowMultiplier<Kind> multiplier(shared, sizes);
   const int warpgroup = multiplier.warpgroup, warp = of_warp(threadIdx.x / 32 % 4);
   const WarpFinisher<V, End, Result> finisher = {shared.rows[warpgroup][warp]};
@@ -189,7 +188,7 @@ __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, con
   for (; !multiplier.run.ended(); multiplier.go_on()) {
     const WindowTile tile = sizes.tile(multiplier.run.index());
     const int q = tile.q + multiplier.first_channel(), rows = sizes.shape.channels_out;
-    const int mine = (q / 16 + warp) * kChannels;  // the warp's first channel
+    const int mine = (q / 16 + warp) * Turn::kChannels;  // the warp's first channel
     const int line = (tile.group * sizes.tiles_q * sizes.tile_channels + q) / 64;
     const Result result(WindowResult{x, w, sizes, tile, sizes.shape.results(), line});
     if (tile.group * rows + q != channel) {
@@ -212,7 +211,7 @@ __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, con
       auto& finished = reinterpret_cast<FinishRows<32>&>(shared.rows[warpgroup]);
       finish_together<0>(multiplier.total, finished, 1 + warpgroup, p, q, by, end, result);
     } else {
-      finisher.finish(multiplier.total, p * kColumns, mine, by, end, result);
+      finisher.finish(multiplier.total, p * Turn::kOfPosition, mine, by, end, result);
     }
   }
 }

@@ -25,6 +25,7 @@ template <int V, int kBeside>
 struct WarpTurn {
   static constexpr int kColumns = V == 1 ? 32 : 64;
   static constexpr int kChannels = kBeside == 0 ? 16 : 8;  // of a warp
+  static constexpr int kOfPosition = kBeside == 2 ? 2 : 1;  // columns
   static constexpr int kRows = V == 1 ? kChannels : 8;
   static constexpr int kStride = kColumns + 8, kOdd = kColumns / 2;
   static constexpr int kAcross = kColumns / V;            // threads of a row
@@ -141,7 +142,7 @@ struct WarpFinisher {
         const auto number = [&](int i) -> float& {
           return mine[Turn::row(i) * Turn::kStride + Turn::place(Turn::column(i))];
         };
-        const int mine_from = column + lane % 4 * (Result::kBeside == 2 ? 4 : 2);
+        const int mine_from = column + lane % 4 * 2 * Turn::kOfPosition;
         mend(number, Turn::kNumbers, Turn::row, Turn::column, mine_from, first + lane / 4, result);
       }
       __syncwarp();

@@ -39,7 +39,7 @@ inline TapSpan span_of(const WindowAxis& axis, int remainder) {
   return span;
 }
 
-// An axis of a transposed convolution as its largest class sees it, or all of them, which then read `one_plane`.
+// An axis of a transposed convolution as its largest class sees it, or, in `one_plane`, all of them.
 inline WindowAxis axis_of_class(const WindowAxis& of, bool one_plane) {
   const int out = (of.out + of.stride - 1) / of.stride;
   if (one_plane) {
