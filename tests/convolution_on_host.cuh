@@ -49,12 +49,16 @@ int end_in(const ByColumn<Body>& end, const ConvolutionSizes& of, const Value& v
   if (end.body.inner_extent() != outs || end.body.outer_extent() != positions) return 2;
   for (int64_t position = 0; position < positions; ++position) {
     typename ByColumn<Body>::template Column<1> down;
-    end.begin(down, position);
+    const int64_t row = position / of.x.out;
+    struct {
+      int64_t column;
+      int image, y, x;
+    } const at = {position, int(row / of.y.out), int(row % of.y.out), int(position % of.x.out)};
+    end.begin(down, at);
     for (int out = 0; out < outs; ++out) {
       typename Body::template Elem<1> elem;
-      const int64_t row = position / of.x.out;
       end.load(elem, down, out, position);
-      end.give(elem, 0, value(row / of.y.out, out, row % of.y.out, position % of.x.out));
+      end.give(elem, 0, value(at.image, out, at.y, at.x));
       end.visit(elem, down, out);
     }
     if (end.kReduces) end.leave(down, 0, position);

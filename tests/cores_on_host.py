@@ -19,6 +19,7 @@ BY_COLUMNS = r"""
 template <class Plain>
 struct Columns {
   static constexpr bool kOuterRest = false, kSameForOuter = Plain::kSameForColumns;
+  static constexpr bool kByPosition = false;
   static constexpr int kPartBytes = 8;
   template <int V> using Elem = typename Plain::template Elem<V>;
   template <int V> struct Row { int64_t column; };

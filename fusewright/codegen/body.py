@@ -121,6 +121,7 @@ def _extents(form: Form) -> list[str]:
         flags["kSplit"] = schedule.splits > 1
         if form.given:
             flags["kSameForOuter"] = _same_for_outer(form)
+            flags["kByPosition"] = bool(form.positions)
         if form.language == "host":
             flags["kByTwo"] = bool(pair_lines(form))
         extents |= {"outer_extent": kernel.outer_numel, "outer_lane_extent": outer_last}
@@ -156,7 +157,9 @@ def _elem_struct(form: Form, loads: list[Load]) -> list[str]:
 
 
 def _row_struct(form: Form) -> list[str]:
-    fields = [f"I {', '.join(f'i{at}' for at in range(form.n_outer))};"] if form.n_outer else []
+    index = "int" if form.positions else "I"
+    names = ", ".join(f"i{at}" for at in range(form.n_outer))
+    fields = [f"{index} {names};"] if form.n_outer else []
     fields += [f"{form.register(name)} {form.names[name]}[V];" for name in _row_values(form)]
     fields += divisor_fields(form)
     if form.language == "host":
@@ -232,7 +235,10 @@ def _begin(form: Form) -> list[str]:
     """What is known of a row before its first sweep."""
     at = all_coordinates(form)
     items = [item for item in _values(form) if _row_at(form, item.name, 0)]
-    lines = decompose(form, form.kernel.outer, "i", "l")
+    place, lines = "I q, I l", decompose(form, form.kernel.outer, "i", "l")
+    if form.positions:
+        place = "int image, int y, int x"
+        lines = [f"const I i{position} = {text};" for position, text in enumerate(form.positions)]
     lines += [f"row.i{position} = i{position};" for position in range(form.n_outer)]
     for item in items:
         if isinstance(item, Load):
@@ -244,7 +250,8 @@ def _begin(form: Form) -> list[str]:
     for item in items:
         body.append(computed(form, item, f"{form.names[item.name]}_in", lane))
         body += _known(form, item.name)
-    return function_lines("int V", "begin(Row<V>& row, I q, I l, int n)", lines + lane_loop(body))
+    signature = f"begin(Row<V>& row, {place}, int n)"
+    return function_lines("int V", signature, lines + lane_loop(body))
 
 
 def _keep(form: Form) -> list[str]:

@@ -18,7 +18,7 @@ from fusewright.codegen.lanes import indented
 from fusewright.codegen.text import comment, identifier, unique_names
 from fusewright.ending import Reduces
 from fusewright.errors import CodegenError
-from fusewright.ir import ONE
+from fusewright.ir import ONE, Dim
 from fusewright.loop import Load, LoopKernel, Store
 from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, lanes_fit
@@ -57,7 +57,23 @@ def ending_form(kernel: Ended) -> Form:
         "cuda",
         {},
         kernel.product,
+        _positions(kernel, epilogue),
     )
+
+
+def _positions(kernel: Ended, epilogue: LoopKernel) -> tuple[str, ...]:
+    """A pointwise window's outer indices of image, y and x: they need no divisions, and 32 bits."""
+    if not isinstance(kernel, WindowKernel) or kernel.reduces is not Reduces.NOTHING:
+        return ()
+    of = kernel.geometry
+    known = {"image": of.images, "y": Dim(of.y.result), "x": Dim(of.x.result)}
+    ways = {
+        tuple(known.values()): tuple(known),
+        (of.images, known["y"] * known["x"]): ("image", f"y * {of.x.result} + x"),
+    }
+    if of.y.result == 1:
+        ways[of.images, known["x"]] = ("image", "x")
+    return ways.get(tuple(axis.size for axis in epilogue.outer), ())
 
 
 def _by_columns(kernel: Ended) -> LoopKernel:

@@ -37,7 +37,8 @@ class Form:
     """`names` maps values, `pointers` arguments and `symbols` symbols to C++ identifiers.
 
     `kept` are the values that wait between sweeps, with the sweep that computes each.
-    `given` is the load that a product answers from its registers.
+    `given` is the load that a product answers from its registers. `positions` are the outer indices
+    of a window's ending in terms of image, y and x, if each of them fits 32 bits.
     """
 
     kernel: LoopKernel
@@ -50,6 +51,7 @@ class Form:
     language: str
     kept: Mapping[str, int]
     given: str = ""
+    positions: tuple[str, ...] = ()
 
     @property
     def is_row(self) -> bool:
@@ -211,6 +213,8 @@ def _check_reduce(kernel: LoopKernel, item: Reduce) -> None:
 def all_coordinates(form: Form, row_prefix: str = "") -> list[str]:
     """i0, i1, … for the outer axes (held in Row when prefixed), then j0, j1, … for the inner."""
     outer = [f"{row_prefix}i{at}" for at in range(form.n_outer)]
+    if row_prefix and form.positions:
+        outer = [f"I({name})" for name in outer]
     return outer + [f"j{at}" for at in range(len(form.kernel.inner))]
 
 

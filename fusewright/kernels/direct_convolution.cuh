@@ -180,11 +180,15 @@ __device__ __forceinline__ void add_channel(float (&sum)[Tile::kOuts][Tile::kRow
   }
 }
 
-// Sums of channels from `channel` on, `outs` of them inside, and of `rows` positions from `place` on.
+// Sums of channels from `channel` on, `outs` of them inside, and of positions one below the other.
 template <int kOuts, int kRows, class End>
 __device__ __forceinline__ void end_sums(const float (&sum)[kOuts][kRows], const End& end,
-                                         int channel, int outs, int64_t place, int width,
-                                         int rows) {
+                                         int channel, int outs, int image, int y, int x,
+                                         const ConvolutionSizes& of) {
+  struct Place {
+    int64_t column;
+    int image, y, x;
+  };
   using Elem = typename End::template Elem<1>;
   Elem same[End::kSameForColumns ? kOuts : 1];
   if constexpr (End::kSameForColumns) {
@@ -196,9 +200,10 @@ __device__ __forceinline__ void end_sums(const float (&sum)[kOuts][kRows], const
   }
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
-    if (row >= rows) break;
+    if (y + row >= of.y.out || x >= of.x.out) break;
     typename End::template Column<1> down;
-    end.begin(down, place + int64_t(row) * width);
+    const int64_t line = int64_t(image) * of.y.out + y + row;
+    end.begin(down, Place{line * of.x.out + x, image, y + row, x});
 #pragma unroll
     for (int out = 0; out < kOuts; ++out) {
       if (out >= outs) break;
@@ -271,10 +276,8 @@ __global__ void __launch_bounds__(kDirectThreads, Tile::kBlocks)
       }
       if (!item.is_last()) continue;
       const DirectPlace place = DirectPlace::of<Tile>(sizes, item.tile);
-      const int column = place.x + across, y = place.y + below;
-      end_sums(sum, end, place.group * of.channels_out + out, of.channels_out - out,
-               (int64_t(place.image) * of.y.out + y) * of.x.out + column, of.x.out,
-               column < of.x.out ? of.y.out - y : 0);
+      end_sums(sum, end, place.group * of.channels_out + out, of.channels_out - out, place.image,
+               place.y + below, place.x + across, of);
     }
     __syncthreads();  // the buffer was read
     item.tile = next.tile, item.out = next.out;

@@ -69,9 +69,14 @@ struct ByColumn : Parts<Body> {
     Sums<Body, V> acc;
   };
 
-  template <int V>
-  __device__ __forceinline__ void begin(Column<V>& down, Index column) const {
-    this->enter(down.row, column);
+  // `place` is the column's: its number, and of a window its image, y and x.
+  template <int V, class Place>
+  __device__ __forceinline__ void begin(Column<V>& down, const Place& place) const {
+    if constexpr (Body::kByPosition) {
+      this->body.begin(down.row, place.image, place.y, place.x, V);
+    } else {
+      this->enter(down.row, Index(place.column));
+    }
   }
   template <int V>
   __device__ __forceinline__ void load(Elem<V>& elem, const Column<V>& down, int row,
@@ -115,8 +120,8 @@ struct ByRow : Parts<Body> {
   template <int V>
   struct Column {};
 
-  template <int V>
-  __device__ __forceinline__ void begin(Column<V>&, Index) const {}
+  template <int V, class Place>
+  __device__ __forceinline__ void begin(Column<V>&, const Place&) const {}
   template <int V>
   __device__ __forceinline__ void load(Elem<V>& at, const Column<V>&, int row, int column) const {
     this->enter(at.row, row);

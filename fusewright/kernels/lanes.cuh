@@ -34,21 +34,23 @@ struct Chunk<16> {
   using Word = uint4;
 };
 
-// One store of a word. Of a plain assignment the compiler makes two or four where a kernel is large.
+// One store of a word, if it is wanted. Of a plain assignment the compiler makes two or four where a
+// kernel is large, and of a condition a branch, which it moves nothing across.
 template <class Word>
-__device__ __forceinline__ void store_whole(Word* to, const Word& word) {
+__device__ __forceinline__ void store_whole(bool wanted, Word* to, const Word& word) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(Word) == 16) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                 :: "l"(to), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w) : "memory");
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4}; }"
+                 :: "l"(to), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w), "r"(int(wanted))
+                 : "memory");
     return;
   } else if constexpr (sizeof(Word) == 8) {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};"
-                 :: "l"(to), "r"(word.x), "r"(word.y) : "memory");
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %3, 0; @p st.global.v2.b32 [%0], {%1, %2}; }"
+                 :: "l"(to), "r"(word.x), "r"(word.y), "r"(int(wanted)) : "memory");
     return;
   }
 #endif
-  *to = word;
+  if (wanted) *to = word;
 }
 
 // A word on its way into shared memory that takes no register; `await_copies` waits for it.
@@ -204,10 +206,10 @@ struct UnitOut {
   }
   __device__ __forceinline__ void write() const {
     using Word = typename Packed<T, V>::Word;
-    if (base == nullptr) return;
+    const bool wanted = base != nullptr;
 #pragma unroll
     for (int w = 0; w < Packed<T, V>::kWords; ++w) {
-      store_whole(reinterpret_cast<Word*>(base + offset) + w, pack.words[w]);
+      store_whole(wanted, reinterpret_cast<Word*>(base + offset) + w, pack.words[w]);
     }
   }
 };

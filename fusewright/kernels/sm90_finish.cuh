@@ -190,7 +190,7 @@ __device__ __forceinline__ void finish_turns(const float (&total)[kSums], int co
   const int pair = threadIdx.x % 4 * 2;
   const auto place = result.place(p + threadIdx.x % FinishShape<V>::kAcross * V);
   typename End::template Column<V> down;
-  if (place.inside) end.begin(down, place.column);
+  if (place.inside) end.begin(down, place);
 #pragma unroll 1
   for (int turn = 0; turn * kPerTurn < kSums; ++turn, q += kRows) {
     float* const mine = &finished[pair][column];
@@ -257,7 +257,7 @@ __device__ __forceinline__ void finish_alone(float (&total)[kSums], int p, int q
   typename End::template Column<1> down[2];
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
-    if (place[c].inside) end.begin(down[c], place[c].column);
+    if (place[c].inside) end.begin(down[c], place[c]);
   }
   scale_sums(total, p, q, result);
 #pragma unroll

@@ -23,9 +23,10 @@ struct WindowResult {
   struct Place {
     bool inside;
     int64_t column;  // a position of all images
+    int image, y, x;
   };
   static constexpr bool kMends = true;
-  static constexpr int kWords = 24, kBeside = 0;
+  static constexpr int kWords = 32, kBeside = 0;
   const WindowInput& x;
   const WindowWeights& w;
   const WindowSizes& sizes;
@@ -46,7 +47,8 @@ struct WindowResult {
     const WindowShape& shape = sizes.shape;
     const bool inside = at.in_band && at.image < shape.images && at.y < shape.out_y.count &&
                         at.column < shape.out_x.count;
-    return {inside, (int64_t(at.image) * shape.out_y.count + at.y) * shape.out_x.count + at.column};
+    const int64_t row = int64_t(at.image) * shape.out_y.count + at.y;
+    return {inside, row * shape.out_x.count + at.column, at.image, at.y, at.column};
   }
   __device__ __forceinline__ int row(const Place&, int q) const { return channel_out(q); }
   // Of a row of weights.

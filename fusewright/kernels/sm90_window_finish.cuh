@@ -135,7 +135,7 @@ struct WarpFinisher {
       const int first = q + turn % Turn::kSame * Turn::kRows;
       if (turn % Turn::kSame == 0) {
         place = result.place(column + across);
-        if (place.inside) end.begin(down, place.column);
+        if (place.inside) end.begin(down, place);
       }
       const float zero = lay_out_turn<Turn, 0>(total, turn, shared_address(mine), scale);
       if (zero != 0.f) {
@@ -221,7 +221,7 @@ __device__ __forceinline__ void finish_together(const float (&total)[kSums],
   if constexpr (kFrom < kSums) {
     const auto place = result.place(p + threadIdx.x % 64);
     typename End::template Column<1> down;
-    if (place.inside) end.begin(down, place.column);
+    if (place.inside) end.begin(down, place);
 #pragma unroll 1
     for (int turn = 0; turn < 2; ++turn) {
       lay_out_together<kFrom>(total, finished, turn, p, q, scale, result);
