@@ -22,6 +22,7 @@ from tests import loop_cases as cases
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+KERNELS = ROOT / "fusewright" / "kernels"
 NVCC = shutil.which("nvcc")
 
 
@@ -107,3 +108,19 @@ def test_the_emitted_text_keeps_the_rules_of_public_checkers(path: Path) -> None
     standard = {"torch", "__future__"} | set(__import__("sys").stdlib_module_names)
     assert imported <= standard
     assert file_text(*cuda_bundle(path), "made for a test") == text, "the text is not repeatable"
+
+
+KERNEL = re.compile(r"^(?:__global__.*?)\b(\w+)\(const [^{]*\{\n(.*?)^\}", re.DOTALL | re.MULTILINE)
+BEHIND = re.compile(
+    r"const auto kernel = (\w+)[^;]*;(?:(?!const auto kernel)[^}])*?launch_behind\(kernel"
+)
+
+
+def test_what_is_launched_behind_another_waits_for_it() -> None:
+    """And nothing else is: a kernel that does not wait would read what is not there yet."""
+    text = "".join(path.read_text() for path in sorted(KERNELS.glob("*.cuh")))
+    bodies = dict(KERNEL.findall(text))
+    behind = {*BEHIND.findall(text), *re.findall(r"launch_behind\((?!kernel\b)(\w+),", text)}
+    assert behind >= {"window_kernel", "line_window_kernel", "lay_out_lines", "product_kernel"}
+    waiting = {name for name, body in bodies.items() if "await_kernel_before();" in body}
+    assert behind == waiting

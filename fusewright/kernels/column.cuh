@@ -29,6 +29,7 @@ __device__ __forceinline__ void column_sweep(const Body& body, const Row& row, A
 template <class Body, typename I, int V, int kAcross, int kDown, int kUnroll, class Part>
 __global__ void __launch_bounds__(kAcross* kDown)
     column_kernel(const Body body, Part* parts, I per_split) {
+  let_next_begin();
   using Acc = decltype(body.template accumulators<V>(Phase<0>{}));
   __shared__ __align__(16) unsigned char memory[kAcross * kDown * sizeof(Acc)];
   Acc* shared = reinterpret_cast<Acc*>(memory);

@@ -232,6 +232,19 @@ struct StridedOut {
   }
 };
 
+// A kernel of ours that is launched behind another (sm90_launch.cuh) begins when all blocks of that one
+// have called the first of these, and the second returns when it has ended, as at an ordinary launch.
+__device__ __forceinline__ void let_next_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void await_kernel_before() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 constexpr int kMostDevices = 64;  // that what the driver says is kept for
 
 // Makes `device` current for a launch and gives the caller's back.

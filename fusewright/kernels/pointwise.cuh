@@ -7,6 +7,7 @@ namespace fw {
 
 template <class Body, typename I, int V, int kThreads, int kUnroll>
 __global__ void __launch_bounds__(kThreads) pointwise_kernel(const Body body) {
+  let_next_begin();
   const I lane_vectors = body.lane_extent() / V;
   const I vectors = body.rest_extent() * lane_vectors;
   const I first = static_cast<I>(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;

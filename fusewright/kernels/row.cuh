@@ -125,6 +125,7 @@ template <class Body, typename I, int V, int kGroup, int kRows, int kUnroll, boo
           int kBeyond, int kShared, class Part>
 __global__ void __launch_bounds__(kGroup* kRows, kBeyond > 0 ? 2 : kShared)
     row_kernel(const Body body, Part* parts, I per_split) {
+  let_next_begin();
   const I outer = body.outer_extent();
   const I index = static_cast<I>(blockIdx.x) * kRows + threadIdx.x / kGroup;
   // Only groups below a warp can idle and still be needed, for shuffles. The others know how far

@@ -44,6 +44,7 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
   __shared__ int64_t place_of[kMostTaps];
   float* const kept = reinterpret_cast<float*>(memory);
   const auto larger = [](float x, float y) { return fmaxf(x, y); };
+  let_next_begin();
   const int thread = threadIdx.x, out = int(blockIdx.x) - samples;
   if (out < 0) {
     const int place = blockIdx.x, image = place / shape.groups;

@@ -181,6 +181,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     publish_barriers();
   }
   __syncthreads();
+  await_kernel_before();
   if (threadIdx.x >= kProductThreads - kLoadThreads) {
     leave_registers<40>();
     load_blocks<kFreeMajorA, kContractedRowsB>(shared, a, b.inverse, &map_a, &map_hi, &map_lo,
@@ -244,8 +245,8 @@ static int launch_product(const End& end, bool vectors, const RawOperand& a,
   static Persistent persistent;
   const int64_t all = int64_t(sizes.batches) * sizes.tiles_p * sizes.tiles_q;
   const int blocks = persistent.blocks(kernel, all, device);
-  kernel<<<blocks, kProductThreads, int(sizeof(Shared)), static_cast<cudaStream_t>(stream)>>>(
-      end, a, b, sizes, map_a, map_hi, map_lo);
+  launch_behind(kernel, blocks, kProductThreads, int(sizeof(Shared)), stream, end, a, b, sizes,
+                map_a, map_hi, map_lo);
   end.join(lines_of<End>(sizes), stream);
   return static_cast<int>(cudaGetLastError());
 }

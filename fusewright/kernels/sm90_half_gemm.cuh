@@ -126,6 +126,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     publish_barriers();
   }
   __syncthreads();
+  await_kernel_before();
   if (threadIdx.x >= kProductThreads - kLoadThreads) {
     leave_registers<40>();
     load_halves(shared, a, b, &map_a, &map_b, sizes);
@@ -176,8 +177,8 @@ static int half_product(const End& end, bool vectors, const HalfOperand<T>& a,
   static Persistent persistent;
   const int64_t all = int64_t(sizes.batches) * sizes.tiles_p * sizes.tiles_q;
   const int blocks = persistent.blocks(kernel, all, device);
-  kernel<<<blocks, kProductThreads, int(sizeof(Shared)), static_cast<cudaStream_t>(stream)>>>(
-      end, anew, a, b, sizes, map_a, map_b);
+  launch_behind(kernel, blocks, kProductThreads, int(sizeof(Shared)), stream, end, anew, a, b, sizes,
+                map_a, map_b);
   end.join(lines_of<End>(sizes), stream);
   return static_cast<int>(cudaGetLastError());
 }

@@ -36,4 +36,22 @@ class Persistent {
   std::atomic<int> processors_[kMostDevices] = {};
 };
 
+#if defined(__CUDACC__)
+// Launches a kernel that calls `await_kernel_before` before it reads what the last kernel of the stream
+// has made, or writes anything. Where that kernel is ours and called `let_next_begin`, the blocks of
+// this one begin as soon as its own leave room (H200: 3 to 6 us for a convolution of three kernels).
+template <class... Taken, class... Given>
+void launch_behind(void (*kernel)(Taken...), int blocks, int threads, int shared_bytes,
+                   void* stream, const Given&... given) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(blocks), launch.blockDim = dim3(threads);
+  launch.dynamicSmemBytes = shared_bytes, launch.stream = static_cast<cudaStream_t>(stream);
+  launch.attrs = &early, launch.numAttrs = 1;
+  cudaLaunchKernelEx(&launch, kernel, Taken(given)...);
+}
+#endif
+
 }  // namespace fw

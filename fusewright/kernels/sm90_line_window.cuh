@@ -35,6 +35,7 @@ __global__ void __launch_bounds__(Kind::kThreads, 1)
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<WindowShared<Kind>*>(memory);
   start_barriers(shared, memory, sizes);
+  await_kernel_before();
   if (threadIdx.x < Kind::kFirstLoad) {
     take_registers<Kind::kMultiply>();
     multiply_windows<kLanes>(shared, end, x, w, sizes, scales);
@@ -95,7 +96,7 @@ static int line_window(const End& end, bool vectors, const WindowInput& x, const
     constexpr int kThreads = 32 * LineSizes::kWarps;
     const int chunks = shape.images * shape.groups * of.planes * of.chunks;
     const auto kernel = lay_out_lines<decltype(by_channels)::value>;
-    kernel<<<chunks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(x, sizes, of, lines);
+    launch_behind(kernel, chunks, kThreads, 0, stream, x, sizes, of, lines);
   };
   if (sizes.by_channels) {
     lay_out(std::true_type());
@@ -108,8 +109,8 @@ static int line_window(const End& end, bool vectors, const WindowInput& x, const
   const int blocks = persistent.blocks(kernel, sizes.tiles, device);
   sizes.take_turns(blocks);
   constexpr int kThreads = Kind::kThreads;
-  kernel<<<blocks, kThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
-      end, x, w, sizes, lines.scales, map_w, map_lines);
+  launch_behind(kernel, blocks, kThreads, shared_bytes, stream, end, x, w, sizes, lines.scales, map_w,
+                map_lines);
   if (End::kReduces) end.join(lines_of<End>(sizes), stream);
   return static_cast<int>(cudaGetLastError());
 }

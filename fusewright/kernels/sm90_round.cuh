@@ -43,7 +43,7 @@ __device__ __forceinline__ float larger(float most, const float (&x)[4]) {
 
 __device__ __forceinline__ void store_halves(half* to, const float (&x)[4], const float (&s)[4]) {
   const uint2 word = {two_halves(x[0] * s[0], x[1] * s[1]), two_halves(x[2] * s[2], x[3] * s[3])};
-  store_whole(reinterpret_cast<uint2*>(to), word);
+  store_whole(true, reinterpret_cast<uint2*>(to), word);
 }
 
 // [p][r]: a block for each row. Of a row that is longer than its threads can hold, the rest is read
@@ -51,6 +51,7 @@ __device__ __forceinline__ void store_halves(half* to, const float (&x)[4], cons
 template <int kThreads, bool kFactors>
 __global__ void __launch_bounds__(kThreads) round_rows(const Rounding of) {
   __shared__ float most_of[kThreads / 32];
+  let_next_begin();
   constexpr int kStep = 4 * kThreads;
   const int thread = threadIdx.x, layer = blockIdx.x / of.free, p = blockIdx.x % of.free;
   const float* const line = of.a.data + layer * of.a.batch_stride + p * of.a.free_stride;
@@ -142,6 +143,7 @@ template <int kThreads, bool kFactors>
 __global__ void __launch_bounds__(kThreads) measure_columns(const Rounding of) {
   static_assert(kThreads == 32 * kStripWarps, "a warp for each row that is read at once");
   __shared__ float most_of[kStripWarps][kStripColumns];
+  let_next_begin();
   const StripPlace here(of);
   float most[4] = {};
 #pragma unroll 1
@@ -169,7 +171,9 @@ __global__ void __launch_bounds__(kThreads) measure_columns(const Rounding of) {
 template <int kThreads, bool kFactors>
 __global__ void __launch_bounds__(kThreads) round_columns(const Rounding of) {
   __shared__ float scale_of[kStripColumns];
+  let_next_begin();
   const StripPlace here(of);
+  await_kernel_before();
   const int thread = threadIdx.x, mine = here.strip * kStripColumns + thread;
   if (thread < kStripColumns) {
     const float* const from = of.most + int64_t(here.layer) * of.parts * of.free + mine;
@@ -247,7 +251,7 @@ HalfOperand<half> rounded(const RawOperand& a, const float* factors, const Produ
       kernel<<<blocks, kThreads, 0, on>>>(made);
     }
     const auto kernel = round_columns<kThreads, kFactors>;
-    kernel<<<blocks, kThreads, 0, on>>>(made);
+    launch_behind(kernel, blocks, kThreads, 0, stream, made);
   } else {
     const int blocks = made.layers * made.free;
     const auto round = [&](auto threads) {

@@ -249,8 +249,10 @@ __global__ void __launch_bounds__(Kind::kThreads, 1)
   start_barriers(shared, memory, sizes);
   if (threadIdx.x < Kind::kFirstConvert) {
     take_registers<Kind::kMultiply>();
+    await_kernel_before();
     multiply_windows<kLanes>(shared, end, x, w, sizes);
   } else if (threadIdx.x < Kind::kFirstLoad) {
+    // The input was there when the weights began to be split: nothing to wait for.
     leave_registers<Kind::kConvert>();
     if (sizes.by_channels) {
       convert_input<true>(shared, x, sizes);
@@ -259,6 +261,7 @@ __global__ void __launch_bounds__(Kind::kThreads, 1)
     }
   } else {
     leave_registers<Kind::kLoad>();
+    await_kernel_before();
     if (threadIdx.x == Kind::kFirstLoad) load_weights(shared, &map_hi, &map_lo, sizes);
   }
 #else
@@ -337,8 +340,7 @@ static int window(const End& end, bool vectors, const WindowInput& x, const Wind
   const int blocks = persistent.blocks(kernel, sizes.tiles, device);
   sizes.take_turns(blocks);
   constexpr int kThreads = Kind::kThreads;
-  kernel<<<blocks, kThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
-      end, x, w, sizes, map_hi, map_lo);
+  launch_behind(kernel, blocks, kThreads, shared_bytes, stream, end, x, w, sizes, map_hi, map_lo);
   if (End::kReduces) end.join(lines_of<End>(sizes), stream);
   return static_cast<int>(cudaGetLastError());
 }

@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
     publish_barriers();
   }
   __syncthreads();
+  let_next_begin();
   // 384 threads begin with 168 registers each; together they never have more.
   if (threadIdx.x < 256) {
     take_registers<192>();
@@ -122,6 +123,7 @@ constexpr int kAddThreads = 128;
 __global__ void __launch_bounds__(kAddThreads)
     add_parts(const __grid_constant__ GradientResult result, const float* workspace, int parts,
               int64_t elements) {
+  await_kernel_before();
   const int64_t index = int64_t(blockIdx.x) * kAddThreads + threadIdx.x;
   const bool inside = index < elements;
   float sum = 0.f;
@@ -225,10 +227,8 @@ static int window_gradient(const WindowInput& x, const WindowInput& dy, const Wi
     kernel<<<blocks, kGradientThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
         x, dy, sums, sizes);
   }
-  const unsigned blocks = blocks_for(elements, int64_t(kAddThreads));
-  const auto kernel = add_parts;
-  kernel<<<blocks, kAddThreads, 0, static_cast<cudaStream_t>(stream)>>>(result, sums, parts,
-                                                                        elements);
+  const int blocks = int(blocks_for(elements, int64_t(kAddThreads)));
+  launch_behind(add_parts, blocks, kAddThreads, 0, stream, result, sums, parts, elements);
   return static_cast<int>(cudaGetLastError());
 }
 

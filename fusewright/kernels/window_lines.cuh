@@ -221,10 +221,12 @@ __global__ void __launch_bounds__(32 * LineSizes::kWarps, 4)
   __shared__ __align__(16) char memory[LineSizes::kMostRows * 128];
   __shared__ LineCounts held[LineSizes::kWarps];
   __shared__ bool wrong;
+  let_next_begin();
   const int of_image = of.planes * of.chunks, place = blockIdx.x / of_image;
   const int image = place / sizes.shape.groups, group = place - image * sizes.shape.groups;
   LineChunk<kByChannels> chunk(sizes, of, lines.rows, image, group, blockIdx.x - place * of_image);
   const bool loaded = chunk.load(sizes, x);
+  await_kernel_before();
   const LineCounts here = joined(held, chunk.lay_out(memory, loaded, lines.scales[place]));
   if (threadIdx.x == 0) {
     LineCounts& all = lines.counts[place];
