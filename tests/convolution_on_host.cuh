@@ -64,22 +64,22 @@ int end_in(const ByColumn<Body>& end, const ConvolutionSizes& of, const Value& v
 }
 
 // By channels: all positions are one part.
-template <class Body, bool kPerImage, int kTogether, class Value>
-int end_in(const ByChannel<Body, kPerImage, kTogether>& end, const ConvolutionSizes& of,
+template <class Body, bool kPerImage, int kTogether, bool kPlanes, class Value>
+int end_in(const ByChannel<Body, kPerImage, kTogether, kPlanes>& end, const ConvolutionSizes& of,
            const Value& value) {
-  using Index = typename Parts<Body>::Index;
   std::vector<typename Parts<Body>::Part> parts(end.body.outer_extent());
   for (int image = 0; image < of.images; ++image) {
     for (int out = 0; out < of.groups * of.channels_out; ++out) {
       typename Body::template Row<1> row;
       end.enter(row, image, out);
       for (int y = 0; y < of.y.out; ++y) {
-        const Index inner = end.inner(image, out, y, of.y.out);
         for (int x = 0; x < of.x.out; ++x) {
           typename Body::template Elem<1> elem;
-          end.body.load(Phase<0>{}, elem, row, inner, Index(x));
+          const auto at = end.inner(image, out, y, x, of.y.out, of.x.out);
+          auto& part = parts[end.outer(image, out)];
+          end.body.load(Phase<0>{}, elem, row, at.rest, at.last);
           end.body.give(elem, 0, value(image, out, y, x));
-          end.body.visit(Phase<0>{}, elem, row, parts[end.outer(image, out)], inner, Index(x), 1);
+          end.body.visit(Phase<0>{}, elem, row, part, at.rest, at.last, 1);
         }
       }
     }

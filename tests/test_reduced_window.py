@@ -380,6 +380,28 @@ def test_channels_cross_warps(
     assert asked
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_is_read_beside_sums(turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planes that a thread reads two numbers of at once, and those whose columns lie apart."""
+
+    def follows(m: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        beside = x[:, :8].transpose(2, 3) if turned else x[:, :8]
+        y = m.conv(x) * beside  # type: ignore[operator]
+        return y, y.sum((0, 2, 3)), y.amax((2, 3))
+
+    torch.manual_seed(0)
+    model, x = Layer(follows), torch.randn(3, 12, 10, 10)
+    found = prepared(model, x)
+    planes = [
+        form.kernel.inner[-1].name == "plane"
+        for kernel in windows_of(found.modes[0].inference)
+        for form in ending_forms(kernel)
+        if form.is_row
+    ]
+    assert planes and set(planes) == {not turned}
+    compare(emulated(model, x, monkeypatch), model, torch.randn(5, 12, 10, 10), 1e-6)
+
+
 def test_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums that are Inf or NaN are made anew before they are reduced."""
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fusewright.coalesce import restrided
+from fusewright.coalesce import restrided, strides_of
 from fusewright.ir import ONE
-from fusewright.loop import Instruction, LoopKernel, Reduce, Store, reads
+from fusewright.loop import Axis, Index, Instruction, Load, LoopKernel, Reduce, Store, reads
 from fusewright.sweep import sweeps
+
+PLANE = "plane"  # the axis that y and x make
 
 
 def stored(epilogue: LoopKernel, product: str) -> LoopKernel | None:
@@ -33,8 +35,16 @@ def stored(epilogue: LoopKernel, product: str) -> LoopKernel | None:
 
 
 def reduced(epilogue: LoopKernel, product: str) -> LoopKernel:
-    """What is reduced, and what becomes of that."""
-    return _made_for(epilogue, sweeps(epilogue).row_stores, product)
+    """What is reduced, and what becomes of that. Where all accesses walk y and x as one, these are
+    one axis: a thread has both and need not divide what it has multiplied."""
+    made = _made_for(epilogue, sweeps(epilogue).row_stores, product)
+    *others, y, x = made.inner
+    strides = [strides_of(each) for each in made.body if isinstance(each, Load | Store | Index)]
+    if y.size != ONE and any(each[-2] != each[-1] * x.size for each in strides):
+        return made
+    plane = Axis(PLANE, y.size * x.size)
+    body = restrided(made.body, lambda each: (*each[:-2], each[-1]))
+    return replace(made, inner=(*others, plane), body=body)
 
 
 def _made_for(epilogue: LoopKernel, stores: Iterable[Store], product: str) -> LoopKernel:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusewright.coalesce import merge, restrided
-from fusewright.codegen.apart import reduced, stored
+from fusewright.codegen.apart import PLANE, reduced, stored
 from fusewright.codegen.body import functor
 from fusewright.codegen.entry import bind, bound, narrow_text, vector_text
 from fusewright.codegen.form import Form, value_dtypes
@@ -178,8 +178,13 @@ def _end_text(kernel: Ended, forms: Sequence[Form], parts: str) -> str:
     stored = "fw::Nothing{}"
     if stores:
         stored = _bound_text(stores[0], "ByColumn", "", "nullptr")
-    numbers = f", {str(kernel.per_image).lower()}, {kernel.together}"
+    planes = reduces.kernel.inner[-1].name == PLANE
+    numbers = f", {_flag(kernel.per_image)}, {kernel.together}, {_flag(planes)}"
     return f"fw::StoredAndReduced{{{stored}, {_bound_text(reduces, 'ByChannel', numbers, parts)}}}"
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def _bound_text(form: Form, kind: str, numbers: str, parts: str) -> str:

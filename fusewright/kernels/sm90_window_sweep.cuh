@@ -1,7 +1,7 @@
 // How a warp reduces a convolution's result over positions, alone. It has laid 8 channels of a part into
 // its shared memory (sm90_window_finish.cuh); a thread takes back the 16 numbers that it has put there
-// itself, all of one channel, in a loop that the sums' registers do not allow. Four threads then join
-// what they have of their channel, in a fixed order.
+// itself, all of one channel: a loop can go through these, through registers it could not. Four threads
+// then join what they have of their channel, in a fixed order.
 #pragma once
 
 #include "sm90_finish.cuh"
@@ -23,7 +23,6 @@ template <int V, class End, class Result>
 struct Sweeper {
   using Reduces = decltype(End::reduces);
   using Body = typename Reduces::Body;
-  using Index = typename Reduces::Index;
   using Elem = typename Body::template Elem<V>;
   // Pairs of numbers whose loads are on their way together.
   static constexpr int kTogether = rows_together<Elem[2 / V], Result>(4);
@@ -83,23 +82,25 @@ struct Sweeper {
     return warp_joined<4>(acc.folded(V));
   }
   // kTogether pairs, eight positions apart. Where an element lies is not computed unless it is read.
-  // What is in a halo is visited, too, and then not taken: branches would keep one pair waiting for
-  // the other.
+  // What is in a halo is visited, too, as if it were the first of its channel, and then not taken:
+  // with branches one pair would wait for the loads of the other.
   __device__ __forceinline__ void visit(Sums<Body, V>& acc, const float* from, int p,
                                         uint32_t bits) const {
-    Elem elem[kTogether][2 / V] = {};
-    const int height = result.sizes.shape.out_y.count;
+    Elem elem[kTogether][2 / V];
     const auto inside = [&](int k, int v) { return (bits >> (8 * k + v) & 1) != 0; };
-    const auto inner = [&](const WindowPosition& at) {
-      return end.inner(at.image, channel(), at.y, height);
+    const auto place = [&](int k, int v) {
+      const WindowShape& shape = result.sizes.shape;
+      const WindowPosition at = result.output(p + 8 * k + v);
+      const bool there = inside(k, v);
+      return end.inner(there ? at.image : 0, channel(), there ? at.y : 0, there ? at.column : 0,
+                       shape.out_y.count, shape.out_x.count);
     };
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
 #pragma unroll
       for (int v = 0; v < 2; v += V) {
-        if (!inside(k, v)) continue;
-        const WindowPosition at = result.output(p + 8 * k + v);
-        end.body.load(Phase<0>{}, elem[k][v / V], row, inner(at), Index(at.column));
+        const auto at = place(k, v);
+        end.body.load(Phase<0>{}, elem[k][v / V], row, at.rest, at.last);
       }
     }
 #pragma unroll
@@ -109,9 +110,9 @@ struct Sweeper {
       for (int v = 0; v < 2; v += V) {
 #pragma unroll
         for (int i = 0; i < V; ++i) end.body.give(elem[k][v / V], i, pair.lanes[v + i]);
-        const WindowPosition at = result.output(p + 8 * k + v);
+        const auto at = place(k, v);
         Sums<Body, V> next = acc;
-        end.body.visit(Phase<0>{}, elem[k][v / V], row, next, inner(at), Index(at.column), V);
+        end.body.visit(Phase<0>{}, elem[k][v / V], row, next, at.rest, at.last, V);
         acc = chosen(inside(k, v), next, acc);
       }
     }

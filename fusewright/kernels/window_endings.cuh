@@ -54,9 +54,9 @@ __global__ void __launch_bounds__(128)
 
 // Reduces over positions: kTogether neighbouring out channels as one, all images as one or each
 // apart. The body's outer axes are images (where they stay apart) and channels; its inner ones are
-// images (where they are reduced), channels (where several go together), y and x. A channel that
-// goes together with others has lines of its own.
-template <class Body_, bool kPerImage_, int kTogether>
+// images (where they are reduced), channels (where several go together), y and x, or both of these
+// as one (kPlanes). A channel that goes together with others has lines of its own.
+template <class Body_, bool kPerImage_, int kTogether, bool kPlanes>
 struct ByChannel : Parts<Body_> {
   static constexpr bool kPerImage = kPerImage_;
   using Body = Body_;
@@ -74,10 +74,16 @@ struct ByChannel : Parts<Body_> {
     const Index row = channel / kTogether;
     return kPerImage ? Index(image) * this->body.outer_lane_extent() + row : row;
   }
-  // A row of an image that has `height` of them.
-  __device__ __forceinline__ Index inner(int image, int channel, int y, int height) const {
-    const Index channels = channel % kTogether;
-    return ((kPerImage ? Index(0) : Index(image) * kTogether) + channels) * height + y;
+  // Where an element lies along the inner axes, in images of height · width: all but the last axis,
+  // and the last.
+  struct Place {
+    Index rest, last;
+  };
+  __device__ __forceinline__ Place inner(int image, int channel, int y, int x, int height,
+                                         int width) const {
+    const Index plane = (kPerImage ? Index(0) : Index(image) * kTogether) + channel % kTogether;
+    if (kPlanes) return {plane, Index(y) * width + x};
+    return {plane * height + y, Index(x)};
   }
   // What a part has of a channel, in an image of so many positions.
   __device__ __forceinline__ void leave(const WindowPart& part, int image, int channel,
