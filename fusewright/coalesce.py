@@ -29,12 +29,20 @@ Column = tuple[Axis, tuple[Dim, ...]]
 
 def coalesce(kernel: LoopKernel) -> LoopKernel:
     """Drop, reorder and merge axes."""
+    return _over_fewer(kernel, _priority(kernel))
+
+
+def merge(kernel: LoopKernel) -> LoopKernel:
+    """Drop and merge axes; their order stays."""
+    return _over_fewer(kernel, [])
+
+
+def _over_fewer(kernel: LoopKernel, order: list[int]) -> LoopKernel:
     table = [strides_of(item) for item in kernel.body if isinstance(item, Load | Store | Index)]
     columns: list[Column] = [
         (axis, tuple(strides[position] for strides in table))
         for position, axis in enumerate(kernel.axes)
     ]
-    order = _priority(kernel)
     n_outer = len(kernel.outer)
     outer = _simplify(columns[:n_outer], order)
     inner = _simplify(columns[n_outer:], order)

@@ -68,31 +68,40 @@ int end_in(const ByColumn<Body>& end, const ConvolutionSizes& of, const Value& v
 }
 
 // By channels: all positions are one part.
-template <class Body, bool kPerImage, int kTogether, class Value>
-int end_in(const ByChannel<Body, kPerImage, kTogether>& end, const ConvolutionSizes& of,
+template <class Body, bool kPerImage, int kTogether, bool kPlanes, class Value>
+int end_in(const ByChannel<Body, kPerImage, kTogether, kPlanes>& end, const ConvolutionSizes& of,
            const Value& value) {
-  struct Place {
-    int image, y;
-  };
   std::vector<typename Parts<Body>::Part> parts(end.body.outer_extent());
   for (int image = 0; image < of.images; ++image) {
     for (int out = 0; out < of.groups * of.channels_out; ++out) {
+      typename Body::template Row<1> row;
+      end.enter(row, image, out);
       for (int y = 0; y < of.y.out; ++y) {
-        const Place place = {image, y};
-        const WindowRow<Place> row = {place, out, of.y.out, true};
         for (int x = 0; x < of.x.out; ++x) {
-          typename ByRow<Body>::template Elem<1> at;
-          end.load(at, {}, row, x);
-          end.give(at, 0, value(image, out, y, x));
-          end.body.visit(Phase<0>{}, at.elem, at.row, parts[end.outer(image, out)], end.inner(row),
-                         typename Parts<Body>::Index(x), 1);
+          typename Body::template Elem<1> elem;
+          const auto at = end.inner(image, out, y, x, of.y.out, of.x.out);
+          auto& part = parts[end.outer(image, out)];
+          end.body.load(Phase<0>{}, elem, row, at.rest, at.last);
+          end.body.give(elem, 0, value(image, out, y, x));
+          end.body.visit(Phase<0>{}, elem, row, part, at.rest, at.last, 1);
         }
       }
     }
   }
-  for (size_t at = 0; at < parts.size(); ++at) end.put(0, at, parts[at].lane(0));
+  for (size_t at = 0; at < parts.size(); ++at) end.put(0, at, parts[at].folded(1));
   end.join(1, nullptr);
   return 0;
+}
+
+template <class Stores, class Reduces, class Value>
+int end_in(const StoredAndReduced<Stores, Reduces>& end, const ConvolutionSizes& of,
+           const Value& value) {
+  if (const int code = end_in(end.reduces, of, value)) return code;
+  if constexpr (std::is_same_v<Stores, Nothing>) {
+    return 0;
+  } else {
+    return end_in(end.stores, of, value);
+  }
 }
 
 template <int kTileChannels, int kBeside_ = 0>

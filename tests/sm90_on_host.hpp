@@ -53,6 +53,11 @@ inline bool __all_sync(unsigned, bool x) {
   for (int by = 16; by > 0; by /= 2) total &= emulation::exchanged(total, threadIdx.x % 32 ^ by);
   return total;
 }
+inline uint32_t __ballot_sync(unsigned, bool x) {
+  uint32_t bits = uint32_t(x) << threadIdx.x % 32;
+  for (int by = 16; by > 0; by /= 2) bits |= emulation::exchanged(bits, threadIdx.x % 32 ^ by);
+  return bits;
+}
 inline uint32_t __reduce_add_sync(unsigned, uint32_t x) {
   for (int by = 16; by > 0; by /= 2) x += emulation::exchanged(x, threadIdx.x % 32 ^ by);
   return x;

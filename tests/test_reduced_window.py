@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from fusewright import layout_schedule
 from fusewright.codegen import render as rendering
 from fusewright.codegen import window as window_text
+from fusewright.codegen.ending import ending_forms
 from fusewright.codegen.source import Rounded, Source, Workspace
 from fusewright.codegen.window import FOLDED_LINES, MOST_LINES
 from fusewright.ending import Reduces
 from fusewright.ir import Dim
 from fusewright.layout_schedule import WindowSchedule, choose_window
+from fusewright.loop import Apply
 from fusewright.pipeline import Prepared, prepare
 from fusewright.plan.steps import Loop, Plan, Window
 from fusewright.rewrite import windows
@@ -237,7 +239,7 @@ def test_workspaces_hold_weights_and_parts() -> None:
     "shape", ["one image", "small images", "bands", "transposed", "transposed 4x4"]
 )
 def test_the_workspace_has_room_for_all_lines(shape: str) -> None:
-    """As `lines_of` in sm90_window.cuh counts them, for either width of parts and tiles."""
+    """As `lines_of` in sm90_window.cuh counts them, for either width of tiles."""
     size, how = SHAPES[shape]
     found = prepared(layers(CASES, how), torch.randn(size))
     for kernel in windows_of(found.modes[0].forward):
@@ -247,22 +249,61 @@ def test_the_workspace_has_room_for_all_lines(shape: str) -> None:
         schedule = choose_window(kernel, CUDA, sizes)
         assert isinstance(schedule, WindowSchedule)
         lines_too = replace(schedule, line_positions=128, turns=False)
-        for how_many, tile, part in itertools.product((schedule, lines_too), (128, 256), (32, 64)):
+        for how_many, tile in itertools.product((schedule, lines_too), (128, 256)):
             walked = of.in_lines if how_many.line_positions else of
             image = image_positions(walked, schedule.band_width)
             workspace = window_text.window_entry(kernel, how_many).workspace
-            lines = -(-size[0] * image // tile) * tile // part
-            lines = ((image + part - 2) // part + 1) if kernel.per_image else lines
+            lines = -(-size[0] * image // tile) * tile // 64
+            lines = ((image + 62) // 64 + 1) if kernel.per_image else lines
             lines *= kernel.together * len(of.classes)
             lines += FOLDED_LINES if lines > MOST_LINES else 0
             if kernel.reduces is Reduces.DOWN:
-                # Each warpgroup leaves what it has of 64 channels.
-                tiles = -(-of.results // schedule.tile_channels)
-                lines = of.groups * tiles * schedule.tile_channels // 64
+                lines = of.groups * -(-of.results // 16)  # each warp leaves what it has of them
             parts = lines * kernel.epilogue.outer_numel.at(sizes)
             needed = parts * part_bytes(sweeps(kernel.epilogue))
             kept = replace(workspace, rounded=Rounded())  # what lies before lines
             assert of.workspace_bytes + needed <= kept.at(sizes)
+
+
+@pytest.mark.parametrize(("width", "stored", "reduced"), [(9, 1, 1), (10, 2, 2), (12, 4, 2)])
+def test_columns_that_go_together(width: int, stored: int, reduced: int) -> None:
+    """By channels as many as are aligned; over positions a thread has pairs of them."""
+    found = prepared(layers(CASES, {}), torch.randn(3, 12, 5, width))
+    for kernel in windows_of(found.modes[0].forward):
+        assert kernel.reduces is not Reduces.NOTHING
+        lanes = [(each.schedule.kind, each.schedule.lanes) for each in ending_forms(kernel)]
+        by_column = [("column", stored)]
+        by_row = [("row", reduced)] if kernel.reduces is Reduces.ACROSS else []
+        assert lanes in (by_column + by_row, by_row)
+
+
+def test_stores_and_reductions_are_apart() -> None:
+    """Each has what it is made of, and nothing of the other."""
+
+    def follows(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = m.conv(x)  # type: ignore[operator]
+        return torch.sigmoid(y * m.scale), torch.tanh((y + m.shift).sum((0, 2, 3)))
+
+    (kernel,) = windows_of(prepared(Layer(follows), torch.randn(3, 12, 8, 8)).modes[0].inference)
+    stores, reduces = ending_forms(kernel)
+    ops = [
+        {item.op for item in form.kernel.body if isinstance(item, Apply)}
+        for form in (stores, reduces)
+    ]
+    assert ops == [{"add", "mul", "sigmoid"}, {"add", "tanh"}]
+    touched = [{each.name for each in form.kernel.arguments} for form in (stores, reduces)]
+    assert {"scale"} <= touched[0] and {"shift"} <= touched[1]
+    assert touched[0] & touched[1] <= {"conv_bias"}
+    # Images and positions, channels: neither takes more axes than it must.
+    assert [len(stores.kernel.outer), len(stores.kernel.inner)] == [2, 1]
+    text = "\n".join(window_text.window_lines(kernel, (stores, reduces), schedule_of(kernel)))
+    assert f"{kernel.name}_stores_body" in text and "fw::StoredAndReduced{fw::ByColumn<" in text
+
+
+def schedule_of(kernel: WindowKernel) -> WindowSchedule:
+    schedule = choose_window(kernel, CUDA, {"s0": 3})
+    assert isinstance(schedule, WindowSchedule)
+    return schedule
 
 
 # Emulated -------------------------------------------------------------------------------------
@@ -322,6 +363,61 @@ def test_emulated_modules_train_as_eager_does(
     torch.backends.cudnn.allow_tf32 = True  # whose tiles have twice the positions
     compare(fast, model, torch.randn(11, 12, 5, 6), 4e-3)
     assert asked
+
+
+@pytest.mark.parametrize("width", [9, 10, 12])
+def test_channels_cross_warps(
+    width: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 of them, 20 go together; one, two and four positions at a time, with either precision."""
+    names = ("batch norm", "largest", "group norm", "over channels", "pooled")
+    model = layers(names, {"results": 40})
+    x = torch.randn(3, 12, 6, width)
+    fast = emulated(model, x, monkeypatch)
+    compare(fast, model, x, 1e-6)
+    torch.backends.cudnn.allow_tf32 = True
+    compare(fast, model, torch.randn(5, 12, 6, width), 4e-3)
+    assert asked
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_is_read_beside_sums(turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planes that a thread reads two numbers of at once, and those whose columns lie apart."""
+
+    def follows(m: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        beside = x[:, :8].transpose(2, 3) if turned else x[:, :8]
+        y = m.conv(x) * beside  # type: ignore[operator]
+        return y, y.sum((0, 2, 3)), y.amax((2, 3))
+
+    torch.manual_seed(0)
+    model, x = Layer(follows), torch.randn(3, 12, 10, 10)
+    found = prepared(model, x)
+    planes = [
+        form.kernel.inner[-1].name == "plane"
+        for kernel in windows_of(found.modes[0].inference)
+        for form in ending_forms(kernel)
+        if form.is_row
+    ]
+    assert planes and set(planes) == {not turned}
+    compare(emulated(model, x, monkeypatch), model, torch.randn(5, 12, 10, 10), 1e-6)
+
+
+def test_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums that are Inf or NaN are made anew before they are reduced."""
+
+    def follows(m: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        y = m.conv(x) * m.scale  # type: ignore[operator]
+        return y, y.sum((2, 3)), y.amax((0, 2, 3)), y.amin(1), y.sum(1)
+
+    torch.manual_seed(0)
+    model = Layer(follows, results=20)
+    x = torch.randn(6, 12, 6, 10)
+    x[1, 3, 2, 4], x[2, 0, 0, 0], x[4, 5, 5, 9] = float("inf"), -float("inf"), float("nan")
+    fast = emulated(model, x, monkeypatch)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(x.double())
+        for mine, truth in zip(fast(x), exact, strict=True):
+            torch.testing.assert_close(mine.double(), truth, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_inputs_that_are_laid_out_first(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,18 @@
 
 The functor is that of a loop with one sweep, by columns, or by rows where it reduces them. What
 belongs to a column alone, such as a bias, is then computed once for all rows of a tile. The product
-itself is given lane by lane (`give`) before `visit`.
+itself is given lane by lane (`give`) before `visit`. A window that stores elements and reduces them
+over positions has a functor for each (`apart`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from fusewright.coalesce import restrided
+from fusewright.coalesce import merge, restrided
+from fusewright.codegen.apart import PLANE, reduced, stored
 from fusewright.codegen.body import functor
 from fusewright.codegen.entry import bind, bound, narrow_text, vector_text
 from fusewright.codegen.form import Form, value_dtypes
@@ -19,7 +22,7 @@ from fusewright.codegen.text import comment, identifier, unique_names
 from fusewright.ending import Reduces
 from fusewright.errors import CodegenError
 from fusewright.ir import ONE, Dim
-from fusewright.loop import Load, LoopKernel, Store
+from fusewright.loop import Load, LoopKernel, Reduce, Store
 from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, lanes_fit
 from fusewright.sweep import sweeps
@@ -28,27 +31,52 @@ from fusewright.window import WindowKernel
 Ended = ProductKernel | WindowKernel
 
 VECTORS = (4, 2)  # columns: of a product the first, of a window the first that fits
+PAIR = 2  # positions that a window reduces at once, as threads hold its sums
 
 
-def ending_form(kernel: Ended) -> Form:
-    """The epilogue as the printers take it, with the columns as its outer or inner axes."""
+def ending_forms(kernel: Ended) -> tuple[Form, ...]:
+    """The epilogue as the printers take it, with the columns as its outer or inner axes. What a
+    window stores for each element comes before what it reduces over positions."""
     identifier(kernel.name)
-    dtypes = value_dtypes(kernel.epilogue)
-    whole = kernel.epilogue if kernel.epilogue.inner else _by_columns(kernel)
-    read = {
+    value_dtypes(kernel.epilogue)
+    parts = _parts(kernel)
+    widths = VECTORS if isinstance(kernel, WindowKernel) else VECTORS[:1]
+    for lanes in (*widths, 1):
+        schedules = tuple(_schedule(kernel, part, lanes) for part in parts)
+        if lanes == 1 or _all_fit(kernel, parts, schedules):
+            break
+    return tuple(_form(kernel, *each) for each in zip(parts, schedules, strict=True))
+
+
+def _parts(kernel: Ended) -> tuple[LoopKernel, ...]:
+    """The loops that the elements go through."""
+    epilogue = kernel.epilogue
+    if not epilogue.inner:
+        return (_by_columns(kernel),)
+    if not isinstance(kernel, WindowKernel) or kernel.reduces is not Reduces.ACROSS:
+        return (epilogue,)
+    stores, reduces = stored(epilogue, kernel.product), reduced(epilogue, kernel.product)
+    if stores is None:
+        return (reduces,)
+    stores = merge(_by_columns(replace(kernel, epilogue=stores)))
+    return replace(stores, name=f"{epilogue.name}_stores"), reduces
+
+
+def _form(kernel: Ended, part: LoopKernel, schedule: Schedule) -> Form:
+    dtypes = value_dtypes(part)
+    used = {
         item.access.buffer
-        for item in kernel.epilogue.body
-        if isinstance(item, Load) and item.name != kernel.product
+        for item in part.body
+        if isinstance(item, Store) or (isinstance(item, Load) and item.name != kernel.product)
     }
-    arguments = tuple(
-        each for each in kernel.epilogue.arguments if each.is_output or each.name in read
-    )
+    arguments = tuple(each for each in part.arguments if each.name in used)
     symbols = unique_names(kernel.symbols)
     pointers = unique_names((f"{each.name}_ptr" for each in kernel.arguments), symbols.values())
-    epilogue = replace(whole, name=kernel.name, arguments=arguments)
+    name = kernel.name + part.name.removeprefix(kernel.epilogue.name)
+    epilogue = replace(part, name=name, arguments=arguments)
     return Form(
         epilogue,
-        _schedule(kernel, epilogue),
+        schedule,
         sweeps(epilogue),
         unique_names(dtypes, (*symbols.values(), *pointers.values())),
         {each.name: pointers[f"{each.name}_ptr"] for each in kernel.arguments},
@@ -63,7 +91,7 @@ def ending_form(kernel: Ended) -> Form:
 
 def _positions(kernel: Ended, epilogue: LoopKernel) -> tuple[str, ...]:
     """A pointwise window's outer indices of image, y and x: they need no divisions, and 32 bits."""
-    if not isinstance(kernel, WindowKernel) or kernel.reduces is not Reduces.NOTHING:
+    if not isinstance(kernel, WindowKernel) or _has_reduction(epilogue):
         return ()
     of = kernel.geometry
     known = {"image": of.images, "y": Dim(of.y.result), "x": Dim(of.x.result)}
@@ -88,22 +116,27 @@ def _by_columns(kernel: Ended) -> LoopKernel:
     return replace(whole, outer=outer, inner=inner, body=body)
 
 
-def _schedule(kernel: Ended, epilogue: LoopKernel) -> Schedule:
+def _schedule(kernel: Ended, part: LoopKernel, lanes: int) -> Schedule:
     """Lanes are the columns that a thread takes at once, if pointers are aligned; every tile is a
     split of its own."""
-    kind = "row" if kernel.reduces is Reduces.ACROSS else "column"
-    if isinstance(kernel, WindowKernel) and kernel.reduces is not Reduces.NOTHING:
-        return Schedule(kind, splits=2)
-    widths = VECTORS if isinstance(kernel, WindowKernel) else VECTORS[:1]
-    in_memory = _in_memory(kernel, epilogue)
-    lanes = next((each for each in widths if _lanes_fit(kernel, in_memory, kind, each)), 1)
-    return Schedule(kind, lanes=lanes, splits=2)
+    by_row = kernel.reduces is Reduces.ACROSS and _has_reduction(part)
+    if by_row and isinstance(kernel, WindowKernel):
+        lanes = min(lanes, PAIR)
+    return Schedule("row" if by_row else "column", lanes=lanes, splits=2)
 
 
-def _lanes_fit(kernel: Ended, in_memory: LoopKernel, kind: str, lanes: int) -> bool:
-    if isinstance(kernel, WindowKernel) and kernel.geometry.x.result % lanes:
+def _has_reduction(part: LoopKernel) -> bool:
+    return any(isinstance(item, Reduce) for item in part.body)
+
+
+def _all_fit(kernel: Ended, parts: tuple[LoopKernel, ...], schedules: tuple[Schedule, ...]) -> bool:
+    widest = max(each.lanes for each in schedules)
+    if isinstance(kernel, WindowKernel) and kernel.geometry.x.result % widest:
         return False
-    return lanes_fit(in_memory, kind, lanes)
+    return all(
+        lanes_fit(_in_memory(kernel, part), schedule.kind, schedule.lanes)
+        for part, schedule in zip(parts, schedules, strict=True)
+    )
 
 
 def _in_memory(kernel: Ended, epilogue: LoopKernel) -> LoopKernel:
@@ -117,30 +150,34 @@ def _in_memory(kernel: Ended, epilogue: LoopKernel) -> LoopKernel:
     return replace(epilogue, body=tuple(kept))
 
 
-def vectors_text(kernel: Ended, form: Form) -> str:
+def vectors_text(kernel: Ended, forms: Sequence[Form]) -> str:
     """Whether vectors are whole and aligned, as a test of pointers and symbols."""
-    if form.schedule.lanes == 1:
+    if all(form.schedule.lanes == 1 for form in forms):
         return "false"
-    return vector_text(replace(form, kernel=_in_memory(kernel, form.kernel)))
+    tests = [
+        vector_text(replace(form, kernel=_in_memory(kernel, form.kernel)))
+        for form in forms
+        if form.schedule.lanes > 1
+    ]
+    return " && ".join(each for each in dict.fromkeys(tests) if each != "true") or "true"
 
 
 def ending_lines(
-    kernel: Ended, form: Form, title: str, body: list[str], parts: str = "workspace"
+    kernel: Ended, forms: Sequence[Form], title: str, body: list[str], parts: str = "workspace"
 ) -> list[str]:
-    """The functor, its binding and the extern "C" function with this body, which finds `end`, what
-    the elements end in, and `vectors`, whether several columns may go together. `parts` is where
-    reductions leave theirs."""
-    end = f"const auto end = {_end_text(kernel, form, parts)};"
-    vectors = f"const bool vectors = {vectors_text(kernel, form)};"
+    """The functors, their binding and the extern "C" function with this body, which finds `end`,
+    what the elements end in, and `vectors`, whether several columns may go together. `parts` is
+    where reductions leave theirs."""
+    end = f"const auto end = {_end_text(kernel, forms, parts)};"
+    vectors = f"const bool vectors = {vectors_text(kernel, forms)};"
     head = [f"// {kernel.name}: {comment(kernel.summary)}", f"// {comment(title)}"]
-    parameters = [f"void* {form.pointers[each.name]}" for each in kernel.arguments]
-    parameters += [f"int64_t {name}" for name in form.symbols.values()]
+    parameters = [f"void* {forms[0].pointers[each.name]}" for each in kernel.arguments]
+    parameters += [f"int64_t {name}" for name in forms[0].symbols.values()]
     parameters += ["void* workspace", "int where", "void* stream"]
     return [
         "namespace {",
         *head,
-        *functor(form),
-        *bind(form),
+        *(line for form in forms for line in (*functor(form), *bind(form))),
         "}  // namespace",
         f'extern "C" int {kernel.name}({", ".join(parameters)}) {{',
         *indented([vectors, end, *body]),
@@ -148,16 +185,28 @@ def ending_lines(
     ]
 
 
-def _end_text(kernel: Ended, form: Form, parts: str) -> str:
-    """What the elements end in: the functor, bound to the entry's arguments."""
+def _end_text(kernel: Ended, forms: Sequence[Form], parts: str) -> str:
+    """What the elements end in: the functors, bound to the entry's arguments."""
+    if not isinstance(kernel, WindowKernel) or kernel.reduces is not Reduces.ACROSS:
+        (form,) = forms
+        return _bound_text(form, "ByRow" if form.is_row else "ByColumn", "", parts)
+    *stores, reduces = forms
+    stored = "fw::Nothing{}"
+    if stores:
+        stored = _bound_text(stores[0], "ByColumn", "", "nullptr")
+    planes = reduces.kernel.inner[-1].name == PLANE
+    numbers = f", {_flag(kernel.per_image)}, {kernel.together}, {_flag(planes)}"
+    return f"fw::StoredAndReduced{{{stored}, {_bound_text(reduces, 'ByChannel', numbers, parts)}}}"
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _bound_text(form: Form, kind: str, numbers: str, parts: str) -> str:
     index = "int" if narrow_text(form) == "true" else "int64_t"
-    body, held = f"{form.kernel.name}_body<{index}>", f"{{{{{bound(form, index)}, {parts}}}}}"
-    if isinstance(kernel, WindowKernel) and form.is_row:
-        apart = str(kernel.per_image).lower()
-        return f"fw::ByChannel<{body}, {apart}, {kernel.together}>{{{held}}}"
-    if form.is_row:
-        return f"fw::ByRow<{body}>{held}"
-    return f"fw::ByColumn<{body}>{held}"
+    body = f"{form.kernel.name}_body<{index}>"
+    return f"fw::{kind}<{body}{numbers}>{{{{{bound(form, index)}, {parts}}}}}"
 
 
 def pointer_text(form: Form, kind: str, name: str) -> str:

@@ -44,7 +44,7 @@ def product_lines(kernel: ProductKernel, form: Form, schedule: ProductSchedule) 
         body = _split_body(kernel.a, kernel.b, form, schedule, _parts_workspace(kernel))
     else:
         body = _half_body(kernel.a, kernel.b, form, schedule)
-    return ending_lines(kernel, form, title, [extents, *body])
+    return ending_lines(kernel, (form,), title, [extents, *body])
 
 
 def _parts_workspace(kernel: ProductKernel) -> Workspace:

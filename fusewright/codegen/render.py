@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from fusewright.codegen.body import functor
-from fusewright.codegen.ending import Ended, ending_form
+from fusewright.codegen.ending import Ended, ending_forms
 from fusewright.codegen.entry import bind, entry, function
 from fusewright.codegen.form import Form, form
 from fusewright.codegen.gradient import HEADER as GRADIENT_HEADER
@@ -58,8 +59,9 @@ def render(
     """One translation unit with an entry per kernel and `fw_error_text`; `ended` are the kernels
     that end in a loop."""
     forms = [form(kernel, schedule, target) for kernel, schedule in kernels]
-    epilogues = [ending_form(kernel) for kernel, _ in ended]
-    names = [each.kernel.name for each in (*forms, *epilogues)]
+    epilogues = [ending_forms(kernel) for kernel, _ in ended]
+    every = [*forms, *chain(*epilogues)]
+    names = [each.kernel.name for each in every]
     names += [kernel.name for kernel, _ in gradients]
     if len(set(names)) != len(names):
         raise CodegenError(f"two kernels share a name: {sorted(names)}")
@@ -67,7 +69,7 @@ def render(
     pasted: set[str] = set()
     headers = [name for each in ended for name in _headers(*each)]
     headers += [GRADIENT_HEADER for _ in gradients]
-    for root in [*_roots(forms, epilogues, target), *sorted(set(headers))]:
+    for root in [*_roots(forms, every, target), *sorted(set(headers))]:
         lines += flattened(root, pasted)
     made = [(entry(each, target), _kernel(each, target)) for each in forms]
     for (kernel, schedule), epilogue in zip(ended, epilogues, strict=True):
@@ -101,19 +103,21 @@ def _headers(kernel: Ended, schedule: EndedSchedule) -> tuple[str, ...]:
     return (DIRECT_HEADER, WINDOW_HEADER) if schedule.line_positions else (DIRECT_HEADER,)
 
 
-def _ended(kernel: Ended, epilogue: Form, schedule: EndedSchedule) -> tuple[Entry, list[str]]:
+def _ended(
+    kernel: Ended, epilogue: tuple[Form, ...], schedule: EndedSchedule
+) -> tuple[Entry, list[str]]:
     if isinstance(kernel, ProductKernel):
         assert isinstance(schedule, ProductSchedule)
-        return product_entry(kernel, schedule), product_lines(kernel, epilogue, schedule)
+        return product_entry(kernel, schedule), product_lines(kernel, epilogue[0], schedule)
     if isinstance(schedule, DirectSchedule):
-        return direct_entry(kernel, schedule), direct_lines(kernel, epilogue, schedule)
+        return direct_entry(kernel, schedule), direct_lines(kernel, epilogue[0], schedule)
     assert isinstance(schedule, WindowSchedule)
     return window_entry(kernel, schedule), window_lines(kernel, epilogue, schedule)
 
 
-def _roots(forms: Sequence[Form], epilogues: Sequence[Form], target: Target) -> list[str]:
-    """The header files that these kernels call into."""
-    bodies = [each.kernel.body for each in (*forms, *epilogues)]
+def _roots(forms: Sequence[Form], every: Sequence[Form], target: Target) -> list[str]:
+    """The header files that these kernels call into, epilogues among them."""
+    bodies = [each.kernel.body for each in every]
     ops = [item.op for body in bodies for item in body if isinstance(item, Apply)]
     headers = sorted({SCALAR_OPS[op].header for op in ops})
     if target.language == "host":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 
 from fusewright.codegen.ending import ending_lines, pointer_text
@@ -17,8 +18,8 @@ from fusewright.window import Geometry, WindowAxis, WindowKernel
 from fusewright.window_cost import MOST_POSITIONS, best_tile_channels, image_positions
 
 HEADER, DIRECT_HEADER = "sm90_convolution.cuh", "direct_convolution.cuh"
-GROUP_CHANNELS = 64  # of a tile, that leave a part together
-PART_POSITIONS = 32  # kPartBits of window_endings.cuh: what a part of a row covers
+WARP_CHANNELS = 16  # of a group, that leave a part together: lines_of_group of sm90_window.cuh
+PART_POSITIONS = 64  # kPartPositions of window_endings.cuh
 MOST_LINES, FOLDED_LINES = 2048, 256  # kMostLines and kFoldedLines of window_endings.cuh
 # Of lines of halves: of an image's group a scale and LineCounts.
 KNOWN_BYTES = 16
@@ -41,8 +42,7 @@ def _workspace(kernel: WindowKernel, schedule: WindowSchedule) -> Workspace:
         return Workspace(fixed=weights)
     line = kernel.epilogue.outer_numel * part_bytes(sweeps(kernel.epilogue))
     if kernel.reduces is Reduces.DOWN:
-        tiles = -(-of.results // schedule.tile_channels)
-        lines = of.groups * tiles * (schedule.tile_channels // GROUP_CHANNELS)
+        lines = of.groups * -(-of.results // WARP_CHANNELS)
         return Workspace(line * lines, fixed=_parts_at(kernel))
     together = kernel.together * len(of.classes)
     laid_out = of.in_lines if schedule.line_positions else of
@@ -67,14 +67,16 @@ def _parts_at(kernel: WindowKernel) -> int:
     return -(-kernel.walked.workspace_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def window_lines(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> list[str]:
+def window_lines(
+    kernel: WindowKernel, forms: Sequence[Form], schedule: WindowSchedule
+) -> list[str]:
     body = [
-        *_operands(kernel, form, kernel.walked, schedule.band_width),
-        _window_call(kernel, form, schedule),
+        *_operands(kernel, forms[0], kernel.walked, schedule.band_width),
+        _window_call(kernel, forms[0], schedule),
     ]
     parts = f"static_cast<char*>(workspace) + {_parts_at(kernel)}"
     parts = "workspace" if kernel.reduces is Reduces.NOTHING else parts
-    return ending_lines(kernel, form, _title(kernel), body, parts)
+    return ending_lines(kernel, forms, _title(kernel), body, parts)
 
 
 def _window_call(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> str:
@@ -139,12 +141,12 @@ def direct_lines(kernel: WindowKernel, form: Form, schedule: DirectSchedule) -> 
     operands = _operands(kernel, form, kernel.geometry, x.result)
     sums = f"return {call}(end, source, filter, sizes, where, stream);"
     if not schedule.line_positions:
-        return ending_lines(kernel, form, _title(kernel), [*operands, sums])
+        return ending_lines(kernel, (form,), _title(kernel), [*operands, sums])
     cores = _operands(kernel, form, kernel.walked, kernel.walked.x.result)
     cores += [_window_call(kernel, form, _by_lines(kernel, schedule))]
     chosen = f"#if {macro('convolutions')} == 1"
     body = [chosen, *cores, "#else", *operands, sums, "#endif"]
-    return ending_lines(kernel, form, _title(kernel), body)
+    return ending_lines(kernel, (form,), _title(kernel), body)
 
 
 def _by_lines(kernel: WindowKernel, schedule: DirectSchedule) -> WindowSchedule:

@@ -31,6 +31,20 @@ __device__ __forceinline__ T from_first(const T& x, int width) {
   return y;
 }
 
+// One or the other, word by word: no branch.
+template <class T>
+__device__ __forceinline__ T chosen(bool first, const T& x, const T& y) {
+  constexpr int kWords = (sizeof(T) + 3) / 4;
+  uint32_t words[kWords] = {}, others[kWords] = {};
+  memcpy(words, &x, sizeof(T));
+  memcpy(others, &y, sizeof(T));
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) words[w] = first ? words[w] : others[w];
+  T z;
+  memcpy(&z, words, sizeof(T));
+  return z;
+}
+
 // The combination over kWidth <= 32 neighbouring threads, known to the first of them. Every thread
 // of the warp must call it.
 template <int kWidth, class Acc>

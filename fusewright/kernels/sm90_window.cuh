@@ -42,13 +42,32 @@ struct WindowResult {
     return {at.image, at.y * shape.out_y.apart + phase.out_y,
             at.column * shape.out_x.apart + phase.out_x, at.in_band};
   }
+  __device__ __forceinline__ bool inside(const WindowPosition& at) const {
+    const WindowShape& shape = sizes.shape;
+    return at.in_band && at.image < shape.images && at.y < shape.out_y.count &&
+           at.column < shape.out_x.count;
+  }
   __device__ __forceinline__ Place place(int p) const { return place_of(output(p)); }
   __device__ __forceinline__ Place place_of(const WindowPosition& at) const {
     const WindowShape& shape = sizes.shape;
-    const bool inside = at.in_band && at.image < shape.images && at.y < shape.out_y.count &&
-                        at.column < shape.out_x.count;
     const int64_t row = int64_t(at.image) * shape.out_y.count + at.y;
-    return {inside, row * shape.out_x.count + at.column, at.image, at.y, at.column};
+    return {inside(at), row * shape.out_x.count + at.column, at.image, at.y, at.column};
+  }
+  // The part that begins at p. All of a warp call this: a thread looks at two of the positions.
+  __device__ __forceinline__ WindowPart part(int p) const {
+    const int lane = threadIdx.x % 32;
+    const WindowPosition low = output(p + lane), high = output(p + 32 + lane);
+    const uint64_t lower = __ballot_sync(~0u, inside(low));
+    const uint64_t upper = __ballot_sync(~0u, inside(high));
+    const int first = __shfl_sync(~0u, low.image, 0, 32);
+    const int last = min(int(__shfl_sync(~0u, high.image, 31, 32)), sizes.shape.images - 1);
+    const int64_t start = int64_t(tile.band) * sizes.plane.divisor + tile.first + p;
+    return {int(start >> kPartBits), first, last, upper << 32 | lower, sizes.shape.classes,
+            tile.of_class};
+  }
+  // Those of an image that are walked, halos among them.
+  __device__ __forceinline__ int64_t image_positions() const {
+    return int64_t(sizes.plane.divisor) * sizes.bands.divisor;
   }
   __device__ __forceinline__ int row(const Place&, int q) const { return channel_out(q); }
   // Of a row of weights.
@@ -88,30 +107,6 @@ struct WindowResult {
   }
 };
 
-// The same for an end that reduces over positions, ByChannel; its columns are those of an image.
-struct OverPositions : WindowResult {
-  struct Place {
-    bool inside;
-    int column, image, y;
-    WindowPart part;
-  };
-
-  __device__ __forceinline__ explicit OverPositions(const WindowResult& of) : WindowResult(of) {}
-  __device__ __forceinline__ Place place(int p) const {
-    const WindowPosition at = output(p);
-    const int begin = p >> kPartBits << kPartBits;
-    const int64_t start = int64_t(tile.band) * sizes.plane.divisor + tile.first + begin;
-    WindowPart part(start, sizes.position(tile, begin).image,
-                    sizes.position(tile, begin + (1 << kPartBits) - 1).image, sizes.shape.images,
-                    int64_t(sizes.plane.divisor) * sizes.bands.divisor);
-    part.classes = sizes.shape.classes, part.of_class = tile.of_class;
-    return {WindowResult::place(p).inside, at.column, at.image, at.y, part};
-  }
-  __device__ __forceinline__ WindowRow<Place> row(const Place& place, int q) const {
-    return {place, channel_out(q), sizes.shape.out_y.count, q < rows};
-  }
-};
-
 // The same where rows go by eight: p counts columns, kBeside_ for a position, q the channels.
 template <int kBeside_>
 struct ByEight : WindowResult {
@@ -128,20 +123,23 @@ struct ByEight : WindowResult {
   }
 };
 
-template <class Kind, class End>
+template <class Kind>
 using WindowResultOf =
-    std::conditional_t<End::kByRow, OverPositions,
-                       std::conditional_t<Kind::kBeside != 0, ByEight<Kind::kBeside>, WindowResult>>;
+    std::conditional_t<Kind::kBeside != 0, ByEight<Kind::kBeside>, WindowResult>;
+
+// Of what is reduced down the channels each warp leaves a line, which has 16 of them.
+FW_FN int lines_of_group(int channels) { return (channels + 15) / 16; }
 
 // How many parts a reduction of the result is left in.
 template <class End>
 int lines_of(const WindowSizes& sizes) {
   if constexpr (End::kByRow) {
     const int classes = sizes.shape.classes;
-    return classes * End::lines(int64_t(sizes.tiles_p.divisor) * sizes.tile_positions,
-                                int64_t(sizes.plane.divisor) * sizes.bands.divisor);
+    const int64_t of_image = int64_t(sizes.plane.divisor) * sizes.bands.divisor;
+    return classes * decltype(End::reduces)::lines(
+                         int64_t(sizes.tiles_p.divisor) * sizes.tile_positions, of_image);
   } else {
-    return sizes.shape.groups * sizes.tiles_q * (sizes.tile_channels / 64);
+    return sizes.shape.groups * lines_of_group(sizes.shape.channels_out);
   }
 }
 
@@ -178,8 +176,9 @@ __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, con
                                                  const WindowInput& x, const WindowWeights& w,
                                                  const WindowSizes& sizes,
                                                  const float* scales = nullptr) {
-  using Result = WindowResultOf<Kind, End>;
+  using Result = WindowResultOf<Kind>;
   static_assert(Kind::kBeside == 0 || !End::kReduces, "what is reduced has channels as rows");
+  static_assert(!End::kByRow || Kind::kPositions % kPartPositions == 0, "parts are whole");
   using Turn = WarpTurn<V, Kind::kBeside>;
   WindowMultiplier<Kind> multiplier(shared, sizes);
   const int warpgroup = multiplier.warpgroup, warp = of_warp(threadIdx.x / 32 % 4);
@@ -191,13 +190,13 @@ __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, con
     const WindowTile tile = sizes.tile(multiplier.run.index());
     const int q = tile.q + multiplier.first_channel(), rows = sizes.shape.channels_out;
     const int mine = (q / 16 + warp) * Turn::kChannels;  // the warp's first channel
-    const int line = (tile.group * sizes.tiles_q * sizes.tile_channels + q) / 64;
+    const int line = tile.group * lines_of_group(rows) + mine / 16;
     const Result result(WindowResult{x, w, sizes, tile, sizes.shape.results(), line});
     if (tile.group * rows + q != channel) {
       channel = tile.group * rows + q;
 #pragma unroll
       for (int i = 0; i < 2; ++i) scale[i] = result.scale(min(q + sums_channel() + 8 * i, rows - 1));
-      if constexpr (!End::kReduces) finisher.keep_factors(mine, end, result);
+      finisher.keep_factors(mine, end, result);
     }
     multiplier.add_tile(tile.of_class);
     const int p = multiplier.first_position();
@@ -209,12 +208,7 @@ __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, con
       multiplier.multiply_total(factor);
       by[0] = scale[0], by[1] = scale[1];
     }
-    if constexpr (End::kReduces) {
-      auto& finished = reinterpret_cast<FinishRows<32>&>(shared.rows[warpgroup]);
-      finish_together<0>(multiplier.total, finished, 1 + warpgroup, p, q, by, end, result);
-    } else {
-      finisher.finish(multiplier.total, p * Turn::kOfPosition, mine, by, end, result);
-    }
+    finisher.finish(multiplier.total, p * Turn::kOfPosition, mine, by, end, result);
   }
 }
 

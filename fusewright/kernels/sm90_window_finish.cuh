@@ -3,11 +3,11 @@
 // that its threads then have neighbouring positions of one channel: whole lines of memory, and no
 // other warp to wait for. What is not finite is made anew on the way there.
 //
-// An epilogue that reduces meets other warps: those of a warpgroup lay 32 channels of 64 positions
-// together (sm90_finish.cuh).
+// What is reduced down the channels runs on in a thread through all of the warp's; what is reduced over
+// positions is taken from the same part of shared memory (sm90_window_sweep.cuh).
 #pragma once
 
-#include "sm90_finish.cuh"
+#include "sm90_window_sweep.cuh"
 
 namespace fw {
 
@@ -17,18 +17,20 @@ __device__ __forceinline__ int sums_channel() {
   return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 }
 
-// What a warp lays out in a turn: 16 channels of 32 columns, or, where threads take V of these at
-// a time, 8 of 64. Where rows go by eight (window_operands.cuh), a warp has 8 channels: with kBeside 1
-// half of a thread's sums are nothing, with 2 they are columns beside the others, and a row has its even
-// columns first. The stride keeps stores out of each other's banks.
-template <int V, int kBeside>
+// What a warp lays out in a turn: 16 channels of 32 columns; or 8 of 64, where threads take V of these
+// at a time or reduce over positions. Where rows go by eight (window_operands.cuh), a warp has 8 channels:
+// with kBeside 1 half of a thread's sums are nothing, with 2 they are columns beside the others, and a row
+// has its even columns first. The stride keeps stores out of each other's banks.
+template <int V, int kBeside, int kColumns_ = V == 1 ? 32 : 64>
 struct WarpTurn {
-  static constexpr int kColumns = V == 1 ? 32 : 64;
+  static constexpr int kColumns = kColumns_;
+  static constexpr bool kWide = kColumns == 64;
   static constexpr int kChannels = kBeside == 0 ? 16 : 8;  // of a warp
   static constexpr int kOfPosition = kBeside == 2 ? 2 : 1;  // columns
-  static constexpr int kRows = V == 1 ? kChannels : 8;
+  static constexpr int kRows = kWide ? 8 : kChannels;
   static constexpr int kStride = kColumns + 8, kOdd = kColumns / 2;
-  static constexpr int kAcross = kColumns / V;            // threads of a row
+  static constexpr int kAcross = kColumns / V < 32 ? kColumns / V : 32;  // threads of a row
+  static constexpr int kTimes = kColumns / V / kAcross;   // that they go over it
   static constexpr int kStep = 32 / kAcross;              // rows between two of a thread's
   static constexpr int kSame = kChannels / kRows;         // turns with the same positions
   static constexpr int kNumbers = kColumns * kRows / 32;  // of a thread
@@ -37,15 +39,15 @@ struct WarpTurn {
   // Of number i of a thread: which sum it is, and its row and column after the thread's first.
   __device__ __forceinline__ static constexpr int sum(int turn, int i) {
     if (kBeside == 1) return 4 * ((turn * kNumbers + i) / 2) + i % 2;
-    if (V == 1 || kBeside == 2) return turn * kNumbers + i;
+    if (!kWide || kBeside == 2) return turn * kNumbers + i;
     return 4 * (turn / 2 * 8 + i / 2) + turn % 2 * 2 + i % 2;
   }
   __device__ __forceinline__ static constexpr int row(int i) {
-    return V == 1 && kBeside == 0 ? i / 2 % 2 * 8 : 0;
+    return !kWide && kBeside == 0 ? i / 2 % 2 * 8 : 0;
   }
   __device__ __forceinline__ static constexpr int column(int i) {
     if (kBeside == 2) return i / 4 * 16 + i % 2 * 2 + i / 2 % 2;
-    return (V == 1 && kBeside == 0 ? i / 4 : i / 2) * 8 + i % 2;
+    return (!kWide && kBeside == 0 ? i / 4 : i / 2) * 8 + i % 2;
   }
   // Where a column lies in its row.
   __device__ __forceinline__ static constexpr int place(int column) {
@@ -71,7 +73,6 @@ struct alignas(16) WarpRows {
   float numbers[640];
   char factors[512];
 };
-static_assert(4 * sizeof(WarpRows) >= sizeof(FinishRows<32>), "a warpgroup's rows find room");
 
 // The sums of a turn, times the scales of both of a thread's channels, to shared memory; each turn's
 // stores are its own, so that `total` stays in registers. Returns zero, or NaN if one is not finite.
@@ -100,9 +101,14 @@ __device__ __forceinline__ float lay_out_turn(const float (&total)[kSums], int t
 // time. Result is as in sm90_finish.cuh; kBeside is that of its rows' order.
 template <int V, class End, class Result>
 struct WarpFinisher {
-  using Turn = WarpTurn<V, Result::kBeside>;
-  using Elem = typename End::template Elem<V>;
-  static constexpr bool kKeepsFactors = End::kSameForColumns && sizeof(Elem) <= 32;
+  using Turn = WarpTurn<V, Result::kBeside, V == 1 && !End::kByRow ? 32 : 64>;
+  using Stores = StoresOf<End>;
+  using Column = typename Stores::template Column<V>;
+  using Elem = typename Stores::template Elem<V>;
+  using Sweeps = std::conditional_t<End::kByRow, Sweeper<V == 1 ? 1 : 2, End, Result>,
+                                    NoSweeper<End, Result>>;
+  static constexpr bool kStores = !std::is_same_v<Stores, Nothing>;
+  static constexpr bool kKeepsFactors = Stores::kSameForColumns && sizeof(Elem) <= 32;
   static constexpr int kTogether = rows_together<Elem, Result>(Turn::kRows / Turn::kStep);
   WarpRows& memory;
 
@@ -112,8 +118,8 @@ struct WarpFinisher {
       const int row = threadIdx.x % 32;
       __syncwarp();
       if (row < Turn::kChannels && q + row < result.rows) {
-        typename End::template Column<V> none;
-        end.load(factors()[row], none, result.row({}, q + row), 0);
+        Column none;
+        stores_of(end).load(factors()[row], none, result.row({}, q + row), 0);
       }
       __syncwarp();
     }
@@ -125,18 +131,18 @@ struct WarpFinisher {
                                          const float (&scale)[2], const End& end,
                                          const Result& result) const {
     const int lane = threadIdx.x % 32;
-    const int across = lane % Turn::kAcross * V;
     float* const mine = &memory.numbers[lane / 4 * Turn::kStride + lane % 4 * 2];
     typename Result::Place place;
-    typename End::template Column<V> down;
+    Column down;
+    Sweeps sweeps(end, result);
 #pragma unroll 1
     for (int turn = 0; Turn::kSumsOfTurn * turn < kSums; ++turn) {
       const int column = p + turn / Turn::kSame * Turn::kColumns;
       const int first = q + turn % Turn::kSame * Turn::kRows;
-      if (turn % Turn::kSame == 0) {
-        place = result.place(column + across);
-        if (place.inside) end.begin(down, place);
-      }
+      const bool anew = turn % Turn::kSame == 0;  // other positions than before
+      if (anew) sweeps.begin_part(column);
+      sweeps.enter(first);
+      if (anew && Turn::kTimes == 1) begin_columns(down, place, column, 0, end, result);
       const float zero = lay_out_turn<Turn, 0>(total, turn, shared_address(mine), scale);
       if (zero != 0.f) {
         const auto number = [&](int i) -> float& {
@@ -146,8 +152,16 @@ struct WarpFinisher {
         mend(number, Turn::kNumbers, Turn::row, Turn::column, mine_from, first + lane / 4, result);
       }
       __syncwarp();
-      if (place.inside) finish_turn(across, first, q, place, end, down, result);
+      sweeps.sweep(mine, column);
+      if constexpr (kStores) {
+#pragma unroll 1
+        for (int time = 0; time < Turn::kTimes; ++time) {
+          if (Turn::kTimes > 1) begin_columns(down, place, column, time, end, result);
+          if (place.inside) finish_turn(across(time), first, q, place, end, down, result);
+        }
+      }
       __syncwarp();
+      if (turn % Turn::kSame == Turn::kSame - 1) leave_columns(down, place, q, end, result);
     }
   }
 
@@ -156,12 +170,38 @@ struct WarpFinisher {
     return reinterpret_cast<Elem*>(memory.factors);
   }
 
+  // A thread's columns among those of a turn.
+  __device__ __forceinline__ static int across(int time) {
+    return (time * Turn::kAcross + threadIdx.x % Turn::kAcross) * V;
+  }
+  template <class Place>
+  __device__ __forceinline__ void begin_columns(Column& down, Place& place, int column, int time,
+                                                const End& end, const Result& result) const {
+    if constexpr (kStores) {
+      place = result.place(column + across(time));
+      if (place.inside) stores_of(end).begin(down, place);
+      if constexpr (Stores::kReduces) down.acc = decltype(down.acc)();
+    }
+  }
+  // What a thread has reduced down the warp's channels, which begin at q.
+  template <class Place>
+  __device__ __forceinline__ void leave_columns(Column& down, const Place& place, int q,
+                                                const End& end, const Result& result) const {
+    if constexpr (Stores::kReduces) {
+      // Half warps have every other channel of the same columns.
+      static_assert(Turn::kStep <= 2, "at most two threads have the same columns");
+      if constexpr (Turn::kStep == 2) down.acc.combine(shuffled_down(down.acc, 16, 32));
+      const bool leaves = threadIdx.x % 32 < Turn::kAcross && place.inside && q < result.rows;
+      if (leaves) stores_of(end).leave(down, result.line, place.column);
+    }
+  }
+
   // The rows of a turn from channel `first` on, in a warp whose channels begin at q.
   template <class Place>
   __device__ __forceinline__ void finish_turn(int across, int first, int q, const Place& place,
-                                              const End& end,
-                                              typename End::template Column<V>& down,
+                                              const End& of, Column& down,
                                               const Result& result) const {
+    const Stores& end = stores_of(of);
     const auto load = [&](Elem& elem, int row) {
       if constexpr (kKeepsFactors) {
         elem = factors()[first - q + row];
@@ -185,57 +225,5 @@ struct WarpFinisher {
     }
   }
 };
-
-// The sums of 64 positions from kFrom / 32 · 64 on, of the half of the warpgroup's warps whose turn
-// it is; those that are not finite are made anew, which is rare.
-template <int kFrom, int kSums, class Result>
-__device__ __forceinline__ void lay_out_together(const float (&total)[kSums],
-                                                 FinishRows<32>& finished, int turn, int p, int q,
-                                                 const float (&scale)[2], const Result& result) {
-  const int channel = sums_channel(), column = threadIdx.x % 4 * 2;
-  if (channel / 32 != turn) return;
-  const auto row = [](int i) { return i / 2 % 2 * 8; };
-  const auto across = [](int i) { return i / 4 * 8 + i % 2; };
-  float* const mine = &finished[channel % 32][column];
-  float zero = 0.f;
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const float x = total[kFrom + i] * scale[i / 2 % 2];
-    zero = __fmaf_rn(x, 0.f, zero);
-    mine[row(i) * kFinishStride + across(i)] = x;
-  }
-  if (zero != 0.f) {
-    const auto number = [&](int i) -> float& {
-      return mine[row(i) * kFinishStride + across(i)];
-    };
-    mend(number, 32, row, across, p + column, q + channel, result);
-  }
-}
-
-// For an epilogue that reduces: the warpgroup's channels from q on, positions from p on.
-template <int kFrom, int kSums, class End, class Result>
-__device__ __forceinline__ void finish_together(const float (&total)[kSums],
-                                                FinishRows<32>& finished, int barrier, int p, int q,
-                                                const float (&scale)[2], const End& end,
-                                                const Result& result) {
-  if constexpr (kFrom < kSums) {
-    const auto place = result.place(p + threadIdx.x % 64);
-    typename End::template Column<1> down;
-    if (place.inside) end.begin(down, place);
-#pragma unroll 1
-    for (int turn = 0; turn < 2; ++turn) {
-      lay_out_together<kFrom>(total, finished, turn, p, q, scale, result);
-      __syncwarp();  // mending parts its threads
-      meet(barrier, 128);
-      const int first = q + 32 * turn;
-      finish_turn<1>(finished, min(32, result.rows - first), first, place, end, down, result);
-      meet(barrier, 128);
-    }
-    if constexpr (End::kReduces && !End::kByRow) {
-      leave_columns<1>(finished, barrier, result.line, place, end, down);
-    }
-    finish_together<kFrom + 32>(total, finished, barrier, p + 64, q, scale, end, result);
-  }
-}
 
 }  // namespace fw

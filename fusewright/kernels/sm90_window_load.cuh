@@ -58,7 +58,8 @@ struct WindowKind {
 // Where the multiplying warpgroups do not take turns: boxes of weights that one is ahead of the other.
 constexpr int kLead = 1;
 
-// Named barriers: the multiplying warpgroups' own are 1 to 3, and the turns that they wait for 5 to 7.
+// Named barriers: that of the warps that convert, and the turns that those which multiply wait for, 5
+// to 7.
 constexpr int kConvertBarrier = 4, kTurnBarrier = 5;
 
 // The stages that a thread block fills: tile after tile, of each the blocks of channels, and of each

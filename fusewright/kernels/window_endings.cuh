@@ -1,5 +1,5 @@
 // How a window's result is reduced over its positions. Positions of a row are walked in a line, with
-// what lies in halos between them (window_operands.cuh), and threads meet in parts of that line. A
+// what lies in halos between them (window_operands.cuh), and a warp reduces parts of that line. A
 // part may reach over several images; where each image is reduced apart, it leaves something for
 // each of them.
 #pragma once
@@ -8,32 +8,30 @@
 
 namespace fw {
 
-// Positions of a part, as a power of two: as many as a row part of sm90_finish.cuh has columns.
-constexpr int kPartBits = 5;
+// Positions of a part, as a power of two: what every warpgroup has one or several of.
+constexpr int kPartBits = 6, kPartPositions = 1 << kPartBits;
 
 // How many parts an image of so many positions can touch.
 FW_FN int image_parts(int64_t positions) {
-  return int((positions + (1 << kPartBits) - 2) >> kPartBits) + 1;
+  return int((positions + kPartPositions - 2) >> kPartBits) + 1;
 }
 
-// A part of the line: the images that it touches, and its number among the parts of all positions
-// or among those of the first image. Each class of outputs has such parts.
+// A part of the line, whose first position is number · kPartPositions of a class.
 struct WindowPart {
-  int of_all, of_first;
-  int first, last;  // images; none where the line is at its end
-  int of_image;     // parts that each image has a line for
-  bool whole;       // whether the last image has no further part
-  int classes = 1, of_class = 0;
+  int number;
+  int first, last;  // images that it touches; none where the line is at its end
+  uint64_t inside;  // a bit for each position that is not in a halo
+  int classes, of_class;
 
-  // `start` is its first position among all, `positions` those of an image.
-  __device__ __forceinline__ WindowPart(int64_t start, int first_image, int last_image,
-                                        int images, int64_t positions)
-      : of_all(int(start >> kPartBits)),
-        of_first(of_all - int(first_image * positions >> kPartBits)),
-        first(first_image),
-        last(last_image < images ? last_image : images - 1),
-        of_image(image_parts(positions)),
-        whole(last_image >= images || (last_image + 1) * positions <= start + (1 << kPartBits)) {}
+  // A bit for each position of an image, all of which have so many.
+  __device__ __forceinline__ uint64_t of_image(int image, int64_t positions) const {
+    const int64_t begin = image * positions - (int64_t(number) << kPartBits);
+    const int64_t end = begin + positions;
+    uint64_t bits = ~uint64_t(0);
+    if (begin > 0) bits <<= begin;  // it begins in this part
+    if (end < kPartPositions) bits &= (uint64_t(1) << end) - 1;
+    return bits;
+  }
 };
 
 // More lines than these are first folded to a few, by many threads: channels alone are too few.
@@ -54,74 +52,54 @@ __global__ void __launch_bounds__(128)
   folded[at] = acc;
 }
 
-// What an element's row is to ByChannel.
-template <class Place>
-struct WindowRow {
-  const Place& place;
-  int channel, height;  // of all groups; rows of an image
-  bool exists;          // there is such a channel
-};
-
 // Reduces over positions: kTogether neighbouring out channels as one, all images as one or each
-// apart. The body's inner axes are images (where they are reduced), channels (where several go
-// together), y and x; a channel that goes together with others has lines of its own.
-template <class Body, bool kPerImage, int kTogether>
-struct ByChannel : ByRow<Body> {
+// apart. The body's outer axes are images (where they stay apart) and channels; its inner ones are
+// images (where they are reduced), channels (where several go together), y and x, or both of these
+// as one (kPlanes). A channel that goes together with others has lines of its own.
+template <class Body_, bool kPerImage_, int kTogether, bool kPlanes>
+struct ByChannel : Parts<Body_> {
+  static constexpr bool kPerImage = kPerImage_;
+  using Body = Body_;
   using Index = typename Parts<Body>::Index;
   using Part = typename Parts<Body>::Part;
-  template <int V>
-  using Elem = typename ByRow<Body>::template Elem<V>;
-  template <int V>
-  using Column = typename ByRow<Body>::template Column<V>;
+  using Row = typename Body::template Row<1>;
 
   static int lines(int64_t positions, int64_t of_image) {
     return (kPerImage ? image_parts(of_image) : int(positions >> kPartBits)) * kTogether;
+  }
+  __device__ __forceinline__ void enter(Row& row, int image, int channel) const {
+    this->body.begin(row, Index(kPerImage ? image : 0), Index(channel / kTogether), 1);
   }
   __device__ __forceinline__ Index outer(int image, int channel) const {
     const Index row = channel / kTogether;
     return kPerImage ? Index(image) * this->body.outer_lane_extent() + row : row;
   }
-  template <class At>
-  __device__ __forceinline__ Index inner(const At& row) const {
-    const Index channels = row.channel % kTogether;
-    const Index image = kPerImage ? Index(0) : Index(row.place.image) * kTogether;
-    return (image + channels) * row.height + row.place.y;
+  // Where an element lies along the inner axes, in images of height · width: all but the last axis,
+  // and the last.
+  struct Place {
+    Index rest, last;
+  };
+  __device__ __forceinline__ Place inner(int image, int channel, int y, int x, int height,
+                                         int width) const {
+    const Index plane = (kPerImage ? Index(0) : Index(image) * kTogether) + channel % kTogether;
+    if (kPlanes) return {plane, Index(y) * width + x};
+    return {plane * height + y, Index(x)};
   }
-  template <int V, class At>
-  __device__ __forceinline__ void load(Elem<V>& at, const Column<V>&, const At& row,
-                                       int column) const {
-    this->enter(at.row, outer(row.place.image, row.channel));
-    this->body.load(Phase<0>{}, at.elem, at.row, inner(row), Index(column));
-  }
-  // As ByRow's; a row whose first thread is in a halo leaves its part, too.
-  template <int kThreads, int V, class At>
-  __device__ __forceinline__ void visit_row(const Elem<V>& at, bool inside, const At& row,
-                                            int column) const {
-    Sums<Body, V> acc = this->body.template accumulators<V>(Phase<0>{});
-    if (inside) {
-      this->body.visit(Phase<0>{}, at.elem, at.row, acc, inner(row), Index(column), V);
-    }
-    const Part mine = acc.folded(V), nothing = this->body.template accumulators<1>(Phase<0>{});
-    const bool leads = row.exists && threadIdx.x % kThreads == 0;
-    const auto& part = row.place.part;
-    const auto leave = [&](int image, int line, const Part& total) {
+  // What a part has of a channel, in an image of so many positions.
+  __device__ __forceinline__ void leave(const WindowPart& part, int image, int channel,
+                                        int64_t positions, const Part& total) const {
+    const auto put_line = [&](int line, const Part& of_line) {
       const int of_class = line * part.classes + part.of_class;
-      const int member = row.channel % kTogether;
-      this->put(of_class * kTogether + member, outer(image, row.channel), total);
+      this->put(of_class * kTogether + channel % kTogether, outer(image, channel), of_line);
     };
     if constexpr (!kPerImage) {
-      const Part total = warp_total<kThreads>(mine);
-      if (leads) leave(0, part.of_all, total);
+      put_line(part.number, total);
     } else {
-#pragma unroll 1
-      for (int image = part.first; image <= part.last; ++image) {
-        const Part total = warp_total<kThreads>(image == row.place.image ? mine : nothing);
-        if (!leads) continue;
-        int line = image == part.first ? part.of_first : 0;
-        leave(image, line, total);
-        if (image == part.last && !part.whole) continue;
-        while (++line < part.of_image) leave(image, line, nothing);  // images touch one part less
-      }
+      int line = part.number - int(image * positions >> kPartBits);
+      put_line(line, total);
+      if ((image + 1) * positions > int64_t(part.number + 1) << kPartBits) return;
+      const Part nothing = this->body.template accumulators<1>(Phase<0>{});
+      while (++line < image_parts(positions)) put_line(line, nothing);  // it touches one part less
     }
   }
   void join(int lines, void* stream) const {
@@ -139,9 +117,41 @@ struct ByChannel : ByRow<Body> {
       const unsigned blocks = blocks_for<int64_t>(left * outer, 128);
       fold_kernel<Body, Part><<<blocks, 128, 0, static_cast<cudaStream_t>(stream)>>>(
           this->body, parts, folded, lines, each);
-      ByChannel{{{this->body, folded}}}.template join_lines<128>(left, stream);
+      ByChannel{{this->body, folded}}.template join_lines<128>(left, stream);
     }
   }
 };
+
+// Nothing is stored for single elements.
+struct Nothing {
+  static constexpr bool kReduces = false, kSameForColumns = false;
+  template <int V>
+  struct Elem {};
+  template <int V>
+  struct Column {};
+};
+
+// What is stored for single elements, by columns, and what is reduced over positions.
+template <class Stores, class Reduces>
+struct StoredAndReduced {
+  static constexpr bool kByRow = true, kReduces = true;
+  Stores stores;
+  Reduces reduces;
+
+  void join(int lines, void* stream) const { reduces.join(lines, stream); }
+};
+template <class Stores, class Reduces>
+StoredAndReduced(Stores, Reduces) -> StoredAndReduced<Stores, Reduces>;
+
+template <class Body>
+FW_FN const ByColumn<Body>& stores_of(const ByColumn<Body>& end) {
+  return end;
+}
+template <class Stores, class Reduces>
+FW_FN const Stores& stores_of(const StoredAndReduced<Stores, Reduces>& end) {
+  return end.stores;
+}
+template <class End>
+using StoresOf = std::decay_t<decltype(stores_of(std::declval<End>()))>;
 
 }  // namespace fw
