@@ -35,7 +35,8 @@ class Target:
     `tensor_cores`: whether it has those that our matrix products and convolutions are written for,
     Hopper's. `turning`: whether loops may turn tiles in shared memory, and PyTorch's convolutions
     so run in channels-last. Off until a GPU has shown what they gain (TRIALS): `halves`, whether
-    products in 16 bits are ours; `sweeping`, whether convolutions of ours reduce their results.
+    products in 16 bits are ours; `sweeping`, whether convolutions of ours also reduce what they
+    write.
     """
 
     language: str

@@ -181,6 +181,21 @@ def test_what_nothing_reads_is_not_written() -> None:
     assert [len(dict(found.modes[0].forward.specs)[each].shape) for each in step.outputs] == [2]
 
 
+@pytest.mark.parametrize("follows", [normed, pooled, over_channels])
+def test_what_is_written_is_reduced_on_trial_only(follows: Forward) -> None:
+    """What a step saves for backward can be read again as fast; what nothing reads is reduced."""
+    x = torch.randn(3, 12, 8, 8)
+    found = prepare(Layer(follows), (x,), modes=("train",), device=x.device, target=Target.cuda())
+    for plan in (found.modes[0].forward, found.modes[0].inference):
+        (kernel,), specs = windows_of(plan), dict(plan.specs)
+        of = kernel.geometry
+        elements = of.images * (of.results * of.y.result * of.x.result)
+        written = [specs[each.name].numel for each in kernel.arguments if each.is_output]
+        assert kernel.reduces is Reduces.NOTHING or elements not in written
+    # A normed result is made of the convolution's, which is read twice.
+    assert (kernel.reduces is Reduces.NOTHING) == (follows is normed)
+
+
 @pytest.mark.parametrize(("follows", "sums"), [(two_layers, 2), (biased, 1)])
 def test_gradients_are_reduced_where_they_are_made(follows: Forward, sums: int) -> None:
     found = prepared(Layer(follows), torch.randn(3, 12, 8, 8))

@@ -11,8 +11,8 @@ from fusewright.ir import Graph, Node, TensorSpec
 from fusewright.loop import Load, LoopKernel, Store
 from fusewright.plan.assemble import kernel_of
 from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_operations
-from fusewright.plan.endings import Epilogues, ended_step, ends, epilogues
-from fusewright.plan.fuse import Group, fuse, memory_readers, needed_views
+from fusewright.plan.endings import ended_step, ends, epilogues, stored
+from fusewright.plan.fuse import Group, fuse, needed_views
 from fusewright.plan.names import loop_name, operators_of
 from fusewright.plan.reasons import reason
 from fusewright.plan.steps import (
@@ -51,11 +51,11 @@ def plan(
     values, groups = fuse(replace(values, ends=ends(values)))
     views = needed_views(values)
     taken = epilogues(values, groups)
-    stored = _stored(values, taken, views)
-    steps: list[Step] = [_loop(values, group, stored) for group in taken.loops]
+    written = stored(values, taken)
+    steps: list[Step] = [_loop(values, group, written) for group in taken.loops]
     for node in graph.nodes:
         if node.name in values.products:
-            steps.append(_ended(values, node, taken.of.get(node.name), stored))
+            steps.append(_ended(values, node, taken.of.get(node.name), written))
         elif node.op == GRADIENT:
             steps.append(gradient_step(values, node))
         elif is_view(node):
@@ -82,27 +82,16 @@ def _in_loop(values: Values, node: Node) -> bool:
     )
 
 
-def _stored(values: Values, taken: Epilogues, views: frozenset[str]) -> frozenset[str]:
-    """Values that something outside their own group reads; a product gives its epilogue its own."""
-    read: set[str] = set(memory_readers(values))
-    read |= {name for view in views for name in values.nodes[view].refs()}
-    for group in taken.loops:
-        read |= set(group.assembled.loads) - set(group.items)
-    for name, group in taken.of.items():
-        read |= set(group.assembled.loads) - {*group.items, name}
-    return frozenset(read)
-
-
-def _ended(values: Values, node: Node, group: Group | None, stored: frozenset[str]) -> Ended:
-    step = ended_step(values, node, group, stored)
+def _ended(values: Values, node: Node, group: Group | None, written: frozenset[str]) -> Ended:
+    step = ended_step(values, node, group, written)
     name = loop_name(step.operators)
     if isinstance(step, Window):
         return replace(step, name=name, kernel=replace(step.kernel, name=name))
     return replace(step, name=name, kernel=replace(step.kernel, name=name))
 
 
-def _loop(values: Values, group: Group, stored: frozenset[str]) -> Loop:
-    kept = tuple(item for item in group.items if item in stored)
+def _loop(values: Values, group: Group, written: frozenset[str]) -> Loop:
+    kept = tuple(item for item in group.items if item in written)
     kernel = kernel_of(group.assembled, "kernel", "", kept, values)
     operators = operators_of(kernel)
     name = loop_name(operators)

@@ -36,7 +36,8 @@ class Values:
     `realised` are the loop values that live in memory, `memory_views` the views that are taken
     of memory by PyTorch instead of being followed by index arithmetic. `ends` are values that a
     product writes in its own stead, at the end of its epilogue, each with the product.
-    `turning`: the target's loops may turn tiles; `sweeping`: its windows may reduce their result.
+    `turning`: the target's loops may turn tiles; `sweeping`: its windows also reduce what they
+    write.
     `repeated` are values that backward computes anew, from what is stored.
     """
 
