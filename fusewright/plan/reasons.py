@@ -9,6 +9,8 @@ from fusewright.ir import HALVES, Node, Ref, TensorSpec, contiguous_strides
 from fusewright.rewrite import windows
 from fusewright.rewrite.layouts import BACKWARD, FORWARD, is_channels_last
 
+# Of what our kernels could do: on another machine, or at another size, they would.
+_FASTER = "ours is for Hopper GPUs, at sizes where it is faster"
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")
 _KNOWN = {
     "cat": "it joins tensors, which the loop language cannot express yet",
@@ -26,8 +28,8 @@ def _product(name: str, dtype: str) -> str:
     if dtype == "float64":
         return "a matrix product in float64, which halves cannot hold"
     if name in ("bmm", "baddbmm"):
-        return "a batch of matrix products, left to PyTorch's library for now"
-    return "a matrix product, left to PyTorch's library for now"
+        return f"a batch of matrix products: {_FASTER}"
+    return f"a matrix product: {_FASTER}"
 
 
 def _layout(node: Node, specs: Mapping[str, TensorSpec]) -> str:
@@ -46,8 +48,8 @@ def _convolution(node: Node, specs: Mapping[str, TensorSpec]) -> str:
     kind = "the gradients of a convolution" if backward else "a convolution"
     layout = _layout(node, specs)
     found = [] if layout else [_obstacle(each, specs) for each in _windows(node, specs)]
-    why = next((f" {each}" for each in found if each), "")
-    return f"{kind}{why}, left to PyTorch's library for now{layout}"
+    why = next((f" {each}, which ours cannot" for each in found if each), f": {_FASTER}")
+    return f"{kind}{why}{layout}"
 
 
 def _windows(node: Node, specs: Mapping[str, TensorSpec]) -> list[Node]:
@@ -77,7 +79,7 @@ def reason(node: Node, specs: Mapping[str, TensorSpec]) -> str:
     if name in _KNOWN:
         return _KNOWN[name]
     if "pool" in name:
-        return "a pooling window, left to PyTorch's library for now"
+        return "a pooling window, which no kernel of ours has"
     if "rand" in name or "dropout" in name or "bernoulli" in name:
         return "it draws random numbers, which must be PyTorch's own"
     if "attention" in name:
