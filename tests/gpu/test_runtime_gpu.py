@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import fusewright
 from fusewright import build, module
 from fusewright.emit import file_text
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
@@ -149,6 +150,43 @@ def test_forward_and_backward_in_a_cuda_graph(pair: Any) -> None:
     graph.replay()
     theirs = gradients(eager, x.detach().clone().requires_grad_())
     assert_same([y.detach(), x.grad], theirs[:2])
+
+
+def test_kernels_that_begin_early_follow_each_other() -> None:
+    """Those of convolutions and products begin while the one before ends (sm90_launch.cuh): step
+    after step, on another stream and in a graph, each reads what the one before has made."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.Conv2d(64, 64, 1), nn.GELU()]
+    eager = nn.Sequential(*layers, nn.Flatten(2), nn.Linear(28 * 28, 512)).cuda()
+    fast = fusewright.optimize(copy.deepcopy(eager), torch.randn(16, 64, 28, 28, device="cuda"))
+
+    def step(x: torch.Tensor) -> list[torch.Tensor]:
+        y = fast(x)
+        return [y, *torch.autograd.grad(y.sum(), [x, *fast.parameters()])]
+
+    inputs = [torch.randn(16, 64, 28, 28, device="cuda", requires_grad=True) for _ in range(6)]
+    apart = []
+    for x in inputs:
+        torch.cuda.synchronize()
+        apart.append([each.detach().clone() for each in step(x)])
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for result, expected in zip([step(x) for x in inputs], apart, strict=True):
+            assert all(map(torch.equal, result, expected))
+    torch.cuda.current_stream().wait_stream(side)
+    held = inputs[0].detach().clone().requires_grad_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = step(held)
+    for x, expected in zip(inputs, apart, strict=True):
+        with torch.no_grad():
+            held.copy_(x)
+        graph.replay()
+        assert all(map(torch.equal, made, expected))
+    with torch.no_grad():
+        error = (apart[0][0] - eager(inputs[0])).norm() / eager(inputs[0]).norm()
+    assert error < 2e-3
 
 
 def test_an_emitted_file_builds_with_load_inline(
