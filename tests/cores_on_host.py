@@ -59,7 +59,7 @@ def on_host(text: str) -> str:
     )
     text, shared = SHARED.subn("char* const memory = emulated_shared;", text)
     text = PLAIN_LAUNCH.sub(r"emulation::launch(\2, \3, [&] { \1(\4); });", text)
-    assert (cores or "launch_behind" in text) and shared and "<<<" not in text
+    assert (cores or "launch_behind(kernel" in text) and shared and "<<<" not in text
     return SHIM + text
 
 

@@ -124,3 +124,4 @@ def test_what_is_launched_behind_another_waits_for_it() -> None:
     assert behind >= {"window_kernel", "line_window_kernel", "lay_out_lines", "product_kernel"}
     waiting = {name for name, body in bodies.items() if "await_kernel_before();" in body}
     assert behind == waiting
+    assert "split_filter" not in behind  # what comes after it reads the input before it waits

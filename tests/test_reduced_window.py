@@ -196,6 +196,22 @@ def test_what_is_written_is_reduced_on_trial_only(follows: Forward) -> None:
     assert (kernel.reduces is Reduces.NOTHING) == (follows is normed)
 
 
+@pytest.mark.parametrize(
+    "how", [{"results": 24}, {"transposed": True, "stride": 2}, {"channels": 16, "groups": 8}]
+)
+def test_what_is_faster_without_reductions_has_none(
+    how: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights by eight, woven rows and plain sums reduce nothing."""
+    monkeypatch.setattr(windows, "prefers_direct", lambda *_: "groups" in how)
+    x = torch.randn(3, how.get("channels", 12), 8, 8)  # type: ignore[call-overload]
+    model = Layer(lambda m, x: m.conv(x).mean((2, 3)), **how)  # type: ignore[arg-type]
+    found = prepare(model, (x,), modes=("eval",), device=x.device, target=Target.cuda())
+    steps = found.modes[0].inference.steps
+    assert all(w.reduces is Reduces.NOTHING for w in windows_of(found.modes[0].inference))
+    assert sum(isinstance(step, Loop) for step in steps) == 1
+
+
 @pytest.mark.parametrize(("follows", "sums"), [(two_layers, 2), (biased, 1)])
 def test_gradients_are_reduced_where_they_are_made(follows: Forward, sums: int) -> None:
     found = prepared(Layer(follows), torch.randn(3, 12, 8, 8))

@@ -188,7 +188,7 @@ def test_what_is_left_to_pytorch(function, x: Tensor, why: str) -> None:  # type
         assert not any(isinstance(step, Window) for step in each.steps)
         calls = [step for step in each.steps if isinstance(step, Call)]
         (reason,) = [step.reason for step in calls if "convolution" in step.node.op]
-        told = f"{why}, which ours cannot" if why else ": ours is for Hopper GPUs, at sizes"
+        told = f"{why}, which ours cannot do" if why else ": ours is for Hopper GPUs, at sizes"
         assert reason.startswith(f"{kind}{told}")
 
 

@@ -233,7 +233,8 @@ struct StridedOut {
 };
 
 // A kernel of ours that is launched behind another (sm90_launch.cuh) begins when all blocks of that one
-// have called the first of these, and the second returns when it has ended, as at an ordinary launch.
+// have called the first of these or ended; the second returns when all of it has ended, as at an
+// ordinary launch.
 __device__ __forceinline__ void let_next_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -182,6 +182,7 @@ int convolution(const End& end, bool vectors, const WindowInput& x, const Window
     constexpr int kThreads = decltype(threads)::value;
     static_assert(kThreads >= kMostTaps, "a thread for each tap");
     const auto kernel = split_filter<kThreads>;
+    // An ordinary launch: the next kernels read x before they wait for this one, so x has to be there.
     kernel<<<blocks, kThreads, 4 * room, static_cast<cudaStream_t>(stream)>>>(
         filter, shape, order, hi, kTerms == 1 ? nullptr : lo, inverse, room, x, lines, samples);
   };

@@ -5,7 +5,8 @@ point by point, is worth doing before its result is written. `ends`
 finds, before fusion, the value through which everything passes that is made of a product: that is
 what should be in memory instead of the product. After fusion `epilogues` gives each product at
 most one pointwise group that reads it, and one that reduces what comes of it in a single sweep, by
-rows or by columns (`ends_product`; what that means for a window is in `window_sweeps`).
+rows or by columns (`ends_product`; what that means for a window is in `window_sweeps`). A window
+does so where nothing else reads what it reduces.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from fusewright.plan.products import product_kernel
 from fusewright.plan.steps import Ended, Product, Window
 from fusewright.plan.values import Values, is_pointwise
 from fusewright.plan.window_sweeps import window_sweep
-from fusewright.plan.windows import window_kernel
+from fusewright.plan.windows import loses_by_reducing, window_kernel
 from fusewright.product import ProductKernel
 from fusewright.rewrite.layouts import WINDOW
 from fusewright.window import WindowKernel
@@ -139,10 +140,13 @@ def stored(values: Values, ended: Epilogues) -> frozenset[str]:
 
 def _sweeps_in_vain(values: Values, ended: Epilogues, name: str) -> bool:
     """Whether a window would reduce what it has to write all the same: to read that again, from the
-    cache, mostly takes no longer (H200, batch norm and group norm: 0.99 to 1.11 of the time)."""
-    group = ended.of[name]
-    if values.sweeping or not group.has_reduction or values.nodes[name].op != WINDOW:
+    cache, mostly takes no longer (H200, batch norm and group norm: 0.99 to 1.11 of the time). Or
+    whether it would have to go about it in a slower way."""
+    group, node = ended.of[name], values.nodes[name]
+    if values.sweeping or not group.has_reduction or node.op != WINDOW:
         return False
+    if loses_by_reducing(values, node):
+        return True
     written = stored(values, ended).intersection((name, *group.items))
     return any(values.spec(each).numel == values.spec(name).numel for each in written)
 

@@ -11,13 +11,14 @@ from fusewright.rewrite.layouts import BACKWARD, FORWARD, is_channels_last
 
 # Of what our kernels could do: on another machine, or at another size, they would.
 _FASTER = "ours is for Hopper GPUs, at sizes where it is faster"
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _KNOWN = {
     "cat": "it joins tensors, which the loop language cannot express yet",
     "embedding": "it gathers by index",
     "index": "it gathers by index",
     "gather": "it gathers by index",
     "literal": "a constant of the model",
+    **dict.fromkeys(("mv", "addmv", "dot"), "a product with a vector, which no kernel of ours has"),
 }
 
 
@@ -48,7 +49,7 @@ def _convolution(node: Node, specs: Mapping[str, TensorSpec]) -> str:
     kind = "the gradients of a convolution" if backward else "a convolution"
     layout = _layout(node, specs)
     found = [] if layout else [_obstacle(each, specs) for each in _windows(node, specs)]
-    why = next((f" {each}, which ours cannot" for each in found if each), f": {_FASTER}")
+    why = next((f" {each}, which ours cannot do" for each in found if each), f": {_FASTER}")
     return f"{kind}{why}{layout}"
 
 

@@ -8,9 +8,18 @@ from fusewright.ir import Dim, Node, TensorSpec
 from fusewright.loop import LoopKernel
 from fusewright.plan.steps import WindowGradient
 from fusewright.plan.values import Values
+from fusewright.rewrite.layouts import ROW_BY_ROW
 from fusewright.rewrite.products import operands_of
 from fusewright.rewrite.windows import LIES, geometry_of, gradient_geometry, library_pass
-from fusewright.window import Filter, Geometry, GradientKernel, Instead, Source, WindowKernel
+from fusewright.window import (
+    Filter,
+    Geometry,
+    GradientKernel,
+    Instead,
+    Source,
+    WindowKernel,
+    by_eight,
+)
 
 
 def window_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str) -> WindowKernel:
@@ -27,6 +36,14 @@ def window_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str) 
         product=given,
         instead=_instead(node, *_in_eager_mode(node, images, filter_)),
     )
+
+
+def loses_by_reducing(values: Values, node: Node) -> bool:
+    """Whether a window that reduces nothing goes about it in a faster way: as plain sums, or with
+    its weights by eight."""
+    source, weight = operands_of(node)
+    of = geometry_of(node, values.spec(source), values.spec(weight))
+    return bool(node.argument(ROW_BY_ROW)) or by_eight(of) != of
 
 
 def gradient_step(values: Values, node: Node) -> WindowGradient:

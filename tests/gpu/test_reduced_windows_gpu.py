@@ -1,4 +1,4 @@
-"""Convolutions on the tensor cores that reduce their results, run (the trial `sweeping`)."""
+"""Convolutions on the tensor cores that reduce their results, run; in training on trial."""
 
 from __future__ import annotations
 
@@ -102,3 +102,35 @@ def test_batch_norm_keeps_the_same_statistics(sweeping: None) -> None:
         mine, eager = dict(fast.named_buffers())[name], dict(model.named_buffers())[name]
         exact = exact.double()
         assert error(mine, exact) <= max(1.5 * error(eager, exact), 1e-6)
+
+
+class Ended(nn.Module):
+    """Nothing reads the convolutions' results but what reduces them."""
+
+    def __init__(self, results: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(64, results, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        over_space, over_images, most, total = (conv(x) for conv in self.convs)
+        return (
+            torch.nn.functional.silu(over_space).mean((2, 3)),
+            over_images.amin((0, 2, 3)),
+            torch.sigmoid(most).amax(1),
+            total.sum(1),
+        )
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize(("results", "width"), [(128, 9), (128, 10), (96, 12), (40, 57), (200, 64)])
+def test_what_nothing_reads_is_reduced_at_once(results: int, width: int, tf32: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = tf32
+    model, x = Ended(results).cuda().eval(), torch.randn(32, 64, 14, width, device="cuda")
+    found = fusewright.pipeline.prepare(model, (x,), modes=("eval",), device=x.device).modes[0]
+    steps = [step for step in found.inference.steps if isinstance(step, Window)]
+    assert [step.kernel.reduces is not Reduces.NOTHING for step in steps] == [True] * 4
+    fast, double = optimized(model, x).eval(), copy.deepcopy(model).double()
+    with torch.no_grad():
+        for y, same, e, d in zip(fast(x), fast(x), model(x), double(x.double()), strict=True):
+            assert torch.equal(y, same), "two runs, two results"
+            assert error(y, d) <= max(1.5 * error(e, d), 6e-7)
