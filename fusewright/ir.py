@@ -163,7 +163,8 @@ class Node:
     """One operator. `op` is an ATen overload (`aten.mm.default`), `getitem`, or a canonical name.
 
     `spec` is None for an operator with several results; `getitem` nodes pick those out.
-    `random` marks an operator that gives another result each time it runs.
+    `random` marks an operator that gives another result each time it runs, `effect` one that must
+    run although nobody may read what it gives.
     """
 
     name: str
@@ -173,6 +174,7 @@ class Node:
     spec: TensorSpec | None = None
     source: str | None = None
     random: bool = False
+    effect: bool = False
 
     @property
     def is_aten(self) -> bool:
@@ -245,14 +247,10 @@ class Graph:
         live = {name for name in self.outputs if isinstance(name, str)}
         kept: list[Node] = []
         for node in reversed(self.nodes):
-            if node.name in live or node.op in IMPURE_OPS:
+            if node.name in live or node.effect:
                 kept.append(node)
                 live.update(node.refs())
         return replace(self, nodes=tuple(reversed(kept)))
-
-
-# Operators that must run although nobody reads what they give.
-IMPURE_OPS = frozenset({"aten._assert_async.msg", "aten._assert_scalar.default"})
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from torch import fx, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
 
+from fusewright.capture.effects import has_effect
 from fusewright.errors import CaptureError
 from fusewright.ir import (
     Arg,
@@ -96,6 +97,7 @@ class Converter:
             spec=spec,
             source=_source_line(node),
             random=is_random(node),
+            effect=has_effect(node),
         )
 
     def spec(self, value: torch.Tensor) -> TensorSpec:
