@@ -11,7 +11,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from fusewright.capture.attributes import kept
-from fusewright.capture.convert import InexpressibleSizeError
+from fusewright.capture.convert import inexpressible
 from fusewright.errors import CaptureError
 
 
@@ -74,7 +74,7 @@ def tree_text(value: Any, flat: list[Any]) -> str:
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, torch.SymFloat | torch.SymBool):
-        raise InexpressibleSizeError(str(value))
+        raise inexpressible(value.node.expr)
     if type(value) in (tuple, list, torch.Size) or type(value).__module__ == _NAMED_RESULTS:
         items = [tree_text(item, flat) for item in value]
         if type(value) is list:

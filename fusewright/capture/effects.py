@@ -8,7 +8,6 @@ calls the operators themselves, marked as ones that must run.
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
