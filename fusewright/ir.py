@@ -296,6 +296,8 @@ class Program:
     guards: Python expressions over the symbols that must hold for this program to be used.
     reach: for each tangent, the bindings whose gradients it flows into; an output none of whose
     bindings wants a gradient is not differentiable, as in eager.
+    output_tree: Python text that puts the results, `o`, together as the model returns them;
+    output_types are the classes that it names.
     """
 
     mode: str
@@ -309,6 +311,7 @@ class Program:
     inference: Graph
     output_tree: str
     reach: tuple[tuple[int, ...], ...] = ()
+    output_types: tuple[tuple[str, type], ...] = ()
 
     @property
     def example_sizes(self) -> dict[str, int]:

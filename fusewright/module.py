@@ -23,6 +23,7 @@ from fusewright.capture import in_mode
 from fusewright.codegen.source import Source
 from fusewright.emit import Arguments, ModuleBundle, Owner, module_text
 from fusewright.emit.bundle import Constant
+from fusewright.emit.types import output_types
 from fusewright.errors import FusewrightError
 from fusewright.runtime import call, guard, library, operators, tensor_cores
 
@@ -47,7 +48,7 @@ def load(bundle: ModuleBundle, kernels: library._FwKernels) -> Modes:
     namespace: dict[str, Any] = {}
     for part in (library, guard, call, operators, tensor_cores):
         namespace.update({k: v for k, v in vars(part).items() if k.lower().startswith("_fw")})
-    namespace.update({"torch": torch, "_fw_kernels": kernels})
+    namespace.update({"torch": torch, "_fw_kernels": kernels, **output_types(bundle.modes)})
     text = module_text(bundle)
     name = f"<fusewright {bundle.name} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
     # So that tracebacks show the driver's lines.

@@ -75,6 +75,7 @@ def make_program(
         inference=inference,
         output_tree=flattened.output_tree,
         reach=_reach(backward, len(tangents)),
+        output_types=tuple(flattened.output_types.items()),
     )
     return _with_readable_names(program, flattened.model)
 

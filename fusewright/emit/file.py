@@ -16,6 +16,7 @@ from importlib import resources
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.emit.python import COLUMNS, call, plain, quoted
 from fusewright.emit.text import entries_text, module_text
+from fusewright.emit.types import type_lines
 from fusewright.emit.user import lines_of, read
 from fusewright.runtime import PASTED, TENSOR_CORES
 
@@ -56,6 +57,7 @@ def file_text(bundle: ModuleBundle, user_source: str, header: str) -> str:
         f'"""{_docstring(header)}\n"""\n',
         *user.future,
         user.rest.strip("\n") + "\n\n",
+        *type_lines(bundle.modes),
         *imports,
         _renamed("\n".join(ours), clashes),
     ]
