@@ -186,6 +186,7 @@ def checked(
         build_seconds=solution.artifact.seconds,
         output=str(output),
         tuned=solution.prepared.tuned,
+        left_out=solution.prepared.left_out,
     )
     with draft(output, file_text(solution.bundle, loaded.source, header(outcome))) as path:
         make = candidate_factory(path, loaded)

@@ -35,6 +35,7 @@ class Outcome:
     checks: tuple[Check, ...] = ()
     timings_ms: Mapping[str, float] = field(default_factory=dict)
     tuned: tuple[Tuned, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
 
 
 GRAPH_TITLES = {
@@ -203,6 +204,7 @@ def write_json(path: Path, outcome: Outcome) -> None:
         "device": outcome.device,
         "versions": versions(),
         "mode": outcome.mode,
+        "left_out": dict(outcome.left_out),
         "steps": step_records(outcome.plans),
         "tuning": tuning_records(outcome.tuned),
         "checks": check_records(outcome.checks),
@@ -225,6 +227,9 @@ def header(outcome: Outcome) -> str:
         "",
         f"Made on {outcome.device}; " + ", ".join(f"{k} {v}" for k, v in versions().items()) + ".",
     ]
+    for mode, reason in outcome.left_out:
+        first = reason.split("\n")[0]
+        lines += ["", f"In {mode} mode the original forward runs: {first}"]
     if outcome.timings_ms:
         lines += ["", "Median milliseconds of one interleaved run:"]
         lines += [f"  {name}: {value:.4g}" for name, value in outcome.timings_ms.items()]
