@@ -294,8 +294,8 @@ class Program:
     `tangents`; outputs are one gradient (or None) per binding.
     inference: the forward graph without the saved outputs.
     guards: Python expressions over the symbols that must hold for this program to be used.
-    reach: for each tangent, the bindings whose gradients it flows into; an output none of whose
-    bindings wants a gradient is not differentiable, as in eager.
+    reach: for each tangent, the bindings that autograd finds behind its output; an output none of
+    whose bindings wants a gradient is not differentiable, as in eager.
     output_tree: Python text that puts the results, `o`, together as the model returns them;
     output_types are the classes that it names.
     """

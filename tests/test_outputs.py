@@ -64,6 +64,39 @@ def test_classes_come_back_in_the_library() -> None:
         assert fast(x).mean.shape == (3,)
 
 
+class Constants(nn.Module):
+    """What autograd finds behind these is more than what the traced graph reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x**0, x**0 * self.weight, x.detach() * 2, self.weight * 3
+
+
+def gradients(y: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    found = torch.autograd.grad(y.sum(), leaves, allow_unused=True, retain_graph=True)
+    pairs = zip(found, leaves, strict=True)
+    return [torch.zeros_like(leaf) if each is None else each for each, leaf in pairs]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_outputs_want_gradients_where_eager_says_so(frozen: bool, wanted: bool) -> None:
+    model = Constants()
+    model.weight.requires_grad_(not frozen)
+    fast = fusewright.optimize(model, torch.randn(4, 3))
+    for training in (True, False):
+        x = torch.randn(5, 3, requires_grad=wanted)
+        mine, theirs = fast.train(training)(x), model.train(training)(x)
+        assert_alike(mine, theirs)
+        leaves = [each for each in (x, model.weight) if each.requires_grad]
+        for one, other in zip(mine, theirs, strict=True):
+            if other.requires_grad:
+                torch.testing.assert_close(gradients(one, leaves), gradients(other, leaves))
+
+
 PROBLEM = """\
 import collections as torch_of_mine
 from collections import namedtuple

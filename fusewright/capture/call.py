@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from fusewright.capture.attributes import kept
 from fusewright.capture.convert import inexpressible
@@ -53,6 +54,7 @@ class Flattened(nn.Module):
         self.copied = copied
         self.output_tree = "o[0]"
         self.output_types: dict[str, type] = {}
+        self.depends: tuple[frozenset[tuple[str, str]], ...] = ()
         # Asked for here, because tracing leaves fakes behind where submodules are tied.
         named = model.named_parameters(remove_duplicate=False)
         self.trainable = {name: parameter.requires_grad for name, parameter in named}
@@ -66,9 +68,45 @@ class Flattened(nn.Module):
         with kept(self.model):
             self.output_types = {}
             self.output_tree = tree_text(self.model(*args, **kwargs), flat, self.output_types)
+        self.depends = self._depends(tensors, flat)
         return tuple(
             each.clone() if position in self.copied else each for position, each in enumerate(flat)
         )
+
+    def _depends(
+        self, tensors: Sequence[torch.Tensor], flat: Sequence[Any]
+    ) -> tuple[frozenset[tuple[str, str]], ...]:
+        """For each output the arguments and parameters that autograd can reach from it.
+
+        More than gradients flow to in the traced graph, where x ** 0 is a constant.
+        """
+        named = self.model.named_parameters(remove_duplicate=False)
+        held: dict[tuple[str, str], torch.Tensor] = {("parameter", n): each for n, each in named}
+        held |= {("input", str(at)): each for at, each in enumerate(tensors)}
+        edges = {name: get_gradient_edge(each) for name, each in held.items() if each.requires_grad}
+        reached = [_edges_behind(each) if _wants(each) else set() for each in flat]
+        return tuple(
+            frozenset(name for name, edge in edges.items() if (edge.node, edge.output_nr) in found)
+            for found in reached
+        )
+
+
+def _wants(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _edges_behind(output: torch.Tensor) -> set[tuple[Any, int]]:
+    edge = get_gradient_edge(output)
+    found: set[tuple[Any, int]] = set()
+    waiting: list[tuple[Any, int]] = [(edge.node, edge.output_nr)]
+    nodes: set[Any] = set()
+    while waiting:
+        node, position = waiting.pop()
+        found.add((node, position))
+        if node not in nodes:
+            nodes.add(node)
+            waiting += [each for each in node.next_functions if each[0] is not None]
+    return found
 
 
 def tree_text(value: Any, flat: list[Any], types: dict[str, type]) -> str:
