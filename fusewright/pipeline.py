@@ -138,7 +138,7 @@ def _captured(
     left_out = tuple((mode, str(error)) for mode, error in failed.items())
     for mode, reason in left_out:
         words = f"in {mode} mode the original forward runs: {reason}"
-        warnings.warn(words, RuntimeWarning, stacklevel=4)
+        warnings.warn(words, RuntimeWarning, stacklevel=7)  # whoever called optimize
     return programs, left_out
 
 
