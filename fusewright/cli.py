@@ -139,10 +139,12 @@ def optimize(
     from fusewright.emit import file_text
     from fusewright.inputs import resolve_device
     from fusewright.problem import load_problem
-    from fusewright.report import header, print_outcome, write_json
+    from fusewright.report import header, keep_apart, print_outcome, write_json
 
     console = Console()
     output = output or problem.with_name(f"{problem.stem}_new.py")
+    for place in (output, json_file):
+        keep_apart(problem, place)
     names = (*STEP_NAMES[:2], TUNE_STEP, *STEP_NAMES[2:]) if tune else STEP_NAMES
     # While schedules are measured, nothing is to draw beside them.
     steps = Steps(console, names, animated=not tune)
@@ -158,7 +160,8 @@ def optimize(
         write_json(json_file, outcome)
     if not all(check.ok for check in outcome.checks):
         fail(f"{loaded.name}: a check failed, so no file was written", 1)
-    output.write_text(file_text(solution.bundle, loaded.source, header(outcome)))
+    text = file_text(solution.bundle, loaded.source, header(outcome))
+    output.write_text(text, encoding="utf-8")
     took = f"built in {outcome.build_seconds:.1f} s"
     kernels = "came from the cache" if solution.artifact.cached else took
     console.print(f"[bold]{output}[/bold] written; its kernels {kernels}.", soft_wrap=True)
@@ -171,7 +174,7 @@ def checked(
     from fusewright.emit import file_text
     from fusewright.machine import device_name
     from fusewright.problem import candidate_factory
-    from fusewright.report import Outcome, header
+    from fusewright.report import Outcome, draft, header
     from fusewright.timing import time_models
     from fusewright.verify import verify
 
@@ -183,6 +186,7 @@ def checked(
         build_seconds=solution.artifact.seconds,
         output=str(output),
         tuned=solution.prepared.tuned,
+        left_out=solution.prepared.left_out,
     )
     with draft(output, file_text(solution.bundle, loaded.source, header(outcome))) as path:
         make = candidate_factory(path, loaded)
@@ -362,18 +366,6 @@ def solved(loaded: Problem, where: torch.device, mode: str, tuning: OnProgress |
     model = loaded.make_model().to(where)
     args = tuple(move(each, where) for each in loaded.make_inputs())
     return solve(model, args, name=loaded.name, modes=MODE_NAMES[mode], tuning=tuning)
-
-
-@contextmanager
-def draft(output: Path, text: str) -> Iterator[Path]:
-    """The emitted file beside its final place while it is checked; nothing half-made stays."""
-    path = output.with_name(f".{output.stem}_draft.py")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def default_device() -> str:

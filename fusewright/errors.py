@@ -14,6 +14,10 @@ class ProblemError(FusewrightError):
     """The problem file cannot be used as it is; the message names its file and line."""
 
 
+class OutputError(FusewrightError):
+    """What was to be written would destroy something of the user's."""
+
+
 class CaptureError(FusewrightError):
     """The model cannot be turned into a graph; the message names the model's file and line."""
 

@@ -163,7 +163,8 @@ class Node:
     """One operator. `op` is an ATen overload (`aten.mm.default`), `getitem`, or a canonical name.
 
     `spec` is None for an operator with several results; `getitem` nodes pick those out.
-    `random` marks an operator that gives another result each time it runs.
+    `random` marks an operator that gives another result each time it runs, `effect` one that must
+    run although nobody may read what it gives.
     """
 
     name: str
@@ -173,6 +174,7 @@ class Node:
     spec: TensorSpec | None = None
     source: str | None = None
     random: bool = False
+    effect: bool = False
 
     @property
     def is_aten(self) -> bool:
@@ -245,14 +247,10 @@ class Graph:
         live = {name for name in self.outputs if isinstance(name, str)}
         kept: list[Node] = []
         for node in reversed(self.nodes):
-            if node.name in live or node.op in IMPURE_OPS:
+            if node.name in live or node.effect:
                 kept.append(node)
                 live.update(node.refs())
         return replace(self, nodes=tuple(reversed(kept)))
-
-
-# Operators that must run although nobody reads what they give.
-IMPURE_OPS = frozenset({"aten._assert_async.msg", "aten._assert_scalar.default"})
 
 
 @dataclass(frozen=True)
@@ -296,8 +294,10 @@ class Program:
     `tangents`; outputs are one gradient (or None) per binding.
     inference: the forward graph without the saved outputs.
     guards: Python expressions over the symbols that must hold for this program to be used.
-    reach: for each tangent, the bindings whose gradients it flows into; an output none of whose
-    bindings wants a gradient is not differentiable, as in eager.
+    reach: for each tangent, the bindings that autograd finds behind its output; an output none of
+    whose bindings wants a gradient is not differentiable, as in eager.
+    output_tree: Python text that puts the results, `o`, together as the model returns them;
+    output_types are the classes that it names.
     """
 
     mode: str
@@ -311,6 +311,7 @@ class Program:
     inference: Graph
     output_tree: str
     reach: tuple[tuple[int, ...], ...] = ()
+    output_types: tuple[tuple[str, type], ...] = ()
 
     @property
     def example_sizes(self) -> dict[str, int]:

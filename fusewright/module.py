@@ -23,6 +23,7 @@ from fusewright.capture import in_mode
 from fusewright.codegen.source import Source
 from fusewright.emit import Arguments, ModuleBundle, Owner, module_text
 from fusewright.emit.bundle import Constant
+from fusewright.emit.types import output_types
 from fusewright.errors import FusewrightError
 from fusewright.runtime import call, guard, library, operators, tensor_cores
 
@@ -47,7 +48,7 @@ def load(bundle: ModuleBundle, kernels: library._FwKernels) -> Modes:
     namespace: dict[str, Any] = {}
     for part in (library, guard, call, operators, tensor_cores):
         namespace.update({k: v for k, v in vars(part).items() if k.lower().startswith("_fw")})
-    namespace.update({"torch": torch, "_fw_kernels": kernels})
+    namespace.update({"torch": torch, "_fw_kernels": kernels, **output_types(bundle.modes)})
     text = module_text(bundle)
     name = f"<fusewright {bundle.name} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
     # So that tracebacks show the driver's lines.
@@ -112,17 +113,26 @@ class Engine:
     """The programs of one optimized module, and where new ones come from.
 
     A copy shares the programs; a pickle leaves them out, and the first call makes them anew.
+    `left_out` are modes of which it is known, and was said, that they have no program.
     """
 
-    def __init__(self, specialise: Specialise | None, modes: Modes = ()) -> None:
+    def __init__(
+        self,
+        specialise: Specialise | None,
+        modes: Modes = (),
+        left_out: frozenset[str] = frozenset(),
+    ) -> None:
         self.specialise = specialise
         self.modes = list(modes)
+        self.left_out = left_out
         self.refused: set[str] = set()
 
     def answer(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
     ) -> Any:
         """The result of a call that no program fits, for this reason."""
+        if ("train" if module.training else "eval") in self.left_out:
+            return original_class(module).forward(module, *args, **kwargs)
         if not call._fw_compiling() and self._extended(module, args, kwargs):
             still, result = call._fw_forward(self.modes, module, args, kwargs)
             if still is None:
@@ -156,10 +166,10 @@ class Engine:
         return False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
-        return Engine(self.specialise, tuple(self.modes))
+        return Engine(self.specialise, tuple(self.modes), self.left_out)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Engine, (self.specialise,)
+        return Engine, (self.specialise, (), self.left_out)
 
 
 def _kind_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -182,12 +192,15 @@ _KINDS = ("cpu", "cuda")
 
 
 def optimized(
-    model: nn.Module, modes: Modes = (), specialise: Specialise | None = None
+    model: nn.Module,
+    modes: Modes = (),
+    specialise: Specialise | None = None,
+    left_out: frozenset[str] = frozenset(),
 ) -> nn.Module:
     """A module of a subclass of the model's class that shares all its state with the model."""
     made = _fresh(original_class(model))
     made.__dict__.update(model.__dict__)
-    made.__dict__[_ENGINE] = Engine(specialise, modes)
+    made.__dict__[_ENGINE] = Engine(specialise, modes, left_out)
     return made
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +22,7 @@ from fusewright.capture import capture
 from fusewright.codegen.source import Source
 from fusewright.debug import dump
 from fusewright.emit.bundle import ProgramPlans, leading
-from fusewright.errors import FusewrightError
+from fusewright.errors import CaptureError, FusewrightError
 from fusewright.ir import Graph, Program, pretty
 from fusewright.loop import LoopKernel
 from fusewright.machine import architecture
@@ -48,7 +49,7 @@ class Prepared:
 
     A mode that has matrix products of ours comes twice: first with them, for GPUs that have the
     tensor cores, then without. `tuned` are the kernels for which schedules were measured, now or
-    earlier.
+    earlier. `left_out` are modes that could not be captured, each with the reason.
     """
 
     target: Target
@@ -56,6 +57,7 @@ class Prepared:
     modes: tuple[ProgramPlans, ...]
     seconds: Mapping[str, float]
     tuned: tuple[Tuned, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
 
 
 def target_of(device: torch.device) -> Target:
@@ -93,10 +95,7 @@ def prepare(
     """
     seconds: dict[str, float] = {}
     here, target = target is None, target or target_of(device)
-    programs = [
-        _timed(seconds, "capture", lambda m=mode: capture(model, args, kwargs, mode=m))
-        for mode in modes
-    ]
+    programs, left_out = _timed(seconds, "capture", lambda: _captured(model, args, kwargs, modes))
     planned = [
         each
         for program in programs
@@ -120,7 +119,27 @@ def prepare(
     ]
     source = _timed(seconds, "render", lambda: source_of(kernels, target))
     _dump(planned, kernels, source)
-    return Prepared(target, source, tuple(planned), seconds, tuple(tuned.values()))
+    return Prepared(target, source, tuple(planned), seconds, tuple(tuned.values()), left_out)
+
+
+def _captured(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, modes: Sequence[str]
+) -> tuple[list[Program], tuple[tuple[str, str], ...]]:
+    """The modes' programs, and why others have none: one that is asked for alone must have one."""
+    programs: list[Program] = []
+    failed: dict[str, CaptureError] = {}
+    for mode in modes:
+        try:
+            programs.append(capture(model, args, kwargs, mode=mode))
+        except CaptureError as error:
+            failed[mode] = error
+    if failed and not programs:
+        raise next(iter(failed.values()))
+    left_out = tuple((mode, str(error)) for mode, error in failed.items())
+    for mode, reason in left_out:
+        words = f"in {mode} mode the original forward runs: {reason}"
+        warnings.warn(words, RuntimeWarning, stacklevel=7)  # whoever called optimize
+    return programs, left_out
 
 
 def _run_here(planned: Sequence[ProgramPlans]) -> frozenset[str]:

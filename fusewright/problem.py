@@ -258,7 +258,7 @@ def _construct(module: _UserFile, model: type[nn.Module], arguments: Arguments) 
 def _definition_line(module: _UserFile, name: str) -> int:
     """Where a top-level name is first defined or assigned in the user's file."""
     pattern = re.compile(rf"\s*(?:class|def|async def)?\s*{re.escape(name)}\b\s*[(:=]")
-    for number, line in enumerate(module.source.splitlines(), start=1):
+    for number, line in enumerate(module.source.split("\n"), start=1):
         if pattern.match(line):
             return number
     return 1

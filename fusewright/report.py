@@ -1,10 +1,11 @@
-"""What the commands print and write: plans, checks and timings as tables, and the JSON record."""
+"""What the commands print and write: tables of plans, checks and timings, records, drafts."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rich.table import Table
 from fusewright import __version__
 from fusewright.compare import Check
 from fusewright.emit.bundle import ProgramPlans, leading
+from fusewright.errors import FusewrightError, OutputError
 from fusewright.machine import versions
 from fusewright.plan.show import human_bytes, human_count
 from fusewright.plan.steps import Call, Plan, View
@@ -33,6 +35,7 @@ class Outcome:
     checks: tuple[Check, ...] = ()
     timings_ms: Mapping[str, float] = field(default_factory=dict)
     tuned: tuple[Tuned, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
 
 
 GRAPH_TITLES = {
@@ -201,6 +204,7 @@ def write_json(path: Path, outcome: Outcome) -> None:
         "device": outcome.device,
         "versions": versions(),
         "mode": outcome.mode,
+        "left_out": dict(outcome.left_out),
         "steps": step_records(outcome.plans),
         "tuning": tuning_records(outcome.tuned),
         "checks": check_records(outcome.checks),
@@ -223,6 +227,9 @@ def header(outcome: Outcome) -> str:
         "",
         f"Made on {outcome.device}; " + ", ".join(f"{k} {v}" for k, v in versions().items()) + ".",
     ]
+    for mode, reason in outcome.left_out:
+        first = reason.split("\n")[0]
+        lines += ["", f"In {mode} mode the original forward runs: {first}"]
     if outcome.timings_ms:
         lines += ["", "Median milliseconds of one interleaved run:"]
         lines += [f"  {name}: {value:.4g}" for name, value in outcome.timings_ms.items()]
@@ -248,3 +255,24 @@ def header(outcome: Outcome) -> str:
             times = f"{found.heuristic_us:.1f}, {found.best_us:.1f}"
             lines.append(f"  {found.kernel}: {found.differences()[1]} ({times})")
     return "\n".join(lines)
+
+
+def keep_apart(problem: Path, output: Path | None) -> None:
+    """The problem is the user's own work, and nothing is written over it."""
+    if output and output.exists() and problem.exists() and output.samefile(problem):
+        raise OutputError(f"{output}: this is the problem itself; name another file to write to")
+
+
+@contextmanager
+def draft(output: Path, text: str) -> Iterator[Path]:
+    """The emitted file beside its final place while it is checked; nothing half-made stays."""
+    path = output.with_name(f".{output.stem}_draft.py")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        yield path
+    except FusewrightError as error:
+        # The draft is gone when the reader looks for it.
+        raise type(error)(str(error).replace(path.name, output.name)) from error
+    finally:
+        path.unlink(missing_ok=True)

@@ -115,8 +115,9 @@ def optimize(
 
     `example_inputs` is the argument, or the tuple of arguments, of one call. Another batch size
     runs the same kernels; another shape, type or device compiles new ones at the first call.
-    `tune` has several schedules of each kernel measured first; what is found is kept, and used by
-    every later call on this machine.
+    A mode that cannot be captured runs the original forward, with a warning, unless it is the only
+    one asked for. `tune` has several schedules of each kernel measured first; what is found is
+    kept, and used by every later call on this machine.
     """
     if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
         kind = type(example_kwargs).__name__
@@ -126,4 +127,5 @@ def optimize(
     name = type(model).__name__
     tuning = _unheard if tune else None
     solution = solve(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
-    return optimized(model, drivers(solution), functools.partial(_specialise, name))
+    left_out = frozenset(mode for mode, _ in solution.prepared.left_out)
+    return optimized(model, drivers(solution), functools.partial(_specialise, name), left_out)

@@ -119,3 +119,23 @@ def test_a_mistake_is_one_line_and_exit_code_two(
     done = fusewright(*arguments, cwd=folder)
     (folder / "broken.py").unlink()
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_problem_itself_is_never_written_over(folder: Path) -> None:
+    before = (folder / "problem.py").read_text()
+    (folder / "link.py").symlink_to("problem.py")
+    for option, name in (("-o", "problem.py"), ("-o", "link.py"), ("--json", "./problem.py")):
+        done = fusewright("optimize", "problem.py", option, name, cwd=folder)
+        assert done.returncode == 2 and "this is the problem itself" in done.stderr
+        assert (folder / "problem.py").read_text() == before
+    (folder / "link.py").unlink()
+
+
+def test_what_fails_in_the_emitted_file_is_reported_under_its_name(folder: Path) -> None:
+    source = PROBLEM + "\nassert '__doc__' not in globals() or 'fused by' not in (__doc__ or '')\n"
+    (folder / "shy.py").write_text(source)
+    done = fusewright("optimize", "shy.py", "-o", "shy_out.py", cwd=folder)
+    (folder / "shy.py").unlink()
+    assert done.returncode == 2 and "AssertionError" in done.stderr
+    assert f"{folder / 'shy_out.py'}:" in done.stderr and "draft" not in done.stderr
+    assert not (folder / "shy_out.py").exists()

@@ -9,22 +9,23 @@ A size that our `Dim` cannot express makes the capture start again with fixed si
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from fusewright.capture.call import Call
 from fusewright.capture.convert import InexpressibleSizeError
+from fusewright.capture.culprit import culprit
 from fusewright.capture.trace import trace
+from fusewright.capture.where import Place, Refused, located, of_error
 from fusewright.errors import CaptureError
 from fusewright.ir import Program
 
-_OTHERS = (Path(torch.__file__).parent, Path(__file__).parent)
+# It prints the traceback of whatever goes wrong on fake tensors; our errors say it in a line.
+_FAKES_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 # Tracing replaces nn.Module's own methods for the whole process and puts back what it found: two
 # threads at once would put back each other's.
 _one_at_a_time = threading.RLock()
@@ -45,20 +46,43 @@ def capture(
         for dynamic_sizes in ((True, False) if dynamic else (False,))
         for gradients in ("floating", "as given")
     ]
-    failures: list[Exception] = []
-    with _one_at_a_time, in_mode(model, mode):
+    failures: list[tuple[bool, Exception]] = []
+    with _one_at_a_time, in_mode(model, mode), _unlogged():
+        if type(model).forward is nn.Module.forward and "forward" not in vars(model):
+            missing = CaptureError("it has no forward; write `def forward(self, …)`")
+            raise located(missing, None, model)
         for dynamic_sizes, gradients in attempts:
             everything = gradients == "floating"
             try:
                 with _all_trainable(model, everything):
                     return trace(model, call, mode, dynamic_sizes, everything)
             except Exception as error:  # whatever user code raises becomes one named error
-                failures.append(error)
-    telling = [each for each in failures if not isinstance(each, InexpressibleSizeError)]
-    first = (telling or failures)[0]
-    if isinstance(first, CaptureError):
-        raise first
-    raise _explained(first, model) from first
+                failures.append((dynamic_sizes, error))
+        first = _most_telling(failures)
+        raise located(first, _place(first, model, call), model) from first
+
+
+def _place(error: Exception, model: nn.Module, call: Call) -> Place | None:
+    """The user's line behind a failure, as far as it is known."""
+    if isinstance(error, Refused) and error.place is not None:
+        return error.place
+    found = of_error(error)
+    return found or (culprit(model, call) if isinstance(error, CaptureError) else None)
+
+
+def _most_telling(failures: Sequence[tuple[bool, Exception]]) -> Exception:
+    """What to show: numbers tell more than the symbols of a trace with dynamic sizes."""
+    telling = [each for each in failures if not isinstance(each[1], InexpressibleSizeError)]
+    return min(telling or failures, key=lambda each: each[0])[1]
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    before, _FAKES_LOG.disabled = _FAKES_LOG.disabled, True
+    try:
+        yield
+    finally:
+        _FAKES_LOG.disabled = before
 
 
 @contextlib.contextmanager
@@ -100,24 +124,3 @@ def _all_trainable(model: nn.Module, wanted: bool) -> Iterator[None]:
     finally:
         for each in frozen:
             each.requires_grad_(False)
-
-
-def _explained(error: Exception, model: nn.Module) -> CaptureError:
-    """The error as a sentence that points at the deepest line of the user's own code."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<")
-        and not any(folder in Path(frame.filename).resolve().parents for folder in _OTHERS)
-    ]
-    where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
-    line = f"\n    {frames[-1].line}" if frames and frames[-1].line else ""
-    kind = type(error).__name__
-    if "DataDependent" in kind:
-        text = (
-            "the model's control flow or a shape depends on the values of a tensor, so there is "
-            "no one graph for it; use torch.where or move the decision out of the model"
-        )
-    else:
-        text = f"{kind}: {str(error).strip().splitlines()[0] if str(error).strip() else kind}"
-    return CaptureError(f"{where}cannot capture {type(model).__name__}: {text}{line}")

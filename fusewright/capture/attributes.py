@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusewright.errors import CaptureError
+from fusewright.capture.where import Refused, of_assignment
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _PLAIN = (bool, int, float, complex, str)
@@ -69,9 +69,10 @@ def _write_buffers(before: _Before) -> None:
             what = (
                 "with its gradient history" if new.requires_grad else "with another shape or type"
             )
-            raise CaptureError(
+            raise Refused(
                 f"forward assigns the buffer {_dotted(before, name)} {what}, which no graph can "
-                "do; assign a detached tensor of the same shape and type"
+                "do; assign a detached tensor of the same shape and type",
+                of_assignment(before.module, name),
             )
         with torch.no_grad():
             old.copy_(new)
@@ -85,9 +86,10 @@ def _refuse_changes(before: _Before) -> None:
         new = vars(before.module)[table]
         changed += [name for name in {**old, **new} if old.get(name) is not new.get(name)]
     if changed:
-        raise CaptureError(
+        raise Refused(
             f"forward changes the attribute {_dotted(before, changed[0])}, which no graph can do; "
-            "make it a buffer, or return the value"
+            "make it a buffer, or return the value",
+            of_assignment(before.module, changed[0]),
         )
 
 

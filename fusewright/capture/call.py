@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from fusewright.capture.attributes import kept
-from fusewright.capture.convert import InexpressibleSizeError
+from fusewright.capture.convert import inexpressible
 from fusewright.errors import CaptureError
 
 
@@ -49,6 +53,8 @@ class Flattened(nn.Module):
         self.call = call
         self.copied = copied
         self.output_tree = "o[0]"
+        self.output_types: dict[str, type] = {}
+        self.depends: tuple[frozenset[tuple[str, str]], ...] = ()
         # Asked for here, because tracing leaves fakes behind where submodules are tied.
         named = model.named_parameters(remove_duplicate=False)
         self.trainable = {name: parameter.requires_grad for name, parameter in named}
@@ -60,33 +66,91 @@ class Flattened(nn.Module):
         args, kwargs = pytree.tree_unflatten(leaves, self.call.spec)
         flat: list[Any] = []
         with kept(self.model):
-            self.output_tree = tree_text(self.model(*args, **kwargs), flat)
+            self.output_types = {}
+            self.output_tree = tree_text(self.model(*args, **kwargs), flat, self.output_types)
+        self.depends = self._depends(tensors, flat)
         return tuple(
             each.clone() if position in self.copied else each for position, each in enumerate(flat)
         )
 
+    def _depends(
+        self, tensors: Sequence[torch.Tensor], flat: Sequence[Any]
+    ) -> tuple[frozenset[tuple[str, str]], ...]:
+        """For each output the arguments and parameters that autograd can reach from it.
 
-def tree_text(value: Any, flat: list[Any]) -> str:
-    """Python text that rebuilds `value` from the list `o`, whose items are appended to `flat`."""
+        More than gradients flow to in the traced graph, where x ** 0 is a constant.
+        """
+        named = self.model.named_parameters(remove_duplicate=False)
+        held: dict[tuple[str, str], torch.Tensor] = {("parameter", n): each for n, each in named}
+        held |= {("input", str(at)): each for at, each in enumerate(tensors)}
+        edges = {name: get_gradient_edge(each) for name, each in held.items() if each.requires_grad}
+        reached = [_edges_behind(each) if _wants(each) else set() for each in flat]
+        return tuple(
+            frozenset(name for name, edge in edges.items() if (edge.node, edge.output_nr) in found)
+            for found in reached
+        )
+
+
+def _wants(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _edges_behind(output: torch.Tensor) -> set[tuple[Any, int]]:
+    edge = get_gradient_edge(output)
+    found: set[tuple[Any, int]] = set()
+    waiting: list[tuple[Any, int]] = [(edge.node, edge.output_nr)]
+    nodes: set[Any] = set()
+    while waiting:
+        node, position = waiting.pop()
+        found.add((node, position))
+        if node not in nodes:
+            nodes.add(node)
+            waiting += [each for each in node.next_functions if each[0] is not None]
+    return found
+
+
+def tree_text(value: Any, flat: list[Any], types: dict[str, type]) -> str:
+    """Python text that rebuilds `value` from the list `o`, whose items are appended to `flat`.
+
+    `types` takes the classes that the text names.
+    """
     if isinstance(value, torch.Tensor | torch.SymInt):
         flat.append(value)
         return f"o[{len(flat) - 1}]"
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, torch.SymFloat | torch.SymBool):
-        raise InexpressibleSizeError(str(value))
+        raise inexpressible(value.node.expr)
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        items = row(tree_text(item, flat, types) for item in value)
+        return f"{_type_name(type(value), types)}._make({items})"
     if type(value) in (tuple, list, torch.Size) or type(value).__module__ == _NAMED_RESULTS:
-        items = [tree_text(item, flat) for item in value]
+        texts = [tree_text(item, flat, types) for item in value]
         if type(value) is list:
-            return "[" + ", ".join(items) + "]"
-        text = "(" + "".join(item + ", " for item in items).rstrip(" ") + ")"
+            return "[" + ", ".join(texts) + "]"
         if type(value) is tuple:
-            return text
-        return f"torch.Size({text})" if type(value) is torch.Size else f"{_named(value)}({text})"
+            return row(texts)
+        return f"{'torch.Size' if type(value) is torch.Size else _named(value)}({row(texts)})"
     if type(value) is dict:
-        pairs = (f"{key!r}: {tree_text(item, flat)}" for key, item in value.items())
+        pairs = (f"{key!r}: {tree_text(item, flat, types)}" for key, item in value.items())
         return "{" + ", ".join(pairs) + "}"
+    if type(value) is OrderedDict:
+        items = ", ".join(f"({k!r}, {tree_text(v, flat, types)})" for k, v in value.items())
+        return f"{_type_name(OrderedDict, types)}([{items}])"
     raise CaptureError(
         f"the model returns a {type(value).__name__}; return tensors, numbers, tuples, lists "
         "or dicts of them"
     )
+
+
+def row(texts: Iterable[str]) -> str:
+    return "(" + "".join(text + ", " for text in texts).rstrip(" ") + ")"
+
+
+def _type_name(kind: type, types: dict[str, type]) -> str:
+    """A name for a class that tells it from others of its name, and that any file may hold."""
+    digest = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__}".encode()).hexdigest()[:8]
+    word = re.sub(r"\W", "_", kind.__name__, flags=re.ASCII).replace("pass", "pas_s")
+    name = f"_FW_TYPE_{word}_{digest}"
+    types[name] = kind
+    return name

@@ -16,9 +16,11 @@ from typing import Any
 import sympy
 import torch
 from torch import fx, nn
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
 
+from fusewright.capture.effects import has_effect
+from fusewright.capture.where import DATA_DEPENDENT, HIGHER_ORDER
 from fusewright.errors import CaptureError
 from fusewright.ir import (
     Arg,
@@ -38,6 +40,13 @@ MAX_LITERAL = 4096
 
 class InexpressibleSizeError(Exception):
     """A size is no single product of symbols; the capture must fix the sizes."""
+
+
+def inexpressible(expr: Any) -> Exception:
+    """Why this number cannot be written: the sizes must be fixed, or no size would do."""
+    if free_unbacked_symbols(expr):
+        return CaptureError(DATA_DEPENDENT)
+    return InexpressibleSizeError(str(expr))
 
 
 class Converter:
@@ -71,6 +80,7 @@ class Converter:
         inputs: list[Input] = []
         nodes: list[Node] = []
         outputs: tuple[str | Dim | None, ...] = ()
+        _refuse_functions_of_functions(module)
         for node in module.graph.nodes:
             value = node.meta.get("val")
             if node.op == "placeholder":
@@ -96,6 +106,7 @@ class Converter:
             spec=spec,
             source=_source_line(node),
             random=is_random(node),
+            effect=has_effect(node),
         )
 
     def spec(self, value: torch.Tensor) -> TensorSpec:
@@ -117,7 +128,7 @@ class Converter:
     def _size(self, expr: Any) -> Dim:
         scale, symbols = self._monomial(expr)
         if scale.denominator != 1 or any(power < 0 for power in symbols.values()):
-            raise InexpressibleSizeError(str(expr))
+            raise inexpressible(expr)
         names = [name for name, power in symbols.items() for _ in range(power)]
         return Dim(int(scale), tuple(names))
 
@@ -138,7 +149,7 @@ class Converter:
         if expr.is_Pow and expr.exp.is_Integer and abs(int(expr.exp)) <= 4:
             factors = "*".join([self._formula(expr.base)] * abs(int(expr.exp)))
             return f"({factors})" if expr.exp > 0 else f"(1.0/({factors}))"
-        raise InexpressibleSizeError(str(expr))
+        raise inexpressible(expr)
 
     def _monomial(self, expr: Any) -> tuple[Fraction, dict[str, int]]:
         """expr = scale · Π symbol^power, or InexpressibleSizeError."""
@@ -154,7 +165,7 @@ class Converter:
                 name = self._symbols[base]
                 powers[name] = powers.get(name, 0) + int(power)
             else:
-                raise InexpressibleSizeError(str(expr))
+                raise inexpressible(expr)
         return scale, powers
 
     def arg(self, value: Any) -> Arg:
@@ -178,6 +189,8 @@ class Converter:
         if type(value) in kinds:
             text = value.type if isinstance(value, torch.device) else str(value)
             return Symbolic(kinds[type(value)], text.removeprefix("torch."))
+        if isinstance(value, torch.Generator):
+            raise CaptureError(_GENERATOR)
         raise CaptureError(f"an operator takes a {type(value).__name__}, which has no text form")
 
     def _output(self, item: Any) -> str | Dim | None:
@@ -195,6 +208,8 @@ class Converter:
         value: Any = module
         for part in str(node.target).split("."):
             value = getattr(value, part)
+        if isinstance(value, torch.Generator):
+            raise CaptureError(_GENERATOR)
         if not isinstance(value, torch.Tensor):
             raise CaptureError(f"the graph holds a {type(value).__name__}, not a tensor")
         path = _attribute_path(self._model, value)
@@ -213,6 +228,19 @@ class Converter:
             )
         literal = _literal(value.detach().cpu().tolist())
         return [Node(node.name, "literal", (literal,), (), spec)]
+
+
+_GENERATOR = (
+    "an operator takes a generator of random numbers, which no graph can hold; leave `generator=` "
+    "out: the numbers then come from PyTorch's own, which torch.manual_seed sets"
+)
+
+
+def _refuse_functions_of_functions(module: fx.GraphModule) -> None:
+    for node in module.graph.nodes:
+        target: Any = node.target
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            raise CaptureError(HIGHER_ORDER.format(str(target)))
 
 
 def is_random(node: fx.Node) -> bool:
@@ -313,5 +341,5 @@ def converter_text(expr: Any, converter: Converter) -> str:
     if not expr.free_symbols:
         return "True"
     if not expr.free_symbols <= set(names):
-        raise InexpressibleSizeError(str(expr))
+        raise inexpressible(expr)
     return str(sympy.pycode(expr.xreplace(names), fully_qualified_modules=False))

@@ -74,28 +74,23 @@ def make_program(
         tangents=tangents,
         inference=inference,
         output_tree=flattened.output_tree,
-        reach=_reach(backward, len(tangents)),
+        reach=_reach(tangents, results, bindings, flattened.depends),
+        output_types=tuple(flattened.output_types.items()),
     )
     return _with_readable_names(program, flattened.model)
 
 
-def _reach(backward: Graph | None, n_tangents: int) -> tuple[tuple[int, ...], ...]:
-    """For each tangent, the positions of the gradients that depend on it."""
-    if backward is None:
-        return ()
-    depends: dict[str, frozenset[str]] = {}
-    tangents = [each.name for each in backward.inputs[len(backward.inputs) - n_tangents :]]
-    depends.update((name, frozenset({name})) for name in tangents)
-    for node in backward.nodes:
-        found = (depends.get(name, frozenset()) for name in node.refs())
-        depends[node.name] = frozenset().union(*found)
+def _reach(
+    tangents: Sequence[int],
+    results: Sequence[Result],
+    bindings: Sequence[Binding],
+    depends: Sequence[frozenset[tuple[str, str]]],
+) -> tuple[tuple[int, ...], ...]:
+    """For each tangent, the positions of the bindings that its output depends on in eager."""
+    behind = (depends[results[position].index] for position in tangents)
     return tuple(
-        tuple(
-            position
-            for position, output in enumerate(backward.outputs)
-            if isinstance(output, str) and tangent in depends.get(output, frozenset())
-        )
-        for tangent in tangents
+        tuple(at for at, each in enumerate(bindings) if (each.kind, each.path) in found)
+        for found in behind
     )
 
 

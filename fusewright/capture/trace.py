@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from fusewright.capture.call import Call, Flattened
 from fusewright.capture.convert import Converter, is_random
 from fusewright.capture.decompositions import decomposition_table
+from fusewright.capture.effects import is_token, without_tokens
 from fusewright.capture.program import Halves, make_program, placeholders
 from fusewright.ir import Program, Symbol
 
@@ -99,11 +100,14 @@ def _partition(joint: fx.GraphModule) -> Halves:
     (output,) = (node for node in joint.graph.nodes if node.op == "output")
     labels = tuple(output.meta["desc"])
     inputs = tuple(node.meta["desc"] for node in placeholders(joint))
-    tangents = sum(type(label).__name__ == "TangentAOTInput" for label in inputs)
-    if not tangents:
-        return Halves(joint, None, inputs, labels)
-    primals = inputs[: len(inputs) - tangents]
-    n_forward = len(labels) - len(primals)  # one gradient per primal, None included, comes last
+    given = tuple(label for label in inputs if not is_token(label))
+    primals = tuple(label for label in given if type(label).__name__ != "TangentAOTInput")
+    if len(primals) == len(given):
+        plain = tuple(label for label in labels if not is_token(label))
+        return Halves(without_tokens(joint), None, primals, plain)
+    # One gradient per primal, None included, comes last; after it only backward's own tokens.
+    later = sum(type(label).__name__ == "BackwardTokenAOTOutput" for label in labels)
+    n_forward = len(labels) - len(primals) - later
     _drop_aliases(joint)
     joint_inputs = [node.meta.get("val") for node in placeholders(joint)]
     # Pointwise chains of any length are recomputed where that saves bytes: they are fused into
@@ -115,7 +119,8 @@ def _partition(joint: fx.GraphModule) -> Halves:
         forward, backward = min_cut_rematerialization_partition(
             joint, joint_inputs, num_fwd_outputs=n_forward
         )
-    return Halves(forward, backward, primals, labels[:n_forward])
+    plain = tuple(label for label in labels[:n_forward] if not is_token(label))
+    return Halves(without_tokens(forward), without_tokens(backward), primals, plain)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ from importlib import resources
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.emit.python import COLUMNS, call, plain, quoted
 from fusewright.emit.text import entries_text, module_text
-from fusewright.errors import ProblemError
+from fusewright.emit.types import type_lines
+from fusewright.emit.user import lines_of, read
 from fusewright.runtime import PASTED, TENSOR_CORES
 
 _MODEL_NEW = '''
@@ -34,7 +35,7 @@ class ModelNew(Model):
 
 def file_text(bundle: ModuleBundle, user_source: str, header: str) -> str:
     """The emitted file; `header` says what it is and what was measured."""
-    user = _read(user_source)
+    user = read(user_source)
     extra = (TENSOR_CORES,) if bundle.has_products else ()
     flags = "_FW_TERMS" if bundle.has_products else "{}"
     given = ["_FW_ENTRIES", "_FW_SOURCE", flags, "_fw_loader(_fw_recipe, _fw_build)"]
@@ -56,6 +57,7 @@ def file_text(bundle: ModuleBundle, user_source: str, header: str) -> str:
         f'"""{_docstring(header)}\n"""\n',
         *user.future,
         user.rest.strip("\n") + "\n\n",
+        *type_lines(bundle.modes),
         *imports,
         _renamed("\n".join(ours), clashes),
     ]
@@ -74,7 +76,7 @@ def _renamed(text: str, clashes: frozenset[str]) -> str:
     """Our text with modules under other names, where the user's source has taken theirs."""
     if not clashes:
         return text
-    lines = text.splitlines(keepends=True)
+    lines = lines_of(text)
     for token in reversed(list(tokenize.generate_tokens(io.StringIO(text).readline))):
         row, start = token.start
         if token.type == tokenize.NAME and token.string in clashes:
@@ -119,49 +121,3 @@ def _docstring(header: str) -> str:
     # Lines keep their indentation: figures stand in columns.
     kept = [re.match(r" *", line).group() + plain(line) for line in lines]  # type: ignore[union-attr]
     return "\n".join(line.rstrip() for line in kept)
-
-
-@dataclass(frozen=True)
-class _UserSource:
-    """`from __future__` lines, which must come first; the rest as it is; the names in it.
-
-    `bound` are those that it binds at its top level to something else than the module so named.
-    """
-
-    future: tuple[str, ...]
-    rest: str
-    names: frozenset[str]
-    bound: frozenset[str]
-
-
-def _read(source: str) -> _UserSource:
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        raise ProblemError(f"the model's source is not Python: {error}") from error
-    lines = source.splitlines()
-    future: list[str] = []
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            future.append(ast.unparse(node))
-            for index in range(node.lineno - 1, node.end_lineno or node.lineno):
-                lines[index] = ""
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    bound = frozenset(name for node in tree.body for name in _bound(node))
-    return _UserSource(tuple(future), "\n".join(lines), frozenset(names) | bound, bound)
-
-
-def _bound(statement: ast.stmt) -> set[str]:
-    """Names that a top-level statement binds, but for `import name`."""
-    found: set[str] = set()
-    match statement:
-        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-            return {name}
-        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-            pairs = [(alias.asname or alias.name, alias) for alias in aliases]
-            direct = isinstance(statement, ast.Import)
-            return {name for name, alias in pairs if not (direct and alias.asname is None)}
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-    return found

@@ -20,7 +20,7 @@ from fusewright.emit.python import (
     tensor_literal,
 )
 from fusewright.errors import GraphError
-from fusewright.ir import IMPURE_OPS, Node
+from fusewright.ir import Node
 from fusewright.plan.steps import (
     Call,
     Fused,
@@ -50,7 +50,7 @@ class Demands:
     everything: Demand
 
     def step(self, step: Step) -> Demand:
-        if not isinstance(step, Fused) and step.node.op in IMPURE_OPS:
+        if not isinstance(step, Fused) and step.node.effect:
             return self.everything
         return frozenset().union(*(self.of.get(name, frozenset()) for name in step.outputs))
 

@@ -78,8 +78,8 @@ class Values:
 
     @cached_property
     def random(self) -> tuple[Node, ...]:
-        """The operators that draw random numbers, in the order in which they must draw."""
-        return tuple(node for node in self.graph.nodes if node.random)
+        """The operators that draw random numbers or act in another way, in the order they must."""
+        return tuple(node for node in self.graph.nodes if node.random or node.effect)
 
     @cached_property
     def _next_random(self) -> dict[str, Node]:

@@ -233,7 +233,8 @@ def merge_equal(graph: Graph) -> Graph:
         known = builder.resolved(node)
         named = tuple((name, _typed(value)) for name, value in known.kwargs)
         key = (known.op, _typed(known.args), named, known.spec)
-        apart = known.random or (known.op != "getitem" and _is_given_out(node.name, users, outputs))
+        apart = known.random or known.effect
+        apart = apart or (known.op != "getitem" and _is_given_out(node.name, users, outputs))
         if key in seen and not apart:
             builder.substitute(node.name, seen[key])
             continue

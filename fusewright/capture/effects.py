@@ -1,0 +1,72 @@
+"""Operators that act beside giving results, such as the check behind torch.linalg.inv.
+
+AOTAutograd wraps each in `with_effects` and threads a token through all of them, an empty tensor
+that says which comes first. The partitioner needs the tokens. Our graphs keep the order of their
+nodes, so the tokens end here: what goes in is one half of the partitioned graph, what comes out
+calls the operators themselves, marked as ones that must run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+_MARK = "fusewright_effect"
+# These raise where a value is not as the trace assumed it; AOTAutograd leaves them bare.
+_ASSERTIONS = (torch.ops.aten._assert_async.msg, torch.ops.aten._assert_scalar.default)
+
+
+def is_token(label: Any) -> bool:
+    """Whether an input or output of a traced graph is a token, by its label."""
+    return "TokenAOT" in type(label).__name__
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether an operator must run although nobody may read what it gives."""
+    return _MARK in node.meta or node.target in _ASSERTIONS
+
+
+def without_tokens(module: fx.GraphModule) -> fx.GraphModule:
+    """The graph with its effectful operators called in their places."""
+    wrapped = [node for node in module.graph.nodes if _is_wrapped(node)]
+    held = [node for node in module.graph.nodes if is_token(node.meta.get("desc"))]
+    tokens = {each for node in wrapped for each in node.users if _index(each) == 0} | {*held}
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    flat = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
+    output.args = (tuple(each for each in flat if each not in tokens),)
+    # From the last to the first: each reads the token of the one before.
+    for node in reversed(wrapped):
+        _unwrap(module.graph, node)
+    for node in held:
+        module.graph.erase_node(node)
+    module.recompile()
+    return module
+
+
+def _is_wrapped(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is torch.ops.higher_order.with_effects
+
+
+def _index(node: fx.Node) -> int:
+    position: Any = node.args[1]
+    return int(position)
+
+
+def _unwrap(graph: fx.Graph, node: fx.Node) -> None:
+    """with_effects(token, op, …) gives (token, result) or, for several results, (token, *them)."""
+    target: Any = node.args[1]
+    several = isinstance(target, torch._ops.OpOverload) and len(target._schema.returns) > 1
+    with graph.inserting_before(node):
+        call = graph.call_function(target, tuple(node.args[2:]), dict(node.kwargs))
+    results = tuple(node.meta.get("val") or (None, None))[1:]
+    call.meta = {**node.meta, "val": results if several else results[0], _MARK: True}
+    for each in list(node.users):
+        if _index(each) and several:
+            each.args = (call, _index(each) - 1)
+            continue
+        if _index(each):
+            each.replace_all_uses_with(call)
+        graph.erase_node(each)
+    graph.erase_node(node)
