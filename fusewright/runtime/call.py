@@ -20,8 +20,13 @@ _fw_drive = typing.Callable[..., typing.Any]
 _fw_tensors = tuple[torch.Tensor, ...]
 _fw_compiling: _fw_drive = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 _FW_ONCE = (
-    "Fusewright's kernels give first derivatives; for a double backward call the original model"
+    "Fusewright's kernels give first derivatives only; where create_graph=True or a gradient of a "
+    "gradient is wanted, call the original model"
 )
+
+
+class _FwSecondDerivative(RuntimeError):
+    """A gradient was asked for that could itself be differentiated."""
 
 
 _FW_WARNED: set[str] = set()
@@ -263,6 +268,16 @@ def _fw_fixed(mode: _FwMode, need: typing.Sequence[bool]) -> list[int]:
     return [*mode.fixed, *apart]
 
 
+def _fw_first_only() -> None:
+    """Refuse a backward whose gradients are to be differentiated, before there are any.
+
+    An error that waits in the graph is not enough: it lies on no path to the inputs that
+    `torch.autograd.grad` is given, which then answers with zeros or None.
+    """
+    if _fw_grad_mode():
+        raise _FwSecondDerivative(_FW_ONCE)
+
+
 class _FwFunction(torch.autograd.Function):
     """One node of the autograd graph for the whole model."""
 
@@ -280,28 +295,17 @@ class _FwFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: typing.Any, *tangents: torch.Tensor | None) -> tuple[typing.Any, ...]:
+        _fw_first_only()
         mode, sizes, device = ctx.call
         values = [None if index is None else tangents[index] for index in mode.tangents]
         values = [*ctx.saved_tensors, *values]
         if hasattr(ctx, "maybe_clear_saved_tensors"):
             ctx.maybe_clear_saved_tensors()  # so that the driver's `del` frees memory at once
-        need = ctx.needs_input_grad[1:]
-        if not torch.is_grad_enabled():
-            return (None, *mode.backward(values, sizes, device, need))
-        with torch.no_grad():
-            gradients = mode.backward(values, sizes, device, need)
-        return (None, *_fw_once(gradients))
+        return (None, *mode.backward(values, sizes, device, ctx.needs_input_grad[1:]))
 
 
 # Function.apply looks for torch.func's wrappers first (4 µs); `_fw_watcher` has ruled them out.
 _fw_apply: _fw_drive = super(torch.autograd.Function, _FwFunction).apply
-
-
-def _fw_once(gradients: tuple[torch.Tensor | None, ...]) -> tuple[typing.Any, ...]:
-    """The same gradients, with an error waiting for whoever differentiates them again."""
-    leaves = [None if each is None else each.detach().requires_grad_() for each in gradients]
-    refusal: typing.Any = torch._C._functions.DelayedError(_FW_ONCE.encode(), len(leaves))
-    return tuple(refusal(*leaves))
 
 
 def _fw_traced(mode: _FwMode, tensors: _fw_tensors) -> typing.Any:
