@@ -20,6 +20,7 @@ from torch import nn
 
 from fusewright.capture.call import Call
 from fusewright.capture.convert import InexpressibleSizeError
+from fusewright.capture.hooks import unhooked
 from fusewright.capture.trace import trace
 from fusewright.errors import CaptureError
 from fusewright.ir import Program
@@ -46,7 +47,7 @@ def capture(
         for gradients in ("floating", "as given")
     ]
     failures: list[Exception] = []
-    with _one_at_a_time, in_mode(model, mode):
+    with _one_at_a_time, in_mode(model, mode), unhooked(model):
         for dynamic_sizes, gradients in attempts:
             everything = gradients == "floating"
             try:

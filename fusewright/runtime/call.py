@@ -6,8 +6,8 @@ import warnings
 
 import torch
 
+from fusewright.runtime.altered import _fw_altered, _fw_looked, _fw_unaltered
 from fusewright.runtime.guard import (
-    _fw_altered,
     _fw_autocast,
     _fw_flatten,
     _fw_likeness,
@@ -78,7 +78,7 @@ def _fw_here(
     return kept[where]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _FwMode:
     """One program: its drivers, what it expects of a call, and how its values are wired.
 
@@ -118,6 +118,8 @@ class _FwMode:
     operators: tuple[_fw_drive, ...] = ()
     as_given: bool = False
     lone: bool = False
+    default_dtype: torch.dtype = torch.float32
+    pinned: tuple[typing.Any, ...] = ()
 
     def __post_init__(self) -> None:
         # Without and with grad mode, for the last few kinds of call that fitted: a test whether
@@ -146,13 +148,13 @@ def _fw_forward(
             plain = False
     if compiling or not plain or _fw_forward_ad._current_level >= 0:
         return _fw_guarded(modes, module, args, kwargs, plain)
-    training, grad_mode = module.training, _fw_grad_mode()
+    training, grad_mode, dtype = module.training, _fw_grad_mode(), torch.get_default_dtype()
     for mode in modes:
-        if mode.training == training and mode.plain == len(args):
+        if mode.training == training and mode.plain == len(args) and mode.default_dtype is dtype:
             tensors = args if mode.as_given else mode.gather(module, args)
             for alike, wanted in mode.fitted[grad_mode]:
                 if alike(*tensors):
-                    if mode.owners and _fw_altered(module, mode.owners) is not None:
+                    if not _fw_unaltered(module, mode):
                         break
                     if wanted or mode.mutations:
                         return None, _fw_run(mode, tensors, wanted)
@@ -195,7 +197,13 @@ def _fw_bind(
         if structure != mode.structure:
             return (), f"the arguments are {structure} instead of {mode.structure}"
     tensors: _fw_tensors = mode.gather(module, leaves)
-    reason = mode.misfit(*tensors) or _fw_altered(module, mode.owners)
+    reason = mode.misfit(*tensors)
+    if reason is None and torch.get_default_dtype() is not mode.default_dtype:
+        reason = f"the default dtype is not {mode.default_dtype}"
+    if reason is None and _fw_compiling():
+        reason = _fw_altered(module, mode.owners, mode.pinned)
+    elif reason is None:
+        reason = _fw_looked(module, mode)
     autocast = _fw_autocast(mode.device_type)
     if reason is None and autocast is not mode.autocast:
         reason = f"autocast is {autocast or 'off'} instead of {mode.autocast or 'off'}"
