@@ -12,8 +12,8 @@ import functools
 import hashlib
 import inspect
 import linecache
-import types
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -33,6 +33,8 @@ Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Modes | None
 
 # Beyond this many programs a module's calls are too varied to be worth more kernels.
 MOST_PROGRAMS = 64
+# An attribute with another value at nearly every call, such as a list of losses, is no constant.
+MOST_VALUES = 8
 _ENGINE = "_fw_engine"
 _INHERITED = frozenset(nn.Module().__dict__)
 
@@ -134,11 +136,9 @@ def pin(modes: Modes, model: nn.Module) -> Modes:
         place = tuple(path.split(".")) if path else ()
         if path:
             found.append((place, "", type(module)))
-        found += [
-            (place, name, value)
-            for name, value in vars(module).items()
-            if type(value) in (types.FunctionType, types.BuiltinFunctionType)
-        ]
+        for name, value in vars(module).items():
+            if type(value) in altered._FW_FUNCTIONS:
+                found.append((place, name, getattr(value, "__func__", value)))
     for mode in modes:
         mode.pinned = tuple(found)
     return modes
@@ -162,15 +162,16 @@ class Engine:
         self.specialise = specialise
         self.modes = list(modes)
         self.refused: set[str] = set()
+        self.values: Counter[str] = Counter()
 
     def answer(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
     ) -> Any:
         """The result of a call that no program fits, for this reason."""
         # A program without the hooks would be no use while they are there.
-        hooked = not call._fw_compiling() and altered._fw_hooked(module)
+        hooked = None if call._fw_compiling() else altered._fw_hooked(module)
         reason = hooked or reason
-        if not (hooked or call._fw_compiling()) and self._extended(module, args, kwargs):
+        if not (hooked or self._is_restless(reason)) and self._extended(module, args, kwargs):
             still, result = call._fw_forward(self.modes, module, args, kwargs)
             if still is None:
                 return result
@@ -179,10 +180,21 @@ class Engine:
         call._fw_warn(reason)
         return original_class(module).forward(module, *args, **kwargs)
 
+    def _is_restless(self, reason: str) -> bool:
+        """Whether the attribute that the reason names has had too many values to follow."""
+        if call._fw_compiling() or not reason.startswith("attribute "):
+            return False
+        name = reason.split(" is not ")[0]
+        self.values[name] += 1
+        return self.values[name] > MOST_VALUES
+
     def _extended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether there is a new program, made for this kind of call."""
+        if call._fw_compiling():
+            return False
         leaves: list[Any] = []
-        guard._fw_flatten((args, kwargs), leaves)
+        if guard._FW_UNKNOWN in guard._fw_flatten((args, kwargs), leaves):
+            return False  # the next call could not be told from this one
         if any(each.is_nested for each in leaves):
             return False  # they have no shape that a program could be made for
         held = [*leaves, *module.parameters(), *module.buffers()]
@@ -224,7 +236,8 @@ def _kind_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         for t in leaves
     ]
     state = (module.training, torch.is_grad_enabled(), [guard._fw_autocast(d) for d in _KINDS])
-    return f"{structure}{facts}{state}{torch.get_default_dtype()}{list(_owners(module))}"
+    tree = [(each.training, altered._fw_kind(each)) for each in module.modules()]
+    return f"{structure}{facts}{state}{torch.get_default_dtype()}{tree}"
 
 
 _KINDS = ("cpu", "cuda")

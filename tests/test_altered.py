@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import sys
 import types
 import warnings
 import weakref
@@ -20,6 +21,7 @@ from torch.nn.modules import module as every_module
 from torch.nn.utils import prune
 
 import fusewright
+from fusewright import module
 from fusewright.emit import file_text
 from fusewright.errors import DeviceError
 from fusewright.runtime import call
@@ -66,10 +68,10 @@ class Model(nn.Module):
 
 def made() -> nn.Module:
     """The model alone, the way a user has it."""
-    names: dict[str, Any] = {"__name__": "a_users_file"}
-    exec(SOURCE, names)
+    place = sys.modules.setdefault("a_users_file", types.ModuleType("a_users_file"))
+    exec(SOURCE, vars(place))
     torch.manual_seed(0)
-    model: nn.Module = names["Model"]()
+    model: nn.Module = place.Model()
     return model
 
 
@@ -198,6 +200,44 @@ def test_a_file_runs_the_original_and_says_so_once(
     assert not torch.equal(found.float(), before) and is_fused(file(), x)
 
 
+def test_one_patch_in_place_of_another(program: nn.Module) -> None:
+    fast, x = copy.deepcopy(program), torch.randn(4, 3)
+    for factor in (7, 8):
+        times = types.FunctionType(patch.__code__, {"factor": factor})
+        fast.a.forward = types.MethodType(times, fast.a)
+        assert_same(fast(x), eager_result(fast, x))
+
+
+def patch(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return x * factor  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_an_attribute_that_is_never_the_same_is_not_followed(program: nn.Module) -> None:
+    fast, x = copy.deepcopy(program), torch.randn(4, 3)
+    before = len(fast._fw_engine.modes)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(2 * module.MOST_VALUES):
+            fast.scales.append(float(step))
+            assert_same(fast(x), eager_result(fast, x))
+    assert len(fast._fw_engine.modes) == before + module.MOST_VALUES
+    assert [str(each.message)[:50] for each in caught] == [
+        "the original forward runs: attribute scales is not"
+    ]
+
+
+@pytest.mark.parametrize("change", ["another activation", "a patched forward", "a buffer"])
+def test_a_compiled_one_notices(program: nn.Module, change: str) -> None:
+    torch._dynamo.reset()
+    fast, x = copy.deepcopy(program), torch.randn(4, 3)
+    compiled = torch.compile(fast, fullgraph=True, backend="aot_eager")
+    before = compiled(x)
+    assert_same(before, fast(x))
+    CHANGES[change](fast)
+    assert_same(compiled(x), eager_result(fast, x))
+    assert not torch.equal(compiled(x), before)
+
+
 HOOKS: dict[str, Callable[[nn.Module, Callable[..., Any]], Any]] = {
     "forward": lambda m, note: m.a.register_forward_hook(note),
     "pre": lambda m, note: m.a.register_forward_pre_hook(note),
@@ -324,6 +364,28 @@ def test_arrays_are_compared_by_all_their_numbers() -> None:
     assert_same(fast(x, by), x)
     by[1000] = 3
     assert_same(fast(x, by), x + 3)
+
+
+class Settings:
+    factor = 2.0
+
+
+class Told(nn.Module):
+    def forward(self, x: torch.Tensor, how: Any) -> torch.Tensor:
+        return x * how.factor if isinstance(how, Settings) else how(x)
+
+
+def test_what_has_but_an_address_is_not_compared() -> None:
+    x, how = torch.randn(4, 3), Settings()
+    for example in (how, lambda x: x * 2):
+        fast = fusewright.optimize(Told(), (x, example), modes=("train",))
+        with pytest.warns(RuntimeWarning, match="cannot be compared|instead of") as caught:
+            for factor in range(1, 5):
+                how.factor = factor
+                assert_same(fast(x, how), x * factor)
+        assert len(caught) == 1
+        for factor in range(1, 5):
+            assert_same(fast(x, lambda x, k=factor: x * k), x * factor)
 
 
 def test_the_meta_device_runs_the_original() -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules import module as every_module
 
 _KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# The run time knows the same rule; it stands alone, and comes later.
 _PART_OF_THE_LAYER = "torch.nn.utils."
 
 

@@ -139,7 +139,8 @@ def _fw_altered(
             return reason
     for path, name, thing in pinned:
         owner = _fw_inside(module, path)
-        if (getattr(owner, name, None) if name else type(owner)) is not thing:
+        held = getattr(owner, name, None) if name else type(owner)
+        if getattr(held, "__func__", held) is not thing:
             return f"{'.'.join((*path, name) if name else path)} is another {thing.__qualname__}"
     return None
 

@@ -8,6 +8,7 @@ import torch
 
 from fusewright.runtime.altered import _fw_altered, _fw_looked, _fw_unaltered
 from fusewright.runtime.guard import (
+    _FW_UNKNOWN,
     _fw_autocast,
     _fw_flatten,
     _fw_likeness,
@@ -196,6 +197,8 @@ def _fw_bind(
         structure = _fw_flatten(_fw_positional(mode.parameters, args, kwargs), leaves)
         if structure != mode.structure:
             return (), f"the arguments are {structure} instead of {mode.structure}"
+        if _FW_UNKNOWN in structure:
+            return (), f"the arguments are {structure}: such a one cannot be compared"
     tensors: _fw_tensors = mode.gather(module, leaves)
     reason = mode.misfit(*tensors)
     if reason is None and torch.get_default_dtype() is not mode.default_dtype:

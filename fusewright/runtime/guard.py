@@ -7,6 +7,9 @@ import torch
 
 from fusewright.runtime.library import _fw_compiled
 
+# Begins the text of an argument that cannot be compared: an address says nothing of what is there,
+# which may have changed, or be another by now.
+_FW_UNKNOWN = "<any "
 _FW_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -40,7 +43,8 @@ def _fw_flatten(value: typing.Any, leaves: list[typing.Any]) -> str:
     elif hasattr(value, "tobytes") and hasattr(value, "dtype"):
         return _fw_array_text(value)
     else:
-        return repr(value)
+        text = repr(value)
+        return f"{_FW_UNKNOWN}{type(value).__name__}>" if " at 0x" in text else text
     return f"{type(value).__name__}({inside})"
 
 
