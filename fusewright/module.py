@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import linecache
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from fusewright.emit import Arguments, ModuleBundle, Owner, module_text
 from fusewright.emit.bundle import Constant
 from fusewright.emit.types import output_types
 from fusewright.errors import FusewrightError
-from fusewright.runtime import call, guard, library, operators, tensor_cores
+from fusewright.runtime import altered, call, guard, library, operators, tensor_cores
 
 Modes = tuple[call._FwMode, ...]
 LoadText = Callable[[str], ctypes.CDLL]
@@ -33,6 +34,8 @@ Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Modes | None
 
 # Beyond this many programs a module's calls are too varied to be worth more kernels.
 MOST_PROGRAMS = 64
+# An attribute with another value at nearly every call, such as a list of losses, is no constant.
+MOST_VALUES = 8
 _ENGINE = "_fw_engine"
 _INHERITED = frozenset(nn.Module().__dict__)
 
@@ -46,7 +49,7 @@ def kernels_of(source: Source, load_text: LoadText) -> library._FwKernels:
 def load(bundle: ModuleBundle, kernels: library._FwKernels) -> Modes:
     """Execute the module's text over these kernels."""
     namespace: dict[str, Any] = {}
-    for part in (library, guard, call, operators, tensor_cores):
+    for part in (library, guard, altered, call, operators, tensor_cores):
         namespace.update({k: v for k, v in vars(part).items() if k.lower().startswith("_fw")})
     namespace.update({"torch": torch, "_fw_kernels": kernels, **output_types(bundle.modes)})
     text = module_text(bundle)
@@ -79,26 +82,67 @@ def arguments_of(
 
 
 def owners_of(model: nn.Module, mode: str) -> tuple[Owner, ...]:
-    """Each submodule's plain attributes in `mode`: constants that a capture writes into kernels."""
+    """The model and each submodule in `mode`, with what a capture writes into kernels."""
     with in_mode(model, mode):
-        return tuple(owner for owner in _owners(model) if owner.path or owner.values)
+        return tuple(_owners(model))
 
 
 def _owners(model: nn.Module) -> Iterator[Owner]:
-    for path, module in model.named_modules():
-        values: dict[str, Constant] = {"training": module.training} if path else {}
-        for name, value in vars(module).items():
-            if name not in _INHERITED and name != _ENGINE and _is_constant(value):
-                values[name] = value
+    first: dict[int, tuple[str, ...]] = {}
+    # A module in two places is looked at in both: one of them may get another.
+    for path, module in model.named_modules(remove_duplicate=False):
         place = tuple(path.split(".")) if path else ()
-        yield Owner(place, tuple(values.items()), guard._fw_hooks(module))
+        tensors = [
+            (table, name, tensor is not None and _first(first, tensor, (*place, name)))
+            for table in ("_parameters", "_buffers")
+            for name, tensor in vars(module)[table].items()
+        ]
+        children = [name for name, child in module._modules.items() if child is not None]
+        hooks = [text for text in altered._fw_hooks(module) if text is not None] if path else []
+        kind = altered._fw_kind(module) if path else ""
+        values = tuple(_constants(module, bool(path)))
+        yield Owner(place, kind, values, tuple(children), tuple(tensors), tuple(hooks))
 
 
-def _is_constant(value: object) -> bool:
-    if isinstance(value, tuple):
-        return all(_is_constant(item) for item in value)
-    # A NaN differs from itself and would never fit.
-    return value is None or (type(value) in (bool, int, float, str) and value == value)
+def _first(
+    known: dict[int, tuple[str, ...]], tensor: torch.Tensor, place: tuple[str, ...]
+) -> bool | tuple[str, ...]:
+    """Where the same tensor was met before: a graph has it once, so it must stay the same."""
+    met = known.setdefault(id(tensor), place)
+    return True if met == place else met
+
+
+def _constants(module: nn.Module, inside: bool) -> Iterator[tuple[str, Constant]]:
+    if inside:
+        yield "training", module.training
+    pytorchs = type(module).__module__.startswith("torch.nn.")
+    for name, value in vars(module).items():
+        if name in _INHERITED or name.startswith("_fw_"):
+            continue
+        # What PyTorch's layers keep in lists follows from their other attributes.
+        if pytorchs and isinstance(value, list | dict | set):
+            continue
+        known = altered._fw_constant(value)
+        if known is not altered._FwGone:
+            yield name, known
+
+
+def pin(modes: Modes, model: nn.Module) -> Modes:
+    """The programs, which from now on know the classes and functions of the model themselves.
+
+    Their records know names alone; two classes of a notebook, or two lambdas, can have the same.
+    """
+    found: list[tuple[tuple[str, ...], str, object]] = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        place = tuple(path.split(".")) if path else ()
+        if path:
+            found.append((place, "", type(module)))
+        for name, value in vars(module).items():
+            if type(value) in altered._FW_FUNCTIONS:
+                found.append((place, name, getattr(value, "__func__", value)))
+    for mode in modes:
+        mode.pinned = tuple(found)
+    return modes
 
 
 @functools.cache
@@ -126,6 +170,7 @@ class Engine:
         self.modes = list(modes)
         self.left_out = left_out
         self.refused: set[str] = set()
+        self.values: Counter[str] = Counter()
 
     def answer(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
@@ -133,7 +178,10 @@ class Engine:
         """The result of a call that no program fits, for this reason."""
         if ("train" if module.training else "eval") in self.left_out:
             return original_class(module).forward(module, *args, **kwargs)
-        if not call._fw_compiling() and self._extended(module, args, kwargs):
+        # A program without the hooks would be no use while they are there.
+        hooked = None if call._fw_compiling() else altered._fw_hooked(module)
+        reason = hooked or reason
+        if not (hooked or self._is_restless(reason)) and self._extended(module, args, kwargs):
             still, result = call._fw_forward(self.modes, module, args, kwargs)
             if still is None:
                 return result
@@ -142,12 +190,26 @@ class Engine:
         call._fw_warn(reason)
         return original_class(module).forward(module, *args, **kwargs)
 
+    def _is_restless(self, reason: str) -> bool:
+        """Whether the attribute that the reason names has had too many values to follow."""
+        if call._fw_compiling() or not reason.startswith("attribute "):
+            return False
+        name = reason.split(" is not ")[0]
+        self.values[name] += 1
+        return self.values[name] > MOST_VALUES
+
     def _extended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether there is a new program, made for this kind of call."""
+        if call._fw_compiling():
+            return False
         leaves: list[Any] = []
-        guard._fw_flatten((args, kwargs), leaves)
+        if guard._FW_UNKNOWN in guard._fw_flatten((args, kwargs), leaves):
+            return False  # the next call could not be told from this one
         if any(each.is_nested for each in leaves):
             return False  # they have no shape that a program could be made for
+        held = [*leaves, *module.parameters(), *module.buffers()]
+        if any(each.device.type not in _KINDS for each in held):
+            return False  # kernels are written for these devices alone
         kind = _kind_of_call(module, args, kwargs)
         if self.specialise is None or kind in self.refused or len(self.modes) >= MOST_PROGRAMS:
             return False
@@ -160,7 +222,7 @@ class Engine:
             warnings.warn(f"no kernels for this call: {error}", RuntimeWarning, stacklevel=2)
             modes = None
         if modes:
-            self.modes[:0] = modes
+            self.modes[:0] = pin(modes, module)
             return True
         self.refused.add(kind)
         return False
@@ -184,8 +246,8 @@ def _kind_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         for t in leaves
     ]
     state = (module.training, torch.is_grad_enabled(), [guard._fw_autocast(d) for d in _KINDS])
-    flags = [(each.training, guard._fw_hooks(each)) for each in module.modules()]
-    return f"{structure}{facts}{state}{flags}"
+    tree = [(each.training, altered._fw_kind(each)) for each in module.modules()]
+    return f"{structure}{facts}{state}{torch.get_default_dtype()}{tree}"
 
 
 _KINDS = ("cpu", "cuda")
@@ -200,6 +262,7 @@ def optimized(
     """A module of a subclass of the model's class that shares all its state with the model."""
     made = _fresh(original_class(model))
     made.__dict__.update(model.__dict__)
+    made.__dict__.pop("_fw_seen", None)
     made.__dict__[_ENGINE] = Engine(specialise, modes, left_out)
     return made
 

@@ -15,9 +15,9 @@ from fusewright import debug
 from fusewright.build import Artifact, build
 from fusewright.build import load as load_library
 from fusewright.emit import ModuleBundle
-from fusewright.errors import ProblemError
+from fusewright.errors import DeviceError, ProblemError
 from fusewright.machine import architecture
-from fusewright.module import Modes, arguments_of, kernels_of, load, optimized, owners_of
+from fusewright.module import Modes, arguments_of, kernels_of, load, optimized, owners_of, pin
 from fusewright.pipeline import MODES, Prepared, prepare
 from fusewright.runtime import library
 from fusewright.tree import leaves
@@ -55,6 +55,8 @@ def solve(
     `tuning`, where it is given, has schedules measured and hears how far that is.
     """
     device = device_of(model, args)
+    if device.type not in ("cpu", "cuda"):
+        raise DeviceError(f"there are no kernels for {device.type}: move the model to cpu or cuda")
     prepared = prepare(model, args, kwargs, modes=modes, device=device, tuning=tuning)
     if tuning is not None:
         tuning("compile what was chosen", 1.0)
@@ -67,6 +69,7 @@ def solve(
             replace(each, owners=owners_of(model, each.program.mode)) for each in prepared.modes
         ),
         autocast=_autocast(device),
+        default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
     )
     built: list[Artifact] = []
 
@@ -128,4 +131,5 @@ def optimize(
     tuning = _unheard if tune else None
     solution = solve(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
     left_out = frozenset(mode for mode, _ in solution.prepared.left_out)
-    return optimized(model, drivers(solution), functools.partial(_specialise, name), left_out)
+    modes_made = pin(drivers(solution), model)
+    return optimized(model, modes_made, functools.partial(_specialise, name), left_out)

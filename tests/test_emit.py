@@ -24,7 +24,7 @@ from fusewright.errors import ProblemError
 from fusewright.ir import Dim, Ratio, Ref, Symbolic
 from fusewright.runtime import cuda, host
 from tests.handmade import Case, gemm_add_relu, medley
-from tests.test_runtime import assert_same, everything, gradients
+from tests.test_runtime import assert_same, everything, gradients, refuses_second_derivatives
 
 HEADER = """gemm_add_relu: made by Fusewright, every check passed
     forward   2.71 ms "quoted" \\ slash
@@ -69,6 +69,10 @@ def test_executed_text_is_the_model(cache: Path) -> None:
     assert type(fast(torch.randn(2, 3)).grad_fn).__name__ == "_FwFunctionBackward"
     assert len(list(cache.glob("emitted-*.so"))) == 1 and not list(cache.glob("build-*"))
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+
+
+def test_a_file_refuses_second_derivatives(cache: Path) -> None:
+    refuses_second_derivatives(executed(text_of(gemm_add_relu()))["ModelNew"](3, 5))
 
 
 def test_several_files_twice_each_in_one_process(cache: Path) -> None:

@@ -134,12 +134,42 @@ def test_backward_twice_needs_retain_graph(gemm: Any) -> None:
         y.backward()
 
 
-def test_double_backward_is_a_clear_error(gemm: Any) -> None:
+def hessian_product(model: nn.Module, x: torch.Tensor) -> Any:
+    return torch.autograd.functional.hvp(lambda z: model(z).square().sum(), x, torch.ones_like(x))
+
+
+def penalty(model: nn.Module, x: torch.Tensor) -> Any:
+    (grad,) = torch.autograd.grad(model(x.requires_grad_()).sum(), x, create_graph=True)
+    return torch.autograd.grad(grad.square().sum(), tuple(model.parameters()), allow_unused=True)
+
+
+def second_backward(model: nn.Module, x: torch.Tensor) -> Any:
+    model(x.requires_grad_()).square().sum().backward(create_graph=True)
+
+
+def refuses_second_derivatives(model: nn.Module, match: str = "call the original model") -> None:
+    """No way of asking for them answers zeros or None, which is what autograd makes of no path."""
+    for ask in (hessian_product, penalty, second_backward):
+        with pytest.raises(RuntimeError, match=match):
+            ask(model, torch.randn(4, 3))
+
+
+def test_a_gradient_to_be_differentiated_is_refused_at_once(gemm: Any) -> None:
     _, fast = pair(gemm)
-    x = torch.randn(4, 3, requires_grad=True)
-    (grad,) = torch.autograd.grad(fast(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="first derivatives"):
-        grad.sum().backward()
+    refuses_second_derivatives(fast)
+    with pytest.raises(call._FwSecondDerivative):
+        penalty(fast, torch.randn(4, 3))
+    assert_same(torch.func.grad(lambda z: fast(z).sum())(x := torch.randn(4, 3)), gradient(fast, x))
+
+
+def gradient(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(model(x.requires_grad_()).sum(), x)[0]
+
+
+def test_the_registered_operators_refuse_the_same(gemm: Any) -> None:
+    _, fast = pair(gemm)
+    torch._dynamo.reset()
+    refuses_second_derivatives(torch.compile(fast, fullgraph=True, backend="eager"))
 
 
 def test_saved_tensors_can_be_moved_and_recomputed(gemm: Any) -> None:

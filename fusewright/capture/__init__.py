@@ -19,6 +19,7 @@ from torch import nn
 from fusewright.capture.call import Call
 from fusewright.capture.convert import InexpressibleSizeError
 from fusewright.capture.culprit import culprit
+from fusewright.capture.hooks import unhooked
 from fusewright.capture.trace import trace
 from fusewright.capture.where import Place, Refused, located, of_error
 from fusewright.errors import CaptureError
@@ -47,7 +48,7 @@ def capture(
         for gradients in ("floating", "as given")
     ]
     failures: list[tuple[bool, Exception]] = []
-    with _one_at_a_time, in_mode(model, mode), _unlogged():
+    with _one_at_a_time, in_mode(model, mode), unhooked(model), _unlogged():
         if type(model).forward is nn.Module.forward and "forward" not in vars(model):
             missing = CaptureError("it has no forward; write `def forward(self, …)`")
             raise located(missing, None, model)

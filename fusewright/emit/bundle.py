@@ -9,19 +9,25 @@ from fusewright.codegen.source import Source
 from fusewright.ir import Program
 from fusewright.plan.steps import Plan
 
-Constant = int | float | bool | str | None | tuple["Constant", ...]
+Constant = int | float | complex | bool | str | None | tuple["Constant", ...]
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A submodule as it was in the example: its plain attributes and how many hooks it had.
+    """A submodule as it was in the example.
 
-    Constants of the model are written into kernels, so they are part of the guard.
+    Constants of the model are written into kernels, so they are part of the guard; so are its
+    class, its children by name, its parameters and buffers (`tensors`: table, name, and whether
+    there is one, or the place where the same one was met before), and those hooks that were
+    captured with it.
     """
 
     path: tuple[str, ...]
+    kind: str
     values: tuple[tuple[str, Constant], ...]
-    hooks: int = 0
+    children: tuple[str, ...]
+    tensors: tuple[tuple[str, str, bool | tuple[str, ...]], ...]
+    hooks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,8 @@ class ProgramPlans:
 class ModuleBundle:
     """One model on one kind of device: all that the text of its `ModelNew` is made from.
 
-    `autocast` is the dtype that autocast converted to in the example, empty where it was off.
+    `autocast` is the dtype that autocast converted to in the example, empty where it was off;
+    `default_dtype` is what new tensors were.
     """
 
     name: str
@@ -72,6 +79,7 @@ class ModuleBundle:
     arguments: Arguments
     modes: tuple[ProgramPlans, ...]
     autocast: str = ""
+    default_dtype: str = "float32"
 
     @property
     def device_type(self) -> str:

@@ -129,13 +129,15 @@ def _record(mode: Mode, functions: Mapping[str, str]) -> list[str]:
         "tangents": constant(wiring.tangents),
         "reach": constant(wiring.reach),
         **functions,
+        "default_dtype": dtype(bundle.default_dtype),
         **dict.fromkeys(shortcuts(mode), "True"),
     }
     inside = [f"{name}={text}," for name, text in fields.items()]
+    bound = frozenset(each.path for each in program.bindings if each.kind != "input")
     place = inside.index("owners=_OWNERS_,")
     inside[place : place + 1] = [
         "owners=(",
-        *(f"    {_owner(o)}," for o in mode.plans.owners),
+        *(f"    {_owner(o, bound)}," for o in mode.plans.owners),
         "),",
     ]
     return ["_fw_register(", "    _FwMode(", *indented(inside, 2), "    )", "),"]
@@ -145,5 +147,12 @@ def _operator_stem(name: str) -> str:
     return identifier(f"m_{name}").removeprefix("m_") or "model"
 
 
-def _owner(owner: Owner) -> str:
-    return f"({constant(owner.path)}, {constant(owner.values)}, {owner.hooks})"
+def _owner(owner: Owner, bound: frozenset[str]) -> str:
+    """The record of one submodule; of `bound` tensors the misfit test sees that they are there."""
+    tensors = [
+        (table, name, here)
+        for table, name, here in owner.tensors
+        if not (here is True and ".".join((*owner.path, name)) in bound)
+    ]
+    fields = (owner.path, owner.kind, owner.values, owner.children, tuple(tensors), owner.hooks)
+    return constant(fields)

@@ -232,7 +232,7 @@ struct StridedOut {
   }
 };
 
-// A kernel of ours that is launched behind another (sm90_launch.cuh) begins when all blocks of that one
+// A kernel of ours that is launched behind another (`launch_behind`) begins when all blocks of that one
 // have called the first of these or ended; the second returns when all of it has ended, as at an
 // ordinary launch.
 __device__ __forceinline__ void let_next_begin() {

@@ -7,7 +7,7 @@ checkers of generated kernels refuse.
 """
 
 # In the order in which they are pasted; of the last two the one for the file's language.
-PASTED = ("library", "guard", "call", "operators")
+PASTED = ("library", "guard", "altered", "call", "operators")
 # Pasted beside them where there is a matrix product of ours.
 TENSOR_CORES = "tensor_cores"
 BUILDERS = {"host": "host", "cuda": "cuda"}

@@ -6,8 +6,9 @@ import warnings
 
 import torch
 
+from fusewright.runtime.altered import _fw_altered, _fw_looked, _fw_unaltered
 from fusewright.runtime.guard import (
-    _fw_altered,
+    _FW_UNKNOWN,
     _fw_autocast,
     _fw_flatten,
     _fw_likeness,
@@ -20,8 +21,13 @@ _fw_drive = typing.Callable[..., typing.Any]
 _fw_tensors = tuple[torch.Tensor, ...]
 _fw_compiling: _fw_drive = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 _FW_ONCE = (
-    "Fusewright's kernels give first derivatives; for a double backward call the original model"
+    "Fusewright's kernels give first derivatives only; where create_graph=True or a gradient of a "
+    "gradient is wanted, call the original model"
 )
+
+
+class _FwSecondDerivative(RuntimeError):
+    """A gradient was asked for that could itself be differentiated."""
 
 
 _FW_WARNED: set[str] = set()
@@ -73,7 +79,7 @@ def _fw_here(
     return kept[where]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _FwMode:
     """One program: its drivers, what it expects of a call, and how its values are wired.
 
@@ -113,6 +119,8 @@ class _FwMode:
     operators: tuple[_fw_drive, ...] = ()
     as_given: bool = False
     lone: bool = False
+    default_dtype: torch.dtype = torch.float32
+    pinned: tuple[typing.Any, ...] = ()
 
     def __post_init__(self) -> None:
         # Without and with grad mode, for the last few kinds of call that fitted: a test whether
@@ -141,13 +149,13 @@ def _fw_forward(
             plain = False
     if compiling or not plain or _fw_forward_ad._current_level >= 0:
         return _fw_guarded(modes, module, args, kwargs, plain)
-    training, grad_mode = module.training, _fw_grad_mode()
+    training, grad_mode, dtype = module.training, _fw_grad_mode(), torch.get_default_dtype()
     for mode in modes:
-        if mode.training == training and mode.plain == len(args):
+        if mode.training == training and mode.plain == len(args) and mode.default_dtype is dtype:
             tensors = args if mode.as_given else mode.gather(module, args)
             for alike, wanted in mode.fitted[grad_mode]:
                 if alike(*tensors):
-                    if mode.owners and _fw_altered(module, mode.owners) is not None:
+                    if not _fw_unaltered(module, mode):
                         break
                     if wanted or mode.mutations:
                         return None, _fw_run(mode, tensors, wanted)
@@ -189,8 +197,16 @@ def _fw_bind(
         structure = _fw_flatten(_fw_positional(mode.parameters, args, kwargs), leaves)
         if structure != mode.structure:
             return (), f"the arguments are {structure} instead of {mode.structure}"
+        if _FW_UNKNOWN in structure:
+            return (), f"the arguments are {structure}: such a one cannot be compared"
     tensors: _fw_tensors = mode.gather(module, leaves)
-    reason = mode.misfit(*tensors) or _fw_altered(module, mode.owners)
+    reason = mode.misfit(*tensors)
+    if reason is None and torch.get_default_dtype() is not mode.default_dtype:
+        reason = f"the default dtype is not {mode.default_dtype}"
+    if reason is None and _fw_compiling():
+        reason = _fw_altered(module, mode.owners, mode.pinned)
+    elif reason is None:
+        reason = _fw_looked(module, mode)
     autocast = _fw_autocast(mode.device_type)
     if reason is None and autocast is not mode.autocast:
         reason = f"autocast is {autocast or 'off'} instead of {mode.autocast or 'off'}"
@@ -263,6 +279,16 @@ def _fw_fixed(mode: _FwMode, need: typing.Sequence[bool]) -> list[int]:
     return [*mode.fixed, *apart]
 
 
+def _fw_first_only() -> None:
+    """Refuse a backward whose gradients are to be differentiated, before there are any.
+
+    An error that waits in the graph is not enough: it lies on no path to the inputs that
+    `torch.autograd.grad` is given, which then answers with zeros or None.
+    """
+    if _fw_grad_mode():
+        raise _FwSecondDerivative(_FW_ONCE)
+
+
 class _FwFunction(torch.autograd.Function):
     """One node of the autograd graph for the whole model."""
 
@@ -280,28 +306,17 @@ class _FwFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: typing.Any, *tangents: torch.Tensor | None) -> tuple[typing.Any, ...]:
+        _fw_first_only()
         mode, sizes, device = ctx.call
         values = [None if index is None else tangents[index] for index in mode.tangents]
         values = [*ctx.saved_tensors, *values]
         if hasattr(ctx, "maybe_clear_saved_tensors"):
             ctx.maybe_clear_saved_tensors()  # so that the driver's `del` frees memory at once
-        need = ctx.needs_input_grad[1:]
-        if not torch.is_grad_enabled():
-            return (None, *mode.backward(values, sizes, device, need))
-        with torch.no_grad():
-            gradients = mode.backward(values, sizes, device, need)
-        return (None, *_fw_once(gradients))
+        return (None, *mode.backward(values, sizes, device, ctx.needs_input_grad[1:]))
 
 
 # Function.apply looks for torch.func's wrappers first (4 µs); `_fw_watcher` has ruled them out.
 _fw_apply: _fw_drive = super(torch.autograd.Function, _FwFunction).apply
-
-
-def _fw_once(gradients: tuple[torch.Tensor | None, ...]) -> tuple[typing.Any, ...]:
-    """The same gradients, with an error waiting for whoever differentiates them again."""
-    leaves = [None if each is None else each.detach().requires_grad_() for each in gradients]
-    refusal: typing.Any = torch._C._functions.DelayedError(_FW_ONCE.encode(), len(leaves))
-    return tuple(refusal(*leaves))
 
 
 def _fw_traced(mode: _FwMode, tensors: _fw_tensors) -> typing.Any:

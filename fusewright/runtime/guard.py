@@ -1,21 +1,16 @@
 """Whether a call fits a program, and if not, why: in words that a warning can carry."""
 
+import hashlib
 import typing
 
 import torch
 
 from fusewright.runtime.library import _fw_compiled
 
+# Begins the text of an argument that cannot be compared: an address says nothing of what is there,
+# which may have changed, or be another by now.
+_FW_UNKNOWN = "<any "
 _FW_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-
-
-class _FwGone:
-    """Stands in for a submodule that is no longer there: nothing is found in it."""
-
-    _modules: typing.ClassVar[dict[str, typing.Any]] = {}
-    _parameters: typing.ClassVar[dict[str, typing.Any]] = {}
-    _buffers: typing.ClassVar[dict[str, typing.Any]] = {}
-    _forward_hooks = _forward_pre_hooks = _backward_hooks = _buffers
 
 
 def _fw_attribute(owner: typing.Any, path: tuple[str, ...]) -> typing.Any:
@@ -45,9 +40,19 @@ def _fw_flatten(value: typing.Any, leaves: list[typing.Any]) -> str:
         inside = ", ".join([_fw_flatten(item, leaves) for item in value])
     elif isinstance(value, dict):
         inside = ", ".join([f"{key!r}: {_fw_flatten(item, leaves)}" for key, item in value.items()])
+    elif hasattr(value, "tobytes") and hasattr(value, "dtype"):
+        return _fw_array_text(value)
     else:
-        return repr(value)
+        text = repr(value)
+        return f"{_FW_UNKNOWN}{type(value).__name__}>" if " at 0x" in text else text
     return f"{type(value).__name__}({inside})"
+
+
+def _fw_array_text(array: typing.Any) -> str:
+    """An array of NumPy by all of its numbers: repr leaves out the middle of a long one."""
+    held = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+    digest = hashlib.sha256(held).hexdigest()[:32]
+    return f"{type(array).__name__}({array.dtype}, {array.shape}, {digest})"
 
 
 def _fw_same_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
@@ -87,24 +92,6 @@ def _fw_misfit(
         return f"{label} has strides {tensor.stride()} instead of {strides}"
     if frozen and tensor.requires_grad and torch.is_grad_enabled():
         return f"{label} requires a gradient, for which there is no program"
-    return None
-
-
-def _fw_hooks(owner: typing.Any) -> int:
-    return len(owner._forward_hooks) + len(owner._forward_pre_hooks) + len(owner._backward_hooks)
-
-
-def _fw_altered(module: typing.Any, owners: tuple[typing.Any, ...]) -> str | None:
-    """Which attribute or hook of a submodule is no longer as it was in the example, or None."""
-    for path, values, hooks in owners:
-        owner = module
-        for name in path:
-            owner = owner._modules.get(name, _FwGone)
-        for name, value in values:
-            if getattr(owner, name, None) != value:
-                return f"attribute {'.'.join((*path, name))} is not {value!r}"
-        if path and _fw_hooks(owner) != hooks:
-            return f"hooks of {'.'.join(path)} were added or removed"
     return None
 
 

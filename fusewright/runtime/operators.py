@@ -7,10 +7,12 @@ import torch
 from fusewright.runtime.call import (
     _FW_ONCE,
     _fw_drive,
+    _fw_first_only,
     _fw_fixed,
     _fw_laid_out,
     _fw_save,
     _FwMode,
+    _FwSecondDerivative,
 )
 
 _fw_layout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
@@ -101,6 +103,7 @@ def _fw_define_autograd(mode: _FwMode, forward: str, backward: str) -> None:
         ctx.mark_non_differentiable(*fixed, *results[mode.n_outputs :])
 
     def differentiate(ctx: typing.Any, tangents: list[torch.Tensor | None]) -> typing.Any:
+        _fw_first_only()
         values = [None if index is None else tangents[index] for index in mode.tangents]
         need = list(ctx.needs_input_grad[0])
         operator = getattr(torch.ops.fusewright, backward).default
@@ -110,7 +113,7 @@ def _fw_define_autograd(mode: _FwMode, forward: str, backward: str) -> None:
         return [next(made) if layout and wanted else None for layout, wanted in pairs]
 
     def refuse(ctx: typing.Any, *tangents: typing.Any) -> typing.NoReturn:
-        raise RuntimeError(_FW_ONCE)
+        raise _FwSecondDerivative(_FW_ONCE)
 
     torch.library.register_autograd(f"fusewright::{forward}", differentiate, setup_context=keep)
     torch.library.register_autograd(f"fusewright::{backward}", refuse)

@@ -1,0 +1,348 @@
+"""Whether a module is still the one that was captured: its tree, its constants, its hooks.
+
+The whole comparison walks the tree by names. What it has found unaltered is kept as a list of the
+very objects, so that the next call need only ask whether they are still in their places.
+"""
+
+import hashlib
+import operator
+import types
+import typing
+
+import torch
+
+_fw_all_modules: typing.Any = torch.nn.modules.module
+_FW_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# Hooks that PyTorch runs for every module of the process.
+_FW_EVERYWHERE = tuple([getattr(_fw_all_modules, f"_global{name}", {}) for name in _FW_HOOKS])
+_FW_NUMBERS = (bool, int, float, complex, str)
+_FW_NAMES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_FW_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+# Longer lists are compared by a digest, and not at each call if they are the same objects.
+_FW_LONG = 64
+
+
+class _FwGone:
+    """Stands in for a submodule that is no longer there: nothing is found in it."""
+
+    _modules: typing.ClassVar[dict[str, typing.Any]] = {}
+    _parameters: typing.ClassVar[dict[str, typing.Any]] = {}
+    _buffers: typing.ClassVar[dict[str, typing.Any]] = {}
+    _forward_hooks = _forward_pre_hooks = _backward_hooks = _backward_pre_hooks = _buffers
+
+
+def _fw_inside(module: typing.Any, path: tuple[str, ...]) -> typing.Any:
+    for name in path:
+        module = module._modules.get(name) or _FwGone
+    return module
+
+
+def _fw_constant(value: typing.Any) -> typing.Any:
+    """An attribute as guards compare it; `_FwGone` for what they do not.
+
+    Functions go by their names: a file that is written has nothing else to compare them with.
+    """
+    kind = type(value)
+    if value is None or kind in _FW_NUMBERS:
+        return value
+    if kind in _FW_NAMES:
+        return ("torch", str(value))
+    if kind in _FW_FUNCTIONS:
+        return ("function", value.__qualname__)
+    if kind in (list, set, frozenset) or isinstance(value, tuple):
+        inside = [_fw_constant(item) for item in value]
+    elif kind is dict:
+        inside = [_fw_constant(item) for pair in value.items() for item in pair]
+    else:
+        return _FwGone
+    if _FwGone in inside:
+        return _FwGone
+    if kind in (set, frozenset):
+        inside = sorted(inside, key=repr)
+    if len(inside) > _FW_LONG:
+        inside = [len(inside), hashlib.sha256(repr(inside).encode()).hexdigest()]
+    return tuple(inside) if isinstance(value, tuple) else (kind.__name__, *inside)
+
+
+def _fw_same(one: typing.Any, other: typing.Any) -> bool:
+    """Whether two constants are one; 2 and 2.0 are not, a NaN and another are."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple):
+        if len(one) != len(other):
+            return False
+        return all(_fw_same(*pair) for pair in zip(one, other, strict=True))
+    return bool(one == other) or (one != one and other != other)
+
+
+def _fw_kind(owner: typing.Any) -> str:
+    """A submodule's class by its name: PyTorch's are told from others that are called the same."""
+    kind = type(owner)
+    word = "nn." if kind.__module__.startswith("torch.nn.") else ""
+    return word + str(kind.__qualname__)
+
+
+def _fw_hook_text(hook: typing.Any) -> str | None:
+    """A hook of torch.nn.utils, which is part of what is captured, in words; None for others."""
+    for kind in type(hook).__mro__:
+        if kind.__module__.startswith("torch.nn.utils."):
+            pairs = [(name, _fw_constant(value)) for name, value in vars(hook).items()]
+            told = [f"{name}={value!r}" for name, value in pairs if value is not _FwGone]
+            return f"{type(hook).__qualname__}({', '.join(told)})"
+    return None
+
+
+def _fw_hooks(owner: typing.Any) -> tuple[str | None, ...]:
+    tables = [getattr(owner, name) for name in _FW_HOOKS]
+    return tuple([_fw_hook_text(hook) for table in tables for hook in table.values()])
+
+
+def _fw_must_run(path: typing.Sequence[str], hooks: tuple[str | None, ...]) -> str | None:
+    """Why a submodule's hooks forbid the kernels: they run where it is called, which is inside."""
+    if None not in hooks:
+        return None
+    return f"hooks of {'.'.join(path)} are to see its calls, which the kernels leave out"
+
+
+def _fw_hooked(module: typing.Any) -> str | None:
+    """Which hooks of submodules only the original forward runs, or None."""
+    if module._modules and any(_FW_EVERYWHERE):
+        return "hooks of all modules are to see each call, which the kernels leave out"
+    for path, owner in module.named_modules():
+        reason = _fw_must_run([path], _fw_hooks(owner)) if path else None
+        if reason is not None:
+            return reason
+    return None
+
+
+def _fw_altered(
+    module: typing.Any, owners: tuple[typing.Any, ...], pinned: tuple[typing.Any, ...] = ()
+) -> str | None:
+    """What is no longer as it was in the example, or None.
+
+    `pinned` are classes and functions themselves, where it is known which they were.
+    """
+    if module._modules and any(_FW_EVERYWHERE):
+        return _fw_hooked(module)
+    for path, kind, values, children, tensors, hooks in owners:
+        owner = _fw_inside(module, path)
+        reason = _fw_altered_owner(owner, path, values)
+        reason = reason or _fw_altered_tensors(module, owner, path, tensors)
+        if path and reason is None:
+            reason = _fw_altered_child(owner, path, kind, hooks)
+        now = tuple([name for name, child in owner._modules.items() if child is not None])
+        if reason is None and now != children:
+            reason = f"the submodules of {'.'.join(path) or 'the model'} are {now}, not {children}"
+        if reason is not None:
+            return reason
+    for path, name, thing in pinned:
+        owner = _fw_inside(module, path)
+        held = getattr(owner, name, None) if name else type(owner)
+        if getattr(held, "__func__", held) is not thing:
+            return f"{'.'.join((*path, name) if name else path)} is another {thing.__qualname__}"
+    return None
+
+
+def _fw_altered_child(
+    owner: typing.Any, path: tuple[str, ...], kind: str, hooks: tuple[str | None, ...]
+) -> str | None:
+    if owner is _FwGone:
+        return f"{'.'.join(path)} is gone"
+    if _fw_kind(owner) != kind:
+        return f"{'.'.join(path)} is {_fw_kind(owner)} instead of {kind}"
+    now = _fw_hooks(owner)
+    if now != hooks:
+        return _fw_must_run(path, now) or f"hooks of {'.'.join(path)} are {now}, not {hooks}"
+    return None
+
+
+def _fw_altered_owner(
+    owner: typing.Any, path: tuple[str, ...], values: tuple[tuple[str, typing.Any], ...]
+) -> str | None:
+    patched = owner is not _FwGone and "forward" in owner.__dict__
+    for name, value in values:
+        if not _fw_same(_fw_constant(getattr(owner, name, None)), value):
+            return f"attribute {'.'.join((*path, name))} is not {value!r}"
+        patched = patched and name != "forward"
+    return f"{'.'.join(path)} has a forward of its own" if patched and path else None
+
+
+def _fw_altered_tensors(
+    module: typing.Any,
+    owner: typing.Any,
+    path: tuple[str, ...],
+    tensors: tuple[tuple[str, str, typing.Any], ...],
+) -> str | None:
+    for table, name, here in tensors:
+        tensor = getattr(owner, table).get(name)
+        if (tensor is not None) != bool(here):
+            return f"{'.'.join((*path, name))} is {'None now' if here else 'no longer None'}"
+        if isinstance(here, tuple):
+            first = getattr(_fw_inside(module, here[:-1]), table).get(here[-1])
+            if first is not tensor:
+                return f"{'.'.join((*path, name))} is no longer {'.'.join(here)}"
+    return None
+
+
+class _FwSeen(dict[typing.Any, typing.Any]):
+    """For each program, the module as it was when it last fitted; a copy of the module, or a
+    pickle, has yet to be looked at."""
+
+    def __reduce__(self) -> tuple[typing.Any, ...]:
+        return _FwSeen, ()
+
+
+class _FwSnapshot:
+    """The objects that a module is made of, found unaltered.
+
+    It lies in the module's own dictionary, and so must not hold that: the module would then live
+    until the garbage collector comes.
+    """
+
+    def __init__(self, module: typing.Any, owners: tuple[typing.Any, ...]) -> None:
+        inside = list(module.modules())[1:]
+        self.root = module._modules
+        self.tables = [
+            (each._modules, [*each._modules.values()])
+            for each in (module, *inside)
+            if each._modules
+        ]
+        # A leaf's table is to stay empty, as its hooks are.
+        self.parts = [
+            (each, type(each), vars(each), len(vars(each)), {} if each._modules else each._modules)
+            for each in inside
+            if not _fw_hook_objects(vars(each))
+        ]
+        self.hooked = [
+            (each, type(each), vars(each), len(vars(each)), found)
+            for each in inside
+            if (found := _fw_hook_objects(vars(each)))
+        ]
+        self.own: list[tuple[str, typing.Any]] = []
+        self.items: list[tuple[typing.Any, str, typing.Any]] = []
+        self.here: list[tuple[typing.Any, str]] = []
+        self.ties: list[tuple[typing.Any, str, typing.Any, str]] = []
+        self.lists: list[tuple[typing.Any, list[typing.Any]]] = []
+        for path, _, values, _, tensors, _ in owners:
+            owner = _fw_inside(module, path)
+            state = vars(owner)
+            held = [(name, state.get(name)) for name, _ in values]
+            for _, value in held:
+                self.keep_items(value)
+            self.own += () if path else held
+            self.items += [(state, name, value) for name, value in held if path]
+            for table, name, here in tensors:
+                self.keep_tensor(module, getattr(owner, table), table, name, here)
+        self.rare = bool(self.hooked or self.here or self.ties or self.lists)
+
+    def keep_tensor(
+        self, module: typing.Any, held: typing.Any, table: str, name: str, here: typing.Any
+    ) -> None:
+        """No tensor itself: it would be kept alive."""
+        if isinstance(here, tuple):
+            first = getattr(_fw_inside(module, here[:-1]), table)
+            self.ties.append((held, name, first, here[-1]))
+        elif here:
+            self.here.append((held, name))
+        else:
+            self.items.append((held, name, None))
+
+    def keep_items(self, value: typing.Any) -> None:
+        """What is in a list, a dict or a set may be exchanged, and the list stay the same."""
+        if isinstance(value, (tuple, list, dict, set, frozenset)) and len(value) <= _FW_LONG:
+            items = _fw_items(value)
+            if isinstance(value, (list, dict, set)):
+                self.lists.append((value, items))
+            for item in items:
+                self.keep_items(item)
+
+    def holds(self, module: typing.Any) -> bool:
+        """Whether all are where they were: half a microsecond for a submodule.
+
+        By identity: to ask a tensor or an array whether it equals a number is no question. Plain
+        loops: map and its kin are no faster, and take 5 µs more where caches are cold.
+        """
+        own = module.__dict__
+        if own["_modules"] is not self.root:
+            return False
+        for name, value in self.own:
+            if own.get(name) is not value:
+                return False
+        for place, name, value in self.items:
+            if place.get(name) is not value:
+                return False
+        for table, children in self.tables:
+            if [*table.values()] != children:
+                return False
+        for each, kind, state, size, leaf in self.parts:
+            # Not the tables of hooks once and for all: whoever clears hooks may put in new ones.
+            if (
+                leaf
+                or state["_forward_hooks"]
+                or state["_forward_pre_hooks"]
+                or state["_backward_hooks"]
+                or state["_backward_pre_hooks"]
+                or type(each) is not kind
+                or len(state) != size
+            ):
+                return False
+        if self.tables and any(_FW_EVERYWHERE):
+            return False
+        return not self.rare or self.holds_rare()
+
+    def holds_rare(self) -> bool:
+        """The same for what few models have."""
+        for each, kind, state, size, hooks in self.hooked:
+            if type(each) is not kind or len(state) != size or _fw_hook_objects(state) != hooks:
+                return False
+        for table, name in self.here:
+            if table.get(name) is None:
+                return False
+        for table, name, other, first in self.ties:
+            if table.get(name) is not other.get(first):
+                return False
+        return all(_fw_same_items(*each) for each in self.lists)
+
+
+def _fw_hook_objects(state: dict[str, typing.Any]) -> list[typing.Any]:
+    return [hook for name in _FW_HOOKS for hook in state[name].values()]
+
+
+def _fw_items(value: typing.Any) -> list[typing.Any]:
+    return [*value, *value.values()] if isinstance(value, dict) else [*value]
+
+
+def _fw_same_items(value: typing.Any, before: list[typing.Any]) -> bool:
+    now = _fw_items(value)
+    return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def _fw_looked(module: typing.Any, mode: typing.Any) -> str | None:
+    """The same as `_fw_altered`, remembering what was found unaltered."""
+    seen = module.__dict__.get("_fw_seen")
+    if seen is None:
+        seen = module.__dict__["_fw_seen"] = _FwSeen()
+    before = seen.get(mode)
+    if before is not None and before.holds(module):
+        return None
+    reason = _fw_altered(module, mode.owners, mode.pinned)
+    if reason is None and _fw_is_python(module):
+        seen[mode] = _FwSnapshot(module, mode.owners)
+    return reason
+
+
+def _fw_is_python(module: typing.Any) -> bool:
+    """Whether all submodules keep their state in dictionaries; those of TorchScript do not."""
+    for each in module.modules():
+        state = vars(each)
+        if not isinstance(state.get("_modules"), dict) or not state.keys() >= set(_FW_HOOKS):
+            return False
+    return True
+
+
+def _fw_unaltered(module: typing.Any, mode: typing.Any) -> bool:
+    seen = module.__dict__.get("_fw_seen")
+    before = None if seen is None else seen.get(mode)
+    if before is not None and before.holds(module):
+        return True
+    return _fw_looked(module, mode) is None
