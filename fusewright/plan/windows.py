@@ -21,6 +21,8 @@ from fusewright.window import (
     by_eight,
 )
 
+FEWEST_TOGETHER = 64  # channels of a group that a tile has, of which 16 leave one part
+
 
 def window_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str) -> WindowKernel:
     source, weight = operands_of(node)
@@ -39,11 +41,12 @@ def window_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str) 
 
 
 def loses_by_reducing(values: Values, node: Node) -> bool:
-    """Whether a window that reduces nothing goes about it in a faster way: as plain sums, or with
-    its weights by eight."""
+    """Whether a window that reduces nothing goes about it in a faster way, as plain sums or with
+    its weights by eight; or has groups of few channels, each of which would leave a part."""
     source, weight = operands_of(node)
     of = geometry_of(node, values.spec(source), values.spec(weight))
-    return bool(node.argument(ROW_BY_ROW)) or by_eight(of) != of
+    few = of.groups > 1 and of.results < FEWEST_TOGETHER
+    return few or bool(node.argument(ROW_BY_ROW)) or by_eight(of) != of
 
 
 def gradient_step(values: Values, node: Node) -> WindowGradient:
