@@ -26,7 +26,10 @@ template <int V, class Body, class Sum>
 void end_in(const ByColumn<Body>& end, int64_t rows, int64_t columns, const Sum& sum) {
   for (int64_t p = 0; p < columns; p += V) {
     typename ByColumn<Body>::template Column<V> down;
-    end.begin(down, p);
+    struct {
+      int64_t column;
+    } const at = {p};
+    end.begin(down, at);
     for (int64_t q = 0; q < rows; ++q) {
       typename Body::template Elem<V> elem;
       end.load(elem, down, q, p);

@@ -424,3 +424,28 @@ def test_tied_layers_that_part() -> None:
     assert_same(fast(x), eager_result(fast, x))
     other.weight = nn.Parameter(torch.ones(3, 3))
     assert_same(fast(x), eager_result(fast, x))
+
+
+class Hollow(nn.Module):
+    """Containers of nothing: they are false, and yet there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.none, self.line, self.weights = nn.ModuleList(), nn.Sequential(), nn.ParameterList()
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for each in self.none:
+            x = each(x)
+        return torch.relu(self.lin(self.line(x)))
+
+
+def test_empty_containers_are_no_change() -> None:
+    x = torch.randn(4, 3)
+    fast = fusewright.optimize(Hollow(), x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, second = fast(x), fast.eval()(x)
+    assert_same(first, second)
+    fast.none.append(nn.Tanh())
+    assert_same(fast(x), Hollow.forward(fast, x))

@@ -33,7 +33,8 @@ class _FwGone:
 
 def _fw_inside(module: typing.Any, path: tuple[str, ...]) -> typing.Any:
     for name in path:
-        module = module._modules.get(name) or _FwGone
+        child = module._modules.get(name)
+        module = _FwGone if child is None else child  # an empty list of modules is false
     return module
 
 
