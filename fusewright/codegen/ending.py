@@ -191,12 +191,12 @@ def _end_text(kernel: Ended, forms: Sequence[Form], parts: str) -> str:
         (form,) = forms
         return _bound_text(form, "ByRow" if form.is_row else "ByColumn", "", parts)
     *stores, reduces = forms
-    stored = "fw::Nothing{}"
+    first = "fw::Nothing{}"
     if stores:
-        stored = _bound_text(stores[0], "ByColumn", "", "nullptr")
+        first = _bound_text(stores[0], "ByColumn", "", "nullptr")
     planes = reduces.kernel.inner[-1].name == PLANE
     numbers = f", {_flag(kernel.per_image)}, {kernel.together}, {_flag(planes)}"
-    return f"fw::StoredAndReduced{{{stored}, {_bound_text(reduces, 'ByChannel', numbers, parts)}}}"
+    return f"fw::StoredAndReduced{{{first}, {_bound_text(reduces, 'ByChannel', numbers, parts)}}}"
 
 
 def _flag(value: bool) -> str:

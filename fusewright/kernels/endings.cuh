@@ -3,8 +3,8 @@
 //   ByColumn  a thread stays with some columns: what belongs to a column alone is known before the
 //             first row, and a reduction down the columns runs from row to row
 //   ByRow     threads meet in each row, to reduce it
-// Reductions leave their parts in a workspace, a line for each tile that they cross; `join` adds the
-// lines up in their order.
+// Reductions leave their parts in a workspace, a line for each tile that they cross, of a window
+// for each warp or part of one; `join` adds the lines up in their order.
 #pragma once
 
 #include "groups.cuh"

@@ -61,13 +61,8 @@ struct WindowResult {
     const uint64_t upper = __ballot_sync(~0u, inside(high));
     const int first = __shfl_sync(~0u, low.image, 0, 32);
     const int last = min(int(__shfl_sync(~0u, high.image, 31, 32)), sizes.shape.images - 1);
-    const int64_t start = int64_t(tile.band) * sizes.plane.divisor + tile.first + p;
-    return {int(start >> kPartBits), first, last, upper << 32 | lower, sizes.shape.classes,
+    return {int((sizes.start(tile) + p) >> kPartBits), first, last, upper << 32 | lower, sizes.shape.classes,
             tile.of_class};
-  }
-  // Those of an image that are walked, halos among them.
-  __device__ __forceinline__ int64_t image_positions() const {
-    return int64_t(sizes.plane.divisor) * sizes.bands.divisor;
   }
   __device__ __forceinline__ int row(const Place&, int q) const { return channel_out(q); }
   // Of a row of weights.
@@ -135,9 +130,8 @@ template <class End>
 int lines_of(const WindowSizes& sizes) {
   if constexpr (End::kByRow) {
     const int classes = sizes.shape.classes;
-    const int64_t of_image = int64_t(sizes.plane.divisor) * sizes.bands.divisor;
-    return classes * decltype(End::reduces)::lines(
-                         int64_t(sizes.tiles_p.divisor) * sizes.tile_positions, of_image);
+    const int64_t all = int64_t(sizes.tiles_p.divisor) * sizes.tile_positions;
+    return classes * decltype(End::reduces)::lines(all, sizes.image_positions());
   } else {
     return sizes.shape.groups * lines_of_group(sizes.shape.channels_out);
   }
@@ -158,8 +152,7 @@ __device__ __forceinline__ float settle_images(WindowMultiplier<Kind>& multiplie
 #pragma unroll 1
   for (int image = first + 1; image <= last; ++image) same &= scale(image) == scale(first);
   if (same) return inverse_of(scale(first));
-  const int64_t of_image = int64_t(sizes.plane.divisor) * sizes.bands.divisor;
-  const int64_t start = int64_t(tile.band) * sizes.plane.divisor + tile.first;
+  const int64_t of_image = sizes.image_positions(), start = sizes.start(tile);
 #pragma unroll 1
   for (int image = first; image <= last; ++image) {
     const int from = int(max(image * of_image - start, int64_t(0)));

@@ -219,7 +219,7 @@ __device__ __forceinline__ void load_lines(WindowShared<Kind>& shared, const CUt
   WindowStages to = {sizes};
   for (WindowRun run = sizes.run(); !run.ended(); ++run.done) {
     const WindowTile tile = sizes.tile(run.index());
-    const int64_t first = tile.band * int64_t(sizes.plane.divisor) + tile.first;
+    const int64_t first = sizes.start(tile);
     for (int plane = 0; plane < planes; ++plane, to.advance()) {
       uint64_t* loaded = &shared.loaded_x[to.stage];
       char* const stage = shared.ring(sizes, to.stage);

@@ -51,7 +51,7 @@ struct Sweeper {
 #pragma unroll 1
       for (int image = part.first; image <= part.last; ++image) {
         if (image != part.first) enter_image(image);
-        const uint64_t bits = part.inside & part.of_image(image, result.image_positions());
+        const uint64_t bits = part.inside & part.of_image(image, result.sizes.image_positions());
         leave(image, total(mine, p, bits));
       }
     }
@@ -67,7 +67,7 @@ struct Sweeper {
   }
   __device__ __forceinline__ void leave(int image, const typename Reduces::Part& total) const {
     if (q < result.rows && threadIdx.x % 4 == 0) {
-      end.leave(part, image, channel(), result.image_positions(), total);
+      end.leave(part, image, channel(), result.sizes.image_positions(), total);
     }
   }
   // Over the positions whose bits are set; known to the first of four threads.

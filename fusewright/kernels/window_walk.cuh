@@ -91,8 +91,11 @@ struct WindowSizes {
     together = max(1, blocks / each) * each;
   }
   // Of all images and bands, those in halos too.
-  FW_FN int64_t positions() const {
-    return int64_t(shape.images) * bands.divisor * plane.divisor;
+  FW_FN int64_t positions() const { return shape.images * image_positions(); }
+  FW_FN int64_t image_positions() const { return int64_t(plane.divisor) * bands.divisor; }
+  // A tile's first, among all.
+  FW_FN int64_t start(const WindowTile& tile) const {
+    return int64_t(tile.band) * plane.divisor + tile.first;
   }
   // Of the in channels, 64 each; the steps of 16 channels in one; and the boxes of four steps that
   // the weights of a phase fill.

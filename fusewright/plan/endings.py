@@ -193,17 +193,17 @@ def _own_strides(kernel: LoopKernel, columns: Dim, elements: Dim) -> Iterator[tu
         yield contiguous_strides((*outer, *inner))
 
 
-def ended_step(values: Values, node: Node, group: Group | None, stored: frozenset[str]) -> Ended:
-    """The step of one product or window; `stored` are the values that others read."""
+def ended_step(values: Values, node: Node, group: Group | None, written: frozenset[str]) -> Ended:
+    """The step of one product or window; `written` are the values that others read."""
     if group is None:
         epilogue = _copied(values, node.name)
         outputs: tuple[str, ...] = (node.name,)
     else:
-        outputs = tuple(item for item in group.items if item in stored)
+        outputs = tuple(item for item in group.items if item in written)
         epilogue = kernel_of(group.assembled, "kernel", "", outputs, values)
         if epilogue.inner and node.op == WINDOW:
             epilogue = _swept(values, node.name, epilogue)
-        if node.name in stored:
+        if node.name in written:
             epilogue = _also_stored(epilogue, node.name)
             outputs = (*outputs, node.name)
     kernel = _kernel(values, node, epilogue)
