@@ -80,7 +80,7 @@ def _padded(size: int, tile: int) -> int:
 def fits(of: Geometry, tile: DirectSchedule | None = None) -> bool:
     """Whether it is thin, and the weights of a group and what a tile reads of one channel find
     room; the best tile, or this one."""
-    if (of.transposed and of.strided) or of.taps > MOST_TAPS:
+    if (of.transposed and of.strided) or of.taps > MOST_TAPS or not of.z.is_single:
         return False
     thin = min(of.channels, of.results) < THIN
     return thin and _bytes(of, tile or best_tile(of), 1) <= SHARED_BYTES

@@ -36,10 +36,9 @@ MEMORY = 2  # times that of input and result, at the most
 GAIN = 0.92  # what it must be faster than other ways, for the memory that it takes
 
 
-def line_stages(of: Geometry) -> int:
-    """What a tile reads one after the other: 64 channels of a phase each; of lines, all classes
-    read the same."""
-    return -(-of.channels // CHANNEL_BLOCK) * (1 if of.transposed else len(of.phases))
+def line_stages(of: Geometry) -> float:
+    """What a tile reads one after the other, on average: 64 channels of a phase each."""
+    return -(-of.channels // CHANNEL_BLOCK) * len(of.phases) / len(of.classes)
 
 
 def line_fits(of: Geometry, band_width: int, positions: int) -> bool:
@@ -47,13 +46,13 @@ def line_fits(of: Geometry, band_width: int, positions: int) -> bool:
     rows = rows_for(of.in_lines, band_width, positions)
     boxes = -(-rows // LINE_BOX_ROWS)
     rows = boxes * (-(-rows // (8 * boxes)) * 8)
-    return all(map(all, of.classes)) and 2 * rows * ROW_BYTES <= LINE_BYTES
+    return all(of.classes) and 2 * rows * ROW_BYTES <= LINE_BYTES
 
 
 def line_bytes(of: Geometry, band_width: int) -> int:
-    """Of an image: a row for each position, 64 channels and phase."""
+    """Of an image: a row for each position, 64 channels and plane."""
     positions = image_positions(of.in_lines, band_width)
-    return positions * of.groups * line_stages(of) * ROW_BYTES
+    return positions * of.groups * -(-of.channels // CHANNEL_BLOCK) * of.planes * ROW_BYTES
 
 
 def best_line(of: Geometry, band_width: int) -> int:

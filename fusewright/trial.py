@@ -61,12 +61,12 @@ def _image_elements(
     kernel: WindowKernel | GradientKernel, sizes: Sizes
 ) -> Iterator[tuple[str, int]]:
     of, images = kernel.geometry, kernel.geometry.images.at(sizes)
-    counts = (images, of.groups * of.channels, of.y.size, of.x.size)
+    counts = (images, of.groups * of.channels, *(axis.size for axis in of.axes))
     yield kernel.source.buffer, _furthest(counts, kernel.source.strides, sizes)
     if isinstance(kernel, GradientKernel):
-        counts = (images, of.groups * of.results, of.y.result, of.x.result)
+        counts = (images, of.groups * of.results, *(axis.result for axis in of.axes))
         yield kernel.change.buffer, _furthest(counts, kernel.change.strides, sizes)
-    filter_counts = (of.groups, of.results, of.channels, of.y.taps, of.x.taps)
+    filter_counts = (of.groups, of.results, of.channels, *(axis.taps for axis in of.axes))
     strides = tuple(map(Dim, kernel.filter.strides))
     yield kernel.filter.buffer, _furthest(filter_counts, strides, sizes)
 
@@ -182,7 +182,7 @@ class Trial:
             depth = self.kernel.geometry.channels * self.kernel.geometry.taps
         elif isinstance(self.kernel, GradientKernel):
             of = self.kernel.geometry
-            depth = of.images.at(self.sizes) * of.y.result * of.x.result
+            depth = of.images.at(self.sizes) * of.pixels
         elif any(isinstance(item, Reduce) for item in self.kernel.body):
             depth = self.kernel.inner_numel.at(self.sizes)
         else:

@@ -3,7 +3,8 @@
     result[n, o, y, x] = Σ source[n, c, y·stride − before + j·dilation, …] · weights[o, c, j, i]
 
 over channels c and taps (j, i) of the group that o belongs to, with zeros outside of the source.
-Images of one dimension have a single row. A transposed convolution turns this round, as the
+A third axis z goes before y likewise; images of two dimensions have a single z, those of one a
+single row. A transposed convolution turns this round, as the
 gradient of one by its source does:
 
     result[n, o, y·stride − before + j·dilation, …] = Σ source[n, c, y, x] · weights[o, c, j, i]
@@ -66,6 +67,16 @@ class WindowAxis:
         return min(every, max(self.result, self.size + before, every - before))
 
     @property
+    def deep(self) -> int:
+        """The same along z, where only lines have what lies in halos."""
+        return self.extent if self.one_plane else self.positions
+
+    @property
+    def is_single(self) -> bool:
+        """Whether nothing moves along it."""
+        return self.size == self.result == self.taps == 1
+
+    @property
     def phases(self) -> tuple[int, ...]:
         """How many taps there are for each remainder that their distances have by the stride; for
         each class, if this is transposed."""
@@ -74,6 +85,9 @@ class WindowAxis:
         for tap in range(self.taps):
             found[(tap * self.dilation - first) % self.stride] += 1
         return tuple(taps for taps in found if taps or self.transposed)
+
+
+SINGLE = WindowAxis(1, 1, 1, 1, 1, 0)
 
 
 @dataclass(frozen=True)
@@ -98,15 +112,30 @@ class Geometry:
     y: WindowAxis
     x: WindowAxis
     row_order: RowOrder | None = None
+    z: WindowAxis = SINGLE
+
+    @property
+    def axes(self) -> tuple[WindowAxis, WindowAxis, WindowAxis]:
+        return self.z, self.y, self.x
 
     @property
     def taps(self) -> int:
-        return self.y.taps * self.x.taps
+        return math.prod(axis.taps for axis in self.axes)
+
+    @property
+    def pixels(self) -> int:
+        """Of the result, in an image."""
+        return math.prod(axis.result for axis in self.axes)
+
+    @property
+    def rows(self) -> int:
+        """Of the result, those of all z."""
+        return self.z.result * self.y.result
 
     @property
     def has_rows_and_columns(self) -> bool:
         """Whether there may be several channels, and several positions, of results."""
-        many = self.y.result * self.x.result > 1 or self.images != ONE
+        many = self.pixels > 1 or self.images != ONE
         return self.groups * self.results > 1 and many
 
     @property
@@ -115,13 +144,13 @@ class Geometry:
 
     @property
     def strided(self) -> bool:
-        return self.y.stride * self.x.stride > 1
+        return math.prod(axis.stride for axis in self.axes) > 1
 
     @property
     def in_lines(self) -> Geometry:
         """As its source is laid out in lines: all classes read one plane."""
-        y, x = (replace(axis, one_plane=True) for axis in (self.y, self.x))
-        return replace(self, y=y, x=x)
+        z, y, x = (replace(axis, one_plane=True) for axis in self.axes)
+        return replace(self, z=z, y=y, x=x)
 
     @property
     def columns(self) -> int:
@@ -135,13 +164,21 @@ class Geometry:
 
     @property
     def phases(self) -> tuple[int, ...]:
-        """The taps of each pair of remainders."""
-        return tuple(y * x for y in self.y.phases for x in self.x.phases)
+        """The taps that are read together: of one z, and of one pair of remainders."""
+        return tuple(taps for each in self.classes for taps in each)
 
     @property
     def classes(self) -> tuple[tuple[int, ...], ...]:
         """The phases of each class of results; there is one, unless this is transposed."""
-        return tuple((taps,) for taps in self.phases) if self.transposed else (self.phases,)
+        planes = [y * x for y in self.y.phases for x in self.x.phases]
+        if not self.transposed:
+            return (tuple(planes * self.z.taps),)
+        return tuple((taps,) * z if taps else () for z in self.z.phases for taps in planes)
+
+    @property
+    def planes(self) -> int:
+        """Of the source, as lines have them: one for all classes, or one for each remainder."""
+        return 1 if self.transposed else math.prod(len(axis.phases) for axis in self.axes)
 
     @property
     def workspace_bytes(self) -> int:
@@ -159,12 +196,11 @@ class Geometry:
         return self.groups * self.results * self.channels * self.taps
 
     def source_elements(self, sizes: Mapping[str, int]) -> int:
-        pixels = self.y.size * self.x.size
+        pixels = math.prod(axis.size for axis in self.axes)
         return self.images.at(sizes) * self.groups * self.channels * pixels
 
     def result_elements(self, sizes: Mapping[str, int]) -> int:
-        pixels = self.y.result * self.x.result
-        return self.images.at(sizes) * self.groups * self.used_results * pixels
+        return self.images.at(sizes) * self.groups * self.used_results * self.pixels
 
     def operations(self, sizes: Mapping[str, int]) -> int:
         """Multiply-adds as two operations each."""
@@ -203,18 +239,18 @@ def _woven(of: Geometry) -> Geometry:
 
 @dataclass(frozen=True)
 class Source:
-    """Images in memory; strides in elements along images, channels, y and x."""
+    """Images in memory; strides in elements along images, channels, z, y and x."""
 
     buffer: str
-    strides: tuple[Dim, Dim, Dim, Dim]
+    strides: tuple[Dim, Dim, Dim, Dim, Dim]
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Weights in memory; strides along groups, their results, channels, y and x."""
+    """Weights in memory; strides along groups, their results, channels, z, y and x."""
 
     buffer: str
-    strides: tuple[int, int, int, int, int]
+    strides: tuple[int, int, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -296,8 +332,7 @@ class WindowKernel(Ending):
         Channels, one axis of them or several, step over planes within an image.
         """
         of = self.geometry
-        plane = of.y.result * of.x.result
-        channels = range(plane, plane * of.groups * of.results)
+        channels = range(of.pixels, of.pixels * of.groups * of.results)
         strides = enumerate(self.given.access.strides)
         return tuple(
             axis for axis, stride in strides if not (stride.is_static and stride.factor in channels)

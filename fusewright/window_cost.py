@@ -18,6 +18,7 @@ TILE_CHANNELS = (64, 128)
 STAGE_BYTES, TURN_BYTES = 138 * 1024, 125 * 1024  # kStageBytes, kTurnBytes of the same
 NARROW_BYTES = 30 * 1024  # that the weights of narrow tiles leave besides
 MOST_TAPS, MOST_PHASES = 128, 16
+MOST_PLACES = 2**31 - MOST_POSITIONS  # of an image
 CHANNEL_BLOCK = 64
 TURN_POSITIONS = 128  # of a tile, where warpgroups take turns
 # Of the gradient by the weights: taps of a warpgroup, positions of a slab, slabs that a part costs.
@@ -150,7 +151,7 @@ def split_us(of: Geometry) -> float:
 def image_positions(of: Geometry, band_width: int) -> int:
     """Of one image, what lies in halos counted in."""
     bands = -(-of.x.positions // band_width)
-    return bands * of.y.extent * pitch_of(of, band_width)
+    return bands * of.z.deep * of.y.extent * pitch_of(of, band_width)
 
 
 def _tile_cycles(of: Geometry, band_width: int, terms: int) -> float:
@@ -179,7 +180,7 @@ def gradient_parts(of: Geometry, band_width: int, sizes: Mapping[str, int], sms:
     tiles = -(-of.results // (128 if wide else 64)) * -(-of.channels // CHANNEL_BLOCK)
     units = of.groups * tiles * sets
     line = -(-of.x.result // band_width) * pitch_of(of, band_width, 1)
-    positions = of.images.at(sizes) * of.y.extent * line
+    positions = of.images.at(sizes) * of.z.deep * of.y.extent * line
     slabs = -(-positions // GRADIENT_SLAB)
     found = []
     for waves in range(1, 5):
@@ -223,10 +224,9 @@ def gradient_is_worthwhile(of: Geometry, sizes: Mapping[str, int]) -> bool:
     band = best_band(of)
     if band is None or of.channels < FEWEST_CHANNELS or of.taps == 1:
         return False
-    outputs = of.y.result * of.x.result
-    used = outputs / image_positions(of, band) * _filled(of)
+    used = of.pixels / image_positions(of, band) * _filled(of)
     used *= STRIDED_SHARE if of.strided else 1.0
-    used *= DILATED_SHARE if of.y.dilation * of.x.dilation > 1 else 1.0
+    used *= DILATED_SHARE if any(axis.dilation > 1 for axis in of.axes) else 1.0
     ours = of.operations(sizes) / (GRADIENT_OF_OURS_FLOPS_PER_US * used) + GRADIENT_US
     library = of.operations(sizes) / (GRADIENT_FLOPS_PER_US * _filled(of)) + LIBRARY_GRADIENT_US
     turned = 2 * 4 * of.source_elements(sizes) / LOOP_BYTES_PER_US
@@ -235,5 +235,6 @@ def gradient_is_worthwhile(of: Geometry, sizes: Mapping[str, int]) -> bool:
 
 def is_possible(of: Geometry) -> bool:
     """Whether the kernel finds room for the taps, the phases and the rows."""
-    few = of.taps <= MOST_TAPS and of.y.stride * of.x.stride <= MOST_PHASES
-    return few and best_band(of) is not None
+    few = of.taps <= MOST_TAPS and max(len(of.phases), len(of.classes)) <= MOST_PHASES
+    band = best_band(of) if few else None
+    return band is not None and image_positions(of.in_lines, band) < MOST_PLACES

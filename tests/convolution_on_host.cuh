@@ -20,22 +20,25 @@ inline int64_t read_at(const WindowAxis& axis, int result, int tap, bool transpo
 }
 
 inline float window_at(const WindowInput& source, const WindowFilter& filter,
-                       const ConvolutionSizes& of, int64_t image, int out, int y, int x) {
+                       const ConvolutionSizes& of, int64_t image, int out, int row, int x) {
   double sum = 0;
+  const int z = row / of.y.out, y = row % of.y.out;
   const int group = out / of.channels_out;
   for (int channel = 0; channel < of.channels; ++channel) {
-    for (int j = 0; j < of.y.kernel; ++j) {
-      for (int i = 0; i < of.x.kernel; ++i) {
-        const int64_t at_y = read_at(of.y, y, j, of.transposed);
-        const int64_t at_x = read_at(of.x, x, i, of.transposed);
-        if (at_y < 0 || at_x < 0) continue;
-        const int64_t from = image * source.image_stride +
-                             int64_t(group * of.channels + channel) * source.channel_stride +
-                             at_y * source.y_stride + at_x * source.x_stride;
-        sum += double(source.data[from]) *
-               filter.data[group * filter.group_stride + out % of.channels_out * filter.out_stride +
-                           channel * filter.in_stride + j * filter.y_stride + i * filter.x_stride];
-      }
+    for (int tap = 0; tap < of.taps(); ++tap) {
+      const int k = tap / of.x.kernel / of.y.kernel, j = tap / of.x.kernel % of.y.kernel;
+      const int i = tap % of.x.kernel;
+      const int64_t at_z = read_at(of.z, z, k, of.transposed);
+      const int64_t at_y = read_at(of.y, y, j, of.transposed);
+      const int64_t at_x = read_at(of.x, x, i, of.transposed);
+      if (at_z < 0 || at_y < 0 || at_x < 0) continue;
+      const int64_t from = image * source.image_stride +
+                           int64_t(group * of.channels + channel) * source.channel_stride +
+                           at_z * source.z_stride + at_y * source.y_stride + at_x * source.x_stride;
+      sum += double(source.data[from]) *
+             filter.data[group * filter.group_stride + out % of.channels_out * filter.out_stride +
+                         channel * filter.in_stride + k * filter.z_stride + j * filter.y_stride +
+                         i * filter.x_stride];
     }
   }
   return static_cast<float>(sum);
@@ -45,7 +48,8 @@ inline float window_at(const WindowInput& source, const WindowFilter& filter,
 template <class Body, class Value>
 int end_in(const ByColumn<Body>& end, const ConvolutionSizes& of, const Value& value) {
   const int outs = of.groups * of.channels_out;
-  const int64_t positions = of.images * of.y.out * of.x.out;
+  const int rows = of.z.out * of.y.out;
+  const int64_t positions = of.images * rows * of.x.out;
   if (end.body.inner_extent() != outs || end.body.outer_extent() != positions) return 2;
   for (int64_t position = 0; position < positions; ++position) {
     typename ByColumn<Body>::template Column<1> down;
@@ -53,7 +57,7 @@ int end_in(const ByColumn<Body>& end, const ConvolutionSizes& of, const Value& v
     struct {
       int64_t column;
       int image, y, x;
-    } const at = {position, int(row / of.y.out), int(row % of.y.out), int(position % of.x.out)};
+    } const at = {position, int(row / rows), int(row % rows), int(position % of.x.out)};
     end.begin(down, at);
     for (int out = 0; out < outs; ++out) {
       typename Body::template Elem<1> elem;
@@ -76,10 +80,10 @@ int end_in(const ByChannel<Body, kPerImage, kTogether, kPlanes>& end, const Conv
     for (int out = 0; out < of.groups * of.channels_out; ++out) {
       typename Body::template Row<1> row;
       end.enter(row, image, out);
-      for (int y = 0; y < of.y.out; ++y) {
+      for (int y = 0; y < of.z.out * of.y.out; ++y) {
         for (int x = 0; x < of.x.out; ++x) {
           typename Body::template Elem<1> elem;
-          const auto at = end.inner(image, out, y, x, of.y.out, of.x.out);
+          const auto at = end.inner(image, out, y, x, of.z.out * of.y.out, of.x.out);
           auto& part = parts[end.outer(image, out)];
           end.body.load(Phase<0>{}, elem, row, at.rest, at.last);
           end.body.give(elem, 0, value(image, out, y, x));
@@ -142,23 +146,25 @@ int convolution(const End& end, bool, const WindowInput& source, const WindowFil
 
 struct WindowGradient {
   float* data;
-  int64_t out_stride, in_stride, y_stride, x_stride;
+  int64_t out_stride, in_stride, z_stride, y_stride, x_stride;
 };
 
 inline float gradient_at(const WindowInput& source, const WindowInput& change,
-                         const ConvolutionSizes& of, int out, int channel, int j, int i) {
+                         const ConvolutionSizes& of, int out, int channel, int k, int j, int i) {
   double sum = 0;
   const int whole = out / of.channels_out * of.channels + channel;
   for (int64_t image = 0; image < of.images; ++image) {
-    for (int y = 0; y < of.y.out; ++y) {
+    for (int row = 0; row < of.z.out * of.y.out; ++row) {
+      const int z = row / of.y.out, y = row % of.y.out;
       for (int x = 0; x < of.x.out; ++x) {
-        const int64_t at_y = int64_t(y) * of.y.stride - of.y.padding + j * of.y.dilation;
-        const int64_t at_x = int64_t(x) * of.x.stride - of.x.padding + i * of.x.dilation;
-        if (at_y < 0 || at_y >= of.y.in || at_x < 0 || at_x >= of.x.in) continue;
+        const int64_t at_z = read_at(of.z, z, k, false), at_y = read_at(of.y, y, j, false);
+        const int64_t at_x = read_at(of.x, x, i, false);
+        if (at_z < 0 || at_y < 0 || at_x < 0) continue;
         sum += double(source.data[image * source.image_stride + whole * source.channel_stride +
-                                  at_y * source.y_stride + at_x * source.x_stride]) *
+                                  at_z * source.z_stride + at_y * source.y_stride +
+                                  at_x * source.x_stride]) *
                change.data[image * change.image_stride + out * change.channel_stride +
-                           y * change.y_stride + x * change.x_stride];
+                           z * change.z_stride + y * change.y_stride + x * change.x_stride];
       }
     }
   }
@@ -172,12 +178,12 @@ int window_gradient(const WindowInput& source, const WindowInput& change,
   if (parts < 1 || workspace == nullptr) return 3;
   for (int out = 0; out < of.groups * of.channels_out; ++out) {
     for (int channel = 0; channel < of.channels; ++channel) {
-      for (int j = 0; j < of.y.kernel; ++j) {
-        for (int i = 0; i < of.x.kernel; ++i) {
-          gradient.data[out * gradient.out_stride + channel * gradient.in_stride +
-                        j * gradient.y_stride + i * gradient.x_stride] =
-              gradient_at(source, change, of, out, channel, j, i);
-        }
+      for (int tap = 0; tap < of.taps(); ++tap) {
+        const int k = tap / of.x.kernel / of.y.kernel, j = tap / of.x.kernel % of.y.kernel;
+        const int i = tap % of.x.kernel;
+        gradient.data[out * gradient.out_stride + channel * gradient.in_stride +
+                      k * gradient.z_stride + j * gradient.y_stride + i * gradient.x_stride] =
+            gradient_at(source, change, of, out, channel, k, j, i);
       }
     }
   }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import pytest
 import torch
@@ -18,10 +18,11 @@ from torch import Tensor
 from fusewright.codegen.source import ALIGNMENT
 from fusewright.codegen.window import lines_of
 from fusewright.ir import Dim
-from fusewright.window import Geometry, WindowAxis, by_eight
+from fusewright.window import SINGLE, Geometry, WindowAxis, by_eight
 from fusewright.window_cost import best_band
 from tests.cores_on_host import library_of
 from tests.test_window_kernel import BODY as WINDOW_BODY
+from tests.test_window_kernel import five_strides
 
 BODY = (
     WINDOW_BODY[: WINDOW_BODY.index("#define ENTRY")]
@@ -31,7 +32,8 @@ BODY = (
                                     const fw::ConvolutionSizes* sizes, void* workspace,         \
                                     void* lines, float* out) {                                  \
     const bool eight = sizes->row_order.by_eight();                                             \
-    const int64_t plane = sizes->y.out * (eight ? sizes->row_order.columns : sizes->x.out);     \
+    const int64_t plane = int64_t(sizes->z.out) * sizes->y.out *                                \
+                          (eight ? sizes->row_order.columns : sizes->x.out);                    \
     const int outs = sizes->groups * (eight ? sizes->row_order.channels : sizes->channels_out); \
     const Plain plain{out, sizes->images * plane, plane, outs};                                 \
     return fw::convolution<terms, fw::way, 2>(End{{{plain}}}, true, *x, *filter, *sizes,        \
@@ -70,17 +72,18 @@ UNSEEN = 12345.0
 class Strided(ctypes.Structure):
     """WindowInput and WindowGradient."""
 
-    _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 4))
+    _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 5))
 
 
 class Filter(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 5))
+    _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 6))
 
 
 class Sizes(ctypes.Structure):
     _fields_ = (
         ("images", ctypes.c_int64),
         ("counts", ctypes.c_int * 3),  # groups, channels in and out of a group
+        ("z", ctypes.c_int * 6),
         ("y", ctypes.c_int * 6),
         ("x", ctypes.c_int * 6),
         ("band_width", ctypes.c_int),
@@ -114,17 +117,18 @@ def run(of: Geometry, x: Tensor, w: Tensor, terms: int, way: str = "tiles") -> T
     results = of.row_order.results if of.row_order else of.results
     images, outs = x.shape[0], of.groups * results
     sizes = Sizes(images, (ctypes.c_int * 3)(of.groups, of.channels, of.results))
-    sizes.y, sizes.x = numbers(of.y), numbers(of.x)
+    sizes.z, sizes.y, sizes.x = map(numbers, of.axes)
     sizes.band_width, sizes.transposed = band, of.transposed
     if of.row_order:
         sizes.row_order = (ctypes.c_int * 5)(*astuple(of.row_order))
-    source = Strided(x.data_ptr(), (ctypes.c_int64 * 4)(*x.stride()))
-    first, second, *rest = w.stride()
+    source = Strided(x.data_ptr(), five_strides(x))
+    first, second, *rest = five_strides(w)
     strides = (results * first, first, second, *rest)
     if of.transposed:
         strides = (of.channels * first, second, first, *rest)
-    filter_ = Filter(w.data_ptr(), (ctypes.c_int64 * 5)(*strides))
-    out = torch.full((images, outs, of.y.result, of.columns), UNSEEN)
+    filter_ = Filter(w.data_ptr(), (ctypes.c_int64 * 6)(*strides))
+    rows = [axis.result for axis in (of.z, of.y)][5 - x.dim() :]
+    out = torch.full((images, outs, *rows, of.columns), UNSEEN)
     workspace = torch.full((of.workspace_bytes + 256,), 0xFF, dtype=torch.uint8)
     skip = -workspace.data_ptr() % 128
     line_bytes = lines_of(of, band).at({}) - ALIGNMENT
@@ -145,19 +149,19 @@ def run(of: Geometry, x: Tensor, w: Tensor, terms: int, way: str = "tiles") -> T
 def convolved(
     x: Tensor,
     w: Tensor,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
     groups: int,
     terms: int,
     way: str = "tiles",
 ) -> Tensor:
-    y, across = (
+    *deep, y, across = (
         axis_of(x.shape[2 + at], w.shape[2 + at], stride[at], dilation[at], padding[at])
-        for at in range(2)
+        for at in range(len(stride))
     )
     of = Geometry(Dim(x.shape[0]), groups, w.shape[1], w.shape[0] // groups, y, across)
-    return run(of, x, w, terms, way)
+    return run(replace(of, z=deep[0]) if deep else of, x, w, terms, way)
 
 
 WAYS = [(1, "tiles"), (3, "tiles"), (1, "lines")]
@@ -196,21 +200,22 @@ def test_weights_and_taps(  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Transposed:
-    """A transposed convolution; along y and x."""
+    """A transposed convolution; along y and x, or z, y and x."""
 
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    more: tuple[int, int] = (0, 0)  # output padding
-    dilation: tuple[int, int] = (1, 1)
+    stride: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0)
+    more: tuple[int, ...] = (0, 0)  # output padding
+    dilation: tuple[int, ...] = (1, 1)
     groups: int = 1
 
     def exact(self, x: Tensor, w: Tensor) -> Tensor:
         settings = (self.stride, self.padding, self.more, self.groups, self.dilation)
-        return F.conv_transpose2d(x.double(), w.double(), None, *settings)
+        transposed = F.conv_transpose2d if x.dim() == 4 else F.conv_transpose3d
+        return transposed(x.double(), w.double(), None, *settings)
 
     def geometry(self, x: Tensor, w: Tensor) -> Geometry:
         made = self.exact(x.to("meta"), w.to("meta")).shape[2:]
-        y, across = (
+        *deep, y, across = (
             WindowAxis(*each, transposed=True)
             for each in zip(
                 x.shape[2:], made, w.shape[2:], self.stride, self.dilation, self.padding,
@@ -218,7 +223,8 @@ class Transposed:
             )
         )  # fmt: skip
         channels = x.shape[1] // self.groups
-        return Geometry(Dim(x.shape[0]), self.groups, channels, w.shape[1], y, across)
+        z = deep[0] if deep else replace(SINGLE, transposed=True)
+        return Geometry(Dim(x.shape[0]), self.groups, channels, w.shape[1], y, across, z=z)
 
     def run(self, x: Tensor, w: Tensor, terms: int, way: str = "tiles") -> Tensor:
         return run(self.geometry(x, w), x, w, terms, way)
@@ -269,7 +275,7 @@ def ways_of(name: str) -> list[tuple[int, str]]:
         (terms, eight + way)
         for eight, each in kinds.items()
         for terms, way in WAYS
-        if way != "lines" or all(map(all, each.classes))
+        if way != "lines" or all(each.classes)
     ]
 
 

@@ -18,6 +18,7 @@ from fusewright.window import Geometry, WindowAxis
 from tests.cores_on_host import library_of
 from tests.test_convolution_kernel import Filter, Sizes, Strided
 from tests.test_window_kernel import BODY as WINDOW_BODY
+from tests.test_window_kernel import five_strides
 
 UNSEEN = 12345.0
 
@@ -95,10 +96,10 @@ def run(name: str, x: Tensor, w: Tensor, terms: int = 3) -> Tensor:
     out = torch.full(like.shape, UNSEEN)
     first, second = (size // case.groups for size in (w.shape[0], w.shape[1] * case.groups))
     per_group = w.shape[0] // case.groups * w.stride(0)
-    strides = (per_group, w.stride(0), w.stride(1), w.stride(2), w.stride(3))
+    strides = (per_group, w.stride(0), w.stride(1), 0, w.stride(2), w.stride(3))
     channels, results = second, first
     if case.transposed:
-        strides = (per_group, w.stride(1), w.stride(0), w.stride(2), w.stride(3))
+        strides = (per_group, w.stride(1), w.stride(0), 0, w.stride(2), w.stride(3))
         channels, results = first, second
     axes = [
         (ctypes.c_int * 6)(
@@ -112,10 +113,11 @@ def run(name: str, x: Tensor, w: Tensor, terms: int = 3) -> Tensor:
         for at in range(2)
     ]
     counts = (ctypes.c_int * 3)(case.groups, channels, results)
-    sizes = Sizes(x.shape[0], counts, *axes, like.shape[3], case.transposed)
+    single = (ctypes.c_int * 6)(1, 1, 1, 1, 1, 0)
+    sizes = Sizes(x.shape[0], counts, single, *axes, like.shape[3], case.transposed)
     code = getattr(library(), f"direct_{list(CASES).index(name)}_{terms}")(
-        ctypes.byref(Strided(x.data_ptr(), (ctypes.c_int64 * 4)(*x.stride()))),
-        ctypes.byref(Filter(w.data_ptr(), (ctypes.c_int64 * 5)(*strides))),
+        ctypes.byref(Strided(x.data_ptr(), five_strides(x))),
+        ctypes.byref(Filter(w.data_ptr(), (ctypes.c_int64 * 6)(*strides))),
         ctypes.byref(sizes),
         ctypes.c_void_p(out.data_ptr()),
     )

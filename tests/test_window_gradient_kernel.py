@@ -23,7 +23,7 @@ from tests import loop_cases as cases
 from tests.cores_on_host import host_library, on_host, with_stand_in
 from tests.test_convolution_kernel import Sizes, Strided
 from tests.test_product_text import compiled
-from tests.test_window_kernel import error, rearranged
+from tests.test_window_kernel import error, five_strides, rearranged
 
 UNSEEN = 12345.0
 GUARD = 16  # floats behind the workspace
@@ -66,23 +66,24 @@ def library() -> ctypes.CDLL:
 class Gradient:
     """A convolution and how the kernel is to go about its gradient."""
 
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
+    stride: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0)
+    dilation: tuple[int, ...] = (1, 1)
     groups: int = 1
     terms: int = 1
     band_width: int | None = None  # the whole width
     parts: int = 2
     mends: bool = False  # whether sums may have to be made anew
 
-    def sizes(self, x: Tensor, dy: Tensor, kernel: tuple[int, int]) -> Sizes:
+    def sizes(self, x: Tensor, dy: Tensor, kernel: tuple[int, ...]) -> Sizes:
         sizes = Sizes(x.shape[0])
         sizes.counts[:] = (self.groups, x.shape[1] // self.groups, dy.shape[1] // self.groups)
-        for axis, name in enumerate("yx"):
+        sizes.z = (1, 1, 1, 1, 1, 0)
+        for axis, name in enumerate("zyx"[-len(kernel) :]):
             known = (x.shape[2 + axis], dy.shape[2 + axis], kernel[axis])
             chosen = (self.stride[axis], self.dilation[axis], self.padding[axis])
             setattr(sizes, name, (ctypes.c_int * 6)(*known, *chosen))
-        sizes.band_width = self.band_width or dy.shape[3]
+        sizes.band_width = self.band_width or dy.shape[-1]
         return sizes
 
     def dy_shape(self, x: tuple[int, ...], w: tuple[int, ...]) -> tuple[int, ...]:
@@ -96,7 +97,8 @@ class Gradient:
 
     def exact(self, x: Tensor, dy: Tensor, w: tuple[int, ...]) -> Tensor:
         settings = (self.stride, self.padding, self.dilation, self.groups)
-        return torch.nn.grad.conv2d_weight(x.double(), w, dy.double(), *settings)
+        by_weight = torch.nn.grad.conv2d_weight if len(w) == 4 else torch.nn.grad.conv3d_weight
+        return by_weight(x.double(), w, dy.double(), *settings)
 
     def run(self, x: Tensor, dy: Tensor, dw: Tensor) -> Tensor:
         """By the kernel, into dw; every element and nothing behind the workspace is written.
@@ -104,15 +106,12 @@ class Gradient:
         What is not finite is made anew, and would be right although the tensor cores' sums are not.
         """
         dw.fill_(UNSEEN)
-        sizes = self.sizes(x, dy, (dw.shape[2], dw.shape[3]))
+        sizes = self.sizes(x, dy, tuple(dw.shape[2:]))
         size = library().bytes_of(ctypes.byref(sizes), self.parts) // 4
         workspace = torch.full((size + GUARD,), math.nan)
         workspace[size:] = UNSEEN
         code = getattr(library(), f"gradient_{self.terms}")(
-            *(
-                ctypes.byref(Strided(each.data_ptr(), (ctypes.c_int64 * 4)(*each.stride())))
-                for each in (x, dy, dw)
-            ),
+            *(ctypes.byref(Strided(each.data_ptr(), five_strides(each))) for each in (x, dy, dw)),
             ctypes.byref(sizes),
             self.parts,
             ctypes.c_void_p(workspace.data_ptr()),

@@ -69,8 +69,8 @@ ENTRY(turns, KIND(1, 128, true), 2)
     const int64_t plane = shape->y.out * shape->x.out;                                          \
     const Plain plain{out, shape->images * plane, plane, shape->groups * shape->channels_out};  \
     const fw::WindowSizes sizes(*shape, 1, 1);                                                  \
-    const int places = shape->images * shape->groups, stages = shape->stages();               \
-    std::vector<uint16_t> rows(sizes.positions() * shape->groups * stages * 64, 0x7e00);        \
+    const int places = shape->images * shape->groups, lines_of = sizes.blocks() * shape->planes; \
+    std::vector<uint16_t> rows(sizes.positions() * shape->groups * lines_of * 64, 0x7e00);      \
     std::vector<float> scales(places, 256.f);                                                   \
     std::vector<fw::LineCounts> counts(places);                                                 \
     const fw::WindowLines lines{reinterpret_cast<fw::half*>(rows.data()), scales.data(),        \
@@ -89,13 +89,13 @@ extern "C" int64_t quotient_and_rest(uint32_t x, int by) {
 
 
 class Input(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 4))
+    _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 5))
 
 
 class Weights(ctypes.Structure):
     _fields_ = (
         ("pointers", ctypes.c_void_p * 4),
-        ("strides", ctypes.c_int64 * 5),  # along groups, their out channels, in channels, y and x
+        ("strides", ctypes.c_int64 * 6),  # along groups, their out channels, in channels, z, y, x
         ("order", ctypes.c_uint8 * 128 * 2),
         ("far", ctypes.c_int * 128 * 2),
     )
@@ -104,22 +104,34 @@ class Weights(ctypes.Structure):
 class Shape(ctypes.Structure):
     _fields_ = (
         ("counts", ctypes.c_int * 4),  # images, groups, channels in and out of a group
-        ("y", ctypes.c_int * 6),  # in, out, kernel, stride, dilation, padding
+        ("z", ctypes.c_int * 6),  # in, out, kernel, stride, dilation, padding
+        ("y", ctypes.c_int * 6),
         ("x", ctypes.c_int * 6),
-        ("out_y", ctypes.c_int * 2),  # count, apart
+        ("out_z", ctypes.c_int * 2),  # count, apart
+        ("out_y", ctypes.c_int * 2),
         ("out_x", ctypes.c_int * 2),
         ("transposed", ctypes.c_bool),
         ("row_order", ctypes.c_int * 5),
         ("band_width", ctypes.c_int),
         ("pitch", ctypes.c_int),
         ("rows", ctypes.c_int),
+        ("depth", ctypes.c_int),
         ("stage_rows", ctypes.c_int),
         ("taps", ctypes.c_int),
         ("phases", ctypes.c_int),
         ("classes", ctypes.c_int),
-        ("phase", ctypes.c_int * 7 * 16),  # y, x, taps, reach, first, and where outputs begin
+        ("planes", ctypes.c_int),
+        ("phase", ctypes.c_int * 9 * 16),  # z, y, x, taps, reach, first, tap_z, plane, deeper
+        ("class_", ctypes.c_int * 5 * 16),  # first and end phase, z, y, x
+        ("plane", ctypes.c_int * 3 * 16),  # z, y, x
         ("shift", ctypes.c_uint16 * 128),
     )
+
+
+def five_strides(x: Tensor) -> ctypes.Array[ctypes.c_int64]:
+    """Along images, channels, z, y and x; images may have no z."""
+    first, second, *rest = x.stride()
+    return (ctypes.c_int64 * 5)(first, second, *[0] * (3 - len(rest)), *rest)
 
 
 @functools.cache
@@ -163,6 +175,7 @@ class Window:
         shape = Shape()
         out_channels, channels, *kernel = w.shape
         shape.counts[:] = (x.shape[0], self.groups, channels, out_channels // self.groups)
+        shape.z, shape.out_z, shape.depth = (1, 1, 1, 1, 1, 0), (1, 1), 1
         halos, extents = [], []
         for axis, name in enumerate("yx"):
             n, k, s = x.shape[2 + axis], kernel[axis], self.stride[axis]
@@ -185,12 +198,14 @@ class Window:
                 + kx * self.dilation[1] // self.stride[1]
                 for ky, kx in taps
             ]
-            shape.phase[phase][:] = (y, column, len(taps), max(shifts), shape.taps, 0, 0)
+            shape.phase[phase][:] = (0, y, column, len(taps), max(shifts), shape.taps, 0, phase, 0)
+            shape.plane[phase][:] = (0, y, column)
             shape.shift[shape.taps : shape.taps + len(taps)] = shifts
             shape.taps += len(taps)
             shape.phases += 1
-        shape.classes = 1
-        reach = max(each[3] for each in shape.phase)
+        shape.classes, shape.planes = 1, shape.phases
+        shape.class_[0][:] = (0, shape.phases, 0, 0, 0)
+        reach = max(each[4] for each in shape.phase)
         positions = 256 if self.terms == 1 and self.tile <= 64 and not self.turns else 128
         positions = self.lines or positions
         shape.stage_rows = -(-(positions + reach) // 8) * 8
@@ -210,7 +225,7 @@ class Window:
 
     def weights(self, pointers: ctypes.Array[ctypes.c_void_p], w: Tensor) -> Weights:
         per_group = w.shape[0] // self.groups * w.stride(0)
-        made = Weights(pointers, (ctypes.c_int64 * 5)(per_group, *w.stride()))
+        made = Weights(pointers, (ctypes.c_int64 * 6)(per_group, *five_strides(w)))
         by_phase = self.taps((w.shape[2], w.shape[3])).values()
         for at, tap in enumerate(tap for taps in by_phase for tap in taps):
             for axis in range(2):
@@ -238,7 +253,7 @@ class Window:
         kind = f"lines_{self.lines}" if self.lines else kind
         entry = getattr(library(), f"window_{kind}")
         found = entry(
-            ctypes.byref(Input(x.data_ptr(), (ctypes.c_int64 * 4)(*x.stride()))),
+            ctypes.byref(Input(x.data_ptr(), five_strides(x))),
             ctypes.byref(self.weights(pointers, w)),
             ctypes.byref(shape),
             ctypes.c_void_p(out.data_ptr()),

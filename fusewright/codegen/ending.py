@@ -94,13 +94,16 @@ def _positions(kernel: Ended, epilogue: LoopKernel) -> tuple[str, ...]:
     if not isinstance(kernel, WindowKernel) or _has_reduction(epilogue):
         return ()
     of = kernel.geometry
-    known = {"image": of.images, "y": Dim(of.y.result), "x": Dim(of.x.result)}
+    z, y, x = (Dim(axis.result) for axis in of.axes)
+    height = of.y.result  # y counts the rows of all z
     ways = {
-        tuple(known.values()): tuple(known),
-        (of.images, known["y"] * known["x"]): ("image", f"y * {of.x.result} + x"),
+        (of.images, z, y, x): ("image", f"y / {height}", f"y % {height}", "x"),
+        (of.images, z, y * x): ("image", f"y / {height}", f"y % {height} * {of.x.result} + x"),
+        (of.images, z * y, x): ("image", "y", "x"),
+        (of.images, Dim(of.pixels)): ("image", f"y * {of.x.result} + x"),
     }
-    if of.y.result == 1:
-        ways[of.images, known["x"]] = ("image", "x")
+    if of.rows == 1:
+        ways[of.images, x] = ("image", "x")
     return ways.get(tuple(axis.size for axis in epilogue.outer), ())
 
 

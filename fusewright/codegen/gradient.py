@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusewright.codegen.lanes import indented
 from fusewright.codegen.source import Entry, Workspace, macro
 from fusewright.codegen.text import comment, identifier, size_text, unique_names
-from fusewright.codegen.window import axis_text
+from fusewright.codegen.window import axis_text, taps_text
 from fusewright.ir import Dim
 from fusewright.layout_schedule import GradientSchedule
 from fusewright.window import GradientKernel, Source
@@ -32,11 +32,11 @@ def gradient_lines(kernel: GradientKernel, schedule: GradientSchedule) -> list[s
     weights = [f"static_cast<float*>({pointers[kernel.filter.buffer]})"]
     weights += map(str, kernel.filter.strides[1:])  # results count through all groups
     sizes = [size_text(of.images, symbols), str(of.groups), str(of.channels), str(of.results)]
-    sizes += [axis_text(of.y), axis_text(of.x), str(schedule.band_width)]
+    sizes += [*map(axis_text, of.axes), str(schedule.band_width)]
     parameters = [f"void* {name}" for name in pointers.values()]
     parameters += [f"int64_t {name}" for name in symbols.values()]
     parameters += ["void* workspace", "int where", "void* stream"]
-    title = f"{of.results} x {of.channels} by {of.y.taps} x {of.x.taps}, {schedule.parts} parts"
+    title = f"{of.results} x {of.channels} by {taps_text(of)}, {schedule.parts} parts"
     body = [
         f"const fw::WindowInput source{{{images(kernel.source)}}};",
         f"const fw::WindowInput change{{{images(kernel.change)}}};",

@@ -102,7 +102,7 @@ def _way(kernel: WindowKernel, schedule: WindowSchedule) -> str:
 def _title(kernel: WindowKernel) -> str:
     of = kernel.geometry
     title = "transposed " if of.transposed else ""
-    title += f"convolution of {of.channels} channels by {of.y.taps} x {of.x.taps} to {of.results}"
+    title += f"convolution of {of.channels} channels by {taps_text(of)} to {of.results}"
     return title + (f", {of.groups} groups" if of.groups > 1 else "")
 
 
@@ -113,7 +113,7 @@ def _operands(kernel: WindowKernel, form: Form, of: Geometry, band_width: int) -
     weights = pointer_text(form, "float", filter_.buffer)
     filter_numbers = ", ".join(map(str, filter_.strides))
     sizes = [form.size(of.images), str(of.groups), str(of.channels), str(of.results)]
-    sizes += [axis_text(of.y), axis_text(of.x), str(band_width)]
+    sizes += [*map(axis_text, of.axes), str(band_width)]
     sizes += ["true" if of.transposed else "false"]
     if of.row_order:
         sizes += [f"{{{', '.join(map(str, astuple(of.row_order)))}}}"]
@@ -152,6 +152,11 @@ def direct_lines(kernel: WindowKernel, form: Form, schedule: DirectSchedule) -> 
 def _by_lines(kernel: WindowKernel, schedule: DirectSchedule) -> WindowSchedule:
     of, positions = kernel.walked, schedule.line_positions
     return WindowSchedule(best_tile_channels(of), of.x.result, line_positions=positions)
+
+
+def taps_text(of: Geometry) -> str:
+    axes = of.axes if of.z.taps > 1 else of.axes[1:]
+    return " x ".join(str(axis.taps) for axis in axes)
 
 
 def axis_text(axis: WindowAxis) -> str:

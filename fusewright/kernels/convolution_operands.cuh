@@ -11,10 +11,13 @@ namespace fw {
 struct ConvolutionSizes {
   int64_t images;
   int groups, channels, channels_out;  // of one group
-  WindowAxis y, x;
+  WindowAxis z, y, x;
   int band_width;
   bool transposed;
   RowOrder row_order;
+
+  bool has_outputs() const { return images > 0 && z.out > 0 && y.out > 0 && x.out > 0; }
+  int taps() const { return z.kernel * y.kernel * x.kernel; }
 };
 
 }  // namespace fw

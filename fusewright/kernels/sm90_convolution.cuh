@@ -61,8 +61,11 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
   if (thread < shape.taps) {
     const uint32_t tap_x = shape.tap_x(order.x[thread], shape.column_of(of_group));
     const bool there = exists && tap_x != kNoTap;
-    place_of[thread] =
-        there ? order.y[thread] * filter.y_stride + tap_x * filter.x_stride : int64_t(-1);
+    int phase = 0;
+    while (unsigned(thread - shape.phase[phase].first) >= unsigned(shape.phase[phase].taps)) ++phase;
+    place_of[thread] = there ? shape.phase[phase].tap_z * filter.z_stride +
+                                   order.y[thread] * filter.y_stride + tap_x * filter.x_stride
+                             : int64_t(-1);
   }
   __syncthreads();
   const auto number = [&](int channel, int tap) {
@@ -101,8 +104,9 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
   };
   const int whole = shape.channels / 64, steps = (shape.channels % 64 + 15) / 16;
   for (int of_class = 0; of_class < shape.classes; ++of_class) {
+    if (shape.stages(of_class) == 0) continue;
     // With all 64 channels a box is a tap, one phase after the other.
-    const int first_tap = shape.first_tap(of_class), taps = shape.end_tap(of_class) - first_tap;
+    const int first_tap = shape.first_tap(of_class), taps = shape.taps_of(of_class);
 #pragma unroll 1
     for (int i = thread; i < whole * taps * 8; i += kThreads) {
       const int at = i / 8, block = at / taps;
@@ -126,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
 inline WindowLines lines_at(void* from, const WindowShape& shape) {
   const WindowSizes sizes(shape, 1, 1);
   const int64_t places = int64_t(shape.images) * shape.groups;
-  const int64_t numbers = sizes.positions() * shape.groups * shape.stages() * 64;
+  const int64_t numbers = sizes.positions() * shape.groups * sizes.blocks() * shape.planes * 64;
   half* const rows = static_cast<half*>(from);
   float* const scales = reinterpret_cast<float*>(rows + numbers);
   return {rows, scales, reinterpret_cast<LineCounts*>(scales + places)};
@@ -159,7 +163,7 @@ int convolution(const End& end, bool vectors, const WindowInput& x, const Window
                 void* stream) {
   using Kind = typename Way::template Kind<kTerms>;
   constexpr bool kLines = Kind::kLines;
-  if (of.images == 0 || of.y.out == 0 || of.x.out == 0) return end_nothing(end, device, stream);
+  if (!of.has_outputs()) return end_nothing(end, device, stream);
   WindowShape shape{};
   TapOrder order{};
   if (Kind::kBeside != of.row_order.beside || !lay_out(of, 4, kLines, shape, order)) {

@@ -74,17 +74,20 @@ static int line_window(const End& end, bool vectors, const WindowInput& x, const
     }
   }
   const OnDevice here(device);
-  const int parts = shape.stages() == 1 ? (shape.channels_out + 63) / 64 : 1;
+  int stages = 0;  // of a tile, at the most
+  bool fits = true;
+  for (int of_class = 0; of_class < shape.classes; ++of_class) {
+    stages = max(stages, shape.stages(of_class));
+    fits &= shape.stages(of_class) > 0;
+  }
+  const int parts = stages == 1 ? (shape.channels_out + 63) / 64 : 1;
   WindowSizes sizes(shape, Kind::kTilePositions, 64 * parts);
   sizes.parts = parts;
   sizes.by_channels = x.by_channels(shape.channels);
   constexpr int kRoom = kSharedBytes - int(sizeof(Shared));
   static_assert(kRoom >= kLineBytes, "stages would not fit");
-  const int64_t all_rows = sizes.positions() * shape.stages() * shape.groups;
-  bool fits = all_rows < (int64_t(1) << 31) && divide_lines(sizes, kRoom / 128);
-  for (int of_class = 0; of_class < shape.classes; ++of_class) {
-    fits &= shape.classes == 1 || shape.phase[of_class].taps > 0;  // a tile has all its stages
-  }
+  const int64_t all_rows = sizes.positions() * sizes.blocks() * shape.planes * shape.groups;
+  fits &= all_rows < (int64_t(1) << 31) && divide_lines(sizes, kRoom / 128);
   const int64_t weight_rows = int64_t(shape.groups) * sizes.tile_boxes * shape.channels_out;
   CUtensorMap map_w{}, map_lines{};
   if (!fits || !matrix_map(map_w, w.hi, {64, weight_rows, 64, 1, 0}, 64, Kind::kBoxChannels) ||

@@ -23,7 +23,7 @@ struct WindowResult {
   struct Place {
     bool inside;
     int64_t column;  // a position of all images
-    int image, y, x;
+    int image, y, x;  // y: a row of any z
   };
   static constexpr bool kMends = true;
   static constexpr int kWords = 32, kBeside = 0;
@@ -38,20 +38,25 @@ struct WindowResult {
   __device__ __forceinline__ WindowPosition output(int p) const {
     const WindowPosition at = sizes.position(tile, p);
     const WindowShape& shape = sizes.shape;
-    const WindowPhase& phase = shape.phase[shape.first_phase(tile.of_class)];
-    return {at.image, at.y * shape.out_y.apart + phase.out_y,
-            at.column * shape.out_x.apart + phase.out_x, at.in_band};
+    const WindowClass& here = shape.class_[tile.of_class];
+    return {at.image, at.z * shape.out_z.apart + here.z, at.y * shape.out_y.apart + here.y,
+            at.column * shape.out_x.apart + here.x, at.in_band};
   }
   __device__ __forceinline__ bool inside(const WindowPosition& at) const {
     const WindowShape& shape = sizes.shape;
-    return at.in_band && at.image < shape.images && at.y < shape.out_y.count &&
-           at.column < shape.out_x.count;
+    return at.in_band && at.image < shape.images && at.z < shape.out_z.count &&
+           at.y < shape.out_y.count && at.column < shape.out_x.count;
+  }
+  // Among the rows of all z.
+  __device__ __forceinline__ int row_of(const WindowPosition& at) const {
+    return at.z * sizes.shape.out_y.count + at.y;
   }
   __device__ __forceinline__ Place place(int p) const { return place_of(output(p)); }
   __device__ __forceinline__ Place place_of(const WindowPosition& at) const {
     const WindowShape& shape = sizes.shape;
-    const int64_t row = int64_t(at.image) * shape.out_y.count + at.y;
-    return {inside(at), row * shape.out_x.count + at.column, at.image, at.y, at.column};
+    const int y = row_of(at);
+    const int64_t row = int64_t(at.image) * shape.out_rows() + y;
+    return {inside(at), row * shape.out_x.count + at.column, at.image, y, at.column};
   }
   // The part that begins at p. All of a warp call this: a thread looks at two of the positions.
   __device__ __forceinline__ WindowPart part(int p) const {
@@ -77,7 +82,8 @@ struct WindowResult {
     const WindowShape& shape = sizes.shape;
     const WindowPosition at = sizes.position(tile, p);
     const int top = at.y * shape.y.stride, left = at.column * shape.x.stride;
-    const int first_tap = shape.first_tap(tile.of_class), end_tap = shape.end_tap(tile.of_class);
+    const int front = at.z * shape.z.stride - shape.z.padding;
+    const int first = shape.first_phase(tile.of_class), end = shape.end_phase(tile.of_class);
     float sum = 0.f;
 #pragma unroll 1
     for (int c = 0; c < shape.channels; ++c) {
@@ -86,15 +92,24 @@ struct WindowResult {
       const float* weight = w.raw.data + tile.group * w.raw.group_stride + q * w.raw.out_stride +
                             c * w.raw.in_stride;
 #pragma unroll 1
-      for (int tap = first_tap; tap < end_tap; ++tap) {
-        const int y = top + w.order.far_y[tap], column = left + w.order.far_x[tap];
-        const bool inside =
-            unsigned(y) < unsigned(shape.y.in) && unsigned(column) < unsigned(shape.x.in);
-        const uint32_t tap_x = shape.tap_x(w.order.x[tap], beside);
-        if ((!inside && shape.transposed) || tap_x == kNoTap) continue;
-        const float number = inside ? from[y * x.y_stride + column * x.x_stride] : 0.f;
-        sum = __fmaf_rn(number, weight[w.order.y[tap] * w.raw.y_stride + tap_x * w.raw.x_stride],
-                        sum);
+      for (int at_phase = first; at_phase < end; ++at_phase) {
+        const WindowPhase& phase = shape.phase[at_phase];
+        const int z = front + phase.z;
+#pragma unroll 1
+        for (int tap = phase.first; tap < phase.first + phase.taps; ++tap) {
+          const int y = top + w.order.far_y[tap], column = left + w.order.far_x[tap];
+          const bool inside = unsigned(z) < unsigned(shape.z.in) &&
+                              unsigned(y) < unsigned(shape.y.in) &&
+                              unsigned(column) < unsigned(shape.x.in);
+          const uint32_t tap_x = shape.tap_x(w.order.x[tap], beside);
+          if ((!inside && shape.transposed) || tap_x == kNoTap) continue;
+          const float number =
+              inside ? from[z * x.z_stride + y * x.y_stride + column * x.x_stride] : 0.f;
+          sum = __fmaf_rn(number,
+                          weight[phase.tap_z * w.raw.z_stride + w.order.y[tap] * w.raw.y_stride +
+                                 tap_x * w.raw.x_stride],
+                          sum);
+        }
       }
       if (sum != sum) break;  // it stays NaN
     }
@@ -291,7 +306,7 @@ template <class Kind, int kLanes, class End>
 static int window(const End& end, bool vectors, const WindowInput& x, const WindowWeights& w,
                   const WindowShape& shape, int device, void* stream) {
   using Shared = WindowShared<Kind>;
-  if (shape.images == 0 || shape.y.out == 0 || shape.x.out == 0) return 0;
+  if (!shape.has_pixels()) return 0;
   if (!x.has_near_channels()) return static_cast<int>(cudaErrorInvalidValue);
   if constexpr (kLanes > 1) {
     if (!vectors || !goes_by_lanes(shape, kLanes)) {
@@ -312,8 +327,9 @@ static int window(const End& end, bool vectors, const WindowInput& x, const Wind
   const int shared_bytes = int(sizeof(Shared)) + sizes.rings * Kind::kHalves * sizes.ring_bytes();
   // Boxes that are ahead lie in stages that nothing can be loaded into. A class without taps has none.
   sizes.lead = kLead;
-  for (int phase = 0; phase < shape.classes; ++phase) {  // a tile's first
-    sizes.lead = min(sizes.lead, sizes.boxes(0, phase));
+  for (int of_class = 0; of_class < shape.classes; ++of_class) {  // of a tile's first phase
+    const bool empty = shape.stages(of_class) == 0;
+    sizes.lead = min(sizes.lead, empty ? 0 : sizes.boxes(0, shape.first_phase(of_class)));
   }
   const int64_t boxes = shape.boxes_between(0, shape.phases);
   const int64_t weight_rows = shape.groups * boxes * shape.channels_out;

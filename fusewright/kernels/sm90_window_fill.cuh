@@ -50,6 +50,22 @@ struct RingRows {
   }
 };
 
+// Where the number that a position reads lies, in one channel, if it is inside the input: of a plane that
+// begins somewhere, as a WindowPhase or a WindowPlane does.
+template <class Begins>
+__device__ __forceinline__ const float* window_place(const WindowSizes& sizes, const WindowInput& x,
+                                                     const WindowPosition& position, int channel,
+                                                     const Begins& begins, bool& inside) {
+  const WindowAxis &along_z = sizes.shape.z, &along_y = sizes.shape.y, &along_x = sizes.shape.x;
+  const int z = position.z * along_z.stride - along_z.padding + begins.z;
+  const int y = position.y * along_y.stride - along_y.padding + begins.y;
+  const int column = position.column * along_x.stride - along_x.padding + begins.x;
+  inside = (position.image < sizes.shape.images) & (unsigned(z) < unsigned(along_z.in)) &
+           (unsigned(y) < unsigned(along_y.in)) & (unsigned(column) < unsigned(along_x.in));
+  return x.data + position.image * x.image_stride + z * x.z_stride + y * x.y_stride +
+         column * x.x_stride + channel * x.channel_stride;
+}
+
 // What is read of the input in one phase: rows from `first` up to `rows`, some channels. A source
 // says where the first channel of a row lies, if the row is inside.
 struct WindowSource {
@@ -57,18 +73,12 @@ struct WindowSource {
   int channel, channels;  // the first, of all; how many
   int phase, first, rows;
 
-  // Where the number that a position reads lies, in the first channel, if it is inside the input.
   __device__ __forceinline__ const float* at(const WindowSizes& sizes, const WindowInput& x,
                                              int row, bool& inside) const {
-    const WindowAxis &along_y = sizes.shape.y, &along_x = sizes.shape.x;
-    const WindowPosition position = sizes.position(band, place, row);
-    const WindowPhase& of = sizes.shape.phase[phase];
-    const int y = position.y * along_y.stride - along_y.padding + of.y;
-    const int column = position.column * along_x.stride - along_x.padding + of.x;
-    inside = (row < rows) & (position.image < sizes.shape.images) &
-             (unsigned(y) < unsigned(along_y.in)) & (unsigned(column) < unsigned(along_x.in));
-    return x.data + position.image * x.image_stride + y * x.y_stride + column * x.x_stride +
-           channel * x.channel_stride;
+    const float* from = window_place(sizes, x, sizes.position(band, place, row), channel,
+                                     sizes.shape.phase[phase], inside);
+    inside &= row < rows;
+    return from;
   }
 };
 

@@ -1,5 +1,6 @@
 // dw[q, c, ky, kx] = Σ dy[n, q, oy, ox]·x[n, c, oy·sy − top + ky·dy, ox·sx − left + kx·dx]
-// on Hopper's tensor cores, over n, oy and ox; x is zero outside of itself.
+// on Hopper's tensor cores, over n, oy and ox, and along a third axis z likewise; x is zero outside of
+// itself.
 //
 // For each tap this is a product of out and in channels over the positions, which are the rows of
 // both operands in shared memory: a tap reads x from `shift` rows further. Numbers become scaled
@@ -18,7 +19,7 @@ namespace fw {
 
 struct WindowGradient {
   float* data;
-  int64_t out_stride, in_stride, y_stride, x_stride;
+  int64_t out_stride, in_stride, z_stride, y_stride, x_stride;
 };
 
 template <int kTerms>
@@ -74,40 +75,51 @@ struct GradientResult {
   TapOrder order;
 
   struct Element {
-    int group, out, in, y, x;  // channels within the group
+    int group, out, in, z, y, x;  // channels within the group
   };
   __device__ __forceinline__ Element element(int64_t index) const {
     const int64_t row = index / shape.channels, outs = int64_t(shape.groups) * shape.channels_out;
     const int tap = int(row / outs), out = int(row - tap * outs);
-    return {out / shape.channels_out, out % shape.channels_out,
-            int(index - row * shape.channels), order.y[tap], order.x[tap]};
+    int phase = 0;
+    while (phase + 1 < shape.phases && tap >= shape.phase[phase + 1].first) ++phase;
+    return {out / shape.channels_out,
+            out % shape.channels_out,
+            int(index - row * shape.channels),
+            shape.phase[phase].tap_z,
+            order.y[tap],
+            order.x[tap]};
   }
   __device__ __forceinline__ float& place(const Element& of) const {
     return dw.data[(of.group * int64_t(shape.channels_out) + of.out) * dw.out_stride +
-                   of.in * dw.in_stride + of.y * dw.y_stride + of.x * dw.x_stride];
+                   of.in * dw.in_stride + of.z * dw.z_stride + of.y * dw.y_stride +
+                   of.x * dw.x_stride];
   }
   // An element as a plain fp32 sum by a warp: what an overflow or a non-finite operand makes of it.
   __device__ __forceinline__ float plain(const Element& of) const {
-    const WindowAxis &along_y = shape.y, &along_x = shape.x;
+    const WindowAxis &along_z = shape.z, &along_y = shape.y, &along_x = shape.x;
     const float* from_x = x.data + (of.group * shape.channels + of.in) * x.channel_stride;
     const float* from_dy =
         dy.data + (of.group * int64_t(shape.channels_out) + of.out) * dy.channel_stride;
+    const int front = of.z * along_z.dilation - along_z.padding;
     const int top = of.y * along_y.dilation - along_y.padding;
     const int left = of.x * along_x.dilation - along_x.padding;
     float sum = 0.f;
 #pragma unroll 1
-    for (int row = 0; row < shape.images * along_y.out; ++row) {
-      const int image = row / along_y.out, out_y = row % along_y.out;
-      const int in_y = out_y * along_y.stride + top;
+    for (int row = 0; row < shape.images * along_z.out * along_y.out; ++row) {
+      const int plane = row / along_y.out, out_y = row % along_y.out;
+      const int image = plane / along_z.out, out_z = plane % along_z.out;
+      const int in_z = out_z * along_z.stride + front, in_y = out_y * along_y.stride + top;
 #pragma unroll 1
       for (int out_x = threadIdx.x % 32; out_x < along_x.out; out_x += 32) {
         const int in_x = out_x * along_x.stride + left;
-        const bool inside =
-            unsigned(in_y) < unsigned(along_y.in) && unsigned(in_x) < unsigned(along_x.in);
-        const float number = load_if(
-            from_x + image * x.image_stride + in_y * x.y_stride + in_x * x.x_stride, inside);
-        const float* weight =
-            from_dy + image * dy.image_stride + out_y * dy.y_stride + out_x * dy.x_stride;
+        const bool inside = unsigned(in_z) < unsigned(along_z.in) &&
+                            unsigned(in_y) < unsigned(along_y.in) &&
+                            unsigned(in_x) < unsigned(along_x.in);
+        const float number = load_if(from_x + image * x.image_stride + in_z * x.z_stride +
+                                         in_y * x.y_stride + in_x * x.x_stride,
+                                     inside);
+        const float* weight = from_dy + image * dy.image_stride + out_z * dy.z_stride +
+                              out_y * dy.y_stride + out_x * dy.x_stride;
         sum = __fmaf_rn(*weight, number, sum);
       }
       if (sum != sum) break;  // it stays NaN
@@ -146,10 +158,6 @@ __global__ void __launch_bounds__(kAddThreads)
 // What a part costs besides its slabs, as slabs; a guess until measured.
 constexpr int kPartSlabs = 4;
 
-inline bool has_positions(const ConvolutionSizes& of) {
-  return of.images > 0 && of.y.out > 0 && of.x.out > 0;
-}
-
 // How a gradient is divided, for operands with channels side by side or not; into one part.
 inline GradientSizes gradient_sizes(const WindowShape& shape, int terms, bool by_channels,
                                     bool dy_by_channels) {
@@ -179,7 +187,7 @@ inline GradientSizes gradient_sizes(const WindowShape& shape, int terms, bool by
 inline int window_gradient_parts(const ConvolutionSizes& of, int terms, int processors) {
   WindowShape shape{};
   TapOrder order;
-  if (!has_positions(of) || !lay_out(of, 1, false, shape, order)) return 0;
+  if (!of.has_outputs() || !lay_out(of, 1, false, shape, order)) return 0;
   const GradientSizes sizes = gradient_sizes(shape, terms, false, false);
   int64_t best = 1, least = -1;
   for (int waves = 1; waves <= 4; ++waves) {
@@ -193,8 +201,7 @@ inline int window_gradient_parts(const ConvolutionSizes& of, int terms, int proc
 
 // Room for every weight's sum of every part.
 inline int64_t window_gradient_bytes(const ConvolutionSizes& of, int parts) {
-  return int64_t(4) * parts * of.groups * of.channels_out * of.channels * of.y.kernel *
-         of.x.kernel;
+  return int64_t(4) * parts * of.groups * of.channels_out * of.channels * of.taps();
 }
 
 // `workspace` has window_gradient_bytes; any number of parts is right, window_gradient_parts fast.
@@ -212,7 +219,7 @@ static int window_gradient(const WindowInput& x, const WindowInput& dy, const Wi
   }
   const OnDevice here(device);
   float* const sums = static_cast<float*>(workspace);
-  if (!has_positions(of)) {
+  if (!of.has_outputs()) {
     parts = 0;
   } else {
     GradientSizes sizes =

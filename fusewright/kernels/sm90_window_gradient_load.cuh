@@ -132,8 +132,8 @@ struct SlabOfDy {
     const WindowPosition position = sizes.position(band, place, row);
     inside = (row < rows) & position.in_band & (position.image < sizes.shape.images) &
              (position.column < sizes.shape.x.out);
-    return x.data + position.image * x.image_stride + position.y * x.y_stride +
-           position.column * x.x_stride + channel * x.channel_stride;
+    return x.data + position.image * x.image_stride + position.z * x.z_stride +
+           position.y * x.y_stride + position.column * x.x_stride + channel * x.channel_stride;
   }
 };
 

@@ -214,16 +214,21 @@ __device__ __forceinline__ void convert_input(WindowShared<Kind>& shared, const 
 template <class Kind>
 __device__ __forceinline__ void load_lines(WindowShared<Kind>& shared, const CUtensorMap* lines,
                                            const WindowSizes& sizes) {
-  const int planes = sizes.shape.stages(), rows = sizes.ring_rows;
+  const WindowShape& shape = sizes.shape;
+  const int planes = sizes.blocks() * shape.planes, rows = sizes.ring_rows;
   const int64_t line_rows = sizes.positions();
   WindowStages to = {sizes};
   for (WindowRun run = sizes.run(); !run.ended(); ++run.done) {
     const WindowTile tile = sizes.tile(run.index());
     const int64_t first = sizes.start(tile);
-    for (int plane = 0; plane < planes; ++plane, to.advance()) {
+    const int phases = shape.end_phase(tile.of_class) - shape.first_phase(tile.of_class);
+    for (int at = 0; at < shape.stages(tile.of_class); ++at, to.advance()) {
+      const int block = at / phases;
+      const WindowPhase& phase = shape.phase[shape.first_phase(tile.of_class) + at - block * phases];
+      const int64_t line = int64_t(tile.group) * planes + block * shape.planes + phase.plane;
+      const int64_t from = line * line_rows + first + phase.deeper;
       uint64_t* loaded = &shared.loaded_x[to.stage];
       char* const stage = shared.ring(sizes, to.stage);
-      const int64_t from = (int64_t(tile.group) * planes + plane) * line_rows + first;
       wait(&shared.done_x[to.stage], to.parity ^ 1);
       arrive_expecting(loaded, rows * 128);
       for (int row = 0; row < rows; row += sizes.line_box) {

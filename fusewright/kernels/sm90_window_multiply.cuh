@@ -111,9 +111,13 @@ struct WindowMultiplier {
     part += parts;
 #pragma unroll 1
     for (; part >= sizes.parts; part -= sizes.parts) {
-      if (!run.ended()) next_box += sizes.parts * sizes.boxes_at(run.index());
+      if (!run.ended()) {
+        int index = run.index();
+        const int of_class = sizes.class_of(index);
+        next_box += sizes.parts * sizes.boxes_of(of_class);
+        from_x.advance(sizes.shape.stages(of_class));
+      }
       ++run.done;
-      from_x.advance(sizes.shape.stages());
       from_x.next_tile();
     }
   }

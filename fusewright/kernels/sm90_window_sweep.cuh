@@ -92,8 +92,8 @@ struct Sweeper {
       const WindowShape& shape = result.sizes.shape;
       const WindowPosition at = result.output(p + 8 * k + v);
       const bool there = inside(k, v);
-      return end.inner(there ? at.image : 0, channel(), there ? at.y : 0, there ? at.column : 0,
-                       shape.out_y.count, shape.out_x.count);
+      return end.inner(there ? at.image : 0, channel(), there ? result.row_of(at) : 0,
+                       there ? at.column : 0, shape.out_rows(), shape.out_x.count);
     };
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {

@@ -1,6 +1,6 @@
 // A convolution's input as lines of halves in memory, from which the copy engine takes stages: a row
 // for each position of the walk, 64 channels in 128 bytes, zeros outside of the input. There is a line
-// for each group, 64 of its channels and phase.
+// for each group, 64 of its channels and plane.
 //
 // The channels of a group have one scale in an image. A sample of the numbers says which: it leaves room
 // for others that are 16 times larger than its largest, and comes in steps of 2^4, so that neighbouring
@@ -60,19 +60,22 @@ __device__ __forceinline__ uint32_t spread(uint32_t i, uint32_t step, uint32_t b
 }
 
 // A thread's part of a sample of an image's group: of each channel as many, at places that are spread
-// over the image (by powers of the root of x³ = x + 1, which leave the smallest gaps).
+// over the image (by powers of the root of x³ = x + 1, which leave the smallest gaps, and another for z).
 template <int kThreads>
 __device__ __forceinline__ LineSample sampled(const WindowInput& x, const WindowShape& shape,
                                               int image, int group) {
-  constexpr uint32_t kBits = 10, kStepY = 3242174889u, kStepX = 2447445414u;
+  constexpr uint32_t kBits = 10, kStepZ = 2654435769u, kStepY = 3242174889u,
+                     kStepX = 2447445414u;
   const float* from = x.data + image * x.image_stride +
                       int64_t(group) * shape.channels * x.channel_stride;
   LineSample sample = {};
 #pragma unroll
   for (uint32_t i = threadIdx.x; i < 1u << kBits; i += kThreads) {
     const uint32_t channel = uint32_t(uint64_t(i) * shape.channels >> kBits);
-    const uint32_t y = spread(i, kStepY, shape.y.in), column = spread(i, kStepX, shape.x.in);
-    sample.add(from[channel * x.channel_stride + y * x.y_stride + column * x.x_stride]);
+    const uint32_t z = spread(i, kStepZ, shape.z.in), y = spread(i, kStepY, shape.y.in);
+    const uint32_t column = spread(i, kStepX, shape.x.in);
+    sample.add(from[channel * x.channel_stride + z * x.z_stride + y * x.y_stride +
+                    column * x.x_stride]);
   }
   return sample;
 }
@@ -90,15 +93,27 @@ struct LineSizes {
   explicit LineSizes(const WindowSizes& sizes)
       : rows(sizes.by_channels || sizes.shape.channels > 32 ? 128 : kMostRows),
         image_rows(int(sizes.plane.divisor * sizes.bands.divisor)),
-        chunks((image_rows + rows - 1) / rows), planes(sizes.shape.stages()),
+        chunks((image_rows + rows - 1) / rows),
+        planes(sizes.shape.channel_blocks() * sizes.shape.planes),
         line_rows(int64_t(image_rows) * sizes.shape.images) {}
+};
+
+// As a WindowSource, of a plane.
+struct LineSource : WindowSource {
+  __device__ __forceinline__ const float* at(const WindowSizes& sizes, const WindowInput& x,
+                                             int row, bool& inside) const {
+    const float* from = window_place(sizes, x, sizes.position(band, place, row), channel,
+                                     sizes.shape.plane[phase], inside);
+    inside &= row < rows;
+    return from;
+  }
 };
 
 // Some rows of an image in a line.
 template <bool kByChannels>
 struct LineChunk {
   using Unit = WindowUnit<kByChannels>;
-  WindowSource source;
+  LineSource source;
   half* to;
   int all_columns;  // that any line has: the end of one may be read together with the next
   WindowParts<kByChannels> parts;
@@ -106,11 +121,11 @@ struct LineChunk {
   __device__ __forceinline__ LineChunk(const WindowSizes& sizes, const LineSizes& of, half* lines,
                                        int image, int group, int index) {
     const int plane = index / of.chunks, first = (index - plane * of.chunks) * of.rows;
-    const int phases = sizes.shape.phases_of_tile();
-    const int block = plane / phases, channels = sizes.shape.channels;
-    source = {image * sizes.bands.divisor, uint32_t(first), group * channels + 64 * block,
-              min(64, channels - 64 * block), plane - block * phases, 0,
-              min(of.rows, of.image_rows - first)};
+    const int planes = sizes.shape.planes;
+    const int block = plane / planes, channels = sizes.shape.channels;
+    source = {{image * sizes.bands.divisor, uint32_t(first), group * channels + 64 * block,
+               min(64, channels - 64 * block), plane - block * planes, 0,
+               min(of.rows, of.image_rows - first)}};
     const int64_t line = int64_t(group) * of.planes + plane;
     all_columns = channels > 64 ? 8 : 0;
     to = lines + (line * of.line_rows + int64_t(image) * of.image_rows + first) * 64;

@@ -1,9 +1,12 @@
-// The operands of a convolution over two axes, as its entry hands them over.
+// The operands of a convolution over up to three axes, as its entry hands them over.
 //
-// Outputs are walked in a line: position ((image·bands + band)·rows + y)·pitch + x, where a band is
-// some columns of the output's width; `rows` and `pitch` leave room for the halo beside it. What a tap
-// reads for position s is then row s + shift of a plane of the input that has the same pitch: there is
-// one plane for each phase, the remainder of the tap's distance by the stride.
+// Outputs are walked in a line: position (((image·bands + band)·depth + z)·rows + y)·pitch + x, where a
+// band is some columns of the output's width; `rows` and `pitch` leave room for the halo beside it. What
+// a tap reads for position s is then row s + shift of a plane of the input that has the same pitch: there
+// is one plane for each phase, the remainder of the tap's distance by the stride.
+//
+// Taps of different z are phases of their own, too: what they read lies far apart. Images of two axes
+// have one z.
 //
 // In a transposed convolution it is the outputs that have remainders by the stride. Those of one
 // pair of remainders are a class, a convolution of stride 1 with the taps that meet it: the walk is
@@ -22,24 +25,26 @@ constexpr uint32_t kNoTap = ~0u;
 
 struct WindowInput {
   const float* data;
-  int64_t image_stride, channel_stride, y_stride, x_stride;
+  int64_t image_stride, channel_stride, z_stride, y_stride, x_stride;
 
   // Whether groups of so many channels can be read four channels at a time.
   bool by_channels(int channels) const {
     return channel_stride == 1 && channels % 4 == 0 && image_stride % 4 == 0 &&
-           y_stride % 4 == 0 && x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+           z_stride % 4 == 0 && y_stride % 4 == 0 && x_stride % 4 == 0 &&
+           reinterpret_cast<uintptr_t>(data) % 16 == 0;
   }
   // One instruction makes an address of a stride of 32 bits, two of a longer one.
   bool has_near_channels() const { return channel_stride == int32_t(channel_stride); }
 };
 
-// w[group][out][in][y][x]
+// w[group][out][in][z][y][x]
 struct WindowFilter {
   const float* data;
-  int64_t group_stride, out_stride, in_stride, y_stride, x_stride;
+  int64_t group_stride, out_stride, in_stride, z_stride, y_stride, x_stride;
 };
 
-// Which tap is the i-th in the order of phases, and how far from a position's own place it reads.
+// Which tap is the i-th in the order of phases, and how far from a position's own place it reads; its z
+// is the phase's.
 struct TapOrder {
   uint8_t y[kMostTaps], x[kMostTaps];
   int far_y[kMostTaps], far_x[kMostTaps];
@@ -65,11 +70,24 @@ struct WindowAxis {
   FW_FN int halo() const { return (kernel - 1) * dilation / stride; }
 };
 
-// Taps that read one plane, which begins (y, x) further than a position's own place: `taps` in a
-// row from the `first` of all on, the furthest `reach` rows further than the position itself. The
-// outputs of a class begin at (out_y, out_x); without taps they are zero.
+// Taps of one z that read one plane, which begins (z, y, x) further than a position's own place: `taps`
+// in a row from the `first` of all on, the furthest `reach` rows further than the position itself. In
+// lines (window_lines.cuh) what they read lies `deeper` rows further in line `plane`.
 struct WindowPhase {
-  int y, x, taps, reach, first, out_y, out_x;
+  int z, y, x, taps, reach, first;
+  int tap_z, plane, deeper;
+};
+
+// Outputs that have the same remainders, and begin at them; without phases they are zero. Where a
+// convolution is not transposed, all are of one class.
+struct WindowClass {
+  int first, end;  // phases
+  int z, y, x;
+};
+
+// Where a plane of the input begins in lines, as a phase does.
+struct WindowPlane {
+  int z, y, x;
 };
 
 // Outputs along an axis, those of a class `apart`.
@@ -93,28 +111,37 @@ struct RowOrder {
 
 struct WindowShape {
   int images, groups, channels, channels_out;  // channels: of one group
-  WindowAxis y, x;                             // of a class
-  WindowOutputs out_y, out_x;
+  WindowAxis z, y, x;                          // of a class
+  WindowOutputs out_z, out_y, out_x;
   bool transposed;
   RowOrder row_order;
-  int band_width, pitch, rows;
+  int band_width, pitch, rows, depth;
   int stage_rows;         // a multiple of 8, at least a tile's positions and the largest reach
-  int taps, phases, classes;
-  WindowPhase phase[kMostPhases];
+  int taps, phases, classes, planes;
+  WindowPhase phase[kMostPhases];  // class after class
+  WindowClass class_[kMostPhases];
+  WindowPlane plane[kMostPhases];
   uint16_t shift[kMostTaps];  // floor(distance / stride), y's times the pitch and x's; by phase
 
-  // The phases of a class: all of them, or its own.
-  FW_FN int first_phase(int of_class) const { return classes > 1 ? of_class : 0; }
-  FW_FN int end_phase(int of_class) const {
-    return classes > 1 ? of_class + (phase[of_class].taps > 0) : phases;
-  }
+  FW_FN int first_phase(int of_class) const { return class_[of_class].first; }
+  FW_FN int end_phase(int of_class) const { return class_[of_class].end; }
+  // The taps of a class, all of which lie beside each other.
   FW_FN int first_tap(int of_class) const { return phase[first_phase(of_class)].first; }
-  FW_FN int end_tap(int of_class) const {
-    return classes > 1 ? phase[of_class].first + phase[of_class].taps : taps;
+  FW_FN int taps_of(int of_class) const {
+    int sum = 0;
+    for (int at = first_phase(of_class); at < end_phase(of_class); ++at) sum += phase[at].taps;
+    return sum;
   }
   // What a tile reads one after the other: 64 in channels of a phase each. (A class may have none.)
-  FW_FN int phases_of_tile() const { return transposed ? 1 : phases; }
-  FW_FN int stages() const { return (channels + 63) / 64 * phases_of_tile(); }
+  FW_FN int channel_blocks() const { return (channels + 63) / 64; }
+  FW_FN int stages(int of_class) const {
+    return channel_blocks() * (end_phase(of_class) - first_phase(of_class));
+  }
+  FW_FN bool has_pixels() const {
+    return images > 0 && z.out > 0 && y.out > 0 && x.out > 0;
+  }
+  // Rows of an image of outputs, of all z.
+  FW_FN int out_rows() const { return out_z.count * out_y.count; }
   // Channels of the outputs, of one group; that of a row of the weights, and the x of its tap, which
   // is beyond all taps where there is none.
   FW_FN int results() const { return row_order.by_eight() ? row_order.channels : channels_out; }

@@ -48,7 +48,7 @@ struct WindowRun {
   __device__ __forceinline__ int index() const { return first + done * step; }
 };
 struct WindowPosition {
-  int image, y, column;
+  int image, z, y, column;
   bool in_band;  // not in the halo beside or below it
 };
 
@@ -59,7 +59,7 @@ constexpr int kMostStages = 4;
 struct WindowSizes {
   WindowShape shape;
   int tile_positions, tile_channels, tiles_q;
-  Divisor plane, pitch, bands;  // positions of a band, of a row; bands of an image
+  Divisor plane, pitch, rows, bands;  // positions of a band, of a row; rows of a z; bands of an image
   WideDivisor all_of_plane;
   int tiles;             // all, of all classes; each group and its tiles_q have tiles_p of a class
   Divisor tiles_p, units, of_group;
@@ -76,7 +76,7 @@ struct WindowSizes {
   WindowSizes(const WindowShape& shape, int tile_positions, int tile_channels)
       : shape(shape), tile_positions(tile_positions), tile_channels(tile_channels),
         tiles_q((shape.channels_out + tile_channels - 1) / tile_channels),
-        plane(shape.rows * shape.pitch), pitch(shape.pitch),
+        plane(shape.depth * shape.rows * shape.pitch), pitch(shape.pitch), rows(shape.rows),
         bands((shape.x.out + shape.band_width - 1) / shape.band_width),
         all_of_plane(int(plane.divisor)),
         tiles_p(max(1, int((positions() + tile_positions - 1) / tile_positions))),
@@ -99,7 +99,7 @@ struct WindowSizes {
   }
   // Of the in channels, 64 each; the steps of 16 channels in one; and the boxes of four steps that
   // the weights of a phase fill.
-  FW_FN int blocks() const { return (shape.channels + 63) / 64; }
+  FW_FN int blocks() const { return shape.channel_blocks(); }
   FW_FN int steps(int block) const {
     return block + 1 < blocks() ? 4 : (shape.channels - 64 * block + 15) / 16;
   }
@@ -116,7 +116,6 @@ struct WindowSizes {
   // The class of a tile, and its number among the tiles of that class. Classes differ in their work:
   // all thread blocks have the same one at a time, and then the next for the same positions, which
   // are still in the cache.
-  __device__ __forceinline__ int boxes_at(int index) const { return boxes_of(class_of(index)); }
   __device__ __forceinline__ int class_of(int& index) const {
     if (shape.classes == 1) return 0;
     const int first = index / (together * shape.classes) * together;
@@ -149,12 +148,13 @@ struct WindowSizes {
   }
   __device__ __forceinline__ WindowPosition position(uint32_t first_band, uint32_t first,
                                                      int offset) const {
-    uint32_t band, place, image, y, x;
+    uint32_t band, place, image, z = 0, y, x;
     plane.divide(first + offset, band, place);
     bands.divide(first_band + band, image, band);
     pitch.divide(place, y, x);
-    return {int(image), int(y), int(band * shape.band_width + x),
-            int(x) < shape.band_width && int(y) < shape.y.out};
+    if (shape.depth > 1) rows.divide(y, z, y);
+    return {int(image), int(z), int(y), int(band * shape.band_width + x),
+            int(x) < shape.band_width && int(y) < shape.y.out && int(z) < shape.z.out};
   }
 };
 

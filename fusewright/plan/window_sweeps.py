@@ -17,16 +17,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fusewright.coalesce import Strides, restrided, split_axis
+from fusewright.coalesce import Strides, merge, restrided, split_axis
 from fusewright.ir import ONE, ZERO, Dim, product
 from fusewright.loop import Axis, Load, LoopKernel
 
+VOLUME = 5  # axes of a result with three for its positions
 # An axis of the loop as it should be: its name, and where it is now; None for one of size one.
 Place = tuple[str, int | None]
 
 
 class Result(NamedTuple):
-    """The sizes of a window's result; an image of one dimension is a single row."""
+    """The sizes of a window's result; an image of one dimension is a single row, one of three has
+    the rows of all its planes."""
 
     images: Dim
     channels: Dim
@@ -37,11 +39,11 @@ class Result(NamedTuple):
 def window_sweep(kernel: LoopKernel, name: str, shape: Sequence[Dim]) -> LoopKernel | None:
     """A loop that reduces what window `name` gives, over the axes that its kernel has; None where
     that cannot be."""
-    of = Result(shape[0], shape[1], shape[2] if len(shape) == 4 else ONE, shape[-1])
+    of = Result(shape[0], shape[1], product(shape[2:-1]), shape[-1])
     whole = product(axis.size for axis in kernel.axes)
     if not kernel.inner or not kernel.outer or whole == ZERO or whole != product(of):
         return None
-    kernel = _split(kernel, name, of)
+    kernel = _split(_with_rows_of_all_planes(kernel, shape), name, of)
     found = {
         _axis_name(stride, axis.size, of): at
         for at, (axis, stride) in enumerate(zip(kernel.axes, _strides(kernel, name), strict=True))
@@ -50,6 +52,12 @@ def window_sweep(kernel: LoopKernel, name: str, shape: Sequence[Dim]) -> LoopKer
         return None
     order = _order(found, len(kernel.outer))
     return None if order is None else _reordered(kernel, *order)
+
+
+def _with_rows_of_all_planes(kernel: LoopKernel, shape: Sequence[Dim]) -> LoopKernel:
+    """Rows of all planes of a volume as one axis, where everything walks them so."""
+    merged = merge(kernel)
+    return merged if len(shape) == VOLUME and merged.outer and merged.inner else kernel
 
 
 def _strides(kernel: LoopKernel, name: str) -> tuple[Dim, ...]:

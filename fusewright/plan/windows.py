@@ -32,7 +32,7 @@ def window_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str) 
         name="",
         summary="",
         geometry=of,
-        source=Source(source, _four(images)),
+        source=Source(source, _five(images)),
         filter=_filter(weight, filter_, of),
         epilogue=epilogue,
         product=given,
@@ -57,8 +57,8 @@ def gradient_step(values: Values, node: Node) -> WindowGradient:
         name="custom_convolution_gradient",
         summary="convolution's gradient by its weights",
         geometry=of,
-        source=Source(source, _four(images)),
-        change=Source(change, _four(changes)),
+        source=Source(source, _five(images)),
+        change=Source(change, _five(changes)),
         filter=_filter(node.name, weights, of),
         symbols=tuple(sorted(values.sizes)),
         # What a transposed convolution is given is `change`.
@@ -103,15 +103,16 @@ def _is_transposed(node: Node) -> bool:
     return bool(numbers[3])
 
 
-def _four(spec: TensorSpec) -> tuple[Dim, Dim, Dim, Dim]:
-    """Strides along images, channels, y and x; an image of one dimension is a single row."""
-    image, channel, *rows, x = spec.strides
-    return image, channel, rows[0] if rows else Dim(0), x
+def _five(spec: TensorSpec) -> tuple[Dim, Dim, Dim, Dim, Dim]:
+    """Strides along images, channels, z, y and x; an image may have fewer dimensions."""
+    image, channel, *rest = spec.strides
+    z, y, x = [Dim(0)] * (3 - len(rest)) + rest
+    return image, channel, z, y, x
 
 
 def _filter(name: str, spec: TensorSpec, of: Geometry) -> Filter:
     """A transposed convolution's weights have the channels first."""
-    first, second, y, x = (each.factor for each in _four(spec))
+    first, second, z, y, x = (each.factor for each in _five(spec))
     if of.transposed:
-        return Filter(name, (of.channels * first, second, first, y, x))
-    return Filter(name, (of.results * first, first, second, y, x))
+        return Filter(name, (of.channels * first, second, first, z, y, x))
+    return Filter(name, (of.results * first, first, second, z, y, x))

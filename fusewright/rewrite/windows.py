@@ -18,13 +18,13 @@ from fusewright.ir import ONE, Arg, Graph, Node, Ref, TensorSpec, contiguous_str
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.layouts import BACKWARD, FORWARD, GRADIENT, ROW_BY_ROW, WINDOW
 from fusewright.rewrite.lower import main_device
-from fusewright.window import Geometry, WindowAxis, by_eight
+from fusewright.window import SINGLE, Geometry, WindowAxis, by_eight
 from fusewright.window_cost import (
     gradient_is_worthwhile,
     is_possible,
 )
 
-RANKS = (3, 4)
+RANKS = (3, 4, 5)
 FEWEST_CHANNELS = 16  # of a group, where there are several: below that tensor cores have no work
 FURTHEST_CHANNELS = 2**31 - 1  # elements between two of them
 LIES = "lies"  # strides of both operands in eager mode, whatever layout they are given later
@@ -205,6 +205,7 @@ def _geometry(
         [size.factor for size in spec.shape[2:]] for spec in (source, weight, result)
     )
     axes = zip(sizes, made, taps, stride, dilation, padding, strict=True)
-    *rows, x = (replace(WindowAxis(*each), transposed=transposed) for each in axes)
-    y = rows[0] if rows else WindowAxis(1, 1, 1, 1, 1, 0, transposed)
-    return Geometry(source.shape[0], groups, channels, results, y, x)
+    given = [replace(WindowAxis(*each), transposed=transposed) for each in axes]
+    single = replace(SINGLE, transposed=transposed)
+    z, y, x = [single] * (3 - len(given)) + given
+    return Geometry(source.shape[0], groups, channels, results, y, x, z=z)
