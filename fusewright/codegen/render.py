@@ -69,6 +69,11 @@ def render(
     pasted: set[str] = set()
     headers = [name for each in ended for name in _headers(*each)]
     headers += [GRADIENT_HEADER for _ in gradients]
+    windows = [
+        kernel for kernel, _ in (*ended, *gradients) if not isinstance(kernel, ProductKernel)
+    ]
+    if windows and all(kernel.geometry.z.is_single for kernel in windows):
+        lines.append("#define FW_VOLUMES 0")
     for root in [*_roots(forms, every, target), *sorted(set(headers))]:
         lines += flattened(root, pasted)
     made = [(entry(each, target), _kernel(each, target)) for each in forms]

@@ -61,9 +61,7 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
   if (thread < shape.taps) {
     const uint32_t tap_x = shape.tap_x(order.x[thread], shape.column_of(of_group));
     const bool there = exists && tap_x != kNoTap;
-    int phase = 0;
-    while (unsigned(thread - shape.phase[phase].first) >= unsigned(shape.phase[phase].taps)) ++phase;
-    place_of[thread] = there ? shape.phase[phase].tap_z * filter.z_stride +
+    place_of[thread] = there ? shape.tap_z(thread) * filter.z_stride +
                                    order.y[thread] * filter.y_stride + tap_x * filter.x_stride
                              : int64_t(-1);
   }

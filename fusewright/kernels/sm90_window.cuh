@@ -39,12 +39,12 @@ struct WindowResult {
     const WindowPosition at = sizes.position(tile, p);
     const WindowShape& shape = sizes.shape;
     const WindowClass& here = shape.class_[tile.of_class];
-    return {at.image, at.z * shape.out_z.apart + here.z, at.y * shape.out_y.apart + here.y,
-            at.column * shape.out_x.apart + here.x, at.in_band};
+    return {at.image, kVolumes ? at.z * shape.out_z.apart + here.z : 0,
+            at.y * shape.out_y.apart + here.y, at.column * shape.out_x.apart + here.x, at.in_band};
   }
   __device__ __forceinline__ bool inside(const WindowPosition& at) const {
     const WindowShape& shape = sizes.shape;
-    return at.in_band && at.image < shape.images && at.z < shape.out_z.count &&
+    return at.in_band && at.image < shape.images && (!kVolumes || at.z < shape.out_z.count) &&
            at.y < shape.out_y.count && at.column < shape.out_x.count;
   }
   // Among the rows of all z.
@@ -82,7 +82,7 @@ struct WindowResult {
     const WindowShape& shape = sizes.shape;
     const WindowPosition at = sizes.position(tile, p);
     const int top = at.y * shape.y.stride, left = at.column * shape.x.stride;
-    const int front = at.z * shape.z.stride - shape.z.padding;
+    const int front = kVolumes ? at.z * shape.z.stride - shape.z.padding : 0;
     const int first = shape.first_phase(tile.of_class), end = shape.end_phase(tile.of_class);
     float sum = 0.f;
 #pragma unroll 1
@@ -94,7 +94,7 @@ struct WindowResult {
 #pragma unroll 1
       for (int at_phase = first; at_phase < end; ++at_phase) {
         const WindowPhase& phase = shape.phase[at_phase];
-        const int z = front + phase.z;
+        const int z = kVolumes ? front + phase.z : 0;
 #pragma unroll 1
         for (int tap = phase.first; tap < phase.first + phase.taps; ++tap) {
           const int y = top + w.order.far_y[tap], column = left + w.order.far_x[tap];

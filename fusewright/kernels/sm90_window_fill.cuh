@@ -57,11 +57,12 @@ __device__ __forceinline__ const float* window_place(const WindowSizes& sizes, c
                                                      const WindowPosition& position, int channel,
                                                      const Begins& begins, bool& inside) {
   const WindowAxis &along_z = sizes.shape.z, &along_y = sizes.shape.y, &along_x = sizes.shape.x;
-  const int z = position.z * along_z.stride - along_z.padding + begins.z;
+  const int z = kVolumes ? position.z * along_z.stride - along_z.padding + begins.z : 0;
   const int y = position.y * along_y.stride - along_y.padding + begins.y;
   const int column = position.column * along_x.stride - along_x.padding + begins.x;
-  inside = (position.image < sizes.shape.images) & (unsigned(z) < unsigned(along_z.in)) &
-           (unsigned(y) < unsigned(along_y.in)) & (unsigned(column) < unsigned(along_x.in));
+  inside = (position.image < sizes.shape.images) & (unsigned(y) < unsigned(along_y.in)) &
+           (unsigned(column) < unsigned(along_x.in)) &
+           (!kVolumes || unsigned(z) < unsigned(along_z.in));
   return x.data + position.image * x.image_stride + z * x.z_stride + y * x.y_stride +
          column * x.x_stride + channel * x.channel_stride;
 }

@@ -80,12 +80,10 @@ struct GradientResult {
   __device__ __forceinline__ Element element(int64_t index) const {
     const int64_t row = index / shape.channels, outs = int64_t(shape.groups) * shape.channels_out;
     const int tap = int(row / outs), out = int(row - tap * outs);
-    int phase = 0;
-    while (phase + 1 < shape.phases && tap >= shape.phase[phase + 1].first) ++phase;
     return {out / shape.channels_out,
             out % shape.channels_out,
             int(index - row * shape.channels),
-            shape.phase[phase].tap_z,
+            shape.tap_z(tap),
             order.y[tap],
             order.x[tap]};
   }

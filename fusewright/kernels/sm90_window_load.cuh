@@ -221,18 +221,18 @@ __device__ __forceinline__ void load_lines(WindowShared<Kind>& shared, const CUt
   for (WindowRun run = sizes.run(); !run.ended(); ++run.done) {
     const WindowTile tile = sizes.tile(run.index());
     const int64_t first = sizes.start(tile);
-    const int phases = shape.end_phase(tile.of_class) - shape.first_phase(tile.of_class);
-    for (int at = 0; at < shape.stages(tile.of_class); ++at, to.advance()) {
-      const int block = at / phases;
-      const WindowPhase& phase = shape.phase[shape.first_phase(tile.of_class) + at - block * phases];
-      const int64_t line = int64_t(tile.group) * planes + block * shape.planes + phase.plane;
-      const int64_t from = line * line_rows + first + phase.deeper;
-      uint64_t* loaded = &shared.loaded_x[to.stage];
-      char* const stage = shared.ring(sizes, to.stage);
-      wait(&shared.done_x[to.stage], to.parity ^ 1);
-      arrive_expecting(loaded, rows * 128);
-      for (int row = 0; row < rows; row += sizes.line_box) {
-        copy_box(stage + row * 128, lines, loaded, 0, int(from) + row, 0);
+    const int first_phase = shape.first_phase(tile.of_class), end = shape.end_phase(tile.of_class);
+    for (int block = 0; block < planes; block += shape.planes) {
+      for (int phase = first_phase; phase < end; ++phase, to.advance()) {
+        const int64_t line = int64_t(tile.group) * planes + block + shape.phase[phase].plane;
+        const int64_t from = line * line_rows + first + (kVolumes ? shape.phase[phase].deeper : 0);
+        uint64_t* loaded = &shared.loaded_x[to.stage];
+        char* const stage = shared.ring(sizes, to.stage);
+        wait(&shared.done_x[to.stage], to.parity ^ 1);
+        arrive_expecting(loaded, rows * 128);
+        for (int row = 0; row < rows; row += sizes.line_box) {
+          copy_box(stage + row * 128, lines, loaded, 0, int(from) + row, 0);
+        }
       }
     }
   }

@@ -20,6 +20,13 @@
 
 namespace fw {
 
+// Whether images may have a third axis: a source without any says 0, and its positions are not divided
+// by it (H200: 2 to 9 % of a convolution's time).
+#ifndef FW_VOLUMES
+#define FW_VOLUMES 1
+#endif
+constexpr bool kVolumes = FW_VOLUMES;
+
 constexpr int kMostTaps = 128, kMostPhases = 16;
 constexpr uint32_t kNoTap = ~0u;
 
@@ -123,11 +130,12 @@ struct WindowShape {
   WindowPlane plane[kMostPhases];
   uint16_t shift[kMostTaps];  // floor(distance / stride), y's times the pitch and x's; by phase
 
-  FW_FN int first_phase(int of_class) const { return class_[of_class].first; }
-  FW_FN int end_phase(int of_class) const { return class_[of_class].end; }
+  FW_FN int first_phase(int of_class) const { return classes > 1 ? class_[of_class].first : 0; }
+  FW_FN int end_phase(int of_class) const { return classes > 1 ? class_[of_class].end : phases; }
   // The taps of a class, all of which lie beside each other.
   FW_FN int first_tap(int of_class) const { return phase[first_phase(of_class)].first; }
   FW_FN int taps_of(int of_class) const {
+    if (classes == 1) return taps;
     int sum = 0;
     for (int at = first_phase(of_class); at < end_phase(of_class); ++at) sum += phase[at].taps;
     return sum;
@@ -141,7 +149,7 @@ struct WindowShape {
     return images > 0 && z.out > 0 && y.out > 0 && x.out > 0;
   }
   // Rows of an image of outputs, of all z.
-  FW_FN int out_rows() const { return out_z.count * out_y.count; }
+  FW_FN int out_rows() const { return kVolumes ? out_z.count * out_y.count : out_y.count; }
   // Channels of the outputs, of one group; that of a row of the weights, and the x of its tap, which
   // is beyond all taps where there is none.
   FW_FN int results() const { return row_order.by_eight() ? row_order.channels : channels_out; }
@@ -151,6 +159,13 @@ struct WindowShape {
     if (!row_order.by_eight()) return x;
     const uint32_t tap = row_order.beside * x + row_order.first + column;
     return column < row_order.beside && tap < uint32_t(row_order.taps) ? tap : kNoTap;
+  }
+  // The z of a tap, by its place in the order of phases.
+  FW_FN int tap_z(int tap) const {
+    int at = 0;
+    if (!kVolumes) return 0;
+    while (at + 1 < phases && tap >= phase[at + 1].first) ++at;
+    return phase[at].tap_z;
   }
   // Boxes of weights that the taps of a phase fill with so many channels, and some phases with all.
   FW_FN int boxes(int at, int of_channels) const {

@@ -152,9 +152,10 @@ struct WindowSizes {
     plane.divide(first + offset, band, place);
     bands.divide(first_band + band, image, band);
     pitch.divide(place, y, x);
-    if (shape.depth > 1) rows.divide(y, z, y);
+    if (kVolumes && shape.depth > 1) rows.divide(y, z, y);
     return {int(image), int(z), int(y), int(band * shape.band_width + x),
-            int(x) < shape.band_width && int(y) < shape.y.out && int(z) < shape.z.out};
+            int(x) < shape.band_width && int(y) < shape.y.out &&
+                (!kVolumes || int(z) < shape.z.out)};
   }
 };
 
