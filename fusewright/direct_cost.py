@@ -54,7 +54,7 @@ def best_tile(of: Geometry) -> DirectSchedule:
     tiles = [DirectSchedule(outs, rows, across) for across in ACROSS for rows in ROWS]
 
     def cost(tile: DirectSchedule) -> tuple[bool, float]:
-        again = of.results > outs and _bytes(of, tile, of.channels) > SHARED_BYTES
+        again = of.results > outs and _bytes(of, tile, _layers(of)) > SHARED_BYTES
         padded = _padded(of.y.result, tile.height) * _padded(of.x.result, tile.across)
         taps = 1 + TAP_SHARE * (of.y.taps - 1) / (tile.rows * outs**0.5)
         return again, padded * taps * (1 + SHORT_ROW / tile.across)
@@ -62,14 +62,19 @@ def best_tile(of: Geometry) -> DirectSchedule:
     return min(tiles, key=cost)
 
 
-def _bytes(of: Geometry, tile: DirectSchedule, channels: int) -> int:
-    """Shared memory for two patches of so many channels, and the weights of one group or two."""
+def _layers(of: Geometry) -> int:
+    """Channels, and the taps of each along z."""
+    return of.channels * of.z.taps
+
+
+def _bytes(of: Geometry, tile: DirectSchedule, layers: int) -> int:
+    """Shared memory for two patches of so many layers, and the weights of one group or two."""
     weights = _padded(of.channels * of.taps * _padded(of.results, tile.outs), 4)
-    return 4 * (2 * channels * _patch(of, tile) + weights * (2 if of.groups > 1 else 1))
+    return 4 * (2 * layers * _patch(of, tile) + weights * (2 if of.groups > 1 else 1))
 
 
 def _patch(of: Geometry, tile: DirectSchedule) -> int:
-    """What a tile reads of a channel."""
+    """What a tile reads of a layer."""
     return _reach(of.y, tile.height) * _reach(of.x, tile.across)
 
 
@@ -78,9 +83,9 @@ def _padded(size: int, tile: int) -> int:
 
 
 def fits(of: Geometry, tile: DirectSchedule | None = None) -> bool:
-    """Whether it is thin, and the weights of a group and what a tile reads of one channel find
+    """Whether it is thin, and the weights of a group and what a tile reads of one layer find
     room; the best tile, or this one."""
-    if (of.transposed and of.strided) or of.taps > MOST_TAPS or not of.z.is_single:
+    if (of.transposed and of.strided) or of.y.taps * of.x.taps > MOST_TAPS:
         return False
     thin = min(of.channels, of.results) < THIN
     return thin and _bytes(of, tile or best_tile(of), 1) <= SHARED_BYTES
@@ -96,9 +101,9 @@ def direct_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:
         return None
     tile = best_tile(of)
     tiles = -(-of.y.result // tile.height) * -(-of.x.result // tile.across)
-    tiles *= of.images.at(sizes) * of.groups
-    again = _bytes(of, tile, of.channels) > SHARED_BYTES
-    reads = of.channels * _patch(of, tile) * (-(-of.results // tile.outs) if again else 1)
+    tiles *= of.images.at(sizes) * of.z.result * of.groups
+    again = _bytes(of, tile, _layers(of)) > SHARED_BYTES
+    reads = _layers(of) * _patch(of, tile) * (-(-of.results // tile.outs) if again else 1)
     results = tile.height * tile.across * _padded(of.results, tile.outs)
     terms = RESULT_CYCLES + TERM_CYCLES * of.channels * of.taps
     cycles = TILE_CYCLES + READ_CYCLES * reads + terms * results

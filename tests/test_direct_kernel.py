@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -27,21 +28,21 @@ UNSEEN = 12345.0
 class Case:
     """A convolution, groups and all; `outs`, `rows` and `across` are the kernel's."""
 
-    images: tuple[int, int, int, int]
+    images: tuple[int, ...]
     results: int
-    kernel: tuple[int, int]
+    kernel: tuple[int, ...]
     outs: int
     rows: int
     across: int
     groups: int = 1
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
+    stride: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0)
+    dilation: tuple[int, ...] = (1, 1)
     transposed: bool = False
 
     @property
     def template(self) -> str:
-        taps = (*self.kernel, *self.stride, *self.dilation)
+        taps = (*self.kernel[-2:], *self.stride[-2:], *self.dilation[-2:])
         return (
             f"fw::DirectTaps<{', '.join(map(str, taps))}>, {self.outs}, {self.rows}, {self.across}"
         )
@@ -61,6 +62,16 @@ CASES = {
         (2, 4, 9, 17), 4, (3, 3), 1, 4, 16, 4, padding=(1, 1), dilation=(2, 1), transposed=True
     ),
     "a single row": Case((3, 4, 1, 50), 4, (1, 5), 1, 1, 32, groups=4, padding=(0, 2)),
+    "volume": Case((2, 3, 5, 9, 33), 10, (3, 3, 3), 8, 2, 32, 1, (1, 1, 1), (1, 1, 0), (1, 1, 1)),
+    "volume, strides": Case(
+        (2, 4, 9, 10, 18), 4, (3, 2, 3), 1, 2, 16, 4, (2, 1, 2), (2, 0, 1), (2, 1, 1)
+    ),
+    "volume, many channels": Case(
+        (1, 30, 4, 34, 33), 3, (2, 3, 3), 4, 8, 32, 1, (1, 1, 1), (0, 1, 1), (1, 1, 1)
+    ),
+    "volume, turned round": Case(
+        (2, 5, 4, 9, 17), 4, (3, 3, 2), 4, 2, 16, 1, (1, 1, 1), (1, 1, 0), (2, 1, 1), True
+    ),
 }
 
 
@@ -71,7 +82,7 @@ def library() -> ctypes.CDLL:
 extern "C" int direct_{at}_{terms}(const fw::WindowInput* x, const fw::WindowFilter* filter,
                                    const fw::ConvolutionSizes* sizes, float* out) {{
   memset(emulated_shared, 0xff, sizeof(emulated_shared));  // NaN
-  const int64_t plane = sizes->y.out * sizes->x.out;
+  const int64_t plane = int64_t(sizes->z.out) * sizes->y.out * sizes->x.out;
   const Plain plain{{out, sizes->images * plane, plane, sizes->groups * sizes->channels_out}};
   const End end{{{{{{plain}}}}}};
   return fw::direct_convolution<{terms}, {case.template}>(end, *x, *filter, *sizes, 0, nullptr);
@@ -84,7 +95,10 @@ extern "C" int direct_{at}_{terms}(const fw::WindowInput* x, const fw::WindowFil
 
 
 def exact(case: Case, x: Tensor, w: Tensor) -> Tensor:
-    run = F.conv_transpose2d if case.transposed else F.conv2d
+    flat = (
+        (F.conv_transpose2d, F.conv2d) if len(case.kernel) == 2 else (F.conv_transpose3d, F.conv3d)
+    )
+    run = flat[0] if case.transposed else flat[1]
     more = {"dilation": case.dilation, "groups": case.groups}
     return run(x.double(), w.double(), None, case.stride, case.padding, **more)
 
@@ -96,10 +110,11 @@ def run(name: str, x: Tensor, w: Tensor, terms: int = 3) -> Tensor:
     out = torch.full(like.shape, UNSEEN)
     first, second = (size // case.groups for size in (w.shape[0], w.shape[1] * case.groups))
     per_group = w.shape[0] // case.groups * w.stride(0)
-    strides = (per_group, w.stride(0), w.stride(1), 0, w.stride(2), w.stride(3))
+    outer, inner, *rest = five_strides(w)
+    strides = (per_group, outer, inner, *rest)
     channels, results = second, first
     if case.transposed:
-        strides = (per_group, w.stride(1), w.stride(0), 0, w.stride(2), w.stride(3))
+        strides = (per_group, inner, outer, *rest)
         channels, results = first, second
     axes = [
         (ctypes.c_int * 6)(
@@ -110,11 +125,11 @@ def run(name: str, x: Tensor, w: Tensor, terms: int = 3) -> Tensor:
             case.dilation[at],
             case.padding[at],
         )
-        for at in range(2)
+        for at in range(len(case.kernel))
     ]
     counts = (ctypes.c_int * 3)(case.groups, channels, results)
-    single = (ctypes.c_int * 6)(1, 1, 1, 1, 1, 0)
-    sizes = Sizes(x.shape[0], counts, single, *axes, like.shape[3], case.transposed)
+    single = [(ctypes.c_int * 6)(1, 1, 1, 1, 1, 0)] * (3 - len(axes))
+    sizes = Sizes(x.shape[0], counts, *single, *axes, like.shape[-1], case.transposed)
     code = getattr(library(), f"direct_{list(CASES).index(name)}_{terms}")(
         ctypes.byref(Strided(x.data_ptr(), five_strides(x))),
         ctypes.byref(Filter(w.data_ptr(), (ctypes.c_int64 * 6)(*strides))),
@@ -138,11 +153,11 @@ def test_plain_sums(name: str) -> None:
     x, w = operands(CASES[name])
     y, truth = run(name, x, w), exact(CASES[name], x, w)
     case = CASES[name]
-    terms = case.images[1] // case.groups * case.kernel[0] * case.kernel[1]
+    terms = case.images[1] // case.groups * math.prod(case.kernel)
     assert float((y - truth).norm() / truth.norm()) < 1e-7 + 2e-8 * terms**0.5
 
 
-@pytest.mark.parametrize("name", ["groups of four", "7x7, stride 2", "turned round"])
+@pytest.mark.parametrize("name", ["groups of four", "7x7, stride 2", "turned round", "volume"])
 def test_as_rounded_as_the_library(name: str) -> None:
     """With TF32 allowed: sums of operands that are rounded to nearest, halves away from zero."""
     x, w = operands(CASES[name])

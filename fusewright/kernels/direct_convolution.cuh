@@ -5,7 +5,9 @@
 // A thread block goes from tile to tile of an image and a group, and has all out channels of it, some at
 // a time. What their taps read of the in channels lies in shared memory, all of it or some channels at a
 // time, and while it is read the next is on its way; the weights of the group lie there, too. A thread
-// has kRows positions below each other, which share what they read, and kOuts channels of each.
+// has kRows positions below each other, which share what they read, and kOuts channels of each. Along a
+// third axis each z is a tile's own, and what a channel's taps of different z read are layers, as if they
+// were channels.
 #pragma once
 
 #include "convolution_operands.cuh"
@@ -47,12 +49,13 @@ struct DirectTile {
   static constexpr int kBlocks = kOuts * kRows <= 8 ? 8 : kOuts < 8 ? 5 : 4;
 };
 
-// What of shared memory is whose: two buffers of some channels' patches; the weights of all groups'
+// What of shared memory is whose: two buffers of some layers' patches; the weights of all groups'
 // only one, or of two groups, the next tile's and this one's.
 struct DirectSizes {
   ConvolutionSizes of;
   int tiles_x, tiles_y, tiles;  // of an image; of all images and groups
-  int together;                 // channels of a patch
+  int layers;                   // of a group: channels, and the taps of each along z
+  int together;                 // layers of a patch
   int outs;                     // with those that fill up the last kOuts
   int weights;                  // of a group, multiple of four
 
@@ -63,77 +66,87 @@ struct DirectSizes {
   }
 };
 
-// What is computed from one buffer: some in channels of a tile, and all out channels; or kOuts of them,
-// where not all in channels have room.
+// What is computed from one buffer: some layers of a tile, and all out channels; or kOuts of them, where
+// not all layers have room.
 template <class Tile>
 struct DirectItem {
   const DirectSizes& sizes;
-  int tile, out = 0, channel = 0, turn = 0;
+  int tile, out = 0, layer = 0, turn = 0;
 
   __device__ __forceinline__ bool ended() const { return tile >= sizes.tiles; }
-  __device__ __forceinline__ bool begins_tile() const { return out == 0 && channel == 0; }
-  __device__ __forceinline__ int channels() const {
-    return min(sizes.together, sizes.of.channels - channel);
-  }
-  __device__ __forceinline__ bool is_last() const {
-    return channel + sizes.together >= sizes.of.channels;
-  }
+  __device__ __forceinline__ bool begins_tile() const { return out == 0 && layer == 0; }
+  __device__ __forceinline__ int layers() const { return min(sizes.together, sizes.layers - layer); }
+  __device__ __forceinline__ bool is_last() const { return layer + sizes.together >= sizes.layers; }
   __device__ __forceinline__ void advance() {
-    channel += sizes.together;
-    if (channel < sizes.of.channels) return;
-    channel = 0;
+    layer += sizes.together;
+    if (layer < sizes.layers) return;
+    layer = 0;
     out += Tile::kOuts;
-    if (sizes.together < sizes.of.channels && out < sizes.of.channels_out) return;
+    if (sizes.together < sizes.layers && out < sizes.of.channels_out) return;
     out = 0, tile += gridDim.x, turn ^= 1;
   }
 };
 
+// What a layer is of.
+struct DirectLayer {
+  int channel, tap_z;
+
+  __device__ __forceinline__ DirectLayer(const DirectSizes& sizes, int layer)
+      : channel(kVolumes ? layer / sizes.of.z.kernel : layer),
+        tap_z(kVolumes ? layer - channel * sizes.of.z.kernel : 0) {}
+};
+
 // Where a tile lies: its first position, its image and its group.
 struct DirectPlace {
-  int x, y, group, image;
+  int x, y, z, group, image;
 
   template <class Tile>
   __device__ __forceinline__ static DirectPlace of(const DirectSizes& sizes, int tile) {
     const int row = tile / sizes.tiles_x, plane = row / sizes.tiles_y;
-    const int image = plane / sizes.of.groups;
+    const int deep = plane / sizes.of.groups, image = kVolumes ? deep / sizes.of.z.out : deep;
     return {(tile - row * sizes.tiles_x) * Tile::kWidth,
-            (row - plane * sizes.tiles_y) * Tile::kHeight, plane - image * sizes.of.groups, image};
+            (row - plane * sizes.tiles_y) * Tile::kHeight,
+            kVolumes ? deep - image * sizes.of.z.out : 0, plane - deep * sizes.of.groups, image};
   }
 };
 
-// The weights of a group: [channel][tap][out], zeros after the last.
+// The weights of a group: [layer][tap][out], zeros after the last.
 template <class Tile>
 __device__ __forceinline__ void load_direct_weights(float* to, const WindowFilter& w, int group,
                                                     const DirectSizes& sizes) {
   using Taps = typename Tile::Taps;
   const float* const from = w.data + group * w.group_stride;
-  for (int i = threadIdx.x; i < sizes.of.channels * Taps::kAll * sizes.outs; i += kDirectThreads) {
+  for (int i = threadIdx.x; i < sizes.layers * Taps::kAll * sizes.outs; i += kDirectThreads) {
     const int row = i / sizes.outs, out = i - row * sizes.outs;
-    const int channel = row / Taps::kAll, tap = row % Taps::kAll;
+    const DirectLayer layer(sizes, row / Taps::kAll);
+    const int tap = row % Taps::kAll;
     const bool there = out < sizes.of.channels_out;
-    const float* const at = from + out * w.out_stride + channel * w.in_stride +
-                            tap / Taps::kX * w.y_stride + tap % Taps::kX * w.x_stride;
+    const float* const at = from + out * w.out_stride + layer.channel * w.in_stride +
+                            layer.tap_z * w.z_stride + tap / Taps::kX * w.y_stride +
+                            tap % Taps::kX * w.x_stride;
     copy_word(shared_address(to + i), there ? at : w.data, there);
   }
 }
 
-// What a tile reads of an item's channels, zeros outside of the image.
+// What a tile reads of an item's layers, zeros outside of the image.
 template <class Tile>
 __device__ __forceinline__ void load_patch(float* to, const WindowInput& x,
                                            const DirectItem<Tile>& item, const DirectPlace& place) {
   using Taps = typename Tile::Taps;
   const ConvolutionSizes& of = item.sizes.of;
   const float* const from = x.data + place.image * x.image_stride +
-                            (int64_t(place.group) * of.channels + item.channel) * x.channel_stride;
-  const int y = place.y * Taps::kStepY - of.y.padding, left = place.x * Taps::kStepX - of.x.padding;
-  const int all = item.channels() * Tile::kPatch;
+                            int64_t(place.group) * of.channels * x.channel_stride;
+  const int z = place.z * of.z.stride - of.z.padding, y = place.y * Taps::kStepY - of.y.padding, left = place.x * Taps::kStepX - of.x.padding;
+  const int all = item.layers() * Tile::kPatch;
 #pragma unroll 4
   for (int i = threadIdx.x; i < all; i += kDirectThreads) {
-    const int channel = i / Tile::kPatch, at = i % Tile::kPatch;
+    const DirectLayer layer(item.sizes, item.layer + i / Tile::kPatch);
+    const int at = i % Tile::kPatch, at_z = kVolumes ? z + layer.tap_z * of.z.dilation : 0;
     const int at_y = y + at / Tile::kPatchColumns, at_x = left + at % Tile::kPatchColumns;
-    const bool inside = unsigned(at_y) < unsigned(of.y.in) && unsigned(at_x) < unsigned(of.x.in);
-    const float* const source =
-        from + channel * x.channel_stride + at_y * x.y_stride + at_x * x.x_stride;
+    const bool inside = unsigned(at_y) < unsigned(of.y.in) && unsigned(at_x) < unsigned(of.x.in) &&
+                        (!kVolumes || unsigned(at_z) < unsigned(of.z.in));
+    const float* const source = from + layer.channel * x.channel_stride + at_z * x.z_stride +
+                                at_y * x.y_stride + at_x * x.x_stride;
     copy_word(shared_address(to + i), inside ? source : x.data, inside);
   }
 }
@@ -144,10 +157,10 @@ __device__ __forceinline__ void round_copied(float* numbers, int count) {
   for (int i = threadIdx.x; i < count; i += kDirectThreads) numbers[i] = nearest_tf32(numbers[i]);
 }
 
-// Adds what one channel gives to kOuts results of kRows positions; `weights` are those of the channel,
+// Adds what one layer gives to kOuts results of kRows positions; `weights` are those of the layer,
 // `outs` apart.
 template <class Tile>
-__device__ __forceinline__ void add_channel(float (&sum)[Tile::kOuts][Tile::kRows],
+__device__ __forceinline__ void add_layer(float (&sum)[Tile::kOuts][Tile::kRows],
                                             const float* patch, const float* weights, int outs) {
   using Taps = typename Tile::Taps;
   constexpr int kOuts = Tile::kOuts, kRows = Tile::kRows, kDown = Taps::across_y(kRows);
@@ -183,8 +196,8 @@ __device__ __forceinline__ void add_channel(float (&sum)[Tile::kOuts][Tile::kRow
 // Sums of channels from `channel` on, `outs` of them inside, and of positions one below the other.
 template <int kOuts, int kRows, class End>
 __device__ __forceinline__ void end_sums(const float (&sum)[kOuts][kRows], const End& end,
-                                         int channel, int outs, int image, int y, int x,
-                                         const ConvolutionSizes& of) {
+                                         int channel, int outs, const DirectPlace& place, int y,
+                                         int x, const ConvolutionSizes& of) {
   struct Place {
     int64_t column;
     int image, y, x;
@@ -202,8 +215,9 @@ __device__ __forceinline__ void end_sums(const float (&sum)[kOuts][kRows], const
   for (int row = 0; row < kRows; ++row) {
     if (y + row >= of.y.out || x >= of.x.out) break;
     typename End::template Column<1> down;
-    const int64_t line = int64_t(image) * of.y.out + y + row;
-    end.begin(down, Place{line * of.x.out + x, image, y + row, x});
+    const int at_y = (kVolumes ? place.z * of.y.out : 0) + y + row;  // a row of any z
+    const int64_t line = int64_t(place.image) * of.y.out * (kVolumes ? of.z.out : 1) + at_y;
+    end.begin(down, Place{line * of.x.out + x, place.image, at_y, x});
 #pragma unroll
     for (int out = 0; out < kOuts; ++out) {
       if (out >= outs) break;
@@ -256,32 +270,32 @@ __global__ void __launch_bounds__(kDirectThreads, Tile::kBlocks)
     await_copies<1>();
     if constexpr (Tile::kTerms == 1) {
       const bool brings_weights = !has_weights || (of.groups > 1 && item.begins_tile());
-      if (brings_weights) round_copied(weights(item), of.channels * Taps::kAll * sizes.outs);
-      round_copied(patch(buffer), item.channels() * Tile::kPatch);
+      if (brings_weights) round_copied(weights(item), sizes.layers * Taps::kAll * sizes.outs);
+      round_copied(patch(buffer), item.layers() * Tile::kPatch);
       has_weights = true;
     }
     __syncthreads();
-    const int outs_end = sizes.together < of.channels ? item.out + 1 : of.channels_out;
+    const int outs_end = sizes.together < sizes.layers ? item.out + 1 : of.channels_out;
 #pragma unroll 1
     for (int out = item.out; out < outs_end; out += kOuts) {
-      if (item.channel == 0) {
+      if (item.layer == 0) {
 #pragma unroll
         for (int i = 0; i < kOuts * kRows; ++i) sum[i / kRows][i % kRows] = 0.f;
       }
-      const float* const of_item = weights(item) + item.channel * Taps::kAll * sizes.outs + out;
+      const float* const of_item = weights(item) + item.layer * Taps::kAll * sizes.outs + out;
 #pragma unroll 1
-      for (int i = 0; i < item.channels(); ++i) {
-        add_channel<Tile>(sum, patch(buffer) + mine + i * Tile::kPatch,
+      for (int i = 0; i < item.layers(); ++i) {
+        add_layer<Tile>(sum, patch(buffer) + mine + i * Tile::kPatch,
                           of_item + i * Taps::kAll * sizes.outs, sizes.outs);
       }
       if (!item.is_last()) continue;
       const DirectPlace place = DirectPlace::of<Tile>(sizes, item.tile);
-      end_sums(sum, end, place.group * of.channels_out + out, of.channels_out - out, place.image,
+      end_sums(sum, end, place.group * of.channels_out + out, of.channels_out - out, place,
                place.y + below, place.x + across, of);
     }
     __syncthreads();  // the buffer was read
     item.tile = next.tile, item.out = next.out;
-    item.channel = next.channel, item.turn = next.turn;
+    item.layer = next.layer, item.turn = next.turn;
   }
 }
 
@@ -290,8 +304,10 @@ template <class Taps>
 inline void turn_round(ConvolutionSizes& of, WindowFilter& w) {
   of.y.padding = (Taps::kY - 1) * Taps::kSpreadY - of.y.padding;
   of.x.padding = (Taps::kX - 1) * Taps::kSpreadX - of.x.padding;
-  w.data += (Taps::kY - 1) * w.y_stride + (Taps::kX - 1) * w.x_stride;
-  w.y_stride = -w.y_stride, w.x_stride = -w.x_stride;
+  of.z.padding = (of.z.kernel - 1) * of.z.dilation - of.z.padding;
+  w.data += (of.z.kernel - 1) * w.z_stride + (Taps::kY - 1) * w.y_stride +
+            (Taps::kX - 1) * w.x_stride;
+  w.z_stride = -w.z_stride, w.y_stride = -w.y_stride, w.x_stride = -w.x_stride;
 }
 
 template <int kTerms, class Taps, int kOuts, int kRows, int kAcross, class End>
@@ -299,16 +315,17 @@ static int direct_convolution(const End& end, const WindowInput& x, WindowFilter
                               ConvolutionSizes of, int device, void* stream) {
   using Tile = DirectTile<kTerms, Taps, kOuts, kRows, kAcross>;
   static_assert(!End::kReduces, "tiles reduce nothing");
-  if (of.images == 0 || of.y.out == 0 || of.x.out == 0) return 0;
+  if (!of.has_outputs()) return 0;
+  if (!kVolumes && of.z.out * of.z.kernel != 1) return static_cast<int>(cudaErrorInvalidValue);
   if (of.transposed) turn_round<Taps>(of, w);
   const OnDevice here(device);
   const auto parts = [](int size, int part) { return (size + part - 1) / part; };
   DirectSizes sizes = {of, parts(of.x.out, Tile::kWidth), parts(of.y.out, Tile::kHeight)};
-  const int64_t tiles = of.images * of.groups * sizes.tiles_x * sizes.tiles_y;
-  sizes.tiles = int(tiles), sizes.together = of.channels;
+  const int64_t tiles = of.images * of.z.out * of.groups * sizes.tiles_x * sizes.tiles_y;
+  sizes.tiles = int(tiles), sizes.layers = sizes.together = of.channels * of.z.kernel;
   sizes.outs = parts(of.channels_out, kOuts) * kOuts;
-  sizes.weights = parts(of.channels * Taps::kAll * sizes.outs, 4) * 4;
-  // All channels, if two blocks then share a processor; or some at a time.
+  sizes.weights = parts(sizes.layers * Taps::kAll * sizes.outs, 4) * 4;
+  // All layers, if two blocks then share a processor; or some at a time.
   while (sizes.together > 1 && sizes.template bytes<Tile>() > kDirectBytes) {
     sizes.together = (sizes.together + 1) / 2;
   }
