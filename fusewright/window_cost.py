@@ -39,6 +39,7 @@ LIBRARY_FLOPS_PER_US = 330e6
 GATHERED_FLOPS_PER_US = 200e6
 GRADIENT_FLOPS_PER_US = 155e6
 EXACT_FLOPS_PER_US = 25e6
+VOLUME_FLOPS_PER_US, VOLUME_GATHERED_FLOPS_PER_US = 15e6, 5e6  # volumes of few channels
 GROUPED_BYTES_PER_US, DEPTHWISE_BYTES_PER_US = 0.65e6, 1.2e6
 LIBRARY_BYTES_PER_US, LOOP_BYTES_PER_US = 3e6, 4e6
 LIBRARY_US = 24.0
@@ -201,6 +202,9 @@ def library_us(of: Geometry, sizes: Mapping[str, int], turned: bool = False) -> 
         depthwise = of.channels == of.results == 1
         rate = DEPTHWISE_BYTES_PER_US if depthwise else GROUPED_BYTES_PER_US
         return (results + sources) / rate + LIBRARY_US
+    if not of.z.is_single and min(of.channels, of.results) < FEWEST_CHANNELS:
+        rate = VOLUME_GATHERED_FLOPS_PER_US if of.transposed else VOLUME_FLOPS_PER_US
+        return of.operations(sizes) / rate + follows
     if of.channels < FEW_CHANNELS:
         return of.operations(sizes) / EXACT_FLOPS_PER_US + follows
     rate = GATHERED_FLOPS_PER_US if of.transposed and of.strided else LIBRARY_FLOPS_PER_US

@@ -101,6 +101,13 @@ class Weights(ctypes.Structure):
     )
 
 
+class Phase(ctypes.Structure):
+    _fields_ = (
+        ("places", ctypes.c_int * 5),  # z, y, x, reach, deeper
+        ("counts", ctypes.c_uint8 * 4),  # taps, first, tap_z, plane
+    )
+
+
 class Shape(ctypes.Structure):
     _fields_ = (
         ("counts", ctypes.c_int * 4),  # images, groups, channels in and out of a group
@@ -121,10 +128,10 @@ class Shape(ctypes.Structure):
         ("phases", ctypes.c_int),
         ("classes", ctypes.c_int),
         ("planes", ctypes.c_int),
-        ("phase", ctypes.c_int * 9 * 16),  # z, y, x, taps, reach, first, tap_z, plane, deeper
-        ("class_", ctypes.c_int * 5 * 16),  # first and end phase, z, y, x
-        ("plane", ctypes.c_int * 3 * 16),  # z, y, x
+        ("phase", Phase * 16),
         ("shift", ctypes.c_uint16 * 128),
+        ("class_", ctypes.c_uint8 * 5 * 16),  # first and end phase, z, y, x
+        ("plane", ctypes.c_int * 3 * 16),  # z, y, x
     )
 
 
@@ -198,14 +205,15 @@ class Window:
                 + kx * self.dilation[1] // self.stride[1]
                 for ky, kx in taps
             ]
-            shape.phase[phase][:] = (0, y, column, len(taps), max(shifts), shape.taps, 0, phase, 0)
+            shape.phase[phase].places[:] = (0, y, column, max(shifts), 0)
+            shape.phase[phase].counts[:] = (len(taps), shape.taps, 0, phase)
             shape.plane[phase][:] = (0, y, column)
             shape.shift[shape.taps : shape.taps + len(taps)] = shifts
             shape.taps += len(taps)
             shape.phases += 1
         shape.classes, shape.planes = 1, shape.phases
         shape.class_[0][:] = (0, shape.phases, 0, 0, 0)
-        reach = max(each[4] for each in shape.phase)
+        reach = max(each.places[3] for each in shape.phase)
         positions = 256 if self.terms == 1 and self.tile <= 64 and not self.turns else 128
         positions = self.lines or positions
         shape.stage_rows = -(-(positions + reach) // 8) * 8

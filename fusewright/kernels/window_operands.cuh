@@ -81,15 +81,15 @@ struct WindowAxis {
 // in a row from the `first` of all on, the furthest `reach` rows further than the position itself. In
 // lines (window_lines.cuh) what they read lies `deeper` rows further in line `plane`.
 struct WindowPhase {
-  int z, y, x, taps, reach, first;
-  int tap_z, plane, deeper;
+  int z, y, x, reach, deeper;
+  uint8_t taps, first, tap_z, plane;
 };
 
 // Outputs that have the same remainders, and begin at them; without phases they are zero. Where a
 // convolution is not transposed, all are of one class.
 struct WindowClass {
-  int first, end;  // phases
-  int z, y, x;
+  uint8_t first, end;  // phases
+  uint8_t z, y, x;
 };
 
 // Where a plane of the input begins in lines, as a phase does.
@@ -125,10 +125,11 @@ struct WindowShape {
   int band_width, pitch, rows, depth;
   int stage_rows;         // a multiple of 8, at least a tile's positions and the largest reach
   int taps, phases, classes, planes;
+  // What is read all the time comes first: the cache for what is constant has 2 KB.
   WindowPhase phase[kMostPhases];  // class after class
+  uint16_t shift[kMostTaps];       // floor(distance / stride), y's times the pitch and x's; by phase
   WindowClass class_[kMostPhases];
   WindowPlane plane[kMostPhases];
-  uint16_t shift[kMostTaps];  // floor(distance / stride), y's times the pitch and x's; by phase
 
   FW_FN int first_phase(int of_class) const { return classes > 1 ? class_[of_class].first : 0; }
   FW_FN int end_phase(int of_class) const { return classes > 1 ? class_[of_class].end : phases; }

@@ -86,7 +86,7 @@ inline bool lay_out_phase(const ConvolutionSizes& of, int tap_z, const Remainder
   }
   const int z = of.transposed ? in_z.at : tap_z * of.z.dilation;
   const int from_y = of.transposed ? begins.y : 0, from_x = of.transposed ? begins.x : 0;
-  WindowPhase here = {z, begins.y, begins.x, 0, 0, shape.taps, tap_z};
+  WindowPhase here = {z, begins.y, begins.x, 0, 0, 0, uint8_t(shape.taps), uint8_t(tap_z), 0};
   for (int tap = 0; tap < of.y.kernel * of.x.kernel; ++tap) {
     const int at_y = tap / of.x.kernel, at_x = tap % of.x.kernel;
     const TapPlace in_y = tap_place(of.y, at_y, of.transposed);
@@ -104,7 +104,7 @@ inline bool lay_out_phase(const ConvolutionSizes& of, int tap_z, const Remainder
   if (shape.phases == kMostPhases) return false;
   if (in_lines) {
     const int further = of.transposed ? in_z.at - begins.z : in_z.at;
-    here.plane = line_of(shape, begins);
+    here.plane = uint8_t(line_of(shape, begins));
     here.deeper = further * shape.rows * shape.pitch;
   }
   shape.phase[shape.phases++] = here;
@@ -129,7 +129,7 @@ inline bool lay_out_taps(const ConvolutionSizes& of, bool in_lines, WindowShape&
         if (!lay_out_phase(of, tap_z, {z, of_plane.y, of_plane.x}, in_lines, shape, order)) return false;
       }
     }
-    shape.class_[0] = {0, shape.phases, 0, 0, 0};
+    shape.class_[0] = {0, uint8_t(shape.phases), 0, 0, 0};
     shape.classes = 1;
     return true;
   }
@@ -144,12 +144,12 @@ inline bool lay_out_taps(const ConvolutionSizes& of, bool in_lines, WindowShape&
   for (int index = 0; index < remainders; ++index) {
     const Remainders with = each(sorted[index]);
     WindowClass& here = shape.class_[index];
-    here = {shape.phases, 0, with.z, with.y, with.x};
+    here = {uint8_t(shape.phases), 0, uint8_t(with.z), uint8_t(with.y), uint8_t(with.x)};
     for (int tap_z = 0; tap_z < of.z.kernel; ++tap_z) {
       if (tap_place(of.z, tap_z, true).remainder != with.z) continue;
       if (!lay_out_phase(of, tap_z, with, in_lines, shape, order)) return false;
     }
-    here.end = shape.phases;
+    here.end = uint8_t(shape.phases);
   }
   shape.classes = remainders;
   return true;
