@@ -239,6 +239,7 @@ def gradient_is_worthwhile(of: Geometry, sizes: Mapping[str, int]) -> bool:
 
 def is_possible(of: Geometry) -> bool:
     """Whether the kernel finds room for the taps, the phases and the rows."""
-    few = of.taps <= MOST_TAPS and max(len(of.phases), len(of.classes)) <= MOST_PHASES
+    phases = max(len(of.phases), len(of.classes), of.y.stride * of.x.stride)
+    few = of.taps <= MOST_TAPS and phases <= MOST_PHASES
     band = best_band(of) if few else None
     return band is not None and image_positions(of.in_lines, band) < MOST_PLACES

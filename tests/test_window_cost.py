@@ -48,7 +48,7 @@ def test_gradients_are_divided_among_all_processors() -> None:
 
 
 def test_too_many_taps_are_left_to_pytorch() -> None:
-    assert not is_possible(geometry(200, 13)) and not is_possible(geometry(400, 5, 5))
+    assert not is_possible(geometry(200, 13)) and not is_possible(geometry(400, 3, 5))
     assert is_worthwhile(geometry(130, 3), {}) and not is_worthwhile(geometry(4, 3), {})
 
 
