@@ -128,7 +128,8 @@ FW_FN T sign(T x) {
   return static_cast<T>((T(0) < x) - (x < T(0)));
 }
 
-// NaN wins: either operand's NaN comes out. Selects, not branches.
+// NaN wins: either operand's NaN comes out. Two selects, one comparison each: of one with both g++ makes
+// branches where a chain of them reads every other number (pooling, 22 ms instead of 3).
 template <class T>
 FW_FN T maximum(T a, T b) {
 #if defined(__CUDA_ARCH__)
@@ -139,7 +140,8 @@ FW_FN T maximum(T a, T b) {
   }
 #endif
   if constexpr (kIsFloat<T>) {
-    return (a > b) | (a != a) ? a : b;
+    const T larger = !(a <= b) ? a : b;
+    return b != b ? b : larger;
   } else {
     return a > b ? a : b;
   }
@@ -154,7 +156,8 @@ FW_FN T minimum(T a, T b) {
   }
 #endif
   if constexpr (kIsFloat<T>) {
-    return (a < b) | (a != a) ? a : b;
+    const T smaller = !(a >= b) ? a : b;
+    return b != b ? b : smaller;
   } else {
     return a < b ? a : b;
   }

@@ -13,6 +13,7 @@ from dataclasses import replace
 from fusewright.ir import LOOP_DTYPES, Graph, Node, Ref
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.pointwise import SIMPLE, SPECIAL, lower_simple
+from fusewright.rewrite.pooling import POOLS, VALUES, values_alone
 from fusewright.rewrite.reductions import PAIRED_VARIANCES, REDUCTIONS, lower_variance
 from fusewright.rewrite.views import SPLITS, VIEWS, piece_of_split
 
@@ -23,6 +24,8 @@ def lower(graph: Graph) -> Graph:
     pairs: dict[str, tuple[Ref, Ref]] = {}
     splits: dict[str, Node] = {}
     items = {_base(item): item for item in graph.nodes if item.op == "getitem"}
+    alone = _read_alone(graph)
+    whole: dict[str, Node] = {}
     for node in graph.nodes:
         known = builder.resolved(node)
         result: Ref | None = None
@@ -30,6 +33,8 @@ def lower(graph: Graph) -> Graph:
             result = pairs[_base(node)][_index(node)]
         elif node.op == "getitem" and _base(node) in splits:
             result = piece_of_split(builder, splits[_base(node)], _index(node), node)
+        elif node.op == "getitem" and _base(node) in whole:
+            result = values_alone(builder, whole[_base(node)], known)
         elif node.op in PAIRED_VARIANCES and node.name in items and _loop_types(builder, known):
             spec = items[node.name].spec
             assert spec is not None
@@ -40,8 +45,27 @@ def lower(graph: Graph) -> Graph:
             result = _lowered(builder, known, device)
         if node.op in SPLITS:
             splits[node.name] = known
+        if node.op in VALUES and node.name in alone and _may_loop(builder, known, device):
+            whole[node.name] = known
         builder.substitute(node.name, result if result is not None else builder.add(known))
     return builder.graph(graph.outputs)
+
+
+def _read_alone(graph: Graph) -> frozenset[str]:
+    """Values with several parts, of which nothing but the first is read."""
+    read = {name for node in graph.nodes for name in node.refs()}
+    read |= {each for each in graph.outputs if isinstance(each, str)}
+    others = {
+        _base(node)
+        for node in graph.nodes
+        if node.op == "getitem" and node.name in read and _index(node) != 0
+    }
+    return frozenset(node.name for node in graph.nodes if node.name not in others)
+
+
+def _may_loop(builder: Builder, node: Node, device: str) -> bool:
+    here = all(builder.spec(name).device == device for name in node.refs())
+    return here and _loop_types(builder, node)
 
 
 def _base(node: Node) -> str:
@@ -98,4 +122,6 @@ def _lowered(builder: Builder, node: Node, device: str) -> Ref | None:
         return SPECIAL[node.op](builder, node)
     if node.op in REDUCTIONS:
         return REDUCTIONS[node.op](builder, node)
+    if node.op in POOLS:
+        return POOLS[node.op](builder, node)
     return None
