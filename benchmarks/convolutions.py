@@ -37,7 +37,8 @@ BUILDERS = 12
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer and what it is given; sizes of kernel, stride and so on as nn.Conv2d takes them."""
+    """A layer and what it is given; sizes of kernel, stride and so on as nn.Conv2d takes them, or
+    nn.Conv3d where there is a depth."""
 
     name: str
     images: int
@@ -50,12 +51,14 @@ class Shape:
     groups: int = 1
     channels_last: bool = False
     transposed: bool = False
+    depth: int = 0
 
     def model(self) -> nn.Module:
         padding = self.dilation * (self.kernel // 2)
         if self.transposed:  # as wide as the stride says
             padding = (self.kernel - self.stride) // 2
-        layer = (nn.ConvTranspose2d if self.transposed else nn.Conv2d)(
+        kinds = (nn.Conv3d, nn.ConvTranspose3d) if self.depth else (nn.Conv2d, nn.ConvTranspose2d)
+        layer = kinds[self.transposed](
             self.channels,
             self.results,
             self.kernel,
@@ -67,7 +70,8 @@ class Shape:
         return nn.Sequential(layer, nn.SiLU()).cuda()
 
     def input(self) -> Tensor:
-        x = torch.randn(self.images, self.channels, self.size, self.size, device="cuda")
+        sizes = (self.depth, self.size, self.size) if self.depth else (self.size, self.size)
+        x = torch.randn(self.images, self.channels, *sizes, device="cuda")
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
 
 
@@ -103,6 +107,12 @@ SHAPES = (
     Shape("transposed 4x4, many channels", 64, 512, 256, 8, 4, 2, transposed=True),
     Shape("transposed 4x4 to an image", 64, 64, 3, 64, 4, 2, transposed=True),
     Shape("1x1 channels-last", 64, 256, 64, 56, 1, channels_last=True),
+    Shape("3x3x3", 4, 64, 64, 32, 3, depth=32),
+    Shape("3x3x3 few channels", 64, 3, 16, 32, 3, depth=16),
+    Shape("3x3x3 large images", 4, 16, 32, 64, 3, depth=32),
+    Shape("3x3x3 stride 2", 8, 64, 128, 32, 3, 2, depth=32),
+    Shape("transposed 3x3x3 stride 2", 16, 32, 16, 32, 3, 2, transposed=True, depth=16),
+    Shape("transposed 4x4x4 stride 2", 16, 32, 64, 16, 4, 2, transposed=True, depth=8),
 )
 
 
@@ -147,7 +157,8 @@ def floor_ms(shape: Shape, x: Tensor, y: Tensor, known: tuple[float, float]) -> 
     deep, points = shape.channels, y.numel()
     if shape.transposed:
         deep, points = shape.results, x.numel()
-    return max(moved, 2 * points * (deep // shape.groups) * shape.kernel**2 / known[1])
+    taps = shape.kernel ** (x.dim() - 2)
+    return max(moved, 2 * points * (deep // shape.groups) * taps / known[1])
 
 
 def built(shape: Shape) -> tuple[Shape, nn.Module, nn.Module, Tensor, str]:
