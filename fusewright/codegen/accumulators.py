@@ -15,7 +15,8 @@ def takes_vectors(form: Form, item: Reduce) -> bool:
     if halves_of(form, item):
         return True
     types = {form.register(item.name), form.register(item.operand)}
-    fitting = {"sum": ({"float"},), "welford": ({"float"}, {"double"})}.get(item.kind, ())
+    both: tuple[set[str], ...] = ({"float"}, {"double"})
+    fitting = {"sum": both[:1], "welford": both, "logsumexp": both}.get(item.kind, ())
     return form.language == "cuda" and form.is_row and types in fitting
 
 

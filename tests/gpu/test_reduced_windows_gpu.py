@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.ending import Reduces
+from fusewright.plan import rows
 from fusewright.plan.steps import Window
 from tests.emulated_modules import trained as trained_all
 from tests.gpu.test_products_gpu import error
@@ -66,7 +66,7 @@ def reduced_of(name: str) -> tuple[Reduced, Tensor]:
 @pytest.fixture
 def long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if rows were too long for loops to hold them."""
-    monkeypatch.setattr(importlib.import_module("fusewright.plan.fuse"), "ROW_BYTES", 0)
+    monkeypatch.setattr(rows, "ROW_BYTES", 0)
 
 
 @pytest.mark.usefixtures("long_rows")
