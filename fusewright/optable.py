@@ -36,7 +36,7 @@ class Reduction:
 
     `template` is the C++ accumulator, and `header` the file of `kernels/` that defines it, where
     accumulators.hpp does not; `results` are its methods, one per result. `cost` counts approximate
-    operations an element.
+    operations an element. `meets`: threads of a GPU that join look at each other first.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Reduction:
     state_words: int = 1
     cost: int = 1
     header: str = ""
+    meets: bool = False
 
 
 def _ops(names: str, arity: int, result: str = "same", cost: int = 1) -> tuple[ScalarOp, ...]:
@@ -112,7 +113,9 @@ REDUCTIONS: Mapping[str, Reduction] = {
         Reduction("any", "Any"),
         Reduction("all", "All"),
         Reduction("welford", "Welford", ("mean", "m2"), state_words=4, cost=4),
-        Reduction("logsumexp", "LogSumExp", state_words=2, cost=16, header="logsumexp.hpp"),
+        Reduction(
+            "logsumexp", "LogSumExp", state_words=2, cost=16, header="logsumexp.hpp", meets=True
+        ),
     )
 }
 

@@ -223,12 +223,10 @@ def sum_lines(
         if halves := halves_of(form, item):
             before.append(f"fw::add_halves(acc.{name}, elem.{form.names[halves]});")
             continue
-        run_of_powers = form.language == "host" and item.kind == "logsumexp"
-        if takes_vectors(form, item) or run_of_powers:
+        if takes_vectors(form, item):
             before.append(f"{form.register(operand)} {name}_lanes[V];")
             by_lane.append(f"{name}_lanes[v] = {form.names[operand]};")
-            added = f"add_run({name}_lanes, n)" if run_of_powers else f"add_all({name}_lanes)"
-            after.append(f"acc.{name}.{added};")
+            after.append(f"acc.{name}.add_all({name}_lanes);")
             continue
         direct = item.kind == "sum" and form.register(operand) == "float"
         if direct and operand in ends.loaded:

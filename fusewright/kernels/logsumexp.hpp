@@ -8,10 +8,8 @@
 
 namespace fw {
 
-template <class T>
-FW_FN T scaled(T sum, T by) {
-  return sum * by;
-}
+FW_FN float scaled(float sum, float by) { return sum * by; }
+FW_FN double scaled(double sum, double by) { return sum * by; }
 #if defined(__CUDACC__)
 FW_FN Compensated scaled(Compensated x, float by) { return {x.sum * by, x.error * by}; }
 #endif
@@ -28,39 +26,33 @@ struct LogSumExpRule {
   // little. The base itself adds 1 to the sum, which is then never small.
   static constexpr T kStep = T(1);
 
-  // How a state and a number's or another state's base go together: one exponential for both.
-  struct Meeting {
+  // What a power of two bases' distance is to each of two states: one exponential for both.
+  struct Scales {
+    T first, second;
     bool moves;
-    T exponent;  // of what lies lower, seldom of what lies up to a step higher
-    FW_FN Meeting(T base, T x) : moves(x > base + kStep) {
-      const T above = x - base;
-      exponent = x == base ? T(0) : moves ? -above : above;  // the same infinity is no distance
+    FW_FN Scales(T base, T other) : moves(other > base + kStep) {
+      const T above = other - base;
+      // The same infinity is no distance.
+      const T power = exp(other == base ? T(0) : moves ? -above : above);
+      first = moves ? power : T(1);
+      second = moves ? T(1) : power;
     }
-    FW_FN T mine(T power) const { return moves ? power : T(1); }
-    FW_FN T other(T power) const { return moves ? T(1) : power; }
   };
-
   FW_FN static State identity() { return {kLowest<T>, Sum::identity()}; }
-  FW_FN static State added(State a, T x, const Meeting& meeting, T power) {
-    return {meeting.moves ? x : a.base,
-            Sum::join(scaled(a.sum, Wide<T>(meeting.mine(power))), Wide<T>(meeting.other(power)))};
-  }
   FW_FN static State join(State a, T x) {
-    const Meeting meeting(a.base, x);
-    return added(a, x, meeting, exp(meeting.exponent));
+    const Scales by(a.base, x);
+    return {by.moves ? x : a.base, Sum::join(scaled(a.sum, by.first), Sum::of(by.second))};
   }
   FW_FN static State join(State a, State b) {
-    const Meeting meeting(a.base, b.base);
-    const T power = exp(meeting.exponent);
-    return {meeting.moves ? b.base : a.base,
-            Sum::join(scaled(a.sum, Wide<T>(meeting.mine(power))),
-                      scaled(b.sum, Wide<T>(meeting.other(power))))};
+    const Scales by(a.base, b.base);
+    return {by.moves ? b.base : a.base,
+            Sum::join(scaled(a.sum, by.first), scaled(b.sum, by.second))};
   }
   FW_FN static T result(State state) {
 #if defined(__CUDACC__)
     return state.base + log(Sum::result(state.sum));
 #else
-    return static_cast<T>(state.base + log(state.sum));
+    return static_cast<T>(state.base + log(state.sum));  // of doubles
 #endif
   }
 };
@@ -95,21 +87,23 @@ struct LogSumExp {
     for (int v = 0; v < kLanes; ++v) terms[v] = exp(x[v] == most ? T(0) : x[v] - most);
     State few = Rule::identity();
     few.base = most;
-    few.sum = Rule::Sum::join(few.sum, Wide<T>(halved<FewTerms<T>, kLanes>(terms)));
-    set(0, Rule::join(state(0), few));
+    few.sum = Rule::Sum::join(few.sum, Rule::Sum::of(halved<FewTerms<T>, kLanes>(terms)));
+    // A compiler that sees an empty state spares the exponential.
+    const bool empty = (base[0] == kLowest<T>) & (Rule::Sum::result(sum[0]) == T(0));
+    set(0, empty ? few : Rule::join(state(0), few));
   }
-#if !defined(__CUDACC__)
-  // The first n lanes, the exponentials of all at once.
-  FW_FN void add_run(const T* x, int n) {
-    T powers[V];
-    for (int v = 0; v < n; ++v) powers[v] = typename Rule::Meeting(base[v], x[v]).exponent;
-    exp_run(powers, powers, n);
-    for (int v = 0; v < n; ++v) {
-      const typename Rule::Meeting meeting(base[v], x[v]);
-      set(v, Rule::added(state(v), x[v], meeting, powers[v]));
+  // What threads do that join: their largest base is found first, and then sums are just added.
+  template <class Largest>
+  FW_FN void meet(const Largest& largest) {
+    for (int v = 0; v < V; ++v) {
+      const T most = largest(base[v]);
+      sum[v] = scaled(sum[v], exp(base[v] == most ? T(0) : base[v] - most));
+      base[v] = most;
     }
   }
-#endif
+  FW_FN void combine_met(const LogSumExp& other) {
+    for (int v = 0; v < V; ++v) sum[v] = Rule::Sum::join(sum[v], other.sum[v]);
+  }
   FW_FN void combine(const LogSumExp& other) {
     for (int v = 0; v < V; ++v) set(v, Rule::join(state(v), other.state(v)));
   }

@@ -13,7 +13,7 @@ from fusewright.plan.assemble import kernel_of
 from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_operations
 from fusewright.plan.endings import Epilogues, ended_step, ends, epilogues, stored
 from fusewright.plan.fuse import Group, fuse, needed_views
-from fusewright.plan.logsumexps import in_two_sweeps, kept_close
+from fusewright.plan.logsumexps import better_apart, in_two_sweeps
 from fusewright.plan.names import loop_name, operators_of
 from fusewright.plan.reasons import reason
 from fusewright.plan.steps import (
@@ -41,15 +41,17 @@ def plan(
     turning: bool = False,
     sweeping: bool = False,
     repeated: frozenset[str] = frozenset(),
+    online: bool = False,
 ) -> Plan:
-    """Plan one canonical graph; `sizes` are the example's, `turning` and `sweeping` the target's.
+    """Plan one canonical graph; `sizes` are the example's, `turning`, `sweeping` and `online` the
+    target's.
 
     What backward computes anew, `repeated`, shall have the same bits there: it looks for what
     equals a maximum that was found in memory.
     """
     graph = split_wide_reductions(graph, sizes)
     values = Values(graph, dict(sizes), turning=turning, sweeping=sweeping, repeated=repeated)
-    values, taken = _fused(values)
+    values, taken = _fused(replace(values, online=online))
     graph = values.graph
     views = needed_views(values)
     written = stored(values, taken)
@@ -75,7 +77,7 @@ def _fused(unfused: Values) -> tuple[Values, Epilogues]:
     while True:  # each turn leaves fewer of them whole
         values, groups = fuse(replace(unfused, ends=ends(unfused)))
         taken = epilogues(values, groups)
-        apart = kept_close(values, taken.loops)
+        apart = better_apart(values, taken.loops)
         if not apart:
             return values, taken
         unfused = replace(unfused, graph=in_two_sweeps(unfused.graph, apart))
