@@ -103,6 +103,14 @@ def over_channels(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return y.amax(1), y.mean(1, keepdim=True)
 
 
+def powers_of_channels(m: nn.Module, x: Tensor) -> Tensor:
+    return (m.conv(x) * m.scale).logsumexp(1)  # type: ignore[operator,no-any-return]
+
+
+def powers_of_space(m: nn.Module, x: Tensor) -> Tensor:
+    return torch.sigmoid(m.conv(x)).logsumexp((2, 3))  # type: ignore[operator]
+
+
 def softmaxed(m: nn.Module, x: Tensor) -> Tensor:
     return m.conv(x).softmax(1)  # type: ignore[operator,no-any-return]
 
@@ -119,6 +127,8 @@ CASES: dict[str, tuple[Forward, Reduces, bool, int]] = {
     "instance norm": (instances, Reduces.ACROSS, True, 1),
     "over channels": (over_channels, Reduces.DOWN, True, 1),
     "softmax": (softmaxed, Reduces.DOWN, True, 1),
+    "logsumexp of channels": (powers_of_channels, Reduces.DOWN, True, 1),
+    "logsumexp of space": (powers_of_space, Reduces.ACROSS, True, 1),
 }
 # Images in memory, the convolution: one image, many in a tile, rows in bands, odd sizes, groups.
 SHAPES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
