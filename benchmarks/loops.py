@@ -160,6 +160,24 @@ def reduction_cases() -> Iterator[Case]:
         ("sums", lambda t: (2 * t["x"]).sum((0, 2), dtype=torch.float64)),
         lambda t: (2 * t["x"]).sum((0, 2)),
     )
+    x = randn(16384, 8192)
+    yield Case(
+        "column_logsumexp 16384x8192",
+        cases.column_logsumexp(S0, 8192),
+        {"s0": 16384},
+        {"x": x, "y": randn(8192)},
+        ("y", lambda t: t["x"].double().logsumexp(0)),
+        lambda t: t["x"].logsumexp(0),
+    )
+    x = randn(1024, 131072)
+    yield Case(
+        "row_logsumexp 1024x131072",
+        cases.row_logsumexp(S0, 131072),
+        {"s0": 1024},
+        {"x": x, "y": randn(1024)},
+        ("y", lambda t: t["x"].double().logsumexp(1)),
+        lambda t: t["x"].logsumexp(1),
+    )
 
 
 def all_cases() -> Iterator[Callable[[], Case]]:
@@ -171,7 +189,7 @@ def all_cases() -> Iterator[Callable[[], Case]]:
     yield lambda: softmax_case(4096, "bfloat16")
     for columns in (1024, 4096, 8192):
         yield lambda columns=columns: layer_norm_case(columns)
-    for at in range(3):
+    for at in range(5):
         yield lambda at=at: list(reduction_cases())[at]
 
 

@@ -213,6 +213,8 @@ def _reduce(kind: str, value: torch.Tensor, dims: list[int]) -> Any:
             return value.amax(dims)
         case "min":
             return value.amin(dims)
+        case "logsumexp":
+            return value.logsumexp(dims)
         case "any":
             return value.any(dims)
         case "all":

@@ -72,7 +72,7 @@ class Apply:
 
 @dataclass(frozen=True)
 class Reduce:
-    """A reduction over all inner axes: sum, prod, max, min, any, all, or welford.
+    """A reduction over all inner axes: sum, prod, max, min, any, all, logsumexp or welford.
 
     welford has two results, the mean under `name` and the sum of squared deviations (m2) under
     `second`; the others leave `second` empty.

@@ -34,7 +34,9 @@ class ScalarOp:
 class Reduction:
     """`state_words` counts the 8-byte words of one partial result, as an upper bound.
 
-    `template` is the C++ accumulator; `results` are its methods, one per result.
+    `template` is the C++ accumulator, and `header` the file of `kernels/` that defines it, where
+    accumulators.hpp does not; `results` are its methods, one per result. `cost` counts approximate
+    operations an element. `meets`: threads of a GPU that join look at each other first.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Reduction:
     results: tuple[str, ...] = ("result",)
     state_words: int = 1
     cost: int = 1
+    header: str = ""
+    meets: bool = False
 
 
 def _ops(names: str, arity: int, result: str = "same", cost: int = 1) -> tuple[ScalarOp, ...]:
@@ -108,7 +112,10 @@ REDUCTIONS: Mapping[str, Reduction] = {
         Reduction("min", "Min"),
         Reduction("any", "Any"),
         Reduction("all", "All"),
-        Reduction("welford", "Welford", ("mean", "m2"), state_words=4, cost=5),
+        Reduction("welford", "Welford", ("mean", "m2"), state_words=4, cost=4),
+        Reduction(
+            "logsumexp", "LogSumExp", state_words=2, cost=16, header="logsumexp.hpp", meets=True
+        ),
     )
 }
 

@@ -210,7 +210,7 @@ def _plans(program: Program, target: Target) -> ProgramPlans:
     repeated = frozenset(node.name for node in backward)
 
     def planned(graph: Graph, repeated: frozenset[str] = frozenset()) -> Plan:
-        return plan(graph, sizes, target.turning, target.sweeping, repeated)
+        return plan(graph, sizes, target.turning, target.sweeping, repeated, target.online)
 
     return ProgramPlans(
         program=program,

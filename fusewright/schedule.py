@@ -47,6 +47,11 @@ class Target:
     sweeping: bool = False
     shared_bytes: int = 0
 
+    @property
+    def online(self) -> bool:
+        """Whether loops that would read memory again rather compute more in one sweep."""
+        return self.language == "cuda"
+
     @staticmethod
     def host() -> Target:
         return Target("host", 1)

@@ -184,6 +184,42 @@ def column_sum(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:
     return kernel("column_sum", [columns], [rows], {"z": dtype, "g": dtype}, outputs, body)
 
 
+def row_logsumexp(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:
+    """In one sweep, as rows are reduced that are too long to be held."""
+    body = [
+        Load("x", dtype, row_major("x", rows, columns)),
+        Reduce("total", dtype, "logsumexp", "x"),
+        Store("total", dtype, access("y", 1, 0)),
+    ]
+    return kernel("row_logsumexp", [rows], [columns], {"x": dtype}, {"y": dtype}, body)
+
+
+def column_logsumexp(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:
+    body = [
+        Load("x", dtype, access("x", 1, columns)),
+        Reduce("total", dtype, "logsumexp", "x"),
+        Store("total", dtype, access("y", 1, 0)),
+    ]
+    return kernel("column_logsumexp", [columns], [rows], {"x": dtype}, {"y": dtype}, body)
+
+
+def hard_rows(columns: int, dtype: str) -> torch.Tensor:
+    """Rows whose log Σ e^x has a corner or loses digits easily; `columns` are 10 at least."""
+    x = torch.randn(16, columns, dtype=torch.float64) * 3
+    x[1, 3], x[2, 5], x[3] = torch.inf, torch.nan, -torch.inf
+    x[4, 7], x[5, 0], x[5, columns - 1] = -torch.inf, -torch.inf, torch.inf
+    x[6, 1], x[6, columns - 2], x[7, 0] = torch.inf, torch.nan, torch.nan
+    x[8] = x[8] + 1e4
+    x[9] = x[9] - 1e4
+    x[10] = x[10] * 1e4
+    x[11] = torch.linspace(0, 1, columns)
+    x[12] = torch.linspace(50, -50, columns)
+    x[13, :-1], x[13, -1] = -torch.inf, -3.25
+    x[14], x[14, 2] = -30.0, 0.37
+    x[15] = 6e4
+    return x.to(getattr(torch, dtype))
+
+
 def full_sum(n: Size, dtype: str = "float32") -> LoopKernel:
     body = [
         Load("x", dtype, access("x", 1)),

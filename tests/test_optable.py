@@ -354,4 +354,4 @@ def test_casts() -> None:
 
 def test_table_is_whole() -> None:
     assert all(op.arity in (1, 2, 3) and op.cost > 0 for op in SCALAR_OPS.values())
-    assert set(REDUCTIONS) == {"sum", "prod", "max", "min", "any", "all", "welford"}
+    assert set(REDUCTIONS) == {"sum", "prod", "max", "min", "any", "all", "welford", "logsumexp"}

@@ -58,6 +58,14 @@ def one_best(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return F.gelu(y).amax(0), y
 
 
+def row_logsumexp(m: nn.Module, x: Tensor) -> Tensor:
+    return F.gelu(m.linear(x)).logsumexp(-1, keepdim=True) * 2  # type: ignore[operator]
+
+
+def column_logsumexp(m: nn.Module, x: Tensor) -> Tensor:
+    return (m.linear(x) * m.scale).logsumexp(0)  # type: ignore[operator]
+
+
 def column_means(m: nn.Module, x: Tensor) -> Tensor:
     return m.linear(x).mean(0) * m.scale  # type: ignore[operator]
 
@@ -72,6 +80,8 @@ CASES: dict[str, tuple[Forward, Reduces]] = {
     "row sums": (row_sums, Reduces.ACROSS),
     "row squares": (row_squares, Reduces.ACROSS),
     "one best": (one_best, Reduces.DOWN),
+    "row logsumexp": (row_logsumexp, Reduces.ACROSS),
+    "column logsumexp": (column_logsumexp, Reduces.DOWN),
     "column means": (column_means, Reduces.DOWN),
     "column sums": (column_sums, Reduces.DOWN),
 }
@@ -107,6 +117,8 @@ def test_what_is_planned(name: str) -> None:
         "row sums": ["float32"],
         "row squares": ["float32"],
         "one best": ["float32"],
+        "row logsumexp": ["float32"],
+        "column logsumexp": ["float32"],
         "column means": [],
         "column sums": ["float32"],
     }[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import importlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -25,6 +24,7 @@ from fusewright.ir import Dim
 from fusewright.layout_schedule import WindowSchedule, choose_window
 from fusewright.loop import Apply
 from fusewright.pipeline import Prepared, prepare
+from fusewright.plan import rows
 from fusewright.plan.steps import Loop, Plan, Window
 from fusewright.rewrite import windows
 from fusewright.runtime import tensor_cores
@@ -38,7 +38,6 @@ from tests.emulated_modules import as_exact_as_eager, on_library, put_on_cores
 CUDA = Target.cuda(trials=("sweeping",))
 
 Forward = Callable[[nn.Module, Tensor], object]
-fusion = importlib.import_module("fusewright.plan.fuse")  # the package has a function of this name
 
 
 class Layer(nn.Module):
@@ -104,6 +103,14 @@ def over_channels(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return y.amax(1), y.mean(1, keepdim=True)
 
 
+def powers_of_channels(m: nn.Module, x: Tensor) -> Tensor:
+    return (m.conv(x) * m.scale).logsumexp(1)  # type: ignore[operator,no-any-return]
+
+
+def powers_of_space(m: nn.Module, x: Tensor) -> Tensor:
+    return torch.sigmoid(m.conv(x)).logsumexp((2, 3))  # type: ignore[operator]
+
+
 def softmaxed(m: nn.Module, x: Tensor) -> Tensor:
     return m.conv(x).softmax(1)  # type: ignore[operator,no-any-return]
 
@@ -120,6 +127,8 @@ CASES: dict[str, tuple[Forward, Reduces, bool, int]] = {
     "instance norm": (instances, Reduces.ACROSS, True, 1),
     "over channels": (over_channels, Reduces.DOWN, True, 1),
     "softmax": (softmaxed, Reduces.DOWN, True, 1),
+    "logsumexp of channels": (powers_of_channels, Reduces.DOWN, True, 1),
+    "logsumexp of space": (powers_of_space, Reduces.ACROSS, True, 1),
 }
 # Images in memory, the convolution: one image, many in a tile, rows in bands, odd sizes, groups.
 SHAPES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
@@ -139,7 +148,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
 def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     put_on_cores(monkeypatch)
     monkeypatch.setattr(windows, "FEWEST_CHANNELS", 1)
-    monkeypatch.setattr(fusion, "ROW_BYTES", 0)  # as if rows were too long to be held
+    monkeypatch.setattr(rows, "ROW_BYTES", 0)  # as if rows were too long to be held
     before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     yield
     torch.backends.cudnn.allow_tf32 = before
@@ -253,7 +262,7 @@ def test_views_are_no_hindrance() -> None:
 
 def test_short_rows_are_held_by_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that is read twice is better read by one loop that holds it, if it can."""
-    monkeypatch.setattr(fusion, "ROW_BYTES", 128 * 1024)
+    monkeypatch.setattr(rows, "ROW_BYTES", 128 * 1024)
     for follows in (normed, instances):
         (kernel,) = windows_of(prepared(Layer(follows), torch.randn(3, 12, 8, 8)).modes[0].forward)
         assert kernel.reduces is Reduces.NOTHING

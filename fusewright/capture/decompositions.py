@@ -20,7 +20,7 @@ _NORMALISATIONS = """
     _native_batch_norm_legit_no_training native_layer_norm native_layer_norm_backward
     native_group_norm native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward
     _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax
-    logsumexp renorm linalg_vector_norm norm dist _weight_norm_interface
+    renorm linalg_vector_norm norm dist _weight_norm_interface
 """
 _ACTIVATIONS = """
     gelu gelu_backward silu silu_backward mish mish_backward elu elu_backward celu selu

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.compile_utils import get_aten_target, rand_ops
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -115,7 +117,7 @@ def _partition(joint: fx.GraphModule) -> Halves:
     recompute = functorch_config.patch(
         ban_recompute_used_far_apart=False, ban_recompute_long_fusible_chains=False
     )
-    with recompute, _random_kept_apart(joint):
+    with recompute, _random_kept_apart(joint), _reductions_fused():
         forward, backward = min_cut_rematerialization_partition(
             joint, joint_inputs, num_fwd_outputs=n_forward
         )
@@ -135,6 +137,25 @@ def _random_kept_apart(joint: fx.GraphModule) -> Iterator[None]:
     finally:
         for each in added:
             rand_ops.remove(each)
+
+
+@contextlib.contextmanager
+def _reductions_fused() -> Iterator[None]:
+    """The partitioner takes operators that it has no list of for kernels of their own, and what
+    these read for something that is in memory anyway. Of those that capture leaves whole,
+    logsumexp is a reduction as others are."""
+    listed = partitioners.get_default_op_list
+    known, whole = listed(), {torch.ops.aten.logsumexp}
+    more = replace(
+        known,
+        fusible_ops=known.fusible_ops | whole,
+        recomputable_ops=known.recomputable_ops | whole,
+    )
+    partitioners.get_default_op_list = lambda: more
+    try:
+        yield
+    finally:
+        partitioners.get_default_op_list = listed
 
 
 def _drop_aliases(joint: fx.GraphModule) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fusewright.codegen.access import lane_stride
 from fusewright.codegen.form import Form
 from fusewright.codegen.lanes import indented
@@ -15,7 +17,8 @@ def takes_vectors(form: Form, item: Reduce) -> bool:
     if halves_of(form, item):
         return True
     types = {form.register(item.name), form.register(item.operand)}
-    fitting = {"sum": ({"float"},), "welford": ({"float"}, {"double"})}.get(item.kind, ())
+    both: tuple[set[str], ...] = ({"float"}, {"double"})
+    fitting = {"sum": both[:1], "welford": both, "logsumexp": both}.get(item.kind, ())
     return form.language == "cuda" and form.is_row and types in fitting
 
 
@@ -35,6 +38,22 @@ def halves_of(form: Form, item: Reduce) -> str:
     return source.name if beside == ONE and source.name != form.given else ""
 
 
+def _meeting(form: Form, items: Sequence[Reduce], acc: str) -> list[str]:
+    """How threads prepare to join, and join then, where that is quicker."""
+    met = {form.names[item.name]: REDUCTIONS[item.kind].meets for item in items}
+    if not any(met.values()):
+        return ["static constexpr bool kMeets = false;"]
+    meet = " ".join(f"{name}.meet(largest);" for name, meets in met.items() if meets)
+    combine = " ".join(
+        f"{name}.combine{'_met' if meets else ''}(other.{name});" for name, meets in met.items()
+    )
+    return [
+        "static constexpr bool kMeets = true;",
+        f"template <class Largest> FW_FN void meet(const Largest& largest) {{ {meet} }}",
+        f"FW_FN void combine_met(const {acc}& other) {{ {combine} }}",
+    ]
+
+
 def accumulators(form: Form, k: int) -> list[str]:
     """`Acc<k>`, and the function that makes an empty one."""
     items = form.plan.reductions[k]
@@ -52,6 +71,8 @@ def accumulators(form: Form, k: int) -> list[str]:
         *fields,
         f"FW_FN void combine(const {acc}& other) {{ {combine} }}",
     ]
+    if form.language == "cuda":
+        struct += _meeting(form, items, acc)
     if form.language == "host" or not form.is_row:
         lane = " ".join(f"one.{name} = {name}.lane(v);" for name in names)
         struct.append(f"FW_FN {acc}<1> lane(int v) const {{ {acc}<1> one; {lane} return one; }}")

@@ -208,6 +208,8 @@ def _check_reduce(kernel: LoopKernel, item: Reduce) -> None:
     floating = item.dtype.startswith(("float", "bfloat"))
     if item.kind == "welford" and not (floating and item.second):
         raise CodegenError(f"kernel {kernel.name}: welford needs a float dtype and two results")
+    if item.kind == "logsumexp" and not floating:
+        raise CodegenError(f"kernel {kernel.name}: logsumexp needs a float dtype")
 
 
 def all_coordinates(form: Form, row_prefix: str = "") -> list[str]:

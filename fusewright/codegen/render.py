@@ -36,8 +36,8 @@ from fusewright.layout_schedule import (
     ProductSchedule,
     WindowSchedule,
 )
-from fusewright.loop import Apply, LoopKernel
-from fusewright.optable import SCALAR_OPS
+from fusewright.loop import Apply, LoopKernel, Reduce
+from fusewright.optable import REDUCTIONS, SCALAR_OPS
 from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, Target
 from fusewright.window import GradientKernel
@@ -124,7 +124,9 @@ def _roots(forms: Sequence[Form], every: Sequence[Form], target: Target) -> list
     """The header files that these kernels call into, epilogues among them."""
     bodies = [each.kernel.body for each in every]
     ops = [item.op for body in bodies for item in body if isinstance(item, Apply)]
-    headers = sorted({SCALAR_OPS[op].header for op in ops})
+    found = [item.kind for body in bodies for item in body if isinstance(item, Reduce)]
+    needed = {SCALAR_OPS[op].header for op in ops} | {REDUCTIONS[kind].header for kind in found}
+    headers = sorted(needed - {""})
     if target.language == "host":
         return [*headers, "host.hpp"]
     kinds = [kind for kind in ("pointwise", "row", "column") if _uses(forms, kind)]

@@ -45,12 +45,26 @@ __device__ __forceinline__ T chosen(bool first, const T& x, const T& y) {
   return z;
 }
 
+// The largest number of kWidth neighbouring threads, known to all of them; NaN loses.
+template <int kWidth, class T>
+__device__ __forceinline__ T warp_most(T x) {
+#pragma unroll
+  for (int by = kWidth / 2; by > 0; by /= 2) x = fw::fmax(x, shuffled_down(x, by, kWidth));
+  return from_first(x, kWidth);
+}
+
 // The combination over kWidth <= 32 neighbouring threads, known to the first of them. Every thread
 // of the warp must call it.
 template <int kWidth, class Acc>
 __device__ __forceinline__ Acc warp_joined(Acc acc) {
+  if constexpr (Acc::kMeets) {
+    acc.meet([](auto x) { return warp_most<kWidth>(x); });
 #pragma unroll
-  for (int by = kWidth / 2; by > 0; by /= 2) acc.combine(shuffled_down(acc, by, kWidth));
+    for (int by = kWidth / 2; by > 0; by /= 2) acc.combine_met(shuffled_down(acc, by, kWidth));
+  } else {
+#pragma unroll
+    for (int by = kWidth / 2; by > 0; by /= 2) acc.combine(shuffled_down(acc, by, kWidth));
+  }
   return acc;
 }
 

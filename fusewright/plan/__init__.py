@@ -11,8 +11,9 @@ from fusewright.ir import Graph, Node, TensorSpec
 from fusewright.loop import Load, LoopKernel, Store
 from fusewright.plan.assemble import kernel_of
 from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_operations
-from fusewright.plan.endings import ended_step, ends, epilogues, stored
+from fusewright.plan.endings import Epilogues, ended_step, ends, epilogues, stored
 from fusewright.plan.fuse import Group, fuse, needed_views
+from fusewright.plan.logsumexps import better_apart, in_two_sweeps
 from fusewright.plan.names import loop_name, operators_of
 from fusewright.plan.reasons import reason
 from fusewright.plan.steps import (
@@ -40,17 +41,19 @@ def plan(
     turning: bool = False,
     sweeping: bool = False,
     repeated: frozenset[str] = frozenset(),
+    online: bool = False,
 ) -> Plan:
-    """Plan one canonical graph; `sizes` are the example's, `turning` and `sweeping` the target's.
+    """Plan one canonical graph; `sizes` are the example's, `turning`, `sweeping` and `online` the
+    target's.
 
     What backward computes anew, `repeated`, shall have the same bits there: it looks for what
     equals a maximum that was found in memory.
     """
     graph = split_wide_reductions(graph, sizes)
     values = Values(graph, dict(sizes), turning=turning, sweeping=sweeping, repeated=repeated)
-    values, groups = fuse(replace(values, ends=ends(values)))
+    values, taken = _fused(replace(values, online=online))
+    graph = values.graph
     views = needed_views(values)
-    taken = epilogues(values, groups)
     written = stored(values, taken)
     steps: list[Step] = [_loop(values, group, written) for group in taken.loops]
     for node in graph.nodes:
@@ -67,6 +70,17 @@ def plan(
             steps.append(_call(values, node))
     ordered = _ordered(values, [marked(step, repeated) for step in steps])
     return Plan(graph.inputs, ordered, graph.outputs, _specs(values, ordered))
+
+
+def _fused(unfused: Values) -> tuple[Values, Epilogues]:
+    """Groups and products, with each logsumexp in the form that suits where it has come to be."""
+    while True:  # each turn leaves fewer of them whole
+        values, groups = fuse(replace(unfused, ends=ends(unfused)))
+        taken = epilogues(values, groups)
+        apart = better_apart(values, taken.loops)
+        if not apart:
+            return values, taken
+        unfused = replace(unfused, graph=in_two_sweeps(unfused.graph, apart))
 
 
 def _as_reshape(node: Node) -> Node:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from fusewright.ir import ITEM_BYTES, ZERO, Node, Ref, TensorSpec
 from fusewright.loop import Access, Apply, Load, LoopKernel, Reduce, Store, level
-from fusewright.optable import SCALAR_OPS
+from fusewright.optable import REDUCTIONS, SCALAR_OPS
 from fusewright.product import ProductKernel, SplitOperand
 from fusewright.window import WindowKernel
 
@@ -43,7 +43,7 @@ def loop_operations(kernel: LoopKernel, sizes: Mapping[str, int]) -> int:
             cost = SCALAR_OPS[item.op].cost if item.op in SCALAR_OPS else 0
             total += int(cost) * rows * (cells if leveled.is_element[item.name] else 1)
         elif isinstance(item, Reduce):
-            total += rows * cells * (4 if item.kind == "welford" else 1)
+            total += rows * cells * REDUCTIONS[item.kind].cost
     return total
 
 

@@ -11,19 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from fusewright.ir import ITEM_BYTES, ONE, Node
-from fusewright.loop import Apply, Load, LoopKernel, Store, level
+from fusewright.ir import Node
+from fusewright.loop import Apply, Load, LoopKernel, level
 from fusewright.plan.assemble import Assembled, assemble, kernel_of
 from fusewright.plan.domain import Domain, point_domain, reduction_domain
 from fusewright.plan.frames import NotFusibleError
+from fusewright.plan.rows import holds_rows
 from fusewright.plan.values import Values, is_pointwise, is_view
 from fusewright.sweep import part_bytes, sweeps
 
 MAX_ROUNDS = 8
-# A row of this many bytes per tensor stays in the registers of one block, or in a core's cache.
-ROW_BYTES = 128 * 1024
-# With more rows than this, each row has a block of its own even when it must be read again.
-MANY_ROWS = 256
 # A product's epilogue runs in the registers that its accumulators leave.
 EPILOGUE_APPLIES = 60
 EPILOGUE_PART_BYTES = 32  # a reduction's partial result: a warpgroup meets in 8.5 KB of memory
@@ -338,56 +335,3 @@ def _is_transparent(values: Values, node: Node) -> bool:
 def _reads_rows_again(kernel: LoopKernel) -> bool:
     """Whether an element value depends on a reduction of the same kernel."""
     return level(kernel).phases > 1
-
-
-def holds_rows(values: Values, kernel: LoopKernel) -> bool:
-    """Whether a kernel of several sweeps may own whole rows: they are contiguous, and either
-    short enough to stay close or so many that nothing is lost by reading them twice."""
-    inner = kernel.inner_numel.at(values.sizes)
-    outer = kernel.outer_numel.at(values.sizes)
-    first_inner = len(kernel.outer)
-    widest = 0
-    contiguous = True
-    for item in kernel.body:
-        if not isinstance(item, Load) or not any(s.factor for s in item.access.strides):
-            continue
-        size = _extent(kernel, item, values)
-        if size < widest:
-            continue
-        along = [
-            position
-            for position, stride in enumerate(item.access.strides)
-            if stride.factor and stride.at(values.sizes) == 1
-        ]
-        here = all(position >= first_inner for position in along)
-        contiguous = here if size > widest else contiguous and here
-        widest = size
-    item_bytes = max((ITEM_BYTES[arg.dtype] for arg in kernel.arguments), default=4)
-    contiguous = contiguous and not (values.turning and _mixes_rows(values, kernel))
-    many = outer >= MANY_ROWS and not (values.sweeping and _reads_window(values, kernel))
-    return contiguous and (inner * item_bytes <= ROW_BYTES or many)
-
-
-def _reads_window(values: Values, kernel: LoopKernel) -> bool:
-    """Whether a kernel reads what a window writes: its first sweep can be the window's own."""
-    read = {item.access.buffer for item in kernel.body if isinstance(item, Load)}
-    return any(values.ends.get(name, name) in values.windows for name in read)
-
-
-def _mixes_rows(values: Values, kernel: LoopKernel) -> bool:
-    """Whether whole tensors are contiguous along different axes of a row: then its sweeps are
-    better taken apart, the last of them being a transposition."""
-    points = kernel.outer_numel.at(values.sizes) * kernel.inner_numel.at(values.sizes)
-    along: set[int] = set()
-    for item in kernel.body:
-        if isinstance(item, Load | Store) and 2 * _extent(kernel, item, values) > points:
-            strides = enumerate(item.access.strides)
-            along |= {at for at, stride in strides if stride == ONE and at >= len(kernel.outer)}
-    return len(along) > 1
-
-
-def _extent(kernel: LoopKernel, item: Load | Store, values: Values) -> int:
-    total = 1
-    for axis, stride in zip(kernel.axes, item.access.strides, strict=True):
-        total *= axis.size.at(values.sizes) if stride.factor else 1
-    return total

@@ -37,7 +37,7 @@ class Values:
     of memory by PyTorch instead of being followed by index arithmetic. `ends` are values that a
     product writes in its own stead, at the end of its epilogue, each with the product.
     `turning`: the target's loops may turn tiles; `sweeping`: its windows also reduce what they
-    write.
+    write; `online`: its loops take log Σ e^x in one sweep, where they would have to read again.
     `repeated` are values that backward computes anew, from what is stored.
     """
 
@@ -48,6 +48,7 @@ class Values:
     ends: Mapping[str, str] = field(default_factory=dict)
     turning: bool = False
     sweeping: bool = False
+    online: bool = False
     repeated: frozenset[str] = frozenset()
 
     @cached_property

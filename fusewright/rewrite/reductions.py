@@ -177,6 +177,7 @@ REDUCTIONS: dict[str, Callable[[Builder, Node], Ref]] = {
     "aten.all.default": _plain("all", None),
     "aten.all.dim": _plain("all", 1),
     "aten.all.dims": _plain("all", 1),
+    "aten.logsumexp.default": _plain("logsumexp", 1),
     "aten.mean.default": _mean,
     "aten.mean.dim": _mean,
     "aten.var.correction": _variance(root=False),

@@ -109,6 +109,32 @@ def test_column_sum(rows: int, columns: int, splits: int) -> None:
     assert torch.equal(first, db)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("columns", [10, 37, 1024, 50257, 300_001])
+@pytest.mark.parametrize("down", [False, True])
+def test_logsumexp_in_one_sweep(dtype: str, columns: int, down: bool) -> None:
+    rows = cases.hard_rows(columns, dtype)
+    x = rows.T.contiguous().cuda() if down else rows.cuda()
+    y = torch.empty(16, dtype=x.dtype, device="cuda")
+    if down:
+        loop, sizes = cases.column_logsumexp(S0, 16, dtype), {"s0": columns}
+    else:
+        loop, sizes = cases.row_logsumexp(S0, columns, dtype), {"s0": 16}
+    dim = 0 if down else 1
+    exact, eager = x.double().logsumexp(dim), x.logsumexp(dim).double()
+    run(loop, {"x": x, "y": y}, sizes, CUDA, threads=0)
+    finite = exact.isfinite()
+    assert torch.equal(y[~finite].nan_to_num(), x.logsumexp(dim)[~finite].nan_to_num())
+    assert torch.equal(y.isnan(), exact.isnan())
+    # Sums of doubles are plain ones, and eager's is all that is known of them.
+    digits = (columns if dtype == "float64" else 1) * torch.finfo(x.dtype).eps
+    allowed = 2 * (eager - exact).abs() + 4 * digits * exact.abs() + digits
+    assert bool(((y.double() - exact).abs() <= allowed)[finite].all())
+    again = torch.empty_like(y)
+    run(loop, {"x": x, "y": again}, sizes, CUDA, threads=0)
+    assert torch.equal(y.nan_to_num(), again.nan_to_num()), "two runs, two results"
+
+
 @pytest.mark.parametrize("n", [0, 1, 33, 1000, 10_000_001])
 def test_full_sum(n: int) -> None:
     x, y = randn(n), randn(1)[0]

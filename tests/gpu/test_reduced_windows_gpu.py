@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.ending import Reduces
+from fusewright.plan import rows
 from fusewright.plan.steps import Window
 from tests.emulated_modules import trained as trained_all
 from tests.gpu.test_products_gpu import error
@@ -66,7 +66,7 @@ def reduced_of(name: str) -> tuple[Reduced, Tensor]:
 @pytest.fixture
 def long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if rows were too long for loops to hold them."""
-    monkeypatch.setattr(importlib.import_module("fusewright.plan.fuse"), "ROW_BYTES", 0)
+    monkeypatch.setattr(rows, "ROW_BYTES", 0)
 
 
 @pytest.mark.usefixtures("long_rows")
@@ -109,11 +109,13 @@ class Ended(nn.Module):
 
     def __init__(self, results: int) -> None:
         super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(64, results, 3, padding=1) for _ in range(4))
+        self.convs = nn.ModuleList(nn.Conv2d(64, results, 3, padding=1) for _ in range(6))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        over_space, over_images, most, total = (conv(x) for conv in self.convs)
+        over_space, over_images, most, total, *powers = (conv(x) for conv in self.convs)
         return (
+            powers[0].logsumexp(1),
+            torch.nn.functional.gelu(powers[1]).logsumexp((2, 3)),
             torch.nn.functional.silu(over_space).mean((2, 3)),
             over_images.amin((0, 2, 3)),
             torch.sigmoid(most).amax(1),
@@ -128,7 +130,7 @@ def test_what_nothing_reads_is_reduced_at_once(results: int, width: int, tf32: b
     model, x = Ended(results).cuda().eval(), torch.randn(32, 64, 14, width, device="cuda")
     found = fusewright.pipeline.prepare(model, (x,), modes=("eval",), device=x.device).modes[0]
     steps = [step for step in found.inference.steps if isinstance(step, Window)]
-    assert [step.kernel.reduces is not Reduces.NOTHING for step in steps] == [True] * 4
+    assert [step.kernel.reduces is not Reduces.NOTHING for step in steps] == [True] * 6
     fast, double = optimized(model, x).eval(), copy.deepcopy(model).double()
     with torch.no_grad():
         for y, same, e, d in zip(fast(x), fast(x), model(x), double(x.double()), strict=True):

@@ -1,0 +1,77 @@
+"""Whether one kernel may own whole rows, so that it can sweep over them more than once."""
+
+from __future__ import annotations
+
+from fusewright.ir import ITEM_BYTES, ONE
+from fusewright.loop import Load, LoopKernel, Store
+from fusewright.plan.values import Values
+
+# A row of this many bytes per tensor stays in the registers of one block, or in a core's cache.
+ROW_BYTES = 128 * 1024
+# With more rows than this, each row has a block of its own even when it must be read again.
+MANY_ROWS = 256
+
+
+def holds_rows(values: Values, kernel: LoopKernel) -> bool:
+    """Whether a kernel of several sweeps may own whole rows: they are contiguous, and either
+    short enough to stay close or so many that nothing is lost by reading them twice."""
+    outer = kernel.outer_numel.at(values.sizes)
+    many = outer >= MANY_ROWS and not (values.sweeping and _reads_window(values, kernel))
+    return _along_rows(values, kernel) and (many or _are_short(values, kernel))
+
+
+def keeps_rows(values: Values, kernel: LoopKernel) -> bool:
+    """Whether rows stay close while a kernel sweeps over them: it reads them once."""
+    return _along_rows(values, kernel) and _are_short(values, kernel)
+
+
+def _are_short(values: Values, kernel: LoopKernel) -> bool:
+    item_bytes = max((ITEM_BYTES[arg.dtype] for arg in kernel.arguments), default=4)
+    return kernel.inner_numel.at(values.sizes) * item_bytes <= ROW_BYTES
+
+
+def _along_rows(values: Values, kernel: LoopKernel) -> bool:
+    """Whether the largest of what is read is contiguous along the rows."""
+    first_inner = len(kernel.outer)
+    widest = 0
+    contiguous = True
+    for item in kernel.body:
+        if not isinstance(item, Load) or not any(s.factor for s in item.access.strides):
+            continue
+        size = _extent(kernel, item, values)
+        if size < widest:
+            continue
+        along = [
+            position
+            for position, stride in enumerate(item.access.strides)
+            if stride.factor and stride.at(values.sizes) == 1
+        ]
+        here = all(position >= first_inner for position in along)
+        contiguous = here if size > widest else contiguous and here
+        widest = size
+    return contiguous and not (values.turning and _mixes_rows(values, kernel))
+
+
+def _reads_window(values: Values, kernel: LoopKernel) -> bool:
+    """Whether a kernel reads what a window writes: its first sweep can be the window's own."""
+    read = {item.access.buffer for item in kernel.body if isinstance(item, Load)}
+    return any(values.ends.get(name, name) in values.windows for name in read)
+
+
+def _mixes_rows(values: Values, kernel: LoopKernel) -> bool:
+    """Whether whole tensors are contiguous along different axes of a row: then its sweeps are
+    better taken apart, the last of them being a transposition."""
+    points = kernel.outer_numel.at(values.sizes) * kernel.inner_numel.at(values.sizes)
+    along: set[int] = set()
+    for item in kernel.body:
+        if isinstance(item, Load | Store) and 2 * _extent(kernel, item, values) > points:
+            strides = enumerate(item.access.strides)
+            along |= {at for at, stride in strides if stride == ONE and at >= len(kernel.outer)}
+    return len(along) > 1
+
+
+def _extent(kernel: LoopKernel, item: Load | Store, values: Values) -> int:
+    total = 1
+    for axis, stride in zip(kernel.axes, item.access.strides, strict=True):
+        total *= axis.size.at(values.sizes) if stride.factor else 1
+    return total
