@@ -36,7 +36,7 @@ class Target:
     Hopper's. `turning`: whether loops may turn tiles in shared memory, and PyTorch's convolutions
     so run in channels-last. Off until a GPU has shown what they gain (TRIALS): `halves`, whether
     products in 16 bits are ours; `sweeping`, whether convolutions of ours also reduce what they
-    write.
+    write, and whether they and products end in a logsumexp.
     """
 
     language: str

@@ -27,6 +27,7 @@ from tests.emulated_modules import put_on_cores, trained
 from tests.test_reduced_kernel import Layer, emulated
 
 S0 = Dim(1, ("s0",))
+SWEEPING = Target.cuda(trials=("sweeping",))
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 Forward = Callable[[nn.Module, Tensor], object]
 
@@ -193,11 +194,22 @@ def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_ones_too")
+def test_nothing_ends_in_it_unless_asked_to() -> None:
+    model = Layer(lambda m, x: m.linear(x).logsumexp(-1), 256, 128)  # type: ignore[operator]
+    found = planned(model, torch.randn(512, 128), Target.cuda())
+    assert [type(step) for step in found.steps if isinstance(step, Product | Loop)] == [
+        Loop,  # which splits the weights
+        Product,
+        Loop,
+    ]
+
+
+@pytest.mark.usefixtures("small_ones_too")
 @pytest.mark.parametrize(("dim", "reduces"), [(-1, Reduces.ACROSS), (0, Reduces.DOWN)])
 def test_a_product_that_ends_in_it_writes_nothing_else(dim: int, reduces: Reduces) -> None:
     model = Layer(lambda m, x: m.linear(x).logsumexp(dim), 256, 128)  # type: ignore[operator]
     x = torch.randn(512, 128)
-    found = prepare(model, (x,), modes=("eval",), device=x.device, target=Target.cuda())
+    found = prepare(model, (x,), modes=("eval",), device=x.device, target=SWEEPING)
     inference = found.modes[0].inference
     (step,) = (each for each in inference.steps if isinstance(each, Product))
     specs = dict(inference.specs)
@@ -215,7 +227,7 @@ def test_a_product_that_ends_in_it_writes_nothing_else(dim: int, reduces: Reduce
 )
 def test_a_convolution_ends_in_it(dim: int, reduces: Reduces) -> None:
     model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), Follows(lambda x: x.logsumexp(dim)))
-    found = planned(model, torch.randn(16, 64, 16, 16), Target.cuda())
+    found = planned(model, torch.randn(16, 64, 16, 16), SWEEPING)
     (step,) = found.steps
     assert isinstance(step, Window) and step.kernel.reduces is reduces
     assert step.operators == ("convolution", "add", "logsumexp")

@@ -93,7 +93,7 @@ def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepared(model: nn.Module, x: Tensor) -> Prepared:
-    target = Target.cuda(trials=("halves",))
+    target = Target.cuda(trials=("halves", "sweeping"))
     return prepare(model, (x,), modes=("train",), device=x.device, target=target)
 
 

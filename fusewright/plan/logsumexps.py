@@ -1,10 +1,11 @@
 """log Σ e^x in one sweep or in two: as one reduction, or as a maximum and then a sum.
 
 As one reduction it can end a product, and a loop reads its operand once. That takes a dozen
-instructions an element more, so a loop that has rows at hand for a second sweep is better off with
-the two; so are the host's, which wait for their arithmetic and not for memory (one thread, 4096 ×
-1024 floats by columns: 22 instead of 15 ms). But a maximum in 16 bits must not go through memory:
-what it is rounded by may be more than the exponent of any number.
+instructions an element more: a linear layer takes 1.2 times as long that ends in it as with a loop
+that follows (H200), so that products do so on trial only. A loop that has rows at hand for a second
+sweep is better off with the two; so are the host's, which wait for their arithmetic and not for
+memory (one thread, 4096 × 1024 floats by columns: 22 instead of 15 ms). But a maximum in 16 bits
+must not go through memory: what it is rounded by may be more than the exponent of any number.
 """
 
 from __future__ import annotations

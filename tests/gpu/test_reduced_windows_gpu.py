@@ -125,7 +125,9 @@ class Ended(nn.Module):
 
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize(("results", "width"), [(128, 9), (128, 10), (96, 12), (40, 57), (200, 64)])
-def test_what_nothing_reads_is_reduced_at_once(results: int, width: int, tf32: bool) -> None:
+def test_what_nothing_reads_is_reduced_at_once(
+    results: int, width: int, tf32: bool, sweeping: None
+) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
     model, x = Ended(results).cuda().eval(), torch.randn(32, 64, 14, width, device="cuda")
     found = fusewright.pipeline.prepare(model, (x,), modes=("eval",), device=x.device).modes[0]
