@@ -73,8 +73,9 @@ class WindowAxis:
 
     @property
     def is_single(self) -> bool:
-        """Whether nothing moves along it."""
-        return self.size == self.result == self.taps == 1
+        """Whether nothing moves along it, and nothing lies beside it."""
+        numbers = (self.size, self.result, self.taps, self.stride, self.before)
+        return numbers == (1, 1, 1, 1, 0)
 
     @property
     def phases(self) -> tuple[int, ...]:
@@ -148,7 +149,8 @@ class Geometry:
 
     @property
     def in_lines(self) -> Geometry:
-        """As its source is laid out in lines: all classes read one plane."""
+        """As its source is laid out in lines: all classes read one plane, and what lies between
+        images along z is there."""
         z, y, x = (replace(axis, one_plane=True) for axis in self.axes)
         return replace(self, z=z, y=y, x=x)
 

@@ -18,7 +18,7 @@ TILE_CHANNELS = (64, 128)
 STAGE_BYTES, TURN_BYTES = 138 * 1024, 125 * 1024  # kStageBytes, kTurnBytes of the same
 NARROW_BYTES = 30 * 1024  # that the weights of narrow tiles leave besides
 MOST_TAPS, MOST_PHASES = 128, 16
-MOST_PLACES = 2**31 - MOST_POSITIONS  # of an image
+MOST_PLACES = 2**31 - 2**12  # of an image and a stage behind it
 CHANNEL_BLOCK = 64
 TURN_POSITIONS = 128  # of a tile, where warpgroups take turns
 # Of the gradient by the weights: taps of a warpgroup, positions of a slab, slabs that a part costs.
@@ -39,7 +39,8 @@ LIBRARY_FLOPS_PER_US = 330e6
 GATHERED_FLOPS_PER_US = 200e6
 GRADIENT_FLOPS_PER_US = 155e6
 EXACT_FLOPS_PER_US = 25e6
-VOLUME_FLOPS_PER_US, VOLUME_GATHERED_FLOPS_PER_US = 15e6, 5e6  # volumes of few channels
+# The same of volumes with few channels (H200, 2026-11-16, five shapes).
+VOLUME_FLOPS_PER_US, VOLUME_GATHERED_FLOPS_PER_US = 15e6, 5e6
 GROUPED_BYTES_PER_US, DEPTHWISE_BYTES_PER_US = 0.65e6, 1.2e6
 LIBRARY_BYTES_PER_US, LOOP_BYTES_PER_US = 3e6, 4e6
 LIBRARY_US = 24.0
@@ -239,7 +240,7 @@ def gradient_is_worthwhile(of: Geometry, sizes: Mapping[str, int]) -> bool:
 
 def is_possible(of: Geometry) -> bool:
     """Whether the kernel finds room for the taps, the phases and the rows."""
-    phases = max(len(of.phases), len(of.classes), of.y.stride * of.x.stride)
-    few = of.taps <= MOST_TAPS and phases <= MOST_PHASES
+    strides = of.y.stride * of.x.stride * (of.z.stride if of.transposed else 1)
+    few = of.taps <= MOST_TAPS and strides <= MOST_PHASES and len(of.phases) <= MOST_PHASES
     band = best_band(of) if few else None
     return band is not None and image_positions(of.in_lines, band) < MOST_PLACES

@@ -136,3 +136,11 @@ def test_gradients(pool, shape: tuple[int, ...], whose: str) -> None:  # type: i
         found.append((made, *torch.autograd.grad(made, given, torch.cos(made.detach() * 3))))
     for ours, eager in zip(*found, strict=True):
         torch.testing.assert_close(ours, eager, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("largest", [lambda x: x.max(1)[0], lambda x: x.min(1)[0]])
+def test_nothing_has_no_largest(largest) -> None:  # type: ignore[no-untyped-def]
+    x = torch.randn(3, 0, 4)
+    fast = fusewright.optimize(Lambda(lambda m, x: largest(x)), x, modes=("eval",))
+    with pytest.raises(IndexError, match="non-zero size"):
+        fast(x)

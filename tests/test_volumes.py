@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from fusewright.runtime import tensor_cores
 from fusewright.schedule import Target
 from fusewright.window import SINGLE, WindowAxis
 from tests.cores_on_host import on_host, with_stand_in
-from tests.emulated_modules import as_exact_as_eager, on_library, put_on_cores
+from tests.emulated_modules import as_exact_as_eager, on_library, put_on_cores, trained
 
 CUDA = Target.cuda()
 
@@ -91,6 +93,34 @@ def test_what_is_reduced_is_not_written() -> None:
     specs = dict(mode.inference.specs)
     elements = {name: specs[name].numel for step in made for name in step.outputs}  # type: ignore[attr-defined]
     assert max(each.factor for each in elements.values()) <= 2 * 4 * 6 * 8, elements
+
+
+# One plane along z, which is not all that there is: a plane of zeros before it, or results between
+# those that anything is added to.
+FLAT: dict[str, nn.Module] = {
+    "strided": nn.Conv3d(6, 8, (1, 3, 3), stride=2, padding=(0, 1, 1)),
+    "grown": nn.ConvTranspose3d(6, 8, (1, 3, 3), stride=(2, 1, 1), padding=(0, 1, 1)),
+    "beside": nn.Conv3d(6, 8, (1, 3, 3), stride=(3, 1, 1), padding=1),
+    "between": nn.ConvTranspose3d(
+        6, 8, (1, 3, 3), stride=(3, 1, 1), padding=1, output_padding=(2, 0, 0)
+    ),
+}
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("name", FLAT)
+def test_a_single_plane_may_have_something_beside_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "flattened", with_stand_in)
+    torch.manual_seed(0)
+    model, x = nn.Sequential(FLAT[name], nn.Tanh()), torch.randn(2, 6, 1, 6, 8)
+    found = prepared(model, x)
+    assert "#define FW_VOLUMES 0" not in found.source.text
+    source = Source("host", on_host(found.source.text), found.source.entries)
+    fast, exactly = on_library(model, x, found, source), copy.deepcopy(model).double()
+    for ours, truth in zip(trained(fast, x), trained(exactly, x.double()), strict=True):
+        torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("asked")

@@ -57,7 +57,7 @@ def _workspace(kernel: WindowKernel, schedule: WindowSchedule) -> Workspace:
 
 
 def lines_of(of: Geometry, band_width: int) -> Rounded:
-    """Room for the input as halves: a row for each position, 64 channels and phase, and what is
+    """Room for the input as halves: a row for each position, 64 channels and plane, and what is
     known of each image (lines_at of sm90_convolution.cuh)."""
     bytes_of_image = line_bytes(of, band_width) + KNOWN_BYTES * of.groups
     return Rounded((of.images * bytes_of_image, Dim(ALIGNMENT)))

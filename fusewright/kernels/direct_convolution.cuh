@@ -136,7 +136,8 @@ __device__ __forceinline__ void load_patch(float* to, const WindowInput& x,
   const ConvolutionSizes& of = item.sizes.of;
   const float* const from = x.data + place.image * x.image_stride +
                             int64_t(place.group) * of.channels * x.channel_stride;
-  const int z = place.z * of.z.stride - of.z.padding, y = place.y * Taps::kStepY - of.y.padding, left = place.x * Taps::kStepX - of.x.padding;
+  const int z = place.z * of.z.stride - of.z.padding;
+  const int y = place.y * Taps::kStepY - of.y.padding, left = place.x * Taps::kStepX - of.x.padding;
   const int all = item.layers() * Tile::kPatch;
 #pragma unroll 4
   for (int i = threadIdx.x; i < all; i += kDirectThreads) {
@@ -316,7 +317,7 @@ static int direct_convolution(const End& end, const WindowInput& x, WindowFilter
   using Tile = DirectTile<kTerms, Taps, kOuts, kRows, kAcross>;
   static_assert(!End::kReduces, "tiles reduce nothing");
   if (!of.has_outputs()) return 0;
-  if (!kVolumes && of.z.out * of.z.kernel != 1) return static_cast<int>(cudaErrorInvalidValue);
+  if (!kVolumes && !of.z.is_single()) return static_cast<int>(cudaErrorInvalidValue);
   if (of.transposed) turn_round<Taps>(of, w);
   const OnDevice here(device);
   const auto parts = [](int size, int part) { return (size + part - 1) / part; };

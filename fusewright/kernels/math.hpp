@@ -129,7 +129,8 @@ FW_FN T sign(T x) {
 }
 
 // NaN wins: either operand's NaN comes out. Two selects, one comparison each: of one with both g++ makes
-// branches where a chain of them reads every other number (pooling, 22 ms instead of 3).
+// branches where a chain of them reads every other number (pooling 8 × 64 × 112²
+// floats by one Neoverse-N1, g++ 12: 22 ms instead of 3).
 template <class T>
 FW_FN T maximum(T a, T b) {
 #if defined(__CUDA_ARCH__)

@@ -3,10 +3,8 @@
 // Outputs are walked in a line: position (((image·bands + band)·depth + z)·rows + y)·pitch + x, where a
 // band is some columns of the output's width; `rows` and `pitch` leave room for the halo beside it. What
 // a tap reads for position s is then row s + shift of a plane of the input that has the same pitch: there
-// is one plane for each phase, the remainder of the tap's distance by the stride.
-//
-// Taps of different z are phases of their own, too: what they read lies far apart. Images of two axes
-// have one z.
+// is one plane for each remainder of the taps' distances by the stride. Taps that read one are a phase; so
+// are those of each z for itself, since what they read lies far apart. Images of two axes have one z.
 //
 // In a transposed convolution it is the outputs that have remainders by the stride. Those of one
 // pair of remainders are a class, a convolution of stride 1 with the taps that meet it: the walk is
@@ -73,6 +71,10 @@ struct WindowWeights {
 struct WindowAxis {
   int in, out, kernel, stride, dilation, padding;  // padding: before the first
 
+  // Whether nothing moves along it, and nothing lies beside it.
+  FW_FN bool is_single() const {
+    return in == 1 && out == 1 && kernel == 1 && stride == 1 && padding == 0;
+  }
   // How many positions further than its own an output reads.
   FW_FN int halo() const { return (kernel - 1) * dilation / stride; }
 };

@@ -169,7 +169,7 @@ inline int extent(const WindowAxis& walked, const WindowAxis& of, bool transpose
 // classes of a transposed convolution the same line.
 inline bool lay_out(const ConvolutionSizes& of, int lanes, bool in_lines, WindowShape& shape,
                     TapOrder& order) {
-  if (!kVolumes && (of.z.in != 1 || of.z.out != 1 || of.z.kernel != 1)) return false;
+  if (!kVolumes && !of.z.is_single()) return false;
   shape.images = int(of.images), shape.groups = of.groups;
   shape.channels = of.channels, shape.channels_out = of.channels_out;
   shape.transposed = of.transposed, shape.row_order = of.row_order;

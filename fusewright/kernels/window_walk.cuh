@@ -49,7 +49,7 @@ struct WindowRun {
 };
 struct WindowPosition {
   int image, z, y, column;
-  bool in_band;  // not in the halo beside or below it
+  bool in_band;  // not in the halo beside, below or behind it
 };
 
 // What window_cost.py counts on for a stage, whatever else is in shared memory; in turns, for all.

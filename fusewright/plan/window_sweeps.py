@@ -56,8 +56,8 @@ def window_sweep(kernel: LoopKernel, name: str, shape: Sequence[Dim]) -> LoopKer
 
 def _with_rows_of_all_planes(kernel: LoopKernel, shape: Sequence[Dim]) -> LoopKernel:
     """Rows of all planes of a volume as one axis, where everything walks them so."""
-    merged = merge(kernel)
-    return merged if len(shape) == VOLUME and merged.outer and merged.inner else kernel
+    merged = merge(kernel) if len(shape) == VOLUME else kernel
+    return merged if merged.outer and merged.inner else kernel
 
 
 def _strides(kernel: LoopKernel, name: str) -> tuple[Dim, ...]:

@@ -24,7 +24,7 @@ def lower(graph: Graph) -> Graph:
     pairs: dict[str, tuple[Ref, Ref]] = {}
     splits: dict[str, Node] = {}
     items = {_base(item): item for item in graph.nodes if item.op == "getitem"}
-    alone = _read_alone(graph)
+    apart = _read_apart(graph)
     whole: dict[str, Node] = {}
     for node in graph.nodes:
         known = builder.resolved(node)
@@ -45,22 +45,21 @@ def lower(graph: Graph) -> Graph:
             result = _lowered(builder, known, device)
         if node.op in SPLITS:
             splits[node.name] = known
-        if node.op in VALUES and node.name in alone and _may_loop(builder, known, device):
+        if node.op in VALUES and node.name not in apart and _may_loop(builder, known, device):
             whole[node.name] = known
         builder.substitute(node.name, result if result is not None else builder.add(known))
     return builder.graph(graph.outputs)
 
 
-def _read_alone(graph: Graph) -> frozenset[str]:
-    """Values with several parts, of which nothing but the first is read."""
+def _read_apart(graph: Graph) -> frozenset[str]:
+    """Values with several parts, of which another than the first is read."""
     read = {name for node in graph.nodes for name in node.refs()}
     read |= {each for each in graph.outputs if isinstance(each, str)}
-    others = {
+    return frozenset(
         _base(node)
         for node in graph.nodes
         if node.op == "getitem" and node.name in read and _index(node) != 0
-    }
-    return frozenset(node.name for node in graph.nodes if node.name not in others)
+    )
 
 
 def _may_loop(builder: Builder, node: Node, device: str) -> bool:

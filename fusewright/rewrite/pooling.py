@@ -11,11 +11,12 @@ asked for where a largest value lies, which gradients need.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product as every
 
-from fusewright.ir import ONE, Arg, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.ir import ONE, ZERO, Arg, Node, Ref, TensorSpec, contiguous_strides
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.reductions import REDUCTIONS
 
@@ -35,9 +36,12 @@ def values_alone(builder: Builder, node: Node, wanted: Node) -> Ref | None:
     """The first of two results, `wanted`, where nobody reads the second."""
     assert wanted.spec is not None
     if node.op in LARGEST_BY_DIM:
+        assert isinstance(node.args[0], Ref)
+        if ZERO in builder.spec(node.args[0].name).shape:
+            return None  # there is none of nothing, which PyTorch says
         args = (node.args[0], (node.argument("dim", 1),), node.argument("keepdim", 2, False))
-        like = replace(node, name=wanted.name, op=LARGEST_BY_DIM[node.op], args=args, kwargs=())
-        return REDUCTIONS[like.op](builder, replace(like, spec=wanted.spec))
+        op = LARGEST_BY_DIM[node.op]
+        return REDUCTIONS[op](builder, Node(wanted.name, op, args, (), wanted.spec, node.source))
     numbers = (*node.args[1:], *(None,) * 5)[:5]
     window = _window(builder, node, LARGEST_OF_WINDOWS[node.op], numbers[0], numbers[1], numbers[2])
     spread = _numbers(numbers[3], LARGEST_OF_WINDOWS[node.op], 1)
@@ -121,10 +125,7 @@ def _numbers(value: Arg, axes: int, otherwise: int) -> tuple[int, ...]:
 
 
 def _count(window: Window) -> int:
-    found = 1
-    for taps, _ in window:
-        found *= taps
-    return found
+    return math.prod(taps for taps, _ in window)
 
 
 def _joined(builder: Builder, node: Node, window: Window, op: str) -> Ref | None:
