@@ -32,7 +32,7 @@ from fusewright.product import ProductKernel
 from fusewright.product_cost import BLOCK_US
 from fusewright.report import print_tuning
 from fusewright.schedule import Schedule, Target, choose, legal
-from fusewright.trial import Candidate, Trial, elements
+from fusewright.trial import Candidate, Trial, elements, same_halves
 from fusewright.tuned import Tuned
 from tests import loop_cases as cases
 from tests.test_cuda_emulated import emulated
@@ -429,6 +429,18 @@ def test_only_what_runs_here_is_measured() -> None:
 
 def _rounded(record: Mapping[str, object]) -> dict[str, float]:
     return {name: round(float(str(record[name])), 3) for name in ("before_us", "after_us")}
+
+
+def test_halves_of_the_same_numbers_agree() -> None:
+    x = torch.rand(1000) + 0.5
+    hi = x.half()
+    made = {"hi": hi, "lo": (x - hi.float()).half(), "scale": torch.ones(3)}
+    other = torch.nextafter(hi, torch.full_like(hi, 9.0))  # rounded the other way
+    first = {**made, "hi": other, "lo": (x - other.float()).half()}
+    assert same_halves(made, first, ["hi", "lo"], 1e-6)
+    assert not same_halves(made, {**first, "hi": hi}, ["lo"], 1e-6)
+    assert not same_halves(made, {**made, "scale": torch.zeros(3)}, ["scale"], 1e-6)
+    assert same_halves(made, made, [], 0.0)
 
 
 @pytest.mark.gpu
