@@ -6,8 +6,8 @@ Each builder returns a `LoopKernel`; its float64 reference stands in the test th
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
-import os
 import shutil
 import subprocess
 import tempfile
@@ -209,7 +209,7 @@ def channel_sum(batch: Size, channels: int, area: int, dtype: str = "float32") -
 
 
 def compile_source(source: Source, flags: Sequence[str] = ()) -> ctypes.CDLL:
-    """Build with g++ or nvcc, once per text and session."""
+    """Build with g++ or nvcc, once per text: who asks for what another process builds waits."""
     folder = Path(tempfile.gettempdir()) / "fusewright-tests"
     folder.mkdir(mode=0o700, exist_ok=True)
     cuda = source.language == "cuda"
@@ -219,12 +219,19 @@ def compile_source(source: Source, flags: Sequence[str] = ()) -> ctypes.CDLL:
     key = hashlib.sha256(repr((command, source.text)).encode()).hexdigest()[:20]
     library = folder / f"{key}.so"
     if not library.exists():
-        text = folder / f"{key}.{'cu' if cuda else 'cpp'}"
-        text.write_text(source.text)
-        fresh = library.with_suffix(f".{os.getpid()}.tmp")
-        subprocess.run([*command, str(text), "-o", str(fresh)], check=True)
-        fresh.rename(library)
+        with (folder / f"{key}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not library.exists():
+                _compile(command, source, library)
     return ctypes.CDLL(str(library))
+
+
+def _compile(command: Sequence[str], source: Source, library: Path) -> None:
+    text = library.with_suffix(".cu" if source.language == "cuda" else ".cpp")
+    text.write_text(source.text)
+    fresh = library.with_suffix(".tmp")  # nobody finds half a library
+    subprocess.run([*command, str(text), "-o", str(fresh)], check=True)
+    fresh.rename(library)
 
 
 def build(
