@@ -44,7 +44,7 @@ def on_library(
     run = [plan for plan in (getattr(modes[0], each) for each in plans) if plan is not None]
     built = of_kernels(source, {step.kernel.name for plan in run for step in plan.kernels})
     kernels = kernels_of(
-        built, lambda text: cases.compile_source(replace(built, text=text), ("-O1", "-w"))
+        built, lambda text: cases.compile_source(replace(built, text=text), cases.EMULATED)
     )
     return optimized(copy.deepcopy(model), load(bundle, kernels))
 
