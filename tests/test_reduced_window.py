@@ -33,7 +33,14 @@ from fusewright.sweep import part_bytes, sweeps
 from fusewright.window import WindowKernel
 from fusewright.window_cost import image_positions
 from tests.cores_on_host import host_library, on_host, with_stand_in
-from tests.emulated_modules import INFERRED, TRAINED, as_exact_as_eager, on_library, put_on_cores
+from tests.emulated_modules import (
+    INFERRED,
+    TRAINED,
+    as_exact_as_eager,
+    of_kernels,
+    on_library,
+    put_on_cores,
+)
 
 CUDA = Target.cuda(trials=("sweeping",))
 
@@ -543,7 +550,8 @@ def test_no_images(monkeypatch: pytest.MonkeyPatch) -> None:
     given[step.outputs[-1]] = ctypes.c_void_p(out.data_ptr())
     images = ctypes.c_int64(0)
     where = [ctypes.c_void_p(workspace.data_ptr()), ctypes.c_int(0), ctypes.c_void_p(0)]
-    library = host_library(on_host(found.source.text))
+    source = Source("host", on_host(found.source.text), found.source.entries)
+    library = host_library(of_kernels(source, {entry.name}).text)
     assert getattr(library, entry.name)(*given.values(), images, *where) == 0
     assert (out == 0).all()
 
