@@ -2,7 +2,7 @@
 # A python3 that already has PyTorch 2.11 or later is used as it is (GPU machines come so, and may
 # be offline), with the small packages that it lacks beside it; otherwise .venv is made.
 PYTHON ?= python3
-PACKAGES := click rich numpy matplotlib pytest hypothesis
+PACKAGES := click rich numpy matplotlib pytest xdist hypothesis
 
 HAS_TORCH := -c 'import importlib.metadata as m; v = m.version("torch").split("."); \
 	assert (int(v[0]), int(v[1])) >= (2, 11)' 2>/dev/null
@@ -32,7 +32,8 @@ setup: $(STAMP)
 .venv/borrowed/.stamp: pyproject.toml
 	@mkdir -p .venv/borrowed
 	@missing=$$($(PY) -c 'import importlib.util as u, sys; \
-		print(*(n for n in sys.argv[1:] if u.find_spec(n) is None))' $(PACKAGES)); \
+		names = {"xdist": "pytest-xdist"}; \
+		print(*(names.get(n, n) for n in sys.argv[1:] if u.find_spec(n) is None))' $(PACKAGES)); \
 	test -z "$$missing" || $(PYTHON) -m pip install -q --target .venv/borrowed $$missing || \
 		echo "not installed (offline?): $$missing; what needs them will say so"
 	@touch $@
@@ -44,17 +45,12 @@ lint: $(STAMP)
 	@if $(PY) -m mypy --version >/dev/null 2>&1; then $(PY) -m mypy; \
 	else echo 'mypy is not installed in this Python: type check skipped'; fi
 
-# Two processes: kernels run by emulation, and compiled, on one core, everything else on the other.
-KERNEL_TESTS := $(wildcard tests/test_*_kernel.py) tests/test_cuda_emulated.py \
-	tests/test_cuda_sources.py tests/test_layouts.py \
-	tests/test_product_text.py tests/test_reduced_window.py tests/test_transpose.py
-PYTEST = $(PY) -m pytest -q -m 'not gpu and not slow'
+# A process for each core, the first half of the tests for the one, the second for the other; who is
+# done first takes over from the others. Without pytest-xdist all run in one.
+WORKERS := $(shell n=$$(nproc 2>/dev/null || echo 2); test $$n -le 8 && echo $$n || echo 8)
 test: lint
-	@log=$$(mktemp) && trap 'rm -f "$$log"' EXIT; \
-	$(PYTEST) $(KERNEL_TESTS) >"$$log" 2>&1 & kernels=$$!; \
-	$(PYTEST) $(KERNEL_TESTS:%=--ignore=%); rest=$$?; \
-	wait $$kernels; failed=$$?; echo 'kernels:'; cat "$$log"; \
-	test $$rest -eq 0 && test $$failed -eq 0
+	@spread=$$($(PY) -c 'import xdist' 2>/dev/null && echo '-n $(WORKERS) --dist worksteal'); \
+	$(PY) -m pytest -q -m 'not gpu and not slow' $$spread
 
 demo: $(STAMP)
 	$(PY) -m fusewright optimize examples/gemm_add_relu.py

@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
@@ -15,8 +16,10 @@ import torch
 
 from fusewright import build
 from fusewright.runtime import tensor_cores
+from tests.precompiled import included
 
 ROOT = Path(__file__).resolve().parents[1]
+GXX_IS_USED = "CXX" not in os.environ and shutil.which("g++") is not None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,7 +59,8 @@ def _quickly_built(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """
     if request.node.get_closest_marker("as_users_build") is None:
         flags = tuple("-O1" if flag == "-O3" else flag for flag in build._HOST_FLAGS)
-        monkeypatch.setattr(build, "_HOST_FLAGS", flags)
+        more = included(("g++", *flags)) if GXX_IS_USED else ()
+        monkeypatch.setattr(build, "_HOST_FLAGS", (*flags, *more))
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,6 +19,8 @@ from fusewright.pipeline import Prepared
 from fusewright.rewrite import windows
 from tests import loop_cases as cases
 
+TRAINED, INFERRED = ("forward", "backward"), ("inference",)  # plans that a call with gradients runs
+
 
 def put_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """All convolutions, small ones too, on tensor cores."""
@@ -26,14 +30,34 @@ def put_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "prefers_direct", lambda *_: False)
 
 
-def on_library(model: nn.Module, x: Tensor, prepared: Prepared, source: Source) -> nn.Module:
-    """A copy of the model that trains on the kernels of this source, which g++ can build."""
+def on_library(
+    model: nn.Module,
+    x: Tensor,
+    prepared: Prepared,
+    source: Source,
+    plans: Sequence[str] = TRAINED,
+) -> nn.Module:
+    """A copy of the model on the kernels of this source, which g++ can build: those of the plans
+    that a test runs, and no others."""
     modes = tuple(replace(each, owners=owners_of(model, "train")) for each in prepared.modes[:1])
     bundle = ModuleBundle("emulated", "host", source, arguments_of(model, (x,)), modes)
+    run = [plan for plan in (getattr(modes[0], each) for each in plans) if plan is not None]
+    built = of_kernels(source, {step.kernel.name for plan in run for step in plan.kernels})
     kernels = kernels_of(
-        source, lambda text: cases.compile_source(replace(source, text=text), ("-O1", "-w"))
+        built, lambda text: cases.compile_source(replace(built, text=text), cases.EMULATED)
     )
     return optimized(copy.deepcopy(model), load(bundle, kernels))
+
+
+def of_kernels(source: Source, names: set[str]) -> Source:
+    """The source with the entries of these kernels: what others call is never instantiated, which
+    is most of a compiler's time."""
+    text = source.text
+    for name in {each.name for each in source.entries} - names:
+        whole = re.compile(rf'^extern "C" int {name}\(.*?^}}\n', re.DOTALL | re.MULTILINE)
+        text, count = whole.subn("", text)
+        assert count == 1, name
+    return Source(source.language, text, tuple(e for e in source.entries if e.name in names))
 
 
 def trained(model: nn.Module, x: Tensor) -> list[Tensor]:

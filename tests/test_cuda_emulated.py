@@ -47,8 +47,7 @@ def run(
     picked = schedule or choose(loop, CUDA, sizes)
     assert legal(loop, picked, CUDA)
     source = emulated(render([(loop, picked)], CUDA))
-    # The fibers switch stacks under the optimiser's feet: thread-local tricks are off at -O1.
-    library = cases.compile_source(source, ("-O1", "-w"))
+    library = cases.compile_source(source, cases.EMULATED)
     cases.call(library, source, tensors, sizes, 0)
     return picked
 
@@ -284,7 +283,7 @@ def test_occupancy_is_asked_once() -> None:
     x, y = torch.randn(5000), torch.empty(())
     loop, schedule = cases.full_sum(S0), Schedule("row", 4, 128, unroll=2, splits=40)
     source = emulated(render([(loop, schedule)], CUDA))
-    library = cases.compile_source(source, ("-O1", "-w"))
+    library = cases.compile_source(source, cases.EMULATED)
     for _ in range(3):
         cases.call(library, source, {"x": x, "y": y}, {"s0": 5000}, 0)
     close(y, x.double().sum(), 1e-5)

@@ -27,7 +27,7 @@ from fusewright.plan.steps import Call, Loop, Plan, Window
 from fusewright.rewrite import layouts, rewrite
 from fusewright.rewrite.layouts import is_channels_last, with_channels_last
 from fusewright.schedule import Target, choose
-from tests.loop_cases import NVCC, compile_source
+from tests.loop_cases import EMULATED, NVCC, compile_source
 from tests.test_cuda_emulated import emulated
 
 CUDA = Target.cuda(tensor_cores=False)
@@ -255,7 +255,7 @@ def emulated_module(model: nn.Module, x: torch.Tensor) -> nn.Module:
     source = emulated(ready.source)
     modes = tuple(replace(m, owners=owners_of(model, m.program.mode)) for m in ready.modes)
     bundle = ModuleBundle("emulated", "host", source, arguments_of(model, (x,)), modes)
-    kernels = kernels_of(source, lambda _: compile_source(source, ("-O1", "-w")))
+    kernels = kernels_of(source, lambda _: compile_source(source, EMULATED))
     return optimized(model, load(bundle, kernels))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import re
 import subprocess
 from collections.abc import Iterator
@@ -281,14 +282,26 @@ def test_products_of_halves_compile_for_both(
     compiled(made.source, arch, tmp_path)
 
 
+@functools.cache
+def has_fast_compile() -> bool:
+    """From CUDA 12.9 on."""
+    said = subprocess.run([str(NVCC), "--help"], capture_output=True, text=True, check=True)
+    return "--Ofast-compile" in said.stdout
+
+
 def compiled(source: Source, arch: str, folder: Path, terms: int = 3) -> None:
-    """By nvcc, as emitted files ask for it: first all, then what flags concern alone."""
+    """By nvcc, as emitted files ask for it: first all, then what flags concern alone.
+
+    Whether it compiles takes a fifth of the time with few of the device's optimisations; what they
+    make of kernels is looked at in test_cuda_sources.py.
+    """
     text = folder / "kernels.cu"
     text.write_text(source.text)
     flags = ["-std=c++17", "-O1", "-fmad=false"]
     flags += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
     flags += [f"-DFW_{name}={terms}" for name in ("PRODUCTS", "CONVOLUTIONS")]
     flags += ["-DFW_OTHERS=0"] if terms == 1 else []
+    flags += ["--Ofast-compile", "max"] if has_fast_compile() else []
     command = [str(NVCC), *flags, "-c", str(text), "-o", str(folder / "kernels.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

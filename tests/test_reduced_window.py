@@ -33,7 +33,14 @@ from fusewright.sweep import part_bytes, sweeps
 from fusewright.window import WindowKernel
 from fusewright.window_cost import image_positions
 from tests.cores_on_host import host_library, on_host, with_stand_in
-from tests.emulated_modules import as_exact_as_eager, on_library, put_on_cores
+from tests.emulated_modules import (
+    INFERRED,
+    TRAINED,
+    as_exact_as_eager,
+    of_kernels,
+    on_library,
+    put_on_cores,
+)
 
 CUDA = Target.cuda(trials=("sweeping",))
 
@@ -396,12 +403,13 @@ def test_emulated_modules_train_as_eager_does(
 ) -> None:
     model = layers(("two", "bias", "instance norm", "layer norm", "softmax", "pooled"), {})
     x = torch.randn(2, 12, 5, 6)
-    fast = emulated(model, x, monkeypatch)
+    made = emulated_source(model, x, monkeypatch)
+    fast = on_library(model, x, *made, TRAINED)
     as_exact_as_eager(fast, model, x, least=2e-6)
     for first, second in zip(fast(x), fast(x), strict=True):
         assert torch.equal(first, second), "two runs, two results"
     torch.backends.cudnn.allow_tf32 = True  # whose tiles have twice the positions
-    compare(fast, model, torch.randn(11, 12, 5, 6), 4e-3)
+    compare(on_library(model, x, *made, INFERRED), model, torch.randn(11, 12, 5, 6), 4e-3)
     assert asked
 
 
@@ -516,10 +524,10 @@ def test_rows_by_eight_read_what_is_around(
         "few results": nn.Conv2d(12, 24, 3, padding=1),
     }
     model = Layers({name: Around(conv, x) for name, conv in convs.items()})
-    fast = emulated(model, x, monkeypatch, reduces=False)
-    as_exact_as_eager(fast, model, x, least=2e-6)
+    made = emulated_source(model, x, monkeypatch, reduces=False)
+    as_exact_as_eager(on_library(model, x, *made, TRAINED), model, x, least=2e-6)
     torch.backends.cudnn.allow_tf32 = True
-    compare(fast, model, torch.randn(5, 12, 5, 8), 4e-3)
+    compare(on_library(model, x, *made, INFERRED), model, torch.randn(5, 12, 5, 8), 4e-3)
     assert asked
 
 
@@ -551,7 +559,8 @@ def test_no_images(monkeypatch: pytest.MonkeyPatch) -> None:
     given[step.outputs[-1]] = ctypes.c_void_p(out.data_ptr())
     images = ctypes.c_int64(0)
     where = [ctypes.c_void_p(workspace.data_ptr()), ctypes.c_int(0), ctypes.c_void_p(0)]
-    library = host_library(on_host(found.source.text))
+    source = Source("host", on_host(found.source.text), found.source.entries)
+    library = host_library(of_kernels(source, {entry.name}).text)
     assert getattr(library, entry.name)(*given.values(), images, *where) == 0
     assert (out == 0).all()
 
@@ -561,9 +570,20 @@ def emulated(
     x: Tensor,
     monkeypatch: pytest.MonkeyPatch,
     instead: tuple[str, str] = ("", ""),
-    reduces: bool = True,
 ) -> nn.Module:
-    """The module on its kernels, run by fibers; some of their text may be another instead."""
+    """The module on its kernels, run by fibers, for calls without gradients."""
+    made = emulated_source(model, x, monkeypatch, instead)
+    return on_library(model, x, *made, INFERRED)
+
+
+def emulated_source(
+    model: nn.Module,
+    x: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+    instead: tuple[str, str] = ("", ""),
+    reduces: bool = True,
+) -> tuple[Prepared, Source]:
+    """Kernels for fibers; some of their text may be another instead."""
     monkeypatch.setattr(rendering, "flattened", with_stand_in)
     monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
     found = prepared(model, x)
@@ -572,5 +592,4 @@ def emulated(
     assert ({each.reduces for each in kernels} != {Reduces.NOTHING}) == reduces
     assert instead[0] in found.source.text
     text = found.source.text.replace(*instead) if instead[0] else found.source.text
-    source = Source("host", on_host(text), found.source.entries)
-    return on_library(model, x, found, source)
+    return found, Source("host", on_host(text), found.source.entries)

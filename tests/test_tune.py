@@ -99,7 +99,7 @@ def test_every_cuda_candidate_computes_the_same(loop: LoopKernel, sizes: dict[st
     tried = [each for each in worth_trying(loop, CUDA, sizes) if isinstance(each, Schedule)]
     named = [(replace(loop, name=f"{loop.name}_{at}"), each) for at, each in enumerate(tried)]
     source = emulated(render(named, CUDA))
-    library = cases.compile_source(source, ("-O1", "-w"))
+    library = cases.compile_source(source, cases.EMULATED)
     words = library.fw_error_text
     made = [
         Candidate(each, entry, _Plain(library, words))  # type: ignore[arg-type]
