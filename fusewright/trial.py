@@ -211,8 +211,10 @@ def same_halves(
         ]
         if len(halves) < 2 or not rounding:
             return False
-        whole = [torch.stack([each[at].float() for at in halves]).sum(0) for each in (made, first)]
-        if not _close(*whole, rounding):
+        mine, theirs = (
+            torch.stack([each[at].float() for at in halves]).sum(0) for each in (made, first)
+        )
+        if not _close(mine, theirs, rounding):
             return False
     return True
 
