@@ -72,7 +72,8 @@ def test_logsumexps_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
     model = Powers().requires_grad_(False)
     x = torch.randn(4096, 256)
-    found = prepare(model, (x,), modes=("eval",), device=x.device, target=Target.cuda())
+    target = Target.cuda(trials=("sweeping",))
+    found = prepare(model, (x,), modes=("eval",), device=x.device, target=target)
     text = found.source.text
     assert {"ByRow", "ByColumn"} <= set(re.findall(r"fw::(By\w+)<custom_mm\w*logsumexp", text))
     compiles(text, "90a", tmp_path, of="logsumexp")

@@ -23,7 +23,7 @@ from fusewright.rewrite import products
 from fusewright.schedule import Schedule, Target
 from tests import loop_cases as cases
 from tests import test_cuda_emulated as cuda
-from tests.emulated_modules import put_on_cores, trained
+from tests.emulated_modules import INFERRED, put_on_cores, trained
 from tests.test_reduced_kernel import Layer, emulated
 
 S0 = Dim(1, ("s0",))
@@ -272,7 +272,7 @@ def test_emulated_products_keep_the_corners(
     """Rows and columns of the result that are infinite, NaN or far away. What eager's product
     rounds, ours does not, so that a float64 one is what both are held to."""
     model = Layer(both_powers, columns, 40).to(dtype)
-    fast = emulated(model, torch.randn(rows, 40).to(dtype), monkeypatch)
+    fast = emulated(model, torch.randn(rows, 40).to(dtype), monkeypatch, INFERRED)
     for scale in (1.0, 1e3):
         x = (torch.randn(rows, 40) * scale).clamp(-6e4, 6e4).to(dtype)
         x[3, 5], x[7, 1], x[rows - 1, 2] = torch.inf, torch.nan, -torch.inf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from fusewright.rewrite import products
 from fusewright.runtime import tensor_cores
 from fusewright.schedule import Target
 from tests.cores_on_host import on_host, with_stand_in
-from tests.emulated_modules import as_exact_as_eager, on_library, trained
+from tests.emulated_modules import TRAINED, as_exact_as_eager, on_library, trained
 
 Forward = Callable[[nn.Module, Tensor], object]
 
@@ -212,7 +212,12 @@ def test_a_single_row_and_none(follows: Forward, monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(mine, theirs, equal_nan=True)
 
 
-def emulated(model: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+def emulated(
+    model: nn.Module,
+    x: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+    plans: Sequence[str] = TRAINED,
+) -> nn.Module:
     """The module on its kernels, run by fibers."""
     monkeypatch.setattr(rendering, "flattened", with_stand_in)
     monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
@@ -220,7 +225,7 @@ def emulated(model: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> nn
     reducing = [each.kernel.reduces for each in found.modes[0].forward.products]
     assert set(reducing) != {Reduces.NOTHING}
     source = Source("host", on_host(found.source.text), found.source.entries)
-    return on_library(model, x, found, source)
+    return on_library(model, x, found, source, plans)
 
 
 def compare(
