@@ -64,7 +64,7 @@ def on_host(text: str) -> str:
 
 
 def host_library(text: str) -> ctypes.CDLL:
-    """For many runs of few kernels. (With -O2 convolutions take 15 % longer in all, products less.)"""
+    """For many runs of few kernels. (With -O2 convolutions take 15 % longer, products 15 less.)"""
     return cases.compile_source(Source("host", text, ()), ("-O1", "-w"))
 
 
