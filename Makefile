@@ -16,7 +16,7 @@ PY := .venv/bin/python
 STAMP := .venv/.stamp
 endif
 
-.PHONY: setup lint test demo bench gpu-test fuzz clean
+.PHONY: setup lint test demo bench gpu-test sanitize fuzz clean
 
 setup: $(STAMP)
 	@$(PY) -c 'import sys, torch; print("Python", sys.version.split()[0], "· PyTorch", torch.__version__)'
@@ -61,6 +61,14 @@ bench: $(STAMP)
 
 gpu-test: $(STAMP)
 	$(PY) -m pytest -q -m gpu
+
+# Needs a GPU. Without a sanitizer first, which builds the kernels; then each tool over all of them.
+# initcheck watches our kernels alone, and knows what was copied to the device.
+SANITIZE := PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --print-limit 5
+sanitize: $(STAMP)
+	$(PY) -m tests.sanitize
+	for tool in memcheck synccheck racecheck 'initcheck --kernel-name kns=fw'; do \
+		$(SANITIZE) --tool $$tool $(PY) -m tests.sanitize; done
 
 fuzz: $(STAMP)
 	$(PY) -m tests.fuzz --count 10000

@@ -197,7 +197,7 @@ def print_hard() -> list[dict[str, object]]:
     products.is_worthwhile = lambda *_: True
     found: list[dict[str, object]] = []
     print(f"{'inputs':20s} {'K':>6s} {'SGEMM':>9s} {'ours':>9s} {'of |a||b|':>9s}")
-    for depth in (1024, 8192, 65536):
+    for depth in (1, 16, 129, 1024, 8192, 65536):
         for name, x, w in hard_inputs(depth):
             ours = fusewright.optimize(Product("x·wᵀ", w), x, modes=("eval",)).eval()
             with torch.no_grad():

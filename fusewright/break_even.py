@@ -15,6 +15,7 @@ def least_size(
     symbol: str,
     sizes: Mapping[str, int],
     sms: int,
+    tf32: bool = False,
 ) -> int:
     """The smallest size of `symbol` from which on these kernels together are worth their while.
 
@@ -23,18 +24,18 @@ def least_size(
     low, high = 1, sizes[symbol]
     while low < high:
         middle = (low + high) // 2
-        times = [_times(each, {**sizes, symbol: middle}, sms) for each in kernels]
+        times = [_times(each, {**sizes, symbol: middle}, sms, tf32) for each in kernels]
         pays = sum(ours for ours, _ in times) <= sum(library for _, library in times)
         low, high = (low, middle) if pays else (middle + 1, high)
     return high
 
 
 def _times(
-    kernel: ProductKernel | WindowKernel, sizes: Mapping[str, int], sms: int
+    kernel: ProductKernel | WindowKernel, sizes: Mapping[str, int], sms: int, tf32: bool
 ) -> tuple[float, float]:
     """Our microseconds and the library's."""
     if isinstance(kernel, ProductKernel):
-        of, dtype = kernel.extents(sizes), kernel.a.dtype
+        of, dtype = kernel.extents(sizes), product_cost.multiplied_as(kernel.a.dtype, tf32)
         return product_cost.best_us(of, sms, dtype), product_cost.library_us(of, dtype)
     row_by_row = kernel.source.strides[-1] == ONE
     whole = kernel.geometry

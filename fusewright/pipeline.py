@@ -35,6 +35,7 @@ from fusewright.rewrite import rewrite
 from fusewright.rewrite.layouts import with_channels_last
 from fusewright.rewrite.products import with_products
 from fusewright.rewrite.windows import with_windows
+from fusewright.runtime import tensor_cores
 from fusewright.schedule import TRIALS, Target
 from fusewright.tune import OnProgress, Sized, chosen, settled, source_of, tune
 from fusewright.tuned import Tuned
@@ -65,7 +66,8 @@ def target_of(device: torch.device) -> Target:
         facts = torch.cuda.get_device_properties(device)
         hopper = architecture(device) == "sm_90a"
         shared_bytes = facts.shared_memory_per_multiprocessor
-        return Target.cuda(facts.multi_processor_count, hopper, _trials(), shared_bytes)
+        tf32 = tensor_cores._fw_terms() == 1
+        return Target.cuda(facts.multi_processor_count, hopper, _trials(), shared_bytes, tf32)
     return Target.host()
 
 
@@ -173,7 +175,8 @@ def _planned(program: Program, target: Target) -> list[ProgramPlans]:
     sizes = program.example_sizes
 
     def on_cores(graph: Graph, trains: bool = False) -> Graph:
-        return with_windows(with_products(graph, sizes, target.halves), sizes, trains)
+        graph = with_products(graph, sizes, target.halves, target.tf32)
+        return with_windows(graph, sizes, trains)
 
     ours = _plans(
         replace(
@@ -196,7 +199,7 @@ def _for_large_batches(plans: ProgramPlans, target: Target) -> ProgramPlans:
     held = [p for p in (plans.inference, plans.backward) if p is not None]
     steps = [step for each in held for step in each.on_cores]
     kernels = [step.kernel for step in steps if not isinstance(step, WindowGradient)]
-    least = least_size(kernels, symbol.name, program.example_sizes, target.sms)
+    least = least_size(kernels, symbol.name, program.example_sizes, target.sms, target.tf32)
     guards = (*program.guards, f"{symbol.name} >= {least}")
     return replace(plans, program=replace(program, guards=guards))
 

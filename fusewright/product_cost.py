@@ -23,6 +23,8 @@ HALF_BLOCK_US: Mapping[int, float] = {128: 0.36, 256: 0.66}
 HALF_CALL_US = 5.0
 # With TF32's precision: `a` rounded on its way to the tensor cores, or halves in memory, which it
 # then has to be made (H200, 2026-11-16, sustained: 8192³ in 2.5 ms and, of float16, in 1.69).
+# Of a block, on its way and by itself; tiles of 176 rows have 256 then.
+ONCE_BLOCK_US: Mapping[int, float] = {128: 0.62, 176: 1.0}
 ONCE_FLOPS_PER_US = 440e6
 ROUNDED_FLOPS_PER_US = 650e6
 ROUND_TILE_ROWS = 256
@@ -30,13 +32,23 @@ ROUND_BYTES_PER_US = 4e6
 ROUND_BYTES: Mapping[bool, int] = {False: 6, True: 10}  # of a number; columns are read twice
 ROUND_LAUNCH_US = 4.0
 ROUND_REACH = 4  # how many times the example's rows a kernel for more of them is still built
-# PyTorch's library, at its best.
-LIBRARY_FLOPS_PER_US: Mapping[str, float] = {"float32": 51e6, "float16": 650e6, "bfloat16": 650e6}
+SPLIT_BYTES = 8  # of a number of the other operand: read, and written as two halves
+# float32 where PyTorch's library may round it to TF32: a type of its own for what it costs.
+TF32 = "tf32"
+# PyTorch's library, at its best (H200, 2026-11-16: TF32's is 344e6 at 2048³, 409e6 at 4096³).
+LIBRARY_FLOPS_PER_US: Mapping[str, float] = {
+    "float32": 51e6, TF32: 400e6, "float16": 650e6, "bfloat16": 650e6
+}  # fmt: skip
 LIBRARY_BYTES_PER_US = 3.5e6
 LIBRARY_US = 5.0
-# Ours is taken where it is expected to need at most this share of the library's time.
-GAIN = 0.85
-HALF_GAIN = 1.1
+# Ours is taken where it is expected to need at most this share of the library's time. Rounded or in
+# 16 bits both are as fast; what is gained is the pass over memory that follows.
+GAIN: Mapping[str, float] = {"float32": 0.85, TF32: 1.0, "float16": 1.1, "bfloat16": 1.1}
+
+
+def multiplied_as(dtype: str, tf32: bool) -> str:
+    """The type that says what a product costs: one of float32 may be rounded."""
+    return TF32 if tf32 and dtype == "float32" else dtype
 
 
 def tiles_for(dtype: str) -> Mapping[int, float]:
@@ -58,7 +70,26 @@ def best_tile_rows(of: Extents, sms: int, dtype: str = "float32") -> int:
 
 
 def best_us(of: Extents, sms: int, dtype: str = "float32") -> float:
+    if dtype == TF32:
+        return _once_us(of, sms)
     return product_us(of, best_tile_rows(of, sms, dtype), sms, dtype)
+
+
+def _once_us(of: Extents, sms: int) -> float:
+    """With TF32's precision, in the tiles that are best for float32's: a kernel serves both."""
+    a, b = (of.batches * rows * of.contracted for rows in (of.columns, of.rows))
+    tile_rows = best_tile_rows(of, sms)
+    first = rounded_from(of, tile_rows, False, False)
+    if 0 < first <= of.rows:
+        tile, block = ROUND_TILE_ROWS, HALF_BLOCK_US[ROUND_TILE_ROWS]
+        before = a * ROUND_BYTES[False] / ROUND_BYTES_PER_US + ROUND_LAUNCH_US
+    else:
+        tile, block = (128 if tile_rows == 128 else ROUND_TILE_ROWS), ONCE_BLOCK_US[tile_rows]
+        before = 0.0
+    tiles = _parts(of.columns, TILE_COLUMNS) * _parts(of.rows, tile) * of.batches
+    tiled = _parts(tiles, sms) * (_parts(of.contracted, TILE_DEPTH) * block + FINISH_US)
+    split = SPLIT_US + b * SPLIT_BYTES / LIBRARY_BYTES_PER_US
+    return split + before + max(tiled, _moved_us(of, TF32))
 
 
 def rounded_from(of: Extents, tile_rows: int, free_major: bool, shared: bool) -> int:
@@ -82,19 +113,20 @@ def rounded_from(of: Extents, tile_rows: int, free_major: bool, shared: bool) ->
 
 def library_us(of: Extents, dtype: str = "float32") -> float:
     """The time that PyTorch's own product is expected to take."""
-    a, b, result = of.columns * of.contracted, of.rows * of.contracted, of.rows * of.columns
     flops = 2 * of.rows * of.columns * of.contracted * of.batches
-    moved = ITEM_BYTES[dtype] * (a + b + result) * of.batches / LIBRARY_BYTES_PER_US
-    return max(flops / LIBRARY_FLOPS_PER_US[dtype], moved, LIBRARY_US)
+    taken = max(flops / LIBRARY_FLOPS_PER_US[dtype], _moved_us(of, dtype))
+    return taken + LIBRARY_US if dtype == TF32 else max(taken, LIBRARY_US)
+
+
+def _moved_us(of: Extents, dtype: str) -> float:
+    a, b, result = of.columns * of.contracted, of.rows * of.contracted, of.rows * of.columns
+    item = ITEM_BYTES["float32" if dtype == TF32 else dtype]
+    return item * (a + b + result) * of.batches / LIBRARY_BYTES_PER_US
 
 
 def is_worthwhile(of: Extents, dtype: str, sms: int = 132) -> bool:
-    """Whether a product of this size is ours rather than the library's.
-
-    In 16 bits both are as fast; what is gained is the pass over memory that follows.
-    """
-    gain = GAIN if dtype == "float32" else HALF_GAIN
-    return best_us(of, sms, dtype) <= gain * library_us(of, dtype)
+    """Whether a product of this size is ours rather than the library's."""
+    return best_us(of, sms, dtype) <= GAIN[dtype] * library_us(of, dtype)
 
 
 def _parts(size: int, part: int) -> int:

@@ -33,8 +33,9 @@ class Target:
     shared memory each of them has.
 
     `tensor_cores`: whether it has those that our matrix products and convolutions are written for,
-    Hopper's. `turning`: whether loops may turn tiles in shared memory, and PyTorch's convolutions
-    so run in channels-last. Off until a GPU has shown what they gain (TRIALS): `halves`, whether
+    Hopper's. `tf32`: whether PyTorch's library may round the products that it is given instead of
+    them. `turning`: whether loops may turn tiles in shared memory, and PyTorch's convolutions so
+    run in channels-last. Off until a GPU has shown what they gain (TRIALS): `halves`, whether
     products in 16 bits are ours; `sweeping`, whether convolutions of ours also reduce what they
     write, and whether they and products end in a logsumexp.
     """
@@ -42,6 +43,7 @@ class Target:
     language: str
     sms: int = 132
     tensor_cores: bool = False
+    tf32: bool = False
     turning: bool = False
     halves: bool = False
     sweeping: bool = False
@@ -62,9 +64,10 @@ class Target:
         tensor_cores: bool = True,
         trials: Collection[str] = (),
         shared_bytes: int = HOPPER_SHARED_BYTES,
+        tf32: bool = False,
     ) -> Target:
         tried = {each: each in trials for each in TRIALS}
-        return Target("cuda", sms, tensor_cores, turning=True, shared_bytes=shared_bytes, **tried)
+        return Target("cuda", sms, tensor_cores, tf32, True, shared_bytes=shared_bytes, **tried)
 
 
 @dataclass(frozen=True)

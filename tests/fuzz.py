@@ -1,6 +1,6 @@
 """Random graphs against float64, forward and gradients: `python -m tests.fuzz --count 10000`.
 
-Programs are compiled a batch at a time. A seed that fails is compiled again alone and printed, so
+Programs are compiled a batch at a time, on all cores. A seed that fails is printed, and
 `--first SEED --count 1 --batch 1` repeats it.
 """
 
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 import sys
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 
 import torch
 from torch import Tensor, nn
@@ -103,33 +106,51 @@ def _compare(ours: Tensor, eager: Tensor, truth: Tensor, *, layout: bool = False
     return f"error {error:.2e}, allowed {allowed:.2e}"
 
 
+def checked(seeds: list[int], device: str) -> list[Failure]:
+    """The failures of a batch; one that cannot be compiled is tried seed by seed."""
+    try:
+        return failures(seeds, device)
+    except Exception as error:
+        print(f"seeds {seeds[0]}–{seeds[-1]}: {type(error).__name__}: {error}", flush=True)
+    found = []
+    for seed in seeds:
+        try:
+            found += failures([seed], device)
+        except Exception as alone:
+            found.append(Failure(seed, f"{type(alone).__name__}: {alone}"))
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--batch", type=int, default=10)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="then end early")
     options = parser.parse_args()
-    start = time.perf_counter()
-    wrong = 0
-    for first in range(options.first, options.first + options.count, options.batch):
-        last = min(first + options.batch, options.first + options.count)
-        seeds = list(range(first, last))
-        try:
-            found = failures(seeds, options.device)
-        except Exception as error:
-            print(f"seeds {first}–{last - 1}: {type(error).__name__}: {error}", flush=True)
-            found = []
-            for seed in seeds:
-                try:
-                    found += failures([seed], options.device)
-                except Exception as alone:
-                    found.append(Failure(seed, f"{type(alone).__name__}: {alone}"))
-        for each in found:
-            wrong += 1
-            print(f"seed {each.seed}: {each.what}", flush=True)
-        done = last - options.first
-        print(f"{done} graphs, {wrong} wrong, {time.perf_counter() - start:.0f} s", flush=True)
+    end = options.first + options.count
+    batches = [
+        list(range(first, min(first + options.batch, end)))
+        for first in range(options.first, end, options.batch)
+    ]
+    start, done, wrong = time.perf_counter(), 0, 0
+    # A thread for each process: more only get in each other's way.
+    with ProcessPoolExecutor(
+        options.jobs, get_context("spawn"), torch.set_num_threads, (1,)
+    ) as pool:
+        waiting = {pool.submit(checked, batch, options.device): batch for batch in batches}
+        for each in as_completed(waiting):
+            for failure in each.result():
+                wrong += 1
+                print(f"seed {failure.seed}: {failure.what}", flush=True)
+            done += len(waiting[each])
+            seconds = time.perf_counter() - start
+            print(f"{done} graphs, {wrong} wrong, {seconds:.0f} s", flush=True)
+            if seconds > options.seconds:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
     return 1 if wrong else 0
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusewright import interpret as oracle
+from fusewright import product_cost
 from fusewright.break_even import least_size
 from fusewright.capture import capture
 from fusewright.codegen import render as rendering
@@ -22,7 +23,7 @@ from fusewright.pipeline import prepare
 from fusewright.plan import plan
 from fusewright.plan.steps import Call, Loop, Plan, Product
 from fusewright.product import Extents, RawOperand
-from fusewright.product_cost import best_us, is_worthwhile, library_us
+from fusewright.product_cost import TF32, best_us, is_worthwhile, library_us, multiplied_as
 from fusewright.rewrite import products, rewrite
 from fusewright.runtime import tensor_cores
 from fusewright.schedule import Target, choose
@@ -259,6 +260,44 @@ def test_what_is_left_to_pytorch_says_why(function, x: Tensor, word: str) -> Non
 )
 def test_products_are_ours_where_that_pays(sizes: tuple[int, int, int], ours: bool) -> None:
     assert is_worthwhile(Extents(*sizes), "float32") == ours
+
+
+# PyTorch's time over ours where both round to TF32, on an H200.
+MEASURED_TF32 = {
+    (512, 512, 512): 0.59,
+    (1024, 1024, 1024): 0.74,
+    (2048, 2048, 2048): 0.97,
+    (4096, 4096, 4096): 1.29,
+    (128, 4096, 4096): 0.56,
+    (1024, 4096, 4096): 0.83,
+    (2048, 4096, 4096): 1.17,
+    (16384, 512, 512): 0.62,
+    (512, 1024, 4096): 0.55,
+    (1024, 8192, 8192): 1.18,
+    (4096, 4096, 512): 0.85,
+}
+
+
+@pytest.mark.parametrize("sizes", MEASURED_TF32)
+def test_where_tf32_is_allowed_the_library_is_faster_too(sizes: tuple[int, int, int]) -> None:
+    of = Extents(*sizes)
+    assert is_worthwhile(of, multiplied_as("float32", True)) == (MEASURED_TF32[sizes] > 1)
+    predicted = library_us(of, TF32) / best_us(of, 132, TF32)
+    assert 0.45 < predicted / MEASURED_TF32[sizes] < 1.2
+
+
+def test_products_are_planned_for_the_precision_that_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def products_of(rows: int) -> list[int]:
+        model, x = Lambda(relu_layer, **linear()), torch.randn(rows, INSIDE)
+        targets = (Target.cuda(tf32=tf32) for tf32 in (False, True))
+        made = [prepare(model, (x,), modes=("eval",), device=x.device, target=t) for t in targets]
+        return [len(each.modes[0].inference.products) for each in made]
+
+    assert products_of(ROWS) == [1, 0]
+    monkeypatch.setitem(product_cost.LIBRARY_FLOPS_PER_US, TF32, 1e6)
+    assert products_of(ROWS) == [1, 1]
 
 
 def test_small_batches_are_left_to_the_plain_program() -> None:

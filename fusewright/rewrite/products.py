@@ -29,7 +29,7 @@ from fusewright.ir import (
     validate,
 )
 from fusewright.product import Extents
-from fusewright.product_cost import is_worthwhile
+from fusewright.product_cost import is_worthwhile, multiplied_as
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.lower import main_device
 from fusewright.rewrite.views import permute_order
@@ -41,10 +41,15 @@ _BARE = ("aten.mm.default", "aten.bmm.default")
 _ADDED = ("aten.addmm.default", "aten.baddbmm.default")
 
 
-def with_products(graph: Graph, sizes: Mapping[str, int], halves: bool = False) -> Graph:
-    """The same graph, its large float32 products, and with `halves` those in 16 bits, as ours."""
+def with_products(
+    graph: Graph, sizes: Mapping[str, int], halves: bool = False, tf32: bool = False
+) -> Graph:
+    """The same graph, its large float32 products, and with `halves` those in 16 bits, as ours.
+
+    `tf32`: PyTorch's library may round what it multiplies, and is faster by that.
+    """
     dtypes = ("float32", *HALVES) if halves else ("float32",)
-    building = _Building(Builder(graph.inputs), sizes, main_device(graph), dtypes)
+    building = _Building(Builder(graph.inputs), sizes, main_device(graph), dtypes, tf32)
     builder = building.builder
     for node in graph.nodes:
         known = builder.resolved(node)
@@ -87,6 +92,7 @@ class _Building:
     sizes: Mapping[str, int]
     device: str
     dtypes: tuple[str, ...]
+    tf32: bool
     nodes: dict[str, Node] = field(default_factory=dict)
     turned: dict[str, Ref] = field(default_factory=dict)
     splits: dict[str, tuple[Ref, Ref, Ref]] = field(default_factory=dict)
@@ -143,7 +149,7 @@ class _Building:
             spec.dtype in self.dtypes
             and spec.device == self.device
             and spec.strides == contiguous_strides(spec.shape)
-            and is_worthwhile(extents, spec.dtype)
+            and is_worthwhile(extents, multiplied_as(spec.dtype, self.tf32))
         )
 
     def _base(self, value: Ref) -> _Matrix:
