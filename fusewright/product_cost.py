@@ -19,7 +19,7 @@ BLOCK_US: Mapping[int, float] = {128: 1.25, 176: 1.54}
 FINISH_US = 3.0  # of a tile: its first loads and its epilogue
 # Few tiles are shared by several processors, each with some of the contracted blocks: no fewer than
 # kLeastBlocks of kernels/sm90_parts.cuh. Guesses until measured.
-PART_BLOCKS = 4
+PART_BLOCKS = 8
 JOIN_US = 6.0
 SPLIT_US = 10.0  # of a call: the other kernel, which splits, and two launches
 # The same in 16 bits, where nothing is split: from the tensor cores' rate, not measured yet.

@@ -242,3 +242,29 @@ def test_weights_of_recurrent_layers_stay_where_they_are(monkeypatch: pytest.Mon
     monkeypatch.setattr(nn.RNNBase, "flatten_parameters", flattened)
     program = capture(nn.LSTM(3, 4, batch_first=True), (torch.randn(2, 5, 3),), mode="train")
     assert program.backward is not None and nn.RNNBase.flatten_parameters is flattened
+
+
+@pytest.mark.parametrize(
+    ("layer", "steps"),
+    [(nn.LSTM(3, 4, 2, bidirectional=True), 52), (nn.GRU(3, 4, batch_first=True), 40)],
+)
+def test_long_recurrent_layers_are_refused_at_once(layer: nn.Module, steps: int) -> None:
+    x = torch.randn(2, 40, 3) if steps == 40 else torch.randn(13, 2, 3)
+    with pytest.raises(CaptureError, match=f"has {steps} steps"):
+        capture(layer, (x,), mode="train")
+    layer(x)  # as before
+
+
+def test_packed_sequences_are_counted_too() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(3, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            lengths = torch.tensor([50, 40])
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=True)
+            return self.layer(packed)[1]  # type: ignore[no-any-return]
+
+    with pytest.raises(CaptureError):
+        capture(Packed(), (torch.randn(50, 2, 3),), mode="eval")

@@ -226,7 +226,7 @@ def test_long_sums_are_set_aside_in_parts() -> None:
 @pytest.mark.parametrize("layout", ["kk", "fk", "ff", "kf"])
 @pytest.mark.parametrize(
     ("p", "q", "r", "tiles"),
-    [(132, 180, 1000, 40), (100, 30, 64 * 9, 2), (5, 3, 64 * 13 - 1, 3), (260, 130, 2100, 12)],
+    [(132, 180, 1100, 40), (100, 30, 64 * 17, 2), (5, 3, 64 * 25 - 1, 3), (260, 130, 2100, 12)],
 )
 def test_blocks_share_tiles(layout: str, p: int, q: int, r: int, tiles: int, terms: int) -> None:
     torch.manual_seed(p + q + r)
@@ -241,7 +241,7 @@ def test_blocks_share_tiles(layout: str, p: int, q: int, r: int, tiles: int, ter
 
 @pytest.mark.parametrize("terms", [1, 3])
 def test_shared_tiles_of_batches_have_their_own_infinities(terms: int) -> None:
-    a, b, exact = operands("kk", 70, 40, 700, (3,))
+    a, b, exact = operands("kk", 70, 40, 1100, (3,))
     a[1, 5, 7] = math.inf
     y = product("kk", 176, a, b, terms, False, 12)
     assert bool(y[1, :, 5].isinf().all()) and int((~y.isfinite()).sum()) == 40
@@ -251,6 +251,6 @@ def test_shared_tiles_of_batches_have_their_own_infinities(terms: int) -> None:
 
 
 def test_many_tiles_are_not_shared() -> None:
-    a, b, _ = operands("kk", 300, 300, 700)
+    a, b, _ = operands("kk", 300, 300, 1100)
     alone, room = (product("kk", 128, a, b, 3, True, tiles) for tiles in (0, 17))
     assert torch.equal(alone, room)  # nine tiles: two parts of each would not fit

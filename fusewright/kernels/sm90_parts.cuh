@@ -8,7 +8,7 @@
 
 namespace fw {
 
-constexpr int kLeastBlocks = 4;          // of a part: fewer do not pay for joining it
+constexpr int kLeastBlocks = 8;          // of a part: fewer do not pay for joining it
 constexpr int kMostShared = 1024;        // tiles that are shared
 constexpr int kCountBytes = 8 * kMostShared;
 
