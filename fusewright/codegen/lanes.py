@@ -55,7 +55,7 @@ def computed(form: Form, item: Computed, held: str, at: list[str], near: bool = 
         case Apply():
             right = applied(form, item, near)
         case Scan():
-            right = f"scanned.{form.names[item.name]}.at[v]"
+            right = f"scanned.{form.names[item.name]}_lanes.at[v]"
     return f"const {form.register(item.name)} {form.names[item.name]} = {right};"
 
 

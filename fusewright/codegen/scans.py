@@ -10,12 +10,12 @@ from fusewright.optable import SCANS
 
 def scan_lines(form: Form, items: tuple[Scan, ...]) -> list[str]:
     """How the sweep before scans leaves lane v of their operands."""
-    return [f"scanned.{form.names[x.name]}.at[v] = {form.names[x.operand]};" for x in items]
+    return [f"scanned.{form.names[x.name]}_lanes.at[v] = {form.names[x.operand]};" for x in items]
 
 
 def scanned_parts(form: Form) -> list[list[str]]:
     """`Scanned`, and on the host what is carried from one run of lanes to the next."""
-    names = [form.names[item.name] for item in form.scans]
+    names = [f"{form.names[item.name]}_lanes" for item in form.scans]
     rules = [f"fw::{SCANS[item.kind][0]}<{form.register(item.name)}>" for item in form.scans]
     fields = [f"fw::Scanned<{rule}, V> {name};" for rule, name in zip(rules, names, strict=True)]
     if form.language == "host":

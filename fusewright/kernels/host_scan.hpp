@@ -23,11 +23,27 @@ struct Carry {
   }
   template <bool kBackward, int W>
   FW_FN void along(Scanned<Rule, W>& scanned, int n) {
+    using Value = typename Rule::Value;
     State state = at[0];
-    for (int w = 0; w < n; ++w) {
+    int w = 0;
+    // Four are joined before they wait for what comes before them: additions take turns otherwise.
+    // Not so doubles, which could overflow on the way.
+    for (; !std::is_same_v<Value, double> && w + 4 <= n; w += 4) {
+      const int first = kBackward ? n - 1 - w : w;
+      constexpr int kStep = kBackward ? -1 : 1;
+      Value* const to = scanned.at + first;
+      const State a = to[0], b = Rule::join(a, State(to[kStep]));
+      const State c = State(to[2 * kStep]), d = Rule::join(c, State(to[3 * kStep]));
+      to[0] = static_cast<Value>(Rule::join(state, a));
+      to[kStep] = static_cast<Value>(Rule::join(state, b));
+      to[2 * kStep] = static_cast<Value>(Rule::join(state, Rule::join(b, c)));
+      state = Rule::join(state, Rule::join(b, d));
+      to[3 * kStep] = static_cast<Value>(state);
+    }
+    for (; w < n; ++w) {
       const int v = kBackward ? n - 1 - w : w;
       state = Rule::join(state, State(scanned.at[v]));
-      scanned.at[v] = static_cast<typename Rule::Value>(state);
+      scanned.at[v] = static_cast<Value>(state);
     }
     at[0] = state;
   }
@@ -38,6 +54,18 @@ struct Carry {
     }
   }
 };
+
+// The next n lanes of a row.
+template <int V, class Body, class Row, class Carried>
+FW_FN void scan_run(const Body& body, const Row& row, Carried& carry, int64_t q, int64_t l, int n) {
+  typename Body::template Elem<V> elem;
+  typename Body::template Scanned<V> scanned;
+  body.load(Phase<0>{}, elem, row, q, l);
+  body.visit(Phase<0>{}, elem, row, scanned, q, l, n);
+  carry.along(scanned, n);
+  body.load(Phase<1>{}, elem, row, q, l);
+  body.visit(Phase<1>{}, elem, row, scanned, q, l, n);
+}
 
 template <int V, class Body>
 int scan(const Body& body, int threads) {
@@ -51,14 +79,12 @@ int scan(const Body& body, int threads) {
     for (int64_t at = 0; at < runs; ++at) {
       const int64_t run = Body::kBackward ? runs - 1 - at : at;
       const int64_t q = run / each, l = run % each * V;
-      const int n = static_cast<int>(std::min<int64_t>(lanes - l, V));
-      typename Body::template Elem<V> elem;
-      typename Body::template Scanned<V> scanned;
-      body.load(Phase<0>{}, elem, row, q, l);
-      body.visit(Phase<0>{}, elem, row, scanned, q, l, n);
-      carry.along(scanned, n);
-      body.load(Phase<1>{}, elem, row, q, l);
-      body.visit(Phase<1>{}, elem, row, scanned, q, l, n);
+      // Loops whose length is known are faster.
+      if (lanes - l >= V) {
+        scan_run<V>(body, row, carry, q, l, V);
+      } else {
+        scan_run<V>(body, row, carry, q, l, static_cast<int>(lanes - l));
+      }
     }
     body.store(row, 1);
   });
