@@ -137,6 +137,10 @@ def _around(kernel: LoopKernel, first: Schedule, sizes: Sizes) -> Iterator[Sched
             variations = _rows(first, kernel.inner_numel.at(sizes))
         case "column":
             variations = _columns(first)
+        case "scan":
+            variations = _scans(first)
+        case "scan_column":
+            variations = _columns(first)
         case "transpose" | "transpose_row":
             variations = _tiles(first)
         case _:
@@ -183,6 +187,16 @@ def _rows(first: Schedule, inner: int) -> Iterator[Schedule]:
     yield replace(first, lanes=first.lanes // 2, unroll=first.unroll * 2)
     for threads in (first.threads, first.threads * 2, 1024):
         yield _holding(replace(first, splits=1, cached=True), threads, inner)
+
+
+def _scans(first: Schedule) -> Iterator[Schedule]:
+    for splits in (first.splits * 2, first.splits // 2, 1):
+        yield replace(first, splits=splits)
+    for threads in (first.threads * 2, first.threads // 2):
+        yield _with_threads(first, threads)
+        yield replace(_with_threads(first, threads), unroll=max(1, first.unroll // 2))
+    for unroll in (first.unroll * 2, first.unroll // 2):
+        yield replace(first, unroll=unroll)
 
 
 def _columns(first: Schedule) -> Iterator[Schedule]:

@@ -1,8 +1,9 @@
 """The same loop kernel over as few axes as possible.
 
 Axes of size one go, axes are put in the order of memory (the outputs' first), and neighbours that
-every access walks as one are merged. A kernel that reduces keeps at least one inner axis. The
-result computes the same numbers; only the order in which a reduction adds may differ.
+every access walks as one are merged. A kernel that reduces keeps at least one inner axis, and one
+that scans the order of its inner axes. The result computes the same numbers; only the order in
+which a reduction adds may differ.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from fusewright.loop import (
     Load,
     LoopKernel,
     Reduce,
+    Scan,
     Store,
+    scans,
 )
 
 Strides = tuple[Dim, ...]
@@ -45,8 +48,8 @@ def _over_fewer(kernel: LoopKernel, order: list[int]) -> LoopKernel:
     ]
     n_outer = len(kernel.outer)
     outer = _simplify(columns[:n_outer], order)
-    inner = _simplify(columns[n_outer:], order)
-    if not inner and any(isinstance(item, Reduce) for item in kernel.body):
+    inner = _simplify(columns[n_outer:], [] if scans(kernel) else order)
+    if not inner and any(isinstance(item, Reduce | Scan) for item in kernel.body):
         inner = [(Axis("once", ONE), tuple(ZERO for _ in table))]
     return replace(
         kernel,

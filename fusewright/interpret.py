@@ -84,6 +84,8 @@ class _Run:
         if node.op == "product":
             return _product(*args)
         assert node.spec is not None
+        if node.op.startswith("scan_"):
+            return _scan(node.op.removeprefix("scan_"), *args)
         if node.op in ("window", "window_gradient"):
             of = _window if node.op == "window" else _window_gradient
             return of([size.at(self.sizes) for size in node.spec.shape], *args)
@@ -201,6 +203,13 @@ def _window_gradient(
     )  # fmt: skip
     result: torch.Tensor = found[1].to(source.dtype)
     return result
+
+
+def _scan(kind: str, value: torch.Tensor, along: int, backward: bool) -> torch.Tensor:
+    along_all = {"sum": torch.cumsum, "prod": torch.cumprod}[kind]
+    value = value.flip(along) if backward else value
+    result: torch.Tensor = along_all(value, along, dtype=value.dtype)
+    return result.flip(along) if backward else result
 
 
 def _reduce(kind: str, value: torch.Tensor, dims: list[int]) -> Any:

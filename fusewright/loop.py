@@ -5,7 +5,8 @@ over; a kernel without reductions has none. Every value lives at one of two leve
 values exist at each point of outer × inner, *row* values at each point of outer alone. A
 reduction turns an element value into a row value, which element values may read again: that is
 how softmax and layer norm are one kernel. `phases` counts how many sweeps over the inner axes
-that takes.
+that takes. A scan gives an element the reduction of all elements up to it, along the inner axes in
+their order: its result is an element value of the next sweep.
 """
 
 from __future__ import annotations
@@ -86,6 +87,17 @@ class Reduce:
 
 
 @dataclass(frozen=True)
+class Scan:
+    """A running sum or prod over the inner axes in their order, or `backward` from their end."""
+
+    name: str
+    dtype: str
+    kind: str
+    operand: str
+    backward: bool = False
+
+
+@dataclass(frozen=True)
 class Store:
     """Writes `value` (at its own level) to memory, rounded to `dtype`."""
 
@@ -94,7 +106,7 @@ class Store:
     access: Access
 
 
-Instruction = Load | Constant | Index | Apply | Reduce | Store
+Instruction = Load | Constant | Index | Apply | Reduce | Scan | Store
 
 
 @dataclass(frozen=True)
@@ -156,11 +168,15 @@ def reads(item: Instruction) -> tuple[str, ...]:
     match item:
         case Apply():
             return item.operands
-        case Reduce():
+        case Reduce() | Scan():
             return (item.operand,)
         case Store():
             return (item.value,)
     return ()
+
+
+def scans(kernel: LoopKernel) -> tuple[Scan, ...]:
+    return tuple(item for item in kernel.body if isinstance(item, Scan))
 
 
 def touches(access: Access, axes_from: int) -> bool:
@@ -192,6 +208,8 @@ def level(kernel: LoopKernel) -> Leveled:
                     element[name] = False
                     phase[name] = phase[item.operand] + 1
                 last = max(last, phase[item.name])
+            case Scan():
+                element[item.name], phase[item.name] = True, phase[item.operand] + 1
             case Store():
                 last = max(last, phase[item.value] + (1 if element[item.value] else 0))
     return Leveled(element, phase, max(last, 1))

@@ -119,6 +119,12 @@ REDUCTIONS: Mapping[str, Reduction] = {
     )
 }
 
+# Scans by what they join, each with its C++ rule and with PyTorch's name for it.
+SCANS: Mapping[str, tuple[str, str]] = {
+    "sum": ("RunningSum", "cumsum"),
+    "prod": ("RunningProd", "cumprod"),
+}
+
 # Memory type and register type of each dtype: half precision is computed on in float.
 STORAGE_TYPES: Mapping[str, str] = {
     "float16": "fw::half",

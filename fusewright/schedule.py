@@ -7,99 +7,35 @@ has the size of its tiles to choose.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from fusewright.coalesce import coalesce
 from fusewright.ir import ITEM_BYTES, ZERO, Dim
 from fusewright.keep import block_shared_bytes, free_registers, keep, row_registers, shared_rows
-from fusewright.loop import Load, LoopKernel
+from fusewright.loop import Load, LoopKernel, scans
+from fusewright.scan_schedule import scan_candidates, scan_fits
 from fusewright.sweep import Sweeps, early_loads, element_loads, part_bytes, sweeps
+from fusewright.target import HOPPER_SHARED_BYTES as HOPPER_SHARED_BYTES
+from fusewright.target import HOST_RUN as HOST_RUN
+from fusewright.target import LARGE_TILE as LARGE_TILE
+from fusewright.target import SHARED_BYTES as SHARED_BYTES
+from fusewright.target import TRIALS as TRIALS
+from fusewright.target import Schedule as Schedule
+from fusewright.target import Target as Target
 from fusewright.tiles import mixes_layouts, tile_bytes, tiled_accesses, turned_axis
 from fusewright.vectors import TILED, prefers_column, widths
 from fusewright.vectors import lanes_fit as lanes_fit
 
-HOST_RUN = 1024  # kLongestRun of kernels/host.hpp
-SHARED_BYTES = 48 * 1024
-HOPPER_SHARED_BYTES = 228 * 1024
-SMALL_TILE, LARGE_TILE = 32, 64
+SMALL_TILE = 32
 TILE_REGISTERS = 64  # 4-byte registers for what a thread has loaded of a tile
-TRIALS = ("halves", "sweeping")
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is compiled for: language 'cuda' or 'host', the number of processors, and how much
-    shared memory each of them has.
-
-    `tensor_cores`: whether it has those that our matrix products and convolutions are written for,
-    Hopper's. `tf32`: whether PyTorch's library may round the products that it is given instead of
-    them. `turning`: whether loops may turn tiles in shared memory, and PyTorch's convolutions so
-    run in channels-last. Off until a GPU has shown what they gain (TRIALS): `halves`, whether
-    products in 16 bits are ours; `sweeping`, whether convolutions of ours also reduce what they
-    write, and whether they and products end in a logsumexp.
-    """
-
-    language: str
-    sms: int = 132
-    tensor_cores: bool = False
-    tf32: bool = False
-    turning: bool = False
-    halves: bool = False
-    sweeping: bool = False
-    shared_bytes: int = 0
-
-    @property
-    def online(self) -> bool:
-        """Whether loops that would read memory again rather compute more in one sweep."""
-        return self.language == "cuda"
-
-    @staticmethod
-    def host() -> Target:
-        return Target("host", 1)
-
-    @staticmethod
-    def cuda(
-        sms: int = 132,
-        tensor_cores: bool = True,
-        trials: Collection[str] = (),
-        shared_bytes: int = HOPPER_SHARED_BYTES,
-        tf32: bool = False,
-    ) -> Target:
-        tried = {each: each in trials for each in TRIALS}
-        return Target("cuda", sms, tensor_cores, tf32, True, shared_bytes=shared_bytes, **tried)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """kind: 'pointwise', 'row' (lanes along the last inner axis) or 'column' (last outer axis);
-    'transpose' and 'transpose_row' are the first two by tiles, turned in shared memory.
-
-    lanes: elements per vector (host: lanes of an accumulator). threads: of a CUDA block (of a row
-    for 'row', where `rows` share a block; `across` of a column block lie along the columns).
-    unroll: vectors in flight per thread. cached: the row stays in registers, or its first `unroll`
-    vectors of each thread do, and each sweep reads the others again, `beyond` in flight. shared: a
-    cached row waits in shared memory instead, as it lies in memory, and each sweep computes anew
-    from it; so many blocks share a processor. splits: parts of the inner extent that are reduced
-    apart and joined in order. tile: the edge of a tile.
-    """
-
-    kind: str
-    lanes: int = 1
-    threads: int = 256
-    rows: int = 1
-    across: int = 32
-    unroll: int = 1
-    cached: bool = False
-    beyond: int = 0
-    shared: int = 0
-    splits: int = 1
-    tile: int = LARGE_TILE
 
 
 def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
     """Whether the schedule computes this kernel rightly on this target."""
     kernel = coalesce(kernel)
+    if scans(kernel) or schedule.kind in ("scan", "scan_column"):
+        return scan_fits(kernel, schedule, target)
     plan = sweeps(kernel)
     common = (
         min(schedule.lanes, schedule.threads, schedule.unroll, schedule.splits) >= 1
@@ -224,11 +160,16 @@ def choose(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Sche
     for schedule in candidates(kernel, target, sizes):
         if legal(kernel, schedule, target):
             return schedule
+    if scans(kernel):
+        return Schedule("scan")
     return Schedule("row" if kernel.inner else "pointwise")
 
 
 def candidates(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
     """Schedules worth trying, best guess first; some may not be legal."""
+    if scans(kernel):
+        yield from scan_candidates(kernel, target, sizes)
+        return
     if target.turning and mixes_layouts(kernel, sizes):
         yield from _tiles(kernel, target, sizes)
     if not kernel.inner:

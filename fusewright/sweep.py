@@ -10,13 +10,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusewright.loop import Apply, Leveled, Load, LoopKernel, Reduce, Store, level, touches
+from fusewright.loop import (
+    Apply,
+    Leveled,
+    Load,
+    LoopKernel,
+    Reduce,
+    Scan,
+    Store,
+    level,
+    scans,
+    touches,
+)
 from fusewright.optable import REDUCTIONS
 
 
 @dataclass(frozen=True)
 class Sweeps:
-    """`needed[k]` are the element values of sweep k, `reductions[k]` the reductions it runs.
+    """`needed[k]` are the element values of sweep k, `reductions[k]` the reductions it runs, and
+    `scans[k]` the scans whose operands it gives.
 
     `inner_stores` write at every element (in the last sweep), `row_stores` once per row (at the
     end).
@@ -28,6 +40,7 @@ class Sweeps:
     reductions: tuple[tuple[Reduce, ...], ...]
     inner_stores: tuple[Store, ...]
     row_stores: tuple[Store, ...]
+    scans: tuple[tuple[Scan, ...], ...] = ()
 
 
 def sweeps(kernel: LoopKernel) -> Sweeps:
@@ -44,9 +57,13 @@ def sweeps(kernel: LoopKernel) -> Sweeps:
     by_sweep = tuple(
         tuple(item for item in reduces if leveled.phase[item.operand] == k) for k in range(count)
     )
+    scanned = tuple(
+        tuple(item for item in scans(kernel) if leveled.phase[item.operand] == k)
+        for k in range(count)
+    )
     needed: list[frozenset[str]] = []
     for k in range(count):
-        roots = [item.operand for item in by_sweep[k]]
+        roots = [item.operand for item in by_sweep[k]] + [item.operand for item in scanned[k]]
         roots += [item.value for item in inside] if k == count - 1 else []
         needed.append(_element_values(kernel, leveled, roots))
     return Sweeps(
@@ -56,6 +73,7 @@ def sweeps(kernel: LoopKernel) -> Sweeps:
         by_sweep,
         inside,
         tuple(item for item in stores if item not in inside),
+        scanned,
     )
 
 
@@ -71,7 +89,16 @@ def _element_values(kernel: LoopKernel, leveled: Leveled, roots: list[str]) -> f
 def part_bytes(plan: Sweeps) -> int:
     """Bytes of one row's partial result: what C++'s Acc<1> may take at most."""
     words = sum(REDUCTIONS[item.kind].state_words for item in plan.reductions[0])
-    return 8 * max(1, words)
+    return 8 * max(1, words, sum(map(len, plan.scans)))
+
+
+def is_one_scan(kernel: LoopKernel) -> bool:
+    """Whether all that a kernel does is one walk along each row: scans in one direction, none of
+    which waits for another or for a reduction."""
+    found = scans(kernel)
+    alone = not any(isinstance(item, Reduce) for item in kernel.body)
+    one_way = len({item.backward for item in found}) == 1
+    return alone and one_way and sweeps(kernel).count == 2
 
 
 def element_loads(kernel: LoopKernel, plan: Sweeps) -> tuple[Load, ...]:

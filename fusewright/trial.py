@@ -17,7 +17,7 @@ from torch import Tensor
 from fusewright.candidates import Choice, Kernel
 from fusewright.codegen.source import Entry
 from fusewright.ir import FLOATS, Dim
-from fusewright.loop import Access, Load, LoopKernel, Reduce, Store
+from fusewright.loop import Access, Load, LoopKernel, Reduce, Scan, Store
 from fusewright.product import ProductKernel, RawOperand
 from fusewright.runtime import library
 from fusewright.window import GradientKernel, WindowKernel
@@ -186,7 +186,7 @@ class Trial:
         elif isinstance(self.kernel, GradientKernel):
             of = self.kernel.geometry
             depth = of.images.at(self.sizes) * of.pixels
-        elif any(isinstance(item, Reduce) for item in self.kernel.body):
+        elif any(isinstance(item, Reduce | Scan) for item in self.kernel.body):
             depth = self.kernel.inner_numel.at(self.sizes)
         else:
             return 0.0

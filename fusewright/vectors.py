@@ -12,6 +12,7 @@ from fusewright.loop import Access, Load, LoopKernel, Store
 from fusewright.sweep import element_accesses, sweeps
 from fusewright.tiles import reach, staged, turned_axis
 
+ROWS = ("row", "transpose_row", "scan")  # kinds whose lanes lie along the last inner axis
 TILED = ("transpose", "transpose_row")  # kinds that turn tiles in shared memory
 
 
@@ -52,7 +53,7 @@ def _access_fits(access: Access, axis: int, lanes: int) -> bool:
 
 def lane_axis(kernel: LoopKernel, kind: str) -> int | None:
     """The position of the axis that vectors lie along."""
-    if kind in ("row", "transpose_row"):
+    if kind in ROWS:
         return len(kernel.axes) - 1
     return len(kernel.outer) - 1 if kernel.outer else None
 
@@ -63,7 +64,7 @@ def lane_accesses(kernel: LoopKernel, kind: str) -> tuple[Access, ...]:
 
 
 def _lane_items(kernel: LoopKernel, kind: str) -> tuple[Load | Store, ...]:
-    if kind in ("row", "transpose_row"):
+    if kind in ROWS:
         return element_accesses(kernel, sweeps(kernel))
     return tuple(item for item in kernel.body if isinstance(item, Load | Store))
 

@@ -196,6 +196,10 @@ inline uint32_t __shfl_down_sync(unsigned, uint32_t word, int by, int width) {
   const int lane = threadIdx.x % 32, within = lane % width;
   return emulation::exchanged(word, within + by < width ? lane + by : lane);
 }
+inline uint32_t __shfl_up_sync(unsigned, uint32_t word, int by, int width) {
+  const int lane = threadIdx.x % 32, within = lane % width;
+  return emulation::exchanged(word, within >= by ? lane - by : lane);
+}
 inline uint32_t __shfl_sync(unsigned, uint32_t word, int source, int width) {
   const int lane = threadIdx.x % 32;
   return emulation::exchanged(word, lane / width * width + source);

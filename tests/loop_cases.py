@@ -30,6 +30,7 @@ from fusewright.loop import (
     Load,
     LoopKernel,
     Reduce,
+    Scan,
     Store,
 )
 from fusewright.schedule import Schedule, Target, choose
@@ -205,6 +206,37 @@ def column_logsumexp(rows: Size, columns: Size, dtype: str = "float32") -> LoopK
         Store("total", dtype, access("y", 1, 0)),
     ]
     return kernel("column_logsumexp", [columns], [rows], {"x": dtype}, {"y": dtype}, body)
+
+
+def row_scan(
+    rows: Size, columns: Size, dtype: str = "float32", kind: str = "sum", backward: bool = False
+) -> LoopKernel:
+    """y = scan(x + x) + b, where each row has the same b."""
+    body = [
+        Load("x", dtype, row_major("x", rows, columns)),
+        Load("b", dtype, access("b", 0, 1)),
+        Apply("twice", dtype, "add", ("x", "x")),
+        Scan("scanned", dtype, kind, "twice", backward),
+        Apply("y", dtype, "add", ("scanned", "b")),
+        Store("y", dtype, row_major("y", rows, columns)),
+    ]
+    return kernel("row_scan", [rows], [columns], {"x": dtype, "b": dtype}, {"y": dtype}, body)
+
+
+def column_scan(
+    batch: Size, rows: int, columns: int, dtype: str = "float32", backward: bool = False
+) -> LoopKernel:
+    """Down the columns of each matrix, beside x itself."""
+    strides = (rows * columns, 1, columns)
+    body = [
+        Load("x", dtype, access("x", *strides)),
+        Scan("scanned", dtype, "sum", "x", backward),
+        Apply("y", dtype, "sub", ("scanned", "x")),
+        Store("scanned", dtype, access("s", *strides)),
+        Store("y", dtype, access("y", *strides)),
+    ]
+    outputs = {"s": dtype, "y": dtype}
+    return kernel("column_scan", [batch, columns], [rows], {"x": dtype}, outputs, body)
 
 
 def hard_rows(columns: int, dtype: str) -> torch.Tensor:

@@ -67,6 +67,23 @@ def test_rows_of_halves_compile(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("arch", ["80", "90a"])
+def test_scans_compile(arch: str, tmp_path: Path) -> None:
+    rows = Dim(1, ("s0",))
+    loops = [
+        replace(cases.row_scan(rows, 8192), name="rows"),
+        replace(cases.row_scan(rows, 8192, "bfloat16", backward=True), name="halves"),
+        replace(cases.row_scan(rows, 100, "int64"), name="short_rows"),
+        replace(cases.column_scan(rows, 2048, 512), name="columns"),
+        replace(cases.column_scan(rows, 65536, 16, "float64"), name="few_columns"),
+    ]
+    picked = [(loop, choose(loop, Target.cuda(), {"s0": 16})) for loop in loops]
+    assert [x.kind for _, x in picked] == ["scan"] * 3 + ["scan_column"] * 2
+    assert picked[-1][1].splits > 1
+    compiles(render(picked, Target.cuda()).text, arch, tmp_path, of="scan")
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 def test_logsumexps_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In loops, and at the end of products by rows and by columns."""
     monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)

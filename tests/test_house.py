@@ -35,6 +35,8 @@ ORDER = (
     ("rewrite",),
     ("plan",),
     ("tiles", "vectors"),
+    ("target",),
+    ("scan_schedule",),
     ("schedule",),
     ("layout_schedule",),
     ("candidates",),

@@ -37,16 +37,15 @@ from fusewright.codegen.lanes import (
     used,
 )
 from fusewright.codegen.runs import Ends, lanes_of_run, pair_lines, staged_loops, sum_lines
+from fusewright.codegen.scans import scan_lines, scanned_parts
 from fusewright.codegen.shared import shared_parts
 from fusewright.codegen.text import literal, size_text
 from fusewright.codegen.tiled import tile_parts
 from fusewright.ir import ONE, ZERO, Dim, Ratio, product
-from fusewright.loop import Apply, Constant, Index, Load, Reduce, Store
+from fusewright.loop import Apply, Load, Reduce, Scan, Store
 from fusewright.optable import REDUCTIONS, STORAGE_TYPES
 from fusewright.sweep import element_loads, late_sweep, part_bytes
 from fusewright.vectors import lane_axis
-
-Value = Load | Constant | Index | Apply
 
 
 def functor(form: Form) -> list[str]:
@@ -60,12 +59,13 @@ def functor(form: Form) -> list[str]:
     else:
         loads = [x for x in element_loads(form.kernel, form.plan) if x not in form.tiles]
         parts += [_elem_struct(form, loads), _row_struct(form)]
-        parts += [accumulators(form, k) for k in range(form.plan.count)]
+        sums = [accumulators(form, k) for k in range(form.plan.count)]
+        parts += scanned_parts(form) if form.scans else sums
         places = form.kept and form.language == "host"
         parts += [_begin(form), *([_keep(form)] if places else []), _load(form, loads)]
         parts += shared_parts(form) if form.schedule.shared else []
         for k in range(form.plan.count):
-            parts += [_visit(form, k), _finish(form, k)]
+            parts += [_visit(form, k), *([] if form.scans else [_finish(form, k)])]
         parts += [_visit_two(form)] if pair_lines(form) else []
         parts += [_row_store(form)]
     parts += [_give(form)] if form.given else []
@@ -119,6 +119,7 @@ def _extents(form: Form) -> list[str]:
         outer_last = kernel.outer[-1].size if kernel.outer else ONE
         flags["kOuterRest"] = len(kernel.outer) > 1
         flags["kSplit"] = schedule.splits > 1
+        flags |= {"kBackward": form.scans[0].backward} if form.scans else {}
         if form.given:
             flags["kSameForOuter"] = _same_for_outer(form)
             flags["kByPosition"] = bool(form.positions)
@@ -187,8 +188,8 @@ def _with_lane(form: Form, at: list[str], element: bool) -> list[str]:
     return [f"{name} + v" if position == axis else name for position, name in enumerate(at)]
 
 
-def _values(form: Form) -> list[Load | Index | Apply]:
-    return [item for item in form.kernel.body if isinstance(item, Load | Index | Apply)]
+def _values(form: Form) -> list[Computed]:
+    return [item for item in form.kernel.body if isinstance(item, Computed)]
 
 
 def _pointwise_load(form: Form) -> list[str]:
@@ -320,12 +321,15 @@ def _visit(form: Form, k: int) -> list[str]:
     sums = sum_lines(form, reductions, fresh, ends)
     stepping = [r for r in reductions if r.kind == "welford" and not takes_vectors(form, r)]
     steps = [f"acc.{form.names[r.name]}.step();" for r in stepping]
-    aliases = _row_aliases(form, items, stores, reductions, "0" if form.is_row else "v")
+    scanned = form.plan.scans[k]
+    swept: tuple[Reduce | Scan, ...] = (*reductions, *scanned)
+    aliases = _row_aliases(form, items, stores, swept, "0" if form.is_row else "v")
     outside, inside = (aliases, []) if form.is_row else ([], aliases)
     read_back = frozenset(name for name, start in form.kept.items() if start < k)
     loops = []
-    if sums.by_lane or sums.after or puts or any(form.kept.get(item.name) == k for item in items):
-        after = [*sums.by_lane, *puts]
+    by_lane = [*sums.by_lane, *scan_lines(form, scanned)]
+    if by_lane or sums.after or puts or any(form.kept.get(item.name) == k for item in items):
+        after = [*by_lane, *puts]
         loops = staged_loops(form, items, compute, inside, after, read_back, ends, sums.summed)
     lines = [*outside, *heads, *kept_places(form, items), *steps, *sums.before, *loops]
     lines += [*sums.after, *writes]
@@ -333,8 +337,9 @@ def _visit(form: Form, k: int) -> list[str]:
     const = "" if form.language == "cuda" and k in form.kept.values() else "const "
     if form.is_tiled:
         template, tile = "int V, int W, class Tile", "const Tile& tile, "
+    acc = "Scanned<V>& scanned" if form.scans else f"Acc{k}<V>& acc"
     signature = (
-        f"visit(fw::Phase<{k}>, {const}Elem<V>& elem, const Row<W>& row, Acc{k}<V>& acc, "
+        f"visit(fw::Phase<{k}>, {const}Elem<V>& elem, const Row<W>& row, {acc}, "
         f"{tile}{_inner_place(form)}, int n)"
     )
     return function_lines(template, signature, used(_inner_heads(form), lines) + lines)
@@ -347,9 +352,9 @@ def _visit_two(form: Form) -> list[str]:
 
 def _row_aliases(
     form: Form,
-    items: Iterable[Load | Index | Apply],
+    items: Iterable[Computed],
     stores: Iterable[Store],
-    reductions: Iterable[Reduce],
+    reductions: Iterable[Reduce | Scan],
     lane: str,
 ) -> list[str]:
     """Local names for the row values that these instructions read."""

@@ -80,6 +80,8 @@ def _host_calls(form: Form) -> list[str]:
     if schedule.kind == "pointwise":
         return [f"return fw::pointwise({body}, where);"]
     template = f"fw::{schedule.kind}<{schedule.lanes}>"
+    if form.scans:
+        return [f"return {template}({body}, where);"]
     return [f"return {template}({body}, {schedule.splits}, workspace, where);"]
 
 
@@ -116,7 +118,8 @@ def _launch(form: Form, index: str, lanes: int) -> str:
         # A row does not go to shared memory by single elements: each sweep reads them again. In
         # registers it must still fit; elsewhere single elements are cheaper to keep in flight.
         cached, shared = cached and not shared, 0
-        unroll = unroll * schedule.lanes if cached else max(4, unroll)
+        if not form.scans:
+            unroll = unroll * schedule.lanes if cached else max(4, unroll)
     if schedule.kind == "pointwise":
         numbers = f"{lanes}, {schedule.threads}, {unroll}"
         return f"fw::pointwise<{index}, {numbers}>({body}, where, stream)"
@@ -129,6 +132,8 @@ def _launch(form: Form, index: str, lanes: int) -> str:
         beyond = schedule.beyond * schedule.lanes // lanes
         shape = f"{lanes}, {schedule.threads}, {schedule.rows}, {unroll}"
         numbers = f"{shape}, {str(cached).lower()}, {beyond}, {shared}"
+    elif schedule.kind == "scan":
+        numbers = f"{lanes}, {schedule.threads}, {schedule.rows}, {unroll}"
     else:
         across = schedule.across
         numbers = f"{lanes}, {across}, {schedule.threads // across}, {unroll}"

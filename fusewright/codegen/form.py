@@ -23,13 +23,16 @@ from fusewright.loop import (
     Load,
     LoopKernel,
     Reduce,
+    Scan,
     Store,
     reads,
+    scans,
 )
-from fusewright.optable import REDUCTIONS, REGISTER_TYPES, SCALAR_OPS
+from fusewright.optable import REDUCTIONS, REGISTER_TYPES, SCALAR_OPS, SCANS
 from fusewright.schedule import Schedule, Target, kept_sweeps, legal
 from fusewright.sweep import Sweeps, sweeps
 from fusewright.tiles import staged, turned_axis
+from fusewright.vectors import ROWS
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Form:
 
     @property
     def is_row(self) -> bool:
-        return self.schedule.kind in ("row", "transpose_row")
+        return self.schedule.kind in ROWS
 
     @property
     def is_flat(self) -> bool:
@@ -92,6 +95,10 @@ class Form:
         and a value that is computed again shall have the bits it had."""
         wanted = self.language == "cuda" and self.schedule.kind == "row"
         return coarse(self.kernel) if wanted and not self.kernel.repeated else frozenset()
+
+    @cached_property
+    def scans(self) -> tuple[Scan, ...]:
+        return scans(self.kernel)
 
     @property
     def n_outer(self) -> int:
@@ -145,6 +152,11 @@ def value_dtypes(kernel: LoopKernel) -> dict[str, str]:
             raise CodegenError(f"kernel {kernel.name}: {item.name!r} has dtype {item.dtype}")
         if isinstance(item, Apply):
             _check_apply(kernel, item, dtypes)
+        if isinstance(item, Scan) and (
+            item.kind not in SCANS
+            or REGISTER_TYPES[item.dtype] != REGISTER_TYPES[dtypes[item.operand]]
+        ):
+            raise CodegenError(f"kernel {kernel.name}: no scan {item.kind!r} of {item.operand!r}")
         dtypes[item.name] = item.dtype
         if isinstance(item, Reduce):
             _check_reduce(kernel, item)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from fusewright.codegen.divide import division
 from fusewright.codegen.form import Form, index_text
 from fusewright.ir import HALVES, ITEM_BYTES
-from fusewright.loop import Apply, Index, Load
+from fusewright.loop import Apply, Index, Load, Scan
 from fusewright.optable import SCALAR_OPS, STORAGE_TYPES
 
-Computed = Load | Index | Apply
+Computed = Load | Index | Apply | Scan
 
 
 def indented(lines: Iterable[str], by: int = 2) -> list[str]:
@@ -54,6 +54,8 @@ def computed(form: Form, item: Computed, held: str, at: list[str], near: bool = 
             right = f"fw::cast<{form.register(item.name)}>({index_text(form, item, at)})"
         case Apply():
             right = applied(form, item, near)
+        case Scan():
+            right = f"scanned.{form.names[item.name]}_lanes.at[v]"
     return f"const {form.register(item.name)} {form.names[item.name]} = {right};"
 
 

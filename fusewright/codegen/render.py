@@ -127,10 +127,12 @@ def _roots(forms: Sequence[Form], every: Sequence[Form], target: Target) -> list
     found = [item.kind for body in bodies for item in body if isinstance(item, Reduce)]
     needed = {SCALAR_OPS[op].header for op in ops} | {REDUCTIONS[kind].header for kind in found}
     headers = sorted(needed - {""})
+    scanning = any(each.scans for each in forms)
     if target.language == "host":
-        return [*headers, "host.hpp"]
+        return [*headers, "host.hpp", *(["host_scan.hpp"] if scanning else [])]
     kinds = [kind for kind in ("pointwise", "row", "column") if _uses(forms, kind)]
     kinds += ["transpose"] if any(each.is_tiled for each in forms) else []
+    kinds += ["scan"] if scanning else []
     return [*headers, "lanes.cuh", *(f"{kind}.cuh" for kind in kinds)]
 
 

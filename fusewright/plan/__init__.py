@@ -28,7 +28,7 @@ from fusewright.plan.steps import (
     inputs_of,
     marked,
 )
-from fusewright.plan.values import Values, is_pointwise, is_view
+from fusewright.plan.values import Values, is_view
 from fusewright.plan.wide import split_wide_reductions
 from fusewright.plan.windows import gradient_step
 from fusewright.rewrite.layouts import GRADIENT
@@ -66,7 +66,7 @@ def plan(
                 steps.append(View(_as_reshape(node)))
         elif is_opaque_view(node):
             steps.append(View(node))
-        elif not _in_loop(values, node) and node.op != "getitem":
+        elif not values.is_item(node.name) and node.op != "getitem":
             steps.append(_call(values, node))
     ordered = _ordered(values, [marked(step, repeated) for step in steps])
     return Plan(graph.inputs, ordered, graph.outputs, _specs(values, ordered))
@@ -86,14 +86,6 @@ def _fused(unfused: Values) -> tuple[Values, Epilogues]:
 def _as_reshape(node: Node) -> Node:
     """PyTorch's reshape is view where it can be, and right where it cannot."""
     return replace(node, op="aten.reshape.default") if node.op == "aten.view.default" else node
-
-
-def _in_loop(values: Values, node: Node) -> bool:
-    return (
-        is_pointwise(node)
-        or values.reduction_of(node.name) is not None
-        or node.op == "reduce_welford"
-    )
 
 
 def _ended(values: Values, node: Node, group: Group | None, written: frozenset[str]) -> Ended:

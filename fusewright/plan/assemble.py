@@ -19,7 +19,9 @@ from fusewright.loop import (
     Load,
     LoopKernel,
     Reduce,
+    Scan,
     Store,
+    reads,
 )
 from fusewright.loop import (
     Index as IndexValue,
@@ -34,7 +36,7 @@ from fusewright.plan.frames import (
     through_broadcast,
     through_view,
 )
-from fusewright.plan.values import Values, is_pointwise, is_view
+from fusewright.plan.values import Values, is_pointwise, is_scan, is_view
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
@@ -43,7 +45,7 @@ _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 Place = tuple[str, Index]
 
 
-def _results(item: Load | Constant | IndexValue | Apply | Reduce) -> tuple[str, ...]:
+def _results(item: Load | Constant | IndexValue | Apply | Reduce | Scan) -> tuple[str, ...]:
     return (item.name, item.second) if isinstance(item, Reduce) else (item.name,)
 
 
@@ -108,6 +110,13 @@ class _Assembly:
             if axes != set(domain.reduced_axes):
                 raise NotFusibleError("reductions run over different axes")
             return tuple(each for d, each in enumerate(source) if d not in dims)
+        if is_scan(self.values.nodes[item]):
+            whole = group(shape, everything, domain.sizes)
+            along = self.values.nodes[item].args[1]
+            assert isinstance(along, int)
+            if whole[along].axes != domain.reduced_axes:
+                raise NotFusibleError("a scan runs along other axes")
+            return whole
         if product(shape) == domain.numel:
             return group(shape, everything, domain.sizes)
         return group(shape, domain.kept_axes, domain.sizes)
@@ -154,7 +163,7 @@ class _Assembly:
             reduction = values.reduction_of(name)
             assert reduction is not None and isinstance(reduction.args[0], Ref)
             return ((reduction.args[0].name, self._operand_index(reduction)),)
-        if not self._is_applied(name):
+        if not (self._is_applied(name) or self._is_scanned(name)):
             return ()
         return tuple(
             (arg.name, through_broadcast(index, values.spec(arg.name).shape))
@@ -168,6 +177,9 @@ class _Assembly:
 
     def _is_reduced(self, name: str) -> bool:
         return name in self.homes and self.values.reduction_of(name) is not None
+
+    def _is_scanned(self, name: str) -> bool:
+        return name in self.homes and is_scan(self.values.nodes[name])
 
     def _is_applied(self, name: str) -> bool:
         node = self.values.nodes.get(name)
@@ -188,7 +200,7 @@ class _Assembly:
         value = self.value(name, index)
         while self._is_followed(name):
             ((name, index),) = self.reads[name, index]
-        stored = self._is_applied(name) or reader in self.values.repeated
+        stored = self._is_applied(name) or self._is_scanned(name) or reader in self.values.repeated
         stored = stored and name in self.homes
         return self._rounded(value) if stored else value
 
@@ -198,6 +210,8 @@ class _Assembly:
             return self.value(source, inner)
         if self._is_reduced(name):
             return self._reduce(name, index)
+        if self._is_scanned(name):
+            return self._scan(self.values.nodes[name], index)
         if self._is_applied(name):
             return self._apply(self.values.nodes[name], index)
         return self._load(name, index)
@@ -240,6 +254,13 @@ class _Assembly:
                 other = self.values.nodes[item].args[1]
                 self.known[(item, self.homes[item])] = m2 if other == 1 else mean
         return m2 if self.values.nodes[name].args[1] == 1 else mean
+
+    def _scan(self, node: Node, index: Index) -> str:
+        assert node.spec is not None
+        ((source, inner),) = self.reads[node.name, index]
+        kind, operand = node.op.removeprefix("scan_"), self._read(source, inner)
+        made = Scan(self._fresh(node.name), node.spec.dtype, kind, operand, bool(node.args[2]))
+        return self._emit(made)
 
     def _apply(self, node: Node, index: Index) -> str:
         assert node.spec is not None
@@ -318,7 +339,7 @@ class _Assembly:
         self.names.add(candidate)
         return candidate
 
-    def _emit(self, item: Load | Constant | IndexValue | Apply | Reduce) -> str:
+    def _emit(self, item: Load | Constant | IndexValue | Apply | Reduce | Scan) -> str:
         self.body.append(item)
         return item.name
 
@@ -365,10 +386,6 @@ def _live(body: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
         match item:
             case Store():
                 needed.add(item.value)
-            case Apply():
-                if item.name not in needed:
-                    continue
-                needed.update(item.operands)
             case Reduce():
                 if item.name not in needed and item.second not in needed:
                     continue
@@ -376,5 +393,6 @@ def _live(body: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
             case _:
                 if item.name not in needed:
                     continue
+                needed.update(reads(item))
         kept.append(item)
     return tuple(reversed(kept))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from fusewright.ir import ITEM_BYTES, ZERO, Node, Ref, TensorSpec
-from fusewright.loop import Access, Apply, Load, LoopKernel, Reduce, Store, level
+from fusewright.loop import Access, Apply, Load, LoopKernel, Reduce, Scan, Store, level
 from fusewright.optable import REDUCTIONS, SCALAR_OPS
 from fusewright.product import ProductKernel, SplitOperand
 from fusewright.window import WindowKernel
@@ -44,6 +44,8 @@ def loop_operations(kernel: LoopKernel, sizes: Mapping[str, int]) -> int:
             total += int(cost) * rows * (cells if leveled.is_element[item.name] else 1)
         elif isinstance(item, Reduce):
             total += rows * cells * REDUCTIONS[item.kind].cost
+        elif isinstance(item, Scan):
+            total += rows * cells
     return total
 
 

@@ -10,7 +10,8 @@ from fusewright.plan.values import Values
 
 @dataclass(frozen=True)
 class Domain:
-    """Row-major axes of an iteration space; `reduced` marks those that reductions run over."""
+    """Row-major axes of an iteration space; `reduced` marks those that reductions or scans
+    run over."""
 
     sizes: tuple[Dim, ...]
     reduced: tuple[bool, ...]
@@ -47,6 +48,12 @@ def reduction_domain(values: Values, node: Node) -> Domain:
     shape = values.spec(node.args[0].name).shape
     reduced = tuple(position in node.args[1] for position in range(len(shape)))
     return _without_ones(shape, reduced)
+
+
+def scan_domain(values: Values, node: Node) -> Domain:
+    """The iteration space of a scan; the axis that it runs along is marked."""
+    shape = values.spec(node.name).shape
+    return _without_ones(shape, tuple(position == node.args[1] for position in range(len(shape))))
 
 
 def _without_ones(shape: tuple[Dim, ...], reduced: tuple[bool, ...]) -> Domain:

@@ -3,7 +3,8 @@
 A merge saves a pass over memory, so any legal one is taken: producer into consumer first, then
 groups that read the same tensors. Legal means: one iteration space, no value read at an index
 other than its own, no cycle through another group or a call, and a reduction whose result is
-read again element by element only where a row can be held close (see `holds_rows`).
+read again element by element only where a row can be held close (see `holds_rows`). Scans share a
+kernel with what is read and made along their own walk, and with nothing that waits for its end.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from fusewright.ir import Node
-from fusewright.loop import Apply, Load, LoopKernel, level
+from fusewright.loop import Apply, Load, LoopKernel, level, scans
 from fusewright.plan.assemble import Assembled, assemble, kernel_of
-from fusewright.plan.domain import Domain, point_domain, reduction_domain
+from fusewright.plan.domain import Domain, point_domain, reduction_domain, scan_domain
 from fusewright.plan.frames import NotFusibleError
 from fusewright.plan.rows import holds_rows
-from fusewright.plan.values import Values, is_pointwise, is_view
-from fusewright.sweep import part_bytes, sweeps
+from fusewright.plan.values import Values, is_pointwise, is_scan, is_view
+from fusewright.sweep import is_one_scan, part_bytes, sweeps
 
 MAX_ROUNDS = 8
 # A product's epilogue runs in the registers that its accumulators leave.
@@ -60,8 +61,9 @@ def memory_readers(values: Values) -> Iterator[str]:
     """Values that PyTorch reads: graph outputs, operands of calls, sources of memory views."""
     yield from (name for name in values.graph.outputs if isinstance(name, str))
     for node in values.graph.nodes:
-        in_loop = is_pointwise(node) or values.reduction_of(node.name) is not None
-        if not in_loop and not (is_view(node) and node.name not in values.memory_views):
+        if not values.is_item(node.name) and not (
+            is_view(node) and node.name not in values.memory_views
+        ):
             yield from node.refs()
 
 
@@ -82,8 +84,8 @@ def _must_be_stored(values: Values) -> frozenset[str]:
             name = values.nodes[name].refs()[0]
         if values.is_item(name):
             found.add(name)
-    reductions = (n.name for n in values.graph.nodes if values.reduction_of(n.name) is not None)
-    picked = (name for name in reductions if values.nodes[name].op != "reduce_welford")
+    own = (n for n in values.graph.nodes if is_scan(n) or values.reduction_of(n.name) is not None)
+    picked = (node.name for node in own if node.op != "reduce_welford")
     return frozenset(found) | frozenset(picked)
 
 
@@ -183,6 +185,8 @@ def _domain(values: Values, item: str) -> Domain:
     reduction = values.reduction_of(item)
     if reduction is not None:
         return reduction_domain(values, reduction)
+    if is_scan(values.nodes[item]):
+        return scan_domain(values, values.nodes[item])
     return point_domain(values.spec(item).shape)
 
 
@@ -242,7 +246,10 @@ def _merge(values: Values, groups: list[Group], first: Group, second: Group) -> 
         return None
     merged = Group(items, assembled)
     kernel = kernel_of(assembled, "trial", "", items, values)
-    if _reads_rows_again(kernel) and not holds_rows(values, kernel):
+    if scans(kernel):
+        if not is_one_scan(kernel):
+            return None
+    elif _reads_rows_again(kernel) and not holds_rows(values, kernel):
         return None
     if values.ends.keys() & set(items) and not _ends_one_product(values, items, kernel):
         return None

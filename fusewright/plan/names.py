@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from fusewright.loop import Apply, LoopKernel, Reduce
+from fusewright.loop import Apply, LoopKernel, Reduce, Scan
+from fusewright.optable import SCANS
 
 MAX_NAME_WORDS = 6
 _SPLIT = ("finite_magnitude", "max", "half_scale", "mul", "sub", "reciprocal")
@@ -18,6 +19,8 @@ def operators_of(kernel: LoopKernel) -> tuple[str, ...]:
             found.append(item.op)
         elif isinstance(item, Reduce):
             found.append({"welford": "var_mean"}.get(item.kind, item.kind))
+        elif isinstance(item, Scan):
+            found.append(SCANS[item.kind][1])
     return tuple(_with_splits(found))
 
 

@@ -11,6 +11,7 @@ from fusewright.loop import (
     Load,
     LoopKernel,
     Reduce,
+    Scan,
     Store,
 )
 from fusewright.product import ProductKernel
@@ -70,6 +71,8 @@ def _numbered(item: Instruction, values: dict[str, str], buffers: dict[str, str]
         return replace(made, operands=tuple(values[name] for name in made.operands))
     if isinstance(made, Reduce):
         return replace(made, operand=values[made.operand], second=values[made.second])
+    if isinstance(made, Scan):
+        return replace(made, operand=values[made.operand])
     if isinstance(made, Load):
         return replace(made, access=_at(made.access, buffers))
     return made

@@ -25,6 +25,10 @@ def is_reduction(node: Node) -> bool:
     return node.op.startswith("reduce_")
 
 
+def is_scan(node: Node) -> bool:
+    return node.op.startswith("scan_")
+
+
 def is_pointwise(node: Node) -> bool:
     return node.op in SCALAR_OPS or node.op in SOURCES
 
@@ -135,7 +139,9 @@ class Values:
     def is_item(self, name: str) -> bool:
         """Whether a loop can compute this value."""
         node = self.nodes.get(name)
-        return node is not None and (is_pointwise(node) or self.reduction_of(name) is not None)
+        if node is None:
+            return False
+        return is_pointwise(node) or is_scan(node) or self.reduction_of(name) is not None
 
     def bytes_of(self, name: str) -> int:
         return self.spec(name).bytes_at(self.sizes)

@@ -118,7 +118,8 @@ def _is_loop(node: Node) -> bool:
 def _reads_any_layout(node: Node) -> bool:
     if node.op == WINDOW:
         return not node.argument(ROW_BY_ROW)
-    return _is_loop(node) or node.op.startswith("reduce_") or node.op in (GRADIENT, "getitem")
+    swept = node.op.startswith(("reduce_", "scan_"))
+    return _is_loop(node) or swept or node.op in (GRADIENT, "getitem")
 
 
 def _name(arg: object) -> str:

@@ -1,8 +1,8 @@
 """From ATen to the canonical operators that planning and the loop language understand.
 
 Comes in: a graph of ATen overloads. Goes out: the same function written with scalar operators,
-`full`, `iota`, four views, `reduce_*`, `getitem` and, for everything else, the ATen operator as
-it was, which the plan will show as a call to PyTorch.
+`full`, `iota`, four views, `reduce_*`, `scan_*`, `getitem` and, for everything else, the ATen
+operator as it was, which the plan will show as a call to PyTorch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.pointwise import SIMPLE, SPECIAL, lower_simple
 from fusewright.rewrite.pooling import POOLS, VALUES, values_alone
 from fusewright.rewrite.reductions import PAIRED_VARIANCES, REDUCTIONS, lower_variance
+from fusewright.rewrite.scans import SCANS
 from fusewright.rewrite.views import SPLITS, VIEWS, piece_of_split
 
 
@@ -121,6 +122,8 @@ def _lowered(builder: Builder, node: Node, device: str) -> Ref | None:
         return SPECIAL[node.op](builder, node)
     if node.op in REDUCTIONS:
         return REDUCTIONS[node.op](builder, node)
+    if node.op in SCANS:
+        return SCANS[node.op](builder, node)
     if node.op in POOLS:
         return POOLS[node.op](builder, node)
     return None

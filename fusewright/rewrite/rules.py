@@ -19,6 +19,7 @@ from fusewright.ir import (
     contiguous_strides,
 )
 from fusewright.rewrite.builder import Builder
+from fusewright.rewrite.scans import turned_scan
 from fusewright.rewrite.views import CANONICAL_VIEWS, OPAQUE_VIEWS, SPLITS, permute_order
 
 
@@ -106,6 +107,12 @@ def permute_of_permute(context: Context, node: Node) -> Ref | None:
     return context.builder.add(replace(node, args=(source, order)))
 
 
+def scan_from_the_end(context: Context, node: Node) -> Ref | None:
+    """flip(scan(flip(x))) = scan(x), backward"""
+    turned = turned_scan(node, context.producer)
+    return context.builder.add(turned) if turned is not None else None
+
+
 def split_addmm(context: Context, node: Node) -> Ref | None:
     """addmm(b, x, w) = mm(x, w) + b, where a loop that follows can add the bias for free."""
     if node.op != "aten.addmm.default" or node.kwargs or node.spec is None:
@@ -153,6 +160,7 @@ RULES: tuple[Rewrite, ...] = (
     same_cast,
     view_of_view,
     permute_of_permute,
+    scan_from_the_end,
     split_addmm,
     split_convolution_bias,
 )

@@ -177,3 +177,41 @@ def test_more_than_two_to_the_31_elements() -> None:
     run(body, {"x": x, "y": y}, {"s0": n}, CUDA, threads=0)
     assert y[-4:].tolist() == [0, 2, 4, 6]
     assert int(y[: 2**20].sum()) == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "int64"])
+@pytest.mark.parametrize("columns", [1, 37, 64, 1024, 8192, 50257, 3_000_001])
+@pytest.mark.parametrize("backward", [False, True])
+def test_scans_along_rows(dtype: str, columns: int, backward: bool) -> None:
+    x = (randn(5, columns) * 9).to(getattr(torch, dtype))
+    b, y = (randn(columns) * 9).to(x.dtype), torch.empty_like(x)
+    loop = cases.row_scan(S0, columns, dtype, backward=backward)
+    turned = (lambda t: t.flip(1)) if backward else (lambda t: t)
+    exact = turned(turned(x.double() + x.double()).cumsum(1)) + b.double()
+    eager = turned(turned(x + x).cumsum(1)) + b
+    for given in (x, unaligned(x)):
+        run(loop, {"x": given, "b": b, "y": y}, {"s0": 5}, CUDA, threads=0)
+        worst = (eager.double() - exact).abs().max()
+        digits = 0.0 if dtype == "int64" else 4 * torch.finfo(x.dtype).eps
+        assert (y.double() - exact).abs().max() <= 2 * worst + digits * exact.abs().max()
+        again = torch.empty_like(y)
+        run(loop, {"x": given, "b": b, "y": again}, {"s0": 5}, CUDA, threads=0)
+        assert torch.equal(y, again), "two runs, two results"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "int64"])
+@pytest.mark.parametrize("shape", [(3, 1, 9), (2, 700, 33), (16, 2048, 64), (1, 65536, 24)])
+@pytest.mark.parametrize("backward", [False, True])
+def test_scans_down_columns(dtype: str, shape: tuple[int, int, int], backward: bool) -> None:
+    x = (randn(*shape) * 9).to(getattr(torch, dtype))
+    s, y = torch.empty_like(x), torch.empty_like(x)
+    loop = cases.column_scan(S0, *shape[1:], dtype, backward)
+    turned = (lambda t: t.flip(1)) if backward else (lambda t: t)
+    exact, eager = (turned(turned(each).cumsum(1)) for each in (x.double(), x))
+    run(loop, {"x": x, "s": s, "y": y}, {"s0": shape[0]}, CUDA, threads=0)
+    worst = (eager.double() - exact).abs().max()
+    digits = 0.0 if dtype == "int64" else 4 * torch.finfo(x.dtype).eps
+    assert (s.double() - exact).abs().max() <= 2 * worst + digits * exact.abs().max()
+    again = torch.empty_like(s)
+    run(loop, {"x": x, "s": again, "y": y}, {"s0": shape[0]}, CUDA, threads=0)
+    assert torch.equal(s, again), "two runs, two results"

@@ -1,0 +1,83 @@
+"""What is compiled for, and how one loop is laid over it: `Target` and `Schedule`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+HOPPER_SHARED_BYTES = 228 * 1024
+SHARED_BYTES = 48 * 1024
+LARGE_TILE = 64
+HOST_RUN = 1024  # kLongestRun of kernels/host.hpp
+TRIALS = ("halves", "sweeping")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is compiled for: language 'cuda' or 'host', the number of processors, and how much
+    shared memory each of them has.
+
+    `tensor_cores`: whether it has those that our matrix products and convolutions are written for,
+    Hopper's. `tf32`: whether PyTorch's library may round the products that it is given instead of
+    them. `turning`: whether loops may turn tiles in shared memory, and PyTorch's convolutions so
+    run in channels-last. Off until a GPU has shown what they gain (TRIALS): `halves`, whether
+    products in 16 bits are ours; `sweeping`, whether convolutions of ours also reduce what they
+    write, and whether they and products end in a logsumexp.
+    """
+
+    language: str
+    sms: int = 132
+    tensor_cores: bool = False
+    tf32: bool = False
+    turning: bool = False
+    halves: bool = False
+    sweeping: bool = False
+    shared_bytes: int = 0
+
+    @property
+    def online(self) -> bool:
+        """Whether loops that would read memory again rather compute more in one sweep."""
+        return self.language == "cuda"
+
+    @staticmethod
+    def host() -> Target:
+        return Target("host", 1)
+
+    @staticmethod
+    def cuda(
+        sms: int = 132,
+        tensor_cores: bool = True,
+        trials: Collection[str] = (),
+        shared_bytes: int = HOPPER_SHARED_BYTES,
+        tf32: bool = False,
+    ) -> Target:
+        tried = {each: each in trials for each in TRIALS}
+        return Target("cuda", sms, tensor_cores, tf32, True, shared_bytes=shared_bytes, **tried)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """kind: 'pointwise', 'row' (lanes along the last inner axis) or 'column' (last outer axis);
+    'transpose' and 'transpose_row' are the first two by tiles, turned in shared memory; 'scan' and
+    'scan_column' walk along rows and columns.
+
+    lanes: elements per vector (host: lanes of an accumulator). threads: of a CUDA block (of a row
+    for 'row', where `rows` share a block; `across` of a column block lie along the columns).
+    unroll: vectors in flight per thread. cached: the row stays in registers, or its first `unroll`
+    vectors of each thread do, and each sweep reads the others again, `beyond` in flight. shared: a
+    cached row waits in shared memory instead, as it lies in memory, and each sweep computes anew
+    from it; so many blocks share a processor. splits: parts of the inner extent that are reduced
+    apart and joined in order. tile: the edge of a tile.
+    """
+
+    kind: str
+    lanes: int = 1
+    threads: int = 256
+    rows: int = 1
+    across: int = 32
+    unroll: int = 1
+    cached: bool = False
+    beyond: int = 0
+    shared: int = 0
+    splits: int = 1
+    tile: int = LARGE_TILE
