@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fusewright.codegen.form import Form, offset_text
+from fusewright.codegen.form import Form, linear_text, offset_text
 from fusewright.codegen.lanes import Computed, function_lines, run_text
+from fusewright.codegen.text import literal
 from fusewright.ir import HALVES, ONE, ZERO, Dim
 from fusewright.loop import Access, Apply, Load, Store
 from fusewright.optable import REGISTER_TYPES, SCALAR_OPS, STORAGE_TYPES
@@ -39,6 +40,7 @@ def turned_loads(form: Form) -> list[Load]:
         item
         for item in form.kernel.body
         if isinstance(item, Load)
+        and not item.access.guards
         and item.access.strides[beside] == ONE
         and lane_stride(form, item.access, True) not in (ZERO, ONE)
     ]
@@ -70,7 +72,32 @@ def holder(form: Form, item: Load, element: bool, lanes: str) -> str:
     kind = "Same" if stride == ZERO else "Unit" if stride == ONE else "Strided"
     if kind == "Strided" and item in turned_loads(form):
         kind = "Turned"
-    return f"fw::{kind}<{STORAGE_TYPES[item.dtype]}, {lanes}>"
+    lane = f"{STORAGE_TYPES[item.dtype]}, {lanes}"
+    if not item.access.guards:
+        return f"fw::{kind}<{lane}>"
+    if form.language == "cuda" and any(step != ZERO for step in _lane_steps(form, item, element)):
+        return f"fw::GuardedLanes<{lane}>"
+    return f"fw::Guarded<fw::{kind}<{lane}>, {lane}>"
+
+
+def _lane_steps(form: Form, item: Load, element: bool) -> list[Dim]:
+    """How far each guard's index moves from one lane to the next."""
+    axis = lane_axis(form.kernel, form.schedule.kind)
+    guards = item.access.guards
+    if axis is None or (form.is_row and not element):
+        return [ZERO for _ in guards]
+    return [guard.steps[axis] for guard in guards]
+
+
+def _bounds(form: Form, item: Load, element: bool, at: list[str]) -> list[str]:
+    """What a guarded load takes beside its place: the value outside, and what inside means."""
+    storage = STORAGE_TYPES[item.dtype]
+    found = [f"fw::Store<{storage}>::from({literal(item.outside, item.dtype)})"]
+    steps = _lane_steps(form, item, element)
+    for guard, step in zip(item.access.guards, steps, strict=True):
+        index = linear_text(form, guard.steps, (Dim(guard.start),), at)
+        found.append(f"fw::bound<{step}>(I({index}), I({guard.size}))")
+    return found
 
 
 def read(
@@ -78,8 +105,9 @@ def read(
 ) -> str:
     where = f"{form.pointers[item.access.buffer]} + ({offset_text(form, item.access, at)})"
     stride = lane_stride(form, item.access, element)
-    extra = "" if stride in (ZERO, ONE) else f", {form.size(stride)}"
-    return f"{holder}.{verb}({where}{extra});"
+    extra = [] if stride in (ZERO, ONE) and not item.access.guards else [form.size(stride)]
+    extra += _bounds(form, item, element, at) if item.access.guards else []
+    return f"{holder}.{verb}({', '.join([where, *extra])});"
 
 
 def _out(form: Form, at: int, item: Store, element: bool, where: list[str]) -> tuple[str, str]:
@@ -172,7 +200,7 @@ def stored_places(form: Form, stores: Iterable[Store]) -> dict[str, str]:
 
 def _is_plain(form: Form, item: Load | Store) -> bool:
     plain = STORAGE_TYPES[item.dtype] == REGISTER_TYPES[item.dtype]
-    beside = lane_stride(form, item.access, True) == ONE
+    beside = lane_stride(form, item.access, True) == ONE and not item.access.guards
     return plain and beside and form.language == "host" and item not in form.tiles
 
 

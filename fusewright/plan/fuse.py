@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from fusewright.ir import Node
 from fusewright.loop import Apply, Load, LoopKernel, level
-from fusewright.plan.assemble import Assembled, assemble, kernel_of
+from fusewright.plan.assemble import Assembled, assemble
 from fusewright.plan.domain import Domain, point_domain, reduction_domain
+from fusewright.plan.finish import kernel_of
 from fusewright.plan.frames import NotFusibleError
 from fusewright.plan.rows import holds_rows
 from fusewright.plan.values import Values, is_pointwise, is_view
@@ -261,6 +262,8 @@ def is_epilogue(kernel: LoopKernel) -> bool:
     reduces, and little to remember in it."""
     plan = sweeps(kernel)
     if plan.count > 1 or (kernel.inner and part_bytes(plan) > EPILOGUE_PART_BYTES):
+        return False
+    if any(isinstance(item, Load) and item.access.guards for item in kernel.body):
         return False
     applies = sum(isinstance(item, Apply) for item in kernel.body)
     loads = {item.access.buffer for item in kernel.body if isinstance(item, Load)}

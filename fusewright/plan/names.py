@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fusewright.loop import Apply, LoopKernel, Reduce
+from fusewright.loop import Apply, Load, LoopKernel, Reduce
 
 MAX_NAME_WORDS = 6
 _SPLIT = ("finite_magnitude", "max", "half_scale", "mul", "sub", "reciprocal")
@@ -18,6 +18,8 @@ def operators_of(kernel: LoopKernel) -> tuple[str, ...]:
             found.append(item.op)
         elif isinstance(item, Reduce):
             found.append({"welford": "var_mean"}.get(item.kind, item.kind))
+    if not found and any(isinstance(x, Load) and x.access.guards for x in kernel.body):
+        return ("pad",)
     return tuple(_with_splits(found))
 
 
