@@ -230,3 +230,15 @@ def test_several_inputs_given_one_by_one_are_a_clear_error() -> None:
     given: Any = torch.rand(5, 3)
     with pytest.raises(ProblemError, match="one tuple"):
         fusewright.optimize(nn.Bilinear(2, 3, 4), torch.rand(5, 2), given)
+
+
+def test_weights_of_recurrent_layers_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU they would be put into one piece of memory, of which fakes have none."""
+
+    def flattened(self: nn.RNNBase) -> None:
+        for each in self._flat_weights:
+            each.data_ptr()  # type: ignore[union-attr]
+
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", flattened)
+    program = capture(nn.LSTM(3, 4, batch_first=True), (torch.randn(2, 5, 3),), mode="train")
+    assert program.backward is not None and nn.RNNBase.flatten_parameters is flattened

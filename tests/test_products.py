@@ -96,6 +96,19 @@ def test_a_linear_layer_with_relu() -> None:
     ]
 
 
+def test_a_single_matrix_has_no_distance_to_the_next() -> None:
+    """What a view says of it may be odd, and would keep the copy engine from reading it."""
+
+    def alone(m: nn.Module, x: Tensor) -> Tensor:
+        single = m.weight.unsqueeze(-1).permute(2, 0, 1)  # type: ignore[operator]
+        assert single.stride() == (1, 768, 1)
+        return torch.bmm(x.unsqueeze(0), single)
+
+    inference, _, _ = plans(alone, torch.randn(4096, 1024), weight=torch.randn(1024, 768))
+    (only,) = inference.products
+    assert only.kernel.a.batch_stride == Dim(0) and only.kernel.a.contracted_stride == Dim(768)
+
+
 def test_the_three_products_read_memory_as_it_lies() -> None:
     rows = 2048
     _, forward, backward = plans(relu_layer, torch.randn(rows, INSIDE), **linear(768))

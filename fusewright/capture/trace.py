@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from fusewright.capture.call import Call, Flattened
 from fusewright.capture.convert import Converter, is_random
-from fusewright.capture.decompositions import decomposition_table
+from fusewright.capture.decompositions import decomposition_table, kept_whole
 from fusewright.capture.effects import is_token, without_tokens
 from fusewright.capture.program import Halves, make_program, placeholders
 from fusewright.ir import Program, Symbol
@@ -48,6 +48,8 @@ def trace(
         stack.enter_context(torch.enable_grad())
         stack.enter_context(fake_mode)
         stack.enter_context(functorch_config.patch(fake_tensor_allow_meta=True))
+        stack.enter_context(kept_whole())
+        stack.enter_context(_as_they_lie())
         joint = aot_export_joint_with_descriptors(
             stack, flattened, tuple(fakes), {}, decompositions=decomposition_table()
         )
@@ -60,6 +62,17 @@ def trace(
     converter = Converter(model, {expr: symbol.name for expr, symbol in symbols})
     names = tuple(symbol for _, symbol in symbols)
     return make_program(halves, converter, names, shape_env, mode, flattened, fakes)
+
+
+@contextlib.contextmanager
+def _as_they_lie() -> Iterator[None]:
+    """Recurrent layers on a GPU would put their weights, fakes by now, into one piece of memory."""
+    before = nn.RNNBase.flatten_parameters
+    nn.RNNBase.flatten_parameters = lambda self: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.RNNBase.flatten_parameters = before  # type: ignore[method-assign]
 
 
 def _shared_outputs(joint: Any) -> frozenset[int]:
