@@ -17,6 +17,7 @@ from fusewright.plan.assemble import Assembled, assemble
 from fusewright.plan.domain import Domain, point_domain, reduction_domain
 from fusewright.plan.finish import kernel_of
 from fusewright.plan.frames import NotFusibleError
+from fusewright.plan.overlaps import read_often
 from fusewright.plan.rows import holds_rows
 from fusewright.plan.values import Values, is_pointwise, is_view
 from fusewright.sweep import part_bytes, sweeps
@@ -44,6 +45,7 @@ def fuse(values: Values) -> tuple[Values, tuple[Group, ...]]:
     """The groups of a graph, and the graph with what is realised decided."""
     wanted = _must_be_stored(values) | _row_results(values) | frozenset(values.ends)
     values = replace(values, realised=wanted)
+    values = replace(values, realised=wanted | read_often(values))
     for _ in range(MAX_ROUNDS):
         values, singles = _singles(values)
         groups = _merged(values, singles)
