@@ -151,3 +151,10 @@ def test_a_network_begins() -> None:
     with torch.no_grad():
         ours, eager = optimized(model, x, "host")(x), model(x)
         torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-6)
+
+
+def test_bytes_are_counted_once() -> None:
+    """Nine taps of a window read the image, no more."""
+    model, x = Lambda(lambda m, x: F.max_pool2d(x, 3, 2, 1)), torch.randn(2, 3, 16, 20)
+    (step,) = inference(model, x, Target.cuda()).steps
+    assert isinstance(step, Loop) and step.bytes_moved == 4 * (x.numel() + x.numel() // 4)

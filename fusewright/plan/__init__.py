@@ -118,7 +118,7 @@ def _loop(values: Values, group: Group, written: frozenset[str]) -> Loop:
         inputs=inputs,
         outputs=kept,
         operators=operators,
-        bytes_moved=loop_bytes(kernel, values.sizes),
+        bytes_moved=loop_bytes(kernel, values.sizes, {x: values.bytes_of(x) for x in inputs}),
         operations=loop_operations(kernel, values.sizes),
     )
 
