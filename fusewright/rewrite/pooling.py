@@ -81,17 +81,24 @@ def _mean(builder: Builder, node: Node) -> Ref | None:
     divisor: Arg = node.argument("divisor_override", 6)
     if divisor is None:
         with_padding = node.argument("count_include_pad", 5, True)
-        divisor = _counted(builder, node, window, with_padding is not False)
+        image = builder.spec(node.args[0].name)
+        divisor = _counted(builder, node, window, image, node.spec, with_padding is not False)
     return builder.point(node, "div", (total, divisor), node.spec.dtype) if divisor != 1 else total
 
 
-def _counted(builder: Builder, node: Node, window: Window, with_padding: bool) -> Arg:
+def _counted(
+    builder: Builder,
+    node: Node,
+    window: Window,
+    image: TensorSpec,
+    means: TensorSpec,
+    with_padding: bool,
+) -> Arg:
     """How many taps each mean divides by, over all axes."""
-    assert node.spec is not None and isinstance(node.args[0], Ref)
     same, varying = 1, list[Arg]()
-    sizes = builder.spec(node.args[0].name).shape[-len(window) :]
-    for at, (along, size) in enumerate(zip(window, sizes, strict=True)):
-        count = _counted_along(builder, node, along, size.factor, at - len(window), with_padding)
+    for at, along in enumerate(window, -len(window)):
+        size = image.shape[at].factor
+        count = _counted_along(builder, node, along, size, at, means, with_padding)
         if isinstance(count, int):
             same *= count
         else:
@@ -102,27 +109,29 @@ def _counted(builder: Builder, node: Node, window: Window, with_padding: bool) -
     total = varying[0]
     for each in (*varying[1:], *[same] * (same > 1)):
         total = builder.point(counter, "mul", (total, each), _COUNTS)
-    return builder.point(counter, "cast", (total,), _wide(node.spec.dtype))
-
-
-def _wide(dtype: str) -> str:
-    return "float64" if dtype == "float64" else "float32"
+    wide = "float64" if means.dtype == "float64" else "float32"
+    return builder.point(counter, "cast", (total,), wide)
 
 
 def _counted_along(
-    builder: Builder, node: Node, along: Along, size: int, axis: int, with_padding: bool
+    builder: Builder,
+    node: Node,
+    along: Along,
+    size: int,
+    axis: int,
+    means: TensorSpec,
+    with_padding: bool,
 ) -> int | Ref:
     """Fewer where a window reaches beyond the image, or beyond the padding that counts: from the
     window's index, where that differs."""
-    assert node.spec is not None
-    many = node.spec.shape[axis]
+    many = means.shape[axis]
     least = -along.padding if with_padding else 0
     end = size + (along.padding if with_padding else 0)
     starts = [each * along.stride - along.padding for each in range(many.factor)]
     counts = {min(start + along.taps, end) - max(start, least) for start in starts}
     if len(counts) <= 1 and min(counts, default=1) > 0:
         return max(counts, default=1)
-    spec = TensorSpec(_COUNTS, (many,), (ONE,), node.spec.device)
+    spec = TensorSpec(_COUNTS, (many,), (ONE,), means.device)
     index = Node(f"{node.name}_index", "iota", (), (), spec, node.source)
     first = builder.add(replace(index, args=(-along.padding, along.stride)))
     past = builder.add(replace(index, args=(along.taps - along.padding, along.stride)))
@@ -136,12 +145,15 @@ def _counted_along(
 
 
 def _mean_gradient(builder: Builder, node: Node) -> Ref | None:
-    """Each tap has its share, where windows cover the image."""
+    """Each tap has its share, where windows cover the image; or where they move by one, each place
+    gathers from the windows that it is part of, which lie around it as taps do."""
     assert node.spec is not None and isinstance(node.args[0], Ref)
     axes = _GRADIENTS[node.op]
     forward = replace(node, args=node.args[1:])
     window = _window(builder, forward, axes, forward.argument("padding", 3), None)
     sizes = node.spec.shape[-axes:]
+    if window is not None and all(along.stride == 1 for along in window):
+        return _gathered(builder, node, forward, window)
     if window is None or forward.argument("divisor_override", 6) is not None:
         return None
     change = builder.spec(node.args[0].name)
@@ -155,6 +167,21 @@ def _mean_gradient(builder: Builder, node: Node) -> Ref | None:
     )
     whole = _spread(builder, node, share, tuple(along.taps for along in window))
     return builder.point(node, "cast", (whole,), node.spec.dtype)
+
+
+def _gathered(builder: Builder, node: Node, forward: Node, window: Window) -> Ref | None:
+    assert node.spec is not None and isinstance(node.args[0], Ref)
+    means = builder.spec(node.args[0].name)
+    divisor: Arg = forward.argument("divisor_override", 6)
+    if divisor is None:
+        with_padding = forward.argument("count_include_pad", 5, True)
+        divisor = _counted(builder, node, window, node.spec, means, with_padding is not False)
+    around = [Along(along.taps, 1, along.taps - 1 - along.padding) for along in window]
+    if not isinstance(divisor, Ref):
+        total = _joined(builder, node, around, "add", 0)
+        return total and builder.point(node, "div", (total, divisor), node.spec.dtype)
+    share = builder.point(replace(node, spec=means), "div", (node.args[0], divisor), means.dtype)
+    return _joined(builder, replace(node, args=(share,)), around, "add", 0)
 
 
 def _spread(builder: Builder, node: Node, value: Ref, times: tuple[int, ...]) -> Ref:
