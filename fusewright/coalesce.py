@@ -41,7 +41,7 @@ def merge(kernel: LoopKernel) -> LoopKernel:
 
 
 def _over_fewer(kernel: LoopKernel, order: list[int]) -> LoopKernel:
-    table = [strides_of(item) for item in kernel.body if isinstance(item, Load | Store | Index)]
+    table = [strides for item in kernel.body for strides in moves_of(item)]
     columns: list[Column] = [
         (axis, tuple(strides[position] for strides in table))
         for position, axis in enumerate(kernel.axes)
@@ -59,15 +59,24 @@ def _over_fewer(kernel: LoopKernel, order: list[int]) -> LoopKernel:
     )
 
 
-def strides_of(item: Load | Store | Index) -> tuple[Dim, ...]:
-    return item.steps if isinstance(item, Index) else item.access.strides
+def moves_of(item: Instruction) -> tuple[Strides, ...]:
+    """One step per axis, for all of an instruction that moves: an address, guards, an index."""
+    match item:
+        case Load() | Store():
+            return item.access.moves
+        case Index():
+            return (item.steps,)
+    return ()
 
 
 def _priority(kernel: LoopKernel) -> list[int]:
     """Positions in the stride table, those that decide the order of axes first: stores, loads."""
-    items = [item for item in kernel.body if isinstance(item, Load | Store | Index)]
-    stores = [at for at, item in enumerate(items) if isinstance(item, Store)]
-    return stores + [at for at, item in enumerate(items) if isinstance(item, Load)]
+    stores, loads, at = list[int](), list[int](), 0
+    for item in kernel.body:
+        stores += [at] * isinstance(item, Store)
+        loads += [at] * isinstance(item, Load)
+        at += len(moves_of(item))
+    return stores + loads
 
 
 def _simplify(columns: list[Column], order: list[int]) -> list[Column]:
@@ -121,12 +130,10 @@ def _rebuilt(body: tuple[Instruction, ...], columns: list[Column]) -> tuple[Inst
     rebuilt: list[Instruction] = []
     at = 0
     for item in body:
-        if isinstance(item, Load | Store | Index):
-            strides = tuple(column[1][at] for column in columns)
-            at += 1
-            rebuilt.append(with_strides(item, strides))
-        else:
-            rebuilt.append(item)
+        count = len(moves_of(item))
+        moves = [tuple(column[1][row] for column in columns) for row in range(at, at + count)]
+        at += count
+        rebuilt.append(with_moves(item, tuple(moves)))
     return tuple(rebuilt)
 
 
@@ -150,16 +157,14 @@ def split_axis(kernel: LoopKernel, at: int, inner: Dim) -> LoopKernel | None:
 def restrided(
     body: tuple[Instruction, ...], change: Callable[[Strides], Strides]
 ) -> tuple[Instruction, ...]:
-    """The same with other strides for every access and index."""
-    return tuple(
-        with_strides(item, change(strides_of(item)))
-        if isinstance(item, Load | Store | Index)
-        else item
-        for item in body
-    )
+    """The same with other strides for every access, guard and index."""
+    return tuple(with_moves(item, tuple(map(change, moves_of(item)))) for item in body)
 
 
-def with_strides(item: Load | Store | Index, strides: tuple[Dim, ...]) -> Instruction:
-    if isinstance(item, Index):
-        return replace(item, steps=strides)
-    return replace(item, access=replace(item.access, strides=strides))
+def with_moves(item: Instruction, moves: tuple[Strides, ...]) -> Instruction:
+    match item:
+        case Load() | Store():
+            return replace(item, access=item.access.moved(moves))
+        case Index():
+            return replace(item, steps=moves[0])
+    return item

@@ -104,6 +104,9 @@ class _Run:
                 steps = torch.arange(math.prod(shape), dtype=torch.int64)
                 counted: torch.Tensor = steps * args[1] + args[0]
                 return counted.to(dtype)
+            case "pad":
+                numbers = [each for pair in reversed(args[1]) for each in pair]
+                return torch.constant_pad_nd(args[0], numbers, args[2])
             case "cast":
                 cast: torch.Tensor = args[0].to(dtype)
                 return cast

@@ -12,7 +12,7 @@ their order: its result is an element value of the next sweep.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusewright.ir import ONE, Dim, Ratio
 
@@ -24,22 +24,47 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Guard:
+    """Holds where 0 <= start + Σ step·axis < size: an index that may leave its dimension."""
+
+    steps: tuple[Dim, ...]
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
 class Access:
     """Where an element lies: buffer argument, one stride per axis (outer then inner), offset.
 
-    All counted in elements; `offset` is a sum of its terms.
+    All counted in elements; `offset` is a sum of its terms. There is an element where all `guards`
+    hold; only loads have some.
     """
 
     buffer: str
     strides: tuple[Dim, ...]
     offset: tuple[Dim, ...] = ()
+    guards: tuple[Guard, ...] = ()
+
+    @property
+    def moves(self) -> tuple[tuple[Dim, ...], ...]:
+        """All that tells one axis from another: the strides, and the steps of each guard."""
+        return (self.strides, *(guard.steps for guard in self.guards))
+
+    def moved(self, moves: tuple[tuple[Dim, ...], ...]) -> Access:
+        """The same with other strides and steps."""
+        pairs = zip(self.guards, moves[1:], strict=True)
+        guards = tuple(replace(guard, steps=steps) for guard, steps in pairs)
+        return replace(self, strides=moves[0], guards=guards)
 
 
 @dataclass(frozen=True)
 class Load:
+    """`outside` is the value where a guard does not hold; nothing is read there."""
+
     name: str
     dtype: str
     access: Access
+    outside: int | float | bool = 0
 
 
 @dataclass(frozen=True)
@@ -53,12 +78,16 @@ class Constant:
 
 @dataclass(frozen=True)
 class Index:
-    """start + Σ step·axis as an integer: what arange is inside a kernel."""
+    """start + Σ step·axis as an integer: what arange is inside a kernel.
+
+    With a size, whether that lies in [0, size): a guard as a value.
+    """
 
     name: str
     dtype: str
     steps: tuple[Dim, ...]
     start: tuple[Dim, ...] = ()
+    size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -180,8 +209,8 @@ def scans(kernel: LoopKernel) -> tuple[Scan, ...]:
 
 
 def touches(access: Access, axes_from: int) -> bool:
-    """Whether the address moves along any axis from position `axes_from` on."""
-    return any(stride.factor != 0 for stride in access.strides[axes_from:])
+    """Whether the element changes along any axis from position `axes_from` on."""
+    return any(stride.factor != 0 for strides in access.moves for stride in strides[axes_from:])
 
 
 def level(kernel: LoopKernel) -> Leveled:

@@ -53,7 +53,8 @@ def staged(kernel: LoopKernel) -> tuple[Load | Store, ...]:
 
 
 def _lies_across(access: Access, lane: int, axis: int) -> bool:
-    return access.strides[axis] == ONE and access.strides[lane] not in (ZERO, ONE)
+    across = access.strides[axis] == ONE and access.strides[lane] not in (ZERO, ONE)
+    return across and not access.guards  # a tile is fetched whole
 
 
 def slot_bytes(kernel: LoopKernel) -> int:

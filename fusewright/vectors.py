@@ -40,7 +40,14 @@ def vectors(kernel: LoopKernel, kind: str) -> Iterator[tuple[Access, int]]:
     axes = vector_axes(kernel, kind)
     across = {item.access for item in staged(kernel)} if kind in TILED else set()
     for access in lane_accesses(kernel, kind):
-        yield access, axes[-1] if access in across else axes[0]
+        axis = axes[-1] if access in across else axes[0]
+        if not _is_guarded(access, axis):
+            yield access, axis
+
+
+def _is_guarded(access: Access, axis: int) -> bool:
+    """Whether lanes along an axis are read one by one, some being inside and some not."""
+    return any(guard.steps[axis] != ZERO for guard in access.guards)
 
 
 def _access_fits(access: Access, axis: int, lanes: int) -> bool:
@@ -83,7 +90,15 @@ def prefers_column(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
 
 
 def widths(kernel: LoopKernel, kind: str) -> Iterator[int]:
-    """Vector widths to try: 16 bytes of the largest item in vectors, then halves."""
+    """Vector widths to try: 16 bytes of the largest item in vectors, then halves.
+
+    Single elements where a load is guarded along the lanes: a warp's neighbours then read
+    neighbours, while one thread's vector would be as many accesses, each spread over more lines.
+    """
+    axis = lane_axis(kernel, kind)
+    if axis is not None and any(_is_guarded(each, axis) for each in lane_accesses(kernel, kind)):
+        yield 1
+        return
     lanes = 16 // max((ITEM_BYTES[item.dtype] for item in _lane_items(kernel, kind)), default=16)
     while lanes >= 1:
         yield lanes

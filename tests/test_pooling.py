@@ -18,7 +18,6 @@ from tests.test_plan import Lambda
 
 IMAGES, VOLUMES, LINES = (3, 4, 9, 12), (2, 3, 4, 7, 8), (3, 5, 17)
 
-# Ours: windows lie beside each other or further apart.
 OURS = {
     "max": (lambda x: F.max_pool2d(x, 2), IMAGES),
     "max, oblong": (lambda x: F.max_pool2d(x, (1, 3), (2, 3)), IMAGES),
@@ -32,16 +31,36 @@ OURS = {
     "mean of a volume": (lambda x: F.avg_pool3d(x, 2), VOLUMES),
     "mean of a line": (lambda x: F.avg_pool1d(x, 3), LINES),
     "rounded up, nothing beyond": (lambda x: F.max_pool2d(x, 3, ceil_mode=True), IMAGES),
+    "overlapping": (lambda x: F.max_pool2d(x, 3, 2), IMAGES),
+    "padded": (lambda x: F.max_pool2d(x, 2, padding=1), IMAGES),
+    "a network's first": (lambda x: F.max_pool2d(x, 3, 2, 1), IMAGES),
+    "dilated": (lambda x: F.max_pool2d(x, 2, dilation=2), IMAGES),
+    "dilated line": (lambda x: F.max_pool1d(x, 5, 2, padding=2, dilation=2), LINES),
+    "nothing but padding": (lambda x: F.max_pool1d(x[..., :1], 2, 1, padding=1, dilation=2), LINES),
+    "overlapping volume": (lambda x: F.max_pool3d(x, 3, 2, 1), VOLUMES),
+    "rounded up": (lambda x: F.max_pool2d(x, 2, 3, padding=1, ceil_mode=True), IMAGES),
+    "mean, overlapping": (lambda x: F.avg_pool2d(x, 3, 1, 1), IMAGES),
+    "mean of the image alone": (
+        lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+        IMAGES,
+    ),
+    "mean, rounded up": (lambda x: F.avg_pool2d(x, 2, ceil_mode=True), IMAGES),
+    "mean, rounded up and padded": (lambda x: F.avg_pool2d(x, 4, 3, 1, ceil_mode=True), IMAGES),
+    "mean of nothing": (
+        lambda x: F.avg_pool1d(x[..., :4], 2, 3, 1, ceil_mode=True, count_include_pad=False),
+        LINES,
+    ),
+    "mean of a volume's border": (
+        lambda x: F.avg_pool3d(x, 2, 2, (1, 0, 1), count_include_pad=False),
+        VOLUMES,
+    ),
+    "mean of a line's border": (lambda x: F.avg_pool1d(x, 4, 1, 2), LINES),
+    "another divisor": (lambda x: F.avg_pool2d(x, 3, 1, divisor_override=4), IMAGES),
     "largest along an axis": (lambda x: x.max(1)[0], IMAGES),
     "smallest, kept": (lambda x: x.min(-1, keepdim=True).values, IMAGES),
 }
 PYTORCHS = {
-    "overlapping": (lambda x: F.max_pool2d(x, 3, 2), IMAGES),
-    "padded": (lambda x: F.max_pool2d(x, 2, padding=1), IMAGES),
-    "dilated": (lambda x: F.max_pool2d(x, 2, dilation=2), IMAGES),
-    "rounded up": (lambda x: F.avg_pool2d(x, 2, ceil_mode=True), IMAGES),
     "places": (lambda x: F.max_pool2d(x, 2, return_indices=True)[1], IMAGES),
-    "another divisor": (lambda x: F.avg_pool2d(x, 2, divisor_override=3), IMAGES),
     "many taps": (lambda x: F.avg_pool2d(x, (9, 6)), IMAGES),
     "places along an axis": (lambda x: x.max(1)[1], IMAGES),
 }
@@ -60,7 +79,7 @@ def calls(plan: Plan) -> list[str]:
 @pytest.mark.parametrize("last", [False, True])
 def test_what_is_ours(name: str, last: bool) -> None:
     pool, shape = OURS[name]
-    model = Lambda(lambda m, x: pool(torch.sigmoid(x)) * 2 + 1)
+    model = Lambda(lambda m, x: pool(x * 0.5 - 1) * 2 + 1)
     x = torch.randn(shape)
     if last:
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -116,6 +135,13 @@ def test_whole_numbers_have_a_largest() -> None:
         (lambda x: F.avg_pool2d(x, (3, 2)), (2, 3, 9, 12), "ours"),
         (lambda x: F.avg_pool3d(x, 2), (2, 3, 4, 6, 8), "ours"),
         (lambda x: F.avg_pool1d(x, 4), (2, 3, 16), "ours"),
+        (lambda x: F.avg_pool2d(x, 3, 1, 1), (2, 3, 9, 12), "ours"),
+        (lambda x: F.avg_pool2d(x, (2, 3), 1, (1, 0)), (2, 3, 9, 12), "ours"),
+        (lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False), (2, 3, 9, 12), "ours"),
+        (lambda x: F.avg_pool2d(x, 2, 1, divisor_override=3), (2, 3, 9, 12), "ours"),
+        (lambda x: F.avg_pool3d(x, 2, 1, 1), (2, 3, 4, 6, 8), "ours"),
+        (lambda x: F.avg_pool1d(x, 5, 1, 2), (2, 3, 16), "ours"),
+        (lambda x: F.avg_pool2d(x, 3, 2, 1), (2, 3, 9, 12), "PyTorch's"),
         (lambda x: F.avg_pool2d(x, 2), (2, 3, 9, 12), "PyTorch's"),
         (lambda x: F.max_pool2d(x, 2), (2, 3, 9, 12), "PyTorch's"),
         (lambda x: x.max(2)[0], (2, 3, 9, 12), "PyTorch's"),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fusewright.codegen.form import Form, offset_text
+from fusewright.codegen.form import Form, linear_text, offset_text
 from fusewright.codegen.lanes import Computed, function_lines, run_text
+from fusewright.codegen.text import literal
 from fusewright.ir import HALVES, ONE, ZERO, Dim
 from fusewright.loop import Access, Apply, Load, Store
 from fusewright.optable import REGISTER_TYPES, SCALAR_OPS, STORAGE_TYPES
@@ -34,6 +35,8 @@ def turned_loads(form: Form) -> list[Load]:
     turn them."""
     if form.language != "host" or form.schedule.kind != "pointwise" or not is_strided(form):
         return []
+    if _guarded_loads(form):  # of which a thread holds one run at a time
+        return []
     beside = len(form.kernel.outer) - 2
     found = [
         item
@@ -56,10 +59,8 @@ def turn_lines(form: Form) -> list[str]:
 
 
 def lane_stride(form: Form, access: Access, element: bool) -> Dim:
-    """The stride from one lane to the next; one for a row value of a row schedule has one lane."""
-    if form.is_row and not element:
-        return ZERO
-    axis = lane_axis(form.kernel, form.schedule.kind)
+    """The stride from one lane to the next."""
+    axis = _own_lanes(form, element)
     return ZERO if axis is None else access.strides[axis]
 
 
@@ -70,7 +71,70 @@ def holder(form: Form, item: Load, element: bool, lanes: str) -> str:
     kind = "Same" if stride == ZERO else "Unit" if stride == ONE else "Strided"
     if kind == "Strided" and item in turned_loads(form):
         kind = "Turned"
-    return f"fw::{kind}<{STORAGE_TYPES[item.dtype]}, {lanes}>"
+    lane = f"{STORAGE_TYPES[item.dtype]}, {lanes}"
+    if not item.access.guards:
+        return f"fw::{kind}<{lane}>"
+    each = any(step != ZERO for step in _lane_steps(form, item, element))
+    if form.language == "cuda":
+        return f"fw::GuardedLanes<{lane}>" if each else f"fw::Guarded<fw::{kind}<{lane}>, {lane}>"
+    kind = "Strided" if each and kind == "Same" else kind
+    return f"fw::Guarded<fw::{kind}<{lane}>, {_guarded_loads(form).index(item)}>"
+
+
+def _guarded_loads(form: Form) -> list[Load]:
+    return [item for item in form.kernel.body if isinstance(item, Load) and item.access.guards]
+
+
+def outside_lines(form: Form) -> list[str]:
+    """The values of guarded loads where there is no element."""
+    return [
+        f"static constexpr {REGISTER_TYPES[dtype]} {name} = {text};"
+        for (dtype, text), name in _outsides(form).items()
+    ]
+
+
+def _outsides(form: Form) -> dict[tuple[str, str], str]:
+    found = dict.fromkeys(_outside(item) for item in _guarded_loads(form))
+    return {each: f"kOutside{at}" for at, each in enumerate(found)}
+
+
+def _outside(item: Load) -> tuple[str, str]:
+    return item.dtype, literal(item.outside, item.dtype)
+
+
+def _lane_steps(form: Form, item: Load, element: bool) -> list[Dim]:
+    """How far each guard's index moves from one lane to the next."""
+    axis = _own_lanes(form, element)
+    return [ZERO if axis is None else guard.steps[axis] for guard in item.access.guards]
+
+
+def _own_lanes(form: Form, element: bool) -> int | None:
+    """The axis that a load's lanes lie along; a row value of a row schedule has one lane."""
+    return None if form.is_row and not element else lane_axis(form.kernel, form.schedule.kind)
+
+
+def _bounds(form: Form, item: Load, element: bool, at: list[str]) -> list[str]:
+    """What a guarded load takes beside its place: the value outside, on the host how many lanes
+    there are, and what inside means."""
+    outside = _outsides(form)[_outside(item)]
+    found = [f"fw::Store<{STORAGE_TYPES[item.dtype]}>::from({outside})"]
+    if form.language == "host":
+        found.append(_lanes_text(form, element, at))
+    steps = _lane_steps(form, item, element)
+    for guard, step in zip(item.access.guards, steps, strict=True):
+        index = linear_text(form, guard.steps, (Dim(guard.start),), at)
+        found.append(f"fw::bound<{step}>(I({index}), I({guard.size}))")
+    return found
+
+
+def _lanes_text(form: Form, element: bool, at: list[str]) -> str:
+    """How many lanes a run of the host has from here on."""
+    axis = _own_lanes(form, element)
+    if axis is None:
+        return "1"
+    tiled = form.schedule.kind == "pointwise" and is_strided(form)
+    most = "fw::kTile" if tiled else run_text(form)
+    return f"std::min<int64_t>({most}, {form.size(form.kernel.axes[axis].size)} - {at[axis]})"
 
 
 def read(
@@ -78,8 +142,9 @@ def read(
 ) -> str:
     where = f"{form.pointers[item.access.buffer]} + ({offset_text(form, item.access, at)})"
     stride = lane_stride(form, item.access, element)
-    extra = "" if stride in (ZERO, ONE) else f", {form.size(stride)}"
-    return f"{holder}.{verb}({where}{extra});"
+    extra = [] if stride in (ZERO, ONE) and not item.access.guards else [form.size(stride)]
+    extra += _bounds(form, item, element, at) if item.access.guards else []
+    return f"{holder}.{verb}({', '.join([where, *extra])});"
 
 
 def _out(form: Form, at: int, item: Store, element: bool, where: list[str]) -> tuple[str, str]:
@@ -172,7 +237,7 @@ def stored_places(form: Form, stores: Iterable[Store]) -> dict[str, str]:
 
 def _is_plain(form: Form, item: Load | Store) -> bool:
     plain = STORAGE_TYPES[item.dtype] == REGISTER_TYPES[item.dtype]
-    beside = lane_stride(form, item.access, True) == ONE
+    beside = lane_stride(form, item.access, True) == ONE and not item.access.guards
     return plain and beside and form.language == "host" and item not in form.tiles
 
 

@@ -35,7 +35,8 @@ def halves_of(form: Form, item: Reduce) -> str:
     if not isinstance(source, Load) or source in form.tiles or source.dtype not in HALVES:
         return ""
     beside = form.plan.level.is_element[source.name] and lane_stride(form, source.access, True)
-    return source.name if beside == ONE and source.name != form.given else ""
+    apart = source.name == form.given or bool(source.access.guards)
+    return source.name if beside == ONE and not apart else ""
 
 
 def _meeting(form: Form, items: Sequence[Reduce], acc: str) -> list[str]:

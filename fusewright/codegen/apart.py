@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fusewright.coalesce import restrided, strides_of
+from fusewright.coalesce import moves_of, restrided
 from fusewright.ir import ONE
-from fusewright.loop import Axis, Index, Instruction, Load, LoopKernel, Reduce, Store, reads
+from fusewright.loop import Axis, Instruction, LoopKernel, Reduce, Store, reads
 from fusewright.sweep import sweeps
 
 PLANE = "plane"  # the axis that y and x make
@@ -39,7 +39,7 @@ def reduced(epilogue: LoopKernel, product: str) -> LoopKernel:
     one axis: a thread has both and need not divide what it has multiplied."""
     made = _made_for(epilogue, sweeps(epilogue).row_stores, product)
     *others, y, x = made.inner
-    strides = [strides_of(each) for each in made.body if isinstance(each, Load | Store | Index)]
+    strides = [moves for each in made.body for moves in moves_of(each)]
     if y.size != ONE and any(each[-2] != each[-1] * x.size for each in strides):
         return made
     plane = Axis(PLANE, y.size * x.size)

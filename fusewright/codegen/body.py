@@ -15,6 +15,7 @@ from fusewright.codegen.access import (
     holder,
     is_strided,
     loaded_places,
+    outside_lines,
     read,
     store_lines,
     stored_places,
@@ -86,6 +87,7 @@ def _members(form: Form) -> list[str]:
         storage = STORAGE_TYPES[argument.dtype]
         lines.append(f"{const}{storage}* {form.pointers[argument.name]};")
     lines += [f"I {name};" for name in form.symbols.values()]
+    lines += outside_lines(form)
     for item in constants(form):
         name, kind = form.names[item.name], form.register(item.name)
         if isinstance(item.value, Dim | Ratio):

@@ -150,6 +150,9 @@ def narrow_text(form: Form) -> str:
         match item:
             case Load() | Store():
                 bounds.append(_bound_terms(form, item.access.strides, item.access.offset))
+                for guard in item.access.guards:
+                    ends = (Dim(guard.start), Dim(guard.size))
+                    bounds.append(_bound_terms(form, guard.steps, ends))
             case Index():
                 bounds.append(_bound_terms(form, item.steps, item.start))
     tests: dict[str, None] = {}

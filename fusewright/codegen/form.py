@@ -174,6 +174,11 @@ def _check_access(kernel: LoopKernel, item: Load | Store, buffers: Mapping[str, 
         )
     if len(access.strides) != len(kernel.axes):
         raise CodegenError(f"kernel {kernel.name}: {access.buffer!r} needs a stride for each axis")
+    for guard in access.guards:
+        forward = all(step.is_static and step.factor >= 0 for step in guard.steps)
+        fits = isinstance(item, Load) and len(guard.steps) == len(kernel.axes) and forward
+        if not fits:
+            raise CodegenError(f"kernel {kernel.name}: {access.buffer!r} has no guard like {guard}")
     if isinstance(item, Store):
         fixed = [
             axis.name
@@ -234,19 +239,20 @@ def all_coordinates(form: Form, row_prefix: str = "") -> list[str]:
 
 def offset_text(form: Form, access: Access, at: list[str]) -> str:
     """The element offset of an access as an expression over coordinates."""
+    return linear_text(form, access.strides, access.offset, at)
+
+
+def linear_text(form: Form, steps: tuple[Dim, ...], start: tuple[Dim, ...], at: list[str]) -> str:
+    """start + Σ step·coordinate."""
     moves = [
-        scaled_text(stride, name, form.symbols)
-        for stride, name in zip(access.strides, at, strict=True)
+        scaled_text(step, f"({name})" if "+" in name else name, form.symbols)
+        for step, name in zip(steps, at, strict=True)
     ]
-    return sum_text([*moves, *(form.size(each) for each in access.offset)])
+    return sum_text([*moves, *(form.size(each) for each in start)])
 
 
 def index_text(form: Form, item: Index, at: list[str]) -> str:
-    moves = [
-        scaled_text(step, f"({name})" if "+" in name else name, form.symbols)
-        for step, name in zip(item.steps, at, strict=True)
-    ]
-    return sum_text([*moves, *(form.size(each) for each in item.start)])
+    return linear_text(form, item.steps, item.start, at)
 
 
 def decompose(

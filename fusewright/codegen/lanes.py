@@ -52,6 +52,8 @@ def computed(form: Form, item: Computed, held: str, at: list[str], near: bool = 
             right = f"fw::value({held}[v])"
         case Index():
             right = f"fw::cast<{form.register(item.name)}>({index_text(form, item, at)})"
+            if item.size is not None:
+                right = f"fw::inside<I>({index_text(form, item, at)}, {item.size})"
         case Apply():
             right = applied(form, item, near)
         case Scan():

@@ -36,7 +36,7 @@ from fusewright.layout_schedule import (
     ProductSchedule,
     WindowSchedule,
 )
-from fusewright.loop import Apply, LoopKernel, Reduce
+from fusewright.loop import Apply, Load, LoopKernel, Reduce
 from fusewright.optable import REDUCTIONS, SCALAR_OPS
 from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, Target
@@ -128,11 +128,14 @@ def _roots(forms: Sequence[Form], every: Sequence[Form], target: Target) -> list
     needed = {SCALAR_OPS[op].header for op in ops} | {REDUCTIONS[kind].header for kind in found}
     headers = sorted(needed - {""})
     scanning = any(each.scans for each in forms)
+    guarded = any(isinstance(i, Load) and i.access.guards for body in bodies for i in body)
     if target.language == "host":
-        return [*headers, "host.hpp", *(["host_scan.hpp"] if scanning else [])]
+        more = {"host_scan.hpp": scanning, "guarded.hpp": guarded}
+        return [*headers, "host.hpp", *(name for name, needed in more.items() if needed)]
     kinds = [kind for kind in ("pointwise", "row", "column") if _uses(forms, kind)]
     kinds += ["transpose"] if any(each.is_tiled for each in forms) else []
     kinds += ["scan"] if scanning else []
+    kinds += ["guarded"] if guarded else []
     return [*headers, "lanes.cuh", *(f"{kind}.cuh" for kind in kinds)]
 
 

@@ -159,6 +159,13 @@ struct Store<bool8> {
   }
 };
 
+// Whether an index lies in [0, size): a negative one is large without its sign.
+template <typename I>
+FW_FN bool inside(I at, I size) {
+  using Word = std::make_unsigned_t<I>;
+  return static_cast<Word>(at) < static_cast<Word>(size);
+}
+
 // What a value becomes by being stored as `Stored` and read again.
 template <class Stored, class T>
 FW_FN float rounded(T x) {

@@ -9,9 +9,9 @@ from dataclasses import replace
 from fusewright.errors import GraphError
 from fusewright.ir import Graph, Node, TensorSpec
 from fusewright.loop import Load, LoopKernel, Store
-from fusewright.plan.assemble import kernel_of
 from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_operations
 from fusewright.plan.endings import Epilogues, ended_step, ends, epilogues, stored
+from fusewright.plan.finish import kernel_of
 from fusewright.plan.fuse import Group, fuse, needed_views
 from fusewright.plan.logsumexps import better_apart, in_two_sweeps
 from fusewright.plan.names import loop_name, operators_of
@@ -110,7 +110,7 @@ def _loop(values: Values, group: Group, written: frozenset[str]) -> Loop:
         inputs=inputs,
         outputs=kept,
         operators=operators,
-        bytes_moved=loop_bytes(kernel, values.sizes),
+        bytes_moved=loop_bytes(kernel, values.sizes, {x: values.bytes_of(x) for x in inputs}),
         operations=loop_operations(kernel, values.sizes),
     )
 

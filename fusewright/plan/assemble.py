@@ -1,4 +1,4 @@
-"""From a set of values to one `LoopKernel`: pulls every value's arithmetic down to loads.
+"""From a set of values to one loop's body: pulls every value's arithmetic down to loads.
 
 An *item* is a value that the kernel computes for its own sake (a reduction, a stored result);
 everything pointwise between items and memory is inlined where it is read.
@@ -12,16 +12,13 @@ from dataclasses import dataclass, field, replace
 from fusewright.ir import HALVES, Arg, Dim, Node, Ratio, Ref, TensorSpec, product
 from fusewright.loop import (
     Apply,
-    Argument,
-    Axis,
     Constant,
+    Guard,
     Instruction,
     Load,
-    LoopKernel,
     Reduce,
     Scan,
     Store,
-    reads,
 )
 from fusewright.loop import (
     Index as IndexValue,
@@ -33,10 +30,13 @@ from fusewright.plan.frames import (
     NotFusibleError,
     access,
     group,
+    guards,
     through_broadcast,
+    through_pad,
     through_view,
 )
 from fusewright.plan.values import Values, is_pointwise, is_scan, is_view
+from fusewright.rewrite.padding import PAD, pad_value
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
@@ -165,6 +165,8 @@ class _Assembly:
             return ((reduction.args[0].name, self._operand_index(reduction)),)
         if not (self._is_applied(name) or self._is_scanned(name)):
             return ()
+        if node.op == PAD:
+            return ((node.refs()[0], through_pad(node, index)),)
         return tuple(
             (arg.name, through_broadcast(index, values.spec(arg.name).shape))
             for arg in node.args
@@ -225,11 +227,47 @@ class _Assembly:
             raise NotFusibleError(str(reason), node.name) from reason
         return source, inner
 
-    def _load(self, name: str, index: Index) -> str:
+    def _load(self, name: str, index: Index, outside: int | float | bool = 0) -> str:
         spec = self.values.spec(name)
         self.loads[name] = None
         where = access(name, spec, index, self.domain.sizes)
-        return self._emit(Load(self._fresh(name), spec.dtype, where))
+        return self._emit(Load(self._fresh(name), spec.dtype, where, outside))
+
+    def _pad(self, node: Node, dtype: str, index: Index) -> str:
+        """What is padded, where its index lies inside; memory is not read elsewhere, anyhow."""
+        (place,) = self.reads[node.name, index]
+        inside = guards(self.values.spec(place[0]).shape, place[1], self.domain.sizes)
+        if not inside:
+            return self._read(*place, node.name)
+        name, at = place
+        while self._is_followed(name):
+            ((name, at),) = self.reads[name, at]
+        outside = pad_value(node)
+        if not self._is_reduced(name) and not self._is_applied(name):
+            where = access(name, self.values.spec(name), at, self.domain.sizes)
+            if set(where.guards) == set(inside):
+                return self._load(name, at, outside)
+        value = self._read(*place, node.name)
+        operands = (self._inside(inside), value, self._constant(outside, dtype, "c"))
+        return self._emit(Apply(self._fresh(node.name), dtype, "where", operands))
+
+    def _inside(self, inside: tuple[Guard, ...]) -> str:
+        """Whether all of them hold."""
+        found = [
+            self._once(IndexValue("inside", "bool", each.steps, (Dim(each.start),), each.size))
+            for each in inside
+        ]
+        while len(found) > 1:
+            both = (found.pop(), found.pop())
+            found.append(self._once(Apply("inside", "bool", "logical_and", both)))
+        return found[0]
+
+    def _once(self, item: IndexValue | Apply) -> str:
+        """The value of an instruction, which neighbouring windows ask for again."""
+        key = (repr(item), ())
+        if key not in self.known:
+            self.known[key] = self._emit(replace(item, name=self._fresh(item.name)))
+        return self.known[key]
 
     def _reduce(self, name: str, index: Index) -> str:
         node = self.values.reduction_of(name)
@@ -268,6 +306,8 @@ class _Assembly:
             return self._constant(node.args[0], node.spec.dtype, node.name)
         if node.op == "iota":
             return self._iota(node, node.spec, index)
+        if node.op == PAD:
+            return self._pad(node, node.spec.dtype, index)
         operands = self._operands(node, index)
         if node.op in _COMPARISONS:
             operands = tuple(self._rounded(name) for name in operands)
@@ -349,50 +389,3 @@ def _number_dtype(node: Node, dtype: str) -> str:
     count that a mean divides by has more digits than a half. A comparison rounds, as eager does."""
     half = dtype in HALVES and node.op not in (*_COMPARISONS, "where")
     return "float32" if half else dtype
-
-
-def kernel_of(
-    assembled: Assembled, name: str, summary: str, stored: tuple[str, ...], values: Values
-) -> LoopKernel:
-    """The finished kernel: outer axes first, arguments in order, only the stores wanted."""
-    domain = assembled.domain
-    order = (*domain.kept_axes, *domain.reduced_axes)
-    axes = tuple(Axis(f"i{axis}", domain.sizes[axis]) for axis in order)
-    body = [_reordered(item, order) for item in assembled.body]
-    stores = [_reordered(assembled.stores[item], order) for item in stored]
-    arguments = [Argument(each, values.spec(each).dtype, False) for each in assembled.loads]
-    arguments += [Argument(item, values.spec(item).dtype, True) for item in stored]
-    outer = len(domain.kept_axes)
-    live = _live((*body, *stores))
-    symbols = tuple(sorted(values.sizes))
-    return LoopKernel(name, summary, axes[:outer], axes[outer:], tuple(arguments), symbols, live)
-
-
-def _reordered(item: Instruction, order: tuple[int, ...]) -> Instruction:
-    if isinstance(item, Load | Store):
-        where = item.access
-        strides = tuple(where.strides[axis] for axis in order)
-        return replace(item, access=replace(where, strides=strides))
-    if isinstance(item, IndexValue):
-        return replace(item, steps=tuple(item.steps[axis] for axis in order))
-    return item
-
-
-def _live(body: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
-    """Without values that nothing stored depends on."""
-    needed: set[str] = set()
-    kept: list[Instruction] = []
-    for item in reversed(body):
-        match item:
-            case Store():
-                needed.add(item.value)
-            case Reduce():
-                if item.name not in needed and item.second not in needed:
-                    continue
-                needed.add(item.operand)
-            case _:
-                if item.name not in needed:
-                    continue
-                needed.update(reads(item))
-        kept.append(item)
-    return tuple(reversed(kept))

@@ -20,17 +20,24 @@ def _points(kernel: LoopKernel, where: Access, sizes: Mapping[str, int]) -> int:
     )
 
 
-def loop_bytes(kernel: LoopKernel, sizes: Mapping[str, int]) -> int:
-    """Each distinct element read once, each stored element written once."""
-    reads: dict[str, int] = {}
+def loop_bytes(
+    kernel: LoopKernel, sizes: Mapping[str, int], held: Mapping[str, int] | None = None
+) -> int:
+    """Each distinct element read once, each stored element written once.
+
+    `held` are the bytes of whole tensors: several accesses, such as a window's taps, read at most
+    those. Without it they are taken to read the same.
+    """
+    reads: dict[str, dict[Access, int]] = {}
     writes = 0
     for item in kernel.body:
         if isinstance(item, Load):
             size = _points(kernel, item.access, sizes) * ITEM_BYTES[item.dtype]
-            reads[item.access.buffer] = max(reads.get(item.access.buffer, 0), size)
+            reads.setdefault(item.access.buffer, {})[item.access] = size
         elif isinstance(item, Store):
             writes += _points(kernel, item.access, sizes) * ITEM_BYTES[item.dtype]
-    return sum(reads.values()) + writes
+    whole = {name: max(found.values()) for name, found in reads.items()} | dict(held or {})
+    return writes + sum(min(whole[name], sum(found.values())) for name, found in reads.items())
 
 
 def loop_operations(kernel: LoopKernel, sizes: Mapping[str, int]) -> int:

@@ -26,8 +26,9 @@ from fusewright.loop import (
     LoopKernel,
     Store,
 )
-from fusewright.plan.assemble import assemble, kernel_of
+from fusewright.plan.assemble import assemble
 from fusewright.plan.cost import ended_bytes, ended_operations
+from fusewright.plan.finish import kernel_of
 from fusewright.plan.frames import NotFusibleError
 from fusewright.plan.fuse import (
     EPILOGUE_APPLIES,
@@ -46,6 +47,7 @@ from fusewright.plan.window_sweeps import window_sweep
 from fusewright.plan.windows import loses_by_reducing, window_kernel
 from fusewright.product import ProductKernel
 from fusewright.rewrite.layouts import WINDOW
+from fusewright.rewrite.padding import PAD
 from fusewright.window import WindowKernel
 
 
@@ -83,7 +85,7 @@ def _same_points(node: Node, shape: tuple[Dim, ...]) -> bool:
     if node.spec is None or not node.spec.shape:
         return False
     small = node.spec.dtype in ITEM_BYTES and ITEM_BYTES[node.spec.dtype] <= ITEM_BYTES["float32"]
-    kind = is_pointwise(node) or node.op == "aten.view.default"
+    kind = (is_pointwise(node) and node.op != PAD) or node.op == "aten.view.default"
     return kind and small and node.spec.shape[-1] == shape[-1] and node.spec.numel == product(shape)
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fusewright.ir import ONE, ZERO, Dim, Node, TensorSpec, contiguous_strides, product
-from fusewright.loop import Access
+from fusewright.loop import Access, Guard
+from fusewright.rewrite.padding import pad_parts
 from fusewright.rewrite.views import permute_order, slice_parts
 
 
@@ -39,15 +40,20 @@ class NeedSplitError(Exception):
 
 @dataclass(frozen=True)
 class DimIndex:
-    """start + step · (the mixed-radix number whose digits are `axes`)."""
+    """start + step · (the mixed-radix number whose digits are `axes`).
+
+    `loose`: it may lie outside of the dimension, where padding has been followed; what is computed
+    there is not used.
+    """
 
     axes: tuple[int, ...] = ()
     start: int = 0
     step: int = 1
+    loose: bool = False
 
     @property
     def is_pure(self) -> bool:
-        return self.start == 0 and self.step == 1
+        return self.start == 0 and self.step == 1 and not self.loose
 
 
 Index = tuple[DimIndex, ...]
@@ -111,6 +117,14 @@ def through_view(node: Node, held: TensorSpec, index: Index, sizes: tuple[Dim, .
     raise NotFusibleError(f"{node.op} is not a view we follow")
 
 
+def through_pad(node: Node, index: Index) -> Index:
+    """The index into what is padded, which may lie outside of it."""
+    return tuple(
+        replace(each, start=each.start - before, loose=each.loose or (before, after) != (0, 0))
+        for each, (before, after) in zip(index, pad_parts(node), strict=True)
+    )
+
+
 def _through_reshape(
     read: tuple[Dim, ...], held: tuple[Dim, ...], index: Index, sizes: tuple[Dim, ...]
 ) -> Index:
@@ -170,7 +184,25 @@ def access(buffer: str, spec: TensorSpec, index: Index, sizes: tuple[Dim, ...]) 
                 raise NotFusibleError("one axis walks along two dimensions of a tensor")
             strides[axis] = running
             running = running * sizes[axis]
-    return Access(buffer, tuple(strides), tuple(offset))
+    return Access(buffer, tuple(strides), tuple(offset), guards(spec.shape, index, sizes))
+
+
+def guards(shape: tuple[Dim, ...], index: Index, sizes: tuple[Dim, ...]) -> tuple[Guard, ...]:
+    """What holds where an index lies inside of a shape, but for what always does."""
+    found: dict[Guard, None] = {}
+    for each, size in zip(index, shape, strict=True):
+        if not each.loose:
+            continue
+        steps, running = [ZERO] * len(sizes), Dim(each.step)
+        for axis in reversed(each.axes):
+            steps[axis] = running
+            running = running * sizes[axis]
+        if not (size.is_static and running.is_static):
+            raise NotFusibleError("a dimension of no fixed size is padded")
+        last = each.start + running.factor - each.step
+        if each.start < 0 or last >= size.factor:
+            found[Guard(tuple(steps), each.start, size.factor)] = None
+    return tuple(found)
 
 
 def dense_strides(shape: tuple[Dim, ...], strides: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 
 from fusewright.ir import Node
 from fusewright.loop import Apply, Load, LoopKernel, level, scans
-from fusewright.plan.assemble import Assembled, assemble, kernel_of
+from fusewright.plan.assemble import Assembled, assemble
 from fusewright.plan.domain import Domain, point_domain, reduction_domain, scan_domain
+from fusewright.plan.finish import kernel_of
 from fusewright.plan.frames import NotFusibleError
+from fusewright.plan.overlaps import read_often
 from fusewright.plan.rows import holds_rows
 from fusewright.plan.values import Values, is_pointwise, is_scan, is_view
 from fusewright.sweep import is_one_scan, part_bytes, sweeps
@@ -44,6 +46,7 @@ def fuse(values: Values) -> tuple[Values, tuple[Group, ...]]:
     """The groups of a graph, and the graph with what is realised decided."""
     wanted = _must_be_stored(values) | _row_results(values) | frozenset(values.ends)
     values = replace(values, realised=wanted)
+    values = replace(values, realised=wanted | read_often(values))
     for _ in range(MAX_ROUNDS):
         values, singles = _singles(values)
         groups = _merged(values, singles)
@@ -268,6 +271,8 @@ def is_epilogue(kernel: LoopKernel) -> bool:
     reduces, and little to remember in it."""
     plan = sweeps(kernel)
     if plan.count > 1 or (kernel.inner and part_bytes(plan) > EPILOGUE_PART_BYTES):
+        return False
+    if any(isinstance(item, Load) and item.access.guards for item in kernel.body):
         return False
     applies = sum(isinstance(item, Apply) for item in kernel.body)
     loads = {item.access.buffer for item in kernel.body if isinstance(item, Load)}

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fusewright.ir import HALVES, ONE, Graph, Node, Ref, contiguous_strides
-from fusewright.plan.assemble import kernel_of
+from fusewright.plan.finish import kernel_of
 from fusewright.plan.fuse import Group
 from fusewright.plan.rows import keeps_rows
 from fusewright.plan.values import Values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fusewright.loop import Apply, LoopKernel, Reduce, Scan
+from fusewright.loop import Apply, Load, LoopKernel, Reduce, Scan
 from fusewright.optable import SCANS
 
 MAX_NAME_WORDS = 6
@@ -21,6 +21,8 @@ def operators_of(kernel: LoopKernel) -> tuple[str, ...]:
             found.append({"welford": "var_mean"}.get(item.kind, item.kind))
         elif isinstance(item, Scan):
             found.append(SCANS[item.kind][1])
+    if not found and any(isinstance(x, Load) and x.access.guards for x in kernel.body):
+        return ("pad",)
     return tuple(_with_splits(found))
 
 

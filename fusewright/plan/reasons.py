@@ -79,8 +79,12 @@ def reason(node: Node, specs: Mapping[str, TensorSpec]) -> str:
         return _convolution(node, specs)
     if name in _KNOWN:
         return _KNOWN[name]
+    if "adaptive" in name:
+        return "its windows differ in size"
+    if "max_pool" in name:
+        return "it asks where the largest of each window lies, or windows have many taps"
     if "pool" in name:
-        return "a pooling window, which no kernel of ours has"
+        return "windows have many taps, or it is the gradient of overlapping ones"
     if "rand" in name or "dropout" in name or "bernoulli" in name:
         return "it draws random numbers, which must be PyTorch's own"
     if "attention" in name:

@@ -11,6 +11,7 @@ from fusewright.ir import Graph, Node, Ref, TensorSpec
 from fusewright.optable import SCALAR_OPS
 from fusewright.plan.frames import dense_strides
 from fusewright.rewrite.layouts import WINDOW
+from fusewright.rewrite.padding import PAD
 from fusewright.rewrite.products import PRODUCT, halves_of
 from fusewright.rewrite.views import is_canonical_view
 
@@ -30,7 +31,7 @@ def is_scan(node: Node) -> bool:
 
 
 def is_pointwise(node: Node) -> bool:
-    return node.op in SCALAR_OPS or node.op in SOURCES
+    return node.op in SCALAR_OPS or node.op in SOURCES or node.op == PAD
 
 
 @dataclass(frozen=True)

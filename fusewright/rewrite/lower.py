@@ -1,8 +1,8 @@
 """From ATen to the canonical operators that planning and the loop language understand.
 
 Comes in: a graph of ATen overloads. Goes out: the same function written with scalar operators,
-`full`, `iota`, four views, `reduce_*`, `scan_*`, `getitem` and, for everything else, the ATen
-operator as it was, which the plan will show as a call to PyTorch.
+`full`, `iota`, `pad`, four views, `reduce_*`, `scan_*`, `getitem` and, for everything else, the
+ATen operator as it was, which the plan will show as a call to PyTorch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from fusewright.ir import LOOP_DTYPES, Graph, Node, Ref
 from fusewright.rewrite.builder import Builder
+from fusewright.rewrite.padding import lower_pad
 from fusewright.rewrite.pointwise import SIMPLE, SPECIAL, lower_simple
 from fusewright.rewrite.pooling import POOLS, VALUES, values_alone
 from fusewright.rewrite.reductions import PAIRED_VARIANCES, REDUCTIONS, lower_variance
@@ -126,4 +127,6 @@ def _lowered(builder: Builder, node: Node, device: str) -> Ref | None:
         return SCANS[node.op](builder, node)
     if node.op in POOLS:
         return POOLS[node.op](builder, node)
+    if node.op == "aten.constant_pad_nd.default":
+        return lower_pad(builder, node)
     return None

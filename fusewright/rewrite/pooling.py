@@ -1,29 +1,31 @@
-"""Pooling whose windows do not overlap, images made larger by whole numbers, and largest and
-smallest values without their places.
+"""Pooling, images made larger by whole numbers, and largest and smallest values without their
+places.
 
-    max_pool(x)[.., y, x] = max of x[.., y·stride + j, x·stride + i] over the window's taps (j, i)
+    max_pool(x)[.., y, x] = max of x[.., y·stride + j·dilation - padding, ..] over the taps (j, i)
     avg_pool(x)           = their sum / how many there are
     upsample_nearest(x)[.., y, x] = x[.., y / times, x / times]; its gradient is a window's sum
 
-Each tap is a slice, and what joins them is pointwise: so pooling goes into one loop with what comes
-before it and after. Windows that overlap would compute what comes before several times, and windows
-that reach beyond the image have taps that are no slices: those stay PyTorch's. So does all that is
-asked for where a largest value lies, which gradients need.
+Each tap is a slice of the image, padded where windows reach beyond it, and what joins them is
+pointwise: so pooling goes into one loop with what comes before it and after. (Where windows overlap
+and what comes before is costly, the plan stores that first.) What is asked for where a largest
+value lies, which gradients need, stays PyTorch's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product as every
 
-from fusewright.ir import ONE, ZERO, Arg, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.ir import FLOATS, ONE, ZERO, Arg, Node, Ref, TensorSpec, contiguous_strides
 from fusewright.rewrite.builder import Builder
+from fusewright.rewrite.padding import padded
 from fusewright.rewrite.reductions import REDUCTIONS
 
 MOST_TAPS = 32
 MOST_TIMES = 16
+_COUNTS = "int32"
 LARGEST_BY_DIM = {"aten.max.dim": "aten.amax.default", "aten.min.dim": "aten.amin.default"}
 # Operators whose first result can be computed without the second, with their axes.
 LARGEST_OF_WINDOWS = {
@@ -40,6 +42,19 @@ _ENLARGED_GRADIENTS = {
 }
 
 
+@dataclass(frozen=True)
+class Along:
+    """A window along one axis."""
+
+    taps: int
+    stride: int
+    padding: int = 0
+    dilation: int = 1
+
+
+Window = list[Along]
+
+
 def values_alone(builder: Builder, node: Node, wanted: Node) -> Ref | None:
     """The first of two results, `wanted`, where nobody reads the second."""
     assert wanted.spec is not None
@@ -50,47 +65,123 @@ def values_alone(builder: Builder, node: Node, wanted: Node) -> Ref | None:
         args = (node.args[0], (node.argument("dim", 1),), node.argument("keepdim", 2, False))
         op = LARGEST_BY_DIM[node.op]
         return REDUCTIONS[op](builder, Node(wanted.name, op, args, (), wanted.spec, node.source))
-    numbers = (*node.args[1:], *(None,) * 5)[:5]
-    window = _window(builder, node, LARGEST_OF_WINDOWS[node.op], numbers[0], numbers[1], numbers[2])
-    spread = _numbers(numbers[3], LARGEST_OF_WINDOWS[node.op], 1)
-    if window is None or set(spread) != {1}:
-        return None
-    return _joined(builder, replace(node, name=wanted.name, spec=wanted.spec), window, "maximum")
+    axes = LARGEST_OF_WINDOWS[node.op]
+    padding, dilation = node.argument("padding", 3), node.argument("dilation", 4)
+    window = _window(builder, node, axes, padding, dilation)
+    named = replace(node, name=wanted.name, spec=wanted.spec)
+    return None if window is None else _joined(builder, named, window, "maximum", -math.inf)
 
 
 def _mean(builder: Builder, node: Node) -> Ref | None:
-    assert node.spec is not None
-    kernel, stride, padding, _, _, divisor = (*node.args[1:], *(None,) * 6)[:6]
-    window = _window(builder, node, _MEANS[node.op], kernel, stride, padding)
-    if window is None or divisor is not None:
+    assert node.spec is not None and isinstance(node.args[0], Ref)
+    window = _window(builder, node, _MEANS[node.op], node.argument("padding", 3), None)
+    total = None if window is None else _joined(builder, node, window, "add", 0)
+    if window is None or total is None:
         return None
-    total = _joined(builder, node, window, "add")
-    if total is None:
-        return None
-    count = _count(window)
-    return builder.point(node, "div", (total, count), node.spec.dtype) if count > 1 else total
+    divisor: Arg = node.argument("divisor_override", 6)
+    if divisor is None:
+        with_padding = node.argument("count_include_pad", 5, True)
+        image = builder.spec(node.args[0].name)
+        divisor = _counted(builder, node, window, image, node.spec, with_padding is not False)
+    return builder.point(node, "div", (total, divisor), node.spec.dtype) if divisor != 1 else total
+
+
+def _counted(
+    builder: Builder,
+    node: Node,
+    window: Window,
+    image: TensorSpec,
+    means: TensorSpec,
+    with_padding: bool,
+) -> Arg:
+    """How many taps each mean divides by, over all axes."""
+    same, varying = 1, list[Arg]()
+    for at, along in enumerate(window, -len(window)):
+        size = image.shape[at].factor
+        count = _counted_along(builder, node, along, size, at, means, with_padding)
+        if isinstance(count, int):
+            same *= count
+        else:
+            varying.append(count)
+    if not varying:
+        return same
+    counter = replace(node, name=f"{node.name}_count", spec=None)
+    total = varying[0]
+    for each in (*varying[1:], *[same] * (same > 1)):
+        total = builder.point(counter, "mul", (total, each), _COUNTS)
+    wide = "float64" if means.dtype == "float64" else "float32"
+    return builder.point(counter, "cast", (total,), wide)
+
+
+def _counted_along(
+    builder: Builder,
+    node: Node,
+    along: Along,
+    size: int,
+    axis: int,
+    means: TensorSpec,
+    with_padding: bool,
+) -> int | Ref:
+    """Fewer where a window reaches beyond the image, or beyond the padding that counts: from the
+    window's index, where that differs."""
+    many = means.shape[axis]
+    least = -along.padding if with_padding else 0
+    end = size + (along.padding if with_padding else 0)
+    starts = [each * along.stride - along.padding for each in range(many.factor)]
+    counts = {min(start + along.taps, end) - max(start, least) for start in starts}
+    if len(counts) <= 1 and min(counts, default=1) > 0:
+        return max(counts, default=1)
+    spec = TensorSpec(_COUNTS, (many,), (ONE,), means.device)
+    index = Node(f"{node.name}_index", "iota", (), (), spec, node.source)
+    first = builder.add(replace(index, args=(-along.padding, along.stride)))
+    past = builder.add(replace(index, args=(along.taps - along.padding, along.stride)))
+    first = builder.point(index, "maximum", (first, least), _COUNTS)
+    past = builder.point(index, "minimum", (past, end), _COUNTS)
+    count = builder.point(index, "sub", (past, first), _COUNTS)
+    if min(counts) < 1:  # all of a window is padding, and its sum zero
+        count = builder.point(index, "maximum", (count, 1), _COUNTS)
+    shape = (many, *(ONE for _ in range(-1 - axis)))
+    return builder.view(index, count, shape, contiguous_strides(shape))
 
 
 def _mean_gradient(builder: Builder, node: Node) -> Ref | None:
-    """Each tap has its share, where windows cover the image."""
+    """Each tap has its share, where windows cover the image; or where they move by one, each place
+    gathers from the windows that it is part of, which lie around it as taps do."""
     assert node.spec is not None and isinstance(node.args[0], Ref)
-    kernel, stride, padding, _, _, divisor = (*node.args[2:], *(None,) * 6)[:6]
     axes = _GRADIENTS[node.op]
-    window = _window(builder, replace(node, args=node.args[1:]), axes, kernel, stride, padding)
+    forward = replace(node, args=node.args[1:])
+    window = _window(builder, forward, axes, forward.argument("padding", 3), None)
     sizes = node.spec.shape[-axes:]
-    if window is None or divisor is not None:
+    if window is not None and all(along.stride == 1 for along in window):
+        return _gathered(builder, node, forward, window)
+    if window is None or forward.argument("divisor_override", 6) is not None:
         return None
     change = builder.spec(node.args[0].name)
-    pairs = list(zip(change.shape[-axes:], (k for k, _ in window), strict=True))
-    if any(k != s for k, s in window) or any(
+    pairs = list(zip(change.shape[-axes:], (along.taps for along in window), strict=True))
+    if any(along.taps != along.stride or along.padding for along in window) or any(
         many * k != size for (many, k), size in zip(pairs, sizes, strict=True)
     ):
         return None
     share = builder.point(
         replace(node, spec=None), "div", (node.args[0], _count(window)), change.dtype
     )
-    whole = _spread(builder, node, share, tuple(k for k, _ in window))
+    whole = _spread(builder, node, share, tuple(along.taps for along in window))
     return builder.point(node, "cast", (whole,), node.spec.dtype)
+
+
+def _gathered(builder: Builder, node: Node, forward: Node, window: Window) -> Ref | None:
+    assert node.spec is not None and isinstance(node.args[0], Ref)
+    means = builder.spec(node.args[0].name)
+    divisor: Arg = forward.argument("divisor_override", 6)
+    if divisor is None:
+        with_padding = forward.argument("count_include_pad", 5, True)
+        divisor = _counted(builder, node, window, node.spec, means, with_padding is not False)
+    around = [Along(along.taps, 1, along.taps - 1 - along.padding) for along in window]
+    if not isinstance(divisor, Ref):
+        total = _joined(builder, node, around, "add", 0)
+        return total and builder.point(node, "div", (total, divisor), node.spec.dtype)
+    share = builder.point(replace(node, spec=means), "div", (node.args[0], divisor), means.dtype)
+    return _joined(builder, replace(node, args=(share,)), around, "add", 0)
 
 
 def _spread(builder: Builder, node: Node, value: Ref, times: tuple[int, ...]) -> Ref:
@@ -125,7 +216,7 @@ def _enlarged_gradient(builder: Builder, node: Node) -> Ref | None:
     axes = _ENLARGED_GRADIENTS[node.op]
     change = builder.spec(node.args[0].name)
     times = _times(node.spec, change, node.args[3:], axes)
-    return None if times is None else _joined(builder, node, [(k, k) for k in times], "add")
+    return None if times is None else _joined(builder, node, [Along(k, k) for k in times], "add", 0)
 
 
 def _times(
@@ -153,23 +244,18 @@ POOLS: dict[str, Callable[[Builder, Node], Ref | None]] = {
     **dict.fromkeys(_ENLARGED_GRADIENTS, _enlarged_gradient),
 }
 
-# A window along each axis: its taps, and the stride.
-Window = list[tuple[int, int]]
 
-
-def _window(
-    builder: Builder, node: Node, axes: int, kernel: Arg, stride: Arg, padding: Arg
-) -> Window | None:
-    """None where windows overlap, reach beyond the image, or have many taps."""
+def _window(builder: Builder, node: Node, axes: int, padding: Arg, dilation: Arg) -> Window | None:
+    """None where windows have many taps, or a size is not fixed."""
     assert isinstance(node.args[0], Ref)
-    taps = _numbers(kernel, axes, 1)
+    taps = _numbers(node.argument("kernel_size", 1), axes, 1)
+    stride = node.argument("stride", 2)
     steps = _numbers(stride, axes, 1) if stride not in (None, ()) else taps
+    pads, spread = _numbers(padding, axes, 0), _numbers(dilation, axes, 1)
+    window = [Along(*each) for each in zip(taps, steps, pads, spread, strict=True)]
     sizes = builder.spec(node.args[0].name).shape[-axes:]
-    window = list(zip(taps, steps, strict=True))
-    if set(_numbers(padding, axes, 0)) != {0} or not all(size.is_static for size in sizes):
-        return None
-    apart = all(k <= s for k, s in window) and 0 < _count(window) <= MOST_TAPS
-    return window if apart else None
+    few = 0 < _count(window) <= MOST_TAPS and all(size.is_static for size in sizes)
+    return window if few else None
 
 
 def _numbers(value: Arg, axes: int, otherwise: int) -> tuple[int, ...]:
@@ -180,22 +266,31 @@ def _numbers(value: Arg, axes: int, otherwise: int) -> tuple[int, ...]:
 
 
 def _count(window: Window) -> int:
-    return math.prod(taps for taps, _ in window)
+    return math.prod(along.taps for along in window)
 
 
-def _joined(builder: Builder, node: Node, window: Window, op: str) -> Ref | None:
+def _joined(builder: Builder, node: Node, window: Window, op: str, outside: float) -> Ref | None:
     """All taps of each window joined by a pointwise operator, in their order."""
     assert node.spec is not None and isinstance(node.args[0], Ref)
     held, axes = builder.spec(node.args[0].name), len(window)
+    rank = len(held.shape)
+    pairs = [(0, 0)] * (rank - axes)
     made = node.spec.shape[-axes:]
-    for size, many, (taps, step) in zip(held.shape[-axes:], made, window, strict=True):
-        if (size.factor - taps) // step + 1 != many.factor:
-            return None  # rounded up, so that a window reaches beyond the image
+    for size, many, along in zip(held.shape[-axes:], made, window, strict=True):
+        reach = (many.factor - 1) * along.stride + (along.taps - 1) * along.dilation + 1
+        pairs.append((along.padding, max(0, reach - along.padding - size.factor)))
+    if held.dtype not in FLOATS and any(pair != (0, 0) for pair in pairs):
+        return None  # no number of theirs is below all others
+    named = replace(node, name=f"{node.name}_padded", spec=None)
+    whole = padded(builder, named, node.args[0], tuple(pairs), outside)
+    if whole is None:
+        return None
     result: Ref | None = None
-    for places in every(*(range(taps) for taps, _ in window)):
-        value = node.args[0]
-        for at, (place, (_, step)) in enumerate(zip(places, window, strict=True)):
-            value = _every(builder, node, value, len(held.shape) - axes + at, place, step)
+    for places in every(*(range(along.taps) for along in window)):
+        value = whole
+        for at, (place, along) in enumerate(zip(places, window, strict=True)):
+            start = place * along.dilation
+            value = _every(builder, node, value, rank - axes + at, start, along.stride)
         value = value if result is None else builder.point(node, op, (result, value), held.dtype)
         result = value
     assert result is not None

@@ -1,0 +1,45 @@
+"""From an assembled body to the finished `LoopKernel`: axes in order, arguments, live values."""
+
+from __future__ import annotations
+
+from fusewright.coalesce import restrided
+from fusewright.loop import Argument, Axis, Instruction, LoopKernel, Reduce, Store, reads
+from fusewright.plan.assemble import Assembled
+from fusewright.plan.values import Values
+
+
+def kernel_of(
+    assembled: Assembled, name: str, summary: str, stored: tuple[str, ...], values: Values
+) -> LoopKernel:
+    """The finished kernel: outer axes first, arguments in order, only the stores wanted."""
+    domain = assembled.domain
+    order = (*domain.kept_axes, *domain.reduced_axes)
+    axes = tuple(Axis(f"i{axis}", domain.sizes[axis]) for axis in order)
+    whole = (*assembled.body, *(assembled.stores[item] for item in stored))
+    body = restrided(whole, lambda strides: tuple(strides[axis] for axis in order))
+    arguments = [Argument(each, values.spec(each).dtype, False) for each in assembled.loads]
+    arguments += [Argument(item, values.spec(item).dtype, True) for item in stored]
+    outer = len(domain.kept_axes)
+    live = _live(body)
+    symbols = tuple(sorted(values.sizes))
+    return LoopKernel(name, summary, axes[:outer], axes[outer:], tuple(arguments), symbols, live)
+
+
+def _live(body: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
+    """Without values that nothing stored depends on."""
+    needed: set[str] = set()
+    kept: list[Instruction] = []
+    for item in reversed(body):
+        match item:
+            case Store():
+                needed.add(item.value)
+            case Reduce():
+                if item.name not in needed and item.second not in needed:
+                    continue
+                needed.add(item.operand)
+            case _:
+                if item.name not in needed:
+                    continue
+                needed.update(reads(item))
+        kept.append(item)
+    return tuple(reversed(kept))

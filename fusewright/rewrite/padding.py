@@ -1,0 +1,79 @@
+"""Padding with a number: `pad(x, ((before, after), …), value)`, a pair for each dimension.
+
+    pad(x)[.., i, ..] = x[.., i - before, ..] where there is such an element, else value
+
+Negative numbers cut off. A loop reads x at the shifted index, guarded, so padding goes into what
+reads it, and what is padded into padding. Every dimension that is padded has a fixed size.
+"""
+
+from __future__ import annotations
+
+from fusewright.ir import FLOATS, Arg, Dim, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.rewrite.builder import Builder
+
+PAD = "pad"
+LARGEST_SIZE = 2**30  # indices that padding compares have 32 bits
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+def pad_parts(node: Node) -> Pairs:
+    """What is added before and after, along each dimension."""
+    pairs = node.args[1]
+    assert isinstance(pairs, tuple)
+    return tuple(_pair(each) for each in pairs)
+
+
+def _pair(arg: Arg) -> tuple[int, int]:
+    assert isinstance(arg, tuple)
+    before, after = arg
+    assert isinstance(before, int) and isinstance(after, int)
+    return before, after
+
+
+def pad_value(node: Node) -> int | float | bool:
+    value = node.args[2]
+    assert isinstance(value, int | float)
+    return value
+
+
+def padded(
+    builder: Builder, like: Node, value: Ref, pairs: Pairs, outside: int | float | bool
+) -> Ref | None:
+    """The node, or the value itself if nothing is added; None where a size may not be padded."""
+    held = builder.spec(value.name)
+    shape: list[Dim] = []
+    for size, (before, after) in zip(held.shape, pairs, strict=True):
+        if (before, after) == (0, 0):
+            shape.append(size)
+            continue
+        large = max(size.factor, size.factor + before + after, abs(before), abs(after))
+        if not size.is_static or large > LARGEST_SIZE:
+            return None
+        shape.append(Dim(size.factor + before + after))
+    if not any(pair != (0, 0) for pair in pairs):
+        return value
+    strides = contiguous_strides(tuple(shape))
+    if like.spec is not None and like.spec.shape == tuple(shape):
+        strides = like.spec.strides
+    spec = TensorSpec(held.dtype, tuple(shape), strides, held.device)
+    return builder.add(Node(like.name, PAD, (value, pairs, outside), (), spec, like.source))
+
+
+def lower_pad(builder: Builder, node: Node) -> Ref | None:
+    """aten.constant_pad_nd, whose pairs come last dimension first."""
+    assert node.spec is not None and isinstance(node.args[0], Ref)
+    numbers, outside = node.argument("pad", 1), node.argument("value", 2, 0)
+    if not isinstance(numbers, tuple) or not isinstance(outside, int | float):
+        return None
+    given = [each for each in numbers if isinstance(each, int)]
+    whole = isinstance(outside, int) or outside == outside // 1
+    if len(given) != len(numbers) or not (whole or node.spec.dtype in FLOATS):
+        return None
+    rank = len(node.spec.shape)
+    last_first = list(zip(given[::2], given[1::2], strict=True))
+    pairs = ((0, 0),) * (rank - len(last_first)) + tuple(reversed(last_first))
+    made = padded(builder, node, node.args[0], pairs, outside)
+    if made == node.args[0]:  # a result has memory of its own
+        return builder.point(node, "cast", (made,), node.spec.dtype)
+    return made
