@@ -11,7 +11,7 @@ from fusewright.ending import Reduces
 from fusewright.ir import ONE
 from fusewright.line_cost import best_line, prefers_lines
 from fusewright.product import ProductKernel, SplitOperand
-from fusewright.product_cost import best_tile_rows, rounded_from
+from fusewright.product_cost import best_tile_rows, parts_of, rounded_from
 from fusewright.schedule import Target
 from fusewright.window import GradientKernel, WindowKernel
 from fusewright.window_cost import (
@@ -28,11 +28,13 @@ class ProductSchedule:
     """How a product is laid out: a block computes tiles of TILE_COLUMNS × `tile_rows`.
 
     With TF32's precision and at least `rounded_from` rows its `a` is rounded to halves first, if
-    that is not 0.
+    that is not 0. Where tiles are few, blocks share them, and there is room for the parts of
+    `shared_tiles` in all.
     """
 
     tile_rows: int
     rounded_from: int = 0
+    shared_tiles: int = 0
 
 
 def choose_product(
@@ -43,10 +45,11 @@ def choose_product(
     tile_rows = best_tile_rows(of, target.sms, kernel.a.dtype)
     if not isinstance(kernel.b, SplitOperand):
         return ProductSchedule(tile_rows)
-    free_major, shared = kernel.a.free_stride == ONE, kernel.shares_rounding
-    least, rows = rounded_from(of, tile_rows, free_major, shared), kernel.rounded_rows
+    free_major, together = kernel.a.free_stride == ONE, kernel.shares_rounding
+    least, rows = rounded_from(of, tile_rows, free_major, together), kernel.rounded_rows
     never = rows.is_static and rows.at({}) < least
-    return ProductSchedule(tile_rows, 0 if never else least)
+    shared = target.sms if parts_of(of, tile_rows, target.sms) > 1 else 0
+    return ProductSchedule(tile_rows, 0 if never else least, shared)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,10 @@ TILE_DEPTH = 64
 # 1024·8192·8192 in 0.628 ms with tiles of 128 rows, in 0.591 ms with 176).
 BLOCK_US: Mapping[int, float] = {128: 1.25, 176: 1.54}
 FINISH_US = 3.0  # of a tile: its first loads and its epilogue
+# Few tiles are shared by several processors, each with some of the contracted blocks: no fewer than
+# kLeastBlocks of kernels/sm90_parts.cuh. Guesses until measured.
+PART_BLOCKS = 8
+JOIN_US = 6.0
 SPLIT_US = 10.0  # of a call: the other kernel, which splits, and two launches
 # The same in 16 bits, where nothing is split: from the tensor cores' rate, not measured yet.
 HALF_BLOCK_US: Mapping[int, float] = {128: 0.36, 256: 0.66}
@@ -58,10 +62,27 @@ def tiles_for(dtype: str) -> Mapping[int, float]:
 
 def product_us(of: Extents, tile_rows: int, sms: int, dtype: str = "float32") -> float:
     """The time that a product of ours is expected to take."""
+    if dtype == "float32":
+        return _tiled_us(of, tile_rows, BLOCK_US[tile_rows], sms) + SPLIT_US
     tiles = _parts(of.columns, TILE_COLUMNS) * _parts(of.rows, tile_rows) * of.batches
     blocks = _parts(of.contracted, TILE_DEPTH)
-    call = SPLIT_US if dtype == "float32" else HALF_CALL_US
-    return _parts(tiles, sms) * (blocks * tiles_for(dtype)[tile_rows] + FINISH_US) + call
+    return _parts(tiles, sms) * (blocks * HALF_BLOCK_US[tile_rows] + FINISH_US) + HALF_CALL_US
+
+
+def parts_of(of: Extents, tile_rows: int, sms: int) -> int:
+    """How many processors share a tile, as `divide` in kernels/sm90_parts.cuh has it."""
+    tiles = _parts(of.columns, TILE_COLUMNS) * _parts(of.rows, tile_rows) * of.batches
+    blocks = _parts(of.contracted, TILE_DEPTH)
+    parts = min(sms // max(1, tiles), blocks // PART_BLOCKS)
+    return _parts(blocks, _parts(blocks, parts)) if parts > 1 else 1
+
+
+def _tiled_us(of: Extents, tile_rows: int, block_us: float, sms: int) -> float:
+    """Of the tiles of a product in float32, which may be shared."""
+    tiles = _parts(of.columns, TILE_COLUMNS) * _parts(of.rows, tile_rows) * of.batches
+    blocks, parts = _parts(of.contracted, TILE_DEPTH), parts_of(of, tile_rows, sms)
+    each = _parts(blocks, parts) * block_us + FINISH_US
+    return _parts(tiles, sms) * each + (JOIN_US if parts > 1 else 0.0)
 
 
 def best_tile_rows(of: Extents, sms: int, dtype: str = "float32") -> int:
@@ -81,13 +102,11 @@ def _once_us(of: Extents, sms: int) -> float:
     tile_rows = best_tile_rows(of, sms)
     first = rounded_from(of, tile_rows, False, False)
     if 0 < first <= of.rows:
-        tile, block = ROUND_TILE_ROWS, HALF_BLOCK_US[ROUND_TILE_ROWS]
+        tiled = product_us(of, ROUND_TILE_ROWS, sms, "float16") - HALF_CALL_US
         before = a * ROUND_BYTES[False] / ROUND_BYTES_PER_US + ROUND_LAUNCH_US
     else:
-        tile, block = (128 if tile_rows == 128 else ROUND_TILE_ROWS), ONCE_BLOCK_US[tile_rows]
-        before = 0.0
-    tiles = _parts(of.columns, TILE_COLUMNS) * _parts(of.rows, tile) * of.batches
-    tiled = _parts(tiles, sms) * (_parts(of.contracted, TILE_DEPTH) * block + FINISH_US)
+        tile = 128 if tile_rows == 128 else ROUND_TILE_ROWS
+        tiled, before = _tiled_us(of, tile, ONCE_BLOCK_US[tile_rows], sms), 0.0
     split = SPLIT_US + b * SPLIT_BYTES / LIBRARY_BYTES_PER_US
     return split + before + max(tiled, _moved_us(of, TF32))
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -184,6 +185,9 @@ T atomicAdd(T* place, T x) {
   return before;
 }
 inline void __threadfence() {}
+inline void cudaMemsetAsync(void* to, int byte, size_t bytes, void*) {
+  std::memset(to, byte, bytes);
+}
 
 inline void __syncthreads() {
   emulation::meet(emulation::block_meeting, static_cast<int>(emulation::fibers.size()));

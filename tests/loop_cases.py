@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import functools
 import hashlib
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -38,7 +40,7 @@ GXX = (
     "g++ -std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=off "
     "-fopenmp -shared -fPIC"
 ).split()
-# Kernels on fibers that are run once or twice: most of the time would be the optimiser's.
+# Kernels on fibers: most of the time would be the optimiser's.
 EMULATED = ("-Og", "-w")
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 Size = Dim | int
@@ -312,6 +314,25 @@ def build(
     picked = schedule or choose(loop, target, sizes or {})
     source = render([(loop, picked)], target)
     return compile_source(source), source
+
+
+@functools.cache
+def together(
+    loops: tuple[LoopKernel, ...], flags: tuple[str, ...] = (), **sizes: int
+) -> dict[LoopKernel, tuple[ctypes.CDLL, Source]]:
+    """Cases of one test as one text for the host: g++ starts and reads the headers once."""
+    target = Target.host()
+    named = [
+        (replace(loop, name=f"{loop.name}_{number}"), choose(loop, target, sizes))
+        for number, loop in enumerate(loops)
+    ]
+    source = render(named, target)
+    library = compile_source(source, flags)
+    entries = {entry.name: entry for entry in source.entries}
+    return {
+        loop: (library, replace(source, entries=(entries[kernel.name],)))
+        for loop, (kernel, _) in zip(loops, named, strict=True)
+    }
 
 
 def run(

@@ -57,9 +57,16 @@ void end_in(const ByRow<Body>& end, int64_t rows, int64_t columns, const Sum& su
   end.join(1, nullptr);
 }
 
+// That the memory is there shows only in that it can be written.
+struct ProductParts {
+  void* memory = nullptr;
+  int64_t bytes = 0;
+};
+
 template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
 int product(const End& end, bool vectors, const RawOperand& a, const SplitOperand& b,
-            const ProductExtents& of, int device, void* stream) {
+            const ProductExtents& of, int device, void* stream, const ProductParts& parts = {}) {
+  if (parts.bytes > 0) memset(parts.memory, 0xff, parts.bytes);
   if ((kFreeMajorA && a.free_stride != 1) || b.row_stride % 8 != 0) return 1;
   const auto sum = [&](int64_t q, int64_t p) {
     return sum_at<kContractedRowsB>(a, b, of, q / of.rows, q % of.rows, p, kTerms == 3);
@@ -69,11 +76,11 @@ int product(const End& end, bool vectors, const RawOperand& a, const SplitOperan
   return 0;
 }
 
-// In double precision; that the memory is there shows only in that it can be written.
+// In double precision; its memory likewise.
 template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
 int rounded_product(const End& end, bool vectors, const RawOperand& a, const SplitOperand& b,
                     const ProductExtents& of, int64_t least_rows, void* memory, int device,
-                    void* stream) {
+                    void* stream, const ProductParts& parts = {}) {
   const bool shared = a.batch_stride == 0 && !kContractedRowsB;
   const int64_t rows = of.rows * (shared ? of.batches : 1);
   if (kTerms == 1 && rows >= least_rows) {
@@ -81,7 +88,7 @@ int rounded_product(const End& end, bool vectors, const RawOperand& a, const Spl
     memset(memory, 0xff, layers * of.columns * of.contracted * 2);
   }
   return product<kTerms, kTileRows, kFreeMajorA, kContractedRowsB>(end, vectors, a, b, of, device,
-                                                                   stream);
+                                                                   stream, parts);
 }
 
 template <class T>

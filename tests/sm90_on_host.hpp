@@ -248,58 +248,85 @@ inline uint64_t tile_descriptor(const void* tile, int chunk_bytes) {
 }
 inline int of_warp(int x) { return x; }
 
-inline uint32_t held[1024][4];  // every thread's fragment of a
+// Sums as registers hold them, two rows times two columns; factors for them, of all steps of 16.
+using Quad = float __attribute__((vector_size(16)));
+using Words = uint32_t __attribute__((vector_size(16)));
+using Factors = Quad[16];
+inline Factors rows_of[32][8];      // of every warp: two rows for each four threads,
+inline Factors columns_of[32][128];  // and all pairs of columns
 
+FW_FN Quad numbers(Words raw, half) {
+  const Quad scaled = reinterpret_cast<Quad>((raw & 0x7fffu) << 13) * 0x1p112f;
+  const Words special = ((raw & 0x7c00u) == 0x7c00u) & 0x7f800000u;
+  return reinterpret_cast<Quad>((raw & 0x8000u) << 16 | special | reinterpret_cast<Words>(scaled));
+}
+FW_FN Quad numbers(Words raw, bf16) { return reinterpret_cast<Quad>(raw << 16); }
+
+// A line of a tile: one place of the free index, all of the contracted one.
+template <bool kFreeMajor>
+FW_FN void read_line(uint16_t (&line)[16], uint64_t tile, int free) {
+  const uint32_t base = static_cast<uint32_t>(tile) << 4;
+  const uint32_t chunk_bytes = static_cast<uint32_t>(tile >> 32);
+  constexpr int kTogether = kFreeMajor ? 1 : 8;  // swizzling keeps 16 bytes together
+  for (int k = 0; k < 16; k += kTogether) {
+    const uint32_t at =
+        kFreeMajor ? free / 64 * chunk_bytes + k * 128 + free % 64 * 2 : free * 128 + k * 2;
+    memcpy(line + k, emulated_shared + swizzled(base + at), kTogether * 2);
+  }
+}
+template <class T, bool kFreeMajor>
+FW_FN void read_rows(Factors& rows, uint64_t tile, int row) {
+  uint16_t one[16], other[16];
+  read_line<kFreeMajor>(one, tile, row);
+  read_line<kFreeMajor>(other, tile, row + 8);
+  for (int k = 0; k < 16; ++k) {
+    rows[k] = numbers(Words{one[k], one[k], other[k], other[k]}, T());
+  }
+}
+template <class T, bool kFreeMajor>
+FW_FN void read_columns(Factors& columns, uint64_t tile, int pair) {
+  uint16_t one[16], other[16];
+  read_line<kFreeMajor>(one, tile, 2 * pair);
+  read_line<kFreeMajor>(other, tile, 2 * pair + 1);
+  for (int k = 0; k < 16; ++k) {
+    columns[k] = numbers(Words{one[k], other[k], one[k], other[k]}, T());
+  }
+}
+FW_FN void add_products(float* sum, const Factors& rows, const Factors& columns, int add) {
+  Quad total = {};
+  if (add) memcpy(&total, sum, sizeof(total));
+  for (int k = 0; k < 16; ++k) total += rows[k] * columns[k];
+  memcpy(sum, &total, sizeof(total));
+}
+
+// Every number is converted but once for a warp: that was most of these tests' time.
 template <bool kFreeMajorB, int kSums>
 void multiply(float (&sum)[kSums], const uint32_t (&a)[4], uint64_t b, int add) {
-  const unsigned me = threadIdx.x, group = me % 32 / 4, part = me % 4;
-  memcpy(held[me], a, sizeof(a));
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
+  for (int i = 0; i < 8; ++i) {
+    Quad& rows = rows_of[warp][group][i / 4 * 8 + part * 2 + i % 2];
+    const int low = i / 2 % 2 * 2;
+    rows[low] = rows[low + 1] = half_to_float(a[i / 2] >> i % 2 * 16 & 0xffffu);
+  }
+  for (int pair = lane; pair < kSums; pair += 32) {
+    read_columns<half, kFreeMajorB>(columns_of[warp][pair], b, pair);
+  }
   __syncwarp();
-  const uint32_t base = static_cast<uint32_t>(b) << 4;
-  const uint32_t chunk_bytes = static_cast<uint32_t>(b >> 32);
-  for (int i = 0; i < kSums; ++i) {
-    const int column = i / 4 * 8 + part * 2 + i % 2, low = i / 2 % 2;
-    float total = add ? sum[i] : 0.f;
-    for (int k = 0; k < 16; ++k) {
-      const uint32_t pair = held[me / 32 * 32 + group * 4 + k % 8 / 2][low + k / 8 * 2];
-      const uint32_t at = kFreeMajorB ? column / 64 * chunk_bytes + k * 128 + column % 64 * 2
-                                      : column * 128 + k * 2;
-      uint16_t half;
-      memcpy(&half, emulated_shared + swizzled(base + at), 2);
-      total += half_to_float(pair >> k % 2 * 16 & 0xffffu) * half_to_float(half);
-    }
-    sum[i] = total;
+  for (int j = 0; j < kSums / 4; ++j) {
+    add_products(sum + 4 * j, rows_of[warp][group], columns_of[warp][4 * j + part], add);
   }
   __syncwarp();
 }
 
-// A number of a tile: of the free index and of the contracted one within the step of 16.
-template <class T, bool kFreeMajor>
-float tile_number(uint64_t tile, int free, int k) {
-  const uint32_t base = static_cast<uint32_t>(tile) << 4;
-  const uint32_t chunk_bytes = static_cast<uint32_t>(tile >> 32);
-  const uint32_t at =
-      kFreeMajor ? free / 64 * chunk_bytes + k * 128 + free % 64 * 2 : free * 128 + k * 2;
-  T number;
-  memcpy(&number, emulated_shared + swizzled(base + at), 2);
-  return value(number);
-}
-
 template <class T, bool kFreeMajorA, bool kFreeMajorB, int kSums>
 void multiply_shared(float (&sum)[kSums], uint64_t a, uint64_t b, int add) {
-  const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
-  pending[threadIdx.x].open.push_back([&sum, a, b, add, row, pair] {
-    float of_a[2][16];
-    for (int i = 0; i < 32; ++i) {
-      of_a[i / 16][i % 16] = tile_number<T, kFreeMajorA>(a, row + i / 16 * 8, i % 16);
-    }
-    for (int i = 0; i < kSums; ++i) {
-      float total = add ? sum[i] : 0.f;
-      for (int k = 0; k < 16; ++k) {
-        const float of_b = tile_number<T, kFreeMajorB>(b, i / 4 * 8 + pair + i % 2, k);
-        total += of_a[i / 2 % 2][k] * of_b;
-      }
-      sum[i] = total;
+  const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, part = threadIdx.x % 4;
+  pending[threadIdx.x].open.push_back([&sum, a, b, add, row, part] {
+    Factors rows, columns;
+    read_rows<T, kFreeMajorA>(rows, a, row);
+    for (int j = 0; j < kSums / 4; ++j) {
+      read_columns<T, kFreeMajorB>(columns, b, 4 * j + part);
+      add_products(sum + 4 * j, rows, columns, add);
     }
   });
 }

@@ -14,7 +14,7 @@ from fusewright.ir import Dim, Ratio
 from fusewright.loop import Apply, Constant, Index, Load, LoopKernel, Reduce, Store
 from fusewright.schedule import Schedule, Target, choose
 from tests import loop_cases as cases
-from tests.loop_cases import access, kernel, row_major, run
+from tests.loop_cases import access, call, kernel, row_major, run, together
 
 S0 = Dim(1, ("s0",))
 HOST, CUDA = Target.host(), Target.cuda()
@@ -130,12 +130,17 @@ def test_in_place() -> None:
     close(x, expected)
 
 
+COLUMNS = [1, 3, 32, 127, 1000]
+SOFTMAXES = tuple(cases.softmax(S0, columns, dtype) for columns in COLUMNS for dtype in FLOATS)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("columns", [1, 3, 32, 127, 1000])
+@pytest.mark.parametrize("columns", COLUMNS)
 def test_softmax(dtype: str, columns: int) -> None:
     x = (torch.randn(13, columns) * 20).to(getattr(torch, dtype))
     y = torch.empty_like(x)
-    run(cases.softmax(S0, columns, dtype), {"x": x, "y": y}, {"s0": 13})
+    built = together(SOFTMAXES, s0=13)[cases.softmax(S0, columns, dtype)]
+    call(*built, {"x": x, "y": y}, {"s0": 13}, 2)
     close(y, torch.softmax(x.double(), 1), TOLERANCE[dtype])
 
 
@@ -226,18 +231,25 @@ def reduction(kind: str, dtype: str, rows: int, columns: int, result: str = "") 
     return kernel(f"reduce_{kind}_{dtype}", [rows], [columns], {"x": dtype}, {"y": result}, body)
 
 
+TYPES = ["float32", "int64", "int32"]
+REDUCTIONS = tuple(
+    reduction(kind, dtype, 5, columns) for kind in REDUCED for dtype in TYPES for columns in (67, 0)
+)
+
+
 @pytest.mark.parametrize("kind", REDUCED)
-@pytest.mark.parametrize("dtype", ["float32", "int64", "int32"])
+@pytest.mark.parametrize("dtype", TYPES)
 def test_reductions(kind: str, dtype: str) -> None:
     exact, identity = REDUCED[kind]
     whole = getattr(torch, dtype)
     x = (torch.randn(5, 67) * 3).to(whole)
     y = torch.empty(5, dtype=whole)
-    run(reduction(kind, dtype, 5, 67), {"x": x, "y": y})
+    built = together(REDUCTIONS)
+    call(*built[reduction(kind, dtype, 5, 67)], {"x": x, "y": y}, {}, 2)
     # Integers wrap in the dtype that was asked for, as x.prod(dtype=...) does.
     expected = exact(x.double()) if dtype == "float32" else exact(x).to(whole)
     close(y, expected, 1e-5)
-    run(reduction(kind, dtype, 5, 0), {"x": x, "y": y})
+    call(*built[reduction(kind, dtype, 5, 0)], {"x": x, "y": y}, {}, 2)
     empty = torch.tensor(identity)
     if dtype != "float32" and math.isinf(identity):
         info = torch.iinfo(whole)

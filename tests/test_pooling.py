@@ -144,3 +144,41 @@ def test_nothing_has_no_largest(largest) -> None:  # type: ignore[no-untyped-def
     fast = fusewright.optimize(Lambda(lambda m, x: largest(x)), x, modes=("eval",))
     with pytest.raises(IndexError, match="non-zero size"):
         fast(x)
+
+
+ENLARGED = {
+    "twice": (lambda x: F.interpolate(x, scale_factor=2), IMAGES, True),
+    "a line": (lambda x: F.interpolate(x, scale_factor=3), LINES, True),
+    "a volume, by sizes": (lambda x: F.interpolate(x, size=(8, 7, 24)), VOLUMES, True),
+    "exact": (lambda x: F.interpolate(x, size=(27, 12), mode="nearest-exact"), IMAGES, True),
+    "one axis": (lambda x: F.interpolate(x, scale_factor=(1, 5)), IMAGES, True),
+    "no whole number": (lambda x: F.interpolate(x, scale_factor=1.5), IMAGES, False),
+    "smaller": (lambda x: F.interpolate(x, size=(3, 4)), IMAGES, False),
+    "many times": (lambda x: F.interpolate(x, scale_factor=17), LINES, False),
+    "linear": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), IMAGES, False),
+}
+
+
+@pytest.mark.parametrize("name", ENLARGED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_images_become_larger_in_loops(name: str, dtype: torch.dtype) -> None:
+    enlarge, shape, ours = ENLARGED[name]
+    model = Lambda(lambda m, x: enlarge(-x) * 2)
+    x = torch.randn(shape).to(dtype)
+    found = prepare(model, (x,), modes=("train",), device=x.device, target=Target.host()).modes[-1]
+    assert found.backward is not None
+    for plan in (found.forward, found.backward):
+        names = calls(plan)
+        assert not names if ours else all("upsample" in each for each in names) and names
+    fast = fusewright.optimize(copy.deepcopy(model), x, modes=("train",))
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    y, expected = fast(mine), model(theirs)
+    change = torch.randn_like(expected)
+    y.backward(change)
+    expected.backward(change)
+    assert torch.equal(y, expected) and y.stride() == expected.stride()
+    exact = x.double().requires_grad_()
+    model(exact).backward(change.double())
+    assert mine.grad is not None and theirs.grad is not None and exact.grad is not None
+    errors = [(each.grad.double() - exact.grad).norm() for each in (mine, theirs)]  # type: ignore[union-attr]
+    assert errors[0] <= 1.01 * errors[1] + 1e-6 * exact.grad.norm()

@@ -14,7 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusewright.codegen.product import COUNT_BYTES
 from fusewright.interpret import half_scale
+from fusewright.product import Extents
+from fusewright.product_cost import parts_of
 from tests.cores_on_host import library_of
 
 PLAIN = r"""
@@ -40,13 +43,15 @@ ENTRIES = r"""
 #define ENTRY(name, rows, free_major, contracted_rows)                                          \
   extern "C" int name(void* a, void* hi, void* lo, void* inverse, void* out, int64_t free,        \
                       int64_t deep, int64_t layer, int64_t row_stride, int64_t p, int64_t q,      \
-                      int64_t r, int64_t batches, int64_t terms, int64_t vectors) {               \
-    const auto run = terms == 1 ? fw::product<1, rows, free_major, contracted_rows, End>          \
-                                : fw::product<3, rows, free_major, contracted_rows, End>;         \
+                      int64_t r, int64_t batches, int64_t terms, int64_t vectors, void* memory,   \
+                      int64_t bytes) {                                                            \
+    using Parts = fw::ProductParts;                                                               \
+    const auto run = terms == 1 ? fw::product<1, rows, free_major, contracted_rows, End, Parts>   \
+                                : fw::product<3, rows, free_major, contracted_rows, End, Parts>;  \
     return run(                                                                                   \
         End{{{{(float*)out, p}}}}, vectors, fw::RawOperand{(float*)a, free, deep, layer},         \
         {(fw::half*)hi, (fw::half*)lo, (float*)inverse, row_stride}, {p, q, r, batches}, 0,       \
-        nullptr);                                                                                 \
+        nullptr, Parts{memory, bytes});                                                           \
   }
 ENTRY(kk_128, 128, false, false)
 ENTRY(fk_128, 128, true, false)
@@ -77,7 +82,9 @@ def halves(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return hi, lo, 1 / scale
 
 
-def product(layout: str, tile: int, a: Tensor, b: Tensor, terms: int, vectors: bool) -> Tensor:
+def product(
+    layout: str, tile: int, a: Tensor, b: Tensor, terms: int, vectors: bool, shared_tiles: int = 0
+) -> Tensor:
     """result[…][q][p]; every element must be visited once."""
     free, deep = (-2, -1) if layout[0] == "k" else (-1, -2)
     p, r = a.shape[free], a.shape[deep]
@@ -89,8 +96,13 @@ def product(layout: str, tile: int, a: Tensor, b: Tensor, terms: int, vectors: b
     strides = (a.stride(free), a.stride(deep), a.stride(0) if a.dim() == 3 else 0, hi.stride(-2))
     numbers = (*strides, p, q, r, math.prod(batches), terms, int(vectors))
     entry = getattr(library(), f"{layout}_{tile}")
-    code = entry(*map(ctypes.c_void_p, pointers), *map(ctypes.c_int64, numbers))
-    assert code == 0 and not (out == 12345).any()
+    rows = tile if terms == 3 or tile == 128 else 256
+    room = COUNT_BYTES + shared_tiles * 4 * rows * 128 if shared_tiles else 0
+    memory = torch.full((room + 64,), 111, dtype=torch.uint8)
+    held = (ctypes.c_void_p(memory.data_ptr()), ctypes.c_int64(room))
+    code = entry(*map(ctypes.c_void_p, pointers), *map(ctypes.c_int64, numbers), *held)
+    assert code == 0 and bool((memory[room:] == 111).all())
+    assert not (out == 12345).any()
     return out
 
 
@@ -208,3 +220,37 @@ def test_long_sums_are_set_aside_in_parts() -> None:
     exact = b.double() @ a.double().t()
     y = product("kk", 128, a, b, 3, vectors=True)
     assert float((y.double() - exact).norm() / exact.norm()) < 2e-7
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("layout", ["kk", "fk", "ff", "kf"])
+@pytest.mark.parametrize(
+    ("p", "q", "r", "tiles"),
+    [(132, 180, 1100, 40), (100, 30, 64 * 17, 2), (5, 3, 64 * 25 - 1, 3), (260, 130, 2100, 12)],
+)
+def test_blocks_share_tiles(layout: str, p: int, q: int, r: int, tiles: int, terms: int) -> None:
+    torch.manual_seed(p + q + r)
+    assert parts_of(Extents(q, p, r), 128, tiles) > 1
+    a, b, exact = operands(layout, p, q, r)
+    y, again = (product(layout, 128, a, b, terms, p % 4 == 0, tiles) for _ in range(2))
+    bound = 6e-4 if terms == 1 else 4e-7
+    assert torch.equal(y, again) and float((y.double() - exact).norm() / exact.norm()) < bound
+    if terms == 3:  # sums are taken apart, and differ
+        assert not torch.equal(y, product(layout, 128, a, b, terms, p % 4 == 0))
+
+
+@pytest.mark.parametrize("terms", [1, 3])
+def test_shared_tiles_of_batches_have_their_own_infinities(terms: int) -> None:
+    a, b, exact = operands("kk", 70, 40, 1100, (3,))
+    a[1, 5, 7] = math.inf
+    y = product("kk", 176, a, b, terms, False, 12)
+    assert bool(y[1, :, 5].isinf().all()) and int((~y.isfinite()).sum()) == 40
+    whole = y.isfinite()
+    error = (y.double() - exact)[whole].norm() / exact[whole].norm()
+    assert float(error) < (6e-4 if terms == 1 else 4e-7)
+
+
+def test_many_tiles_are_not_shared() -> None:
+    a, b, _ = operands("kk", 300, 300, 1100)
+    alone, room = (product("kk", 128, a, b, 3, True, tiles) for tiles in (0, 17))
+    assert torch.equal(alone, room)  # nine tiles: two parts of each would not fit

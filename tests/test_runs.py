@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import platform
 import threading
@@ -15,7 +16,7 @@ from fusewright.codegen.render import render
 from fusewright.loop import Apply, Constant, Instruction, Load, LoopKernel, Reduce, Store
 from fusewright.optable import SCALAR_OPS
 from fusewright.schedule import Target, choose
-from tests.loop_cases import access, call, compile_source, kernel, row_major, run
+from tests.loop_cases import access, call, compile_source, kernel, row_major, run, together
 
 # Where functions of lanes stand for those of vectors: only x86 has vectors of ours.
 PORTABLE = ("-mno-avx512f",) if platform.machine() in ("x86_64", "AMD64") else ()
@@ -121,18 +122,26 @@ def test_sums_of_a_function_and_of_what_lies_in_memory(columns: int) -> None:
     torch.testing.assert_close(total, torch.erfc(x.double()).sum(1).float(), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("columns", [1, 7, 8, 100, 1024, 1029])
-@pytest.mark.parametrize("rows", [1, 2, 3, 130])
-def test_columns_are_summed_two_rows_at_once(rows: int, columns: int) -> None:
+def column_sums(rows: int, columns: int) -> LoopKernel:
     body = [
         Load("x", "float32", access("x", 1, columns)),
         Reduce("total", "float32", "sum", "x"),
         Store("total", "float32", access("y", 1, 0)),
     ]
-    loop = kernel("columns", [columns], [rows], {"x": "float32"}, {"y": "float32"}, body)
+    return kernel("columns", [columns], [rows], {"x": "float32"}, {"y": "float32"}, body)
+
+
+ROWS, COLUMNS = [1, 2, 3, 130], [1, 7, 8, 100, 1024, 1029]
+COLUMN_SUMS = tuple(column_sums(*sizes) for sizes in itertools.product(ROWS, COLUMNS))
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_columns_are_summed_two_rows_at_once(rows: int, columns: int) -> None:
+    loop = column_sums(rows, columns)
     assert 1 in (rows, columns) or "add_two(elem.x.from, next.x.from, n)" in text(loop)
     x, y = torch.randn(rows, columns), torch.empty(columns)
-    run(loop, {"x": x, "y": y})
+    call(*together(COLUMN_SUMS)[loop], {"x": x, "y": y}, {}, 2)
     torch.testing.assert_close(y, x.double().sum(0).float(), rtol=1e-6, atol=1e-6)
 
 
@@ -213,9 +222,7 @@ def test_bfloat16_beside_a_function() -> None:
 RUNS = [(op, dtype) for op, each in SCALAR_OPS.items() for dtype in each.run]
 
 
-@pytest.mark.parametrize(("op", "dtype"), RUNS)
-def test_a_row_gets_the_bits_of_its_elements(op: str, dtype: str) -> None:
-    """Backward may compute for every element what forward computed once for a row."""
+def once_a_row(op: str, dtype: str) -> LoopKernel:
     body = [
         Load("r", dtype, access("r", 1, 0)),
         Load("x", dtype, row_major("x", 40, 3)),
@@ -224,22 +231,36 @@ def test_a_row_gets_the_bits_of_its_elements(op: str, dtype: str) -> None:
         Apply("all", dtype, "add", ("once", "total")),
         Store("all", dtype, access("y", 1, 0)),
     ]
-    loop = kernel("rows", [40], [3], {"r": dtype, "x": dtype}, {"y": dtype}, body)
+    return kernel("rows", [40], [3], {"r": dtype, "x": dtype}, {"y": dtype}, body)
+
+
+def each_element(n: int, op: str, dtype: str) -> LoopKernel:
+    return flat("each", n, dtype, [Apply("y", dtype, op, ("x",))])
+
+
+ONCE_AND_EACH = tuple(loop for run in RUNS for loop in (once_a_row(*run), each_element(40, *run)))
+ALONE = tuple(each_element(1000, *run) for run in RUNS)
+
+
+@pytest.mark.parametrize(("op", "dtype"), RUNS)
+def test_a_row_gets_the_bits_of_its_elements(op: str, dtype: str) -> None:
+    """Backward may compute for every element what forward computed once for a row."""
+    built = together(ONCE_AND_EACH)
     kind = getattr(torch, dtype)
     r = torch.rand(40, dtype=kind) * 0.9 + 0.05
     y, each = torch.empty_like(r), torch.empty_like(r)
-    run(loop, {"r": r, "x": torch.zeros(40, 3, dtype=kind), "y": y})
-    run(flat("each", 40, dtype, [Apply("y", dtype, op, ("x",))]), {"x": r, "y0": each})
+    zeros = torch.zeros(40, 3, dtype=kind)
+    call(*built[once_a_row(op, dtype)], {"r": r, "x": zeros, "y": y}, {}, 2)
+    call(*built[each_element(40, op, dtype)], {"x": r, "y0": each}, {}, 2)
     assert torch.equal(y, each)
 
 
 @pytest.mark.parametrize(("op", "dtype"), RUNS)
 def test_without_vectors(op: str, dtype: str) -> None:
-    loop = flat("portable", 1000, dtype, [Apply("y", dtype, op, ("x",))])
-    source = render([(loop, choose(loop, Target.host(), {}))], Target.host())
+    built = together(ALONE, PORTABLE)[each_element(1000, op, dtype)]
     x = torch.rand(1000, dtype=getattr(torch, dtype)) * 0.9 + 0.05
     y = torch.empty_like(x)
-    call(compile_source(source, PORTABLE), source, {"x": x, "y0": y}, {}, 1)
+    call(*built, {"x": x, "y0": y}, {}, 1)
     exact = getattr(torch, op)(x.double())
     tolerance = 3e-7 if dtype == "float32" else 2e-15
     torch.testing.assert_close(y.double(), exact, rtol=tolerance, atol=tolerance)
@@ -330,28 +351,33 @@ def test_long_chains_of_functions_need_little_stack() -> None:
     torch.testing.assert_close(y, exact)
 
 
-TURNED = [(1, 1), (16, 16), (15, 33), (64, 64), (65, 130), (200, 31)]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "uint8"])
-@pytest.mark.parametrize(("rows", "columns"), TURNED)
-def test_turned_operand(rows: int, columns: int, dtype: str) -> None:
-    """y[b, i, j] = x[b, i, j] + z[b, j, i]."""
+def turned(rows: int, columns: int, dtype: str) -> LoopKernel:
     body = [
         Load("x", dtype, row_major("x", 3, rows, columns)),
         Load("z", dtype, access("z", rows * columns, 1, rows)),
         Apply("y", dtype, "add", ("x", "z")),
         Store("y", dtype, row_major("y", 3, rows, columns)),
     ]
-    loop = kernel("turn", [3, rows, columns], [], {"x": dtype, "z": dtype}, {"y": dtype}, body)
+    return kernel("turn", [3, rows, columns], [], {"x": dtype, "z": dtype}, {"y": dtype}, body)
+
+
+SHAPES = [(1, 1), (16, 16), (15, 33), (64, 64), (65, 130), (200, 31)]
+TYPES = ["float32", "float64", "float16", "int64", "uint8"]
+TURNED = tuple(turned(*shape, dtype) for shape in SHAPES for dtype in TYPES)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+def test_turned_operand(rows: int, columns: int, dtype: str) -> None:
+    """y[b, i, j] = x[b, i, j] + z[b, j, i]."""
     kind = getattr(torch, dtype)
     x = (torch.randn(3, rows, columns) * 40).abs().to(kind)
     z = (torch.randn(3, columns, rows) * 40).abs().to(kind)
     y = torch.empty_like(x)
     for flags in ((), PORTABLE):
-        source = render([(loop, choose(loop, Target.host(), {}))], Target.host())
         y.zero_()
-        call(compile_source(source, flags), source, {"x": x, "z": z, "y": y}, {}, 2)
+        built = together(TURNED, flags)[turned(rows, columns, dtype)]
+        call(*built, {"x": x, "z": z, "y": y}, {}, 2)
         assert torch.equal(y, x + z.transpose(1, 2))
 
 

@@ -1,12 +1,14 @@
 """Which composite ATen operators capture takes apart, with PyTorch's own decompositions.
 
 The list holds what becomes pointwise operators, reductions and views, and nothing that would
-turn into gathers or scatters: those stay whole, as calls that are visible in the plan.
+turn into gathers or scatters: those stay whole, as calls that are visible in the plan. PyTorch
+takes some of them apart by itself while it traces: it is kept from that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -46,6 +48,31 @@ _VIEWS = """
     unbind unsafe_split unsafe_split_with_sizes pixel_shuffle pixel_unshuffle channel_shuffle repeat
     narrow_copy
 """
+
+
+# As gathers, and their gradients as scatters that add, which take ten times as long.
+_WHOLE = """
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
+    upsample_trilinear3d upsample_bicubic2d
+"""
+
+
+@contextlib.contextmanager
+def kept_whole() -> Iterator[None]:
+    """Operators that PyTorch's tracing would take apart in Python run as they are."""
+    packets = [getattr(torch.ops.aten, name) for name in _WHOLE.split()]
+    kept = [getattr(packet, each) for packet in packets for each in packet.overloads()]
+    before = [(op, dict(op.py_kernels)) for op in kept]
+    for op, _ in before:
+        op.py_kernels.clear()
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernels in before:
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
 
 
 @cache

@@ -23,9 +23,10 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from fusewright.capture.call import Call, Flattened
 from fusewright.capture.convert import Converter, is_random
-from fusewright.capture.decompositions import decomposition_table
+from fusewright.capture.decompositions import decomposition_table, kept_whole
 from fusewright.capture.effects import is_token, without_tokens
 from fusewright.capture.program import Halves, make_program, placeholders
+from fusewright.capture.recurrent import written_out
 from fusewright.ir import Program, Symbol
 
 
@@ -48,6 +49,8 @@ def trace(
         stack.enter_context(torch.enable_grad())
         stack.enter_context(fake_mode)
         stack.enter_context(functorch_config.patch(fake_tensor_allow_meta=True))
+        stack.enter_context(kept_whole())
+        stack.enter_context(written_out())
         joint = aot_export_joint_with_descriptors(
             stack, flattened, tuple(fakes), {}, decompositions=decomposition_table()
         )

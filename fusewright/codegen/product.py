@@ -12,11 +12,12 @@ from fusewright.ir import ONE, Dim
 from fusewright.layout_schedule import ProductSchedule
 from fusewright.optable import STORAGE_TYPES
 from fusewright.product import ProductKernel, RawOperand, SplitOperand
-from fusewright.product_cost import tiles_for
+from fusewright.product_cost import TILE_COLUMNS, tiles_for
 from fusewright.sweep import part_bytes, sweeps
 
 SPLIT_HEADER = "sm90_rounded_gemm.cuh"
 HALF_HEADER = "sm90_half_gemm.cuh"
+COUNT_BYTES = 8192  # kCountBytes of sm90_parts.cuh
 ACROSS_COLUMNS = 32  # kRowPart of sm90_finish.cuh: what a part of a row covers at least
 
 
@@ -26,7 +27,7 @@ def product_header(kernel: ProductKernel) -> str:
 
 def product_entry(kernel: ProductKernel, schedule: ProductSchedule) -> Entry:
     names = tuple(each.name for each in kernel.arguments)
-    workspace = _parts_workspace(kernel)
+    workspace = _parts_workspace(kernel, schedule)
     if schedule.rounded_from:
         room = (*kernel.rounded_bytes, Dim(ALIGNMENT))
         rounded = Rounded(room, kernel.rounded_rows, schedule.rounded_from)
@@ -41,20 +42,33 @@ def product_lines(kernel: ProductKernel, form: Form, schedule: ProductSchedule) 
     sizes = (kernel.columns, kernel.rows, kernel.contracted, kernel.batches)
     extents = f"const fw::ProductExtents extents{{{', '.join(map(form.size, sizes))}}};"
     if isinstance(kernel.b, SplitOperand):
-        body = _split_body(kernel.a, kernel.b, form, schedule, _parts_workspace(kernel))
+        parts = _parts_workspace(kernel, schedule)
+        body = _split_body(kernel.a, kernel.b, form, schedule, parts)
     else:
         body = _half_body(kernel.a, kernel.b, form, schedule)
-    return ending_lines(kernel, (form,), title, [extents, *body])
+    behind = f"static_cast<char*>(workspace) + {_shared_bytes(schedule)}"
+    reduced = behind if schedule.shared_tiles else "workspace"
+    return ending_lines(kernel, (form,), title, [extents, *body], reduced)
 
 
-def _parts_workspace(kernel: ProductKernel) -> Workspace:
-    """Room for what each tile has reduced; `lines_of` in sm90_tiles.cuh says how many there are."""
+def _shared_bytes(schedule: ProductSchedule) -> int:
+    """Room for the parts of tiles that thread blocks share (sm90_parts.cuh)."""
+    if not schedule.shared_tiles:
+        return 0
+    return COUNT_BYTES + schedule.shared_tiles * 4 * schedule.tile_rows * TILE_COLUMNS
+
+
+def _parts_workspace(kernel: ProductKernel, schedule: ProductSchedule) -> Workspace:
+    """Room for parts of tiles, then for what each tile has reduced; `lines_of` in sm90_tiles.cuh
+    says how many there are."""
+    shared = _shared_bytes(schedule)
     if kernel.reduces is Reduces.NOTHING:
-        return Workspace()
+        return Workspace(fixed=shared)
     line = kernel.epilogue.outer_numel * part_bytes(sweeps(kernel.epilogue))
     if kernel.reduces is Reduces.DOWN:
-        return Workspace(line * kernel.batches, kernel.rows, min(tiles_for(kernel.a.dtype)))
-    return Workspace(line, kernel.columns, ACROSS_COLUMNS)
+        rows = min(tiles_for(kernel.a.dtype))
+        return Workspace(line * kernel.batches, kernel.rows, rows, shared)
+    return Workspace(line, kernel.columns, ACROSS_COLUMNS, shared)
 
 
 def _split_body(
@@ -70,14 +84,17 @@ def _split_body(
         f"const fw::RawOperand a{{{', '.join(raw)}}};",
         f"const fw::SplitOperand b{{{', '.join(split)}}};",
     ]
+    given = "where, stream"
+    if schedule.shared_tiles:
+        given += f", fw::ProductParts{{workspace, {_shared_bytes(schedule)}}}"
     if not schedule.rounded_from:
-        call = f"fw::product<{template}>(end, vectors, a, b, extents, where, stream)"
+        call = f"fw::product<{template}>(end, vectors, a, b, extents, {given})"
         return [*operands, f"return {call};"]
     return [
         *operands,
         f"void* const halves = {parts.behind(form.size)};",
         f"return fw::rounded_product<{template}>(end, vectors, a, b, extents, "
-        f"{schedule.rounded_from}, halves, where, stream);",
+        f"{schedule.rounded_from}, halves, {given});",
     ]
 
 

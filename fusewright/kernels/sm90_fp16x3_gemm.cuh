@@ -13,6 +13,7 @@
 #pragma once
 
 #include "sm90_once.cuh"
+#include "sm90_parts.cuh"
 
 namespace fw {
 
@@ -85,10 +86,10 @@ __device__ __forceinline__ void multiply_block(float (&sum)[kSums],
 // A long sum of equal signs would lose bits: every so many blocks it is set aside.
 constexpr int kBlocksPerPart = 128;
 
-// A warpgroup that multiplies. `finish(total, row, tile)` takes the sums of a whole tile.
-template <bool kFreeMajorA, bool kContractedRowsB, int kTileRows, class Finish>
+// A warpgroup that multiplies. `finish(total, row, item)` takes the sums of a tile, or of a part of it.
+template <bool kFreeMajorA, bool kContractedRowsB, int kTileRows, class Sizes, class Finish>
 __device__ __forceinline__ void multiply_blocks(ProductShared<3, kTileRows>& shared,
-                                                const ProductSizes& sizes, const Finish& finish) {
+                                                const Sizes& sizes, const Finish& finish) {
   constexpr int kSums = kTileRows / 2;
   const int mine = 1 + threadIdx.x / 128, other = 3 - mine;
   const bool speaks = threadIdx.x % 32 == 0;
@@ -115,11 +116,12 @@ __device__ __forceinline__ void multiply_blocks(ProductShared<3, kTileRows>& sha
   fragments.template read<0, 4>(reader, shared.a[0]);
   release_a();
 #pragma unroll 1
-  for (int tile = blockIdx.x; tile < sizes.tiles(); tile += gridDim.x) {
+  for (int item = blockIdx.x; item < sizes.items(); item += gridDim.x) {
+    const int blocks = sizes.blocks_of(item);
 #pragma unroll
     for (int i = 0; i < kSums; ++i) total[i] = 0.f;
 #pragma unroll 1
-    for (int block = 0; block < sizes.blocks; ++block, from_b.advance()) {
+    for (int block = 0; block < blocks; ++block, from_b.advance()) {
       fragments.split(kContractedRowsB);
       const float low = fragments.inverse[0], high = fragments.inverse[1];
       wait(&shared.loaded_b[from_b.stage], from_b.parity);
@@ -128,7 +130,7 @@ __device__ __forceinline__ void multiply_blocks(ProductShared<3, kTileRows>& sha
       multiply_block<kFreeMajorA, kContractedRowsB>(sum, fragments, shared.b[from_b.stage][0],
                                                     shared.kHalfBytes);
       await_products<1>();
-      if (short_sum ? block + 1 == sizes.blocks : block > 0) give_turn(other);
+      if (short_sum ? block + 1 == blocks : block > 0) give_turn(other);
       // The next block is read as registers come free: the lower halves' now, the others' then.
       wait(&shared.loaded_a[from_a.stage], from_a.parity);
       fragments.template read<0, 2>(reader, shared.a[from_a.stage]);
@@ -139,7 +141,7 @@ __device__ __forceinline__ void multiply_blocks(ProductShared<3, kTileRows>& sha
 #pragma unroll
       for (int i = 0; i < kSums; ++i) total[i] = __fmaf_rn(sum[i], i / 2 % 2 ? high : low, total[i]);
       release_a();
-      if (block % kBlocksPerPart == kBlocksPerPart - 1 && block + 1 < sizes.blocks) {
+      if (block % kBlocksPerPart == kBlocksPerPart - 1 && block + 1 < blocks) {
         const bool first = block < kBlocksPerPart;
 #pragma unroll
         for (int i = 0; i < kSums; ++i) {
@@ -148,19 +150,20 @@ __device__ __forceinline__ void multiply_blocks(ProductShared<3, kTileRows>& sha
         }
       }
     }
-    if (sizes.blocks > kBlocksPerPart) {
+    if (blocks > kBlocksPerPart) {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) total[i] += parts[i];
     }
-    finish(total, reader.row, tile);
+    finish(total, reader.row, item);
   }
   if (mine == 1) await_turn(1);  // what the other gave last
 }
 
-template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
+template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End, class Parts>
 __global__ void __launch_bounds__(kProductThreads, 1)
     product_kernel(const End end, const RawOperand a, const SplitOperand b,
-                   const ProductSizes sizes, const __grid_constant__ CUtensorMap map_a,
+                   const typename Parts::Sizes sizes, const Parts parts,
+                   const __grid_constant__ CUtensorMap map_a,
                    const __grid_constant__ CUtensorMap map_hi,
                    const __grid_constant__ CUtensorMap map_lo) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -189,9 +192,10 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   } else {
     take_registers<232>();
     const int group = threadIdx.x / 128;
-    const auto finish = [&](auto& total, int row, int tile) {
+    const auto finish = [&](auto& total, int row, int item) {
+      if (!parts.join(total, sizes, item, shared.finished[group], 3 + group)) return;
       int batch, p, q;
-      sizes.place(tile, batch, p, q);
+      sizes.place(item / sizes.parts, batch, p, q);
       const MatrixResult<kContractedRowsB> result = {
           a,          b,    batch, sizes.columns, sizes.rows, sizes.contracted, sizes.line(batch, q),
           sizes.vectors};
@@ -209,10 +213,10 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 #endif
 }
 
-template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
+template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End, class Parts>
 static int launch_product(const End& end, bool vectors, const RawOperand& a,
                           const SplitOperand& b, const ProductExtents& of, int device,
-                          void* stream) {
+                          void* stream, const Parts& parts) {
   using Shared = ProductShared<kTerms, kTileRows>;
   static_assert(int(sizeof(Shared)) <= kSharedBytes, "more shared memory than a block can have");
   const OnDevice here(device);
@@ -222,10 +226,10 @@ static int launch_product(const End& end, bool vectors, const RawOperand& a,
   const bool gather =
       inner != 1 || outer % 4 != 0 || outer <= 0 || a.batch_stride % 4 != 0 ||
       a.batch_stride < 0 || reinterpret_cast<uintptr_t>(a.data) % 16 != 0;
-  const ProductSizes sizes = {
+  typename Parts::Sizes sizes = {{
       int(of.columns), int(of.rows), int(of.contracted), int(of.batches),
       tiles(of.columns, kTileColumns), tiles(of.rows, kTileRows), tiles(of.contracted, kTileDepth),
-      kTileRows, gather, vectors};
+      kTileRows, gather, vectors}};
   CUtensorMap map_a{}, map_hi{}, map_lo{};
   const Matrices raw = {kFreeMajorA ? of.columns : of.contracted,
                         kFreeMajorA ? of.contracted : of.columns, outer,
@@ -241,24 +245,34 @@ static int launch_product(const End& end, bool vectors, const RawOperand& a,
        matrix_map(map_hi, b.hi, halves, 64, box_rows) &&
        (kTerms == 1 || matrix_map(map_lo, b.lo, halves, 64, box_rows)));
   if (!mapped) return static_cast<int>(cudaErrorInvalidValue);
-  const auto kernel = product_kernel<kTerms, kTileRows, kFreeMajorA, kContractedRowsB, End>;
+  const auto kernel = product_kernel<kTerms, kTileRows, kFreeMajorA, kContractedRowsB, End, Parts>;
   static Persistent persistent;
   const int64_t all = int64_t(sizes.batches) * sizes.tiles_p * sizes.tiles_q;
-  const int blocks = persistent.blocks(kernel, all, device);
-  launch_behind(kernel, blocks, kProductThreads, int(sizeof(Shared)), stream, end, a, b, sizes,
-                map_a, map_hi, map_lo);
+  if (parts.template divide<kTileRows>(sizes, all)) {
+    // An ordinary launch: what comes before it in the stream is no kernel.
+    parts.forget(stream);
+    const int blocks = persistent.blocks(kernel, all * sizes.parts, device);
+    kernel<<<blocks, kProductThreads, sizeof(Shared), static_cast<cudaStream_t>(stream)>>>(
+        end, a, b, sizes, parts, map_a, map_hi, map_lo);
+  } else {
+    const int blocks = persistent.blocks(kernel, all, device);
+    launch_behind(kernel, blocks, kProductThreads, int(sizeof(Shared)), stream, end, a, b, sizes,
+                  parts, map_a, map_hi, map_lo);
+  }
   end.join(lines_of<End>(sizes), stream);
   return static_cast<int>(cudaGetLastError());
 }
 
-// `vectors`: whether the epilogue's tensors are aligned for four columns at a time.
-template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
+// `vectors`: whether the epilogue's tensors are aligned for four columns at a time. `parts`: room for
+// those of tiles, where there are few.
+template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End,
+          class Parts = NoParts>
 int product(const End& end, bool vectors, const RawOperand& a, const SplitOperand& b,
-            const ProductExtents& of, int device, void* stream) {
+            const ProductExtents& of, int device, void* stream, const Parts& parts = {}) {
   if (of.columns == 0 || of.rows == 0 || of.batches == 0) return end_nothing(end, device, stream);
   constexpr int kRows = kTerms == 3 || kTileRows == 128 ? kTileRows : 256;
   return launch_product<kTerms, kRows, kFreeMajorA, kContractedRowsB>(end, vectors, a, b, of,
-                                                                      device, stream);
+                                                                      device, stream, parts);
 }
 
 }  // namespace fw

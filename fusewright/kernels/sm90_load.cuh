@@ -79,22 +79,24 @@ __device__ __forceinline__ void copy_halves(ProductShared<kTerms, kTileRows>& sh
 }
 
 // The warpgroup that loads; a's blocks come with the factors of b's rows where those are contracted.
-template <bool kFreeMajorA, bool kContractedRowsB, int kTerms, int kTileRows>
+template <bool kFreeMajorA, bool kContractedRowsB, int kTerms, int kTileRows, class Sizes>
 __device__ __forceinline__ void load_blocks(ProductShared<kTerms, kTileRows>& shared,
                                             const RawOperand& a, const float* inverse_b,
                                             const CUtensorMap* map_a, const CUtensorMap* map_hi,
-                                            const CUtensorMap* map_lo, const ProductSizes& sizes) {
+                                            const CUtensorMap* map_lo, const Sizes& sizes) {
   const int thread = threadIdx.x % kLoadThreads;
   // Whoever does not take part must not wait either: a barrier may be two phases ahead of it.
   if (thread != 0 && !kContractedRowsB && !sizes.gather) return;
   Ring<shared.kStagesA> to_a;
   Ring<shared.kStagesB> to_b;
-  for (int tile = blockIdx.x; tile < sizes.tiles(); tile += gridDim.x) {
+  for (int item = blockIdx.x; item < sizes.items(); item += gridDim.x) {
     int batch, p, q;
-    sizes.place(tile, batch, p, q);
+    sizes.place(item / sizes.parts, batch, p, q);
+    const int first = sizes.first_block(item) * kTileDepth;
+    const int end = min(sizes.contracted, first + sizes.blocks * kTileDepth);
     const int layer = a.batch_stride == 0 ? 0 : batch;
     const float* factors = inverse_b + int64_t(batch) * sizes.contracted;
-    for (int r = 0; r < sizes.contracted; r += kTileDepth, to_a.advance(), to_b.advance()) {
+    for (int r = first; r < end; r += kTileDepth, to_a.advance(), to_b.advance()) {
       wait(&shared.done_b[to_b.stage], to_b.parity ^ 1);
       if (thread == 0) {
         copy_halves<kContractedRowsB>(shared, to_b.stage, map_hi, map_lo, q, r, batch);

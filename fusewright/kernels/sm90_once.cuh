@@ -26,10 +26,10 @@ __device__ __forceinline__ void rescale(const BlockFragments<kFreeMajorA>& fragm
   }
 }
 
-// A warpgroup that multiplies. `finish(sum, row, tile)` takes the sums of a whole tile.
-template <bool kFreeMajorA, bool kContractedRowsB, int kTileRows, class Finish>
+// A warpgroup that multiplies. `finish(sum, row, item)` takes the sums of a tile, or of a part of it.
+template <bool kFreeMajorA, bool kContractedRowsB, int kTileRows, class Sizes, class Finish>
 __device__ __forceinline__ void multiply_once(ProductShared<1, kTileRows>& shared,
-                                              const ProductSizes& sizes, const Finish& finish) {
+                                              const Sizes& sizes, const Finish& finish) {
   constexpr int kSums = kTileRows / 2, kStep = kContractedRowsB ? 128 : 2;
   const bool speaks = threadIdx.x % 32 == 0;
   const FragmentReader<kFreeMajorA> reader;
@@ -51,12 +51,13 @@ __device__ __forceinline__ void multiply_once(ProductShared<1, kTileRows>& share
   rescale(fragments, true, scale, factor);
   fragments.round(scale, halves);
 #pragma unroll 1
-  for (int tile = blockIdx.x; tile < sizes.tiles(); tile += gridDim.x) {
+  for (int item = blockIdx.x; item < sizes.items(); item += gridDim.x) {
+    const int blocks = sizes.blocks_of(item);
     float next_scale[2] = {scale[0], scale[1]};
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sum[i] = 0.f;
 #pragma unroll 1
-    for (int block = 0; block < sizes.blocks; ++block, from_b.advance()) {
+    for (int block = 0; block < blocks; ++block, from_b.advance()) {
       scale[0] = next_scale[0], scale[1] = next_scale[1];
       wait(&shared.loaded_b[from_b.stage], from_b.parity);
       const uint64_t b =
@@ -69,7 +70,7 @@ __device__ __forceinline__ void multiply_once(ProductShared<1, kTileRows>& share
       commit_products();
       // While they run: the next block, which may be another tile's first.
       read_block();
-      rescale(fragments, block + 1 == sizes.blocks, next_scale, factor);
+      rescale(fragments, block + 1 == blocks, next_scale, factor);
       fragments.round(next_scale, next_halves);
       await_products<0>();
       settle(sum);
@@ -86,7 +87,7 @@ __device__ __forceinline__ void multiply_once(ProductShared<1, kTileRows>& share
     for (int i = 0; i < kSums; ++i) {
       sum[i] *= inverse_of(scale[i / 2 % 2]) * (kContractedRowsB ? 1.f / kHalfReach : 1.f);
     }
-    finish(sum, reader.row, tile);
+    finish(sum, reader.row, item);
     scale[0] = next_scale[0], scale[1] = next_scale[1];
   }
 }

@@ -24,10 +24,12 @@ struct PlainSums {
 
 // With one term and at least so many rows that share an a, it is rounded first, into `memory`; what
 // that takes is rounded_bytes of fusewright/product.py.
-template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End>
+template <int kTerms, int kTileRows, bool kFreeMajorA, bool kContractedRowsB, class End,
+          class Parts = NoParts>
 static int rounded_product(const End& end, bool vectors, const RawOperand& a,
                            const SplitOperand& b, const ProductExtents& of, int64_t least_rows,
-                           void* memory, int device, void* stream) {
+                           void* memory, int device, void* stream,
+                           const Parts& parts = {}) {
   const bool nothing = of.columns == 0 || of.rows == 0 || of.batches == 0 || of.contracted == 0;
   const int64_t rows = of.rows * (shares_rounding<kContractedRowsB>(a) ? of.batches : 1);
   if constexpr (kTerms == 1) {
@@ -44,7 +46,7 @@ static int rounded_product(const End& end, bool vectors, const RawOperand& a,
     }
   }
   return product<kTerms, kTileRows, kFreeMajorA, kContractedRowsB>(end, vectors, a, b, of, device,
-                                                                   stream);
+                                                                   stream, parts);
 }
 
 }  // namespace fw

@@ -20,6 +20,11 @@ struct ProductSizes {
   bool vectors;  // the epilogue may take four columns at a time
 
   __device__ __forceinline__ int tiles() const { return batches * tiles_p * tiles_q; }
+  // What a thread block takes at once: a tile, of which it has all blocks (or a part: SharedSizes).
+  static constexpr int parts = 1;
+  __device__ __forceinline__ int items() const { return tiles(); }
+  __device__ __forceinline__ int first_block(int) const { return 0; }
+  __device__ __forceinline__ int blocks_of(int) const { return blocks; }
   // The batch, first column and row of a tile. Tiles that run together share few rows of a and b.
   __device__ __forceinline__ void place(int tile, int& batch, int& p, int& q) const {
     batch = tile / (tiles_p * tiles_q);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusewright.ir import ZERO, Node, product
+from fusewright.ir import ONE, ZERO, Node, product
 from fusewright.loop import LoopKernel
 from fusewright.plan.values import Values
 from fusewright.product import ProductKernel, RawOperand, SplitOperand
@@ -33,7 +33,9 @@ def _raw(values: Values, name: str, contracted: int) -> RawOperand:
     spec = values.spec(name)
     *batch, row, column = spec.strides
     free, deep = (row, column) if contracted == -1 else (column, row)
-    return RawOperand(name, spec.dtype, free, deep, batch[0] if batch else ZERO)
+    # The distance to a batch that is not there may be any, such as one that no copy engine takes.
+    several = bool(batch) and spec.shape[0] != ONE
+    return RawOperand(name, spec.dtype, free, deep, batch[0] if several else ZERO)
 
 
 def _split(values: Values, parts: Sequence[str], contracted: int) -> SplitOperand:

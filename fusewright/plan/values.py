@@ -105,6 +105,17 @@ class Values:
 
     def spec(self, name: str) -> TensorSpec:
         """The spec of a value; what a loop stores is dense, but for the halves of a product."""
+        found = self._specs.get(name)
+        if found is None:
+            found = self._specs[name] = self._dense_spec(name)
+        return found
+
+    @cached_property
+    def _specs(self) -> dict[str, TensorSpec]:
+        """Those that `spec` was asked for: fusion does so hundreds of times for each value."""
+        return {}
+
+    def _dense_spec(self, name: str) -> TensorSpec:
         if name in self.inputs:
             return self.inputs[name]
         spec = self.nodes[name].spec

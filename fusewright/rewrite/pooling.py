@@ -1,7 +1,9 @@
-"""Pooling whose windows do not overlap, and largest and smallest values without their places.
+"""Pooling whose windows do not overlap, images made larger by whole numbers, and largest and
+smallest values without their places.
 
     max_pool(x)[.., y, x] = max of x[.., y·stride + j, x·stride + i] over the window's taps (j, i)
     avg_pool(x)           = their sum / how many there are
+    upsample_nearest(x)[.., y, x] = x[.., y / times, x / times]; its gradient is a window's sum
 
 Each tap is a slice, and what joins them is pointwise: so pooling goes into one loop with what comes
 before it and after. Windows that overlap would compute what comes before several times, and windows
@@ -21,6 +23,7 @@ from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.reductions import REDUCTIONS
 
 MOST_TAPS = 32
+MOST_TIMES = 16
 LARGEST_BY_DIM = {"aten.max.dim": "aten.amax.default", "aten.min.dim": "aten.amin.default"}
 # Operators whose first result can be computed without the second, with their axes.
 LARGEST_OF_WINDOWS = {
@@ -30,6 +33,11 @@ LARGEST_OF_WINDOWS = {
 VALUES = frozenset({*LARGEST_BY_DIM, *LARGEST_OF_WINDOWS})
 _MEANS = {"aten.avg_pool1d.default": 1, "aten.avg_pool2d.default": 2, "aten.avg_pool3d.default": 3}
 _GRADIENTS = {"aten.avg_pool2d_backward.default": 2, "aten.avg_pool3d_backward.default": 3}
+_NEAREST = ("upsample_nearest", "_upsample_nearest_exact")
+_ENLARGED = {f"aten.{each}{axes}d.default": axes for each in _NEAREST for axes in (1, 2, 3)}
+_ENLARGED_GRADIENTS = {
+    f"aten.{each}{axes}d_backward.default": axes for each in _NEAREST for axes in (1, 2, 3)
+}
 
 
 def values_alone(builder: Builder, node: Node, wanted: Node) -> Ref | None:
@@ -81,21 +89,68 @@ def _mean_gradient(builder: Builder, node: Node) -> Ref | None:
     share = builder.point(
         replace(node, spec=None), "div", (node.args[0], _count(window)), change.dtype
     )
-    outer = change.shape[:-axes]
-    single = (*outer, *(size for many, _ in pairs for size in (many, ONE)))
-    spread = (*outer, *(size for many, k in pairs for size in (many, ONE * k)))
-    apart = builder.view(node, share, single, contiguous_strides(single))
-    spec = TensorSpec(change.dtype, spread, contiguous_strides(spread), change.device)
-    wide = builder.add(
-        Node(node.name, "aten.expand.default", (apart, spread), (), spec, node.source)
-    )
-    whole = builder.view(node, wide, node.spec.shape, node.spec.strides)
+    whole = _spread(builder, node, share, tuple(k for k, _ in window))
     return builder.point(node, "cast", (whole,), node.spec.dtype)
+
+
+def _spread(builder: Builder, node: Node, value: Ref, times: tuple[int, ...]) -> Ref:
+    """Each number so many times beside itself, along the last axes."""
+    assert node.spec is not None
+    held, axes = builder.spec(value.name), len(times)
+    outer, strides = held.shape[:-axes], held.strides[:-axes]
+    inner = list(zip(held.shape[-axes:], held.strides[-axes:], times, strict=True))
+    single = (*outer, *(size for many, _, _ in inner for size in (many, ONE)))
+    apart = (*strides, *(each for _, stride, _ in inner for each in (stride, stride)))
+    wide = (*outer, *(size for many, _, k in inner for size in (many, ONE * k)))
+    viewed = builder.view(node, value, single, apart)
+    spec = TensorSpec(held.dtype, wide, contiguous_strides(wide), held.device)
+    args: tuple[Arg, ...] = (viewed, wide)
+    made = builder.add(Node(node.name, "aten.expand.default", args, (), spec, node.source))
+    return builder.view(node, made, node.spec.shape, node.spec.strides)
+
+
+def _enlarged(builder: Builder, node: Node) -> Ref | None:
+    assert node.spec is not None and isinstance(node.args[0], Ref)
+    axes = _ENLARGED[node.op]
+    held = builder.spec(node.args[0].name)
+    times = _times(held, node.spec, node.args[2:], axes)
+    if times is None:
+        return None
+    whole = _spread(builder, node, node.args[0], times)
+    return builder.point(node, "cast", (whole,), node.spec.dtype)
+
+
+def _enlarged_gradient(builder: Builder, node: Node) -> Ref | None:
+    assert node.spec is not None and isinstance(node.args[0], Ref)
+    axes = _ENLARGED_GRADIENTS[node.op]
+    change = builder.spec(node.args[0].name)
+    times = _times(node.spec, change, node.args[3:], axes)
+    return None if times is None else _joined(builder, node, [(k, k) for k in times], "add")
+
+
+def _times(
+    small: TensorSpec, large: TensorSpec, scales: tuple[Arg, ...], axes: int
+) -> tuple[int, ...] | None:
+    """How many times as large an image becomes; None where that is no whole number.
+
+    PyTorch asks a scale of float32 which number is nearest: up to MOST_TIMES that is the quotient.
+    """
+    sizes = list(zip(small.shape[-axes:], large.shape[-axes:], strict=True))
+    if not all(each.is_static and each.factor > 0 for pair in sizes for each in pair):
+        return None
+    times = tuple(after.factor // before.factor for before, after in sizes)
+    whole = all(k * a.factor == b.factor for k, (a, b) in zip(times, sizes, strict=True))
+    given = [scale for scale in scales if scale is not None]
+    asked = not given or tuple(given) == times
+    fits = whole and asked and max(times) <= MOST_TIMES and math.prod(times) <= MOST_TAPS
+    return times if fits else None
 
 
 POOLS: dict[str, Callable[[Builder, Node], Ref | None]] = {
     **dict.fromkeys(_MEANS, _mean),
     **dict.fromkeys(_GRADIENTS, _mean_gradient),
+    **dict.fromkeys(_ENLARGED, _enlarged),
+    **dict.fromkeys(_ENLARGED_GRADIENTS, _enlarged_gradient),
 }
 
 # A window along each axis: its taps, and the stride.

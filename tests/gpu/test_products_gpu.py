@@ -111,6 +111,25 @@ def test_rows_of_any_magnitude_keep_their_bits(layout: str) -> None:
     assert bool((rows(y) <= torch.maximum(2 * rows(eager), torch.tensor(4e-7).cuda())).all())
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sizes", [(128, 1000, 4096), (70, 130, 9000), (384, 1536, 2048)])
+@pytest.mark.parametrize("tf32", [False, True])
+def test_blocks_that_share_tiles(layout: str, sizes: tuple[int, int, int], tf32: bool) -> None:
+    """As exact as eager, and the same bits each time, whoever comes last."""
+    x, w = operands(layout, *sizes)
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    model = Product(layout, w)
+    made = fusewright.pipeline.prepare(model, (x,), modes=("eval",), device=x.device)
+    assert "fw::ProductParts{" in made.source.text
+    fast = fusewright.optimize(model, x, modes=("eval",)).eval()
+    with torch.no_grad():
+        first, eager = fast(x), model(x)
+        assert all(torch.equal(fast(x), first) for _ in range(20))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    exact = Product(layout, w.double())(x.double())
+    assert error(first, exact) <= max(1.05 * error(eager, exact), 2.4e-7)
+
+
 def test_long_sums_of_one_sign_keep_their_bits() -> None:
     x, w = torch.rand(256, 65536, device="cuda"), torch.rand(256, 65536, device="cuda")
     exact = x.double() @ w.double().t()
