@@ -180,6 +180,30 @@ def reduction_cases() -> Iterator[Case]:
     )
 
 
+def scan_case(rows: int, columns: int) -> Case:
+    x, b = randn(rows, columns), randn(columns)
+    return Case(
+        f"row_scan {rows}x{columns}",
+        cases.row_scan(S0, columns),
+        {"s0": rows},
+        {"x": x, "b": b, "y": torch.empty_like(x)},
+        ("y", lambda t: (t["x"] + t["x"]).double().cumsum(1) + t["b"]),
+        lambda t: (t["x"] + t["x"]).cumsum(1) + t["b"],
+    )
+
+
+def column_scan_case(batch: int, rows: int, columns: int) -> Case:
+    x = randn(batch, rows, columns)
+    return Case(
+        f"column_scan {batch}x{rows}x{columns}",
+        cases.column_scan(S0, rows, columns),
+        {"s0": batch},
+        {"x": x, "s": torch.empty_like(x), "y": torch.empty_like(x)},
+        ("s", lambda t: t["x"].double().cumsum(1)),
+        lambda t: t["x"].cumsum(1) - t["x"],
+    )
+
+
 def all_cases() -> Iterator[Callable[[], Case]]:
     """Thunks, so that only one case holds memory at a time."""
     for at in range(4):
@@ -191,6 +215,10 @@ def all_cases() -> Iterator[Callable[[], Case]]:
         yield lambda columns=columns: layer_norm_case(columns)
     for at in range(5):
         yield lambda at=at: list(reduction_cases())[at]
+    for rows, columns in ((2048, 8192), (65536, 256), (1, 1 << 24)):
+        yield lambda rows=rows, columns=columns: scan_case(rows, columns)
+    for shape in ((16, 2048, 512), (1, 65536, 64)):
+        yield lambda shape=shape: column_scan_case(*shape)
 
 
 def median_us(launch: Callable[[], object], repeats: int = 15) -> float:

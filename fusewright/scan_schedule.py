@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from fusewright.ir import HALVES, ITEM_BYTES, ONE
-from fusewright.loop import LoopKernel
+from fusewright.loop import LoopKernel, scans
 from fusewright.sweep import element_accesses, element_loads, is_one_scan, part_bytes, sweeps
 from fusewright.target import HOST_RUN, SHARED_BYTES, Schedule, Target
 from fusewright.tiles import reach
@@ -20,7 +20,7 @@ COLUMN_RUN = 256  # columns that a thread of the host walks down together
 MOST_PARTS = 1024  # of a row
 MOST_COLUMN_PARTS = 64  # which a thread joins one after the other
 MOST_DOWN = 16
-HELD = 16  # elements of a row in a thread's registers
+HELD = 48  # registers for what a thread has loaded and scans
 LEAST_ACROSS = 8  # columns: floats of a sector
 
 
@@ -94,10 +94,12 @@ def _rows(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Itera
     """As few threads as take a row in one go, up to a block of 256; rows that are too few to fill
     the machine are cut, and read twice."""
     inner, outer = kernel.inner_numel.at(sizes), kernel.outer_numel.at(sizes)
-    loads = len(element_loads(kernel, sweeps(kernel)))
+    held = [item.dtype for item in element_loads(kernel, sweeps(kernel))]
+    held += [item.dtype for item in scans(kernel)]
+    words = sum(max(1, ITEM_BYTES[dtype] // 4) for dtype in held)
     for lanes in widths(kernel, "scan"):
         for threads in (4, 8, 16, 32, 64, 128, 256):
-            most = min(4 if loads <= 2 and threads > WARP else 2, max(1, HELD // lanes))
+            most = min(4 if threads > WARP else 2, max(1, HELD // (lanes * words)))
             unroll = min(most, max(1, -(-inner // (threads * lanes))))
             if threads < 256 and threads * lanes * unroll < inner:
                 continue
@@ -109,10 +111,10 @@ def _rows(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Itera
 
 
 def _splits(blocks: int, inner: int, chunk: int, sms: int, most: int) -> int:
-    """Parts of four chunks or more each, where rows alone leave most processors idle."""
+    """Parts of two chunks or more each, where rows alone leave most processors idle."""
     if 2 * blocks >= sms or inner < 16 * chunk:
         return 1
-    return min(inner // (4 * chunk), -(-4 * sms // max(1, blocks)), most)
+    return min(inner // (2 * chunk), -(-4 * sms // max(1, blocks)), most)
 
 
 def _columns(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:

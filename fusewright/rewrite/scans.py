@@ -10,9 +10,11 @@ from fusewright.ir import ONE, Arg, Node, Ref
 from fusewright.rewrite.builder import Builder
 
 
-def _scan(kind: str) -> Callable[[Builder, Node], Ref]:
-    def lower(builder: Builder, node: Node) -> Ref:
+def _scan(kind: str) -> Callable[[Builder, Node], Ref | None]:
+    def lower(builder: Builder, node: Node) -> Ref | None:
         assert node.spec is not None and isinstance(node.args[0], Ref)
+        if node.spec.dtype == "bool":  # which eager may refuse
+            return None
         value = builder.cast(node, node.args[0], node.spec.dtype)
         rank = len(node.spec.shape)
         dim = node.argument("dim", 1, 0)
@@ -26,7 +28,7 @@ def _scan(kind: str) -> Callable[[Builder, Node], Ref]:
     return lower
 
 
-SCANS: Mapping[str, Callable[[Builder, Node], Ref]] = {
+SCANS: Mapping[str, Callable[[Builder, Node], Ref | None]] = {
     "aten.cumsum.default": _scan("sum"),
     "aten.cumprod.default": _scan("prod"),
 }
