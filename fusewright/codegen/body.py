@@ -54,8 +54,8 @@ def functor(form: Form) -> list[str]:
     parts = [_members(form), _extents(form)]
     parts += tile_parts(form) if form.is_tiled else []
     if form.is_flat:
-        parts += [_elem_struct(form, pointwise_loads(form)), _pointwise_load(form)]
-        parts += [_pointwise_visit(form)]
+        parts += [_elem_struct(form, pointwise_loads(form))]
+        parts += [_pointwise_load(form), _pointwise_visit(form)]
         parts += [turn_lines(form)] if turned_loads(form) else []
     else:
         loads = [x for x in element_loads(form.kernel, form.plan) if x not in form.tiles]
@@ -394,9 +394,7 @@ def _finish(form: Form, k: int) -> list[str]:
 
 
 def _row_store(form: Form) -> list[str]:
-    at = all_coordinates(form, "row.")
     stores = form.plan.row_stores
-    heads, puts, writes = store_lines(form, stores, False, at)
-    aliases = _row_aliases(form, (), stores, (), "v")
-    lines = [*heads, *lane_loop(aliases + puts), *writes]
-    return function_lines("int V", "store(const Row<V>& row, int n)", lines)
+    heads, puts, writes = store_lines(form, stores, False, all_coordinates(form, "row."))
+    body = [*heads, *lane_loop(_row_aliases(form, (), stores, (), "v") + puts), *writes]
+    return function_lines("int V", "store(const Row<V>& row, int n)", body)
