@@ -116,6 +116,22 @@ def test_a_single_matrix_has_no_distance_to_the_next() -> None:
     assert only.kernel.a.batch_stride == Dim(0) and only.kernel.a.contracted_stride == Dim(768)
 
 
+def test_rows_of_a_single_batch_are_not_divided() -> None:
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(256, 768))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.einsum("bijl,lk->bijk", x, self.weight)
+
+    x = torch.randn(8, 64, 16, 256)
+    made = prepare(Alone(), (x,), modes=("eval",), device=x.device, target=Target.cuda())
+    assert made.modes[0].inference.products
+    body = made.source.text.split("struct custom_mm_body")[1].split("custom_mm_bind")[0]
+    assert "fw::over" not in body and "fw::rest" not in body
+
+
 def test_the_three_products_read_memory_as_it_lies() -> None:
     rows = 2048
     _, forward, backward = plans(relu_layer, torch.randn(rows, INSIDE), **linear(768))

@@ -21,7 +21,7 @@ from fusewright.codegen.lanes import indented
 from fusewright.codegen.text import comment, identifier, unique_names
 from fusewright.ending import Reduces
 from fusewright.errors import CodegenError
-from fusewright.ir import ONE, Dim
+from fusewright.ir import ONE, ZERO, Dim
 from fusewright.loop import Load, LoopKernel, Reduce, Store
 from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, lanes_fit
@@ -51,15 +51,28 @@ def ending_forms(kernel: Ended) -> tuple[Form, ...]:
 def _parts(kernel: Ended) -> tuple[LoopKernel, ...]:
     """The loops that the elements go through."""
     epilogue = kernel.epilogue
+    if isinstance(kernel, ProductKernel):
+        return (_merged(epilogue if epilogue.inner else _by_columns(kernel)),)
     if not epilogue.inner:
         return (_by_columns(kernel),)
-    if not isinstance(kernel, WindowKernel) or kernel.reduces is not Reduces.ACROSS:
+    if kernel.reduces is not Reduces.ACROSS:
         return (epilogue,)
     stores, reduces = stored(epilogue, kernel.product), reduced(epilogue, kernel.product)
     if stores is None:
         return (reduces,)
     stores = merge(_by_columns(replace(kernel, epilogue=stores)))
     return replace(stores, name=f"{epilogue.name}_stores"), reduces
+
+
+def _merged(part: LoopKernel) -> LoopKernel:
+    """Over as few axes as a product's rows and columns need: each further one is a division for
+    every element (H200, 65536 rows of 768 by 256, seen as a batch of one: 834 µs)."""
+    small = merge(part)
+    return small if small.outer and small.inner and ZERO not in _sizes(part) else part
+
+
+def _sizes(part: LoopKernel) -> list[Dim]:
+    return [axis.size for axis in part.axes]
 
 
 def _form(kernel: Ended, part: LoopKernel, schedule: Schedule) -> Form:
