@@ -53,7 +53,9 @@ def heuristic(kernel: Kernel, target: Target, sizes: Sizes) -> Choice:
 def permitted(kernel: Kernel, choice: Choice, target: Target) -> bool:
     """Whether the choice is one for this kind of kernel, and legal for this one."""
     if isinstance(kernel, ProductKernel):
-        if not isinstance(choice, ProductSchedule) or choice.rounded_from < 0:
+        if not isinstance(choice, ProductSchedule):
+            return False
+        if choice.rounded_from < 0 or choice.shared_tiles < 0:
             return False
         splits = isinstance(kernel.b, SplitOperand)
         return choice.tile_rows in tiles_for(kernel.a.dtype) and (splits or not choice.rounded_from)

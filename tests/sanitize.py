@@ -69,6 +69,7 @@ def of_products() -> Iterator[Case]:
     linear = nn.Sequential(nn.Linear(130, 75), nn.SiLU())
     yield Case("linear", linear, (45, 130), tf32=False)
     yield Case("linear, infinite", linear, (45, 130), tf32=False, infinite=True, trains=False)
+    yield Case("linear, shared", nn.Sequential(nn.Linear(1100, 75), nn.SiLU()), (45, 1100))
     yield Case("linear, unaligned", nn.Sequential(nn.Linear(131, 77), nn.SiLU()), (33, 131))
     yield Case(
         "linear, rounded", nn.Sequential(nn.Linear(130, 75), nn.SiLU()), (45, 130), rounded=True

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusewright
-from fusewright.capture import capture
+from fusewright.capture import capture, recurrent
 from fusewright.errors import CaptureError, ProblemError
 from fusewright.interpret import interpret
 from fusewright.ir import Dim, Program
@@ -268,3 +268,18 @@ def test_packed_sequences_are_counted_too() -> None:
 
     with pytest.raises(CaptureError):
         capture(Packed(), (torch.randn(50, 2, 3),), mode="eval")
+
+
+def test_other_threads_run_recurrent_layers_while_one_traces() -> None:
+    layer, x = nn.LSTM(3, 4), torch.randn(64, 2, 3)
+    with recurrent.written_out(), ThreadPoolExecutor(1) as other:
+        assert torch.equal(other.submit(layer, x).result()[0], layer_result(layer, x))
+        with pytest.raises(CaptureError, match="has 64 steps"):
+            layer(x)
+
+
+def layer_result(layer: nn.LSTM, x: torch.Tensor) -> torch.Tensor:
+    state = (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
+    weights = [each.detach() for each in layer.parameters()]
+    run = torch._C._VariableFunctions.lstm
+    return run(x, state, weights, True, 1, 0.0, True, False, False)[0]  # type: ignore[no-any-return]

@@ -181,7 +181,6 @@ ENLARGED = {
     "no whole number": (lambda x: F.interpolate(x, scale_factor=1.5), IMAGES, False),
     "smaller": (lambda x: F.interpolate(x, size=(3, 4)), IMAGES, False),
     "many times": (lambda x: F.interpolate(x, scale_factor=17), LINES, False),
-    "linear": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), IMAGES, False),
 }
 
 
@@ -208,3 +207,11 @@ def test_images_become_larger_in_loops(name: str, dtype: torch.dtype) -> None:
     assert mine.grad is not None and theirs.grad is not None and exact.grad is not None
     errors = [(each.grad.double() - exact.grad).norm() for each in (mine, theirs)]  # type: ignore[union-attr]
     assert errors[0] <= 1.01 * errors[1] + 1e-6 * exact.grad.norm()
+
+
+@pytest.mark.parametrize("factor", [2, 1.5])
+def test_larger_images_keep_the_batch_open(factor: float) -> None:
+    model = Lambda(lambda m, x: F.interpolate(x, scale_factor=factor) + 1)
+    for shape in ((4, 3, 6, 8), (4, 3, 6), (4, 3, 2, 4, 6)):
+        found = prepare(model, (torch.randn(shape),), device=torch.device("cpu")).modes
+        assert all(each.program.symbols for each in found) and found[0].backward is not None

@@ -8,12 +8,14 @@ takes some of them apart by itself while it traces: it is kept from that.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
 from torch._decomp import get_decompositions
+from torch._decomp.decompositions import upsample_compute_output_size
 
 _NORMALISATIONS = """
     _batch_norm_no_update _batch_norm_with_update _batch_norm_with_update_functional
@@ -53,26 +55,51 @@ _VIEWS = """
 # As gathers, and their gradients as scatters that add, which take ten times as long.
 _WHOLE = """
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
-    _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
-    upsample_trilinear3d upsample_bicubic2d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d
 """
 
 
 @contextlib.contextmanager
 def kept_whole() -> Iterator[None]:
-    """Operators that PyTorch's tracing would take apart in Python run as they are."""
-    packets = [getattr(torch.ops.aten, name) for name in _WHOLE.split()]
-    kept = [getattr(packet, each) for packet in packets for each in packet.overloads()]
-    before = [(op, dict(op.py_kernels)) for op in kept]
-    for op, _ in before:
-        op.py_kernels.clear()
-        op._dispatch_cache.clear()
+    """Operators that PyTorch's tracing would take apart in Python run as they are.
+
+    What says their shapes in C++ would ask for numbers, where the first dimension is a symbol.
+    """
+    replaced: dict[Any, dict[Any, Any]] = {}
+    for name in _WHOLE.split():
+        packet, backward = (getattr(torch.ops.aten, each) for each in (name, f"{name}_backward"))
+        shapes = packet.default.py_kernels.get(DispatchKey.Meta)
+        replaced[packet.default] = {} if shapes is None else {DispatchKey.Meta: shapes}
+        replaced[packet.vec] = {DispatchKey.CompositeImplicitAutograd: _by_size(packet)}
+        if not name.endswith("2d"):  # that one knows symbols, and channels-last
+            replaced[backward.default] = {DispatchKey.Meta: _gradient_shape}
+    before = {op: dict(op.py_kernels) for op in replaced}
     try:
+        _set_kernels(replaced)
         yield
     finally:
-        for op, kernels in before:
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()
+        _set_kernels(before)
+
+
+def _set_kernels(kernels: Mapping[Any, dict[Any, Any]]) -> None:
+    for op, each in kernels.items():
+        op.py_kernels.clear()
+        op.py_kernels.update(each)
+        op._dispatch_cache.clear()
+
+
+def _by_size(packet: Any) -> Callable[..., Any]:
+    """`vec`, which takes a size or factors, in terms of the operator that takes both."""
+
+    def enlarged(image: Any, output_size: Any, factors: Any) -> Any:
+        size: Any = upsample_compute_output_size(image.size(), output_size, factors)  # type: ignore[no-untyped-call]
+        return packet.default(image, size, *(factors or [None] * len(size)))
+
+    return enlarged
+
+
+def _gradient_shape(change: Any, output_size: Any, input_size: Any, *_: Any) -> Any:
+    return change.new_empty(input_size)
 
 
 @cache

@@ -8,6 +8,7 @@ that says so, and what is around it can be optimized by itself.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,10 +25,16 @@ _LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 def written_out() -> Iterator[None]:
     """Few steps are written out, many refused; weights, fakes by now, stay where they are: on a GPU
     a layer would put them into one piece of memory."""
-    before = nn.RNNBase.flatten_parameters
-    nn.RNNBase.flatten_parameters = lambda self: None  # type: ignore[method-assign]
+    before, tracing = nn.RNNBase.flatten_parameters, threading.get_ident()
+
+    def flattened(self: nn.RNNBase) -> None:
+        if threading.get_ident() != tracing:
+            before(self)
+
+    nn.RNNBase.flatten_parameters = flattened  # type: ignore[method-assign]
     for name in _LAYERS:
-        setattr(torch._VF, name, _counted(name, getattr(torch._C._VariableFunctions, name)))
+        run = getattr(torch._C._VariableFunctions, name)
+        setattr(torch._VF, name, _counted(name, run, tracing))
     try:
         yield
     finally:
@@ -36,14 +43,16 @@ def written_out() -> Iterator[None]:
             delattr(torch._VF, name)
 
 
-def _counted(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function where it has few steps.
+def _counted(name: str, run: Callable[..., Any], tracing: int) -> Callable[..., Any]:
+    """The same function where it has few steps, or another thread calls it.
 
     Arguments: input, state, weights, biases?, layers, dropout, training?, directions?, batch
     first?; of packed sequences the second are the sizes of their batches.
     """
 
     def counted(*args: Any) -> Any:
+        if threading.get_ident() != tracing:
+            return run(*args)
         packed = isinstance(args[1], torch.Tensor) and isinstance(args[3], (tuple, list))
         layers, two_ways = (args[5], args[8]) if packed else (args[4], args[7])
         length = len(args[1]) if packed else args[0].shape[1 if args[8] else 0]

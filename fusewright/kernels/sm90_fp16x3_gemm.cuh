@@ -248,16 +248,16 @@ static int launch_product(const End& end, bool vectors, const RawOperand& a,
   const auto kernel = product_kernel<kTerms, kTileRows, kFreeMajorA, kContractedRowsB, End, Parts>;
   static Persistent persistent;
   const int64_t all = int64_t(sizes.batches) * sizes.tiles_p * sizes.tiles_q;
-  if (parts.template divide<kTileRows>(sizes, all)) {
+  if (!parts.template divide<kTileRows>(sizes, all)) {
+    const int blocks = persistent.blocks(kernel, all, device);
+    launch_behind(kernel, blocks, kProductThreads, int(sizeof(Shared)), stream, end, a, b, sizes,
+                  parts, map_a, map_hi, map_lo);
+  } else {
     // An ordinary launch: what comes before it in the stream is no kernel.
     parts.forget(stream);
     const int blocks = persistent.blocks(kernel, all * sizes.parts, device);
     kernel<<<blocks, kProductThreads, sizeof(Shared), static_cast<cudaStream_t>(stream)>>>(
         end, a, b, sizes, parts, map_a, map_hi, map_lo);
-  } else {
-    const int blocks = persistent.blocks(kernel, all, device);
-    launch_behind(kernel, blocks, kProductThreads, int(sizeof(Shared)), stream, end, a, b, sizes,
-                  parts, map_a, map_hi, map_lo);
   }
   end.join(lines_of<End>(sizes), stream);
   return static_cast<int>(cudaGetLastError());

@@ -243,7 +243,8 @@ class _Assembly:
         while self._is_followed(name):
             ((name, at),) = self.reads[name, at]
         outside = pad_value(node)
-        if not self._is_reduced(name) and not self._is_applied(name):
+        made = self._is_reduced(name) or self._is_applied(name) or self._is_scanned(name)
+        if not made:
             where = access(name, self.values.spec(name), at, self.domain.sizes)
             if set(where.guards) == set(inside):
                 return self._load(name, at, outside)
