@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fusewright.ir import FLOATS, Arg, Dim, Graph, Node, Ratio, Ref, Symbolic, TensorSpec
+from fusewright.runtime.recurrent import _fw_recurrent, _fw_recurrent_backward
 
 
 def half_scale(x: torch.Tensor) -> torch.Tensor:
@@ -76,6 +77,8 @@ class _Run:
         kwargs = {key: self.arg(value, values) for key, value in node.kwargs}
         if node.op == "getitem":
             return args[0][args[1]]
+        if node.layer:
+            return _layer(node, args)
         if node.is_aten:
             return self.aten(node, args, kwargs)
         assert node.spec is not None or node.op == "reduce_welford"
@@ -134,6 +137,16 @@ class _Run:
                 return dtype_of(arg.name, exact=self.exact)
             return torch.device(arg.name) if arg.kind == "device" else getattr(torch, arg.name)
         return arg
+
+
+def _layer(node: Node, args: list[Any]) -> Any:
+    """A recurrent layer, or all of its gradients."""
+    if not node.is_masked:
+        return _fw_recurrent(True, node.layer, *args)
+    changes, tape, data, sizes, state, weights, *rest = args
+    want = [True] * (1 + len(state) + len(weights))
+    call = (node.layer, data, sizes, state, weights, *rest)
+    return _fw_recurrent_backward(want, changes, tape, *call)
 
 
 def _tensor(arg: Any, args: Sequence[Any], exact: bool) -> torch.Tensor:

@@ -19,6 +19,8 @@ HALVES = ("float16", "bfloat16")
 FLOATS = (*HALVES, "float32", "float64")
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 LOOP_DTYPES = (*FLOATS, *INTEGERS, "bool")
+# Layers that stay PyTorch's: torch.lstm, and torch.lstm_backward for its gradients.
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 ITEM_BYTES = {
     "bool": 1,
     "uint8": 1,
@@ -179,6 +181,18 @@ class Node:
     @property
     def is_aten(self) -> bool:
         return "." in self.op
+
+    @property
+    def layer(self) -> str:
+        """The recurrent layer that this is, or whose gradients; empty for all else."""
+        name = self.op.removeprefix("torch.").removesuffix("_backward")
+        return name if name in RECURRENT else ""
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether it is gradients of which only those are computed that it is asked for."""
+        backward = self.op.endswith("_backward") and bool(self.layer)
+        return backward or self.op == "aten.convolution_backward.default"
 
     def refs(self) -> tuple[str, ...]:
         """Names of the values this node reads, in order, each as often as it is read."""

@@ -26,7 +26,7 @@ from fusewright.emit import Arguments, ModuleBundle, Owner, module_text
 from fusewright.emit.bundle import Constant
 from fusewright.emit.types import output_types
 from fusewright.errors import FusewrightError
-from fusewright.runtime import altered, call, guard, library, operators, tensor_cores
+from fusewright.runtime import altered, call, guard, library, operators, recurrent, tensor_cores
 
 Modes = tuple[call._FwMode, ...]
 LoadText = Callable[[str], ctypes.CDLL]
@@ -49,7 +49,7 @@ def kernels_of(source: Source, load_text: LoadText) -> library._FwKernels:
 def load(bundle: ModuleBundle, kernels: library._FwKernels) -> Modes:
     """Execute the module's text over these kernels."""
     namespace: dict[str, Any] = {}
-    for part in (library, guard, altered, call, operators, tensor_cores):
+    for part in (library, guard, altered, call, operators, tensor_cores, recurrent):
         namespace.update({k: v for k, v in vars(part).items() if k.lower().startswith("_fw")})
     namespace.update({"torch": torch, "_fw_kernels": kernels, **output_types(bundle.modes)})
     text = module_text(bundle)

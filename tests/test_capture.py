@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusewright
-from fusewright.capture import capture, recurrent
+from fusewright.capture import capture
 from fusewright.errors import CaptureError, ProblemError
 from fusewright.interpret import interpret
 from fusewright.ir import Dim, Program
@@ -230,56 +230,3 @@ def test_several_inputs_given_one_by_one_are_a_clear_error() -> None:
     given: Any = torch.rand(5, 3)
     with pytest.raises(ProblemError, match="one tuple"):
         fusewright.optimize(nn.Bilinear(2, 3, 4), torch.rand(5, 2), given)
-
-
-def test_weights_of_recurrent_layers_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU they would be put into one piece of memory, of which fakes have none."""
-
-    def flattened(self: nn.RNNBase) -> None:
-        for each in self._flat_weights:
-            each.data_ptr()  # type: ignore[union-attr]
-
-    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", flattened)
-    program = capture(nn.LSTM(3, 4, batch_first=True), (torch.randn(2, 5, 3),), mode="train")
-    assert program.backward is not None and nn.RNNBase.flatten_parameters is flattened
-
-
-@pytest.mark.parametrize(
-    ("layer", "steps"),
-    [(nn.LSTM(3, 4, 2, bidirectional=True), 52), (nn.GRU(3, 4, batch_first=True), 40)],
-)
-def test_long_recurrent_layers_are_refused_at_once(layer: nn.Module, steps: int) -> None:
-    x = torch.randn(2, 40, 3) if steps == 40 else torch.randn(13, 2, 3)
-    with pytest.raises(CaptureError, match=f"has {steps} steps"):
-        capture(layer, (x,), mode="train")
-    layer(x)  # as before
-
-
-def test_packed_sequences_are_counted_too() -> None:
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.GRU(3, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            lengths = torch.tensor([50, 40])
-            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=True)
-            return self.layer(packed)[1]  # type: ignore[no-any-return]
-
-    with pytest.raises(CaptureError):
-        capture(Packed(), (torch.randn(50, 2, 3),), mode="eval")
-
-
-def test_other_threads_run_recurrent_layers_while_one_traces() -> None:
-    layer, x = nn.LSTM(3, 4), torch.randn(64, 2, 3)
-    with recurrent.written_out(), ThreadPoolExecutor(1) as other:
-        assert torch.equal(other.submit(layer, x).result()[0], layer_result(layer, x))
-        with pytest.raises(CaptureError, match="has 64 steps"):
-            layer(x)
-
-
-def layer_result(layer: nn.LSTM, x: torch.Tensor) -> torch.Tensor:
-    state = (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
-    weights = [each.detach() for each in layer.parameters()]
-    run = torch._C._VariableFunctions.lstm
-    return run(x, state, weights, True, 1, 0.0, True, False, False)[0]  # type: ignore[no-any-return]

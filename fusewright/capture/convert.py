@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbol
 from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
 
 from fusewright.capture.effects import has_effect
+from fusewright.capture.recurrent import draws, node_op
 from fusewright.capture.where import DATA_DEPENDENT, HIGHER_ORDER
 from fusewright.errors import CaptureError
 from fusewright.ir import (
@@ -96,7 +97,8 @@ class Converter:
         return Graph(tuple(inputs), tuple(nodes), outputs).pruned()
 
     def _node(self, node: fx.Node, value: Any) -> Node:
-        op = "getitem" if node.target is operator.getitem else str(node.target)
+        op = "getitem" if node.target is operator.getitem else None
+        op = op or node_op(node.target) or str(node.target)
         spec = self.spec(value) if isinstance(value, torch.Tensor) else None
         return Node(
             name=node.name,
@@ -245,7 +247,8 @@ def _refuse_functions_of_functions(module: fx.GraphModule) -> None:
 
 def is_random(node: fx.Node) -> bool:
     """Whether an operator draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags or draws(node)
 
 
 def _strides(value: torch.Tensor) -> tuple[Any, ...]:

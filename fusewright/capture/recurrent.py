@@ -1,8 +1,8 @@
 """Recurrent layers while a model is traced.
 
-Tracing writes their steps out one after the other. A few are as good as any other operators; many
-would take minutes to plan and run slower than the library's own kernels: such a layer is an error
-that says so, and what is around it can be optimized by itself.
+Tracing would write their steps out one after the other. A few are as good as any other operators;
+many would take minutes to plan and run slower than PyTorch's own kernels: such a layer stays one
+operator, defined here for the trace alone. `runtime.recurrent` is what runs in its place.
 """
 
 from __future__ import annotations
@@ -13,18 +13,25 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointPolicy
 
-from fusewright.errors import CaptureError
+from fusewright.ir import RECURRENT
 
 MOST_STEPS = 32  # of all layers and directions
-_LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_BACKWARD = "_backward"
+_DROPOUT, _TRAINING = 6, 7  # among the operator's arguments
+_CALL = (
+    "Tensor data, Tensor? sizes, Tensor[] state, Tensor[] weights, bool biases, int layers, "
+    "float dropout, bool training, bool two_ways, bool batch_first, ScalarType dtype"
+)
 
 
 @contextlib.contextmanager
-def written_out() -> Iterator[None]:
-    """Few steps are written out, many refused; weights, fakes by now, stay where they are: on a GPU
-    a layer would put them into one piece of memory."""
+def kept_or_written_out() -> Iterator[None]:
+    """Few steps are written out, many are one operator; weights, fakes by now, stay where they are:
+    on a GPU a layer would put them into one piece of memory."""
     before, tracing = nn.RNNBase.flatten_parameters, threading.get_ident()
 
     def flattened(self: nn.RNNBase) -> None:
@@ -32,19 +39,19 @@ def written_out() -> Iterator[None]:
             before(self)
 
     nn.RNNBase.flatten_parameters = flattened  # type: ignore[method-assign]
-    for name in _LAYERS:
+    for name in RECURRENT:
         run = getattr(torch._C._VariableFunctions, name)
         setattr(torch._VF, name, _counted(name, run, tracing))
     try:
         yield
     finally:
         nn.RNNBase.flatten_parameters = before  # type: ignore[method-assign]
-        for name in _LAYERS:
+        for name in RECURRENT:
             delattr(torch._VF, name)
 
 
 def _counted(name: str, run: Callable[..., Any], tracing: int) -> Callable[..., Any]:
-    """The same function where it has few steps, or another thread calls it.
+    """The same function where it has few steps, or another thread calls it; else the operator.
 
     Arguments: input, state, weights, biases?, layers, dropout, training?, directions?, batch
     first?; of packed sequences the second are the sizes of their batches.
@@ -54,14 +61,128 @@ def _counted(name: str, run: Callable[..., Any], tracing: int) -> Callable[..., 
         if threading.get_ident() != tracing:
             return run(*args)
         packed = isinstance(args[1], torch.Tensor) and isinstance(args[3], (tuple, list))
-        layers, two_ways = (args[5], args[8]) if packed else (args[4], args[7])
-        length = len(args[1]) if packed else args[0].shape[1 if args[8] else 0]
-        steps = int(length) * layers * (2 if two_ways else 1)
-        if steps > MOST_STEPS:
-            raise CaptureError(
-                f"{name} has {steps} steps, which would be written out one by one (at most "
-                f"{MOST_STEPS} are); PyTorch's own layer is faster: optimize the modules around it"
-            )
-        return run(*args)
+        sizes, rest = (args[1], [*args[2:], False]) if packed else (None, list(args[1:]))
+        state, weights, _, layers, _, _, two_ways, batch_first = rest
+        length = len(args[1]) if packed else args[0].shape[1 if batch_first else 0]
+        if length * layers * (2 if two_ways else 1) <= MOST_STEPS:
+            int(length)  # so many, and no other number: each is written
+            return run(*args)
+        states = list(state) if name == "lstm" else [state]
+        dtype = _result_dtype(run, args[0], states, rest)
+        operator = getattr(torch.ops.fusewright, name)
+        made = operator(args[0], sizes, states, list(weights), *rest[2:], dtype)
+        return tuple(made[:-1])
 
     return counted
+
+
+def _result_dtype(
+    run: Callable[..., Any], data: torch.Tensor, states: list[torch.Tensor], rest: list[Any]
+) -> torch.dtype:
+    """What the layer gives. Autocast decides that by kind and device: one step on zeros tells."""
+    device = data.device
+    if not torch.is_autocast_enabled(device.type):
+        return data.dtype
+    with _disable_current_modes(), torch.no_grad():
+
+        def zeros(of: torch.Tensor, shape: list[int]) -> torch.Tensor:
+            return torch.zeros(shape, dtype=of.dtype, device=device)
+
+        first: Any = [zeros(each, [each.shape[0], 1, each.shape[2]]) for each in states]
+        first = first if isinstance(rest[0], (tuple, list)) else first[0]
+        weights = [zeros(each, list(each.shape)) for each in rest[1]]
+        biases, layers, _, _, two_ways, batch_first = rest[2:]
+        how = (biases, layers, 0.0, False, two_ways, batch_first)
+        result = run(zeros(data, [1, 1, data.shape[-1]]), first, weights, *how)[0]
+        dtype: torch.dtype = result.dtype
+        return dtype
+
+
+def node_op(target: Any) -> str | None:
+    """What our graphs call one of these operators: torch.lstm, torch.lstm_backward."""
+    name = str(target).removeprefix("fusewright.").removesuffix(".default")
+    return f"torch.{name}" if name.removesuffix(_BACKWARD) in RECURRENT else None
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether a layer of this trace drops values at random."""
+    op = node_op(node.target)
+    if op is None or op.endswith(_BACKWARD):
+        return False
+    rate: Any = node.args[_DROPOUT]
+    return rate > 0 and bool(node.args[_TRAINING])
+
+
+def save_what_layers_read(joint: fx.GraphModule) -> None:
+    """A layer's record holds its arguments until backward; to compute them anew saves nothing."""
+    for node in joint.graph.nodes:
+        if node_op(node.target) is not None:
+            for each in node.all_input_nodes:
+                if each.op == "call_function" and isinstance(each.meta.get("val"), torch.Tensor):
+                    each.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+
+
+def _defined(name: str) -> None:
+    """The operators of one kind of layer: shapes and gradients, no kernels."""
+    forward, backward = f"fusewright::{name}", f"fusewright::{name}{_BACKWARD}"
+    torch.library.define(forward, f"({_CALL}) -> Tensor[]")
+    torch.library.define(backward, f"(Tensor?[] changes, Tensor tape, {_CALL}) -> Tensor[]")
+    torch.library.register_fake(forward, _results)
+    torch.library.register_fake(backward, _gradients)
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        data, sizes, state, weights, *ctx.options = inputs
+        ctx.set_materialize_grads(False)
+        ctx.counts = (len(state), len(weights))
+        ctx.save_for_backward(output[-1], data, sizes, *state, *weights)
+
+    def differentiate(ctx: Any, changes: list[torch.Tensor | None]) -> tuple[Any, ...]:
+        tape, data, sizes, *rest = ctx.saved_tensors
+        states, weights = rest[: ctx.counts[0]], rest[ctx.counts[0] :]
+        operator = getattr(torch.ops.fusewright, f"{name}{_BACKWARD}")
+        made = operator(changes[:-1], tape, data, sizes, states, weights, *ctx.options)
+        last = 1 + len(states)
+        return made[0], None, made[1:last], made[last:], *(None for _ in ctx.options)
+
+    torch.library.register_autograd(forward, differentiate, setup_context=keep)
+
+
+def _results(
+    data: torch.Tensor,
+    sizes: torch.Tensor | None,
+    state: list[torch.Tensor],
+    weights: list[torch.Tensor],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    training: bool,
+    two_ways: bool,
+    batch_first: bool,
+    dtype: torch.dtype,
+) -> list[torch.Tensor]:
+    width = state[0].shape[-1] * (2 if two_ways else 1)
+    last = [each.new_empty(each.shape, dtype=dtype) for each in state]
+    tape = data.new_empty(0, dtype=torch.uint8)
+    return [_by_steps(data, width, batch_first, dtype), *last, tape]
+
+
+def _gradients(changes: Any, tape: torch.Tensor, *call: Any) -> list[torch.Tensor]:
+    data, _, state, weights, *_, batch_first, _ = call
+    given = [*state, *weights]
+    by_input = _by_steps(data, data.shape[-1], batch_first, data.dtype)
+    return [by_input, *(each.new_empty(each.shape) for each in given)]
+
+
+def _by_steps(
+    data: torch.Tensor, width: int, batch_first: bool, dtype: torch.dtype
+) -> torch.Tensor:
+    """Values of each step: in memory the steps come first, whatever the order of the axes."""
+    shape = [*data.shape[:-1], width]
+    if not batch_first:
+        return data.new_empty(shape, dtype=dtype)
+    shape[:2] = shape[1], shape[0]
+    return data.new_empty(shape, dtype=dtype).transpose(0, 1)
+
+
+for _name in RECURRENT:
+    _defined(_name)

@@ -26,7 +26,7 @@ from fusewright.capture.convert import Converter, is_random
 from fusewright.capture.decompositions import decomposition_table, kept_whole
 from fusewright.capture.effects import is_token, without_tokens
 from fusewright.capture.program import Halves, make_program, placeholders
-from fusewright.capture.recurrent import written_out
+from fusewright.capture.recurrent import kept_or_written_out, save_what_layers_read
 from fusewright.ir import Program, Symbol
 
 
@@ -50,7 +50,7 @@ def trace(
         stack.enter_context(fake_mode)
         stack.enter_context(functorch_config.patch(fake_tensor_allow_meta=True))
         stack.enter_context(kept_whole())
-        stack.enter_context(written_out())
+        stack.enter_context(kept_or_written_out())
         joint = aot_export_joint_with_descriptors(
             stack, flattened, tuple(fakes), {}, decompositions=decomposition_table()
         )
@@ -114,6 +114,7 @@ def _partition(joint: fx.GraphModule) -> Halves:
     later = sum(type(label).__name__ == "BackwardTokenAOTOutput" for label in labels)
     n_forward = len(labels) - len(primals) - later
     _drop_aliases(joint)
+    save_what_layers_read(joint)
     joint_inputs = [node.meta.get("val") for node in placeholders(joint)]
     # Pointwise chains of any length are recomputed where that saves bytes: they are fused into
     # the kernel that reads them, so a recomputed value costs arithmetic and no memory.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fusewright.codegen.source import Source
 from fusewright.ir import Program
-from fusewright.plan.steps import Plan
+from fusewright.plan.steps import Call, Plan
 
 Constant = int | float | complex | bool | str | None | tuple["Constant", ...]
 
@@ -60,6 +60,13 @@ class ProgramPlans:
         return any(plan is not None and bool(plan.on_cores) for plan in plans)
 
     @property
+    def has_layers(self) -> bool:
+        """Whether a recurrent layer is called, which PyTorch's autograd records."""
+        plans = (self.forward, self.inference, self.backward)
+        steps = [step for plan in plans if plan is not None for step in plan.steps]
+        return any(isinstance(step, Call) and bool(step.node.layer) for step in steps)
+
+    @property
     def name(self) -> str:
         """The mode, told apart from the same mode without products."""
         return self.program.mode + ("_products" if self.has_products else "")
@@ -88,6 +95,10 @@ class ModuleBundle:
     @property
     def has_products(self) -> bool:
         return any(each.has_products for each in self.modes)
+
+    @property
+    def has_layers(self) -> bool:
+        return any(each.has_layers for each in self.modes)
 
 
 def leading(modes: Sequence[ProgramPlans]) -> tuple[ProgramPlans, ...]:

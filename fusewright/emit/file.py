@@ -18,7 +18,7 @@ from fusewright.emit.python import COLUMNS, call, plain, quoted
 from fusewright.emit.text import entries_text, module_text
 from fusewright.emit.types import type_lines
 from fusewright.emit.user import lines_of, read
-from fusewright.runtime import PASTED, TENSOR_CORES
+from fusewright.runtime import PASTED, RECURRENT, TENSOR_CORES
 
 _MODEL_NEW = '''
 class ModelNew(Model):
@@ -36,7 +36,8 @@ class ModelNew(Model):
 def file_text(bundle: ModuleBundle, user_source: str, header: str) -> str:
     """The emitted file; `header` says what it is and what was measured."""
     user = read(user_source)
-    extra = (TENSOR_CORES,) if bundle.has_products else ()
+    beside = {TENSOR_CORES: bundle.has_products, RECURRENT: bundle.has_layers}
+    extra = [part for part, needed in beside.items() if needed]
     flags = "_FW_TERMS" if bundle.has_products else "{}"
     given = ["_FW_ENTRIES", "_FW_SOURCE", flags, "_fw_loader(_fw_recipe, _fw_build)"]
     runtime = [_pasted(part) for part in (*PASTED, *extra, bundle.language)]

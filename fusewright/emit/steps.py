@@ -16,6 +16,7 @@ from fusewright.emit.python import (
     dims,
     indented,
     operator,
+    quoted,
     row,
     tensor_literal,
 )
@@ -38,8 +39,6 @@ Demand = frozenset[int]
 LITERAL = "literal"
 # The parameter of a driver that lets kernels write new buffer values into the buffers themselves.
 IN_PLACE = "fw_in_place"
-# The operator that computes only those of its results that its last argument asks for.
-MASKED = "aten.convolution_backward.default"
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def _one_step(
                 if name in laid_out:
                     strides = dims(specs[name].strides)
                     line = f"{scope[name]} = _fw_laid_out({scope[name]}, {strides})"
-                    masked = step.node.op == MASKED
+                    masked = step.node.is_masked
                     lines += [f"if {scope[name]} is not None:", *indented([line])] * masked
                     lines += [line] * (not masked)
             return lines
@@ -181,8 +180,10 @@ def _call_lines(step: Call, scope: Scope, found: Demands) -> list[str]:
         device = device_text(step.node.spec.device, scope)
         return [f"{scope[step.outputs[0]]} = _fw_here(*{name}, {device})"]
     callee, args = operator(step.node, scope)
-    if step.node.op == MASKED:
-        args = [*args[:-1], _mask(step, found)]
+    if step.node.layer:
+        callee, args = _layer(step, args, found)
+    elif step.node.is_masked:
+        args = [*args[:-1], _mask(step, found, 3)]
     if not any(step.outputs):
         return call("", callee, args)
     if step.node.spec is not None:
@@ -194,11 +195,22 @@ def _call_lines(step: Call, scope: Scope, found: Demands) -> list[str]:
     return [*call(", ".join([*targets, "*_"]), callee, args), "del _"]
 
 
-def _mask(step: Call, found: Demands) -> str:
-    """Which of a convolution's gradients are wanted: the others are not computed."""
+def _layer(step: Call, args: list[str], found: Demands) -> tuple[str, list[str]]:
+    """The run time's function for a recurrent layer, or for its gradients."""
+    kind = quoted(step.node.layer)
+    if step.node.is_masked:
+        changes, tape, *rest = args
+        return "_fw_recurrent_backward", [_mask(step, found), changes, tape, kind, *rest]
+    results = 3 if step.node.layer == "lstm" else 2
+    record = any(step.outputs[results:])  # somebody reads the tape
+    return "_fw_recurrent", [str(record), kind, *args]
+
+
+def _mask(step: Call, found: Demands, count: int = 0) -> str:
+    """Which of the gradients are wanted: the others are not computed."""
     whole = found.step(step)
     wanted = [found.of.get(name, frozenset()) if name else frozenset() for name in step.outputs]
-    wanted += [frozenset()] * (3 - len(wanted))
+    wanted += [frozenset()] * (count - len(wanted))
     flags = ["True" if one == whole else condition(one, found.everything) for one in wanted]
     return f"[{', '.join(flags)}]"
 

@@ -131,6 +131,7 @@ def _record(mode: Mode, functions: Mapping[str, str]) -> list[str]:
         **functions,
         "default_dtype": dtype(bundle.default_dtype),
         **dict.fromkeys(shortcuts(mode), "True"),
+        **({"records": "True"} if mode.plans.has_layers else {}),
     }
     inside = [f"{name}={text}," for name, text in fields.items()]
     bound = frozenset(each.path for each in program.bindings if each.kind != "input")

@@ -91,7 +91,10 @@ def ended_operations(kernel: ProductKernel | WindowKernel, sizes: Mapping[str, i
 
 
 def call_operations(node: Node, specs: Mapping[str, TensorSpec], sizes: Mapping[str, int]) -> int:
-    """Multiply-adds, as two operations each, of products and convolutions; others count none."""
+    """Multiply-adds, as two operations each, of products, convolutions and recurrent layers; others
+    count none."""
+    if node.layer:
+        return _layer_operations(node, specs, sizes)
     given = [specs[arg.name] for arg in node.args if isinstance(arg, Ref) and arg.name in specs]
     name = node.op.split(".")[1] if node.is_aten else ""
     if name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"):
@@ -110,6 +113,16 @@ def call_operations(node: Node, specs: Mapping[str, TensorSpec], sizes: Mapping[
         wanted = sum(map(bool, mask[:2])) if isinstance(mask, tuple) and len(mask) == 3 else 1
         return 2 * pixels * per_pixel * (wanted if name == "convolution_backward" else 1)
     return 0
+
+
+def _layer_operations(node: Node, specs: Mapping[str, TensorSpec], sizes: Mapping[str, int]) -> int:
+    """Each matrix of weights times each step's vector, and twice that for the gradients."""
+    data, _, _, weights = node.args[2:6] if node.is_masked else node.args[:4]
+    assert isinstance(data, Ref) and isinstance(weights, tuple)
+    held = [specs[each.name] for each in weights if isinstance(each, Ref)]
+    numbers = sum(each.numel.at(sizes) for each in held if len(each.shape) == 2)
+    steps = math.prod(size.at(sizes) for size in specs[data.name].shape[:-1])
+    return 2 * numbers * steps * (2 if node.is_masked else 1)
 
 
 def call_bytes(

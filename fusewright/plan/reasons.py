@@ -72,6 +72,8 @@ def _obstacle(node: Node, specs: Mapping[str, TensorSpec]) -> str:
 def reason(node: Node, specs: Mapping[str, TensorSpec]) -> str:
     if not node.is_aten:
         return _KNOWN.get(node.op, "no loop is known for it")
+    if node.layer:
+        return "recurrent layers stay PyTorch's: one call for all of the steps"
     name = node.op.split(".")[1]
     if name in _PRODUCTS:
         return _product(name, node.spec.dtype if node.spec is not None else "")

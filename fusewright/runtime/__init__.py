@@ -10,4 +10,6 @@ checkers of generated kernels refuse.
 PASTED = ("library", "guard", "altered", "call", "operators")
 # Pasted beside them where there is a matrix product of ours.
 TENSOR_CORES = "tensor_cores"
+# And this where there is a recurrent layer.
+RECURRENT = "recurrent"
 BUILDERS = {"host": "host", "cuda": "cuda"}

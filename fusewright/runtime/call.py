@@ -86,7 +86,8 @@ class _FwMode:
     `forward` and `inference` give the outputs, then the new values of `mutations`, then (forward
     alone) what backward needs beside the inputs; `saved` counts through inputs and results. Where
     the inputs are the arguments `as_given`, `gather` need not be called; where the module's result
-    is the `lone` first one of these, neither need `outputs`.
+    is the `lone` first one of these, neither need `outputs`. A program that `records` hands what
+    autograd knows from forward to backward, which no operator of torch.library can.
     """
 
     name: str
@@ -119,6 +120,7 @@ class _FwMode:
     operators: tuple[_fw_drive, ...] = ()
     as_given: bool = False
     lone: bool = False
+    records: bool = False
     default_dtype: torch.dtype = torch.float32
     pinned: tuple[typing.Any, ...] = ()
 
@@ -203,6 +205,8 @@ def _fw_bind(
     reason = mode.misfit(*tensors)
     if reason is None and torch.get_default_dtype() is not mode.default_dtype:
         reason = f"the default dtype is not {mode.default_dtype}"
+    if reason is None and _fw_compiling() and mode.records:
+        reason = "a recurrent layer is PyTorch's to compile"
     if reason is None and _fw_compiling():
         reason = _fw_altered(module, mode.owners, mode.pinned)
     elif reason is None:

@@ -22,6 +22,8 @@ def _fw_register(mode: _FwMode) -> _FwMode:
     """Register the mode's operators, once per name in a process; the mode then knows them."""
     if not hasattr(torch.library, "register_autograd") or not (mode.n_inference and mode.n_tensors):
         return mode
+    if mode.records:
+        return mode
     names = [f"{mode.name}_inference", f"{mode.name}_forward", f"{mode.name}_backward"]
     names = names if mode.backward is not None else names[:1]
     if not hasattr(torch.ops.fusewright, names[0]):
