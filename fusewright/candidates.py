@@ -60,11 +60,13 @@ def permitted(kernel: Kernel, choice: Choice, target: Target) -> bool:
         splits = isinstance(kernel.b, SplitOperand)
         return choice.tile_rows in tiles_for(kernel.a.dtype) and (splits or not choice.rounded_from)
     if isinstance(kernel, WindowKernel) and isinstance(choice, DirectSchedule):
-        known = (choice.outs in OUTS, choice.rows in ROWS, choice.across in ACROSS)
+        tile = (choice.outs in OUTS, choice.across in ACROSS)
+        plane = (choice.outs == 1, choice.across == 0)
+        known = choice.rows in ROWS and (all(tile) or all(plane))
         of, positions = kernel.walked, choice.line_positions
         lines = not positions or _band_fits(of, of.x.result)
         return (
-            all(known)
+            known
             and lines
             and _lines_fit(of, of.x.result, positions)
             and may_be_direct(kernel, choice)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusewright.direct_cost import direct_us
+from fusewright.direct_cost import direct_us, is_plane
 from fusewright.line_cost import line_us
 from fusewright.window import Geometry, by_eight
 from fusewright.window_cost import FEWEST_CHANNELS, FEWEST_GATHERED, library_us, window_us
@@ -43,7 +43,7 @@ def is_worthwhile(
     `library_us`."""
     if of.channels < FEWEST_CHANNELS and not (row_by_row and prefers_direct(of, sizes, sms)):
         return False
-    if of.transposed and of.strided and of.results < FEWEST_GATHERED:
+    if of.transposed and of.strided and of.results < FEWEST_GATHERED and not is_plane(of):
         return False
     ours = our_us(of, by_eight(of), sizes, sms, row_by_row)
     return ours is not None and ours <= GAIN * library_us(of, sizes, turned)

@@ -1,12 +1,12 @@
-"""Thin convolutions as plain sums (kernels/direct_convolution.cuh): which have room, and how long
-they take.
+"""Thin convolutions as plain sums (kernels/direct_convolution.cuh, plane_convolution.cuh): which
+have room, and how long they take.
 
 With few channels, or many groups, tensor cores would mostly multiply zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fusewright.window import Geometry, WindowAxis
@@ -26,12 +26,17 @@ CYCLES_PER_US = 1700.0
 ALONE = 3  # times as long takes a tile that has a processor to itself
 BYTES_PER_US = 2.8e6
 CALL_US = 5.0
+BLOCKS = 4  # tiles that a processor has at once
+# Of planes: threads that each processor should have, at the least; bytes that move.
+PLANE_THREADS = 1024
+PLANE_BYTES_PER_US = 2.5e6
 
 
 @dataclass(frozen=True)
 class DirectSchedule:
     """How a thin convolution is summed: a thread has `outs` results of `rows` positions, and
-    `across` threads lie in a row.
+    `across` threads lie in a row; 0 where a group has a single channel: rows then lie in planes,
+    without tiles.
 
     With `line_positions` only where it is to be exact in fp32; otherwise tensor cores multiply
     halves, as in a WindowSchedule.
@@ -47,19 +52,43 @@ class DirectSchedule:
         return THREADS // self.across * self.rows
 
 
-def best_tile(of: Geometry) -> DirectSchedule:
-    """Tiles that waste little, and threads that share much of what they read."""
-    outs = next((each for each in OUTS if each <= of.results), 1)
-    outs = outs if outs == of.results or outs == OUTS[0] else 2 * outs
-    tiles = [DirectSchedule(outs, rows, across) for across in ACROSS for rows in ROWS]
+def best_tile(of: Geometry, sizes: Mapping[str, int], sms: int) -> DirectSchedule:
+    """Tiles that waste little, threads that share much of what they read, and work for all."""
+    if is_plane(of):
+        planes = of.images.at(sizes) * of.groups * of.results * of.x.result
+        few = [rows for rows in ROWS if planes * -(-of.y.result // rows) >= sms * PLANE_THREADS]
+        return DirectSchedule(1, next((rows for rows in few if rows < 2 * of.y.result), 1), 0)
 
     def cost(tile: DirectSchedule) -> tuple[bool, float]:
-        again = of.results > outs and _bytes(of, tile, _layers(of)) > SHARED_BYTES
+        again = of.results > tile.outs and _bytes(of, tile, _layers(of)) > SHARED_BYTES
         padded = _padded(of.y.result, tile.height) * _padded(of.x.result, tile.across)
-        taps = 1 + TAP_SHARE * (of.y.taps - 1) / (tile.rows * outs**0.5)
-        return again, padded * taps * (1 + SHORT_ROW / tile.across)
+        taps = 1 + TAP_SHARE * (of.y.taps - 1) / (tile.rows * tile.outs**0.5)
+        idle = max(1.0, sms * BLOCKS / _tiles(of, tile, sizes))
+        return again, padded * taps * (1 + SHORT_ROW / tile.across) * idle
 
-    return min(tiles, key=cost)
+    return min(_with_room(of, _candidates(of)), key=cost)
+
+
+def _candidates(of: Geometry) -> list[DirectSchedule]:
+    outs = next((each for each in OUTS if each <= of.results), 1)
+    outs = outs if outs == of.results or outs == OUTS[0] else 2 * outs
+    return [DirectSchedule(outs, rows, across) for across in ACROSS for rows in ROWS]
+
+
+def _with_room(of: Geometry, tiles: Iterable[DirectSchedule]) -> list[DirectSchedule]:
+    """Those of which one layer and the weights find room."""
+    return [each for each in tiles if each.across and _bytes(of, each, 1) <= SHARED_BYTES]
+
+
+def is_plane(of: Geometry) -> bool:
+    """Whether a group has a single channel, and nothing moves along z."""
+    return of.channels == 1 and of.z.is_single
+
+
+def _tiles(of: Geometry, tile: DirectSchedule, sizes: Mapping[str, int]) -> int:
+    """Of all images and groups."""
+    tiles = -(-of.y.result // tile.height) * -(-of.x.result // tile.across)
+    return tiles * of.images.at(sizes) * of.z.result * of.groups
 
 
 def _layers(of: Geometry) -> int:
@@ -84,11 +113,14 @@ def _padded(size: int, tile: int) -> int:
 
 def fits(of: Geometry, tile: DirectSchedule | None = None) -> bool:
     """Whether it is thin, and the weights of a group and what a tile reads of one layer find
-    room; the best tile, or this one."""
-    if (of.transposed and of.strided) or of.y.taps * of.x.taps > MOST_TAPS:
+    room; any tile, or this one."""
+    if of.y.taps * of.x.taps > MOST_TAPS or min(of.channels, of.results) >= THIN:
         return False
-    thin = min(of.channels, of.results) < THIN
-    return thin and _bytes(of, tile or best_tile(of), 1) <= SHARED_BYTES
+    if is_plane(of) and (tile is None or not tile.across):
+        return True
+    if of.transposed and of.strided:
+        return False
+    return bool(_with_room(of, (tile,) if tile else _candidates(of)))
 
 
 def _reach(axis: WindowAxis, positions: int) -> int:
@@ -99,14 +131,14 @@ def direct_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:
     """The time that it is expected to take; None where it has no room."""
     if not fits(of):
         return None
-    tile = best_tile(of)
-    tiles = -(-of.y.result // tile.height) * -(-of.x.result // tile.across)
-    tiles *= of.images.at(sizes) * of.z.result * of.groups
+    moved = 4 * (of.source_elements(sizes) + of.result_elements(sizes))
+    if is_plane(of):
+        return moved / PLANE_BYTES_PER_US + CALL_US
+    tile = best_tile(of, sizes, sms)
     again = _bytes(of, tile, _layers(of)) > SHARED_BYTES
     reads = _layers(of) * _patch(of, tile) * (-(-of.results // tile.outs) if again else 1)
     results = tile.height * tile.across * _padded(of.results, tile.outs)
     terms = RESULT_CYCLES + TERM_CYCLES * of.channels * of.taps
     cycles = TILE_CYCLES + READ_CYCLES * reads + terms * results
-    computed = max(-(-tiles // sms), ALONE) * cycles / CYCLES_PER_US
-    moved = 4 * (of.source_elements(sizes) + of.result_elements(sizes)) / BYTES_PER_US
-    return max(computed, moved) + CALL_US
+    computed = max(-(-_tiles(of, tile, sizes) // sms), ALONE) * cycles / CYCLES_PER_US
+    return max(computed, moved / BYTES_PER_US) + CALL_US

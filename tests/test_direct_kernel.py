@@ -40,12 +40,13 @@ class Case:
     dilation: tuple[int, ...] = (1, 1)
     transposed: bool = False
 
-    @property
-    def template(self) -> str:
+    def call(self, terms: int) -> str:
         taps = (*self.kernel[-2:], *self.stride[-2:], *self.dilation[-2:])
-        return (
-            f"fw::DirectTaps<{', '.join(map(str, taps))}>, {self.outs}, {self.rows}, {self.across}"
-        )
+        shape = f"{terms}, fw::DirectTaps<{', '.join(map(str, taps))}>"
+        if self.across:
+            return f"direct_convolution<{shape}, {self.outs}, {self.rows}, {self.across}>"
+        gathers = self.transposed and math.prod(self.stride) > 1
+        return f"plane_convolution<{shape}, {self.rows}, {'true' if gathers else 'false'}>"
 
 
 CASES = {
@@ -73,6 +74,25 @@ CASES = {
         (2, 5, 4, 9, 17), 4, (3, 3, 2), 4, 2, 16, 1, (1, 1, 1), (1, 1, 0), (2, 1, 1), True
     ),
 }
+PLANES = {
+    "planes": Case((2, 6, 20, 37), 6, (3, 3), 1, 8, 0, 6, padding=(1, 1)),
+    "planes, two each": Case((1, 3, 18, 14), 6, (3, 3), 1, 2, 0, 3, padding=(1, 1)),
+    "planes, strides": Case((3, 5, 23, 31), 5, (5, 3), 1, 4, 0, 5, (2, 3), (2, 1), (1, 2)),
+    "planes, small": Case((40, 7, 3, 3), 7, (3, 3), 1, 2, 0, 7, padding=(1, 1)),
+    "planes, row": Case((3, 4, 1, 50), 4, (1, 5), 1, 1, 0, 4, padding=(0, 2)),
+    "planes, dilation": Case((2, 3, 19, 15), 3, (3, 3), 1, 8, 0, 3, (1, 1), (2, 4), (2, 4)),
+    "planes, turned round": Case(
+        (2, 4, 9, 17), 4, (3, 3), 1, 4, 0, 4, padding=(1, 1), dilation=(2, 1), transposed=True
+    ),
+    "planes, gathered": Case(
+        (2, 4, 9, 11), 4, (3, 3), 1, 4, 0, 4, (2, 2), (1, 1), (1, 1), transposed=True
+    ),
+    "planes, gathered, two each": Case(
+        (2, 3, 7, 10), 6, (4, 5), 1, 2, 0, 3, (3, 2), (0, 1), (1, 3), transposed=True
+    ),
+    "planes, one channel": Case((2, 1, 13, 12), 5, (3, 2), 1, 2, 0, 1, (2, 1), (1, 0)),
+}
+CASES |= PLANES
 
 
 @functools.cache
@@ -85,13 +105,13 @@ extern "C" int direct_{at}_{terms}(const fw::WindowInput* x, const fw::WindowFil
   const int64_t plane = int64_t(sizes->z.out) * sizes->y.out * sizes->x.out;
   const Plain plain{{out, sizes->images * plane, plane, sizes->groups * sizes->channels_out}};
   const End end{{{{{{plain}}}}}};
-  return fw::direct_convolution<{terms}, {case.template}>(end, *x, *filter, *sizes, 0, nullptr);
+  return fw::{case.call(terms)}(end, *x, *filter, *sizes, 0, nullptr);
 }}"""
         for at, case in enumerate(CASES.values())
         for terms in (1, 3)
     ]
     body = WINDOW_BODY[: WINDOW_BODY.index("#define ENTRY")]
-    return library_of("direct_convolution.cuh", body, *entries)
+    return library_of("plane_convolution.cuh", body, *entries)
 
 
 def exact(case: Case, x: Tensor, w: Tensor) -> Tensor:
@@ -157,7 +177,9 @@ def test_plain_sums(name: str) -> None:
     assert float((y - truth).norm() / truth.norm()) < 1e-7 + 2e-8 * terms**0.5
 
 
-@pytest.mark.parametrize("name", ["groups of four", "7x7, stride 2", "turned round", "volume"])
+@pytest.mark.parametrize(
+    "name", ["groups of four", "7x7, stride 2", "turned round", "volume", *PLANES]
+)
 def test_as_rounded_as_the_library(name: str) -> None:
     """With TF32 allowed: sums of operands that are rounded to nearest, halves away from zero."""
     x, w = operands(CASES[name])
@@ -201,10 +223,10 @@ def test_which_are_thin() -> None:
 
 
 def test_few_tiles_leave_processors_idle() -> None:
-    """One tile takes as long on its own as a wave of them."""
+    """An image alone takes far longer than its share of a wave of them."""
     of = geometry(28, 3, 64)
     one, wave = (direct_us(replace(of, images=Dim(n)), {}, 132) for n in (1, 132))
-    assert one is not None and wave is not None and one >= 0.9 * wave
+    assert one is not None and wave is not None and one >= 0.4 * wave
     assert not fits(geometry(56, 32, 64, 3, 1, 2)) and not fits(geometry(14, 96, 192, 1))
 
 
@@ -214,19 +236,28 @@ def test_a_tile_has_to_fit_itself() -> None:
     assert fits(of) and not fits(of, DirectSchedule(8, 8, 32))
 
 
+def tile_of(*args: int, images: int = 32) -> DirectSchedule:
+    return best_tile(replace(geometry(*args), images=Dim(images)), {}, 132)
+
+
 def test_tiles_waste_little() -> None:
-    assert best_tile(geometry(224, 3, 64)) == DirectSchedule(8, 8, 32)
-    assert (
-        best_tile(geometry(56, 1, 1)) == DirectSchedule(1, 8, 32)
-        and best_tile(geometry(14, 1, 1)).across == 16
-    )
-    assert best_tile(geometry(7, 4, 3)).outs == 4 and best_tile(geometry(7, 4, 3)).rows == 1
-    wide = best_tile(geometry(224, 3, 64, 7, 1, 2))
+    assert tile_of(224, 3, 64) == DirectSchedule(8, 8, 32)
+    assert tile_of(7, 4, 3).outs == 4 and tile_of(7, 4, 3).rows == 1
+    wide = tile_of(224, 3, 64, 7, 1, 2)
     assert wide.outs == 8 and wide.rows * wide.across < 256, "all three channels find room"
+
+
+def test_all_processors_have_tiles() -> None:
+    """Of few images fewer rows go to a thread."""
+    many, few = tile_of(224, 3, 32, 3, 1, 2, images=64), tile_of(224, 3, 32, 3, 1, 2, images=8)
+    assert few.rows < many.rows
+    assert tile_of(56, 1, 1, 3, 128) == DirectSchedule(1, 8, 0)
+    assert tile_of(7, 1, 1, 3, 64, images=4) == DirectSchedule(1, 1, 0)
 
 
 def test_what_has_no_room() -> None:
     assert not fits(geometry(56, 512, 512)) and direct_us(geometry(56, 512, 512), {}, 132) is None
     assert not fits(geometry(56, 3, 64, 9))
     axis = WindowAxis(32, 64, 4, 2, 1, 1, transposed=True)
-    assert not fits(Geometry(Dim(2), 8, 1, 1, axis, axis)), "results lie between what is read"
+    assert not fits(Geometry(Dim(2), 8, 2, 2, axis, axis)), "results lie between what is read"
+    assert fits(Geometry(Dim(2), 8, 1, 1, axis, axis))

@@ -20,14 +20,14 @@ from fusewright.codegen.gradient import gradient_entry, gradient_lines
 from fusewright.codegen.product import product_entry, product_header, product_lines
 from fusewright.codegen.source import Entry, Source, macro
 from fusewright.codegen.text import comment
+from fusewright.codegen.window import HEADER as WINDOW_HEADER
 from fusewright.codegen.window import (
-    DIRECT_HEADER,
     direct_entry,
+    direct_header,
     direct_lines,
     window_entry,
     window_lines,
 )
-from fusewright.codegen.window import HEADER as WINDOW_HEADER
 from fusewright.direct_cost import DirectSchedule
 from fusewright.errors import CodegenError
 from fusewright.layout_schedule import (
@@ -105,7 +105,8 @@ def _headers(kernel: Ended, schedule: EndedSchedule) -> tuple[str, ...]:
         return (product_header(kernel),)
     if not isinstance(schedule, DirectSchedule):
         return (WINDOW_HEADER,)
-    return (DIRECT_HEADER, WINDOW_HEADER) if schedule.line_positions else (DIRECT_HEADER,)
+    header = direct_header(schedule)
+    return (header, WINDOW_HEADER) if schedule.line_positions else (header,)
 
 
 def _ended(

@@ -18,6 +18,7 @@ from fusewright.window import Geometry, WindowAxis, WindowKernel
 from fusewright.window_cost import MOST_POSITIONS, best_tile_channels, image_positions
 
 HEADER, DIRECT_HEADER = "sm90_convolution.cuh", "direct_convolution.cuh"
+PLANE_HEADER = "plane_convolution.cuh"
 WARP_CHANNELS = 16  # of a group, that leave a part together: lines_of_group of sm90_window.cuh
 PART_POSITIONS = 64  # kPartPositions of window_endings.cuh
 MOST_LINES, FOLDED_LINES = 2048, 256  # kMostLines and kFoldedLines of window_endings.cuh
@@ -124,6 +125,10 @@ def _operands(kernel: WindowKernel, form: Form, of: Geometry, band_width: int) -
     ]
 
 
+def direct_header(schedule: DirectSchedule) -> str:
+    return DIRECT_HEADER if schedule.across else PLANE_HEADER
+
+
 def direct_entry(kernel: WindowKernel, schedule: DirectSchedule) -> Entry:
     if schedule.line_positions:
         return window_entry(kernel, _by_lines(kernel, schedule))
@@ -135,9 +140,12 @@ def direct_entry(kernel: WindowKernel, schedule: DirectSchedule) -> Entry:
 def direct_lines(kernel: WindowKernel, form: Form, schedule: DirectSchedule) -> list[str]:
     y, x = kernel.geometry.y, kernel.geometry.x
     taps = (y.taps, x.taps, y.stride, x.stride, y.dilation, x.dilation)
-    tile = f"{schedule.outs}, {schedule.rows}, {schedule.across}"
-    template = f"{macro('convolutions')}, fw::DirectTaps<{', '.join(map(str, taps))}>, {tile}"
-    call = f"fw::direct_convolution<{template}>"
+    name, tile = "direct", f"{schedule.outs}, {schedule.rows}, {schedule.across}"
+    if not schedule.across:
+        gathers = kernel.geometry.transposed and kernel.geometry.strided
+        name, tile = "plane", f"{schedule.rows}, {'true' if gathers else 'false'}"
+    shape = f"fw::DirectTaps<{', '.join(map(str, taps))}>, {tile}"
+    call = f"fw::{name}_convolution<{macro('convolutions')}, {shape}>"
     operands = _operands(kernel, form, kernel.geometry, x.result)
     sums = f"return {call}(end, source, filter, sizes, where, stream);"
     if not schedule.line_positions:

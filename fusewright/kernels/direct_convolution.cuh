@@ -203,33 +203,28 @@ __device__ __forceinline__ void end_sums(const float (&sum)[kOuts][kRows], const
     int64_t column;
     int image, y, x;
   };
+  // One channel after the other: what its epilogue computes of that alone is then computed once.
   using Elem = typename End::template Elem<1>;
-  Elem same[End::kSameForColumns ? kOuts : 1];
-  if constexpr (End::kSameForColumns) {
-#pragma unroll
-    for (int out = 0; out < kOuts; ++out) {
-      typename End::template Column<1> none;
-      if (out < outs) end.load(same[out], none, channel + out, 0);
-    }
-  }
+  typename End::template Column<1> down[kRows];
+  const int rows = x < of.x.out ? of.y.out - y : 0;
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
-    if (y + row >= of.y.out || x >= of.x.out) break;
-    typename End::template Column<1> down;
+    if (row >= rows) break;
     const int at_y = (kVolumes ? place.z * of.y.out : 0) + y + row;  // a row of any z
     const int64_t line = int64_t(place.image) * of.y.out * (kVolumes ? of.z.out : 1) + at_y;
-    end.begin(down, Place{line * of.x.out + x, place.image, at_y, x});
+    end.begin(down[row], Place{line * of.x.out + x, place.image, at_y, x});
+  }
 #pragma unroll
-    for (int out = 0; out < kOuts; ++out) {
-      if (out >= outs) break;
-      Elem elem;
-      if constexpr (End::kSameForColumns) {
-        elem = same[out];
-      } else {
-        end.load(elem, down, channel + out, 0);
-      }
+  for (int out = 0; out < kOuts; ++out) {
+    if (out >= outs) break;
+    Elem elem;
+    if constexpr (End::kSameForColumns) end.load(elem, down[0], channel + out, 0);
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      if (row >= rows) break;
+      if constexpr (!End::kSameForColumns) end.load(elem, down[row], channel + out, 0);
       end.give(elem, 0, sum[out][row]);
-      end.visit(elem, down, channel + out);
+      end.visit(elem, down[row], channel + out);
     }
   }
 }
