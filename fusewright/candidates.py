@@ -9,7 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fusewright.coalesce import coalesce
-from fusewright.direct_cost import ACROSS, OUTS, ROWS, DirectSchedule
+from fusewright.direct_cost import (
+    ACROSS,
+    MOST_PARTS,
+    OUTS,
+    ROWS,
+    DirectSchedule,
+    has_plane_gradient,
+)
 from fusewright.layout_schedule import (
     GradientSchedule,
     ProductSchedule,
@@ -81,6 +88,8 @@ def permitted(kernel: Kernel, choice: Choice, target: Target) -> bool:
     if isinstance(kernel, GradientKernel):
         if not isinstance(choice, GradientSchedule) or choice.parts < 1:
             return False
+        if has_plane_gradient(kernel.geometry):
+            return choice.band_width == 0 and choice.parts <= MOST_PARTS
         return _band_fits(kernel.geometry, choice.band_width)
     return isinstance(choice, Schedule) and legal(kernel, choice, target)
 

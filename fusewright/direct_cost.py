@@ -27,8 +27,11 @@ ALONE = 3  # times as long takes a tile that has a processor to itself
 BYTES_PER_US = 2.8e6
 CALL_US = 5.0
 BLOCKS = 4  # tiles that a processor has at once
-# Of planes: threads that each processor should have, at the least; bytes that move.
+# Of planes: threads that each processor should have, at the least; bytes that move. Of gradients by
+# the weights: thread blocks of a processor, positions that each should have at the least.
 PLANE_THREADS = 1024
+PLANE_BLOCKS, PLANE_POSITIONS = 8, 2048
+MOST_PARTS = 2**16 - 1
 PLANE_BYTES_PER_US = 2.5e6
 
 
@@ -83,6 +86,18 @@ def _with_room(of: Geometry, tiles: Iterable[DirectSchedule]) -> list[DirectSche
 def is_plane(of: Geometry) -> bool:
     """Whether a group has a single channel, and nothing moves along z."""
     return of.channels == 1 and of.z.is_single
+
+
+def has_plane_gradient(of: Geometry) -> bool:
+    """Whether the gradient by the weights is summed plane by plane; it keeps all taps' sums."""
+    return is_plane(of) and not of.transposed and of.taps <= MOST_TAPS
+
+
+def plane_gradient_parts(of: Geometry, sizes: Mapping[str, int], sms: int) -> int:
+    """In how many parts of the rows: work for all processors, and not too little for each."""
+    rows = of.images.at(sizes) * of.y.result
+    wanted = -(-sms * PLANE_BLOCKS // (of.groups * of.results))
+    return max(1, min(wanted, rows * of.x.result // PLANE_POSITIONS, rows, MOST_PARTS))
 
 
 def _tiles(of: Geometry, tile: DirectSchedule, sizes: Mapping[str, int]) -> int:

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fusewright.convolution_cost import prefers_direct
-from fusewright.direct_cost import DirectSchedule, best_tile, direct_us, fits
+from fusewright.direct_cost import (
+    DirectSchedule,
+    best_tile,
+    direct_us,
+    fits,
+    has_plane_gradient,
+    plane_gradient_parts,
+)
 from fusewright.ending import Reduces
 from fusewright.ir import ONE
 from fusewright.line_cost import best_line, prefers_lines
@@ -91,7 +98,7 @@ def may_be_direct(kernel: WindowKernel, tile: DirectSchedule | None = None) -> b
 @dataclass(frozen=True)
 class GradientSchedule:
     """How a convolution's gradient by its weights is divided: `parts` of the positions, summed
-    apart and added in order."""
+    apart and added in order; without bands plane by plane."""
 
     parts: int
     band_width: int
@@ -101,9 +108,12 @@ def choose_gradient(
     kernel: GradientKernel, target: Target, sizes: Mapping[str, int]
 ) -> GradientSchedule:
     """The heuristic's choice: work for all processors to the end."""
-    band = best_band(kernel.geometry)
+    of = kernel.geometry
+    if has_plane_gradient(of):
+        return GradientSchedule(plane_gradient_parts(of, sizes, target.sms), 0)
+    band = best_band(of)
     assert band is not None, "rewriting asks for room first"
-    return GradientSchedule(gradient_parts(kernel.geometry, band, sizes, target.sms), band)
+    return GradientSchedule(gradient_parts(of, band, sizes, target.sms), band)
 
 
 EndedSchedule = ProductSchedule | WindowSchedule | DirectSchedule

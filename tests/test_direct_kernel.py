@@ -40,9 +40,13 @@ class Case:
     dilation: tuple[int, ...] = (1, 1)
     transposed: bool = False
 
-    def call(self, terms: int) -> str:
+    @property
+    def taps(self) -> str:
         taps = (*self.kernel[-2:], *self.stride[-2:], *self.dilation[-2:])
-        shape = f"{terms}, fw::DirectTaps<{', '.join(map(str, taps))}>"
+        return f"fw::DirectTaps<{', '.join(map(str, taps))}>"
+
+    def call(self, terms: int) -> str:
+        shape = f"{terms}, {self.taps}"
         if self.across:
             return f"direct_convolution<{shape}, {self.outs}, {self.rows}, {self.across}>"
         gathers = self.transposed and math.prod(self.stride) > 1
@@ -93,6 +97,7 @@ PLANES = {
     "planes, one channel": Case((2, 1, 13, 12), 5, (3, 2), 1, 2, 0, 1, (2, 1), (1, 0)),
 }
 CASES |= PLANES
+SLIDING = {name: case for name, case in PLANES.items() if not case.transposed}
 
 
 @functools.cache
@@ -110,8 +115,18 @@ extern "C" int direct_{at}_{terms}(const fw::WindowInput* x, const fw::WindowFil
         for at, case in enumerate(CASES.values())
         for terms in (1, 3)
     ]
+    entries += [
+        rf"""
+extern "C" int gradient_{at}(const fw::WindowInput* x, const fw::WindowInput* dy,
+                             const fw::PlaneGradient* dw, const fw::ConvolutionSizes* sizes,
+                             int parts, float* workspace) {{
+  return fw::plane_gradient<{case.taps}>(*x, *dy, *dw, *sizes, parts, workspace, 0, nullptr);
+}}"""
+        for at, case in enumerate(CASES.values())
+        if case in SLIDING.values()
+    ]
     body = WINDOW_BODY[: WINDOW_BODY.index("#define ENTRY")]
-    return library_of("plane_convolution.cuh", body, *entries)
+    return library_of("plane_gradient.cuh", body, *entries)
 
 
 def exact(case: Case, x: Tensor, w: Tensor) -> Tensor:
@@ -128,14 +143,26 @@ def run(name: str, x: Tensor, w: Tensor, terms: int = 3) -> Tensor:
     case = CASES[name]
     like = exact(case, x, w)
     out = torch.full(like.shape, UNSEEN)
-    first, second = (size // case.groups for size in (w.shape[0], w.shape[1] * case.groups))
     per_group = w.shape[0] // case.groups * w.stride(0)
     outer, inner, *rest = five_strides(w)
     strides = (per_group, outer, inner, *rest)
-    channels, results = second, first
     if case.transposed:
         strides = (per_group, inner, outer, *rest)
-        channels, results = first, second
+    sizes = sizes_of(case, x, w, like)
+    code = getattr(library(), f"direct_{list(CASES).index(name)}_{terms}")(
+        ctypes.byref(Strided(x.data_ptr(), five_strides(x))),
+        ctypes.byref(Filter(w.data_ptr(), (ctypes.c_int64 * 6)(*strides))),
+        ctypes.byref(sizes),
+        ctypes.c_void_p(out.data_ptr()),
+    )
+    assert code == 0 and not (out == UNSEEN).any()
+    return out
+
+
+def sizes_of(case: Case, x: Tensor, w: Tensor, like: Tensor) -> Sizes:
+    results, channels = (size // case.groups for size in (w.shape[0], w.shape[1] * case.groups))
+    if case.transposed:
+        results, channels = channels, results
     axes = [
         (ctypes.c_int * 6)(
             x.shape[2 + at],
@@ -149,15 +176,7 @@ def run(name: str, x: Tensor, w: Tensor, terms: int = 3) -> Tensor:
     ]
     counts = (ctypes.c_int * 3)(case.groups, channels, results)
     single = [(ctypes.c_int * 6)(1, 1, 1, 1, 1, 0)] * (3 - len(axes))
-    sizes = Sizes(x.shape[0], counts, *single, *axes, like.shape[-1], case.transposed)
-    code = getattr(library(), f"direct_{list(CASES).index(name)}_{terms}")(
-        ctypes.byref(Strided(x.data_ptr(), five_strides(x))),
-        ctypes.byref(Filter(w.data_ptr(), (ctypes.c_int64 * 6)(*strides))),
-        ctypes.byref(sizes),
-        ctypes.c_void_p(out.data_ptr()),
-    )
-    assert code == 0 and not (out == UNSEEN).any()
-    return out
+    return Sizes(x.shape[0], counts, *single, *axes, like.shape[-1], case.transposed)
 
 
 def operands(case: Case) -> tuple[Tensor, Tensor]:
@@ -175,6 +194,30 @@ def test_plain_sums(name: str) -> None:
     case = CASES[name]
     terms = case.images[1] // case.groups * math.prod(case.kernel)
     assert float((y - truth).norm() / truth.norm()) < 1e-7 + 2e-8 * terms**0.5
+
+
+@pytest.mark.parametrize("parts", [1, 3, 50])
+@pytest.mark.parametrize("name", SLIDING)
+def test_gradients_by_the_weights(name: str, parts: int) -> None:
+    """Some parts may have nothing; what lies in memory between the weights stays."""
+    case = SLIDING[name]
+    x, w = operands(case)
+    exactly = w.double().requires_grad_()
+    like = exact(case, x, exactly)
+    dy = torch.randn(like.shape)
+    (truth,) = torch.autograd.grad(like, exactly, dy.double())
+    room = torch.full((*w.shape[:-1], w.shape[-1] + 2), UNSEEN)
+    dw, workspace = room[..., 1:-1], torch.full((parts * w.numel(),), torch.nan)
+    code = getattr(library(), f"gradient_{list(CASES).index(name)}")(
+        ctypes.byref(Strided(x.data_ptr(), five_strides(x))),
+        ctypes.byref(Strided(dy.data_ptr(), five_strides(dy))),
+        ctypes.byref(Strided(dw.data_ptr(), five_strides(dw))),
+        ctypes.byref(sizes_of(case, x, w, like.detach())),
+        parts,
+        ctypes.c_void_p(workspace.data_ptr()),
+    )
+    assert code == 0 and float((dw - truth).norm() / truth.norm()) < 4e-7
+    assert (room[..., 0] == UNSEEN).all() and (room[..., -1] == UNSEEN).all()
 
 
 @pytest.mark.parametrize(

@@ -187,3 +187,17 @@ def test_equal_sums_are_one() -> None:
         if any(isinstance(item, Reduce) for item in step.kernel.body)
     ]
     assert [len(each) for each in sums] == [1, 1], backward
+
+
+def test_a_tensor_is_shared_by_those_who_read_it_in_one_order() -> None:
+    """A transposed copy of what is summed along rows shares nothing with the sum but a name."""
+
+    def in_order(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * 2).sum(-1), x * 3
+
+    def turned(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * 2).sum(-1), (x.transpose(1, 2) * 3).contiguous()
+
+    x = torch.randn(16, 64, 96)
+    assert kinds(plans(in_order, x, mode="eval")[0]) == ["Loop"]
+    assert kinds(plans(turned, x, mode="eval")[0]) == ["Loop", "Loop"]

@@ -5,12 +5,16 @@ from __future__ import annotations
 from fusewright.codegen.lanes import indented
 from fusewright.codegen.source import Entry, Workspace, macro
 from fusewright.codegen.text import comment, identifier, size_text, unique_names
-from fusewright.codegen.window import axis_text, taps_text
+from fusewright.codegen.window import axis_text, direct_taps, taps_text
 from fusewright.ir import Dim
 from fusewright.layout_schedule import GradientSchedule
 from fusewright.window import GradientKernel, Source
 
-HEADER = "sm90_window_gradient.cuh"
+HEADER, PLANE_HEADER = "sm90_window_gradient.cuh", "plane_gradient.cuh"
+
+
+def gradient_header(schedule: GradientSchedule) -> str:
+    return HEADER if schedule.band_width else PLANE_HEADER
 
 
 def gradient_entry(kernel: GradientKernel, schedule: GradientSchedule) -> Entry:
@@ -37,12 +41,15 @@ def gradient_lines(kernel: GradientKernel, schedule: GradientSchedule) -> list[s
     parameters += [f"int64_t {name}" for name in symbols.values()]
     parameters += ["void* workspace", "int where", "void* stream"]
     title = f"{of.results} x {of.channels} by {taps_text(of)}, {schedule.parts} parts"
+    kind, call = "Window", f"window_gradient<{macro('convolutions')}>"
+    if not schedule.band_width:
+        kind, call = "Plane", f"plane_gradient<{direct_taps(of)}>"
     body = [
         f"const fw::WindowInput source{{{images(kernel.source)}}};",
         f"const fw::WindowInput change{{{images(kernel.change)}}};",
-        f"const fw::WindowGradient gradient{{{', '.join(weights)}}};",
+        f"const fw::{kind}Gradient gradient{{{', '.join(weights)}}};",
         f"const fw::ConvolutionSizes sizes{{{', '.join(sizes)}}};",
-        f"return fw::window_gradient<{macro('convolutions')}>(source, change, gradient, sizes, "
+        f"return fw::{call}(source, change, gradient, sizes, "
         f"{schedule.parts}, workspace, where, stream);",
     ]
     return [

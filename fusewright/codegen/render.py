@@ -15,8 +15,7 @@ from fusewright.codegen.body import functor
 from fusewright.codegen.ending import Ended, ending_forms
 from fusewright.codegen.entry import bind, entry, function
 from fusewright.codegen.form import Form, form
-from fusewright.codegen.gradient import HEADER as GRADIENT_HEADER
-from fusewright.codegen.gradient import gradient_entry, gradient_lines
+from fusewright.codegen.gradient import gradient_entry, gradient_header, gradient_lines
 from fusewright.codegen.product import product_entry, product_header, product_lines
 from fusewright.codegen.source import Entry, Source, macro
 from fusewright.codegen.text import comment
@@ -68,7 +67,7 @@ def render(
     lines: list[str] = []
     pasted: set[str] = set()
     headers = [name for each in ended for name in _headers(*each)]
-    headers += [GRADIENT_HEADER for _ in gradients]
+    headers += [gradient_header(schedule) for _, schedule in gradients]
     windows = [
         kernel for kernel, _ in (*ended, *gradients) if not isinstance(kernel, ProductKernel)
     ]

@@ -138,15 +138,13 @@ def direct_entry(kernel: WindowKernel, schedule: DirectSchedule) -> Entry:
 
 
 def direct_lines(kernel: WindowKernel, form: Form, schedule: DirectSchedule) -> list[str]:
-    y, x = kernel.geometry.y, kernel.geometry.x
-    taps = (y.taps, x.taps, y.stride, x.stride, y.dilation, x.dilation)
     name, tile = "direct", f"{schedule.outs}, {schedule.rows}, {schedule.across}"
     if not schedule.across:
         gathers = kernel.geometry.transposed and kernel.geometry.strided
         name, tile = "plane", f"{schedule.rows}, {'true' if gathers else 'false'}"
-    shape = f"fw::DirectTaps<{', '.join(map(str, taps))}>, {tile}"
+    shape = f"{direct_taps(kernel.geometry)}, {tile}"
     call = f"fw::{name}_convolution<{macro('convolutions')}, {shape}>"
-    operands = _operands(kernel, form, kernel.geometry, x.result)
+    operands = _operands(kernel, form, kernel.geometry, kernel.geometry.x.result)
     sums = f"return {call}(end, source, filter, sizes, where, stream);"
     if not schedule.line_positions:
         return ending_lines(kernel, (form,), _title(kernel), [*operands, sums])
@@ -160,6 +158,12 @@ def direct_lines(kernel: WindowKernel, form: Form, schedule: DirectSchedule) -> 
 def _by_lines(kernel: WindowKernel, schedule: DirectSchedule) -> WindowSchedule:
     of, positions = kernel.walked, schedule.line_positions
     return WindowSchedule(best_tile_channels(of), of.x.result, line_positions=positions)
+
+
+def direct_taps(of: Geometry) -> str:
+    y, x = of.y, of.x
+    taps = (y.taps, x.taps, y.stride, x.stride, y.dilation, x.dilation)
+    return f"fw::DirectTaps<{', '.join(map(str, taps))}>"
 
 
 def taps_text(of: Geometry) -> str:

@@ -195,14 +195,14 @@ def _domain(values: Values, item: str) -> Domain:
 
 def _merged(values: Values, groups: list[Group]) -> list[Group]:
     changed = True
-    refused: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()
+    refused: set[tuple[Items, Items, str]] = set()
     while changed:
         changed = False
-        for first, second in _candidates(values, groups):
-            key = (first.items, second.items)
+        for first, second, shared in _candidates(values, groups):
+            key = (first.items, second.items, shared)
             if key in refused:
                 continue
-            both = _merge(values, groups, first, second)
+            both = _merge(values, groups, first, second, shared)
             if both is None:
                 refused.add(key)
                 continue
@@ -214,13 +214,13 @@ def _merged(values: Values, groups: list[Group]) -> list[Group]:
     return groups
 
 
-def _candidates(values: Values, groups: list[Group]) -> Iterator[tuple[Group, Group]]:
-    """Pairs worth a try: producer and consumer, then readers of the same tensor."""
+def _candidates(values: Values, groups: list[Group]) -> Iterator[tuple[Group, Group, str]]:
+    """Pairs worth a try: producer and consumer, then readers of the same tensor, with its name."""
     home = {item: group for group in groups for item in group.items}
     for group in groups:
         for name in group.assembled.loads:
             if name in home and home[name] is not group:
-                yield home[name], group
+                yield home[name], group, ""
     readers: dict[str, list[Group]] = {}
     for group in groups:
         for name in group.assembled.loads:
@@ -230,14 +230,17 @@ def _candidates(values: Values, groups: list[Group]) -> Iterator[tuple[Group, Gr
         for position, first in enumerate(sharing):
             for second in sharing[position + 1 :]:
                 if size * 2 >= max(_largest(values, first), _largest(values, second)):
-                    yield first, second
+                    yield first, second, name
 
 
 def _largest(values: Values, group: Group) -> int:
     return max((values.bytes_of(name) for name in group.assembled.loads), default=0)
 
 
-def _merge(values: Values, groups: list[Group], first: Group, second: Group) -> Group | None:
+def _merge(
+    values: Values, groups: list[Group], first: Group, second: Group, shared: str
+) -> Group | None:
+    """One group of two; what they share has to be read as one."""
     items = tuple(sorted({*first.items, *second.items}, key=values.order.__getitem__))
     domain = _common_domain(first, second)
     places = (group.items for group in groups)
@@ -249,6 +252,11 @@ def _merge(values: Values, groups: list[Group], first: Group, second: Group) -> 
         return None
     merged = Group(items, assembled)
     kernel = kernel_of(assembled, "trial", "", items, values)
+    if shared and _ways(kernel, shared) >= sum(
+        _ways(kernel_of(each.assembled, "trial", "", each.items, values), shared)
+        for each in (first, second)
+    ):
+        return None
     if scans(kernel):
         if not is_one_scan(kernel):
             return None
@@ -257,6 +265,13 @@ def _merge(values: Values, groups: list[Group], first: Group, second: Group) -> 
     if values.ends.keys() & set(items) and not _ends_one_product(values, items, kernel):
         return None
     return merged
+
+
+def _ways(kernel: LoopKernel, buffer: str) -> int:
+    """The orders in which a tensor is read: in two of them it is read twice, and at the most one
+    is that of memory."""
+    loads = [item for item in kernel.body if isinstance(item, Load)]
+    return len({item.access.strides for item in loads if item.access.buffer == buffer})
 
 
 def _ends_one_product(values: Values, items: tuple[str, ...], kernel: LoopKernel) -> bool:

@@ -87,7 +87,9 @@ class _Building:
         lies = (LIES, tuple(spec.strides for spec in specs))
         node = replace(node, kwargs=(*node.kwargs, lies))
         if node.op == GRADIENT:
-            return self.add(node) if gradient_is_worthwhile(of, self.sizes) else None
+            by_planes = direct_cost.has_plane_gradient(of)
+            worth = by_planes or gradient_is_worthwhile(of, self.sizes)
+            return self.add(node) if worth else None
         row_by_row = specs[0].strides[-1] == ONE
         turned = self.trains and not of.transposed and not gradient_is_worthwhile(of, self.sizes)
         if not is_worthwhile(of, self.sizes, row_by_row, turned):
@@ -142,6 +144,7 @@ def obstacle(node: Node, source: TensorSpec, other: TensorSpec) -> str:
     if any(spec.strides[1].factor > FURTHEST_CHANNELS for spec in images):
         return "of channels that lie 2^31 elements apart"
     direct = node.op == WINDOW and source.strides[-1] == ONE and direct_cost.fits(of)
+    direct = direct or (node.op == GRADIENT and direct_cost.has_plane_gradient(of))
     if of.groups > 1 and of.channels < FEWEST_CHANNELS and not direct:
         return f"of {of.groups} groups with few channels each"
     if node.op == WINDOW and not of.has_rows_and_columns:
