@@ -13,7 +13,7 @@ from fusewright.rewrite.layouts import BACKWARD, FORWARD, is_channels_last
 _FASTER = "ours is for Hopper GPUs, at sizes where it is faster"
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _KNOWN = {
-    "cat": "it joins tensors, which the loop language cannot express yet",
+    "cat": "it joins tensors along lanes, too many, or nobody computes with them: a copy",
     "embedding": "it gathers by index",
     "index": "it gathers by index",
     "gather": "it gathers by index",

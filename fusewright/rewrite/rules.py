@@ -18,7 +18,9 @@ from fusewright.ir import (
     TensorSpec,
     contiguous_strides,
 )
+from fusewright.optable import SCALAR_OPS
 from fusewright.rewrite.builder import Builder
+from fusewright.rewrite.joins import CAT, joined
 from fusewright.rewrite.scans import turned_scan
 from fusewright.rewrite.views import CANONICAL_VIEWS, OPAQUE_VIEWS, SPLITS, permute_order
 
@@ -155,12 +157,27 @@ def _has_loop(context: Context, node: Node) -> bool:
     )
 
 
+def join_for_loops(context: Context, node: Node) -> Ref | None:
+    """cat(a, b) = a choice by the index, where what reads it is a loop."""
+    if node.op != CAT:
+        return None
+    frontier = [node.name]
+    while frontier:
+        for user in context.users.get(frontier.pop(), []):
+            if user.op in SCALAR_OPS or user.op.startswith("reduce_"):
+                return joined(context.builder, node)
+            if user.op in CANONICAL_VIEWS:
+                frontier.append(user.name)
+    return None
+
+
 RULES: tuple[Rewrite, ...] = (
     times_one,
     same_cast,
     view_of_view,
     permute_of_permute,
     scan_from_the_end,
+    join_for_loops,
     split_addmm,
     split_convolution_bias,
 )

@@ -1,0 +1,58 @@
+"""Tensors that are joined and then computed with: aten.cat as a choice by the index.
+
+    cat(a, b)[.., i, ..] = a[.., i, ..] where i < size of a, else b[.., i - size of a, ..]
+
+A loop reads each element of the one that has it, so that what follows needs no copy of all. Where
+nobody computes with it, PyTorch's copy is as good; along the last dimension it is better, since
+lanes would each ask for themselves.
+"""
+
+from __future__ import annotations
+
+from fusewright.ir import LOOP_DTYPES, ONE, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.rewrite.builder import Builder
+from fusewright.rewrite.padding import padded
+
+CAT = "aten.cat.default"
+MOST = 8  # tensors: each is a choice for every element
+_INDEX = "int32"
+
+
+def joined(builder: Builder, node: Node) -> Ref | None:
+    """The choice, where sizes along the dimension are fixed."""
+    assert node.spec is not None
+    given, along = node.args[0], node.argument("dim", 1, 0)
+    if not isinstance(given, tuple) or not isinstance(along, int):
+        return None
+    spec, rank = node.spec, len(node.spec.shape)
+    at = along % rank if rank else 0
+    parts = [each for each in given if isinstance(each, Ref)]
+    held = [builder.spec(each.name) for each in parts]
+    same = all(each.device == spec.device and len(each.shape) == rank for each in held)
+    known = all(each.dtype in LOOP_DTYPES for each in (spec, *held))
+    if not (same and known) or at >= rank - 1 or not 2 <= len(parts) <= MOST:
+        return None
+    if not all(each.shape[at].is_static for each in (spec, *held)):
+        return None
+    total = spec.shape[at].factor
+    index = TensorSpec(_INDEX, (spec.shape[at],), (ONE,), spec.device)
+    counted = Node(f"{node.name}_index", "iota", (0, 1), (), index, node.source)
+    shape = (spec.shape[at], *(ONE for _ in range(rank - 1 - at)))
+    place = builder.view(counted, builder.add(counted), shape, contiguous_strides(shape))
+    found: Ref | None = None
+    last = total
+    for part, each in zip(reversed(parts), reversed(held), strict=True):
+        first = last - each.shape[at].factor
+        if first == last:
+            continue
+        pairs = tuple((first, total - last) if d == at else (0, 0) for d in range(rank))
+        value = padded(builder, node, builder.cast(node, part, spec.dtype), pairs, 0)
+        if value is None:
+            return None
+        if found is None:
+            found = value
+        else:
+            before = builder.point(counted, "lt", (place, last), "bool")
+            found = builder.point(node, "where", (before, value, found), spec.dtype)
+        last = first
+    return found
