@@ -61,6 +61,14 @@ def test_other_joins_stay_calls(function) -> None:  # type: ignore[no-untyped-de
     assert "Call" in kinds(plans(function, a, b, mode="eval")[0])
 
 
+def test_a_single_one_is_itself() -> None:
+    inference, _, _ = plans(lambda m, x: torch.cat([x.exp()], 1) @ x, torch.randn(9, 9))
+    assert kinds(inference) == ["Loop", "Call"]
+    model, x = Lambda(lambda m, x: torch.cat([x], 1)), torch.randn(3, 4)
+    given = fusewright.optimize(model, (x,))(x)
+    assert torch.equal(given, x) and given.data_ptr() != x.data_ptr()
+
+
 class Dense(nn.Module):
     """Each layer reads what all before it have made."""
 

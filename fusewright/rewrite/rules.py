@@ -158,9 +158,12 @@ def _has_loop(context: Context, node: Node) -> bool:
 
 
 def join_for_loops(context: Context, node: Node) -> Ref | None:
-    """cat(a, b) = a choice by the index, where what reads it is a loop."""
+    """cat(a, b) = a choice by the index, where what reads it is a loop; cat(a) = a."""
     if node.op != CAT:
         return None
+    match node.args[0]:
+        case (Ref() as single,) if context.builder.spec(single.name) == node.spec:
+            return None if _needs_memory(context, node, single) else single
     frontier = [node.name]
     while frontier:
         for user in context.users.get(frontier.pop(), []):
