@@ -71,6 +71,16 @@ def test_executed_text_is_the_model(cache: Path) -> None:
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
+def test_a_module_that_sys_modules_does_not_know(cache: Path) -> None:
+    """As loaders of files make them; with annotations that are text, as compile() here inherits."""
+    names: dict[str, Any] = {"__name__": "unregistered"}
+    exec(compile(text_of(gemm_add_relu()), "<emitted>", "exec"), names)
+    x = torch.randn(4, 3)
+    eager, fast = names["Model"](3, 5), names["ModelNew"](3, 5)
+    fast.load_state_dict(eager.state_dict())
+    assert_same(gradients(fast, x.clone().requires_grad_()), gradients(eager, x.requires_grad_()))
+
+
 def test_a_file_refuses_second_derivatives(cache: Path) -> None:
     refuses_second_derivatives(executed(text_of(gemm_add_relu()))["ModelNew"](3, 5))
 

@@ -253,7 +253,7 @@ def test_the_emitted_file_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     text = file_text(solve(problem.make_model(), args).bundle, problem.source, "")
     assert "_fw_recurrent_backward(" in text
     assert re.search(r"pass|\btry\b|\bexcept\b", text) is None
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"__name__": "emitted"}  # which sys.modules does not know
     exec(compile(text, "<emitted>", "exec"), names)
     eager, fast = names["Model"](), names["ModelNew"]()
     fast.load_state_dict(eager.state_dict())

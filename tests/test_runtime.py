@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -258,7 +257,7 @@ def test_keywords_defaults_and_constants(mixed: Any) -> None:
 
 
 def test_an_output_is_differentiable_only_through_what_it_depends_on(gemm: Any) -> None:
-    modes = tuple(replace(each, reach=((0, (1,)),)) for each in gemm[1])
+    modes = tuple(type(each)(**vars(each) | {"reach": ((0, (1,)),)}) for each in gemm[1])
     fast = module.optimized(copy.deepcopy(gemm[0].model), modes, refuse).requires_grad_(False)
     x = torch.randn(4, 3, requires_grad=True)
     assert not fast(x).requires_grad

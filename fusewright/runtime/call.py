@@ -1,6 +1,5 @@
 """One call of an optimized module: find the program that fits, run its drivers under autograd."""
 
-import dataclasses
 import typing
 import warnings
 
@@ -79,7 +78,6 @@ def _fw_here(
     return kept[where]
 
 
-@dataclasses.dataclass(eq=False)
 class _FwMode:
     """One program: its drivers, what it expects of a call, and how its values are wired.
 
@@ -124,7 +122,10 @@ class _FwMode:
     default_dtype: torch.dtype = torch.float32
     pinned: tuple[typing.Any, ...] = ()
 
-    def __post_init__(self) -> None:
+    def __init__(self, **facts: typing.Any) -> None:
+        # Not a dataclass: of annotations that are text it asks the module's name in sys.modules,
+        # where whoever loads a file may not have put it.
+        vars(self).update(facts)
         # Without and with grad mode, for the last few kinds of call that fitted: a test whether
         # tensors are such a call's, and whether it wants gradients.
         self.fitted: list[tuple[tuple[_fw_drive, bool], ...]] = [(), ()]

@@ -6,7 +6,6 @@ none, backward runs the layer once more: in evaluation, where cuDNN would refuse
 keeps saved tensors (checkpoints, offloading) has put another in the tape's place.
 """
 
-import dataclasses
 import typing
 
 import torch
@@ -14,22 +13,28 @@ import torch
 _FW_RECORD = "_fw_record"
 
 
-@dataclasses.dataclass(eq=False)
 class _FwLayer:
     """One call of a layer, as torch.lstm and its like take it; `sizes` are of packed sequences."""
 
-    kind: str
-    data: torch.Tensor
-    sizes: torch.Tensor | None
-    state: typing.Sequence[torch.Tensor]
-    weights: typing.Sequence[torch.Tensor]
-    biases: bool
-    layers: int
-    dropout: float
-    training: bool
-    two_ways: bool
-    batch_first: bool
-    dtype: torch.dtype
+    def __init__(
+        self,
+        kind: str,
+        data: torch.Tensor,
+        sizes: torch.Tensor | None,
+        state: typing.Sequence[torch.Tensor],
+        weights: typing.Sequence[torch.Tensor],
+        biases: bool,
+        layers: int,
+        dropout: float,
+        training: bool,
+        two_ways: bool,
+        batch_first: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        self.kind, self.dtype = kind, dtype
+        self.data, self.sizes, self.state, self.weights = data, sizes, state, weights
+        self.biases, self.layers, self.dropout, self.training = biases, layers, dropout, training
+        self.two_ways, self.batch_first = two_ways, batch_first
 
     def run(self, tensors: typing.Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The output and the last states, from the input, the first states and the weights."""
@@ -101,4 +106,5 @@ def _fw_once_more(layer: _FwLayer) -> tuple[list[torch.Tensor], list[torch.Tenso
             "the original model where saved tensors are packed or computed anew"
         )
     # With dropout off this is evaluation too; cuDNN gives gradients in training only.
-    return dataclasses.replace(layer, training=True, dropout=0.0).recorded()
+    layer.training, layer.dropout = True, 0.0
+    return layer.recorded()
