@@ -49,8 +49,10 @@ class Case:
         shape = f"{terms}, {self.taps}"
         if self.across:
             return f"direct_convolution<{shape}, {self.outs}, {self.rows}, {self.across}>"
-        gathers = self.transposed and math.prod(self.stride) > 1
-        return f"plane_convolution<{shape}, {self.rows}, {'true' if gathers else 'false'}>"
+        if self.transposed and math.prod(self.stride) > 1:
+            phases = (p % s for p, s in zip(self.padding, self.stride, strict=True))
+            return f"gathered_planes<{shape}, {', '.join(map(str, (self.rows, *phases)))}>"
+        return f"plane_convolution<{shape}, {self.rows}>"
 
 
 CASES = {
@@ -93,6 +95,9 @@ PLANES = {
     ),
     "planes, gathered, two each": Case(
         (2, 3, 7, 10), 6, (4, 5), 1, 2, 0, 3, (3, 2), (0, 1), (1, 3), transposed=True
+    ),
+    "planes, gathered, small": Case(
+        (2, 3, 5, 4), 3, (2, 3), 1, 1, 0, 3, (4, 1), (3, 2), (1, 1), transposed=True
     ),
     "planes, one channel": Case((2, 1, 13, 12), 5, (3, 2), 1, 2, 0, 1, (2, 1), (1, 0)),
 }

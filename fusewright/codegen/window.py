@@ -138,13 +138,15 @@ def direct_entry(kernel: WindowKernel, schedule: DirectSchedule) -> Entry:
 
 
 def direct_lines(kernel: WindowKernel, form: Form, schedule: DirectSchedule) -> list[str]:
-    name, tile = "direct", f"{schedule.outs}, {schedule.rows}, {schedule.across}"
+    of = kernel.geometry
+    name, tile = "direct_convolution", f"{schedule.outs}, {schedule.rows}, {schedule.across}"
     if not schedule.across:
-        gathers = kernel.geometry.transposed and kernel.geometry.strided
-        name, tile = "plane", f"{schedule.rows}, {'true' if gathers else 'false'}"
-    shape = f"{direct_taps(kernel.geometry)}, {tile}"
-    call = f"fw::{name}_convolution<{macro('convolutions')}, {shape}>"
-    operands = _operands(kernel, form, kernel.geometry, kernel.geometry.x.result)
+        name, tile = "plane_convolution", str(schedule.rows)
+        if of.transposed and of.strided:
+            phases = (axis.before % axis.stride for axis in (of.y, of.x))
+            name, tile = "gathered_planes", ", ".join(map(str, (schedule.rows, *phases)))
+    call = f"fw::{name}<{macro('convolutions')}, {direct_taps(of)}, {tile}>"
+    operands = _operands(kernel, form, of, of.x.result)
     sums = f"return {call}(end, source, filter, sizes, where, stream);"
     if not schedule.line_positions:
         return ending_lines(kernel, (form,), _title(kernel), [*operands, sums])

@@ -32,10 +32,9 @@ __global__ void __launch_bounds__(kPlaneThreads)
     const float* const plane = from + image * x.image_stride;
 #pragma unroll
     for (int tap = 0; tap < Taps::kAll; ++tap) {
-      int at_y, at_x;
-      const bool inside =
-          tap_reads<false, Taps::kStepY, Taps::kSpreadY>(at_y, y, tap / Taps::kX, of.y) &
-          tap_reads<false, Taps::kStepX, Taps::kSpreadX>(at_x, across, tap % Taps::kX, of.x);
+      const int at_y = y * Taps::kStepY - of.y.padding + tap / Taps::kX * Taps::kSpreadY;
+      const int at_x = across * Taps::kStepX - of.x.padding + tap % Taps::kX * Taps::kSpreadX;
+      const bool inside = unsigned(at_y) < unsigned(of.y.in) && unsigned(at_x) < unsigned(of.x.in);
       const float* const read = plane + at_y * x.y_stride + at_x * x.x_stride;
       sum[tap] = __fmaf_rn(plane_number<3>(inside, read), change, sum[tap]);
     }
