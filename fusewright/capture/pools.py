@@ -98,23 +98,28 @@ def with_places(joint: fx.GraphModule) -> None:
     joint.recompile()
 
 
-def _replace(graph: fx.Graph, pool: fx.Node) -> None:
+def _replace(graph: fx.Graph, pool: Any) -> None:
     items = [user for user in pool.users if user.target is operator.getitem]
     asked = [user for item in items if item.args[1] == 1 for user in item.users]
-    x, axes = pool.args[0], _AXES[pool.target]
+    x: Any = pool.args[0]
+    axes = _AXES[pool.target]
     ours = all(each.target is _BACKWARD[axes] and each.args[1] is x for each in asked)
-    given = _window(pool, axes)
-    number = pitches(given)
+    window = _window(pool, axes)
+    number = pitches(window)
     if number is None or not (ours and len(asked) == 1 and _may_loop(pool, x, axes)):
         return
     (backward,) = asked
     masked = _masked(backward, x)
-    columns: tuple[Any, ...] = tuple(zip(*map(_parts, given), strict=True))
-    described = (*(list(each) for each in columns), bool(_argument(pool, 5, False)), list(number))
+    columns: tuple[Any, ...] = tuple(zip(*map(_parts, window), strict=True))
+    described: Any = (
+        *(list(each) for each in columns),
+        bool(_argument(pool, 5, False)),
+        list(number),
+    )
     with graph.inserting_before(pool):
-        made = graph.call_function(
-            torch.ops.fusewright.max_pool_places.default, (x, *described, masked is not None)
-        )
+        op = torch.ops.fusewright.max_pool_places.default
+        arguments = (x, *described, masked is not None)
+        made = graph.create_node("call_function", op, arguments, name="max_pool")
     values, indices = pool.meta["val"]
     made.meta = {**pool.meta, "val": (values, indices.to(torch.uint8))}
     for item in items:
@@ -122,10 +127,9 @@ def _replace(graph: fx.Graph, pool: fx.Node) -> None:
         item.meta = {**item.meta, "val": made.meta["val"][item.args[1]]}
     sizes = list(x.meta["val"].shape[-axes:])
     with graph.inserting_before(backward):
-        gathered = graph.call_function(
-            torch.ops.fusewright.max_pool_places_backward.default,
-            (backward.args[0], backward.args[7], sizes, *described),
-        )
+        op = torch.ops.fusewright.max_pool_places_backward.default
+        arguments = (backward.args[0], backward.args[7], sizes, *described)
+        gathered = graph.create_node("call_function", op, arguments, name="max_pool_backward")
     last = masked or backward
     gathered.meta = dict(last.meta)
     last.replace_all_uses_with(gathered)

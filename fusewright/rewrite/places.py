@@ -30,7 +30,8 @@ def largest(builder: Builder, node: Node, like: TensorSpec) -> tuple[Ref, Ref]:
     assert isinstance(node.args[0], Ref)
     *described, positive = node.args[1:]
     window, pitches = _described(tuple(described))
-    node = replace(node, spec=replace(like, dtype=builder.spec(node.args[0].name).dtype))
+    dtype = builder.spec(node.args[0].name).dtype
+    node = replace(node, spec=replace(like, dtype=dtype))
     placer = replace(node, name=f"{node.name}_place")
     value: Ref | None = None
     place: Arg = _first_inside(builder, placer, window, pitches)
@@ -43,10 +44,10 @@ def largest(builder: Builder, node: Node, like: TensorSpec) -> tuple[Ref, Ref]:
         unknown = builder.point(placer, "isnan", (tap,), "bool")
         taken = builder.point(placer, "logical_or", (larger, unknown), "bool")
         place = builder.point(placer, "where", (taken, number, place), _NUMBERS)
-        value = builder.point(node, "maximum", (value, tap), node.spec.dtype)
+        value = builder.point(node, "maximum", (value, tap), dtype)
     assert value is not None and node.spec is not None
     if math.prod(along.taps for along in window) == 1:  # a result has memory of its own
-        value = builder.point(node, "cast", (value,), node.spec.dtype)
+        value = builder.point(node, "cast", (value,), dtype)
     if positive:
         below = builder.point(placer, "le", (value, 0), "bool")
         place = builder.point(placer, "where", (below, NOWHERE, place), _NUMBERS)
@@ -87,7 +88,9 @@ def gathered(builder: Builder, node: Node) -> Ref:
     sizes = [size.factor for size in node.spec.shape[-len(window) :]]
     change = builder.spec(node.args[0].name)
     steps = [-(-size // along.stride) for size, along in zip(sizes, window, strict=True)]
-    split = [Dim(each) for q, along in zip(steps, window, strict=True) for each in (q, along.stride)]
+    split = [
+        Dim(each) for q, along in zip(steps, window, strict=True) for each in (q, along.stride)
+    ]
     shape = (*change.shape[: -len(window)], *split)
     apart = replace(node, spec=replace(node.spec, shape=shape, strides=contiguous_strides(shape)))
     own = _own_place(builder, apart, window, pitches)
@@ -107,9 +110,7 @@ def gathered(builder: Builder, node: Node) -> Ref:
     return _joined_axes(builder, node, total, window, steps)
 
 
-def _own_place(
-    builder: Builder, node: Node, window: Window, pitches: tuple[int, ...]
-) -> int | Ref:
+def _own_place(builder: Builder, node: Node, window: Window, pitches: tuple[int, ...]) -> int | Ref:
     """The place of an element in window q, from its index r of each axis."""
     same, total = 0, list[Ref]()
     for at, (along, pitch) in enumerate(zip(window, pitches, strict=True)):
@@ -162,9 +163,7 @@ def _at(
     return builder.view(node, value, shape, contiguous_strides(shape))
 
 
-def _joined_axes(
-    builder: Builder, node: Node, value: Ref, window: Window, steps: list[int]
-) -> Ref:
+def _joined_axes(builder: Builder, node: Node, value: Ref, window: Window, steps: list[int]) -> Ref:
     assert node.spec is not None
     lead = node.spec.shape[: -len(window)]
     full = [Dim(q * along.stride) for q, along in zip(steps, window, strict=True)]
