@@ -183,6 +183,33 @@ def test_on_emulated_cuda(size: tuple[int, ...], last: bool) -> None:
         same(fast, model, given)
 
 
+class Shifted(nn.Module):
+    """The gradient of the shift is summed where the pool's is gathered."""
+
+    def __init__(self, *size: int) -> None:
+        super().__init__()
+        self.shift, self.size = nn.Parameter(torch.randn(8, 1, 1)), size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(torch.relu(x + self.shift), *self.size)
+
+
+@pytest.mark.parametrize("size", [(2,), (3, 2, 1)])
+@pytest.mark.parametrize("last", [False, True])
+def test_gradients_are_summed_as_they_are_gathered(size: tuple[int, ...], last: bool) -> None:
+    model, x = Shifted(*size), torch.randn(3, 8, 12, 10)
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    target = Target.cuda(tensor_cores=False)
+    found = prepare(model, (x,), modes=("train",), device=x.device, target=target)
+    (mode,) = found.modes
+    assert mode.backward is not None and len(mode.backward.kernels) == 1
+    assert mode.forward.kernels[0].kernel.summary.count("max_with_place") == size[0] ** 2 - 1
+    fast = on_library(model, x, found, emulated(found.source), TRAINED)
+    same(fast, model, x)
+    assert fast.shift.grad is not None and model.shift.grad is not None
+    torch.testing.assert_close(fast.shift.grad, model.shift.grad, rtol=1e-5, atol=1e-5)
+
+
 def test_the_oracle_knows_both_operators() -> None:
     """Captured and lowered graphs say the same, with ReLU's mask among the places and without."""
     for before in (torch.relu, torch.neg):
