@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.capture import capture
+from fusewright.coalesce import coalesce, with_long_lanes
 from fusewright.emit import file_text
 from fusewright.emit.bundle import ProgramPlans
 from fusewright.interpret import interpret
+from fusewright.loop import Store
 from fusewright.pipeline import prepare
 from fusewright.places import NOWHERE, Along, pitches
 from fusewright.plan.steps import Call, Loop, Plan
@@ -300,6 +302,22 @@ def test_without_a_gradient_there_are_no_places() -> None:
     model, x = Lambda(lambda m, x: F.max_pool2d(x, 3, 2, 1)), torch.randn(IMAGES)
     (step,) = mode_of(model, x).inference.steps
     assert isinstance(step, Loop) and set(step.kernel.summary.split(" → ")) == {"maximum"}
+
+
+def test_a_hosts_runs_are_long() -> None:
+    """Not as long as a stride: the two elements beside each other are in two runs."""
+    model, x = Lambda(lambda m, x: F.max_pool2d(x, 2)), torch.randn(2, 3, 12, 40)
+    backward = mode_of(model, x).backward
+    assert backward is not None
+    (step,) = backward.kernels
+    assert isinstance(step, Loop)
+    small = coalesce(step.kernel)
+    runs = with_long_lanes(small)
+    assert [str(axis.size) for axis in small.outer[-2:]] == ["20", "2"]
+    assert [str(axis.size) for axis in runs.outer[-2:]] == ["2", "20"]
+    (store,) = (item for item in runs.body if isinstance(item, Store))
+    assert [each.factor for each in store.access.strides[-2:]] == [1, 2]
+    same(fusewright.optimize(copy.deepcopy(model), x, modes=("train",)), model, x)
 
 
 PROBLEM = """

@@ -83,6 +83,10 @@ FW_FN T where(bool condition, T a, T b) {
 #if !defined(__CUDACC__)
   // Without a jump, which would keep a loop with several comparisons from lanes.
   if constexpr (std::is_same_v<T, int32_t>) return b ^ ((a ^ b) & -static_cast<T>(condition));
+  if constexpr (std::is_same_v<T, float>) {
+    const int32_t x = __builtin_bit_cast(int32_t, a), y = __builtin_bit_cast(int32_t, b);
+    return __builtin_bit_cast(float, y ^ ((x ^ y) & -static_cast<int32_t>(condition)));
+  }
 #endif
   return condition ? a : b;
 }
