@@ -26,6 +26,7 @@ from fusewright.loop import (
 )
 
 Strides = tuple[Dim, ...]
+SHORT, LONG = 4, 16  # elements of a host's run
 # One axis with the strides of every access and index along it.
 Column = tuple[Axis, tuple[Dim, ...]]
 
@@ -38,6 +39,25 @@ def coalesce(kernel: LoopKernel) -> LoopKernel:
 def merge(kernel: LoopKernel) -> LoopKernel:
     """Drop and merge axes; their order stays."""
     return _over_fewer(kernel, [])
+
+
+def with_long_lanes(kernel: LoopKernel) -> LoopKernel:
+    """The last two axes change places where the last is so short that to begin a run of it takes
+    longer than the run, and steps along the other one are as short (gradient of max pooling, 3 by 2
+    of 4 × 64 × 112² floats, two Neoverse-N1 while other jobs ran: 36 → 9 ms)."""
+    sizes = [axis.size for axis in kernel.outer[-2:]]
+    if kernel.inner or len(sizes) < 2 or not all(size.is_static for size in sizes):
+        return kernel
+    steps = [each[-2] for item in kernel.body for each in moves_of(item)[:1]]
+    near = all(step.is_static and abs(step.factor) <= SHORT for step in steps)
+    if not near or sizes[1].factor > SHORT or sizes[0].factor < LONG:
+        return kernel
+
+    def turned(strides: Strides) -> Strides:
+        return (*strides[:-2], strides[-1], strides[-2])
+
+    outer = (*kernel.outer[:-2], kernel.outer[-1], kernel.outer[-2])
+    return replace(kernel, outer=outer, body=restrided(kernel.body, turned))
 
 
 def _over_fewer(kernel: LoopKernel, order: list[int]) -> LoopKernel:

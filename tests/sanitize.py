@@ -126,6 +126,9 @@ def of_loops() -> Iterator[Case]:
     yield Case("cut scan", Applied(nn.Hardtanh(), lambda y: y.cumsum(1)), (3, 200_000))
     pool = nn.Sequential(nn.SiLU(), nn.MaxPool2d(2))
     yield Case("pool", pool, (2, 3, 16, 18), trains=False)
+    yield Case("pool, places", pool, (2, 3, 16, 18))
+    odd = nn.Sequential(nn.Hardtanh(), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+    yield Case("overlapping pool, places", odd, (2, 3, 17, 19))
     yield Case("half rows", nn.RMSNorm(1000), (9, 1000), dtype=torch.bfloat16)
 
 

@@ -18,6 +18,7 @@ ORDER = (
     ("tree",),
     ("problem",),
     ("ir",),
+    ("places",),
     ("loop",),
     ("coalesce",),
     ("ending",),

@@ -25,6 +25,7 @@ from fusewright.capture.call import Call, Flattened
 from fusewright.capture.convert import Converter, is_random
 from fusewright.capture.decompositions import decomposition_table, kept_whole
 from fusewright.capture.effects import is_token, without_tokens
+from fusewright.capture.pools import with_places
 from fusewright.capture.program import Halves, make_program, placeholders
 from fusewright.capture.recurrent import kept_or_written_out, save_what_layers_read
 from fusewright.ir import Program, Symbol
@@ -115,6 +116,7 @@ def _partition(joint: fx.GraphModule) -> Halves:
     n_forward = len(labels) - len(primals) - later
     _drop_aliases(joint)
     save_what_layers_read(joint)
+    with_places(joint)
     joint_inputs = [node.meta.get("val") for node in placeholders(joint)]
     # Pointwise chains of any length are recomputed where that saves bytes: they are fused into
     # the kernel that reads them, so a recomputed value costs arithmetic and no memory.
@@ -147,12 +149,13 @@ def _random_kept_apart(joint: fx.GraphModule) -> Iterator[None]:
 def _reductions_fused() -> Iterator[None]:
     """The partitioner takes operators that it has no list of for kernels of their own, and what
     these read for something that is in memory anyway. Of those that capture leaves whole,
-    logsumexp is a reduction as others are."""
+    logsumexp is a reduction as others are, and pools are fused, but not run twice."""
     listed = partitioners.get_default_op_list
     known, whole = listed(), {torch.ops.aten.logsumexp}
+    pools = {torch.ops.fusewright.max_pool_places, torch.ops.fusewright.max_pool_places_backward}
     more = replace(
         known,
-        fusible_ops=known.fusible_ops | whole,
+        fusible_ops=known.fusible_ops | whole | pools,
         recomputable_ops=known.recomputable_ops | whole,
     )
     partitioners.get_default_op_list = lambda: more

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from fusewright.coalesce import coalesce
+from fusewright.coalesce import coalesce, with_long_lanes
 from fusewright.coarse import coarse
 from fusewright.codegen.text import identifier, scaled_text, size_text, sum_text, unique_names
 from fusewright.errors import CodegenError
@@ -118,6 +118,8 @@ def form(kernel: LoopKernel, schedule: Schedule, target: Target) -> Form:
     if not legal(kernel, schedule, target):
         raise CodegenError(f"kernel {kernel.name}: schedule {schedule} is not legal here")
     small = coalesce(kernel)
+    if target.language == "host" and schedule.kind == "pointwise":
+        small = with_long_lanes(small)
     _check_inner_stores(small)
     symbols = unique_names(kernel.symbols)
     pointers = unique_names((f"{each.name}_ptr" for each in kernel.arguments), symbols.values())

@@ -80,6 +80,14 @@ FW_FN T bitwise_not(T a) {
 }
 template <class T>
 FW_FN T where(bool condition, T a, T b) {
+#if !defined(__CUDACC__)
+  // Without a jump, which would keep a loop with several comparisons from lanes.
+  if constexpr (std::is_same_v<T, int32_t>) return b ^ ((a ^ b) & -static_cast<T>(condition));
+  if constexpr (std::is_same_v<T, float>) {
+    const int32_t x = __builtin_bit_cast(int32_t, a), y = __builtin_bit_cast(int32_t, b);
+    return __builtin_bit_cast(float, y ^ ((x ^ y) & -static_cast<int32_t>(condition)));
+  }
+#endif
   return condition ? a : b;
 }
 
@@ -175,6 +183,15 @@ FW_FN T fmin(T a, T b) {
 FW_FN bool relu(bool x) { return x; }
 template <class T>
 FW_FN T relu(T x) {
+#if !defined(__CUDACC__)
+  // By bits: of a zero g++ knows that it is no NaN, and makes jumps for maximum (max pooling with
+  // places, 4 × 64 × 112² floats, two Neoverse-N1, g++ 12: 1.8 ms instead of 17).
+  if constexpr (kIsFloat<T>) {
+    using Bits = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
+    const Bits kept = -static_cast<Bits>(!(x <= T(0)));
+    return __builtin_bit_cast(T, __builtin_bit_cast(Bits, x) & kept);
+  }
+#endif
   return x <= T(0) ? T(0) : x;
 }
 

@@ -8,6 +8,7 @@ from fusewright.loop import Apply, Load, LoopKernel, Reduce, Scan
 from fusewright.optable import SCANS
 
 MAX_NAME_WORDS = 6
+_PLACED = ["gt", "isnan", "logical_or", "where", "maximum"]  # one tap of max pooling with places
 _SPLIT = ("finite_magnitude", "max", "half_scale", "mul", "sub", "reciprocal")
 
 
@@ -23,7 +24,16 @@ def operators_of(kernel: LoopKernel) -> tuple[str, ...]:
             found.append(SCANS[item.kind][1])
     if not found and any(isinstance(x, Load) and x.access.guards for x in kernel.body):
         return ("pad",)
-    return tuple(_with_splits(found))
+    return tuple(_with_splits(_with_places(found)))
+
+
+def _with_places(words: list[str]) -> list[str]:
+    made: list[str] = []
+    for word in words:
+        made.append(word)
+        if made[-len(_PLACED) :] == _PLACED:
+            made[-len(_PLACED) :] = ["max_with_place"]
+    return made
 
 
 def _with_splits(words: list[str]) -> list[str]:

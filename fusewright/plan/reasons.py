@@ -84,7 +84,7 @@ def reason(node: Node, specs: Mapping[str, TensorSpec]) -> str:
     if "adaptive" in name:
         return "its windows differ in size"
     if "max_pool" in name:
-        return "it asks where the largest of each window lies, or windows have many taps"
+        return "more than its gradient asks where the largest values lie, or windows have many taps"
     if "pool" in name:
         return "windows have many taps, or it is the gradient of overlapping ones"
     if "rand" in name or "dropout" in name or "bernoulli" in name:

@@ -18,6 +18,8 @@ from fusewright.ir import ONE, Arg, Dim, Graph, Node, Program, Ref, TensorSpec, 
 from fusewright.optable import SCALAR_OPS
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.lower import main_device
+from fusewright.rewrite.padding import PAD
+from fusewright.rewrite.views import is_canonical_view
 
 FORWARD = "aten.convolution.default"
 BACKWARD = "aten.convolution_backward.default"
@@ -114,6 +116,10 @@ def _is_given_so(spec: TensorSpec | None) -> bool:
 
 def _is_loop(node: Node) -> bool:
     return node.op in SCALAR_OPS
+
+
+def _moves(node: Node) -> bool:
+    return is_canonical_view(node) or node.op == PAD
 
 
 def _reads_any_layout(node: Node) -> bool:
@@ -316,20 +322,41 @@ class _Turning:
         """For each tensor in memory that meets this input in a loop: is it in channels-last?"""
         made = {node.name: node for node in self.graph.nodes}
         specs = self.graph.specs()
-        frontier = [n for user in self.graph.users()[name] if _is_loop(user) for n in user.refs()]
+        seen, frontier = self._meeting(name)
+        through = len(seen) > 1
         found: set[bool] = set()
-        seen = {name}
         while frontier:
             value = frontier.pop()
             spec, node = specs[value], made.get(value)
-            if value in seen or spec is None or spec.shape != _shape(specs[name]):
+            moved = through and node is not None and _moves(node)
+            alike = moved or _shape(spec) == _shape(specs[name])
+            if value in seen or spec is None or not alike:
                 continue
             seen.add(value)
-            if node is not None and _is_loop(node):
+            if node is not None and (moved or _is_loop(node)):
                 frontier += node.refs()
             else:
                 found.add(is_channels_last(spec) or (node is not None and self._is_turned(node)))
         return found
+
+    def _meeting(self, name: str) -> tuple[set[str], list[str]]:
+        """What meets this input in loops. Places are bytes, which backward moves and compares with
+        numbers before they meet a gradient: so far they are followed, and what was made of them
+        comes first."""
+        users, specs = self.graph.users(), self.graph.specs()
+        spec = specs[name]
+        assert spec is not None
+        least, places = spec.numel.at(self.sizes), spec.dtype == "uint8"
+        same, met = [name], list[str]()
+        for each in same:
+            for user in users[each]:
+                others = [specs[other] for other in user.refs() if other != each]
+                alone = all(it is not None and it.numel.at(self.sizes) < least for it in others)
+                if places and (_moves(user) or (_is_loop(user) and alone)):
+                    same.append(user.name)
+                elif _is_loop(user):
+                    met += user.refs()
+        return set(same), met
 
 
 def _shape(spec: TensorSpec | None) -> tuple[Dim, ...]:

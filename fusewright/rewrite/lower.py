@@ -13,6 +13,7 @@ from dataclasses import replace
 from fusewright.ir import LOOP_DTYPES, Graph, Node, Ref
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.padding import lower_pad
+from fusewright.rewrite.places import PLACES, PLACES_BACKWARD, gathered, largest
 from fusewright.rewrite.pointwise import SIMPLE, SPECIAL, lower_simple
 from fusewright.rewrite.pooling import POOLS, VALUES, values_alone
 from fusewright.rewrite.reductions import PAIRED_VARIANCES, REDUCTIONS, lower_variance
@@ -42,6 +43,11 @@ def lower(graph: Graph) -> Graph:
             assert spec is not None
             root = PAIRED_VARIANCES[node.op]
             pairs[node.name] = lower_variance(builder, known, spec, root=root)
+            continue
+        elif node.op == PLACES and node.name in items:
+            spec = items[node.name].spec
+            assert spec is not None
+            pairs[node.name] = largest(builder, known, spec)
             continue
         else:
             result = _lowered(builder, known, device)
@@ -88,8 +94,10 @@ def _loop_types(builder: Builder, node: Node) -> bool:
 
 def main_device(graph: Graph) -> str:
     """Where most of the graph's tensors live; the kernels run there."""
-    held = [node.spec.device for node in graph.nodes if node.spec is not None]
+    made = [node.spec for node in graph.nodes if node.spec is not None]
+    held = [spec.device for spec in made if spec.shape]
     held += [each.spec.device for each in graph.inputs if each.spec.shape]
+    held = held or [spec.device for spec in made]
     return Counter(held).most_common(1)[0][0] if held else "cpu"
 
 
@@ -127,6 +135,8 @@ def _lowered(builder: Builder, node: Node, device: str) -> Ref | None:
         return SCANS[node.op](builder, node)
     if node.op in POOLS:
         return POOLS[node.op](builder, node)
+    if node.op == PLACES_BACKWARD:
+        return gathered(builder, node)
     if node.op == "aten.constant_pad_nd.default":
         return lower_pad(builder, node)
     return None

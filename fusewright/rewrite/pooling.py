@@ -7,23 +7,23 @@ places.
 
 Each tap is a slice of the image, padded where windows reach beyond it, and what joins them is
 pointwise: so pooling goes into one loop with what comes before it and after. (Where windows overlap
-and what comes before is costly, the plan stores that first.) What is asked for where a largest
-value lies, which gradients need, stays PyTorch's.
+and what comes before is costly, the plan stores that first.) Max pooling with a gradient is in
+`places`; what else asks where a largest value lies stays PyTorch's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product as every
 
 from fusewright.ir import FLOATS, ONE, ZERO, Arg, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.places import MOST_TAPS, Along, Window
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.padding import padded
 from fusewright.rewrite.reductions import REDUCTIONS
 
-MOST_TAPS = 32
 MOST_TIMES = 16
 _COUNTS = "int32"
 LARGEST_BY_DIM = {"aten.max.dim": "aten.amax.default", "aten.min.dim": "aten.amin.default"}
@@ -40,19 +40,6 @@ _ENLARGED = {f"aten.{each}{axes}d.default": axes for each in _NEAREST for axes i
 _ENLARGED_GRADIENTS = {
     f"aten.{each}{axes}d_backward.default": axes for each in _NEAREST for axes in (1, 2, 3)
 }
-
-
-@dataclass(frozen=True)
-class Along:
-    """A window along one axis."""
-
-    taps: int
-    stride: int
-    padding: int = 0
-    dilation: int = 1
-
-
-Window = list[Along]
 
 
 def values_alone(builder: Builder, node: Node, wanted: Node) -> Ref | None:
@@ -176,7 +163,7 @@ def _gathered(builder: Builder, node: Node, forward: Node, window: Window) -> Re
     if divisor is None:
         with_padding = forward.argument("count_include_pad", 5, True)
         divisor = _counted(builder, node, window, node.spec, means, with_padding is not False)
-    around = [Along(along.taps, 1, along.taps - 1 - along.padding) for along in window]
+    around = tuple(Along(along.taps, 1, along.taps - 1 - along.padding) for along in window)
     if not isinstance(divisor, Ref):
         total = _joined(builder, node, around, "add", 0)
         return total and builder.point(node, "div", (total, divisor), node.spec.dtype)
@@ -216,7 +203,8 @@ def _enlarged_gradient(builder: Builder, node: Node) -> Ref | None:
     axes = _ENLARGED_GRADIENTS[node.op]
     change = builder.spec(node.args[0].name)
     times = _times(node.spec, change, node.args[3:], axes)
-    return None if times is None else _joined(builder, node, [Along(k, k) for k in times], "add", 0)
+    window = tuple(Along(k, k) for k in times or ())
+    return _joined(builder, node, window, "add", 0) if window else None
 
 
 def _times(
@@ -252,7 +240,7 @@ def _window(builder: Builder, node: Node, axes: int, padding: Arg, dilation: Arg
     stride = node.argument("stride", 2)
     steps = _numbers(stride, axes, 1) if stride not in (None, ()) else taps
     pads, spread = _numbers(padding, axes, 0), _numbers(dilation, axes, 1)
-    window = [Along(*each) for each in zip(taps, steps, pads, spread, strict=True)]
+    window = tuple(Along(*each) for each in zip(taps, steps, pads, spread, strict=True))
     sizes = builder.spec(node.args[0].name).shape[-axes:]
     few = 0 < _count(window) <= MOST_TAPS and all(size.is_static for size in sizes)
     return window if few else None
@@ -271,35 +259,42 @@ def _count(window: Window) -> int:
 
 def _joined(builder: Builder, node: Node, window: Window, op: str, outside: float) -> Ref | None:
     """All taps of each window joined by a pointwise operator, in their order."""
+    assert isinstance(node.args[0], Ref)
+    dtype = builder.spec(node.args[0].name).dtype
+    result: Ref | None = None
+    for _, value in taps_of(builder, node, window, outside):
+        result = value if result is None else builder.point(node, op, (result, value), dtype)
+    if result is not None and _count(window) == 1:  # a result has memory of its own
+        result = builder.point(node, "cast", (result,), dtype)
+    return result
+
+
+def taps_of(
+    builder: Builder, node: Node, window: Window, outside: float
+) -> Iterator[tuple[tuple[int, ...], Ref]]:
+    """Each tap of all windows, by its offsets; none where a size may not be padded."""
     assert node.spec is not None and isinstance(node.args[0], Ref)
     held, axes = builder.spec(node.args[0].name), len(window)
     rank = len(held.shape)
     pairs = [(0, 0)] * (rank - axes)
     made = node.spec.shape[-axes:]
     for size, many, along in zip(held.shape[-axes:], made, window, strict=True):
-        reach = (many.factor - 1) * along.stride + (along.taps - 1) * along.dilation + 1
+        reach = (many.factor - 1) * along.stride + along.last + 1
         pairs.append((along.padding, max(0, reach - along.padding - size.factor)))
     if held.dtype not in FLOATS and any(pair != (0, 0) for pair in pairs):
-        return None  # no number of theirs is below all others
+        return  # no number of theirs is below all others
     named = replace(node, name=f"{node.name}_padded", spec=None)
     whole = padded(builder, named, node.args[0], tuple(pairs), outside)
     if whole is None:
-        return None
-    result: Ref | None = None
-    for places in every(*(range(along.taps) for along in window)):
+        return
+    for offsets in every(*(range(0, along.last + 1, along.dilation) for along in window)):
         value = whole
-        for at, (place, along) in enumerate(zip(places, window, strict=True)):
-            start = place * along.dilation
-            value = _every(builder, node, value, rank - axes + at, start, along.stride)
-        value = value if result is None else builder.point(node, op, (result, value), held.dtype)
-        result = value
-    assert result is not None
-    if _count(window) == 1:  # a result has memory of its own
-        result = builder.point(node, "cast", (result,), held.dtype)
-    return result
+        for at, (start, along) in enumerate(zip(offsets, window, strict=True), rank - axes):
+            value = every_step(builder, node, value, at, start, along.stride)
+        yield offsets, value
 
 
-def _every(builder: Builder, node: Node, value: Ref, axis: int, start: int, step: int) -> Ref:
+def every_step(builder: Builder, node: Node, value: Ref, axis: int, start: int, step: int) -> Ref:
     """Every step-th along an axis, as many as the result has."""
     assert node.spec is not None
     held, many = builder.spec(value.name), node.spec.shape[axis]
