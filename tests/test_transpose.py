@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fusewright.codegen.render import render
-from fusewright.ir import Dim, dim
+from fusewright.ir import HALVES, Dim, dim
 from fusewright.loop import Apply, Constant, Instruction, Load, LoopKernel, Reduce, Store
 from fusewright.schedule import Schedule, Target, choose, legal, workspace_bytes
 from fusewright.tiles import staged, tile_bytes, tile_count
@@ -116,7 +116,7 @@ SHAPES = [(1, 32, 32), (2, 64, 100), (3, 40, 33), (2, 130, 68), (1, 1, 5), (0, 3
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("tile", [32, 64])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
 def test_epilogue(shape: tuple[int, int, int], tile: int, dtype: str) -> None:
     n, channels, area = shape
     kind = getattr(torch, dtype)
@@ -128,7 +128,7 @@ def test_epilogue(shape: tuple[int, int, int], tile: int, dtype: str) -> None:
     picked = Schedule("transpose", lanes, tile=tile)
     if min(channels, area) > 1:
         run(loop, {"x": x, "bias": bias, "y": y, "le": le}, {"s0": n}, picked)
-        wide = x.float() if dtype == "float16" else x
+        wide = x.float() if dtype in HALVES else x
         exact = wide.clamp(max=0.5) * 2 + bias.to(wide.dtype)[:, None]
         assert torch.equal(y, exact.to(kind)) and torch.equal(le, x <= 0.5)
     else:

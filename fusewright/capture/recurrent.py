@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._dispatch.python import no_python_dispatcher
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -79,11 +80,12 @@ def _counted(name: str, run: Callable[..., Any], tracing: int) -> Callable[..., 
 def _result_dtype(
     run: Callable[..., Any], data: torch.Tensor, states: list[torch.Tensor], rest: list[Any]
 ) -> torch.dtype:
-    """What the layer gives. Autocast decides that by kind and device: one step on zeros tells."""
+    """What the layer gives. Autocast decides that by kind and device: one step on zeros tells, of
+    PyTorch's own kernel and not of the steps that a trace would write out."""
     device = data.device
     if not torch.is_autocast_enabled(device.type):
         return data.dtype
-    with _disable_current_modes(), torch.no_grad():
+    with _disable_current_modes(), no_python_dispatcher(), torch.no_grad():
 
         def zeros(of: torch.Tensor, shape: list[int]) -> torch.Tensor:
             return torch.zeros(shape, dtype=of.dtype, device=device)

@@ -68,7 +68,7 @@ def _stage(form: Form, loads: list[Load]) -> list[str]:
     for item in loads:
         name = form.names[item.name]
         heads.append(f"const auto {name}_tile = {tile_lanes(form, item)};")
-        keeps.append(f"{name}_tile.keep(v, fetched.{name}[v]);")
+        keeps.append(f"{name}_tile.keep(v, fetched.{name}.pack.lanes[v]);")
     signature = "stage(const Fetched<V>& fetched, const Tile& tile)"
     return function_lines("int V, class Tile", signature, heads + lane_loop(keeps))
 
