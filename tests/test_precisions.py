@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fusewright.codegen import gradient
 from fusewright.codegen import render as rendering
 from fusewright.codegen.source import Source
 from fusewright.emit import ModuleBundle, file_text
@@ -51,7 +52,7 @@ def flags(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     put_on_cores(monkeypatch)
     monkeypatch.setattr(rendering, "product_header", lambda _: str(PRODUCT_STUB))
     monkeypatch.setattr(rendering, "WINDOW_HEADER", str(WINDOW_STUB))
-    monkeypatch.setattr(rendering, "GRADIENT_HEADER", str(WINDOW_STUB))
+    monkeypatch.setattr(gradient, "HEADER", str(WINDOW_STUB))
     monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
     yield
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True

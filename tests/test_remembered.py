@@ -6,7 +6,6 @@ import ast
 import copy
 import inspect
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +32,10 @@ def _fresh_warnings() -> None:
     call._FW_WARNED.clear()
 
 
+def with_misfit(mode: call._FwMode, misfit: Any) -> call._FwMode:
+    return call._FwMode(**vars(mode) | {"misfit": misfit})
+
+
 def fresh(made: Made, asked: list[str]) -> nn.Module:
     """An optimized copy that remembers nothing yet; `asked` gets the name of each guard run."""
 
@@ -42,7 +45,7 @@ def fresh(made: Made, asked: list[str]) -> nn.Module:
             reason: str | None = mode.misfit(*tensors)
             return reason
 
-        return replace(mode, misfit=misfit)
+        return with_misfit(mode, misfit)
 
     modes = tuple(watched(mode) for mode in made[1])
     return module.optimized(copy.deepcopy(made[0].model), modes, no_program)
@@ -76,7 +79,7 @@ def test_the_guards_are_asked_once_for_calls_alike(gemm: Made) -> None:
 def test_a_program_behind_one_that_refuses_is_remembered_too(gemm: Made) -> None:
     refused: list[int] = []
     modes = (
-        replace(gemm[1][0], misfit=lambda *_: refused.append(1) or "too small a batch"),
+        with_misfit(gemm[1][0], lambda *_: refused.append(1) or "too small a batch"),
         gemm[1][0],
     )
     fast = module.optimized(copy.deepcopy(gemm[0].model), modes, no_program)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fusewright import interpret as oracle
 from fusewright.capture import capture
+from fusewright.codegen import gradient
 from fusewright.codegen import render as rendering
 from fusewright.codegen.source import Source
 from fusewright.ir import Dim, Node, Program, Ref, TensorSpec, contiguous_strides
@@ -363,8 +364,8 @@ def test_emulated_modules_train_as_eager_does(  # type: ignore[no-untyped-def]
     kind: type[nn.Module], layers: int, batches: tuple[int, ...], asked: list[str], monkeypatch
 ) -> None:
     """The emitted text over the CUDA source, with g++ for nvcc and loops for the kernel."""
-    for name in ("WINDOW_HEADER", "GRADIENT_HEADER"):
-        monkeypatch.setattr(rendering, name, str(STUB))
+    monkeypatch.setattr(rendering, "WINDOW_HEADER", str(STUB))
+    monkeypatch.setattr(gradient, "HEADER", str(STUB))
     monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
     model, x = kind(), torch.randn(batches[0], 3, 8, 12)
     prepared = prepare(model, (x,), modes=("train",), device=x.device, target=CUDA)
