@@ -32,6 +32,7 @@ BLOCKS = 4  # tiles that a processor has at once
 PLANE_THREADS = 1024
 PLANE_BLOCKS, PLANE_POSITIONS = 8, 2048
 MOST_PARTS = 2**16 - 1
+MOST_GATHERED = 16  # positions of a stride, which a thread has
 PLANE_BYTES_PER_US = 2.5e6
 
 
@@ -132,7 +133,7 @@ def fits(of: Geometry, tile: DirectSchedule | None = None) -> bool:
     if of.y.taps * of.x.taps > MOST_TAPS or min(of.channels, of.results) >= THIN:
         return False
     if is_plane(of) and (tile is None or not tile.across):
-        return True
+        return not of.transposed or of.y.stride * of.x.stride <= MOST_GATHERED
     if of.transposed and of.strided:
         return False
     return bool(_with_room(of, (tile,) if tile else _candidates(of)))

@@ -309,3 +309,5 @@ def test_what_has_no_room() -> None:
     axis = WindowAxis(32, 64, 4, 2, 1, 1, transposed=True)
     assert not fits(Geometry(Dim(2), 8, 2, 2, axis, axis)), "results lie between what is read"
     assert fits(Geometry(Dim(2), 8, 1, 1, axis, axis))
+    far = replace(axis, stride=5)
+    assert not fits(Geometry(Dim(2), 8, 1, 1, far, far)), "a thread has all of a stride"

@@ -424,3 +424,15 @@ def test_an_unused_parameter_makes_no_output_differentiable(wanted: bool) -> Non
     fast = fusewright.optimize(model, torch.randn(5, 4))
     x = torch.randn(5, 4, requires_grad=wanted)
     assert [y.requires_grad for y in fast(x)] == [y.requires_grad for y in model(x)]
+
+
+@pytest.mark.filterwarnings("ignore:.*original forward.*", "ignore:no kernels.*")
+def test_a_branch_on_the_rest_of_a_division_of_sizes() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x * 2 if 24 % (2 * x.shape[0]) == 0 else x * 3
+
+    model = Lambda(function).eval()
+    fast = fusewright.optimize(copy.deepcopy(model), (torch.randn(4, 5),)).eval()
+    for size in (4, 5, 6, 7, 12):
+        x = torch.randn(size, 5)
+        assert torch.equal(fast(x), model(x))

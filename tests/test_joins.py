@@ -69,6 +69,19 @@ def test_a_single_one_is_itself() -> None:
     assert torch.equal(given, x) and given.data_ptr() != x.data_ptr()
 
 
+def test_what_is_joined_with_nothing_is_a_copy() -> None:
+    def function(m: nn.Module, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        whole = torch.cat([a.transpose(1, 2), b[:, :0]], 1)
+        return whole, whole + 1
+
+    model, a = Lambda(function), torch.randn(3, 4, 5)
+    fast, wanted = fusewright.optimize(model, (a, a.mT)), model(a, a.mT)[0]
+    given = fast(a, a.mT)[0]
+    assert torch.equal(given, wanted) and given.stride() == wanted.stride()
+    given.zero_()
+    assert a.all()
+
+
 class Dense(nn.Module):
     """Each layer reads what all before it have made."""
 

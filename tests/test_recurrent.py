@@ -279,7 +279,7 @@ def test_verify_finds_it_right(tmp_path: Path) -> None:
 
 
 def test_few_steps_are_written_out() -> None:
-    program = capture(nn.GRU(3, 4, batch_first=True), (torch.randn(2, 5, 3),), mode="train")
+    program = capture(nn.GRU(3, 4, batch_first=True), (torch.randn(2, 4, 3),), mode="train")
     assert not any(node.layer for node in program.forward.nodes)
 
 
@@ -291,7 +291,7 @@ def test_weights_of_recurrent_layers_stay_where_they_are(monkeypatch: pytest.Mon
             each.data_ptr()  # type: ignore[union-attr]
 
     monkeypatch.setattr(nn.RNNBase, "flatten_parameters", flattened)
-    program = capture(nn.LSTM(3, 4, batch_first=True), (torch.randn(2, 5, 3),), mode="train")
+    program = capture(nn.LSTM(3, 4, batch_first=True), (torch.randn(2, 4, 3),), mode="train")
     assert program.backward is not None and nn.RNNBase.flatten_parameters is flattened
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
+from torch.utils._sympy.printers import PythonPrinter
 
 from fusewright.capture.effects import has_effect
 from fusewright.capture.recurrent import draws, node_op
@@ -345,4 +346,4 @@ def converter_text(expr: Any, converter: Converter) -> str:
         return "True"
     if not expr.free_symbols <= set(names):
         raise inexpressible(expr)
-    return str(sympy.pycode(expr.xreplace(names), fully_qualified_modules=False))
+    return f"({PythonPrinter().doprint(expr.xreplace(names))})"

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fusewright.ir import RECURRENT
 
-MOST_STEPS = 32  # of all layers and directions
+MOST_STEPS = 4  # of all layers and directions
 _BACKWARD = "_backward"
 _DROPOUT, _TRAINING = 6, 7  # among the operator's arguments
 _CALL = (

@@ -55,4 +55,6 @@ def joined(builder: Builder, node: Node) -> Ref | None:
             before = builder.point(counted, "lt", (place, last), "bool")
             found = builder.point(node, "where", (before, value, found), spec.dtype)
         last = first
+    if found in parts:  # all others are empty; a result has memory of its own
+        return builder.point(node, "cast", (found,), spec.dtype)
     return found
