@@ -12,14 +12,13 @@ from fusewright.codegen.source import Source
 from fusewright.convolution_cost import is_worthwhile
 from fusewright.direct_cost import has_plane_gradient, plane_gradient_parts
 from fusewright.ir import Dim
-from fusewright.pipeline import Prepared, prepare
-from fusewright.plan.steps import Call, Plan, Window, WindowGradient
+from fusewright.plan.steps import Call, Window, WindowGradient
 from fusewright.rewrite import windows
 from fusewright.runtime import tensor_cores
-from fusewright.schedule import Target
 from fusewright.window import Geometry, WindowAxis
 from tests.cores_on_host import on_host, with_stand_in
 from tests.emulated_modules import as_exact_as_eager, on_library
+from tests.test_volumes import prepared, steps
 
 
 class Separable(nn.Module):
@@ -36,15 +35,6 @@ class Separable(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = torch.relu(self.norm(self.same(x)))
         return torch.tanh(self.up(self.apart(torch.sigmoid(self.down(y)))))
-
-
-def prepared(model: nn.Module, x: Tensor) -> Prepared:
-    return prepare(model, (x,), modes=("train",), device=x.device, target=Target.cuda())
-
-
-def steps(plan: Plan | None, kind: type) -> list[object]:
-    assert plan is not None
-    return [step for step in plan.steps if isinstance(step, kind)]
 
 
 @pytest.mark.usefixtures("asked")

@@ -150,18 +150,9 @@ def _defined(name: str) -> None:
 
 
 def _results(
-    data: torch.Tensor,
-    sizes: torch.Tensor | None,
-    state: list[torch.Tensor],
-    weights: list[torch.Tensor],
-    biases: bool,
-    layers: int,
-    dropout: float,
-    training: bool,
-    two_ways: bool,
-    batch_first: bool,
-    dtype: torch.dtype,
+    data: torch.Tensor, sizes: Any, state: list[torch.Tensor], weights: Any, *how: Any
 ) -> list[torch.Tensor]:
+    *_, two_ways, batch_first, dtype = how
     width = state[0].shape[-1] * (2 if two_ways else 1)
     last = [each.new_empty(each.shape, dtype=dtype) for each in state]
     tape = data.new_empty(0, dtype=torch.uint8)

@@ -7,28 +7,32 @@
 
 namespace fw {
 
-template <class T>
-__device__ __forceinline__ T shuffled_down(const T& x, int by, int width) {
+// A value of another thread: `move` brings one of its words.
+template <class T, class Move>
+__device__ __forceinline__ T word_by_word(const T& x, const Move& move) {
   constexpr int kWords = (sizeof(T) + 3) / 4;
   uint32_t words[kWords] = {};
   memcpy(words, &x, sizeof(T));
 #pragma unroll
-  for (int w = 0; w < kWords; ++w) words[w] = __shfl_down_sync(~0u, words[w], by, width);
+  for (int w = 0; w < kWords; ++w) words[w] = move(words[w]);
   T y;
   memcpy(&y, words, sizeof(T));
   return y;
 }
 
 template <class T>
-__device__ __forceinline__ T from_first(const T& x, int width) {
-  constexpr int kWords = (sizeof(T) + 3) / 4;
-  uint32_t words[kWords] = {};
-  memcpy(words, &x, sizeof(T));
-#pragma unroll
-  for (int w = 0; w < kWords; ++w) words[w] = __shfl_sync(~0u, words[w], 0, width);
-  T y;
-  memcpy(&y, words, sizeof(T));
-  return y;
+__device__ __forceinline__ T shuffled_down(const T& x, int by, int width) {
+  return word_by_word(x, [&](uint32_t w) { return __shfl_down_sync(~0u, w, by, width); });
+}
+
+template <class T>
+__device__ __forceinline__ T shuffled_up(const T& x, int by, int width) {
+  return word_by_word(x, [&](uint32_t w) { return __shfl_up_sync(~0u, w, by, width); });
+}
+
+template <class T>
+__device__ __forceinline__ T from_lane(const T& x, int lane, int width) {
+  return word_by_word(x, [&](uint32_t w) { return __shfl_sync(~0u, w, lane, width); });
 }
 
 // One or the other, word by word: no branch.
@@ -50,7 +54,7 @@ template <int kWidth, class T>
 __device__ __forceinline__ T warp_most(T x) {
 #pragma unroll
   for (int by = kWidth / 2; by > 0; by /= 2) x = fw::fmax(x, shuffled_down(x, by, kWidth));
-  return from_first(x, kWidth);
+  return from_lane(x, 0, kWidth);
 }
 
 // The combination over kWidth <= 32 neighbouring threads, known to the first of them. Every thread
@@ -72,7 +76,7 @@ __device__ __forceinline__ Acc warp_joined(Acc acc) {
 // sides exchanged.
 template <int kWidth, class Acc>
 __device__ __forceinline__ Acc warp_total(Acc acc) {
-  return from_first(warp_joined<kWidth>(acc), kWidth);
+  return from_lane(warp_joined<kWidth>(acc), 0, kWidth);
 }
 
 // The same over kGroup threads; above 32 the group is the whole block. Called once per type and

@@ -40,30 +40,6 @@ struct Scanned {
   }
 };
 
-template <class T>
-__device__ __forceinline__ T shuffled_up(const T& x, int by, int width) {
-  constexpr int kWords = (sizeof(T) + 3) / 4;
-  uint32_t words[kWords] = {};
-  memcpy(words, &x, sizeof(T));
-#pragma unroll
-  for (int w = 0; w < kWords; ++w) words[w] = __shfl_up_sync(~0u, words[w], by, width);
-  T y;
-  memcpy(&y, words, sizeof(T));
-  return y;
-}
-
-template <class T>
-__device__ __forceinline__ T from_lane(const T& x, int lane, int width) {
-  constexpr int kWords = (sizeof(T) + 3) / 4;
-  uint32_t words[kWords] = {};
-  memcpy(words, &x, sizeof(T));
-#pragma unroll
-  for (int w = 0; w < kWords; ++w) words[w] = __shfl_sync(~0u, words[w], lane, width);
-  T y;
-  memcpy(&y, words, sizeof(T));
-  return y;
-}
-
 // The scan over kWidth neighbouring threads. Every thread of the warp must call it.
 template <int kWidth, class One>
 __device__ __forceinline__ One warp_scanned(One mine) {

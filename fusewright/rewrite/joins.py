@@ -9,13 +9,14 @@ lanes would each ask for themselves.
 
 from __future__ import annotations
 
-from fusewright.ir import LOOP_DTYPES, ONE, Node, Ref, TensorSpec, contiguous_strides
+from dataclasses import replace
+
+from fusewright.ir import LOOP_DTYPES, Node, Ref
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.padding import padded
 
 CAT = "aten.cat.default"
 MOST = 8  # tensors: each is a choice for every element
-_INDEX = "int32"
 
 
 def joined(builder: Builder, node: Node) -> Ref | None:
@@ -35,10 +36,8 @@ def joined(builder: Builder, node: Node) -> Ref | None:
     if not all(each.shape[at].is_static for each in (spec, *held)):
         return None
     total = spec.shape[at].factor
-    index = TensorSpec(_INDEX, (spec.shape[at],), (ONE,), spec.device)
-    counted = Node(f"{node.name}_index", "iota", (0, 1), (), index, node.source)
-    shape = (spec.shape[at], *(ONE for _ in range(rank - 1 - at)))
-    place = builder.view(counted, builder.add(counted), shape, contiguous_strides(shape))
+    place = builder.index_along(node, (0, 1), at - rank)
+    asked = replace(node, name=f"{node.name}_before", spec=None)
     found: Ref | None = None
     last = total
     for part, each in zip(reversed(parts), reversed(held), strict=True):
@@ -52,7 +51,7 @@ def joined(builder: Builder, node: Node) -> Ref | None:
         if found is None:
             found = value
         else:
-            before = builder.point(counted, "lt", (place, last), "bool")
+            before = builder.point(asked, "lt", (place, last), "bool")
             found = builder.point(node, "where", (before, value, found), spec.dtype)
         last = first
     if found in parts:  # all others are empty; a result has memory of its own

@@ -65,20 +65,10 @@ def _first_inside(builder: Builder, node: Node, window: Window, pitches: tuple[i
         if not along.padding:
             continue
         pitch = pitches[axis]
-        first = _iota(builder, node, (along.padding * pitch, -along.stride * pitch), axis)
+        first = builder.index_along(node, (along.padding * pitch, -along.stride * pitch), axis)
         first = builder.point(replace(node, spec=None), "maximum", (first, 0), _NUMBERS)
         total = first if total == 0 else builder.point(node, "add", (total, first), _NUMBERS)
     return total
-
-
-def _iota(builder: Builder, node: Node, numbers: tuple[int, int], axis: int) -> Ref:
-    """start, start + step, … along an axis of the result, counted from its end."""
-    assert node.spec is not None
-    size = node.spec.shape[axis]
-    spec = TensorSpec(_NUMBERS, (size,), (ONE,), node.spec.device)
-    index = Node(f"{node.name}_index", "iota", numbers, (), spec, node.source)
-    shape = (size, *(ONE for _ in range(-1 - axis)))
-    return builder.view(index, builder.add(index), shape, contiguous_strides(shape))
 
 
 def gathered(builder: Builder, node: Node) -> Ref:
@@ -118,7 +108,7 @@ def _own_place(builder: Builder, node: Node, window: Window, pitches: tuple[int,
         if along.stride == 1:
             same += along.padding * pitch
         else:
-            total.append(_iota(builder, node, (along.padding * pitch, pitch), axis))
+            total.append(builder.index_along(node, (along.padding * pitch, pitch), axis))
     if not total:
         return same
     plain, result = replace(node, spec=None), total[0]
