@@ -13,9 +13,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 import fusewright
 from fusewright.capture import capture
-from fusewright.emit import file_text
-from fusewright.problem import load_problem
-from fusewright.solution import solve
+from tests.emitted_files import emitted
 
 
 class Weighted(nn.Module):
@@ -125,15 +123,8 @@ def get_init_inputs():
 
 
 def test_the_emitted_file_checks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path / "cache"))
-    path = tmp_path / "problem.py"
-    path.write_text(PROBLEM)
-    problem = load_problem(path)
-    args: Any = problem.make_inputs()
-    text = file_text(solve(problem.make_model(), args).bundle, problem.source, "")
+    text, names, args = emitted(PROBLEM, tmp_path, monkeypatch)
     assert text.count("torch.ops.aten._linalg_check_errors.default(") >= 2
-    names: dict[str, Any] = {}
-    exec(compile(text, "<emitted>", "exec"), names)
     eager, fast = names["Model"](), names["ModelNew"]()
     for mine, theirs in zip(gradients(fast, *args), gradients(eager, *args), strict=True):
         torch.testing.assert_close(mine, theirs)

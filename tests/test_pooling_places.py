@@ -18,17 +18,15 @@ from torch import Tensor, nn
 import fusewright
 from fusewright.capture import capture
 from fusewright.coalesce import coalesce, with_long_lanes
-from fusewright.emit import file_text
 from fusewright.emit.bundle import ProgramPlans
 from fusewright.interpret import interpret
 from fusewright.loop import Store
 from fusewright.pipeline import prepare
 from fusewright.places import NOWHERE, Along, pitches
 from fusewright.plan.steps import Call, Loop, Plan
-from fusewright.problem import load_problem
 from fusewright.rewrite import rewrite
 from fusewright.schedule import Target
-from fusewright.solution import solve
+from tests.emitted_files import emitted
 from tests.emulated_modules import TRAINED, on_library
 from tests.test_cuda_emulated import emulated
 from tests.test_plan import Lambda
@@ -346,15 +344,8 @@ def get_init_inputs():
 
 def test_an_emitted_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It calls no operator of ours, which other programs would not have."""
-    monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path / "cache"))
-    path = tmp_path / "pooled.py"
-    path.write_text(PROBLEM)
-    problem = load_problem(path)
-    model, x = problem.make_model(), torch.randn(2, 2, 15, 18)
-    text = file_text(solve(model, (x,)).bundle, problem.source, "")
+    text, names, _ = emitted(PROBLEM, tmp_path, monkeypatch)
     assert "max_pool_places" not in text
-    names: dict[str, Any] = {}
-    exec(compile(text, "<emitted>", "exec"), names)
     eager, fast = names["Model"](), names["ModelNew"]()
     fast.load_state_dict(eager.state_dict())
     for rows in (2, 5):

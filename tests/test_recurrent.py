@@ -24,6 +24,7 @@ from fusewright.problem import load_problem
 from fusewright.runtime.recurrent import _fw_recurrent, _fw_recurrent_backward
 from fusewright.solution import solve
 from fusewright.verify import verify
+from tests.emitted_files import emitted
 
 STEPS = 36
 
@@ -245,16 +246,9 @@ def get_init_inputs():
 
 
 def test_the_emitted_file_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path / "cache"))
-    path = tmp_path / "problem.py"
-    path.write_text(PROBLEM)
-    problem = load_problem(path)
-    args: Any = problem.make_inputs()
-    text = file_text(solve(problem.make_model(), args).bundle, problem.source, "")
+    text, names, args = emitted(PROBLEM, tmp_path, monkeypatch)
     assert "_fw_recurrent_backward(" in text
     assert re.search(r"pass|\btry\b|\bexcept\b", text) is None
-    names: dict[str, Any] = {"__name__": "emitted"}  # which sys.modules does not know
-    exec(compile(text, "<emitted>", "exec"), names)
     eager, fast = names["Model"](), names["ModelNew"]()
     fast.load_state_dict(eager.state_dict())
     for training in (True, False):
