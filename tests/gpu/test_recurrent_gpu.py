@@ -135,10 +135,11 @@ def test_memory_goes_with_the_results() -> None:
     x = torch.randn(8, 64, 48, device="cuda")
     _, fast = pair(nn.LSTM(48, 64, 2, batch_first=True), x)
     held = []
-    for _ in range(4):
+    for _ in range(12):
         torch.autograd.grad(fast(x)[0].sum(), list(fast.parameters()))
         held.append(torch.cuda.memory_allocated())
-    assert held[1] == held[2] == held[3]
+    # The thread that ran a backward may let go of it a moment later; a leak grows with each.
+    assert min(held[8:]) <= min(held[1:5])
 
 
 def test_the_emitted_file_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
