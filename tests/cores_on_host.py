@@ -18,10 +18,10 @@ LAUNCH = re.compile(r"kernel<<<(\w+), (\w+), [^;]*?>>>\(([^;]*?)\);", re.DOTALL)
 BY_COLUMNS = r"""
 template <class Plain>
 struct Columns {
-  static constexpr bool kOuterRest = false, kSameForOuter = Plain::kSameForColumns;
-  static constexpr bool kByPosition = false;
+  static constexpr bool kOuterRest = false, kByPosition = false;
   static constexpr int kPartBytes = 8;
   template <int V> using Elem = typename Plain::template Elem<V>;
+  struct Factors { int64_t row; };
   template <int V> struct Row { int64_t column; };
   template <int V> struct Acc { static constexpr bool kEmpty = true; };
   Plain plain;
@@ -29,13 +29,15 @@ struct Columns {
   int64_t outer_lane_extent() const { return plain.columns; }
   template <int V> Acc<V> accumulators(fw::Phase<0>) const { return {}; }
   template <int V> void begin(Row<V>& row, int64_t, int64_t l, int) const { row.column = l; }
+  void compute(Factors& factors, int64_t q, int64_t) const { factors.row = q; }
   template <int V> void load(fw::Phase<0>, Elem<V>& elem, const Row<V>& row, int64_t q,
                              int64_t) const {
     plain.load(elem, q, row.column);
   }
   template <int V> void give(Elem<V>& elem, int v, float x) const { plain.give(elem, v, x); }
-  template <int V> void visit(fw::Phase<0>, const Elem<V>& elem, const Row<V>& row, Acc<V>&,
-                              int64_t q, int64_t, int n) const {
+  template <int V> void visit(fw::Phase<0>, const Elem<V>& elem, const Factors& factors,
+                              const Row<V>& row, Acc<V>&, int64_t q, int64_t, int n) const {
+    if (factors.row != q) std::abort();  // another row's
     plain.visit(elem, q, row.column, n);
   }
 };

@@ -26,15 +26,12 @@ struct Plain {
   float* out;
   int64_t columns;  // positions of all images
   int64_t plane, channels;
-  static constexpr bool kSameForColumns = true;
-  template <int V> struct Elem { float y[V]; int channel; };
-  template <int V> void load(Elem<V>& elem, int64_t q, int64_t) const {
+  template <int V> struct Elem { float y[V]; };
+  template <int V> void load(Elem<V>&, int64_t q, int64_t) const {
     if (q >= channels) std::abort();
-    elem.channel = int(q);
   }
   template <int V> void give(Elem<V>& elem, int v, float x) const { elem.y[v] = x; }
   template <int V> void visit(const Elem<V>& elem, int64_t q, int64_t l, int) const {
-    if (elem.channel != q) std::abort();  // another channel's factors
     for (int v = 0; v < V; ++v) {
       const int64_t image = l / plane, at = l % plane + v;
       float& place = out[(image * channels + q) * plane + at];

@@ -25,6 +25,7 @@ from fusewright.codegen.access import (
 )
 from fusewright.codegen.accumulators import accumulators, takes_vectors
 from fusewright.codegen.divide import divisor_aliases, divisor_fields, divisor_made
+from fusewright.codegen.factors import factor_aliases, factor_parts, factors
 from fusewright.codegen.form import Form, all_coordinates, constants, decompose
 from fusewright.codegen.lanes import (
     Computed,
@@ -42,7 +43,7 @@ from fusewright.codegen.scans import scan_lines, scanned_parts
 from fusewright.codegen.shared import shared_parts
 from fusewright.codegen.text import literal, size_text
 from fusewright.codegen.tiled import tile_parts
-from fusewright.ir import ONE, ZERO, Dim, Ratio, product
+from fusewright.ir import ONE, Dim, Ratio, product
 from fusewright.loop import Apply, Load, Reduce, Scan, Store
 from fusewright.optable import REDUCTIONS, STORAGE_TYPES
 from fusewright.sweep import element_loads, late_sweep, part_bytes
@@ -58,8 +59,9 @@ def functor(form: Form) -> list[str]:
         parts += [_pointwise_load(form), _pointwise_visit(form)]
         parts += [turn_lines(form)] if turned_loads(form) else []
     else:
-        loads = [x for x in element_loads(form.kernel, form.plan) if x not in form.tiles]
-        parts += [_elem_struct(form, loads), _row_struct(form)]
+        apart = {*form.tiles, *factors(form)}
+        loads = [x for x in element_loads(form.kernel, form.plan) if x not in apart]
+        parts += [_elem_struct(form, loads), *factor_parts(form), _row_struct(form)]
         sums = [accumulators(form, k) for k in range(form.plan.count)]
         parts += scanned_parts(form) if form.scans else sums
         places = form.kept and form.language == "host"
@@ -123,7 +125,6 @@ def _extents(form: Form) -> list[str]:
         flags["kSplit"] = schedule.splits > 1
         flags |= {"kBackward": form.scans[0].backward} if form.scans else {}
         if form.given:
-            flags["kSameForOuter"] = _same_for_outer(form)
             flags["kByPosition"] = bool(form.positions)
         if form.language == "host":
             flags["kByTwo"] = bool(pair_lines(form))
@@ -140,16 +141,6 @@ def _extents(form: Form) -> list[str]:
     for key, size in extents.items():
         lines.append(f"FW_FN I {key}() const {{ return {size_text(size, form.symbols)}; }}")
     return lines
-
-
-def _same_for_outer(form: Form) -> bool:
-    """Whether what is loaded for an element depends on its inner indices alone."""
-    return all(
-        stride == ZERO
-        for load in element_loads(form.kernel, form.plan)
-        if load.name != form.given
-        for stride in load.access.strides[: form.n_outer]
-    )
 
 
 def _elem_struct(form: Form, loads: list[Load]) -> list[str]:
@@ -303,7 +294,9 @@ def _visit(form: Form, k: int) -> list[str]:
     """Sweep k over V lanes: compute what it needs, accumulate, and store if it is the last."""
     at = all_coordinates(form, "row.")
     lane = _with_lane(form, at, True)
-    items = [item for item in _values(form) if item.name in form.plan.needed[k]]
+    known = factors(form)
+    needed = [item for item in _values(form) if item.name in form.plan.needed[k]]
+    items = [item for item in needed if item not in known]
     stores = form.plan.inner_stores if k == form.plan.count - 1 else ()
     reductions = form.plan.reductions[k]
     wide = goes_wide(form, items)
@@ -335,13 +328,15 @@ def _visit(form: Form, k: int) -> list[str]:
         loops = staged_loops(form, items, compute, inside, after, read_back, ends, sums.summed)
     lines = [*outside, *heads, *kept_places(form, items), *steps, *sums.before, *loops]
     lines += [*sums.after, *writes]
+    lines[:0] = factor_aliases(form, lines)
     template, tile = "int V, int W", ""
     const = "" if form.language == "cuda" and k in form.kept.values() else "const "
     if form.is_tiled:
         template, tile = "int V, int W, class Tile", "const Tile& tile, "
     acc = "Scanned<V>& scanned" if form.scans else f"Acc{k}<V>& acc"
+    apart = "const Factors& factors, " if form.given and not form.is_row else ""
     signature = (
-        f"visit(fw::Phase<{k}>, {const}Elem<V>& elem, const Row<W>& row, {acc}, "
+        f"visit(fw::Phase<{k}>, {const}Elem<V>& elem, {apart}const Row<W>& row, {acc}, "
         f"{tile}{_inner_place(form)}, int n)"
     )
     return function_lines(template, signature, used(_inner_heads(form), lines) + lines)

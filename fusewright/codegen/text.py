@@ -29,7 +29,7 @@ _RESERVED = _KEYWORDS | frozenset(
     signbit isnan isinf errno linux unix NULL NAN INFINITY I V W K p q l n v acc row elem body one
     other fw std workspace where stream narrow vectors Elem Row load visit begin finish store
     accumulators lane combine folded keep memory far give terms m tile fetched Tile Fetched fetch
-    stage flush scanned Scanned Carry
+    stage flush scanned Scanned Carry factors Factors compute
     """.split()
 )
 

@@ -218,11 +218,11 @@ __device__ __forceinline__ void end_sums(const float (&sum)[kOuts][kRows], const
   for (int out = 0; out < kOuts; ++out) {
     if (out >= outs) break;
     Elem elem;
-    if constexpr (End::kSameForColumns) end.load(elem, down[0], channel + out, 0);
+    end.load_factors(elem, channel + out);
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       if (row >= rows) break;
-      if constexpr (!End::kSameForColumns) end.load(elem, down[row], channel + out, 0);
+      end.load_own(elem, down[row], channel + out);
       end.give(elem, 0, sum[out][row]);
       end.visit(elem, down[row], channel + out);
     }

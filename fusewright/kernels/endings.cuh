@@ -59,10 +59,11 @@ struct Parts {
 template <class Body>
 struct ByColumn : Parts<Body> {
   static constexpr bool kByRow = false, kReduces = !Sums<Body, 1>::kEmpty;
-  static constexpr bool kSameForColumns = Body::kSameForOuter;
   using Index = typename Parts<Body>::Index;
+  using Factors = typename Body::Factors;
+  // What an element is computed of: some for itself, and its row's factors.
   template <int V>
-  using Elem = typename Body::template Elem<V>;
+  struct Elem : Body::template Elem<V>, Factors {};
   template <int V>
   struct Column {
     typename Body::template Row<V> row;
@@ -81,15 +82,26 @@ struct ByColumn : Parts<Body> {
   template <int V>
   __device__ __forceinline__ void load(Elem<V>& elem, const Column<V>& down, int row,
                                        Index) const {
-    this->body.load(Phase<0>{}, elem, down.row, Index(row), Index(0));
+    load_factors(elem, row);
+    load_own(elem, down, row);
+  }
+  __device__ __forceinline__ void load_factors(Factors& factors, int row) const {
+    this->body.compute(factors, Index(row), Index(0));
+  }
+  template <int V>
+  __device__ __forceinline__ void load_own(Elem<V>& elem, const Column<V>& down, int row) const {
+    typename Body::template Elem<V>& own = elem;
+    this->body.load(Phase<0>{}, own, down.row, Index(row), Index(0));
   }
   template <int V>
   __device__ __forceinline__ void give(Elem<V>& elem, int v, float x) const {
-    this->body.give(elem, v, x);
+    typename Body::template Elem<V>& own = elem;
+    this->body.give(own, v, x);
   }
   template <int V>
   __device__ __forceinline__ void visit(const Elem<V>& elem, Column<V>& down, int row) const {
-    this->body.visit(Phase<0>{}, elem, down.row, down.acc, Index(row), Index(0), V);
+    const typename Body::template Elem<V>& own = elem;
+    this->body.visit(Phase<0>{}, own, elem, down.row, down.acc, Index(row), Index(0), V);
   }
   template <int V>
   __device__ __forceinline__ void leave(const Column<V>& down, int line, Index column) const {
@@ -110,7 +122,7 @@ struct ByColumn : Parts<Body> {
 
 template <class Body>
 struct ByRow : Parts<Body> {
-  static constexpr bool kByRow = true, kReduces = true, kSameForColumns = false;
+  static constexpr bool kByRow = true, kReduces = true;
   using Index = typename Parts<Body>::Index;
   template <int V>
   struct Elem {

@@ -67,8 +67,8 @@ struct WarpTurn {
   }
 };
 
-// A warp's part of shared memory: the numbers of a turn, and what the epilogue reads of its channels
-// where that is the same for all positions.
+// A warp's part of shared memory: the numbers of a turn, and what the epilogue computes of its
+// channels alone.
 struct alignas(16) WarpRows {
   float numbers[640];
   char factors[512];
@@ -108,7 +108,8 @@ struct WarpFinisher {
   using Sweeps = std::conditional_t<End::kByRow, Sweeper<V == 1 ? 1 : 2, End, Result>,
                                     NoSweeper<End, Result>>;
   static constexpr bool kStores = !std::is_same_v<Stores, Nothing>;
-  static constexpr bool kKeepsFactors = Stores::kSameForColumns && sizeof(Elem) <= 32;
+  using Factors = typename Stores::Factors;
+  static constexpr bool kKeepsFactors = !std::is_empty_v<Factors> && sizeof(Factors) <= 32;
   static constexpr int kTogether = rows_together<Elem, Result>(Turn::kRows / Turn::kStep);
   WarpRows& memory;
 
@@ -118,8 +119,7 @@ struct WarpFinisher {
       const int row = threadIdx.x % 32;
       __syncwarp();
       if (row < Turn::kChannels && q + row < result.rows) {
-        Column none;
-        stores_of(end).load(factors()[row], none, result.row({}, q + row), 0);
+        stores_of(end).load_factors(factors()[row], result.row({}, q + row));
       }
       __syncwarp();
     }
@@ -166,8 +166,8 @@ struct WarpFinisher {
   }
 
  private:
-  __device__ __forceinline__ Elem* factors() const {
-    return reinterpret_cast<Elem*>(memory.factors);
+  __device__ __forceinline__ Factors* factors() const {
+    return reinterpret_cast<Factors*>(memory.factors);
   }
 
   // A thread's columns among those of a turn.
@@ -204,7 +204,9 @@ struct WarpFinisher {
     const Stores& end = stores_of(of);
     const auto load = [&](Elem& elem, int row) {
       if constexpr (kKeepsFactors) {
-        elem = factors()[first - q + row];
+        Factors& of_row = elem;
+        of_row = factors()[first - q + row];
+        end.load_own(elem, down, result.row(place, first + row));
       } else {
         end.load(elem, down, result.row(place, first + row), place.column);
       }

@@ -124,7 +124,8 @@ struct ByChannel : Parts<Body_> {
 
 // Nothing is stored for single elements.
 struct Nothing {
-  static constexpr bool kReduces = false, kSameForColumns = false;
+  static constexpr bool kReduces = false;
+  struct Factors {};
   template <int V>
   struct Elem {};
   template <int V>

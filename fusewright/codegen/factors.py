@@ -1,0 +1,93 @@
+"""What an epilogue computes of its row alone, such as a batch norm's factor of a channel.
+
+It is the same for all columns, so a kernel computes it once and keeps it beside its tile, whatever
+else the epilogue reads.
+"""
+
+from __future__ import annotations
+
+from fusewright.codegen.access import holder, read
+from fusewright.codegen.form import Form, all_coordinates, constants, decompose
+from fusewright.codegen.lanes import Computed, computed, indented, used
+from fusewright.ir import ZERO
+from fusewright.loop import Apply, Index, Load, Reduce, Store
+
+
+def factors(form: Form) -> list[Computed]:
+    """The element values that depend on the inner axes alone, in the body's order."""
+    if not form.given or form.is_row:
+        return []
+    known = {item.name for item in constants(form)}
+    found: list[Computed] = []
+    for item in form.kernel.body:
+        match item:
+            case Load() if item.name != form.given:
+                steps = [item.access.strides, *(guard.steps for guard in item.access.guards)]
+                alone = not any(_moves_outside(form, each) for each in steps)
+            case Index():
+                alone = not _moves_outside(form, item.steps)
+            case Apply():
+                alone = known.issuperset(item.operands)
+            case _:
+                continue
+        if alone and item.name in form.plan.needed[0]:
+            found.append(item)
+            known.add(item.name)
+    return found
+
+
+def _moves_outside(form: Form, steps: tuple[object, ...]) -> bool:
+    return any(step != ZERO for step in steps[: form.n_outer])
+
+
+def factor_parts(form: Form) -> list[list[str]]:
+    """The struct of those that others need, and the function that computes them."""
+    if not form.given or form.is_row:
+        return []
+    found = factors(form)
+    if not found:
+        return [["struct Factors {};"], ["FW_FN void compute(Factors&, I, I) const {}"]]
+    kept = _needed_by_others(form, found)
+    fields = [f"{form.register(item.name)} {form.names[item.name]};" for item in kept]
+    at = all_coordinates(form, "row.")
+    lines = []
+    for item in found:
+        if isinstance(item, Load):
+            held = f"{form.names[item.name]}_in"
+            lines += [f"{holder(form, item, True, '1')} {held};", read(form, item, True, held, at)]
+    lines += ["constexpr int v = 0;"] * bool(lines)
+    lines += [computed(form, item, f"{form.names[item.name]}_in", at) for item in found]
+    lines += [f"factors.{form.names[item.name]} = {form.names[item.name]};" for item in kept]
+    heads = used(decompose(form, form.kernel.inner, "j", ""), lines)
+    signature = "FW_FN void compute(Factors& factors, I q, I l) const {"
+    return [
+        ["struct Factors {", *indented(fields), "};"],
+        [signature, *indented(heads + lines), "}"],
+    ]
+
+
+def _needed_by_others(form: Form, found: list[Computed]) -> list[Computed]:
+    own = {item.name for item in found}
+    made = {item.name: item for item in form.kernel.body if isinstance(item, Apply)}
+    needed: set[str] = set()
+    for item in form.kernel.body:
+        match item:
+            case Apply() if item.name not in own:
+                needed.update(item.operands)
+            case Reduce():
+                needed.add(item.operand)
+            case Store():  # of what is rounded, the value before may be put
+                needed.add(item.value)
+                needed.update(made[item.value].operands if item.value in made else ())
+    return [item for item in found if item.name in needed]
+
+
+def factor_aliases(form: Form, lines: list[str]) -> list[str]:
+    """Local names for those that these lines mention."""
+    kept = _needed_by_others(form, factors(form))
+    heads = [
+        f"const {form.register(item.name)} {form.names[item.name]} = "
+        f"factors.{form.names[item.name]};"
+        for item in kept
+    ]
+    return used(heads, lines)
