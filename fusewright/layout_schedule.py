@@ -81,11 +81,13 @@ def choose_window(
     band, sms = best_band(of), target.sms
     if may_be_direct(kernel) and prefers_direct(whole, sizes, sms):
         by_lines = prefers_lines(of, direct_us(whole, sizes, sms), sizes, sms)
-        lines = best_line(of, of.x.result) if by_lines and band == of.x.result else 0
+        by_lines &= band == of.x.result
+        lines = best_line(of, of.x.result, sizes, sms) if by_lines else 0
         return replace(best_tile(whole, sizes, sms), line_positions=lines)
     assert band is not None, "rewriting asks for room first"
     if prefers_lines(of, window_us(of, 1, sizes, sms), sizes, sms):
-        return WindowSchedule(best_tile_channels(of), band, line_positions=best_line(of, band))
+        lines = best_line(of, band, sizes, sms)
+        return WindowSchedule(best_tile_channels(of), band, line_positions=lines)
     return WindowSchedule(best_tile_channels(of), band, has_turns(of, band))
 
 

@@ -22,7 +22,7 @@ from fusewright.window_cost import (
 )
 
 # Tiles that there are, what is copied at once, and the room for two stages (kLineBytes).
-LINE_POSITIONS, LINE_BOX_ROWS, LINE_BYTES = (256, 128), 256, 137 * 1024
+LINE_POSITIONS, LINE_BOX_ROWS, LINE_BYTES = (256, 128, 64), 256, 137 * 1024
 RESULTS = 64  # of a tile
 BOX_ROWS, ROW_BYTES = 64, 128
 # Cycles of a processor: a step of 16 channels for a position, the beginning of a stage, a result to
@@ -55,9 +55,11 @@ def line_bytes(of: Geometry, band_width: int) -> int:
     return positions * of.groups * -(-of.channels // CHANNEL_BLOCK) * of.planes * ROW_BYTES
 
 
-def best_line(of: Geometry, band_width: int) -> int:
-    """The positions of a tile; 0 where none fits."""
-    return next((each for each in LINE_POSITIONS if line_fits(of, band_width, each)), 0)
+def best_line(of: Geometry, band_width: int, sizes: Mapping[str, int], sms: int) -> int:
+    """The positions of a tile that it is expected to be fastest with: where tiles are few, smaller
+    ones. 0 where none fits."""
+    fitting = [each for each in LINE_POSITIONS if line_fits(of, band_width, each)]
+    return min(fitting, key=lambda each: _tiles_us(of, band_width, each, sizes, sms), default=0)
 
 
 def prefers_lines(
@@ -77,11 +79,20 @@ def prefers_lines(
 def line_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:
     """The time that it is expected to take; None where it has no room."""
     band = best_band(of)
-    positions = best_line(of, band) if band else 0
+    positions = best_line(of, band, sizes, sms) if band else 0
     if band is None or not positions:
         return None
+    written = line_bytes(of, band) * of.images.at(sizes)
+    moved = (4 * of.source_elements(sizes) + written) / BYTES_PER_US
+    return _tiles_us(of, band, positions, sizes, sms) + moved + split_us(of) + CALL_US
+
+
+def _tiles_us(
+    of: Geometry, band_width: int, positions: int, sizes: Mapping[str, int], sms: int
+) -> float:
+    """Of the kernel that multiplies."""
     laid_out, classes = of.in_lines, len(of.classes)
-    rows = image_positions(laid_out, band) * of.images.at(sizes)
+    rows = image_positions(laid_out, band_width) * of.images.at(sizes)
     parts = -(-of.results // RESULTS) * of.groups
     tiles = -(-rows // positions) * parts * classes
     steps = -(-of.channels // 16) * of.taps / classes
@@ -92,9 +103,6 @@ def line_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:
     each = -(-tiles // sms)
     by_turns = (each + 1) // 2 * (multiplied + finished) + (0 if each % 2 else multiplied)
     cycles = max(each * multiplied + finished, by_turns)
-    read = rows_for(laid_out, band, positions) * stages / (parts if stages == 1 else 1)
+    read = rows_for(laid_out, band_width, positions) * stages / (parts if stages == 1 else 1)
     read = tiles * ROW_BYTES * (read + steps / 4 * BOX_ROWS)
-    written = line_bytes(of, band) * of.images.at(sizes)
-    moved = (4 * of.source_elements(sizes) + written) / BYTES_PER_US
-    taken = max(cycles / CYCLES_PER_US, read / CACHE_BYTES_PER_US)
-    return taken + moved + split_us(of) + CALL_US
+    return max(cycles / CYCLES_PER_US, read / CACHE_BYTES_PER_US)

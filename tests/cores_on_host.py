@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from fusewright.codegen.render import flattened
@@ -29,7 +30,7 @@ struct Columns {
   int64_t outer_lane_extent() const { return plain.columns; }
   template <int V> Acc<V> accumulators(fw::Phase<0>) const { return {}; }
   template <int V> void begin(Row<V>& row, int64_t, int64_t l, int) const { row.column = l; }
-  void compute(Factors& factors, int64_t q, int64_t) const { factors.row = q; }
+  template <int V> void compute(Factors& factors, int64_t q, int64_t) const { factors.row = q; }
   template <int V> void load(fw::Phase<0>, Elem<V>& elem, const Row<V>& row, int64_t q,
                              int64_t) const {
     plain.load(elem, q, row.column);
@@ -71,6 +72,10 @@ def host_library(text: str) -> ctypes.CDLL:
     return cases.compile_source(Source("host", text, ()), cases.EMULATED)
 
 
-def library_of(header: str, *more: str) -> ctypes.CDLL:
-    """A kernel's own text with entries of a test."""
-    return host_library(on_host("\n".join([*with_stand_in(header, set()), BY_COLUMNS, *more])))
+def library_of(header: str, *more: str, altered: Mapping[str, str] | None = None) -> ctypes.CDLL:
+    """A kernel's own text, with constants altered, and with entries of a test."""
+    text = "\n".join([*with_stand_in(header, set()), BY_COLUMNS, *more])
+    for was, now in (altered or {}).items():
+        assert was in text
+        text = text.replace(was, now)
+    return host_library(on_host(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fusewright.codegen.render import render
 from fusewright.emit import ModuleBundle, file_text
@@ -104,6 +106,36 @@ class Powers(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         wide = torch.nn.functional.gelu(self.rows(x)).logsumexp(-1)
         return wide, self.columns(x).logsumexp(0), x.logsumexp(0), x.logsumexp((0, 1))
+
+
+class Ended(nn.Module):
+    """Convolutions of two kinds and a product, of sizes that are ours, each with an epilogue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = functools.partial(nn.BatchNorm2d, 64)
+        self.window = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), norm(), nn.ReLU())
+        self.planes = nn.Sequential(nn.Conv2d(64, 64, 3, groups=64), norm(), nn.SiLU())
+        self.product = nn.Sequential(nn.Linear(1024, 1024), nn.BatchNorm1d(1024), nn.ReLU())
+
+    def forward(self, x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+        return self.window(x) + x, self.planes(x), self.product(rows)
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+def test_kernels_for_tensor_cores_are_accepted(tmp_path: Path) -> None:
+    """By both of nvcc's halves; g++ runs them elsewhere, and does not know whose functions are."""
+    inputs = (torch.randn(16, 64, 56, 56), torch.randn(1024, 1024))
+    device, target = torch.device("cpu"), Target.cuda()
+    text = prepare(Ended(), inputs, device=device, target=target).source.text
+    for kernel in ("ByLines<", "plane_convolution<", "product<"):
+        assert kernel in text
+    source = tmp_path / "kernels.cu"
+    source.write_text(text)
+    flags = ["-std=c++17", "-Xcicc", "-O0", "-gencode", "arch=compute_90a,code=compute_90a"]
+    command = [str(NVCC), *flags, "-cuda", str(source), "-o", str(tmp_path / "kernels.ii")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def compiles(text: str, arch: str, tmp_path: Path, of: str = "") -> None:

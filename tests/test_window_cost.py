@@ -77,7 +77,7 @@ def test_memory_for_lines_is_bounded() -> None:
     """Three channels fill a sixteenth of a row; by sixteen phases that is too much."""
     axis = WindowAxis(227, 55, 11, 4, 1, 0)
     of = Geometry(Dim(256), 1, 3, 96, axis, axis)
-    assert best_line(of, 55) and not prefers_lines(of, None, {}, 132)
+    assert best_line(of, 55, {}, 132) and not prefers_lines(of, None, {}, 132)
     stem = WindowAxis(224, 112, 7, 2, 1, 3)
     assert prefers_lines(Geometry(Dim(64), 1, 3, 64, stem, stem), None, {}, 132)
 

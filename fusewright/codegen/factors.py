@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fusewright.codegen.access import holder, read
 from fusewright.codegen.form import Form, all_coordinates, constants, decompose
-from fusewright.codegen.lanes import Computed, computed, indented, used
+from fusewright.codegen.lanes import Computed, computed, function_lines, indented, used
 from fusewright.ir import ZERO
 from fusewright.loop import Apply, Index, Load, Reduce, Store
 
@@ -46,7 +46,7 @@ def factor_parts(form: Form) -> list[list[str]]:
         return []
     found = factors(form)
     if not found:
-        return [["struct Factors {};"], ["FW_FN void compute(Factors&, I, I) const {}"]]
+        return [["struct Factors {};"], function_lines("int V", "compute(Factors&, I, I)", [])]
     kept = _needed_by_others(form, found)
     fields = [f"{form.register(item.name)} {form.names[item.name]};" for item in kept]
     at = all_coordinates(form, "row.")
@@ -54,16 +54,13 @@ def factor_parts(form: Form) -> list[list[str]]:
     for item in found:
         if isinstance(item, Load):
             held = f"{form.names[item.name]}_in"
-            lines += [f"{holder(form, item, True, '1')} {held};", read(form, item, True, held, at)]
+            lines += [f"{holder(form, item, True, 'V')} {held};", read(form, item, True, held, at)]
     lines += ["constexpr int v = 0;"] * bool(lines)
     lines += [computed(form, item, f"{form.names[item.name]}_in", at) for item in found]
     lines += [f"factors.{form.names[item.name]} = {form.names[item.name]};" for item in kept]
     heads = used(decompose(form, form.kernel.inner, "j", ""), lines)
-    signature = "FW_FN void compute(Factors& factors, I q, I l) const {"
-    return [
-        ["struct Factors {", *indented(fields), "};"],
-        [signature, *indented(heads + lines), "}"],
-    ]
+    compute = function_lines("int V", "compute(Factors& factors, I q, I l)", heads + lines)
+    return [["struct Factors {", *indented(fields), "};"], compute]
 
 
 def _needed_by_others(form: Form, found: list[Computed]) -> list[Computed]:

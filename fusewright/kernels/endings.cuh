@@ -86,7 +86,7 @@ struct ByColumn : Parts<Body> {
     load_own(elem, down, row);
   }
   __device__ __forceinline__ void load_factors(Factors& factors, int row) const {
-    this->body.compute(factors, Index(row), Index(0));
+    this->body.template compute<1>(factors, Index(row), Index(0));
   }
   template <int V>
   __device__ __forceinline__ void load_own(Elem<V>& elem, const Column<V>& down, int row) const {
