@@ -22,7 +22,7 @@ from fusewright.window_cost import (
 )
 
 # Tiles that there are, what is copied at once, and the room for two stages (kLineBytes).
-LINE_POSITIONS, LINE_BOX_ROWS, LINE_BYTES = (256, 128, 64), 256, 137 * 1024
+LINE_POSITIONS, LINE_BOX_ROWS, LINE_BYTES = (256, 128), 256, 137 * 1024
 RESULTS = 64  # of a tile
 BOX_ROWS, ROW_BYTES = 64, 128
 # Cycles of a processor: a step of 16 channels for a position, the beginning of a stage, a result to
@@ -32,6 +32,8 @@ STEP_CYCLES, STAGE_CYCLES, FINISH_CYCLES, ALONE = 0.5, 300.0, 0.92, 1.5
 CYCLES_PER_US = 1750.0
 BYTES_PER_US, CACHE_BYTES_PER_US = 3.7e6, 6.5e6
 CALL_US = 10.0  # of all three kernels
+THIRD_US = 6.0  # that one more kernel costs in a chain of convolutions (H200, 2026-11-17)
+SMALLER = 0.9  # what smaller tiles must be faster than larger ones
 MEMORY = 2  # times that of input and result, at the most
 GAIN = 0.92  # what it must be faster than other ways, for the memory that it takes
 
@@ -56,10 +58,11 @@ def line_bytes(of: Geometry, band_width: int) -> int:
 
 
 def best_line(of: Geometry, band_width: int, sizes: Mapping[str, int], sms: int) -> int:
-    """The positions of a tile that it is expected to be fastest with: where tiles are few, smaller
-    ones. 0 where none fits."""
+    """The positions of a tile: where tiles are few, less. 0 where none fits."""
     fitting = [each for each in LINE_POSITIONS if line_fits(of, band_width, each)]
-    return min(fitting, key=lambda each: _tiles_us(of, band_width, each, sizes, sms), default=0)
+    took = {each: _tiles_us(of, band_width, each, sizes, sms) for each in fitting}
+    least = min(took.values(), default=0.0)
+    return next((each for each in fitting if SMALLER * took[each] <= least), 0)
 
 
 def prefers_lines(
@@ -73,7 +76,7 @@ def prefers_lines(
     little = line_bytes(of, band) <= MEMORY * 4 * (
         one.source_elements({}) + one.result_elements({})
     )
-    return little and (others_us is None or found < GAIN * others_us)
+    return little and (others_us is None or found + THIRD_US < GAIN * others_us)
 
 
 def line_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from fusewright.codegen.render import flattened
@@ -72,10 +71,6 @@ def host_library(text: str) -> ctypes.CDLL:
     return cases.compile_source(Source("host", text, ()), cases.EMULATED)
 
 
-def library_of(header: str, *more: str, altered: Mapping[str, str] | None = None) -> ctypes.CDLL:
-    """A kernel's own text, with constants altered, and with entries of a test."""
-    text = "\n".join([*with_stand_in(header, set()), BY_COLUMNS, *more])
-    for was, now in (altered or {}).items():
-        assert was in text
-        text = text.replace(was, now)
-    return host_library(on_host(text))
+def library_of(header: str, *more: str) -> ctypes.CDLL:
+    """A kernel's own text with entries of a test."""
+    return host_library(on_host("\n".join([*with_stand_in(header, set()), BY_COLUMNS, *more])))

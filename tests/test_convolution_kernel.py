@@ -94,9 +94,7 @@ class Sizes(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    # So that lines of few blocks are sampled by each of them, and others once.
-    altered = {"kMostAlone = 1024": "kMostAlone = 2"}
-    return library_of("sm90_convolution.cuh", BODY, altered=altered)
+    return library_of("sm90_convolution.cuh", BODY)
 
 
 def axis_of(size: int, taps: int, stride: int, dilation: int, before: int) -> WindowAxis:

@@ -13,7 +13,7 @@ from fusewright.window import Geometry
 from tests.test_convolution_kernel import axis_of, run
 from tests.test_window_kernel import SAME, WINDOWS, Window, check, error
 
-KINDS = (256, 128, 64)
+KINDS = (256, 128)
 LINES = {  # by how many out channels: one, two, three and five parts of a tile
     **WINDOWS,
     "3x3, one part": ((2, 64, 16, 16), (64, 64, 3, 3), SAME),
@@ -70,13 +70,12 @@ def test_few_far_larger_numbers_spoil_nothing(hot: float) -> None:
     assert error(y * (1 - near), exact * (1 - near)) < 6e-4
 
 
-@pytest.mark.parametrize("kind", [128, 64])
-def test_many_larger_numbers_than_a_sample_has_seen(kind: int) -> None:
+def test_many_larger_numbers_than_a_sample_has_seen() -> None:
     """All in one corner of a large image: it is laid out again."""
     torch.manual_seed(0)
     x, w = torch.randn(1, 16, 90, 90) * 1e-3, torch.randn(8, 16, 3, 3)
     x[:, :, 40:44, 40:44] = torch.randn(16, 4, 4) * 1e4
-    y, exact = replace(SAME, lines=kind).run(x, w), SAME.exact(x, w)
+    y, exact = replace(SAME, lines=128).run(x, w), SAME.exact(x, w)
     here = (slice(None), slice(None), slice(39, 45), slice(39, 45))
     assert error(y[here], exact[here]) < 6e-4 and error(y, exact) < 6e-4
 

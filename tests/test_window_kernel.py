@@ -58,7 +58,7 @@ ENTRY(1_128, KIND(1, 128), 2)
 ENTRY(3_64, KIND(3, 64), 2)
 ENTRY(3_128, KIND(3, 128), 4)
 ENTRY(turns, KIND(1, 128, true), 2)
-#define LINES(name, kind, lanes, alone)                                                         \
+#define LINES(name, kind, lanes)                                                                \
   extern "C" int window_lines_##name(                                                           \
       const fw::WindowInput* x, const fw::WindowWeights* w, const fw::WindowShape* shape,       \
       float* out, int vectors) {                                                                \
@@ -68,16 +68,15 @@ ENTRY(turns, KIND(1, 128, true), 2)
     const fw::WindowSizes sizes(*shape, 1, 1);                                                  \
     const int places = shape->images * shape->groups, lines_of = sizes.blocks() * shape->planes; \
     std::vector<uint16_t> rows(sizes.positions() * shape->groups * lines_of * 64, 0x7e00);      \
-    std::vector<float> scales(places, alone ? NAN : 256.f);                                     \
+    std::vector<float> scales(places, 256.f);                                                   \
     std::vector<fw::LineCounts> counts(places);                                                 \
     const fw::WindowLines lines{reinterpret_cast<fw::half*>(rows.data()), scales.data(),        \
-                                counts.data(), alone};                                          \
+                                counts.data()};                                                 \
     return fw::line_window<fw::LineKind<kind>, lanes>(End{{{plain}}}, vectors, *x, *w, *shape,  \
                                                       lines, 0, nullptr);                       \
   }
-LINES(256, 256, 2, false)
-LINES(128, 128, 4, false)
-LINES(64, 64, 2, true)
+LINES(256, 256, 2)
+LINES(128, 128, 4)
 extern "C" int64_t quotient_and_rest(uint32_t x, int by) {
   uint32_t quotient, rest;
   fw::Divisor(by).divide(x, quotient, rest);

@@ -9,10 +9,32 @@
 
 namespace fw {
 
+__device__ __forceinline__ float other_lane(float mine, int by) {
+  return __shfl_xor_sync(0xffffffffu, mine, by);
+}
+__device__ __forceinline__ LineSample other_lane(const LineSample& mine, int by) {
+  return {other_lane(mine.largest, by), other_lane(mine.count, by),
+          other_lane(mine.exponents, by)};
+}
+
+// What all threads have together.
+template <int kThreads, class Value, class Join>
+__device__ __forceinline__ Value of_all(Value mine, const Join& join) {
+  __shared__ Value of_warp[kThreads / 32];
+#pragma unroll
+  for (int by = 16; by > 0; by /= 2) mine = join(mine, other_lane(mine, by));
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
+  __syncthreads();
+  mine = of_warp[0];
+#pragma unroll
+  for (int warp = 1; warp < kThreads / 32; ++warp) mine = join(mine, of_warp[warp]);
+  return mine;
+}
+
 // A block for each out channel of all groups, which keeps its numbers in shared memory where that has
 // room for so many. `lo` may be null: not wanted. The `samples` blocks before those find scales for
-// lines, of an image and group each, and make their counts zero; without them the first blocks do that.
-// All are to run at once: registers for as many threads as there are.
+// lines, of an image and group each. All are to run at once: registers for as many threads as there are.
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
     split_filter(const WindowFilter filter, const WindowShape shape, const TapOrder order, half* hi,
@@ -26,15 +48,10 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
   const int thread = threadIdx.x, out = int(blockIdx.x) - samples;
   if (out < 0) {
     const int place = blockIdx.x, image = place / shape.groups;
-    const float scale = sampled_scale<kThreads>(x, shape, image, place - image * shape.groups);
-    if (thread == 0) lines.scales[place] = scale, lines.counts[place] = {};
+    const LineSample mine = sampled<kThreads>(x, shape, image, place - image * shape.groups);
+    const LineSample sample = of_all<kThreads>(mine, LineSample::joined);
+    if (thread == 0) lines.scales[place] = sample.scale(), lines.counts[place] = {};
     return;
-  }
-  if (lines.alone) {
-    const int places = shape.images * shape.groups, blocks = gridDim.x;
-    for (int place = out + blocks * thread; place < places; place += blocks * kThreads) {
-      lines.counts[place] = {};
-    }
   }
   const int group = out / shape.channels_out, of_group = out % shape.channels_out;
   const int channel_out = shape.channel_of(of_group);
@@ -108,15 +125,13 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
 }
 
 // Where lines lie in a workspace: whole images, then what is known of each.
-inline WindowLines lines_at(void* from, const WindowInput& x, const WindowShape& shape) {
-  WindowSizes sizes(shape, 1, 1);
-  sizes.by_channels = x.by_channels(shape.channels);
+inline WindowLines lines_at(void* from, const WindowShape& shape) {
+  const WindowSizes sizes(shape, 1, 1);
   const int64_t places = int64_t(shape.images) * shape.groups;
   const int64_t numbers = sizes.positions() * shape.groups * sizes.blocks() * shape.planes * 64;
   half* const rows = static_cast<half*>(from);
   float* const scales = reinterpret_cast<float*>(rows + numbers);
-  const bool alone = LineSizes(sizes).blocks(places) <= kMostAlone;
-  return {rows, scales, reinterpret_cast<LineCounts*>(scales + places), alone};
+  return {rows, scales, reinterpret_cast<LineCounts*>(scales + places)};
 }
 
 // How a convolution goes about it with one half of each number: tiles of so many out channels; or all of
@@ -162,9 +177,8 @@ int convolution(const End& end, bool vectors, const WindowInput& x, const Window
   half* const hi = static_cast<half*>(workspace);
   half* const lo = hi + numbers;
   float* const inverse = reinterpret_cast<float*>(lo + numbers);
-  const WindowLines lines = kLines ? lines_at(memory, x, shape) : WindowLines{};
-  const int samples = kLines && !lines.alone ? shape.images * shape.groups : 0;
-  const int blocks = samples + outs;
+  const WindowLines lines = kLines ? lines_at(memory, shape) : WindowLines{};
+  const int samples = kLines ? shape.images * shape.groups : 0, blocks = samples + outs;
   const int room = min(of.channels * shape.taps, 8192);  // with 32 KB, several blocks a processor
   const auto split = [&](auto threads) {
     constexpr int kThreads = decltype(threads)::value;

@@ -97,7 +97,7 @@ static int line_window(const End& end, bool vectors, const WindowInput& x, const
   const LineSizes of(sizes);
   const auto lay_out = [&](auto by_channels) {
     constexpr int kThreads = 32 * LineSizes::kWarps;
-    const int chunks = int(of.blocks(int64_t(shape.images) * shape.groups));
+    const int chunks = shape.images * shape.groups * of.planes * of.chunks;
     const auto kernel = lay_out_lines<decltype(by_channels)::value>;
     launch_behind(kernel, chunks, kThreads, 0, stream, x, sizes, of, lines);
   };

@@ -25,11 +25,7 @@ struct WindowLines {
   half* rows;
   float* scales;       // of each image and group
   LineCounts* counts;  // of each
-  bool alone;  // whoever lays them out finds the scale himself
 };
-
-// So many thread blocks may each take a sample: that is read sooner than another kernel has ended.
-constexpr int64_t kMostAlone = 1024;
 
 // A part of a sample, or all of it: the largest finite magnitude, how many are not zero, and the sum of
 // their exponents.
@@ -84,35 +80,6 @@ __device__ __forceinline__ LineSample sampled(const WindowInput& x, const Window
   return sample;
 }
 
-__device__ __forceinline__ float other_lane(float mine, int by) {
-  return __shfl_xor_sync(0xffffffffu, mine, by);
-}
-__device__ __forceinline__ LineSample other_lane(const LineSample& mine, int by) {
-  return {other_lane(mine.largest, by), other_lane(mine.count, by),
-          other_lane(mine.exponents, by)};
-}
-
-// What all threads of a block have together.
-template <int kThreads, class Value, class Join>
-__device__ __forceinline__ Value of_all(Value mine, const Join& join) {
-  __shared__ Value of_warp[kThreads / 32];
-#pragma unroll
-  for (int by = 16; by > 0; by /= 2) mine = join(mine, other_lane(mine, by));
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
-  __syncthreads();
-  mine = of_warp[0];
-#pragma unroll
-  for (int warp = 1; warp < kThreads / 32; ++warp) mine = join(mine, of_warp[warp]);
-  return mine;
-}
-
-template <int kThreads>
-__device__ __forceinline__ float sampled_scale(const WindowInput& x, const WindowShape& shape,
-                                               int image, int group) {
-  return of_all<kThreads>(sampled<kThreads>(x, shape, image, group), LineSample::joined).scale();
-}
-
 // An image is laid out again if more than one number of so many is lost.
 constexpr int kLostOf = 16384;
 
@@ -129,8 +96,6 @@ struct LineSizes {
         chunks((image_rows + rows - 1) / rows),
         planes(sizes.shape.channel_blocks() * sizes.shape.planes),
         line_rows(int64_t(image_rows) * sizes.shape.images) {}
-  // Of so many images and groups.
-  FW_FN int64_t blocks(int64_t places) const { return places * planes * chunks; }
 };
 
 // As a WindowSource, of a plane.
@@ -276,21 +241,11 @@ __global__ void __launch_bounds__(32 * LineSizes::kWarps, 4)
   const int image = place / sizes.shape.groups, group = place - image * sizes.shape.groups;
   LineChunk<kByChannels> chunk(sizes, of, lines.rows, image, group, blockIdx.x - place * of_image);
   const bool loaded = chunk.load(sizes, x);
-  // Alone, it has to wait only before it ends, for the counts, and for whoever comes after and reads
-  // the weights that the kernel before splits.
-  float scale;
-  if (lines.alone) {
-    scale = sampled_scale<32 * LineSizes::kWarps>(x, sizes.shape, image, group);
-  } else {
-    await_kernel_before();
-    scale = lines.scales[place];
-  }
-  const LineCounts here = joined(held, chunk.lay_out(memory, loaded, scale));
-  if (lines.alone) await_kernel_before();
+  await_kernel_before();
+  const LineCounts here = joined(held, chunk.lay_out(memory, loaded, lines.scales[place]));
   if (threadIdx.x == 0) {
     LineCounts& all = lines.counts[place];
     wrong = false;
-    if (lines.alone && blockIdx.x == unsigned(place * of_image)) lines.scales[place] = scale;
     if (here.largest > 0) atomicMax(&all.largest, here.largest);
     if (here.lost > 0) atomicAdd(&all.lost, here.lost);
     __threadfence();
