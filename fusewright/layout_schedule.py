@@ -22,11 +22,11 @@ from fusewright.product_cost import best_tile_rows, parts_of, rounded_from
 from fusewright.schedule import Target
 from fusewright.window import GradientKernel, WindowKernel
 from fusewright.window_cost import (
+    beside_lines_us,
     best_band,
     best_tile_channels,
     gradient_parts,
     has_turns,
-    window_us,
 )
 
 
@@ -85,7 +85,7 @@ def choose_window(
         lines = best_line(of, of.x.result, sizes, sms) if by_lines else 0
         return replace(best_tile(whole, sizes, sms), line_positions=lines)
     assert band is not None, "rewriting asks for room first"
-    if prefers_lines(of, window_us(of, 1, sizes, sms), sizes, sms):
+    if prefers_lines(of, beside_lines_us(of, sizes, sms), sizes, sms):
         lines = best_line(of, band, sizes, sms)
         return WindowSchedule(best_tile_channels(of), band, line_positions=lines)
     return WindowSchedule(best_tile_channels(of), band, has_turns(of, band))

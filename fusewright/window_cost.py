@@ -31,6 +31,8 @@ FINISH_CYCLES = 0.45
 SCATTERED = 1.6  # times as long take results that do not lie beside each other
 CYCLES_PER_US = 1600.0
 CALL_US = 18.0
+# Short ones took less for the call, and more for the rest (H200, 2026-11-17, 13 shapes).
+SHORT_CALL_US, SHORT_REST = 10.0, 1.15
 SPLIT_WEIGHTS_PER_US = 2.7e5
 # PyTorch's library in channels-last (H200, 2026-11-16, 31 shapes, the GPU's time alone): operations
 # of its kernels in TF32, of transposed ones, gradients by weights; in float32, to which it keeps
@@ -143,6 +145,12 @@ def window_us(of: Geometry, terms: int, sizes: Mapping[str, int], sms: int) -> f
     first = stage_rows(of, band, terms) - converted_rows(of, band, terms)
     cycles += CONVERT_CYCLES * first * of.channels
     return cycles / CYCLES_PER_US + split_us(of) + CALL_US
+
+
+def beside_lines_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:
+    """The time with one term where it is compared with that of lines."""
+    found = window_us(of, 1, sizes, sms)
+    return None if found is None else min(found, SHORT_CALL_US + SHORT_REST * (found - CALL_US))
 
 
 def split_us(of: Geometry) -> float:

@@ -41,6 +41,18 @@ class Applied(nn.Module):
         return self.then(self.layer(x))
 
 
+class Residual(nn.Module):
+    """An epilogue that reads a whole tensor, and computes something of a channel alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(40, 40, 3, padding=1)
+        self.variance = nn.Parameter(torch.rand(40, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.layer(x) * torch.rsqrt(self.variance + 1e-3) + x)
+
+
 class Batched(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -92,6 +104,11 @@ def of_windows() -> Iterator[Case]:
     yield Case("groups, stride 2", groups, (2, 64, 15, 16), lines=True)
     thin = nn.Sequential(nn.Conv2d(3, 16, 5, padding=2), nn.SiLU())
     yield Case("thin", thin, (2, 3, 20, 21), direct=True)
+    for stride in (1, 2):
+        planes = nn.Conv2d(24, 24, 3, stride=stride, padding=1, groups=24, bias=False)
+        normed = nn.Sequential(planes, nn.BatchNorm2d(24), nn.ReLU6())
+        yield Case(f"planes, {stride=}", normed, (3, 24, 22, 21), direct=True)
+    yield Case("residual", Residual(), (3, 40, 14, 13))
     for lines in (False, True):
         woven = nn.ConvTranspose2d(40, 24, 3, stride=2, padding=1, output_padding=1)
         yield Case(

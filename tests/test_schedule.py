@@ -50,6 +50,25 @@ def test_channels_last_input_reduces_by_column() -> None:
     torch.testing.assert_close(y.double(), x.double().sum((0, 1)), rtol=1e-5, atol=1e-5)
 
 
+def test_a_thread_has_several_windows() -> None:
+    """Neighbours of which most were read by others; loads of as many tensors wait for memory."""
+    sizes = [1 << 20, 99]
+
+    def picked(buffers: int) -> int:
+        names = [f"x{at % buffers}" for at in range(6)]
+        loads = [
+            Load(f"t{at}", "float32", access(name, 128, 1, offset=(at,)))
+            for at, name in enumerate(names)
+        ]
+        total = Apply("y", "float32", "add", ("t0", "t5"))
+        body = [*loads, total, Store("y", "float32", access("y", 99, 1))]
+        given = dict.fromkeys(dict.fromkeys(names), "float32")
+        return choose(kernel("windows", sizes, [], given, {"y": "float32"}, body), CUDA, {}).unroll
+
+    assert picked(buffers=1) == 4
+    assert picked(buffers=6) == 1
+
+
 def test_schedule_choices_and_workspace() -> None:
     sizes = {"s0": 1 << 26}
     assert choose(cases.add_relu(S0), CUDA, sizes) == Schedule("pointwise", 4, 256)

@@ -12,12 +12,12 @@ from fusewright.line_cost import best_line, line_us, prefers_lines
 from fusewright.window import Geometry, WindowAxis
 from fusewright.window_cost import (
     band_widths,
+    beside_lines_us,
     best_band,
     fits,
     gradient_is_worthwhile,
     gradient_parts,
     is_possible,
-    window_us,
 )
 
 
@@ -84,7 +84,7 @@ def test_memory_for_lines_is_bounded() -> None:
 
 def test_inputs_are_laid_out_first_where_that_pays() -> None:
     def by_lines(of: Geometry) -> bool:
-        return prefers_lines(of, window_us(of, 1, {}, 132), {}, 132)
+        return prefers_lines(of, beside_lines_us(of, {}, 132), {}, 132)
 
     wide, one = WindowAxis(130, 128, 3, 1, 1, 0), WindowAxis(224, 224, 3, 1, 1, 1)
     strided = WindowAxis(56, 28, 3, 2, 1, 1)
@@ -95,6 +95,16 @@ def test_inputs_are_laid_out_first_where_that_pays() -> None:
     assert not by_lines(Geometry(Dim(128), 1, 128, 64, back, back)), "narrow tiles walk on"
     nothing = Geometry(Dim(0), 1, 64, 64, one, one)
     assert line_us(nothing, {}, 132) is not None
+    few, middle = WindowAxis(14, 14, 3, 1, 1, 1), WindowAxis(28, 28, 3, 1, 1, 1)
+    assert by_lines(Geometry(Dim(16), 1, 256, 256, few, few)), "more tiles than by channels"
+    assert not by_lines(Geometry(Dim(16), 1, 128, 128, middle, middle)), "a kernel more for little"
+
+
+def test_tiles_of_lines_are_small_where_there_are_few() -> None:
+    """With 256 positions 60 of 132 processors would have one."""
+    few, many = WindowAxis(14, 14, 3, 1, 1, 1), WindowAxis(56, 56, 3, 1, 1, 1)
+    assert best_line(Geometry(Dim(16), 1, 256, 256, few, few), 14, {}, 132) == 128
+    assert best_line(Geometry(Dim(10), 1, 256, 256, many, many), 56, {}, 132) == 256
 
 
 def test_rows_and_images_share_their_zeros() -> None:
