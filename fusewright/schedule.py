@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fusewright.coalesce import coalesce
+from fusewright.columns import held_column, holds_columns
 from fusewright.ir import ITEM_BYTES, ZERO, Dim
 from fusewright.keep import block_shared_bytes, free_registers, keep, row_registers, shared_rows
 from fusewright.loop import Load, LoopKernel, scans
@@ -56,7 +57,7 @@ def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
         case "row":
             return _row_fits(kernel, schedule, target)
         case "column":
-            return _column_fits(plan, schedule)
+            return _column_fits(kernel, plan, schedule)
         case "transpose" | "transpose_row":
             return plan.count == 1 and _tile_fits(kernel, schedule)
     return False
@@ -126,18 +127,20 @@ def kept_sweeps(
     kernel: LoopKernel, schedule: Schedule, target: Target
 ) -> tuple[Sweeps, dict[str, int]]:
     """The sweeps of a coalesced kernel, and the values that wait from one to the next: in memory on
-    the host, on a GPU in the registers of a row that is cached whole."""
+    the host, on a GPU in the registers of a row or column that is cached whole."""
     plan = sweeps(kernel)
     held = schedule.cached and not (schedule.beyond or schedule.shared)
-    keeps = schedule.kind == "row" and (held or target.language == "host")
+    rows = schedule.kind == "row" and target.language == "host"
+    keeps = rows or (schedule.kind in ("row", "column") and held)
     return keep(kernel, plan) if keeps else (plan, {})
 
 
-def _column_fits(plan: Sweeps, schedule: Schedule) -> bool:
+def _column_fits(kernel: LoopKernel, plan: Sweeps, schedule: Schedule) -> bool:
     threads, across = schedule.threads, schedule.across
     shared = threads * schedule.lanes * 4 * part_bytes(plan) // 8
+    held = holds_columns(kernel, schedule) if schedule.cached else plan.count == 1
     return (
-        plan.count == 1
+        held
         and threads % 32 == 0
         and threads <= 1024
         and across >= 1
@@ -175,6 +178,8 @@ def candidates(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> 
     if not kernel.inner:
         yield from _pointwise(kernel, target, sizes)
         return
+    if target.online and (held := held_column(kernel, sizes)):
+        yield held
     kinds = ("column", "row") if prefers_column(kernel, sizes) else ("row",)
     for kind in kinds:
         if target.language == "host":

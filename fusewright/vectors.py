@@ -77,9 +77,14 @@ def _lane_items(kernel: LoopKernel, kind: str) -> tuple[Load | Store, ...]:
 
 
 def prefers_column(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
-    """Whether most of the bytes are contiguous along the last outer axis, in one sweep."""
+    """Whether it had better reduce down the columns, in its one sweep."""
+    return sweeps(kernel).count == 1 and lies_in_columns(kernel, sizes)
+
+
+def lies_in_columns(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
+    """Whether most of the bytes are contiguous along the last outer axis."""
     plan = sweeps(kernel)
-    if not kernel.outer or plan.count > 1:
+    if not kernel.outer:
         return False
     row_bytes = column_bytes = 0
     for item in element_accesses(kernel, plan):

@@ -118,7 +118,7 @@ def _launch(form: Form, index: str, lanes: int) -> str:
         # A row does not go to shared memory by single elements: each sweep reads them again. In
         # registers it must still fit; elsewhere single elements are cheaper to keep in flight.
         cached, shared = cached and not shared, 0
-        if not form.scans:
+        if not form.scans and not (cached and schedule.kind == "column"):
             unroll = unroll * schedule.lanes if cached else max(4, unroll)
     if schedule.kind == "pointwise":
         numbers = f"{lanes}, {schedule.threads}, {unroll}"
@@ -137,6 +137,8 @@ def _launch(form: Form, index: str, lanes: int) -> str:
     else:
         across = schedule.across
         numbers = f"{lanes}, {across}, {schedule.threads // across}, {unroll}"
+        if cached:
+            return f"fw::held_column<{index}, {numbers}>({body}, where, stream)"
     tail = f"{schedule.splits}, workspace, where, stream"
     driver = schedule.kind if form.turned_inner is None else "transpose_within"
     return f"fw::{driver}<{index}, {numbers}>({body}, {tail})"

@@ -133,6 +133,8 @@ def _roots(forms: Sequence[Form], every: Sequence[Form], target: Target) -> list
         more = {"host_scan.hpp": scanning, "guarded.hpp": guarded}
         return [*headers, "host.hpp", *(name for name, needed in more.items() if needed)]
     kinds = [kind for kind in ("pointwise", "row", "column") if _uses(forms, kind)]
+    held = any(each.schedule.kind == "column" and each.schedule.cached for each in forms)
+    kinds += ["held_column"] if held else []
     kinds += ["transpose"] if any(each.is_tiled for each in forms) else []
     kinds += ["scan"] if scanning else []
     kinds += ["guarded"] if guarded else []

@@ -19,7 +19,7 @@ from fusewright.plan.domain import Domain, point_domain, reduction_domain, scan_
 from fusewright.plan.finish import kernel_of
 from fusewright.plan.frames import NotFusibleError
 from fusewright.plan.overlaps import read_often
-from fusewright.plan.rows import holds_rows
+from fusewright.plan.rows import holds_rows, holds_whole_columns
 from fusewright.plan.values import Values, is_pointwise, is_scan, is_view
 from fusewright.sweep import is_one_scan, part_bytes, sweeps
 
@@ -260,7 +260,9 @@ def _merge(
     if scans(kernel):
         if not is_one_scan(kernel):
             return None
-    elif _reads_rows_again(kernel) and not holds_rows(values, kernel):
+    elif _reads_rows_again(kernel) and not (
+        holds_rows(values, kernel) or holds_whole_columns(values, kernel)
+    ):
         return None
     if values.ends.keys() & set(items) and not _ends_one_product(values, items, kernel):
         return None

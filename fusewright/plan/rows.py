@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fusewright.coalesce import coalesce
+from fusewright.columns import held_column
 from fusewright.ir import ITEM_BYTES, ONE
 from fusewright.loop import Load, LoopKernel, Store
 from fusewright.plan.values import Values
@@ -18,6 +20,11 @@ def holds_rows(values: Values, kernel: LoopKernel) -> bool:
     outer = kernel.outer_numel.at(values.sizes)
     many = outer >= MANY_ROWS and not (values.sweeping and _reads_window(values, kernel))
     return _along_rows(values, kernel) and (many or _are_short(values, kernel))
+
+
+def holds_whole_columns(values: Values, kernel: LoopKernel) -> bool:
+    """The same of a GPU's columns: they stay in registers."""
+    return values.online and held_column(coalesce(kernel), values.sizes) is not None
 
 
 def keeps_rows(values: Values, kernel: LoopKernel) -> bool:
