@@ -14,6 +14,7 @@ from fusewright.ir import Dim, Ratio
 from fusewright.loop import Apply, Constant, Index, Load, LoopKernel, Reduce, Store
 from fusewright.schedule import Schedule, Target, choose
 from tests import loop_cases as cases
+from tests import nvcc
 from tests.loop_cases import access, call, kernel, row_major, run, together
 
 S0 = Dim(1, ("s0",))
@@ -380,17 +381,15 @@ CUDA_CASES = {
 }
 
 
-@pytest.mark.skipif(cases.NVCC is None, reason="no nvcc here")
-@pytest.mark.parametrize("arch", ["90a", "80"])
-def test_cuda_compiles(arch: str) -> None:
+@nvcc.needed
+def test_cuda_compiles() -> None:
     """Every kind of schedule in one translation unit; what it computes, tests/gpu checks."""
     kernels = [
         (replace(loop, name=f"{loop.name}_{kind}"), choose(loop, CUDA, sizes))
         for kind, (loop, sizes) in CUDA_CASES.items()
     ]
     source = render(kernels, CUDA)
-    flags = ("-gencode", f"arch=compute_{arch},code=sm_{arch}", "-Werror", "all-warnings")
-    library = cases.compile_source(source, flags)
+    library = cases.compile_source(source, (*nvcc.gencode(nvcc.BOTH), "-Werror", "all-warnings"))
     for entry in source.entries:
         assert getattr(library, entry.name) is not None
 

@@ -5,8 +5,6 @@ Run by emulation; compiled by nvcc where it is; arithmetic must be that of the p
 
 from __future__ import annotations
 
-import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +16,8 @@ from fusewright.ir import HALVES, Dim, dim
 from fusewright.loop import Apply, Constant, Instruction, Load, LoopKernel, Reduce, Store
 from fusewright.schedule import Schedule, Target, choose, legal, workspace_bytes
 from fusewright.tiles import staged, tile_bytes, tile_count
-from tests.loop_cases import NVCC, Size, access, kernel
+from tests import nvcc
+from tests.loop_cases import Size, access, kernel
 from tests.test_cuda_emulated import close, run, unaligned
 
 S0 = Dim(1, ("s0",))
@@ -243,17 +242,9 @@ def test_a_dynamic_axis_is_asked_before_vectors_are_used() -> None:
         assert torch.equal(y, x.T)
 
 
-@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("arch", ["80", "90a"])
-def test_compiles_without_spills(arch: str, tmp_path: Path) -> None:
+@nvcc.needed
+def test_compiles_without_spills(tmp_path: Path) -> None:
     loops = [epilogue(S0, 128, 15876), both_ways(S0, 128, 15876), gradient(S0, 128, 15876)]
     loops += [distance(S0, 128, 15876, rows=True)]
-    text = render([(loop, choose(loop, CUDA, {"s0": 128})) for loop in loops], CUDA).text
-    source = tmp_path / "kernels.cu"
-    source.write_text(text)
-    gencode = f"arch=compute_{arch},code=sm_{arch}"
-    flags = ["-std=c++17", "-O3", "-fmad=false", "-Xptxas", "-v", "-gencode", gencode]
-    command = [str(NVCC), *flags, "-c", str(source), "-o", str(tmp_path / "kernels.o")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert {int(each) for each in re.findall(r"(\d+) bytes spill", done.stderr)} == {0}
+    picked = [(loop, choose(loop, CUDA, {"s0": 128})) for loop in loops]
+    nvcc.no_spills(render(picked, CUDA).text, tmp_path)
