@@ -330,6 +330,16 @@ def together(
     }
 
 
+def run_among(
+    loops: tuple[LoopKernel, ...],
+    loop: LoopKernel,
+    tensors: Mapping[str, torch.Tensor | None],
+    sizes: Mapping[str, int],
+) -> None:
+    """One kernel for the host, built with others that run elsewhere at the same sizes."""
+    call(*together(loops, **sizes)[loop], tensors, sizes, 2)
+
+
 def in_one_text(
     picked: Sequence[tuple[LoopKernel, Schedule]], target: Target
 ) -> tuple[Source, list[Entry]]:
