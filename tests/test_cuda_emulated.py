@@ -59,12 +59,13 @@ def run(
 @functools.cache
 def together(picked: tuple[Picked, ...]) -> dict[Picked, tuple[ctypes.CDLL, Source]]:
     """Cases of one test as one text: g++ starts and reads the headers once."""
-    made, entries = cases.in_one_text(picked, CUDA)
+    different = tuple(dict.fromkeys(picked))
+    made, entries = cases.in_one_text(different, CUDA)
     source = emulated(made)
     library = cases.compile_source(source, cases.EMULATED)
     return {
         each: (library, replace(source, entries=(entry,)))
-        for each, entry in zip(picked, entries, strict=True)
+        for each, entry in zip(different, entries, strict=True)
     }
 
 
