@@ -32,7 +32,7 @@ def put_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def on_library(
     model: nn.Module,
-    x: Tensor,
+    x: Tensor | Sequence[Tensor],
     prepared: Prepared,
     source: Source,
     plans: Sequence[str] = TRAINED,
@@ -40,7 +40,8 @@ def on_library(
     """A copy of the model on the kernels of this source, which g++ can build: those of the plans
     that a test runs, and no others."""
     modes = tuple(replace(each, owners=owners_of(model, "train")) for each in prepared.modes[:1])
-    bundle = ModuleBundle("emulated", "host", source, arguments_of(model, (x,)), modes)
+    inputs = (x,) if isinstance(x, Tensor) else tuple(x)
+    bundle = ModuleBundle("emulated", "host", source, arguments_of(model, inputs), modes)
     run = [plan for plan in (getattr(modes[0], each) for each in plans) if plan is not None]
     built = of_kernels(source, {step.kernel.name for plan in run for step in plan.kernels})
     kernels = kernels_of(

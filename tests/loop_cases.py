@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from fusewright.codegen.render import render
-from fusewright.codegen.source import Source
+from fusewright.codegen.source import Entry, Source
 from fusewright.ir import Dim, Ratio, contiguous_strides, dim
 from fusewright.loop import (
     Access,
@@ -322,17 +322,35 @@ def together(
 ) -> dict[LoopKernel, tuple[ctypes.CDLL, Source]]:
     """Cases of one test as one text for the host: g++ starts and reads the headers once."""
     target = Target.host()
+    source, entries = in_one_text([(loop, choose(loop, target, sizes)) for loop in loops], target)
+    library = compile_source(source, flags)
+    return {
+        loop: (library, replace(source, entries=(entry,)))
+        for loop, entry in zip(loops, entries, strict=True)
+    }
+
+
+def run_among(
+    loops: tuple[LoopKernel, ...],
+    loop: LoopKernel,
+    tensors: Mapping[str, torch.Tensor | None],
+    sizes: Mapping[str, int],
+) -> None:
+    """One kernel for the host, built with others that run elsewhere at the same sizes."""
+    call(*together(loops, **sizes)[loop], tensors, sizes, 2)
+
+
+def in_one_text(
+    picked: Sequence[tuple[LoopKernel, Schedule]], target: Target
+) -> tuple[Source, list[Entry]]:
+    """Kernels that may have the same names, and the entry that each has got."""
     named = [
-        (replace(loop, name=f"{loop.name}_{number}"), choose(loop, target, sizes))
-        for number, loop in enumerate(loops)
+        (replace(loop, name=f"{loop.name}_{number}"), schedule)
+        for number, (loop, schedule) in enumerate(picked)
     ]
     source = render(named, target)
-    library = compile_source(source, flags)
     entries = {entry.name: entry for entry in source.entries}
-    return {
-        loop: (library, replace(source, entries=(entries[kernel.name],)))
-        for loop, (kernel, _) in zip(loops, named, strict=True)
-    }
+    return source, [entries[loop.name] for loop, _ in named]
 
 
 def run(

@@ -6,8 +6,10 @@ is every index, guard, barrier, shuffle and split of the drivers.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from fusewright.loop import Apply, Constant, Index, Load, LoopKernel, Reduce, St
 from fusewright.schedule import Schedule, Target, choose, legal
 from tests import loop_cases as cases
 
+Picked = tuple[LoopKernel, Schedule]
 S0 = Dim(1, ("s0",))
 CUDA = Target.cuda()
 SHIM = (Path(__file__).parent / "cuda_on_host.hpp").read_text()
@@ -43,13 +46,31 @@ def run(
     tensors: Mapping[str, torch.Tensor | None],
     sizes: Mapping[str, int],
     schedule: Schedule | None = None,
+    among: tuple[Picked, ...] = (),
 ) -> Schedule:
+    """One kernel, built with the others that it is `among`, which run elsewhere."""
     picked = schedule or choose(loop, CUDA, sizes)
     assert legal(loop, picked, CUDA)
-    source = emulated(render([(loop, picked)], CUDA))
-    library = cases.compile_source(source, cases.EMULATED)
+    library, source = together(among or ((loop, picked),))[loop, picked]
     cases.call(library, source, tensors, sizes, 0)
     return picked
+
+
+@functools.cache
+def together(picked: tuple[Picked, ...]) -> dict[Picked, tuple[ctypes.CDLL, Source]]:
+    """Cases of one test as one text: g++ starts and reads the headers once."""
+    different = tuple(dict.fromkeys(picked))
+    made, entries = cases.in_one_text(different, CUDA)
+    source = emulated(made)
+    library = cases.compile_source(source, cases.EMULATED)
+    return {
+        each: (library, replace(source, entries=(entry,)))
+        for each, entry in zip(different, entries, strict=True)
+    }
+
+
+def chosen(loops: Iterable[LoopKernel], **sizes: int) -> tuple[Picked, ...]:
+    return tuple((loop, choose(loop, CUDA, sizes)) for loop in loops)
 
 
 def close(ours: torch.Tensor, exact: torch.Tensor, tolerance: float = 1e-6) -> None:
@@ -71,49 +92,74 @@ def test_pointwise(n: int, shifted: bool) -> None:
     assert torch.equal(y, torch.relu(a + b))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+BIASED = chosen((cases.bias_relu(S0, 40, dtype) for dtype in FLOATS), s0=33)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_bias_relu(dtype: str) -> None:
     x, b = torch.randn(33, 40).to(getattr(torch, dtype)), torch.randn(40).to(getattr(torch, dtype))
     y = torch.empty_like(x)
-    picked = run(cases.bias_relu(S0, 40, dtype), {"x": x, "b": b, "y": y}, {"s0": 33})
+    loop = cases.bias_relu(S0, 40, dtype)
+    picked = run(loop, {"x": x, "b": b, "y": y}, {"s0": 33}, among=BIASED)
     assert picked.lanes == 16 // x.element_size()
     close(y, torch.relu(x.double() + b.double()), 1e-2 if x.element_size() == 2 else 1e-6)
 
 
-@pytest.mark.parametrize("columns", [1, 3, 64, 127, 1000, 1024, 4096, 40_000])
+COLUMNS = (1, 3, 64, 127, 1000, 1024, 4096, 40_000)
+SOFTMAXES = chosen((cases.softmax(S0, columns) for columns in COLUMNS), s0=5)
+READ_AGAIN = tuple((loop, Schedule("row", s.lanes, 128, unroll=2)) for loop, s in SOFTMAXES)
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
 def test_softmax(columns: int) -> None:
     x = torch.randn(5, columns) * 5
     y = torch.empty_like(x)
-    loop = cases.softmax(S0, columns)
-    picked = run(loop, {"x": x, "y": y}, {"s0": 5})
+    at, shifted = COLUMNS.index(columns), unaligned(x)
+    loop, picked = SOFTMAXES[at]
+    run(loop, {"x": x, "y": y}, {"s0": 5}, picked, SOFTMAXES)
     assert picked.cached and (picked.beyond > 0) == (columns == 40_000)
     close(y, torch.softmax(x.double(), 1))
-    shifted = unaligned(x)
-    run(loop, {"x": shifted, "y": shifted}, {"s0": 5}, picked)
+    run(loop, {"x": shifted, "y": shifted}, {"s0": 5}, picked, SOFTMAXES)
     close(shifted, torch.softmax(x.double(), 1))
     y.fill_(9)
-    run(loop, {"x": x, "y": y}, {"s0": 5}, Schedule("row", picked.lanes, 128, unroll=2))
+    run(loop, {"x": x, "y": y}, {"s0": 5}, READ_AGAIN[at][1], READ_AGAIN)
     close(y, torch.softmax(x.double(), 1))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("columns", [40, 1000, 2048, 20_000])
+HALVES, HALF_COLUMNS = ("float16", "bfloat16"), (40, 1000, 2048, 20_000)
+HALF_SOFTMAXES = chosen(
+    (cases.softmax(S0, columns, dtype) for columns in HALF_COLUMNS for dtype in HALVES), s0=5
+)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("columns", HALF_COLUMNS)
 def test_softmax_of_half_floats(dtype: str, columns: int) -> None:
     """The kept exponentials are floats where the row's elements are not."""
     x = (torch.randn(5, columns) * 5).to(getattr(torch, dtype))
     x[1, 3], x[2] = -torch.inf, -torch.inf
     y = torch.empty_like(x)
-    picked = run(cases.softmax(S0, columns, dtype), {"x": x, "y": y}, {"s0": 5})
+    loop = cases.softmax(S0, columns, dtype)
+    picked = run(loop, {"x": x, "y": y}, {"s0": 5}, among=HALF_SOFTMAXES)
     assert picked.cached and picked.lanes == 8 and (picked.shared > 0) == (columns == 20_000)
     exact = torch.softmax(x.double(), 1)
     torch.testing.assert_close(y.double(), exact, rtol=4e-3, atol=1e-6, equal_nan=True)
     if picked.shared:
         for again in (x, unaligned(x)):
-            run(cases.softmax(S0, columns, dtype), {"x": again, "y": again}, {"s0": 5}, picked)
+            run(loop, {"x": again, "y": again}, {"s0": 5}, among=HALF_SOFTMAXES)
             torch.testing.assert_close(again.double(), exact, rtol=4e-3, atol=1e-6, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+EXTREMES = tuple(
+    (loop, schedule)
+    for columns in (1, 37, 520)
+    for loop, picked in chosen((cases.extremes(S0, columns, each) for each in HALVES), s0=8)
+    for schedule in (picked, Schedule("row", picked.lanes, 64, unroll=2, splits=3))
+)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("columns", [1, 37, 520])
 def test_largest_and_smallest_of_half_floats(dtype: str, columns: int) -> None:
     """Two are compared at once where they lie side by side; NaN wins."""
@@ -122,7 +168,7 @@ def test_largest_and_smallest_of_half_floats(dtype: str, columns: int) -> None:
     assert choose(loop, CUDA, {"s0": 8}).lanes == lanes
     for schedule in (None, Schedule("row", lanes, 64, unroll=2, splits=3)):
         most, least = torch.empty(8), torch.empty(8, dtype=x.dtype)
-        run(loop, {"x": x, "most": most, "least": least}, {"s0": 8}, schedule)
+        run(loop, {"x": x, "most": most, "least": least}, {"s0": 8}, schedule, EXTREMES)
         torch.testing.assert_close(most, x.float().amax(1), rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(least, x.amin(1), rtol=0, atol=0, equal_nan=True)
 
@@ -165,12 +211,16 @@ def test_quotients_have_divisions_bits() -> None:
         torch.testing.assert_close(ours, exact, rtol=0, atol=1e-37, equal_nan=True)
 
 
-@pytest.mark.parametrize("columns", [1, 127, 1024, 2048, 60_000])
+NORMED = (1, 127, 1024, 2048, 60_000)
+LAYER_NORMS = chosen((cases.layer_norm(S0, columns) for columns in NORMED), s0=5)
+
+
+@pytest.mark.parametrize("columns", NORMED)
 def test_layer_norm(columns: int) -> None:
     x, weight, bias = torch.randn(5, columns) + 3, torch.randn(columns), torch.randn(columns)
     y, mean, rstd = torch.empty_like(x), torch.empty(5), torch.empty(5)
     tensors = {"x": x, "weight": weight, "bias": bias, "y": y, "mean_out": mean, "rstd_out": rstd}
-    run(cases.layer_norm(S0, columns), tensors, {"s0": 5})
+    run(cases.layer_norm(S0, columns), tensors, {"s0": 5}, among=LAYER_NORMS)
     norm = torch.nn.functional.layer_norm
     close(mean, x.double().mean(1))
     close(y, norm(x.double(), (columns,), weight.double(), bias.double(), 1e-5), 1e-5)
@@ -290,20 +340,29 @@ def test_occupancy_is_asked_once() -> None:
     assert library.emulated_occupancy_asked() == 1
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (0, 8), (200, 3), (70, 130), (100, 264)])
-@pytest.mark.parametrize("splits", [1, 5])
+SUMMED, SPLITS = ((1, 1), (0, 8), (200, 3), (70, 130), (100, 264)), (1, 5)
+COLUMN_SUMS = tuple(
+    (loop, replace(picked, splits=splits))
+    for rows, columns in SUMMED
+    for loop, picked in chosen([cases.column_sum(S0, columns)], s0=max(1, rows))
+    for splits in SPLITS
+)
+
+
+@pytest.mark.parametrize(("rows", "columns"), SUMMED)
+@pytest.mark.parametrize("splits", SPLITS)
 def test_column_sum(rows: int, columns: int, splits: int) -> None:
     z, g = torch.randn(rows, columns), torch.randn(rows, columns)
     dz, db = torch.empty_like(z), torch.full((columns,), 9.0)
     loop = cases.column_sum(S0, columns)
     schedule = replace(choose(loop, CUDA, {"s0": max(1, rows)}), splits=splits)
     assert schedule.kind == "column" or columns == 1
-    run(loop, {"z": z, "g": g, "dz": dz, "db": db}, {"s0": rows}, schedule)
+    run(loop, {"z": z, "g": g, "dz": dz, "db": db}, {"s0": rows}, schedule, COLUMN_SUMS)
     exact = torch.where(z > 0, g, 0)
     assert torch.equal(dz, exact)
     close(db, exact.double().sum(0), 1e-5)
     db.fill_(9)
-    run(loop, {"z": z, "g": g, "dz": None, "db": db}, {"s0": rows}, schedule)
+    run(loop, {"z": z, "g": g, "dz": None, "db": db}, {"s0": rows}, schedule, COLUMN_SUMS)
     close(db, exact.double().sum(0), 1e-5)
 
 

@@ -5,8 +5,6 @@ Planning needs no GPU; the programs run by emulation, with PyTorch's own convolu
 
 from __future__ import annotations
 
-import re
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +25,8 @@ from fusewright.plan.steps import Call, Loop, Plan, Window
 from fusewright.rewrite import layouts, rewrite
 from fusewright.rewrite.layouts import is_channels_last, with_channels_last
 from fusewright.schedule import Target, choose
-from tests.loop_cases import EMULATED, NVCC, compile_source
+from tests import nvcc
+from tests.loop_cases import EMULATED, compile_source
 from tests.test_cuda_emulated import emulated
 
 CUDA = Target.cuda(tensor_cores=False)
@@ -360,17 +359,9 @@ def test_a_model_in_channels_last_is_left_as_it_is(small: None) -> None:
     assert after.forward == before.forward and after.inference == before.inference
 
 
-@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("arch", ["80", "90a"])
-def test_the_kernels_of_a_chain_compile(small: None, arch: str, tmp_path: Path) -> None:
-    source = tmp_path / "kernels.cu"
-    source.write_text(prepared(*made("chain")).source.text)
-    gencode = f"arch=compute_{arch},code=sm_{arch}"
-    flags = ["-std=c++17", "-O3", "-fmad=false", "-Xptxas", "-v", "-gencode", gencode]
-    command = [str(NVCC), *flags, "-c", str(source), "-o", str(tmp_path / "kernels.o")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert {int(each) for each in re.findall(r"(\d+) bytes spill", done.stderr)} == {0}
+@nvcc.needed
+def test_the_kernels_of_a_chain_compile(small: None, tmp_path: Path) -> None:
+    nvcc.no_spills(prepared(*made("chain")).source.text, tmp_path)
 
 
 def test_no_kernel_moves_elements_one_by_one(small: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -56,6 +57,12 @@ def same(mine: Tensor, eager: Tensor, exact: Tensor, terms: int) -> None:
 # The reduction, in loops ------------------------------------------------------------------------
 
 
+def reduced(columns: int, dtype: str, down: bool) -> LoopKernel:
+    return (
+        cases.column_logsumexp(S0, 16, dtype) if down else cases.row_logsumexp(S0, columns, dtype)
+    )
+
+
 def check(
     run: Callable[[LoopKernel, dict[str, Tensor], dict[str, int]], object],
     columns: int,
@@ -64,10 +71,8 @@ def check(
 ) -> None:
     rows = cases.hard_rows(columns, dtype)
     x, y = rows.T.contiguous() if down else rows, torch.empty(16, dtype=rows.dtype)
-    made = (
-        cases.column_logsumexp(S0, 16, dtype) if down else cases.row_logsumexp(S0, columns, dtype)
-    )
-    run(made, {"x": x, "y": y}, {"s0": columns if down else 16})
+    sizes = {"s0": columns if down else 16}
+    run(reduced(columns, dtype, down), {"x": x, "y": y}, sizes)
     same(y, rows.logsumexp(1), rows.double().logsumexp(1), columns)
 
 
@@ -75,7 +80,8 @@ def check(
 @pytest.mark.parametrize("columns", [10, 37, 700])
 @pytest.mark.parametrize("down", [False, True])
 def test_corners_on_the_host(dtype: str, columns: int, down: bool) -> None:
-    check(cases.run, columns, dtype, down)
+    loops = tuple(reduced(columns, each, down) for each in DTYPES)
+    check(functools.partial(cases.run_among, loops), columns, dtype, down)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -88,14 +94,16 @@ def test_corners_on_the_host(dtype: str, columns: int, down: bool) -> None:
     ],
 )
 def test_corners_of_emulated_rows(dtype: str, schedule: Schedule) -> None:
-    check(lambda *given: cuda.run(*given, schedule), 500, dtype, down=False)
+    among = tuple((reduced(500, each, down=False), schedule) for each in DTYPES)
+    check(lambda *given: cuda.run(*given, schedule, among), 500, dtype, down=False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("splits", [1, 5])
 def test_corners_of_emulated_columns(dtype: str, splits: int) -> None:
     schedule = Schedule("column", 2, 128, across=8, unroll=2, splits=splits)
-    check(lambda *given: cuda.run(*given, schedule), 300, dtype, down=True)
+    among = tuple((reduced(300, each, down=True), schedule) for each in DTYPES)
+    check(lambda *given: cuda.run(*given, schedule, among), 300, dtype, down=True)
 
 
 def test_nothing_gives_minus_infinity() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import fusewright
 from fusewright.capture import capture
@@ -18,6 +17,7 @@ from fusewright.plan.steps import Call, Loop
 from fusewright.rewrite import rewrite
 from fusewright.schedule import Target
 from tests.emulated_modules import INFERRED, on_library
+from tests.side_by_side import SideBySide, optimized
 from tests.test_cuda_emulated import emulated
 from tests.test_plan import Lambda
 
@@ -51,30 +51,41 @@ WAYS = {
 }
 
 
+TOGETHER = 8
+# One way names the batch's size, which is then no symbol, for none of those beside it.
+OPEN = [name for name in WAYS if name != "viewed"]
+GROUPS = [["viewed"], *(OPEN[at : at + TOGETHER] for at in range(0, len(OPEN), TOGETHER))]
+
+
 @pytest.mark.parametrize("language", ["host", "cuda"])
-@pytest.mark.parametrize("name", WAYS)
-def test_padding_is_part_of_loops(name: str, language: str) -> None:
-    way = WAYS[name]
-    model, x = Lambda(lambda m, x: way(torch.sigmoid(x)) + 0.5), torch.randn(IMAGES)
-    if name != "viewed":
+@pytest.mark.parametrize("names", GROUPS, ids=lambda names: names[0])
+def test_padding_is_part_of_loops(names: list[str], language: str) -> None:
+    model = SideBySide(lambda x, n=name: WAYS[n](torch.sigmoid(x)) + 0.5 for name in names)
+    inputs = [torch.randn(IMAGES) for _ in names]
+    for x in inputs:
         x[0, 1, 2, 3] = math.nan
-    check(model, x, language)
+    check(model, *inputs, language=language)
 
 
-def check(model: Lambda, x: Tensor, language: str) -> None:
-    """No calls, the same numbers for several sizes, and strides as eager's."""
-    target = Target.host() if language == "host" else Target.cuda(tensor_cores=False)
-    found = prepare(model, (x,), modes=("eval",), device=x.device, target=target)
-    plan = found.modes[-1].inference
-    assert not [step.node.op for step in plan.steps if isinstance(step, Call)]
-    assert any(isinstance(step, Loop) for step in plan.steps)
+def check(model: nn.Module, *inputs: Tensor, language: str = "host") -> None:
+    """No calls, numbers and strides as eager's."""
     if language == "host":
-        fast = fusewright.optimize(copy.deepcopy(model), x, modes=("eval",))
+        fast, mode = optimized(model, *inputs, mode="eval")
     else:
-        fast = on_library(model, x, found, emulated(found.source), INFERRED)
+        target = Target.cuda(tensor_cores=False)
+        device = inputs[0].device
+        found = prepare(model, inputs, modes=("eval",), device=device, target=target)
+        fast = on_library(model, inputs, found, emulated(found.source), INFERRED)
+        mode = found.modes[0]
+    steps = mode.inference.steps
+    assert not [step.node.op for step in steps if isinstance(step, Call)]
+    assert sum(isinstance(step, Loop) for step in steps) >= len(inputs)
     fast.eval()
     with torch.no_grad():
-        ours, eager = fast(x), model(x)
+        made, expected = fast(*inputs), model(*inputs)
+    if isinstance(made, Tensor):
+        made, expected = (made,), (expected,)
+    for ours, eager in zip(made, expected, strict=True):
         torch.testing.assert_close(ours, eager, rtol=2e-6, atol=2e-7, equal_nan=True)
         assert ours.stride() == eager.stride()
 
@@ -83,26 +94,24 @@ def check(model: Lambda, x: Tensor, language: str) -> None:
 def test_other_types(dtype: str) -> None:
     x = (torch.randn(3, 5, 7) * 9).to(getattr(torch, dtype))
     model = Lambda(lambda m, x: F.pad(x, (1, 2, 3, -1), value=3))
-    check(model, x, "host")
+    check(model, x)
     with torch.no_grad():
-        assert torch.equal(fusewright.optimize(model, x, modes=("eval",))(x), model(x))
+        assert torch.equal(optimized(model, x, mode="eval")[0](x), model(x))
 
 
 @pytest.mark.parametrize("way", ["on all sides", "cut off and added"])
 def test_channels_last(way: str) -> None:
     x = torch.randn(IMAGES).contiguous(memory_format=torch.channels_last)
-    check(Lambda(lambda m, x: WAYS[way](x) * 2), x, "host")
+    check(Lambda(lambda m, x: WAYS[way](x) * 2), x)
 
 
 @pytest.mark.parametrize("way", ["on all sides", "cut off", "moved", "twice", "differences"])
 def test_gradients(way: str) -> None:
     model = Lambda(lambda m, x: torch.tanh(WAYS[way](torch.sigmoid(x)).clamp(-9, 9)))
     x = torch.randn(IMAGES)
-    found = prepare(model, (x,), modes=("train",), device=x.device, target=Target.host())
-    backward = found.modes[-1].backward
-    assert backward is not None
-    assert not [step for step in backward.steps if isinstance(step, Call)]
-    fast = fusewright.optimize(copy.deepcopy(model), x, modes=("train",))
+    fast, mode = optimized(model, x)
+    assert mode.backward is not None
+    assert not [step for step in mode.backward.steps if isinstance(step, Call)]
     results = []
     for each in (fast, model):
         given = x.clone().requires_grad_()
@@ -115,7 +124,7 @@ def test_gradients(way: str) -> None:
 @pytest.mark.parametrize("sizes", [(0, 4, 5), (2, 4, 0), (1, 1, 1)])
 def test_small_sizes(sizes: tuple[int, ...]) -> None:
     x = torch.randn(sizes)
-    check(Lambda(lambda m, x: F.pad(x, (1, 2, 0, 1), value=6.0) * 2), x, "host")
+    check(Lambda(lambda m, x: F.pad(x, (1, 2, 0, 1), value=6.0) * 2), x)
 
 
 def test_the_batch_stays_open() -> None:

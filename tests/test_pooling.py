@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 import fusewright
 from fusewright.pipeline import prepare
 from fusewright.plan.steps import Call, Loop, Plan
-from fusewright.schedule import Target
+from tests.side_by_side import SideBySide, optimized
 from tests.test_plan import Lambda
 
+Pool = Callable[[Tensor], Tensor]
 IMAGES, VOLUMES, LINES = (3, 4, 9, 12), (2, 3, 4, 7, 8), (3, 5, 17)
 
 OURS = {
@@ -66,61 +67,67 @@ PYTORCHS = {
 }
 
 
-def inference(model: nn.Module, x: Tensor) -> Plan:
-    found = prepare(model, (x,), modes=("eval",), device=x.device, target=Target.host())
-    return found.modes[-1].inference
-
-
 def calls(plan: Plan) -> list[str]:
     return [step.node.op for step in plan.steps if isinstance(step, Call)]
 
 
-@pytest.mark.parametrize("name", OURS)
+LAST = {IMAGES: torch.channels_last, VOLUMES: torch.channels_last_3d}
+TOGETHER = 8  # more take longer to plan than g++ takes to start
+
+
 @pytest.mark.parametrize("last", [False, True])
-def test_what_is_ours(name: str, last: bool) -> None:
-    pool, shape = OURS[name]
-    model = Lambda(lambda m, x: pool(x * 0.5 - 1) * 2 + 1)
-    x = torch.randn(shape)
-    if last:
-        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-        x = x.contiguous(memory_format=formats.get(x.dim(), torch.contiguous_format))
-    plan = inference(model, x)
-    assert not calls(plan) and sum(isinstance(step, Loop) for step in plan.steps) == 1
-    fast = fusewright.optimize(copy.deepcopy(model), x, modes=("eval",))
-    for given in (x, torch.randn_like(x)[:1].repeat(5, *(1,) * (x.dim() - 1)), x * math.inf):
+@pytest.mark.parametrize("first", range(0, len(OURS), TOGETHER))
+def test_what_is_ours(first: int, last: bool) -> None:
+    pools = dict(list(OURS.items())[first : first + TOGETHER])
+    model = SideBySide(lambda x, p=pool: p(x * 0.5 - 1) * 2 + 1 for pool, _ in pools.values())
+    orders = LAST if last else {}
+    inputs = [
+        torch.randn(shape).contiguous(memory_format=orders.get(shape, torch.contiguous_format))
+        for _, shape in pools.values()
+    ]
+    fast, mode = optimized(model, *inputs, mode="eval")
+    loops = [step for step in mode.inference.steps if isinstance(step, Loop)]
+    assert not calls(mode.inference) and len(loops) == len(pools)
+    grown = [torch.randn_like(torch.cat((x, x))) for x in inputs]
+    for given in (inputs, grown, [x * math.inf for x in inputs]):
         with torch.no_grad():
-            ours, eager = fast(given), model(given)
-        assert ours.shape == eager.shape
-        torch.testing.assert_close(ours, eager, rtol=2e-6, atol=2e-7, equal_nan=True)
-    with torch.no_grad():
-        assert fast(x).stride() == model(x).stride()
+            found = zip(pools, fast(*given), model(*given), strict=True)
+        for name, ours, eager in found:
+            torch.testing.assert_close(
+                ours, eager, rtol=2e-6, atol=2e-7, equal_nan=True, msg=lambda m, n=name: f"{n}\n{m}"
+            )
+            assert given is not inputs or ours.stride() == eager.stride(), name
 
 
 @pytest.mark.parametrize("name", PYTORCHS)
 def test_what_stays_pytorchs(name: str) -> None:
     pool, shape = PYTORCHS[name]
-    model, x = Lambda(lambda m, x: pool(x)), torch.randn(shape)
-    assert calls(inference(model, x))
-    fast = fusewright.optimize(model, x, modes=("eval",))
+    x = torch.randn(shape)
+    fast, mode = optimized(Lambda(lambda m, x: pool(x)), x, mode="eval")
+    assert calls(mode.inference)
     with torch.no_grad():
         assert torch.equal(fast(x), pool(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("pool", [F.max_pool2d, F.avg_pool2d])
-def test_other_types(pool, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
-    model, x = Lambda(lambda m, x: pool(x, 2)), torch.randn(IMAGES).to(dtype)
+def test_other_types(dtype: torch.dtype) -> None:
+    x = torch.randn(IMAGES).to(dtype)
+    pools = (lambda x: F.max_pool2d(x, 2), lambda x: F.avg_pool2d(x, 2))
+    fast, _ = optimized(SideBySide(pools), x, x.clone(), mode="eval")
     with torch.no_grad():
-        assert torch.equal(fusewright.optimize(model, x, modes=("eval",))(x), pool(x, 2))
+        for ours, pool in zip(fast(x, x.clone()), pools, strict=True):
+            assert torch.equal(ours, pool(x))
 
 
 def test_nan_is_the_largest_and_the_smallest() -> None:
     x = torch.randn(2, 3, 4, 6)
     x[0, 1, 2, 3], x[1, 2, 0, 0], x[1, 0, 3, 5] = math.nan, math.inf, -math.inf
-    for pool in (lambda x: F.max_pool2d(x, 2), lambda x: x.min(1)[0], lambda x: x.max(3)[0]):
-        fast = fusewright.optimize(Lambda(lambda m, x, p=pool: p(x)), x, modes=("eval",))
-        with torch.no_grad():
-            torch.testing.assert_close(fast(x), pool(x), rtol=0, atol=0, equal_nan=True)
+    pools = (lambda x: F.max_pool2d(x, 2), lambda x: x.min(1)[0], lambda x: x.max(3)[0])
+    inputs = [x.clone() for _ in pools]
+    fast, _ = optimized(SideBySide(pools), *inputs, mode="eval")
+    with torch.no_grad():
+        for ours, pool in zip(fast(*inputs), pools, strict=True):
+            torch.testing.assert_close(ours, pool(x), rtol=0, atol=0, equal_nan=True)
 
 
 def test_whole_numbers_have_a_largest() -> None:
@@ -129,38 +136,41 @@ def test_whole_numbers_have_a_largest() -> None:
     assert torch.equal(fast(x), x.max(1)[0] - x.min(1)[0])
 
 
-@pytest.mark.parametrize(
-    ("pool", "shape", "whose"),
-    [
-        (lambda x: F.avg_pool2d(x, (3, 2)), (2, 3, 9, 12), "ours"),
-        (lambda x: F.avg_pool3d(x, 2), (2, 3, 4, 6, 8), "ours"),
-        (lambda x: F.avg_pool1d(x, 4), (2, 3, 16), "ours"),
-        (lambda x: F.avg_pool2d(x, 3, 1, 1), (2, 3, 9, 12), "ours"),
-        (lambda x: F.avg_pool2d(x, (2, 3), 1, (1, 0)), (2, 3, 9, 12), "ours"),
-        (lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False), (2, 3, 9, 12), "ours"),
-        (lambda x: F.avg_pool2d(x, 2, 1, divisor_override=3), (2, 3, 9, 12), "ours"),
-        (lambda x: F.avg_pool3d(x, 2, 1, 1), (2, 3, 4, 6, 8), "ours"),
-        (lambda x: F.avg_pool1d(x, 5, 1, 2), (2, 3, 16), "ours"),
-        (lambda x: F.avg_pool2d(x, 3, 2, 1), (2, 3, 9, 12), "PyTorch's"),
-        (lambda x: F.avg_pool2d(x, 2), (2, 3, 9, 12), "PyTorch's"),
-        (lambda x: F.max_pool2d(x, 2), (2, 3, 9, 12), "ours"),
-        (lambda x: F.max_pool2d(x, 7), (2, 3, 9, 12), "PyTorch's"),
-        (lambda x: x.max(2)[0], (2, 3, 9, 12), "PyTorch's"),
-    ],
+OUR_GRADIENTS = (
+    (lambda x: F.avg_pool2d(x, (3, 2)), (2, 3, 9, 12)),
+    (lambda x: F.avg_pool3d(x, 2), (2, 3, 4, 6, 8)),
+    (lambda x: F.avg_pool1d(x, 4), (2, 3, 16)),
+    (lambda x: F.avg_pool2d(x, 3, 1, 1), (2, 3, 9, 12)),
+    (lambda x: F.avg_pool2d(x, (2, 3), 1, (1, 0)), (2, 3, 9, 12)),
+    (lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False), (2, 3, 9, 12)),
+    (lambda x: F.avg_pool2d(x, 2, 1, divisor_override=3), (2, 3, 9, 12)),
+    (lambda x: F.avg_pool3d(x, 2, 1, 1), (2, 3, 4, 6, 8)),
+    (lambda x: F.avg_pool1d(x, 5, 1, 2), (2, 3, 16)),
+    (lambda x: F.max_pool2d(x, 2), (2, 3, 9, 12)),
 )
-def test_gradients(pool, shape: tuple[int, ...], whose: str) -> None:  # type: ignore[no-untyped-def]
+PYTORCHS_GRADIENTS = (
+    (lambda x: F.avg_pool2d(x, 3, 2, 1), (2, 3, 9, 12)),
+    (lambda x: F.avg_pool2d(x, 2), (2, 3, 9, 12)),
+    (lambda x: F.max_pool2d(x, 7), (2, 3, 9, 12)),
+    (lambda x: x.max(2)[0], (2, 3, 9, 12)),
+)
+
+
+@pytest.mark.parametrize("whose", [OUR_GRADIENTS, PYTORCHS_GRADIENTS], ids=["ours", "PyTorch's"])
+def test_gradients(whose: tuple[tuple[Pool, tuple[int, ...]], ...]) -> None:
     """The last window of nine rows leaves one over, which has no share."""
-    model = Lambda(lambda m, x: torch.tanh(pool(torch.sigmoid(x))))
-    x = torch.randn(shape)
-    mode = prepare(model, (x,), modes=("train",), device=x.device, target=Target.host()).modes[-1]
+    model = SideBySide(lambda x, p=pool: torch.tanh(p(torch.sigmoid(x))) for pool, _ in whose)
+    inputs = [torch.randn(shape) for _, shape in whose]
+    fast, mode = optimized(model, *inputs)
     assert mode.backward is not None
-    assert bool(calls(mode.backward)) == (whose == "PyTorch's")
-    fast = fusewright.optimize(copy.deepcopy(model), x, modes=("train",))
+    called = [op for op in calls(mode.backward) if op != "aten.max.dim"]  # places, found again
+    assert len(called) == (len(whose) if whose is PYTORCHS_GRADIENTS else 0)
     found = []
     for each in (fast, model):
-        given = x.clone().requires_grad_()
-        made = each(given)
-        found.append((made, *torch.autograd.grad(made, given, torch.cos(made.detach() * 3))))
+        given = [x.clone().requires_grad_() for x in inputs]
+        made = each(*given)
+        changes = [torch.cos(y.detach() * 3) for y in made]
+        found.append((*made, *torch.autograd.grad(made, given, changes)))
     for ours, eager in zip(*found, strict=True):
         torch.testing.assert_close(ours, eager, rtol=2e-6, atol=2e-7)
 
@@ -173,41 +183,50 @@ def test_nothing_has_no_largest(largest) -> None:  # type: ignore[no-untyped-def
         fast(x)
 
 
-ENLARGED = {
-    "twice": (lambda x: F.interpolate(x, scale_factor=2), IMAGES, True),
-    "a line": (lambda x: F.interpolate(x, scale_factor=3), LINES, True),
-    "a volume, by sizes": (lambda x: F.interpolate(x, size=(8, 7, 24)), VOLUMES, True),
-    "exact": (lambda x: F.interpolate(x, size=(27, 12), mode="nearest-exact"), IMAGES, True),
-    "one axis": (lambda x: F.interpolate(x, scale_factor=(1, 5)), IMAGES, True),
-    "no whole number": (lambda x: F.interpolate(x, scale_factor=1.5), IMAGES, False),
-    "smaller": (lambda x: F.interpolate(x, size=(3, 4)), IMAGES, False),
-    "many times": (lambda x: F.interpolate(x, scale_factor=17), LINES, False),
+OUR_ENLARGED = {
+    "twice": (lambda x: F.interpolate(x, scale_factor=2), IMAGES),
+    "a line": (lambda x: F.interpolate(x, scale_factor=3), LINES),
+    "a volume, by sizes": (lambda x: F.interpolate(x, size=(8, 7, 24)), VOLUMES),
+    "exact": (lambda x: F.interpolate(x, size=(27, 12), mode="nearest-exact"), IMAGES),
+    "one axis": (lambda x: F.interpolate(x, scale_factor=(1, 5)), IMAGES),
+}
+PYTORCHS_ENLARGED = {
+    "no whole number": (lambda x: F.interpolate(x, scale_factor=1.5), IMAGES),
+    "smaller": (lambda x: F.interpolate(x, size=(3, 4)), IMAGES),
+    "many times": (lambda x: F.interpolate(x, scale_factor=17), LINES),
 }
 
 
-@pytest.mark.parametrize("name", ENLARGED)
+@pytest.mark.parametrize("whose", [OUR_ENLARGED, PYTORCHS_ENLARGED], ids=["ours", "PyTorch's"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_images_become_larger_in_loops(name: str, dtype: torch.dtype) -> None:
-    enlarge, shape, ours = ENLARGED[name]
-    model = Lambda(lambda m, x: enlarge(-x) * 2)
-    x = torch.randn(shape).to(dtype)
-    found = prepare(model, (x,), modes=("train",), device=x.device, target=Target.host()).modes[-1]
-    assert found.backward is not None
-    for plan in (found.forward, found.backward):
-        names = calls(plan)
-        assert not names if ours else all("upsample" in each for each in names) and names
-    fast = fusewright.optimize(copy.deepcopy(model), x, modes=("train",))
-    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    y, expected = fast(mine), model(theirs)
-    change = torch.randn_like(expected)
-    y.backward(change)
-    expected.backward(change)
-    assert torch.equal(y, expected) and y.stride() == expected.stride()
-    exact = x.double().requires_grad_()
-    model(exact).backward(change.double())
-    assert mine.grad is not None and theirs.grad is not None and exact.grad is not None
-    errors = [(each.grad.double() - exact.grad).norm() for each in (mine, theirs)]  # type: ignore[union-attr]
-    assert errors[0] <= 1.01 * errors[1] + 1e-6 * exact.grad.norm()
+def test_images_become_larger_in_loops(
+    whose: dict[str, tuple[Pool, tuple[int, ...]]], dtype: torch.dtype
+) -> None:
+    model = SideBySide(lambda x, e=enlarge: e(-x) * 2 for enlarge, _ in whose.values())
+    inputs = [torch.randn(shape).to(dtype) for _, shape in whose.values()]
+    fast, mode = optimized(model, *inputs)
+    assert mode.backward is not None
+    for plan in (mode.forward, mode.backward):
+        upsampled = ["upsample" in each for each in calls(plan)]
+        assert upsampled == [True] * (len(whose) if whose is PYTORCHS_ENLARGED else 0)
+    with torch.no_grad():
+        changes = [torch.randn_like(y) for y in model(*inputs)]
+    mine, theirs = (trained(each, inputs, changes) for each in (fast, model))
+    exact = trained(model, *([t.double() for t in each] for each in (inputs, changes)))
+    for at, name in enumerate(whose):
+        (y, gradient), (expected, eager), (_, truth) = mine[at], theirs[at], exact[at]
+        assert torch.equal(y, expected) and y.stride() == expected.stride(), name
+        errors = [(each.double() - truth).norm() for each in (gradient, eager)]
+        assert errors[0] <= 1.01 * errors[1] + 1e-6 * truth.norm(), name
+
+
+def trained(
+    model: nn.Module, inputs: list[Tensor], changes: list[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    """Each result with the gradient of its input."""
+    given = [x.clone().requires_grad_() for x in inputs]
+    made = model(*given)
+    return list(zip(made, torch.autograd.grad(made, given, changes), strict=True))
 
 
 @pytest.mark.parametrize("factor", [2, 1.5])

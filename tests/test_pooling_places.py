@@ -3,10 +3,9 @@ the bit: the first of equal values, the last NaN, windows of -Inf."""
 
 from __future__ import annotations
 
-import copy
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fusewright
 from fusewright.capture import capture
 from fusewright.coalesce import coalesce, with_long_lanes
 from fusewright.emit.bundle import ProgramPlans
@@ -28,10 +26,12 @@ from fusewright.rewrite import rewrite
 from fusewright.schedule import Target
 from tests.emitted_files import emitted
 from tests.emulated_modules import TRAINED, on_library
+from tests.side_by_side import SideBySide, optimized
 from tests.test_cuda_emulated import emulated
 from tests.test_plan import Lambda
 
 Pool = Callable[[Tensor], Tensor]
+Trained = tuple[Tensor, Tensor]  # a result and its input's gradient
 IMAGES, ODD = (2, 3, 12, 10), (2, 3, 13, 17)
 POOLS: dict[str, tuple[Pool, tuple[int, ...]]] = {
     "2 by 2": (lambda x: F.max_pool2d(x, 2), IMAGES),
@@ -73,33 +73,38 @@ def change_of(y: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return drawn.to(dtype or y.dtype).to(y)
 
 
-def trained(model: nn.Module, x: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    given = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    y = model(given)
-    y.backward(change_of(y, dtype))
-    assert given.grad is not None
-    return y.detach(), given.grad
+def trained(model: nn.Module, *inputs: Tensor, dtype: torch.dtype | None = None) -> list[Trained]:
+    given = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in inputs]
+    made = model(*given)
+    made = made if isinstance(made, tuple) else (made,)
+    torch.autograd.backward(made, [change_of(y, dtype) for y in made])
+    return [(y.detach(), x.grad) for y, x in zip(made, given, strict=True) if x.grad is not None]
 
 
-def same(ours: nn.Module, eager: nn.Module, x: Tensor, words: str = "") -> None:
+def same(ours: nn.Module, eager: nn.Module, *inputs: Tensor, words: Sequence[str] = ("",)) -> None:
     """Bits are eager's; sums of gradients have the same terms, in the order of windows."""
-    for mine, theirs in zip(trained(ours, x), trained(eager, x), strict=True):
-        assert mine.stride() == theirs.stride() and mine.dtype == theirs.dtype
+    for word, mine, theirs in zip(
+        words, trained(ours, *inputs), trained(eager, *inputs), strict=True
+    ):
+        same_bits(mine, theirs, word)
+
+
+def same_bits(mine: Trained, theirs: Trained, words: str = "") -> None:
+    for found, expected in zip(mine, theirs, strict=True):
+        assert found.stride() == expected.stride() and found.dtype == expected.dtype, words
         torch.testing.assert_close(
-            mine, theirs, rtol=0, atol=0, equal_nan=True, msg=lambda m: f"{words}\n{m}"
+            found, expected, rtol=0, atol=0, equal_nan=True, msg=lambda m: f"{words}\n{m}"
         )
 
 
-def as_exact(ours: nn.Module, eager: nn.Module, x: Tensor, words: str = "") -> None:
+def as_exact(mine: Trained, theirs: Trained, exact: Tensor) -> None:
     """Values are eager's, gradients as near to float64's as eager's are."""
-    mine, theirs = trained(ours, x), trained(eager, x)
-    _, exact = trained(eager, x.double(), x.dtype)
     torch.testing.assert_close(mine[0], theirs[0], rtol=0, atol=0, equal_nan=True)
     errors = [float((each[1].double() - exact).norm()) for each in (mine, theirs)]
-    assert errors[0] <= 1.01 * errors[1] + 1e-7 * float(exact.norm()), (words, errors)
-    far = 8 * torch.finfo(x.dtype).eps
+    assert errors[0] <= 1.01 * errors[1] + 1e-7 * float(exact.norm()), errors
+    far = 8 * torch.finfo(mine[1].dtype).eps
     torch.testing.assert_close(mine[1].double(), exact, rtol=far, atol=far)
-    assert mine[1].stride() == theirs[1].stride(), words
+    assert mine[1].stride() == theirs[1].stride()
 
 
 def hard(x: Tensor) -> list[Tensor]:
@@ -113,30 +118,34 @@ def hard(x: Tensor) -> list[Tensor]:
     return [ties, zeros, poisoned, low, torch.full_like(x, -math.inf)]
 
 
-@pytest.mark.parametrize("name", POOLS)
-def test_bits(name: str) -> None:
-    pool, shape = POOLS[name]
-    model, x = Lambda(lambda m, x: pool(x)), torch.randn(shape)
-    mode = mode_of(model, x)
-    assert not calls(mode) and loops(mode.forward) == (2 if name == "of one" else 1)
-    fast = fusewright.optimize(copy.deepcopy(model), x, modes=("train",))
-    for given in (x, torch.cat((x, x * 2, x)), x[:1], *hard(x)):
-        same(fast, model, given, name)
-    if name != "one image":  # which PyTorch refuses without channels
-        same(fast, model, x[:0], name)
+@pytest.mark.parametrize("shape", sorted({shape for _, shape in POOLS.values()}))
+def test_bits(shape: tuple[int, ...]) -> None:
+    pools = {name: pool for name, (pool, of) in POOLS.items() if of == shape}
+    model, inputs = SideBySide(pools.values()), [torch.randn(shape) for _ in pools]
+    fast, mode = optimized(model, *inputs)
+    assert not calls(mode) and loops(mode.forward) == len(pools) + ("of one" in pools)
+    grown, first = [torch.cat((x, x * 2, x)) for x in inputs], [x[:1] for x in inputs]
+    for given in (inputs, grown, first, *zip(*map(hard, inputs), strict=True)):
+        same(fast, model, *given, words=tuple(pools))
+    if "one image" not in pools:  # which PyTorch refuses without channels
+        same(fast, model, *(x[:0] for x in inputs), words=tuple(pools))
 
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types_and_layouts(dtype: torch.dtype, last: bool) -> None:
-    for number, (shape, size) in enumerate(((IMAGES, (2,)), (IMAGES, (3, 2, 1)), (ODD, (3, 2, 1)))):
-        model = Lambda(lambda m, x, size=size: F.max_pool2d(torch.relu(x), *size))
-        x = torch.randn(shape).to(dtype)
-        x = x.contiguous(memory_format=torch.channels_last) if last else x
-        assert not calls(mode_of(model, x))
-        fast = fusewright.optimize(copy.deepcopy(model), x, modes=("train",))
-        for given in (x, *hard(x)[:2]):
-            (same if number == 0 else as_exact)(fast, model, given)
+    cases = ((IMAGES, (2,)), (IMAGES, (3, 2, 1)), (ODD, (3, 2, 1)))
+    model = SideBySide(lambda x, s=size: F.max_pool2d(torch.relu(x), *s) for _, size in cases)
+    order = torch.channels_last if last else torch.contiguous_format
+    inputs = [torch.randn(shape).to(dtype).contiguous(memory_format=order) for shape, _ in cases]
+    fast, mode = optimized(model, *inputs)
+    assert not calls(mode)
+    for given in (inputs, *zip(*(hard(x)[:2] for x in inputs), strict=True)):
+        mine, theirs = trained(fast, *given), trained(model, *given)
+        exact = trained(model, *(x.double() for x in given), dtype=dtype)
+        same_bits(mine[0], theirs[0])
+        for at in (1, 2):
+            as_exact(mine[at], theirs[at], exact[at][1])
 
 
 def random_pool(drawn: random.Random) -> tuple[str, Pool, tuple[int, ...]]:
@@ -157,30 +166,34 @@ def random_pool(drawn: random.Random) -> tuple[str, Pool, tuple[int, ...]]:
     return words, lambda x: of(x, taps if axes > 1 else taps[0], **given), shape
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_random_windows(seed: int) -> None:
-    drawn = random.Random(seed)
-    words, pool, shape = random_pool(drawn)
-    before = drawn.choice([torch.relu, torch.neg, lambda x: x])
-    model = Lambda(lambda m, x: pool(before(x)))
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    assert not calls(mode_of(model, x)), words
-    fast = fusewright.optimize(copy.deepcopy(model), x, modes=("train",))
-    for given in (x, *hard(x)):
-        same(fast, model, given, words)
+@pytest.mark.parametrize("seeds", [range(10), range(10, 20)], ids=str)
+def test_random_windows(seeds: range) -> None:
+    words, pools, inputs = [], [], []
+    for seed in seeds:
+        drawn = random.Random(seed)
+        word, pool, shape = random_pool(drawn)
+        before = drawn.choice([torch.relu, torch.neg, lambda x: x])
+        words.append(word)
+        pools.append(lambda x, pool=pool, before=before: pool(before(x)))
+        inputs.append(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
+    model = SideBySide(pools)
+    fast, mode = optimized(model, *inputs)
+    assert not calls(mode), words
+    for given in (inputs, *zip(*map(hard, inputs), strict=True)):
+        same(fast, model, *given, words=words)
 
 
-@pytest.mark.parametrize("size", [(2,), (3, 2, 1), (3, 1, 1)])
 @pytest.mark.parametrize("last", [False, True])
-def test_on_emulated_cuda(size: tuple[int, ...], last: bool) -> None:
-    model = Lambda(lambda m, x: F.max_pool2d(torch.relu(x) * 2, *size))
-    x = torch.randn(2, 8, 12, 10) if size != (3, 2, 1) else torch.randn(2, 8, 13, 9)
-    x = x.contiguous(memory_format=torch.channels_last) if last else x
+def test_on_emulated_cuda(last: bool) -> None:
+    sizes = {(2,): (12, 10), (3, 2, 1): (13, 9), (3, 1, 1): (12, 10)}
+    model = SideBySide(lambda x, s=size: F.max_pool2d(torch.relu(x) * 2, *s) for size in sizes)
+    order = torch.channels_last if last else torch.contiguous_format
+    inputs = [torch.randn(2, 8, *area).contiguous(memory_format=order) for area in sizes.values()]
     target = Target.cuda(tensor_cores=False)
-    found = prepare(model, (x,), modes=("train",), device=x.device, target=target)
-    fast = on_library(model, x, found, emulated(found.source), TRAINED)
-    for given in (x, *hard(x)):
-        same(fast, model, given)
+    found = prepare(model, inputs, modes=("train",), device=torch.device("cpu"), target=target)
+    fast = on_library(model, inputs, found, emulated(found.source), TRAINED)
+    for given in (inputs, *zip(*map(hard, inputs), strict=True)):
+        same(fast, model, *given, words=[f"{size}" for size in sizes])
 
 
 class Shifted(nn.Module):
@@ -245,10 +258,10 @@ def test_a_network_saves_bytes() -> None:
     assert step.kernel.summary == "add → eq → where → sum"
     read = [each.dtype for each in step.kernel.arguments if not each.is_output]
     assert sorted(read) == ["float32", "uint8"]
-    fast = fusewright.optimize(copy.deepcopy(model), x)
+    fast, _ = optimized(model, x)
     grown = torch.randn(7, 3, 32, 32)
     for given in (x, grown):
-        for mine, theirs in zip(trained(fast, given), trained(model, given), strict=True):
+        for mine, theirs in zip(*trained(fast, given), *trained(model, given), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
     for mine, theirs in zip(fast.parameters(), model.parameters(), strict=True):
         assert mine.grad is not None and theirs.grad is not None
@@ -286,14 +299,15 @@ def test_places_lie_as_convolutions_do() -> None:
 )
 def test_what_stays_pytorchs(pool: Pool) -> None:
     model, x = Lambda(lambda m, x: pool(x)), torch.randn(IMAGES)
-    found = [op for op in calls(mode_of(model, x)) if "max_pool" in op]
+    fast, mode = optimized(model, x)
+    found = [op for op in calls(mode) if "max_pool" in op]
     assert len(found) == 2 and not [op for op in found if op.startswith("fusewright")]
-    same(fusewright.optimize(copy.deepcopy(model), x, modes=("train",)), model, x)
+    same(fast, model, x)
 
 
 def test_nothing_is_pooled() -> None:
     model, x = Lambda(lambda m, x: F.max_pool2d(x, 2)), torch.randn(0, 3, 8, 8)
-    same(fusewright.optimize(copy.deepcopy(model), x, modes=("train",)), model, x)
+    same(optimized(model, x)[0], model, x)
 
 
 def test_without_a_gradient_there_are_no_places() -> None:
@@ -305,9 +319,9 @@ def test_without_a_gradient_there_are_no_places() -> None:
 def test_a_hosts_runs_are_long() -> None:
     """Not as long as a stride: the two elements beside each other are in two runs."""
     model, x = Lambda(lambda m, x: F.max_pool2d(x, 2)), torch.randn(2, 3, 12, 40)
-    backward = mode_of(model, x).backward
-    assert backward is not None
-    (step,) = backward.kernels
+    fast, mode = optimized(model, x)
+    assert mode.backward is not None
+    (step,) = mode.backward.kernels
     assert isinstance(step, Loop)
     small = coalesce(step.kernel)
     runs = with_long_lanes(small)
@@ -315,7 +329,7 @@ def test_a_hosts_runs_are_long() -> None:
     assert [str(axis.size) for axis in runs.outer[-2:]] == ["2", "20"]
     (store,) = (item for item in runs.body if isinstance(item, Store))
     assert [each.factor for each in store.access.strides[-2:]] == [1, 2]
-    same(fusewright.optimize(copy.deepcopy(model), x, modes=("train",)), model, x)
+    same(fast, model, x)
 
 
 PROBLEM = """
@@ -350,7 +364,7 @@ def test_an_emitted_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     fast.load_state_dict(eager.state_dict())
     for rows in (2, 5):
         x = torch.randn(rows, 2, 15, 18)
-        for mine, theirs in zip(trained(fast, x), trained(eager, x), strict=True):
+        for mine, theirs in zip(*trained(fast, x), *trained(eager, x), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 

@@ -3,7 +3,6 @@ values before them is stored."""
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 from collections.abc import Callable
@@ -13,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fusewright
 from fusewright.pipeline import prepare
 from fusewright.plan.steps import Call, Loop, Plan
 from fusewright.schedule import Target
 from tests.emulated_modules import INFERRED, on_library
+from tests.side_by_side import optimized
 from tests.test_cuda_emulated import emulated
 from tests.test_plan import Lambda
 
@@ -56,12 +55,15 @@ def calls(plan: Plan) -> list[str]:
     return [step.node.op for step in plan.steps if isinstance(step, Call)]
 
 
-def optimized(model: nn.Module, x: Tensor, language: str) -> nn.Module:
+def built(model: nn.Module, x: Tensor, language: str) -> tuple[nn.Module, Plan]:
+    """The model on kernels of this language, and what was planned for them."""
     if language == "host":
-        return fusewright.optimize(copy.deepcopy(model), x, modes=("eval",))
+        fast, mode = optimized(model, x, mode="eval")
+        return fast, mode.inference
     target = Target.cuda(tensor_cores=False)
     found = prepare(model, (x,), modes=("eval",), device=x.device, target=target)
-    return on_library(model, x, found, emulated(found.source), INFERRED).eval()
+    fast = on_library(model, x, found, emulated(found.source), INFERRED).eval()
+    return fast, found.modes[0].inference
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -74,8 +76,8 @@ def test_random_windows(axes: int, seed: int) -> None:
     last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(axes)
     if last is not None and seed % 2:
         x = x.contiguous(memory_format=last)
-    assert not calls(inference(model, x, Target.host()))
-    fast = optimized(model, x, ("host", "cuda")[seed % 3 == 0])
+    fast, plan = built(model, x, ("host", "cuda")[seed % 3 == 0])
+    assert not calls(plan)
     poisoned = x.clone()
     poisoned.flatten()[::7], poisoned.flatten()[3::11] = math.nan, -math.inf
     for given in (x, poisoned, torch.cat((x, x * 3))):
@@ -96,9 +98,10 @@ def test_halves(language: str, dtype: torch.dtype, last: bool) -> None:
 
     model, x = Lambda(pools), torch.randn(2, 16, 9, 12).to(dtype)
     x = x.contiguous(memory_format=torch.channels_last) if last else x
-    assert not calls(inference(model, x, Target.cuda()))
+    fast, plan = built(model, x, language)
+    assert not calls(plan)
     with torch.no_grad():
-        for ours, eager in zip(optimized(model, x, language)(x), model(x), strict=True):
+        for ours, eager in zip(fast(x), model(x), strict=True):
             assert torch.equal(ours, eager)
 
 
@@ -123,7 +126,8 @@ def test_what_is_costly_is_computed_once(before: Pool, stride: int, loops: int) 
     sizes = [spec.shape[-1].factor for name, spec in plan.specs if name not in plan.outputs]
     assert 22 not in sizes
     with torch.no_grad():
-        torch.testing.assert_close(optimized(model, x, "host")(x), model(x), rtol=2e-6, atol=2e-7)
+        fast, _ = optimized(model, x, mode="eval")
+        torch.testing.assert_close(fast(x), model(x), rtol=2e-6, atol=2e-7)
 
 
 def test_a_pyramid_of_pools_is_as_many_loops() -> None:
@@ -136,8 +140,9 @@ def test_a_pyramid_of_pools_is_as_many_loops() -> None:
     model, x = Lambda(pyramid), torch.randn(2, 3, 9, 8)
     plan = inference(model, x, Target.cuda())
     assert not calls(plan) and len(plan.steps) <= 4
+    fast, _ = optimized(model, x, mode="eval")
     with torch.no_grad():
-        for ours, eager in zip(optimized(model, x, "host")(x), model(x), strict=True):
+        for ours, eager in zip(fast(x), model(x), strict=True):
             assert torch.equal(ours, eager)
 
 
@@ -147,9 +152,10 @@ def test_a_network_begins() -> None:
         nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
     ).eval()
     x = torch.randn(2, 3, 32, 32)
-    assert calls(inference(model, x, Target.host())) == ["aten.convolution.default"]
+    fast, mode = optimized(model, x, mode="eval")
+    assert calls(mode.inference) == ["aten.convolution.default"]
     with torch.no_grad():
-        ours, eager = optimized(model, x, "host")(x), model(x)
+        ours, eager = fast(x), model(x)
         torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-6)
 
 

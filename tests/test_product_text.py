@@ -32,6 +32,7 @@ from fusewright.report import print_plans, step_records
 from fusewright.rewrite import products
 from fusewright.runtime import tensor_cores
 from fusewright.schedule import Target
+from tests import nvcc
 from tests.loop_cases import NVCC
 
 
@@ -260,26 +261,23 @@ def test_a_product_is_held_to_the_rate_of_halves() -> None:
         assert row.roof_us == pytest.approx(row.operations / rate * 1e6)
 
 
-@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
-@pytest.mark.parametrize(("arch", "terms"), [("80", 3), ("90a", 3), ("90a", 1)])
-def test_the_source_compiles_for_both(
-    bundle: ModuleBundle, arch: str, terms: int, tmp_path: Path
-) -> None:
-    compiled(bundle.source, arch, tmp_path, terms)
+@nvcc.needed
+@pytest.mark.parametrize("terms", [1, 3])
+def test_the_source_compiles_for_both(bundle: ModuleBundle, terms: int, tmp_path: Path) -> None:
+    compiled(bundle.source, tmp_path, terms)
 
 
-@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("arch", ["80", "90a"])
+@nvcc.needed
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_products_of_halves_compile_for_both(
-    dtype: torch.dtype, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
     model, x = copy.deepcopy(MODEL).to(dtype), X.to(dtype)
     target = Target.cuda(trials=("halves",))
     made = prepare(model, (x,), modes=("train",), device=torch.device("cpu"), target=target)
     assert "fw::half_product<" in made.source.text
-    compiled(made.source, arch, tmp_path)
+    compiled(made.source, tmp_path)
 
 
 @functools.cache
@@ -289,19 +287,14 @@ def has_fast_compile() -> bool:
     return "--Ofast-compile" in said.stdout
 
 
-def compiled(source: Source, arch: str, folder: Path, terms: int = 3) -> None:
+def compiled(source: Source, folder: Path, terms: int = 3) -> None:
     """By nvcc, as emitted files ask for it: first all, then what flags concern alone.
 
     Whether it compiles takes a fifth of the time with few of the device's optimisations; what they
-    make of kernels is looked at in test_cuda_sources.py.
+    make of kernels is looked at in test_cuda_sources.py. One term is for the newer architecture.
     """
-    text = folder / "kernels.cu"
-    text.write_text(source.text)
-    flags = ["-std=c++17", "-O1", "-fmad=false"]
-    flags += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
+    flags = ["-O1"]
     flags += [f"-DFW_{name}={terms}" for name in ("PRODUCTS", "CONVOLUTIONS")]
     flags += ["-DFW_OTHERS=0"] if terms == 1 else []
     flags += ["--Ofast-compile", "max"] if has_fast_compile() else []
-    command = [str(NVCC), *flags, "-c", str(text), "-o", str(folder / "kernels.o")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    nvcc.compiled(source.text, folder, *flags, archs=("90a",) if terms == 1 else nvcc.BOTH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -87,15 +88,19 @@ def check_columns(run: Run, shape: tuple[int, int, int], dtype: str, backward: b
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [1, 37, 700])
 def test_rows_on_the_host(dtype: str, columns: int) -> None:
+    ways = [(each, backward) for each in DTYPES for backward in (False, True)]
+    loops = tuple(cases.row_scan(S0, columns, each, "sum", backward) for each, backward in ways)
     for backward in (False, True):
-        check_rows(cases.run, columns, dtype, backward)
+        check_rows(functools.partial(cases.run_among, loops), columns, dtype, backward)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("backward", [False, True])
 def test_columns_on_the_host(dtype: str, backward: bool) -> None:
-    check_columns(cases.run, (3, 70, 37), dtype, backward)
-    check_columns(cases.run, (2, 1, 300), dtype, backward)
+    for shape in ((3, 70, 37), (2, 1, 300)):
+        ways = [(each, turn) for each in DTYPES for turn in (False, True)]
+        loops = tuple(cases.column_scan(S0, *shape[1:], each, turn) for each, turn in ways)
+        check_columns(functools.partial(cases.run_among, loops), shape, dtype, backward)
 
 
 def test_products_run_too() -> None:
@@ -104,41 +109,51 @@ def test_products_run_too() -> None:
         check_rows(run, 37, "int64", kind="prod", backward=True)
 
 
-@pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize(
-    ("dtype", "columns", "schedule"),
-    [
-        ("float32", 3, None),
-        ("float32", 40, None),
-        ("bfloat16", 2048, None),
-        ("float16", 37, None),
-        ("float64", 600, None),
-        ("float32", 2500, Schedule("scan", 2, 64, unroll=2)),
-        ("int64", 500, Schedule("scan", 1, 8, rows=4, unroll=3)),
-        ("bfloat16", 500, Schedule("scan", 2, 32, rows=2, unroll=2)),
-        ("float32", 2500, Schedule("scan", 2, 128, unroll=2, splits=4)),
-        ("int64", 2500, Schedule("scan", 1, 64, unroll=1, splits=100)),
-    ],
+ROWS = (
+    ("float32", 3, None),
+    ("float32", 40, None),
+    ("bfloat16", 2048, None),
+    ("float16", 37, None),
+    ("float64", 600, None),
+    ("float32", 2500, Schedule("scan", 2, 64, unroll=2)),
+    ("int64", 500, Schedule("scan", 1, 8, rows=4, unroll=3)),
+    ("bfloat16", 500, Schedule("scan", 2, 32, rows=2, unroll=2)),
+    ("float32", 2500, Schedule("scan", 2, 128, unroll=2, splits=4)),
+    ("int64", 2500, Schedule("scan", 1, 64, unroll=1, splits=100)),
 )
+ROW_SCANS = tuple(
+    (loop, schedule or choose(loop, CUDA, {"s0": 5}))
+    for dtype, columns, schedule in ROWS
+    for loop in (cases.row_scan(S0, columns, dtype, "sum", turn) for turn in (False, True))
+)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(("dtype", "columns", "schedule"), ROWS)
 def test_emulated_rows(dtype: str, columns: int, schedule: Schedule | None, backward: bool) -> None:
-    check_rows(lambda *given: cuda.run(*given, schedule), columns, dtype, backward)
+    check_rows(lambda *given: cuda.run(*given, schedule, ROW_SCANS), columns, dtype, backward)
+
+
+COLUMNS = (
+    ("float32", (3, 70, 37), None),
+    ("float16", (2, 1, 10), None),
+    ("float32", (2, 300, 38), Schedule("scan_column", 2, 64, across=8, unroll=2)),
+    ("int64", (2, 300, 19), Schedule("scan_column", 1, 64, across=16, unroll=3, splits=4)),
+    ("bfloat16", (1, 100, 12), Schedule("scan_column", 2, 32, across=4, splits=64)),
+)
+COLUMN_SCANS = tuple(
+    (loop, schedule or choose(loop, CUDA, {"s0": shape[0]}))
+    for dtype, shape, schedule in COLUMNS
+    for loop in (cases.column_scan(S0, *shape[1:], dtype, turn) for turn in (False, True))
+)
 
 
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize(
-    ("dtype", "shape", "schedule"),
-    [
-        ("float32", (3, 70, 37), None),
-        ("float16", (2, 1, 10), None),
-        ("float32", (2, 300, 38), Schedule("scan_column", 2, 64, across=8, unroll=2)),
-        ("int64", (2, 300, 19), Schedule("scan_column", 1, 64, across=16, unroll=3, splits=4)),
-        ("bfloat16", (1, 100, 12), Schedule("scan_column", 2, 32, across=4, splits=64)),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "shape", "schedule"), COLUMNS)
 def test_emulated_columns(
     dtype: str, shape: tuple[int, int, int], schedule: Schedule | None, backward: bool
 ) -> None:
-    check_columns(lambda *given: cuda.run(*given, schedule), shape, dtype, backward)
+    check_columns(lambda *given: cuda.run(*given, schedule, COLUMN_SCANS), shape, dtype, backward)
 
 
 @pytest.mark.parametrize("backward", [False, True])

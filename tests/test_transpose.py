@@ -5,8 +5,7 @@ Run by emulation; compiled by nvcc where it is; arithmetic must be that of the p
 
 from __future__ import annotations
 
-import re
-import subprocess
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +17,9 @@ from fusewright.ir import HALVES, Dim, dim
 from fusewright.loop import Apply, Constant, Instruction, Load, LoopKernel, Reduce, Store
 from fusewright.schedule import Schedule, Target, choose, legal, workspace_bytes
 from fusewright.tiles import staged, tile_bytes, tile_count
-from tests.loop_cases import NVCC, Size, access, kernel
-from tests.test_cuda_emulated import close, run, unaligned
+from tests import nvcc
+from tests.loop_cases import Size, access, kernel
+from tests.test_cuda_emulated import Picked, chosen, close, run, unaligned
 
 S0 = Dim(1, ("s0",))
 CUDA = Target.cuda()
@@ -111,23 +111,31 @@ def last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
+Shape = tuple[int, int, int]
 SHAPES = [(1, 32, 32), (2, 64, 100), (3, 40, 33), (2, 130, 68), (1, 1, 5), (0, 32, 32)]
+TILES, SPLITS = (32, 64), (1, 3)
+
+
+def tiled_epilogue(shape: Shape, tile: int, dtype: str) -> Picked:
+    _, channels, area = shape
+    lanes = {"float64": 2}.get(dtype, 4)
+    lanes = lanes if channels % lanes == 0 and area % lanes == 0 else 1
+    return epilogue(S0, channels, area, dtype), Schedule("transpose", lanes, tile=tile)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("tile", [32, 64])
+@pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
-def test_epilogue(shape: tuple[int, int, int], tile: int, dtype: str) -> None:
+def test_epilogue(shape: Shape, tile: int, dtype: str) -> None:
     n, channels, area = shape
     kind = getattr(torch, dtype)
     x, bias = last(torch.randn(shape).to(kind)), torch.randn(channels).to(kind)
     y, le = torch.full(shape, 9.0, dtype=kind), torch.zeros(shape, dtype=torch.bool)
-    loop = epilogue(S0, channels, area, dtype)
-    lanes = {"float64": 2}.get(dtype, 4)
-    lanes = lanes if channels % lanes == 0 and area % lanes == 0 else 1
-    picked = Schedule("transpose", lanes, tile=tile)
+    loop, picked = tiled_epilogue(shape, tile, dtype)
     if min(channels, area) > 1:
-        run(loop, {"x": x, "bias": bias, "y": y, "le": le}, {"s0": n}, picked)
+        turned = [each for each in SHAPES if min(each[1:]) > 1]
+        among = tuple(tiled_epilogue(each, t, dtype) for each in turned for t in TILES)
+        run(loop, {"x": x, "bias": bias, "y": y, "le": le}, {"s0": n}, picked, among)
         wide = x.float() if dtype in HALVES else x
         exact = wide.clamp(max=0.5) * 2 + bias.to(wide.dtype)[:, None]
         assert torch.equal(y, exact.to(kind)) and torch.equal(le, x <= 0.5)
@@ -137,7 +145,7 @@ def test_epilogue(shape: tuple[int, int, int], tile: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 64, 100), (3, 33, 47), (2, 130, 68)])
 @pytest.mark.parametrize("shifted", [False, True])
-def test_both_ways_share_a_tile(shape: tuple[int, int, int], shifted: bool) -> None:
+def test_both_ways_share_a_tile(shape: Shape, shifted: bool) -> None:
     a, b = last(torch.randn(shape)), torch.randn(shape)
     y, z = torch.empty(shape), last(torch.empty(shape))
     loop = both_ways(S0, *shape[1:])
@@ -151,10 +159,18 @@ def test_both_ways_share_a_tile(shape: tuple[int, int, int], shifted: bool) -> N
     assert torch.equal(z, a * b), "an output that nobody wants is not written"
 
 
-@pytest.mark.parametrize("shape", [(2, 64, 100), (3, 33, 47), (5, 130, 68), (0, 32, 32)])
-@pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("tile", [32, 64])
-def test_sums_beside_a_turned_store(shape: tuple[int, int, int], splits: int, tile: int) -> None:
+BESIDE = [(2, 64, 100), (3, 33, 47), (5, 130, 68), (0, 32, 32)]
+GRADIENTS = tuple(
+    (loop, Schedule("transpose_row", picked.lanes, splits=splits, tile=tile))
+    for loop, picked in chosen((gradient(S0, *shape[1:]) for shape in BESIDE), s0=32)
+    for splits, tile in itertools.product(SPLITS, TILES)
+)
+
+
+@pytest.mark.parametrize("shape", BESIDE)
+@pytest.mark.parametrize("splits", SPLITS)
+@pytest.mark.parametrize("tile", TILES)
+def test_sums_beside_a_turned_store(shape: Shape, splits: int, tile: int) -> None:
     n, channels, area = shape
     g, mask = torch.randn(shape), torch.rand(shape) < 0.5
     dz, sums, most = last(torch.full(shape, 9.0)), torch.empty(channels), torch.empty(channels)
@@ -163,7 +179,7 @@ def test_sums_beside_a_turned_store(shape: tuple[int, int, int], splits: int, ti
     assert choose(loop, CUDA, {"s0": 32}).kind == "transpose_row" and lanes in (1, 4, 2)
     picked = Schedule("transpose_row", lanes, splits=splits, tile=tile)
     tensors = {"g": g, "mask": mask, "dz": dz, "sums": sums, "most": most}
-    run(loop, tensors, {"s0": n}, picked)
+    run(loop, tensors, {"s0": n}, picked, GRADIENTS)
     exact = torch.where(mask, g, 0)
     assert torch.equal(dz, exact)
     close(sums, exact.double().sum((0, 2)), 1e-5)
@@ -171,17 +187,26 @@ def test_sums_beside_a_turned_store(shape: tuple[int, int, int], splits: int, ti
         assert torch.equal(most, g.amax((0, 2)))
 
 
-@pytest.mark.parametrize("shape", [(2, 64, 100), (3, 33, 47), (5, 68, 132), (0, 32, 32)])
-@pytest.mark.parametrize("splits", [1, 3])
+OVER = [(2, 64, 100), (3, 33, 47), (5, 68, 132), (0, 32, 32)]
+DISTANCES = tuple(
+    (loop, replace(picked, splits=splits))
+    for rows in (False, True)
+    for loop, picked in chosen((distance(S0, *shape[1:], rows) for shape in OVER), s0=32)
+    for splits in SPLITS
+)
+
+
+@pytest.mark.parametrize("shape", OVER)
+@pytest.mark.parametrize("splits", SPLITS)
 @pytest.mark.parametrize("rows", [False, True])
-def test_sums_over_the_turned_axis(shape: tuple[int, int, int], splits: int, rows: bool) -> None:
+def test_sums_over_the_turned_axis(shape: Shape, splits: int, rows: bool) -> None:
     n, channels, area = shape
     a, b, gap = last(torch.randn(shape)), torch.randn(shape), last(torch.full(shape, 9.0))
     sums = torch.empty(n) if rows else torch.empty(())
     loop = distance(S0, channels, area, rows)
     picked = replace(choose(loop, CUDA, {"s0": 32}), splits=splits)
     assert picked.kind == "transpose_row" and picked.lanes == (4 if channels % 4 == 0 else 1)
-    run(loop, {"a": a, "b": b, "gap": gap, "sums": sums}, {"s0": n}, picked)
+    run(loop, {"a": a, "b": b, "gap": gap, "sums": sums}, {"s0": n}, picked, DISTANCES)
     exact = (a.double() - b.double()).square()
     assert torch.equal(gap, a - b)
     close(sums, exact.sum((1, 2)) if rows else exact.sum(), 1e-5)
@@ -243,17 +268,9 @@ def test_a_dynamic_axis_is_asked_before_vectors_are_used() -> None:
         assert torch.equal(y, x.T)
 
 
-@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("arch", ["80", "90a"])
-def test_compiles_without_spills(arch: str, tmp_path: Path) -> None:
+@nvcc.needed
+def test_compiles_without_spills(tmp_path: Path) -> None:
     loops = [epilogue(S0, 128, 15876), both_ways(S0, 128, 15876), gradient(S0, 128, 15876)]
     loops += [distance(S0, 128, 15876, rows=True)]
-    text = render([(loop, choose(loop, CUDA, {"s0": 128})) for loop in loops], CUDA).text
-    source = tmp_path / "kernels.cu"
-    source.write_text(text)
-    gencode = f"arch=compute_{arch},code=sm_{arch}"
-    flags = ["-std=c++17", "-O3", "-fmad=false", "-Xptxas", "-v", "-gencode", gencode]
-    command = [str(NVCC), *flags, "-c", str(source), "-o", str(tmp_path / "kernels.o")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert {int(each) for each in re.findall(r"(\d+) bytes spill", done.stderr)} == {0}
+    picked = [(loop, choose(loop, CUDA, {"s0": 128})) for loop in loops]
+    nvcc.no_spills(render(picked, CUDA).text, tmp_path)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fusewright.codegen.render import flattened
 from fusewright.codegen.source import Source
-from tests import loop_cases as cases
+from tests import nvcc
 from tests.cores_on_host import host_library, on_host, with_stand_in
 from tests.test_convolution_kernel import Sizes, Strided
 from tests.test_product_text import compiled
@@ -292,11 +292,10 @@ def test_parts_keep_all_processors_busy() -> None:
     assert parts((1, 64, 4, 4), (64, 64, 3, 3)) == 1  # one slab
 
 
-@pytest.mark.skipif(cases.NVCC is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("arch", ["80", "90a"])
-def test_the_kernel_compiles(arch: str, tmp_path: Path) -> None:
+@nvcc.needed
+def test_the_kernel_compiles(tmp_path: Path) -> None:
     header = "\n".join(flattened("sm90_window_gradient.cuh", set()))
     made = "template int fw::window_gradient<{}>(const fw::WindowInput&, const fw::WindowInput&,"
     made += " const fw::WindowGradient&, const fw::ConvolutionSizes&, int, void*, int, void*);"
     text = "\n".join([header, made.format(1), made.format(3)])
-    compiled(Source("cuda", text, ()), arch, tmp_path)
+    compiled(Source("cuda", text, ()), tmp_path)
