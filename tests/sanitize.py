@@ -138,6 +138,8 @@ def of_loops() -> Iterator[Case]:
     yield Case("transposed", Applied(nn.Tanh(), lambda y: y.mT.contiguous()), (3, 70, 45))
     yield Case("logsumexp", Applied(nn.Hardtanh(), lambda y: y.logsumexp(1)), (33, 517))
     yield Case("columns' logsumexp", Applied(nn.Hardtanh(), lambda y: y.logsumexp(0)), (517, 33))
+    held = Applied(nn.Hardtanh(), lambda y: y.softmax(1))
+    yield Case("held columns", held, (2, 17, 61, 67))
     yield Case("scan", Applied(nn.Hardtanh(), lambda y: y.cumsum(1)), (33, 5170))
     yield Case("columns' scan", Applied(nn.Hardtanh(), lambda y: y.cumsum(1)), (3, 517, 33))
     yield Case("cut scan", Applied(nn.Hardtanh(), lambda y: y.cumsum(1)), (3, 200_000))
