@@ -60,7 +60,7 @@ int end_in(const ByColumn<Body>& end, const ConvolutionSizes& of, const Value& v
     } const at = {position, int(row / rows), int(row % rows), int(position % of.x.out)};
     end.begin(down, at);
     for (int out = 0; out < outs; ++out) {
-      typename Body::template Elem<1> elem;
+      typename ByColumn<Body>::template Elem<1> elem;
       end.load(elem, down, out, position);
       end.give(elem, 0, value(at.image, out, at.y, at.x));
       end.visit(elem, down, out);

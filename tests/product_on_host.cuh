@@ -31,7 +31,7 @@ void end_in(const ByColumn<Body>& end, int64_t rows, int64_t columns, const Sum&
     } const at = {p};
     end.begin(down, at);
     for (int64_t q = 0; q < rows; ++q) {
-      typename Body::template Elem<V> elem;
+      typename ByColumn<Body>::template Elem<V> elem;
       end.load(elem, down, q, p);
       for (int v = 0; v < V; ++v) end.give(elem, v, sum(q, p + v));
       end.visit(elem, down, q);
