@@ -148,6 +148,8 @@ def _around(kernel: LoopKernel, first: Schedule, sizes: Sizes) -> Iterator[Sched
             variations = _cached_rows(first, kernel.inner_numel.at(sizes))
         case "row":
             variations = _rows(first, kernel.inner_numel.at(sizes))
+        case "column" if first.cached:
+            variations = _held_columns(first, kernel.inner_numel.at(sizes))
         case "column":
             variations = _columns(first)
         case "scan":
@@ -221,6 +223,19 @@ def _columns(first: Schedule) -> Iterator[Schedule]:
         yield replace(first, threads=threads)
     for across in (first.across // 2, first.across // 4):
         yield replace(first, across=across)
+    for lanes in (first.lanes // 2, first.lanes * 2):
+        yield replace(first, lanes=lanes)
+
+
+def _held_columns(first: Schedule, inner: int) -> Iterator[Schedule]:
+    """Other shares of a column for each thread, other threads of a block beside one another."""
+    for threads, across in ((2, 1), (1, 2), (4, 1), (1, 4), (2, 2)):
+        size, beside = first.threads * threads, first.across // across
+        unroll = -(-inner // max(1, size // max(1, beside)))
+        yield replace(first, threads=size, across=beside, unroll=max(1, unroll))
+    halved = first.threads // 2
+    unroll = -(-inner // max(1, halved // first.across))
+    yield replace(first, threads=halved, unroll=max(1, unroll))
     for lanes in (first.lanes // 2, first.lanes * 2):
         yield replace(first, lanes=lanes)
 

@@ -33,7 +33,7 @@ def held_column(kernel: LoopKernel, sizes: Mapping[str, int]) -> Schedule | None
     for lanes in wide[1:] if wide[0] > 2 else wide:
         for most in ELEMENTS:
             for down in DOWN:
-                each = -(-inner.factor // down)
+                each = max(1, -(-inner.factor // down))
                 found = Schedule("column", lanes, ACROSS * down, unroll=each, cached=True)
                 if each <= most and holds_columns(kernel, found):
                     return found

@@ -211,15 +211,17 @@ def _plans(program: Program, target: Target) -> ProgramPlans:
     sizes = program.example_sizes
     backward = program.backward.nodes if program.backward else ()
     repeated = frozenset(node.name for node in backward)
+    shared = repeated.intersection(node.name for node in program.forward.nodes)
+    none = frozenset[str]()
 
-    def planned(graph: Graph, repeated: frozenset[str] = frozenset()) -> Plan:
-        return plan(graph, sizes, target.turning, target.sweeping, repeated, target.online)
+    def planned(graph: Graph, repeated: frozenset[str], shared: frozenset[str]) -> Plan:
+        return plan(graph, sizes, target.turning, target.sweeping, repeated, target.online, shared)
 
     return ProgramPlans(
         program=program,
-        forward=planned(program.forward, repeated),
-        inference=planned(program.inference),
-        backward=planned(program.backward) if program.backward else None,
+        forward=planned(program.forward, repeated, shared),
+        inference=planned(program.inference, none, none),
+        backward=planned(program.backward, none, shared) if program.backward else None,
     )
 
 

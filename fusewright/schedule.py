@@ -138,14 +138,13 @@ def kept_sweeps(
 def _column_fits(kernel: LoopKernel, plan: Sweeps, schedule: Schedule) -> bool:
     threads, across = schedule.threads, schedule.across
     shared = threads * schedule.lanes * 4 * part_bytes(plan) // 8
-    held = holds_columns(kernel, schedule) if schedule.cached else plan.count == 1
     return (
-        held
-        and threads % 32 == 0
+        threads % 32 == 0
         and threads <= 1024
         and across >= 1
         and threads % across == 0
         and shared <= SHARED_BYTES // 2
+        and (holds_columns(kernel, schedule) if schedule.cached else plan.count == 1)
     )
 
 
@@ -222,7 +221,8 @@ def _pointwise(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> 
         # Full vectors: one each, and many threads (H200: 2–4 % faster than two in flight). Single
         # elements: eight loads in flight per thread, unless that leaves processors idle; more where
         # some find in the cache what others have brought (averages of 8 neighbours, 1.1 GB in all:
-        # 636 µs with one element a thread, 403 with two; of 3x3 246 and 189).
+        # 636 µs with one element a thread, 403 with two, 404 with four; of 3x3 246, 189 and 192;
+        # differences of four 324 with two, 295 with four).
         unroll = 1 if lanes > 1 else max(1, 8 // max(1, loads))
         if lanes == 1 and loads > buffers:
             unroll = max(unroll, 4 if loads <= 8 else 2)

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusewright.loop import Apply, Load, Reduce, Store
+from fusewright.candidates import worth_trying
+from fusewright.loop import Apply, Load, LoopKernel, Reduce, Store
 from fusewright.pipeline import Prepared, prepare
 from fusewright.schedule import Schedule, Target, choose, legal
 from tests.emulated_modules import as_exact_as_eager, on_library
@@ -73,16 +74,30 @@ def test_columns_are_read_once_where_they_find_room() -> None:
     assert steps(lambda x: x.softmax(3), (4, 64, 64, 64)) == 1, "rows, as ever"
 
 
-def test_what_is_legal() -> None:
+def centred() -> LoopKernel:
     body = [
         Load("x", "float32", access("x", 64 * 8192, 1, 8192)),
         Reduce("s", "float32", "sum", "x"),
         Apply("y", "float32", "sub", ("x", "s")),
         Store("y", "float32", access("y", 64 * 8192, 1, 8192)),
     ]
-    loop = kernel("centred", [4, 8192], [64], {"x": "float32"}, {"y": "float32"}, body)
+    return kernel("centred", [4, 8192], [64], {"x": "float32"}, {"y": "float32"}, body)
+
+
+def test_what_is_legal() -> None:
+    loop = centred()
     assert choose(loop, CUDA, {}) == Schedule("column", 2, 256, unroll=8, cached=True)
     assert legal(loop, Schedule("column", 2, 512, unroll=4, cached=True), CUDA)
     assert not legal(loop, Schedule("column", 2, 256, unroll=4, cached=True), CUDA), "half of it"
     assert not legal(loop, Schedule("column", 2, 32, unroll=64, cached=True), CUDA), "registers"
     assert not legal(loop, Schedule("column", 2, 256, unroll=8), CUDA), "it would be read once"
+    assert not legal(loop, Schedule("column", 2, 256, across=0, unroll=8, cached=True), CUDA)
+
+
+def test_what_is_tried_beside_it() -> None:
+    """Other threads hold other shares of a column, and all of it together."""
+    tried = [each for each in worth_trying(centred(), CUDA, {}) if isinstance(each, Schedule)]
+    held = [each for each in tried if each.cached and each.kind == "column"]
+    assert len(held) >= 5
+    for each in held:
+        assert each.threads // each.across * each.unroll < 2 * 64

@@ -31,10 +31,13 @@ class Separable(nn.Module):
         self.down = nn.Conv2d(6, 6, 5, stride=2, padding=2, groups=6)
         self.apart = nn.Conv2d(6, 12, (3, 1), padding=(2, 0), dilation=(2, 1), groups=6)
         self.up = nn.ConvTranspose2d(12, 12, 4, stride=2, padding=1, groups=12)
+        self.scale = nn.Parameter(torch.rand(12, 1, 1))
+        self.scale_in = nn.Parameter(torch.rand(12, 1, 1))  # names that a kernel could mix up
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.relu(self.norm(self.same(x)))
-        return torch.tanh(self.up(self.apart(torch.sigmoid(self.down(y)))))
+        y = self.apart(torch.sigmoid(self.down(y))) * self.scale + self.scale_in
+        return torch.tanh(self.up(y))
 
 
 @pytest.mark.usefixtures("asked")

@@ -35,6 +35,7 @@ from fusewright.codegen.lanes import (
     kept_place,
     kept_places,
     lane_loop,
+    loaded_name,
     register_bytes,
     used,
 )
@@ -236,13 +237,13 @@ def _begin(form: Form) -> list[str]:
     lines += [f"row.i{position} = i{position};" for position in range(form.n_outer)]
     for item in items:
         if isinstance(item, Load):
-            held = f"{form.names[item.name]}_in"
+            held = loaded_name(form, item)
             lines.append(f"{holder(form, item, False, 'V')} {held};")
             lines.append(read(form, item, False, held, at))
     lane = _with_lane(form, at, False)
     body = []
     for item in items:
-        body.append(computed(form, item, f"{form.names[item.name]}_in", lane))
+        body.append(computed(form, item, loaded_name(form, item), lane))
         body += _known(form, item.name)
     signature = f"begin(Row<V>& row, {place}, int n)"
     return function_lines("int V", signature, lines + lane_loop(body))

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from fusewright.codegen.access import holder, read
 from fusewright.codegen.form import Form, all_coordinates, constants, decompose
-from fusewright.codegen.lanes import Computed, computed, function_lines, indented, used
+from fusewright.codegen.lanes import (
+    Computed,
+    computed,
+    function_lines,
+    indented,
+    loaded_name,
+    used,
+)
 from fusewright.ir import ZERO
 from fusewright.loop import Apply, Index, Load, Reduce, Store
 
@@ -53,10 +60,10 @@ def factor_parts(form: Form) -> list[list[str]]:
     lines = []
     for item in found:
         if isinstance(item, Load):
-            held = f"{form.names[item.name]}_in"
+            held = loaded_name(form, item)
             lines += [f"{holder(form, item, True, 'V')} {held};", read(form, item, True, held, at)]
     lines += ["constexpr int v = 0;"] * bool(lines)
-    lines += [computed(form, item, f"{form.names[item.name]}_in", at) for item in found]
+    lines += [computed(form, item, loaded_name(form, item), at) for item in found]
     lines += [f"factors.{form.names[item.name]} = {form.names[item.name]};" for item in kept]
     heads = used(decompose(form, form.kernel.inner, "j", ""), lines)
     compute = function_lines("int V", "compute(Factors& factors, I q, I l)", heads + lines)

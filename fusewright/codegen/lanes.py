@@ -45,6 +45,11 @@ def applied(form: Form, item: Apply, near: bool = False) -> str:
     return f"fw::cast<{form.register(item.name)}>({arguments})"
 
 
+def loaded_name(form: Form, item: Computed) -> str:
+    """A local name for what was loaded; none that a model gives ends so."""
+    return f"{form.names[item.name]}_"
+
+
 def computed(form: Form, item: Computed, held: str, at: list[str], near: bool = False) -> str:
     """One statement that defines a value in lane v."""
     match item:

@@ -42,16 +42,17 @@ def plan(
     sweeping: bool = False,
     repeated: frozenset[str] = frozenset(),
     online: bool = False,
+    shared: frozenset[str] = frozenset(),
 ) -> Plan:
     """Plan one canonical graph; `sizes` are the example's, `turning`, `sweeping` and `online` the
     target's.
 
     What backward computes anew, `repeated`, shall have the same bits there: it looks for what
-    equals a maximum that was found in memory.
+    equals a maximum that was found in memory. So shall what both compute, `shared`.
     """
     graph = split_wide_reductions(graph, sizes)
     values = Values(graph, dict(sizes), turning=turning, sweeping=sweeping, repeated=repeated)
-    values, taken = _fused(replace(values, online=online))
+    values, taken = _fused(replace(values, online=online, shared=shared))
     graph = values.graph
     views = needed_views(values)
     written = stored(values, taken)

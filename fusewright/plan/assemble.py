@@ -196,14 +196,15 @@ class _Assembly:
         return self.known[place]
 
     def _read(self, name: str, index: Index, reader: str = "") -> str:
-        """The value for another of this kernel. One that may be stored is read as it would be from
-        memory: backward, which computes with the stored one, must come to the same. Not so what is
-        reduced, unless backward does that: a mean is made of a sum that may exceed all halves."""
+        """The value for another of this kernel. One that may be stored, if by backward, is read
+        as it would be from memory: both must come to the same. Not so what is reduced, unless
+        backward does that: a mean is made of a sum that may exceed all halves."""
         value = self.value(name, index)
         while self._is_followed(name):
             ((name, index),) = self.reads[name, index]
         stored = self._is_applied(name) or self._is_scanned(name) or reader in self.values.repeated
         stored = stored and name in self.homes
+        stored = stored or (self._is_applied(name) and name in self.values.shared)
         return self._rounded(value) if stored else value
 
     def _compute(self, name: str, index: Index) -> str:

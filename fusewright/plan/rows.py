@@ -23,7 +23,7 @@ def holds_rows(values: Values, kernel: LoopKernel) -> bool:
 
 
 def holds_whole_columns(values: Values, kernel: LoopKernel) -> bool:
-    """The same of a GPU's columns: they stay in registers."""
+    """The same of columns where a target reads memory once rather: they stay in registers."""
     return values.online and held_column(coalesce(kernel), values.sizes) is not None
 
 

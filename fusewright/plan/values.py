@@ -43,7 +43,8 @@ class Values:
     product writes in its own stead, at the end of its epilogue, each with the product.
     `turning`: the target's loops may turn tiles; `sweeping`: its windows also reduce what they
     write; `online`: its loops take log Σ e^x in one sweep, where they would have to read again.
-    `repeated` are values that backward computes anew, from what is stored.
+    `repeated` are values that backward computes anew, from what is stored; `shared` are those that
+    forward and backward both compute.
     """
 
     graph: Graph
@@ -55,6 +56,7 @@ class Values:
     sweeping: bool = False
     online: bool = False
     repeated: frozenset[str] = frozenset()
+    shared: frozenset[str] = frozenset()
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
