@@ -45,7 +45,7 @@ def holds_columns(kernel: LoopKernel, schedule: Schedule) -> bool:
     threads, across, lanes = schedule.threads, schedule.across, schedule.lanes
     inner, plan = kernel.inner_numel, sweeps(kernel)
     whole = inner.is_static and inner.factor <= threads // across * schedule.unroll
-    if not whole or not lanes_fit(kernel, "column", lanes) or schedule.splits > 1:
+    if not whole or not lanes_fit(kernel, "column", lanes):
         return False
     kept_plan, kept = keep(kernel, plan)
     taken = row_registers(kernel, kept_plan, kept, lanes * schedule.unroll)

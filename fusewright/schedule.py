@@ -138,13 +138,13 @@ def kept_sweeps(
 def _column_fits(kernel: LoopKernel, plan: Sweeps, schedule: Schedule) -> bool:
     threads, across = schedule.threads, schedule.across
     shared = threads * schedule.lanes * 4 * part_bytes(plan) // 8
+    one_sweep = plan.count == 1 and shared <= SHARED_BYTES // 2
     return (
         threads % 32 == 0
         and threads <= 1024
         and across >= 1
         and threads % across == 0
-        and shared <= SHARED_BYTES // 2
-        and (holds_columns(kernel, schedule) if schedule.cached else plan.count == 1)
+        and (holds_columns(kernel, schedule) if schedule.cached else one_sweep)
     )
 
 

@@ -36,7 +36,8 @@ class Target:
 
     @property
     def online(self) -> bool:
-        """Whether loops that would read memory again rather compute more in one sweep."""
+        """Whether loops that would read memory again rather compute more in one sweep, or hold
+        columns in registers."""
         return self.language == "cuda"
 
     @staticmethod

@@ -335,7 +335,7 @@ def _visit(form: Form, k: int) -> list[str]:
     if form.is_tiled:
         template, tile = "int V, int W, class Tile", "const Tile& tile, "
     acc = "Scanned<V>& scanned" if form.scans else f"Acc{k}<V>& acc"
-    apart = "const Factors& factors, " if form.given and not form.is_row else ""
+    apart = "const Factors& factors, " if form.has_factors else ""
     signature = (
         f"visit(fw::Phase<{k}>, {const}Elem<V>& elem, {apart}const Row<W>& row, {acc}, "
         f"{tile}{_inner_place(form)}, int n)"

@@ -22,7 +22,7 @@ from fusewright.loop import Apply, Index, Load, Reduce, Store
 
 def factors(form: Form) -> list[Computed]:
     """The element values that depend on the inner axes alone, in the body's order."""
-    if not form.given or form.is_row:
+    if not form.has_factors:
         return []
     known = {item.name for item in constants(form)}
     found: list[Computed] = []
@@ -49,7 +49,7 @@ def _moves_outside(form: Form, steps: tuple[object, ...]) -> bool:
 
 def factor_parts(form: Form) -> list[list[str]]:
     """The struct of those that others need, and the function that computes them."""
-    if not form.given or form.is_row:
+    if not form.has_factors:
         return []
     found = factors(form)
     if not found:

@@ -61,6 +61,11 @@ class Form:
         return self.schedule.kind in ROWS
 
     @property
+    def has_factors(self) -> bool:
+        """Whether an epilogue goes down columns: what belongs to a row alone is computed apart."""
+        return bool(self.given) and not self.is_row
+
+    @property
     def is_flat(self) -> bool:
         """Whether it has no reduction."""
         return self.schedule.kind in ("pointwise", "transpose")

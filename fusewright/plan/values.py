@@ -42,7 +42,8 @@ class Values:
     of memory by PyTorch instead of being followed by index arithmetic. `ends` are values that a
     product writes in its own stead, at the end of its epilogue, each with the product.
     `turning`: the target's loops may turn tiles; `sweeping`: its windows also reduce what they
-    write; `online`: its loops take log Σ e^x in one sweep, where they would have to read again.
+    write; `online`: its loops take log Σ e^x in one sweep, or hold columns, where they would have
+    to read again.
     `repeated` are values that backward computes anew, from what is stored; `shared` are those that
     forward and backward both compute.
     """
