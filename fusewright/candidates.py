@@ -229,13 +229,11 @@ def _columns(first: Schedule) -> Iterator[Schedule]:
 
 def _held_columns(first: Schedule, inner: int) -> Iterator[Schedule]:
     """Other shares of a column for each thread, other threads of a block beside one another."""
-    for threads, across in ((2, 1), (1, 2), (4, 1), (1, 4), (2, 2)):
-        size, beside = first.threads * threads, first.across // across
-        unroll = -(-inner // max(1, size // max(1, beside)))
-        yield replace(first, threads=size, across=beside, unroll=max(1, unroll))
-    halved = first.threads // 2
-    unroll = -(-inner // max(1, halved // first.across))
-    yield replace(first, threads=halved, unroll=max(1, unroll))
+    size, beside = first.threads, first.across
+    shares = (2 * size, beside), (size, beside // 2), (4 * size, beside), (size, beside // 4)
+    for threads, across in (*shares, (2 * size, beside // 2), (size // 2, beside)):
+        down = max(1, threads // max(1, across))
+        yield replace(first, threads=threads, across=across, unroll=max(1, -(-inner // down)))
     for lanes in (first.lanes // 2, first.lanes * 2):
         yield replace(first, lanes=lanes)
 

@@ -13,7 +13,7 @@ from fusewright.loop import LoopKernel, scans
 from fusewright.optable import REDUCTIONS
 from fusewright.sweep import Sweeps, sweeps
 from fusewright.target import SHARED_BYTES, Schedule
-from fusewright.vectors import lanes_fit, lies_in_columns, widths
+from fusewright.vectors import column_widths, lanes_fit, lies_in_columns
 
 ACROSS = 32
 DOWN = (4, 8, 16, 32)  # threads that share a column
@@ -29,8 +29,7 @@ def held_column(kernel: LoopKernel, sizes: Mapping[str, int]) -> Schedule | None
     many = kernel.outer_numel.at(sizes) >= LEAST_COLUMNS
     if sweeps(kernel).count == 1 or not many or not lies_in_columns(kernel, sizes):
         return None
-    wide = list(widths(kernel, "column"))
-    for lanes in wide[1:] if wide[0] > 2 else wide:
+    for lanes in column_widths(kernel):
         for most in ELEMENTS:
             for down in DOWN:
                 each = max(1, -(-inner.factor // down))

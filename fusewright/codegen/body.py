@@ -25,7 +25,7 @@ from fusewright.codegen.access import (
 )
 from fusewright.codegen.accumulators import accumulators, takes_vectors
 from fusewright.codegen.divide import divisor_aliases, divisor_fields, divisor_made
-from fusewright.codegen.factors import factor_aliases, factor_parts, factors
+from fusewright.codegen.factors import factor_aliases, factor_parts
 from fusewright.codegen.form import Form, all_coordinates, constants, decompose
 from fusewright.codegen.lanes import (
     Computed,
@@ -60,7 +60,7 @@ def functor(form: Form) -> list[str]:
         parts += [_pointwise_load(form), _pointwise_visit(form)]
         parts += [turn_lines(form)] if turned_loads(form) else []
     else:
-        apart = {*form.tiles, *factors(form)}
+        apart = {*form.tiles, *form.factors}
         loads = [x for x in element_loads(form.kernel, form.plan) if x not in apart]
         parts += [_elem_struct(form, loads), *factor_parts(form), _row_struct(form)]
         sums = [accumulators(form, k) for k in range(form.plan.count)]
@@ -295,9 +295,8 @@ def _visit(form: Form, k: int) -> list[str]:
     """Sweep k over V lanes: compute what it needs, accumulate, and store if it is the last."""
     at = all_coordinates(form, "row.")
     lane = _with_lane(form, at, True)
-    known = factors(form)
     needed = [item for item in _values(form) if item.name in form.plan.needed[k]]
-    items = [item for item in needed if item not in known]
+    items = [item for item in needed if item not in form.factors]
     stores = form.plan.inner_stores if k == form.plan.count - 1 else ()
     reductions = form.plan.reductions[k]
     wide = goes_wide(form, items)

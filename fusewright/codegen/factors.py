@@ -7,7 +7,7 @@ else the epilogue reads.
 from __future__ import annotations
 
 from fusewright.codegen.access import holder, read
-from fusewright.codegen.form import Form, all_coordinates, constants, decompose
+from fusewright.codegen.form import Form, all_coordinates, decompose
 from fusewright.codegen.lanes import (
     Computed,
     computed,
@@ -16,45 +16,17 @@ from fusewright.codegen.lanes import (
     loaded_name,
     used,
 )
-from fusewright.ir import ZERO
-from fusewright.loop import Apply, Index, Load, Reduce, Store
-
-
-def factors(form: Form) -> list[Computed]:
-    """The element values that depend on the inner axes alone, in the body's order."""
-    if not form.has_factors:
-        return []
-    known = {item.name for item in constants(form)}
-    found: list[Computed] = []
-    for item in form.kernel.body:
-        match item:
-            case Load() if item.name != form.given:
-                steps = [item.access.strides, *(guard.steps for guard in item.access.guards)]
-                alone = not any(_moves_outside(form, each) for each in steps)
-            case Index():
-                alone = not _moves_outside(form, item.steps)
-            case Apply():
-                alone = known.issuperset(item.operands)
-            case _:
-                continue
-        if alone and item.name in form.plan.needed[0]:
-            found.append(item)
-            known.add(item.name)
-    return found
-
-
-def _moves_outside(form: Form, steps: tuple[object, ...]) -> bool:
-    return any(step != ZERO for step in steps[: form.n_outer])
+from fusewright.loop import Apply, Load, Reduce, Store
 
 
 def factor_parts(form: Form) -> list[list[str]]:
     """The struct of those that others need, and the function that computes them."""
     if not form.has_factors:
         return []
-    found = factors(form)
+    found = form.factors
     if not found:
         return [["struct Factors {};"], function_lines("int V", "compute(Factors&, I, I)", [])]
-    kept = _needed_by_others(form, found)
+    kept = _needed_by_others(form)
     fields = [f"{form.register(item.name)} {form.names[item.name]};" for item in kept]
     at = all_coordinates(form, "row.")
     lines = []
@@ -70,8 +42,8 @@ def factor_parts(form: Form) -> list[list[str]]:
     return [["struct Factors {", *indented(fields), "};"], compute]
 
 
-def _needed_by_others(form: Form, found: list[Computed]) -> list[Computed]:
-    own = {item.name for item in found}
+def _needed_by_others(form: Form) -> list[Computed]:
+    own = {item.name for item in form.factors}
     made = {item.name: item for item in form.kernel.body if isinstance(item, Apply)}
     needed: set[str] = set()
     for item in form.kernel.body:
@@ -83,12 +55,12 @@ def _needed_by_others(form: Form, found: list[Computed]) -> list[Computed]:
             case Store():  # of what is rounded, the value before may be put
                 needed.add(item.value)
                 needed.update(made[item.value].operands if item.value in made else ())
-    return [item for item in found if item.name in needed]
+    return [item for item in form.factors if item.name in needed]
 
 
 def factor_aliases(form: Form, lines: list[str]) -> list[str]:
     """Local names for those that these lines mention."""
-    kept = _needed_by_others(form, factors(form))
+    kept = _needed_by_others(form)
     heads = [
         f"const {form.register(item.name)} {form.names[item.name]} = "
         f"factors.{form.names[item.name]};"

@@ -102,6 +102,29 @@ class Form:
         return coarse(self.kernel) if wanted and not self.kernel.repeated else frozenset()
 
     @cached_property
+    def factors(self) -> tuple[Load | Index | Apply, ...]:
+        """The values of an epilogue that depend on its row alone, in the body's order."""
+        found: list[Load | Index | Apply] = []
+        known = {item.name for item in constants(self)}
+        for item in self.kernel.body if self.has_factors else ():
+            match item:
+                case Load() if item.name != self.given:
+                    alone = not any(self._moves_outside(each) for each in item.access.moves)
+                case Index():
+                    alone = not self._moves_outside(item.steps)
+                case Apply():
+                    alone = known.issuperset(item.operands)
+                case _:
+                    continue
+            if alone and item.name in self.plan.needed[0]:
+                found.append(item)
+                known.add(item.name)
+        return tuple(found)
+
+    def _moves_outside(self, steps: tuple[Dim, ...]) -> bool:
+        return any(step != ZERO for step in steps[: self.n_outer])
+
+    @cached_property
     def scans(self) -> tuple[Scan, ...]:
         return scans(self.kernel)
 
