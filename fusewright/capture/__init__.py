@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from fusewright.capture.call import Call
-from fusewright.capture.convert import InexpressibleSizeError
+from fusewright.capture.convert import InexpressibleForwardError, InexpressibleSizeError
 from fusewright.capture.culprit import culprit
 from fusewright.capture.hooks import unhooked
 from fusewright.capture.trace import trace
@@ -40,23 +40,28 @@ def capture(
     mode: str,
     dynamic: bool = True,
 ) -> Program:
-    """Trace `model` in `mode` (train or eval) on example arguments."""
+    """Trace `model` in `mode` (train or eval) on example arguments.
+
+    Gradients of all that is floating are tried first, then of what wants them as it is.
+    """
     call = Call.of(args, kwargs or {})
     attempts = [
-        (dynamic_sizes, gradients)
+        (dynamic_sizes, everything)
         for dynamic_sizes in ((True, False) if dynamic else (False,))
-        for gradients in ("floating", "as given")
+        for everything in (True, False)
     ]
     failures: list[tuple[bool, Exception]] = []
+    copied: set[int] = set()  # outputs, as attempts find them
     with _one_at_a_time, in_mode(model, mode), unhooked(model), _unlogged():
         if type(model).forward is nn.Module.forward and "forward" not in vars(model):
             missing = CaptureError("it has no forward; write `def forward(self, …)`")
             raise located(missing, None, model)
-        for dynamic_sizes, gradients in attempts:
-            everything = gradients == "floating"
+        for dynamic_sizes, everything in attempts:
+            if dynamic_sizes and any(isinstance(e, InexpressibleForwardError) for _, e in failures):
+                continue
             try:
                 with _all_trainable(model, everything):
-                    return trace(model, call, mode, dynamic_sizes, everything)
+                    return trace(model, call, mode, dynamic_sizes, everything, copied)
             except Exception as error:  # whatever user code raises becomes one named error
                 failures.append((dynamic_sizes, error))
         first = _most_telling(failures)

@@ -44,6 +44,10 @@ class InexpressibleSizeError(Exception):
     """A size is no single product of symbols; the capture must fix the sizes."""
 
 
+class InexpressibleForwardError(InexpressibleSizeError):
+    """Such a size in the forward half, whichever gradients are wanted."""
+
+
 def inexpressible(expr: Any) -> Exception:
     """Why this number cannot be written: the sizes must be fixed, or no size would do."""
     if free_unbacked_symbols(expr):

@@ -10,7 +10,13 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fusewright.capture.call import Flattened
-from fusewright.capture.convert import Converter, emptiness_guards, guard_texts
+from fusewright.capture.convert import (
+    Converter,
+    InexpressibleForwardError,
+    InexpressibleSizeError,
+    emptiness_guards,
+    guard_texts,
+)
 from fusewright.capture.naming import binding_names, distinct, renamed
 from fusewright.errors import CaptureError
 from fusewright.ir import Binding, Graph, Program, Result, Symbol, validate
@@ -48,7 +54,10 @@ def make_program(
     flattened: Flattened,
     fakes: Sequence[Tensor],
 ) -> Program:
-    forward = converter.graph(halves.forward)
+    try:
+        forward = converter.graph(halves.forward)
+    except InexpressibleSizeError as error:
+        raise InexpressibleForwardError(*error.args) from error
     bindings = tuple(_binding(label, flattened, fakes) for label in halves.input_labels)
     n_outputs = len(halves.output_labels)
     results = [_result(label, halves) for label in halves.output_labels]

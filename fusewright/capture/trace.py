@@ -37,11 +37,12 @@ def trace(
     mode: str,
     dynamic: bool,
     all_gradients: bool,
-    copied: frozenset[int] = frozenset(),
+    copied: set[int],
 ) -> Program:
+    """`copied` takes the outputs that share memory, for whoever traces the model again."""
     shape_env = ShapeEnv(specialize_zero_one=False)
     fake_mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
-    flattened = Flattened(model, call, copied)
+    flattened = Flattened(model, call, frozenset(copied))
     fakes = [
         _fake(fake_mode, call.leaves[position], f"x{index}", dynamic, all_gradients)
         for index, position in enumerate(call.tensor_positions)
@@ -59,7 +60,8 @@ def trace(
         if not shared:
             halves = _partition(joint.graph_module)
     if shared:
-        return trace(model, call, mode, dynamic, all_gradients, copied | shared)
+        copied |= shared
+        return trace(model, call, mode, dynamic, all_gradients, copied)
     symbols = _symbols(fakes, shape_env, halves.binding_positions)
     converter = Converter(model, {expr: symbol.name for expr, symbol in symbols})
     names = tuple(symbol for _, symbol in symbols)
