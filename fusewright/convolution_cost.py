@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusewright.direct_cost import direct_us, is_plane
-from fusewright.line_cost import line_us
+from fusewright.line_cost import BYTES_PER_US, is_small, line_us
 from fusewright.window import Geometry, by_eight
-from fusewright.window_cost import FEWEST_CHANNELS, FEWEST_GATHERED, library_us, window_us
+from fusewright.window_cost import (
+    FEWEST_CHANNELS,
+    FEWEST_GATHERED,
+    LOOP_BYTES_PER_US,
+    beside_lines_us,
+    library_us,
+    window_us,
+)
 
 GAIN = 0.95
+LOOP_US = 3.0  # of a kernel more
 SHORTEST_US = 28.0  # on tensor cores: two or three launches, which the host has to send, too
 
 
@@ -30,6 +38,21 @@ def our_us(
     ways = [max(SHORTEST_US, each) for each in on_cores if each is not None]
     direct = direct_us(of, sizes, sms) if row_by_row else None
     return min(ways if direct is None else [*ways, direct], default=None)
+
+
+def prefers_computed(
+    of: Geometry, walked: Geometry, sizes: Mapping[str, int], read: int, sms: int = 132
+) -> bool:
+    """Whether to compute the source, of so many bytes, while it is laid out as lines is expected to
+    be faster than a loop before the convolution."""
+    lines = line_us(walked, sizes, sms)
+    if lines is None or not is_small(walked):
+        return False
+    written = 4 * of.source_elements(sizes)
+    loop = LOOP_US + (read + written) / LOOP_BYTES_PER_US
+    ways = (direct_us(of, sizes, sms), beside_lines_us(walked, sizes, sms), lines)
+    apart = min(each for each in ways if each is not None) + loop
+    return lines + (read - written) / BYTES_PER_US < apart
 
 
 def is_worthwhile(

@@ -85,7 +85,8 @@ def choose_window(
         lines = best_line(of, of.x.result, sizes, sms) if by_lines else 0
         return replace(best_tile(whole, sizes, sms), line_positions=lines)
     assert band is not None, "rewriting asks for room first"
-    if prefers_lines(of, beside_lines_us(of, sizes, sms), sizes, sms):
+    computed = kernel.prologue is not None
+    if computed or prefers_lines(of, beside_lines_us(of, sizes, sms), sizes, sms):
         lines = best_line(of, band, sizes, sms)
         return WindowSchedule(best_tile_channels(of), band, line_positions=lines)
     return WindowSchedule(best_tile_channels(of), band, has_turns(of, band))
@@ -93,7 +94,7 @@ def choose_window(
 
 def may_be_direct(kernel: WindowKernel, tile: DirectSchedule | None = None) -> bool:
     """Whether it can be plain sums: those have rows as they lie in memory, and reduce nothing."""
-    row_by_row = kernel.source.strides[-1] == ONE
+    row_by_row = kernel.source.strides[-1] == ONE and kernel.prologue is None
     return row_by_row and kernel.reduces is Reduces.NOTHING and fits(kernel.geometry, tile)
 
 

@@ -68,14 +68,17 @@ def prefers_lines(
     of: Geometry, others_us: float | None, sizes: Mapping[str, int], sms: int
 ) -> bool:
     """Whether it is expected to be faster than so, and takes not far more memory."""
-    found, band = line_us(of, sizes, sms), best_band(of)
-    if found is None or band is None:
+    found = line_us(of, sizes, sms)
+    if found is None or not is_small(of):
         return False
-    one = replace(of, images=ONE)
-    little = line_bytes(of, band) <= MEMORY * 4 * (
-        one.source_elements({}) + one.result_elements({})
-    )
-    return little and (others_us is None or found < GAIN * others_us)
+    return others_us is None or found < GAIN * others_us
+
+
+def is_small(of: Geometry) -> bool:
+    """Whether lines take not far more memory than the convolution itself."""
+    one, band = replace(of, images=ONE), best_band(of)
+    numbers = one.source_elements({}) + one.result_elements({})
+    return band is not None and line_bytes(of, band) <= MEMORY * 4 * numbers
 
 
 def line_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:

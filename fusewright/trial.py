@@ -62,7 +62,11 @@ def _image_elements(
 ) -> Iterator[tuple[str, int]]:
     of, images = kernel.geometry, kernel.geometry.images.at(sizes)
     counts = (images, of.groups * of.channels, *(axis.size for axis in of.axes))
-    yield kernel.source.buffer, _furthest(counts, kernel.source.strides, sizes)
+    if isinstance(kernel, WindowKernel) and kernel.prologue is not None:
+        read = _loop_elements(kernel.prologue, sizes)
+        yield from ((each.name, read[each.name]) for each in kernel.prologue.arguments)
+    else:
+        yield kernel.source.buffer, _furthest(counts, kernel.source.strides, sizes)
     if isinstance(kernel, GradientKernel):
         counts = (images, of.groups * of.results, *(axis.result for axis in of.axes))
         yield kernel.change.buffer, _furthest(counts, kernel.change.strides, sizes)

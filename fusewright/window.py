@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fusewright.ending import Ending, Reduces
-from fusewright.ir import ONE, Arg, Dim, TensorSpec
-from fusewright.loop import Argument, LoopKernel
+from fusewright.ir import ONE, ZERO, Arg, Dim, TensorSpec
+from fusewright.loop import Argument, Load, LoopKernel
 
 FEW_RESULTS = range(9, 33)  # of a group: two warps would finish them
 
@@ -247,6 +247,18 @@ class Source:
     strides: tuple[Dim, Dim, Dim, Dim, Dim]
 
 
+CHANNELS = 1  # the axis of them, of a source
+
+
+def lies_along(prologue: LoopKernel, axis: int) -> bool:
+    """Whether the largest of what it reads lies side by side along an axis, or nearly so."""
+    loads = [item.access for item in prologue.body if isinstance(item, Load)]
+    moving = [sum(stride != ZERO for stride in each.strides) for each in loads]
+    large = [each for each, axes in zip(loads, moving, strict=True) if axes == max(moving)]
+    near = (ONE,) if axis == CHANNELS else (ONE, Dim(2))
+    return all(each.strides[axis] in near for each in large)
+
+
 @dataclass(frozen=True)
 class Filter:
     """Weights in memory; strides along groups, their results, channels, z, y and x."""
@@ -304,7 +316,8 @@ class GradientKernel:
 class WindowKernel(Ending):
     """A pointwise epilogue runs over images, results and the axes of a result, in this order.
 
-    One that reduces has the axes that `plan/window_sweeps.py` gives it.
+    One that reduces has the axes that `plan/window_sweeps.py` gives it. A `prologue` runs over
+    images, channels and the axes of the source, which it stores: nobody has written that then.
     """
 
     name: str
@@ -315,10 +328,12 @@ class WindowKernel(Ending):
     epilogue: LoopKernel
     product: str
     instead: Instead
+    prologue: LoopKernel | None = None
 
     def renamed(self, buffers: Mapping[str, str]) -> WindowKernel:
         """The same with operands of other names."""
-        source = replace(self.source, buffer=buffers[self.source.buffer])
+        buffer = self.source.buffer
+        source = replace(self.source, buffer=buffers[buffer] if self.prologue is None else "")
         weights = replace(self.filter, buffer=buffers[self.filter.buffer])
         return replace(self, source=source, filter=weights)
 
@@ -363,7 +378,7 @@ class WindowKernel(Ending):
 
     @property
     def operands(self) -> tuple[Argument, ...]:
-        return (
-            Argument(self.source.buffer, "float32", False),
-            Argument(self.filter.buffer, "float32", False),
-        )
+        given: tuple[Argument, ...] = (Argument(self.source.buffer, "float32", False),)
+        if self.prologue is not None:
+            given = tuple(each for each in self.prologue.arguments if not each.is_output)
+        return (*given, Argument(self.filter.buffer, "float32", False))

@@ -2,6 +2,7 @@
 // double precision.
 #pragma once
 
+#include "computed_input.cuh"
 #include "convolution_operands.cuh"
 #include "window_endings.cuh"
 
@@ -10,17 +11,18 @@
 namespace fw {
 
 // What a result reads along an axis by a tap, if it reads anything.
-inline int64_t read_at(const WindowAxis& axis, int result, int tap, bool transposed) {
-  int64_t at = int64_t(result) * axis.stride - axis.padding + tap * axis.dilation;
+inline int read_at(const WindowAxis& axis, int result, int tap, bool transposed) {
+  int at = result * axis.stride - axis.padding + tap * axis.dilation;
   if (transposed) {
-    const int64_t far = int64_t(result) + axis.padding - tap * axis.dilation;
+    const int far = result + axis.padding - tap * axis.dilation;
     at = far >= 0 && far % axis.stride == 0 ? far / axis.stride : -1;
   }
   return at < axis.in ? at : -1;
 }
 
-inline float window_at(const WindowInput& source, const WindowFilter& filter,
-                       const ConvolutionSizes& of, int64_t image, int out, int row, int x) {
+template <class Input>
+float window_at(const Input& source, const WindowFilter& filter, const ConvolutionSizes& of,
+                int image, int out, int row, int x) {
   double sum = 0;
   const int z = row / of.y.out, y = row % of.y.out;
   const int group = out / of.channels_out;
@@ -28,14 +30,12 @@ inline float window_at(const WindowInput& source, const WindowFilter& filter,
     for (int tap = 0; tap < of.taps(); ++tap) {
       const int k = tap / of.x.kernel / of.y.kernel, j = tap / of.x.kernel % of.y.kernel;
       const int i = tap % of.x.kernel;
-      const int64_t at_z = read_at(of.z, z, k, of.transposed);
-      const int64_t at_y = read_at(of.y, y, j, of.transposed);
-      const int64_t at_x = read_at(of.x, x, i, of.transposed);
+      const int at_z = read_at(of.z, z, k, of.transposed);
+      const int at_y = read_at(of.y, y, j, of.transposed);
+      const int at_x = read_at(of.x, x, i, of.transposed);
       if (at_z < 0 || at_y < 0 || at_x < 0) continue;
-      const int64_t from = image * source.image_stride +
-                           int64_t(group * of.channels + channel) * source.channel_stride +
-                           at_z * source.z_stride + at_y * source.y_stride + at_x * source.x_stride;
-      sum += double(source.data[from]) *
+      const auto from = source.place(image, group * of.channels + channel, at_z, at_y, at_x);
+      sum += double(source.at(from)) *
              filter.data[group * filter.group_stride + out % of.channels_out * filter.out_stride +
                          channel * filter.in_stride + k * filter.z_stride + j * filter.y_stride +
                          i * filter.x_stride];
@@ -131,8 +131,8 @@ inline ConvolutionSizes unwoven(ConvolutionSizes of) {
   return of;
 }
 
-template <int kTerms, class Way, int kLanes, class End>
-int convolution(const End& end, bool, const WindowInput& source, const WindowFilter& filter,
+template <int kTerms, class Way, int kLanes, class End, class Input>
+int convolution(const End& end, bool, const Input& source, const WindowFilter& filter,
                 const ConvolutionSizes& given, void* workspace, void* lines, int device,
                 void* stream) {
   if (Way::kBeside != given.row_order.beside) return 3;

@@ -39,7 +39,8 @@ def on_library(
 ) -> nn.Module:
     """A copy of the model on the kernels of this source, which g++ can build: those of the plans
     that a test runs, and no others."""
-    modes = tuple(replace(each, owners=owners_of(model, "train")) for each in prepared.modes[:1])
+    mode = "train" if model.training else "eval"
+    modes = tuple(replace(each, owners=owners_of(model, mode)) for each in prepared.modes[:1])
     inputs = (x,) if isinstance(x, Tensor) else tuple(x)
     bundle = ModuleBundle("emulated", "host", source, arguments_of(model, inputs), modes)
     run = [plan for plan in (getattr(modes[0], each) for each in plans) if plan is not None]

@@ -62,6 +62,41 @@ ENTRY(woven_3_64, 3, Woven<64>)
 ENTRY(woven_3_128, 3, Woven<128>)
 ENTRY(woven_lines, 1, WovenLines)
 ENTRY(woven_turns, 1, WovenTurns)
+namespace {
+struct Twice {
+  struct Raw {
+    float x;
+  };
+  struct Factors {
+    float factor;
+    int image, channel;
+  };
+  fw::WindowInput x;
+  Raw read(int image, int channel, int z, int y, int column) const {
+    if (image < 0 || channel < 0 || z < 0 || y < 0 || column < 0) std::abort();
+    return {x.at(x.place(image, channel, z, y, column))};
+  }
+  Factors factors(int image, int channel) const { return {2, image, channel}; }
+  float value(const Raw& raw, const Factors& of, int image, int channel, int, int, int) const {
+    return image == of.image && channel == of.channel ? of.factor * raw.x : 1e9f;
+  }
+};
+fw::ComputedInput<Twice> twice(const fw::WindowInput& x, int channels) {
+  return {{x}, x.by_channels(channels)};
+}
+}  // namespace
+#define COMPUTED(name, terms, way)                                                              \
+  extern "C" int convolution_computed_##name(                                                   \
+      const fw::WindowInput* x, const fw::WindowFilter* filter,                                 \
+      const fw::ConvolutionSizes* sizes, void* workspace, void* lines, float* out) {            \
+    const int64_t plane = int64_t(sizes->z.out) * sizes->y.out * sizes->x.out;                  \
+    const int outs = sizes->groups * sizes->channels_out;                                       \
+    const Plain plain{out, sizes->images * plane, plane, outs};                                 \
+    return fw::convolution<terms, fw::way, 2>(End{{{plain}}}, true, twice(*x, sizes->channels), \
+                                              *filter, *sizes, workspace, lines, 0, nullptr);   \
+  }
+COMPUTED(lines, 1, Lines)
+COMPUTED(3_64, 3, ByTiles<64>)
 """
 )
 
@@ -192,6 +227,39 @@ def test_weights_and_taps(  # type: ignore[no-untyped-def]
     exact = F.conv2d(x.double(), w.double(), None, stride, padding, dilation, groups)
     y = convolved(x, w, stride, padding, dilation, groups, terms, way)
     wrong, right = (each.transpose(0, 1).flatten(1).norm(dim=1) for each in (y - exact, exact))
+    assert float((wrong / right).max()) < (4e-7 if terms == 3 else 8e-4)
+
+
+@pytest.mark.parametrize("kind", ["lines", "3_64"])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "filter_", "stride", "padding"),
+    [
+        ((3, 12, 9, 12), (32, 12, 3, 3), (1, 1), (1, 1)),
+        ((2, 140, 7, 7), (20, 140, 3, 3), (1, 1), (1, 1)),
+        ((2, 72, 8, 9), (10, 72, 3, 2), (2, 1), (0, 1)),
+        ((3, 16, 5, 4, 6), (9, 16, 2, 3, 3), (1, 1, 1), (0, 1, 1)),
+    ],
+)
+def test_an_input_that_is_computed(  # type: ignore[no-untyped-def]
+    shape, filter_, stride, padding, last: bool, kind: str
+) -> None:
+    """By channels, by rows, outside, of the sample, and where sums are made again."""
+    torch.manual_seed(sum(shape))
+    x, w = torch.randn(shape), torch.randn(filter_)
+    x[-1] *= 2.0**40 if kind == "lines" else 2.0**6  # this image is laid out again
+    x[0, 0, 1, 1] = 3e38  # and this number is not finite, twice
+    if last:
+        x = x.transpose(1, -1).contiguous().transpose(1, -1)
+    terms = 1 if kind == "lines" else 3
+    ones = (1,) * len(stride)
+    y = convolved(x, w, stride, padding, ones, 1, terms, f"computed_{kind}")
+    convolve = F.conv3d if len(stride) == 3 else F.conv2d
+    exact = convolve(2 * x, w, None, stride, padding)
+    assert torch.equal(y.isfinite(), exact.isfinite())
+    assert not exact.isfinite().all()
+    wide = convolve(2 * x[1:].double(), w.double(), None, stride, padding)
+    wrong, right = (each.flatten(1).norm(dim=1) for each in (y[1:] - wide, wide))
     assert float((wrong / right).max()) < (4e-7 if terms == 3 else 8e-4)
 
 

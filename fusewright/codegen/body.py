@@ -53,16 +53,16 @@ from fusewright.vectors import lane_axis
 
 def functor(form: Form) -> list[str]:
     """The struct `<kernel>_body<I>`."""
-    parts = [_members(form), _extents(form)]
+    parts = [members(form), _extents(form)]
     parts += tile_parts(form) if form.is_tiled else []
     if form.is_flat:
-        parts += [_elem_struct(form, pointwise_loads(form))]
+        parts += [elem_struct(form, pointwise_loads(form))]
         parts += [_pointwise_load(form), _pointwise_visit(form)]
         parts += [turn_lines(form)] if turned_loads(form) else []
     else:
         apart = {*form.tiles, *form.factors}
         loads = [x for x in element_loads(form.kernel, form.plan) if x not in apart]
-        parts += [_elem_struct(form, loads), *factor_parts(form), _row_struct(form)]
+        parts += [elem_struct(form, loads), *factor_parts(form), _row_struct(form)]
         sums = [accumulators(form, k) for k in range(form.plan.count)]
         parts += scanned_parts(form) if form.scans else sums
         places = form.kept and form.language == "host"
@@ -83,7 +83,7 @@ def pointwise_loads(form: Form) -> list[Load]:
     return [item for item in form.kernel.body if isinstance(item, Load) and item not in form.tiles]
 
 
-def _members(form: Form) -> list[str]:
+def members(form: Form) -> list[str]:
     lines = []
     for argument in form.kernel.arguments:
         const = "" if argument.is_output else "const "
@@ -144,7 +144,7 @@ def _extents(form: Form) -> list[str]:
     return lines
 
 
-def _elem_struct(form: Form, loads: list[Load]) -> list[str]:
+def elem_struct(form: Form, loads: list[Load]) -> list[str]:
     fields = [f"{holder(form, item, True, 'V')} {form.names[item.name]};" for item in loads]
     if form.language == "cuda":
         fields += [f"{form.register(name)} {form.names[name]}_kept[V];" for name in form.kept]

@@ -179,11 +179,16 @@ def vectors_text(kernel: Ended, forms: Sequence[Form]) -> str:
 
 
 def ending_lines(
-    kernel: Ended, forms: Sequence[Form], title: str, body: list[str], parts: str = "workspace"
+    kernel: Ended,
+    forms: Sequence[Form],
+    title: str,
+    body: list[str],
+    parts: str = "workspace",
+    before: Sequence[str] = (),
 ) -> list[str]:
     """The functors, their binding and the extern "C" function with this body, which finds `end`,
     what the elements end in, and `vectors`, whether several columns may go together. `parts` is
-    where reductions leave theirs."""
+    where reductions leave theirs, `before` what else the body needs."""
     end = f"const auto end = {_end_text(kernel, forms, parts)};"
     vectors = f"const bool vectors = {vectors_text(kernel, forms)};"
     head = [f"// {kernel.name}: {comment(kernel.summary)}", f"// {comment(title)}"]
@@ -193,6 +198,7 @@ def ending_lines(
     return [
         "namespace {",
         *head,
+        *before,
         *(line for form in forms for line in (*functor(form), *bind(form))),
         "}  // namespace",
         f'extern "C" int {kernel.name}({", ".join(parameters)}) {{',

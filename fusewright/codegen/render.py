@@ -35,11 +35,11 @@ from fusewright.layout_schedule import (
     ProductSchedule,
     WindowSchedule,
 )
-from fusewright.loop import Apply, Load, LoopKernel, Reduce
+from fusewright.loop import Apply, Instruction, Load, LoopKernel, Reduce
 from fusewright.optable import REDUCTIONS, SCALAR_OPS
 from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, Target
-from fusewright.window import GradientKernel
+from fusewright.window import GradientKernel, WindowKernel
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 _PRECISIONS = (
@@ -73,7 +73,10 @@ def render(
     ]
     if windows and all(kernel.geometry.z.is_single for kernel in windows):
         lines.append("#define FW_VOLUMES 0")
-    for root in [*_roots(forms, every, target), *sorted(set(headers))]:
+    bodies = [each.kernel.body for each in every]
+    prologues = [each.prologue for each in windows if isinstance(each, WindowKernel)]
+    bodies += [each.body for each in prologues if each is not None]
+    for root in [*_roots(forms, bodies, target), *sorted(set(headers))]:
         lines += flattened(root, pasted)
     made = [(entry(each, target), _kernel(each, target)) for each in forms]
     for (kernel, schedule), epilogue in zip(ended, epilogues, strict=True):
@@ -120,9 +123,10 @@ def _ended(
     return window_entry(kernel, schedule), window_lines(kernel, epilogue, schedule)
 
 
-def _roots(forms: Sequence[Form], every: Sequence[Form], target: Target) -> list[str]:
-    """The header files that these kernels call into, epilogues among them."""
-    bodies = [each.kernel.body for each in every]
+def _roots(
+    forms: Sequence[Form], bodies: Sequence[tuple[Instruction, ...]], target: Target
+) -> list[str]:
+    """The header files that these bodies call into, those of epilogues and prologues among them."""
     ops = [item.op for body in bodies for item in body if isinstance(item, Apply)]
     found = [item.kind for body in bodies for item in body if isinstance(item, Reduce)]
     needed = {SCALAR_OPS[op].header for op in ops} | {REDUCTIONS[kind].header for kind in found}

@@ -7,6 +7,7 @@ from dataclasses import astuple, replace
 
 from fusewright.codegen.ending import ending_lines, pointer_text
 from fusewright.codegen.form import Form
+from fusewright.codegen.prologue import computed_text, prologue_lines
 from fusewright.codegen.source import ALIGNMENT, Entry, Rounded, Workspace, macro
 from fusewright.direct_cost import DirectSchedule
 from fusewright.ending import Reduces
@@ -77,7 +78,8 @@ def window_lines(
     ]
     parts = f"static_cast<char*>(workspace) + {_parts_at(kernel)}"
     parts = "workspace" if kernel.reduces is Reduces.NOTHING else parts
-    return ending_lines(kernel, forms, _title(kernel), body, parts)
+    before = [] if kernel.prologue is None else prologue_lines(kernel)
+    return ending_lines(kernel, forms, _title(kernel), body, parts, before)
 
 
 def _window_call(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> str:
@@ -110,7 +112,6 @@ def _title(kernel: WindowKernel) -> str:
 def _operands(kernel: WindowKernel, form: Form, of: Geometry, band_width: int) -> list[str]:
     """Images, weights and sizes."""
     source, filter_ = kernel.source, kernel.filter
-    images = [pointer_text(form, "float", source.buffer), *map(form.size, source.strides)]
     weights = pointer_text(form, "float", filter_.buffer)
     filter_numbers = ", ".join(map(str, filter_.strides))
     sizes = [form.size(of.images), str(of.groups), str(of.channels), str(of.results)]
@@ -118,8 +119,13 @@ def _operands(kernel: WindowKernel, form: Form, of: Geometry, band_width: int) -
     sizes += ["true" if of.transposed else "false"]
     if of.row_order:
         sizes += [f"{{{', '.join(map(str, astuple(of.row_order)))}}}"]
+    if kernel.prologue is not None:
+        given = f"const auto source = {computed_text(kernel)};"
+    else:
+        images = [pointer_text(form, "float", source.buffer), *map(form.size, source.strides)]
+        given = f"const fw::WindowInput source{{{', '.join(images)}}};"
     return [
-        f"const fw::WindowInput source{{{', '.join(images)}}};",
+        given,
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
         f"const fw::ConvolutionSizes sizes{{{', '.join(sizes)}}};",
     ]

@@ -35,10 +35,10 @@ __device__ __forceinline__ Value of_all(Value mine, const Join& join) {
 // A block for each out channel of all groups, which keeps its numbers in shared memory where that has
 // room for so many. `lo` may be null: not wanted. The `samples` blocks before those find scales for
 // lines, of an image and group each. All are to run at once: registers for as many threads as there are.
-template <int kThreads>
+template <int kThreads, class Input>
 __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
     split_filter(const WindowFilter filter, const WindowShape shape, const TapOrder order, half* hi,
-                 half* lo, float* inverse, int room, const WindowInput x, const WindowLines lines,
+                 half* lo, float* inverse, int room, const Input x, const WindowLines lines,
                  int samples) {
   extern __shared__ __align__(1024) char memory[];
   __shared__ int64_t place_of[kMostTaps];
@@ -155,8 +155,8 @@ struct ByLines {
 };
 
 // `workspace` has room for both halves and the scales of all weights, `memory` for lines.
-template <int kTerms, class Way, int kLanes, class End>
-int convolution(const End& end, bool vectors, const WindowInput& x, const WindowFilter& filter,
+template <int kTerms, class Way, int kLanes, class End, class Input>
+int convolution(const End& end, bool vectors, const Input& x, const WindowFilter& filter,
                 const ConvolutionSizes& of, void* workspace, void* memory, int device,
                 void* stream) {
   using Kind = typename Way::template Kind<kTerms>;
@@ -183,7 +183,7 @@ int convolution(const End& end, bool vectors, const WindowInput& x, const Window
   const auto split = [&](auto threads) {
     constexpr int kThreads = decltype(threads)::value;
     static_assert(kThreads >= kMostTaps, "a thread for each tap");
-    const auto kernel = split_filter<kThreads>;
+    const auto kernel = split_filter<kThreads, Input>;
     // An ordinary launch: the next kernels read x before they wait for this one, so x has to be there.
     kernel<<<blocks, kThreads, 4 * room, static_cast<cudaStream_t>(stream)>>>(
         filter, shape, order, hi, kTerms == 1 ? nullptr : lo, inverse, room, x, lines, samples);

@@ -24,9 +24,9 @@ struct LineKind {
   static constexpr int kBoxBits = 3, kBoxes = 1 << kBoxBits;
 };
 
-template <class Kind, int kLanes, class End>
+template <class Kind, int kLanes, class End, class Input>
 __global__ void __launch_bounds__(Kind::kThreads, 1)
-    line_window_kernel(const End end, const __grid_constant__ WindowInput x,
+    line_window_kernel(const End end, const __grid_constant__ Input x,
                        const __grid_constant__ WindowWeights w,
                        const __grid_constant__ WindowSizes sizes, const float* scales,
                        const __grid_constant__ CUtensorMap map_w,
@@ -62,8 +62,8 @@ inline bool divide_lines(WindowSizes& sizes, int room) {
 }
 
 // As `window`; `lines` are written here.
-template <class Kind, int kLanes, class End>
-static int line_window(const End& end, bool vectors, const WindowInput& x, const WindowWeights& w,
+template <class Kind, int kLanes, class End, class Input>
+static int line_window(const End& end, bool vectors, const Input& x, const WindowWeights& w,
                        const WindowShape& shape, const WindowLines& lines, int device,
                        void* stream) {
   using Shared = WindowShared<Kind>;
@@ -98,7 +98,7 @@ static int line_window(const End& end, bool vectors, const WindowInput& x, const
   const auto lay_out = [&](auto by_channels) {
     constexpr int kThreads = 32 * LineSizes::kWarps;
     const int chunks = shape.images * shape.groups * of.planes * of.chunks;
-    const auto kernel = lay_out_lines<decltype(by_channels)::value>;
+    const auto kernel = lay_out_lines<decltype(by_channels)::value, Input>;
     launch_behind(kernel, chunks, kThreads, 0, stream, x, sizes, of, lines);
   };
   if (sizes.by_channels) {
@@ -107,7 +107,7 @@ static int line_window(const End& end, bool vectors, const WindowInput& x, const
     lay_out(std::false_type());
   }
   const int shared_bytes = int(sizeof(Shared)) + sizes.stages * sizes.ring_bytes();
-  const auto kernel = line_window_kernel<Kind, kLanes, End>;
+  const auto kernel = line_window_kernel<Kind, kLanes, End, Input>;
   static Persistent persistent;
   const int blocks = persistent.blocks(kernel, sizes.tiles, device);
   sizes.take_turns(blocks);

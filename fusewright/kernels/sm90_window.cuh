@@ -19,6 +19,7 @@
 namespace fw {
 
 // A tile's part of the result; p counts from the tile's first position.
+template <class Input>
 struct WindowResult {
   struct Place {
     bool inside;
@@ -27,7 +28,7 @@ struct WindowResult {
   };
   static constexpr bool kMends = true;
   static constexpr int kWords = 32, kBeside = 0;
-  const WindowInput& x;
+  const Input& x;
   const WindowWeights& w;
   const WindowSizes& sizes;
   WindowTile tile;
@@ -87,8 +88,6 @@ struct WindowResult {
     float sum = 0.f;
 #pragma unroll 1
     for (int c = 0; c < shape.channels; ++c) {
-      const float* from = x.data + at.image * x.image_stride +
-                          (tile.group * shape.channels + c) * x.channel_stride;
       const float* weight = w.raw.data + tile.group * w.raw.group_stride + q * w.raw.out_stride +
                             c * w.raw.in_stride;
 #pragma unroll 1
@@ -103,8 +102,8 @@ struct WindowResult {
                               unsigned(column) < unsigned(shape.x.in);
           const uint32_t tap_x = shape.tap_x(w.order.x[tap], beside);
           if ((!inside && shape.transposed) || tap_x == kNoTap) continue;
-          const float number =
-              inside ? from[z * x.z_stride + y * x.y_stride + column * x.x_stride] : 0.f;
+          const int channel = tile.group * shape.channels + c;
+          const float number = inside ? x.at(x.place(at.image, channel, z, y, column)) : 0.f;
           sum = __fmaf_rn(number,
                           weight[phase.tap_z * w.raw.z_stride + w.order.y[tap] * w.raw.y_stride +
                                  tap_x * w.raw.x_stride],
@@ -118,24 +117,25 @@ struct WindowResult {
 };
 
 // The same where rows go by eight: p counts columns, kBeside_ for a position, q the channels.
-template <int kBeside_>
-struct ByEight : WindowResult {
+template <int kBeside_, class Input>
+struct ByEight : WindowResult<Input> {
+  using Of = WindowResult<Input>;
   static constexpr int kBeside = kBeside_;
 
-  __device__ __forceinline__ explicit ByEight(const WindowResult& of) : WindowResult(of) {}
-  __device__ __forceinline__ Place place(int p) const {
-    WindowPosition at = output(p / kBeside);
+  __device__ __forceinline__ explicit ByEight(const Of& of) : Of(of) {}
+  __device__ __forceinline__ typename Of::Place place(int p) const {
+    WindowPosition at = Of::output(p / kBeside);
     at.column = kBeside * at.column + p % kBeside;
-    return place_of(at);
+    return Of::place_of(at);
   }
   __device__ __forceinline__ float plain(int p, int q) const {
-    return WindowResult::plain(p / kBeside, q, p % kBeside);
+    return Of::plain(p / kBeside, q, p % kBeside);
   }
 };
 
-template <class Kind>
+template <class Kind, class Input>
 using WindowResultOf =
-    std::conditional_t<Kind::kBeside != 0, ByEight<Kind::kBeside>, WindowResult>;
+    std::conditional_t<Kind::kBeside != 0, ByEight<Kind::kBeside, Input>, WindowResult<Input>>;
 
 // Of what is reduced down the channels each warp leaves a line, which has 16 of them.
 FW_FN int lines_of_group(int channels) { return (channels + 15) / 16; }
@@ -179,12 +179,12 @@ __device__ __forceinline__ float settle_images(WindowMultiplier<Kind>& multiplie
 
 // The warpgroups that multiply, and end in the epilogue, V positions at a time. `scales` are those of
 // lines, if there are.
-template <int V, class Kind, class End>
+template <int V, class Kind, class End, class Input>
 __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, const End& end,
-                                                 const WindowInput& x, const WindowWeights& w,
+                                                 const Input& x, const WindowWeights& w,
                                                  const WindowSizes& sizes,
                                                  const float* scales = nullptr) {
-  using Result = WindowResultOf<Kind>;
+  using Result = WindowResultOf<Kind, Input>;
   static_assert(Kind::kBeside == 0 || !End::kReduces, "what is reduced has channels as rows");
   static_assert(!End::kByRow || Kind::kPositions % kPartPositions == 0, "parts are whole");
   using Turn = WarpTurn<V, Kind::kBeside>;
@@ -199,7 +199,7 @@ __device__ __forceinline__ void multiply_windows(WindowShared<Kind>& shared, con
     const int q = tile.q + multiplier.first_channel(), rows = sizes.shape.channels_out;
     const int mine = (q / 16 + warp) * Turn::kChannels;  // the warp's first channel
     const int line = tile.group * lines_of_group(rows) + mine / 16;
-    const Result result(WindowResult{x, w, sizes, tile, sizes.shape.results(), line});
+    const Result result(WindowResult<Input>{x, w, sizes, tile, sizes.shape.results(), line});
     if (tile.group * rows + q != channel) {
       channel = tile.group * rows + q;
 #pragma unroll
@@ -238,9 +238,9 @@ __device__ __forceinline__ void start_barriers(WindowShared<Kind>& shared, const
   __syncthreads();
 }
 
-template <class Kind, int kLanes, class End>
+template <class Kind, int kLanes, class End, class Input>
 __global__ void __launch_bounds__(Kind::kThreads, 1)
-    window_kernel(const End end, const __grid_constant__ WindowInput x,
+    window_kernel(const End end, const __grid_constant__ Input x,
                   const __grid_constant__ WindowWeights w,
                   const __grid_constant__ WindowSizes sizes,
                   const __grid_constant__ CUtensorMap map_hi,
@@ -302,8 +302,8 @@ inline bool goes_by_lanes(const WindowShape& shape, int lanes) {
 
 // `vectors`: kLanes neighbouring positions of an image may go through the epilogue together; where
 // they may not, a kernel of its own takes them one by one.
-template <class Kind, int kLanes, class End>
-static int window(const End& end, bool vectors, const WindowInput& x, const WindowWeights& w,
+template <class Kind, int kLanes, class End, class Input>
+static int window(const End& end, bool vectors, const Input& x, const WindowWeights& w,
                   const WindowShape& shape, int device, void* stream) {
   using Shared = WindowShared<Kind>;
   if (!shape.has_pixels()) return 0;
@@ -338,7 +338,7 @@ static int window(const End& end, bool vectors, const WindowInput& x, const Wind
   const bool mapped = matrix_map(map_hi, w.hi, halves, 64, Kind::kBoxChannels) &&
                       (Kind::kTerms == 1 || matrix_map(map_lo, w.lo, halves, 64, Kind::kBoxChannels));
   if (!mapped) return static_cast<int>(cudaErrorInvalidValue);
-  const auto kernel = window_kernel<Kind, kLanes, End>;
+  const auto kernel = window_kernel<Kind, kLanes, End, Input>;
   static Persistent persistent;
   const int blocks = persistent.blocks(kernel, sizes.tiles, device);
   sizes.take_turns(blocks);

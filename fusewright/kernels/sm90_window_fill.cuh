@@ -6,6 +6,7 @@
 // last one, and where that does not fit, which is rare, they are filled again.
 #pragma once
 
+#include "computed_input.cuh"
 #include "sm90_split.cuh"
 #include "window_walk.cuh"
 
@@ -52,10 +53,10 @@ struct RingRows {
 
 // Where the number that a position reads lies, in one channel, if it is inside the input: of a plane that
 // begins somewhere, as a WindowPhase or a WindowPlane does.
-template <class Begins>
-__device__ __forceinline__ const float* window_place(const WindowSizes& sizes, const WindowInput& x,
-                                                     const WindowPosition& position, int channel,
-                                                     const Begins& begins, bool& inside) {
+template <class Input, class Begins>
+__device__ __forceinline__ auto window_place(const WindowSizes& sizes, const Input& x,
+                                             const WindowPosition& position, int channel,
+                                             const Begins& begins, bool& inside) {
   const WindowAxis &along_z = sizes.shape.z, &along_y = sizes.shape.y, &along_x = sizes.shape.x;
   const int z = kVolumes ? position.z * along_z.stride - along_z.padding + begins.z : 0;
   const int y = position.y * along_y.stride - along_y.padding + begins.y;
@@ -63,8 +64,32 @@ __device__ __forceinline__ const float* window_place(const WindowSizes& sizes, c
   inside = (position.image < sizes.shape.images) & (unsigned(y) < unsigned(along_y.in)) &
            (unsigned(column) < unsigned(along_x.in)) &
            (!kVolumes || unsigned(z) < unsigned(along_z.in));
-  return x.data + position.image * x.image_stride + z * x.z_stride + y * x.y_stride +
-         column * x.x_stride + channel * x.channel_stride;
+  return x.place(position.image, channel, z, y, column);
+}
+
+// A number of an input, of which nothing is read again soon; four that lie side by side.
+__device__ __forceinline__ float once(const WindowInput&, const float* from) {
+  return load_once(from);
+}
+__device__ __forceinline__ float once_if(const WindowInput&, const float* from, bool inside) {
+  return load_if(from, inside);
+}
+__device__ __forceinline__ void four_if(float* x, const WindowInput&, const float* from,
+                                        bool inside) {
+  load_four_if(x, from, inside);
+}
+template <class Body>
+__device__ __forceinline__ float once_if(const ComputedInput<Body>& input,
+                                         const typename ComputedInput<Body>::Place& from,
+                                         bool inside) {
+  return input.at(from, inside);
+}
+template <class Body>
+__device__ __forceinline__ void four_if(float* x, const ComputedInput<Body>& input,
+                                        const typename ComputedInput<Body>::Place& from,
+                                        bool inside) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = input.at(from + i, inside);
 }
 
 // What is read of the input in one phase: rows from `first` up to `rows`, some channels. A source
@@ -74,10 +99,11 @@ struct WindowSource {
   int channel, channels;  // the first, of all; how many
   int phase, first, rows;
 
-  __device__ __forceinline__ const float* at(const WindowSizes& sizes, const WindowInput& x,
-                                             int row, bool& inside) const {
-    const float* from = window_place(sizes, x, sizes.position(band, place, row), channel,
-                                     sizes.shape.phase[phase], inside);
+  template <class Input>
+  __device__ __forceinline__ auto at(const WindowSizes& sizes, const Input& x, int row,
+                                     bool& inside) const {
+    const auto from = window_place(sizes, x, sizes.position(band, place, row), channel,
+                                   sizes.shape.phase[phase], inside);
     inside &= row < rows;
     return from;
   }
@@ -115,16 +141,16 @@ struct WindowUnit {
 };
 
 // A unit's numbers, and what is known of it while it is loaded.
-template <bool kByChannels>
+template <bool kByChannels, class Input>
 struct WindowParts {
   using Unit = WindowUnit<kByChannels>;
   float x[4][8];
-  const float* from;
+  typename Input::Place from;
   int left;    // channels from there on, if the row is inside
   bool whole;  // all rows of the warp are inside, and so are the channels
 
   template <class Source>
-  __device__ __forceinline__ void load(int k, const WindowSizes& sizes, const WindowInput& input,
+  __device__ __forceinline__ void load(int k, const WindowSizes& sizes, const Input& input,
                                        int stride, const Source& source, const Unit& unit) {
     if (kByChannels || k == 0) {
       bool inside;
@@ -132,26 +158,31 @@ struct WindowParts {
       left = inside ? source.channels - 8 * unit.column(0) : 0;
     }
     if constexpr (kByChannels) {
-      load_four_if(x[k], from + 8 * unit.column(k), left > 0);
-      load_four_if(x[k] + 4, from + 8 * unit.column(k) + 4, left > 4);
+      four_if(x[k], input, from + 8 * unit.column(k), left > 0);
+      four_if(x[k] + 4, input, from + 8 * unit.column(k) + 4, left > 4);
     } else {
       if (k == 0) {
         from += int64_t(stride) * (8 * unit.column(0));
         whole = __all_sync(0xffffffffu, left >= 32);
       }
-      load_eight(x[k], stride, 8 * k);
+      load_eight(x[k], input, stride, 8 * k);
       from += int64_t(stride) * 8;
     }
   }
 
  private:
-  __device__ __forceinline__ void load_eight(float (&to)[8], int stride, int first) {
-    if (whole) {
+  __device__ __forceinline__ void load_eight(float (&to)[8], const Input& input, int stride,
+                                             int first) {
+    if constexpr (Input::kInMemory) {
+      if (whole) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) to[i] = load_once(from + int64_t(stride) * i);
-    } else {
+        for (int i = 0; i < 8; ++i) to[i] = once(input, from + int64_t(stride) * i);
+        return;
+      }
+    }
 #pragma unroll
-      for (int i = 0; i < 8; ++i) to[i] = load_if(from + int64_t(stride) * i, first + i < left);
+    for (int i = 0; i < 8; ++i) {
+      to[i] = once_if(input, from + int64_t(stride) * i, first + i < left);
     }
   }
 };
@@ -171,16 +202,16 @@ __device__ __forceinline__ float largest_finite(const float (&x)[8]) {
 
 // The warps that convert one operand. `found` lies in shared memory. What changes from stage to stage
 // has no references: the compiler would no longer know that they are to the kernel's arguments.
-template <int kTerms, bool kByChannels, int kWarps>
+template <int kTerms, bool kByChannels, int kWarps, class Input>
 struct WindowConverter {
   using Unit = WindowUnit<kByChannels>;
   const WindowSizes& sizes;
-  const WindowInput& input;
+  const Input& input;
   uint32_t (&found)[2][kWarps];
   int barrier, warp;
   int stride;  // between channels
   int turn = 0;
-  WindowParts<kByChannels> parts;
+  WindowParts<kByChannels, Input> parts;
 
   // The largest that any of them has; all stores are published then.
   __device__ __forceinline__ uint32_t largest_of_all(uint32_t mine) {

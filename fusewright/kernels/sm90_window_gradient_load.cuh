@@ -149,7 +149,7 @@ __device__ __forceinline__ void convert_x(GradientShared<kTerms>& shared, const 
             min(64, shape.channels - work.in), work.set.phase, all ? 0 : reach,
             at.left > 0 ? sizes.tile_positions + reach : 0};
   };
-  WindowConverter<kTerms, kByChannels, kGradientWarps> converter = {
+  WindowConverter<kTerms, kByChannels, kGradientWarps, WindowInput> converter = {
       sizes, x, shared.found_x, kBarrierOfX, int(threadIdx.x / 32 % kGradientWarps),
       int(x.channel_stride)};
   Slabs slabs = {work.band, work.place, work.slabs};
@@ -192,7 +192,7 @@ __device__ __forceinline__ void convert_dy(GradientShared<kTerms>& shared, const
     return {at.band, at.place, work.group * shape.channels_out + out,
             min(64, shape.channels_out - out), 0, at.left > 0 ? sizes.tile_positions : 0};
   };
-  WindowConverter<kTerms, kByChannels, kGradientWarps> converter = {
+  WindowConverter<kTerms, kByChannels, kGradientWarps, WindowInput> converter = {
       sizes, dy, shared.found_dy, kBarrierOfDy, int(threadIdx.x / 32 % kGradientWarps),
       int(dy.channel_stride)};
   Slabs slabs = {work.band, work.place, work.slabs};

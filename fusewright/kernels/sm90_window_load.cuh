@@ -161,12 +161,12 @@ struct WindowStages {
 };
 
 // The warps that convert.
-template <bool kByChannels, class Kind>
-__device__ __forceinline__ void convert_input(WindowShared<Kind>& shared, const WindowInput& x,
+template <bool kByChannels, class Kind, class Input>
+__device__ __forceinline__ void convert_input(WindowShared<Kind>& shared, const Input& x,
                                               const WindowSizes& sizes) {
   const int warp = (threadIdx.x - Kind::kFirstConvert) / 32;
   float* const scales = shared.convert.kept_scales[warp];  // of the rings
-  WindowConverter<Kind::kTerms, kByChannels, Kind::kConvertWarps> converter = {
+  WindowConverter<Kind::kTerms, kByChannels, Kind::kConvertWarps, Input> converter = {
       sizes, x, shared.convert.found, kConvertBarrier, warp, int(x.channel_stride)};
   if (threadIdx.x % 32 < kMostStages) scales[threadIdx.x % 32] = 2048.f;  // normal numbers'
   __syncwarp();

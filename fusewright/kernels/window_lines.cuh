@@ -61,21 +61,18 @@ __device__ __forceinline__ uint32_t spread(uint32_t i, uint32_t step, uint32_t b
 
 // A thread's part of a sample of an image's group: of each channel as many, at places that are spread
 // over the image (by powers of the root of x³ = x + 1, which leave the smallest gaps, and another for z).
-template <int kThreads>
-__device__ __forceinline__ LineSample sampled(const WindowInput& x, const WindowShape& shape,
-                                              int image, int group) {
+template <int kThreads, class Input>
+__device__ __forceinline__ LineSample sampled(const Input& x, const WindowShape& shape, int image,
+                                              int group) {
   constexpr uint32_t kBits = 10, kStepZ = 2654435769u, kStepY = 3242174889u,
                      kStepX = 2447445414u;
-  const float* from = x.data + image * x.image_stride +
-                      int64_t(group) * shape.channels * x.channel_stride;
   LineSample sample = {};
 #pragma unroll
   for (uint32_t i = threadIdx.x; i < 1u << kBits; i += kThreads) {
     const uint32_t channel = uint32_t(uint64_t(i) * shape.channels >> kBits);
     const uint32_t z = spread(i, kStepZ, shape.z.in), y = spread(i, kStepY, shape.y.in);
     const uint32_t column = spread(i, kStepX, shape.x.in);
-    sample.add(from[channel * x.channel_stride + z * x.z_stride + y * x.y_stride +
-                    column * x.x_stride]);
+    sample.add(x.at(x.place(image, group * shape.channels + channel, z, y, column)));
   }
   return sample;
 }
@@ -100,23 +97,93 @@ struct LineSizes {
 
 // As a WindowSource, of a plane.
 struct LineSource : WindowSource {
-  __device__ __forceinline__ const float* at(const WindowSizes& sizes, const WindowInput& x,
-                                             int row, bool& inside) const {
-    const float* from = window_place(sizes, x, sizes.position(band, place, row), channel,
-                                     sizes.shape.plane[phase], inside);
+  template <class Input>
+  __device__ __forceinline__ auto at(const WindowSizes& sizes, const Input& x, int row,
+                                     bool& inside) const {
+    const auto from = window_place(sizes, x, sizes.position(band, place, row), channel,
+                                   sizes.shape.plane[phase], inside);
     inside &= row < rows;
     return from;
   }
 };
 
+// What the numbers of a channel share while they are laid out, and the numbers of a unit. Those that
+// lie in memory share nothing.
+template <bool kByChannels, class Input>
+struct LineParts : WindowParts<kByChannels, Input> {
+  struct Factors {};
+  static constexpr bool kAtOnce = true;
+
+  __device__ __forceinline__ static void find(Factors (&)[64], const Input&, const LineSource&,
+                                              int) {}
+  __device__ __forceinline__ void compute(int, const Factors (&)[64], const Input&,
+                                          const WindowUnit<kByChannels>&) {}
+};
+// Of those that are computed all is read first, and while it is on its way, some threads find the
+// factors; eight at a time where it is much.
+template <bool kByChannels, class Body>
+struct LineParts<kByChannels, ComputedInput<Body>> {
+  using Input = ComputedInput<Body>;
+  using Factors = typename Body::Factors;
+  using Unit = WindowUnit<kByChannels>;
+  static constexpr int kRows = kByChannels ? 4 : 1;  // of a thread
+  static constexpr bool kAtOnce = sizeof(typename Body::Raw) <= 4;
+  typename Body::Raw raw[kAtOnce ? 4 : 1][8];
+  typename Input::Place from[kRows];
+  int left[kRows];
+  float x[4][8];
+
+  __device__ __forceinline__ static int channel(int k, int i) { return (kByChannels ? 0 : 8 * k) + i; }
+  __device__ __forceinline__ void load(int k, const WindowSizes& sizes, const Input& input, int,
+                                       const LineSource& source, const Unit& unit) {
+    const int row = kByChannels ? k : 0, first = 8 * unit.column(0), to = kAtOnce ? k : 0;
+    if (kByChannels || k == 0) {
+      bool inside;
+      from[row] = source.at(sizes, input, unit.row(k), inside) + first;
+      left[row] = inside ? max(source.channels - first, 0) : 0;
+      if (left[row] == 0) from[row] = {};
+    }
+    if (__all_sync(0xffffffffu, left[row] >= (kByChannels ? 8 : 32))) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) raw[to][i] = input.raw(from[row] + channel(k, i));
+    } else {
+      const int last = max(left[row] - 1, 0);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) raw[to][i] = input.raw(from[row] + min(channel(k, i), last));
+    }
+  }
+  __device__ __forceinline__ static void find(Factors (&factors)[64], const Input& input,
+                                              const LineSource& source, int image) {
+    const int channel = threadIdx.x;
+    if (channel < source.channels) {
+      factors[channel] = input.body.factors(image, source.channel + channel);
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ void compute(int k, const Factors (&factors)[64], const Input& input,
+                                          const Unit& unit) {
+    const int row = kByChannels ? k : 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int at = channel(k, i);
+      const bool there = at < left[row];
+      const float number = input.number(raw[kAtOnce ? k : 0][i],
+                                        factors[there ? 8 * unit.column(0) + at : 0], from[row] + at);
+      x[k][i] = there ? number : 0.f;
+    }
+  }
+};
+
 // Some rows of an image in a line.
-template <bool kByChannels>
+template <bool kByChannels, class Input>
 struct LineChunk {
   using Unit = WindowUnit<kByChannels>;
+  using Parts = LineParts<kByChannels, Input>;
+  using Table = typename Parts::Factors[64];
   LineSource source;
   half* to;
   int all_columns;  // that any line has: the end of one may be read together with the next
-  WindowParts<kByChannels> parts;
+  Parts parts;
 
   __device__ __forceinline__ LineChunk(const WindowSizes& sizes, const LineSizes& of, half* lines,
                                        int image, int group, int index) {
@@ -131,12 +198,23 @@ struct LineChunk {
     to = lines + (line * of.line_rows + int64_t(image) * of.image_rows + first) * 64;
   }
   // A warp's part; false if it has none.
-  __device__ __forceinline__ bool load(const WindowSizes& sizes, const WindowInput& x) {
+  __device__ __forceinline__ bool load(const WindowSizes& sizes, const Input& x, Table& factors,
+                                       int image) {
     const int warp = threadIdx.x / 32;
-    if (warp >= Unit::count(source)) return false;
+    const bool any = warp < Unit::count(source);
     const Unit unit(source, warp);
+    const auto load = [&](int k) { parts.load(k, sizes, x, int(x.channel_stride), source, unit); };
+    if (Parts::kAtOnce && any) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) parts.load(k, sizes, x, int(x.channel_stride), source, unit);
+      for (int k = 0; k < 4; ++k) load(k);
+    }
+    Parts::find(factors, x, source, image);
+    if (!any) return false;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (!Parts::kAtOnce) load(k);
+      parts.compute(k, factors, x, unit);
+    }
     return true;
   }
   // By way of shared memory, so that whole rows are written.
@@ -202,18 +280,20 @@ __device__ __forceinline__ LineCounts joined(LineCounts (&held)[LineSizes::kWarp
 }
 
 // An image whose scale was wrong, by one thread block; rare.
-template <bool kByChannels>
+template <bool kByChannels, class Input>
 __device__ __forceinline__ void lay_out_again(char* memory, LineCounts (&held)[LineSizes::kWarps],
-                                              const WindowInput& x, const WindowSizes& sizes,
+                                              typename LineChunk<kByChannels, Input>::Table& factors,
+                                              const Input& x, const WindowSizes& sizes,
                                               const LineSizes& of, const WindowLines& lines,
                                               int image, int group) {
-  using Chunk = LineChunk<kByChannels>;
+  using Chunk = LineChunk<kByChannels, Input>;
   float& scale = lines.scales[image * sizes.shape.groups + group];
   float largest = 0.f;
 #pragma unroll 1
   for (int index = 0; index < of.planes * of.chunks; ++index) {
     Chunk chunk(sizes, of, lines.rows, image, group, index);
-    if (!chunk.load(sizes, x)) continue;
+    __syncthreads();
+    if (!chunk.load(sizes, x, factors, image)) continue;
 #pragma unroll
     for (int k = 0; k < 4; ++k) largest = fmaxf(largest, largest_finite(chunk.parts.x[k]));
   }
@@ -223,15 +303,15 @@ __device__ __forceinline__ void lay_out_again(char* memory, LineCounts (&held)[L
 #pragma unroll 1
   for (int index = 0; index < of.planes * of.chunks; ++index) {
     Chunk chunk(sizes, of, lines.rows, image, group, index);
-    chunk.lay_out(memory, chunk.load(sizes, x), better);
     __syncthreads();
+    chunk.lay_out(memory, chunk.load(sizes, x, factors, image), better);
   }
   if (threadIdx.x == 0) scale = better;
 }
 
-template <bool kByChannels>
-__global__ void __launch_bounds__(32 * LineSizes::kWarps, 4)
-    lay_out_lines(const __grid_constant__ WindowInput x, const __grid_constant__ WindowSizes sizes,
+template <bool kByChannels, class Input>
+__global__ void __launch_bounds__(32 * LineSizes::kWarps, Input::kBlocks)
+    lay_out_lines(const __grid_constant__ Input x, const __grid_constant__ WindowSizes sizes,
                   const LineSizes of, const WindowLines lines) {
   __shared__ __align__(16) char memory[LineSizes::kMostRows * 128];
   __shared__ LineCounts held[LineSizes::kWarps];
@@ -239,8 +319,10 @@ __global__ void __launch_bounds__(32 * LineSizes::kWarps, 4)
   let_next_begin();
   const int of_image = of.planes * of.chunks, place = blockIdx.x / of_image;
   const int image = place / sizes.shape.groups, group = place - image * sizes.shape.groups;
-  LineChunk<kByChannels> chunk(sizes, of, lines.rows, image, group, blockIdx.x - place * of_image);
-  const bool loaded = chunk.load(sizes, x);
+  using Chunk = LineChunk<kByChannels, Input>;
+  __shared__ typename Chunk::Table factors;
+  Chunk chunk(sizes, of, lines.rows, image, group, blockIdx.x - place * of_image);
+  const bool loaded = chunk.load(sizes, x, factors, image);
   await_kernel_before();
   const LineCounts here = joined(held, chunk.lay_out(memory, loaded, lines.scales[place]));
   if (threadIdx.x == 0) {
@@ -257,7 +339,7 @@ __global__ void __launch_bounds__(32 * LineSizes::kWarps, 4)
     }
   }
   __syncthreads();
-  if (wrong) lay_out_again<kByChannels>(memory, held, x, sizes, of, lines, image, group);
+  if (wrong) lay_out_again<kByChannels>(memory, held, factors, x, sizes, of, lines, image, group);
 }
 
 }  // namespace fw

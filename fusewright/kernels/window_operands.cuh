@@ -29,8 +29,18 @@ constexpr int kMostTaps = 128, kMostPhases = 16;
 constexpr uint32_t kNoTap = ~0u;
 
 struct WindowInput {
+  using Place = const float*;
+  static constexpr bool kInMemory = true;
+  static constexpr int kBlocks = 4;  // of a processor that lays out lines
+
   const float* data;
   int64_t image_stride, channel_stride, z_stride, y_stride, x_stride;
+
+  FW_FN Place place(int image, int channel, int z, int y, int x) const {
+    return data + image * image_stride + z * z_stride + y * y_stride + x * x_stride +
+           channel * channel_stride;
+  }
+  FW_FN float at(Place from) const { return *from; }
 
   // Whether groups of so many channels can be read four channels at a time.
   bool by_channels(int channels) const {

@@ -15,6 +15,7 @@ from fusewright.plan.finish import kernel_of
 from fusewright.plan.fuse import Group, fuse, needed_views
 from fusewright.plan.logsumexps import better_apart, in_two_sweeps
 from fusewright.plan.names import loop_name, operators_of
+from fusewright.plan.prologues import with_prologues
 from fusewright.plan.reasons import reason
 from fusewright.plan.steps import (
     Call,
@@ -56,10 +57,12 @@ def plan(
     graph = values.graph
     views = needed_views(values)
     written = stored(values, taken)
+    before, taken = with_prologues(values, taken)
     steps: list[Step] = [_loop(values, group, written) for group in taken.loops]
     for node in graph.nodes:
         if node.name in values.products:
-            steps.append(_ended(values, node, taken.of.get(node.name), written))
+            step = ended_step(values, node, taken.of.get(node.name), written, before.get(node.name))
+            steps.append(_named(step))
         elif node.op == GRADIENT:
             steps.append(gradient_step(values, node))
         elif is_view(node):
@@ -89,8 +92,7 @@ def _as_reshape(node: Node) -> Node:
     return replace(node, op="aten.reshape.default") if node.op == "aten.view.default" else node
 
 
-def _ended(values: Values, node: Node, group: Group | None, written: frozenset[str]) -> Ended:
-    step = ended_step(values, node, group, written)
+def _named(step: Ended) -> Ended:
     name = loop_name(step.operators)
     if isinstance(step, Window):
         return replace(step, name=name, kernel=replace(step.kernel, name=name))

@@ -62,7 +62,10 @@ def ended_bytes(kernel: ProductKernel | WindowKernel, sizes: Mapping[str, int]) 
     if isinstance(kernel, ProductKernel):
         return _product_operands(kernel, sizes) + beside
     of = kernel.geometry
-    return 4 * (of.source_elements(sizes) + of.filter_elements) + beside
+    source = 4 * of.source_elements(sizes)
+    if kernel.prologue is not None:
+        source = loop_bytes(kernel.prologue, sizes) - source
+    return source + 4 * of.filter_elements + beside
 
 
 def _given_bytes(kernel: ProductKernel | WindowKernel, sizes: Mapping[str, int]) -> int:
@@ -87,6 +90,8 @@ def ended_operations(kernel: ProductKernel | WindowKernel, sizes: Mapping[str, i
         own = 2 * math.prod(kernel.extents(sizes))
     else:
         own = kernel.geometry.operations(sizes)
+        if kernel.prologue is not None:
+            own += loop_operations(kernel.prologue, sizes)
     return own + loop_operations(kernel.epilogue, sizes)
 
 

@@ -201,7 +201,13 @@ def _own_strides(kernel: LoopKernel, columns: Dim, elements: Dim) -> Iterator[tu
         yield contiguous_strides((*outer, *inner))
 
 
-def ended_step(values: Values, node: Node, group: Group | None, written: frozenset[str]) -> Ended:
+def ended_step(
+    values: Values,
+    node: Node,
+    group: Group | None,
+    written: frozenset[str],
+    prologue: LoopKernel | None = None,
+) -> Ended:
     """The step of one product or window; `written` are the values that others read."""
     if group is None:
         epilogue = _copied(values, node.name)
@@ -214,8 +220,9 @@ def ended_step(values: Values, node: Node, group: Group | None, written: frozens
         if node.name in written:
             epilogue = _also_stored(epilogue, node.name)
             outputs = (*outputs, node.name)
-    kernel = _kernel(values, node, epilogue)
-    operators = (_word(kernel), *operators_of(epilogue))
+    kernel = _kernel(values, node, epilogue, prologue)
+    before = operators_of(prologue) if prologue is not None else ()
+    operators = (*before, _word(kernel), *operators_of(epilogue))
     parts: dict[str, Any] = {
         "name": "",
         "inputs": tuple(each.name for each in kernel.arguments if not each.is_output),
@@ -242,10 +249,12 @@ def _word(kernel: ProductKernel | WindowKernel) -> str:
     return "mm" if kernel.batches == ONE else "bmm"
 
 
-def _kernel(values: Values, node: Node, epilogue: LoopKernel) -> ProductKernel | WindowKernel:
+def _kernel(
+    values: Values, node: Node, epilogue: LoopKernel, prologue: LoopKernel | None
+) -> ProductKernel | WindowKernel:
     given = _given(epilogue, node.name).name
     if node.op == WINDOW:
-        return window_kernel(values, node, epilogue, given)
+        return window_kernel(values, node, epilogue, given, prologue)
     return product_kernel(values, node, epilogue, given)
 
 

@@ -28,8 +28,12 @@ def canonical(kernel: Kernel) -> Kernel:
     if isinstance(kernel, GradientKernel):
         return replace(kernel.renamed(buffers), name="", summary="")
     buffers = {kernel.given.access.buffer: "given"} | buffers
+    made = kernel.renamed(buffers)
+    if isinstance(made, WindowKernel) and made.prologue is not None:
+        (computed,) = (each.name for each in made.prologue.arguments if each.is_output)
+        made = replace(made, prologue=_canonical(made.prologue, {**buffers, computed: "computed"}))
     return replace(
-        kernel.renamed(buffers),
+        made,
         name="",
         summary="",
         epilogue=_canonical(kernel.epilogue, buffers),

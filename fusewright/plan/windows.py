@@ -24,7 +24,9 @@ from fusewright.window import (
 FEWEST_TOGETHER = 64  # channels of a group that a tile has, of which 16 leave one part
 
 
-def window_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str) -> WindowKernel:
+def window_kernel(
+    values: Values, node: Node, epilogue: LoopKernel, given: str, prologue: LoopKernel | None
+) -> WindowKernel:
     source, weight = operands_of(node)
     images, filter_ = values.spec(source), values.spec(weight)
     of = geometry_of(node, images, filter_)
@@ -35,6 +37,7 @@ def window_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str) 
         source=Source(source, _five(images)),
         filter=_filter(weight, filter_, of),
         epilogue=epilogue,
+        prologue=prologue,
         product=given,
         instead=_instead(node, *_in_eager_mode(node, images, filter_)),
     )

@@ -9,6 +9,7 @@ What is small or of another type stays PyTorch's.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +17,7 @@ from fusewright import direct_cost
 from fusewright.convolution_cost import is_worthwhile, prefers_direct
 from fusewright.ir import ONE, Arg, Graph, Node, Ref, TensorSpec, contiguous_strides, validate
 from fusewright.rewrite.builder import Builder
+from fusewright.rewrite.joins import CAT, joined
 from fusewright.rewrite.layouts import BACKWARD, FORWARD, GRADIENT, ROW_BY_ROW, WINDOW
 from fusewright.rewrite.lower import main_device
 from fusewright.window import SINGLE, Geometry, WindowAxis, by_eight
@@ -36,7 +38,10 @@ def with_windows(graph: Graph, sizes: Mapping[str, int], trains: bool = False) -
     `trains`: a backward graph follows, in which gradients by weights may be PyTorch's, and read the
     sources in channels-last.
     """
-    building = _Building(Builder(graph.inputs), sizes, main_device(graph), trains)
+    read = Counter(name for node in graph.nodes for name in node.refs())
+    read.update(each for each in graph.outputs if isinstance(each, str))
+    alone = frozenset(name for name, count in read.items() if count == 1)
+    building = _Building(Builder(graph.inputs), sizes, main_device(graph), trains, alone)
     builder = building.builder
     for node in graph.nodes:
         known = builder.resolved(node)
@@ -53,12 +58,16 @@ class _Building:
     sizes: Mapping[str, int]
     device: str
     trains: bool
+    read_once: frozenset[str]
     backward: dict[str, Node] = field(default_factory=dict)
+    cats: dict[str, Node] = field(default_factory=dict)
 
     def add(self, node: Node) -> Ref:
         made = self.builder.add(node)
         if node.op == BACKWARD:
             self.backward[made.name] = node
+        if node.op == CAT and node.name in self.read_once:
+            self.cats[made.name] = node
         return made
 
     def rewritten(self, node: Node) -> Ref | None:
@@ -71,13 +80,22 @@ class _Building:
         return self._made(of(node, whole))
 
     def _forward(self, node: Node) -> Ref | None:
-        bias = node.args[2]
+        """What is joined for it alone is read where it lies, since a plan may compute it on the
+        way; elsewhere PyTorch's copy is as good."""
+        bias, source = node.args[2], self.cats.get(_name(node.args[0]))
+        if source is not None and self._worth(forward(node)) is not None:
+            together = joined(self.builder, source) or node.args[0]
+            node = replace(node, args=(together, *node.args[1:]))
         if not isinstance(bias, Ref):
             return self._made(forward(node))
         bare = self._made(replace(forward(node), name=f"{node.name}_bare"))
         return None if bare is None else self.builder.plus_channels(node, bare, bias)
 
     def _made(self, node: Node) -> Ref | None:
+        found = self._worth(node)
+        return None if found is None else self.add(found)
+
+    def _worth(self, node: Node) -> Node | None:
         """The node, where there is a kernel for it that pays."""
         specs = [self.builder.spec(name) for name in (_name(node.args[0]), _name(node.args[1]))]
         here = all(spec.device == self.device for spec in specs)
@@ -89,13 +107,13 @@ class _Building:
         if node.op == GRADIENT:
             by_planes = direct_cost.has_plane_gradient(of)
             worth = by_planes or gradient_is_worthwhile(of, self.sizes)
-            return self.add(node) if worth else None
+            return node if worth else None
         row_by_row = specs[0].strides[-1] == ONE
         turned = self.trains and not of.transposed and not gradient_is_worthwhile(of, self.sizes)
         if not is_worthwhile(of, self.sizes, row_by_row, turned):
             return None
         thin = row_by_row and prefers_direct(of, self.sizes)
-        return self.add(replace(node, kwargs=(*node.kwargs, (ROW_BY_ROW, thin))))
+        return replace(node, kwargs=(*node.kwargs, (ROW_BY_ROW, thin)))
 
 
 def forward(node: Node) -> Node:

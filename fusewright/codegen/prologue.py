@@ -1,0 +1,163 @@
+"""A convolution's input that is computed where it is read: a functor, a number by its place.
+
+It is the loop before the convolution without its store (kernels/computed_input.cuh). What depends
+on image and channel alone, such as a batch norm's factor, is computed once for many numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusewright.codegen.access import element, holder, read
+from fusewright.codegen.body import elem_struct, members
+from fusewright.codegen.entry import bind, bound
+from fusewright.codegen.form import Form, all_coordinates, constants, value_dtypes
+from fusewright.codegen.lanes import Computed, computed, indented, loaded_name, used
+from fusewright.codegen.text import unique_names
+from fusewright.errors import CodegenError
+from fusewright.ir import ZERO
+from fusewright.loop import Index, Load, LoopKernel, Store, reads, touches
+from fusewright.schedule import Schedule
+from fusewright.sweep import sweeps
+from fusewright.window import CHANNELS, WindowKernel, lies_along
+
+# Where a number lies, by how many axes there are.
+PLACES = {3: ("image", "channel", "x"), 4: ("image", "channel", "y", "x")}
+PLACES[5] = ("image", "channel", "z", "y", "x")
+PLACE = "int image, int channel, int z, int y, int x"
+
+
+def prologue_lines(kernel: WindowKernel) -> list[str]:
+    """The functor, and the function that fills its members."""
+    form = _form(kernel)
+    shared = _shared(form)
+    own = [item for item in _values(form) if item not in shared]
+    loads = [item for item in own if isinstance(item, Load)]
+    exported = [item for item in shared if _is_read(form, item.name, own)]
+    fields = [f"{form.register(item.name)} {form.names[item.name]};" for item in exported]
+    parts = [
+        members(form),
+        [*elem_struct(form, loads), "using Raw = Elem<1>;"],
+        ["struct Factors {", *indented(fields), "};"],
+        _read(form, loads),
+        _factors(form, shared, exported),
+        _value(form, own, exported),
+    ]
+    lines = ["template <typename I>", f"struct {form.kernel.name}_body {{"]
+    for number, part in enumerate(parts):
+        lines += ([""] if number else []) + indented(part)
+    return [*lines, "};", *bind(form)]
+
+
+def computed_text(kernel: WindowKernel) -> str:
+    """The input, bound to the entry's arguments."""
+    form = _form(kernel)
+    beside = "true" if lies_along(_loop(kernel), CHANNELS) else "false"
+    # Offsets of 64 bits: sizes may change.
+    body = f"{form.kernel.name}_body<int64_t>"
+    return f"fw::ComputedInput<{body}>{{{bound(form, 'int64_t')}, {beside}}}"
+
+
+def _loop(kernel: WindowKernel) -> LoopKernel:
+    if kernel.prologue is None or kernel.prologue.inner or len(kernel.prologue.outer) not in PLACES:
+        raise CodegenError(f"kernel {kernel.name}: no prologue that runs over the source")
+    return kernel.prologue
+
+
+def _form(kernel: WindowKernel) -> Form:
+    whole = _loop(kernel)
+    dtypes = value_dtypes(whole)
+    symbols = unique_names(kernel.symbols)
+    pointers = unique_names((f"{each.name}_ptr" for each in kernel.arguments), symbols.values())
+    arguments = tuple(each for each in whole.arguments if not each.is_output)
+    loop = replace(whole, name=f"{kernel.name}_source", arguments=arguments)
+    return Form(
+        loop,
+        Schedule("pointwise", lanes=1),
+        sweeps(loop),
+        unique_names(
+            dtypes, (*symbols.values(), *pointers.values(), *PLACES[5], "elem", "factors", "v")
+        ),
+        {each.name: pointers[f"{each.name}_ptr"] for each in kernel.arguments},
+        symbols,
+        dtypes,
+        "cuda",
+        {},
+    )
+
+
+def _values(form: Form) -> list[Computed]:
+    return [item for item in form.kernel.body if isinstance(item, Computed)]
+
+
+def _shared(form: Form) -> list[Computed]:
+    """What all numbers of an image's channel have in common."""
+    found: list[Computed] = []
+    known = {item.name for item in constants(form)}
+    for item in _values(form):
+        match item:
+            case Load():
+                alone = not touches(item.access, CHANNELS + 1)
+            case Index():
+                alone = not any(step != ZERO for step in item.steps[CHANNELS + 1 :])
+            case _:
+                alone = known.issuperset(reads(item))
+        if alone:
+            found.append(item)
+            known.add(item.name)
+    return found
+
+
+def _is_read(form: Form, name: str, own: list[Computed]) -> bool:
+    return name == _store(form).value or any(name in reads(item) for item in own)
+
+
+def _store(form: Form) -> Store:
+    (store,) = (item for item in form.kernel.body if isinstance(item, Store))
+    return store
+
+
+def _heads(form: Form, lines: list[str]) -> list[str]:
+    """Names for the indices that these lines mention."""
+    at = all_coordinates(form)
+    places = zip(at, PLACES[len(at)], strict=True)
+    return used([f"const I {name} = {place};" for name, place in places], lines)
+
+
+def _function(form: Form, signature: str, lines: list[str]) -> list[str]:
+    """A template: what is for the host as well may otherwise not read as a device does."""
+    head = ["template <int V = 1>", f"FW_FN {signature} const {{"]
+    return [*head, *indented([*_heads(form, lines), *lines]), "}"]
+
+
+def _read(form: Form, loads: list[Load]) -> list[str]:
+    at = all_coordinates(form)
+    lines = ["Raw elem;"]
+    lines += [read(form, item, True, f"elem.{form.names[item.name]}", at) for item in loads]
+    return _function(form, f"Raw read({PLACE})", [*lines, "return elem;"])
+
+
+def _factors(form: Form, shared: list[Computed], exported: list[Computed]) -> list[str]:
+    at = all_coordinates(form)
+    lines = ["constexpr int v = 0;"] if any(isinstance(item, Load) for item in shared) else []
+    for item in shared:
+        held = loaded_name(form, item)
+        if isinstance(item, Load):
+            lines.append(f"{holder(form, item, True, 'V')} {held};")
+            lines.append(read(form, item, True, held, at))
+        lines.append(computed(form, item, held, at))
+    names = ", ".join(form.names[item.name] for item in exported)
+    return _function(
+        form, "Factors factors(int image, int channel)", [*lines, f"return {{{names}}};"]
+    )
+
+
+def _value(form: Form, own: list[Computed], exported: list[Computed]) -> list[str]:
+    at = all_coordinates(form)
+    lines = ["constexpr int v = 0;"] if any(isinstance(item, Load) for item in own) else []
+    for item in exported:
+        name = form.names[item.name]
+        lines.append(f"const {form.register(item.name)} {name} = factors.{name};")
+    lines += [computed(form, item, element(form, item, False), at) for item in own]
+    signature = f"float value(const Raw& elem, const Factors& factors, {PLACE})"
+    return _function(form, signature, [*lines, f"return {form.names[_store(form).value]};"])
