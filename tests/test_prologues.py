@@ -199,9 +199,12 @@ class Volumes(nn.Module):
         return self.convolve(torch.where(volumes > 0, volumes, 0.1 * volumes))
 
 
+KINDS = (Dense, Squeezed, Pooled, Joined, Signals, Volumes)
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.usefixtures("always", "asked")
-@pytest.mark.parametrize("kind", [Dense, Squeezed, Pooled, Joined, Signals, Volumes])
+@pytest.mark.parametrize("kind", KINDS)
 def test_modules_are_as_exact_as_eager(  # type: ignore[no-untyped-def]
     kind: type[nn.Module], monkeypatch
 ) -> None:

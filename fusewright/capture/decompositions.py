@@ -17,6 +17,8 @@ from torch._C import DispatchKey
 from torch._decomp import get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
 
+from fusewright.capture.pads import circular, pad_decompositions
+
 _NORMALISATIONS = """
     _batch_norm_no_update _batch_norm_with_update _batch_norm_with_update_functional
     batch_norm_backward native_batch_norm native_batch_norm_backward cudnn_batch_norm
@@ -73,6 +75,9 @@ def kept_whole() -> Iterator[None]:
         replaced[packet.vec] = {DispatchKey.CompositeImplicitAutograd: _by_size(packet)}
         if not name.endswith("2d"):  # that one knows symbols, and channels-last
             replaced[backward.default] = {DispatchKey.Meta: _gradient_shape}
+    replaced[torch.ops.aten._pad_circular.default] = {
+        DispatchKey.CompositeImplicitAutograd: circular
+    }
     before = {op: dict(op.py_kernels) for op in replaced}
     try:
         _set_kernels(replaced)
@@ -107,4 +112,4 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """The table that AOTAutograd applies while it traces."""
     names = (_NORMALISATIONS + _ACTIVATIONS + _LOSSES + _POINTWISE + _VIEWS).split()
     packets = [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
-    return dict(get_decompositions(packets))  # type: ignore[arg-type]
+    return {**get_decompositions(packets), **pad_decompositions()}
