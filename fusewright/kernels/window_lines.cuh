@@ -120,14 +120,15 @@ struct LineParts : WindowParts<kByChannels, Input> {
                                           const WindowUnit<kByChannels>&) {}
 };
 // Of those that are computed all is read first, and while it is on its way, some threads find the
-// factors; eight at a time where it is much.
+// factors. Where it is more than a number each, eight are read at a time; one, where it is much more.
 template <bool kByChannels, class Body>
 struct LineParts<kByChannels, ComputedInput<Body>> {
   using Input = ComputedInput<Body>;
   using Factors = typename Body::Factors;
   using Unit = WindowUnit<kByChannels>;
   static constexpr int kRows = kByChannels ? 4 : 1;  // of a thread
-  static constexpr bool kAtOnce = sizeof(typename Body::Raw) <= 4;
+  static constexpr int kBytes = sizeof(typename Body::Raw);
+  static constexpr bool kAtOnce = kBytes <= 4, kByEight = kBytes <= 16;
   typename Body::Raw raw[kAtOnce ? 4 : 1][8];
   typename Input::Place from[kRows];
   int left[kRows];
@@ -143,6 +144,7 @@ struct LineParts<kByChannels, ComputedInput<Body>> {
       left[row] = inside ? max(source.channels - first, 0) : 0;
       if (left[row] == 0) from[row] = {};
     }
+    if (!kByEight) return;
     if (__all_sync(0xffffffffu, left[row] >= (kByChannels ? 8 : 32))) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) raw[to][i] = input.raw(from[row] + channel(k, i));
@@ -165,10 +167,12 @@ struct LineParts<kByChannels, ComputedInput<Body>> {
     const int row = kByChannels ? k : 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int at = channel(k, i);
-      const bool there = at < left[row];
-      const float number = input.number(raw[kAtOnce ? k : 0][i],
-                                        factors[there ? 8 * unit.column(0) + at : 0], from[row] + at);
+      const bool there = channel(k, i) < left[row];
+      const int at = there ? channel(k, i) : 0;
+      const auto& mine = factors[there ? 8 * unit.column(0) + at : 0];
+      const typename Input::Place place = from[row] + at;
+      const float number = kByEight ? input.number(raw[kAtOnce ? k : 0][i], mine, place)
+                                    : input.number(input.raw(place), mine, place);
       x[k][i] = there ? number : 0.f;
     }
   }

@@ -228,10 +228,17 @@ class _Assembly:
             raise NotFusibleError(str(reason), node.name) from reason
         return source, inner
 
-    def _load(self, name: str, index: Index, outside: int | float | bool = 0) -> str:
+    def _load(
+        self,
+        name: str,
+        index: Index,
+        outside: int | float | bool = 0,
+        inside: tuple[Guard, ...] | None = None,
+    ) -> str:
         spec = self.values.spec(name)
         self.loads[name] = None
         where = access(name, spec, index, self.domain.sizes)
+        where = where if inside is None else replace(where, guards=inside)
         return self._emit(Load(self._fresh(name), spec.dtype, where, outside))
 
     def _pad(self, node: Node, dtype: str, index: Index) -> str:
@@ -245,10 +252,8 @@ class _Assembly:
             ((name, at),) = self.reads[name, at]
         outside = pad_value(node)
         made = self._is_reduced(name) or self._is_applied(name) or self._is_scanned(name)
-        if not made:
-            where = access(name, self.values.spec(name), at, self.domain.sizes)
-            if set(where.guards) == set(inside):
-                return self._load(name, at, outside)
+        if not made:  # views of it lie inside of it
+            return self._load(name, at, outside, inside)
         value = self._read(*place, node.name)
         operands = (self._inside(inside), value, self._constant(outside, dtype, "c"))
         return self._emit(Apply(self._fresh(node.name), dtype, "where", operands))
