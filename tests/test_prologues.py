@@ -177,16 +177,16 @@ class Signals(nn.Module):
 
 
 class Joined(nn.Module):
-    """Tensors that are joined for a convolution alone, and smallest of nine."""
+    """Tensors that are joined for a convolution alone, and smallest of four."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(12, 6, 3), nn.Conv2d(24, 5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        small = self.first(-F.max_pool2d(-x, 3, 1, 1))
-        near = x[:, :, 1:-1, 1:-1]
-        return self.second(torch.cat([near[:, 4:], small, small.exp()[:, :2], near[:, 2:10]], 1))
+        small = self.first(-F.max_pool2d(-x, 2, 1, 1))
+        near = x[:, :, 1:, 1:]
+        return self.second(torch.cat([near[:, 4:], small, small.tanh()[:, :2], near[:, 2:10]], 1))
 
 
 class Volumes(nn.Module):

@@ -24,7 +24,8 @@ struct ComputedInput {
   };
   static constexpr int64_t channel_stride = 1;
   static constexpr bool kInMemory = false;
-  static constexpr int kBlocks = 3;  // what is read of memory waits in registers
+  // Of a processor that lays out lines: what is read of memory waits in registers.
+  static constexpr int kBlocks = sizeof(typename Body::Raw) > 4 ? 2 : 3;
 
   Body body;
   bool beside;  // channels lie side by side in what it reads

@@ -112,24 +112,20 @@ struct LineSource : WindowSource {
 template <bool kByChannels, class Input>
 struct LineParts : WindowParts<kByChannels, Input> {
   struct Factors {};
-  static constexpr bool kAtOnce = true;
 
   __device__ __forceinline__ static void find(Factors (&)[64], const Input&, const LineSource&,
                                               int) {}
-  __device__ __forceinline__ void compute(int, const Factors (&)[64], const Input&,
+  __device__ __forceinline__ void compute(const Factors (&)[64], const Input&,
                                           const WindowUnit<kByChannels>&) {}
 };
-// Of those that are computed all is read first, and while it is on its way, some threads find the
-// factors. Where it is more than a number each, eight are read at a time; one, where it is much more.
+// Of those that are computed all is read first; while it is on its way, some threads find the factors.
 template <bool kByChannels, class Body>
 struct LineParts<kByChannels, ComputedInput<Body>> {
   using Input = ComputedInput<Body>;
   using Factors = typename Body::Factors;
   using Unit = WindowUnit<kByChannels>;
   static constexpr int kRows = kByChannels ? 4 : 1;  // of a thread
-  static constexpr int kBytes = sizeof(typename Body::Raw);
-  static constexpr bool kAtOnce = kBytes <= 4, kByEight = kBytes <= 16;
-  typename Body::Raw raw[kAtOnce ? 4 : 1][8];
+  typename Body::Raw raw[4][8];
   typename Input::Place from[kRows];
   int left[kRows];
   float x[4][8];
@@ -137,21 +133,20 @@ struct LineParts<kByChannels, ComputedInput<Body>> {
   __device__ __forceinline__ static int channel(int k, int i) { return (kByChannels ? 0 : 8 * k) + i; }
   __device__ __forceinline__ void load(int k, const WindowSizes& sizes, const Input& input, int,
                                        const LineSource& source, const Unit& unit) {
-    const int row = kByChannels ? k : 0, first = 8 * unit.column(0), to = kAtOnce ? k : 0;
+    const int row = kByChannels ? k : 0, first = 8 * unit.column(0);
     if (kByChannels || k == 0) {
       bool inside;
       from[row] = source.at(sizes, input, unit.row(k), inside) + first;
       left[row] = inside ? max(source.channels - first, 0) : 0;
       if (left[row] == 0) from[row] = {};
     }
-    if (!kByEight) return;
     if (__all_sync(0xffffffffu, left[row] >= (kByChannels ? 8 : 32))) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) raw[to][i] = input.raw(from[row] + channel(k, i));
+      for (int i = 0; i < 8; ++i) raw[k][i] = input.raw(from[row] + channel(k, i));
     } else {
       const int last = max(left[row] - 1, 0);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) raw[to][i] = input.raw(from[row] + min(channel(k, i), last));
+      for (int i = 0; i < 8; ++i) raw[k][i] = input.raw(from[row] + min(channel(k, i), last));
     }
   }
   __device__ __forceinline__ static void find(Factors (&factors)[64], const Input& input,
@@ -162,18 +157,19 @@ struct LineParts<kByChannels, ComputedInput<Body>> {
     }
     __syncthreads();
   }
-  __device__ __forceinline__ void compute(int k, const Factors (&factors)[64], const Input& input,
+  __device__ __forceinline__ void compute(const Factors (&factors)[64], const Input& input,
                                           const Unit& unit) {
-    const int row = kByChannels ? k : 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const bool there = channel(k, i) < left[row];
-      const int at = there ? channel(k, i) : 0;
-      const auto& mine = factors[there ? 8 * unit.column(0) + at : 0];
-      const typename Input::Place place = from[row] + at;
-      const float number = kByEight ? input.number(raw[kAtOnce ? k : 0][i], mine, place)
-                                    : input.number(input.raw(place), mine, place);
-      x[k][i] = there ? number : 0.f;
+    for (int k = 0; k < 4; ++k) {
+      const int row = kByChannels ? k : 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int at = channel(k, i);
+        const bool there = at < left[row];
+        const float number =
+            input.number(raw[k][i], factors[there ? 8 * unit.column(0) + at : 0], from[row] + at);
+        x[k][i] = there ? number : 0.f;
+      }
     }
   }
 };
@@ -207,19 +203,13 @@ struct LineChunk {
     const int warp = threadIdx.x / 32;
     const bool any = warp < Unit::count(source);
     const Unit unit(source, warp);
-    const auto load = [&](int k) { parts.load(k, sizes, x, int(x.channel_stride), source, unit); };
-    if (Parts::kAtOnce && any) {
+    if (any) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) load(k);
+      for (int k = 0; k < 4; ++k) parts.load(k, sizes, x, int(x.channel_stride), source, unit);
     }
     Parts::find(factors, x, source, image);
-    if (!any) return false;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (!Parts::kAtOnce) load(k);
-      parts.compute(k, factors, x, unit);
-    }
-    return true;
+    if (any) parts.compute(factors, x, unit);
+    return any;
   }
   // By way of shared memory, so that whole rows are written.
   __device__ __forceinline__ LineCounts lay_out(char* memory, bool loaded, float scale) {

@@ -1,4 +1,4 @@
-"""Convolutions that compute their input as they read it, and padding that repeats, on a GPU."""
+"""Convolutions that compute their input as they read it, and of padded images, on a GPU."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_padding_repeats(shape: tuple[int, ...], padding: tuple[int, ...], mode:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_convolutions_pad_as_they_read(mode: str) -> None:
+def test_convolutions_of_padded_images(mode: str) -> None:
     torch.manual_seed(4)
     model = nn.Sequential(nn.Conv2d(64, 96, 3, padding=1, padding_mode=mode), nn.ReLU()).cuda()
     x = torch.randn(16, 64, 56, 57, device="cuda")
