@@ -145,10 +145,15 @@ def poisoned_memory(tensors: Iterable[object]) -> Iterator[None]:
 def _fill_free_blocks(tensors: Sequence[Tensor]) -> None:
     sizes = Counter((each.device, each.dtype, each.numel()) for each in tensors)
     blocks: list[Tensor] = []
+    swept: Counter[tuple[torch.device, int]] = Counter()  # one size's halves are another size
     for device, dtype, numel in sorted(sizes, key=lambda size: -size[2]):
         most = _MOST_BLOCKS if device.type != "cpu" or _is_overwritten() else _ALL_BLOCKS
         least = sizes[device, dtype, numel] + _SPARE
         for part, count in _sweep(numel, dtype.itemsize, least, most):
+            taken = (device, part * dtype.itemsize)
+            if swept[taken] >= count:
+                continue
+            swept[taken] = count
             try:
                 blocks += _blocks(torch.full((part,), torch.nan, device=device, dtype=dtype), count)
             except torch.OutOfMemoryError:

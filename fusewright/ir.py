@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fusewright.errors import GraphError
 
@@ -49,7 +50,8 @@ class Dim:
     symbols: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "symbols", tuple(sorted(self.symbols)) if self.factor else ())
+        if len(self.symbols) > (1 if self.factor else 0):
+            object.__setattr__(self, "symbols", tuple(sorted(self.symbols)) if self.factor else ())
 
     @property
     def is_static(self) -> bool:
@@ -57,6 +59,8 @@ class Dim:
 
     def __mul__(self, other: Dim | int) -> Dim:
         other = dim(other)
+        if other.factor == 1 and not other.symbols:
+            return self
         return Dim(self.factor * other.factor, self.symbols + other.symbols)
 
     def divided_by(self, other: Dim | int) -> Dim | None:
@@ -89,10 +93,12 @@ def dim(value: Dim | int) -> Dim:
 
 
 def product(dims: Iterable[Dim]) -> Dim:
-    total = ONE
+    factor = 1
+    symbols: list[str] = []
     for each in dims:
-        total = total * each
-    return total
+        factor *= each.factor
+        symbols += each.symbols
+    return Dim(factor, tuple(symbols))
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ class TensorSpec:
     strides: tuple[Dim, ...]
     device: str = "cpu"
 
-    @property
+    @cached_property
     def numel(self) -> Dim:
         return product(self.shape)
 
@@ -196,6 +202,10 @@ class Node:
 
     def refs(self) -> tuple[str, ...]:
         """Names of the values this node reads, in order, each as often as it is read."""
+        return self._read
+
+    @cached_property
+    def _read(self) -> tuple[str, ...]:
         return tuple(_refs((*self.args, tuple(value for _, value in self.kwargs))))
 
     def argument(self, name: str, position: int | None = None, default: Arg = None) -> Arg:
@@ -206,6 +216,8 @@ class Node:
 
     def renamed(self, names: Mapping[str, str]) -> Node:
         """The same node reading other values."""
+        if all(names.get(name, name) == name for name in self.refs()):
+            return self
         return replace(
             self,
             args=tuple(_rename(arg, names) for arg in self.args),

@@ -54,21 +54,22 @@ def on_library(
 def of_kernels(source: Source, names: set[str]) -> Source:
     """The source with the entries of these kernels: what others call is never instantiated, which
     is most of a compiler's time."""
-    text = source.text
-    for name in {each.name for each in source.entries} - names:
-        whole = re.compile(rf'^extern "C" int {name}\(.*?^}}\n', re.DOTALL | re.MULTILINE)
-        text, count = whole.subn("", text)
-        assert count == 1, name
+    others = sorted({each.name for each in source.entries} - names)
+    if not others:
+        return source
+    whole = re.compile(rf'^extern "C" int ({"|".join(others)})\(.*?^}}\n', re.DOTALL | re.MULTILINE)
+    assert sorted(whole.findall(source.text)) == others
+    text = whole.sub("", source.text)
     return Source(source.language, text, tuple(e for e in source.entries if e.name in names))
 
 
-def trained(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """Outputs and gradients, of the input's and of every used parameter's."""
-    given = x.clone().requires_grad_()
-    made = model(given)
+def trained(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
+    """Outputs and gradients, of the inputs' and of every used parameter's."""
+    given = [x.clone().requires_grad_() for x in inputs]
+    made = model(*given)
     made = made if isinstance(made, tuple) else (made,)
     total = sum((out * _weights(out)).sum() for out in made)
-    wanted = [given, *model.parameters()]
+    wanted = [*given, *model.parameters()]
     gradients = torch.autograd.grad(total, wanted, allow_unused=True)  # type: ignore[arg-type]
     return [each.detach() for each in (*made, *gradients) if each is not None]
 
@@ -78,12 +79,14 @@ def _weights(out: Tensor) -> Tensor:
     return numbers.view_as(out).to(out.dtype)
 
 
-def as_exact_as_eager(fast: nn.Module, model: nn.Module, x: Tensor, least: float) -> None:
+def as_exact_as_eager(
+    fast: nn.Module, model: nn.Module, x: Tensor | Sequence[Tensor], least: float
+) -> None:
     """Errors against float64 at most twice eager's, or `least`."""
-    exactly = copy.deepcopy(model).double()
-    ours, eager, truth = (
-        trained(each, given) for each, given in ((fast, x), (model, x), (exactly, x.double()))
-    )
+    inputs = (x,) if isinstance(x, Tensor) else tuple(x)
+    exactly, doubles = copy.deepcopy(model).double(), [x.double() for x in inputs]
+    ours, eager = trained(fast, *inputs), trained(model, *inputs)
+    truth = trained(exactly, *doubles)
     for mine, theirs, exact in zip(ours, eager, truth, strict=True):
         assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
         allowed = max(least, 2.0 * float((theirs.double() - exact).norm() / exact.norm()))

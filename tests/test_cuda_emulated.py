@@ -29,7 +29,7 @@ CUDA = Target.cuda()
 SHIM = (Path(__file__).parent / "cuda_on_host.hpp").read_text()
 SHARED = re.compile(r"extern __shared__ __align__\(1024\) char memory\[\];")
 LAUNCH = re.compile(
-    r"(kernel|\w+_kernel<[^;]*?>)\s*<<<(\w+), ([^;]*?), \w+, [^;]*?>>>\(([^;]*?)\);"
+    r"\b(kernel|\w+_kernel<[^;]*?>)\s*<<<(\w+), ([^;]*?), \w+, [^;]*?>>>\(([^;]*?)\);"
 )
 
 

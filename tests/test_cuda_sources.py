@@ -28,6 +28,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 KERNELS = ROOT / "fusewright" / "kernels"
 
 
+@functools.cache
 def cuda_bundle(path: Path) -> tuple[ModuleBundle, str]:
     """What a GPU machine would emit; captured here on the CPU, which changes no kernel's text."""
     problem = load_problem(path)
@@ -176,7 +177,7 @@ def test_the_emitted_text_keeps_the_rules_of_public_checkers(path: Path) -> None
     imported = set(re.findall(r"^(?:import|from) ([a-z_]+)", text, re.MULTILINE))
     standard = {"torch", "__future__"} | set(__import__("sys").stdlib_module_names)
     assert imported <= standard
-    again, _ = cuda_bundle(path)
+    again, _ = cuda_bundle.__wrapped__(path)
     assert file_text(again, source, "made for a test") == text, "the text is not repeatable"
 
 

@@ -5,6 +5,7 @@ Planning needs no GPU; the programs run by emulation, with PyTorch's own convolu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -154,8 +155,20 @@ def programs(model: nn.Module, x: torch.Tensor) -> tuple[Program, Program]:
     return before, with_channels_last(before)
 
 
+@functools.cache
+def programs_of(name: str) -> tuple[Program, Program]:
+    """For tests that find all sizes large."""
+    return programs(*made(name))
+
+
 def prepared(model: nn.Module, x: torch.Tensor, target: Target = CUDA) -> Prepared:
-    return prepare(model, (x,), device=torch.device("cpu"), target=target)
+    return prepare(model, (x,), modes=("train",), device=torch.device("cpu"), target=target)
+
+
+@functools.cache
+def prepared_of(name: str) -> Prepared:
+    """For tests that find all sizes large."""
+    return prepared(*made(name))
 
 
 def convolutions(plan: Plan) -> list[Call]:
@@ -168,7 +181,7 @@ def copies(plan: Plan) -> list[str]:
 
 
 def test_the_plan_of_an_epilogue(small: None) -> None:
-    plans = prepared(*made("epilogue")).modes[0]
+    plans = prepared_of("epilogue").modes[0]
     assert copies(plans.forward) == copies(plans.inference) == ["x", "conv_weight"]
     assert plans.backward is not None
     # The gradient is written in channels-last by the loop that makes it; x comes so from forward.
@@ -182,7 +195,7 @@ def test_the_plan_of_an_epilogue(small: None) -> None:
 
 
 def test_a_chain_stays_in_channels_last(small: None) -> None:
-    plans = prepared(*made("chain")).modes[0]
+    plans = prepared_of("chain").modes[0]
     assert copies(plans.forward) == ["x", "first_weight", "second_weight"]
     specs = dict(plans.forward.specs)
     images = {n: s for n, s in specs.items() if len(s.shape) == 4 and s.shape[2].factor > 3}
@@ -195,7 +208,7 @@ def test_a_chain_stays_in_channels_last(small: None) -> None:
 
 
 def test_a_mask_between_convolutions_lies_as_they_do(small: None) -> None:
-    _, after = programs(*made("masked"))
+    _, after = programs_of("masked")
     assert after.backward is not None
     saved = [i.spec for i in after.backward.inputs if i.spec.shape[0].symbols]
     *held, tangent = saved
@@ -205,7 +218,7 @@ def test_a_mask_between_convolutions_lies_as_they_do(small: None) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_saved_values_lie_as_backward_expects(small: None, name: str) -> None:
-    before, after = programs(*made(name))
+    before, after = programs_of(name)
     assert after != before and after.backward is not None
     n_given = sum(result.kind != "saved" for result in after.results)
     specs = after.forward.specs()
@@ -225,7 +238,7 @@ def test_saved_values_lie_as_backward_expects(small: None, name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_oracle_sees_no_difference(small: None, name: str) -> None:
-    before, after = programs(*made(name))
+    before, after = programs_of(name)
     sizes = before.example_sizes
     graphs: list[tuple[Graph | None, Graph | None]] = [
         (before.forward, after.forward),
@@ -248,21 +261,21 @@ def _random(spec: Any, sizes: dict[str, int]) -> torch.Tensor:
     return torch.rand(shape).to(getattr(torch, spec.dtype))
 
 
-def emulated_module(model: nn.Module, x: torch.Tensor) -> nn.Module:
-    """The module as a GPU would run it, its kernels emulated."""
-    ready = prepared(model, x)
+def emulated_module(name: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    """The module as a GPU would run it, its kernels emulated; the model and an input."""
+    model, x = made(name)
+    ready = prepared_of(name)
     source = emulated(ready.source)
     modes = tuple(replace(m, owners=owners_of(model, m.program.mode)) for m in ready.modes)
     bundle = ModuleBundle("emulated", "host", source, arguments_of(model, (x,)), modes)
     kernels = kernels_of(source, lambda _: compile_source(source, EMULATED))
-    return optimized(model, load(bundle, kernels))
+    return optimized(model, load(bundle, kernels)), model, x
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_outputs_and_gradients_as_eager_gives_them(small: None, name: str) -> None:
-    model, x = made(name)
-    ours = emulated_module(model, x)
+    ours, model, x = emulated_module(name)
     found, wanted = _run(ours, x), _run(model, x)
     for one, other in zip(found, wanted, strict=True):
         assert one.stride() == other.stride()
@@ -288,8 +301,7 @@ def _run(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def test_a_batch_of_another_size(small: None) -> None:
-    model, x = made("epilogue")
-    ours = emulated_module(model, x)
+    ours, model, x = emulated_module("epilogue")
     for n in (3, 5):
         y = torch.randn(n, *x.shape[1:], requires_grad=True)
         for one, other in zip(_run(ours, y), _run(model, y), strict=True):
@@ -298,7 +310,7 @@ def test_a_batch_of_another_size(small: None) -> None:
 
 
 def test_a_row_of_two_layouts_is_taken_apart(small: None) -> None:
-    plans = prepared(*made("normed")).modes[0]
+    plans = prepared_of("normed").modes[0]
     kinds = [choose(x.kernel, CUDA, {"s0": 2}).kind for x in plans.inference.loops]
     assert kinds.count("transpose") >= 2, "the input's copy and the normalised result"
     host = prepared(*made("normed"), target=Target.host()).modes[0]
@@ -361,11 +373,11 @@ def test_a_model_in_channels_last_is_left_as_it_is(small: None) -> None:
 
 @nvcc.needed
 def test_the_kernels_of_a_chain_compile(small: None, tmp_path: Path) -> None:
-    nvcc.no_spills(prepared(*made("chain")).source.text, tmp_path)
+    nvcc.no_spills(prepared_of("chain").source.text, tmp_path)
 
 
 def test_no_kernel_moves_elements_one_by_one(small: None) -> None:
-    plans = prepared(*made("epilogue")).modes[0]
+    plans = prepared_of("epilogue").modes[0]
     assert plans.backward is not None
     loops = [*plans.forward.loops, *plans.backward.loops]
     picked = {step.inputs[0]: choose(step.kernel, CUDA, {"s0": 128}) for step in loops}

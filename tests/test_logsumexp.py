@@ -142,7 +142,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
 def test_models_and_their_gradients(name: str) -> None:
     function, x = FUNCTIONS[name]
     model = Follows(function)
-    fast = fusewright.optimize(model, x)
+    fast = fusewright.optimize(model, x, modes=("train",))
     runs = [(fast, x), (model, x), (model, x.double())]
     ours, eager, exact = (trained(each, given) for each, given in runs)
     for mine, theirs, truth in zip(ours, eager, exact, strict=True):
@@ -156,7 +156,7 @@ def test_models_and_their_gradients(name: str) -> None:
 def test_whole_numbers_and_an_empty_batch() -> None:
     x = torch.randint(-9, 9, (5, 8))
     model = Follows(lambda x: x.logsumexp(0))
-    fast = fusewright.optimize(model, x)
+    fast = fusewright.optimize(model, x, modes=("train",))
     same(fast(x), model(x), x.double().logsumexp(0), 5)
     nothing = fast(x[:0])
     assert nothing.dtype == torch.float32 and (nothing == -torch.inf).all()
@@ -280,7 +280,7 @@ def test_emulated_products_keep_the_corners(
     """Rows and columns of the result that are infinite, NaN or far away. What eager's product
     rounds, ours does not, so that a float64 one is what both are held to."""
     model = Layer(both_powers, columns, 40).to(dtype)
-    fast = emulated(model, torch.randn(rows, 40).to(dtype), monkeypatch, INFERRED)
+    fast, _ = emulated(model, [torch.randn(rows, 40).to(dtype)], monkeypatch, INFERRED)
     for scale in (1.0, 1e3):
         x = (torch.randn(rows, 40) * scale).clamp(-6e4, 6e4).to(dtype)
         x[3, 5], x[7, 1], x[rows - 1, 2] = torch.inf, torch.nan, -torch.inf

@@ -57,7 +57,7 @@ def test_classes_come_back_in_the_library() -> None:
         Compass.Compassed,
         collections.OrderedDict,
     }
-    fast = fusewright.optimize(model, torch.randn(4, 3))
+    fast = fusewright.optimize(model, torch.randn(4, 3), modes=("train",))
     for grad in (True, False):
         x = torch.randn(5, 3, requires_grad=grad)
         assert_alike(fast(x), model(x))
@@ -156,6 +156,6 @@ def test_a_class_that_no_file_can_name_is_refused_for_the_file_only(tmp_path: Pa
         emitted(tmp_path, source)
     model = load_problem(tmp_path / "problem.py").make_model()
     x = torch.randn(4, 3)
-    mine, theirs = fusewright.optimize(model, x)(x), model(x)
+    mine, theirs = fusewright.optimize(model, x, modes=("train",))(x), model(x)
     assert mine._fields == theirs._fields
     torch.testing.assert_close(mine.x, theirs.x)

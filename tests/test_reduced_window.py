@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -165,6 +166,12 @@ def prepared(model: nn.Module, x: Tensor) -> Prepared:
     return prepare(model, (x,), modes=("train",), device=x.device, target=CUDA)
 
 
+@functools.cache
+def prepared_small(follows: Forward) -> Prepared:
+    """For tests that plan as this file's fixture has it."""
+    return prepared(Layer(follows), torch.randn(3, 12, 8, 8))
+
+
 def windows_of(plan: Plan) -> list[WindowKernel]:
     return [step.kernel for step in plan.steps if isinstance(step, Window)]
 
@@ -175,7 +182,7 @@ def windows_of(plan: Plan) -> list[WindowKernel]:
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_planned(name: str) -> None:
     follows, reduces, per_image, together = CASES[name]
-    found = prepared(Layer(follows), torch.randn(3, 12, 8, 8))
+    found = prepared_small(follows)
     (kernel,) = windows_of(found.modes[0].forward)
     assert (kernel.reduces, kernel.per_image, kernel.together) == (reduces, per_image, together)
 
@@ -183,13 +190,13 @@ def test_what_is_planned(name: str) -> None:
 def test_what_nothing_reads_is_not_written() -> None:
     """Without gradients, what is pooled or normed is the only thing to write, or to write twice."""
     for follows in (pooled, over_channels):
-        found = prepared(Layer(follows), torch.randn(3, 12, 8, 8))
+        found = prepared_small(follows)
         (step,) = found.modes[0].inference.steps[:1]
         specs = dict(found.modes[0].inference.specs)
         assert isinstance(step, Window) and step.kernel.reduces is not Reduces.NOTHING
         assert not any(len(specs[each].shape) == 4 for each in step.outputs)
     # Backward of a mean needs no more of the result than its sizes.
-    found = prepared(Layer(pooled), torch.randn(3, 12, 8, 8))
+    found = prepared_small(pooled)
     specs = dict(found.modes[0].forward.specs)
     assert [specs[o].shape[2:] for o in found.modes[0].forward.steps[0].outputs] != []
     found = prepared(Layer(lambda m, x: m.conv(x).mean((2, 3))), torch.randn(3, 12, 8, 8))

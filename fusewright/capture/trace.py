@@ -15,6 +15,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.compile_utils import get_aten_target, rand_ops
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
@@ -51,6 +52,8 @@ def trace(
         stack.enter_context(torch.enable_grad())
         stack.enter_context(fake_mode)
         stack.enter_context(functorch_config.patch(fake_tensor_allow_meta=True))
+        # No graph of these is ever run: nobody needs their Python.
+        stack.enter_context(_use_lazy_graph_module(True))
         stack.enter_context(kept_whole())
         stack.enter_context(kept_or_written_out())
         joint = aot_export_joint_with_descriptors(

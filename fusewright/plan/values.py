@@ -125,7 +125,8 @@ class Values:
         spec = self.nodes[name].spec
         assert spec is not None, name
         if name not in self.padded and self.is_item(name):
-            return replace(spec, strides=dense_strides(spec.shape, spec.strides))
+            strides = dense_strides(spec.shape, spec.strides)
+            return spec if strides == spec.strides else replace(spec, strides=strides)
         return spec
 
     def reduction_of(self, name: str) -> Node | None:
