@@ -37,7 +37,7 @@ def _times(
     if isinstance(kernel, ProductKernel):
         of, dtype = kernel.extents(sizes), product_cost.multiplied_as(kernel.a.dtype, tf32)
         return product_cost.best_us(of, sms, dtype), product_cost.library_us(of, dtype)
-    row_by_row = kernel.source.strides[-1] == ONE
+    row_by_row = kernel.source.strides[-1] == ONE and kernel.prologue is None
     whole = kernel.geometry
     ours = convolution_cost.our_us(whole, kernel.walked, sizes, sms, row_by_row)
     assert ours is not None, f"rewriting asks for room first: {whole}"

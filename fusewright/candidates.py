@@ -121,6 +121,9 @@ def _others(kernel: Kernel, first: Choice, target: Target, sizes: Sizes) -> Iter
             yield from (replace(first, outs=each) for each in OUTS)
             return
         assert isinstance(first, WindowSchedule)
+        if kernel.prologue is not None:  # which lines compute once
+            yield from (replace(first, line_positions=each) for each in LINE_POSITIONS)
+            return
         by_tiles = replace(first, turns=False, line_positions=0)
         yield replace(by_tiles, turns=True)
         yield from (replace(by_tiles, line_positions=each) for each in LINE_POSITIONS)

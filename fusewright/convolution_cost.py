@@ -8,6 +8,7 @@ from fusewright.direct_cost import direct_us, is_plane
 from fusewright.line_cost import BYTES_PER_US, is_small, line_us
 from fusewright.window import Geometry, by_eight
 from fusewright.window_cost import (
+    FEW_CHANNELS,
     FEWEST_CHANNELS,
     FEWEST_GATHERED,
     LOOP_BYTES_PER_US,
@@ -43,11 +44,11 @@ def our_us(
 def prefers_computed(
     of: Geometry, walked: Geometry, sizes: Mapping[str, int], read: int, sms: int = 132
 ) -> bool:
-    """Whether to compute the source, of so many bytes, while it is laid out as lines is expected to
-    be faster than a loop before the convolution."""
+    """Whether to compute the source while it is laid out as lines is expected to be faster than a
+    loop before the convolution that reads so many bytes."""
     lines = line_us(walked, sizes, sms)
-    if lines is None or not is_small(walked):
-        return False
+    if lines is None or not is_small(walked) or of.channels < FEW_CHANNELS:
+        return False  # of few channels the library rounds nothing, and there are no lines
     written = 4 * of.source_elements(sizes)
     loop = LOOP_US + (read + written) / LOOP_BYTES_PER_US
     ways = (direct_us(of, sizes, sms), beside_lines_us(walked, sizes, sms), lines)

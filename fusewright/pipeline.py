@@ -66,8 +66,9 @@ def target_of(device: torch.device) -> Target:
         facts = torch.cuda.get_device_properties(device)
         hopper = architecture(device) == "sm_90a"
         shared_bytes = facts.shared_memory_per_multiprocessor
-        tf32 = tensor_cores._fw_terms() == 1
-        return Target.cuda(facts.multi_processor_count, hopper, _trials(), shared_bytes, tf32)
+        tf32, rounded = tensor_cores._fw_terms() == 1, tensor_cores._fw_window_terms() == 1
+        sms = facts.multi_processor_count
+        return Target.cuda(sms, hopper, _trials(), shared_bytes, tf32, rounded)
     return Target.host()
 
 
@@ -215,7 +216,8 @@ def _plans(program: Program, target: Target) -> ProgramPlans:
     none = frozenset[str]()
 
     def planned(graph: Graph, repeated: frozenset[str], shared: frozenset[str]) -> Plan:
-        return plan(graph, sizes, target.turning, target.sweeping, repeated, target.online, shared)
+        how = (target.turning, target.sweeping, repeated, target.online, shared, target.computing)
+        return plan(graph, sizes, *how)
 
     return ProgramPlans(
         program=program,

@@ -19,10 +19,11 @@ class Target:
 
     `tensor_cores`: whether it has those that our matrix products and convolutions are written for,
     Hopper's. `tf32`: whether PyTorch's library may round the products that it is given instead of
-    them. `turning`: whether loops may turn tiles in shared memory, and PyTorch's convolutions so
-    run in channels-last. Off until a GPU has shown what they gain (TRIALS): `halves`, whether
-    products in 16 bits are ours; `sweeping`, whether convolutions of ours also reduce what they
-    write, and whether they and products end in a logsumexp.
+    them; `computing`: whether it may round what it convolves, so that ours lay out images as
+    halves, and compute them on that way. `turning`: whether loops may turn tiles in shared memory,
+    and PyTorch's convolutions so run in channels-last. Off until a GPU has shown what they gain
+    (TRIALS): `halves`, whether products in 16 bits are ours; `sweeping`, whether convolutions of
+    ours also reduce what they write, and whether they and products end in a logsumexp.
     """
 
     language: str
@@ -33,6 +34,7 @@ class Target:
     halves: bool = False
     sweeping: bool = False
     shared_bytes: int = 0
+    computing: bool = False
 
     @property
     def online(self) -> bool:
@@ -51,9 +53,10 @@ class Target:
         trials: Collection[str] = (),
         shared_bytes: int = HOPPER_SHARED_BYTES,
         tf32: bool = False,
+        computing: bool = True,
     ) -> Target:
-        tried = {each: each in trials for each in TRIALS}
-        return Target("cuda", sms, tensor_cores, tf32, True, shared_bytes=shared_bytes, **tried)
+        given = {each: each in trials for each in TRIALS} | {"computing": computing}
+        return Target("cuda", sms, tensor_cores, tf32, True, shared_bytes=shared_bytes, **given)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ def _image_elements(
     counts = (images, of.groups * of.channels, *(axis.size for axis in of.axes))
     if isinstance(kernel, WindowKernel) and kernel.prologue is not None:
         read = _loop_elements(kernel.prologue, sizes)
-        yield from ((each.name, read[each.name]) for each in kernel.prologue.arguments)
+        given = (each.name for each in kernel.prologue.arguments if not each.is_output)
+        yield from ((name, read[name]) for name in given)
     else:
         yield kernel.source.buffer, _furthest(counts, kernel.source.strides, sizes)
     if isinstance(kernel, GradientKernel):

@@ -65,7 +65,7 @@ ENTRY(woven_turns, 1, WovenTurns)
 namespace {
 struct Twice {
   struct Raw {
-    float x;
+    float x, again;
   };
   struct Factors {
     float factor;
@@ -74,16 +74,14 @@ struct Twice {
   fw::WindowInput x;
   Raw read(int image, int channel, int z, int y, int column) const {
     if (image < 0 || channel < 0 || z < 0 || y < 0 || column < 0) std::abort();
-    return {x.at(x.place(image, channel, z, y, column))};
+    const float number = x.at(x.place(image, channel, z, y, column));
+    return {number, number};
   }
   Factors factors(int image, int channel) const { return {2, image, channel}; }
   float value(const Raw& raw, const Factors& of, int image, int channel, int, int, int) const {
-    return image == of.image && channel == of.channel ? of.factor * raw.x : 1e9f;
+    return image == of.image && channel == of.channel ? raw.x + (of.factor - 1) * raw.again : 1e9f;
   }
 };
-fw::ComputedInput<Twice> twice(const fw::WindowInput& x, int channels) {
-  return {{x}, x.by_channels(channels)};
-}
 }  // namespace
 #define COMPUTED(name, terms, way)                                                              \
   extern "C" int convolution_computed_##name(                                                   \
@@ -92,8 +90,12 @@ fw::ComputedInput<Twice> twice(const fw::WindowInput& x, int channels) {
     const int64_t plane = int64_t(sizes->z.out) * sizes->y.out * sizes->x.out;                  \
     const int outs = sizes->groups * sizes->channels_out;                                       \
     const Plain plain{out, sizes->images * plane, plane, outs};                                 \
-    return fw::convolution<terms, fw::way, 2>(End{{{plain}}}, true, twice(*x, sizes->channels), \
-                                              *filter, *sizes, workspace, lines, 0, nullptr);   \
+    const auto run = [&](auto by_four) {                                                        \
+      const fw::ComputedInput<Twice, decltype(by_four)::value> twice{{*x}};                     \
+      return fw::convolution<terms, fw::way, 2>(End{{{plain}}}, true, twice, *filter, *sizes,   \
+                                                workspace, lines, 0, nullptr);                  \
+    };                                                                                          \
+    return x->by_channels(sizes->channels) ? run(std::true_type()) : run(std::false_type());    \
   }
 COMPUTED(lines, 1, Lines)
 COMPUTED(3_64, 3, ByTiles<64>)
@@ -233,16 +235,17 @@ def test_weights_and_taps(  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("kind", ["lines", "3_64"])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "filter_", "stride", "padding"),
+    ("shape", "filter_", "stride", "padding", "groups"),
     [
-        ((3, 12, 9, 12), (32, 12, 3, 3), (1, 1), (1, 1)),
-        ((2, 140, 7, 7), (20, 140, 3, 3), (1, 1), (1, 1)),
-        ((2, 72, 8, 9), (10, 72, 3, 2), (2, 1), (0, 1)),
-        ((3, 16, 5, 4, 6), (9, 16, 2, 3, 3), (1, 1, 1), (0, 1, 1)),
+        ((3, 12, 9, 12), (32, 12, 3, 3), (1, 1), (1, 1), 1),
+        ((2, 140, 7, 7), (20, 140, 3, 3), (1, 1), (1, 1), 1),
+        ((2, 72, 8, 9), (10, 72, 3, 2), (2, 1), (0, 1), 1),
+        ((2, 144, 6, 7), (16, 72, 3, 3), (1, 1), (1, 1), 2),
+        ((3, 16, 5, 4, 6), (9, 16, 2, 3, 3), (1, 1, 1), (0, 1, 1), 1),
     ],
 )
 def test_an_input_that_is_computed(  # type: ignore[no-untyped-def]
-    shape, filter_, stride, padding, last: bool, kind: str
+    shape, filter_, stride, padding, groups, last: bool, kind: str
 ) -> None:
     """By channels, by rows, outside, of the sample, and where sums are made again."""
     torch.manual_seed(sum(shape))
@@ -253,12 +256,12 @@ def test_an_input_that_is_computed(  # type: ignore[no-untyped-def]
         x = x.transpose(1, -1).contiguous().transpose(1, -1)
     terms = 1 if kind == "lines" else 3
     ones = (1,) * len(stride)
-    y = convolved(x, w, stride, padding, ones, 1, terms, f"computed_{kind}")
+    y = convolved(x, w, stride, padding, ones, groups, terms, f"computed_{kind}")
     convolve = F.conv3d if len(stride) == 3 else F.conv2d
-    exact = convolve(2 * x, w, None, stride, padding)
+    exact = convolve(2 * x, w, None, stride, padding, ones, groups)
     assert torch.equal(y.isfinite(), exact.isfinite())
     assert not exact.isfinite().all()
-    wide = convolve(2 * x[1:].double(), w.double(), None, stride, padding)
+    wide = convolve(2 * x[1:].double(), w.double(), None, stride, padding, ones, groups)
     wrong, right = (each.flatten(1).norm(dim=1) for each in (y[1:] - wide, wide))
     assert float((wrong / right).max()) < (4e-7 if terms == 3 else 8e-4)
 

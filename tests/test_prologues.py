@@ -94,6 +94,17 @@ def an_output(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return F.conv2d(hidden, m.weight), hidden  # type: ignore[arg-type]
 
 
+def read_through_a_view(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    hidden = torch.relu(x)
+    return F.conv2d(hidden, m.weight), hidden.flatten(1)  # type: ignore[arg-type]
+
+
+def costly(m: nn.Module, x: Tensor) -> Tensor:
+    for _ in range(6):
+        x = F.gelu(x)
+    return F.conv2d(x, m.weight)  # type: ignore[arg-type]
+
+
 def normalized(m: nn.Module, x: Tensor) -> Tensor:
     """One loop with its sum."""
     return F.conv2d(x / x.sum((2, 3), keepdim=True), m.weight)  # type: ignore[arg-type]
@@ -111,7 +122,17 @@ def turned(m: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize(
-    "function", [read_twice, read_by_its_ending, an_output, normalized, many_inputs, turned]
+    "function",
+    [
+        read_twice,
+        read_by_its_ending,
+        an_output,
+        read_through_a_view,
+        costly,
+        normalized,
+        many_inputs,
+        turned,
+    ],
 )
 def test_what_stays_a_loop(function) -> None:  # type: ignore[no-untyped-def]
     channels = 1 if function is many_inputs else 16

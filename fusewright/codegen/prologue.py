@@ -52,10 +52,10 @@ def prologue_lines(kernel: WindowKernel) -> list[str]:
 def computed_text(kernel: WindowKernel) -> str:
     """The input, bound to the entry's arguments."""
     form = _form(kernel)
-    beside = "true" if lies_along(_loop(kernel), CHANNELS) else "false"
+    by_four = kernel.geometry.channels % 4 == 0 and lies_along(_loop(kernel), CHANNELS)
     # Offsets of 64 bits: sizes may change.
     body = f"{form.kernel.name}_body<int64_t>"
-    return f"fw::ComputedInput<{body}>{{{bound(form, 'int64_t')}, {beside}}}"
+    return f"fw::ComputedInput<{body}, {str(by_four).lower()}>{{{bound(form, 'int64_t')}}}"
 
 
 def _loop(kernel: WindowKernel) -> LoopKernel:

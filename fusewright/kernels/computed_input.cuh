@@ -7,9 +7,9 @@
 
 namespace fw {
 
-template <class Body_>
+// kByFour: channels lie side by side in what it reads, and go by four.
+template <class Body, bool kByFour>
 struct ComputedInput {
-  using Body = Body_;
   // Places go on by channels.
   struct Place {
     int image, channel, z, y, x;
@@ -28,9 +28,12 @@ struct ComputedInput {
   static constexpr int kBlocks = sizeof(typename Body::Raw) > 4 ? 2 : 3;
 
   Body body;
-  bool beside;  // channels lie side by side in what it reads
 
-  bool by_channels(int channels) const { return beside && channels % 4 == 0; }
+  bool by_channels(int) const { return kByFour; }
+  template <class Call>
+  FW_FN static void by_layout(bool, const Call& call) {
+    call(std::bool_constant<kByFour>());
+  }
   bool has_near_channels() const { return true; }
   FW_FN Place place(int image, int channel, int z, int y, int x) const {
     return {image, channel, z, y, x};

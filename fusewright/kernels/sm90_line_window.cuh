@@ -101,11 +101,7 @@ static int line_window(const End& end, bool vectors, const Input& x, const Windo
     const auto kernel = lay_out_lines<decltype(by_channels)::value, Input>;
     launch_behind(kernel, chunks, kThreads, 0, stream, x, sizes, of, lines);
   };
-  if (sizes.by_channels) {
-    lay_out(std::true_type());
-  } else {
-    lay_out(std::false_type());
-  }
+  Input::by_layout(sizes.by_channels, lay_out);
   const int shared_bytes = int(sizeof(Shared)) + sizes.stages * sizes.ring_bytes();
   const auto kernel = line_window_kernel<Kind, kLanes, End, Input>;
   static Persistent persistent;

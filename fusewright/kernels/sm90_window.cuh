@@ -256,11 +256,9 @@ __global__ void __launch_bounds__(Kind::kThreads, 1)
   } else if (threadIdx.x < Kind::kFirstLoad) {
     // The input was there when the weights began to be split: nothing to wait for.
     leave_registers<Kind::kConvert>();
-    if (sizes.by_channels) {
-      convert_input<true>(shared, x, sizes);
-    } else {
-      convert_input<false>(shared, x, sizes);
-    }
+    Input::by_layout(sizes.by_channels, [&](auto by_channels) {
+      convert_input<decltype(by_channels)::value>(shared, x, sizes);
+    });
   } else {
     leave_registers<Kind::kLoad>();
     await_kernel_before();

@@ -78,15 +78,15 @@ __device__ __forceinline__ void four_if(float* x, const WindowInput&, const floa
                                         bool inside) {
   load_four_if(x, from, inside);
 }
-template <class Body>
-__device__ __forceinline__ float once_if(const ComputedInput<Body>& input,
-                                         const typename ComputedInput<Body>::Place& from,
+template <class Body, bool kByFour>
+__device__ __forceinline__ float once_if(const ComputedInput<Body, kByFour>& input,
+                                         const typename ComputedInput<Body, kByFour>::Place& from,
                                          bool inside) {
   return input.at(from, inside);
 }
-template <class Body>
-__device__ __forceinline__ void four_if(float* x, const ComputedInput<Body>& input,
-                                        const typename ComputedInput<Body>::Place& from,
+template <class Body, bool kByFour>
+__device__ __forceinline__ void four_if(float* x, const ComputedInput<Body, kByFour>& input,
+                                        const typename ComputedInput<Body, kByFour>::Place& from,
                                         bool inside) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) x[i] = input.at(from + i, inside);

@@ -119,9 +119,9 @@ struct LineParts : WindowParts<kByChannels, Input> {
                                           const WindowUnit<kByChannels>&) {}
 };
 // Of those that are computed all is read first; while it is on its way, some threads find the factors.
-template <bool kByChannels, class Body>
-struct LineParts<kByChannels, ComputedInput<Body>> {
-  using Input = ComputedInput<Body>;
+template <bool kByChannels, class Body, bool kByFour>
+struct LineParts<kByChannels, ComputedInput<Body, kByFour>> {
+  using Input = ComputedInput<Body, kByFour>;
   using Factors = typename Body::Factors;
   using Unit = WindowUnit<kByChannels>;
   static constexpr int kRows = kByChannels ? 4 : 1;  // of a thread

@@ -48,6 +48,15 @@ struct WindowInput {
            z_stride % 4 == 0 && y_stride % 4 == 0 && x_stride % 4 == 0 &&
            reinterpret_cast<uintptr_t>(data) % 16 == 0;
   }
+  // Calls with whether channels go by four, as is known at run time.
+  template <class Call>
+  FW_FN static void by_layout(bool by_channels, const Call& call) {
+    if (by_channels) {
+      call(std::true_type());
+    } else {
+      call(std::false_type());
+    }
+  }
   // One instruction makes an address of a stride of 32 bits, two of a longer one.
   bool has_near_channels() const { return channel_stride == int32_t(channel_stride); }
 };

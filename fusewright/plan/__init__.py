@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from fusewright.errors import GraphError
@@ -14,7 +14,7 @@ from fusewright.plan.endings import Epilogues, ended_step, ends, epilogues, stor
 from fusewright.plan.finish import kernel_of
 from fusewright.plan.fuse import Group, fuse, needed_views
 from fusewright.plan.logsumexps import better_apart, in_two_sweeps
-from fusewright.plan.names import loop_name, operators_of
+from fusewright.plan.names import ended_name, loop_name, operators_of
 from fusewright.plan.prologues import with_prologues
 from fusewright.plan.reasons import reason
 from fusewright.plan.steps import (
@@ -44,9 +44,10 @@ def plan(
     repeated: frozenset[str] = frozenset(),
     online: bool = False,
     shared: frozenset[str] = frozenset(),
+    computing: bool = False,
 ) -> Plan:
-    """Plan one canonical graph; `sizes` are the example's, `turning`, `sweeping` and `online` the
-    target's.
+    """Plan one canonical graph; `sizes` are the example's, `turning`, `sweeping`, `online` and
+    `computing` the target's.
 
     What backward computes anew, `repeated`, shall have the same bits there: it looks for what
     equals a maximum that was found in memory. So shall what both compute, `shared`.
@@ -57,7 +58,7 @@ def plan(
     graph = values.graph
     views = needed_views(values)
     written = stored(values, taken)
-    before, taken = with_prologues(values, taken)
+    before, taken = with_prologues(values, taken) if computing else ({}, taken)
     steps: list[Step] = [_loop(values, group, written) for group in taken.loops]
     for node in graph.nodes:
         if node.name in values.products:
@@ -93,13 +94,13 @@ def _as_reshape(node: Node) -> Node:
 
 
 def _named(step: Ended) -> Ended:
-    name = loop_name(step.operators)
+    name = ended_name(step.operators)
     if isinstance(step, Window):
         return replace(step, name=name, kernel=replace(step.kernel, name=name))
     return replace(step, name=name, kernel=replace(step.kernel, name=name))
 
 
-def _loop(values: Values, group: Group, written: frozenset[str]) -> Loop:
+def _loop(values: Values, group: Group, written: Collection[str]) -> Loop:
     kept = tuple(item for item in group.items if item in written)
     kernel = kernel_of(group.assembled, "kernel", "", kept, values)
     operators = operators_of(kernel)

@@ -56,15 +56,18 @@ def loop_operations(kernel: LoopKernel, sizes: Mapping[str, int]) -> int:
     return total
 
 
-def ended_bytes(kernel: ProductKernel | WindowKernel, sizes: Mapping[str, int]) -> int:
-    """Each operand once, and what the epilogue reads and writes beside the product."""
+def ended_bytes(
+    kernel: ProductKernel | WindowKernel, sizes: Mapping[str, int], held: Mapping[str, int]
+) -> int:
+    """Each operand once, and what the epilogue reads and writes beside the product; `held` is as in
+    `loop_bytes`."""
     beside = loop_bytes(kernel.epilogue, sizes) - _given_bytes(kernel, sizes)
     if isinstance(kernel, ProductKernel):
         return _product_operands(kernel, sizes) + beside
     of = kernel.geometry
     source = 4 * of.source_elements(sizes)
     if kernel.prologue is not None:
-        source = loop_bytes(kernel.prologue, sizes) - source
+        source = loop_bytes(kernel.prologue, sizes, held) - source
     return source + 4 * of.filter_elements + beside
 
 

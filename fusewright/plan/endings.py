@@ -11,7 +11,8 @@ does so where nothing else reads what it reduces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,15 +131,17 @@ def _first_joined(
     return None
 
 
-def stored(values: Values, ended: Epilogues) -> frozenset[str]:
-    """Values that something outside their own group reads; a product gives its epilogue its own."""
-    read: set[str] = set(memory_readers(values))
-    read |= {name for view in needed_views(values) for name in values.nodes[view].refs()}
+def stored(values: Values, ended: Epilogues) -> Counter[str]:
+    """Values that something outside their own group reads, and how many do; a product gives its
+    epilogue its own."""
+    read = Counter(memory_readers(values))
+    for view in needed_views(values) - values.memory_views:
+        read.update(values.nodes[view].refs())
     for group in ended.loops:
-        read |= set(group.assembled.loads) - set(group.items)
+        read.update(set(group.assembled.loads) - set(group.items))
     for name, group in ended.of.items():
-        read |= set(group.assembled.loads) - {*group.items, name}
-    return frozenset(read)
+        read.update(set(group.assembled.loads) - {*group.items, name})
+    return read
 
 
 def _sweeps_in_vain(values: Values, ended: Epilogues, name: str) -> bool:
@@ -155,7 +158,7 @@ def _sweeps_in_vain(values: Values, ended: Epilogues, name: str) -> bool:
         return False
     if loses_by_reducing(values, node):
         return True
-    written = stored(values, ended).intersection((name, *group.items))
+    written = stored(values, ended).keys() & {name, *group.items}
     return any(values.spec(each).numel == values.spec(name).numel for each in written)
 
 
@@ -205,7 +208,7 @@ def ended_step(
     values: Values,
     node: Node,
     group: Group | None,
-    written: frozenset[str],
+    written: Collection[str],
     prologue: LoopKernel | None = None,
 ) -> Ended:
     """The step of one product or window; `written` are the values that others read."""
@@ -222,13 +225,14 @@ def ended_step(
             outputs = (*outputs, node.name)
     kernel = _kernel(values, node, epilogue, prologue)
     before = operators_of(prologue) if prologue is not None else ()
+    inputs = tuple(each.name for each in kernel.arguments if not each.is_output)
     operators = (*before, _word(kernel), *operators_of(epilogue))
     parts: dict[str, Any] = {
         "name": "",
-        "inputs": tuple(each.name for each in kernel.arguments if not each.is_output),
+        "inputs": inputs,
         "outputs": outputs,
         "operators": operators,
-        "bytes_moved": ended_bytes(kernel, values.sizes),
+        "bytes_moved": ended_bytes(kernel, values.sizes, {x: values.bytes_of(x) for x in inputs}),
         "operations": ended_operations(kernel, values.sizes),
     }
     summary = " → ".join(operators)

@@ -8,6 +8,7 @@ from fusewright.loop import Apply, Load, LoopKernel, Reduce, Scan
 from fusewright.optable import SCANS
 
 MAX_NAME_WORDS = 6
+ENDED = ("mm", "bmm", "convolution")
 _PLACED = ["gt", "isnan", "logical_or", "where", "maximum"]  # one tap of max pooling with places
 _SPLIT = ("finite_magnitude", "max", "half_scale", "mul", "sub", "reciprocal")
 
@@ -43,6 +44,13 @@ def _with_splits(words: list[str]) -> list[str]:
         last = len(words) - 1 - words[::-1].index(word)
         words = words[:last] + words[last + 1 :]
     return words + ["split"] * count
+
+
+def ended_name(operators: tuple[str, ...]) -> str:
+    """The same for products and convolutions, of which the word is always there."""
+    at = next(at for at, word in enumerate(operators) if word in ENDED)
+    before = operators[:at] if at < 3 else (*operators[:1], "to", operators[at - 1])
+    return loop_name((*before, *operators[at:]))
 
 
 def loop_name(operators: tuple[str, ...]) -> str:

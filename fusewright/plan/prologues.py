@@ -3,38 +3,37 @@ and never written, where nothing else reads it and that is expected to be faster
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from fusewright.convolution_cost import prefers_computed
-from fusewright.ir import Node
-from fusewright.loop import Access, Load, LoopKernel, Scan, Store, touches
+from fusewright.ir import ITEM_BYTES, Node
+from fusewright.loop import Access, Apply, Load, LoopKernel, Scan, Store, touches
+from fusewright.optable import SCALAR_OPS
 from fusewright.plan.cost import loop_bytes
 from fusewright.plan.endings import Epilogues, stored
 from fusewright.plan.finish import kernel_of
-from fusewright.plan.fuse import Group, memory_readers
-from fusewright.plan.names import operators_of
+from fusewright.plan.fuse import Group
 from fusewright.plan.values import Values
 from fusewright.rewrite.layouts import WINDOW
 from fusewright.rewrite.products import operands_of
 from fusewright.rewrite.windows import geometry_of
 from fusewright.window import CHANNELS, by_eight, lies_along
 
-MOST_LOADS = 4  # for every number (H200: of nine, as reflected images have, 61 instead of 44 µs)
+# Read for every number (H200: of 36, as reflected images have, 61 instead of 44 µs); loads that all
+# numbers of a channel share; operators, and what they cost (six gelus take nvcc 18 s).
+MOST_BYTES, MOST_SHARED, MOST_APPLIES, MOST_COST = 16, 8, 24, 80
 
 
 def with_prologues(values: Values, ended: Epilogues) -> tuple[Mapping[str, LoopKernel], Epilogues]:
     """The loop that each window takes up, and what is left."""
     taken: dict[str, LoopKernel] = {}
-    written, readers = stored(values, ended), list(memory_readers(values))
+    read = stored(values, ended)
     loops = list(ended.loops)
     for node in values.graph.nodes:
-        if node.op != WINDOW:
-            continue
-        source = operands_of(node)[0]
-        alone = readers.count(source) == 1 and not _is_loaded(ended, source)
-        for group in loops if alone else ():
-            kernel = _prologue(values, group, source, written)
+        source = operands_of(node)[0] if node.op == WINDOW else ""
+        for group in loops if read[source] == 1 else ():
+            kernel = _prologue(values, group, source, read)
             if kernel is not None and _pays(values, node, kernel):
                 taken[node.name] = kernel
                 loops.remove(group)
@@ -42,13 +41,8 @@ def with_prologues(values: Values, ended: Epilogues) -> tuple[Mapping[str, LoopK
     return taken, replace(ended, loops=tuple(loops))
 
 
-def _is_loaded(ended: Epilogues, name: str) -> bool:
-    groups = (*ended.loops, *ended.of.values())
-    return any(name in group.assembled.loads and name not in group.items for group in groups)
-
-
 def _prologue(
-    values: Values, group: Group, source: str, written: frozenset[str]
+    values: Values, group: Group, source: str, written: Collection[str]
 ) -> LoopKernel | None:
     """The group as a loop over the source's points that makes nothing else."""
     if [item for item in group.items if item in written] != [source] or group.has_reduction:
@@ -59,10 +53,20 @@ def _prologue(
     whole = tuple(axis.size for axis in kernel.axes) == spec.shape
     if not whole or store.access != Access(source, spec.strides) or spec.dtype != "float32":
         return None
+    return kernel if _is_small(kernel) else None
+
+
+def _is_small(kernel: LoopKernel) -> bool:
+    """Whether it reads little for a number, shares little, and is soon compiled: a thread has 32
+    numbers at a time."""
     loads = [item for item in kernel.body if isinstance(item, Load)]
     own = [item for item in loads if touches(item.access, CHANNELS + 1)]
-    few = 0 < len(own) <= MOST_LOADS and not any(isinstance(i, Scan) for i in kernel.body)
-    return replace(kernel, summary=" → ".join(operators_of(kernel))) if few else None
+    applied = [item for item in kernel.body if isinstance(item, Apply)]
+    if not own or any(isinstance(item, Scan) for item in kernel.body):
+        return False
+    few = len(loads) - len(own) <= MOST_SHARED and len(applied) <= MOST_APPLIES
+    cost = sum(SCALAR_OPS[item.op].cost for item in applied)
+    return few and sum(ITEM_BYTES[item.dtype] for item in own) <= MOST_BYTES and cost <= MOST_COST
 
 
 def _pays(values: Values, node: Node, kernel: LoopKernel) -> bool:
@@ -72,4 +76,5 @@ def _pays(values: Values, node: Node, kernel: LoopKernel) -> bool:
         return False
     held = {each.name: values.bytes_of(each.name) for each in kernel.arguments}
     read = loop_bytes(kernel, values.sizes, held) - values.bytes_of(source)
-    return prefers_computed(of, by_eight(of), values.sizes, read)
+    walks = {of, by_eight(of)}  # the first if it reduces its results
+    return all(prefers_computed(of, each, values.sizes, read) for each in walks)
