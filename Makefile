@@ -16,7 +16,7 @@ PY := .venv/bin/python
 STAMP := .venv/.stamp
 endif
 
-.PHONY: setup lint test demo bench gpu-test sanitize fuzz clean
+.PHONY: setup lint test test-all demo bench gpu-test sanitize fuzz clean
 
 setup: $(STAMP)
 	@$(PY) -c 'import sys, torch; print("Python", sys.version.split()[0], "· PyTorch", torch.__version__)'
@@ -48,9 +48,14 @@ lint: $(STAMP)
 # A process for each core, the first half of the tests for the one, the second for the other; who is
 # done first takes over from the others. Without pytest-xdist all run in one.
 WORKERS := $(shell n=$$(nproc 2>/dev/null || echo 2); test $$n -le 8 && echo $$n || echo 8)
+TESTS = spread=$$($(PY) -c 'import xdist' 2>/dev/null && echo '-n $(WORKERS) --dist worksteal'); \
+	$(PY) -m pytest -q $$spread
 test: lint
-	@spread=$$($(PY) -c 'import xdist' 2>/dev/null && echo '-n $(WORKERS) --dist worksteal'); \
-	$(PY) -m pytest -q -m 'not gpu and not slow' $$spread
+	@$(TESTS) -m 'not gpu and not slow'
+
+# With all cases of what `make test` has a sample of (SAMPLED of tests/conftest.py).
+test-all: lint
+	@$(TESTS) -m 'not gpu'
 
 demo: $(STAMP)
 	$(PY) -m fusewright optimize examples/gemm_add_relu.py
