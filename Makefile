@@ -46,12 +46,13 @@ lint: $(STAMP)
 	else echo 'mypy is not installed in this Python: type check skipped'; fi
 
 # A process for each core, the first half of the tests for the one, the second for the other; who is
-# done first takes over from the others. Without pytest-xdist all run in one.
+# done first takes over from the others. Without pytest-xdist all run in one. Lint runs beside them.
 WORKERS := $(shell n=$$(nproc 2>/dev/null || echo 2); test $$n -le 8 && echo $$n || echo 8)
 TESTS = spread=$$($(PY) -c 'import xdist' 2>/dev/null && echo '-n $(WORKERS) --dist worksteal'); \
 	$(PY) -m pytest -q $$spread
-test: lint
-	@$(TESTS) -m 'not gpu and not slow'
+test: $(STAMP)
+	@$(MAKE) --no-print-directory lint & lint=$$!; $(TESTS) -m 'not gpu and not slow'; \
+	passed=$$?; wait $$lint && exit $$passed
 
 # With all cases of what `make test` has a sample of (SAMPLED of tests/conftest.py).
 test-all: lint
