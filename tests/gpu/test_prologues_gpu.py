@@ -53,12 +53,13 @@ def test_as_exact_as_eager(  # type: ignore[no-untyped-def]
 ) -> None:
     put_on_cores(monkeypatch)
     monkeypatch.setattr(prologues, "prefers_computed", lambda *_: True)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # without, there are none
     torch.manual_seed(2)
     model = kind().cuda().eval()
     shape = (5, 160, 19, 23) if kind is Wide else (5, 12, 10, 8)
     x = torch.randn(shape, device="cuda")
     fast = fusewright.optimize(model, x, modes=("eval",))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     for images in (5, 3, 65):
         x = torch.randn(images, *shape[1:], device="cuda")
         x[-1] *= 2.0**12
