@@ -71,6 +71,14 @@ def test_a_loop_before_a_convolution_is_part_of_it() -> None:
     assert isinstance(schedule, WindowSchedule) and schedule.line_positions
 
 
+def test_without_tf32_it_stays_a_loop() -> None:
+    """There are no lines then, and every tile would compute it anew."""
+    model, x = Lambda(relu_first, **weights((128, 128, 3, 3))), torch.randn(64, 128, 28, 28)
+    target = Target.cuda(computing=False)
+    found = prepare(model, (x,), modes=("train",), device=x.device, target=target).modes[0]
+    assert [type(step) for step in found.inference.steps] == [Loop, Window]
+
+
 def test_what_backward_reads_is_written() -> None:
     model = Lambda(relu_first, **weights((128, 128, 3, 3)))
     x, device = torch.randn(64, 128, 28, 28), torch.device("cpu")
