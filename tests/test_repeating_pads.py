@@ -73,6 +73,18 @@ def test_values_and_gradients(shape: tuple[int, ...], padding: tuple[int, ...], 
     torch.testing.assert_close(ours.grad, eager.grad)
 
 
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+@pytest.mark.parametrize("mode", MODES)
+def test_results_lie_row_by_row(mode: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; on the host only circular ones do."""
+    monkeypatch.setattr(pads, "LOOPS", (where,))
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    model = Padded((1, 1, 1, 1), mode)
+    made = fusewright.optimize(model, (x,), modes=("eval",))(x)
+    assert torch.equal(made, model(x))
+    assert made.is_contiguous() == (where == "cpu" or mode == "circular")
+
+
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize(
     ("shape", "padding"),

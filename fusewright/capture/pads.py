@@ -2,7 +2,8 @@
 
 Along an axis the result is what lies before, the tensor itself and what lies behind: views of it,
 each padded with zeros to the size of the result, and which of them counts is known by the index. A
-loop then reads one element for each of the result. A gradient is the sum of the pieces turned back.
+loop then reads one element for each of the result, which lies row by row, as PyTorch says of its
+own. A gradient is the sum of the pieces turned back.
 
 PyTorch's operators stay where sizes are not known, three axes are padded or pieces are many, and
 for gradients of what is replicated several times.
@@ -132,7 +133,7 @@ def _with_zeros(view: Tensor, around: dict[int, tuple[int, int]]) -> Tensor:
 def _forward(pieces: _Pieces) -> Callable[..., Any]:
     def padded(x: Tensor, padding: Sequence[Any]) -> Any:
         axes = _axes(x, padding, pieces)
-        return _chosen(x, axes, {}) if axes else NotImplemented
+        return _chosen(x.contiguous(), axes, {}) if axes else NotImplemented
 
     return padded
 
@@ -163,7 +164,7 @@ class _Circular(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, axes: tuple[_Axis, ...]) -> Tensor:
         context.axes = axes
-        return _chosen(x, axes, {})
+        return _chosen(x.contiguous(), axes, {})
 
     @staticmethod
     def backward(context: Any, change: Tensor) -> tuple[Tensor, None]:
@@ -183,6 +184,7 @@ def circular(x: Tensor, padding: Sequence[Any]) -> Any:
     ):
         op = torch.ops.aten._pad_circular.default
         return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, x, padding)
+    x = x.contiguous()  # as the result is
     for number, (before, after) in enumerate(pairs):
         at = x.dim() - 1 - number
         parts = [x.narrow(at, x.shape[at] - before, before), x, x.narrow(at, 0, after)]
