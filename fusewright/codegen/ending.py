@@ -16,16 +16,15 @@ from fusewright.coalesce import merge, restrided
 from fusewright.codegen.apart import PLANE, reduced, stored
 from fusewright.codegen.body import functor
 from fusewright.codegen.entry import bind, bound, narrow_text, vector_text
-from fusewright.codegen.form import Form, value_dtypes
+from fusewright.codegen.form import Form, part_form, value_dtypes
 from fusewright.codegen.lanes import indented
-from fusewright.codegen.text import comment, identifier, unique_names
+from fusewright.codegen.text import comment, identifier
 from fusewright.ending import Reduces
 from fusewright.errors import CodegenError
 from fusewright.ir import ONE, ZERO, Dim
 from fusewright.loop import Load, LoopKernel, Reduce, Store
 from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, lanes_fit
-from fusewright.sweep import sweeps
 from fusewright.window import WindowKernel
 
 Ended = ProductKernel | WindowKernel
@@ -76,30 +75,16 @@ def _sizes(part: LoopKernel) -> list[Dim]:
 
 
 def _form(kernel: Ended, part: LoopKernel, schedule: Schedule) -> Form:
-    dtypes = value_dtypes(part)
     used = {
         item.access.buffer
         for item in part.body
         if isinstance(item, Store) or (isinstance(item, Load) and item.name != kernel.product)
     }
-    arguments = tuple(each for each in part.arguments if each.name in used)
-    symbols = unique_names(kernel.symbols)
-    pointers = unique_names((f"{each.name}_ptr" for each in kernel.arguments), symbols.values())
+    arguments = (each for each in part.arguments if each.name in used)
     name = kernel.name + part.name.removeprefix(kernel.epilogue.name)
-    epilogue = replace(part, name=name, arguments=arguments)
-    return Form(
-        epilogue,
-        schedule,
-        sweeps(epilogue),
-        unique_names(dtypes, (*symbols.values(), *pointers.values())),
-        {each.name: pointers[f"{each.name}_ptr"] for each in kernel.arguments},
-        symbols,
-        dtypes,
-        "cuda",
-        {},
-        kernel.product,
-        _positions(kernel, epilogue),
-    )
+    positions = _positions(kernel, part)
+    part = replace(part, name=name)
+    return part_form(kernel, part, arguments, schedule, kernel.product, positions)
 
 
 def _positions(kernel: Ended, epilogue: LoopKernel) -> tuple[str, ...]:

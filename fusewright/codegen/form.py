@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fusewright.coalesce import coalesce, with_long_lanes
 from fusewright.coarse import coarse
 from fusewright.codegen.text import identifier, scaled_text, size_text, sum_text, unique_names
+from fusewright.ending import Ending
 from fusewright.errors import CodegenError
 from fusewright.ir import LOOP_DTYPES, ONE, ZERO, Dim
 from fusewright.loop import (
     Access,
     Apply,
+    Argument,
     Axis,
     Constant,
     Index,
@@ -104,25 +106,29 @@ class Form:
     @cached_property
     def factors(self) -> tuple[Load | Index | Apply, ...]:
         """The values of an epilogue that depend on its row alone, in the body's order."""
+        if not self.has_factors:
+            return ()
+        found = self.fixed_along(slice(self.n_outer))
+        return tuple(item for item in found if item.name in self.plan.needed[0])
+
+    def fixed_along(self, axes: slice) -> tuple[Load | Index | Apply, ...]:
+        """The values that are the same all along these axes, in the body's order."""
         found: list[Load | Index | Apply] = []
         known = {item.name for item in constants(self)}
-        for item in self.kernel.body if self.has_factors else ():
+        for item in self.kernel.body:
             match item:
                 case Load() if item.name != self.given:
-                    alone = not any(self._moves_outside(each) for each in item.access.moves)
+                    fixed = all(step == ZERO for each in item.access.moves for step in each[axes])
                 case Index():
-                    alone = not self._moves_outside(item.steps)
+                    fixed = all(step == ZERO for step in item.steps[axes])
                 case Apply():
-                    alone = known.issuperset(item.operands)
+                    fixed = known.issuperset(item.operands)
                 case _:
                     continue
-            if alone and item.name in self.plan.needed[0]:
+            if fixed:
                 found.append(item)
                 known.add(item.name)
         return tuple(found)
-
-    def _moves_outside(self, steps: tuple[Dim, ...]) -> bool:
-        return any(step != ZERO for step in steps[: self.n_outer])
 
     @cached_property
     def scans(self) -> tuple[Scan, ...]:
@@ -163,6 +169,36 @@ def form(kernel: LoopKernel, schedule: Schedule, target: Target) -> Form:
         dtypes,
         target.language,
         kept,
+    )
+
+
+def part_form(
+    whole: Ending,
+    part: LoopKernel,
+    arguments: Iterable[Argument],
+    schedule: Schedule,
+    given: str = "",
+    positions: tuple[str, ...] = (),
+    taken: Sequence[str] = (),
+) -> Form:
+    """A loop that is part of a product or window, under the names that the whole's entry has; it
+    touches these arguments of its own. `taken` are other names that no value may have."""
+    dtypes = value_dtypes(part)
+    part = replace(part, arguments=tuple(arguments))
+    symbols = unique_names(whole.symbols)
+    pointers = unique_names((f"{each.name}_ptr" for each in whole.arguments), symbols.values())
+    return Form(
+        part,
+        schedule,
+        sweeps(part),
+        unique_names(dtypes, (*symbols.values(), *pointers.values(), *taken)),
+        {each.name: pointers[f"{each.name}_ptr"] for each in whole.arguments},
+        symbols,
+        dtypes,
+        "cuda",
+        {},
+        given,
+        positions,
     )
 
 

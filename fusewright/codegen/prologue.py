@@ -6,19 +6,17 @@ on image and channel alone, such as a batch norm's factor, is computed once for 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fusewright.codegen.access import element, holder, read
 from fusewright.codegen.body import elem_struct, members
 from fusewright.codegen.entry import bind, bound
-from fusewright.codegen.form import Form, all_coordinates, constants, value_dtypes
+from fusewright.codegen.form import Form, all_coordinates, part_form
 from fusewright.codegen.lanes import Computed, computed, indented, loaded_name, used
-from fusewright.codegen.text import unique_names
 from fusewright.errors import CodegenError
-from fusewright.ir import ZERO
-from fusewright.loop import Index, Load, LoopKernel, Store, reads, touches
+from fusewright.loop import Load, LoopKernel, Store, reads
 from fusewright.schedule import Schedule
-from fusewright.sweep import sweeps
 from fusewright.window import CHANNELS, WindowKernel, lies_along
 
 # Where a number lies, by how many axes there are.
@@ -30,7 +28,7 @@ PLACE = "int image, int channel, int z, int y, int x"
 def prologue_lines(kernel: WindowKernel) -> list[str]:
     """The functor, and the function that fills its members."""
     form = _form(kernel)
-    shared = _shared(form)
+    shared = form.fixed_along(slice(CHANNELS + 1, None))  # by all numbers of an image's channel
     own = [item for item in _values(form) if item not in shared]
     loads = [item for item in own if isinstance(item, Load)]
     exported = [item for item in shared if _is_read(form, item.name, own)]
@@ -66,49 +64,17 @@ def _loop(kernel: WindowKernel) -> LoopKernel:
 
 def _form(kernel: WindowKernel) -> Form:
     whole = _loop(kernel)
-    dtypes = value_dtypes(whole)
-    symbols = unique_names(kernel.symbols)
-    pointers = unique_names((f"{each.name}_ptr" for each in kernel.arguments), symbols.values())
-    arguments = tuple(each for each in whole.arguments if not each.is_output)
-    loop = replace(whole, name=f"{kernel.name}_source", arguments=arguments)
-    return Form(
-        loop,
-        Schedule("pointwise", lanes=1),
-        sweeps(loop),
-        unique_names(
-            dtypes, (*symbols.values(), *pointers.values(), *PLACES[5], "elem", "factors", "v")
-        ),
-        {each.name: pointers[f"{each.name}_ptr"] for each in kernel.arguments},
-        symbols,
-        dtypes,
-        "cuda",
-        {},
-    )
+    read = (each for each in whole.arguments if not each.is_output)
+    loop = replace(whole, name=f"{kernel.name}_source")
+    taken = (*PLACES[5], "elem", "factors", "v")
+    return part_form(kernel, loop, read, Schedule("pointwise", lanes=1), taken=taken)
 
 
 def _values(form: Form) -> list[Computed]:
     return [item for item in form.kernel.body if isinstance(item, Computed)]
 
 
-def _shared(form: Form) -> list[Computed]:
-    """What all numbers of an image's channel have in common."""
-    found: list[Computed] = []
-    known = {item.name for item in constants(form)}
-    for item in _values(form):
-        match item:
-            case Load():
-                alone = not touches(item.access, CHANNELS + 1)
-            case Index():
-                alone = not any(step != ZERO for step in item.steps[CHANNELS + 1 :])
-            case _:
-                alone = known.issuperset(reads(item))
-        if alone:
-            found.append(item)
-            known.add(item.name)
-    return found
-
-
-def _is_read(form: Form, name: str, own: list[Computed]) -> bool:
+def _is_read(form: Form, name: str, own: Sequence[Computed]) -> bool:
     return name == _store(form).value or any(name in reads(item) for item in own)
 
 
@@ -137,7 +103,7 @@ def _read(form: Form, loads: list[Load]) -> list[str]:
     return _function(form, f"Raw read({PLACE})", [*lines, "return elem;"])
 
 
-def _factors(form: Form, shared: list[Computed], exported: list[Computed]) -> list[str]:
+def _factors(form: Form, shared: Sequence[Computed], exported: Sequence[Computed]) -> list[str]:
     at = all_coordinates(form)
     lines = ["constexpr int v = 0;"] if any(isinstance(item, Load) for item in shared) else []
     for item in shared:
@@ -152,7 +118,7 @@ def _factors(form: Form, shared: list[Computed], exported: list[Computed]) -> li
     )
 
 
-def _value(form: Form, own: list[Computed], exported: list[Computed]) -> list[str]:
+def _value(form: Form, own: Sequence[Computed], exported: Sequence[Computed]) -> list[str]:
     at = all_coordinates(form)
     lines = ["constexpr int v = 0;"] if any(isinstance(item, Load) for item in own) else []
     for item in exported:
