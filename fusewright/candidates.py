@@ -33,8 +33,9 @@ from fusewright.product import ProductKernel, SplitOperand
 from fusewright.product_cost import tiles_for
 from fusewright.schedule import LARGE_TILE, SMALL_TILE, Schedule, Target, candidates, choose, legal
 from fusewright.vectors import widths
-from fusewright.window import Geometry, GradientKernel, WindowKernel
+from fusewright.window import Geometry, WindowKernel
 from fusewright.window_cost import TILE_CHANNELS, band_widths, fits, has_turns
+from fusewright.window_gradient import GradientKernel
 
 Choice = Schedule | ProductSchedule | WindowSchedule | DirectSchedule | GradientSchedule
 Sizes = Mapping[str, int]
@@ -84,12 +85,16 @@ def permitted(kernel: Kernel, choice: Choice, target: Target) -> bool:
         of, band = kernel.walked, choice.band_width
         if choice.turns and (choice.line_positions or not has_turns(of, band)):
             return False
+        if kernel.lines and not (choice.line_positions and band == of.x.positions):
+            return False
         return _lines_fit(of, band, choice.line_positions) and _band_fits(of, band)
     if isinstance(kernel, GradientKernel):
         if not isinstance(choice, GradientSchedule) or choice.parts < 1:
             return False
         if has_plane_gradient(kernel.geometry):
             return choice.band_width == 0 and choice.parts <= MOST_PARTS
+        if kernel.back is not None:
+            return choice.band_width == kernel.geometry.x.result
         return _band_fits(kernel.geometry, choice.band_width)
     return isinstance(choice, Schedule) and legal(kernel, choice, target)
 
@@ -121,7 +126,7 @@ def _others(kernel: Kernel, first: Choice, target: Target, sizes: Sizes) -> Iter
             yield from (replace(first, outs=each) for each in OUTS)
             return
         assert isinstance(first, WindowSchedule)
-        if kernel.prologue is not None:  # which lines compute once
+        if kernel.needs_lines:
             yield from (replace(first, line_positions=each) for each in LINE_POSITIONS)
             return
         by_tiles = replace(first, turns=False, line_positions=0)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 from fusewright.direct_cost import direct_us, is_plane
-from fusewright.line_cost import BYTES_PER_US, is_small, line_us
+from fusewright.line_cost import (
+    BYTES_PER_US,
+    is_small,
+    line_gradient_us,
+    line_us,
+    with_shared_lines,
+)
 from fusewright.window import Geometry, by_eight
 from fusewright.window_cost import (
     FEW_CHANNELS,
@@ -13,6 +20,8 @@ from fusewright.window_cost import (
     FEWEST_GATHERED,
     LOOP_BYTES_PER_US,
     beside_lines_us,
+    best_band,
+    gradient_us,
     library_us,
     window_us,
 )
@@ -42,10 +51,16 @@ def our_us(
 
 
 def prefers_computed(
-    of: Geometry, walked: Geometry, sizes: Mapping[str, int], read: int, sms: int = 132
+    of: Geometry,
+    walked: Geometry,
+    sizes: Mapping[str, int],
+    read: int,
+    alone: bool = True,
+    sms: int = 132,
 ) -> bool:
     """Whether to compute the source while it is laid out as lines is expected to be faster than a
-    loop before the convolution that reads so many bytes."""
+    loop before the convolution that reads so many bytes. What makes nothing but the source,
+    `alone`, is no loop then; others read all the same, and write less."""
     lines = line_us(walked, sizes, sms)
     if lines is None or not is_small(walked) or of.channels < FEW_CHANNELS:
         return False  # of few channels the library rounds nothing, and there are no lines
@@ -53,7 +68,26 @@ def prefers_computed(
     loop = LOOP_US + (read + written) / LOOP_BYTES_PER_US
     ways = (direct_us(of, sizes, sms), beside_lines_us(walked, sizes, sms), lines)
     apart = min(each for each in ways if each is not None) + loop
-    return lines + (read - written) / BYTES_PER_US < apart
+    left = 0.0 if alone else LOOP_US + read / LOOP_BYTES_PER_US
+    return lines + (read - written) / BYTES_PER_US + left < apart
+
+
+def prefers_shared(of: Geometry, back: Geometry, sizes: Mapping[str, int], sms: int = 132) -> bool:
+    """Whether both gradients of a convolution are expected to be faster where they read the same
+    lines, which the one by the source, `back`, lays out."""
+    by_weights, shared = with_shared_lines(of, back)
+    walks = {shared, by_eight(shared)}  # the first if it reduces its results
+    whole = all(best_band(each) == each.x.positions for each in (by_weights, *walks))
+    small = all(is_small(each) for each in (by_weights, *walks))
+    few = min(of.channels, of.results) < FEW_CHANNELS  # of which the library rounds nothing
+    if few or not whole or not small:
+        return False
+    needed = [line_us(each, sizes, sms) for each in walks]
+    needed.append(line_gradient_us(by_weights, sizes, sms))
+    *lines, by_lines = (inf if each is None else each for each in needed)
+    ways = beside_lines_us(by_eight(back), sizes, sms), line_us(by_eight(back), sizes, sms)
+    apart = min(each for each in ways if each is not None) + gradient_us(of, of.x.result, sizes)
+    return max(lines) + by_lines < apart
 
 
 def is_worthwhile(

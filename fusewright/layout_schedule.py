@@ -20,14 +20,15 @@ from fusewright.line_cost import best_line, prefers_lines
 from fusewright.product import ProductKernel, SplitOperand
 from fusewright.product_cost import best_tile_rows, parts_of, rounded_from
 from fusewright.schedule import Target
-from fusewright.window import GradientKernel, WindowKernel
+from fusewright.window import WindowKernel
 from fusewright.window_cost import (
     beside_lines_us,
     best_band,
     best_tile_channels,
-    gradient_parts,
+    gradient_work,
     has_turns,
 )
+from fusewright.window_gradient import GradientKernel
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,7 @@ def choose_window(
         lines = best_line(of, of.x.result, sizes, sms) if by_lines else 0
         return replace(best_tile(whole, sizes, sms), line_positions=lines)
     assert band is not None, "rewriting asks for room first"
-    computed = kernel.prologue is not None
-    if computed or prefers_lines(of, beside_lines_us(of, sizes, sms), sizes, sms):
+    if kernel.needs_lines or prefers_lines(of, beside_lines_us(of, sizes, sms), sizes, sms):
         lines = best_line(of, band, sizes, sms)
         return WindowSchedule(best_tile_channels(of), band, line_positions=lines)
     return WindowSchedule(best_tile_channels(of), band, has_turns(of, band))
@@ -94,7 +94,7 @@ def choose_window(
 
 def may_be_direct(kernel: WindowKernel, tile: DirectSchedule | None = None) -> bool:
     """Whether it can be plain sums: those have rows as they lie in memory, and reduce nothing."""
-    row_by_row = kernel.source.strides[-1] == ONE and kernel.prologue is None
+    row_by_row = kernel.source.strides[-1] == ONE and not kernel.needs_lines
     return row_by_row and kernel.reduces is Reduces.NOTHING and fits(kernel.geometry, tile)
 
 
@@ -114,9 +114,13 @@ def choose_gradient(
     of = kernel.geometry
     if has_plane_gradient(of):
         return GradientSchedule(plane_gradient_parts(of, sizes, target.sms), 0)
-    band = best_band(of)
-    assert band is not None, "rewriting asks for room first"
-    return GradientSchedule(gradient_parts(of, band, sizes, target.sms), band)
+    if kernel.back is not None:
+        walked, band = of.in_lines, of.x.result
+    else:
+        found = best_band(of)
+        assert found is not None, "rewriting asks for room first"
+        walked, band = of, found
+    return GradientSchedule(gradient_work(walked, band, sizes).parts(target.sms), band)
 
 
 EndedSchedule = ProductSchedule | WindowSchedule | DirectSchedule

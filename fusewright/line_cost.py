@@ -8,14 +8,16 @@ few channels that reading it is nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fusewright.ir import ONE
-from fusewright.window import Geometry
+from fusewright.ir import ONE, Dim
+from fusewright.window import Geometry, by_eight
 from fusewright.window_cost import (
     CHANNEL_BLOCK,
+    GRADIENT_SLAB,
     best_band,
+    gradient_work,
     image_positions,
     rows_for,
     split_us,
@@ -25,6 +27,8 @@ from fusewright.window_cost import (
 LINE_POSITIONS, LINE_BOX_ROWS, LINE_BYTES = (256, 128), 256, 137 * 1024
 RESULTS = 64  # of a tile
 BOX_ROWS, ROW_BYTES = 64, 128
+KNOWN_BYTES = 16  # of an image's group: a scale and LineCounts
+LANES = 4  # positions that rows begin at multiples of
 # Cycles of a processor: a step of 16 channels for a position, the beginning of a stage, a result to
 # finish, which two warpgroups do at the same time, one column at a time slower; bytes to and from
 # memory, and from the second cache (H200, 2026-11-16, 25 shapes).
@@ -32,9 +36,27 @@ STEP_CYCLES, STAGE_CYCLES, FINISH_CYCLES, ALONE = 0.5, 300.0, 0.92, 1.5
 CYCLES_PER_US = 1750.0
 BYTES_PER_US, CACHE_BYTES_PER_US = 3.7e6, 6.5e6
 CALL_US = 10.0  # of all three kernels
+# Of the gradient by the weights: rows that are copied together, room for stages; a slab, each sum
+# that it adds to, and all the rest (H200, 2026-11-17, ten shapes).
+GRADIENT_BOX, GRADIENT_BYTES = 32, 226 * 1024
+SLAB_US, SUM_US, GRADIENT_US = 0.6, 0.15, 26.0
 SMALLER = 0.9  # what smaller tiles must be faster than larger ones
 MEMORY = 2  # times that of input and result, at the most
 GAIN = 0.91  # what it must be faster than other ways, for the memory that it takes
+
+
+def with_shared_lines(of: Geometry, back: Geometry) -> tuple[Geometry, Geometry]:
+    """A convolution and its gradient by the source, laid out so that positions of both lie equally
+    far from each other: what one reads of the other's lines is a fixed number of rows further."""
+    walks = [each.in_lines.axes for each in (of, back, by_eight(back))]
+    extents = [max(axis.extent for axis in axes) for axes in zip(*walks, strict=True)]
+    extents[-1] = -(-extents[-1] // LANES) * LANES  # what a pitch is rounded to
+    return _with_least(of, extents), _with_least(back, extents)
+
+
+def _with_least(of: Geometry, extents: Sequence[int]) -> Geometry:
+    z, y, x = (replace(axis, least=n) for axis, n in zip(of.axes, extents, strict=True))
+    return replace(of, z=z, y=y, x=x)
 
 
 def line_stages(of: Geometry) -> float:
@@ -54,6 +76,11 @@ def line_bytes(of: Geometry, band_width: int) -> int:
     """Of an image: a row for each position, 64 channels and plane."""
     positions = image_positions(of.in_lines, band_width)
     return positions * of.groups * -(-of.channels // CHANNEL_BLOCK) * of.planes * ROW_BYTES
+
+
+def line_memory(of: Geometry, band_width: int) -> Dim:
+    """Bytes of lines, and of what is known of each image (lines_at of sm90_convolution.cuh)."""
+    return of.images * (line_bytes(of, band_width) + KNOWN_BYTES * of.groups)
 
 
 def best_line(of: Geometry, band_width: int, sizes: Mapping[str, int], sms: int) -> int:
@@ -90,6 +117,22 @@ def line_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:
     written = line_bytes(of, band) * of.images.at(sizes)
     moved = (4 * of.source_elements(sizes) + written) / BYTES_PER_US
     return _tiles_us(of, band, positions, sizes, sms) + moved + split_us(of) + CALL_US
+
+
+def line_gradient_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:
+    """The time that the gradient by the weights is expected to take where the other lines are there
+    already; None where it has no room."""
+    laid_out, band = of.in_lines, of.x.result
+    work, rows = gradient_work(laid_out, band, sizes), rows_for(laid_out, band, 2 * GRADIENT_SLAB)
+    rows = -(-rows // GRADIENT_BOX + 1) * GRADIENT_BOX
+    stages = 2 * GRADIENT_SLAB * (2 if work.wide else 1)
+    if (rows + stages) * ROW_BYTES > GRADIENT_BYTES:
+        return None
+    parts = work.parts(sms)
+    slabs = -(-work.slabs // parts) * -(-work.units * parts // sms)
+    written = line_bytes(of, band) * of.images.at(sizes)
+    moved = (4 * of.source_elements(sizes) + written) / BYTES_PER_US
+    return moved + GRADIENT_US + slabs * (SLAB_US + SUM_US * work.sums)
 
 
 def _tiles_us(

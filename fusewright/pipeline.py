@@ -39,7 +39,8 @@ from fusewright.runtime import tensor_cores
 from fusewright.schedule import TRIALS, Target
 from fusewright.tune import OnProgress, Sized, chosen, settled, source_of, tune
 from fusewright.tuned import Tuned
-from fusewright.window import GradientKernel, WindowKernel
+from fusewright.window import WindowKernel
+from fusewright.window_gradient import GradientKernel
 
 MODES = ("train", "eval")
 

@@ -17,10 +17,12 @@ from torch import Tensor
 from fusewright.candidates import Choice, Kernel
 from fusewright.codegen.source import Entry
 from fusewright.ir import FLOATS, Dim
+from fusewright.line_cost import line_memory
 from fusewright.loop import Access, Load, LoopKernel, Reduce, Scan, Store
 from fusewright.product import ProductKernel, RawOperand
 from fusewright.runtime import library
-from fusewright.window import GradientKernel, WindowKernel
+from fusewright.window import Geometry, WindowKernel
+from fusewright.window_gradient import GradientKernel
 
 Sizes = Mapping[str, int]
 
@@ -61,19 +63,29 @@ def _image_elements(
     kernel: WindowKernel | GradientKernel, sizes: Sizes
 ) -> Iterator[tuple[str, int]]:
     of, images = kernel.geometry, kernel.geometry.images.at(sizes)
-    counts = (images, of.groups * of.channels, *(axis.size for axis in of.axes))
-    if isinstance(kernel, WindowKernel) and kernel.prologue is not None:
-        read = _loop_elements(kernel.prologue, sizes)
-        given = (each.name for each in kernel.prologue.arguments if not each.is_output)
-        yield from ((name, read[name]) for name in given)
-    else:
-        yield kernel.source.buffer, _furthest(counts, kernel.source.strides, sizes)
+    sources = (images, of.groups * of.channels, *(axis.size for axis in of.axes))
+    read = [(kernel.source, sources)]
     if isinstance(kernel, GradientKernel):
-        counts = (images, of.groups * of.results, *(axis.result for axis in of.axes))
-        yield kernel.change.buffer, _furthest(counts, kernel.change.strides, sizes)
+        changes = (images, of.groups * of.results, *(axis.result for axis in of.axes))
+        read.append((kernel.change, changes))
+        if kernel.back is not None:
+            yield kernel.back.lines, _line_elements(kernel.back.geometry, sizes)
+    elif kernel.lines:
+        yield kernel.lines, _line_elements(kernel.walked, sizes)
+    if kernel.prologue is not None:  # computes the last of them
+        reached = _loop_elements(kernel.prologue, sizes)
+        given = (each.name for each in kernel.prologue.arguments if not each.is_output)
+        yield from ((name, reached[name]) for name in given)
+        read.pop()
+    for each, counts in read:
+        yield each.buffer, _furthest(counts, each.strides, sizes)
     filter_counts = (of.groups, of.results, of.channels, *(axis.taps for axis in of.axes))
     strides = tuple(map(Dim, kernel.filter.strides))
     yield kernel.filter.buffer, _furthest(filter_counts, strides, sizes)
+
+
+def _line_elements(of: Geometry, sizes: Sizes) -> int:
+    return line_memory(of, of.x.positions).at(sizes)
 
 
 def _furthest(counts: Sequence[int], strides: Sequence[Dim], sizes: Sizes) -> int:

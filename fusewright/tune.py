@@ -41,7 +41,8 @@ from fusewright.schedule import Schedule, Target
 from fusewright.timing import samples_ms
 from fusewright.trial import TERMS, Candidate, Trial
 from fusewright.tuned import Tuned
-from fusewright.window import GradientKernel, WindowKernel
+from fusewright.window import WindowKernel
+from fusewright.window_gradient import GradientKernel
 
 NOISE = 0.02
 LEAST_GAIN_US = 0.2  # what one launch differs from the next by

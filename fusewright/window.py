@@ -39,6 +39,7 @@ class WindowAxis:
     before: int
     transposed: bool = False
     one_plane: bool = False  # of the source, which all classes read
+    least: int = 0  # of the extent, to be as large as another's
 
     @property
     def positions(self) -> int:
@@ -62,9 +63,9 @@ class WindowAxis:
         be those before the next; `extent` of kernels/window_taps.cuh."""
         every = self.positions + self.halo
         if self.stride > 1:
-            return every
+            return max(every, self.least)
         before = self.halo - self.before if self.transposed else self.before
-        return min(every, max(self.result, self.size + before, every - before))
+        return max(min(every, max(self.result, self.size + before, every - before)), self.least)
 
     @property
     def deep(self) -> int:
@@ -234,7 +235,7 @@ def _woven(of: Geometry) -> Geometry:
     x = of.x
     before = (x.before + 1) // 2
     taps = (x.taps - 1 - x.before) // 2 + before + 1
-    axis = WindowAxis(x.size, x.positions, taps, 1, 1, before, transposed=True)
+    axis = WindowAxis(x.size, x.positions, taps, 1, 1, before, transposed=True, least=x.least)
     row_order = RowOrder(2, of.results, x.result, x.taps, x.before - 2 * before)
     return replace(of, results=-(-of.results // 8) * 16, x=axis, row_order=row_order)
 
@@ -282,42 +283,12 @@ class Instead:
 
 
 @dataclass(frozen=True)
-class GradientKernel:
-    """The gradient of a convolution by its weights, which nothing follows.
-
-    `geometry` is the convolution's. `change` is the gradient of its result, `filter` is written.
-    """
-
-    name: str
-    summary: str
-    geometry: Geometry
-    source: Source
-    change: Source
-    filter: Filter
-    symbols: tuple[str, ...]
-    instead: Instead
-
-    @property
-    def arguments(self) -> tuple[Argument, ...]:
-        read = dict.fromkeys((self.source.buffer, self.change.buffer))
-        inputs = [Argument(name, "float32", False) for name in read]
-        return (*inputs, Argument(self.filter.buffer, "float32", True))
-
-    def renamed(self, buffers: Mapping[str, str]) -> GradientKernel:
-        """The same with other names for what it reads and writes."""
-        source, change = (
-            replace(each, buffer=buffers[each.buffer]) for each in (self.source, self.change)
-        )
-        weights = replace(self.filter, buffer=buffers[self.filter.buffer])
-        return replace(self, source=source, change=change, filter=weights)
-
-
-@dataclass(frozen=True)
 class WindowKernel(Ending):
     """A pointwise epilogue runs over images, results and the axes of a result, in this order.
 
     One that reduces has the axes that `plan/window_sweeps.py` gives it. A `prologue` runs over
     images, channels and the axes of the source, which it stores: nobody has written that then.
+    Into `lines` it leaves its source as halves, which another kernel reads.
     """
 
     name: str
@@ -329,13 +300,20 @@ class WindowKernel(Ending):
     product: str
     instead: Instead
     prologue: LoopKernel | None = None
+    lines: str = ""
 
     def renamed(self, buffers: Mapping[str, str]) -> WindowKernel:
         """The same with operands of other names."""
         buffer = self.source.buffer
         source = replace(self.source, buffer=buffers[buffer] if self.prologue is None else "")
         weights = replace(self.filter, buffer=buffers[self.filter.buffer])
-        return replace(self, source=source, filter=weights)
+        lines = buffers[self.lines] if self.lines else ""
+        return replace(self, source=source, filter=weights, lines=lines)
+
+    @property
+    def needs_lines(self) -> bool:
+        """Whether lines are what computes its source, or what another kernel waits for."""
+        return self.prologue is not None or bool(self.lines)
 
     @property
     def walked(self) -> Geometry:
@@ -378,7 +356,17 @@ class WindowKernel(Ending):
 
     @property
     def operands(self) -> tuple[Argument, ...]:
-        given: tuple[Argument, ...] = (Argument(self.source.buffer, "float32", False),)
-        if self.prologue is not None:
-            given = tuple(each for each in self.prologue.arguments if not each.is_output)
+        given = given_by(self.source, self.prologue)
         return (*given, Argument(self.filter.buffer, "float32", False))
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        left = (Argument(self.lines, "uint8", True),) if self.lines else ()
+        return (*super().arguments, *left)
+
+
+def given_by(source: Source, prologue: LoopKernel | None) -> tuple[Argument, ...]:
+    """What a source is read from."""
+    if prologue is None:
+        return (Argument(source.buffer, "float32", False),)
+    return tuple(each for each in prologue.arguments if not each.is_output)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from fusewright.window import Geometry
 
@@ -181,23 +182,44 @@ def _tile_cycles(of: Geometry, band_width: int, terms: int) -> float:
     return tiles * cycles
 
 
-def gradient_parts(of: Geometry, band_width: int, sizes: Mapping[str, int], sms: int) -> int:
-    """In how many parts of the positions the gradient by the weights is summed, so that all
-    processors have work to the end (window_gradient_parts of kernels/sm90_window_gradient.cuh)."""
-    wide = of.results > 64 and max(of.phases) <= GRADIENT_TAPS  # a warpgroup's 64 results each
+@dataclass(frozen=True)
+class GradientWork:
+    """How the gradient by the weights is divided: `units` of channels and sets of taps, each over
+    all slabs of positions; and the sums of 64 by 64 channels that a slab of a unit adds to."""
+
+    units: int
+    slabs: int
+    sums: float
+    wide: bool  # a warpgroup's 64 results each
+
+    def parts(self, sms: int) -> int:
+        """In how many parts of the positions it is summed, so that all processors have work to the
+        end (window_gradient_parts of kernels/sm90_window_gradient.cuh)."""
+        found = []
+        for waves in range(1, 5):
+            parts = min(self.slabs, waves * sms // self.units)
+            if parts:
+                found.append((waves * (-(-self.slabs // parts) + PART_SLABS), waves, parts))
+        return min(found)[2] if found else 1
+
+
+def gradient_work(of: Geometry, band_width: int, sizes: Mapping[str, int]) -> GradientWork:
+    wide = of.results > 64 and max(of.phases) <= GRADIENT_TAPS
     taps = GRADIENT_TAPS if wide else 2 * GRADIENT_TAPS
     sets = sum(-(-each // taps) for each in of.phases)
     tiles = -(-of.results // (128 if wide else 64)) * -(-of.channels // CHANNEL_BLOCK)
-    units = of.groups * tiles * sets
     line = -(-of.x.result // band_width) * pitch_of(of, band_width, 1)
     positions = of.images.at(sizes) * of.z.deep * of.y.extent * line
-    slabs = -(-positions // GRADIENT_SLAB)
-    found = []
-    for waves in range(1, 5):
-        parts = min(slabs, waves * sms // units)
-        if parts:
-            found.append((waves * (-(-slabs // parts) + PART_SLABS), waves, parts))
-    return min(found)[2] if found else 1
+    sums = of.taps / sets * (2 if wide else 1)
+    return GradientWork(of.groups * tiles * sets, -(-positions // GRADIENT_SLAB), sums, wide)
+
+
+def gradient_us(of: Geometry, band_width: int, sizes: Mapping[str, int]) -> float:
+    """The time that ours is expected to take, converting what it reads."""
+    used = of.pixels / image_positions(of, band_width) * _filled(of)
+    used *= STRIDED_SHARE if of.strided else 1.0
+    used *= DILATED_SHARE if any(axis.dilation > 1 for axis in of.axes) else 1.0
+    return of.operations(sizes) / (GRADIENT_OF_OURS_FLOPS_PER_US * used) + GRADIENT_US
 
 
 def library_us(of: Geometry, sizes: Mapping[str, int], turned: bool = False) -> float:
@@ -237,13 +259,9 @@ def gradient_is_worthwhile(of: Geometry, sizes: Mapping[str, int]) -> bool:
     band = best_band(of)
     if band is None or of.channels < FEWEST_CHANNELS or of.taps == 1:
         return False
-    used = of.pixels / image_positions(of, band) * _filled(of)
-    used *= STRIDED_SHARE if of.strided else 1.0
-    used *= DILATED_SHARE if any(axis.dilation > 1 for axis in of.axes) else 1.0
-    ours = of.operations(sizes) / (GRADIENT_OF_OURS_FLOPS_PER_US * used) + GRADIENT_US
     library = of.operations(sizes) / (GRADIENT_FLOPS_PER_US * _filled(of)) + LIBRARY_GRADIENT_US
     turned = 2 * 4 * of.source_elements(sizes) / LOOP_BYTES_PER_US
-    return ours <= library + turned
+    return gradient_us(of, band, sizes) <= library + turned
 
 
 def is_possible(of: Geometry) -> bool:

@@ -1,5 +1,5 @@
-// fw::convolution and fw::window_gradient for tests without a GPU: the same declarations, loops,
-// double precision.
+// fw::convolution and gradients by weights for tests without a GPU: the same declarations, loops,
+// double precision. Lines that are shared begin with the sum of all numbers.
 #pragma once
 
 #include "computed_input.cuh"
@@ -131,6 +131,25 @@ inline ConvolutionSizes unwoven(ConvolutionSizes of) {
   return of;
 }
 
+template <class Input>
+double sum_of(const Input& source, const ConvolutionSizes& of) {
+  double sum = 0;
+  for (int64_t image = 0; image < of.images; ++image) {
+    for (int channel = 0; channel < of.groups * of.channels; ++channel) {
+      for (int at = 0; at < of.z.in * of.y.in * of.x.in; ++at) {
+        const int row = at / of.x.in;
+        sum += source.at(source.place(image, channel, row / of.y.in, row % of.y.in, at % of.x.in));
+      }
+    }
+  }
+  return sum;
+}
+template <class Input>
+int leave_lines(const Input& source, const ConvolutionSizes& of, void* lines, int, void*) {
+  *static_cast<double*>(lines) = sum_of(source, of);
+  return lines == nullptr || !of.shares_lines ? 3 : 0;
+}
+
 template <int kTerms, class Way, int kLanes, class End, class Input>
 int convolution(const End& end, bool, const Input& source, const WindowFilter& filter,
                 const ConvolutionSizes& given, void* workspace, void* lines, int device,
@@ -139,6 +158,7 @@ int convolution(const End& end, bool, const Input& source, const WindowFilter& f
   const ConvolutionSizes of = unwoven(given);
   if (of.band_width < 1 || workspace == nullptr || (kTerms != 1 && kTerms != 3)) return 3;
   if (Way::kLines != (lines != nullptr)) return 3;
+  if (kTerms == 1 && of.shares_lines && leave_lines(source, of, lines, device, stream)) return 3;
   return end_in(end, of, [&](int64_t image, int out, int y, int x) {
     return window_at(source, filter, of, image, out, y, x);
   });
@@ -149,8 +169,9 @@ struct WindowGradient {
   int64_t out_stride, in_stride, z_stride, y_stride, x_stride;
 };
 
-inline float gradient_at(const WindowInput& source, const WindowInput& change,
-                         const ConvolutionSizes& of, int out, int channel, int k, int j, int i) {
+template <class Change>
+float gradient_at(const WindowInput& source, const Change& change, const ConvolutionSizes& of, int out,
+                  int channel, int k, int j, int i) {
   double sum = 0;
   const int whole = out / of.channels_out * of.channels + channel;
   for (int64_t image = 0; image < of.images; ++image) {
@@ -163,18 +184,17 @@ inline float gradient_at(const WindowInput& source, const WindowInput& change,
         sum += double(source.data[image * source.image_stride + whole * source.channel_stride +
                                   at_z * source.z_stride + at_y * source.y_stride +
                                   at_x * source.x_stride]) *
-               change.data[image * change.image_stride + out * change.channel_stride +
-                           z * change.z_stride + y * change.y_stride + x * change.x_stride];
+               change.at(change.place(image, out, z, y, x));
       }
     }
   }
   return static_cast<float>(sum);
 }
 
-template <int kTerms>
-int window_gradient(const WindowInput& source, const WindowInput& change,
-                    const WindowGradient& gradient, const ConvolutionSizes& of, int parts,
-                    void* workspace, int device, void* stream) {
+template <int kTerms, class Change>
+int window_gradient(const WindowInput& source, const Change& change, const WindowGradient& gradient,
+                    const ConvolutionSizes& of, int parts, void* workspace, int device,
+                    void* stream) {
   if (parts < 1 || workspace == nullptr) return 3;
   for (int out = 0; out < of.groups * of.channels_out; ++out) {
     for (int channel = 0; channel < of.channels; ++channel) {
@@ -188,6 +208,17 @@ int window_gradient(const WindowInput& source, const WindowInput& change,
     }
   }
   return 0;
+}
+
+template <class Change>
+int line_gradient(const WindowInput& source, const Change& change, const WindowGradient& gradient,
+                  const ConvolutionSizes& of, const ConvolutionSizes& back, int parts,
+                  void* workspace, void* lines_x, void* lines, int device, void* stream) {
+  const double sum = sum_of(change, unwoven(back));
+  if (lines_x == nullptr || lines == nullptr || *static_cast<double*>(lines) != sum) return 3;
+  const bool alike = of.x.least == back.x.least && of.y.least == back.y.least && of.x.least > 0;
+  if (!alike) return 3;
+  return window_gradient<1>(source, change, gradient, of, parts, workspace, device, stream);
 }
 
 }  // namespace fw

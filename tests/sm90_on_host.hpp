@@ -132,7 +132,8 @@ inline void copy_box(void* to, const CUtensorMap* map, uint64_t* name, int x, in
     for (int column = 0; column < map->box_columns; ++column) {
       char* place = static_cast<char*>(to) + swizzled(row * 128 + column * map->item);
       const int64_t at_x = x + column, at_y = y + row;
-      const bool inside = at_x < map->columns && at_y < map->rows && layer < map->layers;
+      const bool inside =
+          at_x < map->columns && at_y >= 0 && at_y < map->rows && layer < map->layers;
       const char* from =
           map->data + layer * map->layer_bytes + at_y * map->row_bytes + at_x * map->item;
       inside ? (void)memcpy(place, from, map->item) : (void)memset(place, 0, map->item);

@@ -120,12 +120,13 @@ class Sizes(ctypes.Structure):
     _fields_ = (
         ("images", ctypes.c_int64),
         ("counts", ctypes.c_int * 3),  # groups, channels in and out of a group
-        ("z", ctypes.c_int * 6),
-        ("y", ctypes.c_int * 6),
-        ("x", ctypes.c_int * 6),
+        ("z", ctypes.c_int * 7),
+        ("y", ctypes.c_int * 7),
+        ("x", ctypes.c_int * 7),
         ("band_width", ctypes.c_int),
         ("transposed", ctypes.c_bool),
         ("row_order", ctypes.c_int * 5),
+        ("shares_lines", ctypes.c_bool),
     )
 
 
@@ -140,8 +141,17 @@ def axis_of(size: int, taps: int, stride: int, dilation: int, before: int) -> Wi
 
 
 def numbers(axis: WindowAxis) -> ctypes.Array[ctypes.c_int]:
-    given = (axis.size, axis.result, axis.taps, axis.stride, axis.dilation, axis.before)
-    return (ctypes.c_int * 6)(*given)
+    given = (axis.size, axis.result, axis.taps, axis.stride, axis.dilation, axis.before, axis.least)
+    return (ctypes.c_int * 7)(*given)
+
+
+def sizes_of(of: Geometry, band: int) -> Sizes:
+    sizes = Sizes(of.images.factor, (ctypes.c_int * 3)(of.groups, of.channels, of.results))
+    sizes.z, sizes.y, sizes.x = map(numbers, of.axes)
+    sizes.band_width, sizes.transposed = band, of.transposed
+    if of.row_order:
+        sizes.row_order = (ctypes.c_int * 5)(*astuple(of.row_order))
+    return sizes
 
 
 def run(of: Geometry, x: Tensor, w: Tensor, terms: int, way: str = "tiles") -> Tensor:
@@ -153,11 +163,7 @@ def run(of: Geometry, x: Tensor, w: Tensor, terms: int, way: str = "tiles") -> T
     assert band is not None
     results = of.row_order.results if of.row_order else of.results
     images, outs = x.shape[0], of.groups * results
-    sizes = Sizes(images, (ctypes.c_int * 3)(of.groups, of.channels, of.results))
-    sizes.z, sizes.y, sizes.x = map(numbers, of.axes)
-    sizes.band_width, sizes.transposed = band, of.transposed
-    if of.row_order:
-        sizes.row_order = (ctypes.c_int * 5)(*astuple(of.row_order))
+    sizes = sizes_of(of, band)
     source = Strided(x.data_ptr(), five_strides(x))
     first, second, *rest = five_strides(w)
     strides = (results * first, first, second, *rest)

@@ -169,7 +169,7 @@ def sizes_of(case: Case, x: Tensor, w: Tensor, like: Tensor) -> Sizes:
     if case.transposed:
         results, channels = channels, results
     axes = [
-        (ctypes.c_int * 6)(
+        (ctypes.c_int * 7)(
             x.shape[2 + at],
             like.shape[2 + at],
             case.kernel[at],
@@ -180,7 +180,7 @@ def sizes_of(case: Case, x: Tensor, w: Tensor, like: Tensor) -> Sizes:
         for at in range(len(case.kernel))
     ]
     counts = (ctypes.c_int * 3)(case.groups, channels, results)
-    single = [(ctypes.c_int * 6)(1, 1, 1, 1, 1, 0)] * (3 - len(axes))
+    single = [(ctypes.c_int * 7)(1, 1, 1, 1, 1, 0)] * (3 - len(axes))
     return Sizes(x.shape[0], counts, *single, *axes, like.shape[-1], case.transposed)
 
 

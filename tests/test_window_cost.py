@@ -16,7 +16,7 @@ from fusewright.window_cost import (
     best_band,
     fits,
     gradient_is_worthwhile,
-    gradient_parts,
+    gradient_work,
     is_possible,
 )
 
@@ -42,9 +42,11 @@ def test_bands_find_room(size: int, taps: int, stride: int, dilation: int) -> No
 
 def test_gradients_are_divided_among_all_processors() -> None:
     of = geometry(130, 3)
-    assert gradient_parts(of, 128, {}, 132) == 66, "two tiles of 64 results, nine taps in one set"
-    assert gradient_parts(replace(of, images=Dim(1), channels=2048), 128, {}, 132) == 2
-    assert gradient_parts(replace(of, images=Dim(0)), 128, {}, 132) == 1
+    work = gradient_work(of, 128, {})
+    assert work.parts(132) == 66, "two tiles of 64 results, nine taps in one set"
+    assert (work.units, work.sums, work.wide) == (2, 9.0, False)
+    assert gradient_work(replace(of, images=Dim(1), channels=2048), 128, {}).parts(132) == 2
+    assert gradient_work(replace(of, images=Dim(0)), 128, {}).parts(132) == 1
 
 
 def test_too_many_taps_are_left_to_pytorch() -> None:

@@ -82,7 +82,7 @@ class Gradient:
         for axis, name in enumerate("zyx"[-len(kernel) :]):
             known = (x.shape[2 + axis], dy.shape[2 + axis], kernel[axis])
             chosen = (self.stride[axis], self.dilation[axis], self.padding[axis])
-            setattr(sizes, name, (ctypes.c_int * 6)(*known, *chosen))
+            setattr(sizes, name, (ctypes.c_int * 7)(*known, *chosen))
         sizes.band_width = self.band_width or dy.shape[-1]
         return sizes
 

@@ -108,9 +108,9 @@ class Phase(ctypes.Structure):
 class Shape(ctypes.Structure):
     _fields_ = (
         ("counts", ctypes.c_int * 4),  # images, groups, channels in and out of a group
-        ("z", ctypes.c_int * 6),  # in, out, kernel, stride, dilation, padding
-        ("y", ctypes.c_int * 6),
-        ("x", ctypes.c_int * 6),
+        ("z", ctypes.c_int * 7),  # in, out, kernel, stride, dilation, padding
+        ("y", ctypes.c_int * 7),
+        ("x", ctypes.c_int * 7),
         ("out_z", ctypes.c_int * 2),  # count, apart
         ("out_y", ctypes.c_int * 2),
         ("out_x", ctypes.c_int * 2),
@@ -186,7 +186,7 @@ class Window:
             reach = (k - 1) * self.dilation[axis]
             out = (n + 2 * self.padding[axis] - reach - 1) // s + 1
             numbers = (n, out, k, s, self.dilation[axis], self.padding[axis])
-            setattr(shape, name, (ctypes.c_int * 6)(*numbers))
+            setattr(shape, name, (ctypes.c_int * 7)(*numbers))
             setattr(shape, f"out_{name}", (ctypes.c_int * 2)(out, 1))
             halos.append(reach // s)
             shared = max(out, n + self.padding[axis], out + reach - self.padding[axis])

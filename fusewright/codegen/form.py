@@ -35,6 +35,7 @@ from fusewright.schedule import Schedule, Target, kept_sweeps, legal
 from fusewright.sweep import Sweeps, sweeps
 from fusewright.tiles import staged, turned_axis
 from fusewright.vectors import ROWS
+from fusewright.window_gradient import GradientKernel
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def form(kernel: LoopKernel, schedule: Schedule, target: Target) -> Form:
 
 
 def part_form(
-    whole: Ending,
+    whole: Ending | GradientKernel,
     part: LoopKernel,
     arguments: Iterable[Argument],
     schedule: Schedule,

@@ -2,60 +2,114 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusewright.codegen.lanes import indented
+from fusewright.codegen.prologue import computed_text, prologue_lines
 from fusewright.codegen.source import Entry, Workspace, macro
 from fusewright.codegen.text import comment, identifier, size_text, unique_names
-from fusewright.codegen.window import axis_text, direct_taps, taps_text
+from fusewright.codegen.window import direct_taps, lines_of, sizes_text, taps_text
 from fusewright.ir import Dim
 from fusewright.layout_schedule import GradientSchedule
-from fusewright.window import GradientKernel, Source
+from fusewright.window import Source
+from fusewright.window_gradient import GradientKernel
 
 HEADER, PLANE_HEADER = "sm90_window_gradient.cuh", "plane_gradient.cuh"
+LINE_HEADER = "sm90_line_gradient.cuh"
 
 
-def gradient_header(schedule: GradientSchedule) -> str:
+def gradient_header(kernel: GradientKernel, schedule: GradientSchedule) -> str:
+    if kernel.back is not None:
+        return LINE_HEADER
     return HEADER if schedule.band_width else PLANE_HEADER
 
 
 def gradient_entry(kernel: GradientKernel, schedule: GradientSchedule) -> Entry:
     names = tuple(each.name for each in kernel.arguments)
-    workspace = Workspace(Dim(4 * schedule.parts * kernel.geometry.filter_elements))
+    workspace = _workspace(kernel, schedule)
     return Entry(kernel.name, names, kernel.symbols, workspace, "convolutions", kernel.instead)
+
+
+def _workspace(kernel: GradientKernel, schedule: GradientSchedule) -> Workspace:
+    """Room for the sums of all parts; behind them for lines of the source."""
+    sums = Workspace(fixed=4 * schedule.parts * kernel.geometry.filter_elements)
+    if kernel.back is None:
+        return sums
+    return replace(sums, rounded=lines_of(kernel.geometry, schedule.band_width))
 
 
 def gradient_lines(kernel: GradientKernel, schedule: GradientSchedule) -> list[str]:
     of = kernel.geometry
-    symbols = unique_names(kernel.symbols)
-    given = unique_names((f"{each.name}_ptr" for each in kernel.arguments), symbols.values())
-    pointers = {each.name: given[f"{each.name}_ptr"] for each in kernel.arguments}
-
-    def images(source: Source) -> str:
-        strides = (size_text(each, symbols) for each in source.strides)
-        return ", ".join([f"static_cast<const float*>({pointers[source.buffer]})", *strides])
-
-    weights = [f"static_cast<float*>({pointers[kernel.filter.buffer]})"]
-    weights += map(str, kernel.filter.strides[1:])  # results count through all groups
-    sizes = [size_text(of.images, symbols), str(of.groups), str(of.channels), str(of.results)]
-    sizes += [*map(axis_text, of.axes), str(schedule.band_width)]
-    parameters = [f"void* {name}" for name in pointers.values()]
-    parameters += [f"int64_t {name}" for name in symbols.values()]
+    names = _Names(kernel)
+    parameters = [f"void* {name}" for name in names.pointers.values()]
+    parameters += [f"int64_t {name}" for name in names.symbols.values()]
     parameters += ["void* workspace", "int where", "void* stream"]
     title = f"{of.results} x {of.channels} by {taps_text(of)}, {schedule.parts} parts"
-    kind, call = "Window", f"window_gradient<{macro('convolutions')}>"
-    if not schedule.band_width:
-        kind, call = "Plane", f"plane_gradient<{direct_taps(of)}>"
-    body = [
-        f"const fw::WindowInput source{{{images(kernel.source)}}};",
-        f"const fw::WindowInput change{{{images(kernel.change)}}};",
-        f"const fw::{kind}Gradient gradient{{{', '.join(weights)}}};",
-        f"const fw::ConvolutionSizes sizes{{{', '.join(sizes)}}};",
-        f"return fw::{call}(source, change, gradient, sizes, "
-        f"{schedule.parts}, workspace, where, stream);",
-    ]
+    computed: list[str] = []
+    if kernel.prologue is not None:
+        computed = ["namespace {", *prologue_lines(kernel), "}  // namespace"]
     return [
         f"// {identifier(kernel.name)}: {comment(kernel.summary)}",
         f"// {comment(title)}",
+        *computed,
         f'extern "C" int {kernel.name}({", ".join(parameters)}) {{',
-        *indented(body),
+        *indented([*_operands(kernel, schedule, names), *_calls(kernel, schedule, names)]),
         "}",
+    ]
+
+
+class _Names:
+    """What an entry calls its arguments and sizes."""
+
+    def __init__(self, kernel: GradientKernel) -> None:
+        self.symbols = unique_names(kernel.symbols)
+        given = (f"{each.name}_ptr" for each in kernel.arguments)
+        found = unique_names(given, self.symbols.values())
+        self.pointers = {each.name: found[f"{each.name}_ptr"] for each in kernel.arguments}
+
+    def size(self, of: Dim) -> str:
+        return size_text(of, self.symbols)
+
+    def images(self, source: Source) -> str:
+        pointer = f"static_cast<const float*>({self.pointers[source.buffer]})"
+        return ", ".join([pointer, *map(self.size, source.strides)])
+
+
+def _operands(kernel: GradientKernel, schedule: GradientSchedule, names: _Names) -> list[str]:
+    weights = [f"static_cast<float*>({names.pointers[kernel.filter.buffer]})"]
+    weights += map(str, kernel.filter.strides[1:])  # results count through all groups
+    kind = "Window" if schedule.band_width else "Plane"
+    sizes = sizes_text(kernel.geometry, schedule.band_width, names.size)
+    if kernel.prologue is not None:
+        change = f"const auto change = {computed_text(kernel)};"
+    else:
+        change = f"const fw::WindowInput change{{{names.images(kernel.change)}}};"
+    return [
+        f"const fw::WindowInput source{{{names.images(kernel.source)}}};",
+        change,
+        f"const fw::{kind}Gradient gradient{{{', '.join(weights)}}};",
+        f"const fw::ConvolutionSizes sizes{{{sizes}}};",
+    ]
+
+
+def _calls(kernel: GradientKernel, schedule: GradientSchedule, names: _Names) -> list[str]:
+    """With one half of each number, from lines that are there."""
+    call = f"window_gradient<{macro('convolutions')}>"
+    if not schedule.band_width:
+        call = f"plane_gradient<{direct_taps(kernel.geometry)}>"
+    behind = f"{schedule.parts}, workspace, where, stream"
+    converting = f"return fw::{call}(source, change, gradient, sizes, {behind});"
+    if kernel.back is None:
+        return [converting]
+    back, lines = kernel.back.geometry, names.pointers[kernel.back.lines]
+    own = _workspace(kernel, schedule).behind(names.size)
+    behind = f"{schedule.parts}, workspace, {own}, {lines}, where, stream"
+    sizes = sizes_text(back, back.x.positions, names.size, shares_lines=True)
+    return [
+        f"#if {macro('convolutions')} == 1",
+        f"const fw::ConvolutionSizes back{{{sizes}}};",
+        f"return fw::line_gradient(source, change, gradient, sizes, back, {behind});",
+        "#else",
+        converting,
+        "#endif",
     ]

@@ -18,6 +18,9 @@ from fusewright.errors import CodegenError
 from fusewright.loop import Load, LoopKernel, Store, reads
 from fusewright.schedule import Schedule
 from fusewright.window import CHANNELS, WindowKernel, lies_along
+from fusewright.window_gradient import GradientKernel
+
+Computing = WindowKernel | GradientKernel
 
 # Where a number lies, by how many axes there are.
 PLACES = {3: ("image", "channel", "x"), 4: ("image", "channel", "y", "x")}
@@ -25,7 +28,7 @@ PLACES[5] = ("image", "channel", "z", "y", "x")
 PLACE = "int image, int channel, int z, int y, int x"
 
 
-def prologue_lines(kernel: WindowKernel) -> list[str]:
+def prologue_lines(kernel: Computing) -> list[str]:
     """The functor, and the function that fills its members."""
     form = _form(kernel)
     shared = form.fixed_along(slice(CHANNELS + 1, None))  # by all numbers of an image's channel
@@ -47,22 +50,23 @@ def prologue_lines(kernel: WindowKernel) -> list[str]:
     return [*lines, "};", *bind(form)]
 
 
-def computed_text(kernel: WindowKernel) -> str:
+def computed_text(kernel: Computing) -> str:
     """The input, bound to the entry's arguments."""
-    form = _form(kernel)
-    by_four = kernel.geometry.channels % 4 == 0 and lies_along(_loop(kernel), CHANNELS)
+    form, of = _form(kernel), kernel.geometry
+    channels = of.channels if isinstance(kernel, WindowKernel) else of.results
+    by_four = channels % 4 == 0 and lies_along(_loop(kernel), CHANNELS)
     # Offsets of 64 bits: sizes may change.
     body = f"{form.kernel.name}_body<int64_t>"
     return f"fw::ComputedInput<{body}, {str(by_four).lower()}>{{{bound(form, 'int64_t')}}}"
 
 
-def _loop(kernel: WindowKernel) -> LoopKernel:
+def _loop(kernel: Computing) -> LoopKernel:
     if kernel.prologue is None or kernel.prologue.inner or len(kernel.prologue.outer) not in PLACES:
         raise CodegenError(f"kernel {kernel.name}: no prologue that runs over the source")
     return kernel.prologue
 
 
-def _form(kernel: WindowKernel) -> Form:
+def _form(kernel: Computing) -> Form:
     whole = _loop(kernel)
     read = (each for each in whole.arguments if not each.is_output)
     loop = replace(whole, name=f"{kernel.name}_source")

@@ -39,7 +39,7 @@ from fusewright.loop import Apply, Instruction, Load, LoopKernel, Reduce
 from fusewright.optable import REDUCTIONS, SCALAR_OPS
 from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, Target
-from fusewright.window import GradientKernel, WindowKernel
+from fusewright.window_gradient import GradientKernel
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 _PRECISIONS = (
@@ -67,14 +67,14 @@ def render(
     lines: list[str] = []
     pasted: set[str] = set()
     headers = [name for each in ended for name in _headers(*each)]
-    headers += [gradient_header(schedule) for _, schedule in gradients]
+    headers += [gradient_header(*each) for each in gradients]
     windows = [
         kernel for kernel, _ in (*ended, *gradients) if not isinstance(kernel, ProductKernel)
     ]
     if windows and all(kernel.geometry.z.is_single for kernel in windows):
         lines.append("#define FW_VOLUMES 0")
     bodies = [each.kernel.body for each in every]
-    prologues = [each.prologue for each in windows if isinstance(each, WindowKernel)]
+    prologues = [each.prologue for each in windows]
     bodies += [each.body for each in prologues if each is not None]
     for root in [*_roots(forms, bodies, target), *sorted(set(headers))]:
         lines += flattened(root, pasted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 
 from fusewright.codegen.ending import ending_lines, pointer_text
@@ -13,7 +13,7 @@ from fusewright.direct_cost import DirectSchedule
 from fusewright.ending import Reduces
 from fusewright.ir import Dim
 from fusewright.layout_schedule import WindowSchedule
-from fusewright.line_cost import line_bytes
+from fusewright.line_cost import line_memory
 from fusewright.sweep import part_bytes, sweeps
 from fusewright.window import Geometry, WindowAxis, WindowKernel
 from fusewright.window_cost import MOST_POSITIONS, best_tile_channels, image_positions
@@ -23,14 +23,12 @@ PLANE_HEADER = "plane_convolution.cuh"
 WARP_CHANNELS = 16  # of a group, that leave a part together: lines_of_group of sm90_window.cuh
 PART_POSITIONS = 64  # kPartPositions of window_endings.cuh
 MOST_LINES, FOLDED_LINES = 2048, 256  # kMostLines and kFoldedLines of window_endings.cuh
-# Of lines of halves: of an image's group a scale and LineCounts.
-KNOWN_BYTES = 16
 
 
 def window_entry(kernel: WindowKernel, schedule: WindowSchedule) -> Entry:
     names = tuple(each.name for each in kernel.arguments)
     workspace = _workspace(kernel, schedule)
-    if schedule.line_positions:
+    if schedule.line_positions and not kernel.lines:
         lines = lines_of(kernel.walked, schedule.band_width)
         workspace = replace(workspace, rounded=lines)
     return Entry(kernel.name, names, kernel.symbols, workspace, "convolutions", kernel.instead)
@@ -59,10 +57,8 @@ def _workspace(kernel: WindowKernel, schedule: WindowSchedule) -> Workspace:
 
 
 def lines_of(of: Geometry, band_width: int) -> Rounded:
-    """Room for the input as halves: a row for each position, 64 channels and plane, and what is
-    known of each image (lines_at of sm90_convolution.cuh)."""
-    bytes_of_image = line_bytes(of, band_width) + KNOWN_BYTES * of.groups
-    return Rounded((of.images * bytes_of_image, Dim(ALIGNMENT)))
+    """Room for the input as halves: a row for each position, 64 channels and plane."""
+    return Rounded((line_memory(of, band_width), Dim(ALIGNMENT)))
 
 
 def _parts_at(kernel: WindowKernel) -> int:
@@ -74,6 +70,7 @@ def window_lines(
 ) -> list[str]:
     body = [
         *_operands(kernel, forms[0], kernel.walked, schedule.band_width),
+        *_left_lines(kernel, forms[0]),
         _window_call(kernel, forms[0], schedule),
     ]
     parts = f"static_cast<char*>(workspace) + {_parts_at(kernel)}"
@@ -82,9 +79,22 @@ def window_lines(
     return ending_lines(kernel, forms, _title(kernel), body, parts, before)
 
 
+def _left_lines(kernel: WindowKernel, form: Form) -> list[str]:
+    """Where nobody wants the result, or it is made in another way, lines are left all the same."""
+    if not kernel.lines:
+        return []
+    left = f"fw::leave_lines(source, sizes, {form.pointers[kernel.lines]}, where, stream)"
+    results = [form.pointers[each.name] for each in kernel.epilogue.arguments if each.is_output]
+    unwanted = " && ".join(f"{name} == nullptr" for name in results)
+    other = [f"const int code = {left};", "if (code != 0) return code;"]
+    chosen = f"#if {macro('convolutions')} != 1"
+    return [f"if ({unwanted}) return {left};", chosen, *other, "#endif"]
+
+
 def _window_call(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> str:
     template = f"{macro('convolutions')}, {_way(kernel, schedule)}, {form.schedule.lanes}"
     lines = _workspace(kernel, schedule).behind(form.size) if schedule.line_positions else "nullptr"
+    lines = form.pointers[kernel.lines] if kernel.lines else lines
     return (
         f"return fw::convolution<{template}>(end, vectors, source, filter, sizes, workspace, "
         f"{lines}, where, stream);"
@@ -114,11 +124,7 @@ def _operands(kernel: WindowKernel, form: Form, of: Geometry, band_width: int) -
     source, filter_ = kernel.source, kernel.filter
     weights = pointer_text(form, "float", filter_.buffer)
     filter_numbers = ", ".join(map(str, filter_.strides))
-    sizes = [form.size(of.images), str(of.groups), str(of.channels), str(of.results)]
-    sizes += [*map(axis_text, of.axes), str(band_width)]
-    sizes += ["true" if of.transposed else "false"]
-    if of.row_order:
-        sizes += [f"{{{', '.join(map(str, astuple(of.row_order)))}}}"]
+    sizes = sizes_text(of, band_width, form.size, bool(kernel.lines))
     if kernel.prologue is not None:
         given = f"const auto source = {computed_text(kernel)};"
     else:
@@ -127,8 +133,21 @@ def _operands(kernel: WindowKernel, form: Form, of: Geometry, band_width: int) -
     return [
         given,
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
-        f"const fw::ConvolutionSizes sizes{{{', '.join(sizes)}}};",
+        f"const fw::ConvolutionSizes sizes{{{sizes}}};",
     ]
+
+
+def sizes_text(
+    of: Geometry, band_width: int, size: Callable[[Dim], str], shares_lines: bool = False
+) -> str:
+    """ConvolutionSizes; `size` says how a size is written."""
+    sizes = [size(of.images), str(of.groups), str(of.channels), str(of.results)]
+    sizes += [*map(axis_text, of.axes), str(band_width)]
+    sizes += ["true" if of.transposed else "false"]
+    if of.row_order or shares_lines:
+        numbers = astuple(of.row_order) if of.row_order else ()
+        sizes += [f"{{{', '.join(map(str, numbers))}}}"]
+    return ", ".join([*sizes, "true"] if shares_lines else sizes)
 
 
 def direct_header(schedule: DirectSchedule) -> str:
@@ -180,5 +199,6 @@ def taps_text(of: Geometry) -> str:
 
 
 def axis_text(axis: WindowAxis) -> str:
-    numbers = (axis.size, axis.result, axis.taps, axis.stride, axis.dilation, axis.before)
+    numbers = [axis.size, axis.result, axis.taps, axis.stride, axis.dilation, axis.before]
+    numbers += [axis.least] if axis.least else []
     return f"{{{', '.join(map(str, numbers))}}}"

@@ -64,6 +64,8 @@ def demands(plan: Plan, one_by_one: bool) -> Demands:
     everything = frozenset().union(*of.values()) or frozenset({0})
     for step in reversed(plan.steps):
         wanted = Demands(of, everything).step(step)
+        if isinstance(step, Window) and step.kernel.lines:
+            of[step.kernel.lines] = wanted  # the convolution itself goes by them
         for name in inputs_of(step):
             of[name] = of.get(name, frozenset()) | wanted
     return Demands(of, everything)

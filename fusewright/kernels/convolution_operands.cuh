@@ -15,6 +15,7 @@ struct ConvolutionSizes {
   int band_width;
   bool transposed;
   RowOrder row_order;
+  bool shares_lines = false;  // with the gradient by the weights
 
   bool has_outputs() const { return images > 0 && z.out > 0 && y.out > 0 && x.out > 0; }
   int taps() const { return z.kernel * y.kernel * x.kernel; }

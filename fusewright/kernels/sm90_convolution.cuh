@@ -125,13 +125,50 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
 }
 
 // Where lines lie in a workspace: whole images, then what is known of each.
-inline WindowLines lines_at(void* from, const WindowShape& shape) {
+inline WindowLines lines_at(void* from, const WindowShape& shape, bool keep_all) {
   const WindowSizes sizes(shape, 1, 1);
   const int64_t places = int64_t(shape.images) * shape.groups;
   const int64_t numbers = sizes.positions() * shape.groups * sizes.blocks() * shape.planes * 64;
   half* const rows = static_cast<half*>(from);
   float* const scales = reinterpret_cast<float*>(rows + numbers);
-  return {rows, scales, reinterpret_cast<LineCounts*>(scales + places)};
+  return {rows, scales, reinterpret_cast<LineCounts*>(scales + places), keep_all};
+}
+
+// A block for each image and group.
+template <class Input>
+__global__ void __launch_bounds__(128)
+    sample_lines(const Input x, const WindowShape shape, const WindowLines lines) {
+  await_kernel_before();
+  let_next_begin();
+  const int place = blockIdx.x, image = place / shape.groups;
+  const LineSample mine = sampled<128>(x, shape, image, place - image * shape.groups);
+  const LineSample sample = of_all<128>(mine, LineSample::joined);
+  if (threadIdx.x == 0) lines.scales[place] = sample.scale(), lines.counts[place] = {};
+}
+
+// Lines whose scales are not known yet.
+template <class Input>
+void lay_out_sampled(const Input& x, const WindowSizes& sizes, const WindowLines& lines,
+                     void* stream) {
+  const auto sample = sample_lines<Input>;
+  launch_behind(sample, sizes.shape.images * sizes.shape.groups, 128, 0, stream, x, sizes.shape, lines);
+  lay_out_all(x, sizes, lines, stream);
+}
+
+// The lines of a convolution that shares them, which is to do nothing else, or goes about it in another
+// way.
+template <class Input>
+static int leave_lines(const Input& x, const ConvolutionSizes& of, void* memory, int device,
+                       void* stream) {
+  WindowShape shape{};
+  TapOrder order{};
+  if (!lay_out(of, 4, true, shape, order)) return static_cast<int>(cudaErrorInvalidValue);
+  if (!of.has_outputs()) return 0;
+  const OnDevice here(device);
+  WindowSizes sizes(shape, 1, 1);
+  sizes.by_channels = x.by_channels(shape.channels);
+  lay_out_sampled(x, sizes, lines_at(memory, shape, of.shares_lines), stream);
+  return static_cast<int>(cudaGetLastError());
 }
 
 // How a convolution goes about it with one half of each number: tiles of so many out channels; or all of
@@ -177,7 +214,7 @@ int convolution(const End& end, bool vectors, const Input& x, const WindowFilter
   half* const hi = static_cast<half*>(workspace);
   half* const lo = hi + numbers;
   float* const inverse = reinterpret_cast<float*>(lo + numbers);
-  const WindowLines lines = kLines ? lines_at(memory, shape) : WindowLines{};
+  const WindowLines lines = kLines ? lines_at(memory, shape, of.shares_lines) : WindowLines{};
   const int samples = kLines ? shape.images * shape.groups : 0, blocks = samples + outs;
   const int room = min(of.channels * shape.taps, 8192);  // with 32 KB, several blocks a processor
   const auto split = [&](auto threads) {

@@ -61,6 +61,17 @@ inline bool divide_lines(WindowSizes& sizes, int room) {
   return sizes.stages > 0;
 }
 
+template <class Input>
+void lay_out_all(const Input& x, const WindowSizes& sizes, const WindowLines& lines, void* stream) {
+  const LineSizes of(sizes);
+  Input::by_layout(sizes.by_channels, [&](auto by_channels) {
+    constexpr int kThreads = 32 * LineSizes::kWarps;
+    const int chunks = sizes.shape.images * sizes.shape.groups * of.planes * of.chunks;
+    const auto kernel = lay_out_lines<decltype(by_channels)::value, Input>;
+    launch_behind(kernel, chunks, kThreads, 0, stream, x, sizes, of, lines);
+  });
+}
+
 // As `window`; `lines` are written here.
 template <class Kind, int kLanes, class End, class Input>
 static int line_window(const End& end, bool vectors, const Input& x, const WindowWeights& w,
@@ -94,14 +105,7 @@ static int line_window(const End& end, bool vectors, const Input& x, const Windo
       !matrix_map(map_lines, lines.rows, {64, all_rows, 64, 1, 0}, 64, sizes.line_box)) {
     return static_cast<int>(cudaErrorInvalidValue);
   }
-  const LineSizes of(sizes);
-  const auto lay_out = [&](auto by_channels) {
-    constexpr int kThreads = 32 * LineSizes::kWarps;
-    const int chunks = shape.images * shape.groups * of.planes * of.chunks;
-    const auto kernel = lay_out_lines<decltype(by_channels)::value, Input>;
-    launch_behind(kernel, chunks, kThreads, 0, stream, x, sizes, of, lines);
-  };
-  Input::by_layout(sizes.by_channels, lay_out);
+  lay_out_all(x, sizes, lines, stream);
   const int shared_bytes = int(sizeof(Shared)) + sizes.stages * sizes.ring_bytes();
   const auto kernel = line_window_kernel<Kind, kLanes, End, Input>;
   static Persistent persistent;

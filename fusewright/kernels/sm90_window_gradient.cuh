@@ -22,25 +22,33 @@ struct WindowGradient {
   int64_t out_stride, in_stride, z_stride, y_stride, x_stride;
 };
 
+// A stage is loaded once so many have arrived.
 template <int kTerms>
-__global__ void __launch_bounds__(kGradientThreads, 1)
-    gradient_kernel(const __grid_constant__ WindowInput x, const __grid_constant__ WindowInput dy,
-                    float* workspace, const __grid_constant__ GradientSizes sizes) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Shared = GradientShared<kTerms>;
-  extern __shared__ __align__(1024) char memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
+__device__ __forceinline__ void start_slabs(GradientShared<kTerms>& shared, const char* memory,
+                                            const GradientSizes& sizes, int loading) {
   if (threadIdx.x == 0) {
     if (shared_address(memory) % 1024 != 0) __trap();  // swizzles count from multiples of 1024
     shared.work = sizes.work(blockIdx.x);
     const bool both = TapShare(sizes, shared.work.set.taps, 1).taps > 0;
     for (int stage = 0; stage < kSlabStages; ++stage) {
-      init_barrier(&shared.loaded[stage], 2);
+      init_barrier(&shared.loaded[stage], loading);
       init_barrier(&shared.done[stage], both ? 8 : 4);
     }
+    init_barrier(&shared.arrived, 1);
     publish_barriers();
   }
   __syncthreads();
+}
+
+template <int kTerms, class Dy>
+__global__ void __launch_bounds__(kGradientThreads, 1)
+    gradient_kernel(const __grid_constant__ WindowInput x, const __grid_constant__ Dy dy,
+                    float* workspace, const __grid_constant__ GradientSizes sizes) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Shared = GradientShared<kTerms>;
+  extern __shared__ __align__(1024) char memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  start_slabs(shared, memory, sizes, 2);
   let_next_begin();
   // 384 threads begin with 168 registers each; together they never have more.
   if (threadIdx.x < 256) {
@@ -55,10 +63,10 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
       } else {
         convert_x<false>(shared, x, sizes);
       }
-    } else if (sizes.dy_by_channels) {
-      convert_dy<true>(shared, dy, sizes);
     } else {
-      convert_dy<false>(shared, dy, sizes);
+      Dy::by_layout(sizes.dy_by_channels, [&](auto by_channels) {
+        convert_dy<decltype(by_channels)::value>(shared, dy, sizes);
+      });
     }
   }
 #else
@@ -68,8 +76,10 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
 
 // Adding up the parts ----------------------------------------------------------------------------
 
+template <class Dy>
 struct GradientResult {
-  WindowInput x, dy;
+  WindowInput x;
+  Dy dy;
   WindowGradient dw;
   WindowShape shape;
   TapOrder order;
@@ -96,8 +106,7 @@ struct GradientResult {
   __device__ __forceinline__ float plain(const Element& of) const {
     const WindowAxis &along_z = shape.z, &along_y = shape.y, &along_x = shape.x;
     const float* from_x = x.data + (of.group * shape.channels + of.in) * x.channel_stride;
-    const float* from_dy =
-        dy.data + (of.group * int64_t(shape.channels_out) + of.out) * dy.channel_stride;
+    const int channel_dy = of.group * shape.channels_out + of.out;
     const int front = of.z * along_z.dilation - along_z.padding;
     const int top = of.y * along_y.dilation - along_y.padding;
     const int left = of.x * along_x.dilation - along_x.padding;
@@ -116,9 +125,7 @@ struct GradientResult {
         const float number = load_if(from_x + image * x.image_stride + in_z * x.z_stride +
                                          in_y * x.y_stride + in_x * x.x_stride,
                                      inside);
-        const float* weight = from_dy + image * dy.image_stride + out_z * dy.z_stride +
-                              out_y * dy.y_stride + out_x * dy.x_stride;
-        sum = __fmaf_rn(*weight, number, sum);
+        sum = __fmaf_rn(dy.at(dy.place(image, channel_dy, out_z, out_y, out_x)), number, sum);
       }
       if (sum != sum) break;  // it stays NaN
     }
@@ -130,8 +137,9 @@ struct GradientResult {
 
 constexpr int kAddThreads = 128;
 
+template <class Dy>
 __global__ void __launch_bounds__(kAddThreads)
-    add_parts(const __grid_constant__ GradientResult result, const float* workspace, int parts,
+    add_parts(const __grid_constant__ GradientResult<Dy> result, const float* workspace, int parts,
               int64_t elements) {
   await_kernel_before();
   const int64_t index = int64_t(blockIdx.x) * kAddThreads + threadIdx.x;
@@ -152,6 +160,14 @@ __global__ void __launch_bounds__(kAddThreads)
 }
 
 // The host's part --------------------------------------------------------------------------------
+
+template <class Dy>
+void add_all_parts(const GradientResult<Dy>& result, const float* sums, int parts, int64_t elements,
+                   void* stream) {
+  const int blocks = int(blocks_for(elements, int64_t(kAddThreads)));
+  const auto kernel = add_parts<Dy>;
+  launch_behind(kernel, blocks, kAddThreads, 0, stream, result, sums, parts, elements);
+}
 
 // What a part costs besides its slabs, as slabs; a guess until measured.
 constexpr int kPartSlabs = 4;
@@ -203,11 +219,11 @@ inline int64_t window_gradient_bytes(const ConvolutionSizes& of, int parts) {
 }
 
 // `workspace` has window_gradient_bytes; any number of parts is right, window_gradient_parts fast.
-template <int kTerms>
-static int window_gradient(const WindowInput& x, const WindowInput& dy, const WindowGradient& dw,
+template <int kTerms, class Dy>
+static int window_gradient(const WindowInput& x, const Dy& dy, const WindowGradient& dw,
                            const ConvolutionSizes& of, int parts, void* workspace, int device,
                            void* stream) {
-  GradientResult result = {x, dy, dw};
+  GradientResult<Dy> result = {x, dy, dw};
   WindowShape& shape = result.shape;
   const int64_t elements = window_gradient_bytes(of, 1) / 4;
   if (!lay_out(of, 1, false, shape, result.order)) return static_cast<int>(cudaErrorInvalidValue);
@@ -226,14 +242,13 @@ static int window_gradient(const WindowInput& x, const WindowInput& dy, const Wi
     const int64_t shared_bytes = GradientShared<kTerms>::bytes(sizes);
     if (shared_bytes > kSharedBytes) return static_cast<int>(cudaErrorInvalidValue);
     const int blocks = sizes.work_units() * parts;
-    const auto kernel = gradient_kernel<kTerms>;
+    const auto kernel = gradient_kernel<kTerms, Dy>;
     static Persistent once;
     once.ready(kernel, device);
     kernel<<<blocks, kGradientThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
         x, dy, sums, sizes);
   }
-  const int blocks = int(blocks_for(elements, int64_t(kAddThreads)));
-  launch_behind(add_parts, blocks, kAddThreads, 0, stream, result, sums, parts, elements);
+  add_all_parts(result, sums, parts, elements, stream);
   return static_cast<int>(cudaGetLastError());
 }
 

@@ -89,6 +89,7 @@ struct alignas(1024) GradientShared {
   float scale_x[kSlabStages], scale_dy[kSlabStages][2];  // of each 64 out channels
   uint32_t found_x[2][kGradientWarps], found_dy[2][kGradientWarps];
   uint64_t loaded[kSlabStages], done[kSlabStages];
+  uint64_t arrived;  // a slab from lines, which has yet to be evened out
 
   __device__ __forceinline__ char* ring() { return reinterpret_cast<char*>(this + 1); }
   // 64 out channels of a stage of dy; their lower halves lie kChunkBytes behind them.
@@ -127,13 +128,13 @@ struct SlabOfDy {
   int channel, channels;
   int first, rows;
 
-  __device__ __forceinline__ const float* at(const WindowSizes& sizes, const WindowInput& x,
-                                             int row, bool& inside) const {
+  template <class Input>
+  __device__ __forceinline__ auto at(const WindowSizes& sizes, const Input& dy, int row,
+                                     bool& inside) const {
     const WindowPosition position = sizes.position(band, place, row);
     inside = (row < rows) & position.in_band & (position.image < sizes.shape.images) &
              (position.column < sizes.shape.x.out);
-    return x.data + position.image * x.image_stride + position.z * x.z_stride +
-           position.y * x.y_stride + position.column * x.x_stride + channel * x.channel_stride;
+    return dy.place(position.image, channel, position.z, position.y, position.column);
   }
 };
 
@@ -182,8 +183,8 @@ __device__ __forceinline__ void convert_x(GradientShared<kTerms>& shared, const 
 }
 
 // The warps that convert dy: of a slab 64 out channels after the other.
-template <bool kByChannels, int kTerms>
-__device__ __forceinline__ void convert_dy(GradientShared<kTerms>& shared, const WindowInput& dy,
+template <bool kByChannels, int kTerms, class Input>
+__device__ __forceinline__ void convert_dy(GradientShared<kTerms>& shared, const Input& dy,
                                            const GradientSizes& sizes) {
   const GradientWork& work = shared.work;
   const WindowShape& shape = sizes.shape;
@@ -192,7 +193,7 @@ __device__ __forceinline__ void convert_dy(GradientShared<kTerms>& shared, const
     return {at.band, at.place, work.group * shape.channels_out + out,
             min(64, shape.channels_out - out), 0, at.left > 0 ? sizes.tile_positions : 0};
   };
-  WindowConverter<kTerms, kByChannels, kGradientWarps, WindowInput> converter = {
+  WindowConverter<kTerms, kByChannels, kGradientWarps, Input> converter = {
       sizes, dy, shared.found_dy, kBarrierOfDy, int(threadIdx.x / 32 % kGradientWarps),
       int(dy.channel_stride)};
   Slabs slabs = {work.band, work.place, work.slabs};

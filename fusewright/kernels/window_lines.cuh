@@ -7,6 +7,9 @@
 // images mostly have the same. What does not fit is Inf as a half, and what comes of it is summed again;
 // so are sums with the few that are far larger than most. Only if that are many, the last thread block
 // of the image looks for the largest and lays it all out again.
+//
+// Where the gradient by the weights reads them too (sm90_line_gradient.cuh), a number that does not fit
+// is one too many: each of the weights is a sum over all images.
 #pragma once
 
 #include "halves.hpp"
@@ -25,6 +28,7 @@ struct WindowLines {
   half* rows;
   float* scales;       // of each image and group
   LineCounts* counts;  // of each
+  bool keep_all;       // no number that is finite may become Inf: many sums would be made again
 };
 
 // A part of a sample, or all of it: the largest finite magnitude, how many are not zero, and the sum of
@@ -328,7 +332,7 @@ __global__ void __launch_bounds__(32 * LineSizes::kWarps, Input::kBlocks)
     if (atomicAdd(&all.done, 1u) + 1 == uint32_t(of_image)) {
       const uint32_t largest = atomicMax(&all.largest, 0u), lost = atomicAdd(&all.lost, 0u);
       const uint32_t many = uint32_t(of_image) * LineSizes::kMostRows * 64 / kLostOf;
-      wrong = lost > max(many, 1u) || (largest > 0 && largest < kFewHalves);
+      wrong = lost > (lines.keep_all ? 0u : max(many, 1u)) || (largest > 0 && largest < kFewHalves);
       __threadfence();
     }
   }

@@ -89,6 +89,7 @@ struct WindowWeights {
 
 struct WindowAxis {
   int in, out, kernel, stride, dilation, padding;  // padding: before the first
+  int least = 0;  // positions between the beginnings of rows, or planes, if they need not be more
 
   // Whether nothing moves along it, and nothing lies beside it.
   FW_FN bool is_single() const {

@@ -159,9 +159,9 @@ inline bool lay_out_taps(const ConvolutionSizes& of, bool in_lines, WindowShape&
 // of them is zero; so is what lies before the first, and it may be the same.
 inline int extent(const WindowAxis& walked, const WindowAxis& of, bool transposed) {
   const int all = walked.out + walked.halo();
-  if (of.stride > 1) return all;
+  if (of.stride > 1) return max(all, of.least);
   const int before = transposed ? walked.halo() - of.padding : of.padding;
-  return min(all, max(max(of.out, of.in + before), all - before));
+  return max(min(all, max(max(of.out, of.in + before), all - before)), of.least);
 }
 
 // A convolution's sizes, bands and taps as its kernels take them, but for the rows of a stage. Rows of so

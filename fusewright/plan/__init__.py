@@ -13,6 +13,7 @@ from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_o
 from fusewright.plan.endings import Epilogues, ended_step, ends, epilogues, stored
 from fusewright.plan.finish import kernel_of
 from fusewright.plan.fuse import Group, fuse, needed_views
+from fusewright.plan.line_pairs import LinePair, LinePairs, lines_spec, pairs_of
 from fusewright.plan.logsumexps import better_apart, in_two_sweeps
 from fusewright.plan.names import ended_name, loop_name, operators_of
 from fusewright.plan.prologues import with_prologues
@@ -26,13 +27,16 @@ from fusewright.plan.steps import (
     Step,
     View,
     Window,
+    WindowGradient,
     inputs_of,
     marked,
 )
 from fusewright.plan.values import Values, is_view
 from fusewright.plan.wide import split_wide_reductions
 from fusewright.plan.windows import gradient_step
+from fusewright.product import ProductKernel
 from fusewright.rewrite.layouts import GRADIENT
+from fusewright.rewrite.products import operands_of
 from fusewright.rewrite.views import is_opaque_view
 
 
@@ -58,14 +62,20 @@ def plan(
     graph = values.graph
     views = needed_views(values)
     written = stored(values, taken)
-    before, taken = with_prologues(values, taken) if computing else ({}, taken)
+    pairs = pairs_of(values, taken.places) if computing else LinePairs()
+    before, taken = with_prologues(values, taken, pairs) if computing else ({}, taken)
+    for name in before:  # what it would read is never written
+        del written[operands_of(values.nodes[name])[0]]
+    ended = {}
+    for name, node in values.products.items():
+        around = taken.of.get(name), written, before.get(name), pairs.by_window.get(name)
+        ended[name] = _named(ended_step(values, node, *around))
     steps: list[Step] = [_loop(values, group, written) for group in taken.loops]
     for node in graph.nodes:
-        if node.name in values.products:
-            step = ended_step(values, node, taken.of.get(node.name), written, before.get(node.name))
-            steps.append(_named(step))
+        if node.name in ended:
+            steps.append(ended[node.name])
         elif node.op == GRADIENT:
-            steps.append(gradient_step(values, node))
+            steps.append(_gradient(values, node, pairs.by_gradient.get(node.name), ended))
         elif is_view(node):
             if node.name in views:
                 steps.append(View(_as_reshape(node)))
@@ -98,6 +108,14 @@ def _named(step: Ended) -> Ended:
     if isinstance(step, Window):
         return replace(step, name=name, kernel=replace(step.kernel, name=name))
     return replace(step, name=name, kernel=replace(step.kernel, name=name))
+
+
+def _gradient(
+    values: Values, node: Node, pair: LinePair | None, ended: Mapping[str, Ended]
+) -> WindowGradient:
+    window = ended[pair.window].kernel if pair is not None else None
+    assert not isinstance(window, ProductKernel)
+    return gradient_step(values, node, pair, window)
 
 
 def _loop(values: Values, group: Group, written: Collection[str]) -> Loop:
@@ -197,11 +215,15 @@ def _specs(values: Values, steps: tuple[Step, ...]) -> tuple[tuple[str, TensorSp
         names.update(dict.fromkeys(inputs_of(step)))
         names.update(dict.fromkeys(name for name in step.outputs if name))
     held = [(name, values.spec(name)) for name in names if _has_spec(values, name)]
+    for step in steps:
+        if isinstance(step, Window) and step.kernel.lines:
+            device = values.spec(step.outputs[0]).device
+            held.append((step.kernel.lines, lines_spec(step.kernel, device)))
     return tuple(held)
 
 
 def _has_spec(values: Values, name: str) -> bool:
-    return name in values.inputs or values.nodes[name].spec is not None
+    return name in values.inputs or (name in values.nodes and values.nodes[name].spec is not None)
 
 
 __all__ = ["Call", "Loop", "Plan", "Product", "View", "Window", "plan"]

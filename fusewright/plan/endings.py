@@ -39,6 +39,7 @@ from fusewright.plan.fuse import (
     memory_readers,
     needed_views,
 )
+from fusewright.plan.line_pairs import LinePair
 from fusewright.plan.logsumexps import LOGSUMEXP
 from fusewright.plan.names import operators_of
 from fusewright.plan.products import product_kernel
@@ -99,6 +100,12 @@ class Epilogues:
 
     of: Mapping[str, Group]
     loops: tuple[Group, ...]
+
+    @property
+    def places(self) -> tuple[tuple[str, ...], ...]:
+        """The values that are computed together."""
+        ended = ((name, *group.items) for name, group in self.of.items())
+        return (*(group.items for group in self.loops), *ended)
 
 
 def epilogues(values: Values, groups: tuple[Group, ...]) -> Epilogues:
@@ -210,6 +217,7 @@ def ended_step(
     group: Group | None,
     written: Collection[str],
     prologue: LoopKernel | None = None,
+    pair: LinePair | None = None,
 ) -> Ended:
     """The step of one product or window; `written` are the values that others read."""
     if group is None:
@@ -223,7 +231,8 @@ def ended_step(
         if node.name in written:
             epilogue = _also_stored(epilogue, node.name)
             outputs = (*outputs, node.name)
-    kernel = _kernel(values, node, epilogue, prologue)
+    kernel = _kernel(values, node, epilogue, prologue, pair)
+    outputs = (*outputs, pair.lines) if pair is not None else outputs
     before = operators_of(prologue) if prologue is not None else ()
     inputs = tuple(each.name for each in kernel.arguments if not each.is_output)
     operators = (*before, _word(kernel), *operators_of(epilogue))
@@ -254,11 +263,15 @@ def _word(kernel: ProductKernel | WindowKernel) -> str:
 
 
 def _kernel(
-    values: Values, node: Node, epilogue: LoopKernel, prologue: LoopKernel | None
+    values: Values,
+    node: Node,
+    epilogue: LoopKernel,
+    prologue: LoopKernel | None,
+    pair: LinePair | None,
 ) -> ProductKernel | WindowKernel:
     given = _given(epilogue, node.name).name
     if node.op == WINDOW:
-        return window_kernel(values, node, epilogue, given, prologue)
+        return window_kernel(values, node, epilogue, given, prologue, pair)
     return product_kernel(values, node, epilogue, given)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusewright.coalesce import restrided
-from fusewright.loop import Argument, Axis, Instruction, LoopKernel, Reduce, Store, reads
+from fusewright.loop import Argument, Axis, Instruction, Load, LoopKernel, Reduce, Store, reads
 from fusewright.plan.assemble import Assembled
+from fusewright.plan.domain import Domain
 from fusewright.plan.values import Values
 
 
@@ -23,6 +26,15 @@ def kernel_of(
     live = _live(body)
     symbols = tuple(sorted(values.sizes))
     return LoopKernel(name, summary, axes[:outer], axes[outer:], tuple(arguments), symbols, live)
+
+
+def pointwise_of(assembled: Assembled, stored: str, values: Values) -> LoopKernel:
+    """What stores one value of a body alone, over all axes in their order."""
+    kept = Domain(assembled.domain.sizes, (False,) * len(assembled.domain.sizes))
+    made = kernel_of(replace(assembled, domain=kept), "source", "", (stored,), values)
+    loaded = {item.access.buffer for item in made.body if isinstance(item, Load)}
+    arguments = (each for each in made.arguments if each.is_output or each.name in loaded)
+    return replace(made, arguments=tuple(arguments))
 
 
 def _live(body: tuple[Instruction, ...]) -> tuple[Instruction, ...]:

@@ -3,17 +3,18 @@ and never written, where nothing else reads it and that is expected to be faster
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fusewright.convolution_cost import prefers_computed
 from fusewright.ir import ITEM_BYTES, Node
-from fusewright.loop import Access, Apply, Load, LoopKernel, Scan, Store, touches
+from fusewright.loop import Access, Apply, Load, LoopKernel, Reduce, Scan, Store, touches
 from fusewright.optable import SCALAR_OPS
 from fusewright.plan.cost import loop_bytes
 from fusewright.plan.endings import Epilogues, stored
-from fusewright.plan.finish import kernel_of
+from fusewright.plan.finish import pointwise_of
 from fusewright.plan.fuse import Group
+from fusewright.plan.line_pairs import LinePairs
 from fusewright.plan.values import Values
 from fusewright.rewrite.layouts import WINDOW
 from fusewright.rewrite.products import operands_of
@@ -25,29 +26,34 @@ from fusewright.window import CHANNELS, by_eight, lies_along
 MOST_BYTES, MOST_SHARED, MOST_APPLIES, MOST_COST = 16, 8, 24, 80
 
 
-def with_prologues(values: Values, ended: Epilogues) -> tuple[Mapping[str, LoopKernel], Epilogues]:
-    """The loop that each window takes up, and what is left."""
+def with_prologues(
+    values: Values, ended: Epilogues, pairs: LinePairs
+) -> tuple[Mapping[str, LoopKernel], Epilogues]:
+    """The loop that each window takes up, and what is left: of a loop that makes something else,
+    such as the sums of what it computes, that stays. Both of a pair read what is computed."""
     taken: dict[str, LoopKernel] = {}
     read = stored(values, ended)
     loops = list(ended.loops)
     for node in values.graph.nodes:
         source = operands_of(node)[0] if node.op == WINDOW else ""
-        for group in loops if read[source] == 1 else ():
-            kernel = _prologue(values, group, source, read)
-            if kernel is not None and _pays(values, node, kernel):
+        readers = 2 if node.name in pairs.by_window else 1
+        for group in loops if read[source] == readers else ():
+            kernel = _prologue(values, group, source)
+            alone = [item for item in group.items if item in read] == [source]
+            if kernel is not None and _pays(values, node, kernel, alone):
                 taken[node.name] = kernel
-                loops.remove(group)
+                loops = [each for each in loops if each is not group or not alone]
                 break
     return taken, replace(ended, loops=tuple(loops))
 
 
-def _prologue(
-    values: Values, group: Group, source: str, written: Collection[str]
-) -> LoopKernel | None:
-    """The group as a loop over the source's points that makes nothing else."""
-    if [item for item in group.items if item in written] != [source] or group.has_reduction:
+def _prologue(values: Values, group: Group, source: str) -> LoopKernel | None:
+    """What the group computes of the source, as a loop over its points."""
+    if source not in group.items:
         return None
-    kernel = kernel_of(group.assembled, "source", "", (source,), values)
+    kernel = pointwise_of(group.assembled, source, values)
+    if any(isinstance(item, Reduce) for item in kernel.body):
+        return None
     spec = values.spec(source)
     (store,) = (item for item in kernel.body if isinstance(item, Store))
     whole = tuple(axis.size for axis in kernel.axes) == spec.shape
@@ -69,7 +75,7 @@ def _is_small(kernel: LoopKernel) -> bool:
     return few and sum(ITEM_BYTES[item.dtype] for item in own) <= MOST_BYTES and cost <= MOST_COST
 
 
-def _pays(values: Values, node: Node, kernel: LoopKernel) -> bool:
+def _pays(values: Values, node: Node, kernel: LoopKernel, alone: bool) -> bool:
     source, weight = operands_of(node)
     of = geometry_of(node, values.spec(source), values.spec(weight))
     if not (lies_along(kernel, CHANNELS) or lies_along(kernel, len(kernel.axes) - 1)):
@@ -77,4 +83,4 @@ def _pays(values: Values, node: Node, kernel: LoopKernel) -> bool:
     held = {each.name: values.bytes_of(each.name) for each in kernel.arguments}
     read = loop_bytes(kernel, values.sizes, held) - values.bytes_of(source)
     walks = {of, by_eight(of)}  # the first if it reduces its results
-    return all(prefers_computed(of, each, values.sizes, read) for each in walks)
+    return all(prefers_computed(of, each, values.sizes, read, alone) for each in walks)

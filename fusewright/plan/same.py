@@ -15,7 +15,8 @@ from fusewright.loop import (
     Store,
 )
 from fusewright.product import ProductKernel
-from fusewright.window import GradientKernel, WindowKernel
+from fusewright.window import WindowKernel
+from fusewright.window_gradient import GradientKernel
 
 Kernel = LoopKernel | ProductKernel | WindowKernel | GradientKernel
 
@@ -26,12 +27,12 @@ def canonical(kernel: Kernel) -> Kernel:
     if isinstance(kernel, LoopKernel):
         return _canonical(kernel, buffers)
     if isinstance(kernel, GradientKernel):
-        return replace(kernel.renamed(buffers), name="", summary="")
+        prologue = _prologue(kernel.prologue, buffers)
+        return replace(kernel.renamed(buffers), name="", summary="", prologue=prologue)
     buffers = {kernel.given.access.buffer: "given"} | buffers
     made = kernel.renamed(buffers)
-    if isinstance(made, WindowKernel) and made.prologue is not None:
-        (computed,) = (each.name for each in made.prologue.arguments if each.is_output)
-        made = replace(made, prologue=_canonical(made.prologue, {**buffers, computed: "computed"}))
+    if isinstance(made, WindowKernel):
+        made = replace(made, prologue=_prologue(made.prologue, buffers))
     return replace(
         made,
         name="",
@@ -39,6 +40,13 @@ def canonical(kernel: Kernel) -> Kernel:
         epilogue=_canonical(kernel.epilogue, buffers),
         product=_values(kernel.epilogue)[kernel.product],
     )
+
+
+def _prologue(prologue: LoopKernel | None, buffers: dict[str, str]) -> LoopKernel | None:
+    if prologue is None:
+        return None
+    (computed,) = (each.name for each in prologue.arguments if each.is_output)
+    return _canonical(prologue, {**buffers, computed: "computed"})
 
 
 def _values(kernel: LoopKernel) -> dict[str, str]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from fusewright.ir import Dim, Input, Node, TensorSpec
 from fusewright.loop import LoopKernel
 from fusewright.product import ProductKernel
-from fusewright.window import GradientKernel, WindowKernel
+from fusewright.window import WindowKernel
+from fusewright.window_gradient import GradientKernel
 
 
 @dataclass(frozen=True, kw_only=True)

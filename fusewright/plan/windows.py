@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fusewright.ir import Dim, Node, TensorSpec
 from fusewright.loop import LoopKernel
+from fusewright.plan.line_pairs import LinePair
 from fusewright.plan.steps import WindowGradient
 from fusewright.plan.values import Values
 from fusewright.rewrite.layouts import ROW_BY_ROW
@@ -14,22 +15,27 @@ from fusewright.rewrite.windows import LIES, geometry_of, gradient_geometry, lib
 from fusewright.window import (
     Filter,
     Geometry,
-    GradientKernel,
     Instead,
     Source,
     WindowKernel,
     by_eight,
 )
+from fusewright.window_gradient import Back, GradientKernel
 
 FEWEST_TOGETHER = 64  # channels of a group that a tile has, of which 16 leave one part
 
 
 def window_kernel(
-    values: Values, node: Node, epilogue: LoopKernel, given: str, prologue: LoopKernel | None
+    values: Values,
+    node: Node,
+    epilogue: LoopKernel,
+    given: str,
+    prologue: LoopKernel | None,
+    pair: LinePair | None,
 ) -> WindowKernel:
     source, weight = operands_of(node)
     images, filter_ = values.spec(source), values.spec(weight)
-    of = geometry_of(node, images, filter_)
+    of = pair.back if pair is not None else geometry_of(node, images, filter_)
     return WindowKernel(
         name="",
         summary="",
@@ -39,6 +45,7 @@ def window_kernel(
         epilogue=epilogue,
         prologue=prologue,
         product=given,
+        lines=pair.lines if pair is not None else "",
         instead=_instead(node, *_in_eager_mode(node, images, filter_)),
     )
 
@@ -52,10 +59,13 @@ def loses_by_reducing(values: Values, node: Node) -> bool:
     return few or bool(node.argument(ROW_BY_ROW)) or by_eight(of) != of
 
 
-def gradient_step(values: Values, node: Node) -> WindowGradient:
+def gradient_step(
+    values: Values, node: Node, pair: LinePair | None, window: WindowKernel | None
+) -> WindowGradient:
+    """`window` is the other gradient of a pair."""
     source, change = operands_of(node)
     images, changes, weights = (values.spec(name) for name in (source, change, node.name))
-    of = gradient_geometry(node, images, changes)
+    of = pair.of if pair is not None else gradient_geometry(node, images, changes)
     kernel = GradientKernel(
         name="custom_convolution_gradient",
         summary="convolution's gradient by its weights",
@@ -68,6 +78,8 @@ def gradient_step(values: Values, node: Node) -> WindowGradient:
         instead=_instead(
             node, _in_eager_mode(node, images, changes)[_is_transposed(node)], weights
         ),
+        prologue=window.prologue if window is not None else None,
+        back=Back(window.walked, window.lines) if window is not None else None,
     )
     numbers = of.source_elements(values.sizes) + of.result_elements(values.sizes)
     return WindowGradient(

@@ -1,0 +1,103 @@
+"""Both gradients of a convolution where they read the same lines of halves: the one by its source
+lays out the gradient of its result, and the one by its weights reads that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fusewright.convolution_cost import prefers_shared
+from fusewright.direct_cost import has_plane_gradient
+from fusewright.ir import ONE, Node, TensorSpec
+from fusewright.line_cost import line_memory, with_shared_lines
+from fusewright.plan.fuse import makes_cycle
+from fusewright.plan.values import Values
+from fusewright.rewrite.layouts import GRADIENT, ROW_BY_ROW, WINDOW
+from fusewright.rewrite.products import operands_of
+from fusewright.rewrite.windows import geometry_of, gradient_geometry
+from fusewright.window import Geometry, WindowKernel
+
+
+@dataclass(frozen=True)
+class LinePair:
+    """The sizes of both, as they share lines, and what those are called."""
+
+    window: str
+    gradient: str
+    of: Geometry
+    back: Geometry
+    lines: str
+
+
+@dataclass(frozen=True)
+class LinePairs:
+    pairs: tuple[LinePair, ...] = ()
+
+    @property
+    def by_window(self) -> Mapping[str, LinePair]:
+        return {each.window: each for each in self.pairs}
+
+    @property
+    def by_gradient(self) -> Mapping[str, LinePair]:
+        return {each.gradient: each for each in self.pairs}
+
+
+def pairs_of(values: Values, places: Sequence[tuple[str, ...]]) -> LinePairs:
+    """Those that are expected to be faster so; `places` are values that are computed together."""
+    found: dict[str, LinePair] = {}
+    for gradient in values.graph.nodes:
+        if gradient.op != GRADIENT:
+            continue
+        _, change = operands_of(gradient)
+        for user in values.users.get(change, ()):
+            pair = _pair(values, user, gradient) if _reads(user, change) else None
+            if pair is None or user.name in found or _waits(values, pair, places):
+                continue
+            found[user.name] = pair
+            break
+    return LinePairs(tuple(found.values()))
+
+
+def _waits(values: Values, pair: LinePair, places: Sequence[tuple[str, ...]]) -> bool:
+    """Whether the one that lays out waits for what comes of the other."""
+    own = next((each for each in places if pair.window in each), (pair.window,))
+    other = (pair.gradient,)
+    return makes_cycle(values, [*places, own, other], own, other)
+
+
+def _reads(node: Node, change: str) -> bool:
+    thin = node.op == WINDOW and bool(node.argument(ROW_BY_ROW))
+    return node.op == WINDOW and not thin and operands_of(node)[0] == change
+
+
+def _pair(values: Values, window: Node, gradient: Node) -> LinePair | None:
+    source, change = (values.spec(name) for name in operands_of(gradient))
+    of = gradient_geometry(gradient, source, change)
+    back = geometry_of(window, change, values.spec(operands_of(window)[1]))
+    if back != turned_back(of) or has_plane_gradient(of):
+        return None
+    if not prefers_shared(of, back, values.sizes):
+        return None
+    of, back = with_shared_lines(of, back)
+    return LinePair(window.name, gradient.name, of, back, _unused(values, f"{window.name}_lines"))
+
+
+def turned_back(of: Geometry) -> Geometry:
+    """The convolution that is the gradient of this one by its source."""
+    z, y, x = (
+        replace(axis, size=axis.result, result=axis.size, transposed=True) for axis in of.axes
+    )
+    return replace(of, channels=of.results, results=of.channels, z=z, y=y, x=x)
+
+
+def _unused(values: Values, name: str) -> str:
+    taken = {*values.inputs, *values.nodes}
+    while name in taken:
+        name += "_"
+    return name
+
+
+def lines_spec(kernel: WindowKernel, device: str) -> TensorSpec:
+    """The memory of the lines that a kernel leaves."""
+    walked = kernel.walked
+    return TensorSpec("uint8", (line_memory(walked, walked.x.positions),), (ONE,), device)

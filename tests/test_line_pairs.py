@@ -1,0 +1,206 @@
+"""Both gradients of a convolution from the same lines: which have them, and what comes out."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusewright.codegen import gradient
+from fusewright.codegen import render as rendering
+from fusewright.convolution_cost import prefers_shared
+from fusewright.ir import Dim
+from fusewright.line_cost import with_shared_lines
+from fusewright.pipeline import Prepared, prepare
+from fusewright.plan import line_pairs, prologues
+from fusewright.plan.line_pairs import turned_back
+from fusewright.plan.steps import Loop, Step, Window, WindowGradient
+from fusewright.runtime import tensor_cores
+from fusewright.schedule import Target
+from fusewright.window import Geometry, by_eight
+from tests import nvcc
+from tests.emulated_modules import as_exact_as_eager, on_library, put_on_cores
+from tests.test_convolution_kernel import axis_of
+from tests.test_cuda_emulated import emulated
+
+STUB = Path(__file__).parent / "convolution_on_host.cuh"
+CUDA = Target.cuda()
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_on_cores(monkeypatch)
+    monkeypatch.setattr(line_pairs, "prefers_shared", lambda *_: True)
+    monkeypatch.setattr(prologues, "prefers_computed", lambda *_: True)
+
+
+def prepared(model: nn.Module, *inputs: Tensor, target: Target = CUDA) -> Prepared:
+    given = tuple(each.requires_grad_() for each in inputs)
+    return prepare(model, given, modes=("train",), device=torch.device("cpu"), target=target)
+
+
+def backward(found: Prepared) -> tuple[Step, ...]:
+    plan = found.modes[0].backward
+    assert plan is not None
+    return plan.steps
+
+
+class Ended(nn.Module):
+    """A convolution with a bias, and what follows it point by point."""
+
+    def __init__(self, ins: int, outs: int) -> None:
+        super().__init__()
+        self.convolve = nn.Conv2d(ins, outs, 3, padding=1)
+        self.shift = nn.Parameter(torch.randn(outs, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.clamp(self.convolve(x), max=0.5) + self.shift) * 2.0
+
+
+# Which share ------------------------------------------------------------------------------------
+
+
+def test_both_gradients_read_what_one_lays_out() -> None:
+    """At a usual size, by the cost model. The loop that sums what the bias needs writes no more
+    than that: both compute the rest on their way."""
+    steps = backward(prepared(Ended(64, 128), torch.randn(32, 64, 56, 56)))
+    (loop,) = (step for step in steps if isinstance(step, Loop) and step.kernel.inner)
+    (window,) = (step for step in steps if isinstance(step, Window))
+    (weights,) = (step for step in steps if isinstance(step, WindowGradient))
+    assert window.kernel.prologue is not None
+    assert weights.kernel.prologue == window.kernel.prologue
+    assert weights.kernel.back is not None and weights.kernel.back.lines == window.kernel.lines
+    assert window.outputs[-1] == window.kernel.lines and window.kernel.lines in weights.inputs
+    changes = [each for each in loop.outputs if each in (*window.inputs, *weights.inputs)]
+    assert not changes
+
+
+def test_not_without_tf32() -> None:
+    target = Target.cuda(computing=False)
+    steps = backward(prepared(Ended(64, 128), torch.randn(32, 64, 56, 56), target=target))
+    assert not any(step.kernel.lines for step in steps if isinstance(step, Window))
+    assert not any(step.kernel.back for step in steps if isinstance(step, WindowGradient))
+
+
+def sizes(ins: int, outs: int, size: int, taps: int = 3, images: int = 32) -> Geometry:
+    axis = axis_of(size, taps, 1, 1, taps // 2)
+    return Geometry(Dim(images), 1, ins, outs, axis, axis)
+
+
+def test_few_channels_do_not_share() -> None:
+    """The library rounds nothing there."""
+    for ins, outs in ((16, 64), (64, 16)):
+        of = sizes(ins, outs, 56)
+        assert not prefers_shared(of, turned_back(of), {})
+    of = sizes(64, 64, 112)
+    assert prefers_shared(of, turned_back(of), {})
+
+
+def test_rows_lie_equally_far_apart() -> None:
+    of = sizes(64, 64, 30, 5)
+    ours, theirs = with_shared_lines(of, turned_back(of))
+    assert ours.x.extent == theirs.x.extent == by_eight(theirs).x.extent == 32
+    assert ours.y.extent == theirs.y.extent == 32
+
+
+# What comes out ---------------------------------------------------------------------------------
+
+
+class Chain(nn.Module):
+    """Strides, groups and one axis; the loops between are pointwise, or sum for a normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(6, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 12, 3, stride=2, padding=1, groups=2, bias=False)
+        self.third = nn.Conv1d(12, 10, 5, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.second(torch.relu(self.norm(self.first(x))))
+        return torch.tanh(self.third(torch.sigmoid(hidden).flatten(2)))
+
+
+class Together(nn.Module):
+    """One source of two convolutions, and a weight that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(6, 5, 3), nn.Conv2d(6, 5, 3, dilation=2, padding=1)
+        self.again = nn.Conv2d(5, 5, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.nn.functional.silu(self.first(x) + self.second(x))
+        return self.again(torch.exp(-(self.again(hidden) ** 2)))
+
+
+class Volumes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolve = nn.Conv3d(3, 5, (2, 3, 3), padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.convolve(x.unflatten(1, (3, 2))))
+
+
+KINDS = (Chain, Together, Volumes)
+
+
+def on_host(monkeypatch: pytest.MonkeyPatch, terms: int = 1) -> None:
+    for module, name in (
+        (rendering, "WINDOW_HEADER"),
+        (gradient, "HEADER"),
+        (gradient, "LINE_HEADER"),
+    ):
+        monkeypatch.setattr(module, name, str(STUB))
+    monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", terms == 1)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("always", "asked")
+@pytest.mark.parametrize("terms", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_modules_are_as_exact_as_eager(
+    kind: type[nn.Module], terms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_host(monkeypatch, terms)
+    torch.manual_seed(3)
+    model, x = kind(), torch.randn(3, 6, 10, 8)
+    found = prepared(model, x)
+    gradients = [s.kernel for s in backward(found) if isinstance(s, WindowGradient)]
+    assert gradients and all(each.back for each in gradients)
+    fast = on_library(model, x, found, emulated(found.source))
+    for given in (x, torch.randn(5, 6, 10, 8)):
+        as_exact_as_eager(fast, copy.deepcopy(model), given.detach(), 2e-6)
+
+
+@pytest.mark.usefixtures("always", "asked")
+@pytest.mark.parametrize("wanted", ["input", "weights"])
+def test_one_of_them_alone(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the other's result; lines are left for whom they are of use."""
+    on_host(monkeypatch)
+    torch.manual_seed(3)
+    model, x = Ended(6, 8), torch.randn(3, 6, 9, 8)
+    found = prepared(model, x)
+    fast = on_library(model, x, found, emulated(found.source))
+    for each in (fast, model):
+        each.requires_grad_(wanted == "weights")
+    given = x.detach().requires_grad_(wanted == "input")
+    results = []
+    for each in (fast, model):
+        leaves = [given] if wanted == "input" else list(each.parameters())
+        results.append(torch.autograd.grad(each(given).square().sum(), leaves))
+    for ours, eager in zip(*results, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+
+
+@nvcc.needed
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("terms", [1, 3])
+def test_the_source_is_accepted(terms: int, tmp_path: Path) -> None:
+    found = prepared(Chain(), torch.randn(3, 6, 10, 8))
+    nvcc.read(f"#define FW_CONVOLUTIONS {terms}\n{found.source.text}", tmp_path)
