@@ -189,6 +189,7 @@ class Several(nn.Module):
 
     def __init__(self, seeds: list[int]) -> None:
         super().__init__()
+        self.seeds = seeds
         self.parts = nn.ModuleList(RandomModel(seed) for seed in seeds)
 
     def inputs(self) -> tuple[Tensor, ...]:
