@@ -39,7 +39,7 @@ CALL_US = 10.0  # of all three kernels
 # Of the gradient by the weights: rows that are copied together, room for stages; a slab, each sum
 # that it adds to, and all the rest (H200, 2026-11-17, ten shapes).
 GRADIENT_BOX, GRADIENT_BYTES = 32, 226 * 1024
-SLAB_US, SUM_US, GRADIENT_US = 0.6, 0.15, 26.0
+SLAB_US, SUM_US, GRADIENT_US = 0.6, 0.15, 50.0
 SMALLER = 0.9  # what smaller tiles must be faster than larger ones
 MEMORY = 2  # times that of input and result, at the most
 GAIN = 0.91  # what it must be faster than other ways, for the memory that it takes

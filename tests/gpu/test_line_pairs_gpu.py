@@ -1,0 +1,104 @@
+"""Both gradients of a convolution from the same lines, on a GPU."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fusewright
+from fusewright.plan import line_pairs, prologues
+from tests.emulated_modules import as_exact_as_eager, put_on_cores, trained
+from tests.test_line_pairs import KINDS, Ended
+
+pytestmark = pytest.mark.gpu
+
+
+class Wide(nn.Module):
+    """Several blocks of 64 channels, groups, strides, and a normalisation between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(70, 160, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(160)
+        self.second = nn.Conv2d(160, 96, 3, stride=2, padding=1, groups=2)
+        self.third = nn.Conv2d(96, 130, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.second(torch.relu(self.norm(self.first(x))))
+        return torch.nn.functional.silu(self.third(hidden))
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_on_cores(monkeypatch)
+    monkeypatch.setattr(line_pairs, "prefers_shared", lambda *_: True)
+    monkeypatch.setattr(prologues, "prefers_computed", lambda *_: True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # without, there are none
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize("kind", [*KINDS, Wide])
+def test_as_exact_as_eager(
+    kind: type[nn.Module], tf32: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(2)
+    model = kind().cuda()
+    shape = (5, 70, 19, 23) if kind is Wide else (5, 6, 10, 8)
+    x = torch.randn(shape, device="cuda")
+    fast = fusewright.optimize(copy.deepcopy(model), x.requires_grad_(), modes=("train",))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    for images in (5, 3, 65):
+        x = torch.randn(images, *shape[1:], device="cuda")
+        as_exact_as_eager(fast, model, x, 2e-6)
+
+
+@pytest.mark.parametrize("size", [56, 14])
+def test_usual_sizes(size: int) -> None:
+    """By the cost model, the same bits each time, and as eager's where images differ in size."""
+    torch.manual_seed(3)
+    model = Ended(64, 128).cuda()
+    x = torch.randn(64, 64, size, size, device="cuda")
+    fast = fusewright.optimize(copy.deepcopy(model), x.requires_grad_(), modes=("train",))
+    first, again = trained(fast, x.detach()), trained(fast, x.detach())
+    assert all(map(torch.equal, first, again))
+    as_exact_as_eager(fast, model, x.detach(), 1e-6)
+    jumping = torch.exp2(torch.arange(64, device="cuda") % 5 * 7.0).view(-1, 1, 1, 1)
+    as_exact_as_eager(fast, model, x.detach() * jumping, 1e-6)
+
+
+@pytest.mark.parametrize("wanted", ["input", "weights"])
+def test_one_of_them_alone(wanted: str) -> None:
+    torch.manual_seed(3)
+    model = Ended(64, 128).cuda()
+    x = torch.randn(64, 64, 56, 56, device="cuda")
+    fast = fusewright.optimize(copy.deepcopy(model), x.requires_grad_(), modes=("train",))
+    for each in (fast, model):
+        each.requires_grad_(wanted == "weights")
+    given = x.detach().requires_grad_(wanted == "input")
+    results = []
+    for each in (fast, model):
+        leaves = [given] if wanted == "input" else list(each.parameters())
+        results.append(torch.autograd.grad(each(given).square().sum(), leaves))
+    for ours, eager in zip(*results, strict=True):
+        assert float((ours - eager).norm() / eager.norm()) < 2e-2  # ties at the clamp
+
+
+def test_what_is_not_finite_is_where_it_belongs() -> None:
+    torch.manual_seed(3)
+    model = nn.Conv2d(64, 64, 3, padding=1, bias=False).cuda()
+    x = torch.randn(8, 64, 40, 40, device="cuda")
+    fast = fusewright.optimize(copy.deepcopy(model), x.requires_grad_(), modes=("train",))
+    change = torch.randn(8, 64, 40, 40, device="cuda")
+    change[3, 5, 7, 9], change[4, 6, 1, 1] = float("inf"), 1e9
+    results = []
+    for each in (fast, model):
+        given = x.detach().requires_grad_()
+        results.append(torch.autograd.grad(each(given), [given, each.weight], change))
+    for ours, eager in zip(*results, strict=True):
+        assert torch.equal(ours.isfinite(), eager.isfinite())
+        there = eager.isfinite()
+        assert float((ours[there] - eager[there]).norm() / eager[there].norm()) < 2e-3
