@@ -25,6 +25,7 @@ ORDER = (
     ("coalesce",),
     ("ending",),
     ("product", "window"),
+    ("window_gradient",),
     ("product_cost", "direct_cost"),
     ("window_cost",),
     ("line_cost",),
