@@ -126,8 +126,7 @@ def _others(kernel: Kernel, first: Choice, target: Target, sizes: Sizes) -> Iter
             yield from (replace(first, outs=each) for each in OUTS)
             return
         assert isinstance(first, WindowSchedule)
-        if kernel.needs_lines:
-            yield from (replace(first, line_positions=each) for each in LINE_POSITIONS)
+        if kernel.needs_lines:  # which trials, in float32's precision, do not go by
             return
         by_tiles = replace(first, turns=False, line_positions=0)
         yield replace(by_tiles, turns=True)
@@ -137,6 +136,8 @@ def _others(kernel: Kernel, first: Choice, target: Target, sizes: Sizes) -> Iter
         return
     if isinstance(kernel, GradientKernel):
         assert isinstance(first, GradientSchedule)
+        if kernel.back is not None:  # likewise
+            return
         yield from (replace(first, parts=max(1, first.parts * each // 4)) for each in (2, 3, 8))
         return
     assert isinstance(first, Schedule)

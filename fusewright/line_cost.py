@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fusewright.ir import ONE, Dim
+from fusewright.ir import ONE, Dim, TensorSpec
 from fusewright.window import Geometry, by_eight
 from fusewright.window_cost import (
     CHANNEL_BLOCK,
@@ -83,6 +83,11 @@ def line_memory(of: Geometry, band_width: int) -> Dim:
     return of.images * (line_bytes(of, band_width) + KNOWN_BYTES * of.groups)
 
 
+def lines_spec(of: Geometry, device: str) -> TensorSpec:
+    """The memory of a convolution's lines, as it is walked."""
+    return TensorSpec("uint8", (line_memory(of, of.x.positions),), (ONE,), device)
+
+
 def best_line(of: Geometry, band_width: int, sizes: Mapping[str, int], sms: int) -> int:
     """The positions of a tile: where tiles are few, less. 0 where none fits."""
     fitting = [each for each in LINE_POSITIONS if line_fits(of, band_width, each)]
@@ -124,7 +129,7 @@ def line_gradient_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float 
     already; None where it has no room."""
     laid_out, band = of.in_lines, of.x.result
     work, rows = gradient_work(laid_out, band, sizes), rows_for(laid_out, band, 2 * GRADIENT_SLAB)
-    rows = -(-rows // GRADIENT_BOX + 1) * GRADIENT_BOX
+    rows = (-(-rows // GRADIENT_BOX) + 1) * GRADIENT_BOX  # the first ones twice
     stages = 2 * GRADIENT_SLAB * (2 if work.wide else 1)
     if (rows + stages) * ROW_BYTES > GRADIENT_BYTES:
         return None

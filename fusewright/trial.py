@@ -17,11 +17,11 @@ from torch import Tensor
 from fusewright.candidates import Choice, Kernel
 from fusewright.codegen.source import Entry
 from fusewright.ir import FLOATS, Dim
-from fusewright.line_cost import line_memory
+from fusewright.line_cost import lines_spec
 from fusewright.loop import Access, Load, LoopKernel, Reduce, Scan, Store
 from fusewright.product import ProductKernel, RawOperand
 from fusewright.runtime import library
-from fusewright.window import Geometry, WindowKernel
+from fusewright.window import WindowKernel
 from fusewright.window_gradient import GradientKernel
 
 Sizes = Mapping[str, int]
@@ -69,9 +69,9 @@ def _image_elements(
         changes = (images, of.groups * of.results, *(axis.result for axis in of.axes))
         read.append((kernel.change, changes))
         if kernel.back is not None:
-            yield kernel.back.lines, _line_elements(kernel.back.geometry, sizes)
+            yield kernel.back.lines, lines_spec(kernel.back.geometry, "").numel.at(sizes)
     elif kernel.lines:
-        yield kernel.lines, _line_elements(kernel.walked, sizes)
+        yield kernel.lines, lines_spec(kernel.walked, "").numel.at(sizes)
     if kernel.prologue is not None:  # computes the last of them
         reached = _loop_elements(kernel.prologue, sizes)
         given = (each.name for each in kernel.prologue.arguments if not each.is_output)
@@ -82,10 +82,6 @@ def _image_elements(
     filter_counts = (of.groups, of.results, of.channels, *(axis.taps for axis in of.axes))
     strides = tuple(map(Dim, kernel.filter.strides))
     yield kernel.filter.buffer, _furthest(filter_counts, strides, sizes)
-
-
-def _line_elements(of: Geometry, sizes: Sizes) -> int:
-    return line_memory(of, of.x.positions).at(sizes)
 
 
 def _furthest(counts: Sequence[int], strides: Sequence[Dim], sizes: Sizes) -> int:

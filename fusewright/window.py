@@ -156,6 +156,14 @@ class Geometry:
         return replace(self, z=z, y=y, x=x)
 
     @property
+    def turned_back(self) -> Geometry:
+        """The transposed convolution that is the gradient of this one by its source."""
+        z, y, x = (
+            replace(axis, size=axis.result, result=axis.size, transposed=True) for axis in self.axes
+        )
+        return replace(self, channels=self.results, results=self.channels, z=z, y=y, x=x)
+
+    @property
     def columns(self) -> int:
         """Of the result."""
         return self.row_order.columns if self.row_order else self.x.result

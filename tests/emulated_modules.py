@@ -16,6 +16,7 @@ from fusewright.codegen.source import Source
 from fusewright.emit import ModuleBundle
 from fusewright.module import arguments_of, kernels_of, load, optimized, owners_of
 from fusewright.pipeline import Prepared
+from fusewright.plan import line_pairs, prologues
 from fusewright.rewrite import windows
 from tests import loop_cases as cases
 
@@ -28,6 +29,13 @@ def put_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(windows, each, lambda *_: True)
     for module in (windows, layout_schedule):
         monkeypatch.setattr(module, "prefers_direct", lambda *_: False)
+
+
+def share_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both gradients of all convolutions read the same lines, and compute what is before them."""
+    put_on_cores(monkeypatch)
+    monkeypatch.setattr(line_pairs, "prefers_shared", lambda *_: True)
+    monkeypatch.setattr(prologues, "prefers_computed", lambda *_: True)
 
 
 def on_library(

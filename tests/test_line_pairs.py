@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusewright.codegen import gradient
@@ -15,16 +16,15 @@ from fusewright.convolution_cost import prefers_shared
 from fusewright.ir import Dim
 from fusewright.line_cost import with_shared_lines
 from fusewright.pipeline import Prepared, prepare
-from fusewright.plan import line_pairs, prologues
-from fusewright.plan.line_pairs import turned_back
 from fusewright.plan.steps import Loop, Step, Window, WindowGradient
 from fusewright.runtime import tensor_cores
 from fusewright.schedule import Target
 from fusewright.window import Geometry, by_eight
 from tests import nvcc
-from tests.emulated_modules import as_exact_as_eager, on_library, put_on_cores
+from tests.emulated_modules import as_exact_as_eager, on_library, share_lines
 from tests.test_convolution_kernel import axis_of
 from tests.test_cuda_emulated import emulated
+from tests.test_plan import Lambda
 
 STUB = Path(__file__).parent / "convolution_on_host.cuh"
 CUDA = Target.cuda()
@@ -32,9 +32,7 @@ CUDA = Target.cuda()
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_on_cores(monkeypatch)
-    monkeypatch.setattr(line_pairs, "prefers_shared", lambda *_: True)
-    monkeypatch.setattr(prologues, "prefers_computed", lambda *_: True)
+    share_lines(monkeypatch)
 
 
 def prepared(model: nn.Module, *inputs: Tensor, target: Target = CUDA) -> Prepared:
@@ -66,7 +64,7 @@ class Ended(nn.Module):
 def test_both_gradients_read_what_one_lays_out() -> None:
     """At a usual size, by the cost model. The loop that sums what the bias needs writes no more
     than that: both compute the rest on their way."""
-    steps = backward(prepared(Ended(64, 128), torch.randn(32, 64, 56, 56)))
+    steps = backward(prepared(Ended(64, 128), torch.randn(64, 64, 56, 56)))
     (loop,) = (step for step in steps if isinstance(step, Loop) and step.kernel.inner)
     (window,) = (step for step in steps if isinstance(step, Window))
     (weights,) = (step for step in steps if isinstance(step, WindowGradient))
@@ -78,9 +76,30 @@ def test_both_gradients_read_what_one_lays_out() -> None:
     assert not changes
 
 
+def test_each_is_computed_when_its_turn_comes() -> None:
+    """Not all that lay out lines first: those of a whole network would be in memory at once."""
+    layers = [nn.Sequential(nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.SiLU()) for _ in "123"]
+    steps = backward(prepared(nn.Sequential(*layers), torch.randn(64, 64, 56, 56)))
+    kinds = [type(step) for step in steps if isinstance(step, Window | WindowGradient)]
+    assert kinds == [Window, WindowGradient] * 3
+
+
+def twice(m: nn.Module, x: Tensor) -> Tensor:
+    left, right = torch.relu(x), torch.sigmoid(x)
+    weight, second = m.weight, m.second
+    return F.conv2d(left, weight, padding=1) * F.conv2d(right, second, padding=1)  # type: ignore[arg-type]
+
+
+def test_a_loop_of_two_sources_is_gone_with_both() -> None:
+    model = Lambda(twice, weight=torch.randn(128, 64, 3, 3), second=torch.randn(128, 64, 3, 3))
+    plan = prepared(model, torch.randn(32, 64, 56, 56)).modes[0].inference
+    assert not any(isinstance(step, Loop) and not step.outputs for step in plan.steps)
+    assert sum(isinstance(step, Window) and step.kernel.prologue is not None for step in plan.steps)
+
+
 def test_not_without_tf32() -> None:
     target = Target.cuda(computing=False)
-    steps = backward(prepared(Ended(64, 128), torch.randn(32, 64, 56, 56), target=target))
+    steps = backward(prepared(Ended(64, 128), torch.randn(64, 64, 56, 56), target=target))
     assert not any(step.kernel.lines for step in steps if isinstance(step, Window))
     assert not any(step.kernel.back for step in steps if isinstance(step, WindowGradient))
 
@@ -94,14 +113,14 @@ def test_few_channels_do_not_share() -> None:
     """The library rounds nothing there."""
     for ins, outs in ((16, 64), (64, 16)):
         of = sizes(ins, outs, 56)
-        assert not prefers_shared(of, turned_back(of), {})
+        assert not prefers_shared(of, of.turned_back, {})
     of = sizes(64, 64, 112)
-    assert prefers_shared(of, turned_back(of), {})
+    assert prefers_shared(of, of.turned_back, {})
 
 
 def test_rows_lie_equally_far_apart() -> None:
     of = sizes(64, 64, 30, 5)
-    ours, theirs = with_shared_lines(of, turned_back(of))
+    ours, theirs = with_shared_lines(of, of.turned_back)
     assert ours.x.extent == theirs.x.extent == by_eight(theirs).x.extent == 32
     assert ours.y.extent == theirs.y.extent == 32
 

@@ -15,10 +15,16 @@ namespace fw {
 // Rows of x that are copied at once; its ring has a multiple of them, and the first ones twice.
 constexpr int kLineBox = 32;
 
-// The scales of lines, by image and group.
+// What is known of both operands' lines, by image and group.
 struct LinePair {
   const float *scales_x, *scales_dy;
+  const LineCounts *counts_x, *counts_dy;
   int ahead;
+
+  // Whether it adds anything: the scale of what is zero says nothing.
+  __device__ __forceinline__ bool adds(int place) const {
+    return counts_x[place].largest > 0 && counts_dy[place].largest > 0;
+  }
 
   // Of a product, as a sum of exponents.
   __device__ __forceinline__ int exponent(int place) const {
@@ -26,7 +32,8 @@ struct LinePair {
   }
 };
 
-// What a slab's products are multiplied by: scales of one image, and whether all others have them.
+// What a slab's products are multiplied by: scales of the image with the largest, and whether all that
+// add something have them.
 struct SlabScales {
   float x, dy;
   int exponent;
@@ -45,23 +52,29 @@ struct SlabLoader {
     const int image = min(sizes.position(at.band, at.place, row).image, sizes.shape.images - 1);
     return image * sizes.shape.groups + shared.work.group;
   }
-  // Lanes look at an image each. A slab has no more images than positions.
-  __device__ __forceinline__ SlabScales scales(const Slabs& at) const {
+  // Lanes look at an image each, and a slab has no more images than positions. Where none adds anything
+  // it is as before.
+  __device__ __forceinline__ SlabScales scales(const Slabs& at, const SlabScales& before) const {
     const int groups = sizes.shape.groups, first = place(at, 0);
     const int last = place(at, sizes.tile_positions - 1);
-    const float x = lines.scales_x[first], dy = lines.scales_dy[first];
-    bool same = true;
     uint32_t largest = 0;
 #pragma unroll 1
     for (int i = threadIdx.x % 32; first + i * groups <= last; i += 32) {
       const int here = first + i * groups;
-      same &= lines.scales_x[here] == x && lines.scales_dy[here] == dy;
-      largest = max(largest, uint32_t(1023 - lines.exponent(here)) << 8 | uint32_t(i));
+      const uint32_t size = uint32_t(1023 - lines.exponent(here)) << 8 | uint32_t(i);
+      largest = max(largest, lines.adds(here) ? size : 0u);
     }
-    same = __all_sync(0xffffffffu, same);
-    if (same) return {x, dy, 0, true};
-    const int of = first + int(__reduce_max_sync(0xffffffffu, largest) & 255u) * groups;
-    return {lines.scales_x[of], lines.scales_dy[of], lines.exponent(of), false};
+    largest = __reduce_max_sync(0xffffffffu, largest);
+    if (largest == 0) return {before.x, before.dy, 0, true};
+    const int of = first + int(largest & 255u) * groups;
+    const float x = lines.scales_x[of], dy = lines.scales_dy[of];
+    bool same = true;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; first + i * groups <= last; i += 32) {
+      const int here = first + i * groups;
+      same &= !lines.adds(here) || (lines.scales_x[here] == x && lines.scales_dy[here] == dy);
+    }
+    return {x, dy, lines.exponent(of), __all_sync(0xffffffffu, same) != 0};
   }
 
   // By one thread.
@@ -98,7 +111,7 @@ struct SlabLoader {
   __device__ __forceinline__ void even_out(const Slabs& at, int exponent) const {
 #pragma unroll 1
     for (int row = threadIdx.x % 32; row < sizes.tile_positions; row += 32) {
-      const int less = lines.exponent(place(at, row)) - exponent;
+      const int less = max(lines.exponent(place(at, row)) - exponent, 0);
       const float by = less > 100 ? 0.f : __uint_as_float(uint32_t(127 - less) << 23);
 #pragma unroll 1
       for (int i = 0; i < sizes.tile_channels / 8; ++i) {
@@ -120,9 +133,10 @@ struct SlabLoader {
     const GradientWork& work = shared.work;
     const bool first_lane = threadIdx.x % 32 == 0;
     int uneven = 0;
+    SlabScales of = {1.f, 1.f, 0, true};
 #pragma unroll 1
     for (Slabs at = {work.band, work.place, work.slabs}; at.left > 0; at.advance(sizes)) {
-      const SlabScales of = scales(at);
+      of = scales(at, of);
       uint64_t* const loaded = &shared.loaded[at.stage()];
       wait(&shared.done[at.stage()], at.parity() ^ 1);
       if (first_lane) {
@@ -199,7 +213,7 @@ static int line_gradient(const WindowInput& x, const Dy& dy, const WindowGradien
     lay_out_sampled(x, sizes, xs, stream);
     const WindowPlane& begins = of_dy.plane[0];
     const int ahead = -((begins.z * shape.rows + begins.y) * shape.pitch + begins.x);
-    const LinePair lines = {xs.scales, dys.scales, ahead};
+    const LinePair lines = {xs.scales, dys.scales, xs.counts, dys.counts, ahead};
     const auto kernel = line_gradient_kernel;
     static Persistent once;
     once.ready(kernel, device);

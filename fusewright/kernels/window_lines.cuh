@@ -9,7 +9,8 @@
 // of the image looks for the largest and lays it all out again.
 //
 // Where the gradient by the weights reads them too (sm90_line_gradient.cuh), a number that does not fit
-// is one too many: each of the weights is a sum over all images.
+// is one too many: each of the weights is a sum over all images. So one is enough to lay out its image
+// again, unless that would leave nothing of the others.
 #pragma once
 
 #include "halves.hpp"
@@ -28,7 +29,7 @@ struct WindowLines {
   half* rows;
   float* scales;       // of each image and group
   LineCounts* counts;  // of each
-  bool keep_all;       // no number that is finite may become Inf: many sums would be made again
+  bool keep_all;       // no number should become Inf: many sums would be made again
 };
 
 // A part of a sample, or all of it: the largest finite magnitude, how many are not zero, and the sum of
@@ -81,8 +82,10 @@ __device__ __forceinline__ LineSample sampled(const Input& x, const WindowShape&
   return sample;
 }
 
-// An image is laid out again if more than one number of so many is lost.
+// An image is laid out again if more than one number of so many is lost. For the sake of few, the scale
+// may become so much less: numbers as large as a sample's keep all bits of a half.
 constexpr int kLostOf = 16384;
+constexpr float kLeastScale = 0x1p-16f;
 
 // How an image is divided among thread blocks.
 struct LineSizes {
@@ -277,13 +280,14 @@ __device__ __forceinline__ LineCounts joined(LineCounts (&held)[LineSizes::kWarp
   return all;
 }
 
-// An image whose scale was wrong, by one thread block; rare.
+// An image whose scale was wrong, by one thread block; rare. It stays if the better one is less than so much
+// of that.
 template <bool kByChannels, class Input>
 __device__ __forceinline__ void lay_out_again(char* memory, LineCounts (&held)[LineSizes::kWarps],
                                               typename LineChunk<kByChannels, Input>::Table& factors,
                                               const Input& x, const WindowSizes& sizes,
                                               const LineSizes& of, const WindowLines& lines,
-                                              int image, int group) {
+                                              int image, int group, float least) {
   using Chunk = LineChunk<kByChannels, Input>;
   float& scale = lines.scales[image * sizes.shape.groups + group];
   float largest = 0.f;
@@ -297,7 +301,7 @@ __device__ __forceinline__ void lay_out_again(char* memory, LineCounts (&held)[L
   }
   largest = __uint_as_float(joined(held, {0, __float_as_uint(largest), 0}).largest);
   const float better = scale_for(largest);
-  if (largest == 0.f || better == scale) return;
+  if (largest == 0.f || better == scale || better < least * scale) return;
 #pragma unroll 1
   for (int index = 0; index < of.planes * of.chunks; ++index) {
     Chunk chunk(sizes, of, lines.rows, image, group, index);
@@ -313,7 +317,7 @@ __global__ void __launch_bounds__(32 * LineSizes::kWarps, Input::kBlocks)
                   const LineSizes of, const WindowLines lines) {
   __shared__ __align__(16) char memory[LineSizes::kMostRows * 128];
   __shared__ LineCounts held[LineSizes::kWarps];
-  __shared__ bool wrong;
+  __shared__ bool wrong, all_but_few;
   let_next_begin();
   const int of_image = of.planes * of.chunks, place = blockIdx.x / of_image;
   const int image = place / sizes.shape.groups, group = place - image * sizes.shape.groups;
@@ -332,12 +336,15 @@ __global__ void __launch_bounds__(32 * LineSizes::kWarps, Input::kBlocks)
     if (atomicAdd(&all.done, 1u) + 1 == uint32_t(of_image)) {
       const uint32_t largest = atomicMax(&all.largest, 0u), lost = atomicAdd(&all.lost, 0u);
       const uint32_t many = uint32_t(of_image) * LineSizes::kMostRows * 64 / kLostOf;
-      wrong = lost > (lines.keep_all ? 0u : max(many, 1u)) || (largest > 0 && largest < kFewHalves);
+      all_but_few = lost <= max(many, 1u);
+      wrong = !all_but_few || (lines.keep_all && lost > 0) || (largest > 0 && largest < kFewHalves);
       __threadfence();
     }
   }
   __syncthreads();
-  if (wrong) lay_out_again<kByChannels>(memory, held, factors, x, sizes, of, lines, image, group);
+  if (!wrong) return;
+  const float least = all_but_few ? kLeastScale : 0.f;
+  lay_out_again<kByChannels>(memory, held, factors, x, sizes, of, lines, image, group, least);
 }
 
 }  // namespace fw

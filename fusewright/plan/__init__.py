@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from fusewright.errors import GraphError
 from fusewright.ir import Graph, Node, TensorSpec
+from fusewright.line_cost import lines_spec
 from fusewright.loop import Load, LoopKernel, Store
 from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_operations
 from fusewright.plan.endings import Epilogues, ended_step, ends, epilogues, stored
 from fusewright.plan.finish import kernel_of
 from fusewright.plan.fuse import Group, fuse, needed_views
-from fusewright.plan.line_pairs import LinePair, LinePairs, lines_spec, pairs_of
+from fusewright.plan.line_pairs import LinePairs, pairs_of
 from fusewright.plan.logsumexps import better_apart, in_two_sweeps
 from fusewright.plan.names import ended_name, loop_name, operators_of
 from fusewright.plan.prologues import with_prologues
@@ -27,16 +28,13 @@ from fusewright.plan.steps import (
     Step,
     View,
     Window,
-    WindowGradient,
     inputs_of,
     marked,
 )
 from fusewright.plan.values import Values, is_view
 from fusewright.plan.wide import split_wide_reductions
 from fusewright.plan.windows import gradient_step
-from fusewright.product import ProductKernel
 from fusewright.rewrite.layouts import GRADIENT
-from fusewright.rewrite.products import operands_of
 from fusewright.rewrite.views import is_opaque_view
 
 
@@ -61,11 +59,11 @@ def plan(
     values, taken = _fused(replace(values, online=online, shared=shared))
     graph = values.graph
     views = needed_views(values)
-    written = stored(values, taken)
-    pairs = pairs_of(values, taken.places) if computing else LinePairs()
-    before, taken = with_prologues(values, taken, pairs) if computing else ({}, taken)
-    for name in before:  # what it would read is never written
-        del written[operands_of(values.nodes[name])[0]]
+    written, pairs = stored(values, taken), LinePairs()
+    before: Mapping[str, LoopKernel] = {}
+    if computing:
+        pairs = pairs_of(values, taken.places)
+        before, taken, written = with_prologues(values, taken, pairs, written)
     ended = {}
     for name, node in values.products.items():
         around = taken.of.get(name), written, before.get(name), pairs.by_window.get(name)
@@ -75,7 +73,8 @@ def plan(
         if node.name in ended:
             steps.append(ended[node.name])
         elif node.op == GRADIENT:
-            steps.append(_gradient(values, node, pairs.by_gradient.get(node.name), ended))
+            pair = pairs.by_gradient.get(node.name)
+            steps.append(gradient_step(values, node, pair, ended[pair.window] if pair else None))
         elif is_view(node):
             if node.name in views:
                 steps.append(View(_as_reshape(node)))
@@ -108,14 +107,6 @@ def _named(step: Ended) -> Ended:
     if isinstance(step, Window):
         return replace(step, name=name, kernel=replace(step.kernel, name=name))
     return replace(step, name=name, kernel=replace(step.kernel, name=name))
-
-
-def _gradient(
-    values: Values, node: Node, pair: LinePair | None, ended: Mapping[str, Ended]
-) -> WindowGradient:
-    window = ended[pair.window].kernel if pair is not None else None
-    assert not isinstance(window, ProductKernel)
-    return gradient_step(values, node, pair, window)
 
 
 def _loop(values: Values, group: Group, written: Collection[str]) -> Loop:
@@ -196,7 +187,7 @@ def _ordered(values: Values, steps: list[Step]) -> tuple[Step, ...]:
         done.append(step)
 
     def first_use(step: Step) -> int:
-        return min((position.get(name, 0) for name in _results(step) if name), default=0)
+        return min((position[name] for name in _results(step) if name in position), default=0)
 
     for step in sorted(steps, key=first_use):
         visit(step)
@@ -218,7 +209,7 @@ def _specs(values: Values, steps: tuple[Step, ...]) -> tuple[tuple[str, TensorSp
     for step in steps:
         if isinstance(step, Window) and step.kernel.lines:
             device = values.spec(step.outputs[0]).device
-            held.append((step.kernel.lines, lines_spec(step.kernel, device)))
+            held.append((step.kernel.lines, lines_spec(step.kernel.walked, device)))
     return tuple(held)
 
 

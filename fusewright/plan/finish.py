@@ -20,10 +20,12 @@ def kernel_of(
     axes = tuple(Axis(f"i{axis}", domain.sizes[axis]) for axis in order)
     whole = (*assembled.body, *(assembled.stores[item] for item in stored))
     body = restrided(whole, lambda strides: tuple(strides[axis] for axis in order))
-    arguments = [Argument(each, values.spec(each).dtype, False) for each in assembled.loads]
-    arguments += [Argument(item, values.spec(item).dtype, True) for item in stored]
     outer = len(domain.kept_axes)
     live = _live(body)
+    loaded = {item.access.buffer for item in live if isinstance(item, Load)}
+    read = (each for each in assembled.loads if each in loaded)
+    arguments = [Argument(each, values.spec(each).dtype, False) for each in read]
+    arguments += [Argument(item, values.spec(item).dtype, True) for item in stored]
     symbols = tuple(sorted(values.sizes))
     return LoopKernel(name, summary, axes[:outer], axes[outer:], tuple(arguments), symbols, live)
 
@@ -31,10 +33,7 @@ def kernel_of(
 def pointwise_of(assembled: Assembled, stored: str, values: Values) -> LoopKernel:
     """What stores one value of a body alone, over all axes in their order."""
     kept = Domain(assembled.domain.sizes, (False,) * len(assembled.domain.sizes))
-    made = kernel_of(replace(assembled, domain=kept), "source", "", (stored,), values)
-    loaded = {item.access.buffer for item in made.body if isinstance(item, Load)}
-    arguments = (each for each in made.arguments if each.is_output or each.name in loaded)
-    return replace(made, arguments=tuple(arguments))
+    return kernel_of(replace(assembled, domain=kept), "source", "", (stored,), values)
 
 
 def _live(body: tuple[Instruction, ...]) -> tuple[Instruction, ...]:

@@ -4,18 +4,18 @@ lays out the gradient of its result, and the one by its weights reads that."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fusewright.convolution_cost import prefers_shared
 from fusewright.direct_cost import has_plane_gradient
-from fusewright.ir import ONE, Node, TensorSpec
-from fusewright.line_cost import line_memory, with_shared_lines
+from fusewright.ir import Node
+from fusewright.line_cost import with_shared_lines
 from fusewright.plan.fuse import makes_cycle
 from fusewright.plan.values import Values
 from fusewright.rewrite.layouts import GRADIENT, ROW_BY_ROW, WINDOW
 from fusewright.rewrite.products import operands_of
 from fusewright.rewrite.windows import geometry_of, gradient_geometry
-from fusewright.window import Geometry, WindowKernel
+from fusewright.window import Geometry
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _pair(values: Values, window: Node, gradient: Node) -> LinePair | None:
     source, change = (values.spec(name) for name in operands_of(gradient))
     of = gradient_geometry(gradient, source, change)
     back = geometry_of(window, change, values.spec(operands_of(window)[1]))
-    if back != turned_back(of) or has_plane_gradient(of):
+    if back != of.turned_back or has_plane_gradient(of):
         return None
     if not prefers_shared(of, back, values.sizes):
         return None
@@ -82,22 +82,8 @@ def _pair(values: Values, window: Node, gradient: Node) -> LinePair | None:
     return LinePair(window.name, gradient.name, of, back, _unused(values, f"{window.name}_lines"))
 
 
-def turned_back(of: Geometry) -> Geometry:
-    """The convolution that is the gradient of this one by its source."""
-    z, y, x = (
-        replace(axis, size=axis.result, result=axis.size, transposed=True) for axis in of.axes
-    )
-    return replace(of, channels=of.results, results=of.channels, z=z, y=y, x=x)
-
-
 def _unused(values: Values, name: str) -> str:
     taken = {*values.inputs, *values.nodes}
     while name in taken:
         name += "_"
     return name
-
-
-def lines_spec(kernel: WindowKernel, device: str) -> TensorSpec:
-    """The memory of the lines that a kernel leaves."""
-    walked = kernel.walked
-    return TensorSpec("uint8", (line_memory(walked, walked.x.positions),), (ONE,), device)

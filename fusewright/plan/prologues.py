@@ -3,6 +3,7 @@ and never written, where nothing else reads it and that is expected to be faster
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from fusewright.ir import ITEM_BYTES, Node
 from fusewright.loop import Access, Apply, Load, LoopKernel, Reduce, Scan, Store, touches
 from fusewright.optable import SCALAR_OPS
 from fusewright.plan.cost import loop_bytes
-from fusewright.plan.endings import Epilogues, stored
+from fusewright.plan.endings import Epilogues
 from fusewright.plan.finish import pointwise_of
 from fusewright.plan.fuse import Group
 from fusewright.plan.line_pairs import LinePairs
@@ -27,24 +28,25 @@ MOST_BYTES, MOST_SHARED, MOST_APPLIES, MOST_COST = 16, 8, 24, 80
 
 
 def with_prologues(
-    values: Values, ended: Epilogues, pairs: LinePairs
-) -> tuple[Mapping[str, LoopKernel], Epilogues]:
-    """The loop that each window takes up, and what is left: of a loop that makes something else,
-    such as the sums of what it computes, that stays. Both of a pair read what is computed."""
+    values: Values, ended: Epilogues, pairs: LinePairs, stored: Counter[str]
+) -> tuple[Mapping[str, LoopKernel], Epilogues, Counter[str]]:
+    """The loop that each window takes up, the loops that are left, and what is stored then: of one
+    that makes something else, such as the sums of what it computes, that stays. Both of a pair read
+    what is computed."""
     taken: dict[str, LoopKernel] = {}
-    read = stored(values, ended)
-    loops = list(ended.loops)
+    left = stored.copy()
     for node in values.graph.nodes:
         source = operands_of(node)[0] if node.op == WINDOW else ""
         readers = 2 if node.name in pairs.by_window else 1
-        for group in loops if read[source] == readers else ():
+        for group in ended.loops if left[source] == readers else ():
             kernel = _prologue(values, group, source)
-            alone = [item for item in group.items if item in read] == [source]
+            alone = [item for item in group.items if item in left] == [source]
             if kernel is not None and _pays(values, node, kernel, alone):
                 taken[node.name] = kernel
-                loops = [each for each in loops if each is not group or not alone]
+                del left[source]
                 break
-    return taken, replace(ended, loops=tuple(loops))
+    loops = (group for group in ended.loops if not left.keys().isdisjoint(group.items))
+    return taken, replace(ended, loops=tuple(loops)), left
 
 
 def _prologue(values: Values, group: Group, source: str) -> LoopKernel | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fusewright.ir import Dim, Node, TensorSpec
 from fusewright.loop import LoopKernel
 from fusewright.plan.line_pairs import LinePair
-from fusewright.plan.steps import WindowGradient
+from fusewright.plan.steps import Ended, Window, WindowGradient
 from fusewright.plan.values import Values
 from fusewright.rewrite.layouts import ROW_BY_ROW
 from fusewright.rewrite.products import operands_of
@@ -60,9 +60,10 @@ def loses_by_reducing(values: Values, node: Node) -> bool:
 
 
 def gradient_step(
-    values: Values, node: Node, pair: LinePair | None, window: WindowKernel | None
+    values: Values, node: Node, pair: LinePair | None, other: Ended | None
 ) -> WindowGradient:
-    """`window` is the other gradient of a pair."""
+    """`other` is the step of the other gradient of a pair."""
+    window = other.kernel if isinstance(other, Window) else None
     source, change = operands_of(node)
     images, changes, weights = (values.spec(name) for name in (source, change, node.name))
     of = pair.of if pair is not None else gradient_geometry(node, images, changes)

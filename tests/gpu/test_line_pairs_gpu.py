@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
-from fusewright.plan import line_pairs, prologues
-from tests.emulated_modules import as_exact_as_eager, put_on_cores, trained
+from fusewright.pipeline import prepare
+from fusewright.plan.steps import WindowGradient
+from fusewright.target import Target
+from tests.emulated_modules import as_exact_as_eager, share_lines, trained
 from tests.test_line_pairs import KINDS, Ended
 
 pytestmark = pytest.mark.gpu
@@ -33,9 +35,7 @@ class Wide(nn.Module):
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_on_cores(monkeypatch)
-    monkeypatch.setattr(line_pairs, "prefers_shared", lambda *_: True)
-    monkeypatch.setattr(prologues, "prefers_computed", lambda *_: True)
+    share_lines(monkeypatch)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # without, there are none
 
 
@@ -56,18 +56,44 @@ def test_as_exact_as_eager(
         as_exact_as_eager(fast, model, x, 2e-6)
 
 
-@pytest.mark.parametrize("size", [56, 14])
-def test_usual_sizes(size: int) -> None:
+def sharing(model: nn.Module, x: Tensor) -> int:
+    """How many gradients by weights read lines that are there."""
+    given = (x.detach().requires_grad_(),)
+    found = prepare(model, given, modes=("train",), device=x.device, target=Target.cuda())
+    plan = found.modes[0].backward
+    assert plan is not None
+    gradients = [step.kernel for step in plan.steps if isinstance(step, WindowGradient)]
+    return sum(each.back is not None for each in gradients)
+
+
+@pytest.mark.parametrize(("ins", "outs", "size"), [(64, 128, 56), (256, 256, 14)])
+def test_usual_sizes(ins: int, outs: int, size: int) -> None:
     """By the cost model, the same bits each time, and as eager's where images differ in size."""
     torch.manual_seed(3)
-    model = Ended(64, 128).cuda()
-    x = torch.randn(64, 64, size, size, device="cuda")
+    model = Ended(ins, outs).cuda()
+    x = torch.randn(64, ins, size, size, device="cuda")
+    assert sharing(model, x) == 1
     fast = fusewright.optimize(copy.deepcopy(model), x.requires_grad_(), modes=("train",))
     first, again = trained(fast, x.detach()), trained(fast, x.detach())
     assert all(map(torch.equal, first, again))
     as_exact_as_eager(fast, model, x.detach(), 1e-6)
     jumping = torch.exp2(torch.arange(64, device="cuda") % 5 * 7.0).view(-1, 1, 1, 1)
     as_exact_as_eager(fast, model, x.detach() * jumping, 1e-6)
+    dropped = (torch.arange(64, device="cuda") % 3 > 0).view(-1, 1, 1, 1)
+    small = _Smaller(fast, dropped * 1e-9), _Smaller(model, dropped * 1e-9)
+    as_exact_as_eager(*small, x.detach(), 1e-6)
+
+
+class _Smaller(nn.Module):
+    """What images leave is far smaller, or nothing."""
+
+    def __init__(self, inner: nn.Module, factors: Tensor) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("factors", factors)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.factors  # type: ignore[operator,no-any-return]
 
 
 @pytest.mark.parametrize("wanted", ["input", "weights"])
@@ -87,10 +113,12 @@ def test_one_of_them_alone(wanted: str) -> None:
         assert float((ours - eager).norm() / eager.norm()) < 2e-2  # ties at the clamp
 
 
+@pytest.mark.usefixtures("always")
 def test_what_is_not_finite_is_where_it_belongs() -> None:
     torch.manual_seed(3)
     model = nn.Conv2d(64, 64, 3, padding=1, bias=False).cuda()
     x = torch.randn(8, 64, 40, 40, device="cuda")
+    assert sharing(model, x) == 1
     fast = fusewright.optimize(copy.deepcopy(model), x.requires_grad_(), modes=("train",))
     change = torch.randn(8, 64, 40, 40, device="cuda")
     change[3, 5, 7, 9], change[4, 6, 1, 1] = float("inf"), 1e9
