@@ -181,7 +181,9 @@ def test_the_emitted_text_keeps_the_rules_of_public_checkers(path: Path) -> None
     assert file_text(again, source, "made for a test") == text, "the text is not repeatable"
 
 
-KERNEL = re.compile(r"^(?:__global__.*?)\b(\w+)\(const [^{]*\{\n(.*?)^\}", re.DOTALL | re.MULTILINE)
+KERNEL = re.compile(
+    r"^(?:__global__.*?)\b(\w+)\((?:const|float\*) [^{]*\{\n(.*?)^\}", re.DOTALL | re.MULTILINE
+)
 BEHIND = re.compile(
     r"const auto kernel = (\w+)[^;]*;(?:(?!const auto kernel)[^}])*?launch_behind\(kernel"
 )

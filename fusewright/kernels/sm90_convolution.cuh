@@ -150,8 +150,9 @@ __global__ void __launch_bounds__(128)
 template <class Input>
 void lay_out_sampled(const Input& x, const WindowSizes& sizes, const WindowLines& lines,
                      void* stream) {
-  const auto sample = sample_lines<Input>;
-  launch_behind(sample, sizes.shape.images * sizes.shape.groups, 128, 0, stream, x, sizes.shape, lines);
+  const int blocks = sizes.shape.images * sizes.shape.groups;
+  const auto kernel = sample_lines<Input>;
+  launch_behind(kernel, blocks, 128, 0, stream, x, sizes.shape, lines);
   lay_out_all(x, sizes, lines, stream);
 }
 
