@@ -1,179 +1,50 @@
-"""A convolution reduced in its epilogue: what is planned, and the kernels by emulation."""
+"""A convolution reduced in its epilogue: what is planned, and its text."""
 
 from __future__ import annotations
 
-import copy
-import ctypes
-import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusewright import layout_schedule
-from fusewright.codegen import render as rendering
 from fusewright.codegen import window as window_text
 from fusewright.codegen.ending import ending_forms
-from fusewright.codegen.source import Rounded, Source, Workspace
+from fusewright.codegen.source import Rounded, Workspace
 from fusewright.codegen.window import FOLDED_LINES, MOST_LINES
 from fusewright.ending import Reduces
 from fusewright.ir import Dim
 from fusewright.layout_schedule import WindowSchedule, choose_window
 from fusewright.loop import Apply
-from fusewright.pipeline import Prepared, prepare
+from fusewright.pipeline import prepare
 from fusewright.plan import rows
-from fusewright.plan.steps import Loop, Plan, Window
+from fusewright.plan.steps import Loop, Window
 from fusewright.rewrite import windows
-from fusewright.runtime import tensor_cores
 from fusewright.schedule import Target
 from fusewright.sweep import part_bytes, sweeps
 from fusewright.window import WindowKernel
 from fusewright.window_cost import image_positions
-from tests.cores_on_host import host_library, on_host, with_stand_in
-from tests.emulated_modules import (
-    INFERRED,
-    TRAINED,
-    as_exact_as_eager,
-    of_kernels,
-    on_library,
-    put_on_cores,
+from tests.reduced_layers import (
+    CASES,
+    CUDA,
+    SHAPES,
+    Forward,
+    Layer,
+    biased,
+    instances,
+    layers,
+    normed,
+    over_channels,
+    pooled,
+    prepared,
+    prepared_small,
+    two_layers,
+    windows_of,
 )
+from tests.reduced_layers import small_ones_too as small_ones_too
 
-CUDA = Target.cuda(trials=("sweeping",))
-
-Forward = Callable[[nn.Module, Tensor], object]
-
-
-class Layer(nn.Module):
-    """A convolution and what follows it."""
-
-    def __init__(
-        self, forward: Forward, channels: int = 12, results: int = 8, **how: object
-    ) -> None:
-        super().__init__()
-        how = {"kernel_size": 3, "padding": 1, "bias": forward not in UNBIASED, **how}
-        kind = nn.ConvTranspose2d if how.pop("transposed", False) else nn.Conv2d
-        self.conv = kind(channels, results, **how)  # type: ignore[arg-type]
-        self.batch = nn.BatchNorm2d(results)
-        self.group = nn.GroupNorm(2, results)
-        self.second = nn.Conv2d(results, 8, 3, padding=1)
-        self.scale = nn.Parameter(torch.rand(results, 1, 1) + 0.5)
-        self.register_buffer("shift", torch.randn(results, 1, 1))
-        self.follows = forward
-
-    def forward(self, x: Tensor) -> object:
-        return self.follows(self, x)
-
-
-def normed(m: nn.Module, x: Tensor) -> Tensor:
-    return F.silu(m.batch(m.conv(x) + m.shift))  # type: ignore[operator]
-
-
-def two_layers(m: nn.Module, x: Tensor) -> Tensor:
-    """Backward sums what the second's gradient by its input gives, twice for each channel."""
-    return m.second(torch.relu(m.batch(m.conv(x))))  # type: ignore[operator,no-any-return]
-
-
-def biased(m: nn.Module, x: Tensor) -> Tensor:
-    """Backward sums what the second's gradient by its input gives: the first bias's."""
-    return m.second(torch.sigmoid(m.conv(x)))  # type: ignore[operator,no-any-return]
-
-
-def pooled(m: nn.Module, x: Tensor) -> Tensor:
-    return (m.conv(x) * m.scale).mean((2, 3))  # type: ignore[operator,no-any-return]
-
-
-def largest(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Backward looks for what equals the largest: it must find it."""
-    y = torch.tanh(m.conv(x))  # type: ignore[operator]
-    return F.adaptive_avg_pool2d(y, 1), y.amax((2, 3))
-
-
-def grouped(m: nn.Module, x: Tensor) -> Tensor:
-    return torch.relu(m.group(m.conv(x)))  # type: ignore[operator]
-
-
-def of_images(m: nn.Module, x: Tensor) -> Tensor:
-    y = m.conv(x)  # type: ignore[operator]
-    return F.layer_norm(y, y.shape[1:])
-
-
-def instances(m: nn.Module, x: Tensor) -> Tensor:
-    return F.instance_norm(m.conv(x)) * m.scale  # type: ignore[operator]
-
-
-def over_channels(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    y = m.conv(x) * m.scale  # type: ignore[operator]
-    return y.amax(1), y.mean(1, keepdim=True)
-
-
-def powers_of_channels(m: nn.Module, x: Tensor) -> Tensor:
-    return (m.conv(x) * m.scale).logsumexp(1)  # type: ignore[operator,no-any-return]
-
-
-def powers_of_space(m: nn.Module, x: Tensor) -> Tensor:
-    return torch.sigmoid(m.conv(x)).logsumexp((2, 3))  # type: ignore[operator]
-
-
-def softmaxed(m: nn.Module, x: Tensor) -> Tensor:
-    return m.conv(x).softmax(1)  # type: ignore[operator,no-any-return]
-
-
-# Gradients of biases that a norm takes away are zero, and their errors no measure.
-UNBIASED = (normed, two_layers, of_images, instances)
-# What follows, what its kernel reduces, for each image apart or not, channels that go together.
-CASES: dict[str, tuple[Forward, Reduces, bool, int]] = {
-    "batch norm": (normed, Reduces.ACROSS, False, 1),
-    "pooled": (pooled, Reduces.ACROSS, True, 1),
-    "largest": (largest, Reduces.ACROSS, True, 1),
-    "group norm": (grouped, Reduces.ACROSS, True, 4),
-    "layer norm": (of_images, Reduces.ACROSS, True, 8),
-    "instance norm": (instances, Reduces.ACROSS, True, 1),
-    "over channels": (over_channels, Reduces.DOWN, True, 1),
-    "softmax": (softmaxed, Reduces.DOWN, True, 1),
-    "logsumexp of channels": (powers_of_channels, Reduces.DOWN, True, 1),
-    "logsumexp of space": (powers_of_space, Reduces.ACROSS, True, 1),
-}
-# Images in memory, the convolution: one image, many in a tile, rows in bands, odd sizes, groups.
-SHAPES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
-    "one image": ((1, 12, 13, 20), {}),
-    "small images": ((17, 12, 3, 4), {"kernel_size": 1, "padding": 0}),
-    "tiny images": ((40, 12, 1, 2), {"kernel_size": 1, "padding": 0}),
-    "bands": ((1, 12, 2, 232), {}),
-    "odd, groups": ((2, 12, 6, 9), {"groups": 2}),
-    "stride": ((3, 12, 11, 16), {"stride": 2}),
-    "many channels": ((2, 12, 3, 8), {"results": 136}),
-    "transposed": ((3, 12, 5, 6), {"transposed": True, "stride": 2}),
-    "transposed 4x4": ((2, 12, 5, 6), {"transposed": True, "stride": 2, "kernel_size": 4}),
-}
-
-
-@pytest.fixture(autouse=True)
-def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    put_on_cores(monkeypatch)
-    monkeypatch.setattr(windows, "FEWEST_CHANNELS", 1)
-    monkeypatch.setattr(rows, "ROW_BYTES", 0)  # as if rows were too long to be held
-    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
-
-
-def prepared(model: nn.Module, x: Tensor) -> Prepared:
-    return prepare(model, (x,), modes=("train",), device=x.device, target=CUDA)
-
-
-@functools.cache
-def prepared_small(follows: Forward) -> Prepared:
-    """For tests that plan as this file's fixture has it."""
-    return prepared(Layer(follows), torch.randn(3, 12, 8, 8))
-
-
-def windows_of(plan: Plan) -> list[WindowKernel]:
-    return [step.kernel for step in plan.steps if isinstance(step, Window)]
+pytestmark = pytest.mark.usefixtures("small_ones_too")
 
 
 # Planning -------------------------------------------------------------------------------------
@@ -358,247 +229,3 @@ def schedule_of(kernel: WindowKernel) -> WindowSchedule:
     schedule = choose_window(kernel, CUDA, {"s0": 3})
     assert isinstance(schedule, WindowSchedule)
     return schedule
-
-
-# Emulated -------------------------------------------------------------------------------------
-
-
-class Layers(nn.Module):
-    """All that may follow, side by side."""
-
-    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
-        super().__init__()
-        self.names = tuple(layers)
-        self.layers = nn.ModuleList(layers.values())
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        made = [layer(x) for layer in self.layers]
-        return tuple(out for each in made for out in (each if isinstance(each, tuple) else (each,)))
-
-
-def layers(names: Iterable[str], how: Mapping[str, object]) -> Layers:
-    kinds = {name: case[0] for name, case in CASES.items()} | {"two": two_layers, "bias": biased}
-    torch.manual_seed(0)
-    return Layers({name: Layer(kinds[name], **how) for name in names})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_emulated_results_are_as_exact_as_eagers(
-    shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size, how = SHAPES[shape]
-    model = layers(("batch norm", "largest", "group norm", "over channels"), how)
-    x = torch.randn(size)
-    fast = emulated(model, x, monkeypatch)
-    batch = size[0] + 3 if size[0] > 1 else 1
-    compare(fast, model, torch.randn(batch, *size[1:]), 1e-6)
-
-
-def compare(fast: nn.Module, model: nn.Module, x: Tensor, least: float) -> None:
-    """What a module on emulated kernels gives, with float64."""
-    exactly = copy.deepcopy(model).double()
-    with torch.no_grad():
-        ours, eager, truth = fast(x), model(x), exactly(x.double())
-    for mine, theirs, exact in zip(ours, eager, truth, strict=True):
-        assert mine.shape == theirs.shape
-        allowed = max(least, 2.0 * float((theirs.double() - exact).norm() / exact.norm()))
-        assert float((mine.double() - exact).norm() / exact.norm()) <= allowed
-
-
-def test_emulated_modules_train_as_eager_does(
-    asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = layers(("two", "bias", "instance norm", "layer norm", "softmax", "pooled"), {})
-    x = torch.randn(2, 12, 5, 6)
-    made = emulated_source(model, x, monkeypatch)
-    fast = on_library(model, x, *made, TRAINED)
-    as_exact_as_eager(fast, model, x, least=2e-6)
-    for first, second in zip(fast(x), fast(x), strict=True):
-        assert torch.equal(first, second), "two runs, two results"
-    torch.backends.cudnn.allow_tf32 = True  # whose tiles have twice the positions
-    compare(on_library(model, x, *made, INFERRED), model, torch.randn(11, 12, 5, 6), 4e-3)
-    assert asked
-
-
-@pytest.mark.parametrize("width", [9, 10, 12])
-def test_channels_cross_warps(
-    width: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """40 of them, 20 go together; one, two and four positions at a time, with either precision."""
-    names = ("batch norm", "largest", "group norm", "over channels", "pooled")
-    model = layers(names, {"results": 40})
-    x = torch.randn(3, 12, 6, width)
-    fast = emulated(model, x, monkeypatch)
-    compare(fast, model, x, 1e-6)
-    torch.backends.cudnn.allow_tf32 = True
-    compare(fast, model, torch.randn(5, 12, 6, width), 4e-3)
-    assert asked
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_what_is_read_beside_sums(turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planes that a thread reads two numbers of at once, and those whose columns lie apart."""
-
-    def follows(m: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
-        beside = x[:, :8].transpose(2, 3) if turned else x[:, :8]
-        y = m.conv(x) * beside  # type: ignore[operator]
-        return y, y.sum((0, 2, 3)), y.amax((2, 3))
-
-    torch.manual_seed(0)
-    model, x = Layer(follows), torch.randn(3, 12, 10, 10)
-    found = prepared(model, x)
-    planes = [
-        form.kernel.inner[-1].name == "plane"
-        for kernel in windows_of(found.modes[0].inference)
-        for form in ending_forms(kernel)
-        if form.is_row
-    ]
-    assert planes and set(planes) == {not turned}
-    compare(emulated(model, x, monkeypatch), model, torch.randn(5, 12, 10, 10), 1e-6)
-
-
-def test_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums that are Inf or NaN are made anew before they are reduced."""
-
-    def follows(m: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
-        y = m.conv(x) * m.scale  # type: ignore[operator]
-        return y, y.sum((2, 3)), y.amax((0, 2, 3)), y.amin(1), y.sum(1)
-
-    torch.manual_seed(0)
-    model = Layer(follows, results=20)
-    x = torch.randn(6, 12, 6, 10)
-    x[1, 3, 2, 4], x[2, 0, 0, 0], x[4, 5, 5, 9] = float("inf"), -float("inf"), float("nan")
-    fast = emulated(model, x, monkeypatch)
-    with torch.no_grad():
-        exact = copy.deepcopy(model).double()(x.double())
-        for mine, truth in zip(fast(x), exact, strict=True):
-            torch.testing.assert_close(mine.double(), truth, rtol=1e-5, atol=1e-5, equal_nan=True)
-
-
-def test_inputs_that_are_laid_out_first(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As halves, a scale for each image; tiles have several images."""
-    monkeypatch.setattr(layout_schedule, "prefers_lines", lambda *_: True)
-    model = layers(("batch norm", "group norm", "over channels"), {})
-    fast = emulated(model, torch.randn(2, 12, 5, 6), monkeypatch, ("fw::ByLines<", "fw::ByLines<"))
-    torch.backends.cudnn.allow_tf32 = True
-    x = torch.randn(11, 12, 5, 6) * torch.exp2(torch.arange(11.0) * 3).view(-1, 1, 1, 1)
-    compare(fast, model, x, 4e-3)
-    assert asked
-
-
-def test_classes_that_read_one_plane(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines of a transposed convolution, whose planes are longer than those of one class, in a
-    workspace right behind what is reduced."""
-    monkeypatch.setattr(layout_schedule, "prefers_lines", lambda *_: True)
-    how = {"transposed": True, "stride": 2, "kernel_size": 4}
-    model = layers(("batch norm", "pooled"), how)
-    x = torch.randn(40, 12, 7, 6)
-    fast = emulated(model, x, monkeypatch, ("fw::ByLines<", "fw::ByLines<"))
-    torch.backends.cudnn.allow_tf32 = True
-    compare(fast, model, x, 4e-3)
-    assert asked
-
-
-class Around(nn.Module):
-    """Read beside the sums: a channel's numbers, a column's, a row's and all of them."""
-
-    def __init__(self, conv: nn.Module, x: Tensor) -> None:
-        super().__init__()
-        self.conv = conv
-        _, results, height, width = conv(x).shape
-        sizes = ((results, 1, 1), (width,), (height, 1), (results, height, width))
-        self.beside = nn.ParameterList(torch.randn(size) for size in sizes)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.conv(x)
-        scale, column, row, everything = self.beside
-        z = torch.relu(y * scale) * column + row
-        return z, z * everything + y.transpose(2, 3).contiguous().transpose(2, 3)
-
-
-@pytest.mark.parametrize("lines", [False, True])
-def test_rows_by_eight_read_what_is_around(
-    lines: bool, asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Woven ones with 4, 2 and 1 columns at a time, and few results."""
-    monkeypatch.setattr(layout_schedule, "prefers_lines", lambda *_: lines)
-    torch.manual_seed(0)
-    x = torch.randn(3, 12, 5, 8)
-    convs = {
-        "4x4": nn.ConvTranspose2d(12, 10, 4, 2, 1),
-        "groups": nn.ConvTranspose2d(12, 12, (3, 5), 2, 1, groups=2),
-        "odd columns": nn.ConvTranspose2d(12, 20, 3, 2, 1),
-        "few results": nn.Conv2d(12, 24, 3, padding=1),
-    }
-    model = Layers({name: Around(conv, x) for name, conv in convs.items()})
-    made = emulated_source(model, x, monkeypatch, reduces=False)
-    as_exact_as_eager(on_library(model, x, *made, TRAINED), model, x, least=2e-6)
-    torch.backends.cudnn.allow_tf32 = True
-    compare(on_library(model, x, *made, INFERRED), model, torch.randn(5, 12, 5, 8), 4e-3)
-    assert asked
-
-
-def test_many_lines_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are with large batches."""
-    monkeypatch.setattr(window_text, "MOST_LINES", 4)
-    model = layers(("batch norm", "group norm"), {})
-    x = torch.randn(5, 12, 6, 10)
-    few = "kMostLines = 4, kFoldedLines = 3"
-    fast = emulated(model, x, monkeypatch, ("kMostLines = 2048, kFoldedLines = 256", few))
-    compare(fast, model, x, 1e-6)
-
-
-def test_no_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums of nothing are zero: an entry still joins what no tile has left."""
-
-    def summed(m: nn.Module, x: Tensor) -> Tensor:
-        return m.conv(x).sum((0, 2, 3))  # type: ignore[operator,no-any-return]
-
-    monkeypatch.setattr(rendering, "flattened", with_stand_in)
-    found = prepared(Layer(summed), torch.randn(3, 12, 8, 8))
-    (step,) = (each for each in found.modes[0].inference.steps if isinstance(each, Window))
-    (entry,) = (each for each in found.source.entries if each.name == step.name)
-    out = torch.full((8,), 5.0)
-    empty = ctypes.c_void_p(torch.empty(0, 12, 8, 8).data_ptr())
-    weight, workspace = torch.randn(8, 12, 3, 3), torch.empty(entry.workspace.at({"s0": 0}))
-    bias = torch.randn(8)  # which may be read although no sum has it
-    given = dict.fromkeys(entry.arguments, ctypes.c_void_p(bias.data_ptr()))
-    given[step.kernel.source.buffer] = empty
-    given[step.kernel.filter.buffer] = ctypes.c_void_p(weight.data_ptr())
-    given[step.outputs[-1]] = ctypes.c_void_p(out.data_ptr())
-    images = ctypes.c_int64(0)
-    where = [ctypes.c_void_p(workspace.data_ptr()), ctypes.c_int(0), ctypes.c_void_p(0)]
-    source = Source("host", on_host(found.source.text), found.source.entries)
-    library = host_library(of_kernels(source, {entry.name}).text)
-    assert getattr(library, entry.name)(*given.values(), images, *where) == 0
-    assert (out == 0).all()
-
-
-def emulated(
-    model: nn.Module,
-    x: Tensor,
-    monkeypatch: pytest.MonkeyPatch,
-    instead: tuple[str, str] = ("", ""),
-) -> nn.Module:
-    """The module on its kernels, run by fibers, for calls without gradients."""
-    made = emulated_source(model, x, monkeypatch, instead)
-    return on_library(model, x, *made, INFERRED)
-
-
-def emulated_source(
-    model: nn.Module,
-    x: Tensor,
-    monkeypatch: pytest.MonkeyPatch,
-    instead: tuple[str, str] = ("", ""),
-    reduces: bool = True,
-) -> tuple[Prepared, Source]:
-    """Kernels for fibers; some of their text may be another instead."""
-    monkeypatch.setattr(rendering, "flattened", with_stand_in)
-    monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
-    found = prepared(model, x)
-    mode = found.modes[0]
-    kernels = (*windows_of(mode.forward), *windows_of(mode.backward))
-    assert ({each.reduces for each in kernels} != {Reduces.NOTHING}) == reduces
-    assert instead[0] in found.source.text
-    text = found.source.text.replace(*instead) if instead[0] else found.source.text
-    return found, Source("host", on_host(text), found.source.entries)
