@@ -43,7 +43,10 @@ class LinePairs:
 
 
 def pairs_of(values: Values, places: Sequence[tuple[str, ...]]) -> LinePairs:
-    """Those that are expected to be faster so; `places` are values that are computed together."""
+    """Those that are expected to be faster so; `places` are values that are computed together.
+
+    None may wait for itself: as far as that goes, a pair is computed together from then on.
+    """
     found: dict[str, LinePair] = {}
     for gradient in values.graph.nodes:
         if gradient.op != GRADIENT:
@@ -51,18 +54,14 @@ def pairs_of(values: Values, places: Sequence[tuple[str, ...]]) -> LinePairs:
         _, change = operands_of(gradient)
         for user in values.users.get(change, ()):
             pair = _pair(values, user, gradient) if _reads(user, change) else None
-            if pair is None or user.name in found or _waits(values, pair, places):
+            if pair is None or user.name in found:
                 continue
-            found[user.name] = pair
-            break
+            own = next((each for each in places if user.name in each), (user.name,))
+            other, rest = (gradient.name,), [each for each in places if user.name not in each]
+            if not makes_cycle(values, [*rest, own, other], own, other):
+                found[user.name], places = pair, (*rest, (*own, *other))
+                break
     return LinePairs(tuple(found.values()))
-
-
-def _waits(values: Values, pair: LinePair, places: Sequence[tuple[str, ...]]) -> bool:
-    """Whether the one that lays out waits for what comes of the other."""
-    own = next((each for each in places if pair.window in each), (pair.window,))
-    other = (pair.gradient,)
-    return makes_cycle(values, [*places, own, other], own, other)
 
 
 def _reads(node: Node, change: str) -> bool:
