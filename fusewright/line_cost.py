@@ -119,9 +119,14 @@ def line_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:
     positions = best_line(of, band, sizes, sms) if band else 0
     if band is None or not positions:
         return None
-    written = line_bytes(of, band) * of.images.at(sizes)
-    moved = (4 * of.source_elements(sizes) + written) / BYTES_PER_US
+    moved = _laid_out_us(of, band, sizes)
     return _tiles_us(of, band, positions, sizes, sms) + moved + split_us(of) + CALL_US
+
+
+def _laid_out_us(of: Geometry, band_width: int, sizes: Mapping[str, int]) -> float:
+    """Of the source: read as it is, written as lines."""
+    written = line_bytes(of, band_width) * of.images.at(sizes)
+    return (4 * of.source_elements(sizes) + written) / BYTES_PER_US
 
 
 def line_gradient_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:
@@ -135,8 +140,7 @@ def line_gradient_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float 
         return None
     parts = work.parts(sms)
     slabs = -(-work.slabs // parts) * -(-work.units * parts // sms)
-    written = line_bytes(of, band) * of.images.at(sizes)
-    moved = (4 * of.source_elements(sizes) + written) / BYTES_PER_US
+    moved = _laid_out_us(of, band, sizes)
     return moved + GRADIENT_US + slabs * (SLAB_US + SUM_US * work.sums)
 
 

@@ -87,6 +87,19 @@ def _weights(out: Tensor) -> Tensor:
     return numbers.view_as(out).to(out.dtype)
 
 
+def gradients_alone(
+    fast: nn.Module, model: nn.Module, x: Tensor, wanted: str
+) -> list[tuple[Tensor, Tensor]]:
+    """Of both, where nothing but the "input" or the "weights" wants any."""
+    given = x.detach().requires_grad_(wanted == "input")
+    results = []
+    for each in (fast, model):
+        each.requires_grad_(wanted == "weights")
+        leaves = [given] if wanted == "input" else list(each.parameters())
+        results.append(torch.autograd.grad(each(given).square().sum(), leaves))
+    return list(zip(*results, strict=True))
+
+
 def as_exact_as_eager(
     fast: nn.Module, model: nn.Module, x: Tensor | Sequence[Tensor], least: float
 ) -> None:

@@ -21,7 +21,7 @@ from fusewright.runtime import tensor_cores
 from fusewright.schedule import Target
 from fusewright.window import Geometry, by_eight
 from tests import nvcc
-from tests.emulated_modules import as_exact_as_eager, on_library, share_lines
+from tests.emulated_modules import as_exact_as_eager, gradients_alone, on_library, share_lines
 from tests.test_convolution_kernel import axis_of
 from tests.test_cuda_emulated import emulated
 from tests.test_plan import Lambda
@@ -206,14 +206,7 @@ def test_one_of_them_alone(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None
     model, x = Ended(6, 8), torch.randn(3, 6, 9, 8)
     found = prepared(model, x)
     fast = on_library(model, x, found, emulated(found.source))
-    for each in (fast, model):
-        each.requires_grad_(wanted == "weights")
-    given = x.detach().requires_grad_(wanted == "input")
-    results = []
-    for each in (fast, model):
-        leaves = [given] if wanted == "input" else list(each.parameters())
-        results.append(torch.autograd.grad(each(given).square().sum(), leaves))
-    for ours, eager in zip(*results, strict=True):
+    for ours, eager in gradients_alone(fast, model, x, wanted):
         torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
 
 

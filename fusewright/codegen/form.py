@@ -156,21 +156,26 @@ def form(kernel: LoopKernel, schedule: Schedule, target: Target) -> Form:
     if target.language == "host" and schedule.kind == "pointwise":
         small = with_long_lanes(small)
     _check_inner_stores(small)
-    symbols = unique_names(kernel.symbols)
-    pointers = unique_names((f"{each.name}_ptr" for each in kernel.arguments), symbols.values())
-    taken = (*symbols.values(), *pointers.values())
+    symbols, pointers = entry_names(kernel)
     plan, kept = kept_sweeps(small, schedule, target)
     return Form(
         small,
         schedule,
         plan,
-        unique_names(dtypes, taken),
-        {each.name: pointers[f"{each.name}_ptr"] for each in kernel.arguments},
+        unique_names(dtypes, (*symbols.values(), *pointers.values())),
+        pointers,
         symbols,
         dtypes,
         target.language,
         kept,
     )
+
+
+def entry_names(of: LoopKernel | Ending | GradientKernel) -> tuple[dict[str, str], dict[str, str]]:
+    """What an entry calls its sizes, and the pointers to its arguments."""
+    symbols = unique_names(of.symbols)
+    pointers = unique_names((f"{each.name}_ptr" for each in of.arguments), symbols.values())
+    return symbols, {each.name: pointers[f"{each.name}_ptr"] for each in of.arguments}
 
 
 def part_form(
@@ -186,14 +191,13 @@ def part_form(
     touches these arguments of its own. `taken` are other names that no value may have."""
     dtypes = value_dtypes(part)
     part = replace(part, arguments=tuple(arguments))
-    symbols = unique_names(whole.symbols)
-    pointers = unique_names((f"{each.name}_ptr" for each in whole.arguments), symbols.values())
+    symbols, pointers = entry_names(whole)
     return Form(
         part,
         schedule,
         sweeps(part),
         unique_names(dtypes, (*symbols.values(), *pointers.values(), *taken)),
-        {each.name: pointers[f"{each.name}_ptr"] for each in whole.arguments},
+        pointers,
         symbols,
         dtypes,
         "cuda",

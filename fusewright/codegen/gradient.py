@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fusewright.codegen.form import entry_names
 from fusewright.codegen.lanes import indented
 from fusewright.codegen.prologue import computed_text, prologue_lines
 from fusewright.codegen.source import Entry, Workspace, macro
-from fusewright.codegen.text import comment, identifier, size_text, unique_names
+from fusewright.codegen.text import comment, identifier, size_text
 from fusewright.codegen.window import direct_taps, lines_of, sizes_text, taps_text
 from fusewright.ir import Dim
 from fusewright.layout_schedule import GradientSchedule
@@ -62,10 +63,7 @@ class _Names:
     """What an entry calls its arguments and sizes."""
 
     def __init__(self, kernel: GradientKernel) -> None:
-        self.symbols = unique_names(kernel.symbols)
-        given = (f"{each.name}_ptr" for each in kernel.arguments)
-        found = unique_names(given, self.symbols.values())
-        self.pointers = {each.name: found[f"{each.name}_ptr"] for each in kernel.arguments}
+        self.symbols, self.pointers = entry_names(kernel)
 
     def size(self, of: Dim) -> str:
         return size_text(of, self.symbols)

@@ -104,8 +104,11 @@ class Epilogues:
     @property
     def places(self) -> tuple[tuple[str, ...], ...]:
         """The values that are computed together."""
-        ended = ((name, *group.items) for name, group in self.of.items())
-        return (*(group.items for group in self.loops), *ended)
+        return (*(group.items for group in self.loops), *map(self.place, self.of))
+
+    def place(self, product: str) -> tuple[str, ...]:
+        """What is computed together with a product, itself first."""
+        return (product, *(self.of[product].items if product in self.of else ()))
 
 
 def epilogues(values: Values, groups: tuple[Group, ...]) -> Epilogues:
@@ -123,9 +126,9 @@ def _first_joined(
     values: Values, name: str, taken: Mapping[str, Group], rest: list[Group]
 ) -> tuple[Group, Group] | None:
     """The first group that a product can take up beside what it has, and what it has then."""
-    held = {each: (each, *group.items) for each, group in taken.items()}
-    own = held.get(name, (name,))
-    places = [group.items for group in rest] + [*held.values(), own]
+    here = Epilogues(taken, tuple(rest))
+    own = here.place(name)
+    places = (*here.places, own)
     for group in rest:
         joined = _joined(values, taken.get(name), group)
         if joined is None or not ends_product(values, joined, name):

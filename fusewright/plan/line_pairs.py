@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fusewright.convolution_cost import prefers_shared
 from fusewright.direct_cost import has_plane_gradient
@@ -33,11 +34,11 @@ class LinePair:
 class LinePairs:
     pairs: tuple[LinePair, ...] = ()
 
-    @property
+    @cached_property
     def by_window(self) -> Mapping[str, LinePair]:
         return {each.window: each for each in self.pairs}
 
-    @property
+    @cached_property
     def by_gradient(self) -> Mapping[str, LinePair]:
         return {each.gradient: each for each in self.pairs}
 

@@ -12,7 +12,7 @@ import fusewright
 from fusewright.pipeline import prepare
 from fusewright.plan.steps import WindowGradient
 from fusewright.target import Target
-from tests.emulated_modules import as_exact_as_eager, share_lines, trained
+from tests.emulated_modules import as_exact_as_eager, gradients_alone, share_lines, trained
 from tests.test_line_pairs import KINDS, Ended
 
 pytestmark = pytest.mark.gpu
@@ -102,14 +102,7 @@ def test_one_of_them_alone(wanted: str) -> None:
     model = Ended(64, 128).cuda()
     x = torch.randn(64, 64, 56, 56, device="cuda")
     fast = fusewright.optimize(copy.deepcopy(model), x.requires_grad_(), modes=("train",))
-    for each in (fast, model):
-        each.requires_grad_(wanted == "weights")
-    given = x.detach().requires_grad_(wanted == "input")
-    results = []
-    for each in (fast, model):
-        leaves = [given] if wanted == "input" else list(each.parameters())
-        results.append(torch.autograd.grad(each(given).square().sum(), leaves))
-    for ours, eager in zip(*results, strict=True):
+    for ours, eager in gradients_alone(fast, model, x, wanted):
         assert float((ours - eager).norm() / eager.norm()) < 2e-2  # ties at the clamp
 
 
