@@ -86,16 +86,21 @@ struct GradientResult {
 
   struct Element {
     int group, out, in, z, y, x;  // channels within the group
+
+    __device__ __forceinline__ int tap(const WindowShape& shape) const {
+      return (z * shape.y.kernel + y) * shape.x.kernel + x;
+    }
   };
-  __device__ __forceinline__ Element element(int64_t index) const {
-    const int64_t row = index / shape.channels, outs = int64_t(shape.groups) * shape.channels_out;
-    const int tap = int(row / outs), out = int(row - tap * outs);
-    return {out / shape.channels_out,
-            out % shape.channels_out,
-            int(index - row * shape.channels),
-            shape.tap_z(tap),
-            order.y[tap],
+  // By its place in the workspace: tap after tap, in the order of phases.
+  __device__ __forceinline__ Element summed(int out, int in, int tap) const {
+    return {out / shape.channels_out, out % shape.channels_out, in, shape.tap_z(tap), order.y[tap],
             order.x[tap]};
+  }
+  // By its place among the taps.
+  __device__ __forceinline__ Element stored(int out, int in, int tap) const {
+    const int row = tap / shape.x.kernel, z = row / shape.y.kernel;
+    return {out / shape.channels_out, out % shape.channels_out, in, z, row - z * shape.y.kernel,
+            tap - row * shape.x.kernel};
   }
   __device__ __forceinline__ float& place(const Element& of) const {
     return dw.data[(of.group * int64_t(shape.channels_out) + of.out) * dw.out_stride +
@@ -135,28 +140,51 @@ struct GradientResult {
   }
 };
 
-constexpr int kAddThreads = 128;
+constexpr int kAddThreads = 256;
 
+// In channels of an out channel that a block adds up, with all taps: a number for each thread, or more.
+FW_FN int ins_together(const WindowShape& shape) {  // with all taps at most 32 · kMostTaps
+  return min(max(kAddThreads / shape.taps, 32), shape.channels);
+}
+
+// Of the sums in channels lie side by side, of the weights mostly taps: they turn in shared memory.
 template <class Dy>
 __global__ void __launch_bounds__(kAddThreads)
     add_parts(const __grid_constant__ GradientResult<Dy> result, const float* workspace, int parts,
               int64_t elements) {
+  __shared__ float turned[32 * kMostTaps];
   await_kernel_before();
-  const int64_t index = int64_t(blockIdx.x) * kAddThreads + threadIdx.x;
-  const bool inside = index < elements;
-  float sum = 0.f;
-  if (!inside) parts = 0;
-#pragma unroll 8
-  for (int part = 0; part < parts; ++part) sum += workspace[part * elements + index];
-  // The warp makes what is not finite anew, the last lane's first.
-  bool broken = !isfinite(sum);
+  const WindowShape& shape = result.shape;
+  const int taps = shape.taps, together = ins_together(shape), channels = shape.channels;
+  const int blocks = (channels + together - 1) / together, out = blockIdx.x / blocks;
+  const int first = (blockIdx.x - out * blocks) * together, ins = min(together, channels - first);
+  const int64_t tap_numbers = elements / taps, row = int64_t(out) * channels + first;
+  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  while (const int which = __reduce_max_sync(0xffffffffu, broken ? threadIdx.x % 32 + 1 : 0u)) {
-    const int ahead = which - 1 - int(threadIdx.x % 32);
-    const float mended = result.plain(result.element(index + ahead));
-    if (ahead == 0) sum = mended, broken = false;
+  for (int warp = threadIdx.x - lane; warp < ins * taps; warp += kAddThreads) {
+    const int index = warp + lane, tap = index / ins, in = index - tap * ins;
+    const bool inside = index < ins * taps;
+    const float* from = workspace + tap * tap_numbers + row + in;
+    float sum = 0.f;
+#pragma unroll 8
+    for (int part = 0; part < (inside ? parts : 0); ++part) sum += from[part * elements];
+    // The warp makes what is not finite anew, the last lane's first.
+    bool broken = !isfinite(sum);
+#pragma unroll 1
+    while (const int which = __reduce_max_sync(0xffffffffu, broken ? lane + 1 : 0)) {
+      const int its = warp + which - 1, its_tap = its / ins;
+      const float mended = result.plain(result.summed(out, first + its - its_tap * ins, its_tap));
+      if (which == lane + 1) sum = mended, broken = false;
+    }
+    if (inside) turned[in * taps + result.summed(out, first + in, tap).tap(shape)] = sum;
   }
-  if (inside) result.place(result.element(index)) = sum;
+  __syncthreads();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < ins * taps; i += kAddThreads) {
+    const bool by_taps = result.dw.in_stride != 1;
+    const int in = by_taps ? i / taps : i % ins, tap = by_taps ? i - in * taps : i / ins;
+    result.place(result.stored(out, first + in, tap)) = turned[in * taps + tap];
+  }
 }
 
 // The host's part --------------------------------------------------------------------------------
@@ -164,7 +192,9 @@ __global__ void __launch_bounds__(kAddThreads)
 template <class Dy>
 void add_all_parts(const GradientResult<Dy>& result, const float* sums, int parts, int64_t elements,
                    void* stream) {
-  const int blocks = int(blocks_for(elements, int64_t(kAddThreads)));
+  const WindowShape& shape = result.shape;
+  const int together = ins_together(shape), outs = shape.groups * shape.channels_out;
+  const int blocks = outs * ((shape.channels + together - 1) / together);
   const auto kernel = add_parts<Dy>;
   launch_behind(kernel, blocks, kAddThreads, 0, stream, result, sums, parts, elements);
 }
