@@ -31,6 +31,7 @@ BLOCKS = 4  # tiles that a processor has at once
 # the weights: thread blocks of a processor, positions that each should have at the least.
 PLANE_THREADS = 1024
 PLANE_BLOCKS, PLANE_POSITIONS = 8, 2048
+STRIPS = (8, 7, 6, 5, 4)
 MOST_PARTS = 2**16 - 1
 MOST_GATHERED = 16  # positions of a stride, which a thread has
 PLANE_BYTES_PER_US = 2.5e6
@@ -99,6 +100,12 @@ def plane_gradient_parts(of: Geometry, sizes: Mapping[str, int], sms: int) -> in
     rows = of.images.at(sizes) * of.y.result
     wanted = -(-sms * PLANE_BLOCKS // (of.groups * of.results))
     return max(1, min(wanted, rows * of.x.result // PLANE_POSITIONS, rows, MOST_PARTS))
+
+
+def plane_gradient_rows(of: Geometry) -> int:
+    """Rows of a thread's strip: many share what they read, and few should be left over."""
+    fitting = [rows for rows in STRIPS if rows <= of.y.result]
+    return max(fitting, key=lambda rows: -(of.y.result % rows), default=max(of.y.result, 1))
 
 
 def _tiles(of: Geometry, tile: DirectSchedule, sizes: Mapping[str, int]) -> int:

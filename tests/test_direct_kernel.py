@@ -103,6 +103,7 @@ PLANES = {
 }
 CASES |= PLANES
 SLIDING = {name: case for name, case in PLANES.items() if not case.transposed}
+STRIPS = (1, 4, 7)  # rows of a thread, of gradients by the weights
 
 
 @functools.cache
@@ -122,12 +123,14 @@ extern "C" int direct_{at}_{terms}(const fw::WindowInput* x, const fw::WindowFil
     ]
     entries += [
         rf"""
-extern "C" int gradient_{at}(const fw::WindowInput* x, const fw::WindowInput* dy,
+extern "C" int gradient_{at}_{rows}(const fw::WindowInput* x, const fw::WindowInput* dy,
                              const fw::PlaneGradient* dw, const fw::ConvolutionSizes* sizes,
                              int parts, float* workspace) {{
-  return fw::plane_gradient<{case.taps}>(*x, *dy, *dw, *sizes, parts, workspace, 0, nullptr);
+  return fw::plane_gradient<{case.taps}, {rows}>(*x, *dy, *dw, *sizes, parts, workspace, 0,
+                                                 nullptr);
 }}"""
         for at, case in enumerate(CASES.values())
+        for rows in STRIPS
         if case in SLIDING.values()
     ]
     body = WINDOW_BODY[: WINDOW_BODY.index("#define ENTRY")]
@@ -201,9 +204,10 @@ def test_plain_sums(name: str) -> None:
     assert float((y - truth).norm() / truth.norm()) < 1e-7 + 2e-8 * terms**0.5
 
 
+@pytest.mark.parametrize("rows", STRIPS)
 @pytest.mark.parametrize("parts", [1, 3, 50])
 @pytest.mark.parametrize("name", SLIDING)
-def test_gradients_by_the_weights(name: str, parts: int) -> None:
+def test_gradients_by_the_weights(name: str, parts: int, rows: int) -> None:
     """Some parts may have nothing; what lies in memory between the weights stays."""
     case = SLIDING[name]
     x, w = operands(case)
@@ -213,7 +217,7 @@ def test_gradients_by_the_weights(name: str, parts: int) -> None:
     (truth,) = torch.autograd.grad(like, exactly, dy.double())
     room = torch.full((*w.shape[:-1], w.shape[-1] + 2), UNSEEN)
     dw, workspace = room[..., 1:-1], torch.full((parts * w.numel(),), torch.nan)
-    code = getattr(library(), f"gradient_{list(CASES).index(name)}")(
+    code = getattr(library(), f"gradient_{list(CASES).index(name)}_{rows}")(
         ctypes.byref(Strided(x.data_ptr(), five_strides(x))),
         ctypes.byref(Strided(dy.data_ptr(), five_strides(dy))),
         ctypes.byref(Strided(dw.data_ptr(), five_strides(dw))),

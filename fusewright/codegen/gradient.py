@@ -10,6 +10,7 @@ from fusewright.codegen.prologue import computed_text, prologue_lines
 from fusewright.codegen.source import Entry, Workspace, macro
 from fusewright.codegen.text import comment, identifier, size_text
 from fusewright.codegen.window import direct_taps, lines_of, sizes_text, taps_text
+from fusewright.direct_cost import plane_gradient_rows
 from fusewright.ir import Dim
 from fusewright.layout_schedule import GradientSchedule
 from fusewright.window import Source
@@ -94,7 +95,8 @@ def _calls(kernel: GradientKernel, schedule: GradientSchedule, names: _Names) ->
     """With one half of each number, from lines that are there."""
     call = f"window_gradient<{macro('convolutions')}>"
     if not schedule.band_width:
-        call = f"plane_gradient<{direct_taps(kernel.geometry)}>"
+        of = kernel.geometry
+        call = f"plane_gradient<{direct_taps(of)}, {plane_gradient_rows(of)}>"
     behind = f"{schedule.parts}, workspace, where, stream"
     converting = f"return fw::{call}(source, change, gradient, sizes, {behind});"
     if kernel.back is None:

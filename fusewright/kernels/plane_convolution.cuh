@@ -46,36 +46,46 @@ struct PlanePlace {
   }
 };
 
-// Reads what taps of neighbouring positions read.
+// Each number that kRows positions below (y, x) read, once, and whom it belongs to:
+// add(number, position, tap's row, tap's column).
+template <int kTerms, class Taps, int kRows, class Add>
+__device__ __forceinline__ void read_windows(int y, int x, const float* plane,
+                                             const WindowInput& input, const ConvolutionSizes& of,
+                                             const Add& add) {
+#pragma unroll
+  for (int i = 0; i < Taps::across_y(kRows); ++i) {
+    const int row = y * Taps::kStepY - of.y.padding + i;
+#pragma unroll
+    for (int tap = 0; tap < Taps::kX; ++tap) {
+      const int column = x * Taps::kStepX - of.x.padding + tap * Taps::kSpreadX;
+      const bool there = unsigned(row) < unsigned(of.y.in) && unsigned(column) < unsigned(of.x.in);
+      const float number =
+          plane_number<kTerms>(there, plane + row * input.y_stride + column * input.x_stride);
+#pragma unroll
+      for (int at = 0; at < kRows; ++at) {
+        const int tap_y = (i - at * Taps::kStepY) / Taps::kSpreadY;
+        if (tap_y * Taps::kSpreadY == i - at * Taps::kStepY && tap_y >= 0 && tap_y < Taps::kY) {
+          add(number, at, tap_y, tap);
+        }
+      }
+    }
+  }
+}
+
 template <int kTerms, class Taps>
 struct Sliding {
   static constexpr int kColumns = 1;
   FW_FN static constexpr int rows(int wanted) { return wanted; }
 
-  // Each number once, for all rows and taps that it belongs to.
   template <int kRows>
   __device__ __forceinline__ static void add(float (&sum)[1][kRows], const PlanePlace& place,
                                              const float* from, const WindowInput& x,
                                              const float (&w)[Taps::kY][Taps::kX],
                                              const ConvolutionSizes& of) {
-#pragma unroll
-    for (int i = 0; i < Taps::across_y(kRows); ++i) {
-      const int row = place.y * Taps::kStepY - of.y.padding + i;
-#pragma unroll
-      for (int tap = 0; tap < Taps::kX; ++tap) {
-        const int column = place.x * Taps::kStepX - of.x.padding + tap * Taps::kSpreadX;
-        const bool there = unsigned(row) < unsigned(of.y.in) && unsigned(column) < unsigned(of.x.in);
-        const float number =
-            plane_number<kTerms>(there, from + row * x.y_stride + column * x.x_stride);
-#pragma unroll
-        for (int at = 0; at < kRows; ++at) {
-          const int tap_y = (i - at * Taps::kStepY) / Taps::kSpreadY;
-          if (tap_y * Taps::kSpreadY == i - at * Taps::kStepY && tap_y >= 0 && tap_y < Taps::kY) {
-            sum[0][at] = __fmaf_rn(number, w[tap_y][tap], sum[0][at]);
-          }
-        }
-      }
-    }
+    read_windows<kTerms, Taps, kRows>(
+        place.y, place.x, from, x, of, [&](float number, int at, int tap_y, int tap_x) {
+          sum[0][at] = __fmaf_rn(number, w[tap_y][tap_x], sum[0][at]);
+        });
   }
 };
 
