@@ -21,13 +21,16 @@ from fusewright.window_cost import (
     LOOP_BYTES_PER_US,
     beside_lines_us,
     best_band,
+    gradient_is_worthwhile,
     gradient_us,
+    library_gradient_us,
     library_us,
     window_us,
 )
 
 GAIN = 0.95
 SHARED_GAIN = 0.9  # for two kernels more (H200, 64 images: 256 and 334 µs before, 263 and 337 so)
+STRIDED_LIBRARY = 1.25  # times as long (H200, 3×3 of 64×64→128, 56²: 104 µs, 81 by its operations)
 LOOP_US = 3.0  # of a kernel more
 SHORTEST_US = 28.0  # on tensor cores: two or three launches, which the host has to send, too
 
@@ -76,19 +79,43 @@ def prefers_computed(
 def prefers_shared(of: Geometry, back: Geometry, sizes: Mapping[str, int], sms: int = 132) -> bool:
     """Whether both gradients of a convolution are expected to be faster where they read the same
     lines, which the one by the source, `back`, lays out."""
+    apart = _back_us(back, sizes, sms) + gradient_us(of, of.x.result, sizes)
+    return _shared_us(of, back, sizes, sms) < SHARED_GAIN * apart
+
+
+def gradient_pays(of: Geometry, sizes: Mapping[str, int], beside: bool, sms: int = 132) -> bool:
+    """Whether the gradient by the weights is ours rather than the library's; `beside` it the one by
+    the source is wanted, with which it may share lines."""
+    back = of.turned_back
+    if gradient_is_worthwhile(of, sizes):
+        return True
+    if not beside or not prefers_shared(of, back, sizes, sms):
+        return False
+    library = library_gradient_us(of, sizes) * (STRIDED_LIBRARY if of.strided else 1.0)
+    apart = _back_us(back, sizes, sms) + library
+    return is_worthwhile(back, sizes, sms=sms) and _shared_us(of, back, sizes, sms) < GAIN * apart
+
+
+def _shared_us(of: Geometry, back: Geometry, sizes: Mapping[str, int], sms: int) -> float:
+    """Of both gradients that share lines; infinite where they cannot."""
     by_weights, shared = with_shared_lines(of, back)
     walks = {shared, by_eight(shared)}  # the first if it reduces its results
     whole = all(best_band(each) == each.x.positions for each in (by_weights, *walks))
     small = all(is_small(each) for each in (by_weights, *walks))
     few = min(of.channels, of.results) < FEW_CHANNELS  # of which the library rounds nothing
     if few or not whole or not small:
-        return False
+        return inf
     needed = [line_us(each, sizes, sms) for each in walks]
     needed.append(line_gradient_us(by_weights, sizes, sms))
     *lines, by_lines = (inf if each is None else each for each in needed)
-    ways = beside_lines_us(by_eight(back), sizes, sms), line_us(by_eight(back), sizes, sms)
-    apart = min(each for each in ways if each is not None) + gradient_us(of, of.x.result, sizes)
-    return max(lines) + by_lines < SHARED_GAIN * apart
+    return max(lines) + by_lines
+
+
+def _back_us(back: Geometry, sizes: Mapping[str, int], sms: int) -> float:
+    """Of the gradient by the source, alone."""
+    walked = by_eight(back)
+    ways = beside_lines_us(walked, sizes, sms), line_us(walked, sizes, sms)
+    return min((each for each in ways if each is not None), default=inf)
 
 
 def is_worthwhile(

@@ -25,7 +25,7 @@ TRAINED, INFERRED = ("forward", "backward"), ("inference",)  # plans that a call
 
 def put_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """All convolutions, small ones too, on tensor cores."""
-    for each in ("is_worthwhile", "gradient_is_worthwhile"):
+    for each in ("is_worthwhile", "gradient_pays"):
         monkeypatch.setattr(windows, each, lambda *_: True)
     for module in (windows, layout_schedule):
         monkeypatch.setattr(module, "prefers_direct", lambda *_: False)

@@ -163,7 +163,7 @@ def planned(case: Case) -> Iterator[None]:
     """Small as they are, on the kernels that large ones would have."""
     saved = [(module, name, getattr(module, name)) for module, name in (
         (products, "is_worthwhile"), (pipeline, "least_size"), (windows, "is_worthwhile"),
-        (windows, "gradient_is_worthwhile"), (windows, "prefers_direct"),
+        (windows, "gradient_pays"), (windows, "prefers_direct"),
         (layout_schedule, "prefers_direct"), (layout_schedule, "prefers_lines"),
         (layout_schedule, "rounded_from"),
     )]  # fmt: skip

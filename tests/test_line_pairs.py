@@ -76,6 +76,16 @@ def test_both_gradients_read_what_one_lays_out() -> None:
     assert not changes
 
 
+def test_small_images_only_beside_the_gradient_by_the_source() -> None:
+    """Alone, PyTorch's is faster by the weights of many channels and few positions."""
+    weight, x = torch.randn(512, 512, 3, 3), torch.randn(64, 512, 7, 7)
+    beside = Lambda(lambda m, x: F.conv2d(x, m.weight, padding=1), weight=weight)
+    alone = Lambda(lambda m, x: F.conv2d(x.detach(), m.weight, padding=1), weight=weight)
+    (found,) = (s for s in backward(prepared(beside, x)) if isinstance(s, WindowGradient))
+    assert found.kernel.back is not None
+    assert not any(isinstance(step, WindowGradient) for step in backward(prepared(alone, x)))
+
+
 def test_each_is_computed_when_its_turn_comes() -> None:
     """Not all that lay out lines first: those of a whole network would be in memory at once."""
     layers = [nn.Sequential(nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.SiLU()) for _ in "123"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fusewright.convolution_cost import is_worthwhile
+from fusewright.convolution_cost import gradient_pays, is_worthwhile, prefers_shared
 from fusewright.ir import Dim
 from fusewright.line_cost import best_line, line_us, prefers_lines
 from fusewright.window import Geometry, WindowAxis
@@ -66,6 +66,20 @@ def test_classes_of_results() -> None:
     # Every second tap is of the same class, and they lie three apart.
     dilated = WindowAxis(9, 20, 5, 2, 3, 4, transposed=True)
     assert dilated.phases == (3, 2) and dilated.halo == 6
+
+
+def test_gradients_by_weights_that_pay_beside_those_by_sources() -> None:
+    """Small images, strides and dilations: with lines that the other gradient has laid out."""
+    small, strided = WindowAxis(7, 7, 3, 1, 1, 1), WindowAxis(56, 28, 3, 2, 1, 1)
+    dilated, single = WindowAxis(56, 56, 3, 1, 2, 2), WindowAxis(14, 14, 1, 1, 1, 0)
+    for axis, channels, results in ((small, 512, 512), (strided, 64, 128), (dilated, 128, 128)):
+        of = Geometry(Dim(64), 1, channels, results, axis, axis)
+        assert gradient_pays(of, {}, beside=True), "shares lines"
+        assert not gradient_pays(of, {}, beside=False) and not gradient_is_worthwhile(of, {})
+        assert prefers_shared(of, of.turned_back, {}), "or the plan would not share them"
+    one = Geometry(Dim(64), 1, 1024, 256, single, single)
+    few = Geometry(Dim(64), 1, 3, 64, strided, strided)
+    assert not gradient_pays(one, {}, beside=True) and not gradient_pays(few, {}, beside=True)
 
 
 def test_sources_that_backward_turns_anyway() -> None:

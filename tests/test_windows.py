@@ -212,8 +212,8 @@ def test_channels_far_apart_are_left_to_pytorch() -> None:
 def test_a_source_that_backward_turns_is_read_turned() -> None:
     """A strided convolution alone is ours; where PyTorch's gradient by the weights reads the
     source in channels-last, so does PyTorch's convolution before it."""
-    model = nn.Sequential(nn.Conv2d(64, 128, 3, stride=2, padding=1), nn.SiLU())
-    x = torch.randn(64, 64, 56, 56)
+    model = nn.Sequential(nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.SiLU())
+    x = torch.randn(64, 32, 112, 112)
     found = prepare(model, (x,), modes=("train",), device=torch.device("cpu"), target=Target.cuda())
     plans = found.modes[0]
     assert any(isinstance(step, Window) for step in plans.inference.steps)

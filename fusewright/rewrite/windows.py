@@ -14,17 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fusewright import direct_cost
-from fusewright.convolution_cost import is_worthwhile, prefers_direct
+from fusewright.convolution_cost import gradient_pays, is_worthwhile, prefers_direct
 from fusewright.ir import ONE, Arg, Graph, Node, Ref, TensorSpec, contiguous_strides, validate
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.joins import CAT, joined
 from fusewright.rewrite.layouts import BACKWARD, FORWARD, GRADIENT, ROW_BY_ROW, WINDOW
 from fusewright.rewrite.lower import main_device
 from fusewright.window import SINGLE, Geometry, WindowAxis, by_eight
-from fusewright.window_cost import (
-    gradient_is_worthwhile,
-    is_possible,
-)
+from fusewright.window_cost import is_possible
 
 RANKS = (3, 4, 5)
 FEWEST_CHANNELS = 16  # of a group, where there are several: below that tensor cores have no work
@@ -76,8 +73,11 @@ class _Building:
         whole = self.backward.get(_name(node.args[0])) if node.op == "getitem" else None
         if whole is None or node.args[1] not in (0, 1):
             return None
-        of = by_weight if node.args[1] == 1 else by_source
-        return self._made(of(node, whole))
+        if node.args[1] == 0:
+            return self._made(by_source(node, whole))
+        wanted = whole.args[10]
+        beside = isinstance(wanted, tuple) and bool(wanted[0]) and not whole.args[7]
+        return self._made(by_weight(node, whole), beside)
 
     def _forward(self, node: Node) -> Ref | None:
         """What is joined for it alone is read where it lies, since a plan may compute it on the
@@ -91,12 +91,13 @@ class _Building:
         bare = self._made(replace(forward(node), name=f"{node.name}_bare"))
         return None if bare is None else self.builder.plus_channels(node, bare, bias)
 
-    def _made(self, node: Node) -> Ref | None:
-        found = self._worth(node)
+    def _made(self, node: Node, beside: bool = False) -> Ref | None:
+        found = self._worth(node, beside)
         return None if found is None else self.add(found)
 
-    def _worth(self, node: Node) -> Node | None:
-        """The node, where there is a kernel for it that pays."""
+    def _worth(self, node: Node, beside: bool = False) -> Node | None:
+        """The node, where there is a kernel for it that pays; a gradient by weights also where the
+        one by the source is `beside` it."""
         specs = [self.builder.spec(name) for name in (_name(node.args[0]), _name(node.args[1]))]
         here = all(spec.device == self.device for spec in specs)
         if not here or obstacle(node, *specs):
@@ -106,10 +107,10 @@ class _Building:
         node = replace(node, kwargs=(*node.kwargs, lies))
         if node.op == GRADIENT:
             by_planes = direct_cost.has_plane_gradient(of)
-            worth = by_planes or gradient_is_worthwhile(of, self.sizes)
+            worth = by_planes or gradient_pays(of, self.sizes, beside)
             return node if worth else None
         row_by_row = specs[0].strides[-1] == ONE
-        turned = self.trains and not of.transposed and not gradient_is_worthwhile(of, self.sizes)
+        turned = self.trains and not of.transposed and not gradient_pays(of, self.sizes, True)
         if not is_worthwhile(of, self.sizes, row_by_row, turned):
             return None
         thin = row_by_row and prefers_direct(of, self.sizes)

@@ -248,7 +248,7 @@ def test_pytorch_s_convolutions_in_channels_last(
 ) -> None:
     """A chain of those that gain by it, and that stay PyTorch's; eager's layouts come out."""
     monkeypatch.setattr(layouts, "LEAST_BYTES", 1)
-    for each in ("is_worthwhile", "gradient_is_worthwhile"):
+    for each in ("is_worthwhile", "gradient_pays"):
         monkeypatch.setattr(windows, each, lambda *_: False)
     torch.backends.cudnn.allow_tf32 = tf32
     each, up = nn.Conv2d(64, 64, 3, padding=1, groups=64), nn.ConvTranspose2d(96, 64, 2, stride=2)
