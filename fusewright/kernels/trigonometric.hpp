@@ -114,21 +114,25 @@ FW_FN double atan(double x) { return host_atan(x, kHalfPi64, kHalfPiLow64); }
 FW_FN float atan2(float y, float x) { return host_atan2(y, x, kHalfPi, kHalfPiLow); }
 FW_FN double atan2(double y, double x) { return host_atan2(y, x, kHalfPi64, kHalfPiLow64); }
 
-// Scaled by a power of two where squares would leave the type's range.
-template <class T>
-FW_FN T host_hypot(T x, T y, T edge, T factor) {
-  const T a = abs(x), b = abs(y);
-  const T most = a > b ? a : b;
-  T by = most > edge ? T(1) / factor : T(1), back = most > edge ? factor : T(1);
-  by = most < T(1) / edge ? factor : by;
-  back = most < T(1) / edge ? T(1) / factor : back;
-  const T p = a * by, q = b * by;
-  const T root = sqrt(mad(p, p, q * q)) * back;
-  constexpr T kEnd = std::numeric_limits<T>::infinity();
+// Squares of floats are exact in double.
+FW_FN float hypot(float x, float y) {
+  const float root = float(sqrt(double(x) * double(x) + double(y) * double(y)));
+  constexpr float kEnd = std::numeric_limits<float>::infinity();
+  return (abs(x) == kEnd) | (abs(y) == kEnd) ? kEnd : root;
+}
+// Scaled by a power of two where squares would leave the range.
+FW_FN double hypot(double x, double y) {
+  constexpr double kEdge = 0x1p400, kFactor = 0x1p700;
+  const double a = abs(x), b = abs(y);
+  const double most = a > b ? a : b;
+  double by = most > kEdge ? 1 / kFactor : 1., back = most > kEdge ? kFactor : 1.;
+  by = most < 1 / kEdge ? kFactor : by;
+  back = most < 1 / kEdge ? 1 / kFactor : back;
+  const double p = a * by, q = b * by;
+  const double root = sqrt(mad(p, p, q * q)) * back;
+  constexpr double kEnd = std::numeric_limits<double>::infinity();
   return (a == kEnd) | (b == kEnd) ? kEnd : root;
 }
-FW_FN float hypot(float x, float y) { return host_hypot(x, y, 0x1p40f, 0x1p100f); }
-FW_FN double hypot(double x, double y) { return host_hypot(x, y, 0x1p400, 0x1p700); }
 #endif  // __CUDACC__
 
 }  // namespace fw
