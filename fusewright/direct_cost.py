@@ -95,17 +95,19 @@ def has_plane_gradient(of: Geometry) -> bool:
     return is_plane(of) and not of.transposed and of.taps <= MOST_TAPS
 
 
-def plane_gradient_parts(of: Geometry, sizes: Mapping[str, int], sms: int) -> int:
-    """In how many parts of the rows: work for all processors, and not too little for each."""
-    rows = of.images.at(sizes) * of.y.result
-    wanted = -(-sms * PLANE_BLOCKS // (of.groups * of.results))
-    return max(1, min(wanted, rows * of.x.result // PLANE_POSITIONS, rows, MOST_PARTS))
-
-
 def plane_gradient_rows(of: Geometry) -> int:
     """Rows of a thread's strip: many share what they read, and few should be left over."""
     fitting = [rows for rows in STRIPS if rows <= of.y.result]
     return max(fitting, key=lambda rows: -(of.y.result % rows), default=max(of.y.result, 1))
+
+
+def plane_gradient_parts(of: Geometry, sizes: Mapping[str, int], sms: int) -> int:
+    """In how many parts of the strips: work for all processors, and not too little for each."""
+    strips = of.images.at(sizes) * max(1, of.y.result // plane_gradient_rows(of))
+    positions = of.images.at(sizes) * of.y.result * of.x.result
+    wanted = -(-sms * PLANE_BLOCKS // (of.groups * of.results))
+    parts = max(1, min(wanted, positions // PLANE_POSITIONS, strips, MOST_PARTS))
+    return -(-strips // -(-strips // parts)) if strips else 1  # none has nothing to do
 
 
 def _tiles(of: Geometry, tile: DirectSchedule, sizes: Mapping[str, int]) -> int:

@@ -84,6 +84,8 @@ def test_small_images_only_beside_the_gradient_by_the_source() -> None:
     (found,) = (s for s in backward(prepared(beside, x)) if isinstance(s, WindowGradient))
     assert found.kernel.back is not None
     assert not any(isinstance(step, WindowGradient) for step in backward(prepared(alone, x)))
+    last = x.contiguous(memory_format=torch.channels_last)  # by the source it is PyTorch's
+    assert not any(isinstance(step, WindowGradient) for step in backward(prepared(beside, last)))
 
 
 def test_each_is_computed_when_its_turn_comes() -> None:

@@ -10,7 +10,11 @@ from torch import Tensor, nn
 from fusewright.codegen import render as rendering
 from fusewright.codegen.source import Source
 from fusewright.convolution_cost import is_worthwhile
-from fusewright.direct_cost import has_plane_gradient, plane_gradient_parts
+from fusewright.direct_cost import (
+    has_plane_gradient,
+    plane_gradient_parts,
+    plane_gradient_rows,
+)
 from fusewright.ir import Dim
 from fusewright.plan.steps import Call, Window, WindowGradient
 from fusewright.rewrite import windows
@@ -69,3 +73,17 @@ def test_which_are_worth_it() -> None:
     assert plane_gradient_parts(of, {}, 132) == 6
     assert plane_gradient_parts(Geometry(Dim(1), 4, 1, 1, axis, axis), {}, 132) == 1
     assert not has_plane_gradient(Geometry(Dim(16), 48, 2, 2, axis, axis))
+
+
+@pytest.mark.parametrize(
+    ("size", "rows"), [(1, 1), (3, 3), (7, 7), (13, 6), (14, 7), (53, 4), (56, 8), (57, 8), (63, 7)]
+)
+def test_strips_leave_few_rows(size: int, rows: int) -> None:
+    axis = WindowAxis(size, size, 3, 1, 1, 1)
+    assert plane_gradient_rows(Geometry(Dim(2), 8, 1, 1, axis, axis)) == rows
+
+
+def test_all_parts_have_strips() -> None:
+    axis = WindowAxis(112, 112, 3, 1, 1, 1)
+    of = Geometry(Dim(8), 32, 1, 1, axis, axis)  # 8 times 14 strips, for which 33 parts were wanted
+    assert plane_gradient_parts(of, {}, 132) == 28

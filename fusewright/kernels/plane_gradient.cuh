@@ -33,7 +33,7 @@ __device__ __forceinline__ void add_changes(float (&sum)[Taps::kAll], int y, int
       });
 }
 
-// Rows of an image that are a strip; the last strip has what is left, too.
+// Of an image, kRows each; the last has what is left, too.
 template <int kRows>
 FW_FN int64_t strips_of(const ConvolutionSizes& of) {
   return of.y.out < kRows ? 1 : of.y.out / kRows;

@@ -143,7 +143,7 @@ struct GradientResult {
 constexpr int kAddThreads = 256;
 
 // In channels of an out channel that a block adds up, with all taps: a number for each thread, or more.
-FW_FN int ins_together(const WindowShape& shape) {  // with all taps at most 32 · kMostTaps
+FW_FN int ins_together(const WindowShape& shape) {
   return min(max(kAddThreads / shape.taps, 32), shape.channels);
 }
 
@@ -153,6 +153,7 @@ __global__ void __launch_bounds__(kAddThreads)
     add_parts(const __grid_constant__ GradientResult<Dy> result, const float* workspace, int parts,
               int64_t elements) {
   __shared__ float turned[32 * kMostTaps];
+  static_assert(kAddThreads <= 32 * kMostTaps, "room for all taps of the channels");
   await_kernel_before();
   const WindowShape& shape = result.shape;
   const int taps = shape.taps, together = ins_together(shape), channels = shape.channels;

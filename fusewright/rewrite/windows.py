@@ -57,6 +57,7 @@ class _Building:
     trains: bool
     read_once: frozenset[str]
     backward: dict[str, Node] = field(default_factory=dict)
+    by_source: set[str] = field(default_factory=set)  # of those: this gradient is ours
     cats: dict[str, Node] = field(default_factory=dict)
 
     def add(self, node: Node) -> Ref:
@@ -73,11 +74,13 @@ class _Building:
         whole = self.backward.get(_name(node.args[0])) if node.op == "getitem" else None
         if whole is None or node.args[1] not in (0, 1):
             return None
-        if node.args[1] == 0:
-            return self._made(by_source(node, whole))
-        wanted = whole.args[10]
-        beside = isinstance(wanted, tuple) and bool(wanted[0]) and not whole.args[7]
-        return self._made(by_weight(node, whole), beside)
+        if node.args[1] == 1:
+            beside = _name(node.args[0]) in self.by_source and not whole.args[7]
+            return self._made(by_weight(node, whole), beside)
+        made = self._made(by_source(node, whole))
+        if made is not None:
+            self.by_source.add(_name(node.args[0]))
+        return made
 
     def _forward(self, node: Node) -> Ref | None:
         """What is joined for it alone is read where it lies, since a plan may compute it on the
@@ -96,8 +99,8 @@ class _Building:
         return None if found is None else self.add(found)
 
     def _worth(self, node: Node, beside: bool = False) -> Node | None:
-        """The node, where there is a kernel for it that pays; a gradient by weights also where the
-        one by the source is `beside` it."""
+        """The node, where there is a kernel for it that pays: a gradient by weights perhaps only
+        `beside` the one by the source."""
         specs = [self.builder.spec(name) for name in (_name(node.args[0]), _name(node.args[1]))]
         here = all(spec.device == self.device for spec in specs)
         if not here or obstacle(node, *specs):
