@@ -31,7 +31,7 @@ BLOCKS = 4  # tiles that a processor has at once
 # the weights: thread blocks of a processor, positions that each should have at the least.
 PLANE_THREADS = 1024
 PLANE_BLOCKS, PLANE_POSITIONS = 8, 2048
-STRIPS = (8, 7, 6, 5, 4)
+STRIPS = range(14, 3, -1)  # rows of a thread, of gradients by the weights
 MOST_PARTS = 2**16 - 1
 MOST_GATHERED = 16  # positions of a stride, which a thread has
 PLANE_BYTES_PER_US = 2.5e6

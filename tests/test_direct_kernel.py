@@ -103,7 +103,7 @@ PLANES = {
 }
 CASES |= PLANES
 SLIDING = {name: case for name, case in PLANES.items() if not case.transposed}
-STRIPS = (1, 4, 8)  # rows of a thread, of gradients by the weights
+STRIPS = (1, 4, 14)  # rows of a thread, of gradients by the weights
 
 
 @functools.cache
