@@ -21,8 +21,8 @@ from fusewright.ir import Dim
 from fusewright.window import SINGLE, Geometry, WindowAxis, by_eight
 from fusewright.window_cost import best_band
 from tests.cores_on_host import library_of
-from tests.test_window_kernel import BODY as WINDOW_BODY
-from tests.test_window_kernel import five_strides
+from tests.windows_on_host import BODY as WINDOW_BODY
+from tests.windows_on_host import five_strides
 
 BODY = (
     WINDOW_BODY[: WINDOW_BODY.index("#define ENTRY")]

@@ -18,8 +18,8 @@ from fusewright.ir import Dim
 from fusewright.window import Geometry, WindowAxis
 from tests.cores_on_host import library_of
 from tests.test_convolution_kernel import Filter, Sizes, Strided
-from tests.test_window_kernel import BODY as WINDOW_BODY
-from tests.test_window_kernel import five_strides
+from tests.windows_on_host import BODY as WINDOW_BODY
+from tests.windows_on_host import five_strides
 
 UNSEEN = 12345.0
 

@@ -1,5 +1,5 @@
 """Both gradients of a convolution from the same lines of its result's gradient, run without a GPU
-as in test_window_kernel.py."""
+as in windows_on_host.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fusewright.window import Geometry, WindowAxis, by_eight
 from tests.cores_on_host import library_of
 from tests.test_convolution_kernel import BODY as CONVOLUTION_BODY
 from tests.test_convolution_kernel import Filter, Strided, axis_of, sizes_of
-from tests.test_window_kernel import error, five_strides, rearranged
+from tests.windows_on_host import error, five_strides, rearranged
 
 BODY = (
     CONVOLUTION_BODY[: CONVOLUTION_BODY.index("ENTRY(1_64")]

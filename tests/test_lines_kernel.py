@@ -1,4 +1,4 @@
-"""The convolution kernel where its input comes from lines, run as in test_window_kernel.py."""
+"""The convolution kernel where its input comes from lines, run as windows_on_host.py says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from fusewright.ir import Dim
 from fusewright.window import Geometry
 from tests.test_convolution_kernel import axis_of, run
-from tests.test_window_kernel import SAME, WINDOWS, Window, check, error
+from tests.windows_on_host import SAME, WINDOWS, Window, check, error
 
 KINDS = (256, 128)
 LINES = {  # by how many out channels: one, two, three and five parts of a tile

@@ -1,4 +1,4 @@
-"""The convolution kernel where warpgroups take turns, run as in test_window_kernel.py."""
+"""The convolution kernel where warpgroups take turns, run as windows_on_host.py says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.test_window_kernel import SAME, Window, check, error
+from tests.windows_on_host import SAME, Window, check, error
 
 TURNS = replace(SAME, turns=True)
 IN_TURNS = {  # by how many out channels: one, two, three and five parts of a tile

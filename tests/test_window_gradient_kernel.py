@@ -1,6 +1,6 @@
 """The gradient of a convolution by its weights, run without a GPU: g++, fibers and stand-ins.
 
-As in test_window_kernel.py, every index, swizzle, shift, edge and phase of a barrier is the
+As in windows_on_host.py, every index, swizzle, shift, edge and phase of a barrier is the
 kernel's own; nvcc's code, the memory model and how tensor cores round are not seen here.
 """
 
@@ -23,7 +23,7 @@ from tests import nvcc
 from tests.cores_on_host import host_library, on_host, with_stand_in
 from tests.test_convolution_kernel import Sizes, Strided
 from tests.test_product_text import compiled
-from tests.test_window_kernel import error, five_strides, rearranged
+from tests.windows_on_host import error, five_strides, rearranged
 
 UNSEEN = 12345.0
 GUARD = 16  # floats behind the workspace
