@@ -155,6 +155,29 @@ def test_a_size_that_is_no_product_fixes_the_batch() -> None:
     check_against_eager(Halving(), (torch.randn(5, 2, dtype=torch.float64),))
 
 
+class Product(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.prod()
+
+
+def test_sizes_are_fixed_before_gradients_are_given_up() -> None:
+    """Backward has one less than all elements somewhere, which is no product of sizes."""
+    program = capture(Product(), [torch.rand(4, 6) + 0.5], mode="train")
+    assert program.backward is not None and not program.symbols
+
+
+def test_an_error_is_the_models_own() -> None:
+    """Not that of gradients which nobody asked for: a target has none."""
+
+    class Targeted(nn.Module):
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            loss = F.soft_margin_loss(x, target)
+            return loss if loss > 0 else x.sum()
+
+    with pytest.raises(CaptureError, match="control flow"):
+        capture(Targeted(), [torch.randn(3, 4), torch.ones(3, 4)], mode="train")
+
+
 def test_control_flow_on_values_names_file_and_line() -> None:
     lines, first = inspect.getsourcelines(Branching)
     line = first + next(n for n, text in enumerate(lines) if "must name" in text)

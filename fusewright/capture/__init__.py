@@ -42,7 +42,8 @@ def capture(
 ) -> Program:
     """Trace `model` in `mode` (train or eval) on example arguments.
 
-    Gradients of all that is floating are tried first, then of what wants them as it is.
+    Gradients of all that is floating are tried first, then of what wants them as it is; where
+    nothing does, sizes are fixed before gradients are given up.
     """
     call = Call.of(args, kwargs or {})
     attempts = [
@@ -50,7 +51,9 @@ def capture(
         for dynamic_sizes in ((True, False) if dynamic else (False,))
         for everything in (True, False)
     ]
-    failures: list[tuple[bool, Exception]] = []
+    if not call.wants_gradients and not any(each.requires_grad for each in model.parameters()):
+        attempts.sort(key=lambda attempt: not attempt[1])
+    failures: list[tuple[tuple[bool, bool], Exception]] = []
     copied: set[int] = set()  # outputs, as attempts find them
     with _one_at_a_time, in_mode(model, mode), unhooked(model), _unlogged():
         if type(model).forward is nn.Module.forward and "forward" not in vars(model):
@@ -63,7 +66,7 @@ def capture(
                 with _all_trainable(model, everything):
                     return trace(model, call, mode, dynamic_sizes, everything, copied)
             except Exception as error:  # whatever user code raises becomes one named error
-                failures.append((dynamic_sizes, error))
+                failures.append(((dynamic_sizes, everything), error))
         first = _most_telling(failures)
         raise located(first, _place(first, model, call), model) from first
 
@@ -76,8 +79,9 @@ def _place(error: Exception, model: nn.Module, call: Call) -> Place | None:
     return found or (culprit(model, call) if isinstance(error, CaptureError) else None)
 
 
-def _most_telling(failures: Sequence[tuple[bool, Exception]]) -> Exception:
-    """What to show: numbers tell more than the symbols of a trace with dynamic sizes."""
+def _most_telling(failures: Sequence[tuple[tuple[bool, bool], Exception]]) -> Exception:
+    """What to show: numbers tell more than the symbols of a trace with dynamic sizes, and the model
+    as it is more than with gradients that nobody asked for."""
     telling = [each for each in failures if not isinstance(each[1], InexpressibleSizeError)]
     return min(telling or failures, key=lambda each: each[0])[1]
 

@@ -35,6 +35,10 @@ class Call:
     def tensor_positions(self) -> tuple[int, ...]:
         return tuple(i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor))
 
+    @property
+    def wants_gradients(self) -> bool:
+        return any(_wants(leaf) for leaf in self.leaves)
+
 
 # Where PyTorch keeps the types that max, sort and the like return.
 _NAMED_RESULTS = "torch.return_types"
