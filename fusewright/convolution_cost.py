@@ -86,10 +86,11 @@ def prefers_shared(of: Geometry, back: Geometry, sizes: Mapping[str, int], sms: 
 def gradient_pays(of: Geometry, sizes: Mapping[str, int], beside: bool, sms: int = 132) -> bool:
     """Whether the gradient by the weights is ours rather than the library's; `beside` it the one by
     the source may be, with which it shares lines."""
-    if gradient_is_worthwhile(of, sizes) or not beside:
-        return gradient_is_worthwhile(of, sizes)
+    if gradient_is_worthwhile(of, sizes):
+        return True
     back = of.turned_back
-    if not is_worthwhile(back, sizes, sms=sms) or not prefers_shared(of, back, sizes, sms):
+    ours = beside and is_worthwhile(back, sizes, sms=sms)
+    if not ours or not prefers_shared(of, back, sizes, sms):
         return False
     library = library_gradient_us(of, sizes) * (STRIDED_LIBRARY if of.strided else 1.0)
     return _shared_us(of, back, sizes, sms) < GAIN * (_back_us(back, sizes, sms) + library)
