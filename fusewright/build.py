@@ -20,11 +20,13 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fusewright import debug
 from fusewright.codegen.source import Source
@@ -49,6 +51,7 @@ _COMPILER_ENVIRONMENT = {
     "cuda": ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CPATH"),
 }
 _WORDS_LINES = 20
+MOST_COMPILERS = 4  # for one source
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,14 @@ class Artifact:
 
 @dataclass(frozen=True)
 class _Job:
-    """One library to build: the command without its file names, and where the result belongs."""
+    """One library to build: the command without its file names, and where the result belongs. The
+    compiler may use so many `cores`, or all."""
 
     source: Source
     command: tuple[str, ...]
     folder: Path
     key: str
+    cores: int
 
     @property
     def library(self) -> Path:
@@ -89,11 +94,12 @@ def build(
     cache_dir: Path | None = None,
     arch: str = "sm_90a",
     compiler: str | None = None,
+    cores: int = 0,
 ) -> Artifact:
     """The library for this source: from the cache where it is sound there, else compiled."""
     start = time.perf_counter()
     command = (*find_compiler(source.language, compiler), *_flags(source.language, arch))
-    job = _Job(source, command, trusted_folder(cache_dir), _key(source, command))
+    job = _Job(source, command, trusted_folder(cache_dir), _key(source, command), cores)
     cached = _is_sound(job)
     if not cached:
         with writing_cache(job.folder), _locked(job):
@@ -104,6 +110,37 @@ def build(
     seconds = time.perf_counter() - start
     debug.log(1, "%s %s in %.2f s", "reused" if cached else "built", job.library, seconds)
     return Artifact(job.library, seconds, cached, command)
+
+
+def build_divided(source: Source, *, arch: str) -> list[Artifact]:
+    """Libraries that together have all kernels, built at the same time."""
+    cores = processors()
+    parts = source.divided(min(cores, MOST_COMPILERS))
+    if len(parts) == 1:
+        return [build(source, arch=arch)]
+    with ThreadPoolExecutor(len(parts)) as pool:
+        each = max(1, cores // len(parts))
+        return list(pool.map(lambda part: build(part, arch=arch, cores=each), parts))
+
+
+def processors() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Libraries:
+    """Several libraries as one: an entry is of the first that has it."""
+
+    def __init__(self, artifacts: Sequence[Artifact]) -> None:
+        self._opened = [load(each) for each in artifacts]
+
+    def __getattr__(self, name: str) -> Any:
+        for library in self._opened:
+            if (found := getattr(library, name, None)) is not None:
+                return found
+        raise AttributeError(name)
 
 
 def load(artifact: Artifact) -> ctypes.CDLL:
@@ -320,7 +357,7 @@ def _on_all_cores(job: _Job) -> tuple[str, ...]:
         return ()
     found = re.search(r"release (\d+)\.(\d+)", _identity(job.command[0]))
     new = found is not None and (int(found[1]), int(found[2])) >= _SPLITTING
-    return ("--split-compile=0",) if new else ()
+    return (f"--split-compile={job.cores}",) if new and job.cores != 1 else ()
 
 
 def _first_lines(text: str) -> str:

@@ -163,7 +163,7 @@ def optimize(
     text = file_text(solution.bundle, loaded.source, header(outcome))
     output.write_text(text, encoding="utf-8")
     took = f"built in {outcome.build_seconds:.1f} s"
-    kernels = "came from the cache" if solution.artifact.cached else took
+    kernels = "came from the cache" if solution.cached else took
     console.print(f"[bold]{output}[/bold] written; its kernels {kernels}.", soft_wrap=True)
 
 
@@ -183,7 +183,7 @@ def checked(
         device=device_name(where),
         mode=mode,
         plans=solution.prepared.modes,
-        build_seconds=solution.artifact.seconds,
+        build_seconds=solution.seconds,
         output=str(output),
         tuned=solution.prepared.tuned,
         left_out=solution.prepared.left_out,

@@ -7,7 +7,6 @@ cannot serve runs the original forward, so what eager refuses raises PyTorch's o
 from __future__ import annotations
 
 import copyreg
-import ctypes
 import functools
 import hashlib
 import inspect
@@ -29,7 +28,7 @@ from fusewright.errors import FusewrightError
 from fusewright.runtime import altered, call, guard, library, operators, recurrent, tensor_cores
 
 Modes = tuple[call._FwMode, ...]
-LoadText = Callable[[str], ctypes.CDLL]
+LoadText = Callable[[str], Any]
 Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Modes | None]
 
 # Beyond this many programs a module's calls are too varied to be worth more kernels.

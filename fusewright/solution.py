@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from fusewright import debug
-from fusewright.build import Artifact, build
-from fusewright.build import load as load_library
+from fusewright.build import Artifact, Libraries, build_divided
 from fusewright.emit import ModuleBundle
 from fusewright.errors import DeviceError, ProblemError
 from fusewright.machine import architecture
@@ -26,12 +25,18 @@ from fusewright.tune import OnProgress
 
 @dataclass(frozen=True)
 class Solution:
-    """A model, planned and compiled for one kind of device; `artifact` came first, others may."""
+    """A model, planned and compiled for one kind of device; libraries of other precisions may come
+    after those that were `built`, in so many `seconds`."""
 
     prepared: Prepared
     bundle: ModuleBundle
-    artifact: Artifact
+    built: tuple[Artifact, ...]
+    seconds: float
     kernels: library._FwKernels
+
+    @property
+    def cached(self) -> bool:
+        return all(each.cached for each in self.built)
 
 
 def device_of(model: nn.Module, args: Sequence[Any]) -> torch.device:
@@ -73,13 +78,15 @@ def solve(
     )
     built: list[Artifact] = []
 
-    def load_text(text: str) -> ctypes.CDLL:
-        built.append(build(replace(prepared.source, text=text), arch=architecture(device)))
-        return load_library(built[-1])
+    def load_text(text: str) -> Libraries:
+        found = build_divided(replace(prepared.source, text=text), arch=architecture(device))
+        built.extend(found)
+        return Libraries(found)
 
     kernels = kernels_of(prepared.source, load_text)
+    start = time.perf_counter()
     kernels.build()
-    return Solution(prepared, bundle, built[0], kernels)
+    return Solution(prepared, bundle, tuple(built), time.perf_counter() - start, kernels)
 
 
 def _autocast(device: torch.device) -> str:

@@ -203,10 +203,32 @@ class GradientWork:
         return min(found)[2] if found else 1
 
 
+def _is_wide(of: Geometry) -> bool:
+    """Whether both warpgroups that multiply have channels of their own, and all taps."""
+    return of.results > 64 and max(of.phases) <= GRADIENT_TAPS
+
+
+def _tap_sets(of: Geometry) -> list[int]:
+    """How many taps the thread blocks take; gradient_sizes of kernels/sm90_window_gradient.cuh."""
+    most = GRADIENT_TAPS if _is_wide(of) else 2 * GRADIENT_TAPS
+    divided = [(taps, -(-taps // most)) for taps in of.phases if taps]
+    return [
+        taps * (at + 1) // count - taps * at // count
+        for taps, count in divided
+        for at in range(count)
+    ]
+
+
+def tap_counts(of: Geometry) -> list[int]:
+    """How many taps warpgroups have, some these and others those."""
+    found = set(_tap_sets(of))
+    if not _is_wide(of):
+        found = {half for taps in found for half in (taps // 2, taps - taps // 2)}
+    return sorted(found - {0})
+
+
 def gradient_work(of: Geometry, band_width: int, sizes: Mapping[str, int]) -> GradientWork:
-    wide = of.results > 64 and max(of.phases) <= GRADIENT_TAPS
-    taps = GRADIENT_TAPS if wide else 2 * GRADIENT_TAPS
-    sets = sum(-(-each // taps) for each in of.phases)
+    wide, sets = _is_wide(of), len(_tap_sets(of))
     tiles = -(-of.results // (128 if wide else 64)) * -(-of.channels // CHANNEL_BLOCK)
     line = -(-of.x.result // band_width) * pitch_of(of, band_width, 1)
     positions = of.images.at(sizes) * of.z.deep * of.y.extent * line

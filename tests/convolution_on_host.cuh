@@ -150,11 +150,11 @@ int leave_lines(const Input& source, const ConvolutionSizes& of, void* lines, in
   return lines == nullptr || !of.shares_lines ? 3 : 0;
 }
 
-template <int kTerms, class Way, int kLanes, class End, class Input>
-int convolution(const End& end, bool, const Input& source, const WindowFilter& filter,
+template <int kTerms, class Way, int kLanes, bool kAlways = false, class End, class Input>
+int convolution(const End& end, bool vectors, const Input& source, const WindowFilter& filter,
                 const ConvolutionSizes& given, void* workspace, void* lines, int device,
                 void* stream) {
-  if (Way::kBeside != given.row_order.beside) return 3;
+  if (Way::kBeside != given.row_order.beside || (kAlways && !vectors)) return 3;
   const ConvolutionSizes of = unwoven(given);
   if (of.band_width < 1 || workspace == nullptr || (kTerms != 1 && kTerms != 3)) return 3;
   if (Way::kLines != (lines != nullptr)) return 3;
@@ -167,6 +167,11 @@ int convolution(const End& end, bool, const Input& source, const WindowFilter& f
 struct WindowGradient {
   float* data;
   int64_t out_stride, in_stride, z_stride, y_stride, x_stride;
+};
+
+template <int... kCounts>
+struct TapCounts {
+  static_assert(sizeof...(kCounts) > 0, "some warpgroup has taps");
 };
 
 template <class Change>
@@ -191,7 +196,7 @@ float gradient_at(const WindowInput& source, const Change& change, const Convolu
   return static_cast<float>(sum);
 }
 
-template <int kTerms, class Change>
+template <int kTerms, class Taps, class Change>
 int window_gradient(const WindowInput& source, const Change& change, const WindowGradient& gradient,
                     const ConvolutionSizes& of, int parts, void* workspace, int device,
                     void* stream) {
@@ -210,7 +215,7 @@ int window_gradient(const WindowInput& source, const Change& change, const Windo
   return 0;
 }
 
-template <class Change>
+template <class Taps, class Change>
 int line_gradient(const WindowInput& source, const Change& change, const WindowGradient& gradient,
                   const ConvolutionSizes& of, const ConvolutionSizes& back, int parts,
                   void* workspace, void* lines_x, void* lines, int device, void* stream) {
@@ -218,7 +223,7 @@ int line_gradient(const WindowInput& source, const Change& change, const WindowG
   if (lines_x == nullptr || lines == nullptr || *static_cast<double*>(lines) != sum) return 3;
   const bool alike = of.x.least == back.x.least && of.y.least == back.y.least && of.x.least > 0;
   if (!alike) return 3;
-  return window_gradient<1>(source, change, gradient, of, parts, workspace, device, stream);
+  return window_gradient<1, Taps>(source, change, gradient, of, parts, workspace, device, stream);
 }
 
 }  // namespace fw

@@ -57,7 +57,7 @@ int cudaFuncSetAttribute(Kernel, int, int) {
 alignas(1024) static char emulated_shared[227 * 1024];
 inline const char* cudaGetErrorString(int) { return "emulated"; }
 
-static dim3 blockIdx, threadIdx;
+static dim3 blockIdx, blockDim, threadIdx;
 
 namespace emulation {
 
@@ -121,6 +121,7 @@ static unsigned drawn(unsigned below) {
 }
 
 static void run_block(unsigned threads) {
+  blockDim = dim3(threads);
   fibers = std::vector<Fiber>(threads);
   block_meeting = Meeting();
   for (Meeting& each : warp_meetings) each = Meeting();

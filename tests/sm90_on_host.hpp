@@ -23,7 +23,7 @@ struct CUtensorMap {
   int64_t columns, rows, row_bytes, layers, layer_bytes;
   int item, box_columns, box_rows;
 };
-constexpr int cudaErrorInvalidValue = 1;
+constexpr int cudaErrorInvalidValue = 1, cudaErrorMisalignedAddress = 716;
 
 static dim3 gridDim;
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from fusewright import build as building
 from fusewright.build import Artifact, build, find_compiler, load
-from fusewright.codegen.source import Source
+from fusewright.codegen.source import Entry, Piece, Source
 from fusewright.errors import BuildError, CacheUnusable, CompileFailed, CompilerMissing
 
 pytestmark = pytest.mark.as_users_build
@@ -48,6 +49,61 @@ def test_nvcc_builds_on_all_cores_where_it_can(release: str, split: int, tmp_pat
     with pytest.raises(CompileFailed):
         build(Source("cuda", "", ()), cache_dir=tmp_path / "cache", compiler=str(path))
     assert (tmp_path / "given").read_text().split().count("--split-compile=0") == split
+
+
+def kernels(*weights: int) -> Source:
+    """Each returns its index."""
+    pieces = [
+        Piece(f'extern "C" int kernel_{at}() {{ return {at}; }}', weight)
+        for at, weight in enumerate(weights)
+    ]
+    text = "\n\n".join(["static int shared = 7;", *(each.text for each in pieces)]) + "\n"
+    entries = tuple(Entry(f"kernel_{at}", (), ()) for at in range(len(pieces)))
+    return Source("host", text, entries, tuple(pieces))
+
+
+@pytest.mark.parametrize(
+    ("weights", "most", "held"),
+    [
+        ((1, 2, 1), 4, [{0, 1, 2}]),  # not worth it
+        ((9, 9, 9, 9), 1, [{0, 1, 2, 3}]),
+        ((1, 9, 9, 2, 9, 9), 2, [{1, 3, 4}, {0, 2, 5}]),
+        ((9, 9, 2, 1), 4, [{0, 2}, {1, 3}]),
+    ],
+)
+def test_kernels_are_divided_among_compilers(
+    weights: tuple[int, ...], most: int, held: list[set[int]]
+) -> None:
+    parts = kernels(*weights).divided(most)
+    found = [{int(each) for each in re.findall(r"kernel_(\d+)\(", part.text)} for part in parts]
+    assert sorted(map(sorted, found)) == sorted(map(sorted, held)), found
+    assert all("static int shared" in part.text for part in parts)
+
+
+def test_libraries_that_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(building, "processors", lambda: 3)
+    built = building.build_divided(kernels(9, 9, 9, 2, 1), arch="native")
+    assert len({each.path for each in built}) == 3 and not any(each.cached for each in built)
+    library = building.Libraries(built)
+    assert [getattr(library, f"kernel_{at}")() for at in range(5)] == [0, 1, 2, 3, 4]
+    assert not hasattr(library, "kernel_5")
+    again = building.build_divided(kernels(9, 9, 9, 2, 1), arch="native")
+    assert all(each.cached for each in again) and {e.path for e in again} == {e.path for e in built}
+
+
+def test_compilers_side_by_side_share_the_cores(tmp_path: Path) -> None:
+    """One that has all may use all."""
+    path = tmp_path / "nvcc"
+    said = '[ "$1" = --version ] && echo "tools, release 13.0, V13.0.9" && exit 0'
+    path.write_text(f'#!/bin/sh\n{said}\necho "$@" >> {tmp_path}/given\nexit 1\n')
+    path.chmod(0o755)
+    for cores in (0, 1, 4):
+        with pytest.raises(CompileFailed):
+            cache = tmp_path / "cache"
+            build(Source("cuda", "", ()), cache_dir=cache, compiler=str(path), cores=cores)
+    flags = re.findall(r"--split-compile=\d", (tmp_path / "given").read_text())
+    assert flags == ["--split-compile=0", "--split-compile=4"]
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -114,7 +170,7 @@ PROCESS = """
 import sys
 from pathlib import Path
 from fusewright.build import build, load
-from fusewright.codegen.source import Source
+from fusewright.codegen.source import Entry, Piece, Source
 source = Source("host", sys.argv[1], ())
 made = build(source, cache_dir=Path(sys.argv[2]), compiler=sys.argv[3])
 print(made.cached, load(made).answer())

@@ -193,7 +193,7 @@ def _optimized(problem: Problem, model: nn.Module, feed: Feed, folder: str, tick
         device=device_name(device_of(model, feed.masters[0])),
         mode=mode,
         plans=solution.prepared.modes,
-        build_seconds=solution.artifact.seconds,
+        build_seconds=solution.seconds,
         output="",
     )
     path = Path(folder) / f"{problem.name}_new.py"

@@ -9,7 +9,7 @@ over positions has a functor for each (`apart`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from fusewright.coalesce import merge, restrided
@@ -151,12 +151,13 @@ def _in_memory(kernel: Ended, epilogue: LoopKernel) -> LoopKernel:
     return replace(epilogue, body=tuple(kept))
 
 
-def vectors_text(kernel: Ended, forms: Sequence[Form]) -> str:
-    """Whether vectors are whole and aligned, as a test of pointers and symbols."""
+def vectors_text(kernel: Ended, forms: Sequence[Form], new: Collection[str] = ()) -> str:
+    """Whether vectors are whole and aligned, as a test of pointers and symbols; but for those of
+    `new` buffers, which are aligned."""
     if all(form.schedule.lanes == 1 for form in forms):
         return "false"
     tests = [
-        vector_text(replace(form, kernel=_in_memory(kernel, form.kernel)))
+        vector_text(replace(form, kernel=_in_memory(kernel, form.kernel)), new)
         for form in forms
         if form.schedule.lanes > 1
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from fusewright.codegen.form import Form, constants
 from fusewright.codegen.lanes import indented
@@ -175,8 +175,9 @@ def _bound_terms(form: Form, strides: Iterable[Dim], start: Iterable[Dim]) -> tu
     return tuple(Dim(abs(term.factor), term.symbols) for term in (*moves, *start))
 
 
-def vector_text(form: Form) -> str:
-    """Whether vectors are whole and aligned, as a test of pointers and symbols."""
+def vector_text(form: Form, new: Collection[str] = ()) -> str:
+    """Whether vectors are whole and aligned, as a test of pointers and symbols. `new` buffers are
+    known to begin where anything may."""
     schedule, kernel = form.schedule, form.kernel
     alone = schedule.kind == "pointwise" and len(kernel.outer) == 1
     axes = vector_axes(kernel, schedule.kind)
@@ -186,7 +187,8 @@ def vector_text(form: Form) -> str:
         if access.strides[axis] != ONE:
             continue
         steps += [stride for at, stride in enumerate(access.strides) if at != axis]
-        tests[_aligned(form, access)] = None
+        if access.offset or access.buffer not in new:
+            tests[_aligned(form, access)] = None
     for step in steps:
         if step.divided_by(schedule.lanes) is None and step != ZERO:
             tests[f"{size_text(step, form.symbols)} % {schedule.lanes} == 0"] = None

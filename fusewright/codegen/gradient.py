@@ -9,11 +9,12 @@ from fusewright.codegen.lanes import indented
 from fusewright.codegen.prologue import computed_text, prologue_lines
 from fusewright.codegen.source import Entry, Workspace, macro
 from fusewright.codegen.text import comment, identifier, size_text
-from fusewright.codegen.window import direct_taps, lines_of, sizes_text, taps_text
+from fusewright.codegen.window import direct_taps, images_text, lines_of, sizes_text, taps_text
 from fusewright.direct_cost import plane_gradient_rows
 from fusewright.ir import Dim
 from fusewright.layout_schedule import GradientSchedule
 from fusewright.window import Source
+from fusewright.window_cost import tap_counts
 from fusewright.window_gradient import GradientKernel
 
 HEADER, PLANE_HEADER = "sm90_window_gradient.cuh", "plane_gradient.cuh"
@@ -69,9 +70,9 @@ class _Names:
     def size(self, of: Dim) -> str:
         return size_text(of, self.symbols)
 
-    def images(self, source: Source) -> str:
+    def images(self, source: Source) -> list[str]:
         pointer = f"static_cast<const float*>({self.pointers[source.buffer]})"
-        return ", ".join([pointer, *map(self.size, source.strides)])
+        return [pointer, *map(self.size, source.strides)]
 
 
 def _operands(kernel: GradientKernel, schedule: GradientSchedule, names: _Names) -> list[str]:
@@ -82,9 +83,9 @@ def _operands(kernel: GradientKernel, schedule: GradientSchedule, names: _Names)
     if kernel.prologue is not None:
         change = f"const auto change = {computed_text(kernel)};"
     else:
-        change = f"const fw::WindowInput change{{{names.images(kernel.change)}}};"
+        change = images_text("change", kernel.change, names.images(kernel.change))
     return [
-        f"const fw::WindowInput source{{{names.images(kernel.source)}}};",
+        images_text("source", kernel.source, names.images(kernel.source)),
         change,
         f"const fw::{kind}Gradient gradient{{{', '.join(weights)}}};",
         f"const fw::ConvolutionSizes sizes{{{sizes}}};",
@@ -93,7 +94,8 @@ def _operands(kernel: GradientKernel, schedule: GradientSchedule, names: _Names)
 
 def _calls(kernel: GradientKernel, schedule: GradientSchedule, names: _Names) -> list[str]:
     """With one half of each number, from lines that are there."""
-    call = f"window_gradient<{macro('convolutions')}>"
+    counts = f"fw::TapCounts<{', '.join(map(str, tap_counts(kernel.geometry)))}>"
+    call = f"window_gradient<{macro('convolutions')}, {counts}>"
     if not schedule.band_width:
         of = kernel.geometry
         call = f"plane_gradient<{direct_taps(of)}, {plane_gradient_rows(of)}>"
@@ -108,7 +110,7 @@ def _calls(kernel: GradientKernel, schedule: GradientSchedule, names: _Names) ->
     return [
         f"#if {macro('convolutions')} == 1",
         f"const fw::ConvolutionSizes back{{{sizes}}};",
-        f"return fw::line_gradient(source, change, gradient, sizes, back, {behind});",
+        f"return fw::line_gradient<{counts}>(source, change, gradient, sizes, back, {behind});",
         "#else",
         converting,
         "#endif",

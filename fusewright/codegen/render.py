@@ -17,7 +17,7 @@ from fusewright.codegen.entry import bind, entry, function
 from fusewright.codegen.form import Form, form
 from fusewright.codegen.gradient import gradient_entry, gradient_header, gradient_lines
 from fusewright.codegen.product import product_entry, product_header, product_lines
-from fusewright.codegen.source import Entry, Source, macro
+from fusewright.codegen.source import Entry, Piece, Source, macro
 from fusewright.codegen.text import comment
 from fusewright.codegen.window import HEADER as WINDOW_HEADER
 from fusewright.codegen.window import (
@@ -41,6 +41,8 @@ from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, Target
 from fusewright.window_gradient import GradientKernel
 
+# How long a compiler takes for pointwise loops, other loops, products and convolutions.
+POINTWISE, OTHER_LOOPS, PRODUCTS, CONVOLUTIONS = 1, 2, 6, 9
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 _PRECISIONS = (
     "// Which kernels are built, and how precise where flags decide that: 3 terms for float32's",
@@ -79,12 +81,18 @@ def render(
     for root in [*_roots(forms, bodies, target), *sorted(set(headers))]:
         lines += flattened(root, pasted)
     made = [(entry(each, target), _kernel(each, target)) for each in forms]
+    weights = [POINTWISE if each.schedule.kind == "pointwise" else OTHER_LOOPS for each in forms]
     for (kernel, schedule), epilogue in zip(ended, epilogues, strict=True):
         made.append(_ended(kernel, epilogue, schedule))
+        weights.append(PRODUCTS if isinstance(kernel, ProductKernel) else CONVOLUTIONS)
     for gradient, division in gradients:
         made.append((gradient_entry(gradient, division), gradient_lines(gradient, division)))
+    weights += [CONVOLUTIONS] * len(gradients)
     lines += _sections(made)
-    return Source(target.language, "\n".join(lines) + "\n", tuple(each for each, _ in made))
+    pairs = zip(made, weights, strict=True)
+    pieces = tuple(Piece("\n".join(text), weight) for (_, text), weight in pairs)
+    entries = tuple(each for each, _ in made)
+    return Source(target.language, "\n".join(lines) + "\n", entries, pieces)
 
 
 def _sections(made: Sequence[tuple[Entry, list[str]]]) -> list[str]:

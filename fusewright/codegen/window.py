@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
+from math import gcd
 
-from fusewright.codegen.ending import ending_lines, pointer_text
+from fusewright.codegen.ending import ending_lines, pointer_text, vectors_text
 from fusewright.codegen.form import Form
 from fusewright.codegen.prologue import computed_text, prologue_lines
 from fusewright.codegen.source import ALIGNMENT, Entry, Rounded, Workspace, macro
 from fusewright.direct_cost import DirectSchedule
 from fusewright.ending import Reduces
-from fusewright.ir import Dim
+from fusewright.ir import ONE, Dim
 from fusewright.layout_schedule import WindowSchedule
 from fusewright.line_cost import line_memory
 from fusewright.sweep import part_bytes, sweeps
-from fusewright.window import Geometry, WindowAxis, WindowKernel
+from fusewright.window import Geometry, Source, WindowAxis, WindowKernel
 from fusewright.window_cost import MOST_POSITIONS, best_tile_channels, image_positions
 
 HEADER, DIRECT_HEADER = "sm90_convolution.cuh", "direct_convolution.cuh"
 PLANE_HEADER = "plane_convolution.cuh"
 WARP_CHANNELS = 16  # of a group, that leave a part together: lines_of_group of sm90_window.cuh
 PART_POSITIONS = 64  # kPartPositions of window_endings.cuh
+ROW_LANES = 4  # that `convolution` of sm90_convolution.cuh has rows laid out for
 MOST_LINES, FOLDED_LINES = 2048, 256  # kMostLines and kFoldedLines of window_endings.cuh
 
 
@@ -71,7 +73,7 @@ def window_lines(
     body = [
         *_operands(kernel, forms[0], kernel.walked, schedule.band_width),
         *_left_lines(kernel, forms[0]),
-        _window_call(kernel, forms[0], schedule),
+        _window_call(kernel, forms, schedule),
     ]
     parts = f"static_cast<char*>(workspace) + {_parts_at(kernel)}"
     parts = "workspace" if kernel.reduces is Reduces.NOTHING else parts
@@ -91,14 +93,37 @@ def _left_lines(kernel: WindowKernel, form: Form) -> list[str]:
     return [f"if ({unwanted}) return {left};", chosen, *other, "#endif"]
 
 
-def _window_call(kernel: WindowKernel, form: Form, schedule: WindowSchedule) -> str:
+def _window_call(kernel: WindowKernel, forms: Sequence[Form], schedule: WindowSchedule) -> str:
+    form = forms[0]
     template = f"{macro('convolutions')}, {_way(kernel, schedule)}, {form.schedule.lanes}"
+    if goes_by_lanes(kernel, forms, schedule.band_width):
+        template += ", true"
     lines = _workspace(kernel, schedule).behind(form.size) if schedule.line_positions else "nullptr"
     lines = form.pointers[kernel.lines] if kernel.lines else lines
     return (
         f"return fw::convolution<{template}>(end, vectors, source, filter, sizes, workspace, "
         f"{lines}, where, stream);"
     )
+
+
+def goes_by_lanes(kernel: WindowKernel, forms: Sequence[Form], band_width: int) -> bool:
+    """Whether positions always go through the epilogue by lanes: it reads no tensor that may begin
+    anywhere, and what it writes is new memory."""
+    new = {each.name for each in kernel.arguments if each.is_output}
+    lanes, aligned = forms[0].schedule.lanes, vectors_text(kernel, forms, new) == "true"
+    return lanes > 1 and aligned and lanes_of_rows(kernel.walked, band_width) % lanes == 0
+
+
+def lanes_of_rows(of: Geometry, band_width: int) -> int:
+    """Rows of results are so many at a time, and begin at multiples of that; such lanes pass
+    `goes_by_lanes` of kernels/sm90_window.cuh."""
+    columns, results = 1, of.x.result
+    if of.row_order is not None:
+        columns, results = 2 if of.row_order.beside == 2 else 1, of.row_order.columns
+    elif of.transposed and of.x.stride > 1:
+        return 1  # those of a class lie apart
+    # Rows are rounded up to what lanes and bands have in common.
+    return gcd(results, columns * gcd(band_width, ROW_LANES))
 
 
 def _way(kernel: WindowKernel, schedule: WindowSchedule) -> str:
@@ -129,12 +154,19 @@ def _operands(kernel: WindowKernel, form: Form, of: Geometry, band_width: int) -
         given = f"const auto source = {computed_text(kernel)};"
     else:
         images = [pointer_text(form, "float", source.buffer), *map(form.size, source.strides)]
-        given = f"const fw::WindowInput source{{{', '.join(images)}}};"
+        given = images_text("source", source, images)
     return [
         given,
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
         f"const fw::ConvolutionSizes sizes{{{sizes}}};",
     ]
+
+
+def images_text(name: str, source: Source, images: list[str]) -> str:
+    """A tensor of images, and whether its channels may lie side by side."""
+    apart = source.strides[1].is_static and source.strides[1] != ONE
+    kind, given = ("Planar", "{{{}}}") if apart else ("Window", "{{}}")
+    return f"const fw::{kind}Input {name}{given.replace('{}', ', '.join(images))};"
 
 
 def sizes_text(
@@ -176,7 +208,7 @@ def direct_lines(kernel: WindowKernel, form: Form, schedule: DirectSchedule) -> 
     if not schedule.line_positions:
         return ending_lines(kernel, (form,), _title(kernel), [*operands, sums])
     cores = _operands(kernel, form, kernel.walked, kernel.walked.x.result)
-    cores += [_window_call(kernel, form, _by_lines(kernel, schedule))]
+    cores += [_window_call(kernel, (form,), _by_lines(kernel, schedule))]
     chosen = f"#if {macro('convolutions')} == 1"
     body = [chosen, *cores, "#else", *operands, sums, "#endif"]
     return ending_lines(kernel, (form,), _title(kernel), body)

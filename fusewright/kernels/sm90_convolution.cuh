@@ -18,25 +18,26 @@ __device__ __forceinline__ LineSample other_lane(const LineSample& mine, int by)
 }
 
 // What all threads have together.
-template <int kThreads, class Value, class Join>
+template <int kMostThreads, class Value, class Join>
 __device__ __forceinline__ Value of_all(Value mine, const Join& join) {
-  __shared__ Value of_warp[kThreads / 32];
+  __shared__ Value of_warp[kMostThreads / 32];
 #pragma unroll
   for (int by = 16; by > 0; by /= 2) mine = join(mine, other_lane(mine, by));
   __syncthreads();
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
   __syncthreads();
   mine = of_warp[0];
-#pragma unroll
-  for (int warp = 1; warp < kThreads / 32; ++warp) mine = join(mine, of_warp[warp]);
+#pragma unroll 1
+  for (int warp = 1; warp < int(blockDim.x) / 32; ++warp) mine = join(mine, of_warp[warp]);
   return mine;
 }
 
 // A block for each out channel of all groups, which keeps its numbers in shared memory where that has
 // room for so many. `lo` may be null: not wanted. The `samples` blocks before those find scales for
 // lines, of an image and group each. All are to run at once: registers for as many threads as there are.
-template <int kThreads, class Input>
-__global__ void __launch_bounds__(kThreads, 2048 / kThreads)
+constexpr int kSplitThreads = 512;
+template <class Input>
+__global__ void __launch_bounds__(kSplitThreads, 2048 / kSplitThreads)
     split_filter(const WindowFilter filter, const WindowShape shape, const TapOrder order, half* hi,
                  half* lo, float* inverse, int room, const Input x, const WindowLines lines,
                  int samples) {
@@ -45,11 +46,11 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
   float* const kept = reinterpret_cast<float*>(memory);
   const auto larger = [](float x, float y) { return fmaxf(x, y); };
   let_next_begin();
-  const int thread = threadIdx.x, out = int(blockIdx.x) - samples;
+  const int thread = threadIdx.x, threads = blockDim.x, out = int(blockIdx.x) - samples;
   if (out < 0) {
     const int place = blockIdx.x, image = place / shape.groups;
-    const LineSample mine = sampled<kThreads>(x, shape, image, place - image * shape.groups);
-    const LineSample sample = of_all<kThreads>(mine, LineSample::joined);
+    const LineSample mine = sampled(x, shape, image, place - image * shape.groups);
+    const LineSample sample = of_all<kSplitThreads>(mine, LineSample::joined);
     if (thread == 0) lines.scales[place] = sample.scale(), lines.counts[place] = {};
     return;
   }
@@ -71,16 +72,16 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
   };
   float largest = 0.f;
   int channel = thread / shape.taps, tap = thread % shape.taps;
-  const int channels_on = kThreads / shape.taps, taps_on = kThreads % shape.taps;
+  const int channels_on = threads / shape.taps, taps_on = threads % shape.taps;
 #pragma unroll 4
-  for (int i = thread; i < numbers; i += kThreads) {
+  for (int i = thread; i < numbers; i += threads) {
     const float x = number(channel, tap);
     largest = fmaxf(largest, finite_magnitude(x));
     if (i < room) kept[i] = x;
     channel += channels_on, tap += taps_on;
     if (tap >= shape.taps) tap -= shape.taps, ++channel;
   }
-  largest = of_all<kThreads>(largest, larger);
+  largest = of_all<kSplitThreads>(largest, larger);
   const float scale = half_scale(largest);
   if (thread == 0) inverse[out] = largest > 0.f ? 1.f / scale : 1.f;
   int64_t box = int64_t(group) * shape.boxes_between(0, shape.phases);
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
     // With all 64 channels a box is a tap, one phase after the other.
     const int first_tap = shape.first_tap(of_class), taps = shape.taps_of(of_class);
 #pragma unroll 1
-    for (int i = thread; i < whole * taps * 8; i += kThreads) {
+    for (int i = thread; i < whole * taps * 8; i += threads) {
       const int at = i / 8, block = at / taps;
       split_eight(true, 64 * block + i % 8 * 8, first_tap + at - block * taps, box + at, i % 8 * 8);
     }
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
     for (int at = shape.first_phase(of_class); steps > 0 && at < shape.end_phase(of_class); ++at) {
       const WindowPhase& phase = shape.phase[at];
       const int boxes = shape.boxes(at, shape.channels % 64);
-      for (int i = thread; i < boxes * 8; i += kThreads) {
+      for (int i = thread; i < boxes * 8; i += threads) {
         const int tap = i / 2 / steps, channel = (i / 2 - tap * steps) * 16 + i % 2 * 8;
         split_eight(tap < phase.taps, 64 * whole + channel, phase.first + tap, box + i / 8,
                     i % 8 * 8);
@@ -136,13 +137,13 @@ inline WindowLines lines_at(void* from, const WindowShape& shape, bool keep_all)
 
 // A block for each image and group.
 template <class Input>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(256)
     sample_lines(const Input x, const WindowShape shape, const WindowLines lines) {
   await_kernel_before();
   let_next_begin();
   const int place = blockIdx.x, image = place / shape.groups;
-  const LineSample mine = sampled<128>(x, shape, image, place - image * shape.groups);
-  const LineSample sample = of_all<128>(mine, LineSample::joined);
+  const LineSample mine = sampled(x, shape, image, place - image * shape.groups);
+  const LineSample sample = of_all<256>(mine, LineSample::joined);
   if (threadIdx.x == 0) lines.scales[place] = sample.scale(), lines.counts[place] = {};
 }
 
@@ -152,7 +153,7 @@ void lay_out_sampled(const Input& x, const WindowSizes& sizes, const WindowLines
                      void* stream) {
   const int blocks = sizes.shape.images * sizes.shape.groups;
   const auto kernel = sample_lines<Input>;
-  launch_behind(kernel, blocks, 128, 0, stream, x, sizes.shape, lines);
+  launch_behind(kernel, blocks, 256, 0, stream, x, sizes.shape, lines);
   lay_out_all(x, sizes, lines, stream);
 }
 
@@ -193,7 +194,7 @@ struct ByLines {
 };
 
 // `workspace` has room for both halves and the scales of all weights, `memory` for lines.
-template <int kTerms, class Way, int kLanes, class End, class Input>
+template <int kTerms, class Way, int kLanes, bool kAlways = false, class End, class Input>
 int convolution(const End& end, bool vectors, const Input& x, const WindowFilter& filter,
                 const ConvolutionSizes& of, void* workspace, void* memory, int device,
                 void* stream) {
@@ -218,24 +219,18 @@ int convolution(const End& end, bool vectors, const Input& x, const WindowFilter
   const WindowLines lines = kLines ? lines_at(memory, shape, of.shares_lines) : WindowLines{};
   const int samples = kLines ? shape.images * shape.groups : 0, blocks = samples + outs;
   const int room = min(of.channels * shape.taps, 8192);  // with 32 KB, several blocks a processor
-  const auto split = [&](auto threads) {
-    constexpr int kThreads = decltype(threads)::value;
-    static_assert(kThreads >= kMostTaps, "a thread for each tap");
-    const auto kernel = split_filter<kThreads, Input>;
+  if (outs > 0) {
+    const int threads = of.channels * shape.taps < 1024 ? kMostTaps : kSplitThreads;
     // An ordinary launch: the next kernels read x before they wait for this one, so x has to be there.
-    kernel<<<blocks, kThreads, 4 * room, static_cast<cudaStream_t>(stream)>>>(
+    const auto kernel = split_filter<Input>;
+    kernel<<<blocks, threads, 4 * room, static_cast<cudaStream_t>(stream)>>>(
         filter, shape, order, hi, kTerms == 1 ? nullptr : lo, inverse, room, x, lines, samples);
-  };
-  if (outs > 0 && of.channels * shape.taps < 1024) {
-    split(std::integral_constant<int, 128>());
-  } else if (outs > 0) {
-    split(std::integral_constant<int, 512>());
   }
   const WindowWeights w = {hi, lo, inverse, filter, order};
   if constexpr (kLines) {
-    return line_window<Kind, kLanes>(end, vectors, x, w, shape, lines, device, stream);
+    return line_window<Kind, kLanes, kAlways>(end, vectors, x, w, shape, lines, device, stream);
   } else {
-    return window<Kind, kLanes>(end, vectors, x, w, shape, device, stream);
+    return window<Kind, kLanes, kAlways>(end, vectors, x, w, shape, device, stream);
   }
 }
 

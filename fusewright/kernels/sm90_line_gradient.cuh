@@ -152,6 +152,7 @@ struct SlabLoader {
   }
 };
 
+template <class Taps>
 __global__ void __launch_bounds__(kGradientThreads, 1)
     line_gradient_kernel(float* workspace, const __grid_constant__ GradientSizes sizes,
                          const LinePair lines, const __grid_constant__ CUtensorMap lines_x,
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
   if (threadIdx.x < 256) {
     take_registers<232>();
     const TapShare share(sizes, shared.work.set.taps, of_warp(threadIdx.x / 128));
-    if (share.taps > 0) multiply_slabs(shared, workspace, sizes, share);
+    if (share.taps > 0) multiply_slabs<Taps>(shared, workspace, sizes, share);
   } else {
     leave_registers<40>();
     if (threadIdx.x < 256 + 32) SlabLoader{shared, &lines_x, &lines_dy, lines, sizes}.load();
@@ -177,8 +178,8 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
 
 // `back` is the gradient by the input, a convolution that has laid out dy, which begins at `lines_dy`;
 // `lines_x` has room for the lines of x, `workspace` window_gradient_bytes.
-template <class Dy>
-static int line_gradient(const WindowInput& x, const Dy& dy, const WindowGradient& dw,
+template <class Taps = AnyTaps, class X, class Dy>
+static int line_gradient(const X& x, const Dy& dy, const WindowGradient& dw,
                          const ConvolutionSizes& of, const ConvolutionSizes& back, int parts,
                          void* workspace, void* lines_x, void* lines_dy, int device, void* stream) {
   GradientResult<Dy> result = {x, dy, dw};
@@ -205,7 +206,7 @@ static int line_gradient(const WindowInput& x, const Dy& dy, const WindowGradien
     const int64_t all_dy = int64_t(shape.groups) * of_dy.channel_blocks();
     const WindowLines xs = lines_at(lines_x, shape, true), dys = lines_at(lines_dy, of_dy, true);
     CUtensorMap map_x{}, map_dy{};
-    if (shared_bytes > kSharedBytes || rows >= (int64_t(1) << 31) ||
+    if (shared_bytes > kSharedBytes || rows >= (int64_t(1) << 31) || !has_all_taps<Taps>(sizes) ||
         !matrix_map(map_x, xs.rows, {64, rows, 64, all_x, rows * 64}, 64, kLineBox) ||
         !matrix_map(map_dy, dys.rows, {64, rows, 64, all_dy, rows * 64}, 64, sizes.tile_positions)) {
       return static_cast<int>(cudaErrorInvalidValue);
@@ -214,7 +215,7 @@ static int line_gradient(const WindowInput& x, const Dy& dy, const WindowGradien
     const WindowPlane& begins = of_dy.plane[0];
     const int ahead = -((begins.z * shape.rows + begins.y) * shape.pitch + begins.x);
     const LinePair lines = {xs.scales, dys.scales, xs.counts, dys.counts, ahead};
-    const auto kernel = line_gradient_kernel;
+    const auto kernel = line_gradient_kernel<Taps>;
     static Persistent once;
     once.ready(kernel, device);
     launch_behind(kernel, sizes.work_units() * parts, kGradientThreads, int(shared_bytes), stream, sums,

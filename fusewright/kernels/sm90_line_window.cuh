@@ -73,7 +73,7 @@ void lay_out_all(const Input& x, const WindowSizes& sizes, const WindowLines& li
 }
 
 // As `window`; `lines` are written here.
-template <class Kind, int kLanes, class End, class Input>
+template <class Kind, int kLanes, bool kAlways = false, class End, class Input>
 static int line_window(const End& end, bool vectors, const Input& x, const WindowWeights& w,
                        const WindowShape& shape, const WindowLines& lines, int device,
                        void* stream) {
@@ -81,7 +81,8 @@ static int line_window(const End& end, bool vectors, const Input& x, const Windo
   if (!x.has_near_channels()) return static_cast<int>(cudaErrorInvalidValue);
   if constexpr (kLanes > 1) {
     if (!vectors || !goes_by_lanes(shape, kLanes)) {
-      return line_window<Kind, 1>(end, false, x, w, shape, lines, device, stream);
+      if constexpr (kAlways) return static_cast<int>(cudaErrorMisalignedAddress);
+      else return line_window<Kind, 1>(end, false, x, w, shape, lines, device, stream);
     }
   }
   const OnDevice here(device);

@@ -299,8 +299,8 @@ inline bool goes_by_lanes(const WindowShape& shape, int lanes) {
 }
 
 // `vectors`: kLanes neighbouring positions of an image may go through the epilogue together; where
-// they may not, a kernel of its own takes them one by one.
-template <class Kind, int kLanes, class End, class Input>
+// they may not, a kernel of its own takes them one by one. kAlways: they may, and there is none.
+template <class Kind, int kLanes, bool kAlways = false, class End, class Input>
 static int window(const End& end, bool vectors, const Input& x, const WindowWeights& w,
                   const WindowShape& shape, int device, void* stream) {
   using Shared = WindowShared<Kind>;
@@ -308,7 +308,8 @@ static int window(const End& end, bool vectors, const Input& x, const WindowWeig
   if (!x.has_near_channels()) return static_cast<int>(cudaErrorInvalidValue);
   if constexpr (kLanes > 1) {
     if (!vectors || !goes_by_lanes(shape, kLanes)) {
-      return window<Kind, 1>(end, false, x, w, shape, device, stream);
+      if constexpr (kAlways) return static_cast<int>(cudaErrorMisalignedAddress);
+      else return window<Kind, 1>(end, false, x, w, shape, device, stream);
     }
   }
   const OnDevice here(device);

@@ -40,9 +40,9 @@ __device__ __forceinline__ void start_slabs(GradientShared<kTerms>& shared, cons
   __syncthreads();
 }
 
-template <int kTerms, class Dy>
+template <int kTerms, class Taps, class X, class Dy>
 __global__ void __launch_bounds__(kGradientThreads, 1)
-    gradient_kernel(const __grid_constant__ WindowInput x, const __grid_constant__ Dy dy,
+    gradient_kernel(const __grid_constant__ X x, const __grid_constant__ Dy dy,
                     float* workspace, const __grid_constant__ GradientSizes sizes) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shared = GradientShared<kTerms>;
@@ -54,15 +54,13 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
   if (threadIdx.x < 256) {
     take_registers<192>();
     const TapShare share(sizes, shared.work.set.taps, of_warp(threadIdx.x / 128));
-    if (share.taps > 0) multiply_slabs(shared, workspace, sizes, share);
+    if (share.taps > 0) multiply_slabs<Taps>(shared, workspace, sizes, share);
   } else {
     leave_registers<120>();
     if (threadIdx.x < 256 + 32 * kGradientWarps) {
-      if (sizes.by_channels) {
-        convert_x<true>(shared, x, sizes);
-      } else {
-        convert_x<false>(shared, x, sizes);
-      }
+      X::by_layout(sizes.by_channels, [&](auto by_channels) {
+        convert_x<decltype(by_channels)::value>(shared, x, sizes);
+      });
     } else {
       Dy::by_layout(sizes.dy_by_channels, [&](auto by_channels) {
         convert_dy<decltype(by_channels)::value>(shared, dy, sizes);
@@ -250,8 +248,8 @@ inline int64_t window_gradient_bytes(const ConvolutionSizes& of, int parts) {
 }
 
 // `workspace` has window_gradient_bytes; any number of parts is right, window_gradient_parts fast.
-template <int kTerms, class Dy>
-static int window_gradient(const WindowInput& x, const Dy& dy, const WindowGradient& dw,
+template <int kTerms, class Taps = AnyTaps, class X, class Dy>
+static int window_gradient(const X& x, const Dy& dy, const WindowGradient& dw,
                            const ConvolutionSizes& of, int parts, void* workspace, int device,
                            void* stream) {
   GradientResult<Dy> result = {x, dy, dw};
@@ -271,9 +269,11 @@ static int window_gradient(const WindowInput& x, const Dy& dy, const WindowGradi
         gradient_sizes(shape, kTerms, x.by_channels(of.channels), dy.by_channels(of.channels_out));
     sizes.parts = parts;
     const int64_t shared_bytes = GradientShared<kTerms>::bytes(sizes);
-    if (shared_bytes > kSharedBytes) return static_cast<int>(cudaErrorInvalidValue);
+    if (shared_bytes > kSharedBytes || (kTerms == 1 && !has_all_taps<Taps>(sizes))) {
+      return static_cast<int>(cudaErrorInvalidValue);
+    }
     const int blocks = sizes.work_units() * parts;
-    const auto kernel = gradient_kernel<kTerms, Dy>;
+    const auto kernel = gradient_kernel<kTerms, Taps, X, Dy>;
     static Persistent once;
     once.ready(kernel, device);
     kernel<<<blocks, kGradientThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(

@@ -139,8 +139,8 @@ struct SlabOfDy {
 };
 
 // The warps that convert x: of a slab the rows that the last did not read.
-template <bool kByChannels, int kTerms>
-__device__ __forceinline__ void convert_x(GradientShared<kTerms>& shared, const WindowInput& x,
+template <bool kByChannels, int kTerms, class X>
+__device__ __forceinline__ void convert_x(GradientShared<kTerms>& shared, const X& x,
                                           const GradientSizes& sizes) {
   const GradientWork& work = shared.work;
   const WindowShape& shape = sizes.shape;
@@ -150,7 +150,7 @@ __device__ __forceinline__ void convert_x(GradientShared<kTerms>& shared, const 
             min(64, shape.channels - work.in), work.set.phase, all ? 0 : reach,
             at.left > 0 ? sizes.tile_positions + reach : 0};
   };
-  WindowConverter<kTerms, kByChannels, kGradientWarps, WindowInput> converter = {
+  WindowConverter<kTerms, kByChannels, kGradientWarps, X> converter = {
       sizes, x, shared.found_x, kBarrierOfX, int(threadIdx.x / 32 % kGradientWarps),
       int(x.channel_stride)};
   Slabs slabs = {work.band, work.place, work.slabs};

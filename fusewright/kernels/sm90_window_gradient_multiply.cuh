@@ -19,13 +19,30 @@ constexpr int kMostSlabs = 64;
 struct TapShare {
   int first, taps, chunk;
 
-  __device__ __forceinline__ TapShare(const GradientSizes& sizes, int taps_of_set, int warpgroup)
+  FW_FN TapShare(const GradientSizes& sizes, int taps_of_set, int warpgroup)
       : first(0), taps(taps_of_set), chunk(warpgroup) {
     if (!sizes.shares_taps()) return;
     const int half = (taps + 1) / 2;
     first = warpgroup * half, taps = warpgroup == 0 ? half : taps - half, chunk = 0;
   }
 };
+
+// How many taps warpgroups have, some these and others those.
+template <int... kCounts>
+struct TapCounts {
+  FW_FN static constexpr bool has(int taps) { return ((taps == kCounts) || ...); }
+};
+using AnyTaps = TapCounts<1, 2, 3, 4, 5>;
+
+// Whether there is code for all of them.
+template <class Taps>
+bool has_all_taps(const GradientSizes& sizes) {
+  for (int at = 0; at < 2 * sizes.sets; ++at) {
+    const TapShare share(sizes, sizes.set[at / 2].taps, at % 2);
+    if (share.taps > 0 && !Taps::has(share.taps)) return false;
+  }
+  return true;
+}
 
 // A warpgroup that multiplies, for up to kTaps taps: 64 out channels by 64 in channels each.
 template <int kTerms, int kTaps>
@@ -168,18 +185,20 @@ struct GradientMultiplier {
   }
 };
 
-// With one term all taps' products run together: there is code for each number of taps. With three
-// they come one after another, and the same code serves any number.
-template <int kTerms, int kTaps = kTapsEach<kTerms>>
+// With one term all taps' products run together: there is code for each number of taps that occurs. With
+// three they come one after another, and the same code serves any number.
+template <class Taps, int kTerms, int kTaps = kTapsEach<kTerms>>
 __device__ __forceinline__ void multiply_slabs(GradientShared<kTerms>& shared, float* workspace,
                                                const GradientSizes& sizes, const TapShare& share) {
   if constexpr (kTerms == 1 && kTaps > 1) {
     if (share.taps < kTaps) {
-      return multiply_slabs<kTerms, kTaps - 1>(shared, workspace, sizes, share);
+      return multiply_slabs<Taps, kTerms, kTaps - 1>(shared, workspace, sizes, share);
     }
   }
-  GradientMultiplier<kTerms, kTaps> multiplier = {shared, sizes, share};
-  multiplier.add_part(workspace);
+  if constexpr (kTerms == 3 || Taps::has(kTaps)) {
+    GradientMultiplier<kTerms, kTaps> multiplier = {shared, sizes, share};
+    multiplier.add_part(workspace);
+  }
 }
 
 }  // namespace fw

@@ -66,18 +66,24 @@ __device__ __forceinline__ uint32_t spread(uint32_t i, uint32_t step, uint32_t b
 
 // A thread's part of a sample of an image's group: of each channel as many, at places that are spread
 // over the image (by powers of the root of x³ = x + 1, which leave the smallest gaps, and another for z).
-template <int kThreads, class Input>
+template <class Input>
 __device__ __forceinline__ LineSample sampled(const Input& x, const WindowShape& shape, int image,
                                               int group) {
   constexpr uint32_t kBits = 10, kStepZ = 2654435769u, kStepY = 3242174889u,
-                     kStepX = 2447445414u;
+                     kStepX = 2447445414u, kTogether = 4;
   LineSample sample = {};
+#pragma unroll 1
+  for (uint32_t first = threadIdx.x; first < 1u << kBits; first += kTogether * blockDim.x) {
 #pragma unroll
-  for (uint32_t i = threadIdx.x; i < 1u << kBits; i += kThreads) {
-    const uint32_t channel = uint32_t(uint64_t(i) * shape.channels >> kBits);
-    const uint32_t z = spread(i, kStepZ, shape.z.in), y = spread(i, kStepY, shape.y.in);
-    const uint32_t column = spread(i, kStepX, shape.x.in);
-    sample.add(x.at(x.place(image, group * shape.channels + channel, z, y, column)));
+    for (uint32_t k = 0; k < kTogether; ++k) {
+      const uint32_t i = first + k * blockDim.x;
+      const uint32_t channel = uint32_t(uint64_t(i) * shape.channels >> kBits);
+      const uint32_t z = spread(i, kStepZ, shape.z.in), y = spread(i, kStepY, shape.y.in);
+      const uint32_t column = spread(i, kStepX, shape.x.in);
+      if (i < 1u << kBits) {
+        sample.add(x.at(x.place(image, group * shape.channels + channel, z, y, column)));
+      }
+    }
   }
   return sample;
 }
@@ -290,23 +296,24 @@ __device__ __forceinline__ void lay_out_again(char* memory, LineCounts (&held)[L
                                               int image, int group, float least) {
   using Chunk = LineChunk<kByChannels, Input>;
   float& scale = lines.scales[image * sizes.shape.groups + group];
-  float largest = 0.f;
+  const int all = of.planes * of.chunks;
+  float largest = 0.f, better = 0.f;
 #pragma unroll 1
-  for (int index = 0; index < of.planes * of.chunks; ++index) {
-    Chunk chunk(sizes, of, lines.rows, image, group, index);
+  for (int step = 0; step < 2 * all; ++step) {  // all is read, and then once more
+    if (step == all) {
+      largest = __uint_as_float(joined(held, {0, __float_as_uint(largest), 0}).largest);
+      better = scale_for(largest);
+      if (largest == 0.f || better == scale || better < least * scale) return;
+    }
+    Chunk chunk(sizes, of, lines.rows, image, group, step < all ? step : step - all);
     __syncthreads();
-    if (!chunk.load(sizes, x, factors, image)) continue;
+    const bool loaded = chunk.load(sizes, x, factors, image);
+    if (step >= all) {
+      chunk.lay_out(memory, loaded, better);
+    } else if (loaded) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) largest = fmaxf(largest, largest_finite(chunk.parts.x[k]));
-  }
-  largest = __uint_as_float(joined(held, {0, __float_as_uint(largest), 0}).largest);
-  const float better = scale_for(largest);
-  if (largest == 0.f || better == scale || better < least * scale) return;
-#pragma unroll 1
-  for (int index = 0; index < of.planes * of.chunks; ++index) {
-    Chunk chunk(sizes, of, lines.rows, image, group, index);
-    __syncthreads();
-    chunk.lay_out(memory, chunk.load(sizes, x, factors, image), better);
+      for (int k = 0; k < 4; ++k) largest = fmaxf(largest, largest_finite(chunk.parts.x[k]));
+    }
   }
   if (threadIdx.x == 0) scale = better;
 }

@@ -61,6 +61,15 @@ struct WindowInput {
   bool has_near_channels() const { return channel_stride == int32_t(channel_stride); }
 };
 
+// Channels that do not lie side by side, as was known before: what reads them four at a time is not built.
+struct PlanarInput : WindowInput {
+  bool by_channels(int) const { return false; }
+  template <class Call>
+  FW_FN static void by_layout(bool, const Call& call) {
+    call(std::false_type());
+  }
+};
+
 // w[group][out][in][z][y][x]
 struct WindowFilter {
   const float* data;
