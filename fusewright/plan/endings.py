@@ -48,7 +48,7 @@ from fusewright.plan.values import Values, is_pointwise
 from fusewright.plan.window_sweeps import window_sweep
 from fusewright.plan.windows import loses_by_reducing, window_kernel
 from fusewright.product import ProductKernel
-from fusewright.rewrite.layouts import WINDOW
+from fusewright.rewrite.layouts import WINDOW, is_channels_last
 from fusewright.rewrite.padding import PAD
 from fusewright.window import WindowKernel
 
@@ -61,12 +61,12 @@ def ends(values: Values) -> dict[str, str]:
 
 def _end(values: Values, start: str) -> str | None:
     """Walks on while all that is still read of the product's region is a single value."""
-    shape = values.spec(start).shape
+    shape, turns = values.spec(start).shape, start in values.windows
     region, applies, end = {start}, 0, None
     for node in values.graph.nodes[values.order[start] + 1 :]:
         if region.isdisjoint(node.refs()):
             continue
-        if not _same_points(node, shape):
+        if not _same_points(node, shape) or (turns and _is_turned(values, node)):
             break
         region.add(node.name)
         applies += is_pointwise(node)
@@ -76,6 +76,14 @@ def _end(values: Values, start: str) -> str | None:
         if live == [node.name] and is_pointwise(node):
             end = node.name
     return end
+
+
+def _is_turned(values: Values, node: Node) -> bool:
+    """Whether it is a copy in channels-last: a window's positions go through its epilogue side by
+    side, and so they are best written."""
+    if node.op != "cast" or not is_channels_last(values.spec(node.name)):
+        return False
+    return not is_channels_last(values.spec(node.refs()[0]))
 
 
 def _is_read(values: Values, name: str, region: set[str]) -> bool:

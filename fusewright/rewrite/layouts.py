@@ -3,10 +3,10 @@
     convolution(x, w) = plain(convolution(last(x), last(w)))
 
 `last` and `plain` change no value, only where it lies. An operand that a loop computes is written
-in channels-last at once; a result is read through its strides by the loops that follow; everybody
-else is given a copy in the layout he expects. So the graph's outputs keep their strides, while a
-chain of convolutions and loops stays in channels-last. What backward is given lies in memory as
-forward left it: both graphs are told.
+in channels-last at once, but for what a convolution of ours ends in: that goes row by row. A result
+is read through its strides by the loops that follow; everybody else is given a copy in the layout
+he expects. So the graph's outputs keep their strides, while a chain of convolutions and loops stays
+in channels-last. What backward is given lies in memory as forward left it: both graphs are told.
 """
 
 from __future__ import annotations
@@ -129,6 +129,21 @@ def _reads_any_layout(node: Node) -> bool:
     return _is_loop(node) or swept or node.op in (GRADIENT, "getitem")
 
 
+def _ends_of_windows(graph: Graph) -> frozenset[str]:
+    """What loops make of a window's result before anything is reduced: its epilogue may be that."""
+    specs = graph.specs()
+    ends: set[str] = set()
+    after: set[str] = set()  # what waits for all of a result
+    for node in graph.nodes:
+        read = set(node.refs())
+        whole = {name for name in read & ends if _shape(specs[name]) == _shape(node.spec)}
+        if node.op == WINDOW or (_is_loop(node) and whole and not read & after):
+            ends.add(node.name)
+        elif read & (ends | after):
+            after.add(node.name)
+    return frozenset(ends)
+
+
 def _name(arg: object) -> str:
     return arg.name if isinstance(arg, Ref) else arg if isinstance(arg, str) else ""
 
@@ -214,6 +229,7 @@ class _Turning:
     restored: dict[str, Ref] = field(default_factory=dict)
     inherited: set[str] = field(default_factory=set)
     weights: frozenset[str] = frozenset()
+    row_by_row: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.builder = Builder(self.graph.inputs)
@@ -237,6 +253,7 @@ class _Turning:
         self.convolutions = frozenset(found)
         self.operands = frozenset(n for node in found.values() for n in _operands(node))
         self.weights = frozenset(_operands(node)[-1] for node in found.values())
+        self.row_by_row = _ends_of_windows(self.graph)
 
     @property
     def in_memory(self) -> frozenset[str]:
@@ -274,7 +291,8 @@ class _Turning:
             return _name(node.args[0]) in self.convolutions and _is_given_so(node.spec)
         if not _can_turn(node.spec):
             return False
-        return _is_loop(node) and node.name in self.operands | self.wished
+        wanted = node.name in self.operands | self.wished
+        return _is_loop(node) and wanted and node.name not in self.row_by_row
 
     def _inherits(self, node: Node) -> bool:
         """A loop's value lies as all that it is made of, should it come to memory at all."""

@@ -1,0 +1,90 @@
+"""Copies in channels-last, for PyTorch's convolutions, beside convolutions of ours and reductions:
+each by a kernel that turns tiles, none number by number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fusewright.codegen.ending import ending_forms
+from fusewright.emit.bundle import ProgramPlans
+from fusewright.ir import ONE
+from fusewright.loop import Store
+from fusewright.pipeline import prepare
+from fusewright.plan import rows
+from fusewright.plan.steps import Call, Loop, Plan, Window
+from fusewright.rewrite.layouts import is_channels_last
+from fusewright.schedule import Target, choose
+
+HOPPER = Target.cuda()
+
+
+def plans_of(*layers: nn.Module, size: int, channels: int = 64) -> ProgramPlans:
+    x = torch.randn(16, channels, size, size)
+    ready = prepare(nn.Sequential(*layers), (x,), modes=("train",), device=x.device, target=HOPPER)
+    return ready.modes[0]
+
+
+def convolution(channels: int) -> nn.Module:
+    return nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+
+
+def backward_of(plans: ProgramPlans) -> Plan:
+    assert plans.backward is not None
+    called = [each for each in plans.backward.steps if isinstance(each, Call)]
+    assert any("convolution_backward" in each.operators[0] for each in called), (
+        "or nothing is turned"
+    )
+    return plans.backward
+
+
+def windows_of(plan: Plan) -> list[Window]:
+    found = [each for each in plan.steps if isinstance(each, Window)]
+    assert found, "or nothing is shown"
+    return found
+
+
+def test_a_window_writes_row_by_row() -> None:
+    """What its gradient is multiplied with is turned for PyTorch, and so is the gradient: neither
+    by the window, although it reads the one and writes the other."""
+    layers = [layer for _ in range(3) for layer in (convolution(64), nn.ReLU())]
+    backward = backward_of(plans_of(*layers, size=56))
+    specs = dict(backward.specs)
+    for step in windows_of(backward):
+        assert [name for name in step.outputs if is_channels_last(specs[name])] == []
+        assert ending_forms(step.kernel)[0].schedule.lanes == 4
+    turned = [
+        each
+        for each in backward.loops
+        if any(
+            is_channels_last(specs[name]) and len(specs[name].shape) == 4 for name in each.outputs
+        )
+    ]
+    large = [each for each in turned if each.bytes_moved > 1 << 20]
+    assert len(large) == 6, "of each convolution its input and the gradient of its result"
+    assert {choose(each.kernel, HOPPER, {"s0": 16}).kind for each in large} == {"transpose"}
+
+
+@pytest.mark.parametrize(("large", "apart"), [(rows.TURNED_BYTES, True), (1 << 40, False)])
+def test_large_rows_are_not_written_across(
+    large: int, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch norm's gradient, which PyTorch's convolution reads in channels-last."""
+    monkeypatch.setattr(rows, "TURNED_BYTES", large)
+    layers = [
+        layer for _ in range(2) for layer in (convolution(128), nn.BatchNorm2d(128), nn.ReLU())
+    ]
+    backward = backward_of(plans_of(*layers, size=28, channels=128))
+    across = [each for each in backward.loops if each.kernel.inner and writes_across(each)]
+    assert bool(across) == (not apart)
+
+
+def writes_across(step: Loop) -> bool:
+    kernel = step.kernel
+    return any(
+        item.access.strides[at] == ONE and kernel.axes[at].size != ONE
+        for item in kernel.body
+        if isinstance(item, Store) and all(stride.factor for stride in item.access.strides)
+        for at in range(len(kernel.outer))
+    )
