@@ -3,10 +3,15 @@ each by a kernel that turns tiles, none number by number."""
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import nn
 
+from fusewright import layout_schedule
+from fusewright.codegen import gradient
+from fusewright.codegen import render as rendering
 from fusewright.codegen.ending import ending_forms
 from fusewright.emit.bundle import ProgramPlans
 from fusewright.ir import ONE
@@ -14,8 +19,13 @@ from fusewright.loop import Store
 from fusewright.pipeline import prepare
 from fusewright.plan import rows
 from fusewright.plan.steps import Call, Loop, Plan, Window
+from fusewright.rewrite import layouts, windows
 from fusewright.rewrite.layouts import is_channels_last
+from fusewright.runtime import tensor_cores
 from fusewright.schedule import Target, choose
+from tests.emulated_modules import as_exact_as_eager, on_library
+from tests.test_cuda_emulated import emulated
+from tests.test_windows import STUB
 
 HOPPER = Target.cuda()
 
@@ -88,3 +98,46 @@ def writes_across(step: Loop) -> bool:
         if isinstance(item, Store) and all(stride.factor for stride in item.access.strides)
         for at in range(len(kernel.outer))
     )
+
+
+# Whose a convolution is, and what follows it ---------------------------------------------------
+
+
+class Mixed(nn.Module):
+    """Residuals, norms, a pool and a transposed layer between convolutions of either kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = convolution(32), convolution(32)
+        self.norm, self.strided = nn.BatchNorm2d(32), nn.Conv2d(32, 40, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose2d(40, 32, 2, stride=2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.relu(self.first(x))
+        z = torch.relu(self.norm(self.second(y)) + y)
+        down = torch.nn.functional.silu(self.strided(z))
+        pooled = torch.nn.functional.max_pool2d(z, 2)
+        return torch.tanh(self.up(down)) * y, pooled, down.transpose(2, 3)
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_convolutions_of_either_kind_side_by_side(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawn anew for every pass of each: what one leaves in memory the others find."""
+    drawn = random.Random(seed)
+    for each in ("is_worthwhile", "gradient_pays"):
+        monkeypatch.setattr(windows, each, lambda *_: drawn.random() < 0.5)
+    for module in (windows, layout_schedule):
+        monkeypatch.setattr(module, "prefers_direct", lambda *_: False)
+    monkeypatch.setattr(layouts, "LEAST_BYTES", 1)
+    monkeypatch.setattr(rows, "TURNED_BYTES", 1)
+    monkeypatch.setattr(rendering, "WINDOW_HEADER", str(STUB))
+    monkeypatch.setattr(gradient, "HEADER", str(STUB))
+    monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
+    torch.manual_seed(seed)
+    model, x = Mixed(), torch.randn(2, 32, 8, 12)
+    prepared = prepare(model, (x,), modes=("train",), device=x.device, target=HOPPER)
+    fast = on_library(model, x, prepared, emulated(prepared.source))
+    as_exact_as_eager(fast, model, x, 2e-6)
