@@ -96,7 +96,8 @@ def build(
     compiler: str | None = None,
     cores: int = 0,
 ) -> Artifact:
-    """The library for this source: from the cache where it is sound there, else compiled."""
+    """The library for this source: from the cache where it is sound there, else compiled, on so
+    many cores, or on all."""
     start = time.perf_counter()
     command = (*find_compiler(source.language, compiler), *_flags(source.language, arch))
     job = _Job(source, command, trusted_folder(cache_dir), _key(source, command), cores)
@@ -328,7 +329,7 @@ def _compile(job: _Job) -> None:
 
 
 def _run_compiler(job: _Job, library: Path, work: str) -> None:
-    command = [*job.command, *_on_all_cores(job), "-o", str(library), str(job.kept_source)]
+    command = [*job.command, *_splitting(job), "-o", str(library), str(job.kept_source)]
     debug.log(2, "%s", shlex.join(command))
     environment = {**os.environ, "TMPDIR": work}
     try:
@@ -351,7 +352,7 @@ def _run_compiler(job: _Job, library: Path, work: str) -> None:
     )
 
 
-def _on_all_cores(job: _Job) -> tuple[str, ...]:
+def _splitting(job: _Job) -> tuple[str, ...]:
     """Not part of the key: the library's bytes do not depend on it."""
     if job.source.language == "host":
         return ()

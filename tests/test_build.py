@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_nvcc_builds_on_all_cores_where_it_can(release: str, split: int, tmp_pat
 def kernels(*weights: int) -> Source:
     """Each returns its index."""
     pieces = [
-        Piece(f'extern "C" int kernel_{at}() {{ return {at}; }}', weight)
+        Piece(f'extern "C" int kernel_{at}() {{ return {at}; }}', weight, "FW_OTHERS")
         for at, weight in enumerate(weights)
     ]
     text = "\n\n".join(["static int shared = 7;", *(each.text for each in pieces)]) + "\n"
@@ -78,6 +79,17 @@ def test_kernels_are_divided_among_compilers(
     found = [{int(each) for each in re.findall(r"kernel_(\d+)\(", part.text)} for part in parts]
     assert sorted(map(sorted, found)) == sorted(map(sorted, held)), found
     assert all("static int shared" in part.text for part in parts)
+
+
+def test_kernels_that_are_left_out_weigh_nothing() -> None:
+    source = kernels(9, 9, 9, 9)
+    pieces = tuple(
+        replace(each, macro=name)
+        for each, name in zip(source.pieces, ("FW_A", "FW_A", "FW_B", "FW_B"), strict=True)
+    )
+    for left, count in ((9, 4), (0, 2)):
+        text = f"#define FW_A {left}\n{source.text}"
+        assert len(replace(source, text=text, pieces=pieces).divided(4)) == count
 
 
 def test_libraries_that_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +182,7 @@ PROCESS = """
 import sys
 from pathlib import Path
 from fusewright.build import build, load
-from fusewright.codegen.source import Entry, Piece, Source
+from fusewright.codegen.source import Source
 source = Source("host", sys.argv[1], ())
 made = build(source, cache_dir=Path(sys.argv[2]), compiler=sys.argv[3])
 print(made.cached, load(made).answer())

@@ -45,6 +45,13 @@ extern "C" int taps_of(const fw::ConvolutionSizes* sizes) {
   }
   return found & ~1;
 }
+extern "C" int has_taps(const fw::ConvolutionSizes* sizes) {
+  fw::WindowShape shape{};
+  fw::TapOrder order{};
+  if (!fw::lay_out(*sizes, 1, false, shape, order)) return -1;
+  const fw::GradientSizes of = fw::gradient_sizes(shape, 1, false, false);
+  return fw::has_all_taps<fw::TapCounts<1, 2>>(of) + 2 * fw::has_all_taps<fw::TapCounts<4, 5>>(of);
+}
 extern "C" int gradient(const fw::WindowInput* x, const fw::WindowInput* dy,
                         const fw::WindowGradient* dw, const fw::ConvolutionSizes* sizes) {
   return fw::window_gradient<1, fw::TapCounts<4, 5>>(*x, *dy, *dw, *sizes, 1, nullptr, 0, nullptr);
@@ -122,6 +129,7 @@ def test_what_there_is_no_code_for_is_refused() -> None:
     of = Geometry(Dim(1), 1, 64, 64, axis_of(8, 1, 1, 1, 0), axis_of(8, 3, 1, 1, 0))
     weights = (ctypes.c_int64 * 6)(dw.data_ptr(), 192, 3, 0, 3, 1)
     sizes = sizes_of(of, 6)
+    assert library().has_taps(ctypes.byref(sizes)) == 1, "one and two, and no others"
     assert library().gradient(strided(x), strided(dy), weights, ctypes.byref(sizes)) == 1
     filter_ = (ctypes.c_int64 * 7)(dw.data_ptr(), 64 * 192, 192, 3, 0, 3, 1)
     workspace = ctypes.c_void_p(torch.empty(1 << 20).data_ptr())

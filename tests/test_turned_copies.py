@@ -76,6 +76,46 @@ def test_a_window_writes_row_by_row() -> None:
     assert {choose(each.kernel, HOPPER, {"s0": 16}).kind for each in large} == {"transpose"}
 
 
+def test_a_bare_convolution_writes_row_by_row() -> None:
+    """For another of PyTorch's, and as an output beside it."""
+    model = Strided(bias=False)
+    x = torch.randn(16, 64, 56, 56)
+    found = prepare(model, (x,), modes=("eval",), device=x.device, target=HOPPER)
+    inference = found.modes[0].inference
+    (step,) = windows_of(inference)
+    (output,) = step.outputs
+    assert not is_channels_last(dict(inference.specs)[output])
+    assert ending_forms(step.kernel)[0].schedule.lanes == 4
+
+
+class Strided(nn.Module):
+    """A convolution of ours, and one that is left to PyTorch."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(64, 64, 3, padding=1, bias=bias)
+        self.second = nn.Conv2d(64, 256, 8, stride=8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.first(x)
+        return y, self.second(y)
+
+
+@pytest.mark.parametrize("act", [nn.LeakyReLU(), nn.Hardtanh(), nn.PReLU()])
+def test_what_is_saved_of_an_epilogue_lies_row_by_row(act: nn.Module) -> None:
+    """Masks that backward would rather have in channels-last; both graphs have the same of them."""
+    layers = (nn.Conv2d(64, 64, 3, padding=1), act, nn.Conv2d(64, 256, 8, stride=8))
+    plans = plans_of(*layers, size=56)
+    assert plans.backward is not None and windows_of(plans.forward)
+    program = plans.program
+    assert program.backward is not None
+    specs = program.forward.specs()
+    first = sum(result.kind != "saved" for result in program.results)
+    saved = [specs[name] for name in program.forward.outputs[first:] if isinstance(name, str)]
+    given = [each.spec for each in program.backward.inputs[: len(saved)]]
+    assert saved and [each and each.strides for each in saved] == [each.strides for each in given]
+
+
 @pytest.mark.parametrize(("large", "apart"), [(rows.TURNED_BYTES, True), (1 << 40, False)])
 def test_large_rows_are_not_written_across(
     large: int, apart: bool, monkeypatch: pytest.MonkeyPatch

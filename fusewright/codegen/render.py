@@ -90,7 +90,9 @@ def render(
     weights += [CONVOLUTIONS] * len(gradients)
     lines += _sections(made)
     pairs = zip(made, weights, strict=True)
-    pieces = tuple(Piece("\n".join(text), weight) for (_, text), weight in pairs)
+    pieces = tuple(
+        Piece("\n".join(text), weight, macro(each.terms)) for (each, text), weight in pairs
+    )
     entries = tuple(each for each, _ in made)
     return Source(target.language, "\n".join(lines) + "\n", entries, pieces)
 

@@ -110,10 +110,12 @@ def macro(terms: str) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """The text of a kernel, and how long a compiler takes for it, next to others."""
+    """The text of a kernel, how long a compiler takes for it, next to others, and the macro that is
+    0 where it is left out."""
 
     text: str
     weight: int
+    macro: str
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,10 @@ class Source:
 
     def divided(self, most: int) -> list[Source]:
         """Up to so many sources, about as heavy as each other, that together have all kernels."""
-        weight = sum(each.weight for each in self.pieces)
+        built = [each for each in self.pieces if f"#define {each.macro} 0\n" not in self.text]
+        weight = sum(each.weight for each in built)
         held: list[list[Piece]] = [[] for _ in range(max(1, min(most, weight // WORTH)))]
-        for piece in sorted(self.pieces, key=lambda each: -each.weight):
+        for piece in sorted(built, key=lambda each: -each.weight):
             min(held, key=lambda part: sum(each.weight for each in part)).append(piece)
         return [self._without(set(self.pieces) - set(part)) for part in held]
 

@@ -220,6 +220,7 @@ int convolution(const End& end, bool vectors, const Input& x, const WindowFilter
   const int samples = kLines ? shape.images * shape.groups : 0, blocks = samples + outs;
   const int room = min(of.channels * shape.taps, 8192);  // with 32 KB, several blocks a processor
   if (outs > 0) {
+    static_assert(kSplitThreads >= kMostTaps, "a thread for each tap");
     const int threads = of.channels * shape.taps < 1024 ? kMostTaps : kSplitThreads;
     // An ordinary launch: the next kernels read x before they wait for this one, so x has to be there.
     const auto kernel = split_filter<Input>;

@@ -38,6 +38,8 @@ from fusewright.plan.fuse import (
     makes_cycle,
     memory_readers,
     needed_views,
+    order_of,
+    orders_of_stores,
 )
 from fusewright.plan.line_pairs import LinePair
 from fusewright.plan.logsumexps import LOGSUMEXP
@@ -203,6 +205,9 @@ def ends_product(values: Values, group: Group, name: str) -> bool:
     if kernel.inner and values.nodes[name].op == WINDOW:
         allowed = reads[0].access.offset == ()
         return allowed and window_sweep(kernel, name, values.spec(name).shape) is not None
+    rows = {order_of(kernel, reads[0].access)}
+    if values.nodes[name].op == WINDOW and orders_of_stores(kernel) != rows:
+        return False
     return any(
         reads[0].access == Access(name, strides)
         for strides in _own_strides(kernel, values.spec(name).shape[-1], values.spec(name).numel)

@@ -90,11 +90,12 @@ def _wishes(
     assert program.backward is not None
     turning = _relaid(program.backward, sizes, frozenset(i - first for i in held))
     made = {node.name: node for node in program.forward.nodes}
-    given = frozenset(map(_name, program.forward.outputs[:first]))
+    fixed = frozenset(map(_name, program.forward.outputs[:first]))
+    fixed |= _ends_of_windows(program.forward)
     found = set()
     for position in range(first, len(program.forward.outputs)):
         node = made.get(_name(program.forward.outputs[position]))
-        free = position not in held and node is not None and node.name not in given
+        free = position not in held and node is not None and node.name not in fixed
         if free and node is not None and _is_loop(node) and _can_turn(node.spec):
             lying = turning.beside(program.backward.inputs[position - first].name)
             found |= {position} if lying == {True} else set()
