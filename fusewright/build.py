@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -74,6 +74,7 @@ class _Job:
     folder: Path
     key: str
     cores: int
+    running: list[subprocess.Popen[str]]
 
     @property
     def library(self) -> Path:
@@ -95,12 +96,14 @@ def build(
     arch: str = "sm_90a",
     compiler: str | None = None,
     cores: int = 0,
+    running: list[subprocess.Popen[str]] | None = None,
 ) -> Artifact:
     """The library for this source: from the cache where it is sound there, else compiled, on so
-    many cores, or on all."""
+    many cores, or on all. A compiler that is started is added to those that are `running`."""
     start = time.perf_counter()
     command = (*find_compiler(source.language, compiler), *_flags(source.language, arch))
-    job = _Job(source, command, trusted_folder(cache_dir), _key(source, command), cores)
+    folder, started = trusted_folder(cache_dir), [] if running is None else running
+    job = _Job(source, command, folder, _key(source, command), cores, started)
     cached = _is_sound(job)
     if not cached:
         with writing_cache(job.folder), _locked(job):
@@ -119,9 +122,20 @@ def build_divided(source: Source, *, arch: str) -> list[Artifact]:
     parts = source.divided(min(cores, MOST_COMPILERS))
     if len(parts) == 1:
         return [build(source, arch=arch)]
+    running: list[subprocess.Popen[str]] = []
+    each = max(1, cores // len(parts))
     with ThreadPoolExecutor(len(parts)) as pool:
-        each = max(1, cores // len(parts))
-        return list(pool.map(lambda part: build(part, arch=arch, cores=each), parts))
+        jobs = [pool.submit(build, x, arch=arch, cores=each, running=running) for x in parts]
+        try:
+            for job in as_completed(jobs):
+                job.result()
+        except BaseException:
+            # One has failed, or the user has had enough, which this thread alone is told.
+            while wait(jobs, timeout=0.1).not_done:
+                for process in running:
+                    process.kill()
+            raise
+    return [job.result() for job in jobs]
 
 
 def processors() -> int:
@@ -334,22 +348,36 @@ def _run_compiler(job: _Job, library: Path, work: str) -> None:
     environment = {**os.environ, "TMPDIR": work}
     try:
         # The compiler's own temporary files go into the working folder and vanish with it.
-        ran = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", env=environment
-        )
+        code, said = _said(command, environment, job.running)
     except OSError as error:
         raise CompileFailed(f"{command[0]} cannot be run: {error}") from error
-    if ran.returncode != 0:
-        why = f"failed with status {ran.returncode}"
+    if code != 0:
+        why = f"failed with status {code}"
     elif not library.is_file():
         why = "ended well but wrote no library"
     else:
         return
-    words = _first_lines(ran.stderr or ran.stdout) or "(the compiler said nothing)"
+    words = _first_lines(said) or "(the compiler said nothing)"
     raise CompileFailed(
         f"the {job.source.language} compiler {why}\ncommand: {shlex.join(command)}\n"
         f"source: {job.kept_source}\n{words}"
     )
+
+
+def _said(
+    command: list[str], environment: dict[str, str], running: list[subprocess.Popen[str]]
+) -> tuple[int, str]:
+    """How a command ended, and its words."""
+    given: dict[str, Any] = {"text": True, "errors": "replace", "env": environment}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, **given) as process:
+        running.append(process)
+        try:
+            words, complaints = process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, complaints or words
 
 
 def _splitting(job: _Job) -> tuple[str, ...]:

@@ -104,6 +104,21 @@ def test_libraries_that_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert all(each.cached for each in again) and {e.path for e in again} == {e.path for e in built}
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_one_that_fails_ends_the_others(
+    failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = f'for last; do :; done\ngrep -q "kernel_{failing}(" "$last" || exec sleep 60\nexit 7'
+    monkeypatch.setenv("CXX", script(tmp_path, body))
+    monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(building, "processors", lambda: 2)
+    start = time.perf_counter()
+    with pytest.raises(CompileFailed, match="status 7"):
+        building.build_divided(kernels(9, 9), arch="native")
+    assert time.perf_counter() - start < 30
+    assert leftovers(tmp_path / "cache") == []
+
+
 def test_compilers_side_by_side_share_the_cores(tmp_path: Path) -> None:
     """One that has all may use all."""
     path = tmp_path / "nvcc"
