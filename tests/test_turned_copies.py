@@ -160,6 +160,13 @@ class Mixed(nn.Module):
         return torch.tanh(self.up(down)) * y, pooled, down.transpose(2, 3)
 
 
+def stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions by loops on the host."""
+    monkeypatch.setattr(rendering, "WINDOW_HEADER", str(STUB))
+    monkeypatch.setattr(gradient, "HEADER", str(STUB))
+    monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
+
+
 @pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_convolutions_of_either_kind_side_by_side(
@@ -173,9 +180,7 @@ def test_convolutions_of_either_kind_side_by_side(
         monkeypatch.setattr(module, "prefers_direct", lambda *_: False)
     monkeypatch.setattr(layouts, "LEAST_BYTES", 1)
     monkeypatch.setattr(rows, "TURNED_BYTES", 1)
-    monkeypatch.setattr(rendering, "WINDOW_HEADER", str(STUB))
-    monkeypatch.setattr(gradient, "HEADER", str(STUB))
-    monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
+    stubbed(monkeypatch)
     torch.manual_seed(seed)
     model, x = Mixed(), torch.randn(2, 32, 8, 12)
     prepared = prepare(model, (x,), modes=("train",), device=x.device, target=HOPPER)

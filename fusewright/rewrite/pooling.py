@@ -184,7 +184,7 @@ def _spread(builder: Builder, node: Node, value: Ref, times: tuple[int, ...]) ->
     spec = TensorSpec(held.dtype, wide, contiguous_strides(wide), held.device)
     args: tuple[Arg, ...] = (viewed, wide)
     made = builder.add(Node(node.name, "aten.expand.default", args, (), spec, node.source))
-    return builder.view(node, made, node.spec.shape, node.spec.strides)
+    return builder.view(node, made, node.spec.shape, contiguous_strides(node.spec.shape))
 
 
 def _enlarged(builder: Builder, node: Node) -> Ref | None:

@@ -64,10 +64,12 @@ def same_cast(context: Context, node: Node) -> Ref | None:
 def _needs_memory(context: Context, node: Node, source: Ref) -> bool:
     """Whether a copy of `source` must stay one: the model gives it out, or a view of it, and may
     not give out one piece of memory twice; or the source is an argument, which its owner may
-    write to before backward reads it."""
+    write to before backward reads it; or it is a view of what is expanded, which lies nowhere."""
     while (producer := context.producer(source)) is not None and producer.op in _LOOKING:
         assert isinstance(producer.args[0], Ref)
         source = producer.args[0]
+        if producer.op == "aten.expand.default":
+            return True
     return producer is None or _is_given_out(node.name, context.users, context.outputs)
 
 
