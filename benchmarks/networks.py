@@ -26,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import fusewright
+from benchmarks.convolutions import error
 from benchmarks.interleaved import interleaved
 from fusewright.bench.clock import DeviceClock
 
@@ -138,13 +139,9 @@ def errors(model: nn.Module, exact: nn.Module, x: Tensor, grad: Tensor) -> str:
     trained(exact, x.double(), grad.double())
     trained(model, x, grad)
     pairs = zip(model.parameters(), exact.parameters(), strict=True)
-    found = [_error(a.grad, b.grad) for a, b in pairs if a.grad is not None and b.grad is not None]
+    found = [error(a.grad, b.grad) for a, b in pairs if a.grad is not None and b.grad is not None]
     with torch.no_grad():
-        return f"{_error(model(x), exact(x.double())):.1e} {max(found):.1e}"
-
-
-def _error(found: Tensor, exact: Tensor) -> float:
-    return float((found.double() - exact).norm() / exact.norm())
+        return f"{error(model(x), exact(x.double())):.1e} {max(found):.1e}"
 
 
 def kernels_of(call: Callable[[], object], most: int) -> list[str]:

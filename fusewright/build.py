@@ -368,9 +368,10 @@ def _said(
     command: list[str], environment: dict[str, str], running: list[subprocess.Popen[str]]
 ) -> tuple[int, str]:
     """How a command ended, and its words."""
-    given: dict[str, Any] = {"text": True, "errors": "replace", "env": environment}
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, **given) as process:
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, errors="replace", env=environment
+    ) as process:
         running.append(process)
         try:
             words, complaints = process.communicate()

@@ -13,7 +13,6 @@ from fusewright.codegen.window import direct_taps, images_text, lines_of, sizes_
 from fusewright.direct_cost import plane_gradient_rows
 from fusewright.ir import Dim
 from fusewright.layout_schedule import GradientSchedule
-from fusewright.window import Source
 from fusewright.window_cost import tap_counts
 from fusewright.window_gradient import GradientKernel
 
@@ -70,10 +69,6 @@ class _Names:
     def size(self, of: Dim) -> str:
         return size_text(of, self.symbols)
 
-    def images(self, source: Source) -> list[str]:
-        pointer = f"static_cast<const float*>({self.pointers[source.buffer]})"
-        return [pointer, *map(self.size, source.strides)]
-
 
 def _operands(kernel: GradientKernel, schedule: GradientSchedule, names: _Names) -> list[str]:
     weights = [f"static_cast<float*>({names.pointers[kernel.filter.buffer]})"]
@@ -83,9 +78,9 @@ def _operands(kernel: GradientKernel, schedule: GradientSchedule, names: _Names)
     if kernel.prologue is not None:
         change = f"const auto change = {computed_text(kernel)};"
     else:
-        change = images_text("change", kernel.change, names.images(kernel.change))
+        change = images_text("change", kernel.change, names.pointers, names.size)
     return [
-        images_text("source", kernel.source, names.images(kernel.source)),
+        images_text("source", kernel.source, names.pointers, names.size),
         change,
         f"const fw::{kind}Gradient gradient{{{', '.join(weights)}}};",
         f"const fw::ConvolutionSizes sizes{{{sizes}}};",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from math import gcd
 
@@ -153,8 +153,7 @@ def _operands(kernel: WindowKernel, form: Form, of: Geometry, band_width: int) -
     if kernel.prologue is not None:
         given = f"const auto source = {computed_text(kernel)};"
     else:
-        images = [pointer_text(form, "float", source.buffer), *map(form.size, source.strides)]
-        given = images_text("source", source, images)
+        given = images_text("source", source, form.pointers, form.size)
     return [
         given,
         f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
@@ -162,11 +161,15 @@ def _operands(kernel: WindowKernel, form: Form, of: Geometry, band_width: int) -
     ]
 
 
-def images_text(name: str, source: Source, images: list[str]) -> str:
+def images_text(
+    name: str, source: Source, pointers: Mapping[str, str], size: Callable[[Dim], str]
+) -> str:
     """A tensor of images, and whether its channels may lie side by side."""
-    apart = source.strides[1].is_static and source.strides[1] != ONE
-    kind, given = ("Planar", "{{{}}}") if apart else ("Window", "{{}}")
-    return f"const fw::{kind}Input {name}{given.replace('{}', ', '.join(images))};"
+    data = f"static_cast<const float*>({pointers[source.buffer]})"
+    images = ", ".join([data, *map(size, source.strides)])
+    if source.strides[1].is_static and source.strides[1] != ONE:
+        return f"const fw::PlanarInput {name}{{{{{images}}}}};"
+    return f"const fw::WindowInput {name}{{{images}}};"
 
 
 def sizes_text(

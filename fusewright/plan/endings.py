@@ -38,13 +38,13 @@ from fusewright.plan.fuse import (
     makes_cycle,
     memory_readers,
     needed_views,
-    order_of,
     orders_of_stores,
 )
 from fusewright.plan.line_pairs import LinePair
 from fusewright.plan.logsumexps import LOGSUMEXP
 from fusewright.plan.names import operators_of
 from fusewright.plan.products import product_kernel
+from fusewright.plan.rows import order_of
 from fusewright.plan.steps import Ended, Product, Window
 from fusewright.plan.values import Values, is_pointwise
 from fusewright.plan.window_sweeps import window_sweep
@@ -202,11 +202,11 @@ def ends_product(values: Values, group: Group, name: str) -> bool:
     reads = [i for i in kernel.body if isinstance(i, Load) and i.access.buffer == name]
     if len(reads) != 1 or not is_epilogue(kernel):
         return False
-    if kernel.inner and values.nodes[name].op == WINDOW:
+    if kernel.inner and name in values.windows:
         allowed = reads[0].access.offset == ()
         return allowed and window_sweep(kernel, name, values.spec(name).shape) is not None
     rows = {order_of(kernel, reads[0].access)}
-    if values.nodes[name].op == WINDOW and orders_of_stores(kernel) != rows:
+    if name in values.windows and orders_of_stores(kernel) != rows:
         return False
     return any(
         reads[0].access == Access(name, strides)

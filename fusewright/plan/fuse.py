@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from fusewright.ir import ONE, Node
-from fusewright.loop import Access, Apply, Load, LoopKernel, Store, level, scans
+from fusewright.ir import Node
+from fusewright.loop import Apply, Load, LoopKernel, Store, level, scans
 from fusewright.plan.assemble import Assembled, assemble
 from fusewright.plan.domain import Domain, point_domain, reduction_domain, scan_domain
 from fusewright.plan.finish import kernel_of
 from fusewright.plan.frames import NotFusibleError
 from fusewright.plan.overlaps import read_often
-from fusewright.plan.rows import holds_rows, holds_whole_columns
+from fusewright.plan.rows import holds_rows, holds_whole_columns, order_of
 from fusewright.plan.values import Values, is_pointwise, is_scan, is_view
-from fusewright.rewrite.layouts import WINDOW
 from fusewright.sweep import is_one_scan, part_bytes, sweeps
 
 MAX_ROUNDS = 8
@@ -283,7 +282,7 @@ def _ends_one_product(values: Values, items: tuple[str, ...], kernel: LoopKernel
     ended = [values.ends[item] for item in items if item in values.ends]
     if len(ended) != 1 or kernel.inner or not is_epilogue(kernel):
         return False
-    return values.nodes[ended[0]].op != WINDOW or len(orders_of_stores(kernel)) == 1
+    return ended[0] not in values.windows or len(orders_of_stores(kernel)) == 1
 
 
 def orders_of_stores(kernel: LoopKernel) -> set[tuple[int, ...]]:
@@ -291,12 +290,6 @@ def orders_of_stores(kernel: LoopKernel) -> set[tuple[int, ...]]:
     side by side: what is written by channels beside it would take them apart (H200, 64 channels
     of 16×56²: 77 instead of 20 µs, and a copy takes 9)."""
     return {order_of(kernel, item.access) for item in kernel.body if isinstance(item, Store)}
-
-
-def order_of(kernel: LoopKernel, access: Access) -> tuple[int, ...]:
-    """The axes along which an access has neighbours."""
-    strides = zip(kernel.axes, access.strides, strict=True)
-    return tuple(at for at, (axis, by) in enumerate(strides) if by == ONE and axis.size != ONE)
 
 
 def is_epilogue(kernel: LoopKernel) -> bool:

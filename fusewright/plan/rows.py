@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusewright.coalesce import coalesce
 from fusewright.columns import held_column
 from fusewright.ir import ITEM_BYTES, ONE
-from fusewright.loop import Load, LoopKernel, Store
+from fusewright.loop import Access, Load, LoopKernel, Store
 from fusewright.plan.values import Values
 
 # A row of this many bytes per tensor stays in the registers of one block, or in a core's cache.
@@ -76,13 +76,14 @@ def _mixes_rows(values: Values, kernel: LoopKernel) -> bool:
         if isinstance(item, Load | Store) and 2 * _extent(kernel, item, values) > points:
             large = isinstance(item, Store) and points * ITEM_BYTES[item.dtype] >= TURNED_BYTES
             first = 0 if large else len(kernel.outer)
-            strides = enumerate(item.access.strides)
-            along |= {
-                at
-                for at, stride in strides
-                if stride == ONE and at >= first and kernel.axes[at].size != ONE
-            }
+            along |= {at for at in order_of(kernel, item.access) if at >= first}
     return len(along) > 1
+
+
+def order_of(kernel: LoopKernel, access: Access) -> tuple[int, ...]:
+    """The axes along which an access has neighbours."""
+    strides = zip(kernel.axes, access.strides, strict=True)
+    return tuple(at for at, (axis, by) in enumerate(strides) if by == ONE and axis.size != ONE)
 
 
 def _extent(kernel: LoopKernel, item: Load | Store, values: Values) -> int:

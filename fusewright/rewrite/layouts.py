@@ -230,7 +230,7 @@ class _Turning:
     restored: dict[str, Ref] = field(default_factory=dict)
     inherited: set[str] = field(default_factory=set)
     weights: frozenset[str] = frozenset()
-    row_by_row: frozenset[str] = frozenset()
+    window_ends: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.builder = Builder(self.graph.inputs)
@@ -254,7 +254,7 @@ class _Turning:
         self.convolutions = frozenset(found)
         self.operands = frozenset(n for node in found.values() for n in _operands(node))
         self.weights = frozenset(_operands(node)[-1] for node in found.values())
-        self.row_by_row = _ends_of_windows(self.graph)
+        self.window_ends = _ends_of_windows(self.graph)
 
     @property
     def in_memory(self) -> frozenset[str]:
@@ -293,7 +293,7 @@ class _Turning:
         if not _can_turn(node.spec):
             return False
         wanted = node.name in self.operands | self.wished
-        return _is_loop(node) and wanted and node.name not in self.row_by_row
+        return _is_loop(node) and wanted and node.name not in self.window_ends
 
     def _inherits(self, node: Node) -> bool:
         """A loop's value lies as all that it is made of, should it come to memory at all."""
