@@ -15,6 +15,7 @@ from fusewright.columns import held_column, holds_columns
 from fusewright.ir import ITEM_BYTES, ZERO, Dim
 from fusewright.keep import block_shared_bytes, free_registers, keep, row_registers, shared_rows
 from fusewright.loop import Load, LoopKernel, scans
+from fusewright.offsets import may_be_wide
 from fusewright.scan_schedule import scan_candidates, scan_fits
 from fusewright.sweep import Sweeps, early_loads, element_loads, part_bytes, sweeps
 from fusewright.target import HOPPER_SHARED_BYTES as HOPPER_SHARED_BYTES
@@ -169,6 +170,11 @@ def choose(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Sche
 
 def candidates(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
     """Schedules worth trying, best guess first; some may not be legal."""
+    wide = target.language == "cuda" and may_be_wide(kernel, sizes)
+    yield from (replace(each, wide=wide) for each in _proposed(kernel, target, sizes))
+
+
+def _proposed(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
     if scans(kernel):
         yield from scan_candidates(kernel, target, sizes)
         return

@@ -71,7 +71,8 @@ class Schedule:
     vectors of each thread do, and each sweep reads the others again, `beyond` in flight. shared: a
     cached row waits in shared memory instead, as it lies in memory, and each sweep computes anew
     from it; so many blocks share a processor. splits: parts of the inner extent that are reduced
-    apart and joined in order. tile: the edge of a tile.
+    apart and joined in order. tile: the edge of a tile. wide: vectors are there for offsets of 64
+    bits too, for which there are single elements otherwise.
     """
 
     kind: str
@@ -85,3 +86,4 @@ class Schedule:
     shared: int = 0
     splits: int = 1
     tile: int = LARGE_TILE
+    wide: bool = False

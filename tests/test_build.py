@@ -66,10 +66,10 @@ def kernels(*weights: int) -> Source:
 @pytest.mark.parametrize(
     ("weights", "most", "held"),
     [
-        ((1, 2, 1), 4, [{0, 1, 2}]),  # not worth it
-        ((9, 9, 9, 9), 1, [{0, 1, 2, 3}]),
-        ((1, 9, 9, 2, 9, 9), 2, [{1, 3, 4}, {0, 2, 5}]),
-        ((9, 9, 2, 1), 4, [{0, 2}, {1, 3}]),
+        ((1, 5, 1), 4, [{0, 1, 2}]),  # not worth it
+        ((29, 29, 29, 29), 1, [{0, 1, 2, 3}]),
+        ((1, 29, 29, 5, 29, 29), 2, [{1, 3, 4}, {0, 2, 5}]),
+        ((17, 17, 5, 2), 4, [{0, 2}, {1, 3}]),
     ],
 )
 def test_kernels_are_divided_among_compilers(
@@ -82,12 +82,12 @@ def test_kernels_are_divided_among_compilers(
 
 
 def test_kernels_that_are_left_out_weigh_nothing() -> None:
-    source = kernels(9, 9, 9, 9)
+    source = kernels(29, 29, 29, 29)
     pieces = tuple(
         replace(each, macro=name)
         for each, name in zip(source.pieces, ("FW_A", "FW_A", "FW_B", "FW_B"), strict=True)
     )
-    for left, count in ((9, 4), (0, 2)):
+    for left, count in ((3, 4), (0, 2)):
         text = f"#define FW_A {left}\n{source.text}"
         assert len(replace(source, text=text, pieces=pieces).divided(4)) == count
 
@@ -95,12 +95,12 @@ def test_kernels_that_are_left_out_weigh_nothing() -> None:
 def test_libraries_that_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(building, "processors", lambda: 3)
-    built = building.build_divided(kernels(9, 9, 9, 2, 1), arch="native")
+    built = building.build_divided(kernels(29, 29, 29, 5, 1), arch="native")
     assert len({each.path for each in built}) == 3 and not any(each.cached for each in built)
     library = building.Libraries(built)
     assert [getattr(library, f"kernel_{at}")() for at in range(5)] == [0, 1, 2, 3, 4]
     assert not hasattr(library, "kernel_5")
-    again = building.build_divided(kernels(9, 9, 9, 2, 1), arch="native")
+    again = building.build_divided(kernels(29, 29, 29, 5, 1), arch="native")
     assert all(each.cached for each in again) and {e.path for e in again} == {e.path for e in built}
 
 
@@ -114,7 +114,7 @@ def test_one_that_fails_ends_the_others(
     monkeypatch.setattr(building, "processors", lambda: 2)
     start = time.perf_counter()
     with pytest.raises(CompileFailed, match="status 7"):
-        building.build_divided(kernels(9, 9), arch="native")
+        building.build_divided(kernels(29, 29), arch="native")
     assert time.perf_counter() - start < 30
     assert leftovers(tmp_path / "cache") == []
 

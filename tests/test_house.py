@@ -22,7 +22,7 @@ ORDER = (
     ("ir",),
     ("places",),
     ("loop",),
-    ("coalesce",),
+    ("coalesce", "offsets"),
     ("ending",),
     ("product", "window"),
     ("window_gradient",),

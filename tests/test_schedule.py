@@ -99,7 +99,7 @@ def test_a_long_row_leaves_room_for_a_second_block() -> None:
     """Rows that 1024 threads do not fill or cannot hold are held in part, if at all."""
 
     def picked(columns: int) -> Schedule:
-        return choose(cases.softmax(S0, columns), CUDA, {"s0": 4096})
+        return choose(cases.softmax(S0, columns), CUDA, {"s0": 2048})
 
     assert picked(16384) == Schedule("row", 4, 512, unroll=8, cached=True)
     assert picked(32768) == Schedule("row", 4, 1024, unroll=8, cached=True)

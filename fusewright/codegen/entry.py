@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from fusewright.codegen.form import Form, constants
 from fusewright.codegen.lanes import indented
 from fusewright.codegen.source import Entry, Workspace
 from fusewright.codegen.text import size_in_doubles, size_text
 from fusewright.ir import ONE, ZERO, Dim, Ratio
-from fusewright.loop import Access, Index, Load, Store
+from fusewright.loop import Access
+from fusewright.offsets import NARROW_LIMIT, extents
 from fusewright.optable import STORAGE_TYPES
 from fusewright.schedule import SMALL_TILE, Target, workspace_bytes
 from fusewright.vectors import vector_axes, vectors
-
-# Loops may step past the end by one pass of a block before they look.
-NARROW_LIMIT = 2**31 - 2**20
 
 
 def entry(form: Form, target: Target) -> Entry:
@@ -95,20 +93,20 @@ def _cuda_calls(form: Form) -> list[str]:
     if vectors != "true":
         lines.append(f"const bool vectors = {vectors};")
     only = {"true": "int", "false": "int64_t"}.get(narrow)
-    test = "" if vectors == "true" else "vectors"
-    if only is not None:
-        lines.append(_returned(test, _launch(form, only, lanes)))
-    else:
-        both = "narrow" if not test else "vectors && narrow"
-        lines.append(_returned(both, _launch(form, "int", lanes)))
-        lines.append(_returned(test, _launch(form, "int64_t", lanes)))
-    if test:
-        lines.append(f"return {_launch(form, only or 'int64_t', 1)};")
-    return lines
+    tests = [] if vectors == "true" else ["vectors"]
+    made: list[tuple[list[str], str, int]] = []
+    if only is None:
+        made.append(([*tests, "narrow"], "int", lanes))
+    if only or form.schedule.wide or lanes == 1:
+        made.append((tests, only or "int64_t", lanes))
+    if made[-1][0]:
+        made.append(([], only or "int64_t", 1))
+    return [*lines, *(_returned(*each, form) for each in made)]
 
 
-def _returned(condition: str, call: str) -> str:
-    return f"if ({condition}) return {call};" if condition else f"return {call};"
+def _returned(tests: list[str], index: str, lanes: int, form: Form) -> str:
+    call = f"return {_launch(form, index, lanes)};"
+    return f"if ({' && '.join(tests)}) {call}" if tests else call
 
 
 def _launch(form: Form, index: str, lanes: int) -> str:
@@ -146,19 +144,8 @@ def _launch(form: Form, index: str, lanes: int) -> str:
 
 def narrow_text(form: Form) -> str:
     """Whether every index and offset fits 32 bits: 'true', 'false' or a test of the symbols."""
-    kernel = form.kernel
-    bounds: list[tuple[Dim, ...]] = [(kernel.outer_numel,), (kernel.inner_numel,)]
-    for item in kernel.body:
-        match item:
-            case Load() | Store():
-                bounds.append(_bound_terms(form, item.access.strides, item.access.offset))
-                for guard in item.access.guards:
-                    ends = (Dim(guard.start), Dim(guard.size))
-                    bounds.append(_bound_terms(form, guard.steps, ends))
-            case Index():
-                bounds.append(_bound_terms(form, item.steps, item.start))
     tests: dict[str, None] = {}
-    for terms in bounds:
+    for terms in extents(form.kernel):
         fixed = sum(term.factor for term in terms if term.is_static)
         moving = [size_text(term, form.symbols) for term in terms if not term.is_static]
         if fixed >= NARROW_LIMIT:
@@ -166,13 +153,6 @@ def narrow_text(form: Form) -> str:
         if moving:
             tests[f"{' + '.join([*moving, str(fixed)])} < {NARROW_LIMIT}"] = None
     return " && ".join(tests) or "true"
-
-
-def _bound_terms(form: Form, strides: Iterable[Dim], start: Iterable[Dim]) -> tuple[Dim, ...]:
-    """Terms whose sum no offset exceeds."""
-    sizes = (axis.size for axis in form.kernel.axes)
-    moves = [size * stride for size, stride in zip(sizes, strides, strict=True)]
-    return tuple(Dim(abs(term.factor), term.symbols) for term in (*moves, *start))
 
 
 def vector_text(form: Form, new: Collection[str] = ()) -> str:

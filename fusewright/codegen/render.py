@@ -41,8 +41,10 @@ from fusewright.product import ProductKernel
 from fusewright.schedule import Schedule, Target
 from fusewright.window_gradient import GradientKernel
 
-# How long a compiler takes for pointwise loops, other loops, products and convolutions.
-POINTWISE, OTHER_LOOPS, PRODUCTS, CONVOLUTIONS = 1, 2, 6, 9
+# How long nvcc takes for a kernel, in tenths of a second of a Neoverse-N1: loops by their schedule,
+# products, convolutions, those of what is computed on the way, and gradients by weights.
+LOOPS = {"pointwise": 1, "transpose": 2}
+OTHER_LOOPS, PRODUCTS, CONVOLUTIONS, COMPUTED, GRADIENTS = 5, 17, 29, 39, 33
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 _PRECISIONS = (
     "// Which kernels are built, and how precise where flags decide that: 3 terms for float32's",
@@ -81,13 +83,13 @@ def render(
     for root in [*_roots(forms, bodies, target), *sorted(set(headers))]:
         lines += flattened(root, pasted)
     made = [(entry(each, target), _kernel(each, target)) for each in forms]
-    weights = [POINTWISE if each.schedule.kind == "pointwise" else OTHER_LOOPS for each in forms]
+    weights = [LOOPS.get(each.schedule.kind, OTHER_LOOPS) for each in forms]
     for (kernel, schedule), epilogue in zip(ended, epilogues, strict=True):
         made.append(_ended(kernel, epilogue, schedule))
-        weights.append(PRODUCTS if isinstance(kernel, ProductKernel) else CONVOLUTIONS)
+        weights.append(_weight(kernel))
     for gradient, division in gradients:
         made.append((gradient_entry(gradient, division), gradient_lines(gradient, division)))
-    weights += [CONVOLUTIONS] * len(gradients)
+    weights += [GRADIENTS] * len(gradients)
     lines += _sections(made)
     pairs = zip(made, weights, strict=True)
     pieces = tuple(
@@ -110,6 +112,12 @@ def _sections(made: Sequence[tuple[Entry, list[str]]]) -> list[str]:
     for terms, text in sections.items():
         lines += ["", f"#if {macro(terms)}", *text, "", f"#endif  // {macro(terms)}"]
     return lines
+
+
+def _weight(kernel: Ended) -> int:
+    if isinstance(kernel, ProductKernel):
+        return PRODUCTS
+    return CONVOLUTIONS if kernel.prologue is None else COMPUTED
 
 
 def _headers(kernel: Ended, schedule: EndedSchedule) -> tuple[str, ...]:

@@ -157,7 +157,9 @@ def test_channel_sum(dtype: str, area: int, splits: int) -> None:
     close(sums, (2 * x.double()).sum((0, 2)), 1e-4)
 
 
-def test_more_than_two_to_the_31_elements() -> None:
+@pytest.mark.parametrize("example", [1000, 2**31])
+def test_more_than_two_to_the_31_elements(example: int) -> None:
+    """By vectors where the example had as many, else by single elements."""
     n = 2**31 + 5
     x = torch.zeros(n, dtype=torch.uint8, device="cuda")
     x[-3:] = torch.tensor([1, 2, 3], dtype=torch.uint8)
@@ -174,9 +176,25 @@ def test_more_than_two_to_the_31_elements() -> None:
         ],
     )
     y = torch.empty_like(x)
-    run(body, {"x": x, "y": y}, {"s0": n}, CUDA, threads=0)
+    schedule = choose(body, CUDA, {"s0": example})
+    assert schedule.wide == (example > 1000)
+    run(body, {"x": x, "y": y}, {"s0": n}, CUDA, schedule, threads=0)
     assert y[-4:].tolist() == [0, 2, 4, 6]
     assert int(y[: 2**20].sum()) == 0
+
+
+@pytest.mark.parametrize("example", [8, 2**19])
+def test_rows_of_more_than_two_to_the_31_elements(example: int) -> None:
+    rows, columns = 2**19 + 8, 4096
+    loop = cases.softmax(S0, columns, "bfloat16")
+    schedule = choose(loop, CUDA, {"s0": example})
+    assert schedule.wide == (example > 8)
+    x = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")
+    x[-9:].normal_()
+    y = torch.empty_like(x)
+    run(loop, {"x": x, "y": y}, {"s0": rows}, CUDA, schedule, threads=0)
+    close(y[-9:], x[-9:].double().softmax(1), 8e-3)
+    assert bool((y[:-9] == 1 / columns).all())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "int64"])
