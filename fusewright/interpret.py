@@ -24,6 +24,12 @@ def half_scale(x: torch.Tensor) -> torch.Tensor:
     return torch.ldexp(torch.ones_like(x), exponent)
 
 
+def ordered(x: torch.Tensor) -> torch.Tensor:
+    """A whole number of 32 bits for each, in their order as floats; NaN comes last."""
+    raw = torch.where(x == 0, 0.0, x).to(torch.float32).view(torch.int32)
+    return torch.where(x.isnan(), 2**31 - 1, raw ^ ((raw >> 31) & (2**31 - 1))).to(torch.int64)
+
+
 _RENAMED: Mapping[str, Callable[..., torch.Tensor]] = {
     "floor_divide": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "trunc_divide": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
@@ -32,6 +38,8 @@ _RENAMED: Mapping[str, Callable[..., torch.Tensor]] = {
     "where": torch.where,
     "finite_magnitude": lambda x: torch.where(x.isfinite(), x.abs(), 0.0),
     "half_scale": half_scale,
+    "ordered": ordered,
+    "class_index": lambda target, classes, ignored: target,
 }
 
 

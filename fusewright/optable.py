@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class ScalarOp:
-    """`result` is 'same' (as the operands) or 'bool'; `cost` counts approximate operations.
+    """`result` is 'same' (as the operands), bool or int64; `cost` counts approximate operations.
 
     `header` is the file of `kernels/` that defines the function. Where `near` holds, the host's
     function on floats comes twice: a branch-free one for usual arguments, which `NAME(Near{}, …)`
@@ -70,6 +70,7 @@ _TRIGONOMETRIC = "trigonometric.hpp"
 _HYPERBOLIC = "hyperbolic.hpp"
 _SPECIAL = "special.hpp"
 _HALVES = "halves.hpp"
+_SELECTION = "selection.hpp"
 
 _ALL_OPS: tuple[ScalarOp, ...] = (
     *_ops("neg abs sign relu ceil floor round trunc frac bitwise_not", 1),
@@ -99,6 +100,8 @@ _ALL_OPS: tuple[ScalarOp, ...] = (
     *_run(_libm("erfinv", 1, 40, "erfinv.hpp"), "float32", "float64"),
     *_libm("digamma", 1, 40, _SPECIAL),
     *_libm("finite_magnitude half_scale", 1, 2, _HALVES),
+    ScalarOp("ordered", 1, "int64", 4, _SELECTION),
+    ScalarOp("class_index", 3, "same", 2, _SELECTION),
 )
 
 SCALAR_OPS: Mapping[str, ScalarOp] = {op.name: op for op in _ALL_OPS}

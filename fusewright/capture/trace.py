@@ -26,9 +26,11 @@ from fusewright.capture.call import Call, Flattened
 from fusewright.capture.convert import Converter, is_random
 from fusewright.capture.decompositions import decomposition_table, kept_whole
 from fusewright.capture.effects import is_token, without_tokens
+from fusewright.capture.losses import with_class_losses
 from fusewright.capture.pools import with_places
 from fusewright.capture.program import Halves, make_program, placeholders
 from fusewright.capture.recurrent import kept_or_written_out, save_what_layers_read
+from fusewright.capture.scatters import with_choices
 from fusewright.ir import Program, Symbol
 
 
@@ -108,6 +110,7 @@ def _fake(
 
 def _partition(joint: fx.GraphModule) -> Halves:
     """Split the joint graph; a graph without tangents has no backward half."""
+    with_class_losses(joint)
     (output,) = (node for node in joint.graph.nodes if node.op == "output")
     labels = tuple(output.meta["desc"])
     inputs = tuple(node.meta["desc"] for node in placeholders(joint))
@@ -122,6 +125,7 @@ def _partition(joint: fx.GraphModule) -> Halves:
     _drop_aliases(joint)
     save_what_layers_read(joint)
     with_places(joint)
+    with_choices(joint)
     joint_inputs = [node.meta.get("val") for node in placeholders(joint)]
     # Pointwise chains of any length are recomputed where that saves bytes: they are fused into
     # the kernel that reads them, so a recomputed value costs arithmetic and no memory.
@@ -154,13 +158,15 @@ def _random_kept_apart(joint: fx.GraphModule) -> Iterator[None]:
 def _reductions_fused() -> Iterator[None]:
     """The partitioner takes operators that it has no list of for kernels of their own, and what
     these read for something that is in memory anyway. Of those that capture leaves whole,
-    logsumexp is a reduction as others are, and pools are fused, but not run twice."""
+    logsumexp is a reduction as others are; pools, and a look at classes, are fused but not run
+    twice."""
     listed = partitioners.get_default_op_list
     known, whole = listed(), {torch.ops.aten.logsumexp}
-    pools = {torch.ops.fusewright.max_pool_places, torch.ops.fusewright.max_pool_places_backward}
+    ours = torch.ops.fusewright
+    fused = {ours.max_pool_places, ours.max_pool_places_backward, ours.class_index}
     more = replace(
         known,
-        fusible_ops=known.fusible_ops | whole | pools,
+        fusible_ops=known.fusible_ops | whole | fused,
         recomputable_ops=known.recomputable_ops | whole,
     )
     partitioners.get_default_op_list = lambda: more

@@ -283,7 +283,8 @@ def _check_apply(kernel: LoopKernel, item: Apply, dtypes: Mapping[str, str]) -> 
     kinds = {REGISTER_TYPES[dtypes[name]] for name in equal}
     result = REGISTER_TYPES[item.dtype]
     expected = {result} if item.op != "cast" and op.result == "same" else kinds
-    if len(kinds) != 1 or kinds != expected or (op.result == "bool" and result != "bool"):
+    other = op.result != "same" and result != REGISTER_TYPES[op.result]
+    if len(kinds) != 1 or kinds != expected or other:
         raise CodegenError(
             f"kernel {kernel.name}: {item.name} = {item.op} has operands of {sorted(kinds)} "
             f"and a result of {result}"

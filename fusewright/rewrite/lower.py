@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from fusewright.ir import LOOP_DTYPES, Graph, Node, Ref
 from fusewright.rewrite.builder import Builder
+from fusewright.rewrite.extremes import PLACES_OF, has_place, lower_place, place_alone
 from fusewright.rewrite.padding import lower_pad
 from fusewright.rewrite.places import PLACES, PLACES_BACKWARD, gathered, largest
 from fusewright.rewrite.pointwise import SIMPLE, SPECIAL, lower_simple
@@ -37,7 +38,8 @@ def lower(graph: Graph) -> Graph:
         elif node.op == "getitem" and _base(node) in splits:
             result = piece_of_split(builder, splits[_base(node)], _index(node), node)
         elif node.op == "getitem" and _base(node) in whole:
-            result = values_alone(builder, whole[_base(node)], known)
+            part = values_alone if _index(node) == 0 else place_alone
+            result = part(builder, whole[_base(node)], known)
         elif node.op in PAIRED_VARIANCES and node.name in items and _loop_types(builder, known):
             spec = items[node.name].spec
             assert spec is not None
@@ -53,7 +55,8 @@ def lower(graph: Graph) -> Graph:
             result = _lowered(builder, known, device)
         if node.op in SPLITS:
             splits[node.name] = known
-        if node.op in VALUES and node.name not in apart and _may_loop(builder, known, device):
+        looped = node.op in VALUES and _may_loop(builder, known, device)
+        if looped and (node.name not in apart or has_place(builder, known)):
             whole[node.name] = known
         builder.substitute(node.name, result if result is not None else builder.add(known))
     return builder.graph(graph.outputs)
@@ -135,6 +138,8 @@ def _lowered(builder: Builder, node: Node, device: str) -> Ref | None:
         return SCANS[node.op](builder, node)
     if node.op in POOLS:
         return POOLS[node.op](builder, node)
+    if node.op in PLACES_OF:
+        return lower_place(builder, node)
     if node.op == PLACES_BACKWARD:
         return gathered(builder, node)
     if node.op == "aten.constant_pad_nd.default":

@@ -187,6 +187,11 @@ def _prims_iota(builder: Builder, node: Node) -> Ref | None:
     return _iota(builder, node, node.argument("start", None, 0), node.argument("step", None, 1))
 
 
+def _class_index(builder: Builder, node: Node) -> Ref:
+    assert node.spec is not None
+    return builder.point(node, "class_index", node.args, node.spec.dtype)
+
+
 def _iota(builder: Builder, node: Node, start: Arg, step: Arg) -> Ref | None:
     """start, start + step, …; PyTorch's where either is no whole number known by now."""
     if not isinstance(start, int) or not isinstance(step, int):
@@ -228,4 +233,5 @@ SPECIAL: dict[str, Callable[[Builder, Node], Ref | None]] = {
     "aten.arange.default": _arange,
     "aten.arange.start": _arange,
     "prims.iota.default": _prims_iota,
+    "fusewright.class_index.default": _class_index,
 }
