@@ -222,14 +222,15 @@ def _pointwise(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> 
         return
     found = [item for item in kernel.body if isinstance(item, Load)]
     loads, buffers = len(found), len({item.access.buffer for item in found})
+    moving = sum(item.access.strides[-1] != ZERO for item in found if kernel.outer)
     numel = kernel.outer_numel.at(sizes)
     for lanes in widths(kernel, "pointwise"):
         # Full vectors: one each, and many threads (H200: 2–4 % faster than two in flight). Single
         # elements: eight loads in flight per thread, unless that leaves processors idle; more where
         # some find in the cache what others have brought (averages of 8 neighbours, 1.1 GB in all:
         # 636 µs with one element a thread, 403 with two, 404 with four; of 3x3 246, 189 and 192;
-        # differences of four 324 with two, 295 with four).
-        unroll = 1 if lanes > 1 else max(1, 8 // max(1, loads))
+        # differences of four 324 with two, 295 with four), as they do what is a row's.
+        unroll = 1 if lanes > 1 else max(1, 8 // max(1, loads), min(4, 8 // max(1, moving)))
         if lanes == 1 and loads > buffers:
             unroll = max(unroll, 4 if loads <= 8 else 2)
         while unroll > 1 and numel < target.sms * 8 * 256 * lanes * unroll:

@@ -111,7 +111,12 @@ def widths(kernel: LoopKernel, kind: str) -> Iterator[int]:
     if axis is not None and any(_is_guarded(each, axis) for each in lane_accesses(kernel, kind)):
         yield 1
         return
-    lanes = 16 // max((ITEM_BYTES[item.dtype] for item in _lane_items(kernel, kind)), default=16)
+    moving = [
+        ITEM_BYTES[item.dtype]
+        for item in _lane_items(kernel, kind)
+        if axis is None or item.access.strides[axis] != ZERO
+    ]
+    lanes = 16 // max(moving, default=16)
     while lanes >= 1:
         yield lanes
         lanes //= 2

@@ -101,7 +101,7 @@ def _may_loop(loss: _Loss) -> bool:
         and scores.dtype in _TYPES
         and target.dtype == torch.int64
         and isinstance(loss.classes, int)
-        and loss.classes > 0
+        and 0 < loss.classes < 2**31
         and all(each.device == scores.device for each in held)
         and scores.device.type in LOOPS
         and _less_row(loss.scores) is not None
@@ -214,7 +214,7 @@ class _Choice:
     def _hits(self, target: fx.Node) -> fx.Node:
         """Where an element is of its row's class."""
         numbers = self.made.index_along(self.loss.scores, CLASSES_AT)
-        return self.call(aten.eq.Tensor, numbers, self._row(target))
+        return self.call(aten.eq.Tensor, numbers, self._row(self.made.as_short(target)))
 
     def _sum_of_hits(self, value: fx.Node, hits: fx.Node) -> fx.Node:
         return self.call(aten.sum.dim_IntList, self._where(hits, value), [CLASSES_AT])

@@ -28,11 +28,15 @@ class Nodes:
         return made
 
     def index_along(self, like: fx.Node, dim: int) -> fx.Node:
-        """0, 1, … along a dimension."""
+        """0, 1, … along a dimension, to compare places with that are as short."""
         held = like.meta["val"]
-        kind: Any = {"dtype": torch.int64, "device": held.device}
+        kind: Any = {"dtype": torch.int32, "device": held.device}
         numbers = self.call(aten.arange.start_step, 0, held.shape[dim], 1, **kind)
         return self.along(like, dim, numbers)
+
+    def as_short(self, places: fx.Node) -> fx.Node:
+        """Places as numbers of 32 bits."""
+        return self.call(aten._to_copy.default, places, dtype=torch.int32)
 
     def along(self, like: fx.Node, dim: int, numbers: fx.Node) -> fx.Node:
         """Numbers that lie along a dimension of `like`."""

@@ -47,7 +47,8 @@ def test_values_and_places(dim: int) -> None:
         results.append((largest, place, smallest, other, leaf.grad))
     for theirs, mine in zip(*results, strict=True):
         assert torch.equal(theirs, mine)
-    assert not calls(Lambda(both), x.requires_grad_())
+    left = calls(Lambda(both), x.requires_grad_())
+    assert left == [] if dim == 2 else "aten.value_selecting_reduction_backward.default" in left
 
 
 LOSSES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
