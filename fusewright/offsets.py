@@ -9,7 +9,7 @@ from fusewright.loop import Index, Load, LoopKernel, Store
 
 # Loops may step past the end by one pass of a block before they look.
 NARROW_LIMIT = 2**31 - 2**20
-GROWTH = 16  # times the example's batch: larger ones are expected by nobody who gave that example
+GROWTH = 16  # times what the example takes: nobody who gave it is expected to need more
 
 
 def extents(kernel: LoopKernel) -> list[tuple[Dim, ...]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusewright
+import fusewright.rewrite.lower
 from fusewright.capture import losses
 from tests.test_extremes import Lambda, calls
 
+lower: Any = sys.modules["fusewright.rewrite.lower"]  # the package has a function of that name
 SHAPES = {"rows": (7, 11), "images": (3, 5, 4, 6), "sequences": (3, 5, 8)}
 
 
@@ -85,6 +89,41 @@ def test_corners(dtype: torch.dtype = torch.float64) -> None:
     assert optimized(torch.randn(4, 6, dtype=dtype), none).isnan()
     more, classes = torch.randn(33, 6, dtype=dtype), torch.randint(6, (33,))
     torch.testing.assert_close(optimized(more, classes), model(more, classes))
+
+
+@pytest.mark.usefixtures("loops")
+def test_what_is_repeated() -> None:
+    """Scores of which a part has fewer dimensions, seen in others."""
+    model = Lambda(lambda a, b, t: F.nll_loss(a - b.exp(), t, reduction="none"))
+    a, b, t = torch.randn(1, 5, 4), torch.randn(4, 1, 4), torch.randint(5, (4, 4))
+    torch.testing.assert_close(fusewright.optimize(model, (a, b, t))(a, b, t), model(a, b, t))
+    over = Lambda(lambda x, t: F.nll_loss(x - x.logsumexp((0, 1), keepdim=True), t))
+    x, t = torch.randn(2, 5, 3), torch.randint(5, (2, 3))
+    torch.testing.assert_close(fusewright.optimize(over, (x, t))(x, t), over(x, t))
+
+
+@pytest.mark.usefixtures("loops")
+def test_a_weight_that_does_not_count() -> None:
+    weights = torch.tensor([1.0, torch.inf, 2, 3, 4])
+    model = Lambda(lambda x, t, w: F.cross_entropy(x, t, w, ignore_index=1))
+    x, t = torch.randn(6, 5, requires_grad=True), torch.tensor([0, 1, 2, 3, 4, 0])
+    optimized = fusewright.optimize(model, (x, t, weights))
+    (mine,) = torch.autograd.grad(optimized(x, t, weights), x)
+    (theirs,) = torch.autograd.grad(model(x, t, weights), x)
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_a_look_at_classes_is_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no loop can have it, as on a second device, an emitted file would not know it."""
+    monkeypatch.setattr(losses, "LOOPS", ("cpu", "cuda"))
+    plain = lower._on_main_device
+    monkeypatch.setattr(
+        lower, "_on_main_device", lambda b, n, d: n.op != lower.CLASS_INDEX and plain(b, n, d)
+    )
+    model = Lambda(lambda x, t: F.cross_entropy(x, t))
+    x, t = torch.randn(5, 7), torch.randint(7, (5,))
+    assert not calls(model, x, t)
+    torch.testing.assert_close(fusewright.optimize(model, (x, t))(x, t), model(x, t))
 
 
 @pytest.mark.usefixtures("loops")

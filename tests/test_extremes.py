@@ -148,3 +148,20 @@ def test_pairs_on_the_host_stay_pytorchs(monkeypatch: pytest.MonkeyPatch) -> Non
     assert set(calls(Lambda(lambda x: tuple(torch.max(x, 1))), torch.randn(3, 5))) == {
         "aten.max.dim"
     }
+
+
+def test_a_number_alone() -> None:
+    x = torch.tensor(3.0, requires_grad=True)
+    fusewright.optimize(Lambda(lambda x: x.max(0)[0] * 2), (x,))(x).backward()
+    assert x.grad == 2
+
+
+def test_a_place_beyond_what_is_scattered_into() -> None:
+    model = Lambda(lambda x, y, s: y.scatter(1, x.max(1, keepdim=True)[1], s))
+    x, y, s = torch.randn(6, 9), torch.randn(6, 6), torch.randn(6, 1)
+    x[:, 3] = 9.0
+    optimized = fusewright.optimize(model, (x, y, s))
+    assert torch.equal(optimized(x, y, s), model(x, y, s))
+    x[4, 8] = 10.0
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        optimized(x, y, s)

@@ -1,7 +1,7 @@
 """Losses by class, in the joint graph: choices by the index, where PyTorch gathers and scatters.
 
     loss[i]  = -w[t[i]] · x[i, t[i]] = -Σ_c (w[c] · x[i, c] where c = t[i], else 0)
-    dx[i, c] = -w[c] · dloss[i] where c = t[i], else 0
+    dx[i, c] = -w[t[i]] · dloss[i] where c = t[i], else 0
 
 Where x is a logarithm of softmax, whose rows are read anyway, loops take both along: x is neither
 written nor saved. Elsewhere, and on the host, PyTorch's operators stay; those of the host say which
@@ -131,9 +131,12 @@ def _less_row(scores: fx.Node) -> _Less | None:
     left, right = scores.args
     if not isinstance(left, fx.Node) or not isinstance(right, fx.Node):
         return None
-    whole, row = left.meta["val"].shape, right.meta["val"].shape
-    fits = len(whole) == len(row) and whole[CLASSES_AT] != 1 and row[CLASSES_AT] == 1
-    return _Less(left, right, sizes) if fits and right.op == "call_function" else None
+    # Neither is repeated along any other dimension.
+    whole = list(scores.meta["val"].shape)
+    row = [1 if at == CLASSES_AT else size for at, size in enumerate(whole)]
+    shapes = [list(each.meta["val"].shape) for each in (left, right)]
+    computed = right.op == "call_function" and whole[CLASSES_AT] != 1
+    return _Less(left, right, sizes) if computed and shapes == [whole, row] else None
 
 
 class _Choice:
@@ -151,7 +154,8 @@ class _Choice:
             chosen = self._chosen(loss.scores, self._hits(target))
             weight = None
             if loss.weights is not None:
-                weight = self._sum_of_hits(self._by_class(), self._hits(target))
+                by_class = self.made.along(loss.scores, CLASSES_AT, loss.weights)
+                weight = self._sum_of_hits(by_class, self._hits(target))
                 chosen = self.call(aten.mul.Tensor, weight, chosen)
             kept = self.call(aten.ne.Scalar, loss.target, loss.ignored)
             result = self._where(kept, self.call(aten.neg.default, chosen))
@@ -178,13 +182,11 @@ class _Choice:
             change = self.call(aten.neg.default, node.args[0])
             if total is not None:
                 change = self.call(aten.div.Tensor, change, total)
+            if weight is not None:
+                change = self.call(aten.mul.Tensor, change, weight)
             kept = self.call(aten.ne.Scalar, loss.target, loss.ignored)
             row = self._row(self._where(kept, change))
-            each = row
-            if weight is not None:
-                each = self.call(aten.mul.Tensor, row, self._by_class())
-                row = self.call(aten.mul.Tensor, row, self._row(weight))
-            found = self._where(self._hits(loss.target), each)
+            found = self._where(self._hits(loss.target), row)
         for user in list(node.users):
             # Of a row there is one alone.
             if user.target is aten.sum.dim_IntList and user.args[1:] == ([CLASSES_AT], True):
@@ -218,9 +220,6 @@ class _Choice:
 
     def _sum_of_hits(self, value: fx.Node, hits: fx.Node) -> fx.Node:
         return self.call(aten.sum.dim_IntList, self._where(hits, value), [CLASSES_AT])
-
-    def _by_class(self) -> fx.Node:
-        return self.made.along(self.loss.scores, CLASSES_AT, self.loss.weights)
 
     def _row(self, value: fx.Node) -> fx.Node:
         return self.call(aten.unsqueeze.default, value, CLASSES_AT)

@@ -23,25 +23,31 @@ _VIEWS = (aten.unsqueeze.default, aten.detach.default, aten.alias.default)
 
 
 def with_choices(joint: fx.GraphModule) -> None:
-    """Wherever a scatter's index is such a place, and so in range."""
+    """Wherever a scatter's index is such a place."""
     for node in list(joint.graph.nodes):
-        if node.target is aten.scatter.src and _is_place(node.args[2]) and _is_one_each(node):
+        if node.target is aten.scatter.src and _is_one_each(node) and _is_in_range(node):
             _replace(joint.graph, node)
     joint.recompile()
 
 
-def _is_place(index: Any) -> bool:
+def _is_in_range(node: Any) -> bool:
+    """Whether the index is a place in a tensor of the same shape."""
+    into, _, index, _ = node.args
     while index.target in _VIEWS:
         index = index.args[0]
     if index.target is not operator.getitem or index.args[1] != 1:
         return False
-    return index.args[0].target in _PLACES
+    found = index.args[0]
+    same = found.target in _PLACES and found.args[0].meta["val"].shape == into.meta["val"].shape
+    return bool(same)
 
 
 def _is_one_each(node: Any) -> bool:
     """Whether each row has one place and one number."""
     into, dim, index, source = node.args
     held = into.meta["val"]
+    if not held.dim():
+        return False
     one = [1 if at == dim % held.dim() else each for at, each in enumerate(held.shape)]
     same = source.meta["val"].dtype == held.dtype
     shapes = (list(each.meta["val"].shape) for each in (index, source))

@@ -15,7 +15,7 @@ from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.extremes import PLACES_OF, has_place, lower_place, place_alone
 from fusewright.rewrite.padding import lower_pad
 from fusewright.rewrite.places import PLACES, PLACES_BACKWARD, gathered, largest
-from fusewright.rewrite.pointwise import SIMPLE, SPECIAL, lower_simple
+from fusewright.rewrite.pointwise import CLASS_INDEX, SIMPLE, SPECIAL, lower_simple
 from fusewright.rewrite.pooling import POOLS, VALUES, values_alone
 from fusewright.rewrite.reductions import PAIRED_VARIANCES, REDUCTIONS, lower_variance
 from fusewright.rewrite.scans import SCANS
@@ -38,8 +38,7 @@ def lower(graph: Graph) -> Graph:
         elif node.op == "getitem" and _base(node) in splits:
             result = piece_of_split(builder, splits[_base(node)], _index(node), node)
         elif node.op == "getitem" and _base(node) in whole:
-            part = values_alone if _index(node) == 0 else place_alone
-            result = part(builder, whole[_base(node)], known)
+            result = _part_alone(builder, whole[_base(node)], known)
         elif node.op in PAIRED_VARIANCES and node.name in items and _loop_types(builder, known):
             spec = items[node.name].spec
             assert spec is not None
@@ -60,6 +59,13 @@ def lower(graph: Graph) -> Graph:
             whole[node.name] = known
         builder.substitute(node.name, result if result is not None else builder.add(known))
     return builder.graph(graph.outputs)
+
+
+def _part_alone(builder: Builder, node: Node, wanted: Node) -> Ref | None:
+    """One of two results, `wanted`; None where that stays PyTorch's."""
+    if _index(wanted) == 0:
+        return values_alone(builder, node, wanted)
+    return place_alone(builder, node, wanted) if has_place(builder, node) else None
 
 
 def _read_apart(graph: Graph) -> frozenset[str]:
@@ -126,7 +132,8 @@ def _lowered(builder: Builder, node: Node, device: str) -> Ref | None:
     if node.op in VIEWS:
         return VIEWS[node.op](builder, node)
     if not _on_main_device(builder, node, device):
-        return None
+        # A look at classes is for loops alone.
+        return node.args[0] if node.op == CLASS_INDEX and isinstance(node.args[0], Ref) else None
     node = replace(node, spec=replace(node.spec, device=device))
     if node.op in SIMPLE:
         return lower_simple(builder, node)

@@ -13,6 +13,7 @@ from fusewright.ir import Arg, Node, Ref, Symbolic
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.dtypes import category, result_type
 
+CLASS_INDEX = "fusewright.class_index.default"
 _UNARY = """
     neg abs sign exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos
     atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid relu ceil floor
@@ -233,5 +234,5 @@ SPECIAL: dict[str, Callable[[Builder, Node], Ref | None]] = {
     "aten.arange.default": _arange,
     "aten.arange.start": _arange,
     "prims.iota.default": _prims_iota,
-    "fusewright.class_index.default": _class_index,
+    CLASS_INDEX: _class_index,
 }

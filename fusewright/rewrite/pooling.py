@@ -1,5 +1,4 @@
-"""Pooling, images made larger by whole numbers, and largest and smallest values without their
-places.
+"""Pooling, images made larger by whole numbers, and largest and smallest values.
 
     max_pool(x)[.., y, x] = max of x[.., y·stride + j·dilation - padding, ..] over the taps (j, i)
     avg_pool(x)           = their sum / how many there are
@@ -8,7 +7,7 @@ places.
 Each tap is a slice of the image, padded where windows reach beyond it, and what joins them is
 pointwise: so pooling goes into one loop with what comes before it and after. (Where windows overlap
 and what comes before is costly, the plan stores that first.) Max pooling with a gradient is in
-`places`; what else asks where a largest value lies stays PyTorch's.
+`places`, and where a largest value of a dimension lies in `extremes`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _ENLARGED_GRADIENTS = {
 
 
 def values_alone(builder: Builder, node: Node, wanted: Node) -> Ref | None:
-    """The first of two results, `wanted`, where nobody reads the second."""
+    """The first of two results, `wanted`."""
     assert wanted.spec is not None
     if node.op in LARGEST_BY_DIM:
         assert isinstance(node.args[0], Ref)
