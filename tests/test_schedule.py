@@ -250,3 +250,15 @@ def test_kept_values_take_the_place_of_loaded_ones() -> None:
     norm = cases.layer_norm(S0, 4096)
     assert keep(norm, sweeps(norm))[1] == {}
     assert row_registers(norm, sweeps(norm), {}, 16) == 16, "weight and bias come late"
+
+
+def test_few_waves_have_two_vectors_each() -> None:
+    """Threads are many where one wave or many of them have work."""
+
+    def picked(numel: int) -> tuple[int, int]:
+        chosen = choose(cases.add_relu(S0), CUDA, {"s0": numel})
+        return chosen.threads, chosen.unroll
+
+    wave = CUDA.sms * 2048 * 4
+    assert [picked(n) for n in (1000, wave, 5 * wave)] == [(256, 1)] * 3
+    assert [picked(n) for n in (wave + 1, 4 * wave)] == [(128, 2)] * 2

@@ -34,7 +34,7 @@ def unaligned(tensor: torch.Tensor) -> torch.Tensor:
     return room[1:].view(tensor.shape)
 
 
-@pytest.mark.parametrize("n", [0, 1, 3, 127, 1000, 1_000_003])
+@pytest.mark.parametrize("n", [0, 1, 3, 127, 1000, 1_000_003, 2_000_003])
 @pytest.mark.parametrize("shifted", [False, True])
 def test_pointwise(n: int, shifted: bool) -> None:
     a, b, y = randn(n), randn(n), randn(n)
