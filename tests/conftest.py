@@ -40,11 +40,13 @@ def pytest_collection_finish() -> None:
 # Long tests of many like cases: of each `make test` runs one of so many cases, `make test-all` all.
 SAMPLED = {
     "tests/test_altered.py::test_a_program_is_made_anew": 2,
+    "tests/test_class_losses.py::test_cross_entropy": 3,
     "tests/test_codegen.py::test_softmax": 2,
     "tests/test_columns.py::test_as_exact_as_eager": 3,
     "tests/test_convolution_kernel.py::test_weights_and_taps": 5,
     "tests/test_cuda_sources.py::test_large_kernels_are_accepted": 2,
     "tests/test_cuda_sources.py::test_logsumexps_compile": 0,
+    "tests/test_extremes.py::test_places": 3,
     "tests/test_guarded.py::test_reductions": 3,
     "tests/test_guarded.py::test_shifted": 3,
     "tests/test_hunt.py::test_half_models_build_and_are_right": 2,
