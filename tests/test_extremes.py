@@ -123,6 +123,17 @@ def test_another_batch() -> None:
         assert torch.equal(model(x), x.argmax(0))
 
 
+@pytest.mark.parametrize("loops", [False, True])
+def test_gradients_of_another_batch(monkeypatch: pytest.MonkeyPatch, loops: bool) -> None:
+    monkeypatch.setattr(scatters, "LOOPS", ("cpu",) if loops else ())
+    model = Lambda(lambda x: x.max(1)[0] + x.min(2)[0].sum(1, keepdim=True))
+    optimized = fusewright.optimize(model, (torch.randn(3, 5, 7, requires_grad=True),))
+    for many in (3, 1, 20):
+        x = torch.randn(many, 5, 7, requires_grad=True)
+        mine, theirs = (torch.autograd.grad(m(x).square().sum(), x) for m in (optimized, model))
+        torch.testing.assert_close(mine, theirs)
+
+
 @pytest.mark.parametrize(
     ("function", "x"),
     [
