@@ -21,17 +21,9 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import fusewright
+from benchmarks.host import Call
 from benchmarks.interleaved import interleaved
 from fusewright.bench.clock import DeviceClock
-
-
-class Of(nn.Module):
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.function(*args)
 
 
 def scores(*shape: int) -> tuple[Tensor, Tensor]:
@@ -78,13 +70,13 @@ def main() -> None:
     for name, (function, make) in CASES.items():
         if given.only not in name:
             continue
-        args, model = make(), Of(function)
+        args, model = make(), Call(function)
         leaf = args[0].clone().requires_grad_()
         candidates: dict[str, nn.Module] = {"eager": model}
         if not given.no_compile:
             torch.compiler.reset()
             candidates["compile"] = torch.compile(model)
-        candidates["ours"] = fusewright.optimize(Of(function), (leaf, *args[1:]))
+        candidates["ours"] = fusewright.optimize(Call(function), (leaf, *args[1:]))
         trains = model(leaf, *args[1:]).requires_grad
         for mode in ("forward", "training") if trains else ("forward",):
             calls: dict[str, Callable[[], object]] = {}

@@ -234,7 +234,7 @@ def _pointwise(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> 
         unroll = 1 if lanes > 1 else max(1, 8 // max(1, loads), min(4, 8 // max(1, moving)))
         if lanes == 1 and loads > buffers:
             unroll = max(unroll, 4 if loads <= 8 else 2)
-        while unroll > 1 and numel < target.sms * 8 * 256 * lanes * unroll:
+        while unroll > 1 and numel < target.sms * PROCESSOR_THREADS * lanes * unroll:
             unroll //= 2
         # Few waves of blocks are fewer with two vectors each (2 M elements of three operands: 10.0
         # and 9.3 µs; 4 M 13.9 and 13.6; 64 M 130.7 and 131.5).

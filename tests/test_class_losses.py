@@ -16,7 +16,8 @@ from torch import Tensor, nn
 import fusewright
 import fusewright.rewrite.lower
 from fusewright.capture import losses
-from tests.test_extremes import Lambda, calls
+from tests.test_extremes import calls
+from tests.test_hunt import Lambda
 
 lower: Any = sys.modules["fusewright.rewrite.lower"]  # the package has a function of that name
 SHAPES = {"rows": (7, 11), "images": (3, 5, 4, 6), "sequences": (3, 5, 8)}

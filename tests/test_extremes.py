@@ -14,16 +14,7 @@ from fusewright.capture import scatters
 from fusewright.pipeline import prepare
 from fusewright.plan.steps import Call
 from fusewright.rewrite import extremes
-
-
-class Lambda(nn.Module):
-    def __init__(self, function: Callable[..., object]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> object:
-        return self.function(*args)
-
+from tests.test_hunt import Lambda
 
 INF, NAN = float("inf"), float("nan")
 

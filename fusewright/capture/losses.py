@@ -49,26 +49,11 @@ class _Loss:
 
     node: fx.Node
     backward: fx.Node | None
-
-    @property
-    def scores(self) -> Any:
-        return self.node.args[0]
-
-    @property
-    def target(self) -> Any:
-        return self.node.args[1]
-
-    @property
-    def weights(self) -> Any:
-        return self.node.args[2]
-
-    @property
-    def reduction(self) -> Any:
-        return self.node.args[3]
-
-    @property
-    def ignored(self) -> Any:
-        return self.node.args[4]
+    scores: Any
+    target: Any
+    weights: Any
+    reduction: int
+    ignored: int
 
     @property
     def classes(self) -> Any:
@@ -90,7 +75,8 @@ def _found(node: fx.Node) -> _Loss | None:
     asking = [user for item in items if item.args[1] == 1 for user in item.users]
     if any(user.target is not _BACKWARD[node.target] for user in asking) or len(asking) > 1:
         return None
-    return _Loss(node, asking[0] if asking else None)
+    arguments: Any = node.args
+    return _Loss(node, asking[0] if asking else None, *arguments)
 
 
 def _may_loop(loss: _Loss) -> bool:
@@ -150,12 +136,12 @@ class _Choice:
     def replace(self) -> None:
         loss = self.loss
         with self.graph.inserting_before(loss.node):
-            target = self._checked()
-            chosen = self._chosen(loss.scores, self._hits(target))
+            hits = self._hits(self._checked())
+            chosen = self._chosen(loss.scores, hits)
             weight = None
             if loss.weights is not None:
                 by_class = self.made.along(loss.scores, CLASSES_AT, loss.weights)
-                weight = self._sum_of_hits(by_class, self._hits(target))
+                weight = self._sum_of_hits(by_class, hits)
                 chosen = self.call(aten.mul.Tensor, weight, chosen)
             kept = self.call(aten.ne.Scalar, loss.target, loss.ignored)
             result = self._where(kept, self.call(aten.neg.default, chosen))
@@ -169,24 +155,22 @@ class _Choice:
             elif loss.reduction != _NONE:
                 result = self.call(aten.sum.default, result)
         if loss.backward is not None:
-            self._replace_gradient(loss.backward, weight, total)
+            self._replace_gradient(loss.backward, kept, weight, total)
         for item in list(loss.node.users):
             if item.args[1] == 0:
                 item.replace_all_uses_with(result)
             self.graph.erase_node(item)
         self.graph.erase_node(loss.node)
 
-    def _replace_gradient(self, node: Any, weight: Any, total: Any) -> None:
-        loss = self.loss
+    def _replace_gradient(self, node: Any, kept: fx.Node, weight: Any, total: Any) -> None:
         with self.graph.inserting_before(node):
             change = self.call(aten.neg.default, node.args[0])
             if total is not None:
                 change = self.call(aten.div.Tensor, change, total)
             if weight is not None:
                 change = self.call(aten.mul.Tensor, change, weight)
-            kept = self.call(aten.ne.Scalar, loss.target, loss.ignored)
             row = self._row(self._where(kept, change))
-            found = self._where(self._hits(loss.target), row)
+            found = self._where(self._hits(self.loss.target), row)
         for user in list(node.users):
             # Of a row there is one alone.
             if user.target is aten.sum.dim_IntList and user.args[1:] == ([CLASSES_AT], True):

@@ -95,12 +95,14 @@ class Builder:
         spec = TensorSpec(held.dtype, shape, strides, held.device)
         return self.add(Node(like.name, "aten.view.default", (value, shape), (), spec, like.source))
 
-    def index_along(self, like: Node, numbers: tuple[int, int], axis: int) -> Ref:
-        """start, start + step, … along an axis of `like`, counted from its end: whole numbers of 32
-        bits, to be computed with."""
+    def index_along(
+        self, like: Node, numbers: tuple[int, int], axis: int, dtype: str = "int32"
+    ) -> Ref:
+        """start, start + step, … along an axis of `like`, counted from its end: whole numbers to be
+        computed with."""
         assert like.spec is not None and axis < 0
         size = like.spec.shape[axis]
-        spec = TensorSpec("int32", (size,), (ONE,), like.spec.device)
+        spec = TensorSpec(dtype, (size,), (ONE,), like.spec.device)
         index = Node(f"{like.name}_index", "iota", numbers, (), spec, like.source)
         shape = (size, *(ONE for _ in range(-1 - axis)))
         return self.view(index, self.add(index), shape, contiguous_strides(shape))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusewright.ir import ONE, ZERO, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.ir import ONE, ZERO, Node, Ref
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.reductions import reduce
 
@@ -73,10 +73,7 @@ def _keys(builder: Builder, like: Node, value: Ref, dim: int, smallest: bool) ->
     value = builder.cast(like, value, kind)
     value = builder.point(like, turned, (value,), kind) if smallest else value
     value = builder.point(like, "ordered", (value,), _KEY) if kind != _KEY else value
-    spec = TensorSpec(_KEY, (like.spec.shape[dim],), (ONE,), like.spec.device)
-    index = Node(f"{like.name}_index", "iota", (0, 1), (), spec, like.source)
-    shape = (like.spec.shape[dim], *(ONE for _ in like.spec.shape[dim + 1 :]))
-    along = builder.view(index, builder.add(index), shape, contiguous_strides(shape))
+    along = builder.index_along(like, (0, 1), dim - len(like.spec.shape), _KEY)
     back = builder.point(replace(like, spec=None), "sub", (_LAST, along), _KEY)
     high = builder.point(like, "mul", (value, 2**32), _KEY)
     return builder.point(like, "add", (high, back), _KEY)
