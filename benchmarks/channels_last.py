@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import fusewright
-from fusewright.problem import load_problem
+from fusewright.problem.load import load_problem
 
 START = time.perf_counter()
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "conv2d_min_add_multiply.py"

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import fusewright
 from benchmarks.interleaved import interleaved
 from fusewright.bench.clock import DeviceClock
-from fusewright.pipeline import prepare
+from fusewright.compile.pipeline import prepare
 from fusewright.plan.steps import Window
 
 BUILDERS = 12

@@ -25,9 +25,10 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from fusewright.ir import Dim  # noqa: E402
-from fusewright.loop import LoopKernel  # noqa: E402
-from fusewright.schedule import Target, choose  # noqa: E402
+from fusewright.ir.graph import Dim  # noqa: E402
+from fusewright.ir.loop import LoopKernel  # noqa: E402
+from fusewright.schedule.loops import choose
+from fusewright.target.target import Target
 from tests import loop_cases as cases  # noqa: E402
 
 S0 = Dim(1, ("s0",))

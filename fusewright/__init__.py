@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fusewright.solution import optimize
+    from fusewright.compile.solution import optimize
 
 __version__ = "0.1.0"
 __all__ = ["optimize"]
@@ -18,7 +18,7 @@ __all__ = ["optimize"]
 def __getattr__(name: str) -> Any:
     # torch takes seconds to import; the command line's errors and help should not wait for it.
     if name == "optimize":
-        from fusewright.solution import optimize
+        from fusewright.compile.solution import optimize
 
         return optimize
     raise AttributeError(f"module 'fusewright' has no attribute {name!r}")

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     import torch
 
     from fusewright.bench.record import Record
-    from fusewright.problem import Problem
+    from fusewright.compile.solution import Solution
+    from fusewright.problem.load import Problem
     from fusewright.report import Outcome
-    from fusewright.solution import Solution
-    from fusewright.tune import OnProgress
+    from fusewright.tune.search import OnProgress
 
 TIMING_BUDGET_S = 6.0
 TUNE_STEP = "tune"
@@ -136,9 +136,9 @@ def optimize(
     tune: bool,
 ) -> None:
     """Write a standalone ModelNew for PROBLEM, check it and time it."""
-    from fusewright.emit import file_text
-    from fusewright.inputs import resolve_device
-    from fusewright.problem import load_problem
+    from fusewright.emit.file import file_text
+    from fusewright.problem.inputs import resolve_device
+    from fusewright.problem.load import load_problem
     from fusewright.report import header, keep_apart, print_outcome, write_json
 
     console = Console()
@@ -171,12 +171,12 @@ def checked(
     loaded: Problem, solution: Solution, where: torch.device, mode: str, output: Path, steps: Steps
 ) -> Outcome:
     """Check and time the emitted text itself, from a draft of its file."""
-    from fusewright.emit import file_text
-    from fusewright.machine import device_name
-    from fusewright.problem import candidate_factory
+    from fusewright.emit.file import file_text
+    from fusewright.problem.load import candidate_factory
     from fusewright.report import Outcome, draft, header
-    from fusewright.timing import time_models
-    from fusewright.verify import verify
+    from fusewright.target.device import device_name
+    from fusewright.tune.timing import time_models
+    from fusewright.verify.verify import verify
 
     outcome = Outcome(
         problem=loaded.name,
@@ -207,9 +207,9 @@ def checked(
 @mode_option
 def explain(problem: Path, device: str | None, mode: str) -> None:
     """Say what would be fused in PROBLEM, what stays a PyTorch call, and why."""
-    from fusewright.inputs import move, resolve_device
-    from fusewright.pipeline import prepare
-    from fusewright.problem import load_problem
+    from fusewright.compile.pipeline import prepare
+    from fusewright.problem.inputs import move, resolve_device
+    from fusewright.problem.load import load_problem
     from fusewright.report import print_plans
 
     where = resolve_device(device or default_device())
@@ -230,11 +230,11 @@ def verify(
     problem: Path, model_new: Path, json_file: Path | None, device: str | None, mode: str
 ) -> None:
     """Check the ModelNew in MODEL_NEW against the Model in PROBLEM."""
-    from fusewright.inputs import resolve_device
-    from fusewright.machine import device_name, versions
-    from fusewright.problem import candidate_factory, load_problem
+    from fusewright.problem.inputs import resolve_device
+    from fusewright.problem.load import candidate_factory, load_problem
     from fusewright.report import check_records, print_checks, write_record
-    from fusewright.verify import verify as run
+    from fusewright.target.device import device_name, versions
+    from fusewright.verify.verify import verify as run
 
     console = Console()
     where = resolve_device(device or default_device())
@@ -321,7 +321,7 @@ def bench(
 def drawer(html: Path | None, png: Path | None) -> Callable[[Sequence[Record]], Sequence[Path]]:
     """What draws the records; what it needs is looked at before anything is measured."""
     from fusewright.bench import storage
-    from fusewright.page import charts_png, render
+    from fusewright.page.document import charts_png, render
 
     for place in (html, png and png / "chart.png"):
         if place:
@@ -360,8 +360,8 @@ def compare(old: Path, new: Path, noise: float) -> None:
 
 
 def solved(loaded: Problem, where: torch.device, mode: str, tuning: OnProgress | None) -> Solution:
-    from fusewright.inputs import move
-    from fusewright.solution import solve
+    from fusewright.compile.solution import solve
+    from fusewright.problem.inputs import move
 
     model = loaded.make_model().to(where)
     args = tuple(move(each, where) for each in loaded.make_inputs())

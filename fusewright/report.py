@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from fusewright import __version__
-from fusewright.compare import Check
 from fusewright.emit.bundle import ProgramPlans, leading
 from fusewright.errors import FusewrightError, OutputError
-from fusewright.machine import versions
 from fusewright.plan.show import human_bytes, human_count
 from fusewright.plan.steps import Call, Plan, View
-from fusewright.tuned import Tuned
+from fusewright.target.device import versions
+from fusewright.tune.store import Tuned
+from fusewright.verify.compare import Check
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fusewright.emit import file_text
-from fusewright.problem import load_problem
-from fusewright.solution import solve
+from fusewright.compile.solution import solve
+from fusewright.emit.file import file_text
+from fusewright.problem.load import load_problem
 
 
 def emitted(

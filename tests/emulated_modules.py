@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusewright import layout_schedule
 from fusewright.codegen.source import Source
-from fusewright.emit import ModuleBundle
-from fusewright.module import arguments_of, kernels_of, load, optimized, owners_of
-from fusewright.pipeline import Prepared
+from fusewright.compile.module import arguments_of, kernels_of, load, optimized, owners_of
+from fusewright.compile.pipeline import Prepared
+from fusewright.emit.bundle import ModuleBundle
 from fusewright.plan import line_pairs, prologues
 from fusewright.rewrite import windows
+from fusewright.schedule import tensor_core
 from tests import loop_cases as cases
 
 TRAINED, INFERRED = ("forward", "backward"), ("inference",)  # plans that a call with gradients runs
@@ -27,7 +27,7 @@ def put_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """All convolutions, small ones too, on tensor cores."""
     for each in ("is_worthwhile", "gradient_pays"):
         monkeypatch.setattr(windows, each, lambda *_: True)
-    for module in (windows, layout_schedule):
+    for module in (windows, tensor_core):
         monkeypatch.setattr(module, "prefers_direct", lambda *_: False)
 
 

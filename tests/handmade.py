@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from fusewright.codegen.source import Entry, Source, Workspace
-from fusewright.emit import ModuleBundle, ProgramPlans
-from fusewright.ir import (
+from fusewright.compile.module import Modes, arguments_of, kernels_of, load, owners_of
+from fusewright.emit.bundle import ModuleBundle, ProgramPlans
+from fusewright.ir.graph import (
     ONE,
     ZERO,
     Binding,
@@ -31,8 +32,7 @@ from fusewright.ir import (
     TensorSpec,
     contiguous_strides,
 )
-from fusewright.loop import Argument, LoopKernel
-from fusewright.module import Modes, arguments_of, kernels_of, load, owners_of
+from fusewright.ir.loop import Argument, LoopKernel
 from fusewright.plan.steps import Call, Loop, Plan, Step, View
 
 S0 = Dim(1, ("s0",))

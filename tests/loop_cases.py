@@ -19,8 +19,8 @@ import torch
 
 from fusewright.codegen.render import render
 from fusewright.codegen.source import Entry, Source
-from fusewright.ir import Dim, Ratio, contiguous_strides, dim
-from fusewright.loop import (
+from fusewright.ir.graph import Dim, Ratio, contiguous_strides, dim
+from fusewright.ir.loop import (
     Access,
     Apply,
     Argument,
@@ -33,7 +33,9 @@ from fusewright.loop import (
     Scan,
     Store,
 )
-from fusewright.schedule import Schedule, Target, choose
+from fusewright.schedule.choice import Schedule
+from fusewright.schedule.loops import choose
+from fusewright.target.target import Target
 from tests.precompiled import folder, included
 
 GXX = (

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from fusewright.codegen import render as rendering
 from fusewright.codegen.source import Source
-from fusewright.ending import Reduces
-from fusewright.pipeline import Prepared, prepare
+from fusewright.compile.pipeline import Prepared, prepare
+from fusewright.ir.convolution import WindowKernel
+from fusewright.ir.epilogue import Reduces
 from fusewright.plan import rows
 from fusewright.plan.steps import Plan, Window
 from fusewright.rewrite import windows
 from fusewright.runtime import tensor_cores
-from fusewright.schedule import Target
-from fusewright.window import WindowKernel
+from fusewright.target.target import Target
 from tests.cores_on_host import on_host, with_stand_in
 from tests.emulated_modules import (
     INFERRED,

@@ -23,8 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusewright
-from fusewright import layout_schedule, pipeline
+from fusewright.compile import pipeline
 from fusewright.rewrite import products, windows
+from fusewright.schedule import tensor_core
 
 # Of the results' norm: TF32's own error with room for long sums of few elements.
 FAR = 4e-3
@@ -164,8 +165,8 @@ def planned(case: Case) -> Iterator[None]:
     saved = [(module, name, getattr(module, name)) for module, name in (
         (products, "is_worthwhile"), (pipeline, "least_size"), (windows, "is_worthwhile"),
         (windows, "gradient_pays"), (windows, "prefers_direct"),
-        (layout_schedule, "prefers_direct"), (layout_schedule, "prefers_lines"),
-        (layout_schedule, "rounded_from"),
+        (tensor_core, "prefers_direct"), (tensor_core, "prefers_lines"),
+        (tensor_core, "rounded_from"),
     )]  # fmt: skip
     chosen = {
         "prefers_direct": case.direct, "prefers_lines": case.lines, "least_size": 0,

@@ -10,9 +10,9 @@ from unittest import mock
 from torch import Tensor, nn
 
 import fusewright
-from fusewright import solution
+from fusewright.compile import solution
+from fusewright.compile.pipeline import Prepared, prepare
 from fusewright.emit.bundle import ProgramPlans
-from fusewright.pipeline import Prepared, prepare
 
 
 class SideBySide(nn.Module):

@@ -21,11 +21,11 @@ from torch.nn.modules import module as every_module
 from torch.nn.utils import prune
 
 import fusewright
-from fusewright import module
-from fusewright.emit import file_text
+from fusewright.compile import module
+from fusewright.compile.solution import solve
+from fusewright.emit.file import file_text
 from fusewright.errors import DeviceError
 from fusewright.runtime import call
-from fusewright.solution import solve
 from tests.test_emit import executed
 from tests.test_runtime import assert_same
 

@@ -23,7 +23,7 @@ from fusewright.bench.record import Environment, Record, Settings
 from fusewright.bench.run import problem_facts
 from fusewright.bench.summary import collect
 from fusewright.bench.table import print_collection, print_record
-from fusewright.page import render
+from fusewright.page.document import render
 from tests.test_bench_run import NEW, PROBLEM
 from tests.test_bench_stats import record
 

@@ -17,9 +17,9 @@ from fusewright.bench.planned import roof_us, step_times
 from fusewright.bench.record import ClockFacts, Rates, Settings
 from fusewright.bench.sampling import sample
 from fusewright.bench.trace import kernel_times, launches, read_trace
-from fusewright.inputs import named_tensors
-from fusewright.pipeline import prepare
-from fusewright.problem import Problem, problem_from_module
+from fusewright.compile.pipeline import prepare
+from fusewright.problem.inputs import named_tensors
+from fusewright.problem.load import Problem, problem_from_module
 from tests.test_bench_stats import speedup
 
 

@@ -12,10 +12,10 @@ import torch
 
 import fusewright
 import tests.loop_cases as cases
-from fusewright.ir import Dim
-from fusewright.loop import Apply, Load, Store
+from fusewright.ir.graph import Dim
+from fusewright.ir.loop import Apply, Load, Store
 from fusewright.runtime import library
-from fusewright.schedule import Target
+from fusewright.target.target import Target
 from tests.loop_cases import access, kernel
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import fusewright
 from fusewright.capture import capture
 from fusewright.errors import CaptureError, ProblemError
-from fusewright.interpret import interpret
-from fusewright.ir import Dim, Program
+from fusewright.ir.graph import Dim, Program
+from fusewright.ir.interpret import interpret
 from fusewright.rewrite import rewrite
 
 

@@ -10,9 +10,11 @@ import torch
 
 from fusewright.codegen.render import render
 from fusewright.errors import CodegenError
-from fusewright.ir import Dim, Ratio
-from fusewright.loop import Apply, Constant, Index, Load, LoopKernel, Reduce, Store
-from fusewright.schedule import Schedule, Target, choose
+from fusewright.ir.graph import Dim, Ratio
+from fusewright.ir.loop import Apply, Constant, Index, Load, LoopKernel, Reduce, Store
+from fusewright.schedule.choice import Schedule
+from fusewright.schedule.loops import choose
+from fusewright.target.target import Target
 from tests import loop_cases as cases
 from tests import nvcc
 from tests.loop_cases import access, call, kernel, row_major, run, run_among, together

@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusewright.candidates import worth_trying
-from fusewright.loop import Apply, Load, LoopKernel, Reduce, Store
-from fusewright.pipeline import Prepared, prepare
-from fusewright.schedule import Schedule, Target, choose, legal
+from fusewright.compile.pipeline import Prepared, prepare
+from fusewright.ir.loop import Apply, Load, LoopKernel, Reduce, Store
+from fusewright.schedule.choice import Schedule
+from fusewright.schedule.loops import choose, legal
+from fusewright.target.target import Target
+from fusewright.tune.candidates import worth_trying
 from tests.emulated_modules import as_exact_as_eager, on_library
 from tests.loop_cases import access, kernel
 from tests.test_cuda_emulated import emulated

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fusewright.codegen.source import ALIGNMENT
 from fusewright.codegen.window import lines_of
-from fusewright.ir import Dim
-from fusewright.window import SINGLE, Geometry, WindowAxis, by_eight
-from fusewright.window_cost import best_band
+from fusewright.cost.conv_tensor_core import best_band
+from fusewright.ir.convolution import SINGLE, Geometry, WindowAxis, by_eight
+from fusewright.ir.graph import Dim
 from tests.cores_on_host import library_of
 from tests.windows_on_host import BODY as WINDOW_BODY
 from tests.windows_on_host import five_strides

@@ -18,9 +18,11 @@ import torch
 
 from fusewright.codegen.render import render
 from fusewright.codegen.source import Source
-from fusewright.ir import Dim, dim
-from fusewright.loop import Apply, Constant, Index, Load, LoopKernel, Reduce, Store
-from fusewright.schedule import Schedule, Target, choose, legal
+from fusewright.ir.graph import Dim, dim
+from fusewright.ir.loop import Apply, Constant, Index, Load, LoopKernel, Reduce, Store
+from fusewright.schedule.choice import Schedule
+from fusewright.schedule.loops import choose, legal
+from fusewright.target.target import Target
 from tests import loop_cases as cases
 
 Picked = tuple[LoopKernel, Schedule]

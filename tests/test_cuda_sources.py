@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from fusewright.codegen.render import render
-from fusewright.emit import ModuleBundle, file_text
-from fusewright.ir import Dim
-from fusewright.module import arguments_of, owners_of
-from fusewright.pipeline import prepare
-from fusewright.problem import load_problem
+from fusewright.compile.module import arguments_of, owners_of
+from fusewright.compile.pipeline import prepare
+from fusewright.emit.bundle import ModuleBundle
+from fusewright.emit.file import file_text
+from fusewright.ir.graph import Dim
+from fusewright.problem.load import load_problem
 from fusewright.rewrite import products
-from fusewright.schedule import Target, choose
+from fusewright.schedule.loops import choose
+from fusewright.target.target import Target
 from tests import loop_cases as cases
 from tests import nvcc
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusewright.convolution_cost import prefers_direct
-from fusewright.direct_cost import DirectSchedule, best_tile, direct_us, fits
-from fusewright.ir import Dim
-from fusewright.window import Geometry, WindowAxis
+from fusewright.cost.conv_direct import DirectSchedule, best_tile, direct_us, fits
+from fusewright.cost.convolution import prefers_direct
+from fusewright.ir.convolution import Geometry, WindowAxis
+from fusewright.ir.graph import Dim
 from tests.cores_on_host import library_of
 from tests.test_convolution_kernel import Filter, Sizes, Strided
 from tests.windows_on_host import BODY as WINDOW_BODY

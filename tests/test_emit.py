@@ -18,10 +18,12 @@ import pytest
 import torch
 
 from fusewright import build
-from fusewright.emit import ModuleBundle, file_text, module_text
+from fusewright.emit.bundle import ModuleBundle
+from fusewright.emit.file import file_text
 from fusewright.emit.python import Scope, identifier, literal, plain, quoted
+from fusewright.emit.text import module_text
 from fusewright.errors import ProblemError
-from fusewright.ir import Dim, Ratio, Ref, Symbolic
+from fusewright.ir.graph import Dim, Ratio, Ref, Symbolic
 from fusewright.runtime import cuda, host
 from tests.handmade import Case, gemm_add_relu, medley
 from tests.test_runtime import assert_same, everything, gradients, refuses_second_derivatives

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.capture import scatters
-from fusewright.pipeline import prepare
+from fusewright.compile.pipeline import prepare
 from fusewright.plan.steps import Call
 from fusewright.rewrite import extremes
 from tests.test_hunt import Lambda

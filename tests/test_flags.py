@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.capture import capture
-from fusewright.ir import ONE, Dim, Graph, Input, Node, Program, Ref, Result, TensorSpec
+from fusewright.ir.graph import ONE, Dim, Graph, Input, Node, Program, Ref, Result, TensorSpec
 from fusewright.rewrite import rewrite, rewrite_graph
 from fusewright.rewrite.flags import pack_flags, packed_groups
 

@@ -12,11 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusewright.coalesce import coalesce
 from fusewright.errors import CodegenError
-from fusewright.ir import Dim, dim
-from fusewright.loop import Access, Apply, Guard, Instruction, Load, LoopKernel, Reduce, Store
-from fusewright.schedule import Schedule, Target, choose, legal
+from fusewright.ir.graph import Dim, dim
+from fusewright.ir.loop import Access, Apply, Guard, Instruction, Load, LoopKernel, Reduce, Store
+from fusewright.schedule.choice import Schedule
+from fusewright.schedule.coalesce import coalesce
+from fusewright.schedule.loops import choose, legal
+from fusewright.target.target import Target
 from tests import loop_cases as cases
 from tests import test_cuda_emulated as emulated
 

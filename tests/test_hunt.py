@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import fusewright
 from fusewright.capture import capture
 from fusewright.errors import CaptureError
-from fusewright.problem import problem_from_module
-from fusewright.verify import verify
+from fusewright.problem.load import problem_from_module
+from fusewright.verify.verify import verify
 
 
 class Lambda(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusewright.inputs import poisoned_memory
+from fusewright.problem.inputs import poisoned_memory
 
 
 @pytest.mark.parametrize(("freed", "wanted"), [(300, 300), (12288, 12288), (12000, 3000)])

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusewright.codegen.window import lanes_of_rows
-from fusewright.ir import Dim
-from fusewright.pipeline import prepare
-from fusewright.schedule import Target
-from fusewright.window import Geometry, WindowAxis, by_eight
-from fusewright.window_cost import band_widths, tap_counts
+from fusewright.compile.pipeline import prepare
+from fusewright.cost.conv_tensor_core import band_widths, tap_counts
+from fusewright.ir.convolution import Geometry, WindowAxis, by_eight
+from fusewright.ir.graph import Dim
+from fusewright.target.target import Target
 from tests.cores_on_host import library_of
 from tests.emulated_modules import put_on_cores
 from tests.test_convolution_kernel import axis_of, sizes_of

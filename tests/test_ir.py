@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fusewright.errors import GraphError
-from fusewright.ir import (
+from fusewright.ir.graph import (
     Dim,
     Graph,
     Input,

@@ -16,16 +16,17 @@ import torch
 from torch import nn
 
 from fusewright.capture import capture
-from fusewright.emit import ModuleBundle
-from fusewright.interpret import interpret
-from fusewright.ir import ONE, Graph, Program
-from fusewright.module import arguments_of, kernels_of, load, optimized, owners_of
-from fusewright.pipeline import Prepared, prepare
+from fusewright.compile.module import arguments_of, kernels_of, load, optimized, owners_of
+from fusewright.compile.pipeline import Prepared, prepare
+from fusewright.emit.bundle import ModuleBundle
+from fusewright.ir.graph import ONE, Graph, Program
+from fusewright.ir.interpret import interpret
 from fusewright.plan.show import show
 from fusewright.plan.steps import Call, Loop, Plan, Window
 from fusewright.rewrite import layouts, rewrite
 from fusewright.rewrite.layouts import is_channels_last, with_channels_last
-from fusewright.schedule import Target, choose
+from fusewright.schedule.loops import choose
+from fusewright.target.target import Target
 from tests import nvcc
 from tests.loop_cases import EMULATED, compile_source
 from tests.test_cuda_emulated import emulated

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright import cli
+from fusewright.compile.module import Optimized
 from fusewright.errors import CaptureError
-from fusewright.module import Optimized
 from tests.test_cli import fusewright as command
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fusewright.codegen.source import ALIGNMENT
 from fusewright.codegen.window import lines_of
-from fusewright.ir import Dim
-from fusewright.line_cost import with_shared_lines
-from fusewright.window import Geometry, WindowAxis, by_eight
+from fusewright.cost.conv_staged import with_shared_lines
+from fusewright.ir.convolution import Geometry, WindowAxis, by_eight
+from fusewright.ir.graph import Dim
 from tests.cores_on_host import library_of
 from tests.test_convolution_kernel import BODY as CONVOLUTION_BODY
 from tests.test_convolution_kernel import Filter, Strided, axis_of, sizes_of

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from fusewright.codegen import gradient
 from fusewright.codegen import render as rendering
-from fusewright.convolution_cost import prefers_shared
-from fusewright.ir import Dim
-from fusewright.line_cost import with_shared_lines
-from fusewright.pipeline import Prepared, prepare
+from fusewright.compile.pipeline import Prepared, prepare
+from fusewright.cost.conv_staged import with_shared_lines
+from fusewright.cost.convolution import prefers_shared
+from fusewright.ir.convolution import Geometry, by_eight
+from fusewright.ir.graph import Dim
 from fusewright.plan.steps import Loop, Step, Window, WindowGradient
 from fusewright.rewrite import windows
 from fusewright.runtime import tensor_cores
-from fusewright.schedule import Target
-from fusewright.window import Geometry, by_eight
+from fusewright.target.target import Target
 from tests import nvcc
 from tests.emulated_modules import as_exact_as_eager, gradients_alone, on_library, share_lines
 from tests.test_convolution_kernel import axis_of

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusewright.ir import Dim
-from fusewright.window import Geometry
+from fusewright.ir.convolution import Geometry
+from fusewright.ir.graph import Dim
 from tests.test_convolution_kernel import axis_of, run
 from tests.windows_on_host import SAME, WINDOWS, Window, check, error
 

@@ -11,17 +11,18 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.codegen.form import value_dtypes
-from fusewright.ending import Reduces
+from fusewright.compile.pipeline import prepare
 from fusewright.errors import CodegenError
-from fusewright.interpret import interpret
-from fusewright.ir import Dim
-from fusewright.loop import LoopKernel, Reduce
-from fusewright.pipeline import prepare
+from fusewright.ir.epilogue import Reduces
+from fusewright.ir.graph import Dim
+from fusewright.ir.interpret import interpret
+from fusewright.ir.loop import LoopKernel, Reduce
 from fusewright.plan import plan
 from fusewright.plan.show import show
 from fusewright.plan.steps import Loop, Plan, Product, Window
 from fusewright.rewrite import products
-from fusewright.schedule import Schedule, Target
+from fusewright.schedule.choice import Schedule
+from fusewright.target.target import Target
 from tests import loop_cases as cases
 from tests import test_cuda_emulated as cuda
 from tests.emulated_modules import INFERRED, put_on_cores, trained

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from fusewright import module
+from fusewright.compile import module
 from fusewright.errors import CaptureError
 from fusewright.runtime import call
 from tests.handmade import Case, gemm_add_relu, medley

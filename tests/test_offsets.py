@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from fusewright.codegen.render import render
-from fusewright.ir import Dim
-from fusewright.loop import LoopKernel
-from fusewright.offsets import GROWTH, NARROW_LIMIT, extents, may_be_wide
-from fusewright.schedule import Schedule, Target, choose
+from fusewright.ir.graph import Dim
+from fusewright.ir.loop import LoopKernel
+from fusewright.schedule.choice import Schedule
+from fusewright.schedule.index_width import GROWTH, NARROW_LIMIT, extents, may_be_wide
+from fusewright.schedule.loops import choose
+from fusewright.target.target import Target
 from tests import loop_cases as cases
 
 S0 = Dim(1, ("s0",))

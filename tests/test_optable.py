@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from fusewright.codegen.render import render
-from fusewright.interpret import half_scale
-from fusewright.loop import Apply, Load, LoopKernel, Store
-from fusewright.optable import REDUCTIONS, SCALAR_OPS
-from fusewright.schedule import Target, choose
+from fusewright.ir.interpret import half_scale
+from fusewright.ir.loop import Apply, Load, LoopKernel, Store
+from fusewright.ir.operators import REDUCTIONS, SCALAR_OPS
+from fusewright.schedule.loops import choose
+from fusewright.target.target import Target
 from tests.loop_cases import access, compile_source, kernel
 
 Tensor = torch.Tensor

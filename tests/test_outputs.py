@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.capture import capture
-from fusewright.emit import file_text
+from fusewright.compile.solution import solve
+from fusewright.emit.file import file_text
 from fusewright.errors import ProblemError
-from fusewright.problem import load_problem
-from fusewright.solution import solve
+from fusewright.problem.load import load_problem
 
 
 class Pair(NamedTuple):

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.capture import capture
-from fusewright.interpret import interpret
-from fusewright.pipeline import prepare
+from fusewright.compile.pipeline import prepare
+from fusewright.ir.interpret import interpret
 from fusewright.plan.steps import Call, Loop
 from fusewright.rewrite import rewrite
-from fusewright.schedule import Target
+from fusewright.target.target import Target
 from tests.emulated_modules import INFERRED, on_library
 from tests.side_by_side import SideBySide, optimized
 from tests.test_cuda_emulated import emulated

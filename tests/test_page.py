@@ -13,9 +13,10 @@ import pytest
 
 from fusewright.bench.record import CandidateFacts, Floor, PlanStep, Record
 from fusewright.bench.storage import RecordError, write
-from fusewright.page import charts_png, document, load_records, render
+from fusewright.page import document
 from fusewright.page.accuracy import Spot, lone_words, power_text, ring_size, round_between
 from fusewright.page.bars import ticks_between
+from fusewright.page.document import charts_png, load_records, render
 from fusewright.page.figures import ratio_text, shortened, time_text
 from fusewright.page.markup import Html, tag
 from fusewright.page.standing import level, sentence

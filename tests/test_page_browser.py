@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fusewright.page import render
+from fusewright.page.document import render
 from tests.page_samples import HOSTILE, folder, record, with_failures
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusewright.capture import capture
-from fusewright.ir import Dim
-from fusewright.loop import Reduce
+from fusewright.ir.graph import Dim
+from fusewright.ir.loop import Reduce
 from fusewright.plan import plan
 from fusewright.plan.frames import (
     DimIndex,

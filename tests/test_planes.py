@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 from fusewright.codegen import render as rendering
 from fusewright.codegen.source import Source
-from fusewright.convolution_cost import is_worthwhile
-from fusewright.direct_cost import (
+from fusewright.cost.conv_direct import (
     has_plane_gradient,
     plane_gradient_parts,
     plane_gradient_rows,
 )
-from fusewright.ir import Dim
+from fusewright.cost.convolution import is_worthwhile
+from fusewright.ir.convolution import Geometry, WindowAxis
+from fusewright.ir.graph import Dim
 from fusewright.plan.steps import Call, Window, WindowGradient
 from fusewright.rewrite import windows
 from fusewright.runtime import tensor_cores
-from fusewright.window import Geometry, WindowAxis
 from tests.cores_on_host import on_host, with_stand_in
 from tests.emulated_modules import as_exact_as_eager, on_library
 from tests.test_volumes import prepared, steps

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusewright
-from fusewright.pipeline import prepare
+from fusewright.compile.pipeline import prepare
 from fusewright.plan.steps import Call, Loop, Plan
 from tests.side_by_side import SideBySide, optimized
 from tests.test_plan import Lambda

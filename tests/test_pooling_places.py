@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusewright.capture import capture
-from fusewright.coalesce import coalesce, with_long_lanes
+from fusewright.compile.pipeline import prepare
 from fusewright.emit.bundle import ProgramPlans
-from fusewright.interpret import interpret
-from fusewright.loop import Store
-from fusewright.pipeline import prepare
-from fusewright.places import NOWHERE, Along, pitches
+from fusewright.ir.interpret import interpret
+from fusewright.ir.loop import Store
+from fusewright.ir.pool_offsets import NOWHERE, Along, pitches
 from fusewright.plan.steps import Call, Loop, Plan
 from fusewright.rewrite import rewrite
-from fusewright.schedule import Target
+from fusewright.schedule.coalesce import coalesce, with_long_lanes
+from fusewright.target.target import Target
 from tests.emitted_files import emitted
 from tests.emulated_modules import TRAINED, on_library
 from tests.side_by_side import SideBySide, optimized

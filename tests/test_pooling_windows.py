@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusewright.pipeline import prepare
+from fusewright.compile.pipeline import prepare
 from fusewright.plan.steps import Call, Loop, Plan
-from fusewright.schedule import Target
+from fusewright.target.target import Target
 from tests.emulated_modules import INFERRED, on_library
 from tests.side_by_side import optimized
 from tests.test_cuda_emulated import emulated

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from fusewright.codegen import gradient
 from fusewright.codegen import render as rendering
 from fusewright.codegen.source import Source
-from fusewright.emit import ModuleBundle, file_text
-from fusewright.module import arguments_of, kernels_of, load, optimized, owners_of
-from fusewright.pipeline import Prepared, prepare
+from fusewright.compile.module import arguments_of, kernels_of, load, optimized, owners_of
+from fusewright.compile.pipeline import Prepared, prepare
+from fusewright.emit.bundle import ModuleBundle
+from fusewright.emit.file import file_text
 from fusewright.rewrite import products
 from fusewright.runtime import cuda, tensor_cores
-from fusewright.schedule import Target
+from fusewright.target.target import Target
 from tests import loop_cases as cases
 from tests.emulated_modules import put_on_cores
 from tests.test_cuda_emulated import emulated

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fusewright.errors import ProblemError
-from fusewright.problem import (
+from fusewright.problem.load import (
     candidate_factory,
     load_candidate,
     load_problem,

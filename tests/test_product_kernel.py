@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fusewright.codegen.product import COUNT_BYTES
-from fusewright.interpret import half_scale
-from fusewright.product import Extents
-from fusewright.product_cost import parts_of
+from fusewright.cost.matmul import parts_of
+from fusewright.ir.interpret import half_scale
+from fusewright.ir.matmul import Extents
 from tests.cores_on_host import library_of
 
 PLAIN = r"""

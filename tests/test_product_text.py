@@ -23,15 +23,17 @@ from fusewright.bench.planned import plan_graphs, step_times
 from fusewright.bench.record import Rates
 from fusewright.bench.trace import Trace
 from fusewright.codegen.source import Source
-from fusewright.emit import ModuleBundle, file_text, module_text
-from fusewright.ir import TensorSpec
-from fusewright.module import arguments_of, kernels_of, load, owners_of
-from fusewright.pipeline import Prepared, prepare
+from fusewright.compile.module import arguments_of, kernels_of, load, owners_of
+from fusewright.compile.pipeline import Prepared, prepare
+from fusewright.emit.bundle import ModuleBundle
+from fusewright.emit.file import file_text
+from fusewright.emit.text import module_text
+from fusewright.ir.graph import TensorSpec
 from fusewright.plan.show import show
 from fusewright.report import print_plans, step_records
 from fusewright.rewrite import products
 from fusewright.runtime import tensor_cores
-from fusewright.schedule import Target
+from fusewright.target.target import Target
 from tests import nvcc
 from tests.loop_cases import NVCC
 

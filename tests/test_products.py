@@ -11,19 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusewright import interpret as oracle
-from fusewright import product_cost
-from fusewright.break_even import least_size
 from fusewright.capture import capture
 from fusewright.codegen import render as rendering
-from fusewright.ir import Dim, Graph, Program
-from fusewright.layout_schedule import choose_product
-from fusewright.loop import LoopKernel
-from fusewright.pipeline import prepare
-from fusewright.plan import plan
-from fusewright.plan.steps import Call, Loop, Plan, Product
-from fusewright.product import Extents, RawOperand
-from fusewright.product_cost import (
+from fusewright.compile.pipeline import prepare
+from fusewright.cost import matmul as product_cost
+from fusewright.cost.break_even import least_size
+from fusewright.cost.matmul import (
     TF32,
     best_us,
     is_worthwhile,
@@ -31,9 +24,17 @@ from fusewright.product_cost import (
     multiplied_as,
     parts_of,
 )
+from fusewright.ir import interpret as oracle
+from fusewright.ir.graph import Dim, Graph, Program
+from fusewright.ir.loop import LoopKernel
+from fusewright.ir.matmul import Extents, RawOperand
+from fusewright.plan import plan
+from fusewright.plan.steps import Call, Loop, Plan, Product
 from fusewright.rewrite import products, rewrite
 from fusewright.runtime import tensor_cores
-from fusewright.schedule import Target, choose
+from fusewright.schedule.loops import choose
+from fusewright.schedule.tensor_core import choose_product
+from fusewright.target.target import Target
 from tests import loop_cases as cases
 from tests.emulated_modules import as_exact_as_eager, on_library
 from tests.test_cuda_emulated import emulated

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from fusewright.codegen import gradient
 from fusewright.codegen import render as rendering
-from fusewright.layout_schedule import WindowSchedule, choose_window
-from fusewright.pipeline import Prepared, prepare
+from fusewright.compile.pipeline import Prepared, prepare
+from fusewright.ir.convolution import CHANNELS, WindowKernel, lies_along
 from fusewright.plan import prologues
 from fusewright.plan.steps import Loop, Window
 from fusewright.runtime import tensor_cores
-from fusewright.schedule import Target
-from fusewright.tune import source_of
-from fusewright.window import CHANNELS, WindowKernel, lies_along
+from fusewright.schedule.tensor_core import WindowSchedule, choose_window
+from fusewright.target.target import Target
+from fusewright.tune.search import source_of
 from tests import nvcc
 from tests.emulated_modules import INFERRED, on_library, put_on_cores
 from tests.test_cuda_emulated import emulated

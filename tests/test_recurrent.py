@@ -14,16 +14,16 @@ from torch.utils.checkpoint import checkpoint
 
 import fusewright
 from fusewright.capture import capture, recurrent
-from fusewright.emit import file_text
+from fusewright.compile.pipeline import prepare
+from fusewright.compile.solution import solve
+from fusewright.emit.file import file_text
 from fusewright.errors import CaptureError
-from fusewright.interpret import interpret
-from fusewright.pipeline import prepare
+from fusewright.ir.interpret import interpret
 from fusewright.plan.show import show
 from fusewright.plan.steps import Call
-from fusewright.problem import load_problem
+from fusewright.problem.load import load_problem
 from fusewright.runtime.recurrent import _fw_recurrent, _fw_recurrent_backward
-from fusewright.solution import solve
-from fusewright.verify import verify
+from fusewright.verify.verify import verify
 from tests.emitted_files import emitted
 
 STEPS = 36

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusewright import layout_schedule
 from fusewright.codegen import render as rendering
 from fusewright.codegen import window as window_text
 from fusewright.codegen.ending import ending_forms
 from fusewright.codegen.source import Source
 from fusewright.plan.steps import Window
+from fusewright.schedule import tensor_core
 from tests.cores_on_host import host_library, on_host, with_stand_in
 from tests.emulated_modules import (
     INFERRED,
@@ -123,7 +123,7 @@ def test_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_inputs_that_are_laid_out_first(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """As halves, a scale for each image; tiles have several images."""
-    monkeypatch.setattr(layout_schedule, "prefers_lines", lambda *_: True)
+    monkeypatch.setattr(tensor_core, "prefers_lines", lambda *_: True)
     model = layers(("batch norm", "group norm", "over channels"), {})
     fast = emulated(model, torch.randn(2, 12, 5, 6), monkeypatch, ("fw::ByLines<", "fw::ByLines<"))
     torch.backends.cudnn.allow_tf32 = True
@@ -135,7 +135,7 @@ def test_inputs_that_are_laid_out_first(asked: list[str], monkeypatch: pytest.Mo
 def test_classes_that_read_one_plane(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines of a transposed convolution, whose planes are longer than those of one class, in a
     workspace right behind what is reduced."""
-    monkeypatch.setattr(layout_schedule, "prefers_lines", lambda *_: True)
+    monkeypatch.setattr(tensor_core, "prefers_lines", lambda *_: True)
     how = {"transposed": True, "stride": 2, "kernel_size": 4}
     model = layers(("batch norm", "pooled"), how)
     x = torch.randn(40, 12, 7, 6)
@@ -167,7 +167,7 @@ def test_rows_by_eight_read_what_is_around(
     lines: bool, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Woven ones with 4, 2 and 1 columns at a time, and few results."""
-    monkeypatch.setattr(layout_schedule, "prefers_lines", lambda *_: lines)
+    monkeypatch.setattr(tensor_core, "prefers_lines", lambda *_: lines)
     torch.manual_seed(0)
     x = torch.randn(3, 12, 5, 8)
     convs = {

@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusewright import layout_schedule
 from fusewright.codegen import render as rendering
 from fusewright.codegen.source import Rounded, Source, Workspace
-from fusewright.ending import Reduces
-from fusewright.ir import Dim
-from fusewright.pipeline import Prepared, prepare
+from fusewright.compile.pipeline import Prepared, prepare
+from fusewright.ir.epilogue import Reduces
+from fusewright.ir.graph import Dim
 from fusewright.plan.steps import Product
 from fusewright.rewrite import products
 from fusewright.runtime import tensor_cores
-from fusewright.schedule import Target
+from fusewright.schedule import tensor_core
+from fusewright.target.target import Target
 from tests.cores_on_host import on_host, with_stand_in
 from tests.emulated_modules import TRAINED, as_exact_as_eager, on_library, trained
 
@@ -207,7 +207,7 @@ def test_tf32_has_tiles_of_its_own(tf32: None, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_rounded_first_is_reduced_too(tf32: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """From 302 rows on: one of the two batches is, and its parts lie before a's halves."""
-    monkeypatch.setattr(layout_schedule, "rounded_from", lambda *_: 302)
+    monkeypatch.setattr(tensor_core, "rounded_from", lambda *_: 302)
     names = ("batch norm", "row squares", "column sums")
     model = Layers(Layer(CASES[name][0], 132, 40) for name in names)
     source = compare(model, [torch.randn(300, 40) for _ in names], monkeypatch, least=1e-3)

@@ -13,18 +13,18 @@ from fusewright.codegen import window as window_text
 from fusewright.codegen.ending import ending_forms
 from fusewright.codegen.source import Rounded, Workspace
 from fusewright.codegen.window import FOLDED_LINES, MOST_LINES
-from fusewright.ending import Reduces
-from fusewright.ir import Dim
-from fusewright.layout_schedule import WindowSchedule, choose_window
-from fusewright.loop import Apply
-from fusewright.pipeline import prepare
+from fusewright.compile.pipeline import prepare
+from fusewright.cost.conv_tensor_core import image_positions
+from fusewright.ir.convolution import WindowKernel
+from fusewright.ir.epilogue import Reduces
+from fusewright.ir.graph import Dim
+from fusewright.ir.loop import Apply
 from fusewright.plan import rows
 from fusewright.plan.steps import Loop, Window
 from fusewright.rewrite import windows
-from fusewright.schedule import Target
-from fusewright.sweep import part_bytes, sweeps
-from fusewright.window import WindowKernel
-from fusewright.window_cost import image_positions
+from fusewright.schedule.sweeps import part_bytes, sweeps
+from fusewright.schedule.tensor_core import WindowSchedule, choose_window
+from fusewright.target.target import Target
 from tests.reduced_layers import (
     CASES,
     CUDA,

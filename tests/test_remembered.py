@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusewright
-from fusewright import module
+from fusewright.compile import module
 from fusewright.runtime import call, cuda, guard, host, library, operators, tensor_cores
 from tests.handmade import gemm_add_relu
 from tests.test_module import Made, misfits, no_program

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.capture import capture, pads
+from fusewright.compile.pipeline import prepare
 from fusewright.errors import CaptureError
-from fusewright.pipeline import prepare
 from fusewright.plan.steps import Call, Loop, Window
-from fusewright.schedule import Target
+from fusewright.target.target import Target
 from tests.emulated_modules import put_on_cores
 
 MODES = ("reflect", "replicate", "circular")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusewright import columns
-from fusewright.pipeline import prepare
-from fusewright.schedule import Target
+from fusewright.compile.pipeline import prepare
+from fusewright.schedule import held_columns
+from fusewright.target.target import Target
 from tests.emulated_modules import as_exact_as_eager, on_library
 from tests.test_cuda_emulated import emulated
 
@@ -40,7 +40,7 @@ class Largest(nn.Module):
 def test_a_largest_value_is_found_again(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(columns, "LEAST_COLUMNS", 1)
+    monkeypatch.setattr(held_columns, "LEAST_COLUMNS", 1)
     torch.manual_seed(0)
     x, model = torch.randn(2, 64, 4, 8).to(dtype), Largest().to(dtype)
     device, target = torch.device("cpu"), Target.cuda()

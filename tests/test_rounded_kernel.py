@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusewright.interpret import half_scale
-from fusewright.ir import Dim
-from fusewright.layout_schedule import choose_product
-from fusewright.product import Extents, ProductKernel, RawOperand, SplitOperand
-from fusewright.product_cost import rounded_from
-from fusewright.schedule import Target
+from fusewright.cost.matmul import rounded_from
+from fusewright.ir.graph import Dim
+from fusewright.ir.interpret import half_scale
+from fusewright.ir.matmul import Extents, ProductKernel, RawOperand, SplitOperand
+from fusewright.schedule.tensor_core import choose_product
+from fusewright.target.target import Target
 from tests.cores_on_host import library_of
 from tests.test_product_kernel import PLAIN, halves, operands
 

@@ -13,9 +13,10 @@ import torch
 
 import tests.loop_cases as cases
 from fusewright.codegen.render import render
-from fusewright.loop import Apply, Constant, Instruction, Load, LoopKernel, Reduce, Store
-from fusewright.optable import SCALAR_OPS
-from fusewright.schedule import Target, choose
+from fusewright.ir.loop import Apply, Constant, Instruction, Load, LoopKernel, Reduce, Store
+from fusewright.ir.operators import SCALAR_OPS
+from fusewright.schedule.loops import choose
+from fusewright.target.target import Target
 from tests.loop_cases import access, call, compile_source, kernel, row_major, run, together
 
 # Where functions of lanes stand for those of vectors: only x86 has vectors of ours.

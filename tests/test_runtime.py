@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
-from fusewright import module
+from fusewright.compile import module
 from fusewright.runtime import call
 from tests.handmade import Case, gemm_add_relu, literal_sum, medley
 

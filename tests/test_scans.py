@@ -11,14 +11,16 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.codegen.form import value_dtypes
+from fusewright.compile.pipeline import prepare
 from fusewright.emit.bundle import ProgramPlans
 from fusewright.errors import CodegenError
-from fusewright.interpret import interpret
-from fusewright.ir import Dim
-from fusewright.loop import LoopKernel, Scan
-from fusewright.pipeline import prepare
+from fusewright.ir.graph import Dim
+from fusewright.ir.interpret import interpret
+from fusewright.ir.loop import LoopKernel, Scan
 from fusewright.plan.steps import Call, Loop, Plan
-from fusewright.schedule import Schedule, Target, choose, legal
+from fusewright.schedule.choice import Schedule
+from fusewright.schedule.loops import choose, legal
+from fusewright.target.target import Target
 from tests import loop_cases as cases
 from tests import test_cuda_emulated as cuda
 from tests.emulated_modules import on_library, trained

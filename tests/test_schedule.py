@@ -7,15 +7,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fusewright.coalesce import coalesce
-from fusewright.coarse import coarse
 from fusewright.codegen.render import render
-from fusewright.ir import Dim
-from fusewright.keep import keep, row_registers
-from fusewright.loop import Apply, Instruction, Load, LoopKernel, Reduce, Store
-from fusewright.pipeline import prepare
-from fusewright.schedule import Schedule, Target, choose, legal, workspace_bytes
-from fusewright.sweep import sweeps
+from fusewright.compile.pipeline import prepare
+from fusewright.ir.graph import Dim
+from fusewright.ir.loop import Apply, Instruction, Load, LoopKernel, Reduce, Store
+from fusewright.schedule.choice import Schedule
+from fusewright.schedule.coalesce import coalesce
+from fusewright.schedule.half_precision import coarse
+from fusewright.schedule.loops import choose, legal, workspace_bytes
+from fusewright.schedule.row_cache import keep, row_registers
+from fusewright.schedule.sweeps import sweeps
+from fusewright.target.target import Target
 from tests import loop_cases as cases
 from tests.loop_cases import access, kernel, run
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fusewright.problem import load_problem
-from fusewright.timing import time_models, time_ms
+from fusewright.problem.load import load_problem
+from fusewright.tune.timing import time_models, time_ms
 
 
 def test_medians_are_milliseconds_and_calls_take_turns() -> None:

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from fusewright import module
 from fusewright.codegen.source import Source
-from fusewright.emit import ModuleBundle, ProgramPlans, module_text
-from fusewright.ir import Binding, Ref, Result
-from fusewright.module import arguments_of
+from fusewright.compile import module
+from fusewright.compile.module import arguments_of
+from fusewright.emit.bundle import ModuleBundle, ProgramPlans
+from fusewright.emit.text import module_text
+from fusewright.ir.graph import Binding, Ref, Result
 from fusewright.plan.steps import Step
 from tests.handmade import PRELUDE, S0, Case, aten, entry, loop, plan, program, spec
 from tests.test_runtime import assert_same

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from fusewright.codegen.render import render
-from fusewright.ir import HALVES, Dim, dim
-from fusewright.loop import Apply, Constant, Instruction, Load, LoopKernel, Reduce, Store
-from fusewright.schedule import Schedule, Target, choose, legal, workspace_bytes
-from fusewright.tiles import staged, tile_bytes, tile_count
+from fusewright.ir.graph import HALVES, Dim, dim
+from fusewright.ir.loop import Apply, Constant, Instruction, Load, LoopKernel, Reduce, Store
+from fusewright.schedule.choice import Schedule
+from fusewright.schedule.loops import choose, legal, workspace_bytes
+from fusewright.schedule.transpose_tiles import staged, tile_bytes, tile_count
+from fusewright.target.target import Target
 from tests import nvcc
 from tests.loop_cases import Size, access, kernel
 from tests.test_cuda_emulated import Picked, chosen, close, run, unaligned

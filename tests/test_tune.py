@@ -20,20 +20,24 @@ from torch import nn
 
 import fusewright
 from fusewright import build as building
-from fusewright import cli, tune, tuned
-from fusewright.candidates import MOST, Choice, heuristic, permitted, worth_trying
+from fusewright import cli
 from fusewright.codegen.render import render
+from fusewright.compile.pipeline import _run_here, prepare
+from fusewright.cost.matmul import BLOCK_US
 from fusewright.errors import CompileFailed, FusewrightError
-from fusewright.ir import Dim
-from fusewright.layout_schedule import ProductSchedule
-from fusewright.loop import LoopKernel
-from fusewright.pipeline import _run_here, prepare
-from fusewright.product import ProductKernel
-from fusewright.product_cost import BLOCK_US
+from fusewright.ir.graph import Dim
+from fusewright.ir.loop import LoopKernel
+from fusewright.ir.matmul import ProductKernel
 from fusewright.report import print_tuning
-from fusewright.schedule import Schedule, Target, choose, legal
-from fusewright.trial import Candidate, Trial, elements, same_halves
-from fusewright.tuned import Tuned
+from fusewright.schedule.choice import Schedule
+from fusewright.schedule.loops import choose, legal
+from fusewright.schedule.tensor_core import ProductSchedule
+from fusewright.target.target import Target
+from fusewright.tune import search as tune
+from fusewright.tune import store as tuned
+from fusewright.tune.candidates import MOST, Choice, heuristic, permitted, worth_trying
+from fusewright.tune.store import Tuned
+from fusewright.tune.trial import Candidate, Trial, elements, same_halves
 from tests import loop_cases as cases
 from tests.test_cuda_emulated import emulated
 

@@ -9,20 +9,21 @@ import pytest
 import torch
 from torch import nn
 
-from fusewright import layout_schedule
 from fusewright.codegen import gradient
 from fusewright.codegen import render as rendering
 from fusewright.codegen.ending import ending_forms
+from fusewright.compile.pipeline import prepare
 from fusewright.emit.bundle import ProgramPlans
-from fusewright.ir import ONE
-from fusewright.loop import Store
-from fusewright.pipeline import prepare
+from fusewright.ir.graph import ONE
+from fusewright.ir.loop import Store
 from fusewright.plan import rows
 from fusewright.plan.steps import Call, Loop, Plan, Window
 from fusewright.rewrite import layouts, windows
 from fusewright.rewrite.layouts import is_channels_last
 from fusewright.runtime import tensor_cores
-from fusewright.schedule import Target, choose
+from fusewright.schedule import tensor_core
+from fusewright.schedule.loops import choose
+from fusewright.target.target import Target
 from tests.emulated_modules import as_exact_as_eager, on_library
 from tests.test_cuda_emulated import emulated
 from tests.test_windows import STUB
@@ -176,7 +177,7 @@ def test_convolutions_of_either_kind_side_by_side(
     drawn = random.Random(seed)
     for each in ("is_worthwhile", "gradient_pays"):
         monkeypatch.setattr(windows, each, lambda *_: drawn.random() < 0.5)
-    for module in (windows, layout_schedule):
+    for module in (windows, tensor_core):
         monkeypatch.setattr(module, "prefers_direct", lambda *_: False)
     monkeypatch.setattr(layouts, "LEAST_BYTES", 1)
     monkeypatch.setattr(rows, "TURNED_BYTES", 1)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusewright.compare import Triple, compare
 from fusewright.errors import DeviceError, ProblemError, VerifyError
-from fusewright.inputs import LAYOUTS, laid_out
-from fusewright.problem import Arguments, Problem
-from fusewright.verify import Report, verify
+from fusewright.problem.inputs import LAYOUTS, laid_out
+from fusewright.problem.load import Arguments, Problem
+from fusewright.verify.compare import Triple, compare
+from fusewright.verify.verify import Report, verify
 
 
 class Norm(nn.Module):

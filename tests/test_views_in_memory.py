@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusewright.ir import Dim, Ref
-from fusewright.pipeline import prepare
+from fusewright.compile.pipeline import prepare
+from fusewright.ir.graph import Dim, Ref
 from fusewright.plan.steps import Plan, View
 from fusewright.rewrite import layouts
-from fusewright.schedule import Target
+from fusewright.target.target import Target
 from tests.emulated_modules import as_exact_as_eager, on_library, put_on_cores
 from tests.test_cuda_emulated import emulated
 from tests.test_turned_copies import stubbed

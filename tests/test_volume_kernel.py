@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusewright.window import by_eight
+from fusewright.ir.convolution import by_eight
 from tests.test_convolution_kernel import WAYS, Transposed, convolved
 from tests.test_window_gradient_kernel import Gradient
 from tests.test_window_gradient_kernel import check as check_gradient

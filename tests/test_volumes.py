@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from fusewright.codegen import render as rendering
 from fusewright.codegen.source import Source
-from fusewright.ending import Reduces
-from fusewright.pipeline import Prepared, prepare
+from fusewright.compile.pipeline import Prepared, prepare
+from fusewright.ir.convolution import SINGLE, WindowAxis
+from fusewright.ir.epilogue import Reduces
 from fusewright.plan.steps import Call, Plan, Window, WindowGradient
 from fusewright.runtime import tensor_cores
-from fusewright.schedule import Target
-from fusewright.window import SINGLE, WindowAxis
+from fusewright.target.target import Target
 from tests.cores_on_host import on_host, with_stand_in
 from tests.emulated_modules import as_exact_as_eager, on_library, put_on_cores, trained
 

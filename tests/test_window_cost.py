@@ -6,11 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fusewright.convolution_cost import gradient_pays, is_worthwhile, prefers_shared
-from fusewright.ir import Dim
-from fusewright.line_cost import best_line, line_us, prefers_lines
-from fusewright.window import Geometry, WindowAxis
-from fusewright.window_cost import (
+from fusewright.cost.conv_staged import best_line, line_us, prefers_lines
+from fusewright.cost.conv_tensor_core import (
     band_widths,
     beside_lines_us,
     best_band,
@@ -19,6 +16,9 @@ from fusewright.window_cost import (
     gradient_work,
     is_possible,
 )
+from fusewright.cost.convolution import gradient_pays, is_worthwhile, prefers_shared
+from fusewright.ir.convolution import Geometry, WindowAxis
+from fusewright.ir.graph import Dim
 
 
 def geometry(size: int, taps: int, stride: int = 1, dilation: int = 1) -> Geometry:

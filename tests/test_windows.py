@@ -12,20 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusewright import interpret as oracle
 from fusewright.capture import capture
 from fusewright.codegen import gradient
 from fusewright.codegen import render as rendering
 from fusewright.codegen.source import Source
-from fusewright.ir import Dim, Node, Program, Ref, TensorSpec, contiguous_strides
-from fusewright.layout_schedule import WindowSchedule, choose_window
-from fusewright.pipeline import prepare
+from fusewright.compile.pipeline import prepare
+from fusewright.ir import interpret as oracle
+from fusewright.ir.convolution import WindowAxis
+from fusewright.ir.graph import Dim, Node, Program, Ref, TensorSpec, contiguous_strides
 from fusewright.plan import plan
 from fusewright.plan.steps import Call, Plan, Window, WindowGradient
 from fusewright.rewrite import rewrite, windows
 from fusewright.runtime import tensor_cores
-from fusewright.schedule import Target
-from fusewright.window import WindowAxis
+from fusewright.schedule.tensor_core import WindowSchedule, choose_window
+from fusewright.target.target import Target
 from tests import nvcc
 from tests.cores_on_host import on_host, with_stand_in
 from tests.emulated_modules import as_exact_as_eager, on_library, put_on_cores, trained

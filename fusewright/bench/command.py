@@ -22,7 +22,7 @@ from fusewright.bench.record import BASELINES, Record, Settings
 from fusewright.bench.run import bench, phases
 from fusewright.bench.summary import collect, is_good
 from fusewright.errors import ProblemError
-from fusewright.inputs import resolve_device
+from fusewright.problem.inputs import resolve_device
 
 # A bar over named steps; it is not animated while times are taken in this process.
 Steps = Callable[[Console, tuple[str, ...], bool], AbstractContextManager[Callable[..., None]]]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fusewright.bench.feeds import Feed
 from fusewright.bench.subjects import Subject
-from fusewright.inputs import named_tensors
-from fusewright.tree import map_leaves
+from fusewright.problem.inputs import named_tensors
+from fusewright.problem.nested import map_leaves
 
 _HOST_CALLS = 30
 _WARM_UPS = 5

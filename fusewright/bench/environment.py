@@ -15,7 +15,7 @@ import torch
 
 from fusewright.bench.flags import flags
 from fusewright.bench.record import Clocks, Environment
-from fusewright.machine import device_name, versions
+from fusewright.target.device import device_name, versions
 
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",

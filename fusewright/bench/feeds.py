@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fusewright.inputs import copied, is_differentiable, move, named_tensors
-from fusewright.problem import Problem
+from fusewright.problem.inputs import copied, is_differentiable, move, named_tensors
+from fusewright.problem.load import Problem
 
 # Values shrink by up to a quarter: signs, ranges such as [0, 1] and zeros stay, and what was
 # remembered from other values is farther off than any precision.

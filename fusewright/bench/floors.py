@@ -16,7 +16,7 @@ from fusewright.bench.clock import Clock
 from fusewright.bench.record import Floor, Rates
 from fusewright.bench.reference import strict_products
 from fusewright.capture import capture
-from fusewright.ir import Graph, Program
+from fusewright.ir.graph import Graph, Program
 from fusewright.plan.cost import call_operations
 
 _REPEATS = 16

@@ -35,8 +35,8 @@ from fusewright.bench.stats import speedup
 from fusewright.bench.subjects import Results, Subject
 from fusewright.bench.trace import kernel_times, launches, trace_calls
 from fusewright.emit.bundle import ProgramPlans
-from fusewright.ir import Program
-from fusewright.problem import Problem
+from fusewright.ir.graph import Program
+from fusewright.problem.load import Problem
 
 Tick = Callable[[str, float], None]
 _MORE_LOOKS = 2

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusewright.bench.record import PRECISIONS, ValueCheck
-from fusewright.compare import Triple, compare, root_mean_square
+from fusewright.verify.compare import Triple, compare, root_mean_square
 
 # Significant binary digits, the leading one included.
 DIGITS = {"tf32": 11, "bf16": 8}

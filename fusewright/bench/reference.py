@@ -18,9 +18,9 @@ from fusewright.bench.precision import DIGITS, Expected, Rounded, check_values, 
 from fusewright.bench.record import ValueCheck
 from fusewright.bench.subjects import Candidate, Results, Subject
 from fusewright.errors import ProblemError, VerifyError
-from fusewright.inputs import copied, named_tensors, poisoned_memory
-from fusewright.tree import map_leaves
-from fusewright.widen import doubled, widened
+from fusewright.problem.inputs import copied, named_tensors, poisoned_memory
+from fusewright.problem.nested import map_leaves
+from fusewright.verify.float64 import doubled, widened
 
 # How a call is made: as it is, or while a clock runs.
 Through = Callable[[Callable[[], Results]], Results]

@@ -38,13 +38,13 @@ from fusewright.bench.record import (
 from fusewright.bench.reference import Reference, input_forms
 from fusewright.bench.sampling import failure_text
 from fusewright.bench.subjects import Candidate, Subject, load_model, make_subject
-from fusewright.emit import file_text
+from fusewright.compile.solution import Solution, device_of, solve
+from fusewright.emit.file import file_text
 from fusewright.errors import FusewrightError, ProblemError
-from fusewright.inputs import resolve_device
-from fusewright.machine import device_name
-from fusewright.problem import Problem, load_problem
+from fusewright.problem.inputs import resolve_device
+from fusewright.problem.load import Problem, load_problem
 from fusewright.report import Outcome, header
-from fusewright.solution import Solution, device_of, solve
+from fusewright.target.device import device_name
 
 Tick = Callable[[str, float], None]
 _TAKEN = (*BASELINES, "ours")

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from fusewright.bench.feeds import Feed
 from fusewright.errors import VerifyError
-from fusewright.problem import Problem, candidate_factory
-from fusewright.tree import leaves
+from fusewright.problem.load import Problem, candidate_factory
+from fusewright.problem.nested import leaves
 
 Results = dict[str, object]
 _COMPILE_MODES = {"compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}

@@ -23,7 +23,7 @@ from fusewright.capture.hooks import unhooked
 from fusewright.capture.trace import trace
 from fusewright.capture.where import Place, Refused, located, of_error
 from fusewright.errors import CaptureError
-from fusewright.ir import Program
+from fusewright.ir.graph import Program
 
 # It prints the traceback of whatever goes wrong on fake tensors; our errors say it in a line.
 _FAKES_LOG = logging.getLogger("torch._subclasses.fake_tensor")

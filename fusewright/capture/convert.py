@@ -24,7 +24,7 @@ from fusewright.capture.effects import has_effect
 from fusewright.capture.recurrent import draws, node_op
 from fusewright.capture.where import DATA_DEPENDENT, HIGHER_ORDER
 from fusewright.errors import CaptureError
-from fusewright.ir import (
+from fusewright.ir.graph import (
     Arg,
     Binding,
     Dim,

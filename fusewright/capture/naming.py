@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fusewright.ir import Binding, Graph, Input
+from fusewright.ir.graph import Binding, Graph, Input
 
 _CPP_WORDS = frozenset(
     """

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fusewright.places import NOWHERE, Along, Window, pitches
+from fusewright.ir.pool_offsets import NOWHERE, Along, Window, pitches
 
 _AXES = {
     torch.ops.aten.max_pool2d_with_indices.default: 2,

@@ -19,7 +19,7 @@ from fusewright.capture.convert import (
 )
 from fusewright.capture.naming import binding_names, distinct, renamed
 from fusewright.errors import CaptureError
-from fusewright.ir import Binding, Graph, Program, Result, Symbol, validate
+from fusewright.ir.graph import Binding, Graph, Program, Result, Symbol, validate
 
 
 @dataclass(frozen=True)

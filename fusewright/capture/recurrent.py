@@ -18,7 +18,7 @@ from torch._dispatch.python import no_python_dispatcher
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusewright.ir import RECURRENT
+from fusewright.ir.graph import RECURRENT
 
 MOST_STEPS = 4  # of all layers and directions
 _BACKWARD = "_backward"

@@ -31,7 +31,7 @@ from fusewright.capture.pools import with_places
 from fusewright.capture.program import Halves, make_program, placeholders
 from fusewright.capture.recurrent import kept_or_written_out, save_what_layers_read
 from fusewright.capture.scatters import with_choices
-from fusewright.ir import Program, Symbol
+from fusewright.ir.graph import Program, Symbol
 
 
 def trace(

@@ -1,0 +1,1 @@
+"""From kernels and their schedules to one C++ or CUDA C++ translation unit."""

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from fusewright.codegen.form import Form, linear_text, offset_text
 from fusewright.codegen.lanes import Computed, function_lines, run_text
 from fusewright.codegen.text import literal
-from fusewright.ir import HALVES, ONE, ZERO, Dim
-from fusewright.loop import Access, Apply, Load, Store
-from fusewright.optable import REGISTER_TYPES, SCALAR_OPS, STORAGE_TYPES
-from fusewright.vectors import lane_accesses, lane_axis
+from fusewright.ir.graph import HALVES, ONE, ZERO, Dim
+from fusewright.ir.loop import Access, Apply, Load, Store
+from fusewright.ir.operators import REGISTER_TYPES, SCALAR_OPS, STORAGE_TYPES
+from fusewright.schedule.vector_width import lane_accesses, lane_axis
 
 COSTLY = 12
 

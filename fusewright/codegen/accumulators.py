@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from fusewright.codegen.access import lane_stride
 from fusewright.codegen.form import Form
 from fusewright.codegen.lanes import indented
-from fusewright.ir import HALVES, ONE
-from fusewright.loop import Apply, Load, Reduce
-from fusewright.optable import REDUCTIONS
+from fusewright.ir.graph import HALVES, ONE
+from fusewright.ir.loop import Apply, Load, Reduce
+from fusewright.ir.operators import REDUCTIONS
 
 
 def takes_vectors(form: Form, item: Reduce) -> bool:

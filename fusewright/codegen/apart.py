@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fusewright.coalesce import moves_of, restrided
-from fusewright.ir import ONE
-from fusewright.loop import Axis, Instruction, LoopKernel, Reduce, Store, reads
-from fusewright.sweep import sweeps
+from fusewright.ir.graph import ONE
+from fusewright.ir.loop import Axis, Instruction, LoopKernel, Reduce, Store, reads
+from fusewright.schedule.coalesce import moves_of, restrided
+from fusewright.schedule.sweeps import sweeps
 
 PLANE = "plane"  # the axis that y and x make
 

@@ -44,11 +44,11 @@ from fusewright.codegen.scans import scan_lines, scanned_parts
 from fusewright.codegen.shared import shared_parts
 from fusewright.codegen.text import literal, size_text
 from fusewright.codegen.tiled import tile_parts
-from fusewright.ir import ONE, Dim, Ratio, product
-from fusewright.loop import Apply, Load, Reduce, Scan, Store
-from fusewright.optable import REDUCTIONS, STORAGE_TYPES
-from fusewright.sweep import element_loads, late_sweep, part_bytes
-from fusewright.vectors import lane_axis
+from fusewright.ir.graph import ONE, Dim, Ratio, product
+from fusewright.ir.loop import Apply, Load, Reduce, Scan, Store
+from fusewright.ir.operators import REDUCTIONS, STORAGE_TYPES
+from fusewright.schedule.sweeps import element_loads, late_sweep, part_bytes
+from fusewright.schedule.vector_width import lane_axis
 
 
 def functor(form: Form) -> list[str]:

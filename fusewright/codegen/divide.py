@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable
 
 from fusewright.codegen.form import Form, constants
-from fusewright.ir import Dim, Ratio
-from fusewright.loop import Apply, Constant, Instruction
+from fusewright.ir.graph import Dim, Ratio
+from fusewright.ir.loop import Apply, Constant, Instruction
 
 
 def divisors(form: Form) -> tuple[str, ...]:

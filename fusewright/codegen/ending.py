@@ -12,20 +12,21 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from fusewright.coalesce import merge, restrided
 from fusewright.codegen.apart import PLANE, reduced, stored
 from fusewright.codegen.body import functor
 from fusewright.codegen.entry import bind, bound, narrow_text, vector_text
 from fusewright.codegen.form import Form, part_form, value_dtypes
 from fusewright.codegen.lanes import indented
 from fusewright.codegen.text import comment, identifier
-from fusewright.ending import Reduces
 from fusewright.errors import CodegenError
-from fusewright.ir import ONE, ZERO, Dim
-from fusewright.loop import Load, LoopKernel, Reduce, Store
-from fusewright.product import ProductKernel
-from fusewright.schedule import Schedule, lanes_fit
-from fusewright.window import WindowKernel
+from fusewright.ir.convolution import WindowKernel
+from fusewright.ir.epilogue import Reduces
+from fusewright.ir.graph import ONE, ZERO, Dim
+from fusewright.ir.loop import Load, LoopKernel, Reduce, Store
+from fusewright.ir.matmul import ProductKernel
+from fusewright.schedule.choice import Schedule
+from fusewright.schedule.coalesce import merge, restrided
+from fusewright.schedule.vector_width import lanes_fit
 
 Ended = ProductKernel | WindowKernel
 

@@ -8,12 +8,13 @@ from fusewright.codegen.form import Form, constants
 from fusewright.codegen.lanes import indented
 from fusewright.codegen.source import Entry, Workspace
 from fusewright.codegen.text import size_in_doubles, size_text
-from fusewright.ir import ONE, ZERO, Dim, Ratio
-from fusewright.loop import Access
-from fusewright.offsets import NARROW_LIMIT, extents
-from fusewright.optable import STORAGE_TYPES
-from fusewright.schedule import SMALL_TILE, Target, workspace_bytes
-from fusewright.vectors import vector_axes, vectors
+from fusewright.ir.graph import ONE, ZERO, Dim, Ratio
+from fusewright.ir.loop import Access
+from fusewright.ir.operators import STORAGE_TYPES
+from fusewright.schedule.index_width import NARROW_LIMIT, extents
+from fusewright.schedule.loops import SMALL_TILE, workspace_bytes
+from fusewright.schedule.vector_width import vector_axes, vectors
+from fusewright.target.target import Target
 
 
 def entry(form: Form, target: Target) -> Entry:

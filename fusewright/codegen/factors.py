@@ -16,7 +16,7 @@ from fusewright.codegen.lanes import (
     loaded_name,
     used,
 )
-from fusewright.loop import Apply, Load, Reduce, Store
+from fusewright.ir.loop import Apply, Load, Reduce, Store
 
 
 def factor_parts(form: Form) -> list[list[str]]:

@@ -9,13 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fusewright.coalesce import coalesce, with_long_lanes
-from fusewright.coarse import coarse
 from fusewright.codegen.text import identifier, scaled_text, size_text, sum_text, unique_names
-from fusewright.ending import Ending
 from fusewright.errors import CodegenError
-from fusewright.ir import LOOP_DTYPES, ONE, ZERO, Dim
-from fusewright.loop import (
+from fusewright.ir.epilogue import Ending
+from fusewright.ir.graph import LOOP_DTYPES, ONE, ZERO, Dim
+from fusewright.ir.loop import (
     Access,
     Apply,
     Argument,
@@ -30,12 +28,16 @@ from fusewright.loop import (
     reads,
     scans,
 )
-from fusewright.optable import REDUCTIONS, REGISTER_TYPES, SCALAR_OPS, SCANS
-from fusewright.schedule import Schedule, Target, kept_sweeps, legal
-from fusewright.sweep import Sweeps, sweeps
-from fusewright.tiles import staged, turned_axis
-from fusewright.vectors import ROWS
-from fusewright.window_gradient import GradientKernel
+from fusewright.ir.operators import REDUCTIONS, REGISTER_TYPES, SCALAR_OPS, SCANS
+from fusewright.ir.weight_gradient import GradientKernel
+from fusewright.schedule.choice import Schedule
+from fusewright.schedule.coalesce import coalesce, with_long_lanes
+from fusewright.schedule.half_precision import coarse
+from fusewright.schedule.loops import kept_sweeps, legal
+from fusewright.schedule.sweeps import Sweeps, sweeps
+from fusewright.schedule.transpose_tiles import staged, turned_axis
+from fusewright.schedule.vector_width import ROWS
+from fusewright.target.target import Target
 
 
 @dataclass(frozen=True)

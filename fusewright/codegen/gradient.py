@@ -10,11 +10,11 @@ from fusewright.codegen.prologue import computed_text, prologue_lines
 from fusewright.codegen.source import Entry, Workspace, macro
 from fusewright.codegen.text import comment, identifier, size_text
 from fusewright.codegen.window import direct_taps, images_text, lines_of, sizes_text, taps_text
-from fusewright.direct_cost import plane_gradient_rows
-from fusewright.ir import Dim
-from fusewright.layout_schedule import GradientSchedule
-from fusewright.window_cost import tap_counts
-from fusewright.window_gradient import GradientKernel
+from fusewright.cost.conv_direct import plane_gradient_rows
+from fusewright.cost.conv_tensor_core import tap_counts
+from fusewright.ir.graph import Dim
+from fusewright.ir.weight_gradient import GradientKernel
+from fusewright.schedule.tensor_core import GradientSchedule
 
 HEADER, PLANE_HEADER = "sm90_window_gradient.cuh", "plane_gradient.cuh"
 LINE_HEADER = "sm90_line_gradient.cuh"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 
 from fusewright.codegen.divide import division
 from fusewright.codegen.form import Form, index_text
-from fusewright.ir import HALVES, ITEM_BYTES
-from fusewright.loop import Apply, Index, Load, Scan
-from fusewright.optable import SCALAR_OPS, STORAGE_TYPES
+from fusewright.ir.graph import HALVES, ITEM_BYTES
+from fusewright.ir.loop import Apply, Index, Load, Scan
+from fusewright.ir.operators import SCALAR_OPS, STORAGE_TYPES
 
 Computed = Load | Index | Apply | Scan
 

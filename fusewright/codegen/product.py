@@ -7,13 +7,13 @@ from dataclasses import replace
 from fusewright.codegen.ending import ending_lines, pointer_text
 from fusewright.codegen.form import Form
 from fusewright.codegen.source import ALIGNMENT, Entry, Rounded, Workspace, macro
-from fusewright.ending import Reduces
-from fusewright.ir import ONE, Dim
-from fusewright.layout_schedule import ProductSchedule
-from fusewright.optable import STORAGE_TYPES
-from fusewright.product import ProductKernel, RawOperand, SplitOperand
-from fusewright.product_cost import TILE_COLUMNS, tiles_for
-from fusewright.sweep import part_bytes, sweeps
+from fusewright.cost.matmul import TILE_COLUMNS, tiles_for
+from fusewright.ir.epilogue import Reduces
+from fusewright.ir.graph import ONE, Dim
+from fusewright.ir.matmul import ProductKernel, RawOperand, SplitOperand
+from fusewright.ir.operators import STORAGE_TYPES
+from fusewright.schedule.sweeps import part_bytes, sweeps
+from fusewright.schedule.tensor_core import ProductSchedule
 
 SPLIT_HEADER = "sm90_rounded_gemm.cuh"
 HALF_HEADER = "sm90_half_gemm.cuh"

@@ -15,10 +15,10 @@ from fusewright.codegen.entry import bind, bound
 from fusewright.codegen.form import Form, all_coordinates, part_form
 from fusewright.codegen.lanes import Computed, computed, indented, loaded_name, used
 from fusewright.errors import CodegenError
-from fusewright.loop import Load, LoopKernel, Store, reads
-from fusewright.schedule import Schedule
-from fusewright.window import CHANNELS, WindowKernel, lies_along
-from fusewright.window_gradient import GradientKernel
+from fusewright.ir.convolution import CHANNELS, WindowKernel, lies_along
+from fusewright.ir.loop import Load, LoopKernel, Store, reads
+from fusewright.ir.weight_gradient import GradientKernel
+from fusewright.schedule.choice import Schedule
 
 Computing = WindowKernel | GradientKernel
 

@@ -27,19 +27,20 @@ from fusewright.codegen.window import (
     window_entry,
     window_lines,
 )
-from fusewright.direct_cost import DirectSchedule
+from fusewright.cost.conv_direct import DirectSchedule
 from fusewright.errors import CodegenError
-from fusewright.layout_schedule import (
+from fusewright.ir.loop import Apply, Instruction, Load, LoopKernel, Reduce
+from fusewright.ir.matmul import ProductKernel
+from fusewright.ir.operators import REDUCTIONS, SCALAR_OPS
+from fusewright.ir.weight_gradient import GradientKernel
+from fusewright.schedule.choice import Schedule
+from fusewright.schedule.tensor_core import (
     EndedSchedule,
     GradientSchedule,
     ProductSchedule,
     WindowSchedule,
 )
-from fusewright.loop import Apply, Instruction, Load, LoopKernel, Reduce
-from fusewright.optable import REDUCTIONS, SCALAR_OPS
-from fusewright.product import ProductKernel
-from fusewright.schedule import Schedule, Target
-from fusewright.window_gradient import GradientKernel
+from fusewright.target.target import Target
 
 # How long nvcc takes for a kernel, in tenths of a second of a Neoverse-N1: loops by their schedule,
 # products, convolutions, those of what is computed on the way, and gradients by weights.

@@ -23,8 +23,8 @@ from fusewright.codegen.lanes import (
     run_text,
     words,
 )
-from fusewright.loop import Apply, Load, Reduce, Store
-from fusewright.schedule import HOST_RUN
+from fusewright.ir.loop import Apply, Load, Reduce, Store
+from fusewright.schedule.choice import HOST_RUN
 
 Compute = Callable[[Computed, bool], list[str]]
 MOST_HERE = 4  # functions whose text a row's loop may hold

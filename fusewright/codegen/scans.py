@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fusewright.codegen.form import Form
 from fusewright.codegen.lanes import indented
-from fusewright.loop import Scan
-from fusewright.optable import SCANS
+from fusewright.ir.loop import Scan
+from fusewright.ir.operators import SCANS
 
 
 def scan_lines(form: Form, items: tuple[Scan, ...]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fusewright.codegen.access import holder, read
 from fusewright.codegen.form import Form, all_coordinates, decompose
 from fusewright.codegen.lanes import function_lines, indented, used
-from fusewright.sweep import early_loads
+from fusewright.schedule.sweeps import early_loads
 
 
 def shared_parts(form: Form) -> list[list[str]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from fusewright.ir import ONE, ZERO, Dim
-from fusewright.window import Instead
+from fusewright.ir.convolution import Instead
+from fusewright.ir.graph import ONE, ZERO, Dim
 
 ALIGNMENT = 256  # of what lies behind the rest
 # The least weight that is worth reading all of a text once more, which takes 1.6 to 2.0 s where a

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterable, Mapping
 
 from fusewright.errors import CodegenError
-from fusewright.ir import Dim, Ratio
+from fusewright.ir.graph import Dim, Ratio
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 

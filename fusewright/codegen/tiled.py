@@ -9,9 +9,9 @@ from __future__ import annotations
 from fusewright.codegen.access import tile_lanes
 from fusewright.codegen.form import Form, all_coordinates, decompose, offset_text
 from fusewright.codegen.lanes import function_lines, indented, lane_loop, used
-from fusewright.loop import Load, Store
-from fusewright.optable import STORAGE_TYPES
-from fusewright.tiles import slot_bytes, tile_count
+from fusewright.ir.loop import Load, Store
+from fusewright.ir.operators import STORAGE_TYPES
+from fusewright.schedule.transpose_tiles import slot_bytes, tile_count
 
 
 def tile_parts(form: Form) -> list[list[str]]:

@@ -10,14 +10,14 @@ from fusewright.codegen.ending import ending_lines, pointer_text, vectors_text
 from fusewright.codegen.form import Form
 from fusewright.codegen.prologue import computed_text, prologue_lines
 from fusewright.codegen.source import ALIGNMENT, Entry, Rounded, Workspace, macro
-from fusewright.direct_cost import DirectSchedule
-from fusewright.ending import Reduces
-from fusewright.ir import ONE, Dim
-from fusewright.layout_schedule import WindowSchedule
-from fusewright.line_cost import line_memory
-from fusewright.sweep import part_bytes, sweeps
-from fusewright.window import Geometry, Source, WindowAxis, WindowKernel
-from fusewright.window_cost import MOST_POSITIONS, best_tile_channels, image_positions
+from fusewright.cost.conv_direct import DirectSchedule
+from fusewright.cost.conv_staged import line_memory
+from fusewright.cost.conv_tensor_core import MOST_POSITIONS, best_tile_channels, image_positions
+from fusewright.ir.convolution import Geometry, Source, WindowAxis, WindowKernel
+from fusewright.ir.epilogue import Reduces
+from fusewright.ir.graph import ONE, Dim
+from fusewright.schedule.sweeps import part_bytes, sweeps
+from fusewright.schedule.tensor_core import WindowSchedule
 
 HEADER, DIRECT_HEADER = "sm90_convolution.cuh", "direct_convolution.cuh"
 PLANE_HEADER = "plane_convolution.cuh"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusewright.codegen.source import Source
-from fusewright.ir import Program
+from fusewright.ir.graph import Program
 from fusewright.plan.steps import Call, Plan
 
 Constant = int | float | complex | bool | str | None | tuple["Constant", ...]

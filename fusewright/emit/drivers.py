@@ -31,7 +31,7 @@ from fusewright.emit.steps import (
 )
 from fusewright.emit.wiring import FromInput, FromResult, Wiring
 from fusewright.errors import GraphError
-from fusewright.ir import Binding, TensorSpec
+from fusewright.ir.graph import Binding, TensorSpec
 from fusewright.plan.steps import Fused, Plan, View
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusewright.errors import GraphError
-from fusewright.ir import Arg, Dim, Node, Ratio, Ref, Symbolic, TensorSpec
+from fusewright.ir.graph import Arg, Dim, Node, Ratio, Ref, Symbolic, TensorSpec
 
 COLUMNS = 100
 # Words that our own lines use as locals.

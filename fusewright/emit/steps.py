@@ -21,7 +21,7 @@ from fusewright.emit.python import (
     tensor_literal,
 )
 from fusewright.errors import GraphError
-from fusewright.ir import Node
+from fusewright.ir.graph import Node
 from fusewright.plan.steps import (
     Call,
     Fused,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusewright.emit.bundle import ProgramPlans
-from fusewright.ir import Dim
+from fusewright.ir.graph import Dim
 from fusewright.plan.steps import Plan, View, inputs_of
 
 

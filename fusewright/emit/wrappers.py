@@ -21,7 +21,7 @@ from fusewright.emit.python import (
 )
 from fusewright.emit.steps import Demands, WrapperCall, wants
 from fusewright.errors import CodegenError
-from fusewright.ir import ITEM_BYTES, Dim, TensorSpec, contiguous_strides
+from fusewright.ir.graph import ITEM_BYTES, Dim, TensorSpec, contiguous_strides
 from fusewright.plan.steps import Fused, Plan, inputs_of
 
 # Of values that share an allocation, in bytes: lines of the cache and widest accesses are whole.

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from fusewright.cost.conv_staged import lines_spec
 from fusewright.errors import GraphError
-from fusewright.ir import Graph, Node, TensorSpec
-from fusewright.line_cost import lines_spec
-from fusewright.loop import Load, LoopKernel, Store
+from fusewright.ir.graph import Graph, Node, TensorSpec
+from fusewright.ir.loop import Load, LoopKernel, Store
 from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_operations
 from fusewright.plan.endings import Epilogues, ended_step, ends, epilogues, stored
 from fusewright.plan.finish import kernel_of

@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field, replace
 
-from fusewright.ir import HALVES, Arg, Dim, Node, Ratio, Ref, TensorSpec, product
-from fusewright.loop import (
+from fusewright.ir.graph import HALVES, Arg, Dim, Node, Ratio, Ref, TensorSpec, product
+from fusewright.ir.loop import (
     Apply,
     Constant,
     Guard,
@@ -20,7 +20,7 @@ from fusewright.loop import (
     Scan,
     Store,
 )
-from fusewright.loop import (
+from fusewright.ir.loop import (
     Index as IndexValue,
 )
 from fusewright.plan.domain import Domain

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from fusewright.ir import ITEM_BYTES, ZERO, Node, Ref, TensorSpec
-from fusewright.loop import Access, Apply, Load, LoopKernel, Reduce, Scan, Store, level
-from fusewright.optable import REDUCTIONS, SCALAR_OPS
-from fusewright.product import ProductKernel, SplitOperand
-from fusewright.window import WindowKernel
+from fusewright.ir.convolution import WindowKernel
+from fusewright.ir.graph import ITEM_BYTES, ZERO, Node, Ref, TensorSpec
+from fusewright.ir.loop import Access, Apply, Load, LoopKernel, Reduce, Scan, Store, level
+from fusewright.ir.matmul import ProductKernel, SplitOperand
+from fusewright.ir.operators import REDUCTIONS, SCALAR_OPS
 
 
 def _points(kernel: LoopKernel, where: Access, sizes: Mapping[str, int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusewright.ir import Dim, Node, Ref, product
+from fusewright.ir.graph import Dim, Node, Ref, product
 from fusewright.plan.values import Values
 
 

@@ -16,8 +16,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fusewright.ir import HALVES, ITEM_BYTES, ONE, Dim, Node, contiguous_strides, product
-from fusewright.loop import (
+from fusewright.ir.convolution import WindowKernel
+from fusewright.ir.graph import HALVES, ITEM_BYTES, ONE, Dim, Node, contiguous_strides, product
+from fusewright.ir.loop import (
     Access,
     Apply,
     Argument,
@@ -27,6 +28,7 @@ from fusewright.loop import (
     LoopKernel,
     Store,
 )
+from fusewright.ir.matmul import ProductKernel
 from fusewright.plan.assemble import assemble
 from fusewright.plan.cost import ended_bytes, ended_operations
 from fusewright.plan.finish import kernel_of
@@ -49,10 +51,8 @@ from fusewright.plan.steps import Ended, Product, Window
 from fusewright.plan.values import Values, is_pointwise
 from fusewright.plan.window_sweeps import window_sweep
 from fusewright.plan.windows import loses_by_reducing, window_kernel
-from fusewright.product import ProductKernel
 from fusewright.rewrite.layouts import WINDOW, is_channels_last
 from fusewright.rewrite.padding import PAD
-from fusewright.window import WindowKernel
 
 
 def ends(values: Values) -> dict[str, str]:

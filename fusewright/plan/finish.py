@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusewright.coalesce import restrided
-from fusewright.loop import Argument, Axis, Instruction, Load, LoopKernel, Reduce, Store, reads
+from fusewright.ir.loop import Argument, Axis, Instruction, Load, LoopKernel, Reduce, Store, reads
 from fusewright.plan.assemble import Assembled
 from fusewright.plan.domain import Domain
 from fusewright.plan.values import Values
+from fusewright.schedule.coalesce import restrided
 
 
 def kernel_of(

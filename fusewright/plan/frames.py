@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fusewright.ir import ONE, ZERO, Dim, Node, TensorSpec, contiguous_strides, product
-from fusewright.loop import Access, Guard
+from fusewright.ir.graph import ONE, ZERO, Dim, Node, TensorSpec, contiguous_strides, product
+from fusewright.ir.loop import Access, Guard
 from fusewright.rewrite.padding import pad_parts
 from fusewright.rewrite.views import permute_order, slice_parts
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from fusewright.ir import Node
-from fusewright.loop import Apply, Load, LoopKernel, Store, level, scans
+from fusewright.ir.graph import Node
+from fusewright.ir.loop import Apply, Load, LoopKernel, Store, level, scans
 from fusewright.plan.assemble import Assembled, assemble
 from fusewright.plan.domain import Domain, point_domain, reduction_domain, scan_domain
 from fusewright.plan.finish import kernel_of
@@ -21,7 +21,7 @@ from fusewright.plan.frames import NotFusibleError
 from fusewright.plan.overlaps import read_often
 from fusewright.plan.rows import holds_rows, holds_whole_columns, order_of
 from fusewright.plan.values import Values, is_pointwise, is_scan, is_view
-from fusewright.sweep import is_one_scan, part_bytes, sweeps
+from fusewright.schedule.sweeps import is_one_scan, part_bytes, sweeps
 
 MAX_ROUNDS = 8
 # A product's epilogue runs in the registers that its accumulators leave.

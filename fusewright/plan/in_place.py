@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusewright.loop import Load, Store
+from fusewright.ir.loop import Load, Store
 from fusewright.plan.steps import Loop, Plan, View, inputs_of
 
 

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fusewright.convolution_cost import prefers_shared
-from fusewright.direct_cost import has_plane_gradient
-from fusewright.ir import Node
-from fusewright.line_cost import with_shared_lines
+from fusewright.cost.conv_direct import has_plane_gradient
+from fusewright.cost.conv_staged import with_shared_lines
+from fusewright.cost.convolution import prefers_shared
+from fusewright.ir.convolution import Geometry
+from fusewright.ir.graph import Node
 from fusewright.plan.fuse import makes_cycle
 from fusewright.plan.values import Values
 from fusewright.rewrite.layouts import GRADIENT, ROW_BY_ROW, WINDOW
 from fusewright.rewrite.products import operands_of
 from fusewright.rewrite.windows import geometry_of, gradient_geometry
-from fusewright.window import Geometry
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fusewright.ir import HALVES, ONE, Graph, Node, Ref, contiguous_strides
+from fusewright.ir.graph import HALVES, ONE, Graph, Node, Ref, contiguous_strides
 from fusewright.plan.finish import kernel_of
 from fusewright.plan.fuse import Group
 from fusewright.plan.rows import keeps_rows

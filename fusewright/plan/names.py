@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from fusewright.loop import Apply, Load, LoopKernel, Reduce, Scan
-from fusewright.optable import SCANS
+from fusewright.ir.loop import Apply, Load, LoopKernel, Reduce, Scan
+from fusewright.ir.operators import SCANS
 
 MAX_NAME_WORDS = 6
 ENDED = ("mm", "bmm", "convolution")

@@ -7,8 +7,8 @@ about 50 instructions in the time in which it moves 8 bytes.
 
 from __future__ import annotations
 
-from fusewright.ir import Node
-from fusewright.optable import SCALAR_OPS
+from fusewright.ir.graph import Node
+from fusewright.ir.operators import SCALAR_OPS
 from fusewright.plan.values import Values, is_pointwise, is_view
 from fusewright.rewrite.padding import PAD
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusewright.ir import ONE, ZERO, Node, product
-from fusewright.loop import LoopKernel
+from fusewright.ir.graph import ONE, ZERO, Node, product
+from fusewright.ir.loop import LoopKernel
+from fusewright.ir.matmul import ProductKernel, RawOperand, SplitOperand
 from fusewright.plan.values import Values
-from fusewright.product import ProductKernel, RawOperand, SplitOperand
 from fusewright.rewrite.products import contracted_dims, operands_of
 
 

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusewright.convolution_cost import prefers_computed
-from fusewright.ir import ITEM_BYTES, Node
-from fusewright.loop import Access, Apply, Load, LoopKernel, Reduce, Scan, Store, touches
-from fusewright.optable import SCALAR_OPS
+from fusewright.cost.convolution import prefers_computed
+from fusewright.ir.convolution import CHANNELS, by_eight, lies_along
+from fusewright.ir.graph import ITEM_BYTES, Node
+from fusewright.ir.loop import Access, Apply, Load, LoopKernel, Reduce, Scan, Store, touches
+from fusewright.ir.operators import SCALAR_OPS
 from fusewright.plan.cost import loop_bytes
 from fusewright.plan.endings import Epilogues
 from fusewright.plan.finish import pointwise_of
@@ -20,7 +21,6 @@ from fusewright.plan.values import Values
 from fusewright.rewrite.layouts import WINDOW
 from fusewright.rewrite.products import operands_of
 from fusewright.rewrite.windows import geometry_of
-from fusewright.window import CHANNELS, by_eight, lies_along
 
 # Read for every number (H200: of 36, as reflected images have, 61 instead of 44 µs); loads that all
 # numbers of a channel share; operators, and what they cost (six gelus take nvcc 18 s).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusewright.ir import HALVES, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.ir.graph import HALVES, Node, Ref, TensorSpec, contiguous_strides
 from fusewright.rewrite import windows
 from fusewright.rewrite.layouts import BACKWARD, FORWARD, is_channels_last
 

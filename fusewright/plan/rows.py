@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fusewright.coalesce import coalesce
-from fusewright.columns import held_column
-from fusewright.ir import ITEM_BYTES, ONE
-from fusewright.loop import Access, Load, LoopKernel, Store
+from fusewright.ir.graph import ITEM_BYTES, ONE
+from fusewright.ir.loop import Access, Load, LoopKernel, Store
 from fusewright.plan.values import Values
+from fusewright.schedule.coalesce import coalesce
+from fusewright.schedule.held_columns import held_column
 
 # A row of this many bytes per tensor stays in the registers of one block, or in a core's cache.
 ROW_BYTES = 128 * 1024

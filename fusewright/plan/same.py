@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusewright.loop import (
+from fusewright.ir.convolution import WindowKernel
+from fusewright.ir.loop import (
     Access,
     Apply,
     Instruction,
@@ -14,9 +15,8 @@ from fusewright.loop import (
     Scan,
     Store,
 )
-from fusewright.product import ProductKernel
-from fusewright.window import WindowKernel
-from fusewright.window_gradient import GradientKernel
+from fusewright.ir.matmul import ProductKernel
+from fusewright.ir.weight_gradient import GradientKernel
 
 Kernel = LoopKernel | ProductKernel | WindowKernel | GradientKernel
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fusewright.ir import Program
+from fusewright.ir.graph import Program
 from fusewright.plan.steps import Call, Loop, Plan, Product, View, Window, WindowGradient
 
 

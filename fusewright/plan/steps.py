@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fusewright.ir import Dim, Input, Node, TensorSpec
-from fusewright.loop import LoopKernel
-from fusewright.product import ProductKernel
-from fusewright.window import WindowKernel
-from fusewright.window_gradient import GradientKernel
+from fusewright.ir.convolution import WindowKernel
+from fusewright.ir.graph import Dim, Input, Node, TensorSpec
+from fusewright.ir.loop import LoopKernel
+from fusewright.ir.matmul import ProductKernel
+from fusewright.ir.weight_gradient import GradientKernel
 
 
 @dataclass(frozen=True, kw_only=True)

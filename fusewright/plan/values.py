@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from fusewright.ir import Graph, Node, Ref, TensorSpec
-from fusewright.optable import SCALAR_OPS
+from fusewright.ir.graph import Graph, Node, Ref, TensorSpec
+from fusewright.ir.operators import SCALAR_OPS
 from fusewright.plan.frames import dense_strides
 from fusewright.rewrite.layouts import WINDOW
 from fusewright.rewrite.padding import PAD

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusewright.ir import HALVES, ONE, Graph, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.ir.graph import HALVES, ONE, Graph, Node, Ref, TensorSpec, contiguous_strides
 from fusewright.plan.values import Values, is_pointwise, is_view
 
 _ASSOCIATIVE = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_any", "reduce_all"})

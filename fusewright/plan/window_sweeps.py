@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fusewright.coalesce import Strides, merge, restrided, split_axis
-from fusewright.ir import ONE, ZERO, Dim, product
-from fusewright.loop import Axis, Load, LoopKernel
+from fusewright.ir.graph import ONE, ZERO, Dim, product
+from fusewright.ir.loop import Axis, Load, LoopKernel
+from fusewright.schedule.coalesce import Strides, merge, restrided, split_axis
 
 VOLUME = 5  # axes of a result with three for its positions
 # An axis of the loop as it should be: its name, and where it is now; None for one of size one.

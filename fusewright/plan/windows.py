@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusewright.ir import Dim, Node, TensorSpec
-from fusewright.loop import LoopKernel
-from fusewright.plan.line_pairs import LinePair
-from fusewright.plan.steps import Ended, Window, WindowGradient
-from fusewright.plan.values import Values
-from fusewright.rewrite.layouts import ROW_BY_ROW
-from fusewright.rewrite.products import operands_of
-from fusewright.rewrite.windows import LIES, geometry_of, gradient_geometry, library_pass
-from fusewright.window import (
+from fusewright.ir.convolution import (
     Filter,
     Geometry,
     Instead,
@@ -20,7 +12,15 @@ from fusewright.window import (
     WindowKernel,
     by_eight,
 )
-from fusewright.window_gradient import Back, GradientKernel
+from fusewright.ir.graph import Dim, Node, TensorSpec
+from fusewright.ir.loop import LoopKernel
+from fusewright.ir.weight_gradient import Back, GradientKernel
+from fusewright.plan.line_pairs import LinePair
+from fusewright.plan.steps import Ended, Window, WindowGradient
+from fusewright.plan.values import Values
+from fusewright.rewrite.layouts import ROW_BY_ROW
+from fusewright.rewrite.products import operands_of
+from fusewright.rewrite.windows import LIES, geometry_of, gradient_geometry, library_pass
 
 FEWEST_TOGETHER = 64  # channels of a group that a tile has, of which 16 leave one part
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusewright.ir import (
+from fusewright.ir.graph import (
     ONE,
     Arg,
     Dim,

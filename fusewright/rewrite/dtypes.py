@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from fusewright.ir import FLOATS, INTEGERS, Arg, Dim, Ratio, Ref
+from fusewright.ir.graph import FLOATS, INTEGERS, Arg, Dim, Ratio, Ref
 from fusewright.rewrite.builder import Builder
 
 _FLOAT_RANK = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusewright.ir import ONE, ZERO, Node, Ref
+from fusewright.ir.graph import ONE, ZERO, Node, Ref
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.reductions import reduce
 

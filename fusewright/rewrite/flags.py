@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusewright.ir import Graph, Input, Node, Program, Ref, Result, TensorSpec
-from fusewright.optable import SCALAR_OPS
+from fusewright.ir.graph import Graph, Input, Node, Program, Ref, Result, TensorSpec
+from fusewright.ir.operators import SCALAR_OPS
 from fusewright.rewrite.builder import Builder
 
 BITS = 8

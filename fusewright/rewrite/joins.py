@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusewright.ir import LOOP_DTYPES, Node, Ref
+from fusewright.ir.graph import LOOP_DTYPES, Node, Ref
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.padding import padded
 

@@ -14,8 +14,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fusewright.ir import ONE, Arg, Dim, Graph, Node, Program, Ref, TensorSpec, product, validate
-from fusewright.optable import SCALAR_OPS
+from fusewright.ir.graph import (
+    ONE,
+    Arg,
+    Dim,
+    Graph,
+    Node,
+    Program,
+    Ref,
+    TensorSpec,
+    product,
+    validate,
+)
+from fusewright.ir.operators import SCALAR_OPS
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.lower import main_device
 from fusewright.rewrite.padding import PAD

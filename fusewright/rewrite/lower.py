@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from fusewright.ir import LOOP_DTYPES, Graph, Node, Ref
+from fusewright.ir.graph import LOOP_DTYPES, Graph, Node, Ref
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.extremes import PLACES_OF, has_place, lower_place, place_alone
 from fusewright.rewrite.padding import lower_pad

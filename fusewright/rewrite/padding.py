@@ -8,7 +8,7 @@ reads it, and what is padded into padding. Every dimension that is padded has a 
 
 from __future__ import annotations
 
-from fusewright.ir import FLOATS, Arg, Dim, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.ir.graph import FLOATS, Arg, Dim, Node, Ref, TensorSpec, contiguous_strides
 from fusewright.rewrite.builder import Builder
 
 PAD = "pad"

@@ -14,8 +14,8 @@ import math
 from dataclasses import replace
 from itertools import product as every
 
-from fusewright.ir import ONE, Arg, Dim, Node, Ref, TensorSpec, contiguous_strides
-from fusewright.places import NOWHERE, Along, Window
+from fusewright.ir.graph import ONE, Arg, Dim, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.ir.pool_offsets import NOWHERE, Along, Window
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.padding import padded
 from fusewright.rewrite.pooling import every_step, taps_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fusewright.ir import Arg, Node, Ref, Symbolic
+from fusewright.ir.graph import Arg, Node, Ref, Symbolic
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.dtypes import category, result_type
 

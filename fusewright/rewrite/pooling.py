@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product as every
 
-from fusewright.ir import FLOATS, ONE, ZERO, Arg, Node, Ref, TensorSpec, contiguous_strides
-from fusewright.places import MOST_TAPS, Along, Window
+from fusewright.ir.graph import FLOATS, ONE, ZERO, Arg, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.ir.pool_offsets import MOST_TAPS, Along, Window
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.padding import padded
 from fusewright.rewrite.reductions import REDUCTIONS

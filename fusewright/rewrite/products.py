@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fusewright.ir import (
+from fusewright.cost.matmul import is_worthwhile, multiplied_as
+from fusewright.ir.graph import (
     HALVES,
     ONE,
     Arg,
@@ -28,8 +29,7 @@ from fusewright.ir import (
     product,
     validate,
 )
-from fusewright.product import Extents
-from fusewright.product_cost import is_worthwhile, multiplied_as
+from fusewright.ir.matmul import Extents
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.lower import main_device
 from fusewright.rewrite.views import permute_order

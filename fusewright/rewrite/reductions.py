@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fusewright.ir import (
+from fusewright.ir.graph import (
     ONE,
     Arg,
     Dim,

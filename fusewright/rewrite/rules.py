@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from fusewright.ir import (
+from fusewright.ir.graph import (
     Arg,
     Dim,
     Graph,
@@ -18,7 +18,7 @@ from fusewright.ir import (
     TensorSpec,
     contiguous_strides,
 )
-from fusewright.optable import SCALAR_OPS
+from fusewright.ir.operators import SCALAR_OPS
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.joins import CAT, joined
 from fusewright.rewrite.scans import turned_scan

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from fusewright.ir import ONE, Arg, Node, Ref
+from fusewright.ir.graph import ONE, Arg, Node, Ref
 from fusewright.rewrite.builder import Builder
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fusewright.ir import ONE, Arg, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.ir.graph import ONE, Arg, Node, Ref, TensorSpec, contiguous_strides
 from fusewright.rewrite.builder import Builder
 
 # Aliases that we do not model; they stay PyTorch's, and cost nothing.

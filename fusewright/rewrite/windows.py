@@ -13,15 +13,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fusewright import direct_cost
-from fusewright.convolution_cost import gradient_pays, is_worthwhile, prefers_direct
-from fusewright.ir import ONE, Arg, Graph, Node, Ref, TensorSpec, contiguous_strides, validate
+from fusewright.cost import conv_direct as direct_cost
+from fusewright.cost.conv_tensor_core import is_possible
+from fusewright.cost.convolution import gradient_pays, is_worthwhile, prefers_direct
+from fusewright.ir.convolution import SINGLE, Geometry, WindowAxis, by_eight
+from fusewright.ir.graph import ONE, Arg, Graph, Node, Ref, TensorSpec, contiguous_strides, validate
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.joins import CAT, joined
 from fusewright.rewrite.layouts import BACKWARD, FORWARD, GRADIENT, ROW_BY_ROW, WINDOW
 from fusewright.rewrite.lower import main_device
-from fusewright.window import SINGLE, Geometry, WindowAxis, by_eight
-from fusewright.window_cost import is_possible
 
 RANKS = (3, 4, 5)
 FEWEST_CHANNELS = 16  # of a group, where there are several: below that tensor cores have no work

@@ -16,7 +16,7 @@ from fusewright.bench.record import Record, Result, Settings
 from fusewright.bench.run import bench
 from fusewright.bench.sampling import sample
 from fusewright.bench.stats import speedup
-from fusewright.problem import problem_from_module
+from fusewright.problem.load import problem_from_module
 
 pytestmark = pytest.mark.gpu
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
-from fusewright.pipeline import prepare
+from fusewright.compile.pipeline import prepare
 from fusewright.plan.steps import WindowGradient
-from fusewright.target import Target
+from fusewright.target.target import Target
 from tests.emulated_modules import as_exact_as_eager, gradients_alone, share_lines, trained
 from tests.test_line_pairs import KINDS, Ended
 

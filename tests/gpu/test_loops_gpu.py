@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusewright.ir import Dim
-from fusewright.schedule import Schedule, Target, choose, legal
+from fusewright.ir.graph import Dim
+from fusewright.schedule.choice import Schedule
+from fusewright.schedule.loops import choose, legal
+from fusewright.target.target import Target
 from tests import loop_cases as cases
 from tests.loop_cases import run
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
-from fusewright import layout_schedule, pipeline
+from fusewright.compile import pipeline
 from fusewright.rewrite import products
+from fusewright.schedule import tensor_core
 from tests import emulated_modules
 from tests import test_reduced_kernel as reduced
 
@@ -92,7 +93,7 @@ def error(y: Tensor, exact: Tensor) -> float:
 def test_every_layout_and_size_is_as_exact_as_eager(
     layout: str, sizes: tuple[int, int, int], tile_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout_schedule, "best_tile_rows", lambda *_: tile_rows)
+    monkeypatch.setattr(tensor_core, "best_tile_rows", lambda *_: tile_rows)
     x, w = operands(layout, *sizes)
     exact = LAYOUTS[layout](x.double(), w.double())
     eager = error(LAYOUTS[layout](x, w), exact)
@@ -140,7 +141,7 @@ def test_long_sums_of_one_sign_keep_their_bits() -> None:
 def rounded_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """TF32's precision, and an operand that is rounded to halves before the product."""
     torch.backends.cuda.matmul.allow_tf32 = True
-    monkeypatch.setattr(layout_schedule, "rounded_from", lambda *_: 1)
+    monkeypatch.setattr(tensor_core, "rounded_from", lambda *_: 1)
 
 
 NOT_FINITE: list[tuple[list[tuple[int, int, float]], list[tuple[int, int, float]]]] = [
@@ -312,7 +313,7 @@ def test_tf32_follows_magnitudes_that_change_within_a_row(
     layout: str, rounded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
-    monkeypatch.setattr(layout_schedule, "rounded_from", lambda *_: rounded)
+    monkeypatch.setattr(tensor_core, "rounded_from", lambda *_: rounded)
     x, w = operands(layout, 300, 260, 1024)
     along = torch.exp2(torch.randint(-20, 21, (1024 // 64,), device="cuda").float())
     along = along.repeat_interleave(64)
@@ -366,7 +367,7 @@ def test_batches_that_are_rounded_first_train(
 def test_a_batch_that_grows_is_rounded_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """One module, whose kernels follow the rows that come; also within a CUDA graph."""
     torch.backends.cuda.matmul.allow_tf32 = True
-    monkeypatch.setattr(layout_schedule, "rounded_from", lambda *_: 2048)
+    monkeypatch.setattr(tensor_core, "rounded_from", lambda *_: 2048)
     model = nn.Sequential(nn.Linear(1024, 1032), nn.ReLU()).cuda()
     fast = fusewright.optimize(copy.deepcopy(model), torch.randn(1536, 1024, device="cuda"))
     double = copy.deepcopy(model).double()
@@ -396,7 +397,7 @@ def test_products_of_halves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FUSEWRIGHT_TRY", "halves")
-    monkeypatch.setattr(layout_schedule, "best_tile_rows", lambda *_: tile_rows)
+    monkeypatch.setattr(tensor_core, "best_tile_rows", lambda *_: tile_rows)
     x, w = (each.to(dtype) for each in operands(layout, *sizes))
     exact = LAYOUTS[layout](x.double(), w.double())
     y = ours(layout, x, w)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
-from fusewright.emit import file_text
-from fusewright.problem import load_problem
-from fusewright.solution import solve
+from fusewright.compile.solution import solve
+from fusewright.emit.file import file_text
+from fusewright.problem.load import load_problem
 from tests.test_recurrent import PROBLEM, Around, results
 
 pytestmark = [

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
-from fusewright.ending import Reduces
+from fusewright.ir.epilogue import Reduces
 from fusewright.plan import rows
 from fusewright.plan.steps import Window
 from tests.emulated_modules import trained as trained_all

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 import fusewright
-from fusewright import build, module
-from fusewright.emit import file_text
+from fusewright import build
+from fusewright.compile import module
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
+from fusewright.emit.file import file_text
 from fusewright.plan.steps import Plan
 from fusewright.runtime import call
 from tests.handmade import Case, gemm_add_relu

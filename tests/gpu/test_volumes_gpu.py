@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
-from fusewright import layout_schedule
+from fusewright.schedule import tensor_core
 from tests.gpu.test_products_gpu import error, trained
 from tests.gpu.test_products_gpu import pytestmark as pytestmark
 from tests.gpu.test_windows_gpu import eager_and_exact, optimized
@@ -46,7 +46,7 @@ def test_volumes_are_as_exact_as_eager(
     name: str, tf32: bool, lines: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
-    monkeypatch.setattr(layout_schedule, "prefers_lines", lambda *_: lines)
+    monkeypatch.setattr(tensor_core, "prefers_lines", lambda *_: lines)
     model, x = model_of(name)
     fast = optimized(model, x)
     text = fusewright.pipeline.prepare(model, (x,), device=x.device).source.text

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
-from fusewright import direct_cost, layout_schedule
+from fusewright.cost import conv_direct as direct_cost
 from fusewright.plan.steps import Call, Window
 from fusewright.rewrite import layouts, windows
+from fusewright.schedule import tensor_core
 from tests.emulated_modules import put_on_cores
 from tests.gpu.test_products_gpu import error, trained
 from tests.gpu.test_products_gpu import pytestmark as pytestmark
@@ -186,7 +187,7 @@ def test_outputs_and_gradients_are_as_exact_as_eager(name: str, tf32: bool) -> N
 @pytest.fixture
 def laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs become lines of halves first, wherever there is room."""
-    monkeypatch.setattr(layout_schedule, "prefers_lines", lambda *_: True)
+    monkeypatch.setattr(tensor_core, "prefers_lines", lambda *_: True)
 
 
 NO_ROOM = "wide"  # for two stages of such long rows
@@ -222,7 +223,7 @@ def test_thin_convolutions_are_laid_out_where_tf32_is_allowed(
 @pytest.fixture
 def plain_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever they have room."""
-    for module in (windows, layout_schedule):
+    for module in (windows, tensor_core):
         monkeypatch.setattr(module, "prefers_direct", lambda of, *_: direct_cost.fits(of))
 
 

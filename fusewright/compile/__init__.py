@@ -1,0 +1,1 @@
+"""The pipeline end to end: a model and an example call → a module that runs fused kernels."""

@@ -1,0 +1,308 @@
+"""The optimized module inside the library: the model's own class, state and hooks, our forward.
+
+A call that no program fits asks `specialise` for a new one, once per kind of call; what that
+cannot serve runs the original forward, so what eager refuses raises PyTorch's own error.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import hashlib
+import inspect
+import linecache
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from fusewright.capture import in_mode
+from fusewright.codegen.source import Source
+from fusewright.emit.bundle import Arguments, Constant, ModuleBundle, Owner
+from fusewright.emit.text import module_text
+from fusewright.emit.types import output_types
+from fusewright.errors import FusewrightError
+from fusewright.runtime import altered, call, guard, library, operators, recurrent, tensor_cores
+
+Modes = tuple[call._FwMode, ...]
+LoadText = Callable[[str], Any]
+Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Modes | None]
+
+# Beyond this many programs a module's calls are too varied to be worth more kernels.
+MOST_PROGRAMS = 64
+# An attribute with another value at nearly every call, such as a list of losses, is no constant.
+MOST_VALUES = 8
+_ENGINE = "_fw_engine"
+_INHERITED = frozenset(nn.Module().__dict__)
+
+
+def kernels_of(source: Source, load_text: LoadText) -> library._FwKernels:
+    """The source's entries, of libraries that `load_text` builds when they are needed."""
+    entries = {each.name: each.binding for each in source.entries}
+    return library._FwKernels(entries, source.text, tensor_cores._FW_TERMS, load_text)
+
+
+def load(bundle: ModuleBundle, kernels: library._FwKernels) -> Modes:
+    """Execute the module's text over these kernels."""
+    namespace: dict[str, Any] = {}
+    for part in (library, guard, altered, call, operators, tensor_cores, recurrent):
+        namespace.update({k: v for k, v in vars(part).items() if k.lower().startswith("_fw")})
+    namespace.update({"torch": torch, "_fw_kernels": kernels, **output_types(bundle.modes)})
+    text = module_text(bundle)
+    name = f"<fusewright {bundle.name} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
+    # So that tracebacks show the driver's lines.
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    exec(compile(text, name, "exec"), namespace)
+    modes: Modes = namespace["_FW_MODES"]
+    return modes
+
+
+def positional(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call with keyword arguments in their places, as captures and guards see it."""
+    return guard._fw_positional(
+        _parameters(original_class(model).forward), tuple(args), dict(kwargs)
+    )
+
+
+def arguments_of(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+) -> Arguments:
+    """The example call as its guard compares it."""
+    names = _parameters(original_class(model).forward)
+    args, rest = guard._fw_positional(names, tuple(args), dict(kwargs or {}))
+    structure = guard._fw_flatten((args, rest), [])
+    plain = not rest and all(isinstance(each, torch.Tensor) for each in args)
+    return Arguments(structure, len(args) if plain else -1, names)
+
+
+def owners_of(model: nn.Module, mode: str) -> tuple[Owner, ...]:
+    """The model and each submodule in `mode`, with what a capture writes into kernels."""
+    with in_mode(model, mode):
+        return tuple(_owners(model))
+
+
+def _owners(model: nn.Module) -> Iterator[Owner]:
+    first: dict[int, tuple[str, ...]] = {}
+    # A module in two places is looked at in both: one of them may get another.
+    for path, module in model.named_modules(remove_duplicate=False):
+        place = tuple(path.split(".")) if path else ()
+        tensors = [
+            (table, name, tensor is not None and _first(first, tensor, (*place, name)))
+            for table in ("_parameters", "_buffers")
+            for name, tensor in vars(module)[table].items()
+        ]
+        children = [name for name, child in module._modules.items() if child is not None]
+        hooks = [text for text in altered._fw_hooks(module) if text is not None] if path else []
+        kind = altered._fw_kind(module) if path else ""
+        values = tuple(_constants(module, bool(path)))
+        yield Owner(place, kind, values, tuple(children), tuple(tensors), tuple(hooks))
+
+
+def _first(
+    known: dict[int, tuple[str, ...]], tensor: torch.Tensor, place: tuple[str, ...]
+) -> bool | tuple[str, ...]:
+    """Where the same tensor was met before: a graph has it once, so it must stay the same."""
+    met = known.setdefault(id(tensor), place)
+    return True if met == place else met
+
+
+def _constants(module: nn.Module, inside: bool) -> Iterator[tuple[str, Constant]]:
+    if inside:
+        yield "training", module.training
+    pytorchs = type(module).__module__.startswith("torch.nn.")
+    for name, value in vars(module).items():
+        if name in _INHERITED or name.startswith("_fw_"):
+            continue
+        # What PyTorch's layers keep in lists follows from their other attributes.
+        if pytorchs and isinstance(value, list | dict | set):
+            continue
+        known = altered._fw_constant(value)
+        if known is not altered._FwGone:
+            yield name, known
+
+
+def pin(modes: Modes, model: nn.Module) -> Modes:
+    """The programs, which from now on know the classes and functions of the model themselves.
+
+    Their records know names alone; two classes of a notebook, or two lambdas, can have the same.
+    """
+    found: list[tuple[tuple[str, ...], str, object]] = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        place = tuple(path.split(".")) if path else ()
+        if path:
+            found.append((place, "", type(module)))
+        for name, value in vars(module).items():
+            if type(value) in altered._FW_FUNCTIONS:
+                found.append((place, name, getattr(value, "__func__", value)))
+    for mode in modes:
+        mode.pinned = tuple(found)
+    return modes
+
+
+@functools.cache
+def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the positional parameters of a class's forward, after self."""
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(each.name for each in parameters if each.kind in places)
+
+
+class Engine:
+    """The programs of one optimized module, and where new ones come from.
+
+    A copy shares the programs; a pickle leaves them out, and the first call makes them anew.
+    `left_out` are modes of which it is known, and was said, that they have no program.
+    """
+
+    def __init__(
+        self,
+        specialise: Specialise | None,
+        modes: Modes = (),
+        left_out: frozenset[str] = frozenset(),
+    ) -> None:
+        self.specialise = specialise
+        self.modes = list(modes)
+        self.left_out = left_out
+        self.refused: set[str] = set()
+        self.values: Counter[str] = Counter()
+
+    def answer(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+    ) -> Any:
+        """The result of a call that no program fits, for this reason."""
+        if ("train" if module.training else "eval") in self.left_out:
+            return original_class(module).forward(module, *args, **kwargs)
+        # A program without the hooks would be no use while they are there.
+        hooked = None if call._fw_compiling() else altered._fw_hooked(module)
+        reason = hooked or reason
+        if not (hooked or self._is_restless(reason)) and self._extended(module, args, kwargs):
+            still, result = call._fw_forward(self.modes, module, args, kwargs)
+            if still is None:
+                return result
+            self.refused.add(_kind_of_call(module, args, kwargs))
+            reason = still
+        call._fw_warn(reason)
+        return original_class(module).forward(module, *args, **kwargs)
+
+    def _is_restless(self, reason: str) -> bool:
+        """Whether the attribute that the reason names has had too many values to follow."""
+        if call._fw_compiling() or not reason.startswith("attribute "):
+            return False
+        name = reason.split(" is not ")[0]
+        self.values[name] += 1
+        return self.values[name] > MOST_VALUES
+
+    def _extended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether there is a new program, made for this kind of call."""
+        if call._fw_compiling():
+            return False
+        leaves: list[Any] = []
+        if guard._FW_UNKNOWN in guard._fw_flatten((args, kwargs), leaves):
+            return False  # the next call could not be told from this one
+        if any(each.is_nested for each in leaves):
+            return False  # they have no shape that a program could be made for
+        held = [*leaves, *module.parameters(), *module.buffers()]
+        if any(each.device.type not in _KINDS for each in held):
+            return False  # kernels are written for these devices alone
+        kind = _kind_of_call(module, args, kwargs)
+        if self.specialise is None or kind in self.refused or len(self.modes) >= MOST_PROGRAMS:
+            return False
+        if guard._fw_watcher() is not None:
+            return False
+        try:
+            given = positional(module, args, kwargs)
+            modes = self.specialise(original(module), *given)
+        except FusewrightError as error:
+            warnings.warn(f"no kernels for this call: {error}", RuntimeWarning, stacklevel=2)
+            modes = None
+        if modes:
+            self.modes[:0] = pin(modes, module)
+            return True
+        self.refused.add(kind)
+        return False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
+        return Engine(self.specialise, tuple(self.modes), self.left_out)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Engine, (self.specialise, (), self.left_out)
+
+
+def _kind_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """All that a guard looks at, as text: a kind that was refused is not tried again."""
+    leaves: list[Any] = []
+    structure = guard._fw_flatten((args, kwargs), leaves)
+    leaves += [*module.parameters(), *module.buffers()]
+    facts = [
+        f"{t.dtype}{t.device}{tuple(t.shape)}{t.stride()}{t.requires_grad}"
+        if t.layout is torch.strided
+        else f"{t.layout}"
+        for t in leaves
+    ]
+    state = (module.training, torch.is_grad_enabled(), [guard._fw_autocast(d) for d in _KINDS])
+    tree = [(each.training, altered._fw_kind(each)) for each in module.modules()]
+    return f"{structure}{facts}{state}{torch.get_default_dtype()}{tree}"
+
+
+_KINDS = ("cpu", "cuda")
+
+
+def optimized(
+    model: nn.Module,
+    modes: Modes = (),
+    specialise: Specialise | None = None,
+    left_out: frozenset[str] = frozenset(),
+) -> nn.Module:
+    """A module of a subclass of the model's class that shares all its state with the model."""
+    made = _fresh(original_class(model))
+    made.__dict__.update(model.__dict__)
+    made.__dict__.pop("_fw_seen", None)
+    made.__dict__[_ENGINE] = Engine(specialise, modes, left_out)
+    return made
+
+
+def original(module: nn.Module) -> nn.Module:
+    """The module as its author wrote it: the same object dictionary under the original class."""
+    plain = object.__new__(original_class(module))
+    object.__setattr__(plain, "__dict__", module.__dict__)
+    return plain
+
+
+def original_class(module: nn.Module) -> type[nn.Module]:
+    return module._fw_original if isinstance(module, Optimized) else type(module)
+
+
+class Optimized:
+    """What every optimized class has before the model's own class in its bases."""
+
+    _fw_original: ClassVar[type[nn.Module]]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        engine = self.__dict__[_ENGINE]
+        reason, result = call._fw_forward(engine.modes, self, args, kwargs)
+        return result if reason is None else engine.answer(self, args, kwargs, reason)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced = super().__reduce_ex__(protocol)
+        # A class made here has no name that a pickle could find it by: name the model's instead.
+        if reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
+            return (_fresh, (self._fw_original,), *reduced[2:])
+        return reduced
+
+
+_SUBCLASSES: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def _fresh(kind: type[nn.Module]) -> nn.Module:
+    """An empty object of the optimized class for `kind`."""
+    if kind not in _SUBCLASSES:
+        names = {"_fw_original": kind, "__doc__": kind.__doc__}
+        names |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        _SUBCLASSES[kind] = type(kind.__name__, (Optimized, kind), names)
+    made: nn.Module = object.__new__(_SUBCLASSES[kind])
+    return made

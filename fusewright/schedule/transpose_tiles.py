@@ -1,0 +1,93 @@
+"""Which accesses of a loop kernel go through shared memory, because they lie across its lanes.
+
+Lanes run along the kernel's last axis. An access is *staged* where it is contiguous along another
+axis, the *turned* one, instead. Kernels are spoken of in their coalesced form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fusewright.ir.graph import ITEM_BYTES, ONE, ZERO
+from fusewright.ir.loop import Access, Load, LoopKernel, Store
+from fusewright.schedule.sweeps import element_accesses, sweeps
+
+LEAST_SLOT = 4  # bytes: the width of a bank of shared memory
+LEAST_TILED = 8  # floats of a sector: along a shorter axis nothing is read in whole ones anyhow
+
+
+def tiled_accesses(kernel: LoopKernel) -> tuple[Load | Store, ...]:
+    """The loads and stores that are made at every point."""
+    if kernel.inner:
+        return element_accesses(kernel, sweeps(kernel))
+    return tuple(item for item in kernel.body if isinstance(item, Load | Store))
+
+
+def turned_axis(kernel: LoopKernel) -> int | None:
+    """The axis along which most bytes lie of those that do not lie along the lanes.
+
+    Beside reductions it is one of theirs or the last of the outer axes, which tells rows apart.
+    """
+    lane = len(kernel.axes) - 1
+    axes = range(len(kernel.outer) - 1 if kernel.inner else 0, lane)
+    weights = {
+        axis: sum(
+            ITEM_BYTES[item.dtype]
+            for item in tiled_accesses(kernel)
+            if _lies_across(item.access, lane, axis)
+        )
+        for axis in axes
+        if axis >= 0
+    }
+    best = max(weights, key=lambda axis: weights[axis], default=None)
+    return best if best is not None and weights[best] else None
+
+
+def staged(kernel: LoopKernel) -> tuple[Load | Store, ...]:
+    """The accesses that go through shared memory, in the body's order."""
+    turned = turned_axis(kernel)
+    if turned is None:
+        return ()
+    lane = len(kernel.axes) - 1
+    return tuple(item for item in tiled_accesses(kernel) if _lies_across(item.access, lane, turned))
+
+
+def _lies_across(access: Access, lane: int, axis: int) -> bool:
+    across = access.strides[axis] == ONE and access.strides[lane] not in (ZERO, ONE)
+    return across and not access.guards  # a tile is fetched whole
+
+
+def slot_bytes(kernel: LoopKernel) -> int:
+    return max((LEAST_SLOT, *(ITEM_BYTES[item.dtype] for item in staged(kernel))))
+
+
+def tile_count(kernel: LoopKernel) -> int:
+    """Tiles in shared memory: a thread leaves what it stores where it took what it loads."""
+    found = staged(kernel)
+    loads = sum(isinstance(item, Load) for item in found)
+    return max(loads, len(found) - loads)
+
+
+def tile_bytes(kernel: LoopKernel, tile: int) -> int:
+    """Shared memory of a block; rows lie one slot further apart than they are long."""
+    return tile_count(kernel) * tile * (tile + 1) * slot_bytes(kernel)
+
+
+def mixes_layouts(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
+    """Whether whole tensors lie along the lanes and others across them: one of the two would be
+    moved an element a line."""
+    turned, lane = turned_axis(kernel), len(kernel.axes) - 1
+    if turned is None or min(kernel.axes[at].size.at(sizes) for at in (turned, lane)) < LEAST_TILED:
+        return False
+    points = kernel.outer_numel.at(sizes) * kernel.inner_numel.at(sizes)
+    whole = [i for i in tiled_accesses(kernel) if 2 * reach(i.access, kernel, sizes) > points]
+    across = staged(kernel)
+    return any(i in across for i in whole) and any(i.access.strides[lane] == ONE for i in whole)
+
+
+def reach(access: Access, kernel: LoopKernel, sizes: Mapping[str, int]) -> int:
+    """How many different elements the access touches."""
+    total = 1
+    for axis, stride in zip(kernel.axes, access.strides, strict=True):
+        total *= axis.size.at(sizes) if stride.factor else 1
+    return total

@@ -1,0 +1,1 @@
+"""What is compiled for: the device, what it can do, and the measured facts of each GPU."""
