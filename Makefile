@@ -54,7 +54,7 @@ test: $(STAMP)
 	@$(MAKE) --no-print-directory lint & lint=$$!; $(TESTS) -m 'not gpu and not slow'; \
 	passed=$$?; wait $$lint && exit $$passed
 
-# With all cases of what `make test` has a sample of (SAMPLED of tests/conftest.py).
+# With all cases of the tests that `make test` runs a sample of (marked `sample`).
 test-all: lint
 	@$(TESTS) -m 'not gpu'
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import fusewright  # noqa: E402
+import fusewright
 
 
 class MinSubtract(nn.Module):

@@ -25,11 +25,11 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from fusewright.ir.graph import Dim  # noqa: E402
-from fusewright.ir.loop import LoopKernel  # noqa: E402
+from fusewright.ir.graph import Dim
+from fusewright.ir.loop import LoopKernel
 from fusewright.schedule.loops import choose
 from fusewright.target.target import Target
-from tests import loop_cases as cases  # noqa: E402
+from tests.support import loop_cases as cases
 
 S0 = Dim(1, ("s0",))
 Tensor = torch.Tensor

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import fusewright
 from benchmarks.interleaved import Times, interleaved
 from fusewright.bench.clock import DeviceClock
-from fusewright.rewrite import products
+from fusewright.rewrite import matmuls as products
 
 BUILDERS = 12
 # The products of a linear layer: outputs, gradient of the input, gradient of the weight.

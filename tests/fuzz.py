@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 import fusewright
-from tests.random_models import RandomModel, Several
+from tests.support.random_models import RandomModel, Several
 
 # Beyond eager's own error: what a sum taken in another order may add, relative to the norm.
 SLACK = 2e-6

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.compile import pipeline
-from fusewright.rewrite import products, windows
+from fusewright.rewrite import convolutions as windows
+from fusewright.rewrite import matmuls as products
 from fusewright.schedule import tensor_core
 
 # Of the results' norm: TF32's own error with room for long sums of few elements.

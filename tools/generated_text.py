@@ -1,12 +1,13 @@
-"""Shows that a refactoring changed no generated text: writes it for a set of programs, and compares.
+"""Shows that a refactoring changed no generated text, for a set of programs.
 
     python tools/generated_text.py write DIR                  # this tree's texts
     python tools/generated_text.py compare OLD_DIR NEW_DIR [--renames FILE]
 
 `write` plans each program for a Hopper GPU, for a GPU without our tensor core kernels and for the
 host, and stores the kernels' source and the emitted module of each. `compare` prints a diff and
-exits with 1 where two texts differ. `--renames` names a table of old and new identifiers, one pair
-a line: they are replaced in the old texts first, so that a pure renaming compares as equal.
+exits with 1 where two texts differ in a byte. `--renames` names a table of old and new identifiers,
+one pair a line: then code is compared token by token, without comments and line breaks, and an
+identifier may have become what the table says.
 """
 
 from __future__ import annotations
@@ -116,6 +117,10 @@ def losses() -> nn.Module:
     return Block(run, layer=nn.Linear(512, 1000))
 
 
+def recurrent() -> nn.Module:
+    return Block(lambda m, x: m.cell(x)[0].relu(), cell=nn.LSTM(32, 64))
+
+
 def layouts() -> nn.Module:
     def run(m: Block, x: Tensor) -> Tensor:
         y = F.pad(x, (1, 1, 1, 1), mode="reflect").transpose(1, 3).softmax(-1)
@@ -173,19 +178,39 @@ def write(folder: Path) -> None:
         print(name, flush=True)
 
 
-def renamed(text: str, renames: dict[str, str]) -> str:
-    return re.sub(r"\b[A-Za-z_]\w*", lambda found: renames.get(found[0], found[0]), text)
+COMMENT = re.compile(r"//[^\n]*|^\s*# [^\n]*|(?<![r\w])\"{3}.*?\"{3}", re.MULTILINE | re.DOTALL)
+HASH = re.compile(r"(?<=_)[0-9a-f]{16}(?=_)")  # of the text, comments and all, in names
+TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
-def differences(old: Path, new: Path, renames: dict[str, str]) -> int:
+def code(text: str) -> list[str]:
+    """The text's tokens: no comments, docstrings, line breaks or digests."""
+    return TOKEN.findall(HASH.sub("", COMMENT.sub("", text)))
+
+
+def same_code(before: str, after: str, renames: set[tuple[str, str]]) -> str:
+    """Where two texts differ beyond the renames, or nothing."""
+    old, new = code(before), code(after)
+    for at, (one, other) in enumerate(zip(old, new, strict=False)):
+        if one != other and (one, other) not in renames:
+            around = slice(max(0, at - 8), at + 8)
+            return f"- {' '.join(old[around])}\n+ {' '.join(new[around])}"
+    return "" if len(old) == len(new) else f"{len(old)} tokens, then {len(new)}"
+
+
+def same_bytes(before: str, after: str) -> str:
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=1, lineterm="")
+    return "\n".join(list(lines)[:LINES_OF_DIFF])
+
+
+def differences(old: Path, new: Path, renames: set[tuple[str, str]] | None) -> int:
     count = 0
     for name in sorted({path.name for folder in (old, new) for path in folder.glob("*.txt")}):
-        before, after = ((f / name).read_text() if (f / name).exists() else "" for f in (old, new))
-        before = renamed(before, renames)
-        if before != after:
+        texts = [(f / name).read_text() if (f / name).exists() else "" for f in (old, new)]
+        found = same_bytes(*texts) if renames is None else same_code(texts[0], texts[1], renames)
+        if found:
             count += 1
-            lines = difflib.unified_diff(before.splitlines(), after.splitlines(), name, name, n=1)
-            print(*list(lines)[:LINES_OF_DIFF], sep="\n")
+            print(f"{name}\n{found}")
     return count
 
 
@@ -201,8 +226,11 @@ def main() -> None:
     if given.command == "write":
         write(given.folder)
         return
-    lines = given.renames.read_text().splitlines() if given.renames else []
-    count = differences(given.old, given.new, dict(line.split()[:2] for line in lines if line))
+    renames = None
+    if given.renames:
+        rows = [line.split() for line in given.renames.read_text().splitlines()]
+        renames = {(row[0], row[1]) for row in rows if row}
+    count = differences(given.old, given.new, renames)
     print(f"{count} texts differ" if count else "all texts are equal")
     sys.exit(count > 0)
 

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from fusewright.bench import folder, storage, table
-from fusewright.bench.changes import changes, differences
 from fusewright.bench.environment import look_around, this_command
 from fusewright.bench.record import BASELINES, Record, Settings
+from fusewright.bench.regressions import changes, differences
 from fusewright.bench.run import bench, phases
 from fusewright.bench.summary import collect, is_good
 from fusewright.errors import ProblemError

@@ -15,7 +15,7 @@ from fusewright.bench import costs
 from fusewright.bench.clock import Clock
 from fusewright.bench.flags import steady_flags
 from fusewright.bench.floors import floor_of
-from fusewright.bench.planned import step_times
+from fusewright.bench.plan_record import step_times
 from fusewright.bench.precision import coarsest
 from fusewright.bench.record import (
     PRECISIONS,

@@ -25,7 +25,7 @@ from fusewright.bench.feeds import Feed
 from fusewright.bench.flags import steady_flags
 from fusewright.bench.floors import captured, measure_rates
 from fusewright.bench.passes import Stage, run_pass
-from fusewright.bench.planned import plan_graphs
+from fusewright.bench.plan_record import plan_graphs
 from fusewright.bench.record import (
     BASELINES,
     CandidateFacts,

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fusewright.bench.changes import Change
 from fusewright.bench.record import (
     BASELINES,
     CandidateFacts,
@@ -19,6 +18,7 @@ from fusewright.bench.record import (
     Record,
     Result,
 )
+from fusewright.bench.regressions import Change
 from fusewright.bench.summary import THRESHOLDS, is_good, wrong_results
 from fusewright.plan.show import human_bytes, human_count
 

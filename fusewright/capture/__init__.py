@@ -18,10 +18,10 @@ from torch import nn
 
 from fusewright.capture.call import Call
 from fusewright.capture.convert import InexpressibleForwardError, InexpressibleSizeError
-from fusewright.capture.culprit import culprit
+from fusewright.capture.find_line import culprit
 from fusewright.capture.hooks import unhooked
+from fusewright.capture.source_location import Place, Refused, located, of_error
 from fusewright.capture.trace import trace
-from fusewright.capture.where import Place, Refused, located, of_error
 from fusewright.errors import CaptureError
 from fusewright.ir.graph import Program
 

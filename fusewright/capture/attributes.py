@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusewright.capture.where import Refused, of_assignment
+from fusewright.capture.source_location import Refused, of_assignment
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _PLAIN = (bool, int, float, complex, str)

@@ -22,7 +22,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from fusewright.capture.effects import has_effect
 from fusewright.capture.recurrent import draws, node_op
-from fusewright.capture.where import DATA_DEPENDENT, HIGHER_ORDER
+from fusewright.capture.source_location import DATA_DEPENDENT, HIGHER_ORDER
 from fusewright.errors import CaptureError
 from fusewright.ir.graph import (
     Arg,

@@ -25,7 +25,6 @@ from fusewright.codegen.access import (
 )
 from fusewright.codegen.accumulators import accumulators, takes_vectors
 from fusewright.codegen.divide import divisor_aliases, divisor_fields, divisor_made
-from fusewright.codegen.factors import factor_aliases, factor_parts
 from fusewright.codegen.form import Form, all_coordinates, constants, decompose
 from fusewright.codegen.lanes import (
     Computed,
@@ -39,11 +38,12 @@ from fusewright.codegen.lanes import (
     register_bytes,
     used,
 )
+from fusewright.codegen.row_factors import factor_aliases, factor_parts
 from fusewright.codegen.runs import Ends, lanes_of_run, pair_lines, staged_loops, sum_lines
 from fusewright.codegen.scans import scan_lines, scanned_parts
-from fusewright.codegen.shared import shared_parts
+from fusewright.codegen.shared_memory import shared_parts
 from fusewright.codegen.text import literal, size_text
-from fusewright.codegen.tiled import tile_parts
+from fusewright.codegen.transpose import tile_parts
 from fusewright.ir.graph import ONE, Dim, Ratio, product
 from fusewright.ir.loop import Apply, Load, Reduce, Scan, Store
 from fusewright.ir.operators import REDUCTIONS, STORAGE_TYPES

@@ -1,6 +1,6 @@
 """A convolution's input that is computed where it is read: a functor, a number by its place.
 
-It is the loop before the convolution without its store (kernels/computed_input.cuh). What depends
+It is the loop before the convolution without its store (kernels/convolution/computed_input.cuh). What depends
 on image and channel alone, such as a batch norm's factor, is computed once for many numbers.
 """
 

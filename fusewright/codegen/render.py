@@ -12,21 +12,21 @@ from itertools import chain
 from pathlib import Path
 
 from fusewright.codegen.body import functor
-from fusewright.codegen.ending import Ended, ending_forms
-from fusewright.codegen.entry import bind, entry, function
-from fusewright.codegen.form import Form, form
-from fusewright.codegen.gradient import gradient_entry, gradient_header, gradient_lines
-from fusewright.codegen.product import product_entry, product_header, product_lines
-from fusewright.codegen.source import Entry, Piece, Source, macro
-from fusewright.codegen.text import comment
-from fusewright.codegen.window import HEADER as WINDOW_HEADER
-from fusewright.codegen.window import (
+from fusewright.codegen.convolution import HEADER as WINDOW_HEADER
+from fusewright.codegen.convolution import (
     direct_entry,
     direct_header,
     direct_lines,
     window_entry,
     window_lines,
 )
+from fusewright.codegen.entry import bind, entry, function
+from fusewright.codegen.epilogue import Ended, ending_forms
+from fusewright.codegen.form import Form, form
+from fusewright.codegen.matmul import product_entry, product_header, product_lines
+from fusewright.codegen.source import Entry, Piece, Source, macro
+from fusewright.codegen.text import comment
+from fusewright.codegen.weight_gradient import gradient_entry, gradient_header, gradient_lines
 from fusewright.cost.conv_direct import DirectSchedule
 from fusewright.errors import CodegenError
 from fusewright.ir.loop import Apply, Instruction, Load, LoopKernel, Reduce
@@ -51,7 +51,7 @@ _PRECISIONS = (
     "// Which kernels are built, and how precise where flags decide that: 3 terms for float32's",
     "// precision, 1 for TF32's, 0 for none of them.",
 )
-_LOCAL_INCLUDE = re.compile(r'#include "([a-z0-9_]+\.(?:hpp|cuh))"')
+_LOCAL_INCLUDE = re.compile(r'#include "([a-z0-9_/]+\.(?:hpp|cuh))"')
 
 
 def render(
@@ -153,15 +153,15 @@ def _roots(
     scanning = any(each.scans for each in forms)
     guarded = any(isinstance(i, Load) and i.access.guards for body in bodies for i in body)
     if target.language == "host":
-        more = {"host_scan.hpp": scanning, "guarded.hpp": guarded}
-        return [*headers, "host.hpp", *(name for name, needed in more.items() if needed)]
+        more = {"host/scan.hpp": scanning, "host/guarded.hpp": guarded}
+        return [*headers, "host/loops.hpp", *(name for name, needed in more.items() if needed)]
     kinds = [kind for kind in ("pointwise", "row", "column") if _uses(forms, kind)]
     held = any(each.schedule.kind == "column" and each.schedule.cached for each in forms)
     kinds += ["held_column"] if held else []
     kinds += ["transpose"] if any(each.is_tiled for each in forms) else []
     kinds += ["scan"] if scanning else []
     kinds += ["guarded"] if guarded else []
-    return [*headers, "lanes.cuh", *(f"{kind}.cuh" for kind in kinds)]
+    return [*headers, "cuda/lanes.cuh", *(f"cuda/{kind}.cuh" for kind in kinds)]
 
 
 def _uses(forms: Sequence[Form], kind: str) -> bool:

@@ -28,13 +28,13 @@ from fusewright.ir.loop import LoopKernel
 from fusewright.ir.matmul import ProductKernel
 from fusewright.ir.weight_gradient import GradientKernel
 from fusewright.plan import plan
-from fusewright.plan.same import Kernel, canonical
+from fusewright.plan.equal_kernels import Kernel, canonical
 from fusewright.plan.show import show
 from fusewright.plan.steps import Fused, Loop, Plan, Window, WindowGradient
 from fusewright.rewrite import rewrite
+from fusewright.rewrite.convolutions import with_windows
 from fusewright.rewrite.layouts import with_channels_last
-from fusewright.rewrite.products import with_products
-from fusewright.rewrite.windows import with_windows
+from fusewright.rewrite.matmuls import with_products
 from fusewright.runtime import tensor_cores
 from fusewright.target.device import architecture
 from fusewright.target.target import TRIALS, Target

@@ -1,4 +1,4 @@
-"""Thin convolutions as plain sums (kernels/direct_convolution.cuh, plane_convolution.cuh): which
+"""Thin convolutions as plain sums (kernels/convolution/direct_convolution.cuh, depthwise_convolution.cuh): which
 have room, and how long they take.
 
 With few channels, or many groups, tensor cores would mostly multiply zeros.

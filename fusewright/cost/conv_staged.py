@@ -1,4 +1,4 @@
-"""Convolutions whose input is laid out as halves first (kernels/window_lines.cuh): which have room,
+"""Convolutions whose input is laid out as halves first (kernels/convolution/staged_input.cuh): which have room,
 and how long they take.
 
 Halves in memory come to the tensor cores without a thread's help; another kernel writes them. That

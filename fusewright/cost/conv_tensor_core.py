@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fusewright.ir.convolution import Geometry
 
 TERMS = (1, 3)
-MOST_POSITIONS, MOST_RINGS = 256, 4  # of kernels/window_walk.cuh
+MOST_POSITIONS, MOST_RINGS = 256, 4  # of kernels/convolution/tiling.cuh
 TILE_CHANNELS = (64, 128)
 STAGE_BYTES, TURN_BYTES = 138 * 1024, 125 * 1024  # kStageBytes, kTurnBytes of the same
 NARROW_BYTES = 30 * 1024  # that the weights of narrow tiles leave besides
@@ -58,7 +58,7 @@ FEWEST_GATHERED = 8  # results of a transposed one with strides; the library doe
 
 
 def pitch_of(of: Geometry, band_width: int, lanes: int = 4) -> int:
-    """Positions between the beginnings of two rows; `lay_out` of kernels/window_taps.cuh."""
+    """Positions between the beginnings of two rows; `lay_out` of kernels/convolution/taps.cuh."""
     whole = band_width == of.x.positions
     across = of.x.extent if whole else band_width + of.x.halo
     lanes = math.gcd(lanes, band_width)
@@ -66,12 +66,12 @@ def pitch_of(of: Geometry, band_width: int, lanes: int = 4) -> int:
 
 
 def tile_positions(of: Geometry, terms: int) -> int:
-    """kTilePositions of kernels/sm90_window_load.cuh."""
+    """kTilePositions of kernels/sm90/convolution/sm90_convolution_load.cuh."""
     return MOST_POSITIONS if terms == 1 and best_tile_channels(of) <= 64 else 128
 
 
 def group_positions(of: Geometry, terms: int) -> int:
-    """kGroupPositions of kernels/sm90_window_load.cuh, which is how far rings overlap."""
+    """kGroupPositions of kernels/sm90/convolution/sm90_convolution_load.cuh, which is how far rings overlap."""
     return tile_positions(of, terms) // (2 if best_tile_channels(of) == 64 else 1)
 
 
@@ -194,7 +194,7 @@ class GradientWork:
 
     def parts(self, sms: int) -> int:
         """In how many parts of the positions it is summed, so that all processors have work to the
-        end (window_gradient_parts of kernels/sm90_window_gradient.cuh)."""
+        end (window_gradient_parts of kernels/sm90/gradient/sm90_weight_gradient.cuh)."""
         found = []
         for waves in range(1, 5):
             parts = min(self.slabs, waves * sms // self.units)
@@ -209,7 +209,7 @@ def _is_wide(of: Geometry) -> bool:
 
 
 def _tap_sets(of: Geometry) -> list[int]:
-    """How many taps the thread blocks take; gradient_sizes of kernels/sm90_window_gradient.cuh."""
+    """How many taps the thread blocks take; gradient_sizes of kernels/sm90/gradient/sm90_weight_gradient.cuh."""
     most = GRADIENT_TAPS if _is_wide(of) else 2 * GRADIENT_TAPS
     divided = [(taps, -(-taps // most)) for taps in of.phases if taps]
     return [

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from fusewright.ir.graph import ITEM_BYTES
 from fusewright.ir.matmul import Extents
 
-TILE_COLUMNS = 128  # kTileColumns of kernels/sm90_split.cuh
+TILE_COLUMNS = 128  # kTileColumns of kernels/sm90/isa/sm90_fp16_split.cuh
 TILE_DEPTH = 64
 # Rows of a tile, and the microseconds of one block of 64 contracted indices (H200, 2026-11-15:
 # 1024·8192·8192 in 0.628 ms with tiles of 128 rows, in 0.591 ms with 176).
 BLOCK_US: Mapping[int, float] = {128: 1.25, 176: 1.54}
 FINISH_US = 3.0  # of a tile: its first loads and its epilogue
 # Few tiles are shared by several processors, each with some of the contracted blocks: no fewer than
-# kLeastBlocks of kernels/sm90_parts.cuh. Guesses until measured.
+# kLeastBlocks of kernels/sm90/matmul/sm90_split_k.cuh. Guesses until measured.
 PART_BLOCKS = 8
 JOIN_US = 6.0
 SPLIT_US = 10.0  # of a call: the other kernel, which splits, and two launches
@@ -70,7 +70,7 @@ def product_us(of: Extents, tile_rows: int, sms: int, dtype: str = "float32") ->
 
 
 def parts_of(of: Extents, tile_rows: int, sms: int) -> int:
-    """How many processors share a tile, as `divide` in kernels/sm90_parts.cuh has it."""
+    """How many processors share a tile, as `divide` in kernels/sm90/matmul/sm90_split_k.cuh has it."""
     tiles = _parts(of.columns, TILE_COLUMNS) * _parts(of.rows, tile_rows) * of.batches
     blocks = _parts(of.contracted, TILE_DEPTH)
     parts = min(sms // max(1, tiles), blocks // PART_BLOCKS)

@@ -60,7 +60,7 @@ class WindowAxis:
     @property
     def extent(self) -> int:
         """Positions between the beginnings of two rows, or planes. The zeros behind one row may
-        be those before the next; `extent` of kernels/window_taps.cuh."""
+        be those before the next; `extent` of kernels/convolution/taps.cuh."""
         every = self.positions + self.halo
         if self.stride > 1:
             return max(every, self.least)
@@ -94,7 +94,7 @@ SINGLE = WindowAxis(1, 1, 1, 1, 1, 0)
 
 @dataclass(frozen=True)
 class RowOrder:
-    """A convolution whose weights go by eight; RowOrder of kernels/window_operands.cuh."""
+    """A convolution whose weights go by eight; RowOrder of kernels/convolution/operands.cuh."""
 
     beside: int  # columns of a position
     results: int  # of a group

@@ -15,7 +15,7 @@ from fusewright.ir.epilogue import Ending
 from fusewright.ir.graph import ONE, ZERO, Dim
 from fusewright.ir.loop import Argument, LoopKernel
 
-ROUND_PARTS = 16  # kMostRoundParts of kernels/sm90_round.cuh
+ROUND_PARTS = 16  # kMostRoundParts of kernels/sm90/matmul/sm90_round_operand.cuh
 
 
 class Extents(NamedTuple):
@@ -112,7 +112,7 @@ class ProductKernel(Ending):
     @property
     def rounded_bytes(self) -> tuple[Dim, ...]:
         """Room for `a` as halves, its rows padded, and a scale for each column, whose parts are
-        measured apart where it is not one row; as `rounding` in kernels/sm90_round.cuh has it."""
+        measured apart where it is not one row; as `rounding` in kernels/sm90/matmul/sm90_round_operand.cuh has it."""
         layers = ONE if self.shares_rounding else self.batches
         free_major = self.a.free_stride == ONE
         lines = self.contracted if free_major else self.columns

@@ -25,7 +25,7 @@ class ScalarOp:
     arity: int
     result: str = "same"
     cost: int = 1
-    header: str = "math.hpp"
+    header: str = "scalar/operators.hpp"
     near: bool = False
     run: tuple[str, ...] = ()
 
@@ -64,13 +64,13 @@ def _run(ops: tuple[ScalarOp, ...], *dtypes: str) -> tuple[ScalarOp, ...]:
     return tuple(replace(op, run=dtypes) for op in ops)
 
 
-_TRANSCENDENTAL = "transcendental.hpp"
-_LOGARITHM = "logarithm.hpp"
-_TRIGONOMETRIC = "trigonometric.hpp"
-_HYPERBOLIC = "hyperbolic.hpp"
-_SPECIAL = "special.hpp"
-_HALVES = "halves.hpp"
-_SELECTION = "selection.hpp"
+_TRANSCENDENTAL = "scalar/transcendental.hpp"
+_LOGARITHM = "scalar/logarithm.hpp"
+_TRIGONOMETRIC = "scalar/inverse_trigonometric.hpp"
+_HYPERBOLIC = "scalar/hyperbolic.hpp"
+_SPECIAL = "scalar/special.hpp"
+_HALVES = "scalar/fp16_scale.hpp"
+_SELECTION = "scalar/selection.hpp"
 
 _ALL_OPS: tuple[ScalarOp, ...] = (
     *_ops("neg abs sign relu ceil floor round trunc frac bitwise_not", 1),
@@ -81,7 +81,7 @@ _ALL_OPS: tuple[ScalarOp, ...] = (
     *_ops("div", 2, cost=4),
     *_near(_ops("floor_divide remainder fmod", 2, cost=20)),
     *_ops("trunc_divide", 2, cost=20),
-    *_libm("pow", 2, 20, "power.hpp"),
+    *_libm("pow", 2, 20, "scalar/power.hpp"),
     *_ops("where", 3),
     *_ops("cast", 1),
     *_libm("sqrt rsqrt reciprocal", 1, 4, _TRANSCENDENTAL),
@@ -90,14 +90,14 @@ _ALL_OPS: tuple[ScalarOp, ...] = (
     *_run(_libm("log", 1, 12, _LOGARITHM), "float32", "float64"),
     *_run(_libm("log2 log10", 1, 12, _LOGARITHM), "float32"),
     *_libm("log1p", 1, 12, _LOGARITHM),
-    *_run(_libm("tanh", 1, 12, "tanh.hpp"), "float32"),
-    *_run(_libm("erf", 1, 20, "erf.hpp"), "float32", "float64"),
-    *_run(_libm("sin cos tan", 1, 20, "turning.hpp"), "float32", "float64"),
+    *_run(_libm("tanh", 1, 12, "scalar/tanh.hpp"), "float32"),
+    *_run(_libm("erf", 1, 20, "scalar/erf.hpp"), "float32", "float64"),
+    *_run(_libm("sin cos tan", 1, 20, "scalar/trigonometric.hpp"), "float32", "float64"),
     *_libm("asin acos atan", 1, 20, _TRIGONOMETRIC),
     *_libm("atan2 hypot", 2, 20, _TRIGONOMETRIC),
     *_libm("sinh cosh asinh acosh atanh lgamma", 1, 20, _HYPERBOLIC),
-    *_run(_libm("erfc", 1, 20, "erfc.hpp"), "float32", "float64"),
-    *_run(_libm("erfinv", 1, 40, "erfinv.hpp"), "float32", "float64"),
+    *_run(_libm("erfc", 1, 20, "scalar/erfc.hpp"), "float32", "float64"),
+    *_run(_libm("erfinv", 1, 40, "scalar/erfinv.hpp"), "float32", "float64"),
     *_libm("digamma", 1, 40, _SPECIAL),
     *_libm("finite_magnitude half_scale", 1, 2, _HALVES),
     ScalarOp("ordered", 1, "int64", 4, _SELECTION),
@@ -117,7 +117,12 @@ REDUCTIONS: Mapping[str, Reduction] = {
         Reduction("all", "All"),
         Reduction("welford", "Welford", ("mean", "m2"), state_words=4, cost=4),
         Reduction(
-            "logsumexp", "LogSumExp", state_words=2, cost=16, header="logsumexp.hpp", meets=True
+            "logsumexp",
+            "LogSumExp",
+            state_words=2,
+            cost=16,
+            header="scalar/logsumexp.hpp",
+            meets=True,
         ),
     )
 }

@@ -4,7 +4,7 @@
 compute where it is read; `filter` is written.
 
 Where the gradient by the source lays out `change` in lines of halves, `back` is that convolution as
-it is walked, and `lines` what it leaves (kernels/sm90_line_gradient.cuh).
+it is walked, and `lines` what it leaves (kernels/sm90/gradient/sm90_staged_weight_gradient.cuh).
 """
 
 from __future__ import annotations

@@ -10,15 +10,16 @@ from fusewright.cost.conv_staged import lines_spec
 from fusewright.errors import GraphError
 from fusewright.ir.graph import Graph, Node, TensorSpec
 from fusewright.ir.loop import Load, LoopKernel, Store
+from fusewright.plan.convolutions import gradient_step
 from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_operations
-from fusewright.plan.endings import Epilogues, ended_step, ends, epilogues, stored
+from fusewright.plan.epilogues import Epilogues, ended_step, ends, epilogues, stored
 from fusewright.plan.finish import kernel_of
 from fusewright.plan.fuse import Group, fuse, needed_views
-from fusewright.plan.line_pairs import LinePairs, pairs_of
 from fusewright.plan.logsumexps import better_apart, in_two_sweeps
 from fusewright.plan.names import ended_name, loop_name, operators_of
 from fusewright.plan.prologues import with_prologues
 from fusewright.plan.reasons import reason
+from fusewright.plan.staged_pairs import LinePairs, pairs_of
 from fusewright.plan.steps import (
     Call,
     Ended,
@@ -32,8 +33,7 @@ from fusewright.plan.steps import (
     marked,
 )
 from fusewright.plan.values import Values, is_view
-from fusewright.plan.wide import split_wide_reductions
-from fusewright.plan.windows import gradient_step
+from fusewright.plan.wide_reductions import split_wide_reductions
 from fusewright.rewrite.layouts import GRADIENT
 from fusewright.rewrite.views import is_opaque_view
 

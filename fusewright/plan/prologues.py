@@ -13,14 +13,14 @@ from fusewright.ir.graph import ITEM_BYTES, Node
 from fusewright.ir.loop import Access, Apply, Load, LoopKernel, Reduce, Scan, Store, touches
 from fusewright.ir.operators import SCALAR_OPS
 from fusewright.plan.cost import loop_bytes
-from fusewright.plan.endings import Epilogues
+from fusewright.plan.epilogues import Epilogues
 from fusewright.plan.finish import pointwise_of
 from fusewright.plan.fuse import Group
-from fusewright.plan.line_pairs import LinePairs
+from fusewright.plan.staged_pairs import LinePairs
 from fusewright.plan.values import Values
+from fusewright.rewrite.convolutions import geometry_of
 from fusewright.rewrite.layouts import WINDOW
-from fusewright.rewrite.products import operands_of
-from fusewright.rewrite.windows import geometry_of
+from fusewright.rewrite.matmuls import operands_of
 
 # Read for every number (H200: of 36, as reflected images have, 61 instead of 44 µs); loads that all
 # numbers of a channel share; operators, and what they cost (six gelus take nvcc 18 s).

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fusewright.ir.graph import HALVES, Node, Ref, TensorSpec, contiguous_strides
-from fusewright.rewrite import windows
+from fusewright.rewrite import convolutions as windows
 from fusewright.rewrite.layouts import BACKWARD, FORWARD, is_channels_last
 
 # Of what our kernels could do: on another machine, or at another size, they would.

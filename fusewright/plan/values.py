@@ -11,8 +11,8 @@ from fusewright.ir.graph import Graph, Node, Ref, TensorSpec
 from fusewright.ir.operators import SCALAR_OPS
 from fusewright.plan.frames import dense_strides
 from fusewright.rewrite.layouts import WINDOW
+from fusewright.rewrite.matmuls import PRODUCT, halves_of
 from fusewright.rewrite.padding import PAD
-from fusewright.rewrite.products import PRODUCT, halves_of
 from fusewright.rewrite.views import is_canonical_view
 
 SOURCES = frozenset({"full", "iota"})

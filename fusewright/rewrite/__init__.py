@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusewright.ir.graph import Graph, Program, validate
-from fusewright.rewrite.flags import pack_flags
 from fusewright.rewrite.lower import lower
+from fusewright.rewrite.packed_masks import pack_flags
 from fusewright.rewrite.rules import simplify
 
 

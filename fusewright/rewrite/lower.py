@@ -11,10 +11,10 @@ from collections import Counter
 from dataclasses import replace
 
 from fusewright.ir.graph import LOOP_DTYPES, Graph, Node, Ref
+from fusewright.rewrite.arg_extremes import PLACES_OF, has_place, lower_place, place_alone
 from fusewright.rewrite.builder import Builder
-from fusewright.rewrite.extremes import PLACES_OF, has_place, lower_place, place_alone
+from fusewright.rewrite.max_pooling import PLACES, PLACES_BACKWARD, gathered, largest
 from fusewright.rewrite.padding import lower_pad
-from fusewright.rewrite.places import PLACES, PLACES_BACKWARD, gathered, largest
 from fusewright.rewrite.pointwise import CLASS_INDEX, SIMPLE, SPECIAL, lower_simple
 from fusewright.rewrite.pooling import POOLS, VALUES, values_alone
 from fusewright.rewrite.reductions import PAIRED_VARIANCES, REDUCTIONS, lower_variance

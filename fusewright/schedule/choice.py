@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LARGE_TILE = 64
-HOST_RUN = 1024  # kLongestRun of kernels/host.hpp
+HOST_RUN = 1024  # kLongestRun of kernels/host/loops.hpp
 
 
 @dataclass(frozen=True)

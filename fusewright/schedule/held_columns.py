@@ -1,7 +1,7 @@
 """Columns that a thread block holds in registers for all sweeps over them.
 
 Softmax over the channels of images, or a norm of them: an element's neighbour in memory belongs to
-the next column. kernels/held_column.cuh reads each of them once.
+the next column. kernels/cuda/held_column.cuh reads each of them once.
 """
 
 from __future__ import annotations

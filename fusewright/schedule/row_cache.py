@@ -21,7 +21,7 @@ WORK_REGISTERS = 30  # what a kernel needs beside its cached row; softmax takes 
 WORD_BYTES = 16  # of an access
 BLOCK_SHARED_BYTES = 99 * 1024  # what a block gets from any GPU that we compile for
 SYSTEM_BYTES = 1024  # that the driver takes beside them
-SHARED_ALIGN = 1024  # where `shared` of kernels/row.cuh begins
+SHARED_ALIGN = 1024  # where `shared` of kernels/cuda/row.cuh begins
 SHARED_THREADS = 1536  # 40 registers each
 KEPT_COST = 12  # what reading back must save; softmax of 1024, 1 thread: 1.5 to 1.2 times eager
 

@@ -23,7 +23,7 @@ from fusewright.ir.convolution import Geometry, WindowKernel
 from fusewright.ir.loop import LoopKernel
 from fusewright.ir.matmul import ProductKernel, SplitOperand
 from fusewright.ir.weight_gradient import GradientKernel
-from fusewright.plan.same import Kernel
+from fusewright.plan.equal_kernels import Kernel
 from fusewright.schedule.choice import LARGE_TILE, Schedule
 from fusewright.schedule.coalesce import coalesce
 from fusewright.schedule.loops import SMALL_TILE, candidates, choose, legal

@@ -21,7 +21,7 @@ import torch
 
 from fusewright import debug
 from fusewright.build import build, load
-from fusewright.codegen.ending import Ended
+from fusewright.codegen.epilogue import Ended
 from fusewright.codegen.render import render
 from fusewright.codegen.source import Source
 from fusewright.cost.conv_direct import DirectSchedule
@@ -30,7 +30,7 @@ from fusewright.ir.convolution import WindowKernel
 from fusewright.ir.loop import LoopKernel
 from fusewright.ir.matmul import ProductKernel
 from fusewright.ir.weight_gradient import GradientKernel
-from fusewright.plan.same import Kernel
+from fusewright.plan.equal_kernels import Kernel
 from fusewright.runtime import library, tensor_cores
 from fusewright.schedule.choice import Schedule
 from fusewright.schedule.tensor_core import (

@@ -22,7 +22,7 @@ from typing import Any
 from fusewright.build import trusted_folder, writing_cache
 from fusewright.cost.conv_direct import DirectSchedule
 from fusewright.errors import CacheUnusable, FusewrightError
-from fusewright.plan.same import Kernel, canonical
+from fusewright.plan.equal_kernels import Kernel, canonical
 from fusewright.schedule.choice import Schedule
 from fusewright.schedule.tensor_core import (
     GradientSchedule,

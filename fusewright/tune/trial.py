@@ -21,7 +21,7 @@ from fusewright.ir.graph import FLOATS, Dim
 from fusewright.ir.loop import Access, Load, LoopKernel, Reduce, Scan, Store
 from fusewright.ir.matmul import ProductKernel, RawOperand
 from fusewright.ir.weight_gradient import GradientKernel
-from fusewright.plan.same import Kernel
+from fusewright.plan.equal_kernels import Kernel
 from fusewright.runtime import library
 from fusewright.tune.candidates import Choice
 

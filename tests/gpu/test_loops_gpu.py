@@ -11,8 +11,8 @@ from fusewright.ir.graph import Dim
 from fusewright.schedule.choice import Schedule
 from fusewright.schedule.loops import choose, legal
 from fusewright.target.target import Target
-from tests import loop_cases as cases
-from tests.loop_cases import run
+from tests.support import loop_cases as cases
+from tests.support.loop_cases import run
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusewright
-from tests.test_plan import Lambda
-from tests.test_pooling_places import as_exact, calls, hard, mode_of, same, trained
+from tests.plan.test_plan import Lambda
+from tests.rewrite.test_pool_offsets import as_exact, calls, hard, mode_of, same, trained
 
 pytestmark = pytest.mark.gpu
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.plan import prologues
-from tests.emulated_modules import as_exact_as_eager, put_on_cores
-from tests.test_prologues import KINDS
-from tests.test_repeating_pads import MODES, Padded
+from tests.plan.test_prologues import KINDS
+from tests.rewrite.test_repeating_padding import MODES, Padded
+from tests.support.emulated_modules import as_exact_as_eager, put_on_cores
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,7 @@ import fusewright
 from fusewright.compile.solution import solve
 from fusewright.emit.file import file_text
 from fusewright.problem.load import load_problem
-from tests.test_recurrent import PROBLEM, Around, results
+from tests.capture.test_recurrent import PROBLEM, Around, results
 
 pytestmark = [
     pytest.mark.gpu,

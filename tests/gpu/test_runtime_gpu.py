@@ -20,8 +20,8 @@ from fusewright.emit.bundle import ModuleBundle, ProgramPlans
 from fusewright.emit.file import file_text
 from fusewright.plan.steps import Plan
 from fusewright.runtime import call
-from tests.handmade import Case, gemm_add_relu
-from tests.test_runtime import assert_same, gradients
+from tests.runtime.test_runtime import assert_same, gradients
+from tests.support.handmade import Case, gemm_add_relu
 
 pytestmark = pytest.mark.gpu
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
-from tests.test_extremes import PLACES, calls
-from tests.test_hunt import Lambda
+from tests.rewrite.test_arg_extremes import PLACES, calls
+from tests.test_regressions import Lambda
 
 pytestmark = pytest.mark.gpu
 
@@ -93,7 +93,7 @@ def test_a_class_that_there_is_not() -> None:
     text = """
 import torch, fusewright
 import torch.nn.functional as F
-from tests.test_hunt import Lambda
+from tests.test_regressions import Lambda
 x, t = torch.randn(8, 5, device="cuda"), torch.randint(5, (8,), device="cuda")
 model = fusewright.optimize(Lambda(lambda x, t: F.cross_entropy(x, t)), (x, t))
 model(x, t).item()

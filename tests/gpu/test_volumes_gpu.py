@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.schedule import tensor_core
-from tests.gpu.test_products_gpu import error, trained
-from tests.gpu.test_products_gpu import pytestmark as pytestmark
-from tests.gpu.test_windows_gpu import eager_and_exact, optimized
-from tests.gpu.test_windows_gpu import every_window as every_window
+from tests.gpu.test_convolutions_gpu import eager_and_exact, optimized
+from tests.gpu.test_convolutions_gpu import every_window as every_window
+from tests.gpu.test_matmuls_gpu import error, trained
+from tests.gpu.test_matmuls_gpu import pytestmark as pytestmark
 
 VOLUMES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "3x3x3": (nn.Conv3d(64, 96, 3, padding=1), (2, 64, 9, 20, 24)),

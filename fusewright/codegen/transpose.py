@@ -1,0 +1,87 @@
+"""The parts of a functor that move tensors through shared memory (see kernels/cuda/transpose.cuh).
+
+`fetch` reads V neighbours along the turned axis, `stage` leaves them in the tile, where `visit`
+finds them with its lanes along the last axis; `flush` writes what `visit` left there.
+"""
+
+from __future__ import annotations
+
+from fusewright.codegen.access import tile_lanes
+from fusewright.codegen.form import Form, all_coordinates, decompose, offset_text
+from fusewright.codegen.lanes import function_lines, indented, lane_loop, used
+from fusewright.ir.loop import Load, Store
+from fusewright.ir.operators import STORAGE_TYPES
+from fusewright.schedule.transpose_tiles import slot_bytes, tile_count
+
+
+def tile_parts(form: Form) -> list[list[str]]:
+    loads = [item for item in form.tiles if isinstance(item, Load)]
+    stores = [item for item in form.tiles if isinstance(item, Store)]
+    flags = [
+        f"static constexpr bool kFetches = {str(bool(loads)).lower()};",
+        f"static constexpr bool kFlushes = {str(bool(stores)).lower()};",
+        f"static constexpr int kTiles = {tile_count(form.kernel)};",
+        f"static constexpr int kSlotBytes = {slot_bytes(form.kernel)};",
+    ]
+    moves = [_fetched(form, loads), _fetch(form, loads), _stage(form, loads), _flush(form, stores)]
+    return [["template <int V>", "struct Row;"] * (form.turned_inner is not None) + flags, *moves]
+
+
+def _place(form: Form) -> str:
+    if form.turned_inner is not None:
+        return "const Row<1>& row, I q, I m, I l"
+    return "I p, I m, I q, I l" if form.is_row else "I q, I m, I l"
+
+
+def _coordinates(form: Form) -> list[str]:
+    return all_coordinates(form, "row." if form.turned_inner is not None else "")
+
+
+def _heads(form: Form, lines: list[str]) -> list[str]:
+    """Coordinates: V neighbours begin at m along the turned axis."""
+    kernel = form.kernel
+    if form.turned_inner is not None:
+        return used(decompose(form, kernel.inner, "j", "l", form.turned_inner), lines)
+    if not form.is_row:
+        return used(decompose(form, kernel.outer, "i", "l", form.turned), lines)
+    outer = decompose(form, kernel.outer, "i", "m", index="p")
+    return used(outer + decompose(form, kernel.inner, "j", "l"), lines)
+
+
+def _fetched(form: Form, loads: list[Load]) -> list[str]:
+    fields = [f"fw::Unit<{STORAGE_TYPES[x.dtype]}, V> {form.names[x.name]};" for x in loads]
+    return ["template <int V>", "struct Fetched {", *indented(fields), "};"]
+
+
+def _fetch(form: Form, loads: list[Load]) -> list[str]:
+    at = _coordinates(form)
+    lines = []
+    for item in loads:
+        where = f"{form.pointers[item.access.buffer]} + ({offset_text(form, item.access, at)})"
+        lines.append(f"fetched.{form.names[item.name]}.read({where});")
+    signature = f"fetch(Fetched<V>& fetched, {_place(form)})"
+    return function_lines("int V", signature, _heads(form, lines) + lines)
+
+
+def _stage(form: Form, loads: list[Load]) -> list[str]:
+    heads, keeps = [], []
+    for item in loads:
+        name = form.names[item.name]
+        heads.append(f"const auto {name}_tile = {tile_lanes(form, item)};")
+        keeps.append(f"{name}_tile.keep(v, fetched.{name}.pack.lanes[v]);")
+    signature = "stage(const Fetched<V>& fetched, const Tile& tile)"
+    return function_lines("int V, class Tile", signature, heads + lane_loop(keeps))
+
+
+def _flush(form: Form, stores: list[Store]) -> list[str]:
+    at = _coordinates(form)
+    heads, moves, writes = [], [], []
+    for number, item in enumerate(stores):
+        offset = offset_text(form, item.access, at)
+        pointer, storage = form.pointers[item.access.buffer], STORAGE_TYPES[item.dtype]
+        heads.append(f"fw::UnitOut<{storage}, V> out_{number}({pointer}, {offset});")
+        moves.append(f"out_{number}.pack.lanes[v] = {tile_lanes(form, item)}[v];")
+        writes.append(f"out_{number}.write();")
+    lines = [*heads, *lane_loop(moves), *writes]
+    signature = f"flush(const Tile& tile, {_place(form)})"
+    return function_lines("int V, class Tile", signature, _heads(form, lines) + lines)

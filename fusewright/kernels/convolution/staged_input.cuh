@@ -1,0 +1,357 @@
+// A convolution's input as lines of halves in memory, from which the copy engine takes stages: a row
+// for each position of the walk, 64 channels in 128 bytes, zeros outside of the input. There is a line
+// for each group, 64 of its channels and plane.
+//
+// The channels of a group have one scale in an image. A sample of the numbers says which: it leaves room
+// for others that are 16 times larger than its largest, and comes in steps of 2^4, so that neighbouring
+// images mostly have the same. What does not fit is Inf as a half, and what comes of it is summed again;
+// so are sums with the few that are far larger than most. Only if that are many, the last thread block
+// of the image looks for the largest and lays it all out again.
+//
+// Where the gradient by the weights reads them too (sm90_staged_weight_gradient.cuh), a number that does not fit
+// is one too many: each of the weights is a sum over all images. So one is enough to lay out its image
+// again, unless that would leave nothing of the others.
+#pragma once
+
+#include "scalar/fp16_scale.hpp"
+#include "sm90/convolution/sm90_convolution_convert.cuh"
+
+namespace fw {
+
+// What is known of an image's group while it is laid out.
+struct LineCounts {
+  uint32_t done;     // blocks
+  uint32_t largest;  // magnitude, as a half; 1 where numbers have become zeros
+  uint32_t lost;     // numbers that were finite and are Inf as halves
+};
+
+struct WindowLines {
+  half* rows;
+  float* scales;       // of each image and group
+  LineCounts* counts;  // of each
+  bool keep_all;       // no number should become Inf: many sums would be made again
+};
+
+// A part of a sample, or all of it: the largest finite magnitude, how many are not zero, and the sum of
+// their exponents.
+struct LineSample {
+  float largest, count, exponents;
+
+  __device__ __forceinline__ void add(float x) {
+    const float size = finite_magnitude(x);
+    largest = fmaxf(largest, size);
+    count += size > 0.f;
+    exponents += size > 0.f ? float(exponent(size)) : 0.f;
+  }
+  __device__ __forceinline__ static LineSample joined(const LineSample& a, const LineSample& b) {
+    return {fmaxf(a.largest, b.largest), a.count + b.count, a.exponents + b.exponents};
+  }
+  __device__ __forceinline__ static int exponent(float size) {
+    return int(__float_as_uint(size) >> 23) - 127;
+  }
+  // Brings the largest to [2^8, 2^12), or what is 2^14 times as large as most, if that is less.
+  __device__ __forceinline__ float scale() const {
+    if (count == 0.f) return 256.f;
+    const int most = min(exponent(largest), int(exponents / count) + 14);
+    const int steps = min(max((11 - most) >> 2, -30), 30);
+    return __uint_as_float(uint32_t(127 + 4 * steps) << 23);
+  }
+};
+
+// A number below `below` that the i-th of a sequence stands for, spread evenly: `step` is 2^32 times
+// an irrational number.
+__device__ __forceinline__ uint32_t spread(uint32_t i, uint32_t step, uint32_t below) {
+  return uint32_t(uint64_t(i * step) * below >> 32);
+}
+
+// A thread's part of a sample of an image's group: of each channel as many, at places that are spread
+// over the image (by powers of the root of x³ = x + 1, which leave the smallest gaps, and another for z).
+template <class Input>
+__device__ __forceinline__ LineSample sampled(const Input& x, const WindowShape& shape, int image,
+                                              int group) {
+  constexpr uint32_t kBits = 10, kStepZ = 2654435769u, kStepY = 3242174889u,
+                     kStepX = 2447445414u, kTogether = 4;
+  LineSample sample = {};
+#pragma unroll 1
+  for (uint32_t first = threadIdx.x; first < 1u << kBits; first += kTogether * blockDim.x) {
+#pragma unroll
+    for (uint32_t k = 0; k < kTogether; ++k) {
+      const uint32_t i = first + k * blockDim.x;
+      const uint32_t channel = uint32_t(uint64_t(i) * shape.channels >> kBits);
+      const uint32_t z = spread(i, kStepZ, shape.z.in), y = spread(i, kStepY, shape.y.in);
+      const uint32_t column = spread(i, kStepX, shape.x.in);
+      if (i < 1u << kBits) {
+        sample.add(x.at(x.place(image, group * shape.channels + channel, z, y, column)));
+      }
+    }
+  }
+  return sample;
+}
+
+// An image is laid out again if more than one number of so many is lost. For the sake of few, the scale
+// may become so much less: numbers as large as a sample's keep all bits of a half.
+constexpr int kLostOf = 16384;
+constexpr float kLeastScale = 0x1p-16f;
+
+// How an image is divided among thread blocks.
+struct LineSizes {
+  static constexpr int kWarps = 8, kMostRows = 256;  // of a block
+  int rows;  // of a block: what its warps load at once
+  int image_rows, chunks, planes;  // positions of an image; blocks for them; lines of a group
+  int64_t line_rows;
+
+  explicit LineSizes(const WindowSizes& sizes)
+      : rows(sizes.by_channels || sizes.shape.channels > 32 ? 128 : kMostRows),
+        image_rows(int(sizes.plane.divisor * sizes.bands.divisor)),
+        chunks((image_rows + rows - 1) / rows),
+        planes(sizes.shape.channel_blocks() * sizes.shape.planes),
+        line_rows(int64_t(image_rows) * sizes.shape.images) {}
+};
+
+// As a WindowSource, of a plane.
+struct LineSource : WindowSource {
+  template <class Input>
+  __device__ __forceinline__ auto at(const WindowSizes& sizes, const Input& x, int row,
+                                     bool& inside) const {
+    const auto from = window_place(sizes, x, sizes.position(band, place, row), channel,
+                                   sizes.shape.plane[phase], inside);
+    inside &= row < rows;
+    return from;
+  }
+};
+
+// What the numbers of a channel share while they are laid out, and the numbers of a unit. Those that
+// lie in memory share nothing.
+template <bool kByChannels, class Input>
+struct LineParts : WindowParts<kByChannels, Input> {
+  struct Factors {};
+
+  __device__ __forceinline__ static void find(Factors (&)[64], const Input&, const LineSource&,
+                                              int) {}
+  __device__ __forceinline__ void compute(const Factors (&)[64], const Input&,
+                                          const WindowUnit<kByChannels>&) {}
+};
+// Of those that are computed all is read first; while it is on its way, some threads find the factors.
+template <bool kByChannels, class Body, bool kByFour>
+struct LineParts<kByChannels, ComputedInput<Body, kByFour>> {
+  using Input = ComputedInput<Body, kByFour>;
+  using Factors = typename Body::Factors;
+  using Unit = WindowUnit<kByChannels>;
+  static constexpr int kRows = kByChannels ? 4 : 1;  // of a thread
+  typename Body::Raw raw[4][8];
+  typename Input::Place from[kRows];
+  int left[kRows];
+  float x[4][8];
+
+  __device__ __forceinline__ static int channel(int k, int i) { return (kByChannels ? 0 : 8 * k) + i; }
+  __device__ __forceinline__ void load(int k, const WindowSizes& sizes, const Input& input, int,
+                                       const LineSource& source, const Unit& unit) {
+    const int row = kByChannels ? k : 0, first = 8 * unit.column(0);
+    if (kByChannels || k == 0) {
+      bool inside;
+      from[row] = source.at(sizes, input, unit.row(k), inside) + first;
+      left[row] = inside ? max(source.channels - first, 0) : 0;
+      if (left[row] == 0) from[row] = {};
+    }
+    if (__all_sync(0xffffffffu, left[row] >= (kByChannels ? 8 : 32))) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) raw[k][i] = input.raw(from[row] + channel(k, i));
+    } else {
+      const int last = max(left[row] - 1, 0);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) raw[k][i] = input.raw(from[row] + min(channel(k, i), last));
+    }
+  }
+  __device__ __forceinline__ static void find(Factors (&factors)[64], const Input& input,
+                                              const LineSource& source, int image) {
+    const int channel = threadIdx.x;
+    if (channel < source.channels) {
+      factors[channel] = input.body.factors(image, source.channel + channel);
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ void compute(const Factors (&factors)[64], const Input& input,
+                                          const Unit& unit) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int row = kByChannels ? k : 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int at = channel(k, i);
+        const bool there = at < left[row];
+        const float number =
+            input.number(raw[k][i], factors[there ? 8 * unit.column(0) + at : 0], from[row] + at);
+        x[k][i] = there ? number : 0.f;
+      }
+    }
+  }
+};
+
+// Some rows of an image in a line.
+template <bool kByChannels, class Input>
+struct LineChunk {
+  using Unit = WindowUnit<kByChannels>;
+  using Parts = LineParts<kByChannels, Input>;
+  using Table = typename Parts::Factors[64];
+  LineSource source;
+  half* to;
+  int all_columns;  // that any line has: the end of one may be read together with the next
+  Parts parts;
+
+  __device__ __forceinline__ LineChunk(const WindowSizes& sizes, const LineSizes& of, half* lines,
+                                       int image, int group, int index) {
+    const int plane = index / of.chunks, first = (index - plane * of.chunks) * of.rows;
+    const int planes = sizes.shape.planes;
+    const int block = plane / planes, channels = sizes.shape.channels;
+    source = {{image * sizes.bands.divisor, uint32_t(first), group * channels + 64 * block,
+               min(64, channels - 64 * block), plane - block * planes, 0,
+               min(of.rows, of.image_rows - first)}};
+    const int64_t line = int64_t(group) * of.planes + plane;
+    all_columns = channels > 64 ? 8 : 0;
+    to = lines + (line * of.line_rows + int64_t(image) * of.image_rows + first) * 64;
+  }
+  // A warp's part; false if it has none.
+  __device__ __forceinline__ bool load(const WindowSizes& sizes, const Input& x, Table& factors,
+                                       int image) {
+    const int warp = threadIdx.x / 32;
+    const bool any = warp < Unit::count(source);
+    const Unit unit(source, warp);
+    if (any) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) parts.load(k, sizes, x, int(x.channel_stride), source, unit);
+    }
+    Parts::find(factors, x, source, image);
+    if (any) parts.compute(factors, x, unit);
+    return any;
+  }
+  // By way of shared memory, so that whole rows are written.
+  __device__ __forceinline__ LineCounts lay_out(char* memory, bool loaded, float scale) {
+    uint32_t largest = 0, nonzero = 0;
+    if (loaded) {
+      const Unit unit(source, threadIdx.x / 32);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const Fragment eight = halves_of(parts.x[k], scale);
+        const int row = unit.row(k);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) largest = larger_halves(largest, eight.hi[i]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) nonzero |= __float_as_uint(parts.x[k][i]) << 1;
+        *reinterpret_cast<uint4*>(memory + row * 128 + ((unit.column(k) ^ row % 8) << 4)) = {
+            eight.hi[0], eight.hi[1], eight.hi[2], eight.hi[3]};
+      }
+    }
+    __syncthreads();
+    const int columns = (source.channels + 15) / 16 * 2;
+#pragma unroll
+    for (int i = 0; i < LineSizes::kMostRows * 8; i += 32 * LineSizes::kWarps) {
+      const int row = (i + threadIdx.x) / 8, column = threadIdx.x % 8;
+      if (row >= source.rows || column >= max(columns, all_columns)) continue;
+      uint4 eight = {};
+      if (column < columns) {
+        eight = *reinterpret_cast<const uint4*>(memory + row * 128 + ((column ^ row % 8) << 4));
+      }
+      reinterpret_cast<uint4*>(to)[row * 8 + column] = eight;
+    }
+    largest = max(largest & 0xffffu, largest >> 16);
+    return {0, max(largest, uint32_t(nonzero != 0)), largest > kManyHalves ? lost(scale) : 0};
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t lost(float scale) const {
+    uint32_t count = 0;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const float x = parts.x[i / 8][i % 8];
+      count += isfinite(x) && fabsf(x * scale) >= 65520.f;
+    }
+    return count;
+  }
+};
+
+// What all threads have found.
+__device__ __forceinline__ LineCounts joined(LineCounts (&held)[LineSizes::kWarps],
+                                             const LineCounts& mine) {
+  const LineCounts of_warp = {0, __reduce_max_sync(0xffffffffu, mine.largest),
+                              __reduce_add_sync(0xffffffffu, mine.lost)};
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) held[threadIdx.x / 32] = of_warp;
+  __syncthreads();
+  LineCounts all = {};
+#pragma unroll
+  for (int warp = 0; warp < LineSizes::kWarps; ++warp) {
+    all.largest = max(all.largest, held[warp].largest);
+    all.lost += held[warp].lost;
+  }
+  return all;
+}
+
+// An image whose scale was wrong, by one thread block; rare. It stays if the better one is less than so much
+// of that.
+template <bool kByChannels, class Input>
+__device__ __forceinline__ void lay_out_again(char* memory, LineCounts (&held)[LineSizes::kWarps],
+                                              typename LineChunk<kByChannels, Input>::Table& factors,
+                                              const Input& x, const WindowSizes& sizes,
+                                              const LineSizes& of, const WindowLines& lines,
+                                              int image, int group, float least) {
+  using Chunk = LineChunk<kByChannels, Input>;
+  float& scale = lines.scales[image * sizes.shape.groups + group];
+  const int all = of.planes * of.chunks;
+  float largest = 0.f, better = 0.f;
+#pragma unroll 1
+  for (int step = 0; step < 2 * all; ++step) {  // all is read, and then once more
+    if (step == all) {
+      largest = __uint_as_float(joined(held, {0, __float_as_uint(largest), 0}).largest);
+      better = scale_for(largest);
+      if (largest == 0.f || better == scale || better < least * scale) return;
+    }
+    Chunk chunk(sizes, of, lines.rows, image, group, step < all ? step : step - all);
+    __syncthreads();
+    const bool loaded = chunk.load(sizes, x, factors, image);
+    if (step >= all) {
+      chunk.lay_out(memory, loaded, better);
+    } else if (loaded) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) largest = fmaxf(largest, largest_finite(chunk.parts.x[k]));
+    }
+  }
+  if (threadIdx.x == 0) scale = better;
+}
+
+template <bool kByChannels, class Input>
+__global__ void __launch_bounds__(32 * LineSizes::kWarps, Input::kBlocks)
+    lay_out_lines(const __grid_constant__ Input x, const __grid_constant__ WindowSizes sizes,
+                  const LineSizes of, const WindowLines lines) {
+  __shared__ __align__(16) char memory[LineSizes::kMostRows * 128];
+  __shared__ LineCounts held[LineSizes::kWarps];
+  __shared__ bool wrong, all_but_few;
+  let_next_begin();
+  const int of_image = of.planes * of.chunks, place = blockIdx.x / of_image;
+  const int image = place / sizes.shape.groups, group = place - image * sizes.shape.groups;
+  using Chunk = LineChunk<kByChannels, Input>;
+  __shared__ typename Chunk::Table factors;
+  Chunk chunk(sizes, of, lines.rows, image, group, blockIdx.x - place * of_image);
+  const bool loaded = chunk.load(sizes, x, factors, image);
+  await_kernel_before();
+  const LineCounts here = joined(held, chunk.lay_out(memory, loaded, lines.scales[place]));
+  if (threadIdx.x == 0) {
+    LineCounts& all = lines.counts[place];
+    wrong = false;
+    if (here.largest > 0) atomicMax(&all.largest, here.largest);
+    if (here.lost > 0) atomicAdd(&all.lost, here.lost);
+    __threadfence();
+    if (atomicAdd(&all.done, 1u) + 1 == uint32_t(of_image)) {
+      const uint32_t largest = atomicMax(&all.largest, 0u), lost = atomicAdd(&all.lost, 0u);
+      const uint32_t many = uint32_t(of_image) * LineSizes::kMostRows * 64 / kLostOf;
+      all_but_few = lost <= max(many, 1u);
+      wrong = !all_but_few || (lines.keep_all && lost > 0) || (largest > 0 && largest < kFewHalves);
+      __threadfence();
+    }
+  }
+  __syncthreads();
+  if (!wrong) return;
+  const float least = all_but_few ? kLeastScale : 0.f;
+  lay_out_again<kByChannels>(memory, held, factors, x, sizes, of, lines, image, group, least);
+}
+
+}  // namespace fw

@@ -1,0 +1,95 @@
+// Kernels that sweep over columns more than once. As in column.cuh, kAcross threads lie along the
+// contiguous outer axis with V columns each, and kDown rows of threads share the inner extent; each of
+// them holds kUnroll of its elements in registers from the first sweep to the last.
+#pragma once
+
+#include "cuda/groups.cuh"
+
+namespace fw {
+
+// Of what any sweep from this one on accumulates.
+template <class Body, int V, int kPhase>
+FW_FN constexpr int most_accumulated() {
+  constexpr int kOwn = sizeof(decltype(std::declval<Body>().template accumulators<V>(Phase<kPhase>{})));
+  if constexpr (kPhase + 1 < Body::kPhases) {
+    constexpr int kLater = most_accumulated<Body, V, kPhase + 1>();
+    return kOwn > kLater ? kOwn : kLater;
+  } else {
+    return kOwn;
+  }
+}
+
+template <class Body, typename I, int V, int kAcross, int kDown, int kUnroll>
+struct ColumnThread {
+  const Body& body;
+  unsigned char* memory;  // where threads of the same columns meet
+  bool active;
+  typename Body::template Row<V> row;
+  typename Body::template Elem<V> elem[kUnroll];
+
+  __device__ __forceinline__ static I place(int u) { return I(threadIdx.x / kAcross + u * kDown); }
+  __device__ __forceinline__ bool inside(int u) const {
+    return active && place(u) < body.inner_extent();
+  }
+  // Phase -1: what is held; others: what a later sweep alone needs, and all columns share.
+  template <int kPhase>
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (inside(u)) body.load(Phase<kPhase>{}, elem[u], row, place(u), I(0));
+    }
+  }
+  // What all threads of the same columns have accumulated, in the order of the threads.
+  template <class Acc>
+  __device__ __forceinline__ Acc joined(const Acc& mine) const {
+    Acc* const all = reinterpret_cast<Acc*>(memory);
+    const int across = threadIdx.x % kAcross;
+    __syncthreads();  // the sweep before has been read
+    all[threadIdx.x] = mine;
+    __syncthreads();
+    Acc total = all[across];
+    for (int down = 1; down < kDown; ++down) total.combine(all[down * kAcross + across]);
+    return total;
+  }
+  template <int kPhase>
+  __device__ __forceinline__ void sweep() {
+    auto acc = body.template accumulators<V>(Phase<kPhase>{});
+    if constexpr (kPhase > 0) load<-1 - kPhase>();
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (inside(u)) body.visit(Phase<kPhase>{}, elem[u], row, acc, place(u), I(0), V);
+    }
+    if constexpr (!decltype(acc)::kEmpty) acc = joined(acc);
+    if (active) body.finish(Phase<kPhase>{}, row, acc, V);
+    if constexpr (kPhase + 1 < Body::kPhases) sweep<kPhase + 1>();
+  }
+};
+
+template <class Body, typename I, int V, int kAcross, int kDown, int kUnroll>
+__global__ void __launch_bounds__(kAcross* kDown) held_column_kernel(const Body body) {
+  let_next_begin();
+  __shared__ __align__(16) unsigned char memory[kAcross * kDown * most_accumulated<Body, V, 0>()];
+  const I p = (static_cast<I>(blockIdx.x) * kAcross + threadIdx.x % kAcross) * V;
+  ColumnThread<Body, I, V, kAcross, kDown, kUnroll> thread{body, memory, p < body.outer_extent()};
+  if (thread.active) {
+    I q, l;
+    locate<Body::kOuterRest>(p, body.outer_lane_extent(), q, l);
+    body.begin(thread.row, q, l, V);
+  }
+  thread.template load<-1>();
+  thread.template sweep<0>();
+  if (thread.active && threadIdx.x < kAcross) body.store(thread.row, V);
+}
+
+template <typename I, int V, int kAcross, int kDown, int kUnroll, class Body>
+static int held_column(const Body& body, int device, void* stream) {
+  const I outer = body.outer_extent();
+  if (outer == 0) return 0;
+  const OnDevice here(device);
+  const unsigned blocks = blocks_for<I>(outer, kAcross * V);
+  held_column_kernel<Body, I, V, kAcross, kDown, kUnroll>
+      <<<blocks, kAcross * kDown, 0, static_cast<cudaStream_t>(stream)>>>(body);
+  return static_cast<int>(cudaGetLastError());
+}
+
+}  // namespace fw

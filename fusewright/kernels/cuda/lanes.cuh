@@ -1,0 +1,297 @@
+// How a CUDA thread holds V neighbouring elements: loaded by 16-byte accesses into registers,
+// computed on lane by lane, stored the same way. loops.hpp has the host's versions of these names.
+#pragma once
+
+#include "scalar/accumulators.hpp"
+
+// Functors carry flags for every driver; one that a kernel does not ask for is no mistake.
+#pragma nv_diag_suppress 177
+
+#define FW_LANES(v, V, n) _Pragma("unroll") for (int v = 0; v < (V); ++v)
+
+namespace fw {
+
+template <int kBytes>
+struct Chunk;
+template <>
+struct Chunk<1> {
+  using Word = uint8_t;
+};
+template <>
+struct Chunk<2> {
+  using Word = uint16_t;
+};
+template <>
+struct Chunk<4> {
+  using Word = uint32_t;
+};
+template <>
+struct Chunk<8> {
+  using Word = uint2;
+};
+template <>
+struct Chunk<16> {
+  using Word = uint4;
+};
+
+// One store of a word, if it is wanted. Of a plain assignment the compiler makes two or four where a
+// kernel is large, and of a condition a branch, which it moves nothing across.
+template <class Word>
+__device__ __forceinline__ void store_whole(bool wanted, Word* to, const Word& word) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(Word) == 16) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4}; }"
+                 :: "l"(to), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w), "r"(int(wanted))
+                 : "memory");
+    return;
+  } else if constexpr (sizeof(Word) == 8) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %3, 0; @p st.global.v2.b32 [%0], {%1, %2}; }"
+                 :: "l"(to), "r"(word.x), "r"(word.y), "r"(int(wanted)) : "memory");
+    return;
+  }
+#endif
+  if (wanted) *to = word;
+}
+
+// A word on its way into shared memory that takes no register; `await_copies` waits for it.
+template <class Word>
+__device__ __forceinline__ void fetch_whole(Word* to, const Word* from) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(Word) == 16) {
+    const uint32_t place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
+    return;
+  } else if constexpr (sizeof(Word) >= 4) {
+    const uint32_t place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                 :: "r"(place), "l"(from), "n"(sizeof(Word)) : "memory");
+    return;
+  }
+#endif
+  *to = *from;
+}
+// All copies of this thread since the last are a group; `await_copies<n>` returns when all but the last
+// n groups are there.
+__device__ __forceinline__ void commit_copies() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int kPending>
+__device__ __forceinline__ void await_copies() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory");
+#endif
+}
+
+// V elements as raw words, so that one access moves up to 16 bytes.
+template <class T, int V>
+union Packed {
+  static constexpr int kBytes = V * sizeof(T) < 16 ? V * sizeof(T) : 16;
+  static constexpr int kWords = V * sizeof(T) / kBytes;
+  using Word = typename Chunk<kBytes>::Word;
+  Word words[kWords];
+  T lanes[V];
+};
+
+// Lanes at stride one; the entry has checked the alignment.
+template <class T, int V>
+struct Unit {
+  Packed<T, V> pack;
+  __device__ __forceinline__ void read(const T* from) {
+    using Word = typename Packed<T, V>::Word;
+#pragma unroll
+    for (int w = 0; w < Packed<T, V>::kWords; ++w) {
+      pack.words[w] = reinterpret_cast<const Word*>(from)[w];
+    }
+  }
+  // The same, where this lies in shared memory.
+  __device__ __forceinline__ void fetch(const T* from) {
+    using Word = typename Packed<T, V>::Word;
+#pragma unroll
+    for (int w = 0; w < Packed<T, V>::kWords; ++w) {
+      fetch_whole(pack.words + w, reinterpret_cast<const Word*>(from) + w);
+    }
+  }
+  // A bf16 is the upper half of its float: one instruction on the word that holds two.
+  __device__ __forceinline__ auto operator[](int v) const {
+    if constexpr (std::is_same_v<T, bf16> && V % 2 == 0) {
+      uint32_t word;
+      memcpy(&word, pack.lanes + v / 2 * 2, sizeof(word));
+      return bits<float>(v % 2 == 0 ? word << 16 : word & 0xffff0000u);
+    } else {
+      return pack.lanes[v];
+    }
+  }
+};
+
+// The larger or the smaller of each of two halves, as Rule says.
+template <class Rule, class T>
+__device__ __forceinline__ uint32_t joined_pair(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  constexpr bool kMost = std::is_same_v<Rule, MaxRule<float>>;
+  uint32_t y;
+  if constexpr (std::is_same_v<T, bf16>) {
+    if constexpr (kMost) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    else asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  } else {
+    if constexpr (kMost) asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    else asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  }
+  return y;
+#else
+  T x[2], y[2];
+  memcpy(x, &a, sizeof(x));
+  memcpy(y, &b, sizeof(y));
+  for (int v = 0; v < 2; ++v) x[v] = Store<T>::from(Rule::join(value(x[v]), value(y[v])));
+  memcpy(&a, x, sizeof(x));
+  return a;
+#endif
+}
+// The largest or smallest of a vector's halves, two at a time: the float of each would take an
+// instruction more than comparing them.
+template <template <class> class Rule, class T, int V>
+__device__ __forceinline__ void add_halves(Running<Rule, float, 1>& acc, const Unit<T, V>& x) {
+  if constexpr (V % 2 == 0) {
+    uint32_t words[V / 2];
+    memcpy(words, &x.pack, sizeof(words));
+#pragma unroll
+    for (int w = 1; w < V / 2; ++w) words[0] = joined_pair<Rule<float>, T>(words[0], words[w]);
+    Unit<T, 2> last;
+    memcpy(&last.pack, words, sizeof(last.pack));
+    acc.add(0, value(last[0]));
+    acc.add(0, value(last[1]));
+  } else {
+    for (int v = 0; v < V; ++v) acc.add(0, value(x[v]));
+  }
+}
+
+// One element for all lanes.
+template <class T, int V>
+struct Same {
+  T one;
+  __device__ __forceinline__ void read(const T* from) { one = *from; }
+  __device__ __forceinline__ void fetch(const T* from) { one = *from; }
+  __device__ __forceinline__ T operator[](int) const { return one; }
+};
+
+template <class T, int V>
+struct Strided {
+  T lanes[V];
+  __device__ __forceinline__ void read(const T* from, int64_t stride) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) lanes[v] = from[v * stride];
+  }
+  __device__ __forceinline__ void fetch(const T* from, int64_t stride) { read(from, stride); }
+  __device__ __forceinline__ T operator[](int v) const { return lanes[v]; }
+};
+
+// Lanes that come from the kernel's own registers instead of memory.
+template <class T, int V>
+struct Given {
+  T lanes[V];
+  __device__ __forceinline__ void set(int v, T x) { lanes[v] = x; }
+  __device__ __forceinline__ T operator[](int v) const { return lanes[v]; }
+};
+
+template <class T, int V>
+struct UnitOut {
+  Packed<T, V> pack;
+  T* base;  // null where no one wants it, which is the same for all elements
+  int64_t offset;
+  __device__ __forceinline__ UnitOut(T* base, int64_t offset) : base(base), offset(offset) {}
+  template <class X>
+  __device__ __forceinline__ void put(int v, X x) {
+    pack.lanes[v] = Store<T>::from(x);
+  }
+  __device__ __forceinline__ void write() const {
+    using Word = typename Packed<T, V>::Word;
+    const bool wanted = base != nullptr;
+#pragma unroll
+    for (int w = 0; w < Packed<T, V>::kWords; ++w) {
+      store_whole(wanted, reinterpret_cast<Word*>(base + offset) + w, pack.words[w]);
+    }
+  }
+};
+
+template <class T, int V>
+struct StridedOut {
+  T lanes[V];
+  T* base;
+  int64_t offset, stride;
+  __device__ __forceinline__ StridedOut(T* base, int64_t offset, int64_t stride)
+      : base(base), offset(offset), stride(stride) {}
+  template <class X>
+  __device__ __forceinline__ void put(int v, X x) {
+    lanes[v] = Store<T>::from(x);
+  }
+  __device__ __forceinline__ void write() const {
+    if (base == nullptr) return;
+#pragma unroll
+    for (int v = 0; v < V; ++v) base[offset + v * stride] = lanes[v];
+  }
+};
+
+// A kernel of ours that is launched behind another (`launch_behind`) begins when all blocks of that one
+// have called the first of these or ended; the second returns when all of it has ended, as at an
+// ordinary launch.
+__device__ __forceinline__ void let_next_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void await_kernel_before() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+constexpr int kMostDevices = 64;  // that what the driver says is kept for
+
+// Makes `device` current for a launch and gives the caller's back.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    cudaGetDevice(&before_);
+    // Also where it is the current one: in a new thread, as autograd's, the driver's own calls find
+    // no context before this.
+    moved_ = cudaSetDevice(device) == cudaSuccess && before_ != device;
+  }
+  ~OnDevice() {
+    if (moved_) cudaSetDevice(before_);
+  }
+
+ private:
+  int before_ = 0;
+  bool moved_ = false;
+};
+
+// The lane axis position and the index over the other axes that belong to a linear index.
+template <bool kRest, typename I>
+__device__ __forceinline__ void locate(I index, I lane_extent, I& q, I& l) {
+  if constexpr (kRest) {
+    q = index / lane_extent;
+    l = index - q * lane_extent;
+  } else {
+    q = 0;
+    l = index;
+  }
+}
+
+template <typename I>
+inline unsigned blocks_for(I work, I per_block) {
+  return static_cast<unsigned>((work + per_block - 1) / per_block);
+}
+
+// Whether V elements from base + offset can be moved by the widest accesses.
+template <class T, int V>
+inline bool aligned(const void* base, int64_t offset) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(base) + offset * sizeof(T);
+  return base == nullptr || address % Packed<T, V>::kBytes == 0;
+}
+
+}  // namespace fw
+
+extern "C" const char* fw_error_text(int code) {
+  return cudaGetErrorString(static_cast<cudaError_t>(code));
+}

@@ -1,0 +1,191 @@
+// Kernels that reduce along a row: kGroup threads share one, kRows rows share a block. A cached
+// row is read once and held in registers for all its sweeps; otherwise each sweep reads again. Of a
+// row that is cached in part, the first kUnroll vectors of each thread are held and each sweep
+// reads the others, kBeyond at once: a second block then has room beside the first, and its loads
+// go on while this one's threads wait for each other. kShared blocks have room where a row waits in
+// shared memory instead, as it was loaded: it takes no registers on its way there, and each sweep
+// computes anew from it.
+#pragma once
+
+#include "cuda/groups.cuh"
+
+namespace fw {
+
+// What a cached row loads at first, and (minus the phase) what a later sweep adds: values that
+// only it needs and that all rows share, such as weights, are not worth registers until then.
+constexpr int kEarly = -1;
+constexpr int kLate = -1;
+
+template <class Body, typename I, int V, int kGroup, int kUnroll, int kBeyond, int kShared>
+struct RowThread {
+  using Elem = typename Body::template Elem<V>;
+  const Body& body;
+  typename Body::template Row<1> row;
+  I begin, end;  // the part of the row that the group takes
+  Elem elem[kShared > 0 ? 1 : kUnroll];
+
+  template <int kPhase>
+  __device__ __forceinline__ void load(Elem& one, I r) {
+    I q, l;
+    locate<Body::kRest>(r, body.lane_extent(), q, l);
+    if (r < end) body.load(Phase<kPhase>{}, one, row, q, l);
+  }
+  template <int kPhase, class Acc>
+  __device__ __forceinline__ void visit(Elem& one, I r, Acc& acc) {
+    I q, l;
+    locate<Body::kRest>(r, body.lane_extent(), q, l);
+    if (r < end) body.visit(Phase<kPhase>{}, one, row, acc, q, l, V);
+  }
+
+  __device__ __forceinline__ I first() const {
+    return begin + static_cast<I>(threadIdx.x % kGroup) * V;
+  }
+  template <int kPhase>
+  __device__ __forceinline__ void load_held() {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) load<kPhase>(elem[u], first() + u * (kGroup * V));
+  }
+  template <int kPhase, class Acc>
+  __device__ __forceinline__ void visit_held(Acc& acc) {
+    constexpr bool kEach = kBeyond > 0;  // there is room for one at a time
+    if constexpr (kPhase > 0 && !kEach) load_held<kLate - kPhase>();
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const I r = first() + u * (kGroup * V);
+      if constexpr (kPhase > 0 && kEach) load<kLate - kPhase>(elem[u], r);
+      visit<kPhase>(elem[u], r, acc);
+    }
+  }
+
+  // Each thread finds in shared memory what it fetched itself: no barrier is needed for that.
+  __device__ __forceinline__ static auto& shared(int u) {
+    extern __shared__ __align__(1024) char memory[];
+    return reinterpret_cast<typename Body::template Held<V>*>(memory)[u * kGroup + threadIdx.x];
+  }
+  __device__ __forceinline__ void fetch_shared() {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const I r = first() + u * (kGroup * V);
+      I q, l;
+      locate<Body::kRest>(r, body.lane_extent(), q, l);
+      if (r < end) body.fetch(shared(u), row, q, l);
+      commit_copies();
+    }
+  }
+  template <int kPhase, int kAt, class Acc>
+  __device__ __forceinline__ void visit_shared(Acc& acc) {
+    if constexpr (kPhase == 0) await_copies<kUnroll - 1 - kAt>();
+    const I r = first() + kAt * (kGroup * V);
+    Elem one;
+    body.take(one, shared(kAt));
+    if constexpr (kPhase > 0) load<kLate - kPhase>(one, r);
+    visit<kPhase>(one, r, acc);
+    if constexpr (kAt + 1 < kUnroll) visit_shared<kPhase, kAt + 1>(acc);
+  }
+
+  template <int kPhase, int kFlight, class Acc>
+  __device__ __forceinline__ void read_again(I from, Acc& acc) {
+    for (I base = from; base < end; base += kGroup * V * kFlight) {
+      Elem again[kFlight];
+#pragma unroll
+      for (int u = 0; u < kFlight; ++u) load<kPhase>(again[u], base + u * (kGroup * V));
+#pragma unroll
+      for (int u = 0; u < kFlight; ++u) visit<kPhase>(again[u], base + u * (kGroup * V), acc);
+    }
+  }
+
+  // One sweep; what it accumulated, over the whole group.
+  template <int kPhase, bool kCached>
+  __device__ __forceinline__ auto sweep() {
+    auto acc = body.template accumulators<V>(Phase<kPhase>{});
+    if constexpr (kShared > 0) {
+      visit_shared<kPhase, 0>(acc);
+    } else if constexpr (kCached) {
+      visit_held<kPhase>(acc);
+      if constexpr (kBeyond > 0) read_again<kPhase, kBeyond>(first() + kGroup * V * kUnroll, acc);
+    } else {
+      read_again<kPhase, kUnroll>(first(), acc);
+    }
+    if constexpr (decltype(acc)::kEmpty) {
+      return acc.folded(V);
+    } else {
+      return group_total<kGroup>(acc.folded(V));
+    }
+  }
+
+  template <int kPhase, bool kCached>
+  __device__ __forceinline__ void sweeps() {
+    const auto total = sweep<kPhase, kCached>();
+    body.finish(Phase<kPhase>{}, row, total, 1);
+    if constexpr (kPhase + 1 < Body::kPhases) sweeps<kPhase + 1, kCached>();
+  }
+};
+
+template <class Body, typename I, int V, int kGroup, int kRows, int kUnroll, bool kCached,
+          int kBeyond, int kShared, class Part>
+__global__ void __launch_bounds__(kGroup* kRows, kBeyond > 0 ? 2 : kShared)
+    row_kernel(const Body body, Part* parts, I per_split) {
+  let_next_begin();
+  const I outer = body.outer_extent();
+  const I index = static_cast<I>(blockIdx.x) * kRows + threadIdx.x / kGroup;
+  // Only groups below a warp can idle and still be needed, for shuffles. The others know how far
+  // their loops go, which need no tests then if a row fills them.
+  const bool active = kGroup >= 32 || index < outer;
+  if (kGroup == 32 && index >= outer) return;
+  const I p = active ? index : outer - 1;
+  const bool leads = active && threadIdx.x % kGroup == 0;
+  RowThread<Body, I, V, kGroup, kUnroll, kBeyond, kShared> thread{body};
+  I q, l;
+  locate<Body::kOuterRest>(p, body.outer_lane_extent(), q, l);
+  body.begin(thread.row, q, l, 1);
+  thread.begin = 0;
+  thread.end = active ? body.inner_extent() : 0;
+  if constexpr (Body::kSplit) {
+    thread.begin = blockIdx.y * per_split;
+    if (thread.begin + per_split < thread.end) thread.end = thread.begin + per_split;
+    const auto total = thread.template sweep<0, false>();
+    if (leads) parts[blockIdx.y * static_cast<int64_t>(outer) + p] = total;
+  } else {
+    if constexpr (kShared > 0) {
+      thread.fetch_shared();
+    } else if constexpr (kCached) {
+      thread.template load_held<kEarly>();
+    }
+    thread.template sweeps<0, kCached>();
+    if (leads) body.store(thread.row, 1);
+  }
+}
+
+template <typename I, int V, int kGroup, int kRows, int kUnroll, bool kCached, int kBeyond,
+          int kShared, class Body>
+static int row(const Body& body, int splits, void* workspace, int device, void* stream) {
+  using Part = decltype(body.template accumulators<1>(Phase<0>{}));
+  static_assert(sizeof(Part) <= Body::kPartBytes, "the workspace was sized for less");
+  const I outer = body.outer_extent();
+  if (outer == 0) return 0;
+  const OnDevice here(device);
+  const unsigned blocks = blocks_for<I>(outer, kRows);
+  const auto kernel =
+      row_kernel<Body, I, V, kGroup, kRows, kUnroll, kCached, kBeyond, kShared, Part>;
+  int shared_bytes = 0;
+  if constexpr (kShared > 0) {
+    static Roomy roomy;
+    shared_bytes = kGroup * kUnroll * sizeof(typename Body::template Held<V>);
+    if (const int code = roomy.ready(kernel, shared_bytes, device)) return code;
+  }
+  if constexpr (Body::kSplit) {
+    static Waves waves;
+    splits = waves.whole(kernel, kGroup * kRows, blocks, splits, device);
+  }
+  const I stride = kGroup * V * kUnroll;
+  const I strides = (body.inner_extent() + stride - 1) / stride;
+  const I per_split = (strides + splits - 1) / splits * stride;
+  Part* parts = static_cast<Part*>(workspace);
+  const dim3 grid(blocks, splits);
+  kernel<<<grid, kGroup * kRows, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
+      body, parts, per_split);
+  if constexpr (Body::kSplit) combine<I, 128>(body, parts, splits, stream);
+  return static_cast<int>(cudaGetLastError());
+}
+
+}  // namespace fw

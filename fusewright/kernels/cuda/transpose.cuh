@@ -1,0 +1,308 @@
+// Kernels whose tensors disagree about which axis is contiguous. A block takes a tile of kTile
+// lanes by kTile turned indices. Tensors that are contiguous along the turned axis go through
+// shared memory: they are fetched and flushed with the threads along that axis, so that every
+// access to memory is of whole lines.
+#pragma once
+
+#include "cuda/groups.cuh"
+
+namespace fw {
+
+// Where a thread finds its V elements in each of the shared tiles. A slot has at least 4 bytes:
+// with an odd pitch, no two threads of a warp meet in a bank, along either axis.
+template <int kSlots, int kSlotBytes, int kStep>
+struct Tile {
+  unsigned char* memory;
+  int at;
+
+  template <class T>
+  struct Lanes {
+    unsigned char* first;
+    __device__ __forceinline__ T operator[](int v) const {
+      return *reinterpret_cast<const T*>(first + v * (kStep * kSlotBytes));
+    }
+    template <class X>
+    __device__ __forceinline__ void put(int v, X x) const {
+      *reinterpret_cast<T*>(first + v * (kStep * kSlotBytes)) = Store<T>::from(x);
+    }
+    __device__ __forceinline__ void keep(int v, T x) const {
+      *reinterpret_cast<T*>(first + v * (kStep * kSlotBytes)) = x;
+    }
+  };
+
+  template <class T>
+  __device__ __forceinline__ Lanes<T> of(int tile) const {
+    return {memory + (tile * kSlots + at) * kSlotBytes};
+  }
+};
+
+// The V neighbours that vector u of this thread holds: `near` along the axis that is contiguous,
+// `far` along the other. A warp takes 32 neighbours of V rows at a time, whole lines, and then the
+// next 32 of the same rows: `row` counts the rows that a thread has a part in.
+template <int V, int kTile, int kThreads>
+struct Spot {
+  static constexpr int kChunks = kTile / 32, kVectors = kTile * kTile / (V * kThreads);
+  static constexpr int kRows = kVectors / kChunks, kAcross = 32 / V;
+  int near, far;
+  __device__ __forceinline__ explicit Spot(int u) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    near = u % kChunks * 32 + lane % kAcross * V;
+    far = (row(u) * (kThreads / 32) + warp) * V + lane / kAcross;
+  }
+  static __device__ __forceinline__ int row(int u) { return u / kChunks; }
+};
+
+// A tile's way through a block. `moves` says what is done at m along the turned axis and l along
+// the lanes; `again` means that shared memory holds an earlier tile, which all must have left.
+template <typename I, int V, int kTile, int kThreads, class Body, class Moves>
+__device__ __forceinline__ void turn(const Body&, Moves& moves, I m0, I turned, I l0, I lanes,
+                                     bool again) {
+  using Spots = Spot<V, kTile, kThreads>;
+  constexpr int kPitch = kTile + 1, kSlots = kTile * kPitch, kBytes = Body::kSlotBytes;
+  using Along = Tile<kSlots, kBytes, 1>;
+  using Across = Tile<kSlots, kBytes, kPitch>;
+  __shared__ __align__(16) unsigned char memory[Body::kTiles * kSlots * kBytes];
+  typename Body::template Elem<V> elem[Spots::kVectors];
+  typename Body::template Fetched<V> fetched[Spots::kVectors];
+#pragma unroll
+  for (int u = 0; u < Spots::kVectors; ++u) {
+    const Spots at(u);
+    if (m0 + at.near < turned && l0 + at.far < lanes) {
+      moves.fetch(fetched[u], m0 + at.near, l0 + at.far);
+    }
+    if (l0 + at.near < lanes && m0 + at.far < turned) {
+      moves.load(elem[u], Spots::row(u), m0 + at.far, l0 + at.near);
+    }
+  }
+  if (again) __syncthreads();
+  if constexpr (Body::kFetches) {
+#pragma unroll
+    for (int u = 0; u < Spots::kVectors; ++u) {
+      const Spots at(u);
+      if (m0 + at.near < turned && l0 + at.far < lanes) {
+        moves.body.stage(fetched[u], Across{memory, at.near * kPitch + at.far});
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int u = 0; u < Spots::kVectors; ++u) {
+    const Spots at(u);
+    if (l0 + at.near < lanes && m0 + at.far < turned) {
+      const Along tile{memory, at.far * kPitch + at.near};
+      moves.visit(elem[u], tile, Spots::row(u), m0 + at.far, l0 + at.near);
+    }
+  }
+  if constexpr (Body::kFlushes) {
+    __syncthreads();
+#pragma unroll
+    for (int u = 0; u < Spots::kVectors; ++u) {
+      const Spots at(u);
+      if (m0 + at.near < turned && l0 + at.far < lanes) {
+        moves.template flush<V>(Across{memory, at.near * kPitch + at.far}, m0 + at.near,
+                                l0 + at.far);
+      }
+    }
+  }
+}
+
+// Without reductions: a block has one tile.
+template <class Body, typename I, int V>
+struct PointMoves {
+  const Body& body;
+  I q;
+  template <class Fetched>
+  __device__ __forceinline__ void fetch(Fetched& fetched, I m, I l) const {
+    body.fetch(fetched, q, m, l);
+  }
+  template <class Elem>
+  __device__ __forceinline__ void load(Elem& elem, int, I m, I l) const {
+    body.load(elem, q, m, l);
+  }
+  template <class Elem, class Tile>
+  __device__ __forceinline__ void visit(const Elem& elem, const Tile& tile, int, I m, I l) const {
+    body.visit(elem, tile, q, m, l, V);
+  }
+  template <int W, class Tile>
+  __device__ __forceinline__ void flush(const Tile& tile, I m, I l) const {
+    body.template flush<W>(tile, q, m, l);
+  }
+};
+
+template <class Body, typename I, int V, int kTile, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    transpose_kernel(const Body body, I lane_tiles, I turned_tiles) {
+  const I strip = static_cast<I>(blockIdx.x) / turned_tiles;
+  const I m0 = (static_cast<I>(blockIdx.x) - strip * turned_tiles) * kTile;
+  const I q = strip / lane_tiles, l0 = (strip - q * lane_tiles) * kTile;
+  PointMoves<Body, I, V> moves{body, q};
+  turn<I, V, kTile, kThreads>(body, moves, m0, body.turned_extent(), l0, body.lane_extent(), false);
+}
+
+template <typename I, int V, int kTile, int kThreads, class Body>
+int transpose(const Body& body, int device, void* stream) {
+  const I lanes = body.lane_extent(), turned = body.turned_extent();
+  if (body.rest_extent() * lanes * turned == 0) return 0;
+  const OnDevice here(device);
+  const I lane_tiles = blocks_for<I>(lanes, kTile), turned_tiles = blocks_for<I>(turned, kTile);
+  const unsigned blocks = static_cast<unsigned>(body.rest_extent() * lane_tiles * turned_tiles);
+  transpose_kernel<Body, I, V, kTile, kThreads>
+      <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(body, lane_tiles, turned_tiles);
+  return static_cast<int>(cudaGetLastError());
+}
+
+// Beside reductions in one sweep, rows told apart by the turned axis: a block has kTile of them, a
+// thread its part of kRows, and goes through its share of the tiles of the inner extent.
+template <class Body, typename I, int V, int kRows>
+struct RowMoves {
+  const Body& body;
+  I p, q;
+  typename Body::template Row<1> row[kRows];
+  decltype(body.template accumulators<V>(Phase<0>{})) acc[kRows];
+  template <class Fetched>
+  __device__ __forceinline__ void fetch(Fetched& fetched, I m, I l) const {
+    body.fetch(fetched, p, m, q, l);
+  }
+  template <class Elem>
+  __device__ __forceinline__ void load(Elem& elem, int r, I, I l) const {
+    body.load(Phase<0>{}, elem, row[r], q, l);
+  }
+  template <class Elem, class Tile>
+  __device__ __forceinline__ void visit(const Elem& elem, const Tile& tile, int r, I, I l) {
+    body.visit(Phase<0>{}, elem, row[r], acc[r], tile, q, l, V);
+  }
+  template <int W, class Tile>
+  __device__ __forceinline__ void flush(const Tile& tile, I m, I l) const {
+    body.template flush<W>(tile, p, m, q, l);
+  }
+};
+
+template <class Body, typename I, int V, int kTile, int kThreads, class Part>
+__global__ void __launch_bounds__(kThreads)
+    transpose_row_kernel(const Body body, Part* parts, I lane_tiles, I turned_tiles, I per_split) {
+  using Spots = Spot<V, kTile, kThreads>;
+  const I p = static_cast<I>(blockIdx.x) / turned_tiles;
+  const I m0 = (static_cast<I>(blockIdx.x) - p * turned_tiles) * kTile;
+  const I lanes = body.lane_extent(), turned = body.outer_lane_extent();
+  RowMoves<Body, I, V, Spots::kRows> moves{body, p};
+#pragma unroll
+  for (int r = 0; r < Spots::kRows; ++r) {
+    const I m = m0 + Spots(r * Spots::kChunks).far;
+    body.begin(moves.row[r], p, m < turned ? m : turned - 1, 1);
+  }
+  const I first = blockIdx.y * per_split;
+  I end = body.rest_extent() * lane_tiles;
+  if (first + per_split < end) end = first + per_split;
+  for (I index = first; index < end; ++index) {
+    moves.q = index / lane_tiles;
+    const I l0 = (index - moves.q * lane_tiles) * kTile;
+    turn<I, V, kTile, kThreads>(body, moves, m0, turned, l0, lanes, index > first);
+  }
+#pragma unroll
+  for (int r = 0; r < Spots::kRows; ++r) {
+    const auto total = warp_total<Spots::kAcross>(moves.acc[r].folded(V));
+    const I m = m0 + Spots(r * Spots::kChunks).far;
+    if (threadIdx.x % 32 % Spots::kAcross != 0 || m >= turned) continue;
+    if constexpr (Body::kSplit) {
+      parts[blockIdx.y * static_cast<int64_t>(body.outer_extent()) + p * turned + m] = total;
+    } else {
+      body.finish(Phase<0>{}, moves.row[r], total, 1);
+      body.store(moves.row[r], 1);
+    }
+  }
+}
+
+template <typename I, int V, int kTile, int kThreads, class Body>
+int transpose_row(const Body& body, int splits, void* workspace, int device, void* stream) {
+  using Part = decltype(body.template accumulators<1>(Phase<0>{}));
+  static_assert(sizeof(Part) <= Body::kPartBytes, "the workspace was sized for less");
+  const I outer = body.outer_extent();
+  if (outer == 0) return 0;
+  const OnDevice here(device);
+  const I turned_tiles = blocks_for<I>(body.outer_lane_extent(), kTile);
+  const I lane_tiles = blocks_for<I>(body.lane_extent(), kTile);
+  const I per_split = (body.rest_extent() * lane_tiles + splits - 1) / splits;
+  Part* parts = static_cast<Part*>(workspace);
+  const dim3 grid(static_cast<unsigned>(outer / body.outer_lane_extent() * turned_tiles), splits);
+  transpose_row_kernel<Body, I, V, kTile, kThreads>
+      <<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(body, parts, lane_tiles,
+                                                                 turned_tiles, per_split);
+  if constexpr (Body::kSplit) combine<I, 128>(body, parts, splits, stream);
+  return static_cast<int>(cudaGetLastError());
+}
+
+// Where the turned axis is itself reduced: a block has one row, and all its threads end in one
+// result.
+template <class Body, typename I, int V>
+struct WithinMoves {
+  const Body& body;
+  I q;
+  typename Body::template Row<1> row;
+  decltype(body.template accumulators<V>(Phase<0>{})) acc;
+  template <class Fetched>
+  __device__ __forceinline__ void fetch(Fetched& fetched, I m, I l) const {
+    body.fetch(fetched, row, q, m, l);
+  }
+  template <class Elem>
+  __device__ __forceinline__ void load(Elem& elem, int, I m, I l) const {
+    body.load(Phase<0>{}, elem, row, q, m, l);
+  }
+  template <class Elem, class Tile>
+  __device__ __forceinline__ void visit(const Elem& elem, const Tile& tile, int, I m, I l) {
+    body.visit(Phase<0>{}, elem, row, acc, tile, q, m, l, V);
+  }
+  template <int W, class Tile>
+  __device__ __forceinline__ void flush(const Tile& tile, I m, I l) const {
+    body.template flush<W>(tile, row, q, m, l);
+  }
+};
+
+template <class Body, typename I, int V, int kTile, int kThreads, class Part>
+__global__ void __launch_bounds__(kThreads)
+    transpose_within_kernel(const Body body, Part* parts, I lane_tiles, I turned_tiles,
+                            I per_split) {
+  const I p = blockIdx.x, lanes = body.lane_extent(), turned = body.turned_extent();
+  WithinMoves<Body, I, V> moves{body};
+  I outer_q, outer_l;
+  locate<Body::kOuterRest>(p, body.outer_lane_extent(), outer_q, outer_l);
+  body.begin(moves.row, outer_q, outer_l, 1);
+  const I first = blockIdx.y * per_split;
+  I end = body.rest_extent() * lane_tiles * turned_tiles;
+  if (first + per_split < end) end = first + per_split;
+  for (I index = first; index < end; ++index) {
+    const I strip = index / turned_tiles, m0 = (index - strip * turned_tiles) * kTile;
+    moves.q = strip / lane_tiles;
+    const I l0 = (strip - moves.q * lane_tiles) * kTile;
+    turn<I, V, kTile, kThreads>(body, moves, m0, turned, l0, lanes, index > first);
+  }
+  const auto total = group_total<kThreads>(moves.acc.folded(V));
+  if (threadIdx.x != 0) return;
+  if constexpr (Body::kSplit) {
+    parts[blockIdx.y * static_cast<int64_t>(body.outer_extent()) + p] = total;
+  } else {
+    body.finish(Phase<0>{}, moves.row, total, 1);
+    body.store(moves.row, 1);
+  }
+}
+
+template <typename I, int V, int kTile, int kThreads, class Body>
+int transpose_within(const Body& body, int splits, void* workspace, int device, void* stream) {
+  using Part = decltype(body.template accumulators<1>(Phase<0>{}));
+  static_assert(sizeof(Part) <= Body::kPartBytes, "the workspace was sized for less");
+  const I outer = body.outer_extent();
+  if (outer == 0) return 0;
+  const OnDevice here(device);
+  const I turned_tiles = blocks_for<I>(body.turned_extent(), kTile);
+  const I lane_tiles = blocks_for<I>(body.lane_extent(), kTile);
+  const I tiles = body.rest_extent() * lane_tiles * turned_tiles;
+  const I per_split = (tiles + splits - 1) / splits;
+  Part* parts = static_cast<Part*>(workspace);
+  const dim3 grid(static_cast<unsigned>(outer), splits);
+  transpose_within_kernel<Body, I, V, kTile, kThreads>
+      <<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(body, parts, lane_tiles,
+                                                                 turned_tiles, per_split);
+  if constexpr (Body::kSplit) combine<I, 128>(body, parts, splits, stream);
+  return static_cast<int>(cudaGetLastError());
+}
+
+}  // namespace fw

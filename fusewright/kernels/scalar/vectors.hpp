@@ -1,0 +1,260 @@
+// Functions of whole vectors. AVX-512 has instructions that g++ makes of no loop over lanes: powers
+// of two, exponents, lookups in tables of 16 or 32 numbers. A function that gains by them is
+// written once, for Singles and Doubles; FW_LANES_OF makes those of lanes and of runs of lanes of
+// it, which give the same bits. Elsewhere a run is a loop over lanes (FW_LANES_RUN).
+#pragma once
+
+#include "scalar/exponential.hpp"
+
+// A function of libm's, on a GPU CUDA's.
+#define FW_LIBM1(NAME)                                    \
+  FW_FN float NAME(float x) { return ::NAME##f(x); }      \
+  FW_FN double NAME(double x) { return ::NAME(x); }
+
+#if !defined(__CUDACC__)
+
+#if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__GNUC__) && !defined(__clang__)
+#define FW_VECTORS
+#endif
+
+#define FW_LANES_RUN(NAME)                           \
+  template <bool kHere = false, class T>             \
+  FW_FN void NAME##_run(const T* from, T* to, int n) { \
+    _Pragma("GCC ivdep") for (int v = 0; v < n; ++v) \
+      to[v] = NAME(from[v]);                         \
+  }
+
+#if defined(FW_VECTORS)
+namespace fw {
+
+constexpr int kVectorBytes = 64;
+using Singles = float __attribute__((vector_size(kVectorBytes)));
+using Doubles = double __attribute__((vector_size(kVectorBytes)));
+using Words = uint32_t __attribute__((vector_size(kVectorBytes)));
+using Longs = uint64_t __attribute__((vector_size(kVectorBytes)));
+
+template <class V>
+struct LanesOf;
+template <>
+struct LanesOf<Singles> {
+  using Lane = float;
+  using Bits = Words;
+};
+template <>
+struct LanesOf<Doubles> {
+  using Lane = double;
+  using Bits = Longs;
+};
+template <class V>
+using LaneOf = typename LanesOf<V>::Lane;
+template <class V>
+using BitsOf = typename LanesOf<V>::Bits;
+
+// The same number in all lanes; a sum with zeros would lose the sign of -0.
+template <class V>
+FW_FN V all(LaneOf<V> x) {
+  return x - V{};
+}
+constexpr int kAsRounded = 4;  // by the current rounding mode
+
+FW_FN Singles mad(Singles a, Singles b, Singles c) {
+  return __builtin_ia32_vfmaddps512_mask(a, b, c, -1, kAsRounded);
+}
+FW_FN Doubles mad(Doubles a, Doubles b, Doubles c) {
+  return __builtin_ia32_vfmaddpd512_mask(a, b, c, -1, kAsRounded);
+}
+template <class V>
+FW_FN V mad(V a, LaneOf<V> b, V c) {
+  return mad(a, all<V>(b), c);
+}
+template <class V>
+FW_FN V mad(V a, LaneOf<V> b, LaneOf<V> c) {
+  return mad(a, all<V>(b), all<V>(c));
+}
+
+// A polynomial, the highest coefficient first: even and odd powers apart, and again, since a chain
+// of products as long as Horner's leaves the processor too little to do at once. The last steps
+// are Horner's, so that the last coefficient is rounded once and the one before hardly matters.
+template <int kN, int kStep, class V>
+FW_FN V split_series(V x, const V* last) {
+  if constexpr (kN == 1) {
+    return *last;
+  } else if constexpr (kN == 2) {
+    return mad(last[-kStep], x, *last);
+  } else {
+    const V even = split_series<(kN + 1) / 2, 2 * kStep>(x * x, last);
+    return mad(split_series<kN / 2, 2 * kStep>(x * x, last - kStep), x, even);
+  }
+}
+template <int kN, class V>
+FW_FN V series_of(V x, const V (&c)[kN]) {
+  const V rest = split_series<kN - 2, 1>(x, c + kN - 3);
+  return mad(mad(rest, x, c[kN - 2]), x, c[kN - 1]);
+}
+template <class V, class... C>
+FW_FN V series(V x, C... c) {
+  const V all_of[] = {all<V>(c)...};
+  return series_of(x, all_of);
+}
+
+// The same by Horner's rule: where it is short and the last digits count.
+template <class V, class... C>
+FW_FN V chain(V x, C... c) {
+  const V all_of[] = {all<V>(c)...};
+  V p = all_of[0];
+#pragma GCC unroll 16
+  for (std::size_t at = 1; at < sizeof...(c); ++at) p = mad(p, x, all_of[at]);
+  return p;
+}
+
+// NaN stays.
+FW_FN Singles at_most(Singles x, float most) {
+  return __builtin_ia32_minps512_mask(all<Singles>(most), x, Singles{}, -1, kAsRounded);
+}
+FW_FN Doubles at_most(Doubles x, double most) {
+  return __builtin_ia32_minpd512_mask(all<Doubles>(most), x, Doubles{}, -1, kAsRounded);
+}
+FW_FN Singles at_least(Singles x, float least) {
+  return __builtin_ia32_maxps512_mask(all<Singles>(least), x, Singles{}, -1, kAsRounded);
+}
+FW_FN Doubles at_least(Doubles x, double least) {
+  return __builtin_ia32_maxpd512_mask(all<Doubles>(least), x, Doubles{}, -1, kAsRounded);
+}
+
+// y * 2^n, rounded once.
+FW_FN Singles times_power(Singles y, Singles n) {
+  return __builtin_ia32_scalefps512_mask(y, n, Singles{}, -1, kAsRounded);
+}
+FW_FN Doubles times_power(Doubles y, Doubles n) {
+  return __builtin_ia32_scalefpd512_mask(y, n, Doubles{}, -1, kAsRounded);
+}
+
+// The exponent as a number: -inf of 0, inf of inf.
+FW_FN Singles exponent_of(Singles x) {
+  return __builtin_ia32_getexpps512_mask(x, Singles{}, -1, kAsRounded);
+}
+FW_FN Doubles exponent_of(Doubles x) {
+  return __builtin_ia32_getexppd512_mask(x, Doubles{}, -1, kAsRounded);
+}
+// The mantissa in [3/4, 3/2): 1 of 0 and of inf, NaN of what is below 0.
+constexpr int kAroundOne = 3 | 2 << 2;
+FW_FN Singles mantissa_of(Singles x) {
+  return __builtin_ia32_getmantps512_mask(x, kAroundOne, Singles{}, -1, kAsRounded);
+}
+FW_FN Doubles mantissa_of(Doubles x) {
+  return __builtin_ia32_getmantpd512_mask(x, kAroundOne, Doubles{}, -1, kAsRounded);
+}
+
+template <class V>
+FW_FN BitsOf<V> raw(V x) {
+  return __builtin_bit_cast(BitsOf<V>, x);
+}
+template <class V>
+FW_FN V from_raw(BitsOf<V> x) {
+  return __builtin_bit_cast(V, x);
+}
+template <class V>
+FW_FN BitsOf<V> sign_of(V x) {
+  return raw(x) & raw(all<V>(-0.0f));
+}
+template <class V>
+FW_FN V magnitude_of(V x) {
+  return from_raw<V>(raw(x) & ~raw(all<V>(-0.0f)));
+}
+
+// The entry that the low bits of each index name.
+FW_FN Singles entry(const float (&table)[32], Words index) {
+  Singles low, high;
+  std::memcpy(&low, table, sizeof low);
+  std::memcpy(&high, table + 16, sizeof high);
+  return __builtin_shuffle(low, high, index);
+}
+FW_FN Doubles entry(const double (&table)[16], Longs index) {
+  Doubles low, high;
+  std::memcpy(&low, table, sizeof low);
+  std::memcpy(&high, table + 8, sizeof high);
+  return __builtin_shuffle(low, high, index);
+}
+// Polynomials whose coefficients lie in the rows kFirst to kLast of a table.
+template <int kFirst, int kLast, class V, class Table>
+FW_FN V series_at(V x, const Table& table, BitsOf<V> index) {
+  V c[kLast + 1 - kFirst];
+#pragma GCC unroll 16
+  for (int row = kFirst; row <= kLast; ++row) c[row - kFirst] = entry(table[row], index);
+  return series_of(x, c);
+}
+template <int kFirst, int kLast, class V, class Table>
+FW_FN V chain_at(V x, const Table& table, BitsOf<V> index) {
+  V p = entry(table[kFirst], index);
+#pragma GCC unroll 16
+  for (int row = kFirst + 1; row <= kLast; ++row) p = mad(p, x, entry(table[row], index));
+  return p;
+}
+
+template <class V>
+FW_FN V vector_at(const LaneOf<V>* from) {
+  V in;
+  std::memcpy(&in, from, sizeof in);
+  return in;
+}
+// Each vector begins before the one before it is written: where both lie equally far into their
+// pages, a read would wait for the write (cos of 512 k doubles: 1.06 instead of 0.98 of eager's
+// time). Long functions have their first steps in `begin`: what waits for them would fill the
+// processor's queue (erfc of doubles: 1.03 instead of 0.90). The last one begins twice. `to` may be
+// `from`.
+template <class Of, class V>
+FW_FN void run_vectors(const LaneOf<V>* from, LaneOf<V>* to, int vectors) {
+  constexpr int kLanes = sizeof(V) / sizeof(LaneOf<V>);
+  if (vectors == 0) return;
+  auto begun = Of::begin(vector_at<V>(from));
+  for (int at = 0; at < vectors; ++at) {
+    const int after = at + 1 < vectors ? at + 1 : at;
+    const auto next = Of::begin(vector_at<V>(from + after * kLanes));
+    fetch_ahead(from + at * kLanes);
+    const V out = Of::end(begun);
+    std::memcpy(to + at * kLanes, &out, sizeof out);
+    begun = next;
+  }
+}
+// No inlining where a run is long enough: a kernel may have many.
+template <class Of, class V>
+__attribute__((noinline)) void run_apart(const LaneOf<V>* from, LaneOf<V>* to, int vectors) {
+  run_vectors<Of, V>(from, to, vectors);
+}
+template <class Of, class V, bool kHere>
+FW_FN void run_lanes(const LaneOf<V>* from, LaneOf<V>* to, int n) {
+  constexpr int kLanes = sizeof(V) / sizeof(LaneOf<V>);
+  const int whole = n / kLanes, done = whole * kLanes;
+  const std::size_t rest = (n - done) * sizeof(LaneOf<V>);
+  if (kHere) {
+    run_vectors<Of, V>(from, to, whole);
+  } else if (whole > 0) {
+    run_apart<Of, V>(from, to, whole);
+  }
+  if (rest > 0) {
+    LaneOf<V> last[kLanes] = {};
+    std::memcpy(last, from + done, rest);
+    run_apart<Of, V>(last, last, 1);
+    std::memcpy(to + done, last, rest);
+  }
+}
+
+#define FW_LANES_OF(NAME, LANE, VECTOR)                                             \
+  struct NAME##_of_##VECTOR {                                                       \
+    FW_FN static VECTOR begin(VECTOR x) { return x; }                               \
+    FW_FN static VECTOR end(VECTOR x) { return NAME(x); }                           \
+  };                                                                                \
+  FW_STEPS_OF(NAME, LANE, VECTOR)
+// The same of a function in two steps.
+#define FW_STEPS_OF(NAME, LANE, VECTOR)                                             \
+  FW_FN LANE NAME(LANE x) {                                                         \
+    return NAME##_of_##VECTOR::end(NAME##_of_##VECTOR::begin(all<VECTOR>(x)))[0];   \
+  }                                                                                 \
+  template <bool kHere = false>                                                     \
+  FW_FN void NAME##_run(const LANE* from, LANE* to, int n) {                        \
+    run_lanes<NAME##_of_##VECTOR, VECTOR, kHere>(from, to, n);                      \
+  }
+
+}  // namespace fw
+#endif  // FW_VECTORS
+#endif  // __CUDACC__

@@ -1,0 +1,97 @@
+// Where a product has fewer tiles than there are processors, several thread blocks share a tile: each
+// has a part of the contracted indices. A warpgroup leaves its sums in memory, where the same threads
+// of another thread block find them; who comes last adds them all up, in the order of the parts whoever
+// that is, and finishes the tile. Results are the same bits each time.
+#pragma once
+
+#include "sm90/matmul/sm90_tiles.cuh"
+
+namespace fw {
+
+constexpr int kLeastBlocks = 8;          // of a part: fewer do not pay for joining it
+constexpr int kMostShared = 1024;        // tiles that are shared
+constexpr int kCountBytes = 8 * kMostShared;
+
+// A product whose tiles have parts of `blocks` contracted blocks each.
+struct SharedSizes : ProductSizes {
+  int parts = 1;
+
+  __device__ __forceinline__ int items() const { return tiles() * parts; }
+  __device__ __forceinline__ int first_block(int item) const { return item % parts * blocks; }
+  __device__ __forceinline__ int blocks_of(int item) const {
+    const int all = (contracted + kTileDepth - 1) / kTileDepth;
+    return parts == 1 ? blocks : min(blocks, all - first_block(item));
+  }
+};
+
+// One whose tiles are never shared.
+struct NoParts {
+  struct Sizes : ProductSizes {};
+
+  template <int kTileRows>
+  bool divide(Sizes&, int64_t) const { return false; }
+  void forget(void*) const {}
+  template <int kSums, int kRows>
+  __device__ __forceinline__ bool join(float (&)[kSums], const Sizes&, int, FinishRows<kRows>&,
+                                       int) const {
+    return true;
+  }
+};
+
+struct ProductParts {
+  using Sizes = SharedSizes;
+  void* memory = nullptr;  // a count for each tile and warpgroup, then sums; product.py says how much
+  int64_t bytes = 0;
+
+  // How many parts so many tiles have, if they have several.
+  template <int kTileRows>
+  bool divide(Sizes& sizes, int64_t tiles) const {
+    const int64_t room = (bytes - kCountBytes) / (4 * kTileRows * kTileColumns);
+    if (bytes < kCountBytes || tiles > kMostShared || 2 * tiles > room) return false;
+    const int parts = int(min(room / tiles, int64_t(sizes.blocks / kLeastBlocks)));
+    if (parts < 2) return false;
+    sizes.blocks = (sizes.blocks + parts - 1) / parts;
+    const int64_t depth = int64_t(sizes.blocks) * kTileDepth;
+    sizes.parts = int((sizes.contracted + depth - 1) / depth);
+    return true;
+  }
+  void forget(void* stream) const {
+    cudaMemsetAsync(memory, 0, kCountBytes, static_cast<cudaStream_t>(stream));
+  }
+
+  // Whether `total` has become the tile's. `finished` is the warpgroup's own memory, `barrier` too.
+  template <int kSums, int kRows>
+  __device__ __forceinline__ bool join(float (&total)[kSums], const Sizes& sizes, int item,
+                                       FinishRows<kRows>& finished, int barrier) const {
+    if (sizes.parts == 1) return true;
+    const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
+    const int tile = item / sizes.parts, mine = item - tile * sizes.parts;
+    uint32_t* const counts = static_cast<uint32_t*>(memory);
+    float* const sums = reinterpret_cast<float*>(counts + 2 * kMostShared) + thread;
+    const auto sum = [&](int part, int i) -> volatile float& {
+      const int64_t of_part = (int64_t(tile) * sizes.parts + part) * 2 + group;
+      return sums[(of_part * kSums + i) * 128];
+    };
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sum(mine, i) = total[i];
+    __threadfence();
+    meet(barrier, 128);
+    uint32_t& before = *reinterpret_cast<uint32_t*>(&finished[0][0]);
+    if (thread == 0) before = atomicAdd(&counts[2 * tile + group], 1u);
+    meet(barrier, 128);
+    const bool last = before + 1 == uint32_t(sizes.parts);
+    meet(barrier, 128);  // that memory is free again
+    if (!last) return false;
+    __threadfence();
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) total[i] = sum(0, i);
+#pragma unroll 1
+    for (int part = 1; part < sizes.parts; ++part) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) total[i] += sum(part, i);
+    }
+    return true;
+  }
+};
+
+}  // namespace fw

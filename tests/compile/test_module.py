@@ -1,0 +1,291 @@
+"""The optimized module as a citizen: guards, new programs, copies, compile, DDP."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import io
+import os
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from fusewright.compile import module
+from fusewright.errors import CaptureError
+from fusewright.runtime import call
+from tests.runtime.test_runtime import assert_same, everything, gradients
+from tests.support.handmade import Case, gemm_add_relu, medley
+
+Made = tuple[Case, module.Modes]
+
+
+class Affine(nn.Module):
+    """gemm_add_relu's model under a name that a pickle can find."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gemm = nn.Linear(3, 5, bias=False)
+        self.bias = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.gemm(x) + self.bias)
+
+
+def no_program(*_: Any) -> None:
+    return None
+
+
+@pytest.fixture(scope="module")
+def gemm(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    case = gemm_add_relu()
+    return case, case.modes(tmp_path_factory.mktemp("gemm"))
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    case = medley()
+    return case, case.modes(tmp_path_factory.mktemp("medley"))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_warnings() -> None:
+    call._FW_WARNED.clear()
+    torch._dynamo.reset()
+
+
+def test_it_is_the_models_class_with_the_models_state(gemm: Made) -> None:
+    model = copy.deepcopy(gemm[0].model)
+    fast = module.optimized(model, gemm[1])
+    assert isinstance(fast, type(model)) and type(fast).__name__ == "Model"
+    assert list(fast.state_dict()) == list(model.state_dict())
+    assert all(a is b for a, b in zip(fast.parameters(), model.parameters(), strict=True))
+    other = copy.deepcopy(model)
+    nn.init.ones_(other.bias)
+    fast.load_state_dict(other.state_dict())
+    other.load_state_dict(fast.state_dict())
+    assert_same(model.bias, other.bias)
+    assert module.original_class(module.optimized(fast)) is type(model)
+
+
+def test_replaced_and_tied_parameters_are_seen(gemm: Made) -> None:
+    fast = module.optimized(copy.deepcopy(gemm[0].model), gemm[1])
+    x = torch.randn(4, 3)
+    fast.bias = nn.Parameter(torch.full((5,), 100.0))
+    assert_same(fast(x), torch.relu(fast.gemm(x) + 100))
+    fast.gemm.weight.data = torch.zeros(5, 3)
+    assert_same(fast(x), torch.full((4, 5), 100.0))
+    swapped = {"bias": torch.full((5,), 7.0), "gemm.weight": torch.zeros(5, 3)}
+    assert_same(torch.func.functional_call(fast, swapped, (x,)), torch.full((4, 5), 7.0))
+
+
+def misfits(fast: nn.Module) -> dict[str, tuple[Any, str]]:
+    """Calls that the gemm program does not fit, and a word of the reason."""
+    x = torch.linspace(-2, 2, 12).reshape(4, 3)
+    return {
+        "dtype": (lambda: fast.double()(x.double()), "float64"),
+        "strides": (lambda: fast(x.reshape(3, 4).t()), "strides"),
+        "autocast": (lambda: _autocast(fast, x), "autocast is torch.bfloat16"),
+        "subclass": (lambda: fast(_Tagged(x)), "_Tagged"),
+        "hook": (lambda: _hooked(fast, x), "hooks of gemm"),
+        "attribute": (lambda: _altered(fast, x), "gemm.in_features"),
+        "one submodule": (lambda: _half_eval(fast, x), "gemm.training"),
+        "vmap": (lambda: torch.func.vmap(fast)(x[:, None]), "torch.func"),
+        "sparse": (lambda: fast(x.to_sparse()), "torch.sparse_coo"),
+        "dual": (lambda: _dual(fast, x), "forward-mode"),
+    }
+
+
+class _Tagged(torch.Tensor):
+    @staticmethod
+    def __new__(cls, x: torch.Tensor) -> _Tagged:
+        return torch.Tensor._make_subclass(cls, x)
+
+
+def _autocast(fast: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return fast(x)
+
+
+def _hooked(fast: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    fast.gemm.register_forward_hook(lambda *args: args[-1] * 0)
+    return fast(x)
+
+
+def _altered(fast: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    fast.gemm.in_features = 4
+    return fast(x)
+
+
+def _half_eval(fast: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    fast.gemm.eval()
+    return fast(x)
+
+
+def _dual(fast: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.forward_ad.dual_level():
+        made = fast(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+        tangent = torch.autograd.forward_ad.unpack_dual(made).tangent
+        assert tangent is not None
+        return made
+
+
+@pytest.mark.parametrize("kind", list(misfits(nn.Identity())))
+def test_a_misfit_runs_the_original_and_says_why_once(gemm: Made, kind: str) -> None:
+    model = copy.deepcopy(gemm[0].model)
+    fast = module.optimized(copy.deepcopy(model), gemm[1], no_program)
+    run, word = misfits(fast)[kind]
+    with pytest.warns(RuntimeWarning, match=word):
+        mine = run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run()
+    assert_same(mine, misfits(model)[kind][0]())
+
+
+@pytest.mark.parametrize(
+    "args", [(torch.randn(4, 9),), (torch.randn(4, 3).int(),), (), (None,)], ids=str
+)
+def test_what_eager_refuses_raises_eagers_error(gemm: Made, args: tuple[Any, ...]) -> None:
+    model = copy.deepcopy(gemm[0].model)
+    fast = module.optimized(copy.deepcopy(model), gemm[1], no_program)
+    with pytest.raises(Exception) as theirs:
+        model(*args)
+    with pytest.warns(RuntimeWarning), pytest.raises(theirs.type) as mine:
+        fast(*args)
+    assert str(mine.value) == str(theirs.value)
+
+
+def test_a_new_kind_of_call_is_specialised_once(gemm: Made) -> None:
+    case, modes = gemm
+    asked: list[tuple[Any, ...]] = []
+
+    def specialise(model: nn.Module, args: tuple[Any, ...], kwargs: Any) -> module.Modes | None:
+        asked.append(args)
+        assert type(model) is type(case.model)
+        if args[0].dtype is torch.float64:
+            raise CaptureError("no doubles here")
+        return modes
+
+    fast = module.optimized(copy.deepcopy(case.model), (), specialise)
+    for rows in (4, 7, 4):
+        fast(torch.randn(rows, 3))
+    assert len(asked) == 1
+    fast.double()
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            out = fast(x := torch.randn(4, 3, dtype=torch.float64))
+    assert len(asked) == 2 and len(caught) == 0
+    assert_same(out, torch.relu(x @ fast.gemm.weight.t() + fast.bias))
+
+
+def test_hooks_copies_and_moves(gemm: Made) -> None:
+    fast = module.optimized(copy.deepcopy(gemm[0].model), gemm[1], no_program)
+    x = torch.randn(4, 3)
+    seen: list[torch.Tensor] = []
+    handle = fast.register_forward_hook(lambda m, a, out: seen.append(out))
+    assert_same(seen[0] if seen else fast(x), fast(x))
+    handle.remove()
+    twin = copy.deepcopy(fast)
+    nn.init.zeros_(twin.bias)
+    assert twin.bias is not fast.bias and twin.gemm is not fast.gemm
+    assert_same(twin(x), torch.relu(x @ fast.gemm.weight.t()))
+    assert type(twin(x).grad_fn).__name__ == "_FwFunctionBackward"
+    assert_same(fast.half().float()(x), torch.relu(fast.gemm(x) + fast.bias))
+
+
+def test_a_pickle_makes_its_programs_anew(gemm: Made) -> None:
+    fast = module.optimized(Affine(), gemm[1], no_program)
+    buffer = io.BytesIO()
+    torch.save(fast, buffer)
+    buffer.seek(0)
+    x = torch.randn(4, 3)
+    for back in (pickle.loads(pickle.dumps(fast)), torch.load(buffer, weights_only=False)):
+        assert isinstance(back, module.Optimized) and isinstance(back, Affine)
+        assert back.__dict__["_fw_engine"].modes == []
+        assert_same(back(x), fast(x))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile_holds_one_operator_of_ours(gemm: Made, backend: str) -> None:
+    eager = copy.deepcopy(gemm[0].model)
+    fast = module.optimized(copy.deepcopy(eager), gemm[1])
+    compiled = torch.compile(fast, fullgraph=True, backend=backend)
+    for rows in (4, 7, 9, 2):
+        x = torch.randn(rows, 3)
+        theirs = gradients(eager, x.clone().requires_grad_())
+        assert_same(gradients(compiled, x.clone().requires_grad_()), theirs)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    gradients(compiled, torch.randn(23, 3).requires_grad_())
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+    with torch.no_grad():
+        assert_same(compiled(x), eager(x))
+
+
+def test_compile_with_every_kind_of_output(mixed: Made) -> None:
+    eager = copy.deepcopy(mixed[0].model)
+    fast = module.optimized(copy.deepcopy(eager), mixed[1])
+    graphs: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph.code)
+        return graph
+
+    for backend in (keep, "aot_eager"):
+        compiled = torch.compile(fast, fullgraph=True, backend=backend)
+        for rows in (4, 6):
+            x, index = torch.randn(rows, 3), torch.arange(rows)
+            theirs = everything(eager, x.clone().requires_grad_(), index)
+            mine = everything(compiled, x.clone().requires_grad_(), index)
+            assert_same(mine.pop("out"), theirs.pop("out"))
+            assert_same(mine, theirs)
+    assert all("fusewright" in text and "_train_forward" in text for text in graphs)
+
+
+def test_operators_obey_torch_librarys_rules(gemm: Made, mixed: Made) -> None:
+    for case, modes in (gemm, mixed):
+        mode = modes[0]
+        leaves = [each for each in case.args if isinstance(each, torch.Tensor)]
+        tensors = [each.detach().clone() for each in mode.gather(case.model, leaves)]
+        inference, forward, backward = mode.operators
+        torch.library.opcheck(inference, (tensors,))
+        wanted = [each.clone().requires_grad_(each.is_floating_point()) for each in tensors]
+        torch.library.opcheck(forward, (wanted,))
+        known = [*tensors, *forward(tensors)]
+        saved = [known[index] for index in mode.saved]
+        shapes = [None] * len(mode.tangents)
+        need = [each.is_floating_point() for each in tensors]
+        torch.library.opcheck(backward, ([*saved, *shapes], [4], need))
+
+
+def _worker(rank: int, folder: str, port_file: str) -> None:
+    patience = datetime.timedelta(seconds=120)  # one that dies must not keep the other for ever
+    dist.init_process_group(
+        "gloo", init_method=f"file://{port_file}", rank=rank, world_size=2, timeout=patience
+    )
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    case = gemm_add_relu()
+    eager = copy.deepcopy(case.model)
+    place = Path(folder) / str(rank)
+    place.mkdir()
+    fast = nn.parallel.DistributedDataParallel(module.optimized(case.model, case.modes(place)))
+    x = torch.arange(24, dtype=torch.float32).reshape(8, 3) / 10
+    fast(x[rank::2]).sum().backward()
+    (eager(x).sum() / 2).backward()
+    mine = [each.grad for each in fast.module.parameters()]
+    assert_same(mine, [each.grad for each in eager.parameters()])
+    dist.barrier()
+    # Not by destroying the group: PyTorch 2.13 then joins a thread that may wait for our GIL.
+    os._exit(0)
+
+
+def test_ddp_on_two_processes(tmp_path: Path) -> None:
+    mp.spawn(_worker, (str(tmp_path), str(tmp_path / "meeting")), nprocs=2)

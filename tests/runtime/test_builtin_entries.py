@@ -1,0 +1,100 @@
+"""Entries as built-in functions of Python: the same results as by ctypes, and refusals in words."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from types import BuiltinFunctionType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import fusewright
+import tests.support.loop_cases as cases
+from fusewright.ir.graph import Dim
+from fusewright.ir.loop import Apply, Load, Store
+from fusewright.runtime import library
+from fusewright.target.target import Target
+from tests.support.loop_cases import access, kernel
+
+
+def built() -> tuple[ctypes.CDLL, Any]:
+    """y = exp(x) of s0 elements: its library, and its entry as a built-in function."""
+    body = [
+        Load("x", "float32", access("x", 1)),
+        Apply("e", "float32", "exp", ("x",)),
+        Store("e", "float32", access("y", 1)),
+    ]
+    loop = kernel("powers", [Dim(1, ("s0",))], [], {"x": "float32"}, {"y": "float32"}, body)
+    opened, _ = cases.build(loop, Target.host(), {"s0": 1000})
+    return opened, library._fw_builtin(opened, "powers")
+
+
+@pytest.mark.parametrize("n", [0, 1, 1000])
+def test_the_same_as_by_ctypes(n: int) -> None:
+    opened, called = built()
+    assert isinstance(called, BuiltinFunctionType) and called.__name__ == "powers"
+    x, ours, theirs = torch.randn(n), torch.empty(n), torch.empty(n)
+    pointers = [ctypes.c_void_p, ctypes.c_void_p]
+    opened.powers.argtypes = [*pointers, ctypes.c_int64, *pointers[:1], ctypes.c_int, *pointers[:1]]
+    assert opened.powers(x.data_ptr(), theirs.data_ptr(), n, None, 1, None) == 0
+    assert called(x.data_ptr(), ours.data_ptr(), n, None, 1, None) == 0
+    assert torch.equal(ours, theirs)
+    assert called(x.data_ptr(), None, n, None, 1, None) == 0  # an output that nobody wants
+
+
+@pytest.mark.parametrize(
+    "given",
+    [(), (0, 0, 0, None, 1), (0, 0, 0, None, 1, None, 0), (0, 0, "0", None, 1, None), (0.5,) * 6],
+)
+def test_what_is_no_call_is_refused(given: tuple[Any, ...]) -> None:
+    _, called = built()
+    with pytest.raises(TypeError):
+        called(*given)
+    x, y = torch.zeros(3), torch.zeros(3)
+    assert called(x.data_ptr(), y.data_ptr(), 3, None, 1, None) == 0
+    assert y.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_number_too_large_is_refused() -> None:
+    _, called = built()
+    with pytest.raises(OverflowError):
+        called(None, None, 2**70, None, 1, None)
+
+
+def test_a_library_without_them_is_called_by_ctypes() -> None:
+    assert library._fw_builtin(SimpleNamespace(), "powers") is None
+
+
+def test_other_threads_run_meanwhile() -> None:
+    """The kernel waits for nothing of Python's: two threads call at once."""
+    _, called = built()
+    inputs = [torch.randn(100_000) for _ in range(2)]
+    results = [torch.empty(100_000) for _ in range(2)]
+
+    def work(at: int) -> None:
+        for _ in range(20):
+            called(inputs[at].data_ptr(), results[at].data_ptr(), 100_000, None, 1, None)
+
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for x, y in zip(inputs, results, strict=True):
+        torch.testing.assert_close(y, x.exp(), rtol=3e-7, atol=0)
+
+
+def test_modules_call_them() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.exp(x).sum()
+
+    x = torch.randn(300)
+    fast = fusewright.optimize(Model().eval(), (x,), modes=("eval",))
+    torch.testing.assert_close(fast(x), x.exp().sum())
+    (mode,) = fast.__dict__["_fw_engine"].modes
+    kernels = mode.inference.__globals__["_fw_kernels"]
+    entries = [vars(kernels)[name] for name in kernels._entries]
+    assert entries and all(isinstance(each, BuiltinFunctionType) for each in entries)

@@ -1,0 +1,185 @@
+"""Precisions: what PyTorch's flags ask for is built first, another when it is asked for."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusewright.codegen import render as rendering
+from fusewright.codegen import weight_gradient as gradient
+from fusewright.codegen.source import Source
+from fusewright.compile.module import arguments_of, kernels_of, load, optimized, owners_of
+from fusewright.compile.pipeline import Prepared, prepare
+from fusewright.emit.bundle import ModuleBundle
+from fusewright.emit.file import file_text
+from fusewright.rewrite import matmuls as products
+from fusewright.runtime import cuda, tensor_cores
+from fusewright.target.target import Target
+from tests.codegen.test_cuda_loops import emulated
+from tests.plan.test_convolutions import STUB as WINDOW_STUB
+from tests.plan.test_matmuls import STUB as PRODUCT_STUB
+from tests.support import loop_cases as cases
+from tests.support.emulated_modules import put_on_cores
+
+MODEL = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = torch.nn.Conv1d(16, 24, 3)
+        self.linear = torch.nn.Linear(40, 32)
+
+    def forward(self, x):
+        return torch.relu(self.linear(torch.tanh(self.convolution(x))))
+"""
+X = torch.randn(3, 16, 42, generator=torch.Generator().manual_seed(0))
+MACROS = re.compile(r"^#define (FW_[A-Z]+) (\d)$", re.MULTILINE)
+
+
+@pytest.fixture
+def flags(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small products and convolutions too, on the CPU, and the flags as PyTorch has them."""
+    monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
+    put_on_cores(monkeypatch)
+    monkeypatch.setattr(rendering, "product_header", lambda _: str(PRODUCT_STUB))
+    monkeypatch.setattr(rendering, "WINDOW_HEADER", str(WINDOW_STUB))
+    monkeypatch.setattr(gradient, "HEADER", str(WINDOW_STUB))
+    monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
+
+
+def made() -> nn.Module:
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    exec(MODEL, names)
+    model: nn.Module = names["Model"]()
+    return model
+
+
+def prepared(model: nn.Module) -> Prepared:
+    target = Target.cuda()
+    return prepare(model, (X,), modes=("train",), device=X.device, target=target)
+
+
+def bundle_of(model: nn.Module) -> ModuleBundle:
+    """The products' program over a source that g++ builds."""
+    ready = prepared(model)
+    modes = tuple(replace(each, owners=owners_of(model, "train")) for each in ready.modes[:1])
+    source = emulated(ready.source)
+    return ModuleBundle("both", "host", source, arguments_of(model, (X,)), modes)
+
+
+class Recorded:
+    """Loads libraries and remembers the macros of each."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.built = source, list[dict[str, str]]()
+
+    def __call__(self, text: str) -> ctypes.CDLL:
+        assert text.endswith(self.source.text)
+        self.built.append(dict(MACROS.findall(text.removesuffix(self.source.text))))
+        return cases.compile_source(replace(self.source, text=text), cases.EMULATED)
+
+
+def error(found: Tensor, model: nn.Module) -> float:
+    truth = copy.deepcopy(model).double()(X.double()).detach()
+    return float((found.detach().double() - truth).norm() / truth.norm())
+
+
+def test_a_flag_is_honoured_at_once_and_builds_what_it_concerns(flags: None) -> None:
+    model = made()
+    bundle = bundle_of(model)
+    recorded = Recorded(bundle.source)
+    fast = optimized(copy.deepcopy(model), load(bundle, kernels_of(bundle.source, recorded)))
+    assert recorded.built == [], "nothing is built before it is used"
+    assert error(fast(X), model) < 1e-6
+    first = {"FW_OTHERS": "1", "FW_CONVOLUTIONS": "1", "FW_PRODUCTS": "3"}
+    assert recorded.built == [first]
+
+    torch.backends.cuda.matmul.allow_tf32 = True
+    assert 1e-5 < error(fast(X), model) < 1e-3
+    more = {"FW_OTHERS": "0", "FW_CONVOLUTIONS": "0", "FW_PRODUCTS": "1"}
+    assert recorded.built == [first, more]
+
+    torch.backends.cudnn.allow_tf32 = False
+    fast(X).sum().backward()
+    assert recorded.built[2:] == [{"FW_OTHERS": "0", "FW_CONVOLUTIONS": "3", "FW_PRODUCTS": "0"}]
+    for allowed in (False, True, False):
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+        assert (error(fast(X), model) < 1e-6) is not allowed
+    assert len(recorded.built) == 3, "each precision is built once"
+
+
+def test_the_first_library_has_what_the_flags_ask_for_then(flags: None) -> None:
+    bundle = bundle_of(made())
+    recorded = Recorded(bundle.source)
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = True, False
+    kernels_of(bundle.source, recorded).build()
+    assert recorded.built == [{"FW_OTHERS": "1", "FW_CONVOLUTIONS": "3", "FW_PRODUCTS": "1"}]
+
+
+def test_an_emitted_file_follows_the_flags(
+    flags: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "g++ -w")
+    model = made()
+    names: dict[str, Any] = {}
+    text = file_text(bundle_of(model), MODEL, "made for a test")
+    # Fibers change stacks, which more optimization than this does not allow for.
+    exec(text.replace("-std=c++17 -O3", "-std=c++17 -O1"), names)
+    names["_FW_CORES"][None], names["_fw_rounds"] = True, lambda *_: True
+    fast = names["ModelNew"]()
+    fast.load_state_dict(model.state_dict())
+    counts = []
+    for allowed in (False, True, False):
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        assert (error(fast(X), model) < 1e-6) is not allowed
+        counts.append(len(list(tmp_path.glob("emitted-*.so"))))
+    assert counts == [1, 2, 2]
+
+
+def test_kernels_that_no_flag_concerns_are_built_once(flags: None) -> None:
+    model = made()
+    ready = prepared(model)
+    plain = Target.cuda(tensor_cores=False)
+    without = prepare(model, (X,), modes=("train",), device=X.device, target=plain).source
+    assert "FW_OTHERS" not in without.text
+    recorded = Recorded(emulated(without))
+    kernels_of(recorded.source, recorded).build()
+    assert recorded.built == [{}]
+    sections = re.findall(r"^#if (FW_\w+)\n(.*?)^#endif  // \1$", ready.source.text, re.M | re.S)
+    found = {macro: re.findall(r'extern "C" int (\w+)\(', text) for macro, text in sections}
+    wanted: dict[str, list[str]] = {}
+    for entry in ready.source.entries:
+        wanted.setdefault(entry.binding[2] or "FW_OTHERS", []).append(entry.name)
+    assert found == wanted and len(wanted) == 3
+
+
+@pytest.mark.parametrize(("release", "split"), [("12.5", False), ("12.6", True), ("13.0", True)])
+def test_an_emitted_file_builds_on_all_cores_where_nvcc_can(
+    release: str, split: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\necho Cuda compilation tools, release {release}, V{release}.9\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PYTORCH_NVCC", str(nvcc))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(cuda._fw_cpp_extension, "load_inline", lambda **more: given.update(more))
+    cuda._fw_build("text", "name", tmp_path)
+    assert ("--split-compile=0" in given["extra_cuda_cflags"]) is split
+    assert not any("split" in each for each in cuda._fw_recipe()), "the code is the same"
+    monkeypatch.setenv("PYTORCH_NVCC", str(tmp_path / "nowhere"))
+    assert cuda._fw_on_all_cores() == []

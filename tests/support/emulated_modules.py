@@ -1,0 +1,115 @@
+"""Modules whose CUDA kernels g++ has built: the emitted text over them, compared with eager."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusewright.codegen.source import Source
+from fusewright.compile.module import arguments_of, kernels_of, load, optimized, owners_of
+from fusewright.compile.pipeline import Prepared
+from fusewright.emit.bundle import ModuleBundle
+from fusewright.plan import prologues
+from fusewright.plan import staged_pairs as line_pairs
+from fusewright.rewrite import convolutions as windows
+from fusewright.schedule import tensor_core
+from tests.support import loop_cases as cases
+
+TRAINED, INFERRED = ("forward", "backward"), ("inference",)  # plans that a call with gradients runs
+
+
+def put_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All convolutions, small ones too, on tensor cores."""
+    for each in ("is_worthwhile", "gradient_pays"):
+        monkeypatch.setattr(windows, each, lambda *_: True)
+    for module in (windows, tensor_core):
+        monkeypatch.setattr(module, "prefers_direct", lambda *_: False)
+
+
+def share_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both gradients of all convolutions read the same lines, and compute what is before them."""
+    put_on_cores(monkeypatch)
+    monkeypatch.setattr(line_pairs, "prefers_shared", lambda *_: True)
+    monkeypatch.setattr(prologues, "prefers_computed", lambda *_: True)
+
+
+def on_library(
+    model: nn.Module,
+    x: Tensor | Sequence[Tensor],
+    prepared: Prepared,
+    source: Source,
+    plans: Sequence[str] = TRAINED,
+) -> nn.Module:
+    """A copy of the model on the kernels of this source, which g++ can build: those of the plans
+    that a test runs, and no others."""
+    mode = "train" if model.training else "eval"
+    modes = tuple(replace(each, owners=owners_of(model, mode)) for each in prepared.modes[:1])
+    inputs = (x,) if isinstance(x, Tensor) else tuple(x)
+    bundle = ModuleBundle("emulated", "host", source, arguments_of(model, inputs), modes)
+    run = [plan for plan in (getattr(modes[0], each) for each in plans) if plan is not None]
+    built = of_kernels(source, {step.kernel.name for plan in run for step in plan.kernels})
+    kernels = kernels_of(
+        built, lambda text: cases.compile_source(replace(built, text=text), cases.EMULATED)
+    )
+    return optimized(copy.deepcopy(model), load(bundle, kernels))
+
+
+def of_kernels(source: Source, names: set[str]) -> Source:
+    """The source with the entries of these kernels: what others call is never instantiated, which
+    is most of a compiler's time."""
+    others = sorted({each.name for each in source.entries} - names)
+    if not others:
+        return source
+    whole = re.compile(rf'^extern "C" int ({"|".join(others)})\(.*?^}}\n', re.DOTALL | re.MULTILINE)
+    assert sorted(whole.findall(source.text)) == others
+    text = whole.sub("", source.text)
+    return Source(source.language, text, tuple(e for e in source.entries if e.name in names))
+
+
+def trained(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
+    """Outputs and gradients, of the inputs' and of every used parameter's."""
+    given = [x.clone().requires_grad_() for x in inputs]
+    made = model(*given)
+    made = made if isinstance(made, tuple) else (made,)
+    total = sum((out * _weights(out)).sum() for out in made)
+    wanted = [*given, *model.parameters()]
+    gradients = torch.autograd.grad(total, wanted, allow_unused=True)  # type: ignore[arg-type]
+    return [each.detach() for each in (*made, *gradients) if each is not None]
+
+
+def _weights(out: Tensor) -> Tensor:
+    numbers = torch.arange(out.numel(), device=out.device) / max(1, out.numel())
+    return numbers.view_as(out).to(out.dtype)
+
+
+def gradients_alone(
+    fast: nn.Module, model: nn.Module, x: Tensor, wanted: str
+) -> list[tuple[Tensor, Tensor]]:
+    """Of both, where nothing but the "input" or the "weights" wants any."""
+    given = x.detach().requires_grad_(wanted == "input")
+    results = []
+    for each in (fast, model):
+        each.requires_grad_(wanted == "weights")
+        leaves = [given] if wanted == "input" else list(each.parameters())
+        results.append(torch.autograd.grad(each(given).square().sum(), leaves))
+    return list(zip(*results, strict=True))
+
+
+def as_exact_as_eager(
+    fast: nn.Module, model: nn.Module, x: Tensor | Sequence[Tensor], least: float
+) -> None:
+    """Errors against float64 at most twice eager's, or `least`."""
+    inputs = (x,) if isinstance(x, Tensor) else tuple(x)
+    exactly, doubles = copy.deepcopy(model).double(), [x.double() for x in inputs]
+    ours, eager = trained(fast, *inputs), trained(model, *inputs)
+    truth = trained(exactly, *doubles)
+    for mine, theirs, exact in zip(ours, eager, truth, strict=True):
+        assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+        allowed = max(least, 2.0 * float((theirs.double() - exact).norm() / exact.norm()))
+        assert float((mine.double() - exact).norm() / exact.norm()) <= allowed
