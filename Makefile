@@ -44,6 +44,10 @@ lint: $(STAMP)
 	else echo 'ruff is not installed in this Python: lint skipped'; fi
 	@if $(PY) -m mypy --version >/dev/null 2>&1; then $(PY) -m mypy; \
 	else echo 'mypy is not installed in this Python: type check skipped'; fi
+	@if $(PY) -c 'import clang_format' 2>/dev/null; then \
+		find fusewright/kernels tests/support -name '*.cuh' -o -name '*.hpp' | \
+		xargs $(PY) -c 'import clang_format as c; c.clang_format()' --dry-run --Werror; \
+	else echo 'clang-format is not installed in this Python: format of kernels not checked'; fi
 
 # A process for each core, the first half of the tests for the one, the second for the other; who is
 # done first takes over from the others. Without pytest-xdist all run in one. Lint runs beside them.
@@ -58,12 +62,17 @@ test: $(STAMP)
 test-all: lint
 	@$(TESTS) -m 'not gpu'
 
+# With a GPU a matmul; without one a chain that is bound by memory, where fusion pays on a CPU too.
 demo: $(STAMP)
-	$(PY) -m fusewright optimize examples/gemm_add_relu.py
+	@problem=$$($(PY) -c 'import torch; print("gemm_add_relu" if torch.cuda.is_available() \
+		else "blocks/gated_rms_norm")'); \
+	$(PY) -m fusewright optimize examples/$$problem.py
 
-# The four reference problems; their records are in bench/latest/, all of them in the file.
+# The four reference problems, without what lies in folders below them; their records are in
+# bench/latest/, all of them in the file.
 bench: $(STAMP)
-	$(PY) -m fusewright bench examples --json bench/latest.json --html bench/latest.html $(BENCH_OPTIONS)
+	@rm -rf bench/problems && mkdir -p bench/problems && cp examples/*.py bench/problems
+	$(PY) -m fusewright bench bench/problems --json bench/latest.json --html bench/latest.html $(BENCH_OPTIONS)
 
 gpu-test: $(STAMP)
 	$(PY) -m pytest -q -m gpu
@@ -81,5 +90,5 @@ fuzz: $(STAMP)
 
 clean:
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f *_new.py examples/*_new.py
+	rm -f *_new.py examples/*_new.py examples/*/*_new.py
 	find fusewright tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

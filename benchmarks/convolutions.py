@@ -2,10 +2,11 @@
 
     python benchmarks/convolutions.py [--out convolutions.json] [--only 3x3] [--no-compile] [--fp32]
 
-Needs a Hopper GPU. Times are `interleaved`'s: candidates take turns, the L2 cache is overwritten,
-the host does not count. The floor is the larger of reading the input and writing the output once at
-the bandwidth of a copy, and the multiply-adds at the rate of a product in TF32's accuracy, both
-measured here. Errors are against float64: of the output, and the largest of all gradients.
+Needs a Hopper GPU. Times come from `interleaved`: candidates take turns, the L2 cache is
+overwritten before each call, and host time is not counted. The floor is the larger of two times:
+reading the input and writing the output once at a copy's bandwidth, and the multiply-adds at the
+rate of an fp16 matmul. Both rates are measured here. Errors are against float64: that of the
+output, and the largest of all gradients.
 """
 
 from __future__ import annotations
@@ -30,15 +31,14 @@ import fusewright
 from benchmarks.interleaved import interleaved
 from fusewright.bench.clock import DeviceClock
 from fusewright.compile.pipeline import prepare
-from fusewright.plan.steps import Window
 
 BUILDERS = 12
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer and what it is given; sizes of kernel, stride and so on as nn.Conv2d takes them, or
-    nn.Conv3d where there is a depth."""
+    """A layer and its input. Kernel size, stride and so on are arguments of nn.Conv2d, or of
+    nn.Conv3d if `depth` is not 0. `results` is the number of output channels."""
 
     name: str
     images: int
@@ -55,7 +55,7 @@ class Shape:
 
     def model(self) -> nn.Module:
         padding = self.dilation * (self.kernel // 2)
-        if self.transposed:  # as wide as the stride says
+        if self.transposed:  # The output is `stride` times as wide as the input.
             padding = (self.kernel - self.stride) // 2
         kinds = (nn.Conv3d, nn.ConvTranspose3d) if self.depth else (nn.Conv2d, nn.ConvTranspose2d)
         layer = kinds[self.transposed](
@@ -118,14 +118,14 @@ SHAPES = (
 
 @dataclass
 class Row:
-    """Milliseconds and errors by candidate; `ours_is` says whose convolution the plan calls."""
+    """Milliseconds and errors by candidate. `ours_is` says whose convolution our plan uses."""
 
     shape: Shape
     ours_is: str
     floor_ms: float
     forward_ms: dict[str, float] = field(default_factory=dict)
     train_ms: dict[str, float] = field(default_factory=dict)
-    call_ms: dict[str, float] = field(default_factory=dict)  # of the host, forward
+    call_ms: dict[str, float] = field(default_factory=dict)  # host time, forward
     output_error: dict[str, float] = field(default_factory=dict)
     gradient_error: dict[str, float] = field(default_factory=dict)
 
@@ -142,14 +142,14 @@ def trained(model: nn.Module, x: Tensor, grad: Tensor | None) -> list[Tensor]:
 
 
 def rates(clock: DeviceClock) -> tuple[float, float]:
-    """Bytes and multiply-adds' operations in a millisecond."""
+    """Bytes copied, and operations of an fp16 matmul, per millisecond."""
     block = torch.empty(1 << 28, device="cuda")
     target = torch.empty_like(block)
     half = torch.randn(4096, 4096, device="cuda").half()
-    calls = {"copy": lambda: target.copy_(block), "product": lambda: half @ half}
+    calls = {"copy": lambda: target.copy_(block), "matmul": lambda: half @ half}
     took = interleaved(calls, clock)
     copied = 2 * 4 * block.numel() / took["copy"].device_ms
-    return copied, 2 * 4096**3 / took["product"].device_ms
+    return copied, 2 * 4096**3 / took["matmul"].device_ms
 
 
 def floor_ms(shape: Shape, x: Tensor, y: Tensor, known: tuple[float, float]) -> float:
@@ -165,7 +165,7 @@ def built(shape: Shape) -> tuple[Shape, nn.Module, nn.Module, Tensor, str]:
     torch.manual_seed(0)
     model, x = shape.model(), shape.input()
     plans = prepare(model, (x,), device=x.device, modes=("train",)).modes[0]
-    ours_is = "ours" if any(isinstance(s, Window) for s in plans.inference.steps) else "PyTorch's"
+    ours_is = "ours" if any(s.kind == "convolution" for s in plans.inference.steps) else "PyTorch's"
     fast = fusewright.optimize(copy.deepcopy(model), x, modes=("train",))
     return shape, model, fast, x, ours_is
 
@@ -203,7 +203,7 @@ def measured(
 
 
 def ratio(took: Mapping[str, float]) -> float:
-    """Against the better of the others."""
+    """How many times as fast ours is as the best of the others."""
     return min(ms for name, ms in took.items() if name != "ours") / took["ours"]
 
 

@@ -1,10 +1,10 @@
-"""The element-wise parts of the reference problems: eager, torch.compile and ours, one run.
+"""The elementwise parts of the reference problems: eager, torch.compile and ours, in one run.
 
     python benchmarks/elementwise.py --out elementwise.json
 
-Each case is a reference problem without its product or convolution, whose result is an argument
-instead, at the problem's full size. Needs a CUDA GPU. Times are medians of CUDA-event timings, all
-candidates taking turns, the L2 cache overwritten before each.
+Each case is a reference problem at full size without its matmul or convolution: the result of that
+is an argument instead. Needs a CUDA GPU. Times are medians of CUDA-event timings. All candidates
+take turns, and the L2 cache is overwritten before each call.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class MinSubtract(nn.Module):
         self.bias = nn.Parameter(torch.randn(16384))
         self.constant = nn.Parameter(torch.tensor(2.0))
 
-    def forward(self, product: Tensor) -> Tensor:
-        return torch.min(product + self.bias, self.constant) - self.constant
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.min(x + self.bias, self.constant) - self.constant
 
 
 class MinAddMultiply(nn.Module):
@@ -43,8 +43,8 @@ class MinAddMultiply(nn.Module):
         self.bias = nn.Parameter(torch.randn(128, 1, 1))
         self.register_buffer("limit", torch.tensor(0.5))
 
-    def forward(self, convolved: Tensor) -> Tensor:
-        limited = torch.min(convolved + self.conv_bias, self.limit)
+    def forward(self, x: Tensor) -> Tensor:
+        limited = torch.min(x + self.conv_bias, self.limit)
         return (limited + self.bias) * 2.0
 
 
@@ -53,8 +53,8 @@ class AddRelu(nn.Module):
         super().__init__()
         self.bias = nn.Parameter(torch.randn(8192))
 
-    def forward(self, product: Tensor) -> Tensor:
-        return torch.relu(product + self.bias)
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.bias)
 
 
 class BatchNormSwish(nn.Module):
@@ -63,8 +63,8 @@ class BatchNormSwish(nn.Module):
         self.bn = nn.BatchNorm1d(8192)
         self.bias = nn.Parameter(torch.randn(1))
 
-    def forward(self, product: Tensor) -> Tensor:
-        z = (self.bn(product) + self.bias) / 1.5
+    def forward(self, x: Tensor) -> Tensor:
+        z = (self.bn(x) + self.bias) / 1.5
         return z * torch.sigmoid(z)
 
 
@@ -86,17 +86,17 @@ def forward(model: nn.Module, x: Tensor) -> Callable[[], object]:
 
 def training(model: nn.Module, x: Tensor) -> Callable[[], object]:
     x = x.clone().requires_grad_()
-    tangent = torch.randn_like(x)
+    grad_output = torch.randn_like(x)
     wanted = [x, *model.parameters()]
 
     def call() -> object:
-        return torch.autograd.grad(model(x), wanted, tangent)
+        return torch.autograd.grad(model(x), wanted, grad_output)
 
     return call
 
 
 def replayed(call: Callable[[], object]) -> Callable[[], object]:
-    """The call as a CUDA graph, so that kernels alone are timed and not the launches."""
+    """The call as a CUDA graph, so that only the kernels are timed, without launch overhead."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,12 +1,12 @@
-"""The host's kernels beside eager PyTorch (and, if asked, torch.compile): whole module calls.
+"""Our CPU kernels beside eager PyTorch and, if requested, torch.compile: whole module calls.
 
     python benchmarks/host.py [--out host.json] [--only softmax] [--compile] [--budget 1.5]
 
 Candidates take turns in one process on the same threads, each in short bursts after a call that
-warms its caches; a figure is the lower quartile over bursts. Every round has copies of the inputs
-at another place: which pages inputs and outputs lie in decides up to a fifth of a time, and eager's
-outputs and ours come from different blocks of the heap. Errors are the largest distance
-from float64 over the largest magnitude of the result, for eager and for us.
+warms its caches. A time is the lower quartile over bursts. Every round copies the inputs to new
+addresses: the memory pages of inputs and outputs change a time by up to a fifth, and eager's
+outputs and ours come from different blocks of the heap. Errors are the largest deviation from
+float64, divided by the largest magnitude of the result, for eager and for ours.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ acosh atanh erfc erfinv rsqrt sqrt reciprocal
 DOUBLES = "exp log tanh sigmoid erf erfc sin cos".split()
 
 
-class Call(nn.Module):
-    """A function as a module."""
+class HostCall(nn.Module):
+    """A module that calls a function."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """Microseconds of one call; errors relative to the largest exact value."""
+    """Microseconds of one call, and errors relative to the largest exact value."""
 
     name: str
     eager_us: float
@@ -72,7 +72,7 @@ class Row:
 
 
 def argument(op: str, n: int, dtype: torch.dtype) -> Tensor:
-    """Values that the function is defined for, of everyday size."""
+    """Values of usual size in the function's domain."""
     x = torch.randn(n, dtype=dtype)
     match op:
         case "log" | "log2" | "log10" | "rsqrt" | "sqrt":
@@ -119,7 +119,7 @@ def activations() -> Iterator[Case]:
 
 
 def chains() -> Iterator[Case]:
-    """What backward passes look like, and biases."""
+    """Chains of elementwise operators, as in backward passes and after a bias."""
     x, g = torch.randn(1024, 1024), torch.randn(1024, 1024)
     bias = torch.randn(1024)
     yield Case("bias relu", lambda a, b: torch.relu(a + b), (x, bias))
@@ -180,7 +180,7 @@ def all_cases() -> Iterator[Case]:
 
 
 def burst_us(call: Callable[..., object], inputs: tuple[Tensor, ...], repeats: int) -> float:
-    """Mean of a burst, the first call of which only warms up."""
+    """Mean time of a call in a burst, after one call that warms the caches."""
     call(*inputs)
     start = time.perf_counter()
     for _ in range(repeats):
@@ -189,7 +189,7 @@ def burst_us(call: Callable[..., object], inputs: tuple[Tensor, ...], repeats: i
 
 
 def moved(x: Tensor) -> Tensor:
-    """The same tensor elsewhere, gaps between its elements included."""
+    """A copy of the tensor in new memory, with the same strides."""
     whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()).clone()
     return whole.as_strided(x.shape, x.stride(), x.storage_offset())
 
@@ -197,7 +197,7 @@ def moved(x: Tensor) -> Tensor:
 def quartiles_us(
     calls: dict[str, Callable[..., object]], inputs: tuple[Tensor, ...], budget_s: float
 ) -> dict[str, float]:
-    """All take turns until the budget is spent; every second round runs backwards."""
+    """Lower quartiles. All take turns until the budget is spent, in alternating order."""
     once = {name: burst_us(call, inputs, 1) for name, call in calls.items()}
     repeats = {name: max(1, min(500, int(3000 / took))) for name, took in once.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -209,7 +209,7 @@ def quartiles_us(
             samples[name].append(burst_us(calls[name], inputs, repeats[name]))
         del between
         round_ += 1
-    # Other jobs on the machine only ever add time, often to more than half of the bursts.
+    # Other jobs on the machine only add time, often to more than half of the bursts.
     return {name: statistics.quantiles(each, n=4)[0] for name, each in samples.items()}
 
 
@@ -224,7 +224,7 @@ def widened(x: Tensor) -> Tensor:
 
 
 def measure(case: Case, budget_s: float, with_compile: bool) -> Row:
-    model = Call(case.function).eval()
+    model = HostCall(case.function).eval()
     ours = fusewright.optimize(model, case.inputs, modes=("eval",))
     models: dict[str, Callable[..., object]] = {"eager": model, "ours": ours}
     if with_compile:
@@ -255,8 +255,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--compile", action="store_true", help="torch.compile too; slow to build")
-    parser.add_argument("--budget", type=float, default=1.0, help="seconds of timing for a case")
+    parser.add_argument("--compile", action="store_true", help="also time torch.compile (slow)")
+    parser.add_argument("--budget", type=float, default=1.0, help="seconds of timing per case")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -1,8 +1,8 @@
-"""Times of several calls in one run, by the clock of `fusewright bench`.
+"""Times of several calls in one run, with the clock of `fusewright bench`.
 
-Calls take turns in a new random order each round. Before each the L2 cache is overwritten, and the
-GPU is kept busy for as long as the slowest of them takes to return: a time is the GPU's alone. What
-a call costs the host is beside it.
+The calls take turns in a new random order each round. Before each call the L2 cache is overwritten,
+and the GPU is kept busy until the slowest call has returned. So the device time contains no host
+time. The host time of a call is measured separately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 @dataclass(frozen=True)
 class Times:
-    """Medians: of the GPU's work, and until the call returned."""
+    """Medians of the GPU time, and of the time until the call returned."""
 
     device_ms: float
     call_ms: float

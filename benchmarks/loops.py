@@ -1,10 +1,10 @@
-"""Bandwidth of the generated loop kernels beside PyTorch's own copy, in one run.
+"""Bandwidth of the generated loop kernels beside PyTorch's copy, in one run.
 
     python benchmarks/loops.py --out loops.json [--only softmax]
 
-Needs a CUDA GPU, PyTorch and nvcc. Each figure is the median of CUDA-event timings with the L2
-cache flushed before every launch; bytes are what the kernel must move. Results are checked against
-float64 on a slice before anything is timed.
+Needs a CUDA GPU, PyTorch and nvcc. Each time is the median of CUDA-event timings. The L2 cache is
+flushed before every launch. Bytes are those that the kernel must move. Each result is checked
+against float64 before it is timed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,11 +24,15 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import loop_kernels
+from fusewright.build import build, find_compiler, load
+from fusewright.codegen.source import Source
 from fusewright.ir.graph import Dim
 from fusewright.ir.loop import LoopKernel
+from fusewright.kinds.registry import render
 from fusewright.schedule.loops import choose
+from fusewright.target.device import target_of
 from fusewright.target.target import Target
-from tests.support import loop_cases as cases
 
 S0 = Dim(1, ("s0",))
 Tensor = torch.Tensor
@@ -72,7 +75,7 @@ def pointwise_cases() -> Iterator[Case]:
     a, b = randn(n), randn(n)
     yield Case(
         "add_relu 128M",
-        cases.add_relu(S0),
+        loop_kernels.add_relu(S0),
         {"s0": n},
         {"a": a, "b": b, "y": torch.empty_like(a)},
         ("y", lambda t: torch.relu(t["a"].double() + t["b"].double())),
@@ -82,7 +85,7 @@ def pointwise_cases() -> Iterator[Case]:
         x = randn(rows, 8192)
         yield Case(
             f"bias_relu {rows}x8192",
-            cases.bias_relu(S0, 8192),
+            loop_kernels.bias_relu(S0, 8192),
             {"s0": rows},
             {"x": x, "b": randn(8192), "y": torch.empty_like(x)},
             ("y", lambda t: torch.relu(t["x"].double() + t["b"].double())),
@@ -91,7 +94,7 @@ def pointwise_cases() -> Iterator[Case]:
     x = randn(16384, 8192, dtype=torch.bfloat16)
     yield Case(
         "bias_relu 16384x8192 bf16",
-        cases.bias_relu(S0, 8192, "bfloat16"),
+        loop_kernels.bias_relu(S0, 8192, "bfloat16"),
         {"s0": 16384},
         {"x": x, "b": randn(8192).bfloat16(), "y": torch.empty_like(x)},
         ("y", lambda t: torch.relu(t["x"].double() + t["b"].double())),
@@ -104,7 +107,7 @@ def softmax_case(columns: int, dtype: str) -> Case:
     x = randn(rows, columns, dtype=getattr(torch, dtype))
     return Case(
         f"softmax {rows}x{columns} {dtype}",
-        cases.softmax(S0, columns, dtype),
+        loop_kernels.softmax(S0, columns, dtype),
         {"s0": rows},
         {"x": x, "y": torch.empty_like(x)},
         ("y", lambda t: torch.softmax(t["x"].double(), -1)),
@@ -120,7 +123,7 @@ def layer_norm_case(columns: int) -> Case:
     norm = torch.nn.functional.layer_norm
     return Case(
         f"layer_norm {rows}x{columns}",
-        cases.layer_norm(S0, columns),
+        loop_kernels.layer_norm(S0, columns),
         {"s0": rows},
         tensors,
         (
@@ -137,7 +140,7 @@ def reduction_cases() -> Iterator[Case]:
     z, g = randn(16384, 8192), randn(16384, 8192)
     yield Case(
         "column_sum 16384x8192",
-        cases.column_sum(S0, 8192),
+        loop_kernels.column_sum(S0, 8192),
         {"s0": 16384},
         {"z": z, "g": g, "dz": torch.empty_like(z), "db": randn(8192)},
         ("db", lambda t: torch.where(t["z"] > 0, t["g"], 0).sum(0, dtype=torch.float64)),
@@ -146,7 +149,7 @@ def reduction_cases() -> Iterator[Case]:
     n = 1 << 28
     yield Case(
         "full_sum 256M",
-        cases.full_sum(S0),
+        loop_kernels.full_sum(S0),
         {"s0": n},
         {"x": randn(n), "y": randn(1)},
         ("y", lambda t: t["x"].sum(dtype=torch.float64)[None]),
@@ -155,7 +158,7 @@ def reduction_cases() -> Iterator[Case]:
     x = randn(512, 64, 3136)
     yield Case(
         "channel_sum 512x64x56x56",
-        cases.channel_sum(S0, 64, 3136),
+        loop_kernels.channel_sum(S0, 64, 3136),
         {"s0": 512},
         {"x": x, "y": torch.empty_like(x), "sums": randn(64)},
         ("sums", lambda t: (2 * t["x"]).sum((0, 2), dtype=torch.float64)),
@@ -164,7 +167,7 @@ def reduction_cases() -> Iterator[Case]:
     x = randn(16384, 8192)
     yield Case(
         "column_logsumexp 16384x8192",
-        cases.column_logsumexp(S0, 8192),
+        loop_kernels.column_logsumexp(S0, 8192),
         {"s0": 16384},
         {"x": x, "y": randn(8192)},
         ("y", lambda t: t["x"].double().logsumexp(0)),
@@ -173,7 +176,7 @@ def reduction_cases() -> Iterator[Case]:
     x = randn(1024, 131072)
     yield Case(
         "row_logsumexp 1024x131072",
-        cases.row_logsumexp(S0, 131072),
+        loop_kernels.row_logsumexp(S0, 131072),
         {"s0": 1024},
         {"x": x, "y": randn(1024)},
         ("y", lambda t: t["x"].double().logsumexp(1)),
@@ -185,7 +188,7 @@ def scan_case(rows: int, columns: int) -> Case:
     x, b = randn(rows, columns), randn(columns)
     return Case(
         f"row_scan {rows}x{columns}",
-        cases.row_scan(S0, columns),
+        loop_kernels.row_scan(S0, columns),
         {"s0": rows},
         {"x": x, "b": b, "y": torch.empty_like(x)},
         ("y", lambda t: (t["x"] + t["x"]).double().cumsum(1) + t["b"]),
@@ -197,7 +200,7 @@ def column_scan_case(batch: int, rows: int, columns: int) -> Case:
     x = randn(batch, rows, columns)
     return Case(
         f"column_scan {batch}x{rows}x{columns}",
-        cases.column_scan(S0, rows, columns),
+        loop_kernels.column_scan(S0, rows, columns),
         {"s0": batch},
         {"x": x, "s": torch.empty_like(x), "y": torch.empty_like(x)},
         ("s", lambda t: t["x"].double().cumsum(1)),
@@ -206,7 +209,7 @@ def column_scan_case(batch: int, rows: int, columns: int) -> Case:
 
 
 def all_cases() -> Iterator[Callable[[], Case]]:
-    """Thunks, so that only one case holds memory at a time."""
+    """Functions that make the cases, so that only one case holds memory at a time."""
     for at in range(4):
         yield lambda at=at: list(pointwise_cases())[at]
     for columns in (1024, 4096, 16384, 32768):
@@ -223,7 +226,7 @@ def all_cases() -> Iterator[Callable[[], Case]]:
 
 
 def median_us(launch: Callable[[], object], repeats: int = 15) -> float:
-    """Median time of a launch, L2 emptied before each by writing 256 MB."""
+    """Median time of a launch. Writing 256 MB flushes the L2 cache before each."""
     flush = torch.empty(64 << 20, device="cuda")
     for _ in range(3):
         launch()
@@ -239,8 +242,8 @@ def median_us(launch: Callable[[], object], repeats: int = 15) -> float:
     return statistics.median(times)
 
 
-def prepared(case: Case, library: ctypes.CDLL, source: cases.Source) -> Callable[[], None]:
-    """A launch without Python work worth measuring: arguments are converted once."""
+def prepared(case: Case, library: ctypes.CDLL, source: Source) -> Callable[[], None]:
+    """A launch with little Python overhead: arguments are converted once."""
     entry = source.entries[0]
     given = [ctypes.c_void_p(case.tensors[name].data_ptr()) for name in entry.arguments]
     given += [ctypes.c_int64(case.sizes[name]) for name in entry.symbols]
@@ -260,10 +263,9 @@ def prepared(case: Case, library: ctypes.CDLL, source: cases.Source) -> Callable
 
 def measure(case: Case, target: Target, copy_gb_per_s: float) -> Row:
     schedule = choose(case.loop, target, case.sizes)
-    began = time.perf_counter()
-    library, source = cases.build(case.loop, target, case.sizes, schedule)
-    build_s = time.perf_counter() - began
-    launch = prepared(case, library, source)
+    source = render([(case.loop, schedule)], target)
+    built = build(source)
+    launch = prepared(case, load(built), source)
     launch()
     name, exact = case.check
     expected = exact(case.tensors)
@@ -278,11 +280,11 @@ def measure(case: Case, target: Target, copy_gb_per_s: float) -> Row:
     short += f" b{schedule.beyond}" * (schedule.beyond > 0)
     short += f" s{schedule.splits}" * (schedule.splits > 1)
     fraction = rate / copy_gb_per_s
-    return Row(case.name, short, build_s, ours, rate, fraction, eager, float(error))
+    return Row(case.name, short, built.seconds, ours, rate, fraction, eager, float(error))
 
 
 def copy_rate() -> tuple[float, float]:
-    """GB/s of PyTorch's copy of 512 MB, reads and writes counted, and its time."""
+    """GB/s of PyTorch's copy of 512 MB, reads plus writes, and its time."""
     x = randn(1 << 27)
     y = torch.empty_like(x)
     took = median_us(lambda: y.copy_(x))
@@ -305,7 +307,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     options = parser.parse_args()
-    target = Target.cuda(torch.cuda.get_device_properties(0).multi_processor_count)
+    target = target_of(torch.device("cuda"))
     rate, took = copy_rate()
     rows = []
     for make in all_cases():
@@ -317,7 +319,7 @@ def main() -> None:
     show(rows, rate)
     if options.out:
         nvcc = subprocess.run(
-            [cases.NVCC or "nvcc", "--version"], capture_output=True, text=True
+            [*find_compiler("cuda"), "--version"], capture_output=True, text=True
         ).stdout
         report = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "nvcc": nvcc}
         report |= {"copy_gb_per_s": rate, "copy_us": took, "rows": [asdict(r) for r in rows]}

@@ -1,10 +1,10 @@
-"""Whole networks: eager, torch.compile and ours, forward in evaluation and training, in one run.
+"""Whole networks: eager, torch.compile and ours, evaluation and training, in one run.
 
     python benchmarks/networks.py [--only vgg16 resnet18] [--no-compile] [--kernels 12]
 
-Times are `interleaved`'s. Errors are against float64: of the output, and the largest of a gradient.
-`--kernels` lists what takes longest on the GPU in each candidate's call, by the profiler; a kernel
-that begins early and waits is counted while it waits.
+Times come from `interleaved`. Errors are against float64: that of the output, and the largest of
+all gradients. `--kernels` lists the longest GPU kernels of each candidate's call, by the profiler.
+The time of a kernel that starts early and waits includes the wait.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Losses by class and places of largest values: eager, torch.compile and ours, in one run.
+"""Classification losses, argmax and max: eager, torch.compile and ours, in one run.
 
     python benchmarks/selection.py [--only cross] [--no-compile]
 
-Times are `interleaved`'s, of the forward call without gradients and, where there is one, of the
-forward call and its gradients. Needs a CUDA GPU.
+Times come from `interleaved`: of the forward call without gradients and, if the function is
+differentiable, of the forward call with its gradients. Needs a CUDA GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import fusewright
-from benchmarks.host import Call
+from benchmarks.host import HostCall
 from benchmarks.interleaved import interleaved
 from fusewright.bench.clock import DeviceClock
 
@@ -57,34 +57,34 @@ def forward(model: nn.Module, args: tuple[Tensor, ...]) -> None:
         model(*args)
 
 
-def training(model: nn.Module, leaf: Tensor, rest: tuple[Tensor, ...], change: Tensor) -> None:
-    torch.autograd.grad(model(leaf, *rest), leaf, change)
+def training(model: nn.Module, leaf: Tensor, rest: tuple[Tensor, ...], grad_output: Tensor) -> None:
+    torch.autograd.grad(model(leaf, *rest), leaf, grad_output)
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--only", default="", help="cases whose names have this in them")
+    options.add_argument("--only", default="", help="cases whose name contains this")
     options.add_argument("--no-compile", action="store_true")
     given = options.parse_args()
     clock = DeviceClock(torch.device("cuda"))
     for name, (function, make) in CASES.items():
         if given.only not in name:
             continue
-        args, model = make(), Call(function)
+        args, model = make(), HostCall(function)
         leaf = args[0].clone().requires_grad_()
         candidates: dict[str, nn.Module] = {"eager": model}
         if not given.no_compile:
             torch.compiler.reset()
             candidates["compile"] = torch.compile(model)
-        candidates["ours"] = fusewright.optimize(Call(function), (leaf, *args[1:]))
+        candidates["ours"] = fusewright.optimize(HostCall(function), (leaf, *args[1:]))
         trains = model(leaf, *args[1:]).requires_grad
         for mode in ("forward", "training") if trains else ("forward",):
             calls: dict[str, Callable[[], object]] = {}
             for at, each in candidates.items():
                 calls[at] = partial(forward, each, args)
                 if mode == "training":
-                    change = torch.ones_like(model(*args))
-                    calls[at] = partial(training, each, leaf, args[1:], change)
+                    grad_output = torch.ones_like(model(*args))
+                    calls[at] = partial(training, each, leaf, args[1:], grad_output)
             took = interleaved(calls, clock)
             words = ", ".join(f"{at} {took[at].device_ms * 1e3:.1f}" for at in candidates)
             print(f"{name}, {mode}, µs: {words}", flush=True)

@@ -2,8 +2,8 @@
 
 An artifact's name is a digest of everything that decides its bytes: text, flags, compiler and,
 for host code, the processor. Its folder belongs to the user alone. A library appears by an atomic
-rename, with its digest beside it, and is used only while the two agree; a build holds a lock that
-the kernel drops when its process ends, so one that was killed leaves nothing that blocks the next.
+rename, with a file of its digest, and is used only while the two agree. A build holds a file lock,
+which the operating system releases when the process ends: a killed build never blocks the next.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from fusewright import debug
 from fusewright.codegen.source import Source
 from fusewright.errors import BuildError, CacheUnusable, CompileFailed, CompilerMissing
 
-# Products and sums are not contracted into one rounding: a value that backward computes again must
-# come out bit for bit as it did in forward, or x == amax(x) holds nowhere.
+# Multiplications and additions are not contracted into fused ones: a value that backward computes
+# again must be the same bit for bit as in forward, or x == amax(x) would hold nowhere.
 _HOST_FLAGS = (
     "-std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=off "
     "-fopenmp -shared -fPIC"
 ).split()
-# nvcc's -O is for the host's part alone: kernels are always optimized in full. A product's entry
-# takes 1.1 µs with -O1 and -O3 and 2.0 with -O0; gcc takes 5.1, 6.5 and 2.3 s for 74 entries.
+# nvcc's -O concerns host code only: kernels are always fully optimized. The entry point of a matmul
+# takes 1.1 µs with -O1 and -O3 and 2.0 with -O0; gcc takes 5.1, 6.5 and 2.3 s for 74 of them.
 _CUDA_FLAGS = "-std=c++17 -O1 -fmad=false -shared -Xcompiler -fPIC".split()
-# From this release on nvcc may share a file's kernels among all cores: a third less time with two
-# of them, and the same code to the bit (13.0).
+# From this release on nvcc can compile the kernels of a file on several cores: with two it takes a
+# third less time, and the code is the same to the bit (checked with 13.0).
 _SPLITTING = (12, 6)
 _SUFFIX = {"host": ".cpp", "cuda": ".cu"}
-# Variables that change what the compilers do behind the command line's back.
+# Environment variables that change what the compilers do and are not on the command line.
 _COMPILER_ENVIRONMENT = {
     "host": ("CPATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX"),
     "cuda": ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CPATH"),
@@ -56,7 +56,7 @@ MOST_COMPILERS = 4  # for one source
 
 @dataclass(frozen=True)
 class Artifact:
-    """A shared library in the cache; `seconds` is what this call waited for it."""
+    """A shared library in the cache; `seconds` is how long this call waited for it."""
 
     path: Path
     seconds: float
@@ -67,7 +67,7 @@ class Artifact:
 @dataclass(frozen=True)
 class _Job:
     """One library to build: the command without its file names, and where the result belongs. The
-    compiler may use so many `cores`, or all."""
+    compiler may use this many `cores`; 0 means all."""
 
     source: Source
     command: tuple[str, ...]
@@ -98,8 +98,10 @@ def build(
     cores: int = 0,
     running: list[subprocess.Popen[str]] | None = None,
 ) -> Artifact:
-    """The library for this source: from the cache where it is sound there, else compiled, on so
-    many cores, or on all. A compiler that is started is added to those that are `running`."""
+    """The library for this source, from the cache or compiled.
+
+    The compiler may use this many `cores`; 0 means all. Its process is added to `running`.
+    """
     start = time.perf_counter()
     command = (*find_compiler(source.language, compiler), *_flags(source.language, arch))
     folder, started = trusted_folder(cache_dir), [] if running is None else running
@@ -117,7 +119,7 @@ def build(
 
 
 def build_divided(source: Source, *, arch: str) -> list[Artifact]:
-    """Libraries that together have all kernels, built at the same time."""
+    """Several libraries, built in parallel, that together have all kernels of the source."""
     cores = processors()
     parts = source.divided(min(cores, MOST_COMPILERS))
     if len(parts) == 1:
@@ -130,7 +132,7 @@ def build_divided(source: Source, *, arch: str) -> list[Artifact]:
             for job in as_completed(jobs):
                 job.result()
         except BaseException:
-            # One has failed, or the user has had enough, which this thread alone is told.
+            # A build has failed, or the user has interrupted, which only this thread notices.
             while wait(jobs, timeout=0.1).not_done:
                 for process in running:
                     process.kill()
@@ -139,14 +141,14 @@ def build_divided(source: Source, *, arch: str) -> list[Artifact]:
 
 
 def processors() -> int:
-    """Those that this process may use."""
+    """The number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 class Libraries:
-    """Several libraries as one: an entry is of the first that has it."""
+    """Several libraries as one: an entry point is taken from the first that has it."""
 
     def __init__(self, artifacts: Sequence[Artifact]) -> None:
         self._opened = [load(each) for each in artifacts]
@@ -163,13 +165,13 @@ def load(artifact: Artifact) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(artifact.path))
     except OSError as error:
-        # What cannot be opened must not be found again: without its digest it is rebuilt.
+        # A library that cannot be opened must not be used again: without a digest it is rebuilt.
         with suppress(OSError):
             artifact.path.with_suffix(".sha256").unlink()
         raise BuildError(
             f"{artifact.path} was built but cannot be loaded: {error}\n"
             f"command: {shlex.join(artifact.command)}\n"
-            "It is built anew the next time; if this stays, check the compiler's libraries."
+            "It will be rebuilt next time; if the error persists, check the compiler's libraries."
         ) from error
 
 
@@ -214,7 +216,7 @@ def _flags(language: str, arch: str) -> tuple[str, ...]:
         return tuple(_HOST_FLAGS)
     match = re.fullmatch(r"sm_(\d+[af]?)", arch)
     if match is None:
-        raise BuildError(f"{arch!r} is no GPU architecture: write it like sm_80 or sm_90a")
+        raise BuildError(f"{arch!r} is not a GPU architecture; write it like sm_80 or sm_90a")
     return (*_CUDA_FLAGS, "-gencode", f"arch=compute_{match[1]},code={arch}")
 
 
@@ -224,7 +226,7 @@ def _key(source: Source, command: tuple[str, ...]) -> str:
         parts.append(f"{name}={os.environ.get(name, '')}")
     if source.language == "host":
         parts.append(_processor())
-    # Lengths keep the borders between parts, so that no two lists run into the same text.
+    # With lengths, no two lists of parts give the same text.
     text = "".join(f"{len(part)}:{part}" for part in parts)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -236,7 +238,7 @@ def _identity(program: str) -> str:
 
 @cache
 def _compiler_identity(program: str, _mtime_ns: int, _size: int) -> str:
-    """What the compiler says of itself; a changed file asks again."""
+    """The compiler's version text. The other arguments make a changed file be asked again."""
     command = [program, "--version"]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, errors="replace")
@@ -254,7 +256,7 @@ def _compiler_identity(program: str, _mtime_ns: int, _size: int) -> str:
 
 @cache
 def _processor() -> str:
-    """What -march=native depends on: a cache in a shared home must not mix machines."""
+    """What -march=native depends on: machines that share a cache may have other processors."""
     wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
     lines = [platform.machine(), platform.processor()]
     with suppress(OSError):
@@ -264,7 +266,7 @@ def _processor() -> str:
 
 
 def trusted_folder(cache_dir: Path | None) -> Path:
-    """The cache folder, made if need be; what others could have written to is refused."""
+    """The cache folder, created if necessary; refused if other users can write to it."""
     folder = (cache_dir or _default_folder()).expanduser().absolute()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -282,7 +284,7 @@ def trusted_folder(cache_dir: Path | None) -> Path:
 def _default_folder() -> Path:
     if chosen := os.environ.get("FUSEWRIGHT_CACHE"):
         return Path(chosen)
-    # The XDG specification has a relative path ignored.
+    # By the XDG specification, a relative path is ignored.
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
         home = Path(base) if base.startswith("/") else Path.home() / ".cache"
@@ -306,8 +308,8 @@ def writing_cache(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(job: _Job) -> Iterator[None]:
-    # Each call opens the file for itself, so the lock also holds between threads. The file stays:
-    # removing it would let two builders hold two locks of the same name.
+    # Each call opens the file itself, so the lock also works between threads. The file stays: if it
+    # were removed, two builds could hold two locks of the same name.
     with (job.folder / f"{job.key}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
@@ -327,7 +329,7 @@ def _is_sound(job: _Job) -> bool:
 def _compile(job: _Job) -> None:
     prefix = f"{job.key}.tmp-"
     for left in job.folder.glob(f"{prefix}*"):
-        # Under the lock, a working folder of this key can only be that of a killed build.
+        # Since this build holds the lock, such a folder can only be left by a killed build.
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=job.folder) as work:
         text = Path(work, job.kept_source.name)
@@ -337,7 +339,7 @@ def _compile(job: _Job) -> None:
         _run_compiler(job, library, work)
         digest = Path(work, job.digest.name)
         digest.write_text(hashlib.sha256(library.read_bytes()).hexdigest())
-        # The old digest fits no new library: a kill between these two lines means a rebuild.
+        # A kill between these two lines leaves an old digest, which does not fit: a rebuild.
         library.replace(job.library)
         digest.replace(job.digest)
 
@@ -347,17 +349,17 @@ def _run_compiler(job: _Job, library: Path, work: str) -> None:
     debug.log(2, "%s", shlex.join(command))
     environment = {**os.environ, "TMPDIR": work}
     try:
-        # The compiler's own temporary files go into the working folder and vanish with it.
+        # The compiler's temporary files go to the working folder and are deleted with it.
         code, said = _said(command, environment, job.running)
     except OSError as error:
         raise CompileFailed(f"{command[0]} cannot be run: {error}") from error
     if code != 0:
         why = f"failed with status {code}"
     elif not library.is_file():
-        why = "ended well but wrote no library"
+        why = "succeeded but wrote no library"
     else:
         return
-    words = _first_lines(said) or "(the compiler said nothing)"
+    words = _first_lines(said) or "(the compiler printed nothing)"
     raise CompileFailed(
         f"the {job.source.language} compiler {why}\ncommand: {shlex.join(command)}\n"
         f"source: {job.kept_source}\n{words}"
@@ -367,7 +369,7 @@ def _run_compiler(job: _Job, library: Path, work: str) -> None:
 def _said(
     command: list[str], environment: dict[str, str], running: list[subprocess.Popen[str]]
 ) -> tuple[int, str]:
-    """How a command ended, and its words."""
+    """A command's exit status and its output."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdout=pipe, stderr=pipe, text=True, errors="replace", env=environment
@@ -382,7 +384,7 @@ def _said(
 
 
 def _splitting(job: _Job) -> tuple[str, ...]:
-    """Not part of the key: the library's bytes do not depend on it."""
+    """The flag for several cores. Not in the key: the library's bytes do not depend on it."""
     if job.source.language == "host":
         return ()
     found = re.search(r"release (\d+)\.(\d+)", _identity(job.command[0]))

@@ -1,4 +1,4 @@
-"""The command line: arguments and progress, nothing else."""
+"""The command line: arguments and progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from rich.console import Console
@@ -42,7 +42,8 @@ MODE_NAMES = {"train": ("train",), "eval": ("eval",), "both": ("train", "eval")}
 BENCH_PASSES = {"forward": ("forward",), "train": ("train",), "both": ("forward", "train")}
 BENCH_JSON_HELP = "Write the record here; for a folder, a file of all records or a folder of them."
 
-problem_argument = click.argument("problem", type=click.Path(path_type=Path))
+PATH = click.Path(path_type=Path)
+problem_argument = click.argument("problem", type=PATH)
 device_option = click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
@@ -52,16 +53,14 @@ device_option = click.option(
 mode_option = click.option(
     "--mode", type=click.Choice(sorted(MODE_NAMES)), default="both", show_default=True
 )
-json_option = click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), help="Also write a JSON record."
-)
+json_option = click.option("--json", "json_file", type=PATH, help="Also write a JSON record.")
 
 
 class Steps:
     """Progress through named steps: a bar on a terminal, plain lines elsewhere.
 
-    A bar that is not animated is drawn only when it hears something, at most four times a second:
-    a drawing thread would disturb whatever is being timed.
+    A bar that is not animated is drawn only on updates, at most four times a second: a drawing
+    thread would disturb the measurement.
     """
 
     def __init__(self, console: Console, names: tuple[str, ...], *, animated: bool = True) -> None:
@@ -95,13 +94,13 @@ class Steps:
         self._draw(0.0)
 
     def detail(self, words: str, share: float) -> None:
-        """What is running within the present step, and how much of the step is done."""
+        """Show what runs within the present step, and how much of the step is done."""
         done = math.floor(self.progress.tasks[self.task].completed)
         self.progress.update(self.task, description=words, completed=done + min(share, 0.99))
         self._draw(0.25)
 
     def tuning(self, words: str, share: float) -> None:
-        """What is being tuned; its own line where there is no bar."""
+        """Show what is being tuned; without a bar, on its own line."""
         if self.progress.tasks[self.task].completed < self.names.index(TUNE_STEP):
             self.next(TUNE_STEP)
         self.detail(words, share)
@@ -122,11 +121,16 @@ def cli() -> None:
 
 @cli.command()
 @problem_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write ModelNew.")
+@click.option("-o", "--output", type=PATH, help="Where to write ModelNew.")
 @json_option
 @device_option
 @mode_option
 @click.option("--tune", is_flag=True, help="Measure several schedules of each kernel; keep them.")
+@click.option(
+    "--keep-words",
+    is_flag=True,
+    help="Keep the words pass, try and except, which strict checkers of kernels refuse.",
+)
 def optimize(
     problem: Path,
     output: Path | None,
@@ -134,19 +138,20 @@ def optimize(
     device: str | None,
     mode: str,
     tune: bool,
+    keep_words: bool,
 ) -> None:
     """Write a standalone ModelNew for PROBLEM, check it and time it."""
     from fusewright.emit.file import file_text
     from fusewright.problem.inputs import resolve_device
     from fusewright.problem.load import load_problem
-    from fusewright.report import header, keep_apart, print_outcome, write_json
+    from fusewright.report import header, keep_apart, print_outcome, print_summary, write_json
 
     console = Console()
     output = output or problem.with_name(f"{problem.stem}_new.py")
-    for place in (output, json_file):
-        keep_apart(problem, place)
+    for path in (output, json_file):
+        keep_apart(problem, path)
     names = (*STEP_NAMES[:2], TUNE_STEP, *STEP_NAMES[2:]) if tune else STEP_NAMES
-    # While schedules are measured, nothing is to draw beside them.
+    # A drawing thread would disturb the measurement of schedules.
     steps = Steps(console, names, animated=not tune)
     with steps.running():
         steps.next(STEP_NAMES[0])
@@ -158,24 +163,26 @@ def optimize(
     print_outcome(console, outcome)
     if json_file:
         write_json(json_file, outcome)
+    if not outcome.checks:
+        fail(f"{loaded.name}: the model gives nothing to check, so no file was written", 1)
     if not all(check.ok for check in outcome.checks):
         fail(f"{loaded.name}: a check failed, so no file was written", 1)
-    text = file_text(solution.bundle, loaded.source, header(outcome))
+    text = file_text(solution.bundle, loaded.source, header(outcome), keep_words=keep_words)
     output.write_text(text, encoding="utf-8")
-    took = f"built in {outcome.build_seconds:.1f} s"
-    kernels = "came from the cache" if solution.cached else took
-    console.print(f"[bold]{output}[/bold] written; its kernels {kernels}.", soft_wrap=True)
+    how = "came from the cache" if solution.cached else f"built in {solution.seconds:.1f} s"
+    console.print(f"[bold]{output}[/bold] written; its kernels {how}.", soft_wrap=True)
+    print_summary(console, outcome, problem)
 
 
 def checked(
     loaded: Problem, solution: Solution, where: torch.device, mode: str, output: Path, steps: Steps
 ) -> Outcome:
     """Check and time the emitted text itself, from a draft of its file."""
+    from fusewright.bench.side_by_side import time_models
     from fusewright.emit.file import file_text
     from fusewright.problem.load import candidate_factory
     from fusewright.report import Outcome, draft, header
     from fusewright.target.device import device_name
-    from fusewright.tune.timing import time_models
     from fusewright.verify.verify import verify
 
     outcome = Outcome(
@@ -206,23 +213,23 @@ def checked(
 @device_option
 @mode_option
 def explain(problem: Path, device: str | None, mode: str) -> None:
-    """Say what would be fused in PROBLEM, what stays a PyTorch call, and why."""
+    """Show what would be fused in PROBLEM, what stays a PyTorch call, and why."""
     from fusewright.compile.pipeline import prepare
-    from fusewright.problem.inputs import move, resolve_device
+    from fusewright.problem.inputs import resolve_device
     from fusewright.problem.load import load_problem
     from fusewright.report import print_plans
+    from fusewright.verify.feeds import make_inputs
 
     where = resolve_device(device or default_device())
     loaded = load_problem(problem)
-    model = loaded.make_model().to(where)
-    args = tuple(move(each, where) for each in loaded.make_inputs())
+    model, args = loaded.make_model().to(where), make_inputs(loaded, where)
     prepared = prepare(model, args, modes=MODE_NAMES[mode], device=where)
     print_plans(Console(), prepared.modes)
 
 
 @cli.command()
 @problem_argument
-@click.argument("model_new", type=click.Path(path_type=Path))
+@click.argument("model_new", type=PATH)
 @json_option
 @device_option
 @mode_option
@@ -260,8 +267,8 @@ def verify(
 
 @cli.command()
 @problem_argument
-@click.argument("model_new", type=click.Path(path_type=Path), nargs=-1)
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help=BENCH_JSON_HELP)
+@click.argument("models_new", metavar="[MODEL_NEW]...", type=PATH, nargs=-1)
+@click.option("--json", type=PATH, help=BENCH_JSON_HELP)
 @device_option
 @click.option("--mode", type=click.Choice(["train", "eval"]), default="train", show_default=True)
 @click.option(
@@ -269,48 +276,27 @@ def verify(
 )
 @click.option("--baselines", help="Any of eager, compile, max-autotune, cudagraphs.")
 @click.option("--quick", is_flag=True, help="Fewer repeats and baselines, no build times.")
-@click.option("--budget", type=float, help="Seconds of timing for each pass.")
-@click.option("--time-limit", type=float, help="Seconds for each problem of a folder.")
-@click.option("--retry-failed", is_flag=True, help="Run problems of a folder again that failed.")
-@click.option("--ours", is_flag=True, help="Optimize, too, where MODEL_NEW files are given.")
-@click.option("--html", type=click.Path(path_type=Path), help="Also write a page to look at.")
-@click.option("--png", type=click.Path(path_type=Path), help="Also write the charts to a folder.")
+@click.option("--budget", "budget_s", type=float, help="Seconds of timing for each pass.")
+@click.option("--time-limit", "time_limit_s", type=float, help="Seconds per problem of a folder.")
+@click.option("--retry-failed", is_flag=True, help="Run failed problems of a folder again.")
+@click.option("--ours", is_flag=True, help="Also optimize if MODEL_NEW files are given.")
+@click.option("--html", type=PATH, help="Also write a page.")
+@click.option("--png", type=PATH, help="Also write the charts to a folder.")
 def bench(
-    problem: Path,
-    model_new: tuple[Path, ...],
-    json_file: Path | None,
-    device: str | None,
-    mode: str,
-    passes: str,
-    baselines: str | None,
-    quick: bool,
-    budget: float | None,
-    time_limit: float | None,
-    retry_failed: bool,
-    ours: bool,
-    html: Path | None,
-    png: Path | None,
+    problem: Path, device: str | None, passes: str, html: Path | None, png: Path | None, **rest: Any
 ) -> None:
     """Measure PROBLEM (a file, or a folder of them): eager, torch.compile and ours in one run.
 
-    A record (.json) in its place is drawn again.
+    If PROBLEM is a record (.json), it is drawn again.
     """
     from fusewright.bench.command import Asked, bench_file, bench_folder, draw_again
 
     asked = Asked(
         problem=problem,
-        models_new=model_new,
-        json=json_file,
         device=device or default_device(),
-        mode=mode,
         passes=BENCH_PASSES[passes],
-        baselines=baselines,
-        quick=quick,
-        budget_s=budget,
-        time_limit_s=time_limit,
-        retry_failed=retry_failed,
-        ours=ours,
         draw=drawer(html, png),
+        **rest,
     )
     whole = draw_again if problem.suffix == ".json" else bench_file
     code = (bench_folder if problem.is_dir() else whole)(Console(), asked, _bench_steps)
@@ -319,13 +305,13 @@ def bench(
 
 
 def drawer(html: Path | None, png: Path | None) -> Callable[[Sequence[Record]], Sequence[Path]]:
-    """What draws the records; what it needs is looked at before anything is measured."""
+    """A function that draws records; raises now if the files cannot be written."""
     from fusewright.bench import storage
     from fusewright.page.document import charts_png, render
 
-    for place in (html, png and png / "chart.png"):
-        if place:
-            storage.require_writable(place)
+    for path in (html, png and png / "chart.png"):
+        if path:
+            storage.require_writable(path)
 
     def draw(records: Sequence[Record]) -> Sequence[Path]:
         if html:
@@ -340,18 +326,18 @@ def drawer(html: Path | None, png: Path | None) -> Callable[[Sequence[Record]], 
 def _bench_steps(
     console: Console, names: tuple[str, ...], animated: bool
 ) -> Iterator[Callable[..., None]]:
-    """A bar that hears the name of a step, or of what runs within one."""
+    """A progress bar; the function it yields takes a step's name, or what runs within the step."""
     steps = Steps(console, names, animated=animated)
     with steps.running():
         yield lambda name, share: steps.next(name) if name in names else steps.detail(name, share)
 
 
 @cli.command()
-@click.argument("old", type=click.Path(path_type=Path))
-@click.argument("new", type=click.Path(path_type=Path))
-@click.option("--noise", type=float, default=0.02, show_default=True, help="What runs differ by.")
+@click.argument("old", type=PATH)
+@click.argument("new", type=PATH)
+@click.option("--noise", type=float, default=0.02, show_default=True, help="Noise between runs.")
 def compare(old: Path, new: Path, noise: float) -> None:
-    """Say what got faster or slower from OLD to NEW, two JSON records; exit code 1 if slower."""
+    """Show what got faster or slower from OLD to NEW, two JSON records; exit code 1 if slower."""
     from fusewright.bench.command import compare_files
 
     code = compare_files(Console(), old, new, noise)
@@ -361,10 +347,9 @@ def compare(old: Path, new: Path, noise: float) -> None:
 
 def solved(loaded: Problem, where: torch.device, mode: str, tuning: OnProgress | None) -> Solution:
     from fusewright.compile.solution import solve
-    from fusewright.problem.inputs import move
+    from fusewright.verify.feeds import make_inputs
 
-    model = loaded.make_model().to(where)
-    args = tuple(move(each, where) for each in loaded.make_inputs())
+    model, args = loaded.make_model().to(where), make_inputs(loaded, where)
     return solve(model, args, name=loaded.name, modes=MODE_NAMES[mode], tuning=tuning)
 
 
@@ -380,7 +365,7 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def main() -> None:
-    """Every error of ours is one message and exit code 2."""
+    """Run the command line; each of our errors is one message and exit code 2."""
     try:
         cli(standalone_mode=True)
     except FusewrightError as error:

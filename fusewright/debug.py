@@ -1,8 +1,8 @@
-"""What Fusewright says while it works, chosen by two environment variables.
+"""Log messages and dumps, controlled by two environment variables.
 
 FUSEWRIGHT_DEBUG=0..3 sets how much goes to stderr: 0 nothing, 1 stages, 2 decisions, 3 all.
-FUSEWRIGHT_DUMP=DIR makes every stage leave its text in DIR as a numbered file, in the order in
-which this process reached it; a second run overwrites the first, so two runs can be compared.
+FUSEWRIGHT_DUMP=DIR makes every stage write its text to a numbered file in DIR, in the order in
+which this process reaches the stages. Equal runs give equal file names, so dumps can be compared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 def level() -> int:
-    """The level of detail that was asked for."""
+    """The requested level of detail."""
     text = os.environ.get("FUSEWRIGHT_DEBUG", "0") or "0"
     if text not in {"0", "1", "2", "3"}:
         raise FusewrightError(f"FUSEWRIGHT_DEBUG={text!r}: set it to 0, 1, 2 or 3")
@@ -31,7 +31,7 @@ def level() -> int:
 
 
 def log(at: int, message: str, *args: object) -> None:
-    """Say `message % args` on stderr when the level of detail is `at` or more."""
+    """Write `message % args` to stderr if the level of detail is at least `at`."""
     if level() < at:
         return
     with _lock:
@@ -45,7 +45,7 @@ def log(at: int, message: str, *args: object) -> None:
 
 
 def dump(stage: str, text: str, suffix: str = ".txt") -> Path | None:
-    """Write one stage's text to FUSEWRIGHT_DUMP/NN_stage; nothing when that is not set."""
+    """Write one stage's text to FUSEWRIGHT_DUMP/NN_stage; do nothing if that is not set."""
     folder = os.environ.get("FUSEWRIGHT_DUMP")
     if not folder:
         return None

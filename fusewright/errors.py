@@ -1,54 +1,54 @@
-"""Every error that Fusewright raises on purpose: one class per mistake, one tree.
+"""Every error that Fusewright raises on purpose: one class per mistake, with one base class.
 
-Each message says what happened, where, and what the reader can do about it.
+Each message says what happened, where, and what to do about it.
 """
 
 from __future__ import annotations
 
 
 class FusewrightError(Exception):
-    """The root: `except FusewrightError` catches all that is ours."""
+    """The base class: `except FusewrightError` catches all errors of Fusewright."""
 
 
 class ProblemError(FusewrightError):
-    """The problem file cannot be used as it is; the message names its file and line."""
+    """The problem file cannot be used as it is. The message names the file and the line."""
 
 
 class OutputError(FusewrightError):
-    """What was to be written would destroy something of the user's."""
+    """The output would overwrite a file of the user."""
 
 
 class CaptureError(FusewrightError):
-    """The model cannot be turned into a graph; the message names the model's file and line."""
+    """The model cannot be captured as a graph. The message names the model's file and line."""
 
 
 class GraphError(FusewrightError):
-    """A stage broke a rule of the graph language: a bug in Fusewright, worth a report."""
+    """A graph breaks a rule of the IR. This is a bug in Fusewright: please report it."""
 
 
 class CodegenError(FusewrightError):
-    """A kernel was described that cannot be written as source: a bug, worth a report."""
+    """A kernel cannot be written as source. This is a bug in Fusewright: please report it."""
 
 
 class BuildError(FusewrightError):
-    """The root of what goes wrong between source text and a loaded library."""
+    """The base class of errors between source text and a loaded library."""
 
 
 class CompilerMissing(BuildError):
-    """No compiler was found; the message says which one and how to name another."""
+    """No compiler was found. The message names the missing one and says how to choose another."""
 
 
 class CompileFailed(BuildError):
-    """The compiler refused the source; the message holds its command and its words."""
+    """The compiler rejected the source. The message contains its command and its output."""
 
 
 class CacheUnusable(BuildError):
-    """The cache folder cannot be trusted or written; the message says how to choose another."""
+    """The cache folder is unsafe or not writable. The message says how to choose another."""
 
 
 class VerifyError(FusewrightError):
-    """A candidate cannot be compared with the model: other parameters, other outputs."""
+    """A candidate cannot be compared with the model: its parameters or outputs differ."""
 
 
 class DeviceError(FusewrightError):
-    """The device that was asked for is not there."""
+    """The requested device is not available."""

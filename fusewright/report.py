@@ -1,13 +1,15 @@
-"""What the commands print and write: tables of plans, checks and timings, records, drafts."""
+"""The output of the commands: tables of plans, checks and times, records, drafts."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -24,7 +26,7 @@ from fusewright.verify.compare import Check
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything that one `optimize` found out."""
+    """The result of one `optimize`."""
 
     problem: str
     device: str
@@ -46,13 +48,23 @@ GRAPH_TITLES = {
 
 
 def named_plans(plans: ProgramPlans) -> list[tuple[str, Plan]]:
-    """The plans that are run, under the names that are recorded."""
+    """The plans that run, under their names in records."""
     named = [("forward", plans.forward), ("inference", plans.inference)]
     return [*named, ("backward", plans.backward)] if plans.backward else named
 
 
+def new_table(title: str, *words: str, figures: Sequence[str] = (), **style: Any) -> Table:
+    """An empty table. Columns of words are aligned left, columns of figures right."""
+    table = Table(title=title, title_justify="left", **style)
+    for name in words:
+        table.add_column(name, overflow="fold")
+    for name in figures:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
 def print_plans(console: Console, plans: Sequence[ProgramPlans]) -> None:
-    """One table per direction; modes that share a plan share its table."""
+    """One table per graph; modes with the same plan share a table."""
     tables: dict[tuple[tuple[str, str, str, str], ...], list[str]] = {}
     for each in leading(plans):
         for name, plan in named_plans(each):
@@ -60,11 +72,8 @@ def print_plans(console: Console, plans: Sequence[ProgramPlans]) -> None:
             title = f"{each.program.mode} mode: {GRAPH_TITLES[name]}"
             tables.setdefault(rows, []).append(title)
     for rows, titles in tables.items():
-        table = Table(title="\n".join(titles), title_justify="left", title_style="bold")
-        table.add_column("step", overflow="fold")
-        table.add_column("what it does", overflow="fold")
-        table.add_column("memory", justify="right")
-        table.add_column("operations", justify="right")
+        title, figures = "\n".join(titles), ("memory", "operations")
+        table = new_table(title, "step", "what it does", figures=figures, title_style="bold")
         for row in rows:
             table.add_row(*row)
         console.print(table)
@@ -83,46 +92,83 @@ def _plan_rows(plan: Plan) -> Iterator[tuple[str, str, str, str]]:
 
 
 def print_checks(console: Console, checks: Sequence[Check]) -> None:
-    table = Table(title="Checks against float64", title_justify="left")
-    table.add_column("value", overflow="fold")
-    table.add_column("our error", justify="right")
-    table.add_column("eager's error", justify="right")
-    table.add_column("allowed", justify="right")
+    figures = ("our error", "eager's error", "allowed")
+    table = new_table("Checks against float64", "value", figures=figures)
     table.add_column("")
     for check in checks:
         verdict = "[green]ok[/green]" if check.ok else "[red]WRONG[/red]"
         note = f" {check.note}" if check.note else ""
-        table.add_row(
-            check.name,
-            f"{check.error:.2e}",
-            f"{check.eager_error:.2e}",
-            f"{check.allowed:.2e}",
-            verdict + note,
-        )
+        errors = (f"{each:.2e}" for each in (check.error, check.eager_error, check.allowed))
+        table.add_row(check.name, *errors, verdict + note)
     console.print(table)
 
 
 def print_timings(console: Console, timings: Mapping[str, float]) -> None:
-    """Ours beside eager's, with the ratio."""
-    table = Table(title="Median times of one interleaved run", title_justify="left")
-    for column in ("", "eager", "ours", "ratio"):
-        table.add_column(column, justify="left" if not column else "right")
-    for name in ("forward", "forward+backward"):
-        eager, ours = timings.get(f"eager {name}"), timings.get(f"ours {name}")
-        if eager is not None and ours is not None:
-            table.add_row(name, f"{eager:.3f} ms", f"{ours:.3f} ms", f"{eager / ours:.2f}×")
+    """Eager's times and ours, with the ratio."""
+    figures = ("eager", "ours", "ratio")
+    table = new_table("Median times of one interleaved run", "", figures=figures)
+    for name, eager, ours in _timed_passes(timings):
+        table.add_row(name, f"{eager:.3f} ms", f"{ours:.3f} ms", f"{eager / ours:.2f}×")
     console.print(table)
 
 
+def _timed_passes(timings: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
+    """Each pass that has both times, with eager's and ours in milliseconds."""
+    for name in ("forward", "forward+backward"):
+        if f"eager {name}" in timings and f"ours {name}" in timings:
+            yield name, timings[f"eager {name}"], timings[f"ours {name}"]
+
+
+def print_summary(console: Console, outcome: Outcome, problem: Path) -> None:
+    """The last lines: the result in words, and what to type next."""
+    python, here = Path(sys.executable), Path.cwd()
+    shown = python.relative_to(here) if python.is_relative_to(here) else "python"
+    for line in (*summary(outcome), f"Next:   {shown} -m fusewright bench {problem}"):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def summary(outcome: Outcome) -> tuple[str, ...]:
+    """What was fused, how exact it is, how fast it is; empty if nothing was timed."""
+    if not outcome.timings_ms:
+        return ()
+    worst = max(outcome.checks, key=lambda check: check.error)
+    passes = tuple(_timed_passes(outcome.timings_ms))
+    label = "Faster" if all(ours < eager for _, eager, ours in passes) else "Speed"
+    times = (f"{name} {eager / ours:.2f}×" for name, eager, ours in passes)
+    return (
+        f"Fused:  {_fused_words(next(iter(leading(outcome.plans))))}.",
+        f"Right:  {len(outcome.checks)} checks against float64 passed; the largest error is "
+        f"{worst.error:.1e}, eager PyTorch's is {worst.eager_error:.1e} there.",
+        f"{label + ':':8}{', '.join(times)} as fast as eager PyTorch.",
+    )
+
+
+def _fused_words(plans: ProgramPlans) -> str:
+    """Operators and kernels of forward and backward, and the operators left to PyTorch."""
+    unused = "inference" if plans.backward else "forward"
+    named = [each for each in named_plans(plans) if each[0] != unused]
+    words = [f"{name} {_kernel_words(plan)}" for name, plan in named]
+    calls = [step.node.op for _, plan in named for step in plan.steps if isinstance(step, Call)]
+    short = dict.fromkeys(op.split(".")[1] if "." in op else op for op in calls)
+    rest = f"PyTorch runs {', '.join(short)}" if calls else "nothing is left to PyTorch"
+    return f"{'; '.join(words)}; {rest}"
+
+
+def _kernel_words(plan: Plan) -> str:
+    operators = sum(len(step.operators) for step in plan.kernels)
+    return f"{_counted(operators, 'operator')} in {_counted(len(plan.kernels), 'kernel')}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 def print_tuning(console: Console, tuned: Sequence[Tuned]) -> None:
-    """The schedules that measuring changed, and how many it left as they were."""
+    """The schedules that tuning changed, and how many it kept."""
     changed = [each for each in tuned if each.changed]
     if changed:
-        table = Table(title="Schedules that tuning changed", title_justify="left")
-        for column in ("kernel", "before", "after"):
-            table.add_column(column, overflow="fold")
-        for column in ("took", "takes", "measured"):
-            table.add_column(column, justify="right")
+        title, figures = "Schedules that tuning changed", ("took", "takes", "measured")
+        table = new_table(title, "kernel", "before", "after", figures=figures)
         for each in changed:
             times = f"{each.heuristic_us:.1f} µs", f"{each.best_us:.1f} µs"
             table.add_row(each.kernel, *each.differences(), *times, each.date)
@@ -134,7 +180,7 @@ def print_tuning(console: Console, tuned: Sequence[Tuned]) -> None:
 
 
 def print_outcome(console: Console, outcome: Outcome) -> None:
-    """Plans, what tuning found, checks and, where all is right, times."""
+    """Plans, tuned schedules, checks and, if all checks are right, times."""
     print_plans(console, outcome.plans)
     print_tuning(console, outcome.tuned)
     print_checks(console, outcome.checks)
@@ -143,39 +189,27 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
 
 
 def step_records(plans: Sequence[ProgramPlans]) -> list[dict[str, object]]:
-    records: list[dict[str, object]] = []
-    for each in leading(plans):
-        for name, plan in named_plans(each):
-            for step in plan.steps:
-                if isinstance(step, View):
-                    continue
-                records.append(
-                    {
-                        "mode": each.program.mode,
-                        "graph": name,
-                        "kind": type(step).__name__.lower(),
-                        "name": step.name,
-                        "operators": list(step.operators),
-                        "bytes": step.bytes_moved,
-                        "operations": step.operations,
-                        "reason": step.reason if isinstance(step, Call) else "",
-                    }
-                )
-    return records
+    return [
+        {
+            "mode": each.program.mode,
+            "graph": name,
+            "kind": step.kind,
+            "name": step.name,
+            "operators": list(step.operators),
+            "bytes": step.bytes_moved,
+            "operations": step.operations,
+            "reason": step.reason if isinstance(step, Call) else "",
+        }
+        for each in leading(plans)
+        for name, plan in named_plans(each)
+        for step in plan.steps
+        if not isinstance(step, View)
+    ]
 
 
 def check_records(checks: Sequence[Check]) -> list[dict[str, object]]:
-    return [
-        {
-            "name": check.name,
-            "error": _finite(check.error),
-            "eager_error": _finite(check.eager_error),
-            "allowed": _finite(check.allowed),
-            "ok": check.ok,
-            "note": check.note,
-        }
-        for check in checks
-    ]
+    names = ("name", "error", "eager_error", "allowed", "ok", "note")
+    return [{name: _in_json(getattr(check, name)) for name in names} for check in checks]
 
 
 def tuning_records(tuned: Sequence[Tuned]) -> list[dict[str, object]]:
@@ -193,9 +227,9 @@ def tuning_records(tuned: Sequence[Tuned]) -> list[dict[str, object]]:
     ]
 
 
-def _finite(value: float) -> float | str:
+def _in_json(value: object) -> object:
     """JSON has no infinity and no NaN."""
-    return value if math.isfinite(value) else repr(value)
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(path: Path, outcome: Outcome) -> None:
@@ -221,7 +255,7 @@ def write_record(path: Path, record: Mapping[str, object]) -> None:
 
 
 def header(outcome: Outcome) -> str:
-    """The opening words of an emitted file: where it was made, what was measured."""
+    """The docstring of an emitted file: where it was made, and what was measured."""
     lines = [
         f"{outcome.problem}, with its operators fused by Fusewright {__version__}.",
         "",
@@ -238,16 +272,12 @@ def header(outcome: Outcome) -> str:
         lines += ["", f"{len(outcome.checks)} checks against float64; largest relative errors:"]
         lines += [f"  {c.name}: {c.error:.2e} (eager {c.eager_error:.2e})" for c in worst]
     lines += ["", "Kernels (bytes moved and scalar operations at the example's sizes):"]
-    seen: set[str] = set()
-    for each in outcome.plans:
-        for _, plan in named_plans(each):
-            for step in plan.kernels:
-                if step.name not in seen:
-                    seen.add(step.name)
-                    lines.append(
-                        f"  {step.name}: {human_bytes(step.bytes_moved)}, "
-                        f"{human_count(step.operations)} operations"
-                    )
+    kernels: dict[str, str] = {}
+    plans = [plan for each in outcome.plans for _, plan in named_plans(each)]
+    for step in (step for plan in plans for step in plan.kernels):
+        work = f"{human_bytes(step.bytes_moved)}, {human_count(step.operations)} operations"
+        kernels.setdefault(step.name, f"  {step.name}: {work}")
+    lines += kernels.values()
     changed = [each for each in outcome.tuned if each.changed]
     if changed:
         lines += ["", "Schedules that tuning changed (microseconds before and after):"]
@@ -258,21 +288,21 @@ def header(outcome: Outcome) -> str:
 
 
 def keep_apart(problem: Path, output: Path | None) -> None:
-    """The problem is the user's own work, and nothing is written over it."""
+    """Never overwrite the user's problem file."""
     if output and output.exists() and problem.exists() and output.samefile(problem):
         raise OutputError(f"{output}: this is the problem itself; name another file to write to")
 
 
 @contextmanager
 def draft(output: Path, text: str) -> Iterator[Path]:
-    """The emitted file beside its final place while it is checked; nothing half-made stays."""
+    """The emitted file in its final folder while it is checked; it is removed afterwards."""
     path = output.with_name(f".{output.stem}_draft.py")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         yield path
     except FusewrightError as error:
-        # The draft is gone when the reader looks for it.
+        # The draft is removed, so the message names the final file.
         raise type(error)(str(error).replace(path.name, output.name)) from error
     finally:
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What all tests share: a cache of their own, quiet defaults, GPU tests only where there is one."""
+"""What all tests share: a cache, quiet defaults, and GPU tests only where there is a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ import pytest
 import torch
 
 from fusewright import build
+from fusewright.plan import rows
+from fusewright.rewrite import convolutions
 from fusewright.runtime import tensor_cores
+from tests.support.emulated_modules import use_tensor_cores
 from tests.support.precompiled import included
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,12 +29,12 @@ GXX_IS_USED = "CXX" not in os.environ and shutil.which("g++") is not None
 def pytest_configure(config: pytest.Config) -> None:
     # Kept between runs, so that the second `make test` finds its kernels built.
     os.environ.setdefault("FUSEWRIGHT_CACHE", str(ROOT / ".pytest_cache" / "kernels"))
-    # What was tuned on this machine is nothing that a test knows of; those of tuning switch it on.
+    # Tests ignore schedules that were tuned on this machine; tests of tuning switch them on.
     os.environ["FUSEWRIGHT_TUNED"] = "0"
 
 
 def pytest_collection_finish() -> None:
-    # What is imported stays: collections, of which tracing causes many, need not look at it again.
+    # Imported objects stay: garbage collections, of which tracing causes many, skip them.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -62,9 +65,9 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _quickly_built(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of the tests' time would be g++'s: at -Og it takes a third of -O3's.
+    """g++ would take most of the tests' time: with -Og it takes a third of that with -O3.
 
-    What other processes build, and tests that are marked so, has the flags that users have.
+    Other processes, and tests with the mark, build with the flags that users have.
     """
     if request.node.get_closest_marker("as_users_build") is None:
         flags = tuple("-Og" if flag == "-O3" else flag for flag in build._HOST_FLAGS)
@@ -74,9 +77,9 @@ def _quickly_built(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(autouse=True)
 def _repeatable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same numbers in every run, whatever ran before: a failure can be seen again.
+    """The same random values in every run, whatever ran before: failures repeat.
 
-    `verify` and `bench` draw seeds that nobody can foresee; other numbers are the fuzzer's work.
+    `verify` and `bench` draw random seeds; here these are fixed too. tests/fuzz.py tries others.
     """
     seed = crc32(request.node.nodeid.encode())
     torch.manual_seed(seed)
@@ -92,7 +95,8 @@ def examples() -> tuple[Path, ...]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Passes of convolutions whose precision PyTorch's library was asked for: always TF32's."""
+    """The passes of convolutions for which cuDNN's precision was queried; the answer is always
+    TF32."""
     found: list[str] = []
 
     def rounds(of: tensor_cores._FwPass) -> bool:
@@ -103,3 +107,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(tensor_cores, "_fw_rounds", rounds)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return found
+
+
+@pytest.fixture
+def reduces_small_convolutions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Reduce the results of small convolutions, too, in their epilogues, in full float32."""
+    use_tensor_cores(monkeypatch)
+    monkeypatch.setattr(convolutions, "FEWEST_CHANNELS", 1)
+    monkeypatch.setattr(rows, "ROW_BYTES", 0)  # as if no row fitted into shared memory
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    yield
+    torch.backends.cudnn.allow_tf32 = before

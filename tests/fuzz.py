@@ -25,11 +25,11 @@ from torch.utils._pytree import tree_map_only
 import fusewright
 from tests.support.random_models import RandomModel, Several
 
-# Beyond eager's own error: what a sum taken in another order may add, relative to the norm.
+# Allowed beyond eager's own error, relative to the norm: a sum in another order may add it.
 SLACK = 2e-6
 FACTOR = 4.0
-# Eager may be right by luck: where terms cancel, the roundings of both may be the same ones. What
-# looks wrong is compared with so many more runs of eager, of numbers a rounding away.
+# Where terms cancel, eager may be exact by luck. A result that looks wrong is compared with this
+# many more runs of eager, on inputs that are one rounding away.
 NEIGHBOURS = 16
 
 # Outputs and gradients of every part of a model, by name.
@@ -54,7 +54,7 @@ def failures(seeds: list[int], device: str = "cpu") -> list[Failure]:
 
 
 def compared(ours: Record, model: Several, inputs: tuple[Tensor, ...]) -> list[Failure]:
-    """What is wrong with our results, by the model in eager mode and in float64."""
+    """Where our results differ from the model in eager mode and in float64."""
     runs = [(_run(copy.deepcopy(model), inputs), _truth(model, inputs))]
     found = _failures(ours, model.seeds, runs)
     if found:
@@ -90,25 +90,26 @@ def _neighbour(model: nn.Module, inputs: tuple[Tensor, ...], number: int) -> tup
     near.load_state_dict({name: moved(each) for name, each in near.state_dict().items()})
     given = tuple(moved(each) for each in inputs)
     truth = _truth(near, given)
-    with _SizesOfOneUnheard():
+    with _IgnoresSizesOfOne():
         return _run(near, given), truth
 
 
-class _SizesOfOneUnheard(TorchDispatchMode):
-    """Eager sorts dimensions by their strides, also by those of size one, which name no element.
+class _IgnoresSizesOfOne(TorchDispatchMode):
+    """Eager sorts dimensions by their strides, even those of size one, whose stride no element
+    uses.
 
-    So they decide how two others lie that no operand has both of. Here they have no say.
+    Such a stride can decide the order of two other dimensions. Here it cannot: it is zero.
     """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return tree_map_only(Tensor, _unheard, func(*args, **(kwargs or {})))
+        return tree_map_only(Tensor, _without_strides_of_one, func(*args, **(kwargs or {})))
 
 
-def _unheard(tensor: Tensor) -> Tensor:
-    places = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.as_strided(tensor.shape, [0 if size == 1 else by for size, by in places])
+def _without_strides_of_one(tensor: Tensor) -> Tensor:
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.as_strided(tensor.shape, [0 if size == 1 else by for size, by in sizes])
 
 
 def _run(model: nn.Module, inputs: tuple[Tensor, ...]) -> Record:
@@ -144,10 +145,10 @@ def _note(record: dict[str, Tensor], name: str, gradient: Tensor | None, leaf: T
 
 
 def _compare(ours: Tensor, *runs: tuple[Tensor, Tensor], layout: bool = False) -> str:
-    """Nothing where our error is near eager's own, else what is wrong.
+    """Empty if our error is near eager's own, else what is wrong.
 
-    Runs are eager's results, each with the true one: of our numbers, then of neighbours. An output
-    has the strides of one of them; how a gradient lies in memory is nobody's promise.
+    Runs are eager's results, each with the true one: for our inputs, then for neighbours. An output
+    has the strides of one of them. The strides of a gradient are not specified.
     """
     eager, truth = runs[0]
     if ours.shape != truth.shape or ours.dtype != eager.dtype:

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.compile import pipeline
-from fusewright.rewrite import convolutions as windows
-from fusewright.rewrite import matmuls as products
+from fusewright.rewrite import convolutions, matmuls
 from fusewright.schedule import tensor_core
 
 # Of the results' norm: TF32's own error with room for long sums of few elements.
@@ -69,7 +68,7 @@ class Case:
     name: str
     model: nn.Module
     shape: tuple[int, ...]
-    lines: bool = False
+    staged: bool = False
     direct: bool = False
     tf32: bool = True
     rounded: bool = False
@@ -79,7 +78,7 @@ class Case:
     infinite: bool = False
 
 
-def of_products() -> Iterator[Case]:
+def of_matmuls() -> Iterator[Case]:
     linear = nn.Sequential(nn.Linear(130, 75), nn.SiLU())
     yield Case("linear", linear, (45, 130), tf32=False)
     yield Case("linear, infinite", linear, (45, 130), tf32=False, infinite=True, trains=False)
@@ -97,13 +96,13 @@ def of_products() -> Iterator[Case]:
     yield Case("linear, bfloat16", half, (50, 128), dtype=torch.bfloat16, tried="halves")
 
 
-def of_windows() -> Iterator[Case]:
+def of_convolutions() -> Iterator[Case]:
     same = nn.Sequential(nn.Conv2d(40, 70, 3, padding=1), nn.SiLU())
-    for tf32, lines in ((False, False), (True, False), (True, True)):
-        yield Case(f"3x3, {tf32=}, {lines=}", same, (3, 40, 14, 13), lines=lines, tf32=tf32)
+    for tf32, staged in ((False, False), (True, False), (True, True)):
+        yield Case(f"3x3, {tf32=}, {staged=}", same, (3, 40, 14, 13), staged=staged, tf32=tf32)
     yield Case("infinite", same, (3, 40, 14, 13), infinite=True, trains=False)
     groups = nn.Sequential(nn.Conv2d(64, 48, 3, stride=2, groups=2), nn.SiLU())
-    yield Case("groups, stride 2", groups, (2, 64, 15, 16), lines=True)
+    yield Case("groups, stride 2", groups, (2, 64, 15, 16), staged=True)
     thin = nn.Sequential(nn.Conv2d(3, 16, 5, padding=2), nn.SiLU())
     yield Case("thin", thin, (2, 3, 20, 21), direct=True)
     for stride in (1, 2):
@@ -111,23 +110,23 @@ def of_windows() -> Iterator[Case]:
         normed = nn.Sequential(planes, nn.BatchNorm2d(24), nn.ReLU6())
         yield Case(f"planes, {stride=}", normed, (3, 24, 22, 21), direct=True)
     yield Case("residual", Residual(), (3, 40, 14, 13))
-    for lines in (False, True):
+    for staged in (False, True):
         woven = nn.ConvTranspose2d(40, 24, 3, stride=2, padding=1, output_padding=1)
         yield Case(
-            f"woven, {lines=}", nn.Sequential(woven, nn.SiLU()), (2, 40, 13, 14), lines=lines
+            f"woven, {staged=}", nn.Sequential(woven, nn.SiLU()), (2, 40, 13, 14), staged=staged
         )
         pooled = Applied(nn.Conv2d(40, 24, 3, padding=1), lambda y: F.silu(y).mean((2, 3)))
-        yield Case(f"mean, {lines=}", pooled, (3, 40, 14, 13), lines=lines, trains=False)
+        yield Case(f"mean, {staged=}", pooled, (3, 40, 14, 13), staged=staged, trains=False)
         largest = Applied(nn.Conv2d(40, 24, 3, padding=1), lambda y: F.silu(y).amax(1))
-        yield Case(f"largest, {lines=}", largest, (3, 40, 14, 13), lines=lines, trains=False)
+        yield Case(f"largest, {staged=}", largest, (3, 40, 14, 13), staged=staged, trains=False)
 
 
 def of_volumes() -> Iterator[Case]:
-    for tf32, lines in ((False, False), (True, False), (True, True)):
+    for tf32, staged in ((False, False), (True, False), (True, True)):
         cube = nn.Sequential(nn.Conv3d(24, 40, 3, padding=1), nn.SiLU())
-        yield Case(f"3x3x3, {tf32=}, {lines=}", cube, (2, 24, 5, 9, 10), lines=lines, tf32=tf32)
+        yield Case(f"3x3x3, {tf32=}, {staged=}", cube, (2, 24, 5, 9, 10), staged=staged, tf32=tf32)
     strided = nn.Sequential(nn.Conv3d(20, 24, (2, 3, 3), stride=(1, 2, 1), padding=1), nn.SiLU())
-    yield Case("strided volume", strided, (2, 20, 5, 9, 10), lines=True)
+    yield Case("strided volume", strided, (2, 20, 5, 9, 10), staged=True)
     turned = nn.ConvTranspose3d(40, 24, 3, stride=2, padding=1, output_padding=1)
     yield Case("woven volume", nn.Sequential(turned, nn.SiLU()), (2, 40, 4, 6, 7))
     thin = nn.Sequential(nn.Conv3d(2, 8, 3), nn.SiLU())
@@ -153,7 +152,7 @@ def of_loops() -> Iterator[Case]:
     yield Case("half rows", nn.RMSNorm(1000), (9, 1000), dtype=torch.bfloat16)
 
 
-KINDS = (of_products, of_windows, of_volumes, of_loops)
+KINDS = (of_matmuls, of_convolutions, of_volumes, of_loops)
 
 
 def answer(value: int, *_: object) -> int:
@@ -162,15 +161,15 @@ def answer(value: int, *_: object) -> int:
 
 @contextmanager
 def planned(case: Case) -> Iterator[None]:
-    """Small as they are, on the kernels that large ones would have."""
+    """Plan small cases with the kernels of large ones."""
     saved = [(module, name, getattr(module, name)) for module, name in (
-        (products, "is_worthwhile"), (pipeline, "least_size"), (windows, "is_worthwhile"),
-        (windows, "gradient_pays"), (windows, "prefers_direct"),
-        (tensor_core, "prefers_direct"), (tensor_core, "prefers_lines"),
+        (matmuls, "is_worthwhile"), (pipeline, "least_size"), (convolutions, "is_worthwhile"),
+        (convolutions, "gradient_pays"), (convolutions, "prefers_direct"),
+        (tensor_core, "prefers_direct"), (tensor_core, "prefers_staging"),
         (tensor_core, "rounded_from"),
     )]  # fmt: skip
     chosen = {
-        "prefers_direct": case.direct, "prefers_lines": case.lines, "least_size": 0,
+        "prefers_direct": case.direct, "prefers_staging": case.staged, "least_size": 0,
         "rounded_from": 1 if case.rounded else 1 << 40,
     }  # fmt: skip
     os.environ["FUSEWRIGHT_TRY"] = case.tried
@@ -215,7 +214,7 @@ def failure(case: Case) -> str | None:
         if not torch.equal(one.isfinite(), other.isfinite()):
             return f"result {number} is not finite elsewhere"
         one, other = one.double().nan_to_num(0, 0, 0), other.nan_to_num(0, 0, 0)
-        # A gradient that is a sum of what cancels may be zero but for rounding.
+        # A gradient whose terms cancel may be zero except for rounding.
         error = float((one - other).norm() / other.norm().clamp(min=1e-2))
         if error > far:
             return f"result {number} is off by {error:.1e}"

@@ -1,4 +1,4 @@
-"""Builds: cached, shared between processes and threads, and clear when they cannot be done."""
+"""Builds: cached, shared between processes and threads, and with clear errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def host(value: int) -> Source:
 
 
 def script(folder: Path, body: str, name: str = "compiler") -> str:
-    """A compiler of our own: a shell script that answers --version and then does `body`."""
+    """A fake compiler: a shell script that answers --version and then runs `body`."""
     path = folder / name
     path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo fake && exit 0\n{body}\n')
     path.chmod(0o755)
@@ -81,7 +81,7 @@ def test_kernels_are_divided_among_compilers(
     assert all("static int shared" in part.text for part in parts)
 
 
-def test_kernels_that_are_left_out_weigh_nothing() -> None:
+def test_excluded_kernels_do_not_count_in_the_division() -> None:
     source = kernels(29, 29, 29, 29)
     pieces = tuple(
         replace(each, macro=name)
@@ -92,7 +92,7 @@ def test_kernels_that_are_left_out_weigh_nothing() -> None:
         assert len(replace(source, text=text, pieces=pieces).divided(4)) == count
 
 
-def test_libraries_that_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_libraries_act_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(building, "processors", lambda: 3)
     built = building.build_divided(kernels(29, 29, 29, 5, 1), arch="native")
@@ -105,7 +105,7 @@ def test_libraries_that_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_one_that_fails_ends_the_others(
+def test_one_failing_compiler_ends_the_others(
     failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = f'for last; do :; done\ngrep -q "kernel_{failing}(" "$last" || exec sleep 60\nexit 7'
@@ -120,7 +120,7 @@ def test_one_that_fails_ends_the_others(
 
 
 def test_compilers_side_by_side_share_the_cores(tmp_path: Path) -> None:
-    """One that has all may use all."""
+    """A single compiler may use all of them."""
     path = tmp_path / "nvcc"
     said = '[ "$1" = --version ] && echo "tools, release 13.0, V13.0.9" && exit 0'
     path.write_text(f'#!/bin/sh\n{said}\necho "$@" >> {tmp_path}/given\nexit 1\n')
@@ -243,7 +243,7 @@ def test_a_killed_build_blocks_nobody(tmp_path: Path) -> None:
     process.stdout.close()
 
 
-def test_a_refused_source_shows_command_words_and_place(tmp_path: Path) -> None:
+def test_a_refused_source_shows_the_command_message_and_file(tmp_path: Path) -> None:
     source = Source("host", "int broken( {\n", ())
     with pytest.raises(CompileFailed) as caught:
         build(source, cache_dir=tmp_path)
@@ -258,8 +258,8 @@ def test_a_refused_source_shows_command_words_and_place(tmp_path: Path) -> None:
 
 BROKEN = {
     "fails": ("echo no licence >&2; exit 3", "status 3(.|\n)*no licence"),
-    "says nothing": ("exit 1", "the compiler said nothing"),
-    "writes nothing": ("exit 0", "ended well but wrote no library"),
+    "says nothing": ("exit 1", "the compiler printed nothing"),
+    "writes nothing": ("exit 0", "succeeded but wrote no library"),
 }
 
 
@@ -329,7 +329,7 @@ def test_compilers_are_looked_for_in_order(tmp_path: Path, monkeypatch: pytest.M
 def test_architectures_become_flags() -> None:
     assert building._flags("cuda", "sm_80")[-1] == "arch=compute_80,code=sm_80"
     assert building._flags("cuda", "sm_90a")[-1] == "arch=compute_90a,code=sm_90a"
-    with pytest.raises(BuildError, match="'volta' is no GPU architecture"):
+    with pytest.raises(BuildError, match="'volta' is not a GPU architecture"):
         building._flags("cuda", "volta")
 
 
@@ -356,7 +356,7 @@ def test_a_read_only_folder_still_gives_what_it_holds(
     def refuse(*_args: object, **_kwargs: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    # Root may write anywhere, so the refusal is played, at the lock that comes before all writing.
+    # Root may write anywhere, so the refusal is simulated at the lock, which comes first.
     monkeypatch.setattr(building.fcntl, "flock", refuse)
     assert build(host(3), cache_dir=tmp_path).cached
     with pytest.raises(CacheUnusable, match=r"cannot be written: Read-only.*FUSEWRIGHT_CACHE"):

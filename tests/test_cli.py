@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fusewright import cli
+from tests.support.command_line import fusewright
 
 PROBLEM = '''
 import torch
@@ -42,17 +43,12 @@ STEP_KEYS = {"kind", "name", "operators", "bytes", "operations"}
 CHECK_KEYS = {"name", "error", "eager_error", "allowed", "ok"}
 
 
-def fusewright(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fusewright", *map(str, args)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-
-
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The same in the folder and in this process, which has PyTorch open."""
+    """The same in the folder, in this process, which has imported PyTorch."""
 
     def call(*args: object) -> subprocess.CompletedProcess[str]:
         monkeypatch.chdir(folder)

@@ -1,8 +1,12 @@
-"""The rules of the house that a machine can hold: who imports whom, and how long things grow."""
+"""Rules of the repository: which modules import which, and how long files and functions are."""
 
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +28,7 @@ ORDER = (
     ("rewrite",),
     ("plan",),
     ("codegen", "kernels"),
+    ("kinds",),
     ("build",),
     ("tune",),
     ("emit",),
@@ -35,7 +40,7 @@ ORDER = (
     ("cli", "__init__", "__main__"),
 )
 ROW = {name: row for row, names in enumerate(ORDER) for name in names}
-# Where torch may be imported at the top: stages, and single files of those that are free of it.
+# Where torch may be imported at the top of a file: these stages, and single files of others.
 WITH_TORCH = set("runtime capture tune compile verify bench".split())
 FILES_WITH_TORCH = {"problem/inputs.py", "ir/interpret.py", "target/device.py"}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -45,8 +50,17 @@ TEXTS = sorted(
     for path in (ROOT / folder).rglob("*")
     if path.is_file() and "__pycache__" not in path.parts
 ) + [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
+KERNELS = sorted(
+    path
+    for folder in (PACKAGE / "kernels", ROOT / "tests" / "support")
+    for path in folder.rglob("*")
+    if path.suffix in (".cuh", ".hpp")
+)
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 60
+USUAL_FUNCTION_LINES = 24  # at most, of 95 in 100 functions
 
 
 def component(path: Path) -> str:
@@ -55,7 +69,7 @@ def component(path: Path) -> str:
 
 
 def ours(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and stage of every import from this package, wherever in the file it stands."""
+    """Line and stage of every import from this package, anywhere in the file."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -67,6 +81,27 @@ def ours(tree: ast.Module) -> Iterator[tuple[int, str]]:
             if parts[0] == "fusewright":
                 names = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
                 yield from ((node.lineno, name) for name in names)
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Line and dotted name of everything that is imported, anywhere in the file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, tuple(alias.name.split("."))) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = (node.module or "").split(".")
+            yield from ((node.lineno, (*module, alias.name)) for alias in node.names)
+
+
+def is_test_module(name: tuple[str, ...]) -> bool:
+    return name[0] == "tests" and any(part.startswith("test_") for part in name)
+
+
+def function_lines(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Every function's name and length."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def imports_torch(node: ast.stmt) -> bool:
@@ -85,7 +120,7 @@ def test_imports_run_one_way(path: Path) -> None:
     assert stage in ROW, f"{stage} has no place in ORDER yet"
     for line, name in ours(ast.parse(path.read_text())):
         if name == "__version__":
-            continue  # The package's own name for itself, no stage.
+            continue  # The version is no stage.
         assert name in ROW, f"{name_of(path)}:{line} imports {name}, which has no place in ORDER"
         assert ROW[name] <= ROW[stage], f"{name_of(path)}:{line}: {stage} must not import {name}"
 
@@ -109,10 +144,47 @@ def test_torch_is_imported_where_it_is_needed_only(path: Path) -> None:
 def test_files_and_functions_stay_short(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= MOST_FILE_LINES
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert length <= MOST_FUNCTION_LINES, f"{node.name} has {length} lines"
+    for name, length in function_lines(ast.parse(text)):
+        assert length <= MOST_FUNCTION_LINES, f"{name} has {length} lines"
+
+
+def test_most_functions_are_very_short() -> None:
+    lengths = [n for path in SOURCES for _, n in function_lines(ast.parse(path.read_text()))]
+    longer = sum(n > USUAL_FUNCTION_LINES for n in lengths)
+    assert longer <= 0.05 * len(lengths), f"{longer} of {len(lengths)} functions are longer"
+
+
+@pytest.mark.parametrize("path", TESTS, ids=name_of)
+def test_no_test_module_is_imported(path: Path) -> None:
+    """What several of them need is in tests/support or in a conftest.py."""
+    lines = [line for line, name in imported(ast.parse(path.read_text())) if is_test_module(name)]
+    assert lines == [], f"{name_of(path)} imports a test module"
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=name_of)
+def test_benchmarks_import_no_tests(path: Path) -> None:
+    names = [name for _, name in imported(ast.parse(path.read_text()))]
+    assert "tests" not in {name[0] for name in names}
+
+
+def clang_format() -> str:
+    """The clang-format that pyproject.toml pins; another version may break lines differently."""
+    pinned = re.search(r'"clang-format==([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert pinned is not None
+    if importlib.util.find_spec("clang_format") is None:
+        pytest.skip(f"clang-format is not installed: pip install clang-format=={pinned[1]}")
+    found = importlib.metadata.version("clang-format")
+    if found != pinned[1]:
+        pytest.skip(f"clang-format {found} is installed, and {pinned[1]} is pinned")
+    import clang_format
+
+    return str(clang_format.get_executable("clang-format"))
+
+
+def test_kernels_are_formatted() -> None:
+    command = [clang_format(), "--dry-run", "--Werror", *map(str, KERNELS)]
+    checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_no_file_knows_this_machine() -> None:
@@ -121,6 +193,13 @@ def test_no_file_knows_this_machine() -> None:
         text = path.read_bytes()
         for place in places:
             assert f"{place}/".encode() not in text, f"{name_of(path)} names {place}"
+
+
+def test_imports_of_test_modules_are_found() -> None:
+    text = "import tests.plan.test_plan\nfrom tests.plan import test_plan, support\n"
+    found = list(imported(ast.parse(text + "from tests.test_cli import run\nimport test_time\n")))
+    assert [line for line, name in found if is_test_module(name)] == [1, 2, 3]
+    assert list(function_lines(ast.parse("def f():\n    return 1\n"))) == [("f", 2)]
 
 
 def test_the_rules_catch_what_they_forbid() -> None:

@@ -1,4 +1,4 @@
-"""Loops over more than 2^31 elements, and elements that lie more than 2^31 apart, on the host."""
+"""Loops over more than 2^31 elements, and elements more than 2^31 apart, on the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Largest(nn.Module):
 
 
 def test_more_elements_than_32_bits_count() -> None:
-    """Neither operand has them in memory, nor does anything else."""
+    """No tensor has that many elements in memory."""
     rows, columns = 2**16 + 1, 2**15 + 3
     assert rows * columns > 2**31
     x, w = torch.arange(rows).float()[:, None].expand(rows, columns), torch.rand(columns)
@@ -30,7 +30,7 @@ class Shifted(nn.Module):
 
 
 def test_elements_further_apart_than_32_bits_count() -> None:
-    """Of a storage of 2 GB only the pages are touched that have elements."""
+    """Of a storage of 2 GB, only the pages with elements are touched."""
     rows, apart = 17, 2**27
     storage = torch.empty(rows * apart, dtype=torch.int8)
     x = storage.as_strided((rows, 5), (apart, 1))

@@ -11,8 +11,8 @@ from tests.fuzz import _compare, _run, compared, failures
 from tests.support.random_models import Several
 
 COUNT, BATCH = 200, 10
-# A batch is traced again if one of its outputs is a view, and twice if one of its sizes is no
-# symbol's. Graphs that have that are together, or most batches would be.
+# A batch is traced again if one of its outputs is a view, and twice if one of its sizes is not
+# dynamic. Such graphs are grouped, or most batches would be traced again.
 VIEWS = (18, 27, 30, 89, 98, 102, 114, 115, 116, 118, 148, 186)
 FIXED = (19, 37, 72, 127)
 
@@ -39,7 +39,7 @@ def test_every_graph_is_in_one_batch() -> None:
 
 
 def test_a_wrong_gradient_is_noticed() -> None:
-    """The comparison itself can fail: a result that is off by one part in a thousand does."""
+    """The comparison can fail: a result that is off by one part in a thousand does."""
     truth = torch.randn(100, dtype=torch.float64)
     assert _compare((truth * 1.001).float(), (truth.float(), truth))
     assert not _compare(truth.float(), (truth.float(), truth))
@@ -50,7 +50,7 @@ CANCELLED = 962
 
 
 def test_a_sum_in_another_order_is_no_failure() -> None:
-    """Eager's gradient may be zero in full; with its sum in another order it is not."""
+    """Eager's gradient may be exactly zero; a sum in another order is not."""
     model = Several([0, 1, CANCELLED])
     turned = [_run(_turned(model, by), model.inputs()) for by in range(33)]
     farthest = max(turned, key=lambda record: record[2]["grad weight 0"].abs().max().item())
@@ -79,7 +79,7 @@ UNORDERED = 736
 
 
 @pytest.mark.parametrize("strides, right", [((4, 2, 1, 1), True), ((1, 6, 3, 1), False)])
-def test_strides_that_name_no_element_have_no_say(strides: tuple[int, ...], right: bool) -> None:
+def test_strides_that_no_element_uses_are_ignored(strides: tuple[int, ...], right: bool) -> None:
     model = Several([UNORDERED])
     record = _run(copy.deepcopy(model), model.inputs())
     result = record[0]["output 0"]

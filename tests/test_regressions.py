@@ -1,4 +1,4 @@
-"""Models that once gave wrong results or crashed: each is the smallest that did."""
+"""Models that once gave wrong results or crashed, each as small as possible."""
 
 from __future__ import annotations
 
@@ -15,21 +15,13 @@ from torch import Tensor, nn
 import fusewright
 from fusewright.capture import capture
 from fusewright.errors import CaptureError
-from fusewright.problem.load import problem_from_module
 from fusewright.verify.verify import verify
-
-
-class Lambda(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
+from tests.support.live_problems import problem_from_module
+from tests.support.models import Lambda
 
 
 def check(model: nn.Module, *inputs: Any) -> None:
-    """Outputs, gradients and buffers against float64, from kernels and nothing else."""
+    """Compare outputs, gradients and buffers with float64; only kernels may run."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*original forward.*")
         warnings.filterwarnings("error", message=".*no kernels.*")
@@ -39,7 +31,7 @@ def check(model: nn.Module, *inputs: Any) -> None:
     assert report.ok, [each for each in report.checks if not each.ok]
 
 
-# What forward does to its own module ----------------------------------------------------------
+# Forward that changes its own module ----------------------------------------------------------
 
 
 class Assigns(nn.Module):
@@ -117,7 +109,7 @@ def test_a_buffer_that_would_keep_its_history_is_refused() -> None:
         fusewright.optimize(AssignsHistory(), torch.randn(4, 5))
 
 
-def test_what_pytorchs_layers_keep_for_themselves_is_no_change() -> None:
+def test_state_that_pytorchs_layers_keep_is_no_change() -> None:
     model, x = nn.Sequential(nn.utils.weight_norm(nn.Linear(5, 4)), nn.ReLU()), torch.randn(3, 5)
     torch.testing.assert_close(fusewright.optimize(model, x, modes=("train",))(x), model(x))
     check(nn.GRU(4, 3, batch_first=True), torch.randn(2, 3, 4))
@@ -192,7 +184,7 @@ def test_one_module_under_two_names() -> None:
         lambda x: x * torch.randn_like(x) - torch.randn_like(x),
     ],
 )
-def test_two_draws_are_two(function: Callable[..., Any]) -> None:
+def test_two_random_draws_differ(function: Callable[..., Any]) -> None:
     check(Lambda(function), torch.randn(4, 5))
 
 
@@ -206,7 +198,7 @@ def test_draws_come_in_the_models_order() -> None:
     check(Lambda(model), torch.randn(5, 5))
 
 
-# Memory of one's own --------------------------------------------------------------------------
+# Results without aliases ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -348,7 +340,7 @@ def test_numbers_beside_half_precision_keep_their_digits(dtype: torch.dtype) -> 
     check(Lambda(model), (0.25 * torch.randn(3, 30_001)).to(dtype))
 
 
-# Half precision and shared arguments -----------------------------------------------------------
+# Half precision and shared arguments ----------------------------------------------------------
 
 
 @pytest.mark.sample(2)
@@ -392,7 +384,7 @@ def test_a_wide_half_precision_mean_is_not_taken_from_rounded_row_sums(dtype: to
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_backward_finds_the_largest_of_what_it_computes_again(dtype: torch.dtype) -> None:
-    """From the row's sum as it was stored: what forward made of the sum itself was another."""
+    """It starts from the stored row sum; forward used the sum before rounding."""
     matrix = torch.randn(64, 8).to(dtype)
 
     def model(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -405,7 +397,7 @@ def test_backward_finds_the_largest_of_what_it_computes_again(dtype: torch.dtype
     assert gradient.isfinite().all()
 
 
-def test_a_mean_beside_a_sum_that_exceeds_halves() -> None:
+def test_a_mean_beside_a_sum_that_exceeds_float16() -> None:
     x = torch.ones(3, 80_000, dtype=torch.float16)
     model = Lambda(lambda x: (x.sum(-1), x.mean(-1), x * x.mean(-1, keepdim=True)))
     total, mean, scaled = fusewright.optimize(model, x, modes=("eval",)).eval()(x)

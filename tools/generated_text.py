@@ -147,7 +147,7 @@ PROGRAMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 TARGETS: dict[str, Callable[[], Target]] = {
     "hopper": Target.cuda,
     "hopper_tf32": lambda: Target.cuda(tf32=True),
-    "hopper_trials": lambda: Target.cuda(trials=("halves", "sweeping"), computing=False),
+    "hopper_trials": lambda: Target.cuda(trials=("halves", "sweeping"), conv_tf32=False),
     "other_gpu": lambda: Target.cuda(tensor_cores=False),
     "host": Target.host,
 }
@@ -178,14 +178,21 @@ def write(folder: Path) -> None:
         print(name, flush=True)
 
 
-COMMENT = re.compile(r"//[^\n]*|^\s*# [^\n]*|(?<![r\w])\"{3}.*?\"{3}", re.MULTILINE | re.DOTALL)
+CPP_COMMENT = re.compile(r"//[^\n]*")
+PYTHON_COMMENT = re.compile(r"# [^\n]*|\"{3}.*?\"{3}", re.DOTALL)
 HASH = re.compile(r"(?<=_)[0-9a-f]{16}(?=_)")  # of the text, comments and all, in names
-TOKEN = re.compile(r"\w+|[^\w\s]")
+TOKEN = re.compile(r"\w+|[^\w\s\\]")
 
 
 def code(text: str) -> list[str]:
-    """The text's tokens: no comments, docstrings, line breaks or digests."""
-    return TOKEN.findall(HASH.sub("", COMMENT.sub("", text)))
+    """The tokens of the generated part: no comments, docstrings, line breaks or digests.
+
+    The run time before it is pasted, not generated: its own tests hold it.
+    """
+    _, _, generated = text.partition('_FW_SOURCE = r"""')
+    kernels, _, module = generated.partition('"""')
+    kept = CPP_COMMENT.sub("", kernels) + PYTHON_COMMENT.sub("", module)
+    return TOKEN.findall(HASH.sub("", kept))
 
 
 def same_code(before: str, after: str, renames: set[tuple[str, str]]) -> str:

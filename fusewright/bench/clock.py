@@ -1,12 +1,13 @@
-"""How long one call takes, from a state in which the caches hold none of its data.
+"""How long one call takes when the caches hold none of its data.
 
-On a GPU two times are taken: to an event on the current stream, and to one behind a full device
-synchronisation. The second holds work that a candidate put on another stream; where there is none,
-the first one is the more exact. Which it is, looks tell: a call and, right after it, as much work
-on the current stream alone, for a synchronisation takes the longer to return the longer it waits.
-Other streams do not wait for the flush, so whoever uses them is timed from an idle device
-(`exposed`), where nothing can be done before the clock starts. All others find the device busy for
-as long as their calls take to return (`keep_busy`): a slow host is no kernel's fault.
+On a GPU two times are taken: until an event on the current stream, and until an event after a full
+device synchronization. The second includes work on other streams. Without such work the first is
+more exact. Looks decide which one counts: a call, and right after it as much work on the current
+stream alone, because a synchronization that waits longer also takes longer to return.
+
+Other streams do not wait for the flush. A candidate that uses them is timed from an idle device
+(`exposed`), so that it cannot work before the clock starts. For all others the device is busy for
+as long as their calls take to return (`keep_busy`), so that a slow host does not count.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fusewright.bench.record import ClockFacts
+from fusewright.tune.timing import device_event
 
 _EMPTY_CALLS = 30
-# On a CPU every sample pays for this, and a shared third-level cache may be far larger.
+# On a CPU every sample pays for the flush, and a shared L3 cache may be far larger.
 _MOST_HOST_FLUSH_BYTES = 64 * 2**20
-# A virtual machine wakes from a synchronisation some microseconds earlier or later.
+# In a virtual machine a synchronization returns some microseconds earlier or later.
 _GAP_US = 5.0
 _LEAST_BUSY_US, _MOST_BUSY_US = 200.0, 50e3
 _GAP_SHARE = 0.02
@@ -35,7 +36,7 @@ _GAP_SHARE = 0.02
 
 @dataclass(frozen=True)
 class Sample:
-    """One call: until the current stream was done, and until the whole device was."""
+    """One call: the time until the current stream was done, and until the whole device was."""
 
     stream_us: float
     device_us: float
@@ -43,35 +44,16 @@ class Sample:
 
     @property
     def gap_us(self) -> float:
-        """From the end of the stream's work until the host has heard of the device's."""
+        """From the end of the stream's work until the host knows that the device is idle."""
         return self.device_us - self.stream_us
 
 
 @dataclass(frozen=True)
 class Look:
-    """A call from an idle device, and work of that length that all was on the current stream."""
+    """A call from an idle device, and equally long work on the current stream alone."""
 
     call: Sample
     honest: Sample
-
-
-class Clock(Protocol):
-    """Times calls, and says how."""
-
-    @property
-    def facts(self) -> ClockFacts: ...
-
-    def flush(self) -> None: ...
-
-    def sample(self, call: Callable[[], object], *, exposed: bool = False) -> Sample: ...
-
-    def look(self, call: Callable[[], object]) -> Look: ...
-
-    def keep_busy(self, call_us: float) -> float: ...
-
-
-def make_clock(device: torch.device) -> Clock:
-    return DeviceClock(device) if device.type == "cuda" else WallClock()
 
 
 class WallClock:
@@ -91,7 +73,7 @@ class WallClock:
         start = time.perf_counter()
         result = call()
         took = (time.perf_counter() - start) * 1e6
-        del result  # Freed after the clock was read: its memory is the caller's to keep.
+        del result  # freeing the result is not timed
         return Sample(took, took)
 
     def look(self, call: Callable[[], object]) -> Look:
@@ -110,7 +92,7 @@ class DeviceClock:
         self._device = device
         self._cover = _Cover(2 * cache + 2**20, device)
         self._writes = 1
-        gaps = [self.sample(_nothing) for _ in range(_EMPTY_CALLS)]
+        gaps = [self.sample(lambda: None) for _ in range(_EMPTY_CALLS)]
         idle = statistics.median(each.gap_us for each in gaps)
         writes = [self.sample(self._cover.write) for _ in range(_EMPTY_CALLS)]
         self._write_us = max(statistics.median(each.stream_us for each in writes), 1.0)
@@ -120,18 +102,19 @@ class DeviceClock:
         self._cover.write()
 
     def keep_busy(self, call_us: float) -> float:
-        """From now on the device writes at least so long before the clock starts; gives how long.
+        """Keep the device busy before each sample; returns for how many microseconds.
 
-        A host is now and then slower than it usually is: half as much again, and short calls more.
+        The margin is half of a call's usual host time, and more for short calls, because a host is
+        sometimes slower than usual.
         """
         wanted = min(max(1.5 * call_us, _LEAST_BUSY_US), _MOST_BUSY_US)
         self._writes = max(1, math.ceil(wanted / self._write_us))
         return self._writes * self._write_us
 
     def sample(self, call: Callable[[], object], *, exposed: bool = False) -> Sample:
-        begin, end, last = _event(), _event(), _event()
+        begin, end, last = device_event(), device_event(), device_event()
         torch.cuda.synchronize(self._device)
-        # The flush also keeps the GPU busy while the call's kernels are being launched.
+        # The flush also keeps the GPU busy while the host launches the call's kernels.
         for _ in range(1 if exposed else self._writes):
             self._cover.write()
         if exposed:
@@ -156,10 +139,17 @@ class DeviceClock:
             self._cover.write()
 
 
+Clock = WallClock | DeviceClock
+
+
+def make_clock(device: torch.device) -> Clock:
+    return DeviceClock(device) if device.type == "cuda" else WallClock()
+
+
 def settle(
     samples: Sequence[Sample], looks: Sequence[Look], facts: ClockFacts
 ) -> tuple[list[float], str]:
-    """The times that count, and which they are: stream, device or wall."""
+    """The times that count, and their kind: stream, device or wall."""
     stream = [each.stream_us for each in samples]
     if facts.kind == "wall clock":
         return stream, "wall"
@@ -170,14 +160,14 @@ def settle(
 
 
 def hides_work(looks: Sequence[Look]) -> bool:
-    """Whether the device is busy for longer than the current stream is."""
+    """Whether other streams work after the current one is done."""
     more = statistics.median(each.call.gap_us - each.honest.gap_us for each in looks)
     usual = statistics.median(each.call.device_us for each in looks)
     return more > max(_GAP_US, _GAP_SHARE * usual)
 
 
 class _Cover:
-    """A buffer that is written with another value each time, so that no old line is still there."""
+    """A buffer that is overwritten with a new value each time, to replace all cache lines."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.bytes = size
@@ -190,7 +180,7 @@ class _Cover:
 
 
 def host_cache_bytes() -> int:
-    """The largest cache of the first processor, or 32 MiB where the system does not say."""
+    """The largest cache of the first processor, or 32 MiB if the system does not say."""
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
@@ -198,11 +188,3 @@ def host_cache_bytes() -> int:
         if unit and text[:-1].isdigit():
             sizes.append(int(text[:-1]) * unit)
     return max(sizes, default=32 * 2**20)
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def _nothing() -> None:
-    return None

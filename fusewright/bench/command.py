@@ -1,7 +1,7 @@
-"""The commands `bench` and `compare`: from what was asked for to files, tables and an exit code.
+"""The commands `bench` and `compare`: from arguments to files, tables and an exit code.
 
-Exit codes: 0 when all is right, 1 when a candidate is wrong or failed (or, for `compare`,
-something got slower), 2 (raised as an error of ours) when the input cannot be used.
+Exit codes: 0 if all is right, 1 if a candidate is wrong or failed (for `compare`: if something got
+slower), 2 (raised as an error of ours) if the input cannot be used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fusewright.bench.summary import collect, is_good
 from fusewright.errors import ProblemError
 from fusewright.problem.inputs import resolve_device
 
-# A bar over named steps; it is not animated while times are taken in this process.
+# A progress bar over named steps. It is not animated while this process takes times.
 Steps = Callable[[Console, tuple[str, ...], bool], AbstractContextManager[Callable[..., None]]]
 
 _QUICK = {"least_rounds": 7, "input_sets": 3}
@@ -35,7 +35,7 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Asked:
-    """The command's arguments; None where the user left the choice to us."""
+    """The command's arguments; None if the user leaves the choice to us."""
 
     problem: Path
     models_new: tuple[Path, ...]
@@ -53,38 +53,37 @@ class Asked:
 
 
 def settings_of(asked: Asked) -> Settings:
-    """What was asked for with every choice made."""
+    """The settings, with every choice made."""
     budget = _BUDGET_S[asked.quick] if asked.budget_s is None else asked.budget_s
     for name, seconds in (("--budget", budget), ("--time-limit", asked.time_limit_s)):
         if seconds is not None and not 0 < seconds < math.inf:
             raise ProblemError(f"{name} is {seconds:g}: give a number of seconds above 0")
-    chosen = Settings(
+    return Settings(
         device=asked.device,
         mode=asked.mode,
         passes=asked.passes,
         baselines=_baselines(asked),
         quick=asked.quick,
         budget_s=budget,
+        **(_QUICK if asked.quick else {}),
     )
-    if not asked.quick:
-        return chosen
-    return Settings(**{**vars(chosen), **_QUICK})
 
 
 def _baselines(asked: Asked) -> tuple[str, ...]:
     if asked.baselines is None:
-        # On a CPU max-autotune takes minutes to build and there are no CUDA graphs.
+        # On a CPU max-autotune takes minutes to build, and CUDA graphs do not exist.
         every = BASELINES if asked.device == "cuda" else BASELINES[:2]
         return BASELINES[:2] if asked.quick else every
     names = tuple(dict.fromkeys(filter(None, map(str.strip, asked.baselines.split(",")))))
     for name in names:
         if name not in BASELINES:
-            raise ProblemError(f"there is no baseline {name!r}: choose of {', '.join(BASELINES)}")
+            known = ", ".join(BASELINES)
+            raise ProblemError(f"there is no baseline {name!r}: choose from {known}")
     return names
 
 
 def bench_file(console: Console, asked: Asked, steps: Steps) -> int:
-    """Measure one problem, print its tables, write its record."""
+    """Measure one problem, print its tables and write its record."""
     settings = settings_of(asked)
     if asked.json:
         storage.require_writable(asked.json)
@@ -107,9 +106,11 @@ def bench_file(console: Console, asked: Asked, steps: Steps) -> int:
 
 
 def draw_again(console: Console, asked: Asked, steps: Steps) -> int:
-    """The tables of a record that is there already, and its page and pictures; no measuring."""
+    """Print the tables of an existing record, and draw its page and charts; measures nothing."""
     if asked.models_new or asked.json:
-        raise ProblemError(f"{asked.problem}: is a record, and is only drawn: --html, --png")
+        raise ProblemError(
+            f"{asked.problem}: this is a record, which can only be drawn; use --html or --png"
+        )
     records = storage.read_records(asked.problem)
     if len(records) == 1:
         table.print_record(console, records[0])
@@ -125,22 +126,28 @@ def _say_written(console: Console, paths: Sequence[Path]) -> None:
 
 
 def bench_folder(console: Console, asked: Asked, steps: Steps) -> int:
-    """Measure every problem of a folder, each in its own process; done ones are kept."""
+    """Measure every problem of a folder, each in its own process; finished ones are kept."""
     if asked.models_new:
         raise ProblemError("ModelNew files go with one problem: give a problem file, not a folder")
     if asked.json is None:
         raise ProblemError(
-            "a folder of problems needs --json: a folder, or a file, for its records"
+            "a folder of problems needs --json: name a folder, or a file, for its records"
         )
     here = look_around(resolve_device(asked.device), this_command())
     settings = settings_of(asked)
-    whole, results = _places(asked.json)
+    # The file of all records, and the folder of single ones.
+    path = asked.json
+    single = path.suffix == ".json"
+    whole, results = (path, path.with_suffix("")) if single else (path / "all.json", path)
     storage.require_writable(whole)
     storage.require_writable(results / "record.json")
     jobs = folder.jobs_of(asked.problem, results)
     seconds = asked.time_limit_s or _TIME_LIMIT_S[asked.quick]
     limits = folder.Limits(seconds, asked.retry_failed)
-    _say_kept(console, sum(bool(folder.finished(j, settings, limits, here)) for j in jobs))
+    kept = sum(bool(folder.finished(each, settings, limits, here)) for each in jobs)
+    if kept:
+        words = "same problem, settings, Fusewright and machine"
+        console.print(f"Kept from an earlier run ({words}): {kept}.", soft_wrap=True)
     names = tuple(str(job.problem) for job in jobs)
     records: list[Record] = []
     try:
@@ -150,27 +157,14 @@ def bench_folder(console: Console, asked: Asked, steps: Steps) -> int:
             for record in folder.run_jobs(jobs, settings, given, limits, here, begin):
                 records.append(record)
     except KeyboardInterrupt:
-        kept = f"{len(records)} of {len(jobs)} problems are in {results}"
-        console.print(f"Interrupted: {kept}; the same command goes on from there.", soft_wrap=True)
+        done = f"{len(records)} of {len(jobs)} problems are in {results}"
+        console.print(f"Interrupted: {done}; the same command continues there.", soft_wrap=True)
         return _INTERRUPTED
     collection = collect(records)
     table.print_collection(console, collection)
     storage.write(whole, collection)
     _say_written(console, [whole, *asked.draw(collection.records)])
     return 0 if all(map(is_good, records)) else 1
-
-
-def _say_kept(console: Console, count: int) -> None:
-    if count:
-        words = "same problem, settings, Fusewright and machine"
-        console.print(f"Kept from an earlier run ({words}): {count}.", soft_wrap=True)
-
-
-def _places(path: Path) -> tuple[Path, Path]:
-    """The file of all records, and the folder of single ones."""
-    if path.suffix == ".json":
-        return path, path.with_suffix("")
-    return path / "all.json", path
 
 
 def _arguments(asked: Asked) -> list[str]:
@@ -183,17 +177,17 @@ def _arguments(asked: Asked) -> list[str]:
 
 
 def compare_files(console: Console, old: Path, new: Path, noise: float) -> int:
-    """Print what changed; 1 where something of ours got slower, lost its time or its precision."""
+    """Print what changed; 1 if something of ours got slower, lost its time or its precision."""
     before, after = storage.read_records(old), storage.read_records(new)
     found = changes(before, after, noise=noise)
     if not found:
-        raise storage.RecordError(f"{old} and {new} have no candidate with a time")
+        raise storage.RecordError(f"{old} and {new}: no candidate has a time; nothing to compare")
     table.print_changes(console, found, differences(before, after))
     worse = sum(each.is_regression for each in found)
     better = sum(each.counts and each.verdict == "faster" for each in found)
     moved = sum(not each.counts and each.verdict in ("faster", "slower") for each in found)
     if moved:
-        words = f"{moved} times of baselines changed, too: the machine may not be what it was"
-        console.print(f"[yellow]Beware[/yellow]: {words}.", soft_wrap=True)
+        words = f"{moved} times of baselines changed, too, so the machine may have changed"
+        console.print(f"[yellow]Warning[/yellow]: {words}.", soft_wrap=True)
     console.print(f"{better} faster, {worse} slower or lost, {len(found)} compared.")
     return 1 if worse else 0

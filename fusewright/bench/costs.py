@@ -1,4 +1,4 @@
-"""What users pay besides the time of a call: building, memory, and Python between the kernels."""
+"""Costs besides the time of a call: builds, memory, and Python between the kernels."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from fusewright.bench.feeds import Feed
-from fusewright.bench.subjects import Subject
+from fusewright.bench.subjects import BenchSubject
 from fusewright.problem.inputs import named_tensors
 from fusewright.problem.nested import map_leaves
+from fusewright.verify.feeds import Feed
 
 _HOST_CALLS = 30
 _WARM_UPS = 5
@@ -29,7 +29,7 @@ _CACHES = {
 
 @contextmanager
 def empty_caches() -> Iterator[None]:
-    """Every cache of compiled code is a new folder while this lasts, so that builds are cold."""
+    """Use new, empty folders for all caches of compiled code, so that builds are cold."""
     before = {name: os.environ.get(name) for name in _CACHES}
     with tempfile.TemporaryDirectory(prefix="fusewright-bench-") as folder:
         for name, leaf in _CACHES.items():
@@ -44,17 +44,18 @@ def empty_caches() -> Iterator[None]:
                     os.environ[name] = value
 
 
-def build_seconds(subject: Subject, passes: Sequence[str]) -> float:
-    """The first call of every pass, until the device is done."""
+def build_seconds(subject: BenchSubject, passes: Sequence[str]) -> float:
+    """Seconds of the first call of every pass, until the device is done."""
     start = time.perf_counter()
     for name in passes:
-        subject.prepare(name)
-    synchronize(subject.feed)
+        subject.prepare(name == "train")
+    if any(each.is_cuda for _, each in named_tensors(subject.feed.slots[0])):
+        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
-    """The most device memory that one call holds beyond what was there before."""
+    """The peak device memory of one call, without the memory that was in use before."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -64,18 +65,17 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     return int(torch.cuda.max_memory_allocated(device)) - before
 
 
-def overhead(subject: Subject, device: torch.device) -> tuple[float | None, str]:
-    """Microseconds of Python and launching per forward call, and how they were found."""
+def overhead(subject: BenchSubject, device: torch.device) -> tuple[float | None, str]:
+    """Microseconds of Python and launching per forward call, and how they were measured."""
     if device.type == "cuda":
-        return _host_us(lambda: subject.call("forward", 0), device), "until the call returns"
+        return _host_us(lambda: subject.call(False, 0), device), "until the call returns"
     if subject.candidate.kind in ("compile", "max-autotune"):
-        return None, ""  # Another size would be compiled anew, for minutes.
-    for rows in (1, 2):  # Batch statistics need two.
-        small = _smallest(subject.feed, rows)
-        own, subject.feed = subject.feed, small
+        return None, ""  # compiling another size takes minutes
+    for rows in (1, 2):  # batch statistics need two
+        own, subject.feed = subject.feed, _smallest(subject.feed, rows)
         try:
-            return _host_us(lambda: subject.call("forward", 0), device), f"batch of {rows}"
-        except Exception:  # A size the model does not take is no result, and no fault.
+            return _host_us(lambda: subject.call(False, 0), device), f"batch of {rows}"
+        except Exception:  # the model may refuse this batch size
             continue
         finally:
             subject.feed = own
@@ -95,7 +95,7 @@ def _host_us(call: Callable[[], object], device: torch.device) -> float:
 
 
 def _smallest(feed: Feed, rows: int) -> Feed:
-    """The first rows of every tensor that has as many rows as the first input."""
+    """The feed with only the first rows of each tensor that has as many rows as the first one."""
     tensors = [each for _, each in named_tensors(feed.slots[0]) if each.dim()]
     batch = tensors[0].shape[0] if tensors else 0
 
@@ -104,9 +104,4 @@ def _smallest(feed: Feed, rows: int) -> Feed:
             return leaf.detach()[:rows].clone()
         return leaf
 
-    return Feed.of(tuple(map_leaves(cut, each) for each in feed.slots[0]))
-
-
-def synchronize(feed: Feed) -> None:
-    if any(each.is_cuda for _, each in named_tensors(feed.slots[0])):
-        torch.cuda.synchronize()
+    return Feed((tuple(map_leaves(cut, each) for each in feed.slots[0]),), seed=0, gradients=False)

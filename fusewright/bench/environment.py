@@ -1,8 +1,9 @@
-"""Where a benchmark ran: machine, versions, flags, commit, command, and the clocks on the way."""
+"""Where a benchmark ran: machine, versions, flags, commit, command, and clocks during the run."""
 
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import platform
 import shlex
@@ -13,9 +14,9 @@ from typing import Any
 
 import torch
 
-from fusewright.bench.flags import flags
 from fusewright.bench.record import Clocks, Environment
 from fusewright.target.device import device_name, versions
+from fusewright.verify.flags import flags
 
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -34,7 +35,7 @@ _SOURCES = (".py", ".hpp", ".cuh")
 
 
 def look_around(device: torch.device, command: str) -> Environment:
-    """Everything but the clocks, which are looked at between phases."""
+    """Everything except the clocks, which are read between phases."""
     found = dict(versions())
     cudnn: Any = torch.backends.cudnn
     if cudnn.is_available():
@@ -53,24 +54,21 @@ def look_around(device: torch.device, command: str) -> Environment:
 
 
 def is_same_place(old: Environment, new: Environment) -> bool:
-    """Whether a measurement of one stands for the other: machine, versions and our own code.
+    """Whether machine, versions and our own code are the same, so that old times still hold.
 
-    Flags and variables are left out, for a problem may set them when it is loaded.
+    Flags and variables are left out, because a problem may set them when it is loaded.
     """
-    facts = (
-        (each.device, each.cpu, each.driver, each.versions, each.source_sha256)
-        for each in (old, new)
-    )
-    return next(facts) == next(facts)
+    facts = operator.attrgetter("device", "cpu", "driver", "versions", "source_sha256")
+    return bool(facts(old) == facts(new))
 
 
 def this_command() -> str:
-    """The command line as it can be typed again."""
+    """The command line, ready to be typed again."""
     return shlex.join(["python", "-m", "fusewright", *sys.argv[1:]])
 
 
 def clocks(device: torch.device, when: str) -> tuple[Clocks, ...]:
-    """One look at the GPU, or none where there is no GPU or no nvidia-smi."""
+    """The GPU's clocks now; empty without a GPU or without nvidia-smi."""
     if device.type != "cuda":
         return ()
     numbers = [_number(each) for each in _smi(device, _CLOCK_FIELDS).split(",")]
@@ -78,7 +76,7 @@ def clocks(device: torch.device, when: str) -> tuple[Clocks, ...]:
 
 
 def commit() -> str:
-    """The commit of Fusewright's own source, marked where it was changed since; empty if none."""
+    """The commit of Fusewright's source, marked if it has changed since; empty outside git."""
     here = Path(__file__).resolve().parent
     name = _output(["git", "-C", str(here), "rev-parse", "HEAD"])
     changed = _output(["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"])
@@ -86,7 +84,7 @@ def commit() -> str:
 
 
 def source_sha256() -> str:
-    """Of everything in Fusewright that a measurement may depend on: all but what draws it."""
+    """A hash of all of Fusewright's code that a measurement may depend on: all except page/."""
     root = Path(__file__).resolve().parents[1]
     files = (each for each in root.rglob("*") if each.suffix in _SOURCES)
     digest = hashlib.sha256()
@@ -114,7 +112,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        return 0.0  # nvidia-smi says [N/A] where a machine hides a figure.
+        return 0.0  # nvidia-smi prints [N/A] for a figure that the machine hides
 
 
 def _output(command: list[str]) -> str:

@@ -1,43 +1,41 @@
-"""The physical limit: rates measured here and now, and the least work that a problem needs.
+"""The physical limit: rates measured in this run, and the least work that a problem needs.
 
-The least bytes are those of a perfect program: every input and parameter read once, every output
-and gradient written once, nothing between. The operations are those of products and
-convolutions in the captured graph.
+The least bytes are those of a perfect program: it reads every input and parameter once, writes
+every output and gradient once, and stores nothing in between. The operations are those of the
+matmuls and convolutions in the captured graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
-from torch import nn
 
 from fusewright.bench.clock import Clock
 from fusewright.bench.record import Floor, Rates
-from fusewright.bench.reference import strict_products
-from fusewright.capture import capture
 from fusewright.ir.graph import Graph, Program
 from fusewright.plan.cost import call_operations
+from fusewright.verify.precision import strict_matmuls
 
 _REPEATS = 16
 _WARM_UPS = 3
 _COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}
-_PRODUCT_SIZE = {"cuda": 8192, "cpu": 1024}
+_MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 
 
 def measure_rates(device: torch.device, clock: Clock, *, quick: bool) -> Rates:
-    """Copy bandwidth (bytes read plus bytes written) and product rates, the best of several."""
+    """Copy bandwidth (bytes read plus bytes written) and matmul rates, each the best of several."""
     size = _COPY_BYTES[device.type] // (4 if quick and device.type == "cpu" else 1)
     copying = 2 * size / _copy_s(clock, device, size)
-    width = _PRODUCT_SIZE[device.type]
+    width = _MATMUL_SIZE[device.type]
     classes = {"fp32": torch.float32}
     if device.type == "cuda":
         classes |= {"tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-    products = {
-        name: 2 * width**3 / _product_s(clock, device, width, dtype, tf32=name == "tf32")
+    matmuls = {
+        name: 2 * width**3 / _matmul_s(clock, device, width, dtype, tf32=name == "tf32")
         for name, dtype in classes.items()
     }
-    return Rates(copying, products)
+    return Rates(copying, matmuls)
 
 
 def _copy_s(clock: Clock, device: torch.device, size: int) -> float:
@@ -46,25 +44,15 @@ def _copy_s(clock: Clock, device: torch.device, size: int) -> float:
     return _best_s(clock, lambda: target.copy_(source))
 
 
-def _product_s(
+def _matmul_s(
     clock: Clock, device: torch.device, width: int, dtype: torch.dtype, *, tf32: bool
 ) -> float:
     left = torch.randn(width, width, device=device).to(dtype)
     right = torch.randn(width, width, device=device).to(dtype)
     out = torch.empty_like(left)
-
-    def multiply() -> object:
-        return torch.mm(left, right, out=out)
-
-    if not tf32:
-        with strict_products():
-            return _best_s(clock, multiply)
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        return _best_s(clock, multiply)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    with strict_matmuls():
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        return _best_s(clock, lambda: torch.mm(left, right, out=out))
 
 
 def _best_s(clock: Clock, call: Callable[[], object]) -> float:
@@ -72,13 +60,11 @@ def _best_s(clock: Clock, call: Callable[[], object]) -> float:
     return min(times[_WARM_UPS:]) * 1e-6
 
 
-def captured(model: nn.Module, inputs: Sequence[object], mode: str) -> Program:
-    """The graph before any rewriting, from which the least work is counted."""
-    return capture(model, inputs, mode=mode)
-
-
 def floor_of(program: Program, pass_name: str, rates: Rates) -> Floor:
-    """The least bytes and operations of a pass, and how long they take at these rates."""
+    """The least bytes and operations of a pass, and how long they take at these rates.
+
+    `program` is the captured one, before any rewriting.
+    """
     least = forward_bytes(program) if pass_name == "forward" else train_bytes(program)
     graphs = [program.inference] if pass_name == "forward" else [program.forward, program.backward]
     operations = sum(graph_operations(each, program) for each in graphs if each)
@@ -90,17 +76,17 @@ def floor_of(program: Program, pass_name: str, rates: Rates) -> Floor:
 
 
 def forward_bytes(program: Program) -> int:
-    """What inference reads of its inputs, and what it writes: outputs and updated buffers."""
+    """The bytes that inference reads of its inputs and writes to outputs and updated buffers."""
     return _read_bytes(program.inference, program) + _written_bytes(program.inference, program)
 
 
 def train_bytes(program: Program) -> int:
-    """Inputs, parameters and incoming gradients read; outputs, updates and gradients written."""
+    """Reads: inputs, parameters, incoming gradients. Writes: outputs, updates, gradients."""
     if program.backward is None:
         return forward_bytes(program)
     sizes, specs = program.example_sizes, program.forward.specs()
     reads = _read_bytes(program.forward, program)
-    # What forward saves is its own business: a perfect program reads the inputs once for both.
+    # Saved values do not count: a perfect program reads the inputs once for both graphs.
     tangents = program.backward.inputs[len(program.backward.inputs) - len(program.tangents) :]
     reads += sum(each.spec.bytes_at(sizes) for each in tangents)
     results = zip(program.forward.outputs, program.results, strict=True)
@@ -110,7 +96,7 @@ def train_bytes(program: Program) -> int:
 
 
 def graph_operations(graph: Graph, program: Program) -> int:
-    """Operations of all products and convolutions of a graph."""
+    """Operations of all matmuls and convolutions of a graph."""
     specs = {name: spec for name, spec in graph.specs().items() if spec is not None}
     return sum(call_operations(node, specs, program.example_sizes) for node in graph.nodes)
 

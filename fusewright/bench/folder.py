@@ -1,8 +1,8 @@
-"""Many problems: one process and one time limit each, so that none can take the others down.
+"""Many problems, each in its own process with a time limit, so that none can harm the others.
 
-A problem that is finished has its record on disk and is not run again by the same Fusewright on
-the same machine. One that crashes, hangs or is killed gets a record that says so. Whoever stops the
-run in the middle keeps what is done.
+A finished problem has its record on disk. The same Fusewright does not run it again on the same
+machine. A problem that crashes, hangs or is killed gets a record that says so. If the run is
+interrupted, finished records stay.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OURS = "fusewright: "
 
 @dataclass(frozen=True)
 class Job:
-    """One problem of a folder, and where its record belongs."""
+    """One problem of a folder, and the path of its record."""
 
     problem: Path
     record: Path
@@ -39,17 +39,19 @@ class Job:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a problem may take, and whether one that failed before is tried again."""
+    """The time limit of a problem, and whether problems that failed before run again."""
 
     seconds: float
     retry_failed: bool = False
 
 
 def jobs_of(folder: Path, results: Path) -> tuple[Job, ...]:
-    """The problems in a folder and below it, in the order of their names."""
+    """The problems in a folder and its subfolders, sorted by path."""
     files = sorted(each for each in folder.rglob("*.py") if _is_problem(each))
     if not files:
-        raise ProblemError(f"{folder}: there is no file with a get_inputs() in this folder")
+        raise ProblemError(
+            f"{folder}: no file in this folder defines get_inputs(); name a folder of problems"
+        )
     return tuple(
         Job(each, results / each.relative_to(folder).with_suffix(".json")) for each in files
     )
@@ -73,7 +75,7 @@ def finished(job: Job, settings: Settings, limits: Limits, here: Environment) ->
 
 
 def _fitting(job: Job, settings: Settings) -> Record | None:
-    """The record on disk where it is of this source and these settings."""
+    """The record on disk, if it has this source and these settings."""
     try:
         found = storage.read(job.record)
     except storage.RecordError:
@@ -92,7 +94,7 @@ def run_jobs(
     here: Environment,
     begin: Callable[[Job], None] = lambda job: None,
 ) -> Iterator[Record]:
-    """Each problem's record, as it is finished; `arguments` are those of the child's command."""
+    """Each problem's record, as soon as it is finished; `arguments` go to the child process."""
     for job in jobs:
         begin(job)
         kept = finished(job, settings, limits, here)
@@ -102,7 +104,7 @@ def run_jobs(
 def run_job(
     job: Job, settings: Settings, arguments: Sequence[str], limits: Limits, here: Environment
 ) -> Record:
-    """Run one problem in a process of its own; what goes wrong there becomes the record."""
+    """Run one problem in its own process; a failure there becomes the record."""
     start = time.time()
     command = [sys.executable, "-m", "fusewright", "bench", str(job.problem)]
     command += ["--json", str(job.record), *arguments]
@@ -127,8 +129,8 @@ def run_job(
 
 
 def _wait(command: Sequence[str], output: int, seconds: float) -> int | None:
-    """The exit code, or None after the time limit; nothing of the child is left behind."""
-    # A session of its own: compilers that it started end with it, and Ctrl-C is ours to handle.
+    """The exit code, or None after the time limit; the child and its own children are ended."""
+    # In its own session: compilers that it starts end with it, and Ctrl-C reaches only us.
     child = subprocess.Popen(
         command,
         stdout=output,
@@ -148,7 +150,7 @@ def _wait(command: Sequence[str], output: int, seconds: float) -> int | None:
 
 
 def _import_path() -> str:
-    """The child imports the same Fusewright as we did, from wherever it is started."""
+    """The child imports the same Fusewright as this process, whatever its working directory."""
     root = str(Path(__file__).resolve().parents[2])
     return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
 
@@ -160,9 +162,9 @@ def _explained(code: int | None, words: str, seconds: float) -> str:
         return said[-1].removeprefix(_OURS)
     tail = " ".join(lines[-3:])[-_TAIL_CHARACTERS:]
     if code is None:
-        return f"no end within its time limit of {seconds:g} s"
+        return f"not finished within its time limit of {seconds:g} s; see --time-limit"
     if code < 0:
         name = signal.Signals(-code).name
-        hint = ", most often for want of memory" if -code == signal.SIGKILL else ""
-        return f"killed by {name}{hint}; its last words: {tail}"
+        hint = ", most often because memory ran out" if -code == signal.SIGKILL else ""
+        return f"killed by {name}{hint}; its last output: {tail}"
     return tail or f"ended with exit code {code}"

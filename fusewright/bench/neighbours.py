@@ -1,8 +1,8 @@
 """How busy other processes keep the CPU while we measure.
 
-A short call begins on the CPU, so whoever takes its cores shows in every time. Linux counts the
-seconds of all processes together; ours are subtracted. Children that have not ended count as
-others: what a candidate left running disturbs the rest as much as a stranger does.
+A short call begins on the CPU, so every process that takes its cores shows in the times. Linux
+counts the seconds of all processes together; ours are subtracted. Children that still run count as
+others: they disturb the measurement just as much.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
-# Of the first line: user, nice, system, idle, iowait, irq, softirq, steal, and guests, which user
-# and nice have in them already.
+# The first line: user, nice, system, idle, iowait, irq, softirq, steal, then guests, which user and
+# nice already include.
 _IDLE, _COUNTED = (3, 4), 8
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Seconds: of the clock, of all processes together, and of this one."""
+    """Seconds of the clock, and CPU seconds of all processes together and of this one."""
 
     clock_s: float
     all_s: float
@@ -28,7 +28,7 @@ class Moment:
 
 
 def now() -> Moment | None:
-    """None where the system does not count."""
+    """The present moment; None if the system does not count."""
     if not _STAT.exists():
         return None
     ticks = [int(each) for each in _STAT.read_text().split("\n", 1)[0].split()[1:]][:_COUNTED]
@@ -37,7 +37,7 @@ def now() -> Moment | None:
 
 
 def other_cores(before: Moment | None, after: Moment | None) -> float:
-    """The cores that others had, on average; 0 where nobody counts."""
+    """The average number of cores that other processes used; 0 if it is unknown."""
     if before is None or after is None or after.clock_s <= before.clock_s:
         return 0.0
     others = (after.all_s - before.all_s) - (after.own_s - before.own_s)

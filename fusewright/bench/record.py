@@ -1,13 +1,12 @@
-"""What one benchmark of one problem found out: frozen values that go into JSON and come back.
+"""The result of benchmarking one problem: frozen values that are written to JSON and read back.
 
-Everything that a table or a chart needs is here, so a report can be drawn again from the file
-alone. `docs/bench.md` describes each field; a change that a reader would trip over raises
-`VERSION`.
+Everything that a table or a chart needs is here, so a report can be drawn from the file alone.
+`docs/bench.md` describes each field. An incompatible change raises `VERSION`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 SCHEMA = "fusewright-bench"
@@ -16,13 +15,11 @@ VERSION = 1
 
 PASSES = ("forward", "train")
 BASELINES = ("eager", "compile", "max-autotune", "cudagraphs")
-# From the finest to the coarsest; a candidate's class is the coarsest among its results.
-PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for."""
+    """How to measure."""
 
     device: str
     mode: str = "train"
@@ -39,7 +36,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Clocks:
-    """One look at the GPU's clocks: `when` names the phase that had just ended."""
+    """The GPU's clocks at one moment; `when` names the phase that had just ended."""
 
     when: str
     sm_mhz: float
@@ -50,10 +47,9 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Environment:
-    """`other_cores`: of the CPU, what other processes used in the pass where they used most.
+    """`other_cores` is how many CPU cores other processes used in the pass in which they used most.
 
-    `source_sha256` is that of Fusewright's own code, which `commit` does not tell where it was
-    changed since.
+    `source_sha256` is the hash of Fusewright's own code, which may have changed since `commit`.
     """
 
     device: str
@@ -70,18 +66,18 @@ class Environment:
 
     @property
     def busy(self) -> str:
-        """A word of warning where other processes had half a core or more while we timed."""
+        """A warning if other processes used half a core or more while we timed."""
         if self.other_cores < 0.5:
             return ""
         return (
-            f"other processes kept {self.other_cores:.1f} cores of the CPU busy meanwhile: "
+            f"other processes kept {self.other_cores:.1f} CPU cores busy during the measurement: "
             "short calls may seem slower than they are"
         )
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Ceilings measured in this run; `products` maps fp32, tf32, fp16 and bf16 to operations/s."""
+    """Rates measured in this run; `products` maps fp32, tf32, fp16, bf16 to matmul operations/s."""
 
     copy_bytes_per_s: float
     products: Mapping[str, float]
@@ -89,7 +85,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class ClockFacts:
-    """How time was taken: `idle_gap_us` is what a device synchronisation alone costs."""
+    """How time was taken; `idle_gap_us` is the time of a device synchronization alone."""
 
     kind: str
     cache_bytes: int
@@ -99,10 +95,10 @@ class ClockFacts:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least that any program must do for this pass, and how long that takes at the rates.
+    """The least work that any program must do for this pass, and its time at the measured rates.
 
     `floor_us` maps memory to the copy time of `bytes`, and each class to the longer of that and
-    the time of `operations` at the class's product rate.
+    the time of `operations` at the class's matmul rate.
     """
 
     bytes: int
@@ -113,10 +109,10 @@ class Floor:
 
 @dataclass(frozen=True)
 class Timing:
-    """All samples in the order they were taken, and what they say; the interval is 95 %.
+    """All samples in the order they were taken, and their median with its 95 % interval.
 
-    `counted` is "device" where work outside the current stream made the whole device's time
-    count, "stream" where there was none, "wall" on a CPU.
+    `counted` is "device" if the candidate works outside the current stream, so that the whole
+    device's time counts; "stream" if it does not; "wall" on a CPU.
     """
 
     samples_us: tuple[float, ...]
@@ -130,7 +126,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster than a baseline; the interval is a bootstrap's over whole rounds."""
+    """How many times as fast as a baseline; the interval is a bootstrap over whole rounds."""
 
     baseline: str
     ratio: float
@@ -142,9 +138,9 @@ class Ratio:
 class ValueCheck:
     """One output, gradient or buffer against float64.
 
-    `error` is ‖x − truth‖ / ‖truth‖; `largest` is the largest single deviation over the root mean
-    square of the truth. `limits` are the largest errors accepted in each class. `precision` is
-    empty where the value is wrong.
+    `error` is ‖x − truth‖ / ‖truth‖. `largest` is the largest single deviation over the root mean
+    square of the truth. `limits` are the largest errors that each class accepts. `precision` is
+    empty if the value is wrong.
     """
 
     when: str
@@ -160,7 +156,7 @@ class ValueCheck:
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step of our plan as the profiler saw it; rates and shares are None where unknown."""
+    """A step of our plan in the profile; rates and shares are None if unknown."""
 
     graph: str
     step: str
@@ -187,7 +183,7 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class Result:
-    """One candidate in one pass: status is timed, wrong, failed or skipped; only timed has times.
+    """One candidate in one pass. The status is timed, wrong, failed or skipped.
 
     `floor_share` is the floor of the candidate's own precision class over its median.
     """
@@ -208,8 +204,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Pass:
-    """`busy_us` is how long the device was kept busy before each call, so that the time a host
-    takes to launch it does not count."""
+    """`busy_us` is how long the device was kept busy before each call, so that the host's time to
+    launch the call does not count."""
 
     name: str
     mode: str
@@ -222,10 +218,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class Costs:
-    """What users pay besides the time of a call; None where it does not apply or was not taken.
+    """Costs besides the time of a call; None if they do not apply or were not measured.
 
-    `optimize_seconds` is capture, planning and compiling here; cold is the first call of every
-    pass with empty caches, warm the same with full ones.
+    `optimize_seconds` is our capture, planning and compilation. A cold build is the first call of
+    every pass with empty caches, a warm build the same with full caches.
     """
 
     optimize_seconds: float | None = None
@@ -238,7 +234,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class CandidateFacts:
-    """`kind` is one of the baselines, ours or foreign."""
+    """`kind` is a baseline's name, ours or foreign."""
 
     name: str
     kind: str
@@ -249,7 +245,7 @@ class CandidateFacts:
 
 @dataclass(frozen=True)
 class PlanStep:
-    """`kind` is loop, product, call or view."""
+    """`kind` is a kind of kernel, call or view."""
 
     name: str
     kind: str
@@ -284,7 +280,7 @@ class ProblemFacts:
 
 @dataclass(frozen=True)
 class Record:
-    """One problem. status is ok, failed, timeout or crashed; only ok has passes."""
+    """One problem. The status is ok, failed, timeout or crashed; only ok has passes."""
 
     problem: ProblemFacts
     settings: Settings
@@ -301,15 +297,24 @@ class Record:
 
     @property
     def subjects(self) -> tuple[str, ...]:
-        """The candidates that are no baselines: ours and foreign ones."""
+        """The candidates that are not baselines: ours and foreign ones."""
         return tuple(each.name for each in self.candidates if each.kind in ("ours", "foreign"))
+
+    @property
+    def results(self) -> Iterator[tuple[Pass, Result]]:
+        return ((each, result) for each in self.passes for result in each.results)
+
+    @property
+    def judged(self) -> Iterator[tuple[Pass, Result]]:
+        """The results of all candidates that are not baselines."""
+        return (pair for pair in self.results if pair[1].candidate in self.subjects)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Speed-ups of many problems against one baseline in one pass.
+    """Speedups over many problems against one baseline in one pass.
 
-    `count` of the run's `problems` were timed in both; the shares are of those.
+    `count` of the run's `problems` have both times; the shares refer to these.
     """
 
     pass_name: str

@@ -1,4 +1,4 @@
-"""Two runs beside each other: what got faster or slower by more than the samples' own noise."""
+"""Two runs side by side: what got faster or slower by more than the noise of the samples."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusewright.bench.record import PRECISIONS, Environment, Record, Result
+from fusewright.bench.record import Environment, Record, Result
 from fusewright.bench.stats import Interval, change
+from fusewright.verify.classes import coarseness
 
-# Two processes never see quite the same clocks and addresses, however narrow their intervals.
+# Clocks and addresses differ between two processes, however narrow their intervals are.
 BETWEEN_RUNS = 0.02
 
 
@@ -17,8 +18,8 @@ BETWEEN_RUNS = 0.02
 class Change:
     """One candidate in one pass of one problem.
 
-    verdict is faster, slower, same, lost (it had a time), coarser (of a lower precision class
-    now) or new. `ratio` is new time over old. Baselines are shown but do not `count`.
+    The verdict is faster, slower, same, new, lost (it had a time) or coarser (its precision class
+    got coarser). `ratio` is new time over old. Baselines are shown but do not `count`.
     """
 
     problem: str
@@ -39,34 +40,36 @@ class Change:
 def changes(
     old: Sequence[Record], new: Sequence[Record], *, noise: float = BETWEEN_RUNS
 ) -> tuple[Change, ...]:
-    """Everything that has a time in either run, worst first; `noise` is what runs differ by."""
-    before, after = _by_place(old), _by_place(new)
+    """Everything that has a time in either run, worst first; equal runs differ by `noise`."""
+    before, after = _by_pass(old), _by_pass(new)
     failures = {name: f"{each.status}: {each.error}" for name, each in _named(new) if each.error}
+    subjects = {name for each in (*old, *new) for name in each.subjects}
     found = [
-        _change(place, before.get(place), after.get(place), noise, counts, failures)
-        for place, counts in {**_places(old), **_places(new)}.items()
+        _change(key, before.get(key), after.get(key), noise, key[2] in subjects, failures)
+        for key in {**before, **after}
     ]
     present = [each for each in found if each is not None]
-    return tuple(sorted(present, key=lambda each: (not each.is_regression, -_size(each))))
+    present.sort(key=lambda e: (not e.is_regression, -e.ratio.value if e.ratio else 0.0))
+    return tuple(present)
 
 
 def differences(old: Sequence[Record], new: Sequence[Record]) -> list[str]:
-    """What else differs between the runs and may be the reason: sources, settings, machines."""
+    """Other differences that may explain the changes: sources, settings, machines."""
     sources = [
         {name: each.problem.source_sha256 for name, each in _named(run)} for run in (old, new)
     ]
     both = [name for name in sources[0] if name in sources[1]]
     changed = [f"the source of {name}" for name in both if sources[0][name] != sources[1][name]]
-    facts = [
+    before, after = (
         next((_facts(each, each.environment) for each in run if each.environment), None)
         for run in (old, new)
-    ]
-    if facts[0] is None or facts[1] is None:
+    )
+    if before is None or after is None:
         return changed
     return changed + [
-        f"{key}: {facts[0].get(key, 'none')} → {facts[1].get(key, 'none')}"
-        for key in {**facts[0], **facts[1]}
-        if facts[0].get(key) != facts[1].get(key)
+        f"{key}: {before.get(key, 'none')} → {after.get(key, 'none')}"
+        for key in {**before, **after}
+        if before.get(key) != after.get(key)
     ]
 
 
@@ -83,34 +86,26 @@ def _facts(record: Record, where: Environment) -> dict[str, str]:
     }
 
 
-Place = tuple[str, str, str]
+PassKey = tuple[str, str, str]
 
 
 def _named(records: Sequence[Record]) -> Iterator[tuple[str, Record]]:
-    """By name, or by path where several folders have a problem of that name."""
+    """Records by name, or by path if several folders have a problem of that name."""
     names = Counter(each.problem.name for each in records)
     for each in records:
         yield each.problem.name if names[each.problem.name] == 1 else each.problem.path, each
 
 
-def _results(records: Sequence[Record]) -> Iterator[tuple[Place, Result, bool]]:
-    for name, record in _named(records):
-        for each in record.passes:
-            for result in each.results:
-                place = (name, each.name, result.candidate)
-                yield place, result, result.candidate in record.subjects
-
-
-def _by_place(records: Sequence[Record]) -> Mapping[Place, Result]:
-    return {place: result for place, result, _ in _results(records)}
-
-
-def _places(records: Sequence[Record]) -> dict[Place, bool]:
-    return {place: counts for place, _, counts in _results(records)}
+def _by_pass(records: Sequence[Record]) -> dict[PassKey, Result]:
+    return {
+        (name, each.name, result.candidate): result
+        for name, record in _named(records)
+        for each, result in record.results
+    }
 
 
 def _change(
-    place: Place,
+    key: PassKey,
     old: Result | None,
     new: Result | None,
     noise: float,
@@ -122,22 +117,17 @@ def _change(
     if before is None and after is None:
         return None
     if before is None or after is None:
-        verdict = "lost" if after is None else "new"
-        why = new.note if new else failures.get(place[0], "not in the new run")
-        note = why if after is None else ""
-        return Change(*place, verdict, None, *times, counts, note)
+        why = new.note if new else failures.get(key[0], "not in the new run")
+        verdict, note = ("lost", why) if after is None else ("new", "")
+        return Change(*key, verdict, None, *times, counts, note)
     assert old is not None and new is not None
     ratio = change(before.samples_us, after.samples_us)
-    if PRECISIONS.index(new.precision) > PRECISIONS.index(old.precision):
+    if coarseness(new.precision) > coarseness(old.precision):
         note = f"{old.precision} → {new.precision}"
-        return Change(*place, "coarser", ratio, *times, counts, note)
+        return Change(*key, "coarser", ratio, *times, counts, note)
     verdict = "same"
     if ratio.low > 1 + noise:
         verdict = "slower"
     elif ratio.high < 1 - noise:
         verdict = "faster"
-    return Change(*place, verdict, ratio, *times, counts)
-
-
-def _size(each: Change) -> float:
-    return each.ratio.value if each.ratio else 0.0
+    return Change(*key, verdict, ratio, *times, counts)

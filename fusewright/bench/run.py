@@ -1,7 +1,7 @@
-"""One problem, all candidates, one process: load, build, check, time, check again, look closer.
+"""One problem, all candidates, one process: load, build, check, time, check again, profile.
 
-`bench` gives a `Record`. Whatever is wrong with the problem or with a given file raises before
-anything is timed; whatever goes wrong with one candidate is that candidate's result.
+`bench` returns a `Record`. An error in the problem or in a given file raises before anything is
+timed. A failure of one candidate becomes that candidate's result.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import datetime
 import hashlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,40 +19,33 @@ import torch
 from torch import nn
 
 from fusewright.bench import costs, neighbours
-from fusewright.bench.clock import Clock, make_clock
+from fusewright.bench.clock import make_clock
 from fusewright.bench.environment import clocks, look_around
-from fusewright.bench.feeds import Feed
-from fusewright.bench.flags import steady_flags
-from fusewright.bench.floors import captured, measure_rates
+from fusewright.bench.floors import measure_rates
 from fusewright.bench.passes import Stage, run_pass
 from fusewright.bench.plan_record import plan_graphs
-from fusewright.bench.record import (
-    BASELINES,
-    CandidateFacts,
-    Costs,
-    ProblemFacts,
-    Rates,
-    Record,
-    Settings,
-)
-from fusewright.bench.reference import Reference, input_forms
-from fusewright.bench.sampling import failure_text
-from fusewright.bench.subjects import Candidate, Subject, load_model, make_subject
+from fusewright.bench.record import BASELINES, CandidateFacts, Costs, ProblemFacts, Record, Settings
+from fusewright.bench.sampling import Tick, failure_text
+from fusewright.bench.subjects import BenchSubject, Candidate, load_model, make_subject
+from fusewright.capture import capture
 from fusewright.compile.solution import Solution, device_of, solve
 from fusewright.emit.file import file_text
 from fusewright.errors import FusewrightError, ProblemError
-from fusewright.problem.inputs import resolve_device
+from fusewright.problem.inputs import named_tensors, resolve_device
 from fusewright.problem.load import Problem, load_problem
 from fusewright.report import Outcome, header
 from fusewright.target.device import device_name
+from fusewright.verify.feeds import Feed, make_feed
+from fusewright.verify.flags import steady_flags
+from fusewright.verify.reference import Reference
+from fusewright.verify.run import make_model
 
-Tick = Callable[[str, float], None]
 _TAKEN = (*BASELINES, "ours")
 
 
 @dataclass(frozen=True)
 class Ours:
-    """Our own candidate: its emitted file, or the words of what kept us from making it."""
+    """Our own candidate: its emitted file, or the error that prevented it."""
 
     solution: Solution | None = None
     path: Path | None = None
@@ -61,7 +54,7 @@ class Ours:
 
 
 def phases(settings: Settings, *, optimizes: bool) -> tuple[str, ...]:
-    """The names that `tick` hears first, in their order."""
+    """The names of the steps that are passed to `tick`, in order."""
     names = ["load", *(["optimize"] if optimizes else []), "measure rates", "build"]
     for each in settings.passes:
         names += [f"{each}: check", f"{each}: time", f"{each}: check again", f"{each}: profile"]
@@ -77,7 +70,7 @@ def bench(
     optimizes: bool | None = None,
     tick: Tick = lambda name, share: None,
 ) -> Record:
-    """Measure a problem; `optimizes` makes our own module first, None where no file is given."""
+    """Measure a problem. `optimizes` adds our own module; by default only if no file is given."""
     start, started_at = time.perf_counter(), _now()
     tick("load", 0.0)
     where = resolve_device(settings.device)
@@ -87,12 +80,11 @@ def bench(
         tempfile.TemporaryDirectory(prefix="fusewright-bench-") as folder,
         nullcontext() if settings.quick else costs.empty_caches(),
     ):
-        torch.manual_seed(settings.seed)
-        model = problem.make_model().to(where).train(settings.mode == "train")
-        reference = _reference(problem, model, where, settings)
-        # A file that does not fit is found before anything slow begins.
-        feed = reference.feed
-        foreign = [_foreign(each, problem, model, feed) for each in _named(models_new)]
+        model = make_model(problem, where, settings.seed).train(settings.mode == "train")
+        feed = make_feed(problem, where, sets=settings.input_sets, seed=settings.seed)
+        reference = Reference(model, feed, settings.seed, settings.mode)
+        # A file that does not fit raises before anything slow begins.
+        foreign = [_foreign(each, problem, model, feed) for each in named_candidates(models_new)]
         wanted = not models_new if optimizes is None else optimizes
         ours = _optimized(problem, model, feed, folder, tick) if wanted else Ours()
         with _compiler(reference):
@@ -100,7 +92,7 @@ def bench(
     return replace(record, started_at=started_at, seconds=time.perf_counter() - start)
 
 
-def _foreign(candidate: Candidate, problem: Problem, model: nn.Module, feed: Feed) -> Subject:
+def _foreign(candidate: Candidate, problem: Problem, model: nn.Module, feed: Feed) -> BenchSubject:
     with steady_flags(str(candidate.path)):
         return make_subject(candidate, problem, model, feed)
 
@@ -108,7 +100,7 @@ def _foreign(candidate: Candidate, problem: Problem, model: nn.Module, feed: Fee
 def _measured(
     problem: Problem,
     reference: Reference,
-    foreign: Sequence[Subject],
+    foreign: Sequence[BenchSubject],
     ours: Ours,
     settings: Settings,
     command: str,
@@ -120,8 +112,12 @@ def _measured(
     clock = make_clock(where)
     rates = measure_rates(where, clock, quick=settings.quick)
     seen = [*clocks(where, "measure rates")]
-    stage = _stage(problem, reference, ours, where, clock, rates, settings)
-    tick("build", 0.0)
+    try:
+        program, note = capture(reference.model, reference.feed.masters[0], mode=settings.mode), ""
+    except FusewrightError as error:
+        program, note = None, failure_text(error)
+    plans = ours.solution.prepared.modes[0] if ours.solution else None
+    stage = Stage(problem, reference, where, clock, rates, settings, program, note, plans)
     subjects, facts = _built(stage, foreign, ours, tick)
     passes, others = [], 0.0
     for name in settings.passes:
@@ -144,43 +140,25 @@ def _measured(
 
 
 def problem_facts(path: Path) -> ProblemFacts:
-    """What can be said of a problem without running it."""
-    whole = path.resolve()
-    # A record is kept and passed on: how this machine's folders are called is no part of it.
-    here = Path.cwd()
+    """The facts of a problem that are known without running it."""
+    # Records are shared, so they do not contain the names of this machine's folders.
+    whole, here = path.resolve(), Path.cwd()
     shown = whole.relative_to(here) if whole.is_relative_to(here) else Path(path.name)
     return ProblemFacts(path.stem, str(shown), hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def _facts(problem: Problem, reference: Reference) -> ProblemFacts:
     assert problem.path is not None
-    return replace(
-        problem_facts(problem.path),
-        inputs=input_forms(reference.feed),
-        parameters=sum(each.numel() for each in reference.model.parameters()),
+    inputs = (
+        f"{name} {str(each.dtype).removeprefix('torch.')}{list(each.shape)}"
+        for name, each in named_tensors(reference.feed.masters[0])
     )
-
-
-def _reference(
-    problem: Problem, model: nn.Module, where: torch.device, settings: Settings
-) -> Reference:
-    def made(gradients: bool) -> Reference:
-        feed = Feed(
-            problem, where, sets=settings.input_sets, seed=settings.seed, gradients=gradients
-        )
-        return Reference(model, feed, settings.seed)
-
-    try:
-        return made(gradients=True)
-    except ProblemError as error:
-        if "in-place" not in str(error):
-            raise
-        # A model that writes into its arguments cannot take leaves that require gradients.
-        return made(gradients=False)
+    parameters = sum(each.numel() for each in reference.model.parameters())
+    return replace(problem_facts(problem.path), inputs=tuple(inputs), parameters=parameters)
 
 
 def _optimized(problem: Problem, model: nn.Module, feed: Feed, folder: str, tick: Tick) -> Ours:
-    """Write the file that `optimize` would, into a folder that goes away."""
+    """Write the same file as `optimize`, into a temporary folder."""
     tick("optimize", 0.0)
     start = time.perf_counter()
     mode = "train" if model.training else "eval"
@@ -201,52 +179,38 @@ def _optimized(problem: Problem, model: nn.Module, feed: Feed, folder: str, tick
     return Ours(solution, path, time.perf_counter() - start)
 
 
-def _stage(
-    problem: Problem,
-    reference: Reference,
-    ours: Ours,
-    where: torch.device,
-    clock: Clock,
-    rates: Rates,
-    settings: Settings,
-) -> Stage:
-    try:
-        program, note = captured(reference.model, reference.feed.masters[0], settings.mode), ""
-    except FusewrightError as error:
-        program, note = None, failure_text(error)
-    plans = ours.solution.prepared.modes[0] if ours.solution else None
-    return Stage(problem, reference, where, clock, rates, settings, program, note, plans)
-
-
-def _named(paths: Sequence[Path]) -> list[Candidate]:
-    """Foreign files under the shortest names that tell them apart, and from our own candidates."""
+def named_candidates(paths: Sequence[Path]) -> list[Candidate]:
+    """The given files under their shortest names that are unique and not taken."""
     levels = [
         [each.stem for each in paths],
         [f"{each.absolute().parent.name}/{each.stem}" for each in paths],
         [str(each) for each in paths],
     ]
     found = []
-    for place, path in enumerate(paths):
-        names = (names[place] for names in levels if names.count(names[place]) == 1)
+    for index, path in enumerate(paths):
+        names = (names[index] for names in levels if names.count(names[index]) == 1)
         name = next((each for each in names if each not in _TAKEN), None)
         if name is None:
-            raise ProblemError(f"{path}: is given twice")
+            raise ProblemError(f"{path}: this file is given twice; name each file once")
         found.append(Candidate(name, "foreign", path))
     return found
 
 
 def _built(
-    stage: Stage, foreign: Sequence[Subject], ours: Ours, tick: Tick
-) -> tuple[dict[str, Subject], list[CandidateFacts]]:
-    """Every candidate after its first calls, and what those took; the rest with their reason."""
-    subjects: dict[str, Subject] = {}
+    stage: Stage, foreign: Sequence[BenchSubject], ours: Ours, tick: Tick
+) -> tuple[dict[str, BenchSubject], list[CandidateFacts]]:
+    """Every candidate after its first calls, and their costs; failures with their reason."""
+    tick("build", 0.0)
+    subjects: dict[str, BenchSubject] = {}
     facts: list[CandidateFacts] = []
     if ours.failure:
         facts.append(CandidateFacts("ours", "ours", note=ours.failure))
-    wanted: list[Subject | Candidate] = [Candidate(each, each) for each in stage.settings.baselines]
-    wanted += [Candidate("ours", "ours", ours.path)] if ours.path else []
-    for each in (*wanted, *foreign):
-        candidate = each.candidate if isinstance(each, Subject) else each
+    baselines = [Candidate(each, each) for each in stage.settings.baselines]
+    emitted = [Candidate("ours", "ours", ours.path)] if ours.path else []
+    wanted: tuple[BenchSubject | Candidate, ...] = (*baselines, *emitted, *foreign)
+    made_from = (stage.problem, stage.reference.model, stage.reference.feed)
+    for each in wanted:
+        candidate = each.candidate if isinstance(each, BenchSubject) else each
         tick(f"build {candidate.name}", 0.0)
         path = str(candidate.path) if candidate.kind == "foreign" else ""
         named = CandidateFacts(candidate.name, candidate.kind, path)
@@ -254,26 +218,27 @@ def _built(
             facts.append(replace(named, note="skipped: needs a GPU"))
             continue
         try:
-            subject = each if isinstance(each, Subject) else _subject(stage, each)
+            subject = each if isinstance(each, BenchSubject) else make_subject(each, *made_from)
             subject.tangents = stage.reference.tangents
-            with steady_flags(candidate.name, foreign=candidate.kind == "foreign"):
+            with nullcontext() if candidate.trusted else steady_flags(candidate.name):
                 taken = _cold(subject, stage, ours)
-        except Exception as error:  # Somebody's code: its failure is its result.
+        except Exception as error:  # a candidate's failure is its result
             facts.append(replace(named, note=failure_text(error)))
             continue
         subjects[candidate.name] = subject
         facts.append(replace(named, costs=taken))
     if not stage.settings.quick:
-        facts = [_warm(each, subjects, stage) for each in _after_reset(facts, subjects)]
+        # One reset for all candidates: it discards everything that torch.compile has compiled.
+        torch._dynamo.reset()
+        for subject in subjects.values():
+            if subject.candidate.kind in ("compile", "max-autotune"):
+                subject.compile()
+        facts = [_warm(each, subjects, stage) for each in facts]
     return subjects, facts
 
 
-def _subject(stage: Stage, candidate: Candidate) -> Subject:
-    return make_subject(candidate, stage.problem, stage.reference.model, stage.reference.feed)
-
-
-def _cold(subject: Subject, stage: Stage, ours: Ours) -> Costs:
-    """Build it; with quick settings the caches may be full, so the seconds say nothing."""
+def _cold(subject: BenchSubject, stage: Stage, ours: Ours) -> Costs:
+    """Build a candidate. With quick settings the caches may be full, so no seconds are kept."""
     candidate, quick = subject.candidate, stage.settings.quick
     seconds = costs.build_seconds(subject, stage.settings.passes)
     built = candidate.kind != "eager"
@@ -284,28 +249,17 @@ def _cold(subject: Subject, stage: Stage, ours: Ours) -> Costs:
     )
 
 
-def _after_reset(
-    facts: list[CandidateFacts], subjects: dict[str, Subject]
-) -> Iterator[CandidateFacts]:
-    """Forget everything compiled, once for all candidates: a reset reaches all of them."""
-    torch._dynamo.reset()
-    for each in subjects.values():
-        if each.candidate.kind in ("compile", "max-autotune"):
-            each.compile()
-    yield from facts
-
-
-def _warm(facts: CandidateFacts, subjects: dict[str, Subject], stage: Stage) -> CandidateFacts:
-    """The same build again, with full caches, as a second process finds them."""
+def _warm(facts: CandidateFacts, subjects: dict[str, BenchSubject], stage: Stage) -> CandidateFacts:
+    """The same build again, with full caches, as in a second process."""
     subject = subjects.get(facts.name)
     if subject is None or facts.kind not in ("compile", "max-autotune", "ours", "foreign"):
         return facts
     start = time.perf_counter()
     try:
         if subject.candidate.path:
-            # Another copy of the file's code, which has to find its kernels again.
+            # A new copy of the file's module must find its kernels again.
             model = load_model(subject.candidate.path, stage.problem, stage.reference.model)
-            again = Subject(subject.candidate, model, subject.feed)
+            again = BenchSubject(subject.candidate, model, subject.feed)
             again.tangents = subject.tangents
             costs.build_seconds(again, stage.settings.passes)
         else:
@@ -318,7 +272,7 @@ def _warm(facts: CandidateFacts, subjects: dict[str, Subject], stage: Stage) -> 
 
 
 def _with_overhead(
-    facts: CandidateFacts, subjects: dict[str, Subject], stage: Stage
+    facts: CandidateFacts, subjects: dict[str, BenchSubject], stage: Stage
 ) -> CandidateFacts:
     subject = subjects.get(facts.name)
     if subject is None or "forward" not in stage.settings.passes:
@@ -332,7 +286,7 @@ def _with_overhead(
 
 @contextmanager
 def _compiler(reference: Reference) -> Iterator[None]:
-    """torch.compile draws eager's random numbers where the model draws any; nothing is kept."""
+    """Make torch.compile draw the same random numbers as eager; discard its code afterwards."""
     import torch._inductor.config as inductor
 
     try:

@@ -1,9 +1,9 @@
-"""One interleaved run: all candidates take turns in a new random order each round.
+"""One interleaved run: all candidates take turns, in a new random order each round.
 
-Clock drift and disturbances then hit all alike. Rounds go on until the 95 % interval of every
-median is narrow enough or the budget is spent. A candidate that fails on the way is dropped; one
-that turns out to work on another stream is timed from an idle device, in rounds of their own, and
-one that does so in some of the runs only is not timed.
+So clock drift and disturbances affect all of them equally. Rounds continue until the 95 % interval
+of every median is narrow enough or the budget is spent. A candidate that fails is dropped. If one
+works on another stream, the rounds are repeated, and it is timed from an idle device. If it does so
+only sometimes, it gets no time.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fusewright.bench.clock import Clock, Look, Sample, hides_work, settle
-from fusewright.bench.feeds import Feed
 from fusewright.bench.record import Settings, Timing
 from fusewright.bench.stats import FEWEST, median_interval
+from fusewright.verify.feeds import Feed
 
-_WINDOW = 3
+_SMOOTHED = 3  # calls to a median
 _STABLE = 0.05
 _MOST_WARM_UPS = 60
 _WARM_UP_SHARE = 0.25
@@ -34,14 +34,14 @@ _MOST_RUNS = 2
 _ROUNDS_BETWEEN_MEDIANS = 5
 
 T = TypeVar("T")
-Call = Callable[[int], object]
+TimedCall = Callable[[int], object]
 Tick = Callable[[str, float], None]
 Between = Callable[[Sequence[str]], None]
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Times of the candidates that lasted, and the words of those that failed."""
+    """Times of the candidates that stayed in the run, and the errors of those that failed."""
 
     timings: Mapping[str, Timing]
     failures: Mapping[str, str]
@@ -52,7 +52,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Taken:
-    """What the candidates that lasted gave in `rounds` rounds, by name."""
+    """Samples and looks of the candidates that stayed in the run, by name."""
 
     samples: Mapping[str, Sequence[Sample]]
     looks: Mapping[str, Sequence[Look]]
@@ -60,24 +60,24 @@ class Taken:
 
     @property
     def hidden(self) -> set[str]:
-        """Who was seen to work on another stream."""
+        """The candidates that work on another stream."""
         return {name for name, each in self.looks.items() if each and hides_work(each)}
 
 
 def sample(
-    calls: Mapping[str, Call],
+    calls: Mapping[str, TimedCall],
     feed: Feed,
     clock: Clock,
     settings: Settings,
     tick: Tick = lambda name, share: None,
     between: Between = lambda names: None,
 ) -> Sampled:
-    """Time every call on sets that `feed` renews; `tick` hears who runs and the share done.
+    """Time every call on sets that `feed` renews. `tick` gets the name and the share done.
 
-    `between` hears once who is still in the run, after a round that nobody can foresee.
+    `between` is called once, after an unpredictable round, with the candidates still in the run.
     """
     start = time.perf_counter()
-    run = _Run(calls, feed, clock, settings, tick)
+    run = _Run(calls, feed, clock, settings, tick, random.Random(settings.seed))
     with _no_collections():
         exposed = run.warm_up()
         for _ in range(_MOST_RUNS):
@@ -85,13 +85,13 @@ def sample(
             found = taken.hidden - exposed
             if not found:
                 break
-            # Honest in the warm-up only: what it did meanwhile was hidden behind the flush.
+            # It used no other stream during the warm-up, so its times may hide work.
             exposed |= found
         looks = dict(taken.looks)
         for name in found:
-            looks[name] = run.looks(name, _MANY_LOOKS)  # nobody is condemned on a few
+            looks[name] = run.looks(name, _MANY_LOOKS)  # a few looks prove nothing
             if looks[name] and hides_work(looks[name]):
-                run.failures[name] = "it works on other streams in some runs only: it gets no time"
+                run.failures[name] = "it works on other streams only sometimes, so it gets no time"
     timings = {
         name: timing(each, looks[name], clock, settings)
         for name, each in taken.samples.items()
@@ -104,7 +104,7 @@ def sample(
 def timing(
     samples: Sequence[Sample], looks: Sequence[Look], clock: Clock, settings: Settings
 ) -> Timing:
-    """What the samples of one candidate say."""
+    """The median of one candidate's samples, and its interval."""
     times, counted = settle(samples, looks, clock.facts)
     found = median_interval(times)
     return Timing(
@@ -118,47 +118,41 @@ def timing(
     )
 
 
-def shuffled(names: Sequence[str], order: random.Random) -> list[str]:
-    return order.sample(names, len(names))
-
-
+@dataclass
 class _Run:
-    """The candidates of one run; `failures` grows while it lasts."""
+    """The candidates of one run; `failures` grows during the run."""
 
-    def __init__(
-        self, calls: Mapping[str, Call], feed: Feed, clock: Clock, settings: Settings, tick: Tick
-    ) -> None:
-        self.calls, self.feed, self.clock = calls, feed, clock
-        self.settings, self.tick = settings, tick
-        self.order = random.Random(settings.seed)
-        self.failures: dict[str, str] = {}
-        self.busy_us = 0.0
+    calls: Mapping[str, TimedCall]
+    feed: Feed
+    clock: Clock
+    settings: Settings
+    tick: Tick
+    order: random.Random
+    failures: dict[str, str] = field(default_factory=dict)
+    busy_us: float = 0.0
 
     @property
     def alive(self) -> list[str]:
         return [name for name in self.calls if name not in self.failures]
 
     def warm_up(self) -> set[str]:
-        """Call each until it is stable; gives those that work on another stream."""
+        """Call each candidate until its time is stable; returns those that use another stream."""
         exposed, longest = set(), 0.0
         for name in self.calls:
             self.tick(f"warm up {name}", 0.0)
             for call_us in self._guarded(name, functools.partial(self._until_stable, name)):
                 longest = max(longest, call_us)
-            # Nobody is suspected on a few looks.
-            for count in (_FEW_LOOKS, _MANY_LOOKS):
-                looks = self.looks(name, count)
-                if not looks or not hides_work(looks):
-                    break
-            else:
+            # A suspicion from a few looks must be confirmed by many.
+            found = (self.looks(name, count) for count in (_FEW_LOOKS, _MANY_LOOKS))
+            if all(looks and hides_work(looks) for looks in found):
                 exposed.add(name)
         self.busy_us = self.clock.keep_busy(longest)
         return exposed
 
     def _until_stable(self, name: str) -> float:
-        """Until two windows in a row agree: clocks rise and caches of all kinds fill meanwhile.
+        """Call until two medians in a row agree: clocks rise and caches fill in the meantime.
 
-        Gives how long the last calls took to return.
+        Returns how long the last calls took to return.
         """
         share = self.settings.budget_s * _WARM_UP_SHARE / len(self.calls)
         limit = time.perf_counter() + share
@@ -166,16 +160,16 @@ class _Run:
         for _ in range(_MOST_WARM_UPS):
             seen.append(self._sample(name, exposed=True))
             times = [each.device_us for each in seen]
-            if len(times) >= 2 * _WINDOW:
-                last, before = times[-_WINDOW:], times[-2 * _WINDOW : -_WINDOW]
+            if len(times) >= 2 * _SMOOTHED:
+                last, before = times[-_SMOOTHED:], times[-2 * _SMOOTHED : -_SMOOTHED]
                 if abs(statistics.median(last) / statistics.median(before) - 1) < _STABLE:
                     break
             if time.perf_counter() > limit and len(times) >= 2:
                 break
-        return statistics.median(each.call_us for each in seen[-_WINDOW:])
+        return statistics.median(each.call_us for each in seen[-_SMOOTHED:])
 
     def rounds(self, exposed: set[str], between: Between) -> Taken:
-        """Rounds until every median is known or the budget is spent, with looks in some of them."""
+        """Run rounds until every median is known or the budget is spent; some rounds also look."""
         samples: dict[str, list[Sample]] = {name: [] for name in self.alive}
         looks: dict[str, list[Look]] = {name: [] for name in self.alive}
         begun, rounds = time.perf_counter(), 0
@@ -183,7 +177,7 @@ class _Run:
         over = rounds >= self.settings.most_rounds
         while self.alive and not over:
             looking = self.order.random() < _LOOK_CHANCE
-            for name in shuffled(self.alive, self.order):
+            for name in self.order.sample(self.alive, len(self.alive)):
                 self.tick(name, (time.perf_counter() - begun) / self.settings.budget_s)
                 take = functools.partial(self._sample, name, exposed=name in exposed)
                 samples[name] += self._guarded(name, take)
@@ -193,7 +187,9 @@ class _Run:
             over = (spent and rounds >= FEWEST) or rounds >= self.settings.most_rounds
             over = over or self._is_known(samples, exposed, rounds)
             if rounds == spot or (over and rounds < spot):
-                begun += _seconds(functools.partial(between, self.alive))
+                paused = time.perf_counter()
+                between(self.alive)
+                begun += time.perf_counter() - paused
         for name in self.alive:
             looks[name] += self.looks(name, _FEW_LOOKS - len(looks[name]))
         kept = self.alive
@@ -216,7 +212,7 @@ class _Run:
         return self.clock.sample(lambda: self.calls[name](slot), exposed=exposed)
 
     def looks(self, name: str, count: int) -> list[Look]:
-        """None on a wall clock, from which nothing can hide."""
+        """No looks with a wall clock: it measures all work."""
         if self.clock.facts.kind == "wall clock":
             return []
 
@@ -227,7 +223,7 @@ class _Run:
         return [each for _ in range(count) for each in self._guarded(name, look)]
 
     def _guarded(self, name: str, run: Callable[[], T]) -> list[T]:
-        """A candidate is somebody's code: what it raises is its result, and the others go on."""
+        """Run the candidate's code; an exception becomes its result, and the others continue."""
         if name in self.failures:
             return []
         try:
@@ -237,21 +233,15 @@ class _Run:
             return []
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
 def failure_text(error: BaseException) -> str:
-    """One line: the kind of error and its first words."""
+    """One line: the kind of error and the first line of its message."""
     words = str(error).strip().splitlines()
     return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
 
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Python's garbage collector would run at random within somebody's time."""
+    """Disable Python's garbage collector: it would run within random samples."""
     was = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Records on disk: JSON that is whole or not there, read back with every field's type checked."""
+"""Records on disk: JSON files that are complete or absent, read back with all types checked."""
 
 from __future__ import annotations
 
@@ -21,22 +21,18 @@ _NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 class RecordError(FusewrightError):
-    """A file is no benchmark record of ours, or one of another version."""
-
-
-def text_of(value: Record | Collection) -> str:
-    """The JSON text, with schema and version on top."""
-    schema = SCHEMA if isinstance(value, Record) else COLLECTION
-    body = {"schema": schema, "version": VERSION, **_plain_fields(value)}
-    return json.dumps(body, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """A file is not a benchmark record, or has another version."""
 
 
 def write(path: Path, value: Record | Collection) -> None:
-    """Write the JSON text in one step: a reader sees the old file or the new one."""
-    write_text(path, text_of(value))
+    """Write a record as JSON, with schema and version on top."""
+    schema = SCHEMA if isinstance(value, Record) else COLLECTION
+    body = {"schema": schema, "version": VERSION, **_plain_fields(value)}
+    write_text(path, json.dumps(body, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write the file in one step: a reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     draft = Path(name)
@@ -52,23 +48,23 @@ def write_text(path: Path, text: str) -> None:
 def require_writable(path: Path) -> None:
     """Raise OSError now rather than after an hour of measuring; leaves nothing behind."""
     if path.is_dir():
-        raise IsADirectoryError(21, "is a folder, and a file is to be written", str(path))
-    standing = path.absolute().parent
-    while not standing.exists():
-        standing = standing.parent
-    if not standing.is_dir():
-        raise NotADirectoryError(20, "Not a directory", str(standing))
+        raise IsADirectoryError(21, "this is a folder; name a file to write", str(path))
+    nearest = path.absolute().parent
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise NotADirectoryError(20, "Not a directory", str(nearest))
     try:
-        # Only trying tells: root may do anything but in some places.
-        with tempfile.TemporaryFile(dir=standing):
+        # Permissions do not tell: root ignores them, but some file systems are read-only.
+        with tempfile.TemporaryFile(dir=nearest):
             pass
     except OSError as error:
         words = f"nothing can be written here ({error.strerror})"
-        raise OSError(error.errno, words, str(standing)) from error
+        raise OSError(error.errno, words, str(nearest)) from error
 
 
 def read(path: Path) -> Record | Collection:
-    """The record or the collection in a file, or RecordError with what is wrong with it."""
+    """The record or the collection in a file; RecordError if it is neither."""
     try:
         body = json.loads(path.read_text())
     except FileNotFoundError as error:
@@ -76,16 +72,15 @@ def read(path: Path) -> Record | Collection:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RecordError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(body, dict) or body.get("schema") not in (SCHEMA, COLLECTION):
-        raise RecordError(f"{path}: this is no record of `fusewright bench`")
+        raise RecordError(f"{path}: this is not a record of `fusewright bench`")
     if body.get("version") != VERSION:
         raise RecordError(
-            f"{path}: schema version {body.get('version')}, and this Fusewright reads {VERSION}; "
-            "run the benchmark again"
+            f"{path}: it has schema version {body.get('version')}, and this Fusewright reads "
+            f"{VERSION}; run the benchmark again"
         )
     try:
-        if body["schema"] == SCHEMA:
-            return decoded(Record, body, "record")
-        return decoded(Collection, body, "collection")
+        kind: type[Record | Collection] = Record if body["schema"] == SCHEMA else Collection
+        return decoded(kind, body, "record")
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{path}: {error}") from error
 
@@ -96,7 +91,7 @@ def read_records(path: Path) -> tuple[Record, ...]:
         files = sorted(each for each in path.rglob("*.json") if each.name != "all.json")
         found = [each for file in files for each in read_records(file)]
         if not found:
-            raise RecordError(f"{path}: there is no record of `fusewright bench` in this folder")
+            raise RecordError(f"{path}: this folder has no record of `fusewright bench`")
         return tuple(found)
     value = read(path)
     return (value,) if isinstance(value, Record) else value.records
@@ -120,17 +115,15 @@ def _plain(value: object) -> object:
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)  # JSON has no infinity and no NaN.
+        return repr(value)  # JSON has no infinity and no NaN
     return value
 
 
 def decoded(kind: type[T], body: Mapping[str, object], where: str) -> T:
-    """A dataclass from its plain form; fields that are not there keep their defaults."""
+    """A dataclass from its plain form; absent fields keep their defaults."""
     hints = typing.get_type_hints(kind)
-    given: dict[str, object] = {}
-    for each in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if each.name in body:
-            given[each.name] = _value(hints[each.name], body[each.name], f"{where}.{each.name}")
+    names = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    given = {n: _value(hints[n], body[n], f"{where}.{n}") for n in names if n in body}
     return kind(**given)
 
 
@@ -149,7 +142,7 @@ def _value(kind: typing.Any, value: typing.Any, where: str) -> object:
         value = _NUMBERS.get(value, value) if isinstance(value, str) else value
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
-    # `type() is` rather than isinstance: a truth value is no count.
+    # `type() is`, not isinstance: True is not an int here.
     elif origin is None and type(value) is kind:
         return value
     raise ValueError(f"{where} is {value!r:.40}, expected {getattr(kind, '__name__', kind)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from rich import box
@@ -9,19 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fusewright.bench.record import (
-    BASELINES,
-    CandidateFacts,
-    Collection,
-    Floor,
-    Pass,
-    Record,
-    Result,
-)
+from fusewright.bench.record import BASELINES, CandidateFacts, Collection, Pass, Record, Result
 from fusewright.bench.regressions import Change
 from fusewright.bench.summary import THRESHOLDS, is_good, wrong_results
 from fusewright.plan.show import human_bytes, human_count
+from fusewright.report import new_table
 
+_table = functools.partial(new_table, title_style="bold", box=box.SIMPLE_HEAD)
 _STATUS = {
     "wrong": "[red]WRONG[/red]",
     "failed": "[red]failed[/red]",
@@ -49,13 +44,11 @@ def print_record(console: Console, record: Record) -> None:
                 console.print(_steps_table(result))
     console.print(_costs_table(record))
     if record.rates:
-        rates = [
-            f"{name} {human_count(int(rate))}FLOP/s" for name, rate in record.rates.products.items()
-        ]
-        copying = f"copy {human_bytes(int(record.rates.copy_bytes_per_s))}/s"
-        console.print(f"Measured here: {', '.join([copying, *rates])}.", soft_wrap=True)
+        rates = [f"copy {human_bytes(int(record.rates.copy_bytes_per_s))}/s"]
+        rates += [f"{k} {human_count(int(v))}FLOP/s" for k, v in record.rates.products.items()]
+        console.print(f"Measured in this run: {', '.join(rates)}.", soft_wrap=True)
     if record.environment and record.environment.busy:
-        console.print(f"Beware: {record.environment.busy}.", soft_wrap=True)
+        console.print(f"Warning: {record.environment.busy}.", soft_wrap=True)
 
 
 def human_us(value: float | None) -> str:
@@ -68,14 +61,12 @@ def human_us(value: float | None) -> str:
 
 
 def _pass_table(each: Pass) -> Table:
-    title = f"{each.name} ({each.mode} mode), {each.rounds} rounds; {_floor_words(each.floor)}"
-    table = _table(title, "candidate")
-    for column in ("precision\nerror", "median\n95 %", "least", "of\nfloor"):
-        table.add_column(column, justify="right")
+    title = f"{each.name} ({each.mode} mode), {each.rounds} rounds; {_floor_words(each)}"
     held = {ratio.baseline for result in each.results for ratio in result.ratios}
     baselines = [name for name in BASELINES if name in held]
-    for baseline in baselines:
-        table.add_column(f"against\n{baseline}", justify="right", overflow="fold")
+    figures = ["precision\nerror", "median\n95 %", "least", "of\nfloor"]
+    figures += [f"against\n{baseline}" for baseline in baselines]
+    table = _table(title, "candidate", figures=figures)
     for result in each.results:
         table.add_row(*_cells(result, baselines))
     return table
@@ -87,6 +78,8 @@ def _cells(result: Result, baselines: Sequence[str]) -> list[str]:
     if timing is None:
         return [escape(result.candidate), _STATUS.get(result.status, result.status) + f"\n{error}"]
     spread = f"±{(timing.high_us - timing.low_us) / timing.median_us / 2:.1%}"
+    if not timing.converged:  # wider than requested: the budget was too small
+        spread = f"[yellow]{spread}[/yellow]"
     ratios = {each.baseline: each for each in result.ratios}
     shown = [
         f"{ratios[b].ratio:.2f}×\n{ratios[b].low:.2f}–{ratios[b].high:.2f}" if b in ratios else ""
@@ -94,9 +87,8 @@ def _cells(result: Result, baselines: Sequence[str]) -> list[str]:
     ]
     return [
         escape(result.candidate),
-        # Only plain fp32 stands without a mark.
         f"{_marked(result.precision)}\n{error}",
-        f"{human_us(timing.median_us)}\n" + (spread if timing.converged else _wide(spread)),
+        f"{human_us(timing.median_us)}\n{spread}",
         human_us(timing.minimum_us),
         f"{result.floor_share:.0%}" if result.floor_share is not None else "",
         *map(escape, shown),
@@ -104,33 +96,22 @@ def _cells(result: Result, baselines: Sequence[str]) -> list[str]:
 
 
 def _marked(precision: str) -> str:
+    """Every class except fp32 has a colour."""
     return precision if precision == "fp32" else f"[yellow]{precision}[/yellow]"
 
 
-def _wide(spread: str) -> str:
-    """An interval that the budget was too small for."""
-    return f"[yellow]{spread}[/yellow]"
-
-
-def _table(title: str, *names: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for name in names:
-        table.add_column(name, overflow="fold")
-    return table
-
-
-def _floor_words(floor: Floor | None) -> str:
+def _floor_words(each: Pass) -> str:
+    floor = each.floor
     if floor is None or not floor.floor_us:
-        return "no floor known"
-    work = f"{human_bytes(floor.bytes)}, {human_count(floor.operations)} product operations"
+        return "floor unknown"
+    work = f"{human_bytes(floor.bytes)}, {human_count(floor.operations)} matmul operations"
     times = ", ".join(f"{name} {human_us(value)}" for name, value in floor.floor_us.items())
     return f"least {work}; floor: {times}"
 
 
 def _steps_table(result: Result) -> Table:
-    table = _table(f"{result.candidate}, step by step", "graph", "step")
-    for column in ("time", "memory", "rate", "opera-\ntions", "of its\nroof"):
-        table.add_column(column, justify="right")
+    figures = ("time", "memory", "rate", "opera-\ntions", "of its\nroof")
+    table = _table(f"{result.candidate}, step by step", "graph", "step", figures=figures)
     for each in result.steps:
         rate = f"{human_bytes(int(each.bytes_per_s))}/s" if each.bytes_per_s else ""
         share = f"{each.roof_share:.0%}" if each.roof_share else ""
@@ -140,10 +121,8 @@ def _steps_table(result: Result) -> Table:
 
 
 def _costs_table(record: Record) -> Table:
-    table = _table("What else it costs", "candidate")
-    columns = ("cold\nbuild", "warm\nbuild", "call\noverhead", "file", "launches", "peak\nmemory")
-    for column in columns:
-        table.add_column(column, justify="right")
+    figures = ("cold\nbuild", "warm\nbuild", "call\noverhead", "file", "launches", "peak\nmemory")
+    table = _table("Other costs", "candidate", figures=figures)
     for each in record.candidates:
         table.add_row(*_cost_cells(each, record))
     return table
@@ -151,7 +130,7 @@ def _costs_table(record: Record) -> Table:
 
 def _cost_cells(facts: CandidateFacts, record: Record) -> list[str]:
     costs = facts.costs
-    results = [r for each in record.passes for r in each.results if r.candidate == facts.name]
+    results = [result for _, result in record.results if result.candidate == facts.name]
     counts = [f"{r.kernel_launches:g}" for r in results if r.kernel_launches is not None]
     peaks = [r.peak_bytes for r in results if r.peak_bytes is not None]
     return [
@@ -170,22 +149,21 @@ def _seconds(value: float | None) -> str:
 
 
 def print_collection(console: Console, collection: Collection) -> None:
-    """Many problems: what needs a look, then how the speed-ups spread."""
+    """Many problems: one row each, then the spread of their speedups."""
     table = _table("Problems, the worst first", "problem", "result")
     for record in collection.records:
         table.add_row(escape(record.problem.name), _verdict(record))
     console.print(table)
     if not collection.spreads:
         return
-    table = _table("Speed-ups over all problems", "pass, candidate\nagainst")
-    for column in ("timed\nof all", "geom.\nmean", "median", *(f"> {t:g}×" for t in THRESHOLDS)):
-        table.add_column(column, justify="right")
+    figures = ["timed\nof all", "geom.\nmean", "median", *(f"> {t:g}×" for t in THRESHOLDS)]
+    table = _table("Speedups over all problems", "pass, candidate\nagainst", figures=figures)
     for each in collection.spreads:
         shares = [f"{each.shares[f'{t:g}']:.0%}" for t in THRESHOLDS]
         count = f"{each.count} of {each.problems or each.count}"
-        figures = [count, f"{each.geometric_mean:.2f}×", f"{each.median:.2f}×"]
         names = f"{each.pass_name}, {escape(each.candidate)}\n{each.baseline}"
-        table.add_row(names, *figures, *shares)
+        means = (f"{each.geometric_mean:.2f}×", f"{each.median:.2f}×")
+        table.add_row(names, count, *means, *shares)
     console.print(table)
 
 
@@ -195,17 +173,12 @@ def _verdict(record: Record) -> str:
     if not is_good(record):
         words = [f"{name}: {r.candidate} {r.status}, {r.note}" for name, r in wrong_results(record)]
         return f"[red]wrong[/red]: {escape('; '.join(words))}"
-    parts = [
-        _speeds(each, result)
-        for each in record.passes
-        for result in each.results
-        if result.candidate in record.subjects and result.ratios
-    ]
+    parts = (_speeds(each, result) for each, result in record.judged if result.ratios)
     return "\n".join(parts) or "timed"
 
 
 def _speeds(each: Pass, result: Result) -> str:
-    """forward, ours, tf32: 1.82× compile, 4.46× eager (fp32); plain fp32 stands without a word."""
+    """forward, ours, tf32: 1.82× compile, 4.46× eager (fp32); our own fp32 is not mentioned."""
     classes = {other.candidate: other.precision for other in each.results}
     marked = {
         name: "" if kind == result.precision else f" ({_marked(kind)})"
@@ -217,12 +190,11 @@ def _speeds(each: Pass, result: Result) -> str:
 
 
 def print_changes(console: Console, found: Sequence[Change], differ: Sequence[str]) -> None:
-    """Old beside new, regressions first."""
+    """Old and new side by side, regressions first."""
     for line in differ:
         console.print(f"[yellow]the runs differ in[/yellow] {escape(line)}", soft_wrap=True)
-    table = _table("New time over old", "problem", "pass", "candidate")
-    for column in ("old", "new", "ratio", "verdict"):
-        table.add_column(column, justify="right", overflow="fold")
+    figures = ("old", "new", "ratio", "verdict")
+    table = _table("New time over old", "problem", "pass", "candidate", figures=figures)
     for each in found:
         ratio = each.ratio
         words = f"{ratio.value:.3f}\n{ratio.low:.3f}–{ratio.high:.3f}" if ratio else ""

@@ -1,15 +1,17 @@
-"""One call in PyTorch's profiler: which kernels ran for how long, and for which step of our plan.
+"""Calls in PyTorch's profiler: which kernels ran, for how long, and for which step of our plan.
 
-The trace that the profiler exports is read as text. A kernel belongs to the call (and, for our
-own kernels, to the entry point) in whose span it was launched; on a CPU, where nothing is
-launched, the spans themselves are the times.
+The profiler's exported trace is read as JSON. A kernel belongs to the call (for our own kernels, to
+the entry point) in whose span it was launched. On a CPU nothing is launched, and the spans
+themselves are the times.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ _ENTRY = "fusewright.kernel "
 _CALLS = 5
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
-# What only looks at memory or reserves it is no work on a CPU.
+# Operators that only reinterpret or reserve memory are no work on a CPU.
 _FREE = frozenset(
     f"aten::{name}"
     for name in "alias as_strided detach empty empty_like empty_strided expand permute reshape "
@@ -51,9 +53,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Work:
-    """Something that took time for a call: `owner` is the top-level operator or entry point.
+    """Work that took time within a call. `owner` is the top-level operator or entry point.
 
-    `turn` counts the owner's spans from 0, so that the first addmm is told from the second.
+    `turn` numbers the owner's spans from 0, to tell the first addmm from the second.
     """
 
     name: str
@@ -75,7 +77,7 @@ class Trace:
 def trace_calls(
     call: Callable[[], object], renew: Callable[[], object], model: nn.Module, *, on_gpu: bool
 ) -> Trace:
-    """Profile a few calls; `renew` runs before each and does not count."""
+    """Profile a few calls; `renew` runs before each of them and is not counted."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with annotated(model), tempfile.TemporaryDirectory() as folder:
         call()
@@ -109,17 +111,15 @@ def read_trace(events: Sequence[Mapping[str, Any]]) -> Trace:
             for span, turn in owners
             if span.name not in _FREE
         )
-    turns: dict[str, int] = {}
-    for span, _ in owners:
-        turns[span.name] = turns.get(span.name, 0) + 1
+    turns = Counter(span.name for span, _ in owners)
     return Trace(len(calls), work, turns, _peak_bytes(events, calls))
 
 
 def kernel_times(trace: Trace) -> tuple[KernelTime, ...]:
-    """Per call and kernel name, the longest first."""
-    sums: dict[str, list[float]] = {}
+    """Launches and time per call of each kernel name, the longest first."""
+    sums: dict[str, list[float]] = defaultdict(list)
     for each in trace.work:
-        sums.setdefault(each.name, []).append(each.time_us)
+        sums[each.name].append(each.time_us)
     rows = [
         KernelTime(name, len(times) / trace.calls, sum(times) / trace.calls)
         for name, times in sums.items()
@@ -128,13 +128,13 @@ def kernel_times(trace: Trace) -> tuple[KernelTime, ...]:
 
 
 def launches(trace: Trace) -> float:
-    """Kernels, copies and fills per call; on a CPU top-level operators and our kernels."""
+    """Kernels, copies and fills per call; on a CPU, top-level operators and our kernels."""
     return len(trace.work) / trace.calls if trace.calls else 0.0
 
 
 @contextmanager
 def annotated(model: nn.Module) -> Iterator[None]:
-    """Our entry points say their names to the profiler while this lasts; other modules are left."""
+    """Make our entry points visible to the profiler by name. Other modules are not changed."""
     kernels = getattr(sys.modules.get(type(model).__module__), "_fw_kernels", None)
     before = list(_entries(vars(kernels))) if kernels is not None else []
 
@@ -155,8 +155,8 @@ def annotated(model: nn.Module) -> Iterator[None]:
 
 
 def _entries(held: dict[str, Any]) -> Iterator[tuple[str, dict[Any, Any], Any, Any]]:
-    """Each entry point that is bound: its name, what holds it under which key, and itself. Those
-    whose precision PyTorch's flags decide are held once for each number of terms."""
+    """Each bound entry point: its name, the dict that holds it, its key and itself. If PyTorch's
+    flags decide its precision, there is one for each number of terms."""
     for name in held.get("_entries", {}):
         each = held.get(name)
         if isinstance(each, dict):
@@ -166,7 +166,7 @@ def _entries(held: dict[str, Any]) -> Iterator[tuple[str, dict[Any, Any], Any, A
 
 
 def owner_of(step_name: str, operators: Sequence[str]) -> str:
-    """What the trace calls a step: our entry point's name, or the ATen operator's."""
+    """A step's name in the trace: that of our entry point or of the ATen operator."""
     if operators and operators[0].startswith("aten."):
         return "aten::" + operators[0].split(".")[1]
     return _ENTRY + step_name
@@ -178,7 +178,7 @@ def _span(event: Mapping[str, Any]) -> Span:
 
 
 def _top_level(spans: Sequence[Span]) -> Iterator[Span]:
-    """Operators and entry points that no other one of them holds, in the order of their start."""
+    """Operators and entry points that are not inside another one, in the order of their start."""
     ours = [each for each in spans if each.name.startswith(("aten::", _ENTRY, "triton_"))]
     ends: dict[object, float] = {}
     for each in sorted(ours, key=lambda span: (span.start, -span.end)):
@@ -188,11 +188,8 @@ def _top_level(spans: Sequence[Span]) -> Iterator[Span]:
 
 
 def _numbered(spans: Iterator[Span]) -> Iterator[tuple[Span, int]]:
-    seen: dict[str, int] = {}
-    for each in spans:
-        turn = seen.get(each.name, 0)
-        seen[each.name] = turn + 1
-        yield each, turn
+    turns: dict[str, Iterator[int]] = defaultdict(itertools.count)
+    return ((each, next(turns[each.name])) for each in spans)
 
 
 def _launched(
@@ -201,7 +198,7 @@ def _launched(
     calls: Sequence[Span],
     owners: Sequence[tuple[Span, int]],
 ) -> Iterator[Work]:
-    """Device work whose launch lies within a call, with the operator that launched it."""
+    """Device work that was launched within a call, with the operator that launched it."""
     launched = {
         each["args"]["correlation"]: float(each["ts"])
         for each in events
@@ -209,8 +206,8 @@ def _launched(
     }
     for each in sorted(device, key=lambda event: float(event["ts"])):
         moment = launched.get(each.get("args", {}).get("correlation"), -1.0)
-        # Backward launches from a thread of its own while the caller's waits, so the moment alone
-        # tells whose launch it was.
+        # Backward launches from its own thread while the caller's thread waits, so the moment of
+        # the launch decides whose it was.
         if any(call.holds(moment) for call in calls):
             holders = ((s, t) for s, t in owners if s.holds(moment))
             span, turn = next(holders, (None, 0))
@@ -218,7 +215,7 @@ def _launched(
 
 
 def _peak_bytes(events: Sequence[Mapping[str, Any]], calls: Sequence[Span]) -> int | None:
-    """The most host memory that one call held beyond what it found; None without memory events."""
+    """The peak host memory of the last call beyond its start; None without memory events."""
     found = [
         (float(each["ts"]), int(each["args"]["Bytes"]))
         for each in events
@@ -226,8 +223,5 @@ def _peak_bytes(events: Sequence[Mapping[str, Any]], calls: Sequence[Span]) -> i
     ]
     if not found or not calls:
         return None
-    held = peak = 0
-    for _, size in sorted(pair for pair in found if calls[-1].holds(pair[0])):
-        held += size
-        peak = max(peak, held)
-    return peak
+    sizes = (size for moment, size in sorted(found) if calls[-1].holds(moment))
+    return max(itertools.accumulate(sizes, initial=0))

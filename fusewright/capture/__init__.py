@@ -1,9 +1,9 @@
-"""From a live model to a `Program`: every private interface of PyTorch that we use is here.
+"""From a live model to a `Program`. Every private PyTorch interface that we use is in this package.
 
 AOTAutograd traces forward and backward into one joint graph on fake tensors, with the first
-dimension of each input symbolic; PyTorch's min-cut partitioner decides by bytes what is saved
-and what is recomputed; the two halves are then copied into our own frozen graph language.
-A size that our `Dim` cannot express makes the capture start again with fixed sizes.
+dimension of each input symbolic. PyTorch's min-cut partitioner decides, by bytes, which values are
+saved and which are recomputed. Both graphs are then copied into our own frozen graph language. If
+`Dim` cannot express a size, the capture starts again with fixed sizes.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 
 from torch import nn
 
-from fusewright.capture.call import Call
+from fusewright.capture.call import ModelCall
 from fusewright.capture.convert import InexpressibleForwardError, InexpressibleSizeError
 from fusewright.capture.find_line import culprit
 from fusewright.capture.hooks import unhooked
-from fusewright.capture.source_location import Place, Refused, located, of_error
+from fusewright.capture.source_location import Refused, SourceLocation, located, of_error
 from fusewright.capture.trace import trace
 from fusewright.errors import CaptureError
 from fusewright.ir.graph import Program
 
-# It prints the traceback of whatever goes wrong on fake tensors; our errors say it in a line.
+# PyTorch logs a traceback for every failure on fake tensors; our errors say the same in one line.
 _FAKES_LOG = logging.getLogger("torch._subclasses.fake_tensor")
-# Tracing replaces nn.Module's own methods for the whole process and puts back what it found: two
-# threads at once would put back each other's.
+# Tracing replaces methods of nn.Module for the whole process and restores them afterwards. Two
+# threads at once would restore each other's replacements.
 _one_at_a_time = threading.RLock()
 
 
@@ -42,10 +42,10 @@ def capture(
 ) -> Program:
     """Trace `model` in `mode` (train or eval) on example arguments.
 
-    Gradients of all that is floating are tried first, then of what wants them as it is; where
-    nothing does, sizes are fixed before gradients are given up.
+    The first attempt takes gradients of every floating-point tensor, the next only of those that
+    require them. If no tensor requires a gradient, sizes are fixed before gradients are given up.
     """
-    call = Call.of(args, kwargs or {})
+    call = ModelCall.of(args, kwargs or {})
     attempts = [
         (dynamic_sizes, everything)
         for dynamic_sizes in ((True, False) if dynamic else (False,))
@@ -54,7 +54,7 @@ def capture(
     if not call.wants_gradients and not any(each.requires_grad for each in model.parameters()):
         attempts.sort(key=lambda attempt: not attempt[1])
     failures: list[tuple[tuple[bool, bool], Exception]] = []
-    copied: set[int] = set()  # outputs, as attempts find them
+    copied: set[int] = set()  # outputs to copy, as the attempts find them
     with _one_at_a_time, in_mode(model, mode), unhooked(model), _unlogged():
         if type(model).forward is nn.Module.forward and "forward" not in vars(model):
             missing = CaptureError("it has no forward; write `def forward(self, …)`")
@@ -65,14 +65,14 @@ def capture(
             try:
                 with _all_trainable(model, everything):
                     return trace(model, call, mode, dynamic_sizes, everything, copied)
-            except Exception as error:  # whatever user code raises becomes one named error
+            except Exception as error:  # any error of the user's code becomes one named error
                 failures.append(((dynamic_sizes, everything), error))
         first = _most_telling(failures)
         raise located(first, _place(first, model, call), model) from first
 
 
-def _place(error: Exception, model: nn.Module, call: Call) -> Place | None:
-    """The user's line behind a failure, as far as it is known."""
+def _place(error: Exception, model: nn.Module, call: ModelCall) -> SourceLocation | None:
+    """The user's line behind a failure, if it is known."""
     if isinstance(error, Refused) and error.place is not None:
         return error.place
     found = of_error(error)
@@ -80,8 +80,8 @@ def _place(error: Exception, model: nn.Module, call: Call) -> Place | None:
 
 
 def _most_telling(failures: Sequence[tuple[tuple[bool, bool], Exception]]) -> Exception:
-    """What to show: numbers tell more than the symbols of a trace with dynamic sizes, and the model
-    as it is more than with gradients that nobody asked for."""
+    """The failure to show. Fixed sizes tell more than the symbols of a dynamic trace, and the model
+    as it is tells more than one with extra gradients."""
     telling = [each for each in failures if not isinstance(each[1], InexpressibleSizeError)]
     return min(telling or failures, key=lambda each: each[0])[1]
 
@@ -97,11 +97,11 @@ def _unlogged() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
-    """Put the model into train or eval, and everything back to what it was.
+    """Put the model into train or eval, and restore everything afterwards.
 
-    A model that is in that mode already keeps the flags of its submodules: a frozen batch norm
-    in a model that trains stays frozen. Tracing swaps parameters for fakes and, where submodules
-    are tied, leaves some behind.
+    A model that is in that mode already keeps the flags of its submodules, so a frozen batch norm
+    in a training model stays frozen. Parameters and buffers are restored too: tracing swaps them
+    for fakes and leaves some behind where submodules are tied.
     """
     before = [
         (module, module.training, dict(module._parameters), dict(module._buffers))
@@ -120,8 +120,8 @@ def in_mode(model: nn.Module, mode: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _all_trainable(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """A frozen parameter is captured with its gradient too: it may be thawed later, and until
-    then backward leaves out what nobody wants."""
+    """Capture frozen parameters with their gradients, too. They may be unfrozen later; until then,
+    backward skips the gradients that are not needed."""
     frozen = [
         each
         for each in model.parameters()

@@ -1,8 +1,8 @@
-"""What a forward does to its own module beside giving outputs.
+"""What a forward does to its own module besides returning outputs.
 
-A graph has inputs and outputs; an attribute that forward assigns is neither. A buffer that is
-assigned anew becomes a write into the buffer that was there. Any other change is refused by name,
-because kernels would leave it out in silence. Either way the module is left as it was found.
+A graph has inputs and outputs; an attribute that forward assigns is neither. Assigning a buffer
+becomes a write into the existing buffer. Any other change is refused by name, because the kernels
+would silently omit it. In both cases the module is restored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 
 @dataclass(frozen=True)
 class _Before:
-    """One module's attributes and tables as they were; `inside` holds its lists and dicts'."""
+    """One module's attributes and tables before the call; `inside` has its lists' and dicts'
+    items."""
 
     path: str
     module: nn.Module
@@ -59,7 +60,7 @@ def _items(value: list[Any] | dict[Any, Any]) -> list[Any]:
 
 
 def _write_buffers(before: _Before) -> None:
-    """self.b = new is self.b.copy_(new): the same values in the same buffer."""
+    """self.b = new becomes self.b.copy_(new): the same values in the same buffer."""
     held = before.module._buffers
     for name, old in before.tables["_buffers"].items():
         new = held.get(name)
@@ -67,11 +68,11 @@ def _write_buffers(before: _Before) -> None:
             continue
         if new.requires_grad or (new.shape, new.dtype) != (old.shape, old.dtype):
             what = (
-                "with its gradient history" if new.requires_grad else "with another shape or type"
+                "with its gradient history" if new.requires_grad else "with another shape or dtype"
             )
             raise Refused(
-                f"forward assigns the buffer {_dotted(before, name)} {what}, which no graph can "
-                "do; assign a detached tensor of the same shape and type",
+                f"forward assigns the buffer {_dotted(before, name)} {what}, which a graph cannot "
+                "express; assign a detached tensor of the same shape and dtype",
                 of_assignment(before.module, name),
             )
         with torch.no_grad():
@@ -87,8 +88,8 @@ def _refuse_changes(before: _Before) -> None:
         changed += [name for name in {**old, **new} if old.get(name) is not new.get(name)]
     if changed:
         raise Refused(
-            f"forward changes the attribute {_dotted(before, changed[0])}, which no graph can do; "
-            "make it a buffer, or return the value",
+            f"forward changes the attribute {_dotted(before, changed[0])}, which a graph cannot "
+            "express; make it a buffer, or return the value",
             of_assignment(before.module, changed[0]),
         )
 
@@ -112,8 +113,8 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def _is_pytorchs(module: nn.Module) -> bool:
-    """A layer of PyTorch's own sets attributes for its own use: the flat weights of an RNN, the
-    `weight` that a hook of weight_norm makes anew at each call."""
+    """PyTorch's own layers set attributes for internal use, such as the flat weights of an RNN, or
+    the `weight` that weight_norm's hook computes at each call."""
     return type(module).__module__.startswith("torch.nn.")
 
 

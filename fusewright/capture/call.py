@@ -20,16 +20,16 @@ from fusewright.errors import CaptureError
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of the model: its flattened arguments and how to put them together again."""
+class ModelCall:
+    """One call of the model: its flattened arguments and the structure to rebuild them."""
 
     leaves: tuple[Any, ...]
     spec: pytree.TreeSpec
 
     @staticmethod
-    def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ModelCall:
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        return Call(tuple(leaves), spec)
+        return ModelCall(tuple(leaves), spec)
 
     @property
     def tensor_positions(self) -> tuple[int, ...]:
@@ -40,7 +40,7 @@ class Call:
         return any(_wants(leaf) for leaf in self.leaves)
 
 
-# Where PyTorch keeps the types that max, sort and the like return.
+# The module of the named tuples that max, sort and others return.
 _NAMED_RESULTS = "torch.return_types"
 
 
@@ -49,9 +49,9 @@ def _named(value: Any) -> str:
 
 
 class Flattened(nn.Module):
-    """The model as a function from tensors to tensors; the output's structure is kept aside."""
+    """The model as a function from tensors to tensors; `output_tree` is the output's structure."""
 
-    def __init__(self, model: nn.Module, call: Call, copied: frozenset[int]) -> None:
+    def __init__(self, model: nn.Module, call: ModelCall, copied: frozenset[int]) -> None:
         super().__init__()
         self.model = model
         self.call = call
@@ -59,7 +59,7 @@ class Flattened(nn.Module):
         self.output_tree = "o[0]"
         self.output_types: dict[str, type] = {}
         self.depends: tuple[frozenset[tuple[str, str]], ...] = ()
-        # Asked for here, because tracing leaves fakes behind where submodules are tied.
+        # Read here, because tracing leaves fakes behind where submodules are tied.
         named = model.named_parameters(remove_duplicate=False)
         self.trainable = {name: parameter.requires_grad for name, parameter in named}
 
@@ -80,9 +80,9 @@ class Flattened(nn.Module):
     def _depends(
         self, tensors: Sequence[torch.Tensor], flat: Sequence[Any]
     ) -> tuple[frozenset[tuple[str, str]], ...]:
-        """For each output the arguments and parameters that autograd can reach from it.
+        """For each output, the arguments and parameters that autograd can reach from it.
 
-        More than gradients flow to in the traced graph, where x ** 0 is a constant.
+        This can be more than the traced graph has gradients for: there, x ** 0 is a constant.
         """
         named = self.model.named_parameters(remove_duplicate=False)
         held: dict[tuple[str, str], torch.Tensor] = {("parameter", n): each for n, each in named}
@@ -116,7 +116,7 @@ def _edges_behind(output: torch.Tensor) -> set[tuple[Any, int]]:
 def tree_text(value: Any, flat: list[Any], types: dict[str, type]) -> str:
     """Python text that rebuilds `value` from the list `o`, whose items are appended to `flat`.
 
-    `types` takes the classes that the text names.
+    The classes that the text names are added to `types`.
     """
     if isinstance(value, torch.Tensor | torch.SymInt):
         flat.append(value)
@@ -152,7 +152,7 @@ def row(texts: Iterable[str]) -> str:
 
 
 def _type_name(kind: type, types: dict[str, type]) -> str:
-    """A name for a class that tells it from others of its name, and that any file may hold."""
+    """A name for a class: unique among classes of its name, and allowed in any emitted file."""
     digest = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__}".encode()).hexdigest()[:8]
     word = re.sub(r"\W", "_", kind.__name__, flags=re.ASCII).replace("pass", "pas_s")
     name = f"_FW_TYPE_{word}_{digest}"

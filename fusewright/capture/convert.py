@@ -1,7 +1,7 @@
 """From torch.fx to our graph language, node by node.
 
-Symbolic integers disappear here: an argument that is one becomes a `Dim` or a `Ratio`, and a
-size that is neither raises `InexpressibleSizeError`, which makes `capture` fix the sizes instead.
+Symbolic integers end here: a symbolic argument becomes a `Dim` or a `Ratio`. A size that is neither
+raises `InexpressibleSizeError`, and `capture` starts again with fixed sizes.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ MAX_LITERAL = 4096
 
 
 class InexpressibleSizeError(Exception):
-    """A size is no single product of symbols; the capture must fix the sizes."""
+    """A size is not a product of symbols; capture must fix the sizes."""
 
 
 class InexpressibleForwardError(InexpressibleSizeError):
-    """Such a size in the forward half, whichever gradients are wanted."""
+    """Such a size is in the forward graph, whichever gradients are taken."""
 
 
 def inexpressible(expr: Any) -> Exception:
-    """Why this number cannot be written: the sizes must be fixed, or no size would do."""
+    """The error for a size that we cannot write: it depends on data, or sizes must be fixed."""
     if free_unbacked_symbols(expr):
         return CaptureError(DATA_DEPENDENT)
     return InexpressibleSizeError(str(expr))
 
 
 class Converter:
-    """Copies fx graphs of one trace; remembers the tensors that are neither input nor state."""
+    """Copies fx graphs of one trace, and collects the tensors that are neither inputs nor state."""
 
     def __init__(self, model: nn.Module, symbols: Mapping[Any, str]) -> None:
         self._model = model
@@ -70,7 +70,7 @@ class Converter:
         return tuple(binding for binding, _ in self._constants.values())
 
     def with_constants(self, graph: Graph) -> Graph:
-        """Tensor attributes of the model that are no buffers become inputs of every graph."""
+        """Make tensor attributes of the model that are not buffers inputs of every graph."""
         extra = tuple(Input(name, spec) for name, (_, spec) in self._constants.items())
         return replace(graph, inputs=graph.inputs + extra)
 
@@ -140,7 +140,7 @@ class Converter:
         return Dim(int(scale), tuple(names))
 
     def scalar(self, value: torch.SymInt | torch.SymFloat) -> Dim | Ratio:
-        """A symbolic number as an argument: a whole product where it is one, else a formula."""
+        """A symbolic number as an argument: a `Dim` if it is an integer, otherwise a formula."""
         if isinstance(value, torch.SymInt):
             return self.size(value)
         return Ratio(self._formula(_without_torch_functions(value.node.expr)))
@@ -198,7 +198,10 @@ class Converter:
             return Symbolic(kinds[type(value)], text.removeprefix("torch."))
         if isinstance(value, torch.Generator):
             raise CaptureError(_GENERATOR)
-        raise CaptureError(f"an operator takes a {type(value).__name__}, which has no text form")
+        raise CaptureError(
+            f"an operator takes a {type(value).__name__} argument, which we cannot write as text; "
+            "pass tensors, numbers or strings"
+        )
 
     def _output(self, item: Any) -> str | Dim | None:
         if item is None:
@@ -207,7 +210,7 @@ class Converter:
         if isinstance(held, int | torch.SymInt):
             return self.size(held)
         if not isinstance(item, fx.Node):
-            raise CaptureError(f"the graph returns a {type(item).__name__}")
+            raise CaptureError(f"an output is a {type(item).__name__}; return tensors")
         return self._same.get(item.name, item.name)
 
     def _attribute(self, module: fx.GraphModule, node: fx.Node) -> list[Node]:
@@ -218,7 +221,8 @@ class Converter:
         if isinstance(value, torch.Generator):
             raise CaptureError(_GENERATOR)
         if not isinstance(value, torch.Tensor):
-            raise CaptureError(f"the graph holds a {type(value).__name__}, not a tensor")
+            kind = type(value).__name__
+            raise CaptureError(f"forward uses a {kind} as if it were a tensor; use a tensor")
         path = _attribute_path(self._model, value)
         spec = self.spec(value)
         if path is not None:
@@ -238,8 +242,8 @@ class Converter:
 
 
 _GENERATOR = (
-    "an operator takes a generator of random numbers, which no graph can hold; leave `generator=` "
-    "out: the numbers then come from PyTorch's own, which torch.manual_seed sets"
+    "an operator takes a torch.Generator, which a graph cannot hold; leave `generator=` out, and "
+    "random numbers come from PyTorch's default generator, which torch.manual_seed seeds"
 )
 
 
@@ -286,7 +290,7 @@ def _fraction(number: Any) -> Fraction:
 
 
 def _attribute_path(model: nn.Module, tensor: torch.Tensor) -> str | None:
-    """Where in the model this very tensor is an attribute, as a dotted path."""
+    """The dotted path at which the model holds this very tensor as an attribute."""
     for prefix, module in model.named_modules():
         for name, value in vars(module).items():
             if value is tensor:
@@ -312,7 +316,7 @@ _OF_SOMETHING = frozenset(f"aten.{name}.default" for name in ("amax", "amin", "m
 
 
 def emptiness_guards(graph: Graph) -> tuple[str, ...]:
-    """PyTorch refuses the largest of nothing; a loop would give infinity."""
+    """PyTorch refuses the maximum of an empty tensor; a loop would return infinity."""
     specs = graph.specs()
     symbols: dict[str, None] = {}
     for node in graph.nodes:
@@ -329,12 +333,12 @@ def emptiness_guards(graph: Graph) -> tuple[str, ...]:
 
 
 def guard_texts(shape_env: ShapeEnv, converter: Converter) -> tuple[str, ...]:
-    """What the trace assumed of the symbols, as Python expressions."""
+    """The assumptions that the trace made about symbols, as Python expressions."""
     texts: dict[str, None] = {}
     for guard in shape_env.guards:
         where = str(guard.sloc)
-        # Broadcasting asks whether a size is one and goes on as if it were not; our kernels
-        # give the same values for size one, so that question needs no guard.
+        # Broadcasting asks whether a size is one and continues as if it were not. Our kernels give
+        # the same values for size one, so that question needs no guard.
         if isinstance(guard.expr, sympy.Ne) and any(name in where for name in _BROADCASTING):
             continue
         expr = shape_env.simplify(guard.expr)

@@ -1,8 +1,8 @@
-"""Which composite ATen operators capture takes apart, with PyTorch's own decompositions.
+"""The composite ATen operators that capture decomposes, with PyTorch's own decompositions.
 
-The list holds what becomes pointwise operators, reductions and views, and nothing that would
-turn into gathers or scatters: those stay whole, as calls that are visible in the plan. PyTorch
-takes some of them apart by itself while it traces: it is kept from that.
+The list holds operators that become pointwise operators, reductions and views. Operators that would
+become gathers or scatters stay whole, as calls that are visible in the plan. PyTorch decomposes
+some of those by itself while it traces; `kept_whole` prevents it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 from torch._decomp import get_decompositions
-from torch._decomp.decompositions import upsample_compute_output_size
+from torch._decomp.decompositions import upsample_compute_output_size as _size_of
 
 from fusewright.capture.pads import circular, pad_decompositions
 
@@ -54,7 +54,7 @@ _VIEWS = """
 """
 
 
-# As gathers, and their gradients as scatters that add, which take ten times as long.
+# Decomposed, these are gathers, and their gradients are scatter-adds, which take ten times as long.
 _WHOLE = """
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d
@@ -63,9 +63,9 @@ _WHOLE = """
 
 @contextlib.contextmanager
 def kept_whole() -> Iterator[None]:
-    """Operators that PyTorch's tracing would take apart in Python run as they are.
+    """Operators that PyTorch's tracing would decompose in Python stay whole.
 
-    What says their shapes in C++ would ask for numbers, where the first dimension is a symbol.
+    Their C++ shape functions need numbers, but the first dimension is a symbol.
     """
     replaced: dict[Any, dict[Any, Any]] = {}
     for name in _WHOLE.split():
@@ -73,7 +73,7 @@ def kept_whole() -> Iterator[None]:
         shapes = packet.default.py_kernels.get(DispatchKey.Meta)
         replaced[packet.default] = {} if shapes is None else {DispatchKey.Meta: shapes}
         replaced[packet.vec] = {DispatchKey.CompositeImplicitAutograd: _by_size(packet)}
-        if not name.endswith("2d"):  # that one knows symbols, and channels-last
+        if not name.endswith("2d"):  # the 2d one handles symbols and channels-last
             replaced[backward.default] = {DispatchKey.Meta: _gradient_shape}
     replaced[torch.ops.aten._pad_circular.default] = {
         DispatchKey.CompositeImplicitAutograd: circular
@@ -94,17 +94,18 @@ def _set_kernels(kernels: Mapping[Any, dict[Any, Any]]) -> None:
 
 
 def _by_size(packet: Any) -> Callable[..., Any]:
-    """`vec`, which takes a size or factors, in terms of the operator that takes both."""
+    """The overload `vec`, which takes a size or factors, by way of the one that takes both."""
 
     def enlarged(image: Any, output_size: Any, factors: Any) -> Any:
-        size: Any = upsample_compute_output_size(image.size(), output_size, factors)  # type: ignore[no-untyped-call]
+        shape = image.size()
+        size: Any = _size_of(shape, output_size, factors)  # type: ignore[no-untyped-call]
         return packet.default(image, size, *(factors or [None] * len(size)))
 
     return enlarged
 
 
-def _gradient_shape(change: Any, output_size: Any, input_size: Any, *_: Any) -> Any:
-    return change.new_empty(input_size)
+def _gradient_shape(grad_output: Any, output_size: Any, input_size: Any, *_: Any) -> Any:
+    return grad_output.new_empty(input_size)
 
 
 @cache

@@ -1,9 +1,9 @@
-"""Operators that act beside giving results, such as the check behind torch.linalg.inv.
+"""Operators with an effect besides their results, such as the check in torch.linalg.inv.
 
-AOTAutograd wraps each in `with_effects` and threads a token through all of them, an empty tensor
-that says which comes first. The partitioner needs the tokens. Our graphs keep the order of their
-nodes, so the tokens end here: what goes in is one half of the partitioned graph, what comes out
-calls the operators themselves, marked as ones that must run.
+AOTAutograd wraps each in `with_effects` and threads a token through all of them: an empty tensor
+that fixes their order. The partitioner needs the tokens. Our graphs keep the order of their nodes,
+so the tokens end here. The input is one graph of the partition; the output calls the operators
+directly and marks them as ones that must run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 _MARK = "fusewright_effect"
-# These raise where a value is not as the trace assumed it; AOTAutograd leaves them bare.
+# These raise if a value is not what the trace assumed; AOTAutograd does not wrap them.
 _ASSERTIONS = (torch.ops.aten._assert_async.msg, torch.ops.aten._assert_scalar.default)
 
 
@@ -24,19 +24,19 @@ def is_token(label: Any) -> bool:
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether an operator must run although nobody may read what it gives."""
+    """Whether an operator must run even if nothing reads its result."""
     return _MARK in node.meta or node.target in _ASSERTIONS
 
 
 def without_tokens(module: fx.GraphModule) -> fx.GraphModule:
-    """The graph with its effectful operators called in their places."""
+    """The graph with its effectful operators called directly, in the same order."""
     wrapped = [node for node in module.graph.nodes if _is_wrapped(node)]
     held = [node for node in module.graph.nodes if is_token(node.meta.get("desc"))]
     tokens = {each for node in wrapped for each in node.users if _index(each) == 0} | {*held}
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     flat = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
     output.args = (tuple(each for each in flat if each not in tokens),)
-    # From the last to the first: each reads the token of the one before.
+    # From last to first: each reads the token of the one before it.
     for node in reversed(wrapped):
         _unwrap(module.graph, node)
     for node in held:
@@ -55,7 +55,7 @@ def _index(node: fx.Node) -> int:
 
 
 def _unwrap(graph: fx.Graph, node: fx.Node) -> None:
-    """with_effects(token, op, …) gives (token, result) or, for several results, (token, *them)."""
+    """with_effects(token, op, …) returns (token, result), or (token, *results) for several."""
     target: Any = node.args[1]
     several = isinstance(target, torch._ops.OpOverload) and len(target._schema.returns) > 1
     with graph.inserting_before(node):

@@ -1,7 +1,7 @@
-"""The user's line behind something that no graph can hold, found by running forward once more.
+"""The user's line behind something that a graph cannot hold, found by running forward again.
 
-A traced graph does not say which line an operator comes from, and recording that at every capture
-would cost more than this does where one fails.
+A traced graph does not say which line an operator comes from. Recording that in every capture would
+cost more than this second run after a failed one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbol
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusewright.capture.attributes import kept
-from fusewright.capture.call import Call
-from fusewright.capture.source_location import Place, innermost, of_error
+from fusewright.capture.call import ModelCall
+from fusewright.capture.source_location import SourceLocation, innermost, of_error
 
 
-def culprit(model: nn.Module, call: Call) -> Place | None:
-    """Where the first operator is called whose result or argument is not known to a trace."""
+def culprit(model: nn.Module, call: ModelCall) -> SourceLocation | None:
+    """The line that calls the first operator whose result, or generator, a trace cannot hold."""
     fake_mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     leaves = [
         fake_mode.from_tensor(each) if isinstance(each, torch.Tensor) else each
@@ -34,17 +34,17 @@ def culprit(model: nn.Module, call: Call) -> Place | None:
     try:
         with torch.no_grad(), fake_mode, watch, kept(model):
             model(*args, **kwargs)
-    except Exception as error:  # the line that raises it is what we came for
+    except Exception as error:  # we look for the line that raises it
         return watch.place or of_error(error)
     return watch.place
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps the place of the first operator that matters."""
+    """Stores the line of the first such operator."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.place: Place | None = None
+        self.place: SourceLocation | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -63,10 +63,10 @@ def _is_unknown(value: object) -> bool:
     return symbolic and bool(free_unbacked_symbols(value))
 
 
-def _callers() -> Iterator[Place]:
-    """The frames below `culprit`: what lies above it did not write the model."""
+def _callers() -> Iterator[SourceLocation]:
+    """The frames below `culprit`; the frames above it are not the model's."""
     frame = sys._getframe(1)
     while frame.f_code is not culprit.__code__:
-        yield Place(frame.f_code.co_filename, frame.f_lineno)
+        yield SourceLocation(frame.f_code.co_filename, frame.f_lineno)
         assert frame.f_back is not None
         frame = frame.f_back

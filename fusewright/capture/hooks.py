@@ -1,8 +1,8 @@
-"""A model without the hooks that are its user's: a capture must neither run nor contain them.
+"""A model without the user's hooks: a capture must neither run nor contain them.
 
-The hooks of the model itself run around every call of ours as of the original; those of
-submodules run where the original forward does. What torch.nn.utils hangs on a layer, such as
-weight norm, is part of what the layer computes, and stays.
+Hooks of the model itself run around each of our calls, as they do around the original. Hooks of
+submodules run where the original forward runs. Hooks that torch.nn.utils adds to a layer, such as
+weight norm, are part of what the layer computes, and stay.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import nn
 from torch.nn.modules import module as every_module
 
 _KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# The run time knows the same rule; it stands alone, and comes later.
+# runtime/ states the same rule again: it is pasted into emitted files and cannot import this.
 _PART_OF_THE_LAYER = "torch.nn.utils."
 
 
 @contextlib.contextmanager
 def unhooked(model: nn.Module) -> Iterator[None]:
-    """The model without such hooks, and they back in their order."""
+    """Remove the user's hooks, and restore them in their order."""
     tables: list[Any] = [getattr(every_module, f"_global{kind}") for kind in _KINDS]
     tables += [vars(module)[kind] for module in model.modules() for kind in _KINDS]
     before = [(table, dict(table)) for table in tables if table]

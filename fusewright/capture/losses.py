@@ -1,11 +1,11 @@
-"""Losses by class, in the joint graph: choices by the index, where PyTorch gathers and scatters.
+"""Losses by class, in the joint graph: selections by index, where PyTorch gathers and scatters.
 
     loss[i]  = -w[t[i]] · x[i, t[i]] = -Σ_c (w[c] · x[i, c] where c = t[i], else 0)
     dx[i, c] = -w[t[i]] · dloss[i] where c = t[i], else 0
 
-Where x is a logarithm of softmax, whose rows are read anyway, loops take both along: x is neither
-written nor saved. Elsewhere, and on the host, PyTorch's operators stay; those of the host say which
-class there is not, where a GPU's assert.
+If x is a log-softmax, a loop reads its rows anyway and computes both on the way: x is neither
+written nor saved. In other cases, and on the host, PyTorch's operators stay. For an invalid class,
+PyTorch's host operators name the class; on a GPU an assertion fails.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor, fx
 from fusewright.capture.nodes import Nodes, aten
 
 LOOPS = ("cuda",)
-CLASSES_AT = 1  # the dimension
+CLASSES_AT = 1  # the dimension of the classes
 _BACKWARD: dict[Any, Any] = {
     aten.nll_loss_forward.default: aten.nll_loss_backward.default,
     aten.nll_loss2d_forward.default: aten.nll_loss2d_backward.default,
 }
 _RANKS: dict[Any, int] = {aten.nll_loss_forward.default: 2, aten.nll_loss2d_forward.default: 4}
 _TYPES = (torch.float32, torch.float64)
-_NONE, _MEAN = 0, 1  # reductions, as PyTorch numbers them
+_NONE, _MEAN = 0, 1  # PyTorch's numbers for reductions
 
 torch.library.define(
     "fusewright::class_index", "(Tensor target, int classes, int ignored) -> Tensor"
@@ -36,7 +36,7 @@ torch.library.define(
 
 @torch.library.impl("fusewright::class_index", "default")
 def _class_index(target: Tensor, classes: int, ignored: int) -> Tensor:
-    """The target itself, each of whose classes there must be."""
+    """The target itself, after a check that every class exists."""
     beyond = (target != ignored) & ((target < 0) | (target >= classes))
     if bool(beyond.any()):
         raise IndexError(f"Target {int(target[beyond][0])} is out of bounds.")
@@ -45,7 +45,7 @@ def _class_index(target: Tensor, classes: int, ignored: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Loss:
-    """One loss and, where there is one, its gradient."""
+    """One loss and, if there is one, its gradient."""
 
     node: fx.Node
     backward: fx.Node | None
@@ -61,7 +61,7 @@ class _Loss:
 
 
 def with_class_losses(joint: fx.GraphModule) -> None:
-    """Put choices in, wherever loops gain by them."""
+    """Replace losses by selections wherever loops gain from it."""
     for node in list(joint.graph.nodes):
         loss = _found(node) if node.target in _BACKWARD else None
         if loss is not None and _may_loop(loss):
@@ -70,7 +70,7 @@ def with_class_losses(joint: fx.GraphModule) -> None:
 
 
 def _found(node: fx.Node) -> _Loss | None:
-    """None where someone else asks for the sum of the weights."""
+    """None if another operator reads the sum of the weights."""
     items = [user for user in node.users if user.target is operator.getitem]
     asking = [user for item in items if item.args[1] == 1 for user in item.users]
     if any(user.target is not _BACKWARD[node.target] for user in asking) or len(asking) > 1:
@@ -96,7 +96,7 @@ def _may_loop(loss: _Loss) -> bool:
 
 @dataclass(frozen=True)
 class _Less:
-    """Scores that are `whole`, less a number of each `row`; then seen in `sizes`, if there are."""
+    """Scores that are `whole` minus one value per row, `row`, viewed in shape `sizes` if given."""
 
     whole: fx.Node
     row: fx.Node
@@ -117,7 +117,7 @@ def _less_row(scores: fx.Node) -> _Less | None:
     left, right = scores.args
     if not isinstance(left, fx.Node) or not isinstance(right, fx.Node):
         return None
-    # Neither is repeated along any other dimension.
+    # Neither operand is broadcast along another dimension.
     whole = list(scores.meta["val"].shape)
     row = [1 if at == CLASSES_AT else size for at, size in enumerate(whole)]
     shapes = [list(each.meta["val"].shape) for each in (left, right)]
@@ -126,7 +126,7 @@ def _less_row(scores: fx.Node) -> _Less | None:
 
 
 class _Choice:
-    """The nodes that take a loss's place."""
+    """The nodes that replace a loss."""
 
     def __init__(self, graph: fx.Graph, loss: _Loss) -> None:
         self.graph, self.loss, self.made = graph, loss, Nodes(graph, loss.node)
@@ -143,36 +143,36 @@ class _Choice:
                 by_class = self.made.along(loss.scores, CLASSES_AT, loss.weights)
                 weight = self._sum_of_hits(by_class, hits)
                 chosen = self.call(aten.mul.Tensor, weight, chosen)
-            kept = self.call(aten.ne.Scalar, loss.target, loss.ignored)
-            result = self._where(kept, self.call(aten.neg.default, chosen))
+            counted = self.call(aten.ne.Scalar, loss.target, loss.ignored)
+            result = self._where(counted, self.call(aten.neg.default, chosen))
             total = None
             if loss.reduction == _MEAN:
-                ones = self.call(aten._to_copy.default, kept, dtype=self.dtype)
-                counted = ones if weight is None else self._where(kept, weight)
-                total = self.call(aten.sum.default, counted)
+                ones = self.call(aten._to_copy.default, counted, dtype=self.dtype)
+                weights = ones if weight is None else self._where(counted, weight)
+                total = self.call(aten.sum.default, weights)
                 result = self.call(aten.sum.default, result)
                 result = self.call(aten.div.Tensor, result, total)
             elif loss.reduction != _NONE:
                 result = self.call(aten.sum.default, result)
         if loss.backward is not None:
-            self._replace_gradient(loss.backward, kept, weight, total)
+            self._replace_gradient(loss.backward, counted, weight, total)
         for item in list(loss.node.users):
             if item.args[1] == 0:
                 item.replace_all_uses_with(result)
             self.graph.erase_node(item)
         self.graph.erase_node(loss.node)
 
-    def _replace_gradient(self, node: Any, kept: fx.Node, weight: Any, total: Any) -> None:
+    def _replace_gradient(self, node: Any, counted: fx.Node, weight: Any, total: Any) -> None:
         with self.graph.inserting_before(node):
-            change = self.call(aten.neg.default, node.args[0])
+            grad = self.call(aten.neg.default, node.args[0])
             if total is not None:
-                change = self.call(aten.div.Tensor, change, total)
+                grad = self.call(aten.div.Tensor, grad, total)
             if weight is not None:
-                change = self.call(aten.mul.Tensor, change, weight)
-            row = self._row(self._where(kept, change))
+                grad = self.call(aten.mul.Tensor, grad, weight)
+            row = self._row(self._where(counted, grad))
             found = self._where(self._hits(self.loss.target), row)
         for user in list(node.users):
-            # Of a row there is one alone.
+            # Each row has one nonzero element, so this sum is that element.
             if user.target is aten.sum.dim_IntList and user.args[1:] == ([CLASSES_AT], True):
                 user.replace_all_uses_with(row)
                 self.graph.erase_node(user)
@@ -185,7 +185,7 @@ class _Choice:
         return self.made.known(like, op, loss.target, loss.classes, loss.ignored)
 
     def _chosen(self, scores: fx.Node, hits: fx.Node) -> fx.Node:
-        """Of the scores as they come in, less what all of a row are less by."""
+        """The score of the target class, before the row's value is subtracted, minus that value."""
         found = _less_row(scores)
         if found is None:
             return self._sum_of_hits(scores, hits)
@@ -198,9 +198,9 @@ class _Choice:
         return self.call(aten.sub.Tensor, self._chosen(whole, hits), beside)
 
     def _hits(self, target: fx.Node) -> fx.Node:
-        """Where an element is of its row's class."""
-        numbers = self.made.index_along(self.loss.scores, CLASSES_AT)
-        return self.call(aten.eq.Tensor, numbers, self._row(self.made.as_short(target)))
+        """Whether an element is at its row's class."""
+        index = self.made.index_along(self.loss.scores, CLASSES_AT)
+        return self.call(aten.eq.Tensor, index, self._row(self.made.as_int32(target)))
 
     def _sum_of_hits(self, value: fx.Node, hits: fx.Node) -> fx.Node:
         return self.call(aten.sum.dim_IntList, self._where(hits, value), [CLASSES_AT])
@@ -209,7 +209,7 @@ class _Choice:
         return self.call(aten.unsqueeze.default, value, CLASSES_AT)
 
     def _where(self, flags: fx.Node, value: fx.Node) -> fx.Node:
-        """The value, or nothing."""
+        """The value, or zero."""
         kind: Any = {"dtype": self.dtype, "device": flags.meta["val"].device}
         return self.call(
             aten.where.self, flags, value, self.call(aten.full.default, [], 0.0, **kind)

@@ -1,4 +1,4 @@
-"""Names that a reader of the generated code will recognise: linear_weight, x, grad_output."""
+"""Names that a reader of the generated code recognises: linear_weight, x, grad_output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CPP_WORDS = frozenset(
 
 
 def identifier(text: str) -> str:
-    """`text` as a name that Python and C++ both accept; anything odd becomes an underscore."""
+    """`text` as a name that Python and C++ both accept; other characters become underscores."""
     name = re.sub(r"[^0-9A-Za-z_]", "_", text).strip("_") or "value"
     name = re.sub(r"__+", "_", name)
     if name[0].isdigit() or keyword.iskeyword(name) or name in _CPP_WORDS:
@@ -34,7 +34,7 @@ def identifier(text: str) -> str:
 def binding_names(
     bindings: Iterable[Binding], forward: Callable[..., Any], taken: Iterable[str]
 ) -> list[str]:
-    """A name for each binding, unlike every name in `taken` and each other."""
+    """A name for each binding, distinct from each other and from every name in `taken`."""
     parameters = [
         name
         for name, parameter in inspect.signature(forward).parameters.items()
@@ -53,7 +53,7 @@ def binding_names(
 
 
 def distinct(name: str, used: set[str]) -> str:
-    """`name`, numbered if it is taken; what is returned is taken from then on."""
+    """`name`, with a number if it is taken; the returned name is added to `used`."""
     candidate, count = name, 1
     while candidate in used:
         count += 1

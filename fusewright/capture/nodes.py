@@ -1,4 +1,4 @@
-"""Nodes that are put into a traced graph, each with what it would give."""
+"""Nodes that we insert into a traced graph, each with its fake value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 
 class Nodes:
-    """Those that take the place of `node`, and come of the same line of the model."""
+    """Makes nodes that replace `node` and keep its source line."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
         self.graph, self.node = graph, node
@@ -22,23 +22,23 @@ class Nodes:
         return self.known(op(*held, **kwargs), op, *args, **kwargs)
 
     def known(self, value: Any, op: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        """A call of what cannot be asked for its value."""
+        """A call whose value is given, because the operator cannot run on fakes."""
         made = self.graph.call_function(op, args, kwargs)
         made.meta = {**self.node.meta, "val": value}
         return made
 
     def index_along(self, like: fx.Node, dim: int) -> fx.Node:
-        """0, 1, … along a dimension, to compare places with that are as short."""
+        """0, 1, … along a dimension as int32, to compare with indices."""
         held = like.meta["val"]
         kind: Any = {"dtype": torch.int32, "device": held.device}
-        numbers = self.call(aten.arange.start_step, 0, held.shape[dim], 1, **kind)
-        return self.along(like, dim, numbers)
+        index = self.call(aten.arange.start_step, 0, held.shape[dim], 1, **kind)
+        return self.along(like, dim, index)
 
-    def as_short(self, places: fx.Node) -> fx.Node:
-        """Places as numbers of 32 bits."""
-        return self.call(aten._to_copy.default, places, dtype=torch.int32)
+    def as_int32(self, indices: fx.Node) -> fx.Node:
+        """Indices as int32."""
+        return self.call(aten._to_copy.default, indices, dtype=torch.int32)
 
-    def along(self, like: fx.Node, dim: int, numbers: fx.Node) -> fx.Node:
-        """Numbers that lie along a dimension of `like`."""
+    def along(self, like: fx.Node, dim: int, vector: fx.Node) -> fx.Node:
+        """A vector, shaped to broadcast along a dimension of `like`."""
         ones = [1] * (like.meta["val"].dim() - 1 - dim)
-        return self.call(aten.view.default, numbers, [-1, *ones])
+        return self.call(aten.view.default, vector, [-1, *ones])

@@ -1,12 +1,12 @@
-"""Padding that repeats what it pads, reflected, replicated or circular, as a choice of pieces.
+"""Padding by reflection, replication or wrap-around, as a selection among pieces.
 
-Along an axis the result is what lies before, the tensor itself and what lies behind: views of it,
-each padded with zeros to the size of the result, and which of them counts is known by the index. A
-loop then reads one element for each of the result, which lies row by row, as PyTorch says of its
-own. A gradient is the sum of the pieces turned back.
+Along an axis the result is the part before, the tensor itself and the part after. Each is a view of
+the tensor, padded with zeros to the size of the result, and the index decides which one counts. A
+loop then reads one element for each element of the result. The result is contiguous, as PyTorch's
+is. The gradient is the sum of the pieces, mapped back.
 
-PyTorch's operators stay where sizes are not known, three axes are padded or pieces are many, and
-for gradients of what is replicated several times.
+PyTorch's operators stay if sizes are unknown, if three axes are padded, if there are many pieces,
+and for gradients of elements that are replicated several times.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-LOOPS = ("cuda",)  # devices where a choice is as fast: on the host it takes up to 13 times as long
+LOOPS = ("cuda",)  # devices where this is as fast: on the host it takes up to 13 times as long
 MOST_AXES = 2
 MOST_PIECES = 9  # of all axes together
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """What of a tensor's axis comes where in the padded one's: `count` places from `place` on are
-    the elements from `first` on, or all of them that one."""
+    """One piece along an axis: result indices `start` to `start + count` hold the elements from
+    `first` on, or `first` alone if `single`."""
 
-    place: int
+    start: int
     count: int
     first: int
     single: bool = False
@@ -58,7 +58,7 @@ _Pieces = Callable[[int, int, int], tuple[_Piece, ...]]
 
 
 def _reflected(size: int, before: int, after: int) -> tuple[_Piece, ...]:
-    """Element by element: nothing in a loop runs backwards."""
+    """One piece per element: a loop cannot run backwards."""
     left = (_Piece(at, 1, before - at) for at in range(before))
     right = (_Piece(before + size + at, 1, size - 2 - at) for at in range(after))
     return *left, _Piece(before, size, 0), *right
@@ -76,7 +76,7 @@ def _circular(size: int, before: int, after: int) -> tuple[_Piece, ...]:
 
 
 def _axes(x: Tensor, padding: Sequence[Any], pieces: _Pieces) -> tuple[_Axis, ...]:
-    """Those that are padded; none where PyTorch is to do it, or to refuse it."""
+    """The padded axes; none if PyTorch is to pad, or to refuse."""
     found: list[_Axis] = []
     for number in range(len(padding) // 2):
         at, (before, after) = x.dim() - 1 - number, padding[2 * number : 2 * number + 2]
@@ -94,34 +94,34 @@ def _axes(x: Tensor, padding: Sequence[Any], pieces: _Pieces) -> tuple[_Axis, ..
 
 
 def _chosen(view: Tensor, axes: Sequence[_Axis], around: dict[int, tuple[int, int]]) -> Tensor:
-    """The result: of the first axis a choice of pieces, each a choice along the others."""
+    """A selection among pieces along the first axis, each a selection along the other axes."""
     if not axes:
         return _with_zeros(view, around)
     axis, *rest = axes
     parts = []
     for piece in axis.pieces:
-        beside = (piece.place, axis.padded - piece.place - piece.count)
+        beside = (piece.start, axis.padded - piece.start - piece.count)
         parts.append(_chosen(piece.of(view, axis.at), rest, {**around, axis.at: beside}))
     index = torch.arange(axis.padded, device=view.device)
     index = index.reshape([-1] + [1] * (view.dim() - 1 - axis.at))
     *others, found = parts
     for piece, part in zip(reversed(axis.pieces[:-1]), reversed(others), strict=True):
-        found = torch.where(index < piece.place + piece.count, part, found)
+        found = torch.where(index < piece.start + piece.count, part, found)
     return found
 
 
-def _turned_back(
-    change: Tensor, axes: Sequence[_Axis], around: dict[int, tuple[int, int]]
+def _pad_gradient(
+    grad_output: Tensor, axes: Sequence[_Axis], around: dict[int, tuple[int, int]]
 ) -> Tensor:
-    """The gradient by what was padded."""
+    """The gradient with respect to the padded tensor."""
     if not axes:
-        return _with_zeros(change, around)
+        return _with_zeros(grad_output, around)
     axis, *rest = axes
     terms = []
     for piece in axis.pieces:
         beside = (piece.first, axis.size - piece.first - piece.taken)
-        part = change.narrow(axis.at, piece.place, piece.count)
-        terms.append(_turned_back(part, rest, {**around, axis.at: beside}))
+        part = grad_output.narrow(axis.at, piece.start, piece.count)
+        terms.append(_pad_gradient(part, rest, {**around, axis.at: beside}))
     return sum(terms[1:], terms[0])
 
 
@@ -139,16 +139,16 @@ def _forward(pieces: _Pieces) -> Callable[..., Any]:
 
 
 def _backward(pieces: _Pieces) -> Callable[..., Any]:
-    def gradient(change: Tensor, x: Tensor, padding: Sequence[Any]) -> Any:
+    def gradient(grad_output: Tensor, x: Tensor, padding: Sequence[Any]) -> Any:
         axes = _axes(x, padding, pieces)
         many = any(each.count > each.taken for axis in axes for each in axis.pieces)
-        return _turned_back(change, axes, {}) if axes and not many else NotImplemented
+        return _pad_gradient(grad_output, axes, {}) if axes and not many else NotImplemented
 
     return gradient
 
 
 def pad_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Of PyTorch's operators and of their gradients."""
+    """Decompositions of PyTorch's padding operators and of their gradients."""
     found: dict[Any, Callable[..., Any]] = {}
     for name, pieces in (("reflection", _reflected), ("replication", _replicated)):
         for rank in range(1, MOST_AXES + 1):
@@ -167,12 +167,12 @@ class _Circular(torch.autograd.Function):
         return _chosen(x.contiguous(), axes, {})
 
     @staticmethod
-    def backward(context: Any, change: Tensor) -> tuple[Tensor, None]:
-        return _turned_back(change, context.axes, {}), None
+    def backward(context: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        return _pad_gradient(grad_output, context.axes, {}), None
 
 
 def circular(x: Tensor, padding: Sequence[Any]) -> Any:
-    """aten._pad_circular, of which PyTorch makes a copy of all for each piece."""
+    """aten._pad_circular; PyTorch's own decomposition copies the whole tensor for each piece."""
     axes = _axes(x, padding, _circular)
     if axes:
         return _Circular.apply(x, axes)  # type: ignore[no-untyped-call]

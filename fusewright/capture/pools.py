@@ -1,9 +1,10 @@
-"""Max pooling with a gradient, in the joint graph: as a pair of operators that hand on the place of
-each largest value as a byte, where PyTorch's hand on an index of 64 bits.
+"""Max pooling with a gradient, in the joint graph, as a pair of operators that pass each maximum's
+position as a byte. PyTorch's operators pass a 64-bit index.
 
-This comes before the graph is cut in two, so that bytes are what is saved for backward. The
-operators exist for graphs alone: each is lowered to loops, which `places.pitches` and the tests
-here say can be done. Where someone else asks for the indices, PyTorch's operators stay.
+This runs before the graph is partitioned, so the bytes are what is saved for backward. The
+operators exist only in graphs: each is lowered to loops, and `ir.pool_offsets.pitches` and the
+checks here say whether that is possible. If another operator reads the indices, PyTorch's operators
+stay.
 """
 
 from __future__ import annotations
@@ -33,33 +34,33 @@ _ZEROS = (torch.ops.aten.scalar_tensor.default, torch.ops.aten.full.default)
 # Kernel size, stride, padding, dilation, ceil mode and pitches.
 _WINDOW = "int[] k, int[] s, int[] p, int[] d, bool c, int[] pitches"
 torch.library.define(
-    "fusewright::max_pool_places", f"(Tensor x, {_WINDOW}, bool positive) -> (Tensor, Tensor)"
+    "fusewright::max_pool_offsets", f"(Tensor x, {_WINDOW}, bool positive) -> (Tensor, Tensor)"
 )
 torch.library.define(
-    "fusewright::max_pool_places_backward",
-    f"(Tensor change, Tensor places, int[] sizes, {_WINDOW}) -> Tensor",
+    "fusewright::max_pool_offsets_backward",
+    f"(Tensor grad_output, Tensor pool_offsets, int[] sizes, {_WINDOW}) -> Tensor",
 )
 
 
-@torch.library.impl("fusewright::max_pool_places", "default")
+@torch.library.impl("fusewright::max_pool_offsets", "default")
 def _max_pool(
     x: Tensor, k: Any, s: Any, p: Any, d: Any, c: bool, pitches: Sequence[int], positive: bool
 ) -> tuple[Tensor, Tensor]:
-    """The largest values and their places; `positive`: nowhere, where that is not above zero."""
+    """The maxima and their offsets; with `positive`, a maximum of at most zero has NOWHERE."""
     values, rest = _FORWARD[len(k)](x, k, s, p, d, c)
-    places = torch.zeros_like(rest)
+    pool_offsets = torch.zeros_like(rest)
     for axis in reversed(range(-len(k), 0)):
         first = _first(rest, axis, s[axis], p[axis])
-        places = places + (rest % x.shape[axis] - first) * pitches[axis]
+        pool_offsets = pool_offsets + (rest % x.shape[axis] - first) * pitches[axis]
         rest = rest // x.shape[axis]
-    places = places.masked_fill(values <= 0, NOWHERE) if positive else places
-    return values, places.to(torch.uint8)
+    pool_offsets = pool_offsets.masked_fill(values <= 0, NOWHERE) if positive else pool_offsets
+    return values, pool_offsets.to(torch.uint8)
 
 
-@torch.library.impl("fusewright::max_pool_places_backward", "default")
+@torch.library.impl("fusewright::max_pool_offsets_backward", "default")
 def _max_pool_backward(
-    change: Tensor,
-    places: Tensor,
+    grad_output: Tensor,
+    pool_offsets: Tensor,
     sizes: Sequence[int],
     k: Any,
     s: Any,
@@ -68,30 +69,30 @@ def _max_pool_backward(
     c: bool,
     pitches: Sequence[int],
 ) -> Tensor:
-    change = change.masked_fill(places == NOWHERE, 0)
-    rest = places.to(torch.int64)
+    grad_output = grad_output.masked_fill(pool_offsets == NOWHERE, 0)
+    rest = pool_offsets.to(torch.int64)
     indices = torch.zeros_like(rest)
     for axis in range(-len(k), 0):
         inside = rest // pitches[axis] + _first(rest, axis, s[axis], p[axis])
         indices = indices * sizes[axis] + inside.clamp(0, sizes[axis] - 1)
         rest = rest % pitches[axis]
-    like = change.new_zeros((*change.shape[: -len(k)], *sizes))
-    found: Tensor = _BACKWARD[len(k)](change, like, k, s, p, d, c, indices)
+    like = grad_output.new_zeros((*grad_output.shape[: -len(k)], *sizes))
+    found: Tensor = _BACKWARD[len(k)](grad_output, like, k, s, p, d, c, indices)
     return found
 
 
 def _first(like: Tensor, axis: int, stride: int, padding: int) -> Tensor:
-    """Where along an axis each window begins."""
+    """The position at which each window begins along an axis."""
     starts = torch.arange(like.shape[axis], device=like.device) * stride - padding
     return starts.reshape(-1, *(1 for _ in range(-1 - axis)))
 
 
-def with_places(joint: fx.GraphModule) -> None:
-    """Put the pairs in, wherever loops can take them."""
+def with_pool_offsets(joint: fx.GraphModule) -> None:
+    """Replace the pairs wherever loops can compute them."""
     held = [node.meta.get("val") for node in joint.graph.nodes]
     devices = {each.device for each in held if isinstance(each, Tensor) and each.dim()}
     if len(devices) != 1:
-        return  # loops run on one
+        return  # a loop runs on one device
     for node in list(joint.graph.nodes):
         if node.target in _AXES:
             _replace(joint.graph, node)
@@ -110,14 +111,11 @@ def _replace(graph: fx.Graph, pool: Any) -> None:
         return
     (backward,) = asked
     masked = _masked(backward, x)
-    columns: tuple[Any, ...] = tuple(zip(*map(_parts, window), strict=True))
-    described: Any = (
-        *(list(each) for each in columns),
-        bool(_argument(pool, 5, False)),
-        list(number),
-    )
+    fields = ("taps", "stride", "padding", "dilation")
+    columns = ([getattr(along, each) for along in window] for each in fields)
+    described: Any = (*columns, bool(_argument(pool, 5, False)), list(number))
     with graph.inserting_before(pool):
-        op = torch.ops.fusewright.max_pool_places.default
+        op = torch.ops.fusewright.max_pool_offsets.default
         arguments = (x, *described, masked is not None)
         made = graph.create_node("call_function", op, arguments, name="max_pool")
     values, indices = pool.meta["val"]
@@ -127,7 +125,7 @@ def _replace(graph: fx.Graph, pool: Any) -> None:
         item.meta = {**item.meta, "val": made.meta["val"][item.args[1]]}
     sizes = list(x.meta["val"].shape[-axes:])
     with graph.inserting_before(backward):
-        op = torch.ops.fusewright.max_pool_places_backward.default
+        op = torch.ops.fusewright.max_pool_offsets_backward.default
         arguments = (backward.args[0], backward.args[7], sizes, *described)
         gathered = graph.create_node("call_function", op, arguments, name="max_pool_backward")
     last = masked or backward
@@ -136,10 +134,6 @@ def _replace(graph: fx.Graph, pool: Any) -> None:
     for each in dict.fromkeys((last, backward)):
         graph.erase_node(each)
     graph.erase_node(pool)
-
-
-def _parts(along: Along) -> tuple[int, int, int, int]:
-    return along.taps, along.stride, along.padding, along.dilation
 
 
 def _window(pool: fx.Node, axes: int) -> Window:
@@ -154,13 +148,13 @@ def _argument(node: fx.Node, position: int, otherwise: Any) -> Any:
 
 
 def _numbers(value: Any, axes: int) -> list[int]:
-    """One for each axis; PyTorch takes a single one for all of them, too."""
+    """One value per axis; PyTorch also accepts a single value for all axes."""
     items = list(value) if isinstance(value, list | tuple) else [value]
     return items * axes if len(items) == 1 else items
 
 
 def _may_loop(pool: fx.Node, x: Any, axes: int) -> bool:
-    """Whether the tensors are such as loops can hold, and read beyond."""
+    """Whether loops can handle tensors of these sizes and types."""
     held, made = x.meta["val"], pool.meta["val"][0]
     fixed = (*held.shape[-axes:], *made.shape[-axes:])
     if not all(isinstance(size, int) and size <= _LARGEST_SIZE for size in fixed):
@@ -171,9 +165,9 @@ def _may_loop(pool: fx.Node, x: Any, axes: int) -> bool:
 
 
 def _masked(backward: fx.Node, x: Any) -> fx.Node | None:
-    """where(x <= 0, 0, gradient), which is ReLU's, if that alone reads the gradient.
+    """where(x <= 0, 0, gradient), the gradient of ReLU, if nothing else reads the pool's gradient.
 
-    At a largest value x is what the pool gives, so whether it is above zero is known there.
+    At a maximum, x is the pool's result, so forward knows whether it is above zero.
     """
     users: list[Any] = list(backward.users)
     if len(users) != 1 or users[0].target is not torch.ops.aten.where.self:

@@ -1,4 +1,4 @@
-"""From the two halves of a traced graph to a `Program`: conversion, labels and readable names."""
+"""From the two graphs of a partition to a `Program`: conversion, labels and readable names."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fusewright.capture.convert import (
 )
 from fusewright.capture.naming import binding_names, distinct, renamed
 from fusewright.errors import CaptureError
-from fusewright.ir.graph import Binding, Graph, Program, Result, Symbol, validate
+from fusewright.ir.graph import Binding, ForwardOutput, Graph, Program, Symbol, validate
 
 
 @dataclass(frozen=True)
-class Halves:
-    """The partitioned joint graph: both halves, what the inputs and forward outputs are."""
+class Partition:
+    """The partitioned joint graph, with labels of the inputs and of the forward outputs."""
 
     forward: fx.GraphModule
     backward: fx.GraphModule | None
@@ -33,7 +33,7 @@ class Halves:
 
     @property
     def binding_positions(self) -> Mapping[int, int]:
-        """From the position of a tensor argument to the position among the forward inputs."""
+        """From the position of a tensor argument to its position among the forward inputs."""
         return {
             label.idx: position
             for position, label in enumerate(self.input_labels)
@@ -46,7 +46,7 @@ def placeholders(module: fx.GraphModule) -> list[fx.Node]:
 
 
 def make_program(
-    halves: Halves,
+    partition: Partition,
     converter: Converter,
     symbols: tuple[Symbol, ...],
     shape_env: ShapeEnv,
@@ -55,19 +55,19 @@ def make_program(
     fakes: Sequence[Tensor],
 ) -> Program:
     try:
-        forward = converter.graph(halves.forward)
+        forward = converter.graph(partition.forward)
     except InexpressibleSizeError as error:
         raise InexpressibleForwardError(*error.args) from error
-    bindings = tuple(_binding(label, flattened, fakes) for label in halves.input_labels)
-    n_outputs = len(halves.output_labels)
-    results = [_result(label, halves) for label in halves.output_labels]
+    bindings = tuple(_binding(label, flattened, fakes) for label in partition.input_labels)
+    n_outputs = len(partition.output_labels)
+    results = [_result(label, partition) for label in partition.output_labels]
     plain = forward.outputs[:n_outputs]
     saved = tuple(output for output in forward.outputs[n_outputs:] if isinstance(output, str))
-    backward, tangents = _backward(halves, converter, saved, results, len(bindings))
+    backward, tangents = _backward(partition, converter, saved, results, len(bindings))
     if backward is not None:
         backward, used = converter.with_saved_constants(backward, len(saved))
         saved += used
-    results += [Result("saved", index) for index in range(len(saved))]
+    results += [ForwardOutput("saved", index) for index in range(len(saved))]
     inference = converter.with_constants(Graph(forward.inputs, forward.nodes, plain).pruned())
     forward = converter.with_constants(Graph(forward.inputs, forward.nodes, (*plain, *saved)))
     for graph in (forward, inference, *((backward,) if backward else ())):
@@ -79,7 +79,7 @@ def make_program(
         guards=guard_texts(shape_env, converter) + emptiness_guards(forward),
         forward=forward,
         results=tuple(results),
-        backward=_with_gradient_slots(backward, len(converter.constant_bindings)),
+        backward=backward,
         tangents=tangents,
         inference=inference,
         output_tree=flattened.output_tree,
@@ -91,11 +91,11 @@ def make_program(
 
 def _reach(
     tangents: Sequence[int],
-    results: Sequence[Result],
+    results: Sequence[ForwardOutput],
     bindings: Sequence[Binding],
     depends: Sequence[frozenset[tuple[str, str]]],
 ) -> tuple[tuple[int, ...], ...]:
-    """For each tangent, the positions of the bindings that its output depends on in eager."""
+    """For each tangent, the positions of the bindings that its output depends on in eager mode."""
     behind = (depends[results[position].index] for position in tangents)
     return tuple(
         tuple(at for at, each in enumerate(bindings) if (each.kind, each.path) in found)
@@ -104,7 +104,7 @@ def _reach(
 
 
 def _with_readable_names(program: Program, model: nn.Module) -> Program:
-    """Inputs are called after the parameters and arguments they are."""
+    """Name inputs after the parameters and arguments that they are."""
     graphs = [program.forward, program.inference]
     graphs += [program.backward] if program.backward else []
     taken = {node.name for graph in graphs for node in graph.nodes}
@@ -124,13 +124,6 @@ def _with_readable_names(program: Program, model: nn.Module) -> Program:
     )
 
 
-def _with_gradient_slots(backward: Graph | None, extra: int) -> Graph | None:
-    """Constants are bindings too: they get no gradient, but their place in the list."""
-    if backward is None:
-        return None
-    return Graph(backward.inputs, backward.nodes, backward.outputs + (None,) * extra)
-
-
 def _binding(label: Any, flattened: Flattened, fakes: Sequence[Tensor]) -> Binding:
     match type(label).__name__:
         case "ParamAOTInput":
@@ -143,42 +136,39 @@ def _binding(label: Any, flattened: Flattened, fakes: Sequence[Tensor]) -> Bindi
     raise CaptureError(f"an input of kind {label!r} is not supported; simplify the arguments")
 
 
-def _result(label: Any, halves: Halves) -> Result:
+def _result(label: Any, partition: Partition) -> ForwardOutput:
     match type(label).__name__:
         case "PlainAOTOutput":
-            return Result("output", label.idx)
+            return ForwardOutput("output", label.idx)
         case "InputMutationAOTOutput":
-            return Result("mutation", halves.input_labels.index(label.mutated_input))
+            return ForwardOutput("mutation", partition.input_labels.index(label.mutated_input))
     raise CaptureError(f"an output of kind {label!r} is not supported; return plain tensors")
 
 
 def _backward(
-    halves: Halves,
+    partition: Partition,
     converter: Converter,
     saved: tuple[str, ...],
-    results: Sequence[Result],
+    results: Sequence[ForwardOutput],
     n_bindings: int,
 ) -> tuple[Graph | None, tuple[int, ...]]:
-    """The backward graph with its tangents told apart from the saved values by their labels."""
-    if halves.backward is None:
+    """The backward graph, and which outputs its tangents belong to, by their labels."""
+    if partition.backward is None:
         return None, ()
-    graph = converter.graph(halves.backward)
+    graph = converter.graph(partition.backward)
     tangents = []
-    for node in placeholders(halves.backward):
+    for node in placeholders(partition.backward):
         label: Any = node.meta.get("desc")
         if type(label).__name__ == "TangentAOTInput":
-            source: Any = label.output
-            kind = type(source).__name__
-            if kind != "PlainAOTOutput":
+            if type(label.output).__name__ != "PlainAOTOutput":
                 raise CaptureError(
                     "a gradient flows through an argument that the model changes in place; "
                     "clone the argument first"
                 )
-            tangents.append(
-                next(i for i, r in enumerate(results) if r == Result("output", source.idx))
-            )
-    outputs = graph.outputs
-    assert len(outputs) == n_bindings, (len(outputs), n_bindings)
+            tangents.append(results.index(ForwardOutput("output", label.output.idx)))
+    assert len(graph.outputs) == n_bindings, (len(graph.outputs), n_bindings)
     expected = len(saved) + len(tangents)
     assert len(graph.inputs) == expected, (len(graph.inputs), expected)
-    return graph, tuple(tangents)
+    # Constants are bindings, too: they have no gradient, but a position in the list.
+    none = (None,) * len(converter.constant_bindings)
+    return replace(graph, outputs=graph.outputs + none), tuple(tangents)

@@ -1,8 +1,8 @@
 """Recurrent layers while a model is traced.
 
-Tracing would write their steps out one after the other. A few are as good as any other operators;
-many would take minutes to plan and run slower than PyTorch's own kernels: such a layer stays one
-operator, defined here for the trace alone. `runtime.recurrent` is what runs in its place.
+Tracing would unroll their steps. A few steps are as good as any other operators. Many would take
+minutes to plan and run slower than PyTorch's own kernels, so such a layer stays one operator,
+defined here for the trace alone. `runtime.recurrent` runs in its place.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fusewright.ir.graph import RECURRENT
 
-MOST_STEPS = 4  # of all layers and directions
+MOST_STEPS = 4  # of all layers and directions together
 _BACKWARD = "_backward"
-_DROPOUT, _TRAINING = 6, 7  # among the operator's arguments
+_DROPOUT, _TRAINING = 6, 7  # positions among the operator's arguments
 _CALL = (
     "Tensor data, Tensor? sizes, Tensor[] state, Tensor[] weights, bool biases, int layers, "
     "float dropout, bool training, bool two_ways, bool batch_first, ScalarType dtype"
@@ -31,8 +31,8 @@ _CALL = (
 
 @contextlib.contextmanager
 def kept_or_written_out() -> Iterator[None]:
-    """Few steps are written out, many are one operator; weights, fakes by now, stay where they are:
-    on a GPU a layer would put them into one piece of memory."""
+    """Unroll a few steps, and keep many as one operator. The weights, which are fakes now, stay
+    where they are: on a GPU a layer would copy them into one block of memory."""
     before, tracing = nn.RNNBase.flatten_parameters, threading.get_ident()
 
     def flattened(self: nn.RNNBase) -> None:
@@ -52,10 +52,10 @@ def kept_or_written_out() -> Iterator[None]:
 
 
 def _counted(name: str, run: Callable[..., Any], tracing: int) -> Callable[..., Any]:
-    """The same function where it has few steps, or another thread calls it; else the operator.
+    """The same function for a few steps or for another thread; otherwise the operator.
 
-    Arguments: input, state, weights, biases?, layers, dropout, training?, directions?, batch
-    first?; of packed sequences the second are the sizes of their batches.
+    Arguments: input, state, weights, biases?, layers, dropout, training?, bidirectional?, batch
+    first?. For packed sequences the second argument is their batch sizes.
     """
 
     def counted(*args: Any) -> Any:
@@ -66,7 +66,7 @@ def _counted(name: str, run: Callable[..., Any], tracing: int) -> Callable[..., 
         state, weights, _, layers, _, _, two_ways, batch_first = rest
         length = len(args[1]) if packed else args[0].shape[1 if batch_first else 0]
         if length * layers * (2 if two_ways else 1) <= MOST_STEPS:
-            int(length)  # so many, and no other number: each is written
+            int(length)  # fixes the length: each step becomes nodes of the graph
             return run(*args)
         states = list(state) if name == "lstm" else [state]
         dtype = _result_dtype(run, args[0], states, rest)
@@ -80,8 +80,8 @@ def _counted(name: str, run: Callable[..., Any], tracing: int) -> Callable[..., 
 def _result_dtype(
     run: Callable[..., Any], data: torch.Tensor, states: list[torch.Tensor], rest: list[Any]
 ) -> torch.dtype:
-    """What the layer gives. Autocast decides that by kind and device: one step on zeros tells, of
-    PyTorch's own kernel and not of the steps that a trace would write out."""
+    """The dtype that the layer returns. Autocast decides it by kind and device, so we run one step
+    on zeros with PyTorch's own kernel."""
     device = data.device
     if not torch.is_autocast_enabled(device.type):
         return data.dtype
@@ -101,13 +101,13 @@ def _result_dtype(
 
 
 def node_op(target: Any) -> str | None:
-    """What our graphs call one of these operators: torch.lstm, torch.lstm_backward."""
+    """The name of such an operator in our graphs: torch.lstm, torch.lstm_backward."""
     name = str(target).removeprefix("fusewright.").removesuffix(".default")
     return f"torch.{name}" if name.removesuffix(_BACKWARD) in RECURRENT else None
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether a layer of this trace drops values at random."""
+    """Whether a layer of this trace uses dropout."""
     op = node_op(node.target)
     if op is None or op.endswith(_BACKWARD):
         return False
@@ -116,7 +116,7 @@ def draws(node: fx.Node) -> bool:
 
 
 def save_what_layers_read(joint: fx.GraphModule) -> None:
-    """A layer's record holds its arguments until backward; to compute them anew saves nothing."""
+    """A layer holds its arguments until backward, so recomputing them would save nothing."""
     for node in joint.graph.nodes:
         if node_op(node.target) is not None:
             for each in node.all_input_nodes:
@@ -125,14 +125,14 @@ def save_what_layers_read(joint: fx.GraphModule) -> None:
 
 
 def _defined(name: str) -> None:
-    """The operators of one kind of layer: shapes and gradients, no kernels."""
+    """Define the operators of one kind of layer: shapes and gradients, no kernels."""
     forward, backward = f"fusewright::{name}", f"fusewright::{name}{_BACKWARD}"
     torch.library.define(forward, f"({_CALL}) -> Tensor[]")
     torch.library.define(backward, f"(Tensor?[] changes, Tensor tape, {_CALL}) -> Tensor[]")
     torch.library.register_fake(forward, _results)
     torch.library.register_fake(backward, _gradients)
 
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         data, sizes, state, weights, *ctx.options = inputs
         ctx.set_materialize_grads(False)
         ctx.counts = (len(state), len(weights))
@@ -146,7 +146,7 @@ def _defined(name: str) -> None:
         last = 1 + len(states)
         return made[0], None, made[1:last], made[last:], *(None for _ in ctx.options)
 
-    torch.library.register_autograd(forward, differentiate, setup_context=keep)
+    torch.library.register_autograd(forward, differentiate, setup_context=save_for_backward)
 
 
 def _results(
@@ -169,7 +169,7 @@ def _gradients(changes: Any, tape: torch.Tensor, *call: Any) -> list[torch.Tenso
 def _by_steps(
     data: torch.Tensor, width: int, batch_first: bool, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Values of each step: in memory the steps come first, whatever the order of the axes."""
+    """The values of all steps; in memory the steps come first, whatever the order of the axes."""
     shape = [*data.shape[:-1], width]
     if not batch_first:
         return data.new_empty(shape, dtype=dtype)

@@ -1,7 +1,7 @@
-"""Where in the user's own code something happened, and the error that says so.
+"""The line of the user's code where something happened, and the error that names it.
 
-The user's own is what is neither Python's, PyTorch's nor ours; of several such lines the innermost
-counts, and one of an installed package only where there is no other.
+The user's code is any code that belongs neither to Python, nor to PyTorch, nor to us. Of several
+such lines the innermost counts; lines of installed packages count only if there is no other.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 @dataclass(frozen=True)
-class Place:
-    """A line of the user's."""
+class SourceLocation:
+    """A line of the user's code."""
 
     file: str
     line: int
@@ -39,15 +39,15 @@ class Place:
 
 
 class Refused(CaptureError):
-    """Something that no graph can hold, and where it is written."""
+    """Something that a graph cannot hold, and its line."""
 
-    def __init__(self, text: str, place: Place | None) -> None:
+    def __init__(self, text: str, place: SourceLocation | None) -> None:
         super().__init__(text)
         self.place = place
 
 
-def innermost(places: Iterable[Place]) -> Place | None:
-    """The last of these that is the user's own; they run from the outermost frame inwards."""
+def innermost(places: Iterable[SourceLocation]) -> SourceLocation | None:
+    """The last of these locations that is the user's. They run from the outermost frame inwards."""
     own = [each for each in places if _is_own(each.file)]
     written = [each for each in own if not _INSTALLED & set(Path(each.file).parts)]
     return next(iter(reversed(written or own)), None)
@@ -62,29 +62,29 @@ def _is_own(file: str) -> bool:
     return _PYTHON not in path.parents or bool(_INSTALLED & set(path.parts))
 
 
-def of_error(error: BaseException) -> Place | None:
+def of_error(error: BaseException) -> SourceLocation | None:
     """The user's line that was running when the error was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    return innermost(Place(frame.filename, frame.lineno or 1) for frame in frames)
+    return innermost(SourceLocation(frame.filename, frame.lineno or 1) for frame in frames)
 
 
-def of_forward(model: nn.Module) -> Place | None:
-    """Where the model's forward begins, or its class where it has none."""
+def of_forward(model: nn.Module) -> SourceLocation | None:
+    """The line where the model's forward begins, or its class if it has none."""
     code = getattr(type(model).forward, "__code__", None)
-    place = code and innermost([Place(code.co_filename, code.co_firstlineno)])
+    place = code and innermost([SourceLocation(code.co_filename, code.co_firstlineno)])
     return place or of_class(type(model))
 
 
-def of_class(kind: type) -> Place | None:
+def of_class(kind: type) -> SourceLocation | None:
     try:
         file, (_, line) = inspect.getsourcefile(kind), inspect.getsourcelines(kind)
     except (OSError, TypeError):
         return None
-    return innermost([Place(file, line)]) if file else None
+    return innermost([SourceLocation(file, line)]) if file else None
 
 
-def of_assignment(module: nn.Module, name: str) -> Place | None:
-    """The line outside of the constructor that assigns this attribute, or at least names it."""
+def of_assignment(module: nn.Module, name: str) -> SourceLocation | None:
+    """The line outside the constructor that assigns this attribute, or else one that reads it."""
     for kind in type(module).__mro__:
         place = of_class(kind)
         if place is None:
@@ -100,17 +100,17 @@ def of_assignment(module: nn.Module, name: str) -> Place | None:
         ]
         named.sort(key=lambda node: (isinstance(node.ctx, ast.Load), node.lineno))
         if named:
-            return Place(place.file, place.line + named[0].lineno - 1)
+            return SourceLocation(place.file, place.line + named[0].lineno - 1)
     return of_forward(module)
 
 
 DATA_DEPENDENT = (
-    "the model's control flow or a shape depends on the values of a tensor, so there is no one "
-    "graph for it; use torch.where or move the decision out of the model"
+    "the model's control flow or a shape depends on the values of a tensor, so one graph cannot "
+    "describe it; use torch.where or move the decision out of the model"
 )
 HIGHER_ORDER = (
-    "the operator {} runs graphs of its own, which is not supported; use torch.where, a loop in "
-    "Python, or move it out of the model"
+    "the operator {} runs functions as graphs of their own, which is not supported; use "
+    "torch.where or a Python loop, or move it out of the model"
 )
 
 
@@ -122,15 +122,15 @@ def _explained(error: Exception, called: bool) -> str:
     if "DataDependent" in kind:
         return DATA_DEPENDENT
     if type(error).__module__.startswith("torch._dynamo"):
-        # Only such an operator has its functions compiled, and may fail at that already.
-        return HIGHER_ORDER.format(f"for functions (torch.cond and its like: {first})")
+        # Only such an operator compiles the functions it is given, which may already fail.
+        return HIGHER_ORDER.format(f"(torch.cond or similar: {first})")
     if isinstance(error, TypeError) and not called:
-        return f"{first}; the inputs must be the arguments of its forward, in a list or tuple"
+        return f"{first}; pass the arguments of forward as a list or tuple"
     return f"{kind}: {first}"
 
 
-def located(error: Exception, place: Place | None, model: nn.Module) -> CaptureError:
-    """The error as one sentence that opens with the user's file and line, and ends with it."""
+def located(error: Exception, place: SourceLocation | None, model: nn.Module) -> CaptureError:
+    """The error as one sentence: the user's file and line first, the text of that line last."""
     text = _explained(error, called=place is not None)
     place = place or of_forward(model)
     where = f"{place.file}:{place.line}: " if place else ""

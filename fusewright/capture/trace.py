@@ -1,4 +1,4 @@
-"""AOTAutograd's joint graph of a model on fake tensors, cut in two by the min-cut partitioner."""
+"""AOTAutograd's joint graph of a model on fake tensors, split by the min-cut partitioner."""
 
 from __future__ import annotations
 
@@ -16,19 +16,15 @@ from torch._functorch.compile_utils import get_aten_target, rand_ops
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    ShapeEnv,
-    StatelessSymbolicContext,
-)
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from fusewright.capture.call import Call, Flattened
+from fusewright.capture.call import Flattened, ModelCall
 from fusewright.capture.convert import Converter, is_random
 from fusewright.capture.decompositions import decomposition_table, kept_whole
 from fusewright.capture.effects import is_token, without_tokens
 from fusewright.capture.losses import with_class_losses
-from fusewright.capture.pools import with_places
-from fusewright.capture.program import Halves, make_program, placeholders
+from fusewright.capture.pools import with_pool_offsets
+from fusewright.capture.program import Partition, make_program, placeholders
 from fusewright.capture.recurrent import kept_or_written_out, save_what_layers_read
 from fusewright.capture.scatters import with_choices
 from fusewright.ir.graph import Program, Symbol
@@ -36,13 +32,13 @@ from fusewright.ir.graph import Program, Symbol
 
 def trace(
     model: nn.Module,
-    call: Call,
+    call: ModelCall,
     mode: str,
     dynamic: bool,
     all_gradients: bool,
     copied: set[int],
 ) -> Program:
-    """`copied` takes the outputs that share memory, for whoever traces the model again."""
+    """Trace the model; outputs that share memory are added to `copied`, for later attempts."""
     shape_env = ShapeEnv(specialize_zero_one=False)
     fake_mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
     flattened = Flattened(model, call, frozenset(copied))
@@ -54,7 +50,7 @@ def trace(
         stack.enter_context(torch.enable_grad())
         stack.enter_context(fake_mode)
         stack.enter_context(functorch_config.patch(fake_tensor_allow_meta=True))
-        # No graph of these is ever run: nobody needs their Python.
+        # These graphs are never run, so their Python code is not needed.
         stack.enter_context(_use_lazy_graph_module(True))
         stack.enter_context(kept_whole())
         stack.enter_context(kept_or_written_out())
@@ -63,21 +59,21 @@ def trace(
         )
         shared = _shared_outputs(joint) - copied
         if not shared:
-            halves = _partition(joint.graph_module)
+            partition = _partition(joint.graph_module)
     if shared:
         copied |= shared
         return trace(model, call, mode, dynamic, all_gradients, copied)
-    symbols = _symbols(fakes, shape_env, halves.binding_positions)
+    symbols = _symbols(fakes, shape_env, partition.binding_positions)
     converter = Converter(model, {expr: symbol.name for expr, symbol in symbols})
     names = tuple(symbol for _, symbol in symbols)
-    return make_program(halves, converter, names, shape_env, mode, flattened, fakes)
+    return make_program(partition, converter, names, shape_env, mode, flattened, fakes)
 
 
 def _shared_outputs(joint: Any) -> frozenset[int]:
     """Outputs that share memory with an input or with each other.
 
-    One autograd node cannot give them back as the views they are, so they are copied; the copy
-    is pointwise and joins the kernel that makes the value.
+    One autograd node cannot return them as views, so they are copied. The copy is pointwise and
+    joins the kernel that computes the value.
     """
     info = joint._aot_state.fw_metadata.output_info
     return frozenset(
@@ -91,7 +87,7 @@ def _shared_outputs(joint: Any) -> frozenset[int]:
 def _fake(
     fake_mode: FakeTensorMode, tensor: torch.Tensor, name: str, dynamic: bool, grad: bool
 ) -> torch.Tensor:
-    """A fake of one input, its first dimension symbolic where that is asked for."""
+    """A fake of one input; its first dimension is symbolic if `dynamic`."""
     from torch._dynamo.source import ConstantSource
 
     sizes = [
@@ -108,8 +104,8 @@ def _fake(
     return fake.requires_grad_(floating if grad else tensor.requires_grad)
 
 
-def _partition(joint: fx.GraphModule) -> Halves:
-    """Split the joint graph; a graph without tangents has no backward half."""
+def _partition(joint: fx.GraphModule) -> Partition:
+    """Split the joint graph; a graph without tangents has no backward graph."""
     with_class_losses(joint)
     (output,) = (node for node in joint.graph.nodes if node.op == "output")
     labels = tuple(output.meta["desc"])
@@ -118,17 +114,17 @@ def _partition(joint: fx.GraphModule) -> Halves:
     primals = tuple(label for label in given if type(label).__name__ != "TangentAOTInput")
     if len(primals) == len(given):
         plain = tuple(label for label in labels if not is_token(label))
-        return Halves(without_tokens(joint), None, primals, plain)
-    # One gradient per primal, None included, comes last; after it only backward's own tokens.
+        return Partition(without_tokens(joint), None, primals, plain)
+    # The last outputs are one gradient per primal, None included; only backward's tokens follow.
     later = sum(type(label).__name__ == "BackwardTokenAOTOutput" for label in labels)
     n_forward = len(labels) - len(primals) - later
     _drop_aliases(joint)
     save_what_layers_read(joint)
-    with_places(joint)
+    with_pool_offsets(joint)
     with_choices(joint)
     joint_inputs = [node.meta.get("val") for node in placeholders(joint)]
-    # Pointwise chains of any length are recomputed where that saves bytes: they are fused into
-    # the kernel that reads them, so a recomputed value costs arithmetic and no memory.
+    # Pointwise chains of any length are recomputed if that saves bytes. They are fused into the
+    # kernel that reads them, so recomputing costs arithmetic and no memory traffic.
     recompute = functorch_config.patch(
         ban_recompute_used_far_apart=False, ban_recompute_long_fusible_chains=False
     )
@@ -137,13 +133,13 @@ def _partition(joint: fx.GraphModule) -> Halves:
             joint, joint_inputs, num_fwd_outputs=n_forward
         )
     plain = tuple(label for label in labels[:n_forward] if not is_token(label))
-    return Halves(without_tokens(forward), without_tokens(backward), primals, plain)
+    return Partition(without_tokens(forward), without_tokens(backward), primals, plain)
 
 
 @contextlib.contextmanager
 def _random_kept_apart(joint: fx.GraphModule) -> Iterator[None]:
-    """The partitioner merges equal nodes, all but those on its own list of random operators, and
-    that list is short: without this, two exponential draws of one shape would be one."""
+    """The partitioner merges equal nodes, except those on its own short list of random operators.
+    Without this, two exponential draws of the same shape would become one."""
     drawing: set[Any] = {get_aten_target(node) for node in joint.graph.nodes if is_random(node)}
     added = [each for each in drawing if each not in rand_ops]
     rand_ops.extend(added)
@@ -156,14 +152,14 @@ def _random_kept_apart(joint: fx.GraphModule) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reductions_fused() -> Iterator[None]:
-    """The partitioner takes operators that it has no list of for kernels of their own, and what
-    these read for something that is in memory anyway. Of those that capture leaves whole,
-    logsumexp is a reduction as others are; pools, and a look at classes, are fused but not run
-    twice."""
+    """Tell the partitioner which of our operators are fused. It assumes that an operator it does
+    not know is a kernel of its own, and that its operands are in memory anyway. Of the operators
+    that capture keeps whole, logsumexp is like other reductions; pools and the class check are
+    fused but not run twice."""
     listed = partitioners.get_default_op_list
     known, whole = listed(), {torch.ops.aten.logsumexp}
     ours = torch.ops.fusewright
-    fused = {ours.max_pool_places, ours.max_pool_places_backward, ours.class_index}
+    fused = {ours.max_pool_offsets, ours.max_pool_offsets_backward, ours.class_index}
     more = replace(
         known,
         fusible_ops=known.fusible_ops | whole | fused,
@@ -177,8 +173,8 @@ def _reductions_fused() -> Iterator[None]:
 
 
 def _drop_aliases(joint: fx.GraphModule) -> None:
-    """A traced graph is functional, so detach and alias are the value itself; left in place, they
-    make the partitioner take what lies behind them for something that is stored anyway."""
+    """Remove detach and alias. A traced graph is functional, so they are the value itself; but the
+    partitioner would assume that their operands are stored anyway."""
     for node in list(joint.graph.nodes):
         if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             node.replace_all_uses_with(node.args[0])
@@ -189,7 +185,7 @@ def _drop_aliases(joint: fx.GraphModule) -> None:
 def _symbols(
     fakes: Sequence[torch.Tensor], shape_env: ShapeEnv, positions: Mapping[int, int]
 ) -> list[tuple[Any, Symbol]]:
-    """The symbols that are left after the trace, each with where to read it."""
+    """The symbols that remain after the trace, each with the dimension that gives its value."""
     found: dict[Any, Symbol] = {}
     for index, fake in enumerate(fakes):
         for position, size in enumerate(fake.shape):
@@ -197,7 +193,6 @@ def _symbols(
                 continue
             expr = shape_env.simplify(size.node.expr)
             if expr.is_Symbol and expr not in found:
-                example = int(size.node.hint)
-                name = f"s{len(found)}"
+                name, example = f"s{len(found)}", int(size.node.hint)
                 found[expr] = Symbol(name, positions[index], position, example)
     return list(found.items())

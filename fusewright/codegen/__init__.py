@@ -1,1 +1,1 @@
-"""From kernels and their schedules to one C++ or CUDA C++ translation unit."""
+"""Kernels and their schedules as one translation unit of C++ or CUDA C++."""

@@ -1,4 +1,4 @@
-"""The accumulators of a sweep: one struct `Acc<k>` of all reductions that it runs."""
+"""The accumulators of a sweep: one struct `Acc<k>` for all its reductions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from fusewright.codegen.access import lane_stride
 from fusewright.codegen.form import Form
 from fusewright.codegen.lanes import indented
-from fusewright.ir.graph import HALVES, ONE
+from fusewright.ir.graph import HALF_DTYPES, ONE
 from fusewright.ir.loop import Apply, Load, Reduce
 from fusewright.ir.operators import REDUCTIONS
 
 
 def takes_vectors(form: Form, item: Reduce) -> bool:
-    """Whether a reduction takes the lanes of a vector together: a GPU's, along a row."""
-    if halves_of(form, item):
+    """Whether a reduction adds all lanes of a vector at once. Row schedules on a GPU do."""
+    if half_operand_of(form, item):
         return True
     types = {form.register(item.name), form.register(item.operand)}
     both: tuple[set[str], ...] = ({"float"}, {"double"})
@@ -22,9 +22,9 @@ def takes_vectors(form: Form, item: Reduce) -> bool:
     return form.language == "cuda" and form.is_row and types in fitting
 
 
-def halves_of(form: Form, item: Reduce) -> str:
-    """The halves, side by side in memory, that a GPU finds the largest or smallest of along a row;
-    "" where it is of something else."""
+def half_operand_of(form: Form, item: Reduce) -> str:
+    """The contiguous 16-bit load whose maximum or minimum along a row a GPU takes in pairs, or ""
+    if the reduction has another operand."""
     on_gpu = form.language == "cuda" and form.is_row and form.register(item.name) == "float"
     if item.kind not in ("max", "min") or not on_gpu:
         return ""
@@ -32,15 +32,16 @@ def halves_of(form: Form, item: Reduce) -> str:
     source = made.get(item.operand)
     if isinstance(source, Apply) and source.op == "cast" and source.dtype == "float32":
         source = made.get(source.operands[0])
-    if not isinstance(source, Load) or source in form.tiles or source.dtype not in HALVES:
+    if not isinstance(source, Load) or source in form.tiles or source.dtype not in HALF_DTYPES:
         return ""
-    beside = form.plan.level.is_element[source.name] and lane_stride(form, source.access, True)
-    apart = source.name == form.given or bool(source.access.guards)
-    return source.name if beside == ONE and not apart else ""
+    stride = form.plan.level.is_element[source.name] and lane_stride(form, source.access, True)
+    excluded = source.name == form.given or bool(source.access.guards)
+    return source.name if stride == ONE and not excluded else ""
 
 
 def _meeting(form: Form, items: Sequence[Reduce], acc: str) -> list[str]:
-    """How threads prepare to join, and join then, where that is quicker."""
+    """`meet` and `combine_met`: threads first agree on a base, then only add. Some reductions are
+    faster so (scalar/logsumexp.hpp)."""
     met = {form.names[item.name]: REDUCTIONS[item.kind].meets for item in items}
     if not any(met.values()):
         return ["static constexpr bool kMeets = false;"]

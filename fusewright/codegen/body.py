@@ -1,8 +1,8 @@
 """The functor of a kernel: the same C++ text for nvcc and for g++.
 
-Pointers, symbols and constants are members. `load` brings V lanes of every element access,
-`visit` computes, accumulates and stores for them; `begin` and `finish` compute what belongs to a
-whole row before the first sweep and after each; `store` writes it.
+Pointers, symbols and constants are members. `load` reads V lanes of every element access. `visit`
+computes, accumulates and stores them. `begin` computes row values before the first sweep, `finish`
+after each sweep, and `store` writes them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from fusewright.codegen.access import (
     goes_wide,
     holder,
     is_strided,
-    loaded_places,
+    loaded_slots,
     outside_lines,
     read,
     store_lines,
-    stored_places,
-    turn_lines,
-    turned_loads,
+    stored_slots,
+    transpose_lines,
+    transposed_loads,
     widened,
 )
 from fusewright.codegen.accumulators import accumulators, takes_vectors
@@ -31,8 +31,8 @@ from fusewright.codegen.lanes import (
     computed,
     function_lines,
     indented,
-    kept_place,
-    kept_places,
+    kept_slot,
+    kept_slots,
     lane_loop,
     loaded_name,
     register_bytes,
@@ -58,15 +58,15 @@ def functor(form: Form) -> list[str]:
     if form.is_flat:
         parts += [elem_struct(form, pointwise_loads(form))]
         parts += [_pointwise_load(form), _pointwise_visit(form)]
-        parts += [turn_lines(form)] if turned_loads(form) else []
+        parts += [transpose_lines(form)] if transposed_loads(form) else []
     else:
-        apart = {*form.tiles, *form.factors}
-        loads = [x for x in element_loads(form.kernel, form.plan) if x not in apart]
+        excluded = {*form.tiles, *form.factors}
+        loads = [x for x in element_loads(form.kernel, form.plan) if x not in excluded]
         parts += [elem_struct(form, loads), *factor_parts(form), _row_struct(form)]
         sums = [accumulators(form, k) for k in range(form.plan.count)]
         parts += scanned_parts(form) if form.scans else sums
-        places = form.kept and form.language == "host"
-        parts += [_begin(form), *([_keep(form)] if places else []), _load(form, loads)]
+        in_memory = form.kept and form.language == "host"
+        parts += [_begin(form), *([_keep(form)] if in_memory else []), _load(form, loads)]
         parts += shared_parts(form) if form.schedule.shared else []
         for k in range(form.plan.count):
             parts += [_visit(form, k), *([] if form.scans else [_finish(form, k)])]
@@ -105,20 +105,20 @@ def _extents(form: Form) -> list[str]:
     flat = form.is_flat
     axes = kernel.outer if flat else kernel.inner
     last = axes[-1].size if axes else ONE
-    turned = form.turned if flat else form.turned_inner
-    rest = product(tuple(axis.size for at, axis in enumerate(axes[:-1]) if at != turned))
+    transposed = form.transposed if flat else form.transposed_inner
+    rest = product(tuple(axis.size for at, axis in enumerate(axes[:-1]) if at != transposed))
     flags = {"kRest": len(axes) > 1}
     numbers: dict[str, int] = {}
     extents = {"lane_extent": last, "rest_extent": rest}
-    if turned is not None:
-        extents["turned_extent"] = axes[turned].size
-    if flat and turned is None:
+    if transposed is not None:
+        extents["transposed_extent"] = axes[transposed].size
+    if flat and transposed is None:
         whole = last.is_static and last.factor % schedule.lanes == 0
         whole = whole or last.divided_by(schedule.lanes) is not None
         flags["kTail"] = not whole
         if form.language == "host":
             flags["kStrided"] = is_strided(form)
-            numbers["kTurned"] = len(turned_loads(form))
+            numbers["kTransposed"] = len(transposed_loads(form))
             numbers["kRun"] = lanes_of_run(form, _values(form))
     elif not flat:
         outer_last = kernel.outer[-1].size if kernel.outer else ONE
@@ -170,12 +170,12 @@ def _row_values(form: Form) -> list[str]:
 
 
 def _known(form: Form, name: str) -> list[str]:
-    """A row value in lane v takes its place in the row."""
+    """Statements that put lane v of a row value into the row struct."""
     return [f"row.{form.names[name]}[v] = {form.names[name]};", *divisor_made(form, name)]
 
 
 def _with_lane(form: Form, at: list[str], element: bool) -> list[str]:
-    """Coordinates of lane v."""
+    """The coordinates of lane v."""
     axis = lane_axis(form.kernel, form.schedule.kind)
     if axis is None or (form.is_row and not element):
         return at
@@ -192,9 +192,9 @@ def _pointwise_load(form: Form) -> list[str]:
         read(form, item, True, f"elem.{form.names[item.name]}", at)
         for item in pointwise_loads(form)
     ]
-    head = decompose(form, form.kernel.outer, "i", "l", form.turned)
-    place = "I q, I m, I l" if form.is_tiled else "I q, I l"
-    return function_lines("int V", f"load(Elem<V>& elem, {place})", used(head, reads) + reads)
+    head = decompose(form, form.kernel.outer, "i", "l", form.transposed)
+    indices = "I q, I m, I l" if form.is_tiled else "I q, I l"
+    return function_lines("int V", f"load(Elem<V>& elem, {indices})", used(head, reads) + reads)
 
 
 def _pointwise_visit(form: Form) -> list[str]:
@@ -210,9 +210,9 @@ def _pointwise_visit(form: Form) -> list[str]:
     stores = [item for item in form.kernel.body if isinstance(item, Store)]
     heads, puts, writes = store_lines(form, stores, True, at, wide)
     heads += widened(form, items) if wide else []
-    ends = Ends(loaded_places(form, items), stored_places(form, stores))
+    ends = Ends(loaded_slots(form, items), stored_slots(form, stores))
     lines = [*heads, *staged_loops(form, items, compute, [], puts, ends=ends), *writes]
-    first = used(decompose(form, form.kernel.outer, "i", "l", form.turned), lines)
+    first = used(decompose(form, form.kernel.outer, "i", "l", form.transposed), lines)
     if form.is_tiled:
         signature = "visit(const Elem<V>& elem, const Tile& tile, I q, I m, I l, int n)"
         return function_lines("int V, class Tile", signature, first + lines)
@@ -221,18 +221,18 @@ def _pointwise_visit(form: Form) -> list[str]:
 
 
 def _give(form: Form) -> list[str]:
-    """Lane v of the value that is not loaded."""
+    """The function that sets lane v of the value that is given instead of loaded."""
     line = f"elem.{form.names[form.given]}.set(v, value);"
     return function_lines("int V", "give(Elem<V>& elem, int v, float value)", [line])
 
 
 def _begin(form: Form) -> list[str]:
-    """What is known of a row before its first sweep."""
+    """The function that computes row values before the first sweep."""
     at = all_coordinates(form)
     items = [item for item in _values(form) if _row_at(form, item.name, 0)]
-    place, lines = "I q, I l", decompose(form, form.kernel.outer, "i", "l")
+    indices, lines = "I q, I l", decompose(form, form.kernel.outer, "i", "l")
     if form.positions:
-        place = "int image, int y, int x"
+        indices = "int image, int y, int x"
         lines = [f"const I i{position} = {text};" for position, text in enumerate(form.positions)]
     lines += [f"row.i{position} = i{position};" for position in range(form.n_outer)]
     for item in items:
@@ -245,12 +245,13 @@ def _begin(form: Form) -> list[str]:
     for item in items:
         body.append(computed(form, item, loaded_name(form, item), lane))
         body += _known(form, item.name)
-    signature = f"begin(Row<V>& row, {place}, int n)"
+    signature = f"begin(Row<V>& row, {indices}, int n)"
     return function_lines("int V", signature, lines + lane_loop(body))
 
 
 def _keep(form: Form) -> list[str]:
-    """Places for the kept values of a row, the largest type first: all stay aligned."""
+    """The function that gives memory to a row's kept values. The largest type comes first, so all
+    are aligned."""
     lines, at = [], 0
     for name in sorted(form.kept, key=lambda name: -register_bytes(form, name)):
         where = f"memory + {at} * inner_extent()" if at else "memory"
@@ -267,15 +268,16 @@ def _row_at(form: Form, name: str, phase: int) -> bool:
 
 def _inner_heads(form: Form) -> list[str]:
     lane = "l" if form.is_row else ""
-    return decompose(form, form.kernel.inner, "j", lane, form.turned_inner)
+    return decompose(form, form.kernel.inner, "j", lane, form.transposed_inner)
 
 
-def _inner_place(form: Form) -> str:
-    return "I q, I l" if form.turned_inner is None else "I q, I m, I l"
+def _inner_indices(form: Form) -> str:
+    return "I q, I l" if form.transposed_inner is None else "I q, I m, I l"
 
 
 def _load(form: Form, loads: list[Load]) -> list[str]:
-    """Phase<k> loads what sweep k needs, Phase<-1> what is kept for all, Phase<-1-k> the rest."""
+    """Phase<k> loads what sweep k needs. With kept rows, Phase<-1> loads what all sweeps share, and
+    Phase<-1-k> what only sweep k needs."""
     at = all_coordinates(form, "row.")
     body = []
     for item in loads:
@@ -286,13 +288,13 @@ def _load(form: Form, loads: list[Load]) -> list[str]:
         late = late_sweep(form.kernel, form.plan, item)
         test = " || ".join(f"K == {k}" for k in (-1 - late, *need))
         body.append(f"if constexpr ({test}) {read(form, item, True, f'elem.{name}', at)}")
-    place = _inner_place(form)
-    signature = f"load(fw::Phase<K>, Elem<V>& elem, const Row<W>& row, {place})"
+    indices = _inner_indices(form)
+    signature = f"load(fw::Phase<K>, Elem<V>& elem, const Row<W>& row, {indices})"
     return function_lines("int K, int V, int W", signature, used(_inner_heads(form), body) + body)
 
 
 def _visit(form: Form, k: int) -> list[str]:
-    """Sweep k over V lanes: compute what it needs, accumulate, and store if it is the last."""
+    """Sweep k over V lanes: compute, accumulate, and store if it is the last sweep."""
     at = all_coordinates(form, "row.")
     lane = _with_lane(form, at, True)
     needed = [item for item in _values(form) if item.name in form.plan.needed[k]]
@@ -305,13 +307,13 @@ def _visit(form: Form, k: int) -> list[str]:
 
     def compute(item: Computed, near: bool) -> list[str]:
         name = form.names[item.name]
-        start, place = form.kept.get(item.name, k), kept_place(form, item.name)
+        start, slot = form.kept.get(item.name, k), kept_slot(form, item.name)
         if start < k:
-            return [f"const {form.register(item.name)} {name} = {place};"]
+            return [f"const {form.register(item.name)} {name} = {slot};"]
         line = computed(form, item, element(form, item, wide), lane, near)
-        return [line, f"{place} = {name};"] if item.name in form.kept else [line]
+        return [line, f"{slot} = {name};"] if item.name in form.kept else [line]
 
-    ends = Ends(loaded_places(form, items), stored_places(form, stores))
+    ends = Ends(loaded_slots(form, items), stored_slots(form, stores))
     fresh = [item for item in items if form.kept.get(item.name, k) == k]
     sums = sum_lines(form, reductions, fresh, ends)
     stepping = [r for r in reductions if r.kind == "welford" and not takes_vectors(form, r)]
@@ -326,7 +328,7 @@ def _visit(form: Form, k: int) -> list[str]:
     if by_lane or sums.after or puts or any(form.kept.get(item.name) == k for item in items):
         after = [*by_lane, *puts]
         loops = staged_loops(form, items, compute, inside, after, read_back, ends, sums.summed)
-    lines = [*outside, *heads, *kept_places(form, items), *steps, *sums.before, *loops]
+    lines = [*outside, *heads, *kept_slots(form, items), *steps, *sums.before, *loops]
     lines += [*sums.after, *writes]
     lines[:0] = factor_aliases(form, lines)
     template, tile = "int V, int W", ""
@@ -334,10 +336,10 @@ def _visit(form: Form, k: int) -> list[str]:
     if form.is_tiled:
         template, tile = "int V, int W, class Tile", "const Tile& tile, "
     acc = "Scanned<V>& scanned" if form.scans else f"Acc{k}<V>& acc"
-    apart = "const Factors& factors, " if form.has_factors else ""
+    factors = "const Factors& factors, " if form.has_factors else ""
     signature = (
-        f"visit(fw::Phase<{k}>, {const}Elem<V>& elem, {apart}const Row<W>& row, {acc}, "
-        f"{tile}{_inner_place(form)}, int n)"
+        f"visit(fw::Phase<{k}>, {const}Elem<V>& elem, {factors}const Row<W>& row, {acc}, "
+        f"{tile}{_inner_indices(form)}, int n)"
     )
     return function_lines(template, signature, used(_inner_heads(form), lines) + lines)
 
@@ -366,7 +368,7 @@ def _row_aliases(
 
 
 def _finish(form: Form, k: int) -> list[str]:
-    """After sweep k: results of its reductions and the row values made of them."""
+    """After sweep k: the results of its reductions, and the row values computed from them."""
     body: list[str] = []
     known: set[str] = set()
     for reduction in form.plan.reductions[k]:

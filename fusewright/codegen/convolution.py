@@ -1,230 +1,307 @@
-"""A convolution in C++: how its entry hands images, weights and sizes to the kernel."""
+"""A convolution in C++: its entry, which passes images, weights and sizes to the kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
+from functools import partial
 from math import gcd
 
-from fusewright.codegen.epilogue import ending_lines, pointer_text, vectors_text
+from fusewright.codegen.epilogue import (
+    bound_text,
+    by_columns,
+    end_text,
+    epilogue_forms,
+    epilogue_lines,
+    pointer_text,
+    vectors_text,
+)
 from fusewright.codegen.form import Form
 from fusewright.codegen.prologue import computed_text, prologue_lines
-from fusewright.codegen.source import ALIGNMENT, Entry, Rounded, Workspace, macro
+from fusewright.codegen.source import ALIGNMENT, Rendered, RoundedWorkspace, Workspace, macro
+from fusewright.codegen.split_epilogue import PLANE, reduced, stored
 from fusewright.cost.conv_direct import DirectSchedule
-from fusewright.cost.conv_staged import line_memory
+from fusewright.cost.conv_staged import staged_memory
 from fusewright.cost.conv_tensor_core import MOST_POSITIONS, best_tile_channels, image_positions
-from fusewright.ir.convolution import Geometry, Source, WindowAxis, WindowKernel
+from fusewright.ir.convolution import ConvAxis, ConvolutionKernel, ConvSource, Geometry
 from fusewright.ir.epilogue import Reduces
 from fusewright.ir.graph import ONE, Dim
+from fusewright.ir.loop import LoopKernel
+from fusewright.schedule.coalesce import merge
 from fusewright.schedule.sweeps import part_bytes, sweeps
-from fusewright.schedule.tensor_core import WindowSchedule
+from fusewright.schedule.tensor_core import ConvolutionSchedule
 
-HEADER, DIRECT_HEADER = (
-    "sm90/convolution/sm90_convolution.cuh",
-    "convolution/direct_convolution.cuh",
-)
-PLANE_HEADER = "convolution/depthwise_convolution.cuh"
-WARP_CHANNELS = (
-    16  # of a group, that leave a part together: lines_of_group of sm90_implicit_gemm.cuh
-)
+HEADER = "sm90/convolution/sm90_convolution.cuh"
+DIRECT_HEADER = "convolution/direct_convolution.cuh"
+DEPTHWISE_HEADER = "convolution/depthwise_convolution.cuh"
+# Channels of a group that give one partial: partials_of_group of sm90_implicit_gemm.cuh.
+WARP_CHANNELS = 16
 PART_POSITIONS = 64  # kPartPositions of position_reductions.cuh
-ROW_LANES = 4  # that `convolution` of sm90_convolution.cuh has rows laid out for
-MOST_LINES, FOLDED_LINES = 2048, 256  # kMostLines and kFoldedLines of position_reductions.cuh
+ROW_LANES = 4  # rows are rounded up to a multiple of them (`convolution` of sm90_convolution.cuh)
+VECTORS = (4, 2)  # columns
+PAIR = 2  # positions that are reduced at once: a thread holds the sums of pairs
+WEIGHT, COMPUTED_WEIGHT = 29, 39  # the second with a prologue
+# kMostPartials and kFoldedPartials of position_reductions.cuh.
+MOST_PARTIALS, FOLDED_PARTIALS = 2048, 256
 
 
-def window_entry(kernel: WindowKernel, schedule: WindowSchedule) -> Entry:
-    names = tuple(each.name for each in kernel.arguments)
+def convolution_workspace(
+    kernel: ConvolutionKernel, schedule: ConvolutionSchedule | DirectSchedule
+) -> Workspace:
+    if isinstance(schedule, DirectSchedule):
+        if not schedule.staged_positions:
+            return Workspace()
+        schedule = _by_staging(kernel, schedule)
     workspace = _workspace(kernel, schedule)
-    if schedule.line_positions and not kernel.lines:
-        lines = lines_of(kernel.walked, schedule.band_width)
-        workspace = replace(workspace, rounded=lines)
-    return Entry(kernel.name, names, kernel.symbols, workspace, "convolutions", kernel.instead)
+    if not schedule.staged_positions or kernel.staged:
+        return workspace
+    return replace(workspace, rounded=staged_workspace(kernel.walked, schedule.band_width))
 
 
-def _workspace(kernel: WindowKernel, schedule: WindowSchedule) -> Workspace:
-    """The weights, and after them room for what tiles have reduced; `lines_of` in sm90_implicit_gemm.cuh
-    says how many lines of it there are."""
+def render_convolution(
+    kernel: ConvolutionKernel, schedule: ConvolutionSchedule | DirectSchedule
+) -> Rendered:
+    forms, prologue = convolution_forms(kernel), kernel.prologue
+    bodies = [form.kernel for form in forms]
+    if isinstance(schedule, DirectSchedule):
+        lines = _direct_lines(kernel, forms[0], schedule)
+        headers = [DIRECT_HEADER if schedule.across else DEPTHWISE_HEADER]
+        headers += [HEADER] if schedule.staged_positions else []
+    else:
+        lines, headers = convolution_lines(kernel, forms, schedule), [HEADER]
+    return Rendered(
+        lines,
+        WEIGHT if prologue is None else COMPUTED_WEIGHT,
+        names=tuple(each.name for each in bodies),
+        bodies=(*bodies, *((prologue,) if prologue is not None else ())),
+        headers=tuple(headers),
+        terms="convolutions",
+        instead=kernel.instead,
+        options=options_of(kernel.geometry),
+    )
+
+
+def options_of(of: Geometry) -> Mapping[str, bool]:
+    return {"FW_VOLUMES": not of.z.is_single}
+
+
+def convolution_forms(kernel: ConvolutionKernel) -> tuple[Form, ...]:
+    """The forms of the epilogue: first the part that stores elements, then the part that reduces
+    over positions."""
+    positions, columns = partial(_positions, kernel.geometry), kernel.geometry.x.result
+    return epilogue_forms(kernel, _parts(kernel), VECTORS, PAIR, columns, positions)
+
+
+def _parts(kernel: ConvolutionKernel) -> tuple[LoopKernel, ...]:
+    """The loops of the epilogue."""
+    epilogue = kernel.epilogue
+    if not epilogue.inner:
+        return (by_columns(kernel),)
+    if kernel.reduces is not Reduces.ACROSS:
+        return (epilogue,)
+    stores, reduces = stored(epilogue, kernel.accumulator), reduced(epilogue, kernel.accumulator)
+    if stores is None:
+        return (reduces,)
+    stores = merge(by_columns(replace(kernel, epilogue=stores)))
+    return replace(stores, name=f"{epilogue.name}_stores"), reduces
+
+
+def _positions(of: Geometry, epilogue: LoopKernel) -> tuple[str, ...]:
+    """A pointwise part's outer indices in terms of image, y and x. They need few divisions, and fit
+    into 32 bits."""
+    z, y, x = (Dim(axis.result) for axis in of.axes)
+    height = of.y.result  # y counts the rows of all z
+    ways = {
+        (of.images, z, y, x): ("image", f"y / {height}", f"y % {height}", "x"),
+        (of.images, z, y * x): ("image", f"y / {height}", f"y % {height} * {of.x.result} + x"),
+        (of.images, z * y, x): ("image", "y", "x"),
+        (of.images, Dim(of.pixels)): ("image", f"y * {of.x.result} + x"),
+    }
+    if of.rows == 1:
+        ways[of.images, x] = ("image", "x")
+    return ways.get(tuple(axis.size for axis in epilogue.outer), ())
+
+
+def _workspace(kernel: ConvolutionKernel, schedule: ConvolutionSchedule) -> Workspace:
+    """Memory for the weights, then for the partials of reductions (`partials_of` in
+    sm90_implicit_gemm.cuh counts them)."""
     of, weights = kernel.walked, kernel.walked.workspace_bytes
     if kernel.reduces is Reduces.NOTHING:
         return Workspace(fixed=weights)
-    line = kernel.epilogue.outer_numel * part_bytes(sweeps(kernel.epilogue))
+    partial = kernel.epilogue.outer_numel * part_bytes(sweeps(kernel.epilogue))
     if kernel.reduces is Reduces.DOWN:
-        lines = of.groups * -(-of.results // WARP_CHANNELS)
-        return Workspace(line * lines, fixed=_parts_at(kernel))
-    together = kernel.together * len(of.classes)
-    laid_out = of.in_lines if schedule.line_positions else of
+        partials = of.groups * -(-of.results // WARP_CHANNELS)
+        return Workspace(partial * partials, fixed=_parts_at(kernel))
+    together = kernel.together * len(of.residue_classes)
+    laid_out = of.as_staged if schedule.staged_positions else of
     positions = image_positions(laid_out, schedule.band_width)
     if kernel.per_image:
-        lines = ((positions + PART_POSITIONS - 2) // PART_POSITIONS + 1) * together
-        lines += FOLDED_LINES if lines > MOST_LINES else 0
-        return Workspace(line * lines, fixed=_parts_at(kernel))
-    each = line * (together * MOST_POSITIONS // PART_POSITIONS)
-    folded = FOLDED_LINES * line.factor
+        partials = ((positions + PART_POSITIONS - 2) // PART_POSITIONS + 1) * together
+        partials += FOLDED_PARTIALS if partials > MOST_PARTIALS else 0
+        return Workspace(partial * partials, fixed=_parts_at(kernel))
+    each = partial * (together * MOST_POSITIONS // PART_POSITIONS)
+    folded = FOLDED_PARTIALS * partial.factor
     return Workspace(each, of.images * positions, MOST_POSITIONS, _parts_at(kernel) + folded)
 
 
-def lines_of(of: Geometry, band_width: int) -> Rounded:
-    """Room for the input as halves: a row for each position, 64 channels and plane."""
-    return Rounded((line_memory(of, band_width), Dim(ALIGNMENT)))
+def staged_workspace(of: Geometry, band_width: int) -> RoundedWorkspace:
+    """Memory for the staged fp16 input: a row for each position, 64 channels and plane."""
+    return RoundedWorkspace((staged_memory(of, band_width), Dim(ALIGNMENT)))
 
 
-def _parts_at(kernel: WindowKernel) -> int:
+def _parts_at(kernel: ConvolutionKernel) -> int:
     return -(-kernel.walked.workspace_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def window_lines(
-    kernel: WindowKernel, forms: Sequence[Form], schedule: WindowSchedule
+def convolution_lines(
+    kernel: ConvolutionKernel, forms: Sequence[Form], schedule: ConvolutionSchedule
 ) -> list[str]:
     body = [
         *_operands(kernel, forms[0], kernel.walked, schedule.band_width),
-        *_left_lines(kernel, forms[0]),
-        _window_call(kernel, forms, schedule),
+        *_staging_lines(kernel, forms[0]),
+        _convolution_call(kernel, forms, schedule),
     ]
     parts = f"static_cast<char*>(workspace) + {_parts_at(kernel)}"
     parts = "workspace" if kernel.reduces is Reduces.NOTHING else parts
     before = [] if kernel.prologue is None else prologue_lines(kernel)
-    return ending_lines(kernel, forms, _title(kernel), body, parts, before)
+    return epilogue_lines(kernel, forms, _title(kernel), _end(kernel, forms, parts), body, before)
 
 
-def _left_lines(kernel: WindowKernel, form: Form) -> list[str]:
-    """Where nobody wants the result, or it is made in another way, lines are left all the same."""
-    if not kernel.lines:
+def _end(kernel: ConvolutionKernel, forms: Sequence[Form], parts: str) -> str:
+    if kernel.reduces is not Reduces.ACROSS:
+        return end_text(forms[0], parts)
+    *stores, reduces = forms
+    first = bound_text(stores[0], "ByColumn", "", "nullptr") if stores else "fw::Nothing{}"
+    planes = reduces.kernel.inner[-1].name == PLANE
+    flags = (str(each).lower() for each in (kernel.per_image, kernel.together, planes))
+    constants = "".join(f", {each}" for each in flags)
+    return f"fw::StoredAndReduced{{{first}, {bound_text(reduces, 'ByChannel', constants, parts)}}}"
+
+
+def _staging_lines(kernel: ConvolutionKernel, form: Form) -> list[str]:
+    """Statements that write the shared staged input even if the result is not wanted, or is
+    computed without it."""
+    if not kernel.staged:
         return []
-    left = f"fw::leave_lines(source, sizes, {form.pointers[kernel.lines]}, where, stream)"
+    stage = f"fw::stage_input(source, sizes, {form.pointers[kernel.staged]}, where, stream)"
     results = [form.pointers[each.name] for each in kernel.epilogue.arguments if each.is_output]
     unwanted = " && ".join(f"{name} == nullptr" for name in results)
-    other = [f"const int code = {left};", "if (code != 0) return code;"]
+    other = [f"const int code = {stage};", "if (code != 0) return code;"]
     chosen = f"#if {macro('convolutions')} != 1"
-    return [f"if ({unwanted}) return {left};", chosen, *other, "#endif"]
+    return [f"if ({unwanted}) return {stage};", chosen, *other, "#endif"]
 
 
-def _window_call(kernel: WindowKernel, forms: Sequence[Form], schedule: WindowSchedule) -> str:
+def _convolution_call(
+    kernel: ConvolutionKernel, forms: Sequence[Form], schedule: ConvolutionSchedule
+) -> str:
     form = forms[0]
     template = f"{macro('convolutions')}, {_way(kernel, schedule)}, {form.schedule.lanes}"
     if goes_by_lanes(kernel, forms, schedule.band_width):
         template += ", true"
-    lines = _workspace(kernel, schedule).behind(form.size) if schedule.line_positions else "nullptr"
-    lines = form.pointers[kernel.lines] if kernel.lines else lines
-    return (
-        f"return fw::convolution<{template}>(end, vectors, source, filter, sizes, workspace, "
-        f"{lines}, where, stream);"
-    )
+    staged = form.pointers[kernel.staged] if kernel.staged else "nullptr"
+    if schedule.staged_positions and not kernel.staged:
+        staged = _workspace(kernel, schedule).behind(form.size)
+    arguments = f"end, vectors, source, filter, sizes, workspace, {staged}, where, stream"
+    return f"return fw::convolution<{template}>({arguments});"
 
 
-def goes_by_lanes(kernel: WindowKernel, forms: Sequence[Form], band_width: int) -> bool:
-    """Whether positions always go through the epilogue by lanes: it reads no tensor that may begin
-    anywhere, and what it writes is new memory."""
+def goes_by_lanes(kernel: ConvolutionKernel, forms: Sequence[Form], band_width: int) -> bool:
+    """Whether the epilogue always processes positions in vectors: it reads no tensor that may be
+    unaligned, and it writes new memory."""
     new = {each.name for each in kernel.arguments if each.is_output}
     lanes, aligned = forms[0].schedule.lanes, vectors_text(kernel, forms, new) == "true"
     return lanes > 1 and aligned and lanes_of_rows(kernel.walked, band_width) % lanes == 0
 
 
 def lanes_of_rows(of: Geometry, band_width: int) -> int:
-    """Rows of results are so many at a time, and begin at multiples of that; such lanes pass
-    `goes_by_lanes` of kernels/sm90/convolution/sm90_implicit_gemm.cuh."""
+    """The number of lanes of which an output row has a multiple, and at whose multiples it begins.
+    Such lanes fulfil `goes_by_lanes` of kernels/sm90/convolution/sm90_implicit_gemm.cuh."""
     columns, results = 1, of.x.result
     if of.row_order is not None:
         columns, results = 2 if of.row_order.beside == 2 else 1, of.row_order.columns
     elif of.transposed and of.x.stride > 1:
-        return 1  # those of a class lie apart
-    # Rows are rounded up to what lanes and bands have in common.
+        return 1  # The outputs of a residue class are not contiguous.
+    # Rows are rounded up to a common divisor of lanes and bands.
     return gcd(results, columns * gcd(band_width, ROW_LANES))
 
 
-def _way(kernel: WindowKernel, schedule: WindowSchedule) -> str:
-    name = "ByLines" if schedule.line_positions else "InTurns" if schedule.turns else "ByTiles"
-    row_order = kernel.walked.row_order
-    numbers = (
-        schedule.tile_channels,
-        schedule.line_positions,
-        row_order.beside if row_order else 0,
-    )
-    return f"fw::{name}<{', '.join(str(each) for each in numbers if each)}>"
+def _way(kernel: ConvolutionKernel, schedule: ConvolutionSchedule) -> str:
+    name = "PingPong" if schedule.ping_pong else "ByTiles"
+    name = "ByStagedInput" if schedule.staged_positions else name
+    order = kernel.walked.row_order
+    constants = (schedule.tile_channels, schedule.staged_positions, order.beside if order else 0)
+    return f"fw::{name}<{', '.join(str(each) for each in constants if each)}>"
 
 
-def _title(kernel: WindowKernel) -> str:
+def _title(kernel: ConvolutionKernel) -> str:
     of = kernel.geometry
     title = "transposed " if of.transposed else ""
     title += f"convolution of {of.channels} channels by {taps_text(of)} to {of.results}"
     return title + (f", {of.groups} groups" if of.groups > 1 else "")
 
 
-def _operands(kernel: WindowKernel, form: Form, of: Geometry, band_width: int) -> list[str]:
-    """Images, weights and sizes."""
-    source, filter_ = kernel.source, kernel.filter
-    weights = pointer_text(form, "float", filter_.buffer)
-    filter_numbers = ", ".join(map(str, filter_.strides))
-    sizes = sizes_text(of, band_width, form.size, bool(kernel.lines))
+def _operands(kernel: ConvolutionKernel, form: Form, of: Geometry, band_width: int) -> list[str]:
+    """Definitions of the images, the weights and the sizes."""
+    weights = [pointer_text(form, "float", kernel.filter.buffer), *map(str, kernel.filter.strides)]
+    sizes = sizes_text(of, band_width, form.size, bool(kernel.staged))
     if kernel.prologue is not None:
-        given = f"const auto source = {computed_text(kernel)};"
+        source = f"const auto source = {computed_text(kernel, kernel.geometry.channels)};"
     else:
-        given = images_text("source", source, form.pointers, form.size)
+        source = images_text("source", kernel.source, form.pointers, form.size)
     return [
-        given,
-        f"const fw::WindowFilter filter{{{weights}, {filter_numbers}}};",
+        source,
+        f"const fw::ConvFilter filter{{{', '.join(weights)}}};",
         f"const fw::ConvolutionSizes sizes{{{sizes}}};",
     ]
 
 
 def images_text(
-    name: str, source: Source, pointers: Mapping[str, str], size: Callable[[Dim], str]
+    name: str, source: ConvSource, pointers: Mapping[str, str], size: Callable[[Dim], str]
 ) -> str:
-    """A tensor of images, and whether its channels may lie side by side."""
+    """The definition of a tensor of images. Its type says whether channels may be contiguous."""
     data = f"static_cast<const float*>({pointers[source.buffer]})"
     images = ", ".join([data, *map(size, source.strides)])
     if source.strides[1].is_static and source.strides[1] != ONE:
         return f"const fw::PlanarInput {name}{{{{{images}}}}};"
-    return f"const fw::WindowInput {name}{{{images}}};"
+    return f"const fw::ConvInput {name}{{{images}}};"
 
 
 def sizes_text(
-    of: Geometry, band_width: int, size: Callable[[Dim], str], shares_lines: bool = False
+    of: Geometry, band_width: int, size: Callable[[Dim], str], shares_staged: bool = False
 ) -> str:
-    """ConvolutionSizes; `size` says how a size is written."""
+    """The members of ConvolutionSizes. `size` writes a size as C++."""
     sizes = [size(of.images), str(of.groups), str(of.channels), str(of.results)]
     sizes += [*map(axis_text, of.axes), str(band_width)]
     sizes += ["true" if of.transposed else "false"]
-    if of.row_order or shares_lines:
-        numbers = astuple(of.row_order) if of.row_order else ()
-        sizes += [f"{{{', '.join(map(str, numbers))}}}"]
-    return ", ".join([*sizes, "true"] if shares_lines else sizes)
+    if of.row_order or shares_staged:
+        constants = astuple(of.row_order) if of.row_order else ()
+        sizes += [f"{{{', '.join(map(str, constants))}}}"]
+    return ", ".join([*sizes, "true"] if shares_staged else sizes)
 
 
-def direct_header(schedule: DirectSchedule) -> str:
-    return DIRECT_HEADER if schedule.across else PLANE_HEADER
-
-
-def direct_entry(kernel: WindowKernel, schedule: DirectSchedule) -> Entry:
-    if schedule.line_positions:
-        return window_entry(kernel, _by_lines(kernel, schedule))
-    names = tuple(each.name for each in kernel.arguments)
-    workspace = Workspace()
-    return Entry(kernel.name, names, kernel.symbols, workspace, "convolutions", kernel.instead)
-
-
-def direct_lines(kernel: WindowKernel, form: Form, schedule: DirectSchedule) -> list[str]:
+def _direct_lines(kernel: ConvolutionKernel, form: Form, schedule: DirectSchedule) -> list[str]:
     of = kernel.geometry
     name, tile = "direct_convolution", f"{schedule.outs}, {schedule.rows}, {schedule.across}"
     if not schedule.across:
-        name, tile = "plane_convolution", str(schedule.rows)
+        name, tile = "depthwise_convolution", str(schedule.rows)
         if of.transposed and of.strided:
             phases = (axis.before % axis.stride for axis in (of.y, of.x))
-            name, tile = "gathered_planes", ", ".join(map(str, (schedule.rows, *phases)))
+            name, tile = "depthwise_transposed", ", ".join(map(str, (schedule.rows, *phases)))
     call = f"fw::{name}<{macro('convolutions')}, {direct_taps(of)}, {tile}>"
     operands = _operands(kernel, form, of, of.x.result)
     sums = f"return {call}(end, source, filter, sizes, where, stream);"
-    if not schedule.line_positions:
-        return ending_lines(kernel, (form,), _title(kernel), [*operands, sums])
+    if not schedule.staged_positions:
+        return epilogue_lines(kernel, (form,), _title(kernel), end_text(form), [*operands, sums])
     cores = _operands(kernel, form, kernel.walked, kernel.walked.x.result)
-    cores += [_window_call(kernel, (form,), _by_lines(kernel, schedule))]
+    cores += [_convolution_call(kernel, (form,), _by_staging(kernel, schedule))]
     chosen = f"#if {macro('convolutions')} == 1"
     body = [chosen, *cores, "#else", *operands, sums, "#endif"]
-    return ending_lines(kernel, (form,), _title(kernel), body)
+    return epilogue_lines(kernel, (form,), _title(kernel), end_text(form), body)
 
 
-def _by_lines(kernel: WindowKernel, schedule: DirectSchedule) -> WindowSchedule:
-    of, positions = kernel.walked, schedule.line_positions
-    return WindowSchedule(best_tile_channels(of), of.x.result, line_positions=positions)
+def _by_staging(kernel: ConvolutionKernel, schedule: DirectSchedule) -> ConvolutionSchedule:
+    of, positions = kernel.walked, schedule.staged_positions
+    return ConvolutionSchedule(best_tile_channels(of), of.x.result, staged_positions=positions)
 
 
 def direct_taps(of: Geometry) -> str:
@@ -238,7 +315,7 @@ def taps_text(of: Geometry) -> str:
     return " x ".join(str(axis.taps) for axis in axes)
 
 
-def axis_text(axis: WindowAxis) -> str:
-    numbers = [axis.size, axis.result, axis.taps, axis.stride, axis.dilation, axis.before]
-    numbers += [axis.least] if axis.least else []
-    return f"{{{', '.join(map(str, numbers))}}}"
+def axis_text(axis: ConvAxis) -> str:
+    constants = [axis.size, axis.result, axis.taps, axis.stride, axis.dilation, axis.before]
+    constants += [axis.least] if axis.least else []
+    return f"{{{', '.join(map(str, constants))}}}"

@@ -1,8 +1,9 @@
-"""Division on a GPU by what many elements are divided by: a constant, or a value of the row.
+"""Division on a GPU by a divisor that many elements share: a constant, or a row value.
 
-nvcc's division takes about ten instructions and a branch, which keeps it from working on several
-elements at once. A `fw::CommonDivisor` has its reciprocal with it: dividing by it takes eight
-instructions and no branch, and gives the same bits; two where 16 bits are all that is stored.
+nvcc's division takes about ten instructions and a branch, and the branch keeps nvcc from working on
+several elements at once. A `fw::CommonDivisor` contains its reciprocal. Division by it takes eight
+instructions and no branch, and gives the same bits. If only 16 bits are stored, two instructions
+are enough.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fusewright.ir.loop import Apply, Constant, Instruction
 
 
 def divisors(form: Form) -> tuple[str, ...]:
-    """The row values that elements are divided by, in the body's order."""
+    """The row values by which elements are divided, in the body's order."""
     is_element, fixed = form.plan.level.is_element, {each.name for each in constants(form)}
     applied = [item for item in form.kernel.body if isinstance(item, Apply)]
     found = {
@@ -32,7 +33,7 @@ def _divides_floats(form: Form, item: Apply) -> bool:
 
 
 def division(form: Form, item: Apply) -> str:
-    """The call that divides by a reciprocal, where one is at hand; else nothing."""
+    """The call that divides with a known reciprocal, or "" if there is none."""
     if not _divides_floats(form, item):
         return ""
     by = item.operands[1]
@@ -41,12 +42,13 @@ def division(form: Form, item: Apply) -> str:
         if not any(each.name == by and _gains(each) for each in constants(form)):
             return ""
         divisor = f"fw::CommonDivisor({form.names[by]})"
-    name = "coarse_div" if item.name in form.coarse else "div"
+    name = "approximate_div" if item.name in form.half_precision else "div"
     return f"fw::{name}({form.names[item.operands[0]]}, {divisor})"
 
 
 def _gains(constant: Constant) -> bool:
-    """Whether the compiler knows the reciprocal, and division by it is no mere product."""
+    """Whether the compiler knows the reciprocal, and the division is not exact as a multiplication
+    (as it is for powers of two)."""
     value = constant.value
     if isinstance(value, Dim | Ratio):
         return False
@@ -54,18 +56,18 @@ def _gains(constant: Constant) -> bool:
 
 
 def divisor_fields(form: Form) -> list[str]:
-    """Their places in a row."""
+    """The divisors' fields of the row struct."""
     return [f"fw::CommonDivisor {form.names[name]}_divisor[V];" for name in divisors(form)]
 
 
 def divisor_made(form: Form, name: str) -> list[str]:
-    """A row value that is known in lane v, made a divisor if it is one."""
+    """The statement that stores lane v of a row value as a divisor, if it is one."""
     own = form.names[name]
     return [f"row.{own}_divisor[v] = fw::CommonDivisor({own});"] * (name in divisors(form))
 
 
 def divisor_aliases(form: Form, items: Iterable[Instruction], lane: str) -> list[str]:
-    """Local names for those that these instructions divide by."""
+    """Local names for the divisors of these instructions."""
     wanted = {item.operands[1] for item in items if isinstance(item, Apply) and item.op == "div"}
     names = [f"{form.names[name]}_divisor" for name in divisors(form) if name in wanted]
     return [f"const fw::CommonDivisor {name} = row.{name}[{lane}];" for name in names]

@@ -1,4 +1,4 @@
-"""The C entry point of a kernel: binds arguments, picks an instantiation, launches."""
+"""The C entry point of a kernel: it binds arguments, chooses an instantiation and launches it."""
 
 from __future__ import annotations
 
@@ -6,29 +6,18 @@ from collections.abc import Collection
 
 from fusewright.codegen.form import Form, constants
 from fusewright.codegen.lanes import indented
-from fusewright.codegen.source import Entry, Workspace
 from fusewright.codegen.text import size_in_doubles, size_text
 from fusewright.ir.graph import ONE, ZERO, Dim, Ratio
 from fusewright.ir.loop import Access
 from fusewright.ir.operators import STORAGE_TYPES
 from fusewright.schedule.index_width import NARROW_LIMIT, extents
-from fusewright.schedule.loops import SMALL_TILE, workspace_bytes
+from fusewright.schedule.loops import SMALL_TILE
 from fusewright.schedule.vector_width import vector_axes, vectors
 from fusewright.target.target import Target
 
 
-def entry(form: Form, target: Target) -> Entry:
-    kernel = form.kernel
-    return Entry(
-        kernel.name,
-        tuple(argument.name for argument in kernel.arguments),
-        kernel.symbols,
-        Workspace(workspace_bytes(kernel, form.schedule, target)),
-    )
-
-
 def bind(form: Form) -> list[str]:
-    """A function that fills the functor's members."""
+    """The function that fills the functor's members."""
     kernel = form.kernel
     lines = [f"{kernel.name}_body<I> body;"]
     for argument in kernel.arguments:
@@ -56,7 +45,7 @@ def _parameters(form: Form) -> list[str]:
 
 
 def function(form: Form, target: Target) -> list[str]:
-    """The extern "C" function; the host's is one of Python's built-in functions too."""
+    """The extern "C" function. On the host it is also a built-in function of Python."""
     parameters = [*_parameters(form), "void* workspace", "int where", "void* stream"]
     on_host = target.language == "host"
     return [
@@ -85,7 +74,8 @@ def _host_calls(form: Form) -> list[str]:
 
 
 def _cuda_calls(form: Form) -> list[str]:
-    """At most three instantiations: vectors in 32 bits, vectors in 64, single elements."""
+    """At most three instantiations: vectors with 32-bit indices, vectors with 64-bit indices, and
+    single elements."""
     lanes = form.schedule.lanes
     narrow, vectors = narrow_text(form), vector_text(form) if lanes > 1 else "true"
     lines = []
@@ -98,7 +88,7 @@ def _cuda_calls(form: Form) -> list[str]:
     made: list[tuple[list[str], str, int]] = []
     if only is None:
         made.append(([*tests, "narrow"], "int", lanes))
-    if only or form.schedule.wide or lanes == 1:
+    if only or form.schedule.wide_index or lanes == 1:
         made.append((tests, only or "int64_t", lanes))
     if made[-1][0]:
         made.append(([], only or "int64_t", 1))
@@ -114,8 +104,8 @@ def _launch(form: Form, index: str, lanes: int) -> str:
     schedule, body = form.schedule, bound(form, index)
     unroll, cached, shared = schedule.unroll, schedule.cached, schedule.shared
     if lanes < schedule.lanes:
-        # A row does not go to shared memory by single elements: each sweep reads them again. In
-        # registers it must still fit; elsewhere single elements are cheaper to keep in flight.
+        # Single elements are not copied to shared memory: each sweep reads them again. A row in
+        # registers must still fit. Otherwise more single elements are loaded at once.
         cached, shared = cached and not shared, 0
         if not form.scans and not (cached and schedule.kind == "column"):
             unroll = unroll * schedule.lanes if cached else max(4, unroll)
@@ -123,7 +113,8 @@ def _launch(form: Form, index: str, lanes: int) -> str:
         numbers = f"{lanes}, {schedule.threads}, {unroll}"
         return f"fw::pointwise<{index}, {numbers}>({body}, where, stream)"
     if form.is_tiled:
-        tile = schedule.tile if lanes == schedule.lanes else SMALL_TILE  # fewer addresses to hold
+        # Single elements need more addresses per thread, so their tile is small.
+        tile = schedule.tile if lanes == schedule.lanes else SMALL_TILE
         numbers = f"{lanes}, {tile}, {schedule.threads}"
         if schedule.kind == "transpose":
             return f"fw::transpose<{index}, {numbers}>({body}, where, stream)"
@@ -139,12 +130,12 @@ def _launch(form: Form, index: str, lanes: int) -> str:
         if cached:
             return f"fw::held_column<{index}, {numbers}>({body}, where, stream)"
     tail = f"{schedule.splits}, workspace, where, stream"
-    driver = schedule.kind if form.turned_inner is None else "transpose_within"
+    driver = schedule.kind if form.transposed_inner is None else "transpose_within"
     return f"fw::{driver}<{index}, {numbers}>({body}, {tail})"
 
 
 def narrow_text(form: Form) -> str:
-    """Whether every index and offset fits 32 bits: 'true', 'false' or a test of the symbols."""
+    """Whether every index and offset fits into 32 bits: "true", "false" or a test of symbols."""
     tests: dict[str, None] = {}
     for terms in extents(form.kernel):
         fixed = sum(term.factor for term in terms if term.is_static)
@@ -158,7 +149,7 @@ def narrow_text(form: Form) -> str:
 
 def vector_text(form: Form, new: Collection[str] = ()) -> str:
     """Whether vectors are whole and aligned, as a test of pointers and symbols. `new` buffers are
-    known to begin where anything may."""
+    allocated by us and therefore aligned."""
     schedule, kernel = form.schedule, form.kernel
     alone = schedule.kind == "pointwise" and len(kernel.outer) == 1
     axes = vector_axes(kernel, schedule.kind)

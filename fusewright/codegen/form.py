@@ -1,6 +1,6 @@
-"""What the printers share: a coalesced kernel, its schedule, its sweeps and its C++ names.
+"""`Form`: a coalesced kernel with its schedule, its sweeps and its C++ names.
 
-`form` also checks the body, so that the printers may take it as sound.
+All printers of this package take a `Form`. `form` checks the body, so that they need not.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from functools import cached_property
 
 from fusewright.codegen.text import identifier, scaled_text, size_text, sum_text, unique_names
 from fusewright.errors import CodegenError
-from fusewright.ir.epilogue import Ending
 from fusewright.ir.graph import LOOP_DTYPES, ONE, ZERO, Dim
+from fusewright.ir.kernel import Kernel
 from fusewright.ir.loop import (
     Access,
     Apply,
@@ -29,13 +29,12 @@ from fusewright.ir.loop import (
     scans,
 )
 from fusewright.ir.operators import REDUCTIONS, REGISTER_TYPES, SCALAR_OPS, SCANS
-from fusewright.ir.weight_gradient import GradientKernel
 from fusewright.schedule.choice import Schedule
 from fusewright.schedule.coalesce import coalesce, with_long_lanes
-from fusewright.schedule.half_precision import coarse
+from fusewright.schedule.half_precision import half_precision_values
 from fusewright.schedule.loops import kept_sweeps, legal
 from fusewright.schedule.sweeps import Sweeps, sweeps
-from fusewright.schedule.transpose_tiles import staged, turned_axis
+from fusewright.schedule.transpose_tiles import staged, transposed_axis
 from fusewright.schedule.vector_width import ROWS
 from fusewright.target.target import Target
 
@@ -44,9 +43,9 @@ from fusewright.target.target import Target
 class Form:
     """`names` maps values, `pointers` arguments and `symbols` symbols to C++ identifiers.
 
-    `kept` are the values that wait between sweeps, with the sweep that computes each.
-    `given` is the load that a product answers from its registers. `positions` are the outer indices
-    of a window's ending in terms of image, y and x, if each of them fits 32 bits.
+    `kept` maps values that are kept between sweeps to the sweep that computes them. `given` is the
+    load that a matmul or convolution provides from its registers. `positions` are the outer indices
+    of a convolution's epilogue in terms of image, y and x, if each of them fits into 32 bits.
     """
 
     kernel: LoopKernel
@@ -67,12 +66,13 @@ class Form:
 
     @property
     def has_factors(self) -> bool:
-        """Whether an epilogue goes down columns: what belongs to a row alone is computed apart."""
+        """Whether this is an epilogue that goes down columns. Values that depend on the row alone
+        are then computed separately."""
         return bool(self.given) and not self.is_row
 
     @property
     def is_flat(self) -> bool:
-        """Whether it has no reduction."""
+        """Whether the kernel has neither reductions nor scans."""
         return self.schedule.kind in ("pointwise", "transpose")
 
     @property
@@ -80,19 +80,23 @@ class Form:
         return self.schedule.kind in ("transpose", "transpose_row")
 
     @property
-    def turned(self) -> int | None:
-        """The position of the axis that tiles are turned to, if they are."""
-        return turned_axis(self.kernel) if self.is_tiled else None
+    def transposed(self) -> int | None:
+        """The index of the axis that tiles exchange with the last one, or None without tiles."""
+        return transposed_axis(self.kernel) if self.is_tiled else None
 
     @property
-    def turned_inner(self) -> int | None:
-        """Its position among the inner axes, if it is one of them."""
-        turned = self.turned
-        return turned - self.n_outer if turned is not None and turned >= self.n_outer else None
+    def transposed_inner(self) -> int | None:
+        """The transposed axis's index among the inner axes, or None if it is an outer one."""
+        transposed = self.transposed
+        return (
+            transposed - self.n_outer
+            if transposed is not None and transposed >= self.n_outer
+            else None
+        )
 
     @cached_property
     def tiles(self) -> Mapping[Load | Store, int]:
-        """The accesses that go through shared memory, with the number of the tile they take."""
+        """The accesses that go through shared memory, with the number of their tile."""
         found = staged(self.kernel) if self.is_tiled else ()
         numbers: dict[Load | Store, int] = {}
         for kind in (Load, Store):
@@ -100,11 +104,15 @@ class Form:
         return numbers
 
     @cached_property
-    def coarse(self) -> frozenset[str]:
-        """Values whose last digits a GPU's row need not compute. Elsewhere memory bounds a loop,
-        and a value that is computed again shall have the bits it had."""
+    def half_precision(self) -> frozenset[str]:
+        """Values whose last digits do not matter, because they are stored in 16 bits. Only GPU rows
+        use them: memory bounds other loops. A value that is recomputed must keep its bits."""
         wanted = self.language == "cuda" and self.schedule.kind == "row"
-        return coarse(self.kernel) if wanted and not self.kernel.repeated else frozenset()
+        return (
+            half_precision_values(self.kernel)
+            if wanted and not self.kernel.repeated
+            else frozenset()
+        )
 
     @cached_property
     def factors(self) -> tuple[Load | Index | Apply, ...]:
@@ -115,7 +123,7 @@ class Form:
         return tuple(item for item in found if item.name in self.plan.needed[0])
 
     def fixed_along(self, axes: slice) -> tuple[Load | Index | Apply, ...]:
-        """The values that are the same all along these axes, in the body's order."""
+        """The values that are constant along these axes, in the body's order."""
         found: list[Load | Index | Apply] = []
         known = {item.name for item in constants(self)}
         for item in self.kernel.body:
@@ -153,7 +161,7 @@ def form(kernel: LoopKernel, schedule: Schedule, target: Target) -> Form:
     identifier(kernel.name)
     dtypes = value_dtypes(kernel)
     if not legal(kernel, schedule, target):
-        raise CodegenError(f"kernel {kernel.name}: schedule {schedule} is not legal here")
+        raise CodegenError(f"kernel {kernel.name}: schedule {schedule} is not legal for it")
     small = coalesce(kernel)
     if target.language == "host" and schedule.kind == "pointwise":
         small = with_long_lanes(small)
@@ -173,15 +181,15 @@ def form(kernel: LoopKernel, schedule: Schedule, target: Target) -> Form:
     )
 
 
-def entry_names(of: LoopKernel | Ending | GradientKernel) -> tuple[dict[str, str], dict[str, str]]:
-    """What an entry calls its sizes, and the pointers to its arguments."""
+def entry_names(of: Kernel) -> tuple[dict[str, str], dict[str, str]]:
+    """The C++ names of an entry's sizes, and of the pointers to its arguments."""
     symbols = unique_names(of.symbols)
     pointers = unique_names((f"{each.name}_ptr" for each in of.arguments), symbols.values())
     return symbols, {each.name: pointers[f"{each.name}_ptr"] for each in of.arguments}
 
 
 def part_form(
-    whole: Ending | GradientKernel,
+    whole: Kernel,
     part: LoopKernel,
     arguments: Iterable[Argument],
     schedule: Schedule,
@@ -189,8 +197,8 @@ def part_form(
     positions: tuple[str, ...] = (),
     taken: Sequence[str] = (),
 ) -> Form:
-    """A loop that is part of a product or window, under the names that the whole's entry has; it
-    touches these arguments of its own. `taken` are other names that no value may have."""
+    """The form of a loop that is part of a matmul or convolution. It uses the names of the whole
+    kernel's entry, and accesses these arguments. No value may have one of the names `taken`."""
     dtypes = value_dtypes(part)
     part = replace(part, arguments=tuple(arguments))
     symbols, pointers = entry_names(whole)
@@ -210,7 +218,7 @@ def part_form(
 
 
 def value_dtypes(kernel: LoopKernel) -> dict[str, str]:
-    """Every value's dtype; raises CodegenError where the body breaks the loop language's rules."""
+    """Every value's dtype. Raises CodegenError if the body breaks a rule of the loop IR."""
     buffers = {each.name: each.dtype for each in kernel.arguments}
     dtypes: dict[str, str] = {}
     for item in kernel.body:
@@ -222,14 +230,19 @@ def value_dtypes(kernel: LoopKernel) -> dict[str, str]:
         if isinstance(item, Store):
             continue
         if item.dtype not in LOOP_DTYPES:
-            raise CodegenError(f"kernel {kernel.name}: {item.name!r} has dtype {item.dtype}")
+            raise CodegenError(
+                f"kernel {kernel.name}: {item.name!r} has dtype {item.dtype}, "
+                "which loops do not support"
+            )
         if isinstance(item, Apply):
             _check_apply(kernel, item, dtypes)
         if isinstance(item, Scan) and (
             item.kind not in SCANS
             or REGISTER_TYPES[item.dtype] != REGISTER_TYPES[dtypes[item.operand]]
         ):
-            raise CodegenError(f"kernel {kernel.name}: no scan {item.kind!r} of {item.operand!r}")
+            raise CodegenError(
+                f"kernel {kernel.name}: scan {item.kind!r} of {item.operand!r} is not supported"
+            )
         dtypes[item.name] = item.dtype
         if isinstance(item, Reduce):
             _check_reduce(kernel, item)
@@ -242,8 +255,8 @@ def _check_access(kernel: LoopKernel, item: Load | Store, buffers: Mapping[str, 
     access = item.access
     if buffers.get(access.buffer) != item.dtype:
         raise CodegenError(
-            f"kernel {kernel.name}: {access.buffer!r} is {buffers.get(access.buffer)}, "
-            f"not the {item.dtype} of its access"
+            f"kernel {kernel.name}: buffer {access.buffer!r} has dtype "
+            f"{buffers.get(access.buffer)}, its access has {item.dtype}"
         )
     if len(access.strides) != len(kernel.axes):
         raise CodegenError(f"kernel {kernel.name}: {access.buffer!r} needs a stride for each axis")
@@ -251,7 +264,9 @@ def _check_access(kernel: LoopKernel, item: Load | Store, buffers: Mapping[str, 
         forward = all(step.is_static and step.factor >= 0 for step in guard.steps)
         fits = isinstance(item, Load) and len(guard.steps) == len(kernel.axes) and forward
         if not fits:
-            raise CodegenError(f"kernel {kernel.name}: {access.buffer!r} has no guard like {guard}")
+            raise CodegenError(
+                f"kernel {kernel.name}: guard {guard} of {access.buffer!r} is not supported"
+            )
     if isinstance(item, Store):
         fixed = [
             axis.name
@@ -265,11 +280,11 @@ def _check_access(kernel: LoopKernel, item: Load | Store, buffers: Mapping[str, 
 
 
 def _check_inner_stores(kernel: LoopKernel) -> None:
-    """An element's value needs a place of its own: two must not race for one."""
+    """Every element must be stored to its own address. Otherwise stores would race."""
     plan = sweeps(kernel)
     for item in plan.inner_stores:
-        places = zip(kernel.inner, item.access.strides[len(kernel.outer) :], strict=True)
-        fixed = [axis.name for axis, stride in places if stride == ZERO and axis.size != ONE]
+        moves = zip(kernel.inner, item.access.strides[len(kernel.outer) :], strict=True)
+        fixed = [axis.name for axis, stride in moves if stride == ZERO and axis.size != ONE]
         if plan.level.is_element[item.value] and fixed:
             raise CodegenError(
                 f"kernel {kernel.name}: the store to {item.access.buffer!r} does not move "
@@ -280,7 +295,10 @@ def _check_inner_stores(kernel: LoopKernel) -> None:
 def _check_apply(kernel: LoopKernel, item: Apply, dtypes: Mapping[str, str]) -> None:
     op = SCALAR_OPS.get(item.op)
     if op is None or len(item.operands) != op.arity:
-        raise CodegenError(f"kernel {kernel.name}: no {item.op} of {len(item.operands)} operands")
+        raise CodegenError(
+            f"kernel {kernel.name}: operator {item.op} with {len(item.operands)} operands "
+            "does not exist"
+        )
     equal = item.operands[1:] if item.op == "where" else item.operands
     kinds = {REGISTER_TYPES[dtypes[name]] for name in equal}
     result = REGISTER_TYPES[item.dtype]
@@ -295,7 +313,7 @@ def _check_apply(kernel: LoopKernel, item: Apply, dtypes: Mapping[str, str]) -> 
 
 def _check_reduce(kernel: LoopKernel, item: Reduce) -> None:
     if item.kind not in REDUCTIONS:
-        raise CodegenError(f"kernel {kernel.name}: no reduction {item.kind!r}")
+        raise CodegenError(f"kernel {kernel.name}: reduction {item.kind!r} does not exist")
     floating = item.dtype.startswith(("float", "bfloat"))
     if item.kind == "welford" and not (floating and item.second):
         raise CodegenError(f"kernel {kernel.name}: welford needs a float dtype and two results")
@@ -304,7 +322,7 @@ def _check_reduce(kernel: LoopKernel, item: Reduce) -> None:
 
 
 def all_coordinates(form: Form, row_prefix: str = "") -> list[str]:
-    """i0, i1, … for the outer axes (held in Row when prefixed), then j0, j1, … for the inner."""
+    """i0, i1, … for the outer axes (fields of Row with a prefix), then j0, j1, … for the inner."""
     outer = [f"{row_prefix}i{at}" for at in range(form.n_outer)]
     if row_prefix and form.positions:
         outer = [f"I({name})" for name in outer]
@@ -312,7 +330,7 @@ def all_coordinates(form: Form, row_prefix: str = "") -> list[str]:
 
 
 def offset_text(form: Form, access: Access, at: list[str]) -> str:
-    """The element offset of an access as an expression over coordinates."""
+    """The element offset of an access as an expression of the coordinates."""
     return linear_text(form, access.strides, access.offset, at)
 
 
@@ -334,14 +352,14 @@ def decompose(
     axes: tuple[Axis, ...],
     letter: str,
     lane: str = "",
-    turned: int | None = None,
+    transposed: int | None = None,
     index: str = "q",
 ) -> list[str]:
-    """Statements that find the coordinates of axes: the last one's is `lane` where that is given,
-    the turned one's is m, and the others' are digits of `index`."""
+    """Statements that compute the coordinates of axes. The last axis's is `lane`, if given, the
+    transposed axis's is m, and the others are the digits of `index`."""
     last = len(axes) - 1
     fixed = {last: lane} if lane and axes else {}
-    fixed |= {turned: "m"} if turned is not None else {}
+    fixed |= {transposed: "m"} if transposed is not None else {}
     lines = [f"const I {letter}{at} = {name};" for at, name in fixed.items()]
     rest = [at for at in range(len(axes)) if at not in fixed]
     divisor = ONE
@@ -354,8 +372,8 @@ def decompose(
 
 
 def _divided(form: Form, name: str, index: str, by: Dim) -> str:
-    """A quotient or a rest; where a product ends, whose indices have 64 bits, by a function that
-    looks for the short way. Powers of two need none."""
+    """A quotient or remainder. Epilogues have 64-bit indices, so they call a function that divides
+    in 32 bits if it can. Powers of two do not need it."""
     size = form.size(by)
     if form.given and not (by.is_static and by.factor & (by.factor - 1) == 0):
         return f"fw::{name}({index}, {size})"

@@ -1,7 +1,7 @@
 """Loops over the lanes of a vector or run: the statements that compute a value in lane v.
 
-On the host, operators that are branch-free for usual arguments only (`ScalarOp.near`) get a test
-of all lanes and two loops; a CUDA thread just branches.
+Some operators are branch-free only for usual arguments (`ScalarOp.near`). On the host they get a
+test of all lanes and two loops. A CUDA thread just branches.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from fusewright.codegen.divide import division
 from fusewright.codegen.form import Form, index_text
-from fusewright.ir.graph import HALVES, ITEM_BYTES
+from fusewright.ir.graph import HALF_DTYPES, ITEM_BYTES
 from fusewright.ir.loop import Apply, Index, Load, Scan
 from fusewright.ir.operators import SCALAR_OPS, STORAGE_TYPES
 
@@ -22,7 +22,7 @@ def indented(lines: Iterable[str], by: int = 2) -> list[str]:
 
 
 def run_text(form: Form) -> str:
-    """How many lanes a host function is given at most."""
+    """The largest number of lanes of a host run."""
     return "kRun" if form.schedule.kind == "pointwise" else "V"
 
 
@@ -35,18 +35,22 @@ def applied(form: Form, item: Apply, near: bool = False) -> str:
     arguments = ", ".join(form.names[name] for name in item.operands)
     if by_reciprocal := division(form, item):
         return by_reciprocal
-    if item.op == "exp" and item.name in form.coarse and form.register(item.name) == "float":
-        return f"fw::coarse_exp({arguments})"
+    if (
+        item.op == "exp"
+        and item.name in form.half_precision
+        and form.register(item.name) == "float"
+    ):
+        return f"fw::approximate_exp({arguments})"
     if item.op != "cast":
         tag = "fw::Near{}, " if near and _has_near(form, item) else ""
         return f"fw::{item.op}({tag}{arguments})"
-    if item.dtype in HALVES:
+    if item.dtype in HALF_DTYPES:
         return f"fw::rounded<{STORAGE_TYPES[item.dtype]}>({arguments})"
     return f"fw::cast<{form.register(item.name)}>({arguments})"
 
 
 def loaded_name(form: Form, item: Computed) -> str:
-    """A local name for what was loaded; none that a model gives ends so."""
+    """A local name for a loaded value. Names that come from a model never end with "_"."""
     return f"{form.names[item.name]}_"
 
 
@@ -67,7 +71,7 @@ def computed(form: Form, item: Computed, held: str, at: list[str], near: bool = 
 
 
 def is_staged(form: Form, items: Iterable[Computed]) -> bool:
-    """Whether a run of lanes takes more than one loop."""
+    """Whether a run of lanes needs more than one loop."""
     applied = [item for item in items if isinstance(item, Apply)]
     return any(_has_near(form, item) or has_run(form, item) for item in applied)
 
@@ -79,7 +83,7 @@ def _has_near(form: Form, item: Apply) -> bool:
 
 
 def has_run(form: Form, item: Apply) -> bool:
-    """Whether the function takes a run of lanes at once."""
+    """Whether the host computes this operator for a whole run of lanes in one call."""
     dtype = {"float": "float32", "double": "float64"}.get(form.register(item.name))
     return form.language == "host" and dtype in SCALAR_OPS[item.op].run
 
@@ -92,7 +96,7 @@ def guarded_loops(
     after: list[str],
     read_back: frozenset[str] = frozenset(),
 ) -> list[str]:
-    """`before`, the items and `after` for every lane; what is read back needs no test."""
+    """`before`, the items and `after` for every lane. Values that are read back need no test."""
     tests = [
         item
         for item in items
@@ -121,7 +125,7 @@ def guarded_loops(
 
 
 def _operands(items: list[Computed], tests: list[Apply]) -> list[Computed]:
-    """The items that the tests' operands are made of, in order."""
+    """The items from which the tests' operands are computed, in order."""
     live = {name for item in tests for name in item.operands}
     for item in reversed(items):
         if isinstance(item, Apply) and item.name in live:
@@ -129,13 +133,13 @@ def _operands(items: list[Computed], tests: list[Apply]) -> list[Computed]:
     return [item for item in items if item.name in live]
 
 
-def kept_place(form: Form, name: str) -> str:
-    """Where lane v of a kept value waits: in memory, or on a GPU in the element's registers."""
+def kept_slot(form: Form, name: str) -> str:
+    """Lane v of a kept value: in memory on the host, in the element's registers on a GPU."""
     return f"{'elem.' if form.language == 'cuda' else ''}{form.names[name]}_kept[v]"
 
 
-def kept_places(form: Form, items: Iterable[Computed]) -> list[str]:
-    """Where this run's part of the kept values begins in memory."""
+def kept_slots(form: Form, items: Iterable[Computed]) -> list[str]:
+    """Pointers to this run's part of the kept values in memory (host only)."""
     if form.language == "cuda":
         return []
     return [
@@ -148,13 +152,13 @@ def kept_places(form: Form, items: Iterable[Computed]) -> list[str]:
 
 def register_bytes(form: Form, name: str) -> int:
     dtype = form.dtypes[name]
-    return 4 if dtype in HALVES else ITEM_BYTES[dtype]
+    return 4 if dtype in HALF_DTYPES else ITEM_BYTES[dtype]
 
 
 def used(heads: list[str], lines: Iterable[str]) -> list[str]:
-    """Those of `const I x = …;` that the lines mention."""
-    spoken = words(lines)
-    return [head for head in heads if head.split()[2] in spoken]
+    """The definitions `const I x = …;` whose names the lines mention."""
+    mentioned = words(lines)
+    return [head for head in heads if head.split()[2] in mentioned]
 
 
 def words(lines: Iterable[str]) -> set[str]:

@@ -1,7 +1,8 @@
-"""A convolution's input that is computed where it is read: a functor, a number by its place.
+"""A convolution's prologue: a functor that computes an element of the input from its coordinates.
 
-It is the loop before the convolution without its store (kernels/convolution/computed_input.cuh). What depends
-on image and channel alone, such as a batch norm's factor, is computed once for many numbers.
+It is the loop before the convolution, without its store (kernels/convolution/computed_input.cuh).
+Values that depend on image and channel alone, such as a batch norm's factor, are computed once for
+many elements.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from fusewright.codegen.entry import bind, bound
 from fusewright.codegen.form import Form, all_coordinates, part_form
 from fusewright.codegen.lanes import Computed, computed, indented, loaded_name, used
 from fusewright.errors import CodegenError
-from fusewright.ir.convolution import CHANNELS, WindowKernel, lies_along
+from fusewright.ir.convolution import CHANNELS, ConvolutionKernel, is_contiguous_along
 from fusewright.ir.loop import Load, LoopKernel, Store, reads
 from fusewright.ir.weight_gradient import GradientKernel
 from fusewright.schedule.choice import Schedule
 
-Computing = WindowKernel | GradientKernel
+Computing = ConvolutionKernel | GradientKernel
 
-# Where a number lies, by how many axes there are.
-PLACES = {3: ("image", "channel", "x"), 4: ("image", "channel", "y", "x")}
-PLACES[5] = ("image", "channel", "z", "y", "x")
-PLACE = "int image, int channel, int z, int y, int x"
+# The coordinates of an element, by the number of axes.
+COORDINATES = {3: ("image", "channel", "x"), 4: ("image", "channel", "y", "x")}
+COORDINATES[5] = ("image", "channel", "z", "y", "x")
+PARAMETERS = "int image, int channel, int z, int y, int x"
 
 
 def prologue_lines(kernel: Computing) -> list[str]:
     """The functor, and the function that fills its members."""
     form = _form(kernel)
-    shared = form.fixed_along(slice(CHANNELS + 1, None))  # by all numbers of an image's channel
+    shared = form.fixed_along(slice(CHANNELS + 1, None))  # by all elements of an image's channel
     own = [item for item in _values(form) if item not in shared]
     loads = [item for item in own if isinstance(item, Load)]
     exported = [item for item in shared if _is_read(form, item.name, own)]
@@ -50,19 +51,22 @@ def prologue_lines(kernel: Computing) -> list[str]:
     return [*lines, "};", *bind(form)]
 
 
-def computed_text(kernel: Computing) -> str:
-    """The input, bound to the entry's arguments."""
-    form, of = _form(kernel), kernel.geometry
-    channels = of.channels if isinstance(kernel, WindowKernel) else of.results
-    by_four = channels % 4 == 0 and lies_along(_loop(kernel), CHANNELS)
-    # Offsets of 64 bits: sizes may change.
+def computed_text(kernel: Computing, channels: int) -> str:
+    """The computed input, bound to the entry's arguments. A group has this many `channels`."""
+    form = _form(kernel)
+    by_four = channels % 4 == 0 and is_contiguous_along(_loop(kernel), CHANNELS)
+    # Offsets need 64 bits, because sizes may change.
     body = f"{form.kernel.name}_body<int64_t>"
     return f"fw::ComputedInput<{body}, {str(by_four).lower()}>{{{bound(form, 'int64_t')}}}"
 
 
 def _loop(kernel: Computing) -> LoopKernel:
-    if kernel.prologue is None or kernel.prologue.inner or len(kernel.prologue.outer) not in PLACES:
-        raise CodegenError(f"kernel {kernel.name}: no prologue that runs over the source")
+    if (
+        kernel.prologue is None
+        or kernel.prologue.inner
+        or len(kernel.prologue.outer) not in COORDINATES
+    ):
+        raise CodegenError(f"kernel {kernel.name}: the prologue does not run over the input")
     return kernel.prologue
 
 
@@ -70,7 +74,7 @@ def _form(kernel: Computing) -> Form:
     whole = _loop(kernel)
     read = (each for each in whole.arguments if not each.is_output)
     loop = replace(whole, name=f"{kernel.name}_source")
-    taken = (*PLACES[5], "elem", "factors", "v")
+    taken = (*COORDINATES[5], "elem", "factors", "v")
     return part_form(kernel, loop, read, Schedule("pointwise", lanes=1), taken=taken)
 
 
@@ -88,14 +92,15 @@ def _store(form: Form) -> Store:
 
 
 def _heads(form: Form, lines: list[str]) -> list[str]:
-    """Names for the indices that these lines mention."""
+    """Definitions of the coordinates that these lines mention."""
     at = all_coordinates(form)
-    places = zip(at, PLACES[len(at)], strict=True)
-    return used([f"const I {name} = {place};" for name, place in places], lines)
+    pairs = zip(at, COORDINATES[len(at)], strict=True)
+    return used([f"const I {name} = {coordinate};" for name, coordinate in pairs], lines)
 
 
 def _function(form: Form, signature: str, lines: list[str]) -> list[str]:
-    """A template: what is for the host as well may otherwise not read as a device does."""
+    """A member function. It is a template because a host and device function that is not one may
+    not call device functions."""
     head = ["template <int V = 1>", f"FW_FN {signature} const {{"]
     return [*head, *indented([*_heads(form, lines), *lines]), "}"]
 
@@ -104,7 +109,7 @@ def _read(form: Form, loads: list[Load]) -> list[str]:
     at = all_coordinates(form)
     lines = ["Raw elem;"]
     lines += [read(form, item, True, f"elem.{form.names[item.name]}", at) for item in loads]
-    return _function(form, f"Raw read({PLACE})", [*lines, "return elem;"])
+    return _function(form, f"Raw read({PARAMETERS})", [*lines, "return elem;"])
 
 
 def _factors(form: Form, shared: Sequence[Computed], exported: Sequence[Computed]) -> list[str]:
@@ -129,5 +134,5 @@ def _value(form: Form, own: Sequence[Computed], exported: Sequence[Computed]) ->
         name = form.names[item.name]
         lines.append(f"const {form.register(item.name)} {name} = factors.{name};")
     lines += [computed(form, item, element(form, item, False), at) for item in own]
-    signature = f"float value(const Raw& elem, const Factors& factors, {PLACE})"
+    signature = f"float value(const Raw& elem, const Factors& factors, {PARAMETERS})"
     return _function(form, signature, [*lines, f"return {form.names[_store(form).value]};"])

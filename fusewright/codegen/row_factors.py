@@ -1,7 +1,6 @@
-"""What an epilogue computes of its row alone, such as a batch norm's factor of a channel.
+"""Values of an epilogue that depend on the row alone, such as a batch norm's factor of a channel.
 
-It is the same for all columns, so a kernel computes it once and keeps it beside its tile, whatever
-else the epilogue reads.
+They are the same for all columns. So the kernel computes them once and keeps them beside its tile.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fusewright.ir.loop import Apply, Load, Reduce, Store
 
 
 def factor_parts(form: Form) -> list[list[str]]:
-    """The struct of those that others need, and the function that computes them."""
+    """The struct of the factors that other values need, and the function that computes them."""
     if not form.has_factors:
         return []
     found = form.factors
@@ -52,14 +51,14 @@ def _needed_by_others(form: Form) -> list[Computed]:
                 needed.update(item.operands)
             case Reduce():
                 needed.add(item.operand)
-            case Store():  # of what is rounded, the value before may be put
+            case Store():  # A store may round the operand of a cast itself.
                 needed.add(item.value)
                 needed.update(made[item.value].operands if item.value in made else ())
     return [item for item in form.factors if item.name in needed]
 
 
 def factor_aliases(form: Form, lines: list[str]) -> list[str]:
-    """Local names for those that these lines mention."""
+    """Local names for the factors that these lines mention."""
     kept = _needed_by_others(form)
     heads = [
         f"const {form.register(item.name)} {form.names[item.name]} = "

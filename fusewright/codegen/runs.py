@@ -1,9 +1,9 @@
-"""Functions that the host computes for a run of lanes at once, between loops over lanes.
+"""Functions that the host computes for a whole run of lanes, between loops over lanes.
 
-`kernels/` has them in vector instructions that g++ makes of no loop (`ScalarOp.run`). A run of
-lanes is taken in stages: a loop leaves a function's operands in a buffer, the function turns the
-buffer into its results, and the loop of the next stage reads them. What two stages need waits in a
-buffer too, or is loaded again.
+`kernels/host/` has them in vector instructions that g++ does not generate from a loop
+(`ScalarOp.run`). A run of lanes is computed in stages. A loop writes a function's operands to a
+buffer, the function replaces them by its results, and the loop of the next stage reads these. A
+value that two stages need is also kept in a buffer, or loaded again.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusewright.codegen.access import goes_wide, loaded_places, stored_places
-from fusewright.codegen.accumulators import halves_of, takes_vectors
+from fusewright.codegen.access import goes_wide, loaded_slots, stored_slots
+from fusewright.codegen.accumulators import half_operand_of, takes_vectors
 from fusewright.codegen.form import Form
 from fusewright.codegen.lanes import (
     Computed,
@@ -27,15 +27,16 @@ from fusewright.ir.loop import Apply, Load, Reduce, Store
 from fusewright.schedule.choice import HOST_RUN
 
 Compute = Callable[[Computed, bool], list[str]]
-MOST_HERE = 4  # functions whose text a row's loop may hold
-# Several loops over long runs read memory and compute in turn, not at once (gelu of 1 M floats on
-# one thread: 650 instead of 540 us); of shorter ones than this the loops' ends take 4 %.
+MOST_INLINED = 4  # functions that are inlined into a row's loop
+# Several loops over a long run read memory and compute alternately, not at the same time (gelu of
+# 1 M floats on one thread: 650 instead of 540 us). In still shorter runs, the starts and ends of
+# loops take 4 %.
 SHORT_RUN = 256
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Where loaded and stored values lie, lane beside lane, in the type of registers."""
+    """Pointers to loaded and stored values whose lanes are contiguous, in the register type."""
 
     loaded: Mapping[str, str]
     stored: Mapping[str, str]
@@ -45,10 +46,11 @@ NOWHERE = Ends({}, {})
 
 
 def lanes_of_run(form: Form, items: list[Computed]) -> int:
-    """How many lanes a pointwise kernel takes at once.
+    """The number of lanes of a pointwise kernel's run.
 
-    One function that reads and writes memory itself is one loop, and a long one: each begins anew
-    (float64 erfc of 512 k: 1.05 of eager's time with runs of 256, 0.95 with 512 and more).
+    A single function that reads and writes memory itself gets long runs, because each call has a
+    start-up cost (float64 erfc of 512 k: 1.05 of eager's time with runs of 256, 0.95 with 512 or
+    more).
     """
     several = is_staged(form, items) or goes_wide(form, items)
     return SHORT_RUN if several and not _is_straight(form, items) else HOST_RUN
@@ -59,15 +61,16 @@ def _is_straight(form: Form, items: list[Computed]) -> bool:
     stores = [item for item in form.kernel.body if isinstance(item, Store)]
     if len(made) != 1 or len(stores) != 1 or not has_run(form, made[0]):
         return False
-    read, written = loaded_places(form, items), stored_places(form, stores)
+    read, written = loaded_slots(form, items), stored_slots(form, stores)
     return made[0].operands[0] in read and made[0].name in written
 
 
 @dataclass(frozen=True)
 class _Stages:
-    """The stage of each computed value, the functions' results, and what each stage reads.
+    """The stage of each computed value, the results of functions, and what each stage reads.
 
-    `buffers` are where values wait; a result that is only stored waits where it is stored.
+    `buffers` are the buffers of values. If a result is only stored, its buffer is the output. Then
+    (`straight`) no loop follows the last function.
     """
 
     of: Mapping[str, int]
@@ -77,7 +80,7 @@ class _Stages:
     straight: bool
 
     def imported(self, at: int) -> set[str]:
-        """What a stage reads of those before it."""
+        """The values of earlier stages that a stage reads."""
         return {name for name in self.reads[at] if self.of.get(name, at) < at}
 
 
@@ -91,8 +94,8 @@ def staged_loops(
     ends: Ends = NOWHERE,
     summed: frozenset[str] = frozenset(),
 ) -> list[str]:
-    """`before`, the items and `after` for every lane; what is read back is not computed, and the
-    results of functions that are `summed` afterwards are left in buffers."""
+    """`before`, the items and `after` for every lane. Values that are `read_back` are not computed.
+    Results of functions that are `summed` afterwards stay in buffers."""
     stages = _stages(form, items, after, read_back, ends, summed)
     if not stages.runs:
         return guarded_loops(form, items, compute, before, after, read_back)
@@ -121,7 +124,7 @@ def staged_loops(
 
 
 def _handed(form: Form, item: Computed, at: int, stages: _Stages, ends: Ends) -> list[str]:
-    """A value's way into its function's buffer, or out of the buffer it waits in."""
+    """The statement that writes an operand to its function's buffer, or reads a buffered value."""
     buffer = stages.buffers[item.name]
     if not _starts(item, at, stages):
         return [f"const {form.register(item.name)} {form.names[item.name]} = {buffer}[v];"]
@@ -137,9 +140,10 @@ def _starts(item: Computed, at: int, stages: _Stages) -> bool:
 def _call(form: Form, item: Computed, stages: _Stages, ends: Ends) -> str:
     assert isinstance(item, Apply)
     to = stages.buffers[item.name]
-    # A row's runs are a few vectors long: a call that loads its constants anew would be a third.
-    here = "<true>" if form.is_row and len(stages.runs) <= MOST_HERE else ""
-    return f"fw::{item.op}_run{here}({ends.loaded.get(item.operands[0], to)}, {to}, n);"
+    # A row's runs are a few vectors long. Without inlining, each call would load its constants
+    # again, which took a third of the time.
+    inlined = "<true>" if form.is_row and len(stages.runs) <= MOST_INLINED else ""
+    return f"fw::{item.op}_run{inlined}({ends.loaded.get(item.operands[0], to)}, {to}, n);"
 
 
 def _stages(
@@ -150,7 +154,8 @@ def _stages(
     ends: Ends,
     summed: frozenset[str],
 ) -> _Stages:
-    """Functions as early as they can be, other values as late: what they read is at hand then."""
+    """Assign stages: functions as early as possible, other values as late as possible, so that few
+    values need a buffer."""
     made = {i.name: i for i in items if isinstance(i, Apply) and i.name not in read_back}
     runs = frozenset(name for name, item in made.items() if has_run(form, item))
     early: dict[str, int] = {}
@@ -163,16 +168,16 @@ def _stages(
         for each in item.operands:
             if each in made and each not in runs:
                 stage[each] = min(stage[each], stage[name])
-    spoken = words(after)
+    mentioned = words(after)
     reads = [set[str]() for _ in range(last)]
-    reads.append({i.name for i in items if form.names[i.name] in spoken})
+    reads.append({i.name for i in items if form.names[i.name] in mentioned})
     for name, item in made.items():
         reads[stage[name]].update(item.operands)
-    # One result, written as it is: what else a kernel stores might be memory that it loads.
+    # Only with a single store: another output might overlap an input that is still to be read.
     straight = len(after) == 1 and reads[last] <= (runs - summed) & ends.stored.keys()
     found = _Stages(stage, runs, tuple(map(frozenset, reads)), {}, straight)
-    waiting = runs.union(*map(found.imported, range(last + 1)))
-    buffers = {name: _buffer(form, name) for name in made if name in waiting}
+    buffered = runs.union(*map(found.imported, range(last + 1)))
+    buffers = {name: _buffer(form, name) for name in made if name in buffered}
     if straight:
         buffers |= {name: ends.stored[name] for name in reads[last]}
     return replace(found, buffers=buffers)
@@ -184,7 +189,7 @@ def _buffer(form: Form, name: str) -> str:
 
 @dataclass(frozen=True)
 class Sums:
-    """How reductions take a run: before the loops, by lanes in the last one, and after them."""
+    """Statements that reduce a run: before the loops, lane by lane in the last one, and after."""
 
     before: tuple[str, ...]
     by_lane: tuple[str, ...]
@@ -193,18 +198,19 @@ class Sums:
 
 
 def pair_lines(form: Form) -> list[str]:
-    """How a column takes two rows at once: none where it does more than sum loaded floats."""
+    """Statements that add two rows at once to columns. None if a kernel does more than sum loaded
+    floats."""
     items = [item for item in form.kernel.body if isinstance(item, Load)]
-    places = loaded_places(form, items)
+    slots = loaded_slots(form, items)
     reductions = form.plan.reductions[0]
-    plain = all(r.kind == "sum" and r.operand in places for r in reductions)
+    plain = all(r.kind == "sum" and r.operand in slots for r in reductions)
     floats = all(form.register(r.operand) == "float" for r in reductions)
     alone = form.schedule.kind == "column" and not form.plan.inner_stores
     if form.language != "host" or not (reductions and plain and floats and alone):
         return []
     lines = []
     for each in reductions:
-        first = places[each.operand]
+        first = slots[each.operand]
         second = "next" + first.removeprefix("elem")
         lines.append(f"acc.{form.names[each.name]}.add_two({first}, {second}, n);")
     return lines
@@ -213,15 +219,16 @@ def pair_lines(form: Form) -> list[str]:
 def sum_lines(
     form: Form, reductions: Sequence[Reduce], made: Iterable[Computed], ends: Ends
 ) -> Sums:
-    """Sums of floats are taken from memory: from where these were loaded, or from the buffer of the
-    function that makes them in this sweep. On a GPU a thread's lanes are added together."""
+    """How a sweep reduces a run. On the host, float sums read their operands from memory: from the
+    input, or from the buffer of the function that computes them. On a GPU, the lanes of a thread
+    are added at once."""
     runs = frozenset(i.name for i in made if isinstance(i, Apply) and has_run(form, i))
     add = "add_pairs" if form.is_row else "add_run"
     before, by_lane, after = list[str](), list[str](), list[str]()
     for item in reductions:
         name, operand = form.names[item.name], item.operand
-        if halves := halves_of(form, item):
-            before.append(f"fw::add_halves(acc.{name}, elem.{form.names[halves]});")
+        if half_operand := half_operand_of(form, item):
+            before.append(f"fw::add_half_pairs(acc.{name}, elem.{form.names[half_operand]});")
             continue
         if takes_vectors(form, item):
             before.append(f"{form.register(operand)} {name}_lanes[V];")

@@ -1,4 +1,4 @@
-"""What a functor that scans has instead of accumulators: the lanes of its scans."""
+"""The lanes of a functor's scans. A functor that scans has them instead of accumulators."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fusewright.ir.operators import SCANS
 
 
 def scan_lines(form: Form, items: tuple[Scan, ...]) -> list[str]:
-    """How the sweep before scans leaves lane v of their operands."""
+    """Statements that store lane v of the scans' operands, in the sweep before them."""
     return [f"scanned.{form.names[x.name]}_lanes.at[v] = {form.names[x.operand]};" for x in items]
 
 
 def scanned_parts(form: Form) -> list[list[str]]:
-    """`Scanned`, and on the host what is carried from one run of lanes to the next."""
+    """`Scanned`, and on the host `Carry`: the state between one run of lanes and the next."""
     names = [f"{form.names[item.name]}_lanes" for item in form.scans]
     rules = [f"fw::{SCANS[item.kind][0]}<{form.register(item.name)}>" for item in form.scans]
     fields = [f"fw::Scanned<{rule}, V> {name};" for rule, name in zip(rules, names, strict=True)]

@@ -1,6 +1,7 @@
-"""What of a row waits in shared memory: fetched there without passing registers, taken from there.
+"""The part of a row that is kept in shared memory. It is copied there without using registers.
 
-`Held` are the loads that a row begins with; what one later sweep alone needs is loaded then.
+`Held` has the loads with which a row begins. A load that only a later sweep needs is read in that
+sweep.
 """
 
 from __future__ import annotations

@@ -1,22 +1,24 @@
-"""What code generation hands on: one translation unit and the C entry points in it."""
+"""The result of code generation: one translation unit and its C entry points."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from fusewright.ir.convolution import Instead
+from fusewright.ir.convolution import LibraryPass
 from fusewright.ir.graph import ONE, ZERO, Dim
+from fusewright.ir.loop import LoopKernel
 
-ALIGNMENT = 256  # of what lies behind the rest
-# The least weight that is worth reading all of a text once more, which takes 1.6 to 2.0 s where a
-# unit of weight is a tenth of one.
+ALIGNMENT = 256  # bytes; of each further part of a workspace
+# The least weight of a part that is compiled separately. The compiler then reads the whole text
+# once more, which takes 1.6 to 2.0 s. A unit of weight is 0.1 s.
 WORTH = 18
 
 
 @dataclass(frozen=True)
-class Rounded:
-    """Scratch memory with one term, and at least `least` of these `rows` of a product: `parts`."""
+class RoundedWorkspace:
+    """Scratch memory for rounded operands: the sum of `parts`, if the kernel is built with one term
+    and `rows` is at least `least`."""
 
     parts: tuple[Dim, ...] = ()
     rows: Dim = ONE
@@ -27,21 +29,21 @@ class Rounded:
         return f"({' + '.join(map(str, self.parts))} if terms == 1{enough} else 0)"
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """With one term."""
+        """Bytes at these sizes, with one term."""
         enough = self.rows.at(sizes) >= self.least
         return sum(each.at(sizes) for each in self.parts) if enough else 0
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Scratch memory of one call: `fixed` bytes, and `each` for every `group` of `count` that is
-    begun; for some precisions more, behind that."""
+    """Scratch memory of one call: `fixed` bytes, and `each` bytes for every started `group` of
+    `count`. Some precisions need `rounded` after that."""
 
     each: Dim = ZERO
     count: Dim = ONE
     group: int = 1
     fixed: int = 0
-    rounded: Rounded = Rounded()
+    rounded: RoundedWorkspace = RoundedWorkspace()
 
     def __bool__(self) -> bool:
         return self.each != ZERO or self.fixed > 0 or bool(self.rounded.parts)
@@ -59,7 +61,7 @@ class Workspace:
         return self.each, self.count, *self.rounded.parts, self.rounded.rows
 
     def behind(self, size: Callable[[Dim], str]) -> str:
-        """Where it goes on for some precisions, in C++; `size` says how a size is written there."""
+        """The address of the `rounded` part as C++ text. `size` writes a size as C++."""
         if self.each == ZERO:
             begun = str(-(-self.fixed // ALIGNMENT) * ALIGNMENT)
             return f"static_cast<char*>(workspace) + {begun}" if self.fixed else "workspace"
@@ -68,7 +70,7 @@ class Workspace:
         return f"static_cast<char*>(workspace) + {begun} * {ALIGNMENT}"
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """In the precision that takes most."""
+        """Bytes at these sizes, in the precision that needs most."""
         reduced = self.each.at(sizes) * -(-self.count.at(sizes) // self.group)
         return self.fixed + reduced + self.rounded.at(sizes)
 
@@ -77,13 +79,13 @@ class Workspace:
 class Entry:
     """`int name(void* argument…, int64_t symbol…, void* workspace, int where, void* stream)`.
 
-    Where flags decide how precise a kernel is, `terms` says whose: "products" or "convolutions".
-    The text is then compiled for one of both precisions, which a macro chooses. A convolution is as
-    precise as PyTorch's would be `instead`.
+    If PyTorch's flags decide how precise a kernel is, `terms` names them: "matmuls" (the flags of
+    matmuls) or "convolutions". A macro then chooses the precision for which the text is compiled. A
+    convolution is as precise as the PyTorch pass that it replaces (`instead`).
 
-    `where` is the device index (CUDA) or the number of threads (host); host ignores `stream`.
-    It returns 0, or an error code that `fw_error_text(int)` puts into words. A null output
-    pointer means that nobody wants that output: it is not written.
+    `where` is the device index (CUDA) or the number of threads (host). The host ignores `stream`.
+    The function returns 0 or an error code; `fw_error_text(int)` gives its message. An output whose
+    pointer is null is not written.
     """
 
     name: str
@@ -91,27 +93,48 @@ class Entry:
     symbols: tuple[str, ...]
     workspace: Workspace = Workspace()
     terms: str = ""
-    instead: Instead | None = None
+    instead: LibraryPass | None = None
 
     @property
     def binding(self) -> tuple[int, int, str]:
-        """How many pointers and numbers it takes, and the macro that decides its precision."""
+        """The number of pointers and of sizes, and the macro that decides the precision."""
         return len(self.arguments), len(self.symbols), macro(self.terms) if self.terms else ""
 
 
-def macro(terms: str) -> str:
-    """What says in C++ with how many terms the kernels of these flags are built.
+@dataclass(frozen=True)
+class Rendered:
+    """One kernel in C++: its `lines`, and what they need from the translation unit.
 
-    3 is float32's precision and the default, 1 is TF32's, and 0 leaves the kernels out. Kernels of
-    no flags have one, too.
+    The names of its functions and structs begin with `names`. `bodies` are its loops, whose
+    operators have their own headers. `headers` are the other files of kernels/ that it needs.
+    `weight` is nvcc's time for it, in tenths of a second on a Neoverse-N1. `terms` and `instead`
+    are those of its `Entry`. `options` maps macros of its headers to whether it needs them on. A
+    macro that no kernel of a unit needs is switched off.
+    """
+
+    lines: list[str]
+    weight: int
+    names: tuple[str, ...]
+    bodies: tuple[LoopKernel, ...] = ()
+    headers: tuple[str, ...] = ()
+    terms: str = ""
+    instead: LibraryPass | None = None
+    options: Mapping[str, bool] = field(default_factory=dict)
+
+
+def macro(terms: str) -> str:
+    """The C++ macro with the number of terms for which the kernels of these flags are built.
+
+    3 is float32's precision and the default, 1 is TF32's, and 0 leaves the kernels out. Kernels
+    without flags have a macro, too.
     """
     return f"FW_{(terms or 'others').upper()}"
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The text of a kernel, how long a compiler takes for it, next to others, and the macro that is
-    0 where it is left out."""
+    """The text of a kernel, its share of the compile time, and the macro that is 0 if the kernel is
+    left out."""
 
     text: str
     weight: int
@@ -120,9 +143,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Source:
-    """`language` is cuda or host; `text` includes nothing that is not in the standard toolchain.
+    """`language` is cuda or host. `text` includes only headers of the standard toolchain.
 
-    Its `pieces` are the kernels, each of which may be compiled without the others.
+    `pieces` are the kernels. Each can be compiled without the others.
     """
 
     language: str
@@ -131,7 +154,7 @@ class Source:
     pieces: tuple[Piece, ...] = ()
 
     def divided(self, most: int) -> list[Source]:
-        """Up to so many sources, about as heavy as each other, that together have all kernels."""
+        """At most `most` sources of about the same weight, which together have all kernels."""
         built = [each for each in self.pieces if f"#define {each.macro} 0\n" not in self.text]
         worth = sum(each.weight for each in built) // WORTH
         held: list[list[Piece]] = [[] for _ in range(max(1, min(most, worth, len(built))))]

@@ -1,7 +1,7 @@
-"""An epilogue that stores elements and reduces them over a window's positions, as two.
+"""Splits an epilogue that both stores elements and reduces them over a convolution's positions.
 
-Each goes through the elements as is best for it, and has nothing of the other: only the
-instructions that its own stores are made of.
+Each of the two loops visits the elements in its best order, and has only the instructions that its
+own stores need.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from fusewright.ir.loop import Axis, Instruction, LoopKernel, Reduce, Store, rea
 from fusewright.schedule.coalesce import moves_of, restrided
 from fusewright.schedule.sweeps import sweeps
 
-PLANE = "plane"  # the axis that y and x make
+PLANE = "plane"  # y and x as one axis
 
 
-def stored(epilogue: LoopKernel, product: str) -> LoopKernel | None:
-    """What is stored for each element, over one space without reductions; None if nothing is."""
+def stored(epilogue: LoopKernel, accumulator: str) -> LoopKernel | None:
+    """The loop that stores elements, without reductions, or None if no element is stored."""
     stores = sweeps(epilogue).inner_stores
     if not stores:
         return None
-    made = _made_for(epilogue, stores, product)
+    made = _made_for(epilogue, stores, accumulator)
     names = ("image", "channel", "member", "y", "x")
     order = [
         at
@@ -34,10 +34,10 @@ def stored(epilogue: LoopKernel, product: str) -> LoopKernel | None:
     return replace(made, outer=tuple(epilogue.axes[at] for at in order), inner=(), body=body)
 
 
-def reduced(epilogue: LoopKernel, product: str) -> LoopKernel:
-    """What is reduced, and what becomes of that. Where all accesses walk y and x as one, these are
-    one axis: a thread has both and need not divide what it has multiplied."""
-    made = _made_for(epilogue, sweeps(epilogue).row_stores, product)
+def reduced(epilogue: LoopKernel, accumulator: str) -> LoopKernel:
+    """The loop that reduces, with the stores of its results. If all accesses allow it, y and x are
+    merged to one axis: a thread knows both, and the merged index needs no division."""
+    made = _made_for(epilogue, sweeps(epilogue).row_stores, accumulator)
     *others, y, x = made.inner
     strides = [moves for each in made.body for moves in moves_of(each)]
     if y.size != ONE and any(each[-2] != each[-1] * x.size for each in strides):
@@ -47,10 +47,10 @@ def reduced(epilogue: LoopKernel, product: str) -> LoopKernel:
     return replace(made, inner=(*others, plane), body=body)
 
 
-def _made_for(epilogue: LoopKernel, stores: Iterable[Store], product: str) -> LoopKernel:
-    """What these stores are made of, and the product."""
+def _made_for(epilogue: LoopKernel, stores: Iterable[Store], accumulator: str) -> LoopKernel:
+    """The loop with only these stores, the instructions that they need, and the accumulator."""
     kept: list[Instruction] = []
-    wanted, roots = {product}, set(stores)
+    wanted, roots = {accumulator}, set(stores)
     for item in reversed(epilogue.body):
         if isinstance(item, Store):
             is_kept = item in roots

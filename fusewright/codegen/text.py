@@ -35,21 +35,21 @@ _RESERVED = _KEYWORDS | frozenset(
 
 
 def identifier(name: str) -> str:
-    """The name as it stands, if C++ takes it; a bug otherwise."""
+    """The name itself, if it is a C++ identifier. Otherwise this is a bug in Fusewright."""
     if not _IDENTIFIER.match(name) or name in _KEYWORDS or "__" in name:
-        raise CodegenError(f"{name!r} cannot name a C function")
+        raise CodegenError(f"{name!r} is not a valid name of a C function")
     return name
 
 
 def unique_names(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
-    """A C++ identifier for each name, close to it, all different."""
+    """A C++ identifier for each name: similar to it, and all different."""
     used = set(taken)
     chosen: dict[str, str] = {}
     for name in names:
         if name in chosen:
             continue
         base = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9]", "_", name)).strip("_") or "value"
-        # i0, j1 are the coordinates; a leading digit or a reserved word is no identifier.
+        # i0 and j1 are coordinates. A leading digit or a reserved word makes no identifier.
         if base[0].isdigit() or base in _RESERVED or re.match(r"([ijk]\d+|FW_.*|k[A-Z].*)\Z", base):
             base = f"v_{base}"
         candidate, serial = base, 2
@@ -61,10 +61,10 @@ def unique_names(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, s
 
 
 def comment(text: str) -> str:
-    """One line of text that cannot leave a // comment."""
+    """The text as one line that stays within a // comment."""
     flat = " ".join(text.split())
     printable = "".join(ch if ch.isprintable() else "?" for ch in flat)
-    # A trailing backslash continues the comment; ??/ is one in old standards.
+    # A backslash at the end would continue the comment. In old standards, ??/ is a backslash.
     return printable.replace("\\", "/").replace("??", "? ?").replace("*/", "* /")
 
 
@@ -82,7 +82,7 @@ def sum_text(terms: Iterable[str]) -> str:
 
 
 def scaled_text(stride: Dim, coordinate: str, symbols: Mapping[str, str]) -> str:
-    """stride * coordinate, without needless factors."""
+    """stride * coordinate, without factors of 1 or 0."""
     if stride.factor == 0:
         return "0"
     if stride == Dim(1):
@@ -91,13 +91,13 @@ def scaled_text(stride: Dim, coordinate: str, symbols: Mapping[str, str]) -> str
 
 
 def size_in_doubles(value: Dim | Ratio, symbols: Mapping[str, str]) -> str:
-    """A number made of sizes, computed in double on the host."""
+    """An expression of sizes that the host computes in double."""
     if isinstance(value, Dim):
         factors = [_as_double(name, symbols) for name in value.symbols]
         return " * ".join([f"{value.factor}.0", *factors])
     tokens = _TOKEN.findall(value.text)
     if "".join(tokens) != "".join(value.text.split()):
-        raise CodegenError(f"{value.text!r} is no expression of sizes")
+        raise CodegenError(f"{value.text!r} is not an expression of sizes")
     return "".join(_as_double(token, symbols) if _is_name(token) else token for token in tokens)
 
 
@@ -110,12 +110,12 @@ def _is_name(token: str) -> bool:
 
 def _as_double(name: str, symbols: Mapping[str, str]) -> str:
     if name not in symbols:
-        raise CodegenError(f"symbol {name!r} is not among the kernel's")
+        raise CodegenError(f"symbol {name!r} is not a symbol of the kernel")
     return f"static_cast<double>({symbols[name]})"
 
 
 def literal(value: int | float | bool, dtype: str) -> str:
-    """A number as a constant of the dtype's register type, rounded to the dtype."""
+    """A constant of the dtype's register type, rounded to the dtype."""
     if dtype == "bool":
         return "true" if value else "false"
     if dtype.startswith(("int", "uint")):

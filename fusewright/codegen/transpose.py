@@ -1,7 +1,7 @@
 """The parts of a functor that move tensors through shared memory (see kernels/cuda/transpose.cuh).
 
-`fetch` reads V neighbours along the turned axis, `stage` leaves them in the tile, where `visit`
-finds them with its lanes along the last axis; `flush` writes what `visit` left there.
+`fetch` reads V neighbours along the transposed axis, and `stage` writes them to the tile. `visit`
+reads and writes the tile with its lanes along the last axis. `flush` writes the tile to memory.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ def tile_parts(form: Form) -> list[list[str]]:
         f"static constexpr int kSlotBytes = {slot_bytes(form.kernel)};",
     ]
     moves = [_fetched(form, loads), _fetch(form, loads), _stage(form, loads), _flush(form, stores)]
-    return [["template <int V>", "struct Row;"] * (form.turned_inner is not None) + flags, *moves]
+    return [
+        ["template <int V>", "struct Row;"] * (form.transposed_inner is not None) + flags,
+        *moves,
+    ]
 
 
-def _place(form: Form) -> str:
-    if form.turned_inner is not None:
+def _indices(form: Form) -> str:
+    if form.transposed_inner is not None:
         return "const Row<1>& row, I q, I m, I l"
     return "I p, I m, I q, I l" if form.is_row else "I q, I m, I l"
 
 
 def _coordinates(form: Form) -> list[str]:
-    return all_coordinates(form, "row." if form.turned_inner is not None else "")
+    return all_coordinates(form, "row." if form.transposed_inner is not None else "")
 
 
 def _heads(form: Form, lines: list[str]) -> list[str]:
-    """Coordinates: V neighbours begin at m along the turned axis."""
+    """Definitions of the coordinates. The V neighbours begin at m along the transposed axis."""
     kernel = form.kernel
-    if form.turned_inner is not None:
-        return used(decompose(form, kernel.inner, "j", "l", form.turned_inner), lines)
+    if form.transposed_inner is not None:
+        return used(decompose(form, kernel.inner, "j", "l", form.transposed_inner), lines)
     if not form.is_row:
-        return used(decompose(form, kernel.outer, "i", "l", form.turned), lines)
+        return used(decompose(form, kernel.outer, "i", "l", form.transposed), lines)
     outer = decompose(form, kernel.outer, "i", "m", index="p")
     return used(outer + decompose(form, kernel.inner, "j", "l"), lines)
 
@@ -59,7 +62,7 @@ def _fetch(form: Form, loads: list[Load]) -> list[str]:
     for item in loads:
         where = f"{form.pointers[item.access.buffer]} + ({offset_text(form, item.access, at)})"
         lines.append(f"fetched.{form.names[item.name]}.read({where});")
-    signature = f"fetch(Fetched<V>& fetched, {_place(form)})"
+    signature = f"fetch(Fetched<V>& fetched, {_indices(form)})"
     return function_lines("int V", signature, _heads(form, lines) + lines)
 
 
@@ -83,5 +86,5 @@ def _flush(form: Form, stores: list[Store]) -> list[str]:
         moves.append(f"out_{number}.pack.lanes[v] = {tile_lanes(form, item)}[v];")
         writes.append(f"out_{number}.write();")
     lines = [*heads, *lane_loop(moves), *writes]
-    signature = f"flush(const Tile& tile, {_place(form)})"
+    signature = f"flush(const Tile& tile, {_indices(form)})"
     return function_lines("int V, class Tile", signature, _heads(form, lines) + lines)

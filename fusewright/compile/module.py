@@ -1,7 +1,7 @@
-"""The optimized module inside the library: the model's own class, state and hooks, our forward.
+"""The optimized module: the model's own class, state and hooks, with our forward.
 
-A call that no program fits asks `specialise` for a new one, once per kind of call; what that
-cannot serve runs the original forward, so what eager refuses raises PyTorch's own error.
+For a call that fits no program, `specialise` makes a new one, once per kind of call. If it cannot,
+the original forward runs, so a call that eager refuses raises PyTorch's own error.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ Modes = tuple[call._FwMode, ...]
 LoadText = Callable[[str], Any]
 Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Modes | None]
 
-# Beyond this many programs a module's calls are too varied to be worth more kernels.
+# A module with this many programs gets no more: its calls vary too much.
 MOST_PROGRAMS = 64
-# An attribute with another value at nearly every call, such as a list of losses, is no constant.
+# An attribute with more values than this is not a constant (a list of losses, for example).
 MOST_VALUES = 8
+_DEVICES = ("cpu", "cuda")
 _ENGINE = "_fw_engine"
 _INHERITED = frozenset(nn.Module().__dict__)
 
 
 def kernels_of(source: Source, load_text: LoadText) -> library._FwKernels:
-    """The source's entries, of libraries that `load_text` builds when they are needed."""
+    """The source's entries. `load_text` builds their libraries when they are needed."""
     entries = {each.name: each.binding for each in source.entries}
     return library._FwKernels(entries, source.text, tensor_cores._FW_TERMS, load_text)
 
@@ -53,26 +54,17 @@ def load(bundle: ModuleBundle, kernels: library._FwKernels) -> Modes:
     namespace.update({"torch": torch, "_fw_kernels": kernels, **output_types(bundle.modes)})
     text = module_text(bundle)
     name = f"<fusewright {bundle.name} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
-    # So that tracebacks show the driver's lines.
+    # Tracebacks then show the driver's lines.
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     exec(compile(text, name, "exec"), namespace)
     modes: Modes = namespace["_FW_MODES"]
     return modes
 
 
-def positional(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same call with keyword arguments in their places, as captures and guards see it."""
-    return guard._fw_positional(
-        _parameters(original_class(model).forward), tuple(args), dict(kwargs)
-    )
-
-
 def arguments_of(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
 ) -> Arguments:
-    """The example call as its guard compares it."""
+    """The example call, for its guard."""
     names = _parameters(original_class(model).forward)
     args, rest = guard._fw_positional(names, tuple(args), dict(kwargs or {}))
     structure = guard._fw_flatten((args, rest), [])
@@ -81,34 +73,34 @@ def arguments_of(
 
 
 def owners_of(model: nn.Module, mode: str) -> tuple[Owner, ...]:
-    """The model and each submodule in `mode`, with what a capture writes into kernels."""
+    """The model and each submodule in `mode`, with the values that a capture puts into kernels."""
     with in_mode(model, mode):
         return tuple(_owners(model))
 
 
 def _owners(model: nn.Module) -> Iterator[Owner]:
     first: dict[int, tuple[str, ...]] = {}
-    # A module in two places is looked at in both: one of them may get another.
-    for path, module in model.named_modules(remove_duplicate=False):
-        place = tuple(path.split(".")) if path else ()
+    # A module with two paths is checked at both: one of them may get another module.
+    for name, module in model.named_modules(remove_duplicate=False):
+        path = tuple(name.split(".")) if name else ()
         tensors = [
-            (table, name, tensor is not None and _first(first, tensor, (*place, name)))
+            (table, key, tensor is not None and _first(first, tensor, (*path, key)))
             for table in ("_parameters", "_buffers")
-            for name, tensor in vars(module)[table].items()
+            for key, tensor in vars(module)[table].items()
         ]
-        children = [name for name, child in module._modules.items() if child is not None]
+        children = [key for key, child in module._modules.items() if child is not None]
         hooks = [text for text in altered._fw_hooks(module) if text is not None] if path else []
         kind = altered._fw_kind(module) if path else ""
         values = tuple(_constants(module, bool(path)))
-        yield Owner(place, kind, values, tuple(children), tuple(tensors), tuple(hooks))
+        yield Owner(path, kind, values, tuple(children), tuple(tensors), tuple(hooks))
 
 
 def _first(
-    known: dict[int, tuple[str, ...]], tensor: torch.Tensor, place: tuple[str, ...]
+    known: dict[int, tuple[str, ...]], tensor: torch.Tensor, path: tuple[str, ...]
 ) -> bool | tuple[str, ...]:
-    """Where the same tensor was met before: a graph has it once, so it must stay the same."""
-    met = known.setdefault(id(tensor), place)
-    return True if met == place else met
+    """The path where the same tensor came first. A graph has it once, so it must stay the same."""
+    first = known.setdefault(id(tensor), path)
+    return True if first == path else first
 
 
 def _constants(module: nn.Module, inside: bool) -> Iterator[tuple[str, Constant]]:
@@ -118,7 +110,7 @@ def _constants(module: nn.Module, inside: bool) -> Iterator[tuple[str, Constant]
     for name, value in vars(module).items():
         if name in _INHERITED or name.startswith("_fw_"):
             continue
-        # What PyTorch's layers keep in lists follows from their other attributes.
+        # The lists of PyTorch's layers follow from their other attributes.
         if pytorchs and isinstance(value, list | dict | set):
             continue
         known = altered._fw_constant(value)
@@ -127,18 +119,18 @@ def _constants(module: nn.Module, inside: bool) -> Iterator[tuple[str, Constant]
 
 
 def pin(modes: Modes, model: nn.Module) -> Modes:
-    """The programs, which from now on know the classes and functions of the model themselves.
+    """The programs, with the model's classes and functions themselves.
 
-    Their records know names alone; two classes of a notebook, or two lambdas, can have the same.
+    Their records have only names, and two classes of a notebook, or two lambdas, can share a name.
     """
     found: list[tuple[tuple[str, ...], str, object]] = []
-    for path, module in model.named_modules(remove_duplicate=False):
-        place = tuple(path.split(".")) if path else ()
+    for name, module in model.named_modules(remove_duplicate=False):
+        path = tuple(name.split(".")) if name else ()
         if path:
-            found.append((place, "", type(module)))
-        for name, value in vars(module).items():
+            found.append((path, "", type(module)))
+        for key, value in vars(module).items():
             if type(value) in altered._FW_FUNCTIONS:
-                found.append((place, name, getattr(value, "__func__", value)))
+                found.append((path, key, getattr(value, "__func__", value)))
     for mode in modes:
         mode.pinned = tuple(found)
     return modes
@@ -148,15 +140,15 @@ def pin(modes: Modes, model: nn.Module) -> Modes:
 def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
     """Names of the positional parameters of a class's forward, after self."""
     parameters = list(inspect.signature(forward).parameters.values())[1:]
-    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(each.name for each in parameters if each.kind in places)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(each.name for each in parameters if each.kind in kinds)
 
 
 class Engine:
-    """The programs of one optimized module, and where new ones come from.
+    """The programs of one optimized module; `specialise` makes new ones.
 
-    A copy shares the programs; a pickle leaves them out, and the first call makes them anew.
-    `left_out` are modes of which it is known, and was said, that they have no program.
+    A copy shares the programs. A pickle has none, and its first call makes them again. `left_out`
+    are modes that have no program; the user has been told so.
     """
 
     def __init__(
@@ -174,10 +166,10 @@ class Engine:
     def answer(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
     ) -> Any:
-        """The result of a call that no program fits, for this reason."""
+        """The result of a call that fits no program, for this reason."""
         if ("train" if module.training else "eval") in self.left_out:
             return original_class(module).forward(module, *args, **kwargs)
-        # A program without the hooks would be no use while they are there.
+        # A new program would have no hooks, so the call would not fit it either.
         hooked = None if call._fw_compiling() else altered._fw_hooked(module)
         reason = hooked or reason
         if not (hooked or self._is_restless(reason)) and self._extended(module, args, kwargs):
@@ -190,7 +182,7 @@ class Engine:
         return original_class(module).forward(module, *args, **kwargs)
 
     def _is_restless(self, reason: str) -> bool:
-        """Whether the attribute that the reason names has had too many values to follow."""
+        """Whether the attribute that the reason names has had too many values."""
         if call._fw_compiling() or not reason.startswith("attribute "):
             return False
         name = reason.split(" is not ")[0]
@@ -198,24 +190,23 @@ class Engine:
         return self.values[name] > MOST_VALUES
 
     def _extended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether there is a new program, made for this kind of call."""
-        if call._fw_compiling():
+        """Whether a new program was made for this kind of call."""
+        if call._fw_compiling() or guard._fw_watcher() is not None:
             return False
         leaves: list[Any] = []
         if guard._FW_UNKNOWN in guard._fw_flatten((args, kwargs), leaves):
-            return False  # the next call could not be told from this one
+            return False  # A guard could not tell this call from the next one.
         if any(each.is_nested for each in leaves):
-            return False  # they have no shape that a program could be made for
+            return False  # Nested tensors have no single shape.
         held = [*leaves, *module.parameters(), *module.buffers()]
-        if any(each.device.type not in _KINDS for each in held):
-            return False  # kernels are written for these devices alone
+        if any(each.device.type not in _DEVICES for each in held):
+            return False
         kind = _kind_of_call(module, args, kwargs)
         if self.specialise is None or kind in self.refused or len(self.modes) >= MOST_PROGRAMS:
             return False
-        if guard._fw_watcher() is not None:
-            return False
         try:
-            given = positional(module, args, kwargs)
+            names = _parameters(original_class(module).forward)
+            given = guard._fw_positional(names, args, dict(kwargs))
             modes = self.specialise(original(module), *given)
         except FusewrightError as error:
             warnings.warn(f"no kernels for this call: {error}", RuntimeWarning, stacklevel=2)
@@ -234,7 +225,7 @@ class Engine:
 
 
 def _kind_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """All that a guard looks at, as text: a kind that was refused is not tried again."""
+    """All facts that a guard checks, as text. A refused kind is not tried again."""
     leaves: list[Any] = []
     structure = guard._fw_flatten((args, kwargs), leaves)
     leaves += [*module.parameters(), *module.buffers()]
@@ -244,12 +235,9 @@ def _kind_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         else f"{t.layout}"
         for t in leaves
     ]
-    state = (module.training, torch.is_grad_enabled(), [guard._fw_autocast(d) for d in _KINDS])
+    state = (module.training, torch.is_grad_enabled(), [guard._fw_autocast(d) for d in _DEVICES])
     tree = [(each.training, altered._fw_kind(each)) for each in module.modules()]
     return f"{structure}{facts}{state}{torch.get_default_dtype()}{tree}"
-
-
-_KINDS = ("cpu", "cuda")
 
 
 def optimized(
@@ -258,7 +246,7 @@ def optimized(
     specialise: Specialise | None = None,
     left_out: frozenset[str] = frozenset(),
 ) -> nn.Module:
-    """A module of a subclass of the model's class that shares all its state with the model."""
+    """A module that shares all state with the model; its class is a subclass of the model's."""
     made = _fresh(original_class(model))
     made.__dict__.update(model.__dict__)
     made.__dict__.pop("_fw_seen", None)
@@ -267,7 +255,7 @@ def optimized(
 
 
 def original(module: nn.Module) -> nn.Module:
-    """The module as its author wrote it: the same object dictionary under the original class."""
+    """The module with its original class and the same object dictionary."""
     plain = object.__new__(original_class(module))
     object.__setattr__(plain, "__dict__", module.__dict__)
     return plain
@@ -278,7 +266,7 @@ def original_class(module: nn.Module) -> type[nn.Module]:
 
 
 class Optimized:
-    """What every optimized class has before the model's own class in its bases."""
+    """The first base of every optimized class; the model's own class is the second."""
 
     _fw_original: ClassVar[type[nn.Module]]
 
@@ -289,7 +277,7 @@ class Optimized:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced = super().__reduce_ex__(protocol)
-        # A class made here has no name that a pickle could find it by: name the model's instead.
+        # A pickle cannot find a class made here by name, so it names the model's class.
         if reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
             return (_fresh, (self._fw_original,), *reduced[2:])
         return reduced

@@ -1,16 +1,15 @@
-"""The way of the data, end to end: a model and an example call → plans and one kernel source.
+"""The pipeline: a model and an example call → plans and one kernel source.
 
-Each stage is dumped as it is left (see `debug`). Nothing here decides anything; kernels that
-several graphs share are written once.
+Each stage's result is dumped (see `debug`). Kernels that several graphs share are written once.
 """
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,25 +20,21 @@ from fusewright.codegen.source import Source
 from fusewright.cost.break_even import least_size
 from fusewright.debug import dump
 from fusewright.emit.bundle import ProgramPlans, leading
-from fusewright.errors import CaptureError, FusewrightError
-from fusewright.ir.convolution import WindowKernel
-from fusewright.ir.graph import Graph, Program, pretty
-from fusewright.ir.loop import LoopKernel
-from fusewright.ir.matmul import ProductKernel
-from fusewright.ir.weight_gradient import GradientKernel
+from fusewright.errors import CaptureError
+from fusewright.ir.graph import Graph, Program, Sizes, pretty
+from fusewright.ir.kernel import Kernel
+from fusewright.kinds.kind import Choice
+from fusewright.kinds.registry import kind_of, place_of, render
 from fusewright.plan import plan
-from fusewright.plan.equal_kernels import Kernel, canonical
 from fusewright.plan.show import show
-from fusewright.plan.steps import Fused, Loop, Plan, Window, WindowGradient
+from fusewright.plan.steps import Fused, Plan, Step
 from fusewright.rewrite import rewrite
-from fusewright.rewrite.convolutions import with_windows
+from fusewright.rewrite.convolutions import with_convolutions
 from fusewright.rewrite.layouts import with_channels_last
-from fusewright.rewrite.matmuls import with_products
-from fusewright.runtime import tensor_cores
-from fusewright.target.device import architecture
-from fusewright.target.target import TRIALS, Target
-from fusewright.tune.candidates import Choice
-from fusewright.tune.search import OnProgress, Sized, chosen, settled, source_of, tune
+from fusewright.rewrite.matmuls import with_matmuls
+from fusewright.target.device import target_of
+from fusewright.target.target import Target
+from fusewright.tune.search import OnProgress, Sized, chosen, settled, tune
 from fusewright.tune.store import Tuned
 
 MODES = ("train", "eval")
@@ -47,11 +42,11 @@ MODES = ("train", "eval")
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that is known of a model before anything is compiled.
+    """The result of all stages before compilation.
 
-    A mode that has matrix products of ours comes twice: first with them, for GPUs that have the
-    tensor cores, then without. `tuned` are the kernels for which schedules were measured, now or
-    earlier. `left_out` are modes that could not be captured, each with the reason.
+    A mode with steps on tensor cores comes twice: first with them, then without, for other GPUs.
+    `tuned` are the kernels whose schedules were measured, now or earlier. `left_out` are modes that
+    could not be captured, each with the reason.
     """
 
     target: Target
@@ -60,26 +55,6 @@ class Prepared:
     seconds: Mapping[str, float]
     tuned: tuple[Tuned, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
-
-
-def target_of(device: torch.device) -> Target:
-    if device.type == "cuda":
-        facts = torch.cuda.get_device_properties(device)
-        hopper = architecture(device) == "sm_90a"
-        shared_bytes = facts.shared_memory_per_multiprocessor
-        tf32, rounded = tensor_cores._fw_terms() == 1, tensor_cores._fw_window_terms() == 1
-        sms = facts.multi_processor_count
-        return Target.cuda(sms, hopper, _trials(), shared_bytes, tf32, rounded)
-    return Target.host()
-
-
-def _trials() -> tuple[str, ...]:
-    """What the user wants to try before it is on for all: FUSEWRIGHT_TRY=sweeping,halves."""
-    wanted = tuple(filter(None, os.environ.get("FUSEWRIGHT_TRY", "").split(",")))
-    unknown = [each for each in wanted if each not in TRIALS]
-    if unknown:
-        raise FusewrightError(f"FUSEWRIGHT_TRY={','.join(unknown)!r}: it takes {','.join(TRIALS)}")
-    return wanted
 
 
 def prepare(
@@ -92,36 +67,26 @@ def prepare(
     target: Target | None = None,
     tuning: OnProgress | None = None,
 ) -> Prepared:
-    """Capture, rewrite, plan, schedule and render; for `device` unless a target is given.
+    """Capture, rewrite, plan, schedule and render, for `device` unless a target is given.
 
-    Schedules are those that tuning found on this device, then the heuristic's; `tuning` has them
-    measured now. Nothing is known of a target that is given.
+    Schedules come from earlier tuning on this device, else from the heuristic. With `tuning` they
+    are measured now. For a given target only the heuristic is used.
     """
     seconds: dict[str, float] = {}
     here, target = target is None, target or target_of(device)
     programs, left_out = _timed(seconds, "capture", lambda: _captured(model, args, kwargs, modes))
-    planned = [
-        each
-        for program in programs
-        for each in _timed(seconds, "plan", lambda p=program: _planned(p, target))
-    ]
+    found = _timed(seconds, "plan", lambda: [_planned(each, target) for each in programs])
     shared = _Shared()
-    planned = [shared.plans(each) for each in planned]
-    sized: list[Sized] = [
-        *shared.loops.values(),
-        *shared.products.values(),
-        *shared.windows.values(),
-        *shared.gradients.values(),
-    ]
+    planned = [shared.plans(each) for plans in found for each in plans]
+    sized = shared.kernels
     tuned: Mapping[str, Tuned] = {}
     if here:
         run = _run_here(planned)
         mine = [each for each in sized if each[0].name in run]
-        tuned = _timed(seconds, "tune", lambda: _tuned(mine, target, device, tuning))
-    kernels = [
-        (kernel, chosen(kernel, sizes, target, tuned.get(kernel.name))) for kernel, sizes in sized
-    ]
-    source = _timed(seconds, "render", lambda: source_of(kernels, target))
+        measured = partial(tune, progress=tuning) if tuning is not None else settled
+        tuned = _timed(seconds, "tune", lambda: measured(mine, target, device))
+    kernels = [(each, chosen(each, sizes, target, tuned.get(each.name))) for each, sizes in sized]
+    source = _timed(seconds, "render", lambda: render(kernels, target))
     _dump(planned, kernels, source)
     return Prepared(target, source, tuple(planned), seconds, tuple(tuned.values()), left_out)
 
@@ -129,7 +94,7 @@ def prepare(
 def _captured(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, modes: Sequence[str]
 ) -> tuple[list[Program], tuple[tuple[str, str], ...]]:
-    """The modes' programs, and why others have none: one that is asked for alone must have one."""
+    """The programs of the modes, and the reasons of those without one. If all fail, an error."""
     programs: list[Program] = []
     failed: dict[str, CaptureError] = {}
     for mode in modes:
@@ -142,22 +107,14 @@ def _captured(
     left_out = tuple((mode, str(error)) for mode, error in failed.items())
     for mode, reason in left_out:
         words = f"in {mode} mode the original forward runs: {reason}"
-        warnings.warn(words, RuntimeWarning, stacklevel=7)  # whoever called optimize
+        warnings.warn(words, RuntimeWarning, stacklevel=7)  # the caller of optimize
     return programs, left_out
 
 
 def _run_here(planned: Sequence[ProgramPlans]) -> frozenset[str]:
-    """The kernels that run on the device at hand: others need no measuring."""
-    plans = [p for each in leading(planned) for p in (each.forward, each.inference, each.backward)]
-    return frozenset(step.kernel.name for plan in plans if plan for step in plan.kernels)
-
-
-def _tuned(
-    kernels: Sequence[Sized], target: Target, device: torch.device, tuning: OnProgress | None
-) -> Mapping[str, Tuned]:
-    if tuning is None:
-        return settled(kernels, target, device)
-    return tune(kernels, target, device, tuning)
+    """The kernels that run on this device. Others are not measured."""
+    plans = [plan for each in leading(planned) for plan in each.all_plans]
+    return frozenset(step.kernel.name for plan in plans for step in plan.kernels)
 
 
 def _timed(seconds: dict[str, float], name: str, run: Any) -> Any:
@@ -176,67 +133,65 @@ def _planned(program: Program, target: Target) -> list[ProgramPlans]:
         return [plain]
     sizes = program.example_sizes
 
-    def on_cores(graph: Graph, trains: bool = False) -> Graph:
-        graph = with_products(graph, sizes, target.halves, target.tf32)
-        return with_windows(graph, sizes, trains)
+    def on_tensor_cores(graph: Graph, trains: bool = False) -> Graph:
+        graph = with_matmuls(graph, sizes, target)
+        return with_convolutions(graph, sizes, target, trains)
 
     ours = _plans(
         replace(
             program,
-            forward=on_cores(program.forward, program.backward is not None),
-            inference=on_cores(program.inference),
-            backward=on_cores(program.backward) if program.backward else None,
+            forward=on_tensor_cores(program.forward, program.backward is not None),
+            inference=on_tensor_cores(program.inference),
+            backward=on_tensor_cores(program.backward) if program.backward else None,
         ),
         target,
     )
-    return [_for_large_batches(ours, target), plain] if ours.has_products else [plain]
+    return [_for_large_batches(ours, target), plain] if ours.has_tensor_core_steps else [plain]
 
 
 def _for_large_batches(plans: ProgramPlans, target: Target) -> ProgramPlans:
-    """Small batches are better off with PyTorch's products: the plain program is there for them."""
+    """The program with a guard on the batch: at small ones PyTorch's matmuls are faster."""
     program = plans.program
     if len(program.symbols) != 1:
         return plans
     (symbol,) = program.symbols
     held = [p for p in (plans.inference, plans.backward) if p is not None]
-    steps = [step for each in held for step in each.on_cores]
-    kernels = [step.kernel for step in steps if not isinstance(step, WindowGradient)]
-    least = least_size(kernels, symbol.name, program.example_sizes, target.sms, target.tf32)
+    kernels = [step.kernel for each in held for step in each.kernels]
+    costs = [partial(cost, each, target) for each in kernels if (cost := kind_of(each).times_us)]
+    least = least_size(costs, symbol.name, program.example_sizes)
     guards = (*program.guards, f"{symbol.name} >= {least}")
     return replace(plans, program=replace(program, guards=guards))
 
 
 def _plans(program: Program, target: Target) -> ProgramPlans:
-    """Of the program with PyTorch's convolutions in the layout that suits them."""
-    if target.turning:
+    """The plans of a program, with PyTorch's convolutions in channels-last if that is faster."""
+    if target.transposing:
         program = with_channels_last(program)
-    sizes = program.example_sizes
-    backward = program.backward.nodes if program.backward else ()
-    repeated = frozenset(node.name for node in backward)
+    sizes, later = program.example_sizes, program.backward.nodes if program.backward else ()
+    repeated = frozenset(node.name for node in later)
     shared = repeated.intersection(node.name for node in program.forward.nodes)
     none = frozenset[str]()
 
     def planned(graph: Graph, repeated: frozenset[str], shared: frozenset[str]) -> Plan:
-        how = (target.turning, target.sweeping, repeated, target.online, shared, target.computing)
-        return plan(graph, sizes, *how)
+        return plan(graph, sizes, target, repeated=repeated, shared=shared)
 
-    return ProgramPlans(
-        program=program,
-        forward=planned(program.forward, repeated, shared),
-        inference=planned(program.inference, none, none),
-        backward=planned(program.backward, none, shared) if program.backward else None,
-    )
+    forward = planned(program.forward, repeated, shared)
+    inference = planned(program.inference, none, none)
+    backward = planned(program.backward, none, shared) if program.backward else None
+    return ProgramPlans(program, forward, inference, backward)
 
 
 class _Shared:
-    """Gives every kernel one name in the module, and equal kernels the same one."""
+    """Gives each kernel its own name in the module. Equal kernels share a name."""
 
     def __init__(self) -> None:
-        self.loops: dict[str, tuple[LoopKernel, Mapping[str, int]]] = {}
-        self.products: dict[str, tuple[ProductKernel, Mapping[str, int]]] = {}
-        self.windows: dict[str, tuple[WindowKernel, Mapping[str, int]]] = {}
-        self.gradients: dict[str, tuple[GradientKernel, Mapping[str, int]]] = {}
+        self._sized: dict[str, Sized] = {}
         self._by_content: dict[Kernel, str] = {}
+
+    @property
+    def kernels(self) -> list[Sized]:
+        """Each kernel once, with the example's sizes, in the order of a source."""
+        return sorted(self._sized.values(), key=lambda each: place_of(each[0]))
 
     def plans(self, plans: ProgramPlans) -> ProgramPlans:
         sizes = plans.program.example_sizes
@@ -247,25 +202,16 @@ class _Shared:
             backward=self._plan(plans.backward, sizes) if plans.backward else None,
         )
 
-    def _plan(self, plan: Plan, sizes: Mapping[str, int]) -> Plan:
-        steps = tuple(
-            self._step(step, sizes) if isinstance(step, Fused) else step for step in plan.steps
-        )
-        return replace(plan, steps=steps)
+    def _plan(self, plan: Plan, sizes: Sizes) -> Plan:
+        return replace(plan, steps=tuple(self._step(step, sizes) for step in plan.steps))
 
-    def _step(self, step: Fused, sizes: Mapping[str, int]) -> Fused:
-        name = self._name(step.name, canonical(step.kernel))
-        if isinstance(step, Loop):
-            loop = self.loops.setdefault(name, (replace(step.kernel, name=name), sizes))[0]
-            return replace(step, name=name, kernel=loop)
-        if isinstance(step, Window):
-            window = self.windows.setdefault(name, (replace(step.kernel, name=name), sizes))[0]
-            return replace(step, name=name, kernel=window)
-        if isinstance(step, WindowGradient):
-            made = self.gradients.setdefault(name, (replace(step.kernel, name=name), sizes))[0]
-            return replace(step, name=name, kernel=made)
-        product = self.products.setdefault(name, (replace(step.kernel, name=name), sizes))[0]
-        return replace(step, name=name, kernel=product)
+    def _step(self, step: Step, sizes: Sizes) -> Step:
+        if not isinstance(step, Fused):
+            return step
+        name = self._name(step.name, step.kernel.canonical())
+        named = replace(step.kernel, name=name)
+        kernel, _ = self._sized.setdefault(name, (named, sizes))
+        return replace(step, name=name, kernel=kernel)
 
     def _name(self, wanted: str, content: Kernel) -> str:
         if content not in self._by_content:
@@ -284,9 +230,7 @@ def _pretty(program: Program) -> str:
 
 
 def _dump(
-    planned: Sequence[ProgramPlans],
-    kernels: Sequence[tuple[Kernel, Choice]],
-    source: Source,
+    planned: Sequence[ProgramPlans], kernels: Sequence[tuple[Kernel, Choice]], source: Source
 ) -> None:
     for each in planned:
         dump(f"{each.name}_plan", show(each))

@@ -1,4 +1,4 @@
-"""From a model to something that runs: `optimize` for programs, `solve` for problem files."""
+"""From a model to a module that runs: `optimize` for programs, `solve` for problem files."""
 
 from __future__ import annotations
 
@@ -13,15 +13,8 @@ from torch import nn
 
 from fusewright import debug
 from fusewright.build import Artifact, Libraries, build_divided
-from fusewright.compile.module import (
-    Modes,
-    arguments_of,
-    kernels_of,
-    load,
-    optimized,
-    owners_of,
-    pin,
-)
+from fusewright.compile import module
+from fusewright.compile.module import Modes, owners_of
 from fusewright.compile.pipeline import MODES, Prepared, prepare
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.errors import DeviceError, ProblemError
@@ -33,8 +26,8 @@ from fusewright.tune.search import OnProgress
 
 @dataclass(frozen=True)
 class Solution:
-    """A model, planned and compiled for one kind of device; libraries of other precisions may come
-    after those that were `built`, in so many `seconds`."""
+    """A model, planned and compiled for one type of device. The libraries `built` so far took
+    `seconds`; other precisions are built when they are needed."""
 
     prepared: Prepared
     bundle: ModuleBundle
@@ -48,7 +41,7 @@ class Solution:
 
 
 def device_of(model: nn.Module, args: Sequence[Any]) -> torch.device:
-    """Where the model's tensors are; a model without any runs where its arguments are."""
+    """The device of the model's tensors, or of its arguments if it has none."""
     held = [*model.parameters(), *model.buffers()]
     held += [leaf for _, leaf in leaves("", tuple(args)) if isinstance(leaf, torch.Tensor)]
     return held[0].device if held else torch.device("cpu")
@@ -65,22 +58,20 @@ def solve(
 ) -> Solution:
     """Capture, plan and compile `model` for the device it is on.
 
-    `tuning`, where it is given, has schedules measured and hears how far that is.
+    With `tuning`, schedules are measured, and `tuning` is called with the progress.
     """
     device = device_of(model, args)
     if device.type not in ("cpu", "cuda"):
         raise DeviceError(f"there are no kernels for {device.type}: move the model to cpu or cuda")
     prepared = prepare(model, args, kwargs, modes=modes, device=device, tuning=tuning)
     if tuning is not None:
-        tuning("compile what was chosen", 1.0)
+        tuning("compile the chosen schedules", 1.0)
     bundle = ModuleBundle(
         name=name,
         language=prepared.target.language,
         source=prepared.source,
-        arguments=arguments_of(model, tuple(args), kwargs),
-        modes=tuple(
-            replace(each, owners=owners_of(model, each.program.mode)) for each in prepared.modes
-        ),
+        arguments=module.arguments_of(model, tuple(args), kwargs),
+        modes=tuple(replace(p, owners=owners_of(model, p.program.mode)) for p in prepared.modes),
         autocast=_autocast(device),
         default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
     )
@@ -91,34 +82,30 @@ def solve(
         built.extend(found)
         return Libraries(found)
 
-    kernels = kernels_of(prepared.source, load_text)
+    kernels = module.kernels_of(prepared.source, load_text)
     start = time.perf_counter()
     kernels.build()
     return Solution(prepared, bundle, tuple(built), time.perf_counter() - start, kernels)
 
 
 def _autocast(device: torch.device) -> str:
-    """The type that autocast converts to on this device, or nothing where it is off."""
+    """The dtype of autocast on this device. Empty if it is off."""
     if not torch.is_autocast_enabled(device.type):
         return ""
     return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
 
 
 def drivers(solution: Solution) -> Modes:
-    """The module's text, executed over its kernels."""
-    return load(solution.bundle, solution.kernels)
+    """The programs of the module's text, with its kernels."""
+    return module.load(solution.bundle, solution.kernels)
 
 
 def _specialise(
     name: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Modes:
-    """New programs for a call that no program fits: the mode it is made in, nothing more."""
+    """Programs for a call that fits none so far, in the current mode only."""
     mode = "train" if model.training else "eval"
     return drivers(solve(model, args, kwargs, name=name, modes=(mode,)))
-
-
-def _unheard(words: str, share: float) -> None:
-    debug.log(1, "%s", words)
 
 
 def optimize(
@@ -129,22 +116,22 @@ def optimize(
     modes: Sequence[str] = MODES,
     tune: bool = False,
 ) -> nn.Module:
-    """A module like `model`, sharing its parameters, whose operators run in fused kernels.
+    """A module that shares `model`'s parameters and runs its operators in fused kernels.
 
-    `example_inputs` is the argument, or the tuple of arguments, of one call. Another batch size
-    runs the same kernels; another shape, type or device compiles new ones at the first call.
-    A mode that cannot be captured runs the original forward, with a warning, unless it is the only
-    one asked for. `tune` has several schedules of each kernel measured first; what is found is
-    kept, and used by every later call on this machine.
+    `example_inputs` is the argument, or the tuple of arguments, of one call. Other batch sizes run
+    the same kernels. Other shapes, dtypes or devices compile new ones at the first call. A mode
+    that cannot be captured runs the original forward, with a warning; if no mode can be captured,
+    that is an error. With `tune`, several schedules of each kernel are measured first. The results
+    are stored, and later calls on this machine use them.
     """
     if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
         kind = type(example_kwargs).__name__
-        words = f"example_kwargs is of type {kind}: several inputs are one tuple, (model, (a, b))"
+        words = f"example_kwargs is of type {kind}: pass several inputs as a tuple, (model, (a, b))"
         raise ProblemError(words)
     args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
     name = type(model).__name__
-    tuning = _unheard if tune else None
+    tuning = (lambda words, share: debug.log(1, "%s", words)) if tune else None
     solution = solve(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
     left_out = frozenset(mode for mode, _ in solution.prepared.left_out)
-    modes_made = pin(drivers(solution), model)
-    return optimized(model, modes_made, functools.partial(_specialise, name), left_out)
+    pinned = module.pin(drivers(solution), model)
+    return module.optimized(model, pinned, functools.partial(_specialise, name), left_out)

@@ -1,74 +1,77 @@
-"""Thin convolutions as plain sums (kernels/convolution/direct_convolution.cuh, depthwise_convolution.cuh): which
-have room, and how long they take.
+"""Direct convolutions: which fit, their tiles and their time.
 
-With few channels, or many groups, tensor cores would mostly multiply zeros.
+With few channels, or many groups, tensor cores would mostly multiply zeros. The kernels are
+direct_convolution.cuh and depthwise_convolution.cuh of kernels/convolution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fusewright.ir.convolution import Geometry, WindowAxis
+from fusewright.ir.convolution import ConvAxis, Geometry
+from fusewright.ir.graph import Sizes
+from fusewright.target.facts import FITTED_ON
+from fusewright.target.target import Target
 
 THREADS = 128  # kDirectThreads
 ACROSS, ROWS, OUTS = (32, 16, 8), (8, 4, 2, 1), (8, 4, 2, 1)
 MOST_TAPS = 49
-THIN = 16  # channels or results that a step of the tensor cores has
+THIN = 16  # channels of one step of the tensor cores
 SHARED_BYTES = 112 * 1024  # kDirectBytes
-# What a tap costs a thread beside its first row, where one result shares it; what short rows do.
+# The cost of a tap beyond a thread's first row, if one result shares it; the cost of short rows.
 TAP_SHARE = 0.5
 SHORT_ROW = 4
-# Cycles of a processor: for a tile, a number that is read, a result and one of its terms (H200,
-# 2026-11-16, four convolutions).
+# Cycles of an SM per tile, per element read, per result and per term of a result (H200, 2026-11-16,
+# four convolutions).
 TILE_CYCLES, READ_CYCLES, RESULT_CYCLES, TERM_CYCLES = 700.0, 0.45, 0.2, 0.015
-CYCLES_PER_US = 1700.0
-ALONE = 3  # times as long takes a tile that has a processor to itself
+CLOCK_SHARE = 1700 / FITTED_ON.cycles_per_us  # the share of the clock that the fit assumed
+ALONE = 3  # A tile alone on an SM takes this many times as long.
 BYTES_PER_US = 2.8e6
 CALL_US = 5.0
-BLOCKS = 4  # tiles that a processor has at once
-# Of planes: threads that each processor should have, at the least; bytes that move. Of gradients by
-# the weights: thread blocks of a processor, positions that each should have at the least.
-PLANE_THREADS = 1024
-PLANE_BLOCKS, PLANE_POSITIONS = 8, 2048
-STRIPS = range(14, 3, -1)  # rows of a thread, of gradients by the weights
+BLOCKS = 4  # tiles on an SM at once
+# Depthwise: the least threads of an SM. Weight gradients: thread blocks of an SM, and the least
+# positions of a block.
+DEPTHWISE_THREADS = 1024
+DEPTHWISE_BLOCKS, DEPTHWISE_POSITIONS = 8, 2048
+STRIPS = range(14, 3, -1)  # rows of a thread in a weight gradient
 MOST_PARTS = 2**16 - 1
-MOST_GATHERED = 16  # positions of a stride, which a thread has
-PLANE_BYTES_PER_US = 2.5e6
+MOST_GATHERED = 16  # positions of a stride, all of one thread
+DEPTHWISE_SUM_BYTES_PER_US = 2.5e6
 
 
 @dataclass(frozen=True)
 class DirectSchedule:
-    """How a thin convolution is summed: a thread has `outs` results of `rows` positions, and
-    `across` threads lie in a row; 0 where a group has a single channel: rows then lie in planes,
-    without tiles.
+    """A thread computes `outs` results at `rows` positions; a row has `across` threads. A depthwise
+    convolution has no tiles: `across` is 0.
 
-    With `line_positions` only where it is to be exact in fp32; otherwise tensor cores multiply
-    halves, as in a WindowSchedule.
+    With `staged_positions` this is for exact fp32 only. With TF32 tensor cores multiply the staged
+    fp16 input, as in a ConvolutionSchedule.
     """
 
     outs: int
     rows: int
     across: int
-    line_positions: int = 0
+    staged_positions: int = 0
 
     @property
     def height(self) -> int:
         return THREADS // self.across * self.rows
 
 
-def best_tile(of: Geometry, sizes: Mapping[str, int], sms: int) -> DirectSchedule:
-    """Tiles that waste little, threads that share much of what they read, and work for all."""
-    if is_plane(of):
+def best_tile(of: Geometry, sizes: Sizes, target: Target) -> DirectSchedule:
+    """The tile with little waste, much sharing of reads, and work for all SMs."""
+    if is_depthwise(of):
         planes = of.images.at(sizes) * of.groups * of.results * of.x.result
-        few = [rows for rows in ROWS if planes * -(-of.y.result // rows) >= sms * PLANE_THREADS]
+        threads = target.sms * DEPTHWISE_THREADS
+        few = [rows for rows in ROWS if planes * -(-of.y.result // rows) >= threads]
         return DirectSchedule(1, next((rows for rows in few if rows < 2 * of.y.result), 1), 0)
 
     def cost(tile: DirectSchedule) -> tuple[bool, float]:
         again = of.results > tile.outs and _bytes(of, tile, _layers(of)) > SHARED_BYTES
         padded = _padded(of.y.result, tile.height) * _padded(of.x.result, tile.across)
         taps = 1 + TAP_SHARE * (of.y.taps - 1) / (tile.rows * tile.outs**0.5)
-        idle = max(1.0, sms * BLOCKS / _tiles(of, tile, sizes))
+        idle = max(1.0, target.sms * BLOCKS / _tiles(of, tile, sizes))
         return again, padded * taps * (1 + SHORT_ROW / tile.across) * idle
 
     return min(_with_room(of, _candidates(of)), key=cost)
@@ -81,54 +84,54 @@ def _candidates(of: Geometry) -> list[DirectSchedule]:
 
 
 def _with_room(of: Geometry, tiles: Iterable[DirectSchedule]) -> list[DirectSchedule]:
-    """Those of which one layer and the weights find room."""
+    """The tiles whose weights and one layer fit into shared memory."""
     return [each for each in tiles if each.across and _bytes(of, each, 1) <= SHARED_BYTES]
 
 
-def is_plane(of: Geometry) -> bool:
-    """Whether a group has a single channel, and nothing moves along z."""
+def is_depthwise(of: Geometry) -> bool:
+    """Whether a group has one channel, and the convolution is not along z."""
     return of.channels == 1 and of.z.is_single
 
 
-def has_plane_gradient(of: Geometry) -> bool:
-    """Whether the gradient by the weights is summed plane by plane; it keeps all taps' sums."""
-    return is_plane(of) and not of.transposed and of.taps <= MOST_TAPS
+def has_depthwise_gradient(of: Geometry) -> bool:
+    """Whether the weight gradient is summed plane by plane. A thread keeps the sums of all taps."""
+    return is_depthwise(of) and not of.transposed and of.taps <= MOST_TAPS
 
 
-def plane_gradient_rows(of: Geometry) -> int:
-    """Rows of a thread's strip: many share what they read, and few should be left over."""
+def depthwise_gradient_rows(of: Geometry) -> int:
+    """Rows of a thread's strip: many, to share reads, with few rows left over."""
     fitting = [rows for rows in STRIPS if rows <= of.y.result]
     return max(fitting, key=lambda rows: -(of.y.result % rows), default=max(of.y.result, 1))
 
 
-def plane_gradient_parts(of: Geometry, sizes: Mapping[str, int], sms: int) -> int:
-    """In how many parts of the strips: work for all processors, and not too little for each."""
-    strips = of.images.at(sizes) * max(1, of.y.result // plane_gradient_rows(of))
+def depthwise_gradient_parts(of: Geometry, sizes: Sizes, target: Target) -> int:
+    """How many parts share the strips: work for all SMs, and enough for each."""
+    strips = of.images.at(sizes) * max(1, of.y.result // depthwise_gradient_rows(of))
     positions = of.images.at(sizes) * of.y.result * of.x.result
-    wanted = -(-sms * PLANE_BLOCKS // (of.groups * of.results))
-    parts = max(1, min(wanted, positions // PLANE_POSITIONS, strips, MOST_PARTS))
-    return -(-strips // -(-strips // parts)) if strips else 1  # none has nothing to do
+    wanted = -(-target.sms * DEPTHWISE_BLOCKS // (of.groups * of.results))
+    parts = max(1, min(wanted, positions // DEPTHWISE_POSITIONS, strips, MOST_PARTS))
+    return -(-strips // -(-strips // parts)) if strips else 1  # No part is empty.
 
 
-def _tiles(of: Geometry, tile: DirectSchedule, sizes: Mapping[str, int]) -> int:
-    """Of all images and groups."""
+def _tiles(of: Geometry, tile: DirectSchedule, sizes: Sizes) -> int:
+    """The number of tiles of all images and groups."""
     tiles = -(-of.y.result // tile.height) * -(-of.x.result // tile.across)
     return tiles * of.images.at(sizes) * of.z.result * of.groups
 
 
 def _layers(of: Geometry) -> int:
-    """Channels, and the taps of each along z."""
+    """Channels times taps along z."""
     return of.channels * of.z.taps
 
 
 def _bytes(of: Geometry, tile: DirectSchedule, layers: int) -> int:
-    """Shared memory for two patches of so many layers, and the weights of one group or two."""
+    """Shared memory for two patches of so many layers, and the weights of one or two groups."""
     weights = _padded(of.channels * of.taps * _padded(of.results, tile.outs), 4)
     return 4 * (2 * layers * _patch(of, tile) + weights * (2 if of.groups > 1 else 1))
 
 
 def _patch(of: Geometry, tile: DirectSchedule) -> int:
-    """What a tile reads of a layer."""
+    """The elements of a layer that a tile reads."""
     return _reach(of.y, tile.height) * _reach(of.x, tile.across)
 
 
@@ -137,33 +140,34 @@ def _padded(size: int, tile: int) -> int:
 
 
 def fits(of: Geometry, tile: DirectSchedule | None = None) -> bool:
-    """Whether it is thin, and the weights of a group and what a tile reads of one layer find
-    room; any tile, or this one."""
+    """Whether the convolution is thin, and this tile, or any, fits into shared memory."""
     if of.y.taps * of.x.taps > MOST_TAPS or min(of.channels, of.results) >= THIN:
         return False
-    if is_plane(of) and (tile is None or not tile.across):
+    if is_depthwise(of) and (tile is None or not tile.across):
         return not of.transposed or of.y.stride * of.x.stride <= MOST_GATHERED
     if of.transposed and of.strided:
         return False
     return bool(_with_room(of, (tile,) if tile else _candidates(of)))
 
 
-def _reach(axis: WindowAxis, positions: int) -> int:
+def _reach(axis: ConvAxis, positions: int) -> int:
     return (positions - 1) * axis.stride + (axis.taps - 1) * axis.dilation + 1
 
 
-def direct_us(of: Geometry, sizes: Mapping[str, int], sms: int) -> float | None:
-    """The time that it is expected to take; None where it has no room."""
+def direct_us(of: Geometry, sizes: Sizes, target: Target) -> float | None:
+    """The expected time. None if it does not fit."""
     if not fits(of):
         return None
     moved = 4 * (of.source_elements(sizes) + of.result_elements(sizes))
-    if is_plane(of):
-        return moved / PLANE_BYTES_PER_US + CALL_US
-    tile = best_tile(of, sizes, sms)
+    gpu = target.facts
+    if is_depthwise(of):
+        return moved / (DEPTHWISE_SUM_BYTES_PER_US * gpu.relative_memory) + CALL_US
+    tile = best_tile(of, sizes, target)
     again = _bytes(of, tile, _layers(of)) > SHARED_BYTES
     reads = _layers(of) * _patch(of, tile) * (-(-of.results // tile.outs) if again else 1)
     results = tile.height * tile.across * _padded(of.results, tile.outs)
     terms = RESULT_CYCLES + TERM_CYCLES * of.channels * of.taps
     cycles = TILE_CYCLES + READ_CYCLES * reads + terms * results
-    computed = max(-(-_tiles(of, tile, sizes) // sms), ALONE) * cycles / CYCLES_PER_US
-    return max(computed, moved / BYTES_PER_US) + CALL_US
+    cycles *= max(-(-_tiles(of, tile, sizes) // target.sms), ALONE)
+    computed = cycles / (CLOCK_SHARE * gpu.cycles_per_us)
+    return max(computed, moved / (BYTES_PER_US * gpu.relative_memory)) + CALL_US

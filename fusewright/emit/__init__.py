@@ -1,1 +1,5 @@
-"""From a planned module to Python text: what the library runs and what a file carries."""
+"""From a planned module to Python text, which the package runs and an emitted file contains."""
+
+from fusewright.emit.file import file_text
+
+__all__ = ["file_text"]

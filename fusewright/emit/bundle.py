@@ -1,4 +1,4 @@
-"""What is written out: programs with their plans, and what the example call looked like."""
+"""The input of emission: programs with their plans, and a description of the example call."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ Constant = int | float | complex | bool | str | None | tuple["Constant", ...]
 
 @dataclass(frozen=True)
 class Owner:
-    """A submodule as it was in the example.
+    """A submodule as it was in the example. Guards compare all of its fields with a call's module.
 
-    Constants of the model are written into kernels, so they are part of the guard; so are its
-    class, its children by name, its parameters and buffers (`tensors`: table, name, and whether
-    there is one, or the place where the same one was met before), and those hooks that were
-    captured with it.
+    `kind` is its class. Kernels contain `values`, its constants. `tensors` are its parameters and
+    buffers: table, name, and whether it is set, or the path where the same tensor came first.
+    `hooks` are those that were captured with it.
     """
 
     path: tuple[str, ...]
@@ -34,7 +33,7 @@ class Owner:
 class Arguments:
     """The example call: `structure` is `_fw_flatten`'s text of (args, kwargs).
 
-    `plain` is the number of positional arguments when all are tensors and nothing else was given,
+    `plain` is the number of positional arguments if all are tensors and nothing else was given,
     else -1. `parameters` names the positional parameters of the original forward.
     """
 
@@ -45,7 +44,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class ProgramPlans:
-    """One mode: `forward` leaves what `backward` needs, `inference` leaves nothing."""
+    """One mode. `forward` also returns what `backward` needs; `inference` does not."""
 
     program: Program
     forward: Plan
@@ -54,30 +53,38 @@ class ProgramPlans:
     owners: tuple[Owner, ...] = ()
 
     @property
-    def has_products(self) -> bool:
-        """Whether it runs only where the tensor cores are that our products are written for."""
-        plans = (self.forward, self.inference, self.backward)
-        return any(plan is not None and bool(plan.on_cores) for plan in plans)
+    def all_plans(self) -> tuple[Plan, ...]:
+        plans = (self.inference, self.forward, self.backward)
+        return tuple(plan for plan in plans if plan is not None)
+
+    @property
+    def driven(self) -> tuple[Plan, ...]:
+        """The plans that get a driver. Without a backward plan the forward plan never runs."""
+        return (self.inference,) if self.backward is None else self.all_plans
+
+    @property
+    def has_tensor_core_steps(self) -> bool:
+        """Whether it needs the tensor cores for which our matmuls are written."""
+        return any(plan.on_tensor_cores for plan in self.all_plans)
 
     @property
     def has_layers(self) -> bool:
-        """Whether a recurrent layer is called, which PyTorch's autograd records."""
-        plans = (self.forward, self.inference, self.backward)
-        steps = [step for plan in plans if plan is not None for step in plan.steps]
+        """Whether it calls a recurrent layer, which PyTorch's autograd records."""
+        steps = [step for plan in self.all_plans for step in plan.steps]
         return any(isinstance(step, Call) and bool(step.node.layer) for step in steps)
 
     @property
     def name(self) -> str:
-        """The mode, told apart from the same mode without products."""
-        return self.program.mode + ("_products" if self.has_products else "")
+        """The mode. A suffix distinguishes it from the same mode without tensor cores."""
+        return self.program.mode + ("_tensor_cores" if self.has_tensor_core_steps else "")
 
 
 @dataclass(frozen=True)
 class ModuleBundle:
-    """One model on one kind of device: all that the text of its `ModelNew` is made from.
+    """One model on one type of device: the input of its `ModelNew` text.
 
-    `autocast` is the dtype that autocast converted to in the example, empty where it was off;
-    `default_dtype` is what new tensors were.
+    `autocast` is autocast's dtype in the example, empty if it was off. `default_dtype` was the
+    dtype of new tensors.
     """
 
     name: str
@@ -93,8 +100,8 @@ class ModuleBundle:
         return "cuda" if self.language == "cuda" else "cpu"
 
     @property
-    def has_products(self) -> bool:
-        return any(each.has_products for each in self.modes)
+    def has_tensor_core_steps(self) -> bool:
+        return any(each.has_tensor_core_steps for each in self.modes)
 
     @property
     def has_layers(self) -> bool:

@@ -1,34 +1,14 @@
-"""The functions of one mode: gather, guard, the drivers, the user's structure, and their record."""
+"""The functions of one mode: inputs, guard, drivers, and the structure of outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fusewright.emit import python, steps
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
-from fusewright.emit.python import (
-    Scope,
-    call,
-    dims,
-    dtype,
-    escaped,
-    filled,
-    identifiers,
-    layout,
-    mentions,
-    quoted,
-)
-from fusewright.emit.steps import (
-    IN_PLACE,
-    Demands,
-    WrapperCall,
-    demands,
-    literals_of,
-    names_of,
-    read_by_loops,
-    step_lines,
-    view_lines,
-)
+from fusewright.emit.python import Scope, call, dims, filled, layout, mentions, quoted
+from fusewright.emit.steps import view_lines
 from fusewright.emit.wiring import FromInput, FromResult, Wiring
 from fusewright.errors import GraphError
 from fusewright.ir.graph import Binding, TensorSpec
@@ -37,12 +17,12 @@ from fusewright.plan.steps import Fused, Plan, View
 
 @dataclass(frozen=True)
 class Mode:
-    """One program of a bundle with all that its functions are written from."""
+    """One program of a bundle, and the input of its functions' text."""
 
     bundle: ModuleBundle
     plans: ProgramPlans
     wiring: Wiring
-    wrappers: Mapping[Fused, WrapperCall]
+    wrappers: Mapping[Fused, steps.WrapperCall]
 
     @property
     def name(self) -> str:
@@ -54,29 +34,31 @@ class Mode:
 
     @property
     def main_input(self) -> int | None:
-        """The first binding on the kernels' kind of device: where everything else has to be."""
+        """The first binding on the kernels' type of device. All others must be on its device."""
         kind = self.bundle.device_type
         inputs = self.plans.forward.inputs
         return next((i for i, each in enumerate(inputs) if _kind(each.spec) == kind), None)
 
-    def scope(self, plan: Plan, extra: Iterable[str] = ()) -> Scope:
-        return Scope(identifiers([*names_of(plan), *extra], self.symbols), self.bundle.device_type)
+    def scope(self, plan: Plan) -> Scope:
+        names = python.identifiers(steps.names_of(plan), self.symbols)
+        return Scope(names, self.bundle.device_type)
+
+    def variables(self) -> list[str]:
+        """The variables of the graph's inputs."""
+        scope = self.scope(self.plans.forward)
+        return [scope[each.name] for each in self.plans.forward.inputs]
 
     def read_symbols(self, variables: Sequence[str], body: Sequence[str]) -> list[str]:
-        """Lines that read the symbols and the device which `body` mentions."""
+        """Lines that read the symbols and the device that `body` uses."""
         lines = [
             f"{symbol.name} = {variables[symbol.input_index]}.shape[{symbol.dim}]"
             for symbol in self.plans.program.symbols
             if mentions(body, symbol.name)
         ]
         if mentions(body, "device"):
-            lines.append(f"device = {self.device_of(variables)}")
+            main, named = self.main_input, f'torch.device("{self.bundle.device_type}")'
+            lines.append(f"device = {named if main is None else variables[main] + '.device'}")
         return lines
-
-    def device_of(self, variables: Sequence[str]) -> str:
-        if self.main_input is None:
-            return f'torch.device("{self.bundle.device_type}")'
-        return f"{variables[self.main_input]}.device"
 
 
 def _kind(spec: TensorSpec) -> str:
@@ -85,7 +67,7 @@ def _kind(spec: TensorSpec) -> str:
 
 @dataclass(frozen=True)
 class Definition:
-    """A function to write; two modes whose functions are alike share one."""
+    """A function's text. Modes with the same text share the function."""
 
     kind: str
     parameters: Sequence[str]
@@ -98,22 +80,18 @@ class Definition:
 
 
 def definitions(mode: Mode) -> list[Definition]:
-    """Every function of one mode; each is a field of the mode's record, by its kind."""
-    made = [
-        _gather(mode),
-        _misfit(mode),
-        _outputs(mode),
-        _layouts(mode),
-        _driver(mode, "inference"),
-    ]
-    if mode.plans.backward is not None:
-        made += [_driver(mode, "forward"), _backward(mode, mode.plans.backward)]
-        made.append(_gradient_layouts(mode, mode.plans.backward))
+    """All functions of one mode. Each is a field of the mode's record, named by its kind."""
+    made = [_gather(mode), _misfit(mode), _outputs(mode), _layouts(mode)]
+    made.append(_driver(mode, "inference"))
+    backward = mode.plans.backward
+    if backward is not None:
+        made += [_driver(mode, "forward"), _backward(mode, backward)]
+        made.append(_gradient_layouts(mode, backward))
     return made
 
 
 def shortcuts(mode: Mode) -> list[str]:
-    """Which of the functions around the drivers would hand on what they are given."""
+    """Flags of the functions around the drivers that would return their arguments unchanged."""
     program, arguments = mode.plans.program, mode.bundle.arguments
     given = [(each.kind, each.path) for each in program.bindings]
     as_given = given == [("input", str(at)) for at in range(arguments.plain)]
@@ -122,12 +100,10 @@ def shortcuts(mode: Mode) -> list[str]:
 
 
 def _gather(mode: Mode) -> Definition:
-    program = mode.plans.program
-    scope = mode.scope(mode.plans.forward)
-    variables = [scope[each.name] for each in mode.plans.forward.inputs]
+    variables = mode.variables()
     owners: dict[tuple[str, ...], str] = {(): "module"}
     body: list[str] = []
-    for variable, binding in zip(variables, program.bindings, strict=True):
+    for variable, binding in zip(variables, mode.plans.program.bindings, strict=True):
         if binding.kind == "input":
             body.append(f"{variable} = leaves[{int(binding.path)}]")
         else:
@@ -137,7 +113,7 @@ def _gather(mode: Mode) -> Definition:
 
 
 def _fetch(variable: str, binding: Binding, owners: dict[tuple[str, ...], str]) -> list[str]:
-    """Read a parameter, buffer or attribute; its owner is looked up once."""
+    """Read a parameter, buffer or attribute. Each owner is looked up once."""
     path = tuple(binding.path.split("."))
     if binding.kind == "constant":
         names = "".join(quoted(name) + ", " for name in path)
@@ -155,17 +131,15 @@ def _fetch(variable: str, binding: Binding, owners: dict[tuple[str, ...], str]) 
 
 def _misfit(mode: Mode) -> Definition:
     program, inputs = mode.plans.program, mode.plans.forward.inputs
-    scope = mode.scope(mode.plans.forward)
-    variables = [scope[each.name] for each in inputs]
+    variables = mode.variables()
     mutated = {each.index for each in program.results if each.kind == "mutation"}
     checks: list[str] = []
     for index, (each, binding) in enumerate(zip(inputs, program.bindings, strict=True)):
         on_main = _kind(each.spec) == mode.bundle.device_type
         device = "device" if on_main else f'torch.device("{_kind(each.spec)}")'
         frozen = not binding.differentiable or (index in mutated and binding.kind == "input")
-        label = f"argument {binding.path}" if binding.kind == "input" else binding.path
-        args = f"{quoted(label)}, {variables[index]}, {layout(each.spec)}, {device}, {frozen}"
-        checks.append(f"_fw_misfit({args})")
+        args = [quoted(_label(binding)), variables[index], *layout(each.spec), device, str(frozen)]
+        checks.append(f"_fw_misfit({', '.join(args)})")
     for guard in program.guards:
         checks.append(f"(None if {guard} else {quoted('the sizes break the rule ' + guard)})")
     body = _first_checks(mode, variables)
@@ -175,59 +149,54 @@ def _misfit(mode: Mode) -> Definition:
     return Definition("misfit", variables, doc, body if checks else ["return None"])
 
 
+def _label(binding: Binding) -> str:
+    return f"argument {binding.path}" if binding.kind == "input" else binding.path
+
+
 def _first_checks(mode: Mode, variables: Sequence[str]) -> list[str]:
-    """What must hold before a symbol or the device can be read at all."""
-    lines = []
-    inputs = mode.plans.forward.inputs
-    sources = {symbol.input_index for symbol in mode.plans.program.symbols}
-    sources |= {mode.main_input} if mode.main_input is not None else set()
-    for index in sorted(sources):
+    """Checks that must come before a symbol or the device is read."""
+    tests = []
+    main, program, inputs = mode.main_input, mode.plans.program, mode.plans.forward.inputs
+    sources = {symbol.input_index for symbol in program.symbols}
+    for index in sorted(sources | ({main} if main is not None else set())):
         rank = len(inputs[index].spec.shape)
-        binding = mode.plans.program.bindings[index]
-        label = f"argument {binding.path}" if binding.kind == "input" else binding.path
-        text = quoted(f"{label} is not a tensor of {rank} dimensions")
-        lines += [f"if _fw_rank({variables[index]}) != {rank}:", f"    return {text}"]
-    if mode.main_input is not None:
-        kind = mode.bundle.device_type
-        lines += [
-            f'if {variables[mode.main_input]}.device.type != "{kind}":',
-            f'    return "the tensors are not on a {kind} device"',
-        ]
-        if mode.plans.has_products:
-            lines += [
-                f"if not _fw_tensor_cores({variables[mode.main_input]}.device.index):",
-                '    return "the device is not of compute capability 9.0"',
-            ]
-    return lines
+        text = quoted(f"{_label(program.bindings[index])} is not a tensor of {rank} dimensions")
+        tests.append((f"_fw_rank({variables[index]}) != {rank}", text))
+    if main is not None:
+        kind, device = mode.bundle.device_type, f"{variables[main]}.device"
+        tests.append((f'{device}.type != "{kind}"', f'"the tensors are not on a {kind} device"'))
+        if mode.plans.has_tensor_core_steps:
+            text = '"the device is not of compute capability 9.0"'
+            tests.append((f"not _fw_tensor_cores({device}.index)", text))
+    return [line for test, text in tests for line in (f"if {test}:", f"    return {text}")]
 
 
 def _driver(mode: Mode, kind: str) -> Definition:
     """The forward driver, or the inference driver without the values for backward."""
     plan = mode.plans.forward if kind == "forward" else mode.plans.inference
-    found = demands(plan, one_by_one=False)
+    found = steps.demands(plan, one_by_one=False)
     scope = mode.scope(plan)
     count = len(mode.wiring.results) if kind == "forward" else mode.wiring.n_inference
-    positions = mode.wiring.results[:count]
-    values = [plan.outputs[position] for position in positions]
+    values = [plan.outputs[position] for position in mode.wiring.results[:count]]
     kept = frozenset(each.name for each in plan.inputs) | frozenset(map(str, values))
-    laid_out = read_by_loops(plan, map(str, values[mode.wiring.n_inference :]))
-    body = step_lines(plan, found, scope, mode.wrappers, laid_out, kept)
+    laid_out = steps.read_by_loops(plan, map(str, values[mode.wiring.n_inference :]))
+    body = steps.step_lines(plan, found, scope, mode.wrappers, laid_out, kept)
     views = {step.name for step in plan.steps if isinstance(step, View)}
-    literals = {node.name for node in literals_of(plan)}
+    literals = {node.name for node in steps.literals_of(plan)}
     given = []
     for index, value in enumerate(values):
         if not isinstance(value, str):
-            raise GraphError(f"result {index} of the {kind} graph is {value}, not a tensor")
+            raise GraphError(f"result {index} of the {kind} graph is not a tensor but {value}")
         text = scope[value]
         if index in mode.wiring.clones or value in literals:
-            text += ".clone()"  # ours to keep, or about to be overwritten
+            text += ".clone()"  # We keep the original, or overwrite it.
         elif index < mode.wiring.n_outputs and value in views:
-            text += ".detach()"  # the caller may change an output in place, but not a view
+            text += ".detach()"  # The caller may change an output in place, but not a view.
         given.append(text)
     variables = [scope[each.name] for each in plan.inputs]
     body = mode.read_symbols(variables, body) + body + returned(given)
     doc = "The forward graph, step by step."
-    parameters = [*variables, *([f"{IN_PLACE}=False"] if mode.wiring.mutations else [])]
+    parameters = [*variables, *([f"{steps.IN_PLACE}=False"] if mode.wiring.mutations else [])]
     return Definition(kind, parameters, doc, body)
 
 
@@ -245,20 +214,18 @@ def _outputs(mode: Mode) -> Definition:
                 items.append(text + (".detach()" if position in mode.wiring.detached else ""))
             case _:
                 items.append(str(origin))
-    tree = escaped(mode.plans.program.output_tree)
+    tree = mode.plans.program.output_tree
     symbols = mode.read_symbols([f"tensors[{i}]" for i in range(len(plan.inputs))], [*body, *items])
     given = [f"o = [{', '.join(items)}]", f"return {tree}"]
-    if tree == "o[0]":
-        given = [f"return {items[0]}"]
-    body = [*symbols, *body, *given]
+    given = [f"return {items[0]}"] if tree == "o[0]" else given
     doc = "The module's result as the original returns it."
-    return Definition("outputs", ["tensors", "results"], doc, body)
+    return Definition("outputs", ["tensors", "results"], doc, [*symbols, *body, *given])
 
 
 def _through(
     mode: Mode, plan: Plan, index: int, views: Sequence[View], stem: str
 ) -> tuple[list[str], str]:
-    """Lines that look at binding `index` through `views`, and the variable of the last."""
+    """Lines that apply `views` to binding `index`, and the variable of the last view."""
     names = {plan.inputs[index].name: f"tensors[{index}]"}
     lines: list[str] = []
     for depth, view in enumerate(views):
@@ -268,36 +235,39 @@ def _through(
 
 
 def _layouts(mode: Mode) -> Definition:
-    plan = mode.plans.forward
-    specs = {**dict(plan.specs), **{each.name: each.spec for each in plan.inputs}}
-    scope = mode.scope(plan)
-    variables = [scope[each.name] for each in plan.inputs]
-    lines = [f"    ({layout(specs[str(plan.outputs[i])])})," for i in mode.wiring.results]
-    body = [*mode.read_symbols(variables, lines), "return (", *lines, ")"]
+    plan, variables = mode.plans.forward, mode.variables()
+    lines = _layout_lines(plan, [plan.outputs[i] for i in mode.wiring.results])
     doc = "The dtype, shape and strides of each result."
-    return Definition("layouts", variables, doc, body)
+    return Definition("layouts", variables, doc, [*mode.read_symbols(variables, lines), *lines])
+
+
+def _layout_lines(plan: Plan, values: Sequence[object]) -> list[str]:
+    specs = {**dict(plan.specs), **{each.name: each.spec for each in plan.inputs}}
+    names = [value if isinstance(value, str) else "" for value in values]
+    items = [f"({', '.join(layout(specs[name]))})" if name else "None" for name in names]
+    return ["return (", *(f"    {item}," for item in items), ")"]
 
 
 def _backward(mode: Mode, plan: Plan) -> Definition:
-    """The backward driver: `values` are the saved tensors, then the tangents."""
-    found = demands(plan, one_by_one=True)
+    """The backward driver. Its `values` are the saved tensors, then the tangents."""
+    found = steps.demands(plan, one_by_one=True)
     scope = mode.scope(plan)
     n_saved = len(mode.wiring.saved)
     if len(plan.inputs) != n_saved + len(mode.wiring.tangents):
-        raise GraphError("the backward graph's inputs are not its saved values and tangents")
+        raise GraphError("the inputs of the backward graph are not its saved values and tangents")
     taken, prologue = _saved(mode, plan, scope)
-    read = read_by_loops(plan)
+    read = steps.read_by_loops(plan)
     for each in plan.inputs[:n_saved]:
         if each.name in read and taken.get(each.name):
             strides = dims(each.spec.strides)
             prologue.append(f"{scope[each.name]} = _fw_laid_out({scope[each.name]}, {strides})")
     tangents = plan.inputs[n_saved:]
     for each in tangents:
-        args = [scope[each.name], *layout_args(each.spec), "device"]
+        args = [scope[each.name], *layout(each.spec), "device"]
         prologue += call(scope[each.name], "_fw_tangent", args)
     kept = frozenset(output for output in plan.outputs if isinstance(output, str))
-    steps = step_lines(plan, found, scope, mode.wrappers, read, kept)
-    body = [*prologue, *steps, *returned(_gradients(plan, found, scope))]
+    body = [*prologue, *steps.step_lines(plan, found, scope, mode.wrappers, read, kept)]
+    body += returned(_gradients(plan, found, scope))
     variables = [*dict.fromkeys(v for v in taken.values() if v), *(scope[t.name] for t in tangents)]
     start = filled("[", variables, "] = values")
     start.append("values.clear()  # the caller's hold on them: what is deleted below is free")
@@ -309,16 +279,12 @@ def _backward(mode: Mode, plan: Plan) -> Definition:
 
 
 def returned(items: Sequence[str]) -> list[str]:
-    """A return of a tuple."""
+    """The statement that returns a tuple."""
     return filled("return (", [f"{item}," for item in items] if len(items) == 1 else items, ")")
 
 
-def layout_args(spec: TensorSpec) -> list[str]:
-    return [dtype(spec.dtype), dims(spec.shape), dims(spec.strides)]
-
-
 def _saved(mode: Mode, plan: Plan, scope: Scope) -> tuple[dict[str, str], list[str]]:
-    """For each saved value the variable it arrives in (none for a size), and lines that form it."""
+    """The variable that brings each saved value (none for a size), and lines that compute it."""
     held: dict[int, str] = {}
     taken: dict[str, str] = {}
     lines: list[str] = []
@@ -343,7 +309,7 @@ def _saved(mode: Mode, plan: Plan, scope: Scope) -> tuple[dict[str, str], list[s
 
 
 def saved_slots(mode: Mode) -> list[int | None]:
-    """For each saved value its place among bindings and results, None for a size."""
+    """For each saved value its index in the bindings and results, None for a size."""
     n_bindings = len(mode.plans.program.bindings)
     slots: list[int | None] = []
     for origin in mode.wiring.saved:
@@ -357,7 +323,7 @@ def saved_slots(mode: Mode) -> list[int | None]:
     return slots
 
 
-def _gradients(plan: Plan, found: Demands, scope: Scope) -> list[str]:
+def _gradients(plan: Plan, found: steps.Demands, scope: Scope) -> list[str]:
     texts = []
     for position, output in enumerate(plan.outputs):
         if not isinstance(output, str):
@@ -370,11 +336,5 @@ def _gradients(plan: Plan, found: Demands, scope: Scope) -> list[str]:
 
 
 def _gradient_layouts(mode: Mode, plan: Plan) -> Definition:
-    specs = {**dict(plan.specs), **{each.name: each.spec for each in plan.inputs}}
-    lines = [
-        f"    ({layout(specs[output])})," if isinstance(output, str) else "    None,"
-        for output in plan.outputs
-    ]
-    body = ["return (", *lines, ")"]
-    doc = "The dtype, shape and strides of each gradient."
-    return Definition("gradient_layouts", list(mode.symbols), doc, body)
+    doc, lines = "The dtype, shape and strides of each gradient.", _layout_lines(plan, plan.outputs)
+    return Definition("gradient_layouts", list(mode.symbols), doc, lines)

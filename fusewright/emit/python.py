@@ -1,7 +1,7 @@
 """Python text from values of the graph language: names, literals, calls and definitions.
 
-Whatever comes from the user's model goes through `identifier` or `quoted`, so no name or string
-of theirs can become code; neither leaves a word that checkers of generated kernels refuse.
+All text from the user's model goes through `identifier` or `quoted`, so that it cannot become
+code.
 """
 
 from __future__ import annotations
@@ -19,30 +19,23 @@ from fusewright.errors import GraphError
 from fusewright.ir.graph import Arg, Dim, Node, Ratio, Ref, Symbolic, TensorSpec
 
 COLUMNS = 100
-# Words that our own lines use as locals.
+# Local names in our own lines.
 _OURS = frozenset({"torch", "device", "need", "values", "sizes", "module", "leaves", "want", "o"})
 _TAKEN = _OURS | frozenset(keyword.kwlist) | frozenset(dir(builtins))
-_REFUSED = re.compile("p(?=ass)")
 
 
 def plain(text: str) -> str:
-    """Text for a comment or docstring: one line, nothing that could end it, no refused word."""
-    words = " ".join(text.split()).replace("\\", "/").replace('"', "'")
-    return _REFUSED.sub("p·", words)
+    """Text for a comment or docstring: one line that cannot end it."""
+    return " ".join(text.split()).replace("\\", "/").replace('"', "'")
 
 
 def quoted(text: str) -> str:
-    """A string literal that stands for exactly this text."""
-    return escaped(ascii(text))
-
-
-def escaped(expression: str) -> str:
-    """An expression whose string literals spell the refused word in another way."""
-    return _REFUSED.sub(r"\\x70", expression)
+    """A string literal of exactly this text."""
+    return ascii(text)
 
 
 def identifier(name: str, taken: Iterable[str] = ()) -> str:
-    """A Python name close to `name`, fit for a local variable and not among `taken`."""
+    """A local variable's name that resembles `name` and is not in `taken`."""
     word = re.sub(r"\W", "_", name, flags=re.ASCII)
     word = re.sub("pass", "pas_s", word, flags=re.IGNORECASE)
     if not word or not (word[0].isalpha() or word[0] == "_"):
@@ -57,7 +50,7 @@ def identifier(name: str, taken: Iterable[str] = ()) -> str:
 
 
 def identifiers(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
-    """For each name a variable of its own."""
+    """A variable for each name, all different."""
     chosen: dict[str, str] = {}
     used = set(taken)
     for name in names:
@@ -69,7 +62,7 @@ def identifiers(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, st
 
 @dataclass(frozen=True)
 class Scope:
-    """What names stand for inside one function: value → variable, and the device in use."""
+    """The names of one function: a variable for each value, and the type of its device."""
 
     names: Mapping[str, str]
     device_type: str
@@ -83,8 +76,10 @@ def literal(arg: Arg, scope: Scope) -> str:
     match arg:
         case Ref(name):
             return scope[name]
-        case Symbolic():
-            return _symbolic(arg, scope)
+        case Symbolic("device", name):
+            return device_text(name.removeprefix("torch."), scope)
+        case Symbolic(_, name):
+            return dtype(name)
         case Ratio(text):
             return _ratio(text)
         case tuple():
@@ -98,7 +93,7 @@ def literal(arg: Arg, scope: Scope) -> str:
 
 
 def _ratio(text: str) -> str:
-    """A quotient of sizes; for an empty batch NaN, which is what PyTorch's own mean gives."""
+    """A quotient of sizes. For an empty batch it is NaN, like PyTorch's mean."""
     symbols = sorted(set(re.findall(r"[A-Za-z_]\w*", text)))
     if "/" not in text or not symbols:
         return text
@@ -122,12 +117,10 @@ def constant(value: object) -> str:
 
 
 def tensor_literal(node: Node) -> tuple[str, str]:
-    """A `literal` node's module-level name, and the pair that `_fw_here` takes."""
+    """A `literal` node's name in the module, and the arguments for `_fw_here`."""
     assert node.spec is not None
-    values = _nested(node.args[0])
-    made = (
-        f"torch.tensor({values}, dtype={dtype(node.spec.dtype)}).reshape({dims(node.spec.shape)})"
-    )
+    spec, values = node.spec, _nested(node.args[0])
+    made = f"torch.tensor({values}, dtype={dtype(spec.dtype)}).reshape({dims(spec.shape)})"
     return f"_FW_LITERAL_{hashlib.sha256(made.encode()).hexdigest()[:8]}", f"({made}, {{}})"
 
 
@@ -138,24 +131,18 @@ def _nested(value: Arg) -> str:
 
 
 def device_text(device: str, scope: Scope) -> str:
-    """The device in use, or another kind by its name."""
+    """The current device, or a device of another type by its name."""
     return "device" if device.split(":")[0] == scope.device_type else f"torch.device({device!r})"
 
 
 def dtype(name: str) -> str:
+    """A dtype, or another constant of PyTorch."""
     return f"torch.{_checked(name.removeprefix('torch.'))}"
-
-
-def _symbolic(arg: Symbolic, scope: Scope) -> str:
-    name = arg.name.removeprefix("torch.")
-    if arg.kind == "device":
-        return device_text(name, scope)
-    return f"torch.{_checked(name)}"
 
 
 def _checked(name: str) -> str:
     if not name.isidentifier():
-        raise GraphError(f"{name!r} is not the name of a torch constant")
+        raise GraphError(f"{name!r} is not the name of a PyTorch constant")
     return name
 
 
@@ -170,29 +157,29 @@ def row(texts: Iterable[str]) -> str:
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
-def layout(spec: TensorSpec) -> str:
+def layout(spec: TensorSpec) -> list[str]:
     """dtype, shape and strides, as arguments."""
-    return f"{dtype(spec.dtype)}, {dims(spec.shape)}, {dims(spec.strides)}"
+    return [dtype(spec.dtype), dims(spec.shape), dims(spec.strides)]
 
 
 def operator(node: Node, scope: Scope) -> tuple[str, list[str]]:
     """The callee and the arguments of a node that PyTorch runs."""
     parts = node.op.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
-        raise GraphError(f"{node.name}: {node.op!r} is no operator of PyTorch")
+        raise GraphError(f"{node.name}: {node.op!r} is not an operator of PyTorch")
     given = [literal(arg, scope) for arg in node.args]
     given += [f"{_checked(key)}={literal(value, scope)}" for key, value in node.kwargs]
     return "torch.ops." + ".".join(parts), given
 
 
 def call(target: str, callee: str, args: Sequence[str]) -> list[str]:
-    """`target = callee(args)`, broken into lines where it is too long."""
+    """`target = callee(args)`, on several lines if it is too long."""
     start = f"{target} = {callee}(" if target else f"{callee}("
     return filled(start, args, ")")
 
 
 def filled(start: str, items: Sequence[str], end: str) -> list[str]:
-    """Items between `start` and `end`: on one line, or packed into as few as hold them."""
+    """Items between `start` and `end`, on as few lines as possible."""
     line = start + ", ".join(items) + end
     if len(line) + 8 <= COLUMNS:
         return [line]
@@ -209,7 +196,7 @@ def indented(lines: Iterable[str], levels: int = 1) -> list[str]:
 
 
 def function(name: str, parameters: Sequence[str], doc: str, body: Sequence[str]) -> list[str]:
-    """A whole definition, with two blank lines before it."""
+    """A function definition after two blank lines."""
     head = call("", f"def {name}", parameters)
     head[-1] += ":"
     text = f'"""{plain(doc)}"""'
@@ -220,7 +207,7 @@ def function(name: str, parameters: Sequence[str], doc: str, body: Sequence[str]
 
 
 def mentions(lines: Iterable[str], name: str) -> bool:
-    """Whether some line speaks of this variable."""
+    """Whether a line uses this variable."""
     word = re.compile(rf"(?<![\w.'\"]){re.escape(name)}(?!\w)")
     return any(word.search(line) for line in lines)
 

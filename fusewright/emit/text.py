@@ -1,7 +1,7 @@
 """The text of one module: kernel wrappers, the drivers of each mode, and their records.
 
-The library executes exactly these lines, and an emitted file carries them, so there is one
-behaviour to test. The operators' names hold a digest of the kernels and of these lines.
+The package executes exactly these lines, and an emitted file contains them, so both behave the
+same. The names of operators contain a digest of the kernels and of these lines.
 """
 
 from __future__ import annotations
@@ -9,17 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
-from fusewright.emit.bundle import ModuleBundle, Owner, ProgramPlans
+from fusewright.emit import python
+from fusewright.emit.bundle import ModuleBundle, Owner
 from fusewright.emit.drivers import Mode, definitions, saved_slots, shortcuts
-from fusewright.emit.python import (
-    constant,
-    dtype,
-    function,
-    identifier,
-    indented,
-    quoted,
-    tensor_literal,
-)
+from fusewright.emit.python import constant, quoted
 from fusewright.emit.steps import demands, literals_of
 from fusewright.emit.wiring import wire
 from fusewright.emit.wrappers import calls_of, wrapper_lines, wrappers_of
@@ -30,12 +23,12 @@ _DIGEST = "_DIGEST_"
 
 
 def module_text(bundle: ModuleBundle, taken: frozenset[str] = frozenset()) -> str:
-    """Wrappers, drivers and `_FW_MODES`; they expect the run time's names and `_fw_kernels`.
+    """Wrappers, drivers and `_FW_MODES`. They use the run time's names and `_fw_kernels`.
 
-    `taken` are names that no wrapper may have.
+    No wrapper gets one of the names that are `taken`.
     """
-    plans = [(plan, each) for each in bundle.modes for plan in plans_of(each)]
-    found = [(plan, demands(plan, one_by_one=plan is each.backward)) for plan, each in plans]
+    plans = [(plan, plan is each.backward) for each in bundle.modes for plan in each.driven]
+    found = [(plan, demands(plan, one_by_one=backward)) for plan, backward in plans]
     targets = _targets(bundle)
     wrappers = wrappers_of(bundle, found, taken, targets)
     lines = _literals(plan for plan, _ in plans)
@@ -50,56 +43,45 @@ def module_text(bundle: ModuleBundle, taken: frozenset[str] = frozenset()) -> st
         for each in definitions(mode):
             if each.text not in written:
                 written[each.text] = f"_fw_{each.kind}_{mode.name}"
-                lines += function(written[each.text], each.parameters, each.doc, each.body)
+                lines += python.function(written[each.text], each.parameters, each.doc, each.body)
             names[each.kind] = written[each.text]
         records += _record(mode, names)
-    lines += ["", "", "_FW_MODES = (", *indented(records), ")"]
+    lines += ["", "", "_FW_MODES = (", *python.indented(records), ")"]
     body = "\n".join(lines).strip("\n") + "\n"
     digest = hashlib.sha256((bundle.source.text + body).encode()).hexdigest()[:16]
     return body.replace(_DIGEST, digest)
 
 
 def _targets(bundle: ModuleBundle) -> dict[Fused, dict[str, str]]:
-    """For each loop, the outputs that it may write into the buffers they replace.
+    """For each kernel, the outputs that it may write into the buffers that they replace.
 
-    Two graphs can hold the same loop; it may do only what is right in both.
+    Two graphs can contain the same kernel. It may write in place only what is right in both.
     """
     found: dict[Fused, dict[str, str]] = {}
-    for each in bundle.modes:
-        for plan in plans_of(each):
-            mutated = {
-                value: plan.inputs[result.index].name
-                for value, result in zip(plan.outputs, each.program.results, strict=False)
-                if plan is not each.backward
-                and result.kind == "mutation"
-                and isinstance(value, str)
-            }
-            allowed = in_place(plan, mutated)
-            for loop in plan.loops:
-                mine = {value: allowed[value] for value in loop.outputs if value in allowed}
-                before = found.get(loop, mine)
-                found[loop] = {v: b for v, b in mine.items() if before.get(v) == b}
-    return {loop: held for loop, held in found.items() if held}
-
-
-def plans_of(plans: ProgramPlans) -> tuple[Plan, ...]:
-    """The plans that get a driver: without a backward the forward plan is never run."""
-    if plans.backward is None:
-        return (plans.inference,)
-    return (plans.inference, plans.forward, plans.backward)
+    for mode, plan in [(each, plan) for each in bundle.modes for plan in each.driven]:
+        results = () if plan is mode.backward else mode.program.results
+        mutated = {
+            value: plan.inputs[result.index].name
+            for value, result in zip(plan.outputs, results, strict=False)
+            if result.kind == "mutation" and isinstance(value, str)
+        }
+        allowed = in_place(plan, mutated)
+        for step in plan.kernels:
+            mine = {value: allowed[value] for value in step.outputs if value in allowed}
+            before = found.get(step, mine)
+            found[step] = {v: b for v, b in mine.items() if before.get(v) == b}
+    return {step: held for step, held in found.items() if held}
 
 
 def entries_text(bundle: ModuleBundle) -> str:
     """The C entry points with their bindings, as a dict."""
-    items = [
-        f"    {quoted(entry.name)}: {constant(entry.binding)}," for entry in bundle.source.entries
-    ]
-    return "\n".join(["{", *items, "}"])
+    pairs = [(quoted(each.name), constant(each.binding)) for each in bundle.source.entries]
+    return "\n".join(["{", *(f"    {name}: {binding}," for name, binding in pairs), "}"])
 
 
 def _literals(plans: Iterable[Plan]) -> list[str]:
-    """Tensors that the model makes from numbers, each with a place for its copies on devices."""
-    made = dict(tensor_literal(node) for plan in plans for node in literals_of(plan))
+    """Tensors that the model makes from constants, each with a dict for its copies on devices."""
+    made = dict(python.tensor_literal(node) for plan in plans for node in literals_of(plan))
     return [line for name, text in made.items() for line in ("", "", f"{name} = {text}")]
 
 
@@ -108,10 +90,11 @@ def _record(mode: Mode, functions: Mapping[str, str]) -> list[str]:
     bundle, program, wiring = mode.bundle, mode.plans.program, mode.wiring
     arguments = bundle.arguments
     saved = dict.fromkeys(slot for slot in saved_slots(mode) if slot is not None)
+    stem = python.identifier(f"m_{bundle.name}").removeprefix("m_") or "model"
     fields = {
-        "name": quoted(f"{_operator_stem(bundle.name)}_{_DIGEST}_{mode.name}"),
+        "name": quoted(f"{stem}_{_DIGEST}_{mode.name}"),
         "training": str(program.mode == "train"),
-        "autocast": dtype(bundle.autocast) if bundle.autocast else "None",
+        "autocast": python.dtype(bundle.autocast) if bundle.autocast else "None",
         "device_type": quoted(bundle.device_type),
         "parameters": constant(arguments.parameters),
         "structure": quoted(arguments.structure),
@@ -129,31 +112,23 @@ def _record(mode: Mode, functions: Mapping[str, str]) -> list[str]:
         "tangents": constant(wiring.tangents),
         "reach": constant(wiring.reach),
         **functions,
-        "default_dtype": dtype(bundle.default_dtype),
+        "default_dtype": python.dtype(bundle.default_dtype),
         **dict.fromkeys(shortcuts(mode), "True"),
         **({"records": "True"} if mode.plans.has_layers else {}),
     }
     inside = [f"{name}={text}," for name, text in fields.items()]
     bound = frozenset(each.path for each in program.bindings if each.kind != "input")
-    place = inside.index("owners=_OWNERS_,")
-    inside[place : place + 1] = [
-        "owners=(",
-        *(f"    {_owner(o, bound)}," for o in mode.plans.owners),
-        "),",
-    ]
-    return ["_fw_register(", "    _FwMode(", *indented(inside, 2), "    )", "),"]
-
-
-def _operator_stem(name: str) -> str:
-    return identifier(f"m_{name}").removeprefix("m_") or "model"
+    at = inside.index("owners=_OWNERS_,")
+    owners = (f"    {_owner(each, bound)}," for each in mode.plans.owners)
+    inside[at : at + 1] = ["owners=(", *owners, "),"]
+    return ["_fw_register(", "    _FwMode(", *python.indented(inside, 2), "    )", "),"]
 
 
 def _owner(owner: Owner, bound: frozenset[str]) -> str:
-    """The record of one submodule; of `bound` tensors the misfit test sees that they are there."""
-    tensors = [
-        (table, name, here)
-        for table, name, here in owner.tensors
-        if not (here is True and ".".join((*owner.path, name)) in bound)
-    ]
-    fields = (owner.path, owner.kind, owner.values, owner.children, tuple(tensors), owner.hooks)
-    return constant(fields)
+    """The record of one submodule. The misfit test itself checks that `bound` tensors are set."""
+    tensors = tuple(
+        (table, name, is_set)
+        for table, name, is_set in owner.tensors
+        if not (is_set is True and ".".join((*owner.path, name)) in bound)
+    )
+    return constant((owner.path, owner.kind, owner.values, owner.children, tensors, owner.hooks))

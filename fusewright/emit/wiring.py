@@ -1,14 +1,14 @@
-"""Which value of a plan becomes what: outputs, new buffer values, values saved for backward.
+"""What each result of a plan is for: an output, a new buffer value, or a value saved for backward.
 
-Results of the forward driver are, in order: outputs that a kernel or operator made, each once;
-new values of mutated bindings; what backward needs and cannot take from an input or an output.
-Outputs that are inputs, or views of inputs, never enter the autograd function: they are formed
-outside of it, where PyTorch's own autograd sees them.
+The results of the forward driver are, in order: outputs that a kernel or operator computes, each
+once; new values of mutated bindings; further values that backward needs, except inputs. Outputs
+that are inputs, or views of inputs, are formed outside of the autograd function, where PyTorch's
+own autograd sees them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusewright.emit.bundle import ProgramPlans
@@ -18,7 +18,7 @@ from fusewright.plan.steps import Plan, View, inputs_of
 
 @dataclass(frozen=True)
 class FromInput:
-    """Binding `index`, seen through `views` in order."""
+    """Binding `index`, after `views` in this order."""
 
     index: int
     views: tuple[View, ...]
@@ -36,9 +36,9 @@ Origin = FromInput | FromResult | Dim | None
 
 @dataclass(frozen=True)
 class Wiring:
-    """`results` are positions among the graph's outputs; `clones` of them must be copied.
+    """`results` are positions in the graph's outputs. Those in `clones` must be copied.
 
-    `reach` holds, for a result that not every gradient depends on, the bindings whose do.
+    `reach` holds the bindings whose gradients depend on a result, unless all gradients do.
     """
 
     results: tuple[int, ...]
@@ -55,7 +55,7 @@ class Wiring:
 
 
 def rests_on(plan: Plan, value: str) -> FromInput | None:
-    """The input that `value` is, or is a view of; None when it has memory of its own."""
+    """The input that `value` is, or is a view of. None if it has its own memory."""
     positions = {each.name: index for index, each in enumerate(plan.inputs)}
     views = {step.name: step for step in plan.steps if isinstance(step, View)}
     chain: list[View] = []
@@ -69,43 +69,29 @@ def rests_on(plan: Plan, value: str) -> FromInput | None:
 
 
 def wire(plans: ProgramPlans) -> Wiring:
-    """Sort a program's results."""
+    """Classify a program's results."""
     program, plan = plans.program, plans.forward
     kinds: Mapping[str, list[int]] = {
         kind: [i for i, result in enumerate(program.results) if result.kind == kind]
         for kind in ("output", "mutation", "saved")
     }
-    results: list[int] = []
-    outputs = _outputs(plans, kinds["output"], results)
-    n_outputs = len(results)
     mutated = {program.results[i].index: i for i in kinds["mutation"]}
-    mutations = tuple((binding, n_outputs + k) for k, binding in enumerate(mutated))
+    results: list[int] = []
+    by_position = dict(
+        zip(kinds["output"], _origins(plan, kinds["output"], mutated, results), strict=True)
+    )
+    made = tuple(results)
     results += mutated.values()
     n_inference = len(results)
-    values = {plan.outputs[i]: k for k, i in enumerate(results)}
-    saved: list[Origin] = []
-    for position in kinds["saved"]:
-        value = plan.outputs[position]
-        if not isinstance(value, str):
-            saved.append(value)
-            continue
-        origin = rests_on(plan, value)
-        if origin is None or origin.index in mutated:
-            if value not in values:
-                values[value] = len(results)
-                results.append(position)
-            saved.append(FromResult(values[value]))
-        else:
-            saved.append(origin)
-    made = {i: k for k, i in enumerate(results[:n_outputs])}
-    differentiable = {made.get(_same_as(plan, results[:n_outputs], i)) for i in program.tangents}
-    by_position = dict(zip(kinds["output"], outputs, strict=True))
+    saved = tuple(_origins(plan, kinds["saved"], mutated, results))
+    in_order = sorted(by_position, key=lambda i: program.results[i].index)
+    differentiable = {_result_of(plan, made, i) for i in program.tangents}
     return Wiring(
         results=tuple(results),
-        n_outputs=n_outputs,
+        n_outputs=len(made),
         n_inference=n_inference,
-        outputs=_ordered(plans, by_position),
-        fixed=tuple(k for k in range(n_outputs) if k not in differentiable),
+        outputs=tuple(by_position[position] for position in in_order),
+        fixed=tuple(k for k in range(len(made)) if k not in differentiable),
         detached=tuple(
             program.results[i].index
             for i, origin in by_position.items()
@@ -113,28 +99,27 @@ def wire(plans: ProgramPlans) -> Wiring:
             and i not in program.tangents
             and program.bindings[origin.index].differentiable
         ),
-        mutations=mutations,
-        saved=tuple(saved),
-        clones=_clones(plans, results, frozenset(mutated)),
-        tangents=_tangents(plans, results[:n_outputs]),
-        reach=_reach(plans, results[:n_outputs]),
+        mutations=tuple((binding, len(made) + k) for k, binding in enumerate(mutated)),
+        saved=saved,
+        clones=_clones(plan, results, mutated),
+        tangents=_tangents(plans, made),
+        reach=_reach(plans, made),
     )
 
 
-def _clones(plans: ProgramPlans, results: list[int], mutated: frozenset[int]) -> frozenset[int]:
-    """Results that look at the memory of a mutated binding: they are its value of before."""
-    origins = [rests_on(plans.forward, str(plans.forward.outputs[i])) for i in results]
-    return frozenset(
-        k for k, origin in enumerate(origins) if origin is not None and origin.index in mutated
-    )
+def _clones(plan: Plan, results: Sequence[int], mutated: Container[int]) -> frozenset[int]:
+    """Results that are views of a mutated binding: they have its old value."""
+    origins = enumerate(rests_on(plan, str(plan.outputs[i])) for i in results)
+    return frozenset(k for k, origin in origins if origin and origin.index in mutated)
 
 
-def _outputs(plans: ProgramPlans, positions: list[int], results: list[int]) -> list[Origin]:
-    """The origin of each output in turn; fills `results` with those that the driver makes."""
-    plan = plans.forward
-    known: dict[str, int] = {}
+def _origins(
+    plan: Plan, positions: Sequence[int], mutated: Container[int], results: list[int]
+) -> list[Origin]:
+    """The origins of the outputs at `positions`. Adds those that the driver must return to
+    `results`."""
+    known = {plan.outputs[i]: k for k, i in enumerate(results)}
     origins: list[Origin] = []
-    mutated = {each.index for each in plans.program.results if each.kind == "mutation"}
     for position in positions:
         value = plan.outputs[position]
         if not isinstance(value, str):
@@ -151,43 +136,34 @@ def _outputs(plans: ProgramPlans, positions: list[int], results: list[int]) -> l
     return origins
 
 
-def _ordered(plans: ProgramPlans, by_position: Mapping[int, Origin]) -> tuple[Origin, ...]:
-    """Outputs in the order of their place in the user's structure."""
-    program = plans.program
-    return tuple(
-        by_position[position]
-        for position in sorted(by_position, key=lambda i: program.results[i].index)
-    )
+def _result_of(plan: Plan, results: Sequence[int], position: int) -> int | None:
+    """The first result with the same value as the output at `position`."""
+    values = [plan.outputs[i] for i in results]
+    return values.index(plan.outputs[position]) if plan.outputs[position] in values else None
 
 
-def _same_as(plan: Plan, results: list[int], position: int) -> int:
-    """The first result position that holds the same value, or the position itself."""
-    return next((i for i in results if plan.outputs[i] == plan.outputs[position]), position)
+def _tangents(plans: ProgramPlans, results: Sequence[int]) -> tuple[int | None, ...]:
+    """For each tangent its result. None if autograd itself computes that part.
 
-
-def _tangents(plans: ProgramPlans, results: list[int]) -> tuple[int | None, ...]:
-    """For each tangent the result it belongs to; None where autograd does that part itself.
-
-    A value that is returned twice is one result: its gradients are summed before they come here,
-    so the first tangent takes the sum and the others are zero.
+    A value that is returned twice is one result. Autograd sums its gradients first, so the first
+    tangent is the sum and the others are zero.
     """
     found: list[int | None] = []
     for position in plans.program.tangents:
-        first = _same_as(plans.forward, results, position)
-        index = results.index(first) if first in results else None
+        index = _result_of(plans.forward, results, position)
         found.append(None if index in found else index)
     return tuple(found)
 
 
-def _reach(plans: ProgramPlans, results: list[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    program, backward = plans.program, plans.backward
-    if backward is None:
+def _reach(plans: ProgramPlans, results: Sequence[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    program = plans.program
+    if plans.backward is None:
         return ()
-    # Also a parameter that nothing uses makes autograd ask for a gradient.
+    # Autograd asks for a gradient even for a parameter that nothing uses.
     everything = {i for i, each in enumerate(program.bindings) if each.differentiable}
     found: dict[int, set[int]] = {}
     for position, bindings in zip(program.tangents, program.reach, strict=False):
-        first = _same_as(plans.forward, results, position)
-        if first in results:
-            found.setdefault(results.index(first), set()).update(bindings)
+        index = _result_of(plans.forward, results, position)
+        if index is not None:
+            found.setdefault(index, set()).update(bindings)
     return tuple((k, tuple(sorted(b))) for k, b in found.items() if not b >= everything)

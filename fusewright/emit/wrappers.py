@@ -1,4 +1,4 @@
-"""One Python function per kernel: allocates what the kernel writes and calls its C entry."""
+"""One Python function per kernel: it allocates the outputs and calls the kernel's C entry."""
 
 from __future__ import annotations
 
@@ -6,34 +6,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusewright.codegen.source import Entry
+from fusewright.emit import python
 from fusewright.emit.bundle import ModuleBundle
-from fusewright.emit.python import (
-    call,
-    dims,
-    dtype,
-    function,
-    identifiers,
-    indented,
-    mentions,
-    quoted,
-    row,
-    symbols_in,
-)
+from fusewright.emit.python import call, dims, dtype, identifiers, quoted
 from fusewright.emit.steps import Demands, WrapperCall, wants
 from fusewright.errors import CodegenError
 from fusewright.ir.graph import ITEM_BYTES, Dim, TensorSpec, contiguous_strides
 from fusewright.plan.steps import Fused, Plan, inputs_of
 
-# Of values that share an allocation, in bytes: lines of the cache and widest accesses are whole.
+# Alignment in bytes of outputs that share an allocation: a multiple of a cache line and of the
+# widest access.
 ALIGNMENT = 256
+_Key = tuple[str, tuple[TensorSpec, ...]]
 
 
 @dataclass(frozen=True)
 class Wrapper:
-    """A kernel's function: `optional` where some caller leaves out some of its outputs.
+    """A kernel's function. It is `optional` if some caller does not want all of its outputs.
 
-    `given` are the outputs for which some caller has memory of its own. Those that lie `together`
-    are one allocation.
+    `given` are the outputs for which some caller provides memory. `together`: whether one
+    allocation holds all outputs.
     """
 
     name: str
@@ -52,7 +44,7 @@ class Wrapper:
     @property
     def symbols(self) -> tuple[str, ...]:
         used = [size for spec in self.outputs for size in (*spec.shape, *spec.strides)]
-        extra = symbols_in([*used, *self.entry.workspace.dims])
+        extra = python.symbols_in([*used, *self.entry.workspace.dims])
         return tuple(dict.fromkeys((*self.entry.symbols, *extra)))
 
 
@@ -62,16 +54,16 @@ def wrappers_of(
     taken: frozenset[str],
     targets: Mapping[Fused, Mapping[str, str]],
 ) -> dict[Fused, Wrapper]:
-    """A wrapper for each kernel; the same kernel with the same outputs is wrapped once."""
+    """A wrapper for each kernel. The same kernel with the same outputs has one wrapper."""
     entries = {entry.name: entry for entry in bundle.source.entries}
     steps = [(step, plan, found) for plan, found in plans for step in plan.kernels]
     keys = {step: (step.kernel.name, _output_specs(step, plan)) for step, plan, _ in steps}
     partial = {keys[step] for step, _, found in steps if wants(step, found) is not None}
-    apart = {keys[step] for step, plan, _ in steps if not _may_lie_together(step, plan)}
-    given: dict[tuple[str, tuple[TensorSpec, ...]], set[int]] = {}
+    separate = {keys[step] for step, plan, _ in steps if not _may_share_memory(step, plan)}
+    given: dict[_Key, set[int]] = {}
     for step, held in targets.items():
         given.setdefault(keys[step], set()).update(step.outputs.index(value) for value in held)
-    made: dict[tuple[str, tuple[TensorSpec, ...]], Wrapper] = {}
+    made: dict[_Key, Wrapper] = {}
     names = set(taken)
     for step, _, _ in steps:
         kernel, outputs = key = keys[step]
@@ -81,24 +73,23 @@ def wrappers_of(
             name = _wrapper_name(step.name, names)
             names.add(name)
             into = frozenset(given.get(key, ()))
-            together = key not in apart and key not in partial and not into
-            made[key] = Wrapper(
-                name, step, entries[kernel], outputs, key in partial, into, together
-            )
+            entry, optional = entries[kernel], key in partial
+            together = not (key in separate or optional or into)
+            made[key] = Wrapper(name, step, entry, outputs, optional, into, together)
     return {step: made[key] for step, key in keys.items()}
 
 
 def calls_of(
     wrappers: Mapping[Fused, Wrapper], targets: Mapping[Fused, Mapping[str, str]]
 ) -> dict[Fused, WrapperCall]:
-    made = {}
-    for step, each in wrappers.items():
-        pairs = tuple(
-            (each.output_names[step.outputs.index(value)], buffer)
-            for value, buffer in targets.get(step, {}).items()
-        )
-        made[step] = WrapperCall(each.name, each.symbols, pairs)
-    return made
+    def pairs(step: Fused, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+        held = targets.get(step, {}).items()
+        return tuple((names[step.outputs.index(value)], buffer) for value, buffer in held)
+
+    return {
+        step: WrapperCall(each.name, each.symbols, pairs(step, each.output_names))
+        for step, each in wrappers.items()
+    }
 
 
 def _output_specs(step: Fused, plan: Plan) -> tuple[TensorSpec, ...]:
@@ -106,10 +97,10 @@ def _output_specs(step: Fused, plan: Plan) -> tuple[TensorSpec, ...]:
     return tuple(specs[name] for name in step.outputs)
 
 
-def _may_lie_together(step: Fused, plan: Plan) -> bool:
-    """Whether kernels alone read the outputs, and each of these kernels all of them.
+def _may_share_memory(step: Fused, plan: Plan) -> bool:
+    """Whether only kernels read the outputs, and each of these kernels reads all of them.
 
-    Then nothing asks more of them than where they are, and they are done with at the same time.
+    Then addresses suffice, and all outputs can be freed at the same time.
     """
     made, specs = frozenset(step.outputs), _output_specs(step, plan)
     readers = [each for each in plan.steps if made & set(inputs_of(each))]
@@ -118,7 +109,7 @@ def _may_lie_together(step: Fused, plan: Plan) -> bool:
         and bool(readers)
         and made.isdisjoint(plan.outputs)
         and all(isinstance(each, Fused) and made <= set(each.inputs) for each in readers)
-        # A wrapper asks its first tensor for the device.
+        # A wrapper gets the device from its first tensor.
         and not any(inputs_of(each)[0] in made for each in readers)
         and all(each.strides == contiguous_strides(each.shape) for each in specs)
         and all(size.divided_by(ALIGNMENT) is not None for size in _bytes_of(specs)[:-1])
@@ -148,31 +139,25 @@ def wrapper_lines(wrapper: Wrapper, language: str) -> list[str]:
     inputs = [names[name] for name in entry.arguments[:n_inputs]]
     outputs = wrapper.output_names
     if len(outputs) != len(step.outputs):
-        raise CodegenError(f"entry {entry.name!r} and step {step.name!r} differ in arguments")
+        raise CodegenError(f"entry {entry.name!r} and step {step.name!r} have different arguments")
     parameters = [*(inputs or ["device"]), *wrapper.symbols]
     if wrapper.optional:
-        parameters.append(f"want={row('True' for _ in outputs)}")
+        parameters.append(f"want={python.row('True' for _ in outputs)}")
     parameters += [f"{outputs[index]}=None" for index in sorted(wrapper.given)]
     body = [*_allocations(wrapper, language), *_terms(entry)]
     if entry.workspace:
         body += _memory("workspace", language, f"({entry.workspace},)", "(1,)", "torch.uint8")
     body += _launch(wrapper, language, inputs, outputs)
-    if inputs and mentions(body, "device"):
+    if inputs and python.mentions(body, "device"):
         body.insert(0, f"device = {inputs[0]}.device")
     body.append(f"return {', '.join(outputs)}")
-    return function(wrapper.name, parameters, _doc(step), body)
-
-
-def _doc(step: Fused) -> str:
-    operators = ", ".join(step.operators)
-    return (
-        f"{operators}: {step.bytes_moved:,} bytes moved, {step.operations:,} operations "
-        "at the example's sizes."
-    )
+    doc = f"{', '.join(step.operators)}: {step.bytes_moved:,} bytes moved, "
+    doc += f"{step.operations:,} operations at the example's sizes."
+    return python.function(wrapper.name, parameters, doc, body)
 
 
 def _memory(target: str, language: str, *layout: str) -> list[str]:
-    """A new tensor; the host has one device, which need not be told (0.4 µs)."""
+    """A new tensor. The host has one device, so it is not passed (saves 0.4 µs)."""
     if language == "host":
         return call(target, "_fw_host_memory", layout)
     return call(target, "_fw_memory", [*layout, "device"])
@@ -184,8 +169,11 @@ def _allocations(wrapper: Wrapper, language: str) -> list[str]:
         return _one_allocation(wrapper.output_names, _bytes_of(wrapper.outputs), language)
     lines = []
     for index, (name, spec) in enumerate(zip(wrapper.output_names, wrapper.outputs, strict=True)):
-        own = _allocation(name, spec, f"want[{index}]" if wrapper.optional else "", language)
-        lines += [f"if {name} is None:", *indented(own)] if index in wrapper.given else own
+        layout = [dims(spec.shape), dims(spec.strides), dtype(spec.dtype)]
+        own = _memory(name, language, *layout)
+        if wrapper.optional:
+            own = call(name, "_fw_wanted", [f"want[{index}]", *layout, "device"])
+        lines += [f"if {name} is None:", *python.indented(own)] if index in wrapper.given else own
     return lines
 
 
@@ -200,15 +188,8 @@ def _one_allocation(names: Sequence[str], sizes: Sequence[Dim], language: str) -
     return lines
 
 
-def _allocation(name: str, spec: TensorSpec, wanted: str, language: str) -> list[str]:
-    layout = [dims(spec.shape), dims(spec.strides), dtype(spec.dtype)]
-    if wanted:
-        return call(name, "_fw_wanted", [wanted, *layout, "device"])
-    return _memory(name, language, *layout)
-
-
 def _terms(entry: Entry) -> list[str]:
-    """How precise a kernel on tensor cores is."""
+    """Lines that ask for the number of terms of a kernel on tensor cores."""
     of = entry.instead
     if of is None:
         return ["terms = _fw_terms()"] if entry.terms else []
@@ -224,9 +205,8 @@ def _launch(wrapper: Wrapper, language: str, inputs: list[str], outputs: list[st
     pointers += [kept.format(name) for name in outputs]
     function = f"_fw_kernels.{entry.name}{'[terms]' if entry.terms else ''}"
     workspace = "workspace.data_ptr()" if entry.workspace else "None"
-    where = ["_fw_threads()", "None"]
-    if language == "cuda":
-        where = ["device.index", "_fw_stream(device.index)"]
+    on_gpu = ["device.index", "_fw_stream(device.index)"]
+    where = on_gpu if language == "cuda" else ["_fw_threads()", "None"]
     return [
         *call("code", function, [*pointers, *entry.symbols, workspace, *where]),
         "if code:",

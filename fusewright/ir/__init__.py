@@ -1,4 +1,4 @@
-"""What is computed: graphs, programs, and the kinds of kernel that they are cut into.
+"""What is computed: graphs, programs, and the kinds of kernel that a plan makes of them.
 
 Everything is frozen and free of torch, except `interpret`, which runs a graph in float64.
 """

@@ -1,9 +1,9 @@
-"""The graph language that every stage after `capture` speaks.
+"""The graph language of every stage after `capture`.
 
-A `Program` holds one model in one mode (train or eval): a forward `Graph`, a backward `Graph`
-and the labels that tie their inputs and outputs to parameters, buffers and arguments. All of it
-is frozen and free of torch: data types are names, sizes are `Dim`s, operators are text.
-`validate` guarantees that every value is defined once and before its use.
+A `Program` holds one model in one mode (train or eval): a forward `Graph`, a backward `Graph`, and
+the labels that connect their inputs and outputs to parameters, buffers and arguments. Everything is
+frozen and free of torch: dtypes are names, sizes are `Dim`s, operators are text. `validate`
+guarantees that every value is defined once, before its use.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from functools import cached_property
 
 from fusewright.errors import GraphError
 
-HALVES = ("float16", "bfloat16")
-FLOATS = (*HALVES, "float32", "float64")
+HALF_DTYPES = ("float16", "bfloat16")
+FLOATS = (*HALF_DTYPES, "float32", "float64")
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 LOOP_DTYPES = (*FLOATS, *INTEGERS, "bool")
-# Layers that stay PyTorch's: torch.lstm, and torch.lstm_backward for its gradients.
+# Layers that stay PyTorch calls: torch.lstm, and torch.lstm_backward for its gradients.
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 ITEM_BYTES = {
     "bool": 1,
@@ -40,10 +40,10 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class Dim:
-    """A size or stride: a whole factor times a product of symbols, such as 64·s0.
+    """A size or stride: an integer factor times a product of symbols, such as 64·s0.
 
-    One factor and one product are all that the first dimension's symbol ever needs; a shape that
-    needs more makes `capture` specialise that symbol to the example's size.
+    Nothing else is needed for the symbol of the first dimension. If a shape needs more, `capture`
+    fixes that symbol to the example's size.
     """
 
     factor: int = 1
@@ -64,7 +64,7 @@ class Dim:
         return Dim(self.factor * other.factor, self.symbols + other.symbols)
 
     def divided_by(self, other: Dim | int) -> Dim | None:
-        """The exact quotient, or None where the division leaves a rest for some size."""
+        """The exact quotient, or None if some size leaves a remainder."""
         other = dim(other)
         if other.factor == 0 or self.factor % other.factor:
             return None
@@ -75,7 +75,7 @@ class Dim:
         return Dim(self.factor // other.factor, tuple(rest.elements()))
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """The number this stands for once the symbols have sizes."""
+        """The number for given sizes of the symbols."""
         return self.factor * math.prod(sizes[symbol] for symbol in self.symbols)
 
     def __str__(self) -> str:
@@ -86,6 +86,7 @@ class Dim:
 
 
 ONE, ZERO = Dim(1), Dim(0)
+Sizes = Mapping[str, int]  # the values of symbols
 
 
 def dim(value: Dim | int) -> Dim:
@@ -103,10 +104,10 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A real scalar made of sizes, such as the 1/s0 of a mean over the batch.
+    """A real scalar computed from sizes, such as the 1/s0 of a mean over the batch.
 
-    `text` is an expression of floating literals, + * / and symbols: it reads the same in Python
-    and in C++, where each symbol is a 64-bit integer, and never divides two integers.
+    `text` is an expression of floating-point literals, + * / and symbols. It means the same in
+    Python and in C++, where each symbol is a 64-bit integer, and it never divides two integers.
     """
 
     text: str
@@ -120,7 +121,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What is known of a tensor before it exists."""
+    """What is known about a tensor before it exists."""
 
     dtype: str
     shape: tuple[Dim, ...]
@@ -139,7 +140,7 @@ class TensorSpec:
 
 
 def contiguous_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """Row-major strides; a dimension of size zero or one counts as one, as PyTorch has it."""
+    """Row-major strides; a dimension of size zero counts as one, as in PyTorch."""
     strides: list[Dim] = []
     running = ONE
     for size in reversed(shape):
@@ -157,7 +158,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Symbolic:
-    """A torch constant that is no number: kind is dtype, device, layout or memory_format."""
+    """A torch constant that is not a number: kind is dtype, device, layout or memory_format."""
 
     kind: str
     name: str
@@ -170,9 +171,9 @@ Arg = Ref | Symbolic | Dim | Ratio | int | float | bool | complex | str | None |
 class Node:
     """One operator. `op` is an ATen overload (`aten.mm.default`), `getitem`, or a canonical name.
 
-    `spec` is None for an operator with several results; `getitem` nodes pick those out.
-    `random` marks an operator that gives another result each time it runs, `effect` one that must
-    run although nobody may read what it gives.
+    `spec` is None for an operator with several results; `getitem` nodes select them. `random` marks
+    an operator whose result differs at each run, `effect` one that must run even if nothing reads
+    its result.
     """
 
     name: str
@@ -190,13 +191,13 @@ class Node:
 
     @property
     def layer(self) -> str:
-        """The recurrent layer that this is, or whose gradients; empty for all else."""
+        """The recurrent layer of this node, forward or gradients; empty for other operators."""
         name = self.op.removeprefix("torch.").removesuffix("_backward")
         return name if name in RECURRENT else ""
 
     @property
     def is_masked(self) -> bool:
-        """Whether it is gradients of which only those are computed that it is asked for."""
+        """Whether it computes several gradients, and only those that are asked for."""
         backward = self.op.endswith("_backward") and bool(self.layer)
         return backward or self.op == "aten.convolution_backward.default"
 
@@ -215,7 +216,7 @@ class Node:
         return dict(self.kwargs).get(name, default)
 
     def renamed(self, names: Mapping[str, str]) -> Node:
-        """The same node reading other values."""
+        """The same node, reading other values."""
         if all(names.get(name, name) == name for name in self.refs()):
             return self
         return replace(
@@ -284,8 +285,8 @@ class Binding:
     """Where a forward input comes from: kind is parameter, buffer, input or constant.
 
     `path` is the dotted attribute of a parameter, buffer or constant; for an input it is the
-    position among the tensors of the flattened arguments. `differentiable` says that backward
-    has a gradient for it.
+    position among the tensors of the flattened arguments. `differentiable`: backward has a gradient
+    for it.
     """
 
     kind: str
@@ -294,7 +295,7 @@ class Binding:
 
 
 @dataclass(frozen=True)
-class Result:
+class ForwardOutput:
     """What a forward output is: kind is output, mutation (of binding `index`) or saved."""
 
     kind: str
@@ -316,13 +317,13 @@ class Program:
     """One model in one mode.
 
     forward: inputs as `bindings`; outputs as `results`, those of kind saved last.
-    backward: inputs are the saved values and then one tangent for each output position in
-    `tangents`; outputs are one gradient (or None) per binding.
+    backward: inputs are the saved values, then one tangent for each output position in `tangents`;
+    outputs are one gradient (or None) per binding.
     inference: the forward graph without the saved outputs.
     guards: Python expressions over the symbols that must hold for this program to be used.
-    reach: for each tangent, the bindings that autograd finds behind its output; an output none of
-    whose bindings wants a gradient is not differentiable, as in eager.
-    output_tree: Python text that puts the results, `o`, together as the model returns them;
+    reach: for each tangent, the bindings that autograd can reach from its output. An output is not
+    differentiable if none of these requires a gradient, as in eager mode.
+    output_tree: Python text that builds the model's return value from the results, `o`;
     output_types are the classes that it names.
     """
 
@@ -331,7 +332,7 @@ class Program:
     symbols: tuple[Symbol, ...]
     guards: tuple[str, ...]
     forward: Graph
-    results: tuple[Result, ...]
+    results: tuple[ForwardOutput, ...]
     backward: Graph | None
     tangents: tuple[int, ...]
     inference: Graph
@@ -366,7 +367,7 @@ def _define(name: str, defined: set[str]) -> None:
 
 
 def pretty(graph: Graph) -> str:
-    """The graph as text, one line a node."""
+    """The graph as text, one line per node."""
     lines = [f"input {each.name}: {each.spec}" for each in graph.inputs]
     for node in graph.nodes:
         args = ", ".join(_show(arg) for arg in node.args)

@@ -1,7 +1,7 @@
-"""The oracle: runs any stage's graph with plain PyTorch, in float64 where the graph has floats.
+"""The reference: runs any stage's graph with plain PyTorch, in float64 where the graph has floats.
 
-Every stage from capture to plan speaks the same graph language, so one interpreter can say
-whether a stage kept the meaning of the one before.
+All stages from capture to plan share one graph language, so one interpreter can check that a stage
+kept the meaning of the one before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fusewright.ir.graph import FLOATS, Arg, Dim, Graph, Node, Ratio, Ref, Symbo
 from fusewright.runtime.recurrent import _fw_recurrent, _fw_recurrent_backward
 
 
-def half_scale(x: torch.Tensor) -> torch.Tensor:
+def fp16_scale(x: torch.Tensor) -> torch.Tensor:
     """The power of two s with |x|·s in [2^14, 2^15), s and 1/s normal; 1 for Inf and NaN."""
     most = {torch.float32: 126, torch.float64: 1022}[x.dtype]
     exponent = (15 - torch.frexp(x).exponent).clamp(-most, most)
@@ -25,7 +25,7 @@ def half_scale(x: torch.Tensor) -> torch.Tensor:
 
 
 def ordered(x: torch.Tensor) -> torch.Tensor:
-    """A whole number of 32 bits for each, in their order as floats; NaN comes last."""
+    """A 32-bit integer for each float, in the same order; NaN comes last."""
     raw = torch.where(x == 0, 0.0, x).to(torch.float32).view(torch.int32)
     return torch.where(x.isnan(), 2**31 - 1, raw ^ ((raw >> 31) & (2**31 - 1))).to(torch.int64)
 
@@ -37,14 +37,14 @@ _RENAMED: Mapping[str, Callable[..., torch.Tensor]] = {
     "shift_right": torch.bitwise_right_shift,
     "where": torch.where,
     "finite_magnitude": lambda x: torch.where(x.isfinite(), x.abs(), 0.0),
-    "half_scale": half_scale,
+    "fp16_scale": fp16_scale,
     "ordered": ordered,
     "class_index": lambda target, classes, ignored: target,
 }
 
 
 def dtype_of(name: str, *, exact: bool) -> torch.dtype:
-    """The torch type of a name; floats become float64 unless the graph's own are wanted."""
+    """The torch dtype of a name; floats become float64 unless `exact`."""
     if name in FLOATS and not exact:
         return torch.float64
     dtype: torch.dtype = getattr(torch, name)
@@ -58,7 +58,7 @@ def interpret(
     *,
     exact: bool = False,
 ) -> list[Any]:
-    """Run `graph`. `sizes` gives the symbols; `exact` keeps the graph's own float types."""
+    """Run `graph`. `sizes` gives the symbols; `exact` keeps the graph's own float dtypes."""
     run = _Run(dict(sizes or {}), exact)
     values: dict[str, Any] = {}
     for each, tensor in zip(graph.inputs, inputs, strict=True):
@@ -92,13 +92,13 @@ class _Run:
         assert node.spec is not None or node.op == "reduce_welford"
         if node.op.startswith("reduce_"):
             return _reduce(node.op.removeprefix("reduce_"), args[0], args[1])
-        if node.op == "product":
-            return _product(*args)
+        if node.op == "matmul":
+            return _matmul(*args)
         assert node.spec is not None
         if node.op.startswith("scan_"):
             return _scan(node.op.removeprefix("scan_"), *args)
-        if node.op in ("window", "window_gradient"):
-            of = _window if node.op == "window" else _window_gradient
+        if node.op in ("fused_convolution", "weight_gradient"):
+            of = _convolution if node.op == "fused_convolution" else _weight_gradient
             return of([size.at(self.sizes) for size in node.spec.shape], *args)
         return self.canonical(node, node.spec, args)
 
@@ -158,7 +158,7 @@ def _layer(node: Node, args: list[Any]) -> Any:
 
 
 def _tensor(arg: Any, args: Sequence[Any], exact: bool) -> torch.Tensor:
-    """A number among tensors takes their type, as it does in a kernel."""
+    """A number among tensors takes their dtype, as it does in a kernel."""
     if isinstance(arg, torch.Tensor):
         return arg
     like = [
@@ -170,8 +170,8 @@ def _tensor(arg: Any, args: Sequence[Any], exact: bool) -> torch.Tensor:
     return torch.tensor(arg, dtype=floating if isinstance(arg, float) else None)
 
 
-def _product(a: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """result[q][p] = Σ_r b[q, r] · a[p, r], in float64 whatever the operands are."""
+def _matmul(a: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """result[q][p] = Σ_r b[q, r] · a[p, r], in float64 for all operand dtypes."""
     *parts, a_dim, b_dim = rest
     b = parts[0].double()
     if len(parts) == 3:
@@ -182,7 +182,7 @@ def _product(a: torch.Tensor, *rest: Any) -> torch.Tensor:
     return result.to(a.dtype)
 
 
-def _window(
+def _convolution(
     shape: list[int],
     source: torch.Tensor,
     weight: torch.Tensor,
@@ -192,8 +192,8 @@ def _window(
     groups: int,
     transposed: bool,
 ) -> torch.Tensor:
-    """A convolution in float64. What is beyond a transposed one's natural size is output padding;
-    the gradient of one that has some may be smaller than its natural size."""
+    """A convolution in float64. If a transposed one has more than its natural size, the rest is
+    output padding; the gradient of such a convolution may be smaller than its natural size."""
     wide = (source.double(), weight.double(), None, stride, padding, dilation, transposed)
     zeros = [0] * (len(shape) - 2)
     found = torch.ops.aten.convolution(*wide, zeros, groups)
@@ -204,23 +204,23 @@ def _window(
     return result
 
 
-def _window_gradient(
+def _weight_gradient(
     shape: list[int],
     source: torch.Tensor,
-    change: torch.Tensor,
+    grad_output: torch.Tensor,
     stride: list[int],
     padding: list[int],
     dilation: list[int],
     groups: int,
 ) -> torch.Tensor:
-    """The gradient of a convolution by its weights, in float64; of a transposed one that has output
-    padding, `change` may be smaller than its natural size."""
+    """The weight gradient of a convolution, in float64. For a transposed one with output padding,
+    `grad_output` may be smaller than its natural size."""
     weight = torch.zeros(shape, dtype=torch.float64)
     zeros = [0] * len(stride)
     like = torch.ops.aten.convolution(
         source.double(), weight, None, stride, padding, dilation, False, zeros, groups
     )
-    like[tuple(map(slice, change.shape))] = change.double()
+    like[tuple(map(slice, grad_output.shape))] = grad_output.double()
     found = torch.ops.aten.convolution_backward(
         like, source.double(), weight, None, stride, padding, dilation, False, zeros,
         groups, [False, True, False],

@@ -1,20 +1,23 @@
 """The loop language: what one fused kernel computes, before it is written in C++.
 
-A `LoopKernel` runs over outer axes and inner axes. Inner axes are those that its reductions run
-over; a kernel without reductions has none. Every value lives at one of two levels: *element*
-values exist at each point of outer × inner, *row* values at each point of outer alone. A
-reduction turns an element value into a row value, which element values may read again: that is
-how softmax and layer norm are one kernel. `phases` counts how many sweeps over the inner axes
-that takes. A scan gives an element the reduction of all elements up to it, along the inner axes in
-their order: its result is an element value of the next sweep.
+A `LoopKernel` runs over outer axes and inner axes. Reductions run over the inner axes; a kernel
+without reductions has none. Every value has one of two levels: *element* values exist at each point
+of outer × inner, *row* values at each point of outer alone. A reduction makes a row value of an
+element value, and element values may read it again; so softmax and layer norm are one kernel.
+`phases` counts the sweeps over the inner axes that this takes. A scan gives each element the
+reduction of all elements up to it, along the inner axes in order; its result is an element value of
+the next sweep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from fusewright.ir.graph import ONE, Dim, Ratio
+from fusewright.ir.graph import ITEM_BYTES, ONE, Dim, Ratio
+from fusewright.ir.operators import REDUCTIONS, SCALAR_OPS
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Guard:
-    """Holds where 0 <= start + Σ step·axis < size: an index that may leave its dimension."""
+    """Holds where 0 <= start + Σ step·axis < size: the index is inside its dimension."""
 
     steps: tuple[Dim, ...]
     start: int
@@ -34,10 +37,10 @@ class Guard:
 
 @dataclass(frozen=True)
 class Access:
-    """Where an element lies: buffer argument, one stride per axis (outer then inner), offset.
+    """The address of an element: buffer argument, one stride per axis (outer then inner), offset.
 
-    All counted in elements; `offset` is a sum of its terms. There is an element where all `guards`
-    hold; only loads have some.
+    All are counted in elements; `offset` is a sum of its terms. The element exists where all
+    `guards` hold; only loads have guards.
     """
 
     buffer: str
@@ -47,11 +50,11 @@ class Access:
 
     @property
     def moves(self) -> tuple[tuple[Dim, ...], ...]:
-        """All that tells one axis from another: the strides, and the steps of each guard."""
+        """Everything that depends on the axis: the strides, and the steps of each guard."""
         return (self.strides, *(guard.steps for guard in self.guards))
 
     def moved(self, moves: tuple[tuple[Dim, ...], ...]) -> Access:
-        """The same with other strides and steps."""
+        """The same access with other strides and steps."""
         pairs = zip(self.guards, moves[1:], strict=True)
         guards = tuple(replace(guard, steps=steps) for guard, steps in pairs)
         return replace(self, strides=moves[0], guards=guards)
@@ -80,7 +83,7 @@ class Constant:
 class Index:
     """start + Σ step·axis as an integer: what arange is inside a kernel.
 
-    With a size, whether that lies in [0, size): a guard as a value.
+    With a size, whether that is in [0, size): a guard as a value.
     """
 
     name: str
@@ -92,7 +95,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Apply:
-    """A scalar operator of the op table. `dtype` is the result's; operands know their own."""
+    """A scalar operator of ir/operators.py. `dtype` is the result's; operands have their own."""
 
     name: str
     dtype: str
@@ -117,7 +120,7 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Scan:
-    """A running sum or prod over the inner axes in their order, or `backward` from their end."""
+    """A running sum or product over the inner axes in order, or `backward` from their end."""
 
     name: str
     dtype: str
@@ -140,7 +143,7 @@ Instruction = Load | Constant | Index | Apply | Reduce | Scan | Store
 
 @dataclass(frozen=True)
 class Argument:
-    """A buffer the kernel is given; `numel` is how many elements may be touched."""
+    """A buffer that the kernel is given."""
 
     name: str
     dtype: str
@@ -149,7 +152,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class LoopKernel:
-    """`repeated`: another graph computes anew what is stored, and shall find the same bits."""
+    """`repeated`: another graph computes the stored values again, and must get the same bits."""
 
     name: str
     summary: str
@@ -159,6 +162,8 @@ class LoopKernel:
     symbols: tuple[str, ...]
     body: tuple[Instruction, ...]
     repeated: bool = False
+    kind: ClassVar[str] = "loop"
+    on_tensor_cores: ClassVar[bool] = False
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -178,13 +183,121 @@ class LoopKernel:
     def inner_numel(self) -> Dim:
         return self.extent(self.inner)
 
+    def canonical(self) -> LoopKernel:
+        """The kernel under numbered names, so that equal kernels compare equal."""
+        return self.under(numbered(self.arguments))
+
+    def under(self, buffers: Mapping[str, str]) -> LoopKernel:
+        """The kernel with these names for its buffers, and numbered names for everything else."""
+        values = self.numbered_values
+        axes = {axis.name: f"i{number}" for number, axis in enumerate(self.axes)}
+        return replace(
+            self,
+            name="",
+            summary="",
+            outer=tuple(replace(axis, name=axes[axis.name]) for axis in self.outer),
+            inner=tuple(replace(axis, name=axes[axis.name]) for axis in self.inner),
+            arguments=tuple(replace(each, name=buffers[each.name]) for each in self.arguments),
+            body=tuple(_renamed(item, values, buffers) for item in self.body),
+        )
+
+    @property
+    def numbered_values(self) -> dict[str, str]:
+        """A numbered name for each value, in the order of the body."""
+        values: dict[str, str] = {"": ""}
+        for item in self.body:
+            second = (item.second,) if isinstance(item, Reduce) and item.second else ()
+            for name in (*([] if isinstance(item, Store) else [item.name]), *second):
+                values.setdefault(name, f"v{len(values)}")
+        return values
+
+    def as_repeated(self) -> LoopKernel:
+        return replace(self, repeated=True)
+
+    def overwrites(self, source: str, target: str) -> bool:
+        """Whether each element of `source` is read where `target` is written."""
+        read, written = (
+            {
+                (item.access.strides, item.access.offset)
+                for item in self.body
+                if isinstance(item, kind) and item.access.buffer == name
+            }
+            for kind, name in ((Load, source), (Store, target))
+        )
+        return len(read) == 1 and read == written
+
+    def is_empty(self, sizes: Mapping[str, int]) -> bool:
+        return any(axis.size.at(sizes) <= 0 for axis in self.axes)
+
+    def points(self, where: Access, sizes: Mapping[str, int]) -> int:
+        """How many elements an access touches."""
+        pairs = zip(self.axes, where.strides, strict=True)
+        return math.prod(axis.size.at(sizes) for axis, stride in pairs if stride.factor)
+
+    def bytes_moved(self, sizes: Mapping[str, int], held: Mapping[str, int] | None = None) -> int:
+        """Each distinct element read once, each stored element written once.
+
+        `held` are the bytes of whole tensors: several accesses, such as a window's taps, read at
+        most those. Without it, accesses of one buffer count as reads of the same elements.
+        """
+        reads: dict[str, dict[Access, int]] = {}
+        writes = 0
+        for item in self.body:
+            if isinstance(item, Load | Store):
+                size = self.points(item.access, sizes) * ITEM_BYTES[item.dtype]
+                if isinstance(item, Load):
+                    reads.setdefault(item.access.buffer, {})[item.access] = size
+                else:
+                    writes += size
+        whole = {name: max(found.values()) for name, found in reads.items()} | dict(held or {})
+        return writes + sum(min(whole[name], sum(found.values())) for name, found in reads.items())
+
+    def operations(self, sizes: Mapping[str, int]) -> int:
+        """Scalar operations; a value per row counts once per row."""
+        leveled = level(self)
+        rows, cells = self.outer_numel.at(sizes), self.inner_numel.at(sizes)
+        total = 0
+        for item in self.body:
+            if isinstance(item, Apply):
+                cost = SCALAR_OPS[item.op].cost if item.op in SCALAR_OPS else 0
+                total += int(cost) * rows * (cells if leveled.is_element[item.name] else 1)
+            elif isinstance(item, Reduce):
+                total += rows * cells * REDUCTIONS[item.kind].cost
+            elif isinstance(item, Scan):
+                total += rows * cells
+        return total
+
+
+def numbered(arguments: Iterable[Argument]) -> dict[str, str]:
+    """A numbered name for each buffer."""
+    return {each.name: f"b{at}" for at, each in enumerate(arguments)}
+
+
+def _renamed(
+    item: Instruction, values: Mapping[str, str], buffers: Mapping[str, str]
+) -> Instruction:
+    if isinstance(item, Store):
+        access = replace(item.access, buffer=buffers[item.access.buffer])
+        return replace(item, value=values[item.value], access=access)
+    made: Instruction = replace(item, name=values[item.name])
+    match made:
+        case Apply():
+            return replace(made, operands=tuple(values[name] for name in made.operands))
+        case Reduce():
+            return replace(made, operand=values[made.operand], second=values[made.second])
+        case Scan():
+            return replace(made, operand=values[made.operand])
+        case Load():
+            return replace(made, access=replace(made.access, buffer=buffers[made.access.buffer]))
+    return made
+
 
 @dataclass(frozen=True)
 class Leveled:
     """An analysis of a kernel's body: which values are per element, and in which phase.
 
-    phase[v] for an element value is the first sweep in which it can be computed; for a row value
-    it is the number of sweeps that must have finished before it is known (0: before any).
+    phase[v] of an element value is the first sweep that can compute it. For a row value it is the
+    number of sweeps that must finish before it is known (0: before any).
     """
 
     is_element: Mapping[str, bool]
@@ -193,7 +306,7 @@ class Leveled:
 
 
 def reads(item: Instruction) -> tuple[str, ...]:
-    """The values of the kernel that an instruction takes."""
+    """The kernel's values that an instruction reads."""
     match item:
         case Apply():
             return item.operands

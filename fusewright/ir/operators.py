@@ -1,8 +1,8 @@
 """The scalar operators and reductions that a fused kernel may use.
 
-A name here is the name in `loop.Apply` or `loop.Reduce` and the name of the C++ function in
-`kernels/` (namespace fw). Semantics are PyTorch's, corners included; `tests/test_optable.py` holds
-each one to it. This module knows nothing of torch.
+A name here is the name in `loop.Apply` or `loop.Reduce`, and of the C++ function in `kernels/`
+(namespace fw). Semantics are PyTorch's, corner cases included; tests/ir/test_operators.py checks
+each operator. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 class ScalarOp:
     """`result` is 'same' (as the operands), bool or int64; `cost` counts approximate operations.
 
-    `header` is the file of `kernels/` that defines the function. Where `near` holds, the host's
-    function on floats comes twice: a branch-free one for usual arguments, which `NAME(Near{}, …)`
-    names and `NAME_far` tests for, and one for all. For the types in `run`, the host's `NAME_run`
-    takes a run of lanes at once and gives the bits that `NAME` gives.
+    `header` is the file of `kernels/` that defines the function. With `near`, the host has two
+    functions on floats: `NAME(Near{}, …)` is free of branches and for usual arguments, which
+    `NAME_far` tests, and `NAME` is for all. For the dtypes in `run`, the host's `NAME_run` takes a
+    run of lanes at once and returns the same bits as `NAME`.
     """
 
     name: str
@@ -34,9 +34,10 @@ class ScalarOp:
 class Reduction:
     """`state_words` counts the 8-byte words of one partial result, as an upper bound.
 
-    `template` is the C++ accumulator, and `header` the file of `kernels/` that defines it, where
-    accumulators.hpp does not; `results` are its methods, one per result. `cost` counts approximate
-    operations an element. `meets`: threads of a GPU that join look at each other first.
+    `template` is the C++ accumulator, and `header` the file of `kernels/` that defines it, if not
+    accumulators.hpp; `results` are its methods, one per result. `cost` counts approximate
+    operations per element. `meets`: GPU threads that combine their partial results exchange a value
+    first.
     """
 
     name: str
@@ -69,7 +70,7 @@ _LOGARITHM = "scalar/logarithm.hpp"
 _TRIGONOMETRIC = "scalar/inverse_trigonometric.hpp"
 _HYPERBOLIC = "scalar/hyperbolic.hpp"
 _SPECIAL = "scalar/special.hpp"
-_HALVES = "scalar/fp16_scale.hpp"
+_FP16_SPLIT = "scalar/fp16_scale.hpp"
 _SELECTION = "scalar/selection.hpp"
 
 _ALL_OPS: tuple[ScalarOp, ...] = (
@@ -99,7 +100,7 @@ _ALL_OPS: tuple[ScalarOp, ...] = (
     *_run(_libm("erfc", 1, 20, "scalar/erfc.hpp"), "float32", "float64"),
     *_run(_libm("erfinv", 1, 40, "scalar/erfinv.hpp"), "float32", "float64"),
     *_libm("digamma", 1, 40, _SPECIAL),
-    *_libm("finite_magnitude half_scale", 1, 2, _HALVES),
+    *_libm("finite_magnitude fp16_scale", 1, 2, _FP16_SPLIT),
     ScalarOp("ordered", 1, "int64", 4, _SELECTION),
     ScalarOp("class_index", 3, "same", 2, _SELECTION),
 )
@@ -127,13 +128,13 @@ REDUCTIONS: Mapping[str, Reduction] = {
     )
 }
 
-# Scans by what they join, each with its C++ rule and with PyTorch's name for it.
+# Scans by their operation, each with its C++ rule and PyTorch's name for it.
 SCANS: Mapping[str, tuple[str, str]] = {
     "sum": ("RunningSum", "cumsum"),
     "prod": ("RunningProd", "cumprod"),
 }
 
-# Memory type and register type of each dtype: half precision is computed on in float.
+# Memory type and register type of each dtype: 16-bit floats are computed in float.
 STORAGE_TYPES: Mapping[str, str] = {
     "float16": "fw::half",
     "bfloat16": "fw::bf16",

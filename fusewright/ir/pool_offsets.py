@@ -1,9 +1,10 @@
-"""Where in its window a largest value lies, as a byte: how the place is numbered, and who asks.
+"""The position of a maximum in its pooling window, as a byte: the pool offset.
 
-A tap has an offset in its window along each axis, and its place is Σ offset · pitch. Element i of
-an axis is q·stride + r, and belongs to the windows q + j for a few whole j: its offset there is
-r + padding - j·stride, which may lie outside of the window. Pitches are so far apart that such a
-number is no other place: one comparison says whether a window's largest value is this element.
+A tap has an offset along each axis of its window, and its pool offset is Σ offset · pitch. Element
+i of an axis is q·stride + r, and belongs to the windows q + j for a few integers j: its offset
+there is r + padding - j·stride, which may be outside the window. Pitches are so large that an
+offset outside never equals one inside: one comparison says whether this element is a window's
+maximum.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import math
 from dataclasses import dataclass
 
 MOST_TAPS = 32
-NOWHERE = 255  # of windows that hand no gradient on, and of windows that there are not
+NOWHERE = 255  # of windows that return no gradient, and of windows outside the image
 
 
 @dataclass(frozen=True)
 class Along:
-    """A window along one axis."""
+    """A pooling window along one axis."""
 
     taps: int
     stride: int
@@ -37,7 +38,7 @@ class Along:
 
     @property
     def offsets(self) -> range:
-        """All that such elements have, inside of the window or not."""
+        """All offsets of such elements, inside the window or not."""
         least = self.padding - self.around[-1] * self.stride
         return range(least, self.stride + self.padding - self.around[0] * self.stride)
 
@@ -46,15 +47,15 @@ Window = tuple[Along, ...]
 
 
 def pitches(window: Window) -> tuple[int, ...] | None:
-    """None where a byte is too small, or taps are many."""
+    """The pitch of each axis; None if a byte is too small, or there are too many taps."""
     if not 0 < math.prod(along.taps for along in window) <= MOST_TAPS:
         return None
     if any(along.dilation > 1 and along.padding for along in window):
-        return None  # which tap is the first inside takes a division
+        return None  # finding the first tap inside would need a division
     found: list[int] = []
-    apart, most = 0, 0
+    past, most = 0, 0
     for along in reversed(window):
-        found.append(apart + 1)
-        apart += found[-1] * max(along.offsets[-1], along.last - along.offsets[0])
+        found.append(past + 1)
+        past += found[-1] * max(along.offsets[-1], along.last - along.offsets[0])
         most += found[-1] * along.offsets[-1]
     return tuple(reversed(found)) if most < NOWHERE else None

@@ -1,27 +1,28 @@
-"""The description of a convolution's gradient by its weights, which nothing follows.
+"""The description of a convolution's weight gradient, which has no epilogue.
 
-`geometry` is the convolution's. `change` is the gradient of its result, which a `prologue` may
+`geometry` is the convolution's. `grad_output` is the gradient of its result, which a `prologue` may
 compute where it is read; `filter` is written.
 
-Where the gradient by the source lays out `change` in lines of halves, `back` is that convolution as
-it is walked, and `lines` what it leaves (kernels/sm90/gradient/sm90_staged_weight_gradient.cuh).
+If the input gradient stages `grad_output` as fp16, `back` has that kernel's geometry and the name
+of its staged input (see sm90_staged_weight_gradient.cuh).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from fusewright.ir.convolution import Filter, Geometry, Instead, Source, given_by
-from fusewright.ir.loop import Argument, LoopKernel
+from fusewright.ir.convolution import ConvFilter, ConvSource, Geometry, LibraryPass, given_by, under
+from fusewright.ir.loop import Argument, LoopKernel, numbered
 
 
 @dataclass(frozen=True)
-class Back:
-    """The gradient by the source, as far as it matters here."""
+class InputGradient:
+    """What this kernel needs to know about the input gradient."""
 
     geometry: Geometry
-    lines: str
+    staged: str
 
 
 @dataclass(frozen=True)
@@ -29,25 +30,50 @@ class GradientKernel:
     name: str
     summary: str
     geometry: Geometry
-    source: Source
-    change: Source
-    filter: Filter
+    source: ConvSource
+    grad_output: ConvSource
+    filter: ConvFilter
     symbols: tuple[str, ...]
-    instead: Instead
+    instead: LibraryPass
     prologue: LoopKernel | None = None
-    back: Back | None = None
+    back: InputGradient | None = None
+    kind: ClassVar[str] = "weight_gradient"
+    on_tensor_cores: ClassVar[bool] = True
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        read = [*given_by(self.source, None), *given_by(self.change, self.prologue)]
-        read += [Argument(self.back.lines, "uint8", False)] if self.back else []
+        read = [*given_by(self.source, None), *given_by(self.grad_output, self.prologue)]
+        read += [Argument(self.back.staged, "uint8", False)] if self.back else []
         return (*dict.fromkeys(read), Argument(self.filter.buffer, "float32", True))
 
-    def renamed(self, buffers: Mapping[str, str]) -> GradientKernel:
-        """The same with other names for what it reads and writes."""
-        source = replace(self.source, buffer=buffers[self.source.buffer])
+    def canonical(self) -> GradientKernel:
+        buffers = numbered(self.arguments)
         there = self.prologue is None
-        change = replace(self.change, buffer=buffers[self.change.buffer] if there else "")
-        weights = replace(self.filter, buffer=buffers[self.filter.buffer])
-        back = replace(self.back, lines=buffers[self.back.lines]) if self.back else None
-        return replace(self, source=source, change=change, filter=weights, back=back)
+        return replace(
+            self,
+            name="",
+            summary="",
+            source=replace(self.source, buffer=buffers[self.source.buffer]),
+            grad_output=replace(
+                self.grad_output, buffer=buffers[self.grad_output.buffer] if there else ""
+            ),
+            filter=replace(self.filter, buffer=buffers[self.filter.buffer]),
+            prologue=under(self.prologue, buffers),
+            back=replace(self.back, staged=buffers[self.back.staged]) if self.back else None,
+        )
+
+    def as_repeated(self) -> GradientKernel:
+        return self
+
+    def overwrites(self, source: str, target: str) -> bool:
+        return False
+
+    def is_empty(self, sizes: Mapping[str, int]) -> bool:
+        return self.geometry.result_elements(sizes) <= 0
+
+    def bytes_moved(self, sizes: Mapping[str, int], held: Mapping[str, int]) -> int:
+        of = self.geometry
+        return 4 * (of.source_elements(sizes) + of.result_elements(sizes) + of.filter_elements)
+
+    def operations(self, sizes: Mapping[str, int]) -> int:
+        return self.geometry.operations(sizes)

@@ -1,1 +1,1 @@
-"""The report that people look at: records as one HTML page that opens offline, or as pictures."""
+"""The benchmark report: records as one HTML page that opens offline, or as PNG files."""

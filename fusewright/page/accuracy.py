@@ -1,6 +1,6 @@
-"""Error against time for one pass, each candidate's precision class in its marker.
+"""The chart of error against time for one pass. The marker's shape shows the precision class.
 
-A candidate without a time (a wrong one) stands in a lane of its own at the right.
+A candidate without a time (a wrong one) is drawn in its own lane on the right.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from fusewright.bench.record import Pass, Record, Result, ValueCheck
 from fusewright.page.drawing import Canvas, Chart
-from fusewright.page.figures import error_text, in_words, shortened, time_text, title_of
+from fusewright.page.figures import error_text, shortened, time_text
 from fusewright.page.look import MARKERS, Palette, series_of
 from fusewright.page.standing import precision_text
 
@@ -21,11 +22,11 @@ _HEIGHT_IN = 4.0
 _LEAST_ERROR = 1e-17
 _LANE = 0.93
 _MOST_TICKS = 6
-# Shares of the plot's width and height within which two marks, or their words, touch.
+# Two marks, or their labels, touch when they are closer than these shares of the plot's size.
 _MARK_ROOM = (0.035, 0.055)
-_WORD_ROOM = (0.13, 0.07)
+_LABEL_ROOM = (0.13, 0.07)
 _SIZE, _RING, _MOST_RINGS = 8.5, 2.3, 4
-# From fine to coarse.
+# Leading digits of the ticks, from the finest choice to the coarsest.
 _DIGITS = (
     tuple(tenth / 10 for tenth in range(10, 100)),
     (1, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, 5, 5.5, 6, 7, 8, 9),
@@ -40,7 +41,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Spot:
-    """A candidate's mark; `x` and `y` are shares of the plot's width and height."""
+    """A candidate's mark. `x` and `y` are shares of the plot's width and height."""
 
     result: Result
     worst: ValueCheck
@@ -53,29 +54,30 @@ class Spot:
 
 
 def accuracy_chart(record: Record, found: Pass, palette: Palette) -> Chart | None:
-    """None where nothing was timed or nothing checked."""
+    """The chart, or None if no candidate was both timed and checked."""
     rows = [(each, worst) for each in found.results if (worst := worst_check(each))]
     timed = [us for each, _ in rows if (us := _time_us(each))]
     if not timed:
         return None
     canvas = Canvas(palette, _HEIGHT_IN)
     finite = [worst.error for _, worst in rows if math.isfinite(worst.error)]
-    top = max((_placed(each) for each in finite), default=1.0) * 10
+    top = max((_clamped(each) for each in finite), default=1.0) * 10
     lane = any(_time_us(each) is None for each, _ in rows)
-    _scales(canvas, timed, [*map(_placed, finite), top], lane=lane)
+    _scales(canvas, timed, [*map(_clamped, finite), top], lane=lane)
     spots = [_spot(canvas, result, worst, top) for result, worst in rows]
-    for place, each in enumerate(spots):
-        _mark(canvas, record, each, ring_size(each, spots[place + 1 :]))
-    for each in lone_words(spots):
-        _word(canvas, each)
-    canvas.axes.set_title(title_of(found.name), color=palette.ink)
+    for index, each in enumerate(spots):
+        _mark(canvas, record, each, ring_size(each, spots[index + 1 :]))
+    for each in labelled_spots(spots):
+        colour = palette.bad if _time_us(each.result) is None else palette.warn
+        style = {"xycoords": "axes fraction", "ha": "center", "fontweight": "bold"}
+        canvas.write(each.state, (each.x, each.y), (0, 10), color=colour, **style)
     canvas.label_axes("median time, µs (log)", "worst error against float64 (log)")
     canvas.legend_below(2)
-    return canvas.chart(f"error-{found.name}", f"Error against time, {in_words(found.name)}")
+    return canvas.chart("error", "Error against time", found.name)
 
 
 def worst_check(result: Result) -> ValueCheck | None:
-    """The value with the largest error; one that is not finite is worse than any."""
+    """The check with the largest error. An error that is not finite counts as the largest."""
     return max(
         result.checks,
         key=lambda each: each.error if math.isfinite(each.error) else math.inf,
@@ -84,12 +86,12 @@ def worst_check(result: Result) -> ValueCheck | None:
 
 
 def _time_us(result: Result) -> float | None:
-    """The median where a log axis has a place for it."""
+    """The median, or None if a log axis cannot show it."""
     us = result.timing.median_us if result.timing else 0.0
     return us if 0 < us < math.inf else None
 
 
-def _placed(error: float) -> float:
+def _clamped(error: float) -> float:
     return max(error, _LEAST_ERROR)
 
 
@@ -110,18 +112,12 @@ def _scales(canvas: Canvas, times: list[float], errors: list[float], *, lane: bo
     if lane:
         edge = high + room
         axes.axvspan(edge, right, color=canvas.palette.bad, alpha=0.08, linewidth=0)
-        axes.annotate(
-            "no time",
-            ((edge + right) / 2, 0.02),
-            xycoords=("data", "axes fraction"),
-            ha="center",
-            fontsize=9.5,
-            color=canvas.palette.bad,
-        )
+        style: Any = {"xycoords": ("data", "axes fraction"), "ha": "center"}
+        canvas.write("no time", ((edge + right) / 2, 0.02), color=canvas.palette.bad, **style)
 
 
 def round_between(low: float, high: float) -> list[float]:
-    """Round numbers from low to high: as many as can stand side by side, and at least one."""
+    """Round numbers from low to high: as many as fit side by side, and at least one."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in _DIGITS:
         found = [float(f"{digit}e{power}") for power in decades for digit in digits]
@@ -134,7 +130,7 @@ def round_between(low: float, high: float) -> list[float]:
 
 
 def power_text(value: float) -> str:
-    """A power of ten with its exponent raised: 10⁻⁷."""
+    """The power of ten with a superscript exponent: 10⁻⁷."""
     power = round(math.log10(value)) if value > 0 else 0
     return "1" if not power else "10" + str(power).translate(_RAISED)
 
@@ -144,22 +140,22 @@ def _spot(canvas: Canvas, result: Result, worst: ValueCheck, top: float) -> Spot
     low, high = map(math.log10, canvas.axes.get_ylim())
     time_us = _time_us(result)
     state = precision_text(result.precision) if time_us else result.status.upper()
-    error = _placed(worst.error) if math.isfinite(worst.error) else top
+    error = _clamped(worst.error) if math.isfinite(worst.error) else top
     x = (math.log10(time_us) - left) / (right - left) if time_us else _LANE
     return Spot(result, worst, state, x, (math.log10(error) - low) / (high - low))
 
 
 def ring_size(spot: Spot, later: Sequence[Spot]) -> float:
-    """Larger by a ring for every mark that will be drawn over this one, so that all are seen."""
+    """The mark's size: one ring larger for each later mark that covers it, so all stay visible."""
     over = sum(each.touches(spot, _MARK_ROOM) for each in later)
     return _SIZE + _RING * min(over, _MOST_RINGS)
 
 
-def lone_words(spots: Sequence[Spot]) -> list[Spot]:
-    """Whose state is written beside the mark: one of those that would write the same place full."""
+def labelled_spots(spots: Sequence[Spot]) -> list[Spot]:
+    """The spots whose state is written beside the mark: one of several close ones that agree."""
     chosen: list[Spot] = []
     for each in spots:
-        near = (other for other in chosen if other.touches(each, _WORD_ROOM))
+        near = (other for other in chosen if other.touches(each, _LABEL_ROOM))
         if each.state != "fp32" and not any(other.state == each.state for other in near):
             chosen.append(each)
     return chosen
@@ -168,10 +164,14 @@ def lone_words(spots: Sequence[Spot]) -> list[Spot]:
 def _mark(canvas: Canvas, record: Record, spot: Spot, size: float) -> None:
     result, worst = spot.result, spot.worst
     time_us = _time_us(result)
-    (artist,) = canvas.axes.plot(
-        [spot.x],
-        [spot.y],
+    canvas.dot(
+        spot.x,
+        spot.y,
         MARKERS.get(result.precision if time_us else "", "X"),
+        f"{result.candidate} · {spot.state}",
+        f"time {time_text(time_us)}" if time_us else f"no time: {result.note}",
+        f"worst error {error_text(worst.error)} at {worst.name} ({worst.when} timing)",
+        f"eager's error there {error_text(worst.eager_error)}",
         color=canvas.palette.series[series_of(record, result.candidate)],
         markeredgecolor=canvas.palette.paper if time_us else canvas.palette.bad,
         markersize=size,
@@ -179,26 +179,4 @@ def _mark(canvas: Canvas, record: Record, spot: Spot, size: float) -> None:
         linestyle="none",
         label=f"{shortened(result.candidate, 20)} · {spot.state}",
         transform=canvas.axes.transAxes,
-    )
-    rows = (
-        f"{result.candidate} · {spot.state}",
-        f"time {time_text(time_us)}" if time_us else f"no time: {result.note}",
-        f"worst error {error_text(worst.error)} at {worst.name} ({worst.when} timing)",
-        f"eager's error there {error_text(worst.eager_error)}",
-    )
-    canvas.mark(artist, "\n".join(rows))
-
-
-def _word(canvas: Canvas, spot: Spot) -> None:
-    timed = _time_us(spot.result) is not None
-    canvas.axes.annotate(
-        spot.state,
-        (spot.x, spot.y),
-        xycoords="axes fraction",
-        xytext=(0, 10),
-        textcoords="offset points",
-        ha="center",
-        fontsize=9.5,
-        fontweight="bold",
-        color=canvas.palette.warn if timed else canvas.palette.bad,
     )

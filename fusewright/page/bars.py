@@ -1,4 +1,4 @@
-"""Speed-ups of one pass: a bar for each candidate and baseline, from 1× to the measured ratio."""
+"""The chart of speedups in one pass: a bar per candidate and baseline, from 1× to the ratio."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
+
+from matplotlib.text import Annotation
 
 from fusewright.bench.record import Pass, Ratio, Record, Result
 from fusewright.page.drawing import Canvas, Chart
-from fusewright.page.figures import in_words, ratio_text, shortened, time_text, title_of
+from fusewright.page.figures import ratio_text, shortened, time_text
 from fusewright.page.look import Palette, series_of
-from fusewright.page.standing import coarseness, find, precision_text
+from fusewright.page.standing import find, precision_text
+from fusewright.verify.classes import coarseness
 
 _ROW_IN = 0.25
 _POWERS = tuple(2.0**power for power in range(1, 11))
-# From fine to coarse: 1 and what lies above it; what lies below mirrors it.
+# Ticks above 1, from the finest choice to the coarsest. Their inverses are the ticks below 1.
 _STEPS = (
     (1.1, 1.2, 1.3, 1.4, 1.5, 1.75, *_POWERS),
     (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, *_POWERS[2:]),
@@ -23,13 +27,13 @@ _STEPS = (
     _POWERS,
     _POWERS[1::2],
 )
-# Of the whole axis, between two ticks with their labels.
+# The least distance between two ticks, as a share of the axis: their labels need it.
 _LEAST_GAP = 0.12
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row of the chart: a heading where `ratio` is None, otherwise a bar."""
+    """A row of the chart: a heading if `ratio` is None, otherwise a bar."""
 
     text: str
     result: Result
@@ -37,32 +41,26 @@ class Line:
 
 
 def speed_chart(record: Record, found: Pass, palette: Palette) -> Chart | None:
-    """None where nothing has a ratio and nothing is wrong."""
+    """The chart, or None if no candidate has a ratio that can be drawn."""
     ordered = sorted(found.results, key=lambda each: each.candidate not in record.subjects)
     lines = [line for each in ordered for line in _lines(record, each)]
     if not any(line.ratio for line in lines):
         return None
     canvas = Canvas(palette, 0.85 + _ROW_IN * len(lines))
     _scale(canvas, [line.ratio for line in lines if line.ratio])
-    for place, line in enumerate(lines):
+    for row, line in enumerate(lines):
         if line.ratio is None:
-            _heading(canvas, place, line)
+            _heading(canvas, row, line)
         else:
-            _bar(canvas, place, line, line.ratio, _Shown(record, found))
+            colour = palette.series[series_of(record, line.result.candidate)]
+            baseline = find(found.results, line.ratio.baseline)
+            _bar(canvas, row, line, line.ratio, baseline, colour)
     canvas.axes.set_ylim(len(lines) - 0.4, -0.6)
-    canvas.axes.set_title(title_of(found.name), color=palette.ink)
-    canvas.label_axes("times as fast as the baseline: right of 1× is faster (log)")
-    return canvas.chart(f"speedup-{found.name}", f"Speed-ups, {in_words(found.name)}")
-
-
-@dataclass(frozen=True)
-class _Shown:
-    record: Record
-    found: Pass
+    return canvas.chart("speedup", "Speedups", found.name)
 
 
 def _lines(record: Record, result: Result) -> list[Line]:
-    """Subjects against every baseline, baselines against the first one only."""
+    """The rows of one result. Baselines are compared with the first baseline only."""
     if result.status == "skipped":
         return []
     subject = result.candidate in record.subjects
@@ -80,33 +78,32 @@ def _lines(record: Record, result: Result) -> list[Line]:
 
 
 def drawable(ratio: Ratio) -> bool:
-    """Whether a log axis has a place for it."""
+    """Whether a log axis can show the ratio's interval."""
     return 0 < ratio.low <= ratio.high < math.inf
 
 
-def _heading(canvas: Canvas, place: int, line: Line) -> None:
+def _heading(canvas: Canvas, row: int, line: Line) -> None:
     wrong = line.result.status != "timed"
-    text = canvas.axes.annotate(
-        line.text,
-        (0.0, place + 0.08),
-        xycoords=("axes fraction", "data"),
-        va="center",
-        fontweight="bold",
-        color=canvas.palette.bad if wrong else canvas.palette.ink,
-        # The line at 1× does not run through the words.
-        bbox={"facecolor": canvas.palette.paper, "edgecolor": "none", "pad": 1.5},
-    )
+    colour = canvas.palette.bad if wrong else canvas.palette.ink
+    text = write_heading(canvas, line.text, row + 0.08, color=colour, fontsize=10.5)
     if wrong:
         canvas.mark(text, f"{line.result.candidate}: {line.result.status}\n{line.result.note}")
 
 
-def _bar(canvas: Canvas, place: int, line: Line, ratio: Ratio, shown: _Shown) -> None:
-    theirs = find(shown.found.results, ratio.baseline)
-    precision = theirs.precision if theirs else ""
+def write_heading(canvas: Canvas, text: str, row: float, **style: Any) -> Annotation:
+    """Write a bold text at the left edge; its background keeps the line at 1× out of it."""
+    paper = {"facecolor": canvas.palette.paper, "edgecolor": "none", "pad": 1.5}
+    where: Any = {"xycoords": ("axes fraction", "data"), "va": "center", "bbox": paper}
+    return canvas.write(text, (0.0, row), fontweight="bold", **where, **style)
+
+
+def _bar(
+    canvas: Canvas, row: int, line: Line, ratio: Ratio, baseline: Result | None, colour: str
+) -> None:
+    precision = baseline.precision if baseline else ""
     uneven = coarseness(precision) != coarseness(line.result.precision)
-    colour = canvas.palette.series[series_of(shown.record, line.result.candidate)]
     bar = canvas.axes.barh(
-        place,
+        row,
         math.log2(ratio.ratio),
         height=0.72,
         color=colour,
@@ -116,62 +113,54 @@ def _bar(canvas: Canvas, place: int, line: Line, ratio: Ratio, shown: _Shown) ->
         linewidth=0,
     )
     low, high = math.log2(ratio.low), math.log2(ratio.high)
-    canvas.axes.plot([low, high], [place, place], color=canvas.palette.ink, linewidth=1.1)
-    canvas.axes.plot(
-        [low, high],
-        [place, place],
-        "|",
-        color=canvas.palette.ink,
-        markersize=6,
-        markeredgewidth=1.1,
-    )
+    whisker: Any = {"color": canvas.palette.ink, "linewidth": 1.1, "markeredgewidth": 1.1}
+    canvas.axes.plot([low, high], [row, row], "|-", markersize=6, **whisker)
     against = f"{line.text} ({precision_text(precision)})" if uneven else line.text
-    canvas.axes.annotate(
-        f"{ratio_text(ratio.ratio)} vs {against}",
-        (max(high, 0.0), place),
-        xytext=(5, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=9.5,
-        color=canvas.palette.ink,
-    )
-    canvas.mark(bar.patches[0], _tip(line, ratio, theirs, uneven))
+    text = f"{ratio_text(ratio.ratio)} vs {against}"
+    canvas.write(text, (max(high, 0.0), row), (5, 0), va="center")
+    canvas.mark(bar.patches[0], _tip(line, ratio, baseline, uneven))
 
 
-def _tip(line: Line, ratio: Ratio, theirs: Result | None, uneven: bool) -> str:
-    mine = line.result
+def _tip(line: Line, ratio: Ratio, baseline: Result | None, uneven: bool) -> str:
+    result = line.result
     rows = [
-        f"{mine.candidate} against {ratio.baseline}",
+        f"{result.candidate} against {ratio.baseline}",
         f"{ratio_text(ratio.ratio)}, 95 % interval {ratio.low:.3f}× to {ratio.high:.3f}×",
     ]
-    if mine.timing and theirs and theirs.timing:
-        medians = (mine.timing.median_us, theirs.timing.median_us)
+    if result.timing and baseline and baseline.timing:
+        medians = (result.timing.median_us, baseline.timing.median_us)
         rows.append(" against ".join(map(time_text, medians)))
-    if uneven and theirs:
+    if uneven and baseline:
         rows.append(
-            f"unequal precision: {precision_text(mine.precision)} against "
-            f"{precision_text(theirs.precision)}"
+            f"unequal precision: {precision_text(result.precision)} against "
+            f"{precision_text(baseline.precision)}"
         )
     return "\n".join(rows)
 
 
 def _scale(canvas: Canvas, ratios: Sequence[Ratio]) -> None:
-    """A log axis in powers of two, laid out as a linear one, with room for the labels."""
-    low = min(math.log2(each.low) for each in ratios)
-    high = max(math.log2(each.high) for each in ratios)
-    low, high = min(low, 0.0), max(high, 0.0)
+    """All ratios, with room for the labels on the right."""
+    low = min(0.0, *(math.log2(each.low) for each in ratios))
+    high = max(0.0, *(math.log2(each.high) for each in ratios))
     width = max(high - low, 0.25)
-    canvas.axes.set_xlim(low - 0.03 * width, high + 0.85 * width)
     ticks = ticks_between(2**low, 2 ** (high + 0.4 * width))
-    canvas.axes.set_xticks([math.log2(each) for each in ticks], list(map(tick_text, ticks)))
-    canvas.axes.set_yticks([])
-    canvas.axes.spines["left"].set_visible(False)
-    canvas.axes.grid(axis="x", color=canvas.palette.grid, linewidth=0.8)
-    canvas.axes.axvline(0.0, color=canvas.palette.ink, linewidth=1.2)
+    ratio_axis(canvas, low - 0.03 * width, high + 0.85 * width, ticks)
+
+
+def ratio_axis(canvas: Canvas, low: float, high: float, ticks: Sequence[float]) -> None:
+    """A linear axis of log2 ratios, with a line at 1× and no axis for the rows."""
+    axes = canvas.axes
+    axes.set_xlim(low, high)
+    axes.set_xticks([math.log2(each) for each in ticks], list(map(tick_text, ticks)))
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x", color=canvas.palette.grid, linewidth=0.8)
+    axes.axvline(0.0, color=canvas.palette.ink, linewidth=1.2)
+    canvas.label_axes("times as fast as the baseline: right of 1× is faster (log)")
 
 
 def ticks_between(low: float, high: float) -> list[float]:
-    """Round ratios from low to high, 1 among them, few enough to stand side by side."""
+    """Round ratios from low to high, 1 among them, few enough to fit side by side."""
     for steps in _STEPS:
         both = sorted({1.0, *steps, *(1 / each for each in steps)})
         fitting = [each for each in both if low * 0.999 <= each <= high * 1.001]

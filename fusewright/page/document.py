@@ -1,17 +1,16 @@
-"""The whole page: one text that needs nothing else, and the same charts as picture files."""
+"""The whole page as one self-contained HTML text, and its charts as PNG files."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 from fusewright import __version__
 from fusewright.bench.record import Record
-from fusewright.bench.storage import read_records
 from fusewright.bench.summary import collect
 from fusewright.page.drawing import png
 from fusewright.page.look import DARK, LIGHT, variables
@@ -20,17 +19,12 @@ from fusewright.page.overview import Entry, folder_charts, headline, overview
 from fusewright.page.problem import brief, facts_line, failure, problem_charts, verdicts, whole
 from fusewright.page.surroundings import surroundings
 
-# Sections of many problems are drawn whole until they take this much; the rest get their times.
+# A page of many problems shows sections in full up to this size. Later sections show times only.
 WHOLE_BYTES = 1_000_000
 
 
-def load_records(paths: Iterable[Path]) -> tuple[Record, ...]:
-    """Every record in the files and folders, in their order; RecordError where one is none."""
-    return tuple(record for path in paths for record in read_records(path))
-
-
 def render(records: Sequence[Record]) -> str:
-    """One self-contained HTML text: for one problem in full, for several with an overview."""
+    """One self-contained HTML text: one problem in full, or an overview and sections of several."""
     if len(records) == 1:
         name = records[0].problem.name
         return _page(f"{name}: benchmark", _single(records[0]))
@@ -43,13 +37,10 @@ def render(records: Sequence[Record]) -> str:
 
 
 def charts_png(records: Sequence[Record], folder: Path) -> tuple[Path, ...]:
-    """Write the main charts: all of one problem's, or for several problems how they spread."""
+    """Write the charts of one problem, or for several problems the spread of their speedups."""
     folder.mkdir(parents=True, exist_ok=True)
     if len(records) == 1:
-        charts, lead = (
-            list(problem_charts(records[0], LIGHT)),
-            f"{anchor(records[0].problem.name)}-",
-        )
+        charts, lead = [*problem_charts(records[0], LIGHT)], f"{anchor(records[0].problem.name)}-"
     else:
         charts, lead = folder_charts(collect(records).records, LIGHT), ""
     paths = []
@@ -57,7 +48,7 @@ def charts_png(records: Sequence[Record], folder: Path) -> tuple[Path, ...]:
         path = folder / f"{lead}{chart.name}.png"
         with tempfile.TemporaryDirectory(prefix=".charts-", dir=folder) as drafts:
             png(chart, Path(drafts) / path.name)
-            (Path(drafts) / path.name).replace(path)  # Whole or not there.
+            (Path(drafts) / path.name).replace(path)  # Readers never see half a file.
         paths.append(path)
     return tuple(paths)
 
@@ -70,7 +61,7 @@ def _single(record: Record) -> Html:
 
 def _many(entries: Sequence[Entry]) -> Html:
     if not entries:
-        return tag("header", tag("h1", "No problems"), tag("p", "There is no record to show."))
+        return tag("header", tag("h1", "No problems"), tag("p", "No records were found."))
     words, state = headline(entries)
     records = [each.record for each in entries]
     devices = dict.fromkeys(each.environment.device for each in records if each.environment)
@@ -87,7 +78,7 @@ def _many(entries: Sequence[Entry]) -> Html:
 
 
 def _sections(entries: Sequence[Entry]) -> list[Html]:
-    """Closed until somebody follows a link to them; the first, which need a look, are whole."""
+    """One collapsed section per problem. The first ones, which need attention, are in full."""
     made: list[Html] = []
     room = WHOLE_BYTES
     for each in entries:
@@ -106,7 +97,7 @@ def _sections(entries: Sequence[Entry]) -> list[Html]:
 def _page(title: str, body: Html) -> str:
     style, script = _packaged("style.css"), _packaged("script.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # Nothing but our own script runs and nothing is fetched, whatever a name in a record says.
+    # Only our own script runs and nothing is fetched, even if a name in a record contains HTML.
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     colours = (
         f":root{{{variables(LIGHT)}}}"
@@ -121,7 +112,7 @@ def _page(title: str, body: Html) -> str:
         tag("title", title),
         tag("style", Html(colours + style)),
     )
-    foot = tag("footer", f"Made by Fusewright {__version__}; drawn from the JSON record alone.")
+    foot = tag("footer", f"Made by Fusewright {__version__} from the JSON record alone.")
     rest = tag("body", tag("main", body, foot), tag("script", Html(script)))
     return f"<!doctype html>\n{tag('html', head, rest, lang='en')}\n"
 

@@ -1,7 +1,7 @@
-"""A matplotlib figure as SVG text for the page or as a PNG file.
+"""A matplotlib figure as SVG text for the page, or as a PNG file.
 
-The SVG holds real text in the page's own font, colours as CSS variables, and for every mark a
-title that says what it shows; the same figure always gives the same text.
+The SVG keeps text as text in the page's font, uses CSS variables for colours, and gives every mark
+a title that says what it shows. The same figure always gives the same SVG text.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 
+from fusewright.page.figures import in_words, title_of
 from fusewright.page.look import Palette, themed
 from fusewright.page.markup import Html, clean
 
-# A phone's width: the page enlarges a chart where there is room, and text stays readable.
+# A phone's width. The page enlarges a chart if there is room, so text stays readable.
 WIDTH_IN = 5.4
 _POINTS_PER_INCH = 72.0
 _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}href"
 _MARK = "mark-"
 _NUMBERS = frozenset("d x y transform viewBox".split())
-# Text is in the page's own font; only its size and anchor are the chart's.
+# Text uses the page's font. Only its size and anchor come from the chart.
 _FONT = re.compile(r"font-family: [^;]*; ?")
 _REFERRED = ("path", "pattern")
 _DROPPED = ("style", "clipPath", "metadata")
-_NO_TURN = re.compile(r"^rotate\(-?0 [^)]*\)$")
+_NO_ROTATION = re.compile(r"^rotate\(-?0 [^)]*\)$")
 _FRACTION = re.compile(r"(\d+\.\d)\d+")
 _SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -52,14 +54,14 @@ _SETTINGS: dict[Any, Any] = {
     "hatch.linewidth": 1.2,
     "svg.fonttype": "none",
     "svg.hashsalt": "fusewright",
-    # A name may hold dollar signs, which are no formula.
+    # A name may contain dollar signs. They do not mark a formula.
     "text.parse_math": False,
 }
 
 
 @dataclass(frozen=True)
 class Chart:
-    """`tips` maps the marks' ids to what a reader sees when pointing at them."""
+    """A finished figure. `tips` maps the id of a mark to its tooltip."""
 
     name: str
     title: str
@@ -68,7 +70,7 @@ class Chart:
 
 
 class Canvas:
-    """One figure with one plot while it is being drawn; `chart` hands it over."""
+    """One figure with one plot, while it is being drawn. `chart` returns the finished one."""
 
     def __init__(self, palette: Palette, height_in: float) -> None:
         self.palette = palette
@@ -82,8 +84,25 @@ class Canvas:
         self.axes.tick_params(which="both", colors=palette.soft, labelcolor=palette.soft)
         self.axes.set_axisbelow(True)
 
+    def write(
+        self,
+        text: str,
+        at: tuple[float, float],
+        offset: tuple[float, float] | None = None,
+        **style: Any,
+    ) -> Annotation:
+        """Write a text at a point, or `offset` points away from it."""
+        moved = {"xytext": offset, "textcoords": "offset points"} if offset else {}
+        usual = {"color": self.palette.ink, "fontsize": 9.5}
+        return self.axes.annotate(text, at, **{**usual, **moved, **style})
+
+    def dot(self, x: float, y: float, marker: str, *tip: str, **style: Any) -> None:
+        """Draw one mark; the reader sees the lines of `tip` when pointing at it."""
+        (artist,) = self.axes.plot([x], [y], marker, **style)
+        self.mark(artist, "\n".join(tip))
+
     def mark(self, artist: Artist, tip: str) -> None:
-        """Whoever points at the artist reads the tip."""
+        """Show `tip` when the reader points at the artist."""
         gid = f"{_MARK}{len(self._tips)}"
         artist.set_gid(gid)
         self._tips[gid] = tip
@@ -103,27 +122,30 @@ class Canvas:
                 columnspacing=1.0,
             )
 
-    def chart(self, name: str, title: str) -> Chart:
+    def chart(self, kind: str, title: str, pass_name: str, more: str = "") -> Chart:
+        """The finished chart of one pass; `more` follows the name of the pass in its heading."""
+        self.axes.set_title(title_of(pass_name) + more, color=self.palette.ink)
+        name, title = f"{kind}-{pass_name}", f"{title}, {in_words(pass_name)}"
         return Chart(name, title, self.figure, self._tips)
 
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """Fonts and formats, for drawing and for writing alike; nothing of them outlives this."""
+    """Set fonts and formats for drawing and for writing. They are restored on exit."""
     with mpl.rc_context(_SETTINGS), warnings.catch_warnings():
-        # Letters that matplotlib's font lacks are the browser's to draw.
+        # The browser draws letters that matplotlib's font lacks.
         warnings.filterwarnings("ignore", message=r"Glyph \d+")
-        # A plot with a single mark still gets its axes.
+        # matplotlib warns about plots with a single mark, but draws their axes.
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
         yield
 
 
 def svg(chart: Chart, prefix: str) -> Html:
-    """The chart as an inline element; `prefix` keeps its ids apart from those of other charts."""
+    """The chart as an inline element. `prefix` makes its ids unique in the page."""
     stream = io.StringIO()
     with settings():
         FigureCanvasSVG(chart.figure)
-        # A date would make every text another one.
+        # With a date, the text would differ from run to run.
         chart.figure.savefig(stream, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(clean(stream.getvalue()))
     for element in list(root.iter()):
@@ -137,7 +159,7 @@ def svg(chart: Chart, prefix: str) -> Html:
 
 
 def png(chart: Chart, path: Path) -> None:
-    """The chart as a picture file, at twice the size of a screen's dots."""
+    """Write the chart as a PNG file at twice the usual screen resolution."""
     with settings():
         FigureCanvasAgg(chart.figure)
         chart.figure.savefig(path, format="png", dpi=2 * _POINTS_PER_INCH, metadata={})
@@ -146,7 +168,7 @@ def png(chart: Chart, path: Path) -> None:
 def _tidy(element: ElementTree.Element, prefix: str, tips: Mapping[str, str]) -> None:
     element.tag = element.tag.removeprefix(_SVG)
     attributes = element.attrib
-    # Nothing is drawn beyond its axes, so nothing has to be cut off there.
+    # Nothing is drawn outside the axes, so nothing needs clipping.
     attributes.pop("clip-path", None)
     name = attributes.pop("id", "")
     if name in tips:
@@ -158,7 +180,7 @@ def _tidy(element: ElementTree.Element, prefix: str, tips: Mapping[str, str]) ->
         attributes["id"] = prefix + name
     if _LINK in attributes:
         attributes["href"] = "#" + prefix + attributes.pop(_LINK).removeprefix("#")
-    # Variables work in styles only.
+    # CSS variables work in styles only.
     colours = [f"{key}: {attributes.pop(key)}" for key in ("fill", "stroke") if key in attributes]
     if colours:
         attributes["style"] = "; ".join(filter(None, [attributes.get("style"), *colours]))
@@ -167,7 +189,7 @@ def _tidy(element: ElementTree.Element, prefix: str, tips: Mapping[str, str]) ->
         attributes["style"] = style.replace("; ", ";").replace(": ", ":")
     for key in _NUMBERS & attributes.keys():
         attributes[key] = " ".join(_FRACTION.sub(r"\1", attributes[key]).split())
-    if _NO_TURN.match(attributes.get("transform", "")):
+    if _NO_ROTATION.match(attributes.get("transform", "")):
         del attributes["transform"]
     if element.text and not element.text.strip():
         element.text = None
@@ -175,7 +197,7 @@ def _tidy(element: ElementTree.Element, prefix: str, tips: Mapping[str, str]) ->
 
 
 def _flatten(element: ElementTree.Element) -> None:
-    """Groups that say nothing give way to their children; what the page brings itself goes."""
+    """Replace groups without attributes by their children; drop what the page itself provides."""
     kept: list[ElementTree.Element] = []
     for child in element:
         _flatten(child)

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers as text for the reader: times, sizes, rates, ratios and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PASS_WORDS = {"forward": "forward", "train": "training"}
 
 
 def in_words(pass_name: str) -> str:
-    """What a pass is called in a sentence."""
+    """The name of a pass in a sentence."""
     return _PASS_WORDS.get(pass_name, pass_name)
 
 
@@ -21,7 +21,7 @@ def title_of(pass_name: str) -> str:
 
 
 def time_text(us: float | None) -> str:
-    """Microseconds in the unit that keeps three digits: 12.3 µs, 4.56 ms, 7.89 s."""
+    """A time with three digits, in the unit that fits: 12.3 µs, 4.56 ms, 7.89 s."""
     if us is None or not math.isfinite(us):
         return NONE
     for unit in ("µs", "ms"):
@@ -32,7 +32,7 @@ def time_text(us: float | None) -> str:
 
 
 def _three(value: float) -> str:
-    """Three digits, zeros at the end among them: they say how exact a figure is."""
+    """Three digits. Trailing zeros stay: they show how exact the figure is."""
     return f"{value:#.3g}".rstrip(".") if abs(value) < 1000 else f"{value:.0f}"
 
 
@@ -69,7 +69,7 @@ def error_text(error: float | None) -> str:
 
 
 def shortened(name: str, most: int) -> str:
-    """Start and end of a long name: both tell names apart."""
+    """A long name without its middle: names differ at the start or at the end."""
     if len(name) <= most:
         return name
     kept = most - 1
@@ -77,7 +77,7 @@ def shortened(name: str, most: int) -> str:
 
 
 def _scaled(value: float, unit: str) -> str:
-    """Powers of ten, as bandwidth and operations are counted."""
+    """The value with a decimal prefix, as is usual for bandwidth and operation counts."""
     if not math.isfinite(value):
         return NONE
     for prefix in ("", "k", "M", "G", "T"):

@@ -1,7 +1,7 @@
-"""Colours, once: the page's two themes, and the stand-ins that charts are drawn with.
+"""All colours: the page's light and dark themes, and the placeholders that charts use.
 
-matplotlib writes colours as numbers. A chart for the page is drawn with stand-ins that nothing
-else uses, and each is then replaced by its CSS variable, so one drawing serves light and dark.
+matplotlib writes colours as numbers. A chart for the page is drawn in placeholder colours that
+nothing else uses. Each is then replaced by its CSS variable, so one drawing fits both themes.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from fusewright.bench.record import BASELINES, Record
 
-# A class that has no entry is drawn with the last one.
+# A precision class without an entry is drawn with the last marker.
 MARKERS = {"fp64": "p", "fp32": "o", "tf32": "^", "fp16": "v", "bf16": "s", "": "X"}
 OURS = 0
 
 
 @dataclass(frozen=True)
 class Palette:
-    """`series` holds ours, the four baselines and three for foreign candidates, in this order."""
+    """`series` holds our colour, four for baselines and three for other candidates, in order."""
 
     paper: str
     panel: str
@@ -32,7 +33,7 @@ class Palette:
     series: tuple[str, ...]
 
     def items(self) -> Iterator[tuple[str, str]]:
-        """CSS variable and value."""
+        """Each CSS variable with its value."""
         for each in dataclasses.fields(self):
             if each.name != "series":
                 yield f"--{each.name}", getattr(self, each.name)
@@ -61,17 +62,9 @@ DARK = Palette(
     warn="#fbbf24",
     series=tuple("#6ea8ff #9aa4b2 #f0a14a #3fd0c0 #c79bff #ff7fb4 #d9a878 #b3d34c".split()),
 )
-STAND_IN = Palette(
-    paper="#fe0100",
-    panel="#fe0101",
-    ink="#fe0102",
-    soft="#fe0103",
-    grid="#fe0104",
-    good="#fe0105",
-    bad="#fe0106",
-    warn="#fe0107",
-    series=tuple(f"#fe02{index:02x}" for index in range(8)),
-)
+_NUMBERED: list[Any] = [f"#fe01{index:02x}" for index in range(8)]
+_NUMBERED.append(tuple(f"#fe02{index:02x}" for index in range(8)))
+STAND_IN = Palette(*_NUMBERED)
 
 
 def variables(palette: Palette) -> str:
@@ -80,14 +73,14 @@ def variables(palette: Palette) -> str:
 
 
 def themed(text: str) -> str:
-    """Every stand-in replaced by the variable it stands for."""
+    """The text with every placeholder colour replaced by its CSS variable."""
     for name, value in STAND_IN.items():
         text = text.replace(value, f"var({name})")
     return text
 
 
 def series_of(record: Record, candidate: str) -> int:
-    """A candidate's place in `Palette.series`: the same in every chart of every problem."""
+    """A candidate's index in `Palette.series`: the same in every chart of every problem."""
     kinds = {each.name: each.kind for each in record.candidates}
     kind = kinds.get(candidate, candidate)
     if kind == "ours":
@@ -95,5 +88,5 @@ def series_of(record: Record, candidate: str) -> int:
     if kind in BASELINES:
         return 1 + BASELINES.index(kind)
     foreign = [each.name for each in record.candidates if each.kind not in ("ours", *BASELINES)]
-    place = foreign.index(candidate) if candidate in foreign else 0
-    return 1 + len(BASELINES) + place % (len(LIGHT.series) - 1 - len(BASELINES))
+    index = foreign.index(candidate) if candidate in foreign else 0
+    return 1 + len(BASELINES) + index % (len(LIGHT.series) - 1 - len(BASELINES))

@@ -1,4 +1,4 @@
-"""HTML that cannot forget to escape: text is escaped wherever it is put in, unless it is `Html`."""
+"""HTML elements as text. Every text that goes in is escaped, unless it is `Html` already."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Iterable
 
-# What neither HTML nor XML may hold: control characters and halves of surrogate pairs.
+# HTML and XML forbid control characters and single surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _VOID = frozenset(("meta", "br"))
 
@@ -18,7 +18,7 @@ class Html(str):
 
 
 def clean(text: str) -> str:
-    """The text with every character that may not stand in a document shown as �."""
+    """The text with every character that HTML forbids replaced by �."""
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
@@ -31,7 +31,7 @@ def joined(parts: Iterable[str], separator: str = "") -> Html:
 
 
 def tag(name: str, /, *children: str, **attributes: str | int | float | bool | None) -> Html:
-    """An element; `class_` gives class, `data_tip` data-tip; None and False are left out."""
+    """An element. `class_` becomes class, `data_tip` data-tip; None and False are left out."""
     words = [name]
     for key, value in attributes.items():
         if value is None or value is False:
@@ -51,26 +51,26 @@ def table(
     class_: str = "",
     words: int = 1,
 ) -> Html:
-    """A table that scrolls within itself where the page is narrow; a row may be made already.
+    """A table that scrolls on its own on narrow pages. A row may be a finished `Html` element.
 
-    The first `words` columns hold words, the others figures.
+    The first `words` columns are left-aligned; the others hold figures.
     """
     body = (
         row if isinstance(row, Html) else tag("tr", *(each for each in map(cell, row)))
         for row in rows
     )
     columns = (
-        tag("th", each, scope="col", class_="n" if place >= words else None)
-        for place, each in enumerate(heads)
+        tag("th", each, scope="col", class_="n" if index >= words else None)
+        for index, each in enumerate(heads)
     )
     head = tag("thead", tag("tr", *columns))
     inner = tag("table", tag("caption", caption), head, tag("tbody", *body), class_=class_ or None)
-    # Whoever scrolls with the keyboard has to be able to stand on what scrolls.
+    # A region must be focusable to scroll with the keyboard.
     return tag("div", inner, class_="scroll", tabindex=0, role="region", aria_label=caption)
 
 
 def cell(content: str) -> Html:
-    """A table cell around text; what is a cell already stays."""
+    """A table cell with this content, or the content itself if it is a cell."""
     if isinstance(content, Html) and content.startswith(("<td", "<th")):
         return content
     return tag("td", content)

@@ -1,4 +1,4 @@
-"""Many problems: what needs a look first, how speed-ups spread, and a table that leads to each."""
+"""The overview of many problems: what needs attention, the spread of speedups, and a table."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Entry:
 
 
 def folder_charts(records: Sequence[Record], palette: Palette) -> list[Chart]:
-    """The spread of speed-ups, one chart for each pass."""
+    """The spread of speedups, one chart for each pass."""
     found = spreads(records)
     with settings():
         drawn = [strip_chart(records, found, name, palette) for name in PASSES]
@@ -62,11 +62,11 @@ def overview(entries: Sequence[Entry]) -> Html:
     figures = [
         tag("figure", svg(each, f"all-{each.name}-")) for each in folder_charts(records, STAND_IN)
     ]
-    parts = [_needs_a_look(entries)]
+    parts = [_needs_attention(entries)]
     if figures:
-        words = "Red marks are slower than the baseline; hollow ones are of a coarser precision."
+        words = "Red marks are slower than the baseline. Hollow marks have a lower precision."
         drawn = tag("div", *figures, class_="charts")
-        parts.append(tag("section", tag("h2", "How speed-ups spread"), tag("p", words), drawn))
+        parts.append(tag("section", tag("h2", "Spread of speedups"), tag("p", words), drawn))
         parts.append(tag("section", _spreads_table(spreads(records), entries)))
     parts.append(tag("section", tag("h2", "All problems"), _problems_table(entries)))
     return joined(parts)
@@ -89,8 +89,8 @@ def headline(entries: Sequence[Entry]) -> tuple[str, str]:
     return "; ".join(kept) + ".", worst
 
 
-def _needs_a_look(entries: Sequence[Entry]) -> Html:
-    """Crashes, wrong and less precise results in the entries' order, then the slowest."""
+def _needs_attention(entries: Sequence[Entry]) -> Html:
+    """Failed, wrong and less precise results in the entries' order, then the slowest ones."""
     wrong = [each for each in entries if each.level in ("wrong", "coarse")]
     slow = sorted((each for each in entries if each.level == "bad"), key=_least_ratio)
     if not wrong and not slow:
@@ -106,8 +106,8 @@ def _needs_a_look(entries: Sequence[Entry]) -> Html:
         for each in (*wrong, *slow[:_MOST_SLOW])
     ]
     left = len(slow) - _MOST_SLOW
-    more = tag("p", f"{left} more are slower; the table below has them.") if left > 0 else ""
-    return tag("section", tag("h2", "Needs a look"), tag("ul", *rows, class_="others"), more)
+    more = tag("p", f"{left} more are slower. The table below lists them.") if left > 0 else ""
+    return tag("section", tag("h2", "Needs attention"), tag("ul", *rows, class_="others"), more)
 
 
 def _least_ratio(entry: Entry) -> float:
@@ -129,10 +129,10 @@ def _spreads_table(found: Sequence[Spread], entries: Sequence[Entry]) -> Html:
         ]
         for each in found
     ]
-    words = f"Shares are of the problems that were timed in both, out of {len(entries)} in all."
+    words = f"Shares are over the problems in which both were timed, of {len(entries)} in all."
     coarse = sum(any(not each.equal_precision for each in entry.standings) for entry in entries)
     if coarse:
-        words += f" They leave out {coarse} of lower precision than the baseline, marked below."
+        words += f" Not counted, and marked below: {coarse} with a lower precision."
     return table(heads, rows, caption=words, words=3)
 
 
@@ -146,9 +146,9 @@ def _problems_table(entries: Sequence[Entry]) -> Html:
     buttons = [tag("button", each, type="button") for each in heads]
     rows = [_problem_row(each, passes) for each in entries]
     above = any((e.result.floor_share or 0.0) > 1.0 for each in entries for e in each.standings)
-    words = "Press a heading to sort; a name leads to its section. "
+    words = "Click a heading to sort. A name links to its section. "
     words += ", ".join(map(title_of, passes))
-    words += "; above 100 % of the fp32 floor: fp32's accuracy from tensor cores" if above else ""
+    words += "; above 100 % of the fp32 floor: tensor cores with fp32's accuracy" if above else ""
     return table(buttons, rows, caption=words, class_="sortable", words=2)
 
 

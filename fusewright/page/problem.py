@@ -1,4 +1,4 @@
-"""One problem's part of the page, whole or brief, and the charts that belong to it."""
+"""One problem's section of the page, full or brief, and its charts."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from fusewright.page.tables import checks_table, costs_table, kernels_table, tim
 _MOST_CHECKS = {True: 400, False: 25}
 _EXPLAINED = {
     "speedup": "Whiskers are 95 % confidence intervals. Hatched bars compare unequal precision: "
-    "the narrower one does less work.",
-    "roofline": "Ceilings were measured in this run. A candidate stands at the least bytes and "
-    "operations that any program needs, set a little aside so that all are seen; a kernel stands "
-    "at its own.",
-    "error": "Lower left is better. Only plain fp32 stands without a word beside its mark; marks "
-    "that touch share theirs.",
+    "the candidate with the lower precision does less work.",
+    "roofline": "Ceilings were measured in this run. A candidate is drawn at the least bytes and "
+    "operations that any program needs; a kernel is drawn at its own. Candidates are shifted a "
+    "little sideways so that all are visible.",
+    "error": "Lower left is better. Marks without a label are plain fp32. Marks that touch share "
+    "a label.",
 }
-_HEADINGS = {"speedup": "Speed-ups", "roofline": "Roofline", "error": "Error against time"}
+_HEADINGS = {"speedup": "Speedups", "roofline": "Roofline", "error": "Error against time"}
 
 
 def problem_charts(record: Record, palette: Palette) -> Iterator[Chart]:
-    """The charts of one problem, kind by kind, one for each pass."""
+    """The charts of one problem, kind by kind, one for each pass of the benchmark."""
     with settings():
         for draw in (speed_chart, roofline_chart, accuracy_chart):
             for found in record.passes:
@@ -41,7 +41,7 @@ def problem_charts(record: Record, palette: Palette) -> Iterator[Chart]:
 
 
 def verdicts(record: Record) -> Html:
-    """The sentence on the main candidate, and one for each other that is no baseline."""
+    """One sentence on the main candidate, and one on each other candidate except baselines."""
     subject = main_subject(record)
     lead = f"{subject}: " if subject and record.subjects != ("ours",) else ""
     words = f"{lead}{sentence(record, subject)}"
@@ -68,7 +68,7 @@ def facts_line(record: Record) -> Html:
 
 
 def whole(record: Record, prefix: str, *, alone: bool) -> Html:
-    """Charts, plan and every table; `prefix` keeps the ids of two problems apart."""
+    """Charts, plan and every table. `prefix` makes the problem's ids unique in the page."""
     parts = [_charts(record, prefix)]
     if record.passes:
         parts.append(_part("Times", joined(times_table(record, each) for each in record.passes)))
@@ -77,22 +77,23 @@ def whole(record: Record, prefix: str, *, alone: bool) -> Html:
     most = _MOST_CHECKS[alone]
     parts.append(_part("Checks", joined(checks_table(each, most) for each in record.passes)))
     if record.candidates:
-        parts.append(_part("What else it costs", costs_table(record)))
+        parts.append(_part("Other costs", costs_table(record)))
     if alone:
         parts.append(_part("How it was measured", surroundings((record,))))
     return joined(parts)
 
 
 def brief(record: Record) -> Html:
-    """The times alone, for a page that has no room for more."""
-    words = "Left out for size: charts, plan and checks. A report of this problem alone has them."
+    """The times alone, for a page without room for more."""
+    words = "Charts, plan and checks are left out to save space. "
+    words += "Make a report of this problem alone to see them."
     return joined(
         (*(times_table(record, each) for each in record.passes), tag("p", tag("small", words)))
     )
 
 
 def failure(record: Record) -> Html:
-    """What a problem without results left behind."""
+    """The error text of a problem without results."""
     return tag("pre", record.error, tabindex=0) if record.error else Html("")
 
 

@@ -1,7 +1,7 @@
 
 "use strict";
 (() => {
-  // A mark's title becomes its label, so that the browser shows no second tooltip beside ours.
+  // Each title becomes a label. Otherwise the browser would show a second tooltip beside ours.
   for (const title of document.querySelectorAll(".mark > title")) {
     const mark = title.parentNode;
     mark.dataset.tip = title.textContent;
@@ -44,7 +44,7 @@
   document.addEventListener("focusout", hide);
   document.addEventListener("scroll", hide, { passive: true });
 
-  // One stop for the tab key per chart; the arrows go from mark to mark.
+  // The tab key stops once per chart; the arrow keys go from mark to mark.
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") return hide();
     const chart = event.target.closest?.("svg.chart");
@@ -76,7 +76,7 @@
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
       const rows = [...table.tBodies[0].rows].sort((one, other) => {
         const [left, right] = [key(one, column), key(other, column)];
-        // What has no figure stands last either way.
+        // Rows without a figure come last in both directions.
         if (missing(left) || missing(right)) return missing(left) - missing(right);
         return compare(left, right) * (down ? -1 : 1);
       });

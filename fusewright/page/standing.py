@@ -1,6 +1,6 @@
-"""Who won: each candidate against the best baseline that is as precise as itself, in words.
+"""The verdict on each candidate in words: its speed against the best baseline that is as precise.
 
-A baseline of a coarser class does less work, so a fair comparison leaves it out; where such a
+A baseline with a lower precision does less work, so a fair comparison leaves it out. If such a
 baseline is faster, the sentence says so.
 """
 
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusewright.bench.record import PRECISIONS, Pass, Ratio, Record, Result
+from fusewright.bench.record import Pass, Ratio, Record, Result
 from fusewright.page.figures import in_words, ratio_text
+from fusewright.verify.classes import coarseness
 
-# An interval around 1 that is wider than this says little more than that.
+# An interval that contains 1 shows equal speed only if it is at most this wide.
 _CLOSE = 0.06
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One subject in one pass; `against` is None without a baseline to compare with."""
+    """One candidate in one pass. `against` is None if no baseline is as precise."""
 
     pass_name: str
     result: Result
@@ -27,7 +28,7 @@ class Standing:
 
     @property
     def noise(self) -> bool:
-        """Whether the interval holds 1."""
+        """Whether the interval contains 1."""
         return self.against is not None and self.against.low <= 1.0 <= self.against.high
 
     @property
@@ -36,14 +37,10 @@ class Standing:
 
 
 def main_subject(record: Record) -> str:
-    """Ours, or the first foreign candidate; empty where there is none."""
+    """Our candidate, or the first foreign one, or "" if there is neither."""
     kinds = {each.name: each.kind for each in record.candidates}
     ours = [name for name in record.subjects if kinds[name] == "ours"]
     return next(iter((*ours, *record.subjects)), "")
-
-
-def coarseness(precision: str) -> int:
-    return PRECISIONS.index(precision) if precision in PRECISIONS else len(PRECISIONS)
 
 
 def precision_text(precision: str) -> str:
@@ -74,13 +71,13 @@ def standing(found: Pass, subject: str) -> Standing | None:
 
 
 def standings(record: Record, subject: str) -> tuple[Standing, ...]:
-    """Of one candidate in every pass, training first: it is what most of the time goes into."""
+    """One candidate in every pass. Training comes first: users spend most of their time on it."""
     found = [each for one in record.passes if (each := standing(one, subject))]
     return tuple(sorted(found, key=lambda each: each.pass_name != "train"))
 
 
 def sentence(record: Record, subject: str) -> str:
-    """The verdict on one candidate: speed first, then what the checks say."""
+    """The verdict on one candidate: its speed, then the result of the checks."""
     if record.status != "ok":
         return f"No result: {record.status}. {record.error}".strip()
     found = standings(record, subject)
@@ -109,7 +106,7 @@ def _speed(each: Standing) -> str:
         words = f" ({each.result.note})" if each.result.note else ""
         return f"{each.result.status} {where}, so not timed{words}"
     if each.against is None:
-        return f"timed {where} without a baseline as precise"
+        return f"timed {where}, but no baseline is as precise"
     name = f"the best baseline ({each.against.baseline})"
     if not each.equal_precision:
         name = (
@@ -120,13 +117,14 @@ def _speed(each: Standing) -> str:
         low, high = each.against.low, each.against.high
         text = f"as fast as {name} {where}, within noise"
         if high - low > _CLOSE:
-            text = f"not told apart from {name} {where}: {ratio_text(low)} to {ratio_text(high)}"
+            text = f"no clear difference from {name} {where}: "
+            text += f"{ratio_text(low)} to {ratio_text(high)}"
     elif each.against.ratio >= 1:
         text = f"{ratio_text(each.against.ratio)} faster than {name} {where}"
     else:
         text = f"{ratio_text(1 / each.against.ratio)} slower than {name} {where}"
     if each.coarser_and_faster:
-        text += f" ({', '.join(each.coarser_and_faster)} faster still, at lower precision)"
+        text += f" (faster, but less precise: {', '.join(each.coarser_and_faster)})"
     return text
 
 

@@ -1,4 +1,4 @@
-"""Where and how it was measured: machine, versions, flags, clocks, rates and the exact command."""
+"""Where and how the records were measured: machine, versions, flags, clocks, rates, command."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fusewright.page.standing import precision_text
 
 
 def surroundings(records: Sequence[Record]) -> Html:
-    """Every environment once, with how many problems ran in it where there are several."""
+    """Each environment once. If there are several, with the number of problems that ran in it."""
     groups: dict[str, list[Record]] = {}
     for each in records:
         if each.environment and each.status == "ok":
-            # The command differs where every problem has a process of its own.
+            # With one process per problem, the commands differ.
             command = "" if len(records) > 1 else "same"
             same = replace(each.environment, clocks=(), other_cores=0.0, command=command)
             groups.setdefault(repr((same, _measured_how(each))), []).append(each)
@@ -30,7 +30,7 @@ def _measured_how(record: Record) -> tuple[Settings, str]:
 def _one(records: Sequence[Record], *, several: bool) -> Html:
     first = records[0]
     environment = first.environment
-    assert environment is not None  # The groups hold records with one only.
+    assert environment is not None  # `surroundings` groups only records with an environment.
     commands = dict.fromkeys(
         each.environment.command
         for each in records
@@ -82,7 +82,7 @@ def _measuring(record: Record) -> Iterator[tuple[str, str]]:
     yield "started", record.started_at
     yield "model mode", settings.mode
     if settings.quick:
-        yield "quick", "fewer repeats: good for a look, not for a claim"
+        yield "quick", "fewer repeats: a first impression, not a result to publish"
     if record.clock:
         yield from _clock(record.clock)
     yield "seed, input sets", f"{settings.seed}, {settings.input_sets}"
@@ -92,13 +92,13 @@ def _measuring(record: Record) -> Iterator[tuple[str, str]]:
 
 def _clock(clock: ClockFacts) -> Iterator[tuple[str, str]]:
     flushed = f"{bytes_text(clock.flush_bytes)} written before each repeat"
-    yield "clock", f"{clock.kind}; a synchronisation alone takes {time_text(clock.idle_gap_us)}"
+    yield "clock", f"{clock.kind}; an empty synchronization takes {time_text(clock.idle_gap_us)}"
     yield "cache", f"{bytes_text(clock.cache_bytes)}, {flushed}"
 
 
 def _ceilings(rates: Rates) -> str:
-    products = (f"{precision_text(k)} {rate_text(v, 'op')}" for k, v in rates.products.items())
-    return ", ".join([f"copy {rate_text(rates.copy_bytes_per_s, 'B')}", *products])
+    matmuls = (f"{precision_text(k)} {rate_text(v, 'op')}" for k, v in rates.products.items())
+    return ", ".join([f"copy {rate_text(rates.copy_bytes_per_s, 'B')}", *matmuls])
 
 
 def _clocks(clocks: Sequence[Clocks]) -> Html:
@@ -113,11 +113,11 @@ def _clocks(clocks: Sequence[Clocks]) -> Html:
         ]
         for each in clocks
     ]
-    return table(heads, rows, caption="GPU clocks seen on the way", words=len(heads))
+    return table(heads, rows, caption="GPU clocks during the run", words=len(heads))
 
 
 def _range(seen: Sequence[Sequence[Clocks]]) -> Html:
     speeds = [each.sm_mhz for clocks in seen for each in clocks]
     if not speeds:
         return Html("")
-    return tag("p", f"SM clocks seen: {min(speeds):.0f} to {max(speeds):.0f} MHz.")
+    return tag("p", f"SM clocks: {min(speeds):.0f} to {max(speeds):.0f} MHz.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from fusewright.bench.record import (
     BASELINES,
@@ -29,13 +29,13 @@ from fusewright.page.figures import (
 )
 from fusewright.page.look import series_of
 from fusewright.page.markup import Html, joined, table, tag
-from fusewright.page.standing import precision_text
+from fusewright.page.standing import find, precision_text
 
 _MOST_KERNELS = 12
 
 
 def badge(result: Result) -> Html:
-    """The precision class, or what is wrong; only plain fp32 stands without a colour."""
+    """The precision class, or the status of a result without a time. fp32 has no colour."""
     if result.status != "timed":
         kind = "skip" if result.status == "skipped" else "wrong"
         return tag("span", result.status, class_=f"badge {kind}")
@@ -49,7 +49,7 @@ def candidate_name(record: Record, name: str) -> Html:
 
 
 def number(text: str, sort: float | None = None, class_: str = "", tip: str = "") -> Html:
-    """A right-aligned cell; `sort` is what a sortable table orders it by."""
+    """A right-aligned cell. `sort` is the value by which a sortable table orders it."""
     return tag("td", text, class_=f"n {class_}".strip(), data_sort=sort, data_tip=tip or None)
 
 
@@ -63,15 +63,15 @@ def times_table(record: Record, found: Pass) -> Html:
     floor = found.floor
     words = f"{title_of(found.name)}: {found.rounds} rounds in {seconds_text(found.seconds)}."
     if found.busy_us:
-        words += f" The GPU is busy for {time_text(found.busy_us)} before each call."
+        words += f" The GPU is kept busy for {time_text(found.busy_us)} before each call."
     if floor and floor.floor_us:
-        least = f"{bytes_text(floor.bytes)} and {count_text(floor.operations)} product operations"
+        least = f"{bytes_text(floor.bytes)} and {count_text(floor.operations)} matmul operations"
         times = ", ".join(f"{precision_text(k)} {time_text(v)}" for k, v in floor.floor_us.items())
         words += f" At least {least}; floor: {times}."
     if any((each.floor_share or 0.0) > 1.0 for each in found.results):
-        words += " Above 100 % of the fp32 floor: fp32's accuracy from tensor cores."
+        words += " Above 100 % of the fp32 floor: tensor cores with fp32's accuracy."
     if any(each.timing and not each.timing.converged for each in found.results):
-        words += " Coloured medians: the interval is wider than asked for."
+        words += " Coloured medians: the interval is wider than requested."
     if floor and floor.note:
         words += f" {floor.note}"
     return joined((table(heads, rows, caption=words, words=2), _notes(found)))
@@ -91,7 +91,7 @@ def _time_row(record: Record, result: Result, baselines: Sequence[str]) -> Seque
     ratios = {each.baseline: each for each in result.ratios}
     wide = "" if timing.converged else "warn"
     tip = f"95 % interval {time_text(timing.low_us)} to {time_text(timing.high_us)}"
-    tip += "" if timing.converged else ", wider than asked for when the budget was spent"
+    tip += "" if timing.converged else ", wider than requested: the time budget was spent"
     tip += f"\n{len(timing.samples_us)} samples, time counted on: {timing.counted}"
     half = (timing.high_us - timing.low_us) / 2 / timing.median_us if timing.median_us else 0.0
     cells = [
@@ -112,19 +112,9 @@ def _two(figure: str, interval: str) -> Html:
 
 
 def kernels_table(record: Record) -> Html:
-    """Steps of our plan and, for the others, their longest kernels."""
-    parts = [
-        _steps_table(found, result)
-        for found in record.passes
-        for result in found.results
-        if result.steps
-    ]
-    others = [
-        _launched_table(found, result)
-        for found in record.passes
-        for result in found.results
-        if result.kernels
-    ]
+    """The steps of our plan, and the longest kernels of every candidate."""
+    parts = [_steps_table(*each) for each in record.results if each[1].steps]
+    others = [_launched_table(*each) for each in record.results if each[1].kernels]
     if others:
         words = tag("summary", "Device kernels of every candidate, longest first")
         parts.append(tag("details", words, *others))
@@ -139,8 +129,8 @@ def _steps_table(found: Pass, result: Result) -> Html:
 
 
 def _step_row(step: StepTime) -> Sequence[str]:
-    named = "\n".join(step.kernels)
-    name = tag("span", step.step, class_=f"step-name {_known(step.kind)}", title=named or None)
+    named, kind = "\n".join(step.kernels), step.kind if step.kind == "call" else "fused"
+    name = tag("span", step.step, class_=f"step-name {kind}", title=named or None)
     share = step.roof_share
     return [
         name,
@@ -153,10 +143,6 @@ def _step_row(step: StepTime) -> Sequence[str]:
         number(rate_text(step.operations_per_s, "op")),
         tag("td", _meter(share), share_text(share), class_="n meter-cell"),
     ]
-
-
-def _known(kind: str) -> str:
-    return kind if kind in ("call", "view") else "fused"
 
 
 def _meter(share: float | None) -> Html:
@@ -184,7 +170,7 @@ def _launched_table(found: Pass, result: Result) -> Html:
 
 
 def checks_table(found: Pass, most: int | None) -> Html:
-    """Values down, candidates across; `most` limits the rows to the wrong and the worst."""
+    """One row per value, one column per candidate. At most `most` rows, wrong values first."""
     names = list(dict.fromkeys(check.name for each in found.results for check in each.checks))
     checked = [each for each in found.results if each.checks]
     if not names:
@@ -192,7 +178,7 @@ def checks_table(found: Pass, most: int | None) -> Html:
     rows = [(name, [_worst(each, name) for each in checked]) for name in names]
     shown = rows
     if most is not None and len(rows) > most:
-        # The sort keeps the order of equals, so what is listed does not jump about.
+        # The sort is stable, so the values keep their order.
         shown = sorted(rows, key=lambda row: all(each is None or each.ok for each in row[1]))[:most]
     cells = [[tag("td", name, class_="code"), *map(_check_cell, row)] for name, row in shown]
     bad = sum(not check.ok for each in checked for check in each.checks)
@@ -204,7 +190,7 @@ def checks_table(found: Pass, most: int | None) -> Html:
 
 
 def _worst(result: Result, name: str) -> ValueCheck | None:
-    """Of the checks before, during and after timing, the one that a reader should know of."""
+    """The worst of the checks before, during and after timing."""
     fitting = [each for each in result.checks if each.name == name]
     return max(fitting, key=lambda each: (not each.ok, _size(each.error)), default=None)
 
@@ -216,27 +202,25 @@ def _size(error: float) -> float:
 def _check_cell(check: ValueCheck | None) -> Html:
     if check is None:
         return number(NONE)
-    tip = "\n".join(_check_lines(check))
+    limits = (f"{precision_text(k)} {error_text(v)}" for k, v in check.limits.items())
+    tip = (
+        f"{check.name}, worst check: {check.when} timing",
+        f"error {error_text(check.error)}, eager's {error_text(check.eager_error)}",
+        f"largest single deviation {error_text(check.largest)}",
+        f"accepted up to: {', '.join(limits)}",
+        *([check.note] if check.note else []),
+    )
     state = Html("")
     if not check.ok:
         state = tag("span", "wrong", class_="badge wrong")
     elif check.precision not in ("fp32", "fp64"):
         state = tag("span", precision_text(check.precision), class_="badge warn")
-    return tag("td", joined((state, " ", error_text(check.error))), class_="n", data_tip=tip)
-
-
-def _check_lines(check: ValueCheck) -> Iterator[str]:
-    yield f"{check.name}, the worst of all looks: {check.when} timing"
-    yield f"error {error_text(check.error)}, eager's {error_text(check.eager_error)}"
-    yield f"largest single deviation {error_text(check.largest)}"
-    limits = (f"{precision_text(k)} {error_text(v)}" for k, v in check.limits.items())
-    yield f"accepted up to: {', '.join(limits)}"
-    if check.note:
-        yield check.note
+    words = joined((state, " ", error_text(check.error)))
+    return tag("td", words, class_="n", data_tip="\n".join(tip))
 
 
 def costs_table(record: Record) -> Html:
-    """What users pay besides the time of a call."""
+    """The costs besides the time of a call."""
     heads = (
         "candidate, optimize, cold build, warm build, overhead per call, peak memory, launches, "
         "emitted file"
@@ -252,9 +236,7 @@ def costs_table(record: Record) -> Html:
 
 
 def _cost_row(record: Record, facts: CandidateFacts) -> Sequence[str]:
-    results = [
-        next((r for r in each.results if r.candidate == facts.name), None) for each in record.passes
-    ]
+    results = [find(each.results, facts.name) for each in record.passes]
     peaks = [bytes_text(each.peak_bytes if each else None) for each in results]
     counts = [_launches(each) for each in results]
     costs = facts.costs

@@ -1,4 +1,4 @@
-"""`Graph` → `Plan`: fused loops and products, visible calls and free views, in launch order."""
+"""`Graph` → `Plan`: fused kernels, visible calls and free views, in launch order."""
 
 from __future__ import annotations
 
@@ -6,75 +6,63 @@ import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from fusewright.cost.conv_staged import lines_spec
 from fusewright.errors import GraphError
 from fusewright.ir.graph import Graph, Node, TensorSpec
 from fusewright.ir.loop import Load, LoopKernel, Store
 from fusewright.plan.convolutions import gradient_step
-from fusewright.plan.cost import call_bytes, call_operations, loop_bytes, loop_operations
+from fusewright.plan.cost import call_bytes, call_operations
 from fusewright.plan.epilogues import Epilogues, ended_step, ends, epilogues, stored
-from fusewright.plan.finish import kernel_of
+from fusewright.plan.finish import kernel_of, step_of
 from fusewright.plan.fuse import Group, fuse, needed_views
-from fusewright.plan.logsumexps import better_apart, in_two_sweeps
-from fusewright.plan.names import ended_name, loop_name, operators_of
+from fusewright.plan.logsumexps import better_in_two_sweeps, in_two_sweeps
+from fusewright.plan.names import loop_name, operators_of
 from fusewright.plan.prologues import with_prologues
 from fusewright.plan.reasons import reason
-from fusewright.plan.staged_pairs import LinePairs, pairs_of
-from fusewright.plan.steps import (
-    Call,
-    Ended,
-    Loop,
-    Plan,
-    Product,
-    Step,
-    View,
-    Window,
-    inputs_of,
-    marked,
-)
+from fusewright.plan.staged_pairs import StagedPairs, pairs_of
+from fusewright.plan.steps import Call, Fused, Plan, Step, View, inputs_of
 from fusewright.plan.values import Values, is_view
 from fusewright.plan.wide_reductions import split_wide_reductions
 from fusewright.rewrite.layouts import GRADIENT
 from fusewright.rewrite.views import is_opaque_view
+from fusewright.target.target import Target
 
 
 def plan(
     graph: Graph,
     sizes: Mapping[str, int],
-    turning: bool = False,
-    sweeping: bool = False,
+    target: Target,
+    *,
     repeated: frozenset[str] = frozenset(),
-    online: bool = False,
     shared: frozenset[str] = frozenset(),
-    computing: bool = False,
 ) -> Plan:
-    """Plan one canonical graph; `sizes` are the example's, `turning`, `sweeping`, `online` and
-    `computing` the target's.
+    """Plan one canonical graph for `target`; `sizes` are the example's.
 
-    What backward computes anew, `repeated`, shall have the same bits there: it looks for what
-    equals a maximum that was found in memory. So shall what both compute, `shared`.
+    `repeated` are values that backward computes again. They must have the same bits there, because
+    backward looks for the elements that equal a stored maximum. The same holds for `shared`, the
+    values that both graphs compute.
     """
-    graph = split_wide_reductions(graph, sizes)
-    values = Values(graph, dict(sizes), turning=turning, sweeping=sweeping, repeated=repeated)
-    values, taken = _fused(replace(values, online=online, shared=shared))
+    values = Values(graph, dict(sizes), target, repeated=repeated, shared=shared)
+    values, taken = _fused(replace(values, graph=split_wide_reductions(values)))
     graph = values.graph
     views = needed_views(values)
-    written, pairs = stored(values, taken), LinePairs()
+    written, pairs = stored(values, taken), StagedPairs()
     before: Mapping[str, LoopKernel] = {}
-    if computing:
-        pairs = pairs_of(values, taken.places)
+    if target.conv_tf32:
+        pairs = pairs_of(values, taken.units)
         before, taken, written = with_prologues(values, taken, pairs, written)
     ended = {}
-    for name, node in values.products.items():
-        around = taken.of.get(name), written, before.get(name), pairs.by_window.get(name)
-        ended[name] = _named(ended_step(values, node, *around))
+    for name, node in values.with_epilogue.items():
+        around = taken.of.get(name), written, before.get(name), pairs.by_convolution.get(name)
+        ended[name] = ended_step(values, node, *around)
     steps: list[Step] = [_loop(values, group, written) for group in taken.loops]
     for node in graph.nodes:
         if node.name in ended:
             steps.append(ended[node.name])
         elif node.op == GRADIENT:
             pair = pairs.by_gradient.get(node.name)
-            steps.append(gradient_step(values, node, pair, ended[pair.window] if pair else None))
+            steps.append(
+                gradient_step(values, node, pair, ended[pair.convolution] if pair else None)
+            )
         elif is_view(node):
             if node.name in views:
                 steps.append(View(_as_reshape(node)))
@@ -82,50 +70,40 @@ def plan(
             steps.append(View(node))
         elif not values.is_item(node.name) and node.op != "getitem":
             steps.append(_call(values, node))
-    ordered = _ordered(values, [marked(step, repeated) for step in steps])
+    ordered = _ordered(values, [_marked(step, repeated) for step in steps])
     return Plan(graph.inputs, ordered, graph.outputs, _specs(values, ordered))
 
 
 def _fused(unfused: Values) -> tuple[Values, Epilogues]:
-    """Groups and products, with each logsumexp in the form that suits where it has come to be."""
-    while True:  # each turn leaves fewer of them whole
+    """Groups and epilogues, with each logsumexp in the form that is best for its group."""
+    while True:  # ends: each turn leaves fewer of them whole
         values, groups = fuse(replace(unfused, ends=ends(unfused)))
         taken = epilogues(values, groups)
-        apart = better_apart(values, taken.loops)
-        if not apart:
+        split = better_in_two_sweeps(values, taken.loops)
+        if not split:
             return values, taken
-        unfused = replace(unfused, graph=in_two_sweeps(unfused.graph, apart))
+        unfused = replace(unfused, graph=in_two_sweeps(unfused.graph, split))
 
 
 def _as_reshape(node: Node) -> Node:
-    """PyTorch's reshape is view where it can be, and right where it cannot."""
+    """PyTorch's reshape is a view if possible, and a copy otherwise."""
     return replace(node, op="aten.reshape.default") if node.op == "aten.view.default" else node
 
 
-def _named(step: Ended) -> Ended:
-    name = ended_name(step.operators)
-    if isinstance(step, Window):
-        return replace(step, name=name, kernel=replace(step.kernel, name=name))
-    return replace(step, name=name, kernel=replace(step.kernel, name=name))
+def _marked(step: Step, repeated: frozenset[str]) -> Step:
+    """The step; its kernel is marked if backward computes again what it stores."""
+    if not isinstance(step, Fused) or repeated.isdisjoint(step.outputs):
+        return step
+    return replace(step, kernel=step.kernel.as_repeated())
 
 
-def _loop(values: Values, group: Group, written: Collection[str]) -> Loop:
+def _loop(values: Values, group: Group, written: Collection[str]) -> Fused:
     kept = tuple(item for item in group.items if item in written)
     kernel = kernel_of(group.assembled, "kernel", "", kept, values)
     operators = operators_of(kernel)
     name = loop_name(operators)
     kernel = replace(kernel, name=name, summary=" → ".join(operators) or _moved(kernel))
-    used = {item.name for item in kernel.arguments if not item.is_output}
-    inputs = tuple(name for name in group.assembled.loads if name in used)
-    return Loop(
-        name=name,
-        kernel=kernel,
-        inputs=inputs,
-        outputs=kept,
-        operators=operators,
-        bytes_moved=loop_bytes(kernel, values.sizes, {x: values.bytes_of(x) for x in inputs}),
-        operations=loop_operations(kernel, values.sizes),
-    )
+    return step_of(kernel, kept, operators, values)
 
 
 def _moved(kernel: LoopKernel) -> str:
@@ -134,8 +112,8 @@ def _moved(kernel: LoopKernel) -> str:
     stores = [item.access for item in kernel.body if isinstance(item, Store)]
     if not loads:
         return "fill"
-    turned = {each.strides for each in loads} != {each.strides for each in stores}
-    return "copy to another layout" if turned else "copy"
+    transposed = {each.strides for each in loads} != {each.strides for each in stores}
+    return "copy to another layout" if transposed else "copy"
 
 
 def _call(values: Values, node: Node) -> Call:
@@ -153,7 +131,7 @@ def _call(values: Values, node: Node) -> Call:
     return Call(
         node=node,
         outputs=outputs,
-        reason=reason(node, specs),
+        reason=reason(node, specs, values.target),
         bytes_moved=call_bytes(node, outputs, specs, values.sizes),
         operations=call_operations(node, specs, values.sizes),
     )
@@ -162,7 +140,7 @@ def _call(values: Values, node: Node) -> Call:
 def _ordered(values: Values, steps: list[Step]) -> tuple[Step, ...]:
     """Launch order: a step comes after the steps whose results it reads, early ones first.
 
-    Steps that draw random numbers draw them in the model's order, as eager does.
+    Steps that draw random numbers keep the model's order, as in eager mode.
     """
     position = values.order
     maker = {name: step for step in steps for name in _results(step)}
@@ -205,16 +183,10 @@ def _specs(values: Values, steps: tuple[Step, ...]) -> tuple[tuple[str, TensorSp
     for step in steps:
         names.update(dict.fromkeys(inputs_of(step)))
         names.update(dict.fromkeys(name for name in step.outputs if name))
-    held = [(name, values.spec(name)) for name in names if _has_spec(values, name)]
+    held = [(name, values.spec(name)) for name in names if values.has_spec(name)]
     for step in steps:
-        if isinstance(step, Window) and step.kernel.lines:
-            device = values.spec(step.outputs[0]).device
-            held.append((step.kernel.lines, lines_spec(step.kernel.walked, device)))
+        held += step.staged if isinstance(step, Fused) else ()
     return tuple(held)
 
 
-def _has_spec(values: Values, name: str) -> bool:
-    return name in values.inputs or (name in values.nodes and values.nodes[name].spec is not None)
-
-
-__all__ = ["Call", "Loop", "Plan", "Product", "View", "Window", "plan"]
+__all__ = ["Call", "Fused", "Plan", "View", "plan"]

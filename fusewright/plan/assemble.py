@@ -1,7 +1,7 @@
-"""From a set of values to one loop's body: pulls every value's arithmetic down to loads.
+"""From a set of values to one loop's body: the arithmetic of every value, down to its loads.
 
-An *item* is a value that the kernel computes for its own sake (a reduction, a stored result);
-everything pointwise between items and memory is inlined where it is read.
+An *item* is a value that the kernel computes for its own sake: a reduction or a stored result.
+Pointwise operators between items and memory are inlined where they are read.
 """
 
 from __future__ import annotations
@@ -9,23 +9,21 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field, replace
 
-from fusewright.ir.graph import HALVES, Arg, Dim, Node, Ratio, Ref, TensorSpec, product
+from fusewright.ir.graph import HALF_DTYPES, Arg, Dim, Node, Ratio, Ref, TensorSpec, product
 from fusewright.ir.loop import (
     Apply,
     Constant,
     Guard,
+    Index,
     Instruction,
     Load,
     Reduce,
     Scan,
     Store,
 )
-from fusewright.ir.loop import (
-    Index as IndexValue,
-)
 from fusewright.plan.domain import Domain
 from fusewright.plan.frames import (
-    Index,
+    ElementIndex,
     NeedSplitError,
     NotFusibleError,
     access,
@@ -42,10 +40,10 @@ _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 
 # A value at an index.
-Place = tuple[str, Index]
+IndexedValue = tuple[str, ElementIndex]
 
 
-def _results(item: Load | Constant | IndexValue | Apply | Reduce | Scan) -> tuple[str, ...]:
+def _results(item: Load | Constant | Index | Apply | Reduce | Scan) -> tuple[str, ...]:
     return (item.name, item.second) if isinstance(item, Reduce) else (item.name,)
 
 
@@ -61,8 +59,8 @@ class Assembled:
 
 
 def assemble(values: Values, items: tuple[str, ...], domain: Domain) -> Assembled:
-    """Build the body; split axes as views ask for it. Raises NotFusibleError."""
-    while True:  # each split makes an axis smaller, so there is a last one
+    """Build the body; split axes where views need it. Raises NotFusibleError."""
+    while True:  # ends: each split makes an axis smaller
         try:
             return _Assembly(values, items, domain).run()
         except NeedSplitError as need:
@@ -75,16 +73,16 @@ class _Assembly:
     items: tuple[str, ...]
     domain: Domain
     body: list[Instruction] = field(default_factory=list)
-    reads: dict[Place, tuple[Place, ...]] = field(default_factory=dict)
-    known: dict[Place, str] = field(default_factory=dict)
+    reads: dict[IndexedValue, tuple[IndexedValue, ...]] = field(default_factory=dict)
+    known: dict[IndexedValue, str] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     loads: dict[str, None] = field(default_factory=dict)
-    homes: dict[str, Index] = field(default_factory=dict)
+    homes: dict[str, ElementIndex] = field(default_factory=dict)
 
     def run(self) -> Assembled:
         for item in self.items:
             self.homes[item] = self._home(item)
-        for name, index in self._places():
+        for name, index in self._indexed_values():
             self.value(name, index)
         stores = {}
         for item in self.items:
@@ -96,8 +94,8 @@ class _Assembly:
         inlined -= set(self.homes)
         return Assembled(self.domain, tuple(self.body), stores, tuple(self.loads), inlined)
 
-    def _home(self, item: str) -> Index:
-        """The index at which the kernel computes an item: over all axes, or the kept ones."""
+    def _home(self, item: str) -> ElementIndex:
+        """The index at which the kernel computes an item: over all axes, or the outer ones."""
         shape = self.values.spec(item).shape
         reduction = self.values.reduction_of(item)
         domain = self.domain
@@ -121,38 +119,38 @@ class _Assembly:
             return group(shape, everything, domain.sizes)
         return group(shape, domain.kept_axes, domain.sizes)
 
-    def _operand_index(self, reduction: Node) -> Index:
+    def _operand_index(self, reduction: Node) -> ElementIndex:
         assert isinstance(reduction.args[0], Ref)
         shape = self.values.spec(reduction.args[0].name).shape
         everything = tuple(range(len(self.domain.sizes)))
         return group(shape, everything, self.domain.sizes)
 
-    def _places(self) -> list[Place]:
-        """Every value that the items rest on, at each index it is read at, in graph order.
+    def _indexed_values(self) -> list[IndexedValue]:
+        """Every value that the items depend on, at each index it is read at, in graph order.
 
-        Whoever reads a value stands after it in the graph, so all its readers are known by the
-        time it is looked at; and no chain of operators is too long.
+        A value's readers come after it in the graph. We walk backwards, so all its readers are
+        known when we reach it. There is no recursion: chains of operators may have any length.
         """
         order = self.values.order
-        wanted: dict[str, dict[Index, None]] = {}
+        wanted: dict[str, dict[ElementIndex, None]] = {}
         for item, home in self.homes.items():
             wanted.setdefault(item, {})[home] = None
         frontier = [(-order[name], name) for name in wanted]
         heapq.heapify(frontier)
-        found: list[Place] = []
+        found: list[IndexedValue] = []
         while frontier:
             _, name = heapq.heappop(frontier)
-            for place in [(name, index) for index in wanted[name]]:
-                self.reads[place] = self._operands_of(*place)
-                found.append(place)
-                for source, index in self.reads[place]:
+            for at in [(name, index) for index in wanted[name]]:
+                self.reads[at] = self._operands_of(*at)
+                found.append(at)
+                for source, index in self.reads[at]:
                     if source in order and source not in wanted:
                         heapq.heappush(frontier, (-order[source], source))
                     wanted.setdefault(source, {})[index] = None
         return found[::-1]
 
-    def _operands_of(self, name: str, index: Index) -> tuple[Place, ...]:
-        """The values that this one is computed from; none where it is loaded."""
+    def _operands_of(self, name: str, index: ElementIndex) -> tuple[IndexedValue, ...]:
+        """The values that this one is computed from; none if it is loaded."""
         values = self.values
         node = values.nodes[name]
         if name in self.homes and index != self.homes[name]:
@@ -188,17 +186,18 @@ class _Assembly:
         here = name in self.homes or name not in self.values.realised
         return node is not None and is_pointwise(node) and here
 
-    def value(self, name: str, index: Index) -> str:
-        """The name of the loop value that is `name` at `index`, computed if it is not there."""
-        place = (name, index)
-        if place not in self.known:
-            self.known[place] = self._compute(name, index)
-        return self.known[place]
+    def value(self, name: str, index: ElementIndex) -> str:
+        """The name of the loop value that is `name` at `index`; it is computed on first use."""
+        at = (name, index)
+        if at not in self.known:
+            self.known[at] = self._compute(name, index)
+        return self.known[at]
 
-    def _read(self, name: str, index: Index, reader: str = "") -> str:
-        """The value for another of this kernel. One that may be stored, if by backward, is read
-        as it would be from memory: both must come to the same. Not so what is reduced, unless
-        backward does that: a mean is made of a sum that may exceed all halves."""
+    def _read(self, name: str, index: ElementIndex, reader: str = "") -> str:
+        """The value as another one in this kernel reads it. A value that may also be stored, or
+        that backward computes, is rounded as memory would round it, so that both agree. The operand
+        of a reduction is not rounded, unless backward repeats the reduction: the sum behind a mean
+        may exceed the range of a 16-bit type."""
         value = self.value(name, index)
         while self._is_followed(name):
             ((name, index),) = self.reads[name, index]
@@ -207,7 +206,7 @@ class _Assembly:
         stored = stored or (self._is_applied(name) and name in self.values.shared)
         return self._rounded(value) if stored else value
 
-    def _compute(self, name: str, index: Index) -> str:
+    def _compute(self, name: str, index: ElementIndex) -> str:
         if self._is_followed(name):
             ((source, inner),) = self.reads[name, index]
             return self.value(source, inner)
@@ -219,7 +218,7 @@ class _Assembly:
             return self._apply(self.values.nodes[name], index)
         return self._load(name, index)
 
-    def _source(self, node: Node, index: Index) -> Place:
+    def _source(self, node: Node, index: ElementIndex) -> IndexedValue:
         assert isinstance(node.args[0], Ref)
         source = node.args[0].name
         try:
@@ -231,7 +230,7 @@ class _Assembly:
     def _load(
         self,
         name: str,
-        index: Index,
+        index: ElementIndex,
         outside: int | float | bool = 0,
         inside: tuple[Guard, ...] | None = None,
     ) -> str:
@@ -241,27 +240,27 @@ class _Assembly:
         where = where if inside is None else replace(where, guards=inside)
         return self._emit(Load(self._fresh(name), spec.dtype, where, outside))
 
-    def _pad(self, node: Node, dtype: str, index: Index) -> str:
-        """What is padded, where its index lies inside; memory is not read elsewhere, anyhow."""
-        (place,) = self.reads[node.name, index]
-        inside = guards(self.values.spec(place[0]).shape, place[1], self.domain.sizes)
+    def _pad(self, node: Node, dtype: str, index: ElementIndex) -> str:
+        """The padded value, if its index is inside; a load is guarded and reads nothing outside."""
+        (operand,) = self.reads[node.name, index]
+        inside = guards(self.values.spec(operand[0]).shape, operand[1], self.domain.sizes)
         if not inside:
-            return self._read(*place, node.name)
-        name, at = place
+            return self._read(*operand, node.name)
+        name, at = operand
         while self._is_followed(name):
             ((name, at),) = self.reads[name, at]
         outside = pad_value(node)
         made = self._is_reduced(name) or self._is_applied(name) or self._is_scanned(name)
-        if not made:  # views of it lie inside of it
+        if not made:  # a view of it is inside it, too
             return self._load(name, at, outside, inside)
-        value = self._read(*place, node.name)
+        value = self._read(*operand, node.name)
         operands = (self._inside(inside), value, self._constant(outside, dtype, "c"))
         return self._emit(Apply(self._fresh(node.name), dtype, "where", operands))
 
     def _inside(self, inside: tuple[Guard, ...]) -> str:
-        """Whether all of them hold."""
+        """Whether all guards hold."""
         found = [
-            self._once(IndexValue("inside", "bool", each.steps, (Dim(each.start),), each.size))
+            self._once(Index("inside", "bool", each.steps, (Dim(each.start),), each.size))
             for each in inside
         ]
         while len(found) > 1:
@@ -269,14 +268,14 @@ class _Assembly:
             found.append(self._once(Apply("inside", "bool", "logical_and", both)))
         return found[0]
 
-    def _once(self, item: IndexValue | Apply) -> str:
-        """The value of an instruction, which neighbouring windows ask for again."""
+    def _once(self, item: Index | Apply) -> str:
+        """The value of an instruction that neighbouring windows share."""
         key = (repr(item), ())
         if key not in self.known:
             self.known[key] = self._emit(replace(item, name=self._fresh(item.name)))
         return self.known[key]
 
-    def _reduce(self, name: str, index: Index) -> str:
+    def _reduce(self, name: str, index: ElementIndex) -> str:
         node = self.values.reduction_of(name)
         assert node is not None
         ((source, inner),) = self.reads[name, index]
@@ -285,13 +284,13 @@ class _Assembly:
         kind = node.op.removeprefix("reduce_")
         if kind == "welford":
             return self._welford(node, name, operand, dtype)
-        for item in self.body:  # a gradient's sum over some axes is the first step of one over all
+        for item in self.body:  # the sum over some axes may be the first step of a sum over all
             if isinstance(item, Reduce) and item == Reduce(item.name, dtype, kind, operand):
                 return item.name
         return self._emit(Reduce(self._fresh(name), dtype, kind, operand))
 
     def _welford(self, node: Node, name: str, operand: str, dtype: str) -> str:
-        """Both results come from one reduction, whoever of the two is asked for first."""
+        """One reduction gives both results, whichever is needed first."""
         mean, m2 = (self._fresh(f"{node.name}_{part}") for part in ("mean", "m2"))
         self._emit(Reduce(mean, dtype, "welford", operand, m2))
         for item in self.homes:
@@ -300,14 +299,14 @@ class _Assembly:
                 self.known[(item, self.homes[item])] = m2 if other == 1 else mean
         return m2 if self.values.nodes[name].args[1] == 1 else mean
 
-    def _scan(self, node: Node, index: Index) -> str:
+    def _scan(self, node: Node, index: ElementIndex) -> str:
         assert node.spec is not None
         ((source, inner),) = self.reads[node.name, index]
         kind, operand = node.op.removeprefix("scan_"), self._read(source, inner)
         made = Scan(self._fresh(node.name), node.spec.dtype, kind, operand, bool(node.args[2]))
         return self._emit(made)
 
-    def _apply(self, node: Node, index: Index) -> str:
+    def _apply(self, node: Node, index: ElementIndex) -> str:
         assert node.spec is not None
         if node.op == "full":
             return self._constant(node.args[0], node.spec.dtype, node.name)
@@ -322,13 +321,13 @@ class _Assembly:
         return self._emit(result)
 
     def _rounded(self, name: str) -> str:
-        """A half-precision value, as it would be in memory.
+        """A 16-bit value as it would be in memory.
 
-        Registers hold more digits than the stored value that backward compares with: without
-        this, amax(x) would equal no x.
+        Registers hold more digits than the stored value that backward compares with. Without this,
+        amax(x) would equal no element of x.
         """
         (item,) = (i for i in self.body if not isinstance(i, Store) and name in _results(i))
-        if item.dtype not in HALVES or isinstance(item, Load):
+        if item.dtype not in HALF_DTYPES or isinstance(item, Load):
             return name
         key = (f"{name} rounded", ())
         if key not in self.known:
@@ -337,14 +336,14 @@ class _Assembly:
             )
         return self.known[key]
 
-    def _operands(self, node: Node, index: Index) -> tuple[str, ...]:
-        """Tensors are pulled; numbers become constants of the type the operator computes in."""
+    def _operands(self, node: Node, index: ElementIndex) -> tuple[str, ...]:
+        """Tensors as loop values; numbers as constants of the type that the operator uses."""
         dtype = self._compute_dtype(node)
-        places = iter(self.reads[node.name, index])
+        tensors = iter(self.reads[node.name, index])
         operands = []
         for position, arg in enumerate(node.args):
             if isinstance(arg, Ref):
-                operands.append(self._read(*next(places), node.name))
+                operands.append(self._read(*next(tensors), node.name))
             else:
                 kind = "bool" if node.op == "where" and position == 0 else dtype
                 operands.append(self._constant(arg, _number_dtype(node, kind), "c"))
@@ -367,15 +366,13 @@ class _Assembly:
                 return known.name
         return self._emit(Constant(self._fresh(name), dtype, value))
 
-    def _iota(self, node: Node, spec: TensorSpec, index: Index) -> str:
+    def _iota(self, node: Node, spec: TensorSpec, index: ElementIndex) -> str:
         """start + step·i, where i is the index of the only dimension."""
         start, step = node.args
         assert isinstance(start, int) and isinstance(step, int)
         unit = TensorSpec(spec.dtype, spec.shape, (Dim(step),))
         where = access(node.name, unit, index, self.domain.sizes)
-        made = IndexValue(
-            self._fresh(node.name), spec.dtype, where.strides, (Dim(start), *where.offset)
-        )
+        made = Index(self._fresh(node.name), spec.dtype, where.strides, (Dim(start), *where.offset))
         return self._emit(made)
 
     def _fresh(self, name: str) -> str:
@@ -386,13 +383,14 @@ class _Assembly:
         self.names.add(candidate)
         return candidate
 
-    def _emit(self, item: Load | Constant | IndexValue | Apply | Reduce | Scan) -> str:
+    def _emit(self, item: Load | Constant | Index | Apply | Reduce | Scan) -> str:
         self.body.append(item)
         return item.name
 
 
 def _number_dtype(node: Node, dtype: str) -> str:
-    """The type of a number beside operands of `dtype`: half precision computes in float, and the
-    count that a mean divides by has more digits than a half. A comparison rounds, as eager does."""
-    half = dtype in HALVES and node.op not in (*_COMPARISONS, "where")
+    """The type of a constant next to operands of `dtype`. 16-bit types compute in float32; for
+    example, the count that a mean divides by has more digits than float16. Comparisons round, as
+    eager mode does."""
+    half = dtype in HALF_DTYPES and node.op not in (*_COMPARISONS, "where")
     return "float32" if half else dtype

@@ -1,14 +1,14 @@
-"""Which reductions of a window's result its kernel can end in.
+"""Which reductions of a convolution's result its own kernel can compute.
 
-A result has images, channels and positions y and x. What its tiles can reduce, beside what they do
-point by point, is
+A result has images, channels and positions y and x. Besides pointwise operators, a tile can reduce
 
-    over positions    of each channel, for all images or for each apart; neighbouring channels may
-                      go together, all of them too: batch, instance, group, layer norm, pooling
+    over positions    of each channel, for all images or for each image; neighbouring channels, or
+                      all of them, may be reduced together: batch, instance, group and layer norm,
+                      pooling
     over channels     of each position
 
-`window_sweep` is the one place that says so. It gives the loop's axes names of their own: `image`,
-`channel`, `member` (of channels that go together), `y` and `x`.
+`convolution_reduction` alone decides this. It renames the loop's axes to `image`, `channel`,
+`member` (of channels that are reduced together), `y` and `x`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fusewright.ir.graph import ONE, ZERO, Dim, product
 from fusewright.ir.loop import Axis, Load, LoopKernel
 from fusewright.schedule.coalesce import Strides, merge, restrided, split_axis
 
-VOLUME = 5  # axes of a result with three for its positions
-# An axis of the loop as it should be: its name, and where it is now; None for one of size one.
-Place = tuple[str, int | None]
+VOLUME = 5  # dimensions of a result with three spatial axes
+# A new axis of the loop: its name and its old position; None for an axis of size one.
+NamedAxis = tuple[str, int | None]
 
 
-class Result(NamedTuple):
-    """The sizes of a window's result; an image of one dimension is a single row, one of three has
-    the rows of all its planes."""
+class OutputSizes(NamedTuple):
+    """The sizes of a convolution's result. A 1-d image is a single row; a 3-d one has the rows of
+    all its planes."""
 
     images: Dim
     channels: Dim
@@ -36,10 +36,9 @@ class Result(NamedTuple):
     x: Dim
 
 
-def window_sweep(kernel: LoopKernel, name: str, shape: Sequence[Dim]) -> LoopKernel | None:
-    """A loop that reduces what window `name` gives, over the axes that its kernel has; None where
-    that cannot be."""
-    of = Result(shape[0], shape[1], product(shape[2:-1]), shape[-1])
+def convolution_reduction(kernel: LoopKernel, name: str, shape: Sequence[Dim]) -> LoopKernel | None:
+    """A loop that reduces the result of convolution `name`, over its kernel's axes, or None."""
+    of = OutputSizes(shape[0], shape[1], product(shape[2:-1]), shape[-1])
     whole = product(axis.size for axis in kernel.axes)
     if not kernel.inner or not kernel.outer or whole == ZERO or whole != product(of):
         return None
@@ -55,13 +54,13 @@ def window_sweep(kernel: LoopKernel, name: str, shape: Sequence[Dim]) -> LoopKer
 
 
 def _with_rows_of_all_planes(kernel: LoopKernel, shape: Sequence[Dim]) -> LoopKernel:
-    """Rows of all planes of a volume as one axis, where everything walks them so."""
+    """Merge the rows of all planes of a volume into one axis, if every access allows it."""
     merged = merge(kernel) if len(shape) == VOLUME else kernel
     return merged if merged.outer and merged.inner else kernel
 
 
 def _strides(kernel: LoopKernel, name: str) -> tuple[Dim, ...]:
-    """Along the loop's axes, of the value that the window gives."""
+    """Strides along the loop's axes of the convolution's result."""
     return next(
         item.access.strides
         for item in kernel.body
@@ -69,8 +68,8 @@ def _strides(kernel: LoopKernel, name: str) -> tuple[Dim, ...]:
     )
 
 
-def _split(kernel: LoopKernel, name: str, of: Result) -> LoopKernel:
-    """With axes taken apart that run on from one of the result's into the next."""
+def _split(kernel: LoopKernel, name: str, of: OutputSizes) -> LoopKernel:
+    """Split axes that run across more than one dimension of the result."""
     for border in (of.x, of.y * of.x, of.channels * of.y * of.x):
         for at, stride in enumerate(_strides(kernel, name)):
             inner = border.divided_by(stride)
@@ -79,8 +78,8 @@ def _split(kernel: LoopKernel, name: str, of: Result) -> LoopKernel:
     return kernel
 
 
-def _axis_name(stride: Dim, size: Dim, of: Result) -> str:
-    """What an axis of the loop is to the result; nothing if it is part of a row or of images."""
+def _axis_name(stride: Dim, size: Dim, of: OutputSizes) -> str:
+    """Which dimension of the result an axis is; "" if it is a part of a row or of images."""
     plane = of.y * of.x
     own = {
         (ONE, of.x): "x",
@@ -96,33 +95,35 @@ def _axis_name(stride: Dim, size: Dim, of: Result) -> str:
     return "member" if above == ONE and of.channels.divided_by(size) is not None else ""
 
 
-def _order(found: Mapping[str, int], n_outer: int) -> tuple[list[Place], list[Place]] | None:
-    """The outer and the inner axes in the kernel's order; those of size one are not in `found`."""
+def _order(
+    found: Mapping[str, int], n_outer: int
+) -> tuple[list[NamedAxis], list[NamedAxis]] | None:
+    """The outer and inner axes in the kernel's order; axes of size one are not in `found`."""
     outer = {name for name, at in found.items() if at < n_outer}
     inner = set(found) - outer
-    rows: list[Place] = [("y", found.get("y")), ("x", found.get("x"))]
+    rows: list[NamedAxis] = [("y", found.get("y")), ("x", found.get("x"))]
     if inner == {"channel"}:
-        return [*_places(found, ["image"]), *rows], [("channel", found["channel"])]
+        return [*_present(found, ["image"]), *rows], [("channel", found["channel"])]
     if "member" in outer or {"channel", "member"} <= inner or not outer.isdisjoint({"y", "x"}):
         return None
-    channel: Place = ("channel", found["channel"] if "channel" in outer else None)
+    channel: NamedAxis = ("channel", found["channel"] if "channel" in outer else None)
     members = [("member", found[name]) for name in ("channel", "member") if name in inner]
     return (
-        [*_places(found, outer & {"image"}), channel],
-        [*_places(found, inner & {"image"}), *members, *rows],
+        [*_present(found, outer & {"image"}), channel],
+        [*_present(found, inner & {"image"}), *members, *rows],
     )
 
 
-def _places(found: Mapping[str, int], names: Iterable[str]) -> list[Place]:
+def _present(found: Mapping[str, int], names: Iterable[str]) -> list[NamedAxis]:
     return [(name, found[name]) for name in names if name in found]
 
 
-def _reordered(kernel: LoopKernel, outer: list[Place], inner: list[Place]) -> LoopKernel:
-    def axes(places: list[Place]) -> tuple[Axis, ...]:
-        return tuple(Axis(name, ONE if at is None else kernel.axes[at].size) for name, at in places)
+def _reordered(kernel: LoopKernel, outer: list[NamedAxis], inner: list[NamedAxis]) -> LoopKernel:
+    def axes(named: list[NamedAxis]) -> tuple[Axis, ...]:
+        return tuple(Axis(name, ONE if at is None else kernel.axes[at].size) for name, at in named)
 
-    def turned(strides: Strides) -> Strides:
+    def permuted(strides: Strides) -> Strides:
         return tuple(ZERO if at is None else strides[at] for _, at in (*outer, *inner))
 
-    body = restrided(kernel.body, turned)
+    body = restrided(kernel.body, permuted)
     return replace(kernel, outer=axes(outer), inner=axes(inner), body=body)

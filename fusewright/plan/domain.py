@@ -1,4 +1,4 @@
-"""The iteration space of a kernel: what a reduction or a pointwise value runs over."""
+"""The iteration space of a kernel: the axes of a reduction or of a pointwise value."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from fusewright.plan.values import Values
 
 @dataclass(frozen=True)
 class Domain:
-    """Row-major axes of an iteration space; `reduced` marks those that reductions or scans
-    run over."""
+    """Row-major axes of an iteration space; `reduced` marks the axes of reductions and scans."""
 
     sizes: tuple[Dim, ...]
     reduced: tuple[bool, ...]
@@ -37,10 +36,6 @@ class Domain:
     def numel(self) -> Dim:
         return product(self.sizes)
 
-    @property
-    def kept_numel(self) -> Dim:
-        return product(tuple(self.sizes[axis] for axis in self.kept_axes))
-
 
 def reduction_domain(values: Values, node: Node) -> Domain:
     """The iteration space of one reduction: its operand's shape."""
@@ -51,7 +46,7 @@ def reduction_domain(values: Values, node: Node) -> Domain:
 
 
 def scan_domain(values: Values, node: Node) -> Domain:
-    """The iteration space of a scan; the axis that it runs along is marked."""
+    """The iteration space of a scan; its axis is marked."""
     shape = values.spec(node.name).shape
     return _without_ones(shape, tuple(position == node.args[1] for position in range(len(shape))))
 

@@ -1,12 +1,15 @@
-"""From an assembled body to the finished `LoopKernel`: axes in order, arguments, live values."""
+"""From an assembled body to the finished `LoopKernel`, and from any kernel to its step."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from fusewright.ir.graph import TensorSpec
+from fusewright.ir.kernel import Kernel
 from fusewright.ir.loop import Argument, Axis, Instruction, Load, LoopKernel, Reduce, Store, reads
 from fusewright.plan.assemble import Assembled
 from fusewright.plan.domain import Domain
+from fusewright.plan.steps import Fused
 from fusewright.plan.values import Values
 from fusewright.schedule.coalesce import restrided
 
@@ -14,7 +17,7 @@ from fusewright.schedule.coalesce import restrided
 def kernel_of(
     assembled: Assembled, name: str, summary: str, stored: tuple[str, ...], values: Values
 ) -> LoopKernel:
-    """The finished kernel: outer axes first, arguments in order, only the stores wanted."""
+    """The finished kernel: outer axes first, arguments in order, only the wanted stores."""
     domain = assembled.domain
     order = (*domain.kept_axes, *domain.reduced_axes)
     axes = tuple(Axis(f"i{axis}", domain.sizes[axis]) for axis in order)
@@ -31,13 +34,35 @@ def kernel_of(
 
 
 def pointwise_of(assembled: Assembled, stored: str, values: Values) -> LoopKernel:
-    """What stores one value of a body alone, over all axes in their order."""
+    """The kernel that stores one value of a body alone, over all axes in their order."""
     kept = Domain(assembled.domain.sizes, (False,) * len(assembled.domain.sizes))
     return kernel_of(replace(assembled, domain=kept), "source", "", (stored,), values)
 
 
+def step_of(
+    kernel: Kernel,
+    outputs: tuple[str, ...],
+    operators: tuple[str, ...],
+    values: Values,
+    staged: tuple[tuple[str, TensorSpec], ...] = (),
+) -> Fused:
+    """The step of a kernel whose arguments have the names of the values."""
+    inputs = tuple(each.name for each in kernel.arguments if not each.is_output)
+    held = {name: values.bytes_of(name) for name in inputs if values.has_spec(name)}
+    return Fused(
+        name=kernel.name,
+        kernel=kernel,
+        inputs=inputs,
+        outputs=(*outputs, *(name for name, _ in staged)),
+        operators=operators,
+        bytes_moved=kernel.bytes_moved(values.sizes, held),
+        operations=kernel.operations(values.sizes),
+        staged=staged,
+    )
+
+
 def _live(body: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
-    """Without values that nothing stored depends on."""
+    """The body without values that no store depends on."""
     needed: set[str] = set()
     kept: list[Instruction] = []
     for item in reversed(body):

@@ -1,10 +1,10 @@
-"""Index arithmetic for fusion: where in each tensor a point of a kernel's iteration space lies.
+"""Index arithmetic for fusion: the element of each tensor at a point of the iteration space.
 
-A kernel iterates over a row-major list of axes. A `DimIndex` says how one dimension of a tensor
-is indexed: by the axes it lists, as digits of a mixed-radix number, scaled and shifted when a
-slice lies in between. Views are followed backwards, from the shape that is read to the shape
-that is stored; where a view cuts an axis in two, `NeedSplitError` asks the caller to split that
-axis and start again, so no division ever appears in an address.
+A kernel iterates over a row-major list of axes. A `DimIndex` says how one dimension of a tensor is
+indexed: its axes are the digits of a mixed-radix number, which a slice scales and shifts. Views are
+followed backwards, from the shape that is read to the shape that is stored. If a view cuts an axis
+in two, `NeedSplitError` asks the caller to split that axis and start again, so an address never
+contains a division.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fusewright.rewrite.views import permute_order, slice_parts
 
 
 class NotFusibleError(Exception):
-    """The values cannot live in one kernel; the reason is for the debugging log.
+    """The values cannot be in one kernel; the reason is for the debugging log.
 
-    `culprit` names the view that no index can follow, where that is the reason: its source must
-    be in memory, and the view is then taken there.
+    `culprit` names the view that index arithmetic cannot follow, if that is the reason. Its source
+    must then be in memory, and PyTorch takes the view.
     """
 
     def __init__(self, reason: str, culprit: str | None = None) -> None:
@@ -42,8 +42,8 @@ class NeedSplitError(Exception):
 class DimIndex:
     """start + step · (the mixed-radix number whose digits are `axes`).
 
-    `loose`: it may lie outside of the dimension, where padding has been followed; what is computed
-    there is not used.
+    `loose`: it may be outside the dimension, because padding was followed; a value computed there
+    is not used.
     """
 
     axes: tuple[int, ...] = ()
@@ -56,11 +56,12 @@ class DimIndex:
         return self.start == 0 and self.step == 1 and not self.loose
 
 
-Index = tuple[DimIndex, ...]
+ElementIndex = tuple[DimIndex, ...]
 
 
-def group(shape: tuple[Dim, ...], axes: tuple[int, ...], sizes: tuple[Dim, ...]) -> Index:
-    """Deal row-major `axes` out to the dimensions of `shape`, whose products they must fill."""
+def group(shape: tuple[Dim, ...], axes: tuple[int, ...], sizes: tuple[Dim, ...]) -> ElementIndex:
+    """Distribute row-major `axes` over the dimensions of `shape`, whose sizes are their
+    products."""
     result: list[DimIndex] = []
     rest = list(axes)
     for size in reversed(shape):
@@ -79,7 +80,7 @@ def group(shape: tuple[Dim, ...], axes: tuple[int, ...], sizes: tuple[Dim, ...])
 
 
 def _filled(missing: Dim, axis: int, size: Dim) -> Dim:
-    """What is still missing of a dimension once `axis` is one of its digits."""
+    """The factor of a dimension that remains once `axis` is one of its digits."""
     if missing == size:
         return ONE
     quotient = missing.divided_by(size)
@@ -90,15 +91,17 @@ def _filled(missing: Dim, axis: int, size: Dim) -> Dim:
     return quotient
 
 
-def through_broadcast(index: Index, shape: tuple[Dim, ...]) -> Index:
-    """The index of an operand of `shape` that is broadcast, right-aligned, to what is read."""
+def through_broadcast(index: ElementIndex, shape: tuple[Dim, ...]) -> ElementIndex:
+    """The index of an operand of `shape` that is broadcast, right-aligned, to the read shape."""
     kept = index[len(index) - len(shape) :]
     return tuple(
         DimIndex() if size == ONE else each for each, size in zip(kept, shape, strict=True)
     )
 
 
-def through_view(node: Node, held: TensorSpec, index: Index, sizes: tuple[Dim, ...]) -> Index:
+def through_view(
+    node: Node, held: TensorSpec, index: ElementIndex, sizes: tuple[Dim, ...]
+) -> ElementIndex:
     """The index into a canonical view's source, given the index into its result."""
     match node.op:
         case "aten.permute.default":
@@ -117,8 +120,8 @@ def through_view(node: Node, held: TensorSpec, index: Index, sizes: tuple[Dim, .
     raise NotFusibleError(f"{node.op} is not a view we follow")
 
 
-def through_pad(node: Node, index: Index) -> Index:
-    """The index into what is padded, which may lie outside of it."""
+def through_pad(node: Node, index: ElementIndex) -> ElementIndex:
+    """The index into the padded tensor, which may be outside it."""
     return tuple(
         replace(each, start=each.start - before, loose=each.loose or (before, after) != (0, 0))
         for each, (before, after) in zip(index, pad_parts(node), strict=True)
@@ -126,9 +129,9 @@ def through_pad(node: Node, index: Index) -> Index:
 
 
 def _through_reshape(
-    read: tuple[Dim, ...], held: tuple[Dim, ...], index: Index, sizes: tuple[Dim, ...]
-) -> Index:
-    """Regroup digits; dimensions that the view leaves alone keep even a sliced index."""
+    read: tuple[Dim, ...], held: tuple[Dim, ...], index: ElementIndex, sizes: tuple[Dim, ...]
+) -> ElementIndex:
+    """Regroup digits; dimensions that the view does not change keep even a sliced index."""
     if ZERO in read:
         raise NotFusibleError("an empty tensor is viewed as another shape")
     result: list[DimIndex] = []
@@ -171,7 +174,7 @@ def _take(
     return tuple(reversed(digits))
 
 
-def access(buffer: str, spec: TensorSpec, index: Index, sizes: tuple[Dim, ...]) -> Access:
+def access(buffer: str, spec: TensorSpec, index: ElementIndex, sizes: tuple[Dim, ...]) -> Access:
     """Strides per axis and the offset, in elements."""
     strides = [ZERO] * len(sizes)
     offset: list[Dim] = []
@@ -187,8 +190,10 @@ def access(buffer: str, spec: TensorSpec, index: Index, sizes: tuple[Dim, ...]) 
     return Access(buffer, tuple(strides), tuple(offset), guards(spec.shape, index, sizes))
 
 
-def guards(shape: tuple[Dim, ...], index: Index, sizes: tuple[Dim, ...]) -> tuple[Guard, ...]:
-    """What holds where an index lies inside of a shape, but for what always does."""
+def guards(
+    shape: tuple[Dim, ...], index: ElementIndex, sizes: tuple[Dim, ...]
+) -> tuple[Guard, ...]:
+    """The conditions for an index to be inside a shape, without those that always hold."""
     found: dict[Guard, None] = {}
     for each, size in zip(index, shape, strict=True):
         if not each.loose:
@@ -206,7 +211,7 @@ def guards(shape: tuple[Dim, ...], index: Index, sizes: tuple[Dim, ...]) -> tupl
 
 
 def dense_strides(shape: tuple[Dim, ...], strides: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """The given strides if they fill memory without gaps or overlap, else row-major ones."""
+    """The given strides if they fill memory without gaps or overlap; otherwise row-major ones."""
     if ZERO in shape:
         return contiguous_strides(shape)
     open_dims = [position for position, size in enumerate(shape) if size != ONE]

@@ -1,10 +1,10 @@
 """Which values share a kernel: every item starts alone, then groups merge while that is legal.
 
-A merge saves a pass over memory, so any legal one is taken: producer into consumer first, then
-groups that read the same tensors. Legal means: one iteration space, no value read at an index
-other than its own, no cycle through another group or a call, and a reduction whose result is
-read again element by element only where a row can be held close (see `holds_rows`). Scans share a
-kernel with what is read and made along their own walk, and with nothing that waits for its end.
+A merge saves memory traffic, so any legal one is taken: producers into consumers first, then groups
+that read the same tensors. A merge is legal if the group has one iteration space, reads no value at
+an index other than its own, and makes no cycle through another group or a call. Elements may read a
+reduction of the same group only if rows can be held close (see `holds_rows`). A scan shares a
+kernel with what is read and computed along its axis, and with nothing that needs its last value.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from fusewright.plan.values import Values, is_pointwise, is_scan, is_view
 from fusewright.schedule.sweeps import is_one_scan, part_bytes, sweeps
 
 MAX_ROUNDS = 8
-# A product's epilogue runs in the registers that its accumulators leave.
+# An epilogue runs in the registers that the accumulators leave.
 EPILOGUE_APPLIES = 60
-EPILOGUE_PART_BYTES = 32  # a reduction's partial result: a warpgroup meets in 8.5 KB of memory
-EPILOGUE_LOADS = 9  # the product among them
+# Of a reduction's partial result: a warpgroup exchanges these in 8.5 KB of shared memory.
+EPILOGUE_PART_BYTES = 32
+EPILOGUE_LOADS = 9  # the matmul's result included
 
 Items = tuple[str, ...]
 
@@ -43,7 +44,7 @@ class Group:
 
 
 def fuse(values: Values) -> tuple[Values, tuple[Group, ...]]:
-    """The groups of a graph, and the graph with what is realised decided."""
+    """The groups of a graph, and `values` with the decision what is in memory."""
     wanted = _must_be_stored(values) | _row_results(values) | frozenset(values.ends)
     values = replace(values, realised=wanted)
     values = replace(values, realised=wanted | read_often(values))
@@ -57,7 +58,7 @@ def fuse(values: Values) -> tuple[Values, tuple[Group, ...]]:
     return values, tuple(groups)
 
 
-# What lives in memory ------------------------------------------------------------------------
+# Values in memory -------------------------------------------------------------------------------
 
 
 def memory_readers(values: Values) -> Iterator[str]:
@@ -71,7 +72,7 @@ def memory_readers(values: Values) -> Iterator[str]:
 
 
 def needed_views(values: Values) -> frozenset[str]:
-    """Canonical views that must be taken of memory, with the views beneath them."""
+    """Canonical views that PyTorch must take, with the views beneath them."""
     found: set[str] = set()
     for name in memory_readers(values):
         while name in values.nodes and is_view(values.nodes[name]):
@@ -93,7 +94,7 @@ def _must_be_stored(values: Values) -> frozenset[str]:
 
 
 def _row_results(values: Values) -> frozenset[str]:
-    """Small results of reductions that larger values read: finished once, not per element."""
+    """Small results of reductions that larger values read: computed once, not for every element."""
     after: set[str] = set()
     found: set[str] = set()
     for node in values.graph.nodes:
@@ -120,7 +121,7 @@ def _through_views(values: Values, name: str) -> str:
 
 
 def _worth_storing(values: Values, groups: list[Group]) -> frozenset[str]:
-    """Values that several groups compute again although one write would save them more reads."""
+    """Values that several groups compute, if storing them once would save more bytes of reads."""
     holders: dict[str, list[Group]] = {}
     for group in groups:
         for name in group.assembled.inlined:
@@ -134,14 +135,14 @@ def _worth_storing(values: Values, groups: list[Group]) -> frozenset[str]:
             continue
         stored = replace(values, realised=values.realised | {name})
         saved = sorted(_bytes_saved(stored, group) for group in sharing)
-        # One of them computes the value and writes it; that one had better be who saves least.
+        # The group that gains least from the stored value computes and stores it.
         if sum(saved[1:]) > values.bytes_of(name):
             found.add(name)
     return frozenset(found)
 
 
 def _bytes_saved(stored: Values, group: Group) -> int:
-    """How much less a group reads once a value is in memory."""
+    """How many bytes less a group reads once a value is in memory."""
     try:
         after = assemble(stored, group.items, group.assembled.domain)
     except NotFusibleError:
@@ -154,7 +155,7 @@ def _bytes_saved(stored: Values, group: Group) -> int:
 
 
 def _singles(values: Values) -> tuple[Values, list[Group]]:
-    """One group per item; views that no index can follow are moved into memory on the way."""
+    """One group per item; views that index arithmetic cannot follow go to memory on the way."""
     while True:
         groups: list[Group] = []
         try:
@@ -170,7 +171,7 @@ def _singles(values: Values) -> tuple[Values, list[Group]]:
 
 
 def _units(values: Values) -> Iterator[tuple[str, ...]]:
-    """Items that cannot be apart: the results of one welford reduction, or a single value."""
+    """Items that cannot be separated: the results of one welford reduction, or a single value."""
     done: set[str] = set()
     for name in sorted(values.realised, key=values.order.__getitem__):
         if name in done:
@@ -215,7 +216,7 @@ def _merged(values: Values, groups: list[Group]) -> list[Group]:
 
 
 def _candidates(values: Values, groups: list[Group]) -> Iterator[tuple[Group, Group, str]]:
-    """Pairs worth a try: producer and consumer, then readers of the same tensor, with its name."""
+    """Pairs to try: producer and consumer, then readers of the same tensor, with its name."""
     home = {item: group for group in groups for item in group.items}
     for group in groups:
         for name in group.assembled.loads:
@@ -240,11 +241,11 @@ def _largest(values: Values, group: Group) -> int:
 def _merge(
     values: Values, groups: list[Group], first: Group, second: Group, shared: str
 ) -> Group | None:
-    """One group of two; what they share has to be read as one."""
+    """Two groups as one; the tensor that they share must be read in one way."""
     items = tuple(sorted({*first.items, *second.items}, key=values.order.__getitem__))
     domain = _common_domain(first, second)
-    places = (group.items for group in groups)
-    if domain is None or makes_cycle(values, places, first.items, second.items):
+    units = (group.items for group in groups)
+    if domain is None or makes_cycle(values, units, first.items, second.items):
         return None
     try:
         assembled = assemble(values, items, domain)
@@ -264,37 +265,37 @@ def _merge(
         holds_rows(values, kernel) or holds_whole_columns(values, kernel)
     ):
         return None
-    if values.ends.keys() & set(items) and not _ends_one_product(values, items, kernel):
+    if values.ends.keys() & set(items) and not _ends_one_matmul(values, items, kernel):
         return None
     return merged
 
 
 def _ways(kernel: LoopKernel, buffer: str) -> int:
-    """The orders in which a tensor is read: in two of them it is read twice, and at the most one
-    is that of memory."""
+    """In how many orders a tensor is read. Each order is a read of its own, and at most one of them
+    is the order in memory."""
     loads = [item for item in kernel.body if isinstance(item, Load)]
     return len({item.access.strides for item in loads if item.access.buffer == buffer})
 
 
-def _ends_one_product(values: Values, items: tuple[str, ...], kernel: LoopKernel) -> bool:
-    """Whether a group that a product should end in is still one that it can end in: reductions
-    come to it later, where they have found nothing better."""
+def _ends_one_matmul(values: Values, items: tuple[str, ...], kernel: LoopKernel) -> bool:
+    """Whether a group that should be an epilogue still can be one. Reductions join it later, if
+    they find nothing better."""
     ended = [values.ends[item] for item in items if item in values.ends]
     if len(ended) != 1 or kernel.inner or not is_epilogue(kernel):
         return False
-    return ended[0] not in values.windows or len(orders_of_stores(kernel)) == 1
+    return ended[0] not in values.convolutions or len(orders_of_stores(kernel)) == 1
 
 
 def orders_of_stores(kernel: LoopKernel) -> set[tuple[int, ...]]:
-    """By the axes along which neighbours are written. A window's positions go through its epilogue
-    side by side: what is written by channels beside it would take them apart (H200, 64 channels
-    of 16×56²: 77 instead of 20 µs, and a copy takes 9)."""
+    """The orders of axes in which neighbours are written. A convolution's epilogue has neighbouring
+    positions; a store by channels would scatter them (H200, 64 channels of 16×56²: 77 instead of 20
+    µs, and a copy takes 9)."""
     return {order_of(kernel, item.access) for item in kernel.body if isinstance(item, Store)}
 
 
 def is_epilogue(kernel: LoopKernel) -> bool:
-    """Whether a kernel fits into the registers that a product leaves: short, at most one sweep that
-    reduces, and little to remember in it."""
+    """Whether a kernel fits into the registers that a matmul leaves: it is short, reduces in at
+    most one sweep, and has small partial results."""
     plan = sweeps(kernel)
     if plan.count > 1 or (kernel.inner and part_bytes(plan) > EPILOGUE_PART_BYTES):
         return False
@@ -306,7 +307,7 @@ def is_epilogue(kernel: LoopKernel) -> bool:
 
 
 def _common_domain(first: Group, second: Group) -> Domain | None:
-    """The space of the one that reduces; two pointwise groups need equally many points."""
+    """The iteration space of the group that reduces; two pointwise groups need equal sizes."""
     left, right = first.assembled.domain, second.assembled.domain
     if left.reduced_axes:
         return left
@@ -317,13 +318,13 @@ def _common_domain(first: Group, second: Group) -> Domain | None:
     return left if len(left.sizes) >= len(right.sizes) else right
 
 
-def makes_cycle(values: Values, places: Iterable[Items], first: Items, second: Items) -> bool:
-    """Whether some path leads out of the pair, through something else, and back in.
+def makes_cycle(values: Values, units: Iterable[Items], first: Items, second: Items) -> bool:
+    """Whether a path leads out of the pair, through something else, and back in.
 
-    `places` are the values that are computed together, the pair's among them.
+    `units` are the values that are computed together, the pair's included.
     """
     owner: dict[str, int] = {}
-    for number, items in enumerate(places):
+    for number, items in enumerate(units):
         inside = 0 if items in (first, second) else number + 1
         owner.update((item, inside) for item in items)
     reached: set[object] = set()
@@ -337,8 +338,8 @@ def makes_cycle(values: Values, places: Iterable[Items], first: Items, second: I
     for item, number in owner.items():
         members.setdefault(number, []).append(item)
     while frontier:
-        place = frontier.pop()
-        names = members.get(place, [place] if isinstance(place, str) else [])
+        step = frontier.pop()
+        names = members.get(step, [step] if isinstance(step, str) else [])
         for name in names:
             for follower in _followers(values, name, owner):
                 if follower == 0:
@@ -350,7 +351,7 @@ def makes_cycle(values: Values, places: Iterable[Items], first: Items, second: I
 
 
 def _followers(values: Values, name: str, owner: dict[str, int]) -> Iterator[object]:
-    """Where a value goes next: groups by number, everything else by its node's name."""
+    """The next steps that read a value: groups by number, everything else by its node's name."""
     frontier = [name]
     seen: set[str] = set()
     while frontier:
@@ -365,7 +366,7 @@ def _followers(values: Values, name: str, owner: dict[str, int]) -> Iterator[obj
 
 
 def _is_transparent(values: Values, node: Node) -> bool:
-    """Whether a node is part of whatever loop reads it, rather than a step of its own."""
+    """Whether a node is part of the loop that reads it, rather than a step of its own."""
     followed = is_view(node) and node.name not in values.memory_views
     return followed or is_pointwise(node) or node.op == "reduce_welford"
 

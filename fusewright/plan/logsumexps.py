@@ -1,11 +1,11 @@
 """log Σ e^x in one sweep or in two: as one reduction, or as a maximum and then a sum.
 
-As one reduction it can end a product, and a loop reads its operand once. That takes a dozen
-instructions an element more: a linear layer takes 1.2 times as long that ends in it as with a loop
-that follows (H200), so that products do so on trial only. A loop that has rows at hand for a second
-sweep is better off with the two; so are the host's, which wait for their arithmetic and not for
-memory (one thread, 4096 × 1024 floats by columns: 22 instead of 15 ms). But a maximum in 16 bits
-must not go through memory: what it is rounded by may be more than the exponent of any number.
+As one reduction it can be an epilogue, and a loop reads its operand once. But it takes a dozen more
+instructions per element: a linear layer with this epilogue takes 1.2 times as long as one with a
+loop after it (H200), so epilogues use it on trial only. A loop that holds its rows for a second
+sweep is faster with two reductions. So is the host, where arithmetic is the limit and not memory
+(one thread, 4096 × 1024 floats by columns: 22 instead of 15 ms). But a 16-bit maximum must not go
+through memory: its rounding error may exceed the range of the exponential.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fusewright.ir.graph import HALVES, ONE, Graph, Node, Ref, contiguous_strides
+from fusewright.ir.graph import HALF_DTYPES, ONE, Graph, Node, Ref, contiguous_strides
 from fusewright.plan.finish import kernel_of
 from fusewright.plan.fuse import Group
 from fusewright.plan.rows import keeps_rows
@@ -24,8 +24,8 @@ from fusewright.rewrite.builder import Builder
 LOGSUMEXP = "reduce_logsumexp"
 
 
-def better_apart(values: Values, loops: Iterable[Group]) -> frozenset[str]:
-    """The reductions of loops that had better take two sweeps."""
+def better_in_two_sweeps(values: Values, loops: Iterable[Group]) -> frozenset[str]:
+    """The reductions of loops that are faster in two sweeps."""
     return frozenset(
         name
         for group in loops
@@ -35,24 +35,24 @@ def better_apart(values: Values, loops: Iterable[Group]) -> frozenset[str]:
 
 
 def _gains(values: Values, name: str, group: Group) -> bool:
-    """Whether one sweep spares a loop what would otherwise go through memory, to its advantage."""
+    """Whether one sweep saves a loop memory traffic, to its advantage."""
     kernel = kernel_of(group.assembled, "trial", "", group.items, values)
-    wanted = values.online or values.spec(name).dtype in HALVES
+    wanted = values.target.online or values.spec(name).dtype in HALF_DTYPES
     return wanted and not keeps_rows(values, kernel)
 
 
 def in_two_sweeps(graph: Graph, names: frozenset[str]) -> Graph:
-    """log Σ e^x = most + log Σ e^(x - most) for these reductions, with 0 for a `most` that is
-    infinite: the sum is then infinite or 0 itself."""
+    """log Σ e^x = most + log Σ e^(x - most) for these reductions. An infinite `most` is replaced by
+    0: the sum is then infinite or 0 itself."""
     builder = Builder(graph.inputs)
     for node in graph.nodes:
         known = builder.resolved(node)
-        made = _taken_apart(builder, known) if node.name in names else builder.add(known)
+        made = _in_two(builder, known) if node.name in names else builder.add(known)
         builder.substitute(node.name, made)
     return builder.graph(graph.outputs)
 
 
-def _taken_apart(builder: Builder, node: Node) -> Ref:
+def _in_two(builder: Builder, node: Node) -> Ref:
     operand, dims = node.args
     assert isinstance(operand, Ref) and isinstance(dims, tuple) and node.spec is not None
     held = builder.spec(operand.name)

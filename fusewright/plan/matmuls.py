@@ -1,4 +1,4 @@
-"""From a `product` node to the description of its kernel."""
+"""From a `matmul` node to the description of its kernel."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from fusewright.ir.graph import ONE, ZERO, Node, product
 from fusewright.ir.loop import LoopKernel
-from fusewright.ir.matmul import ProductKernel, RawOperand, SplitOperand
+from fusewright.ir.matmul import MatmulKernel, RawOperand, SplitOperand
 from fusewright.plan.values import Values
 from fusewright.rewrite.matmuls import contracted_dims, operands_of
 
 
-def product_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str) -> ProductKernel:
+def matmul_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str) -> MatmulKernel:
     a, *b = operands_of(node)
     a_dim, b_dim = contracted_dims(node)
     *batches, rows, columns = values.spec(node.name).shape
-    return ProductKernel(
+    return MatmulKernel(
         name="",
         summary="",
         rows=rows,
@@ -25,7 +25,7 @@ def product_kernel(values: Values, node: Node, epilogue: LoopKernel, given: str)
         a=_raw(values, a, a_dim),
         b=_split(values, b, b_dim) if len(b) > 1 else _raw(values, b[0], b_dim),
         epilogue=epilogue,
-        product=given,
+        accumulator=given,
     )
 
 
@@ -33,7 +33,7 @@ def _raw(values: Values, name: str, contracted: int) -> RawOperand:
     spec = values.spec(name)
     *batch, row, column = spec.strides
     free, deep = (row, column) if contracted == -1 else (column, row)
-    # The distance to a batch that is not there may be any, such as one that no copy engine takes.
+    # Without a batch, its stride may be anything, even one that TMA refuses.
     several = bool(batch) and spec.shape[0] != ONE
     return RawOperand(name, spec.dtype, free, deep, batch[0] if several else ZERO)
 

@@ -8,13 +8,14 @@ from fusewright.ir.loop import Apply, Load, LoopKernel, Reduce, Scan
 from fusewright.ir.operators import SCANS
 
 MAX_NAME_WORDS = 6
-ENDED = ("mm", "bmm", "convolution")
-_PLACED = ["gt", "isnan", "logical_or", "where", "maximum"]  # one tap of max pooling with places
-_SPLIT = ("finite_magnitude", "max", "half_scale", "mul", "sub", "reciprocal")
+WITH_EPILOGUE = ("mm", "bmm", "convolution")
+# One tap of max pooling with offsets.
+_MAX_WITH_OFFSET = ["gt", "isnan", "logical_or", "where", "maximum"]
+_SPLIT = ("finite_magnitude", "max", "fp16_scale", "mul", "sub", "reciprocal")
 
 
 def operators_of(kernel: LoopKernel) -> tuple[str, ...]:
-    """What a kernel does, in its body's order."""
+    """The operators of a kernel, in its body's order."""
     found = []
     for item in kernel.body:
         if isinstance(item, Apply) and item.op != "cast":
@@ -25,20 +26,20 @@ def operators_of(kernel: LoopKernel) -> tuple[str, ...]:
             found.append(SCANS[item.kind][1])
     if not found and any(isinstance(x, Load) and x.access.guards for x in kernel.body):
         return ("pad",)
-    return tuple(_with_splits(_with_places(found)))
+    return tuple(_with_splits(_with_pool_offsets(found)))
 
 
-def _with_places(words: list[str]) -> list[str]:
+def _with_pool_offsets(words: list[str]) -> list[str]:
     made: list[str] = []
     for word in words:
         made.append(word)
-        if made[-len(_PLACED) :] == _PLACED:
-            made[-len(_PLACED) :] = ["max_with_place"]
+        if made[-len(_MAX_WITH_OFFSET) :] == _MAX_WITH_OFFSET:
+            made[-len(_MAX_WITH_OFFSET) :] = ["max_with_place"]
     return made
 
 
 def _with_splits(words: list[str]) -> list[str]:
-    """The six operators that split a matrix into halves as one word, where all are there."""
+    """Replace the six operators that split a matrix into fp16 parts by one word."""
     count = min(words.count(word) for word in _SPLIT)
     for word in _SPLIT * count:
         last = len(words) - 1 - words[::-1].index(word)
@@ -46,15 +47,15 @@ def _with_splits(words: list[str]) -> list[str]:
     return words + ["split"] * count
 
 
-def ended_name(operators: tuple[str, ...]) -> str:
-    """The same for products and convolutions, of which the word is always there."""
-    at = next(at for at, word in enumerate(operators) if word in ENDED)
+def epilogue_step_name(operators: tuple[str, ...]) -> str:
+    """The same for matmuls and convolutions; their own word is always part of the name."""
+    at = next(at for at, word in enumerate(operators) if word in WITH_EPILOGUE)
     before = operators[:at] if at < 3 else (*operators[:1], "to", operators[at - 1])
     return loop_name((*before, *operators[at:]))
 
 
 def loop_name(operators: tuple[str, ...]) -> str:
-    """custom_add_relu: the operators in order, runs and long tails shortened."""
+    """custom_add_relu: the operators in order, with repetitions and long tails shortened."""
     words: list[str] = []
     for word in operators:
         if not words or words[-1] != word:

@@ -1,8 +1,8 @@
-"""Values that overlapping windows would compute again and again: those are better stored once.
+"""Values that overlapping pooling windows would compute again and again, and are better stored.
 
-A window reads each element of what comes before it as often as windows overlap there. To compute a
-few operators anew each time takes less than to write their result and to read it: an H200 does
-about 50 instructions in the time in which it moves 8 bytes.
+Overlapping windows read each element of their operand several times. Recomputing a few operators
+each time takes less than writing and reading their result: an H200 executes about 50 instructions
+in the time in which it moves 8 bytes.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from fusewright.ir.operators import SCALAR_OPS
 from fusewright.plan.values import Values, is_pointwise, is_view
 from fusewright.rewrite.padding import PAD
 
-MOST_REPEATED = 40  # operations an element, beyond computing it once
-LOAD_COST = 4  # a load that the cache answers, with its address
+MOST_REPEATED = 40  # operations per element, beyond computing it once
+LOAD_COST = 4  # of a load from the cache, with its address
 
 
 def read_often(values: Values) -> frozenset[str]:
-    """Pointwise values to be stored, in addition to what is realised."""
+    """Pointwise values to store, in addition to those that are realised."""
     found: set[str] = set()
     times: dict[str, float] = {}
     for node in reversed(values.graph.nodes):
         if node.spec is None:
             continue
         times[node.name] = _times(values, node, times)
-        # What is padded is stored, not what padding makes of it: guards cost next to nothing.
+        # Store the operand of padding, not its result: guards cost almost nothing.
         made = is_pointwise(node) and node.refs() and node.op != PAD
         again = times[node.name] - 1 if made else 0
         stored = node.name in values.realised
@@ -36,8 +36,8 @@ def read_often(values: Values) -> frozenset[str]:
 
 
 def _times(values: Values, node: Node, times: dict[str, float]) -> float:
-    """How often each element is computed, where all that reads it does so for itself. Readers at
-    the same index share it; slices, such as a window's taps, do not."""
+    """How often each element is computed if every reader computes it for itself. Readers at the
+    same index share it; slices, such as the taps of a window, do not."""
     size = values.spec(node.name).numel.at(values.sizes)
     together, apart = 1.0, 0.0
     for user in values.users[node.name]:
@@ -55,7 +55,7 @@ def _times(values: Values, node: Node, times: dict[str, float]) -> float:
 
 
 def _cost(values: Values, node: Node) -> float:
-    """Operations for one element: all that is computed on the way from memory."""
+    """Operations for one element: all operators between memory and it."""
     seen, frontier, loads, total = {node.name}, [node], 0, 0
     while frontier:
         each = frontier.pop()

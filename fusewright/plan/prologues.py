@@ -1,5 +1,5 @@
-"""Loops before a convolution: what they compute is computed while the input is laid out as halves,
-and never written, where nothing else reads it and that is expected to be faster."""
+"""Prologues: loops that a convolution computes while it stages its input as fp16. Their result is
+never written, if nothing else reads it and this is expected to be faster."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fusewright.cost.convolution import prefers_computed
-from fusewright.ir.convolution import CHANNELS, by_eight, lies_along
+from fusewright.ir.convolution import CHANNELS, by_eight, is_contiguous_along
 from fusewright.ir.graph import ITEM_BYTES, Node
 from fusewright.ir.loop import Access, Apply, Load, LoopKernel, Reduce, Scan, Store, touches
 from fusewright.ir.operators import SCALAR_OPS
-from fusewright.plan.cost import loop_bytes
 from fusewright.plan.epilogues import Epilogues
 from fusewright.plan.finish import pointwise_of
 from fusewright.plan.fuse import Group
-from fusewright.plan.staged_pairs import LinePairs
+from fusewright.plan.staged_pairs import StagedPairs
 from fusewright.plan.values import Values
 from fusewright.rewrite.convolutions import geometry_of
-from fusewright.rewrite.layouts import WINDOW
+from fusewright.rewrite.layouts import CONVOLUTION
 from fusewright.rewrite.matmuls import operands_of
 
-# Read for every number (H200: of 36, as reflected images have, 61 instead of 44 µs); loads that all
-# numbers of a channel share; operators, and what they cost (six gelus take nvcc 18 s).
+# Limits: bytes read per element (H200: with 36, as for reflected images, 61 instead of 44 µs),
+# loads that all elements of a channel share, operators, and their cost (nvcc takes 18 s for six
+# gelus).
 MOST_BYTES, MOST_SHARED, MOST_APPLIES, MOST_COST = 16, 8, 24, 80
 
 
 def with_prologues(
-    values: Values, ended: Epilogues, pairs: LinePairs, stored: Counter[str]
+    values: Values, ended: Epilogues, pairs: StagedPairs, stored: Counter[str]
 ) -> tuple[Mapping[str, LoopKernel], Epilogues, Counter[str]]:
-    """The loop that each window takes up, the loops that are left, and what is stored then: of one
-    that makes something else, such as the sums of what it computes, that stays. Both of a pair read
-    what is computed."""
+    """The prologue of each convolution, the loops that are left, and the values that are stored
+    then. A loop stays if it also computes something else, such as sums. Both gradients of a pair
+    read the prologue's result."""
     taken: dict[str, LoopKernel] = {}
     left = stored.copy()
     for node in values.graph.nodes:
-        source = operands_of(node)[0] if node.op == WINDOW else ""
-        readers = 2 if node.name in pairs.by_window else 1
+        source = operands_of(node)[0] if node.op == CONVOLUTION else ""
+        readers = 2 if node.name in pairs.by_convolution else 1
         for group in ended.loops if left[source] == readers else ():
             kernel = _prologue(values, group, source)
             alone = [item for item in group.items if item in left] == [source]
@@ -50,7 +50,7 @@ def with_prologues(
 
 
 def _prologue(values: Values, group: Group, source: str) -> LoopKernel | None:
-    """What the group computes of the source, as a loop over its points."""
+    """The part of a group that computes the convolution's input, as a loop over its points."""
     if source not in group.items:
         return None
     kernel = pointwise_of(group.assembled, source, values)
@@ -65,8 +65,8 @@ def _prologue(values: Values, group: Group, source: str) -> LoopKernel | None:
 
 
 def _is_small(kernel: LoopKernel) -> bool:
-    """Whether it reads little for a number, shares little, and is soon compiled: a thread has 32
-    numbers at a time."""
+    """Whether it reads and shares little, and compiles quickly: a thread has 32 elements at a
+    time."""
     loads = [item for item in kernel.body if isinstance(item, Load)]
     own = [item for item in loads if touches(item.access, CHANNELS + 1)]
     applied = [item for item in kernel.body if isinstance(item, Apply)]
@@ -80,9 +80,12 @@ def _is_small(kernel: LoopKernel) -> bool:
 def _pays(values: Values, node: Node, kernel: LoopKernel, alone: bool) -> bool:
     source, weight = operands_of(node)
     of = geometry_of(node, values.spec(source), values.spec(weight))
-    if not (lies_along(kernel, CHANNELS) or lies_along(kernel, len(kernel.axes) - 1)):
+    if not (
+        is_contiguous_along(kernel, CHANNELS) or is_contiguous_along(kernel, len(kernel.axes) - 1)
+    ):
         return False
     held = {each.name: values.bytes_of(each.name) for each in kernel.arguments}
-    read = loop_bytes(kernel, values.sizes, held) - values.bytes_of(source)
-    walks = {of, by_eight(of)}  # the first if it reduces its results
-    return all(prefers_computed(of, each, values.sizes, read, alone) for each in walks)
+    read = kernel.bytes_moved(values.sizes, held) - values.bytes_of(source)
+    walks = {of, by_eight(of)}  # `of` itself if the convolution reduces its result
+    known = values.sizes, values.target, read, alone
+    return all(prefers_computed(of, each, *known) for each in walks)

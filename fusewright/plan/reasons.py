@@ -1,94 +1,114 @@
-"""Why an operator stays a call to PyTorch, in words that a user can act on."""
+"""Why an operator stays a PyTorch call, in the user's words: one sentence for each `Call`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusewright.ir.graph import HALVES, Node, Ref, TensorSpec, contiguous_strides
-from fusewright.rewrite import convolutions as windows
+from fusewright.ir.graph import HALF_DTYPES, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.ir.pool_offsets import MOST_TAPS
+from fusewright.rewrite import convolutions
+from fusewright.rewrite.joins import MOST as MOST_JOINED
 from fusewright.rewrite.layouts import BACKWARD, FORWARD, is_channels_last
+from fusewright.target.target import Target
 
-# Of what our kernels could do: on another machine, or at another size, they would.
-_FASTER = "ours is for Hopper GPUs, at sizes where it is faster"
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+_MATMULS = {
+    "mm": "PyTorch's matmul",
+    "addmm": "PyTorch's matmul",
+    "bmm": "PyTorch's batched matmul",
+    "baddbmm": "PyTorch's batched matmul",
+}
+_UNKNOWN = "we have no kernel for this operator"
 _KNOWN = {
-    "cat": "it joins tensors along lanes, too many, or nobody computes with them: a copy",
-    "embedding": "it gathers by index",
-    "index": "it gathers by index",
-    "gather": "it gathers by index",
+    "embedding": "it gathers by index, which our loops cannot do",
+    "index": "it gathers by index, which our loops cannot do",
+    "gather": "it gathers by index, which our loops cannot do",
     "literal": "a constant of the model",
-    **dict.fromkeys(("mv", "addmv", "dot"), "a product with a vector, which no kernel of ours has"),
+    **dict.fromkeys(("mv", "addmv", "dot"), "a matmul with a vector, for which we have no kernel"),
 }
 
 
-def _product(name: str, dtype: str) -> str:
-    """A kernel of ours takes the large float32 products, on Hopper."""
-    if dtype in HALVES:
-        return f"a matrix product in {dtype}, which PyTorch's library runs on tensor cores"
-    if dtype == "float64":
-        return "a matrix product in float64, which halves cannot hold"
-    if name in ("bmm", "baddbmm"):
-        return f"a batch of matrix products: {_FASTER}"
-    return f"a matrix product: {_FASTER}"
+def _faster(target: Target) -> str:
+    """Our kernel could do the same on another machine or at another size."""
+    if target.language == "host":
+        return "it is the fastest one on this CPU"
+    if target.tensor_cores:
+        return "it is faster than our kernel at this size"
+    return "our kernel needs a Hopper GPU and larger sizes"
+
+
+def _matmul(name: str, dtype: str, target: Target) -> str:
+    kind, on_gpu = _MATMULS[name], target.language != "host"
+    if on_gpu and dtype in HALF_DTYPES:
+        return f"{kind}: it runs {dtype} on tensor cores"
+    if on_gpu and dtype != "float32":
+        return f"{kind}: our kernel computes in float32, not in {dtype}"
+    return f"{kind}: {_faster(target)}"
 
 
 def _layout(node: Node, specs: Mapping[str, TensorSpec]) -> str:
-    """A convolution's layout, if all that it is given lies in channels-last."""
+    """A convolution's layout, if all its operands are channels-last."""
     given = [specs[name] for name in node.refs() if name in specs]
     images = [spec for spec in given if len(spec.shape) == len(given[0].shape)]
     plain = all(spec.strides == contiguous_strides(spec.shape) for spec in images)
     if plain or not all(map(is_channels_last, images)):
         return ""
-    return "; in channels-last, which its kernels take and give without transposing"
+    return "; it reads and writes channels-last, so it transposes nothing"
 
 
-def _convolution(node: Node, specs: Mapping[str, TensorSpec]) -> str:
-    """What our kernels cannot do, if that is why; small ones and other GPUs are PyTorch's, too."""
-    backward = node.op == BACKWARD
-    kind = "the gradients of a convolution" if backward else "a convolution"
+def _convolution(node: Node, specs: Mapping[str, TensorSpec], target: Target) -> str:
+    """Names what our kernels do not support, if that is the reason."""
+    kind = "PyTorch's convolution" + (" gradients" if node.op == BACKWARD else "")
     layout = _layout(node, specs)
-    found = [] if layout else [_obstacle(each, specs) for each in _windows(node, specs)]
-    why = next((f" {each}, which ours cannot do" for each in found if each), f": {_FASTER}")
-    return f"{kind}{why}{layout}"
+    named = [] if layout or target.language == "host" else _fused_convolutions(node, specs)
+    found = [convolutions.obstacle(each, *(specs[n] for n in each.refs())) for each in named]
+    why = next((f"our kernel does not support {each}" for each in found if each), _faster(target))
+    return f"{kind}: {why}{layout}"
 
 
-def _windows(node: Node, specs: Mapping[str, TensorSpec]) -> list[Node]:
-    """A convolution, or those of its gradients that are wanted, as our kernels would have it."""
+def _fused_convolutions(node: Node, specs: Mapping[str, TensorSpec]) -> list[Node]:
+    """A convolution, or those of its gradients that are needed, as nodes of our own kernels."""
     if node.op == FORWARD:
-        return [windows.forward(node)]
+        return [convolutions.forward(node)]
     _, x, weight = (specs.get(arg.name) if isinstance(arg, Ref) else None for arg in node.args[:3])
     mask = node.args[-1]
     assert isinstance(mask, tuple)
-    made = ((windows.by_source, x), (windows.by_weight, weight))
+    made = ((convolutions.by_source, x), (convolutions.by_weight, weight))
     wanted = [each for each, asked in zip(made, mask, strict=False) if asked]
     return [of(replace(node, spec=spec), node) for of, spec in wanted]
 
 
-def _obstacle(node: Node, specs: Mapping[str, TensorSpec]) -> str:
-    return windows.obstacle(node, *(specs[name] for name in node.refs()))
+def _cat(node: Node) -> str:
+    parts, dim = node.args[0], node.argument("dim", 1, 0)
+    if isinstance(parts, tuple) and len(parts) > MOST_JOINED:
+        return f"it joins {len(parts)} tensors, and our loops join at most {MOST_JOINED}"
+    if node.spec is not None and dim in (-1, len(node.spec.shape) - 1):
+        return "it joins along the last dimension, where PyTorch's copy is faster"
+    return "a plain copy: no loop of ours computes with the joined tensor"
 
 
-def reason(node: Node, specs: Mapping[str, TensorSpec]) -> str:
+def reason(node: Node, specs: Mapping[str, TensorSpec], target: Target) -> str:
     if not node.is_aten:
-        return _KNOWN.get(node.op, "no loop is known for it")
+        return _KNOWN.get(node.op, _UNKNOWN)
     if node.layer:
-        return "recurrent layers stay PyTorch's: one call for all of the steps"
+        return "PyTorch's recurrent layer: one call runs all its steps"
     name = node.op.split(".")[1]
-    if name in _PRODUCTS:
-        return _product(name, node.spec.dtype if node.spec is not None else "")
+    if name in _MATMULS:
+        return _matmul(name, node.spec.dtype if node.spec is not None else "", target)
     if name in ("convolution", "convolution_backward"):
-        return _convolution(node, specs)
+        return _convolution(node, specs, target)
+    if name == "cat":
+        return _cat(node)
     if name in _KNOWN:
         return _KNOWN[name]
     if "adaptive" in name:
-        return "its windows differ in size"
+        return "its windows differ in size, and our loops need equal ones"
     if "max_pool" in name:
-        return "more than its gradient asks where the largest values lie, or windows have many taps"
+        return f"its indices are used elsewhere, or a window has more than {MOST_TAPS} taps"
     if "pool" in name:
-        return "windows have many taps, or it is the gradient of overlapping ones"
+        return f"a window has more than {MOST_TAPS} taps, or it is the gradient of overlapping ones"
     if "rand" in name or "dropout" in name or "bernoulli" in name:
-        return "it draws random numbers, which must be PyTorch's own"
+        return "it draws random numbers, which must come from PyTorch's generator"
     if "attention" in name:
-        return "a fused attention kernel of PyTorch's"
-    return "it is outside the op table"
+        return "PyTorch's own fused attention kernel"
+    return _UNKNOWN

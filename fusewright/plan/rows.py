@@ -10,26 +10,27 @@ from fusewright.schedule.held_columns import held_column
 
 # A row of this many bytes per tensor stays in the registers of one block, or in a core's cache.
 ROW_BYTES = 128 * 1024
-# With more rows than this, each row has a block of its own even when it must be read again.
+# With more rows than this, each row has a block of its own even if it must be read again.
 MANY_ROWS = 256
-TURNED_BYTES = 2 << 20  # less is better written number by number than by a kernel of its own
+TRANSPOSED_BYTES = 2 << 20  # smaller outputs are written across rows, without a kernel of their own
 
 
 def holds_rows(values: Values, kernel: LoopKernel) -> bool:
-    """Whether a kernel of several sweeps may own whole rows: they are contiguous, and either
-    short enough to stay close or so many that nothing is lost by reading them twice."""
+    """Whether a kernel of several sweeps may own whole rows: they are contiguous, and either short
+    enough to stay close, or so many that reading them twice loses nothing."""
     outer = kernel.outer_numel.at(values.sizes)
-    many = outer >= MANY_ROWS and not (values.sweeping and _reads_window(values, kernel))
+    reduced = values.target.sweeping and _reads_convolution(values, kernel)
+    many = outer >= MANY_ROWS and not reduced
     return _along_rows(values, kernel) and (many or _are_short(values, kernel))
 
 
 def holds_whole_columns(values: Values, kernel: LoopKernel) -> bool:
-    """The same of columns where a target reads memory once rather: they stay in registers."""
-    return values.online and held_column(coalesce(kernel), values.sizes) is not None
+    """The same for columns that stay in registers, on targets that prefer to read memory once."""
+    return values.target.online and held_column(coalesce(kernel), values.sizes) is not None
 
 
 def keeps_rows(values: Values, kernel: LoopKernel) -> bool:
-    """Whether rows stay close while a kernel sweeps over them: it reads them once."""
+    """Whether rows stay close during all sweeps, so that the kernel reads them once."""
     return _along_rows(values, kernel) and _are_short(values, kernel)
 
 
@@ -39,7 +40,7 @@ def _are_short(values: Values, kernel: LoopKernel) -> bool:
 
 
 def _along_rows(values: Values, kernel: LoopKernel) -> bool:
-    """Whether the largest of what is read is contiguous along the rows."""
+    """Whether the largest tensors that are read are contiguous along the rows."""
     first_inner = len(kernel.outer)
     widest = 0
     contiguous = True
@@ -57,31 +58,31 @@ def _along_rows(values: Values, kernel: LoopKernel) -> bool:
         here = all(position >= first_inner for position in along)
         contiguous = here if size > widest else contiguous and here
         widest = size
-    return contiguous and not (values.turning and _mixes_rows(values, kernel))
+    return contiguous and not (values.target.transposing and _mixes_rows(values, kernel))
 
 
-def _reads_window(values: Values, kernel: LoopKernel) -> bool:
-    """Whether a kernel reads what a window writes: its first sweep can be the window's own."""
+def _reads_convolution(values: Values, kernel: LoopKernel) -> bool:
+    """Whether a kernel reads the result of a convolution, which could do its first sweep."""
     read = {item.access.buffer for item in kernel.body if isinstance(item, Load)}
-    return any(values.ends.get(name, name) in values.windows for name in read)
+    return any(values.ends.get(name, name) in values.convolutions for name in read)
 
 
 def _mixes_rows(values: Values, kernel: LoopKernel) -> bool:
     """Whether whole tensors are contiguous along different axes of a row, or large ones are written
-    across rows: then its sweeps are better taken apart, the last of them being a transposition
-    (H200, a batch norm's gradient of 128 channels of 16×28², written in channels-last: 31 µs)."""
+    across rows. Then the sweeps are better separate kernels, the last one a transposition (H200, a
+    batch norm's gradient of 128 channels of 16×28², written in channels-last: 31 µs)."""
     points = kernel.outer_numel.at(values.sizes) * kernel.inner_numel.at(values.sizes)
     along: set[int] = set()
     for item in kernel.body:
         if isinstance(item, Load | Store) and 2 * _extent(kernel, item, values) > points:
-            large = isinstance(item, Store) and points * ITEM_BYTES[item.dtype] >= TURNED_BYTES
+            large = isinstance(item, Store) and points * ITEM_BYTES[item.dtype] >= TRANSPOSED_BYTES
             first = 0 if large else len(kernel.outer)
             along |= {at for at in order_of(kernel, item.access) if at >= first}
     return len(along) > 1
 
 
 def order_of(kernel: LoopKernel, access: Access) -> tuple[int, ...]:
-    """The axes along which an access has neighbours."""
+    """The axes along which an access has neighbours in memory."""
     strides = zip(kernel.axes, access.strides, strict=True)
     return tuple(at for at, (axis, by) in enumerate(strides) if by == ONE and axis.size != ONE)
 

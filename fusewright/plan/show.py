@@ -1,11 +1,11 @@
-"""The plan in words: what is fused with what, what stays a PyTorch call and why."""
+"""The plan in words: what is fused, what stays a PyTorch call, and why."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from fusewright.ir.graph import Program
-from fusewright.plan.steps import Call, Loop, Plan, Product, View, Window, WindowGradient
+from fusewright.plan.steps import Call, Fused, Plan, View
 
 
 class Planned(Protocol):
@@ -52,7 +52,7 @@ def show_plan(name: str, plan: Plan) -> str:
     lines = [f"  {name}"]
     for step in plan.steps:
         match step:
-            case Loop() | Product() | Window() | WindowGradient():
+            case Fused():
                 lines.append(
                     f"    fused  {step.name}: {step.kernel.summary}\n"
                     f"           reads {', '.join(step.inputs) or 'nothing'}; "

@@ -1,5 +1,5 @@
-"""Both gradients of a convolution where they read the same lines of halves: the one by its source
-lays out the gradient of its result, and the one by its weights reads that."""
+"""Pairs of gradients of a convolution that share one staged input: the input gradient stages
+`grad_output` as fp16, and the weight gradient reads the same copy."""
 
 from __future__ import annotations
 
@@ -7,79 +7,81 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fusewright.cost.conv_direct import has_plane_gradient
-from fusewright.cost.conv_staged import with_shared_lines
+from fusewright.cost.conv_direct import has_depthwise_gradient
+from fusewright.cost.conv_staged import with_shared_staging
 from fusewright.cost.convolution import prefers_shared
 from fusewright.ir.convolution import Geometry
 from fusewright.ir.graph import Node
 from fusewright.plan.fuse import makes_cycle
 from fusewright.plan.values import Values
 from fusewright.rewrite.convolutions import geometry_of, gradient_geometry
-from fusewright.rewrite.layouts import GRADIENT, ROW_BY_ROW, WINDOW
+from fusewright.rewrite.layouts import CONVOLUTION, GRADIENT, ROW_BY_ROW
 from fusewright.rewrite.matmuls import operands_of
 
 
 @dataclass(frozen=True)
-class LinePair:
-    """The sizes of both, as they share lines, and what those are called."""
+class StagedPair:
+    """The geometries of both, as they share the staged input, and its name."""
 
-    window: str
+    convolution: str
     gradient: str
     of: Geometry
     back: Geometry
-    lines: str
+    staged: str
 
 
 @dataclass(frozen=True)
-class LinePairs:
-    pairs: tuple[LinePair, ...] = ()
+class StagedPairs:
+    pairs: tuple[StagedPair, ...] = ()
 
     @cached_property
-    def by_window(self) -> Mapping[str, LinePair]:
-        return {each.window: each for each in self.pairs}
+    def by_convolution(self) -> Mapping[str, StagedPair]:
+        return {each.convolution: each for each in self.pairs}
 
     @cached_property
-    def by_gradient(self) -> Mapping[str, LinePair]:
+    def by_gradient(self) -> Mapping[str, StagedPair]:
         return {each.gradient: each for each in self.pairs}
 
 
-def pairs_of(values: Values, places: Sequence[tuple[str, ...]]) -> LinePairs:
-    """Those that are expected to be faster so; `places` are values that are computed together.
+def pairs_of(values: Values, units: Sequence[tuple[str, ...]]) -> StagedPairs:
+    """The pairs that are expected to be faster; `units` are values that are computed together.
 
-    None may wait for itself: as far as that goes, a pair is computed together from then on.
+    A pair counts as one unit from then on, so that no unit waits for itself.
     """
-    found: dict[str, LinePair] = {}
+    found: dict[str, StagedPair] = {}
     for gradient in values.graph.nodes:
         if gradient.op != GRADIENT:
             continue
-        _, change = operands_of(gradient)
-        for user in values.users.get(change, ()):
-            pair = _pair(values, user, gradient) if _reads(user, change) else None
+        _, grad_output = operands_of(gradient)
+        for user in values.users.get(grad_output, ()):
+            pair = _pair(values, user, gradient) if _reads(user, grad_output) else None
             if pair is None or user.name in found:
                 continue
-            own = next((each for each in places if user.name in each), (user.name,))
-            other, rest = (gradient.name,), [each for each in places if user.name not in each]
+            own = next((each for each in units if user.name in each), (user.name,))
+            other, rest = (gradient.name,), [each for each in units if user.name not in each]
             if not makes_cycle(values, [*rest, own, other], own, other):
-                found[user.name], places = pair, (*rest, (*own, *other))
+                found[user.name], units = pair, (*rest, (*own, *other))
                 break
-    return LinePairs(tuple(found.values()))
+    return StagedPairs(tuple(found.values()))
 
 
-def _reads(node: Node, change: str) -> bool:
-    thin = node.op == WINDOW and bool(node.argument(ROW_BY_ROW))
-    return node.op == WINDOW and not thin and operands_of(node)[0] == change
+def _reads(node: Node, grad_output: str) -> bool:
+    thin = node.op == CONVOLUTION and bool(node.argument(ROW_BY_ROW))
+    return node.op == CONVOLUTION and not thin and operands_of(node)[0] == grad_output
 
 
-def _pair(values: Values, window: Node, gradient: Node) -> LinePair | None:
-    source, change = (values.spec(name) for name in operands_of(gradient))
-    of = gradient_geometry(gradient, source, change)
-    back = geometry_of(window, change, values.spec(operands_of(window)[1]))
-    if back != of.turned_back or has_plane_gradient(of):
+def _pair(values: Values, convolution: Node, gradient: Node) -> StagedPair | None:
+    source, grad_output = (values.spec(name) for name in operands_of(gradient))
+    of = gradient_geometry(gradient, source, grad_output)
+    weight = values.spec(operands_of(convolution)[1])
+    back = geometry_of(convolution, grad_output, weight)
+    if back != of.input_gradient or has_depthwise_gradient(of):
         return None
-    if not prefers_shared(of, back, values.sizes):
+    if not prefers_shared(of, back, values.sizes, values.target):
         return None
-    of, back = with_shared_lines(of, back)
-    return LinePair(window.name, gradient.name, of, back, _unused(values, f"{window.name}_lines"))
+    of, back = with_shared_staging(of, back)
+    staged = _unused(values, f"{convolution.name}_lines")
+    return StagedPair(convolution.name, gradient.name, of, back, staged)
 
 
 def _unused(values: Values, name: str) -> str:

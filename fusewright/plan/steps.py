@@ -1,63 +1,39 @@
-"""What a plan is made of: the steps of one graph, in launch order, and the values they leave.
+"""What a plan consists of: the steps of one graph, in launch order, and the values they leave.
 
-A `Loop` is a fused kernel of ours; a `Product` is a matrix product and a `Window` a convolution of
-ours, each with an epilogue written in the same loop language. A `Call` is an operator left to
-PyTorch, with the reason in words. A `View` is a PyTorch operator that moves no memory.
+A `Fused` step is one of our kernels, of any kind. A `Call` is an operator left to PyTorch, with the
+reason in words. A `View` is a PyTorch operator that moves no memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
-from fusewright.ir.convolution import WindowKernel
 from fusewright.ir.graph import Dim, Input, Node, TensorSpec
-from fusewright.ir.loop import LoopKernel
-from fusewright.ir.matmul import ProductKernel
-from fusewright.ir.weight_gradient import GradientKernel
+from fusewright.ir.kernel import Kernel
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kernel:
+class Fused:
     """A kernel of ours. `inputs` and `outputs` are the values bound to the kernel's arguments.
 
     `kernel.arguments` are first the inputs, then the outputs, in the same order as here.
-    `bytes_moved` and `operations` are counted at the example's sizes.
+    `bytes_moved` and `operations` are counted at the example's sizes. `staged` are outputs
+    that the graph does not have: this kernel needs them itself, and another one may read them.
     """
 
     name: str
+    kernel: Kernel
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     operators: tuple[str, ...]
     bytes_moved: int
     operations: int
+    staged: tuple[tuple[str, TensorSpec], ...] = ()
 
-
-@dataclass(frozen=True, kw_only=True)
-class Loop(_Kernel):
-    """One fused loop."""
-
-    kernel: LoopKernel
-
-
-@dataclass(frozen=True, kw_only=True)
-class Product(_Kernel):
-    """One matrix product with what follows it."""
-
-    kernel: ProductKernel
-
-
-@dataclass(frozen=True, kw_only=True)
-class Window(_Kernel):
-    """One convolution with what follows it."""
-
-    kernel: WindowKernel
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowGradient(_Kernel):
-    """The gradient of a convolution by its weights."""
-
-    kernel: GradientKernel
+    @property
+    def kind(self) -> str:
+        return self.kernel.kind
 
 
 @dataclass(frozen=True)
@@ -69,6 +45,7 @@ class Call:
     reason: str
     bytes_moved: int
     operations: int
+    kind: ClassVar[str] = "call"
 
     @property
     def name(self) -> str:
@@ -81,9 +58,10 @@ class Call:
 
 @dataclass(frozen=True)
 class View:
-    """A PyTorch operator that only looks at memory in another way; it costs nothing."""
+    """A PyTorch operator that only reinterprets memory; it launches nothing."""
 
     node: Node
+    kind: ClassVar[str] = "view"
 
     @property
     def name(self) -> str:
@@ -94,10 +72,6 @@ class View:
         return (self.node.name,)
 
 
-Ended = Product | Window
-OnCores = Ended | WindowGradient
-# A kernel of ours.
-Fused = Loop | OnCores
 Step = Fused | Call | View
 
 
@@ -115,37 +89,13 @@ class Plan:
     specs: tuple[tuple[str, TensorSpec], ...]
 
     @property
-    def loops(self) -> tuple[Loop, ...]:
-        return tuple(step for step in self.steps if isinstance(step, Loop))
-
-    @property
-    def products(self) -> tuple[Product, ...]:
-        return tuple(step for step in self.steps if isinstance(step, Product))
-
-    @property
-    def on_cores(self) -> tuple[OnCores, ...]:
-        """Those that run on tensor cores."""
-        return tuple(step for step in self.steps if isinstance(step, OnCores))
-
-    @property
     def kernels(self) -> tuple[Fused, ...]:
         return tuple(step for step in self.steps if isinstance(step, Fused))
 
-
-def marked(step: Step, repeated: frozenset[str]) -> Step:
-    """The step, its kernel marked where backward computes anew what it stores."""
-    if repeated.isdisjoint(step.outputs):
-        return step
-    match step:
-        case Loop():
-            return replace(step, kernel=replace(step.kernel, repeated=True))
-        case Product():
-            epilogue = replace(step.kernel.epilogue, repeated=True)
-            return replace(step, kernel=replace(step.kernel, epilogue=epilogue))
-        case Window():
-            epilogue = replace(step.kernel.epilogue, repeated=True)
-            return replace(step, kernel=replace(step.kernel, epilogue=epilogue))
-    return step
+    @property
+    def on_tensor_cores(self) -> bool:
+        """Whether some kernel runs only on GPUs with Hopper's tensor cores."""
+        return any(step.kernel.on_tensor_cores for step in self.kernels)
 
 
 def inputs_of(step: Step) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What planning knows of each value of a graph: its kind, its readers, where it lives."""
+"""What planning knows about each value of a graph: its kind, its readers, its place in memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from functools import cached_property
 from fusewright.ir.graph import Graph, Node, Ref, TensorSpec
 from fusewright.ir.operators import SCALAR_OPS
 from fusewright.plan.frames import dense_strides
-from fusewright.rewrite.layouts import WINDOW
-from fusewright.rewrite.matmuls import PRODUCT, halves_of
+from fusewright.rewrite.layouts import CONVOLUTION
+from fusewright.rewrite.matmuls import MATMUL, split_parts_of
 from fusewright.rewrite.padding import PAD
 from fusewright.rewrite.views import is_canonical_view
+from fusewright.target.target import Target
 
 SOURCES = frozenset({"full", "iota"})
 
@@ -36,26 +37,21 @@ def is_pointwise(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Values:
-    """A graph with the look-ups that fusion asks for again and again.
+    """A graph with the look-ups that fusion needs again and again.
 
-    `realised` are the loop values that live in memory, `memory_views` the views that are taken
-    of memory by PyTorch instead of being followed by index arithmetic. `ends` are values that a
-    product writes in its own stead, at the end of its epilogue, each with the product.
-    `turning`: the target's loops may turn tiles; `sweeping`: its windows also reduce what they
-    write; `online`: its loops take log Σ e^x in one sweep, or hold columns, where they would have
-    to read again.
-    `repeated` are values that backward computes anew, from what is stored; `shared` are those that
-    forward and backward both compute.
+    `realised` are the loop values that are in memory. `memory_views` are the views that PyTorch
+    takes of memory; index arithmetic follows the others. `ends` maps a value at the end of an
+    epilogue to the matmul or convolution that writes it instead of its own result. `repeated` are
+    values that backward computes again from stored ones; `shared` are values that forward and
+    backward both compute.
     """
 
     graph: Graph
     sizes: Mapping[str, int]
+    target: Target
     realised: frozenset[str] = frozenset()
     memory_views: frozenset[str] = frozenset()
     ends: Mapping[str, str] = field(default_factory=dict)
-    turning: bool = False
-    sweeping: bool = False
-    online: bool = False
     repeated: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
 
@@ -68,18 +64,18 @@ class Values:
         return {each.name: each.spec for each in self.graph.inputs}
 
     @cached_property
-    def products(self) -> dict[str, Node]:
-        """Matrix products and convolutions of ours."""
-        return {node.name: node for node in self.graph.nodes if node.op in (PRODUCT, WINDOW)}
+    def with_epilogue(self) -> dict[str, Node]:
+        """Our matmuls and convolutions: the nodes whose kernels have an epilogue."""
+        return {node.name: node for node in self.graph.nodes if node.op in (MATMUL, CONVOLUTION)}
 
     @cached_property
-    def windows(self) -> frozenset[str]:
-        return frozenset(name for name, node in self.products.items() if node.op == WINDOW)
+    def convolutions(self) -> frozenset[str]:
+        return frozenset(n for n, node in self.with_epilogue.items() if node.op == CONVOLUTION)
 
     @cached_property
     def padded(self) -> frozenset[str]:
-        """Halves of split matrices: their rows lie as far apart as the product wants them."""
-        return frozenset(n for each in self.products.values() for n in halves_of(each))
+        """The fp16 parts of split matrices; the matmul decides the distance between their rows."""
+        return frozenset(n for each in self.with_epilogue.values() for n in split_parts_of(each))
 
     @cached_property
     def users(self) -> dict[str, list[Node]]:
@@ -87,7 +83,7 @@ class Values:
 
     @cached_property
     def random(self) -> tuple[Node, ...]:
-        """The operators that draw random numbers or act in another way, in the order they must."""
+        """The operators that draw random numbers or have another effect, in their order."""
         return tuple(node for node in self.graph.nodes if node.random or node.effect)
 
     @cached_property
@@ -95,7 +91,7 @@ class Values:
         return {first.name: second for first, second in itertools.pairwise(self.random)}
 
     def followers(self, name: str) -> list[Node]:
-        """The nodes that must come after this one: its readers, and the next to draw."""
+        """The nodes that must come after this one: its readers, and the next random operator."""
         readers = self.users.get(name, [])
         return [*readers, self._next_random[name]] if name in self._next_random else readers
 
@@ -108,7 +104,7 @@ class Values:
         return {node.name: position for position, node in enumerate(self.graph.nodes)}
 
     def spec(self, name: str) -> TensorSpec:
-        """The spec of a value; what a loop stores is dense, but for the halves of a product."""
+        """The spec of a value; a value that a loop stores is dense, unless it is in `padded`."""
         found = self._specs.get(name)
         if found is None:
             found = self._specs[name] = self._dense_spec(name)
@@ -116,7 +112,7 @@ class Values:
 
     @cached_property
     def _specs(self) -> dict[str, TensorSpec]:
-        """Those that `spec` was asked for: fusion does so hundreds of times for each value."""
+        """The specs so far: fusion asks for each of them hundreds of times."""
         return {}
 
     def _dense_spec(self, name: str) -> TensorSpec:
@@ -130,7 +126,7 @@ class Values:
         return spec
 
     def reduction_of(self, name: str) -> Node | None:
-        """The reduction that gives this value: the node itself, or what a getitem picks from."""
+        """The reduction that gives this value: the node itself, or the source of a getitem."""
         node = self.nodes.get(name)
         if node is None:
             return None
@@ -148,18 +144,8 @@ class Values:
             return False
         return is_pointwise(node) or is_scan(node) or self.reduction_of(name) is not None
 
+    def has_spec(self, name: str) -> bool:
+        return name in self.inputs or (name in self.nodes and self.nodes[name].spec is not None)
+
     def bytes_of(self, name: str) -> int:
         return self.spec(name).bytes_at(self.sizes)
-
-    @cached_property
-    def ancestors(self) -> dict[str, frozenset[str]]:
-        """For each node, every node it depends on."""
-        known: dict[str, frozenset[str]] = {}
-        for node in self.graph.nodes:
-            found: set[str] = set()
-            for name in node.refs():
-                if name in known:
-                    found.add(name)
-                    found |= known[name]
-            known[node.name] = frozenset(found)
-        return known

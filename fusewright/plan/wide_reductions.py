@@ -1,23 +1,22 @@
-"""Wide reductions beside narrow ones: Σ over (batch, feature) as Σ over feature of Σ over batch.
+"""Wide reductions next to narrow ones: Σ over (batch, feature) as Σ over feature of Σ over batch.
 
-A scalar parameter's gradient sums over everything while the bias beside it sums over the batch
-alone. Taken in two steps the wide sum shares the narrow one's pass over memory, and what is left
-is a sum over one row.
+The gradient of a scalar parameter sums over everything, while the bias next to it sums over the
+batch alone. In two steps, the wide sum shares the narrow one's read of memory, and only a sum over
+one row is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from fusewright.ir.graph import HALVES, ONE, Graph, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.ir.graph import HALF_DTYPES, ONE, Graph, Node, Ref, TensorSpec, contiguous_strides
 from fusewright.plan.values import Values, is_pointwise, is_view
 
 _ASSOCIATIVE = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_any", "reduce_all"})
 
 
-def split_wide_reductions(graph: Graph, sizes: Mapping[str, int]) -> Graph:
-    values = Values(graph, sizes)
+def split_wide_reductions(values: Values) -> Graph:
+    graph = values.graph
     reductions = [node for node in graph.nodes if node.op.startswith("reduce_")]
     narrow = {node.name: _narrower(values, node, reductions) for node in reductions}
     nodes: list[Node] = []
@@ -28,7 +27,7 @@ def split_wide_reductions(graph: Graph, sizes: Mapping[str, int]) -> Graph:
 
 
 def _shape_and_dims(values: Values, node: Node) -> tuple[tuple[object, ...], frozenset[int]]:
-    """Operand shape without ones, and the reduced positions in it."""
+    """The operand's shape without ones, and the reduced positions in it."""
     assert isinstance(node.args[0], Ref) and isinstance(node.args[1], tuple)
     shape = values.spec(node.args[0].name).shape
     kept = [position for position, size in enumerate(shape) if size != ONE]
@@ -37,14 +36,14 @@ def _shape_and_dims(values: Values, node: Node) -> tuple[tuple[object, ...], fro
 
 
 def _rounds_parts(values: Values, node: Node) -> bool:
-    """A partial sum in half precision would lose digits, or overflow, on its way through memory."""
+    """A partial sum in a 16-bit type would lose digits, or overflow, in memory."""
     assert isinstance(node.args[0], Ref)
-    half = values.spec(node.args[0].name).dtype in HALVES
+    half = values.spec(node.args[0].name).dtype in HALF_DTYPES
     return half and node.op == "reduce_sum"
 
 
 def _narrower(values: Values, node: Node, others: list[Node]) -> tuple[int, ...] | None:
-    """Positions (in the operand) that a neighbour reduces, if they are some but not all of ours."""
+    """Positions in the operand that a neighbour reduces, if they are some but not all of ours."""
     if node.op not in _ASSOCIATIVE or _rounds_parts(values, node):
         return None
     shape, dims = _shape_and_dims(values, node)
@@ -62,7 +61,7 @@ def _narrower(values: Values, node: Node, others: list[Node]) -> tuple[int, ...]
 
 
 def _near(values: Values, node: Node) -> frozenset[str]:
-    """Everything that is read on the way up through pointwise operators and views."""
+    """Every large value that is read on the way up through pointwise operators and views."""
     found: set[str] = set()
     frontier = list(node.refs())
     while frontier:

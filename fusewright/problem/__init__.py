@@ -1,1 +1,5 @@
-"""What is optimized and checked: a problem file or a live module, and tensors to run it on."""
+"""Problem files, and the tensors to run their models on."""
+
+from fusewright.problem.load import load_problem
+
+__all__ = ["load_problem"]

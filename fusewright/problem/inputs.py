@@ -1,6 +1,6 @@
-"""Tensors for a model to run on: on which device, with which values, in which layout.
+"""A model's input tensors: their device, their values and their layout.
 
-All of it takes trees of tensors (a model's arguments) and leaves what is no tensor as it is.
+The functions take trees of tensors (a model's arguments) and return everything else as it is.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from torch import Tensor
 from fusewright.errors import DeviceError
 from fusewright.problem.nested import leaves, map_leaves
 
-# How a gradient may reach a backward: as a sum's or a transpose's backward hands it on, too.
+# Layouts of incoming gradients, such as those that the backward of a sum or a transpose returns.
 LAYOUTS = ("contiguous", "expanded", "transposed", "sliced")
 
-# Memory to poison: up to so many blocks or bytes of one size, and a few more blocks than tensors.
+# The memory of one tensor: its device, its type and its number of elements.
+Block = tuple[torch.device, torch.dtype, int]
+# Memory to poison: at most this many blocks or bytes of one size, and a few more than tensors.
 _MOST_BLOCKS, _ALL_BLOCKS = 64, 8192
 _SWEPT_BYTES = 1 << 25
 _SPARE = 2
 _SMALLEST_BLOCK = 1024
-# glibc then fills each block that it hands out with the bytes 0xfe: -1.7e38 as a float.
+# glibc then fills each block that it allocates with the bytes 0xfe: -1.7e38 as a float.
 _M_PERTURB = -6
 _PERTURBATION = 0x01
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """The device with its index, or DeviceError where it is not there."""
+    """The device with its index; DeviceError if it does not exist."""
     where = torch.device(device)
     if where.type != "cuda":
         return where
@@ -39,12 +41,13 @@ def resolve_device(device: str | torch.device) -> torch.device:
         raise DeviceError("PyTorch sees no CUDA device here; use the device cpu")
     index = torch.cuda.current_device() if where.index is None else where.index
     if index >= torch.cuda.device_count():
-        raise DeviceError(f"there is no cuda:{index}: {torch.cuda.device_count()} CUDA devices")
+        count = torch.cuda.device_count()
+        raise DeviceError(f"there is no cuda:{index}: PyTorch sees {count} CUDA devices")
     return torch.device("cuda", index)
 
 
 def move(tree: object, device: torch.device) -> object:
-    """The same tree with its tensors on the device, cut off from any graph."""
+    """The same tree with its tensors on the device, detached from any graph."""
 
     def moved(leaf: object) -> object:
         return leaf.detach().to(device) if isinstance(leaf, Tensor) else leaf
@@ -53,7 +56,7 @@ def move(tree: object, device: torch.device) -> object:
 
 
 def is_differentiable(leaf: object) -> bool:
-    """Whether a gradient can be asked for."""
+    """Whether this is a tensor that can require a gradient."""
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
@@ -66,7 +69,7 @@ def named_tensors(inputs: tuple[object, ...]) -> Iterator[tuple[str, Tensor]]:
 
 
 def copied(inputs: tuple[object, ...], *, gradients: bool) -> tuple[object, ...]:
-    """Copies that nobody else sees, asking for gradients where that is possible."""
+    """Copies of the inputs; with `gradients`, they require gradients where that is possible."""
 
     def copy(leaf: object) -> object:
         if not isinstance(leaf, Tensor):
@@ -76,33 +79,8 @@ def copied(inputs: tuple[object, ...], *, gradients: bool) -> tuple[object, ...]
     return tuple(map_leaves(copy, each) for each in inputs)
 
 
-def refilled(
-    inputs: tuple[object, ...], kept: dict[int, Tensor], *, gradients: bool
-) -> tuple[object, ...]:
-    """These values in the very tensors of the call before, which `kept` remembers by position.
-
-    So a result that was remembered by a tensor's address or identity comes out wrong.
-    """
-    positions = iter(range(2**31))
-
-    def refill(leaf: object) -> object:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        position = next(positions)
-        mine = kept.get(position)
-        if mine is None or _form(mine) != _form(leaf) or _overlaps(leaf):
-            mine = leaf.detach() if _overlaps(leaf) else leaf.detach().clone()
-            kept[position] = mine
-        else:
-            with torch.no_grad():
-                mine.copy_(leaf)
-        return mine.requires_grad_(gradients and is_differentiable(leaf))
-
-    return tuple(map_leaves(refill, each) for each in inputs)
-
-
 def with_nan(leaf: object) -> object:
-    """A floating tensor with NaN in up to three places."""
+    """A floating tensor with NaN in up to three elements."""
     if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or not leaf.numel():
         return leaf
     flat = leaf.detach().flatten().clone()
@@ -112,29 +90,35 @@ def with_nan(leaf: object) -> object:
 
 
 def laid_out(tangent: Tensor, layout: str) -> Tensor:
-    """A contiguous gradient's values in another layout; expanded repeats the first of them."""
+    """A contiguous gradient's values in another layout; `expanded` repeats the first value."""
     if layout == "contiguous":
         return tangent
     if layout == "expanded":
         first = tangent.flatten()[:1]
         return (first.reshape(()) if first.numel() else first.sum()).expand(tangent.shape)
     if layout == "transposed":
-        turned = tuple(reversed(range(tangent.dim())))
-        return tangent.permute(turned).contiguous().permute(turned)
-    # Every second element of a wider tensor, with NaN for whoever reads the ones between.
+        permuted = tuple(reversed(range(tangent.dim())))
+        return tangent.permute(permuted).contiguous().permute(permuted)
+    # Every second element of a wider tensor; the elements in between are NaN.
     wide = tangent.new_full((*tangent.shape, 2), torch.nan)
     sliced = wide[..., 1]
     return sliced.copy_(tangent)
 
 
-@contextmanager
-def poisoned_memory(tensors: Iterable[object]) -> Iterator[None]:
-    """New tensors of these sizes hold no numbers of earlier runs, which may be the right ones.
+def memory_blocks(values: Iterable[object]) -> tuple[Block, ...]:
+    """The memory of the floating tensors among these values."""
+    tensors = (each for each in values if isinstance(each, Tensor) and each.is_floating_point())
+    return tuple((each.device, each.dtype, each.numel()) for each in tensors)
 
-    Blocks that the allocator has free are filled with NaN, many of each size at once and halves
-    of it for what lies between them. On the host glibc moreover overwrites all that it hands out.
+
+@contextmanager
+def poisoned_memory(blocks: Sequence[Block]) -> Iterator[None]:
+    """New tensors of these sizes do not contain the results of earlier runs.
+
+    Free blocks of the allocator are filled with NaN: many of each size, then of half the size, and
+    so on for the sizes in between. On the host, glibc also overwrites all memory that it allocates.
     """
-    _fill_free_blocks([each for each in tensors if isinstance(each, Tensor) and is_floating(each)])
+    _fill_free_blocks(blocks)
     _mallopt(_M_PERTURB, _PERTURBATION)
     try:
         yield
@@ -142,10 +126,10 @@ def poisoned_memory(tensors: Iterable[object]) -> Iterator[None]:
         _mallopt(_M_PERTURB, 0)
 
 
-def _fill_free_blocks(tensors: Sequence[Tensor]) -> None:
-    sizes = Counter((each.device, each.dtype, each.numel()) for each in tensors)
+def _fill_free_blocks(wanted: Sequence[Block]) -> None:
+    sizes = Counter(wanted)
     blocks: list[Tensor] = []
-    swept: Counter[tuple[torch.device, int]] = Counter()  # one size's halves are another size
+    swept: Counter[tuple[torch.device, int]] = Counter()  # half of one size may be another size
     for device, dtype, numel in sorted(sizes, key=lambda size: -size[2]):
         most = _MOST_BLOCKS if device.type != "cpu" or _is_overwritten() else _ALL_BLOCKS
         least = sizes[device, dtype, numel] + _SPARE
@@ -157,20 +141,20 @@ def _fill_free_blocks(tensors: Sequence[Tensor]) -> None:
             try:
                 blocks += _blocks(torch.full((part,), torch.nan, device=device, dtype=dtype), count)
             except torch.OutOfMemoryError:
-                break  # what is left is less than the next tensor needs
+                break  # the rest is too small for the next tensor, too
     del blocks
 
 
 def _blocks(block: Tensor, count: int) -> Sequence[Tensor]:
-    """So many tensors of NaN, like this one; together they take a fifth of one by one's time."""
-    if block.element_size() == 1:  # no arithmetic
+    """`count` copies of this tensor of NaN; one call takes a fifth of the time of many."""
+    if block.element_size() == 1:  # these types have no arithmetic
         return [block.clone() for _ in range(count)]
     return torch._foreach_neg([block] * count)
 
 
 @functools.cache
 def _is_overwritten() -> bool:
-    """Whether the host's allocator is glibc's; PyTorch brings another one for some processors."""
+    """Whether the host's allocator is glibc's; for some processors PyTorch has its own."""
     _mallopt(_M_PERTURB, _PERTURBATION)
     try:
         found = torch.empty(4096, dtype=torch.uint8)
@@ -180,7 +164,7 @@ def _is_overwritten() -> bool:
 
 
 def _sweep(numel: int, itemsize: int, least: int, most: int) -> Iterator[tuple[int, int]]:
-    """Of how many elements to take how many blocks, the largest first and `least` of those."""
+    """Sizes in elements and how many blocks of each, from the largest: at least `least` of it."""
     part = numel
     while part:
         yield part, max(least, min(most, _SWEPT_BYTES // (part * itemsize)))
@@ -189,7 +173,7 @@ def _sweep(numel: int, itemsize: int, least: int, most: int) -> Iterator[tuple[i
 
 
 def _mallopt(option: int, value: int) -> None:
-    """An option of glibc's allocator; other allocators have no such function."""
+    """Set an option of glibc's allocator; other allocators lack this function."""
     found = getattr(ctypes.CDLL(None), "mallopt", None)
     if found is not None:
         found(option, value)
@@ -199,11 +183,7 @@ def is_floating(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _form(tensor: Tensor) -> tuple[object, ...]:
-    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-
-
-def _overlaps(tensor: Tensor) -> bool:
+def is_overlapping(tensor: Tensor) -> bool:
     """Whether two elements share an address, as in an expanded tensor."""
     layout = zip(tensor.shape, tensor.stride(), strict=True)
     return any(stride == 0 and size > 1 for size, stride in layout)

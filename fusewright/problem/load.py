@@ -1,18 +1,16 @@
-"""Problems: a file with Model, get_inputs and get_init_inputs, or a live module with inputs.
+"""Problems: files with Model, get_inputs and get_init_inputs.
 
-This is the only place that runs the user's file. Whatever is wrong with it comes out as a
-`ProblemError` that opens with the user's own file and line. Torch is not imported here before
-the user's code has imported it.
+This is the only place that runs the user's file. Every mistake in it becomes a `ProblemError` that
+begins with the user's file and line. Torch is not imported here before the user's code imports it.
 """
 
 from __future__ import annotations
 
-import copy
 import importlib.util
-import inspect
 import itertools
 import re
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,17 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusewright.errors import ProblemError
-from fusewright.problem.nested import map_leaves
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a constructor is called with."""
+    """The arguments of a constructor."""
 
     positional: tuple[object, ...] = ()
     named: tuple[tuple[str, object], ...] = ()
@@ -39,9 +36,9 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Problem:
-    """A model that can be made as often as wanted, and forward arguments fresh at each call.
+    """Makes models and forward arguments, new ones at each call.
 
-    `path` is None for a live module; `make_init` gives the constructor's arguments.
+    `path` is None without a file. `make_init` returns the constructor's arguments.
     """
 
     name: str
@@ -53,7 +50,7 @@ class Problem:
 
 
 def load_problem(path: str | Path) -> Problem:
-    """Run a problem file and check that it has all that a problem needs."""
+    """Run a problem file and check that it is complete."""
     module = _load(Path(path))
     model = _module_class(module, "Model")
     get_inputs = _function(module, "get_inputs")
@@ -79,38 +76,11 @@ def load_problem(path: str | Path) -> Problem:
     )
 
 
-def load_candidate(path: str | Path) -> type[nn.Module]:
-    """The class `ModelNew` of an emitted file, or of anyone's."""
-    return _module_class(_load(Path(path)), "ModelNew")
-
-
 def candidate_factory(path: str | Path, problem: Problem) -> Callable[[], nn.Module]:
-    """A maker of `ModelNew`s from a file, constructed with the problem's own arguments."""
+    """A function that makes the `ModelNew` of a file, with the problem's constructor arguments."""
     module = _load(Path(path))
     model = _module_class(module, "ModelNew")
     return lambda: _construct(module, model, problem.make_init())
-
-
-def problem_from_module(module: nn.Module, example_inputs: object) -> Problem:
-    """A live module as a problem; its inputs are the examples, floating values moved around."""
-    inputs = (
-        tuple(example_inputs) if isinstance(example_inputs, list | tuple) else (example_inputs,)
-    )
-
-    def no_constructor() -> Arguments:
-        raise ProblemError(
-            f"{type(module).__name__} was given as a live module: its constructor's arguments are "
-            "not known; write a problem file with get_init_inputs() to compare other classes"
-        )
-
-    return Problem(
-        name=re.sub(r"\W", "_", type(module).__name__),
-        path=None,
-        source=_class_source(type(module)),
-        make_model=lambda: copy.deepcopy(module),
-        make_inputs=lambda: tuple(map_leaves(_moved_values, each) for each in inputs),
-        make_init=no_constructor,
-    )
 
 
 @dataclass(frozen=True)
@@ -126,18 +96,16 @@ def _load(path: Path) -> _UserFile:
     with _blamed(path, "cannot be read as Python"):
         source = importlib.util.decode_source(raw)
         code = compile(raw, str(path), "exec", dont_inherit=True)
-    # The module stays in sys.modules: its classes may be pickled as long as any of them lives.
+    # The module stays in sys.modules, so that its classes can be pickled.
     module = types.ModuleType(f"fusewright_problem_{next(_numbers)}_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
-    loaded = False
     try:
         with _siblings_importable(path), _blamed(path, "failed while it was loaded"):
             exec(code, module.__dict__)
-        loaded = True
-    finally:
-        if not loaded:
-            del sys.modules[module.__name__]
+    except BaseException:
+        del sys.modules[module.__name__]
+        raise
     return _UserFile(path, source, vars(module))
 
 
@@ -152,7 +120,7 @@ def _read(path: Path) -> bytes:
 
 @contextmanager
 def _siblings_importable(path: Path) -> Iterator[None]:
-    # Last, so that a neighbour called torch.py does not hide the real one.
+    # At the end of the path, so that a neighbour called torch.py does not hide PyTorch.
     folder = str(path.parent)
     sys.path.append(folder)
     try:
@@ -164,7 +132,7 @@ def _siblings_importable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _blamed(path: Path, what: str) -> Iterator[None]:
-    """Turn whatever the user's code raises into one ProblemError at the user's line."""
+    """Turn any error of the user's code into one ProblemError with the user's line."""
     try:
         yield
     except ProblemError:
@@ -180,13 +148,9 @@ def _line(error: BaseException, path: Path) -> int | None:
     """The last line of the user's file that was running when the error was raised."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno
-    line = None
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line
+    trace = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in trace if frame.f_code.co_filename == str(path)]
+    return lines[-1] if lines else None
 
 
 def _module_class(module: _UserFile, name: str) -> type[nn.Module]:
@@ -197,7 +161,7 @@ def _module_class(module: _UserFile, name: str) -> type[nn.Module]:
         classes = [key for key, value in module.names.items() if _is_own_class(value, module)]
         have = f"; it has {', '.join(classes)}" if classes else ""
         raise ProblemError(
-            f"{module.path}:1: there is no class {name}: call the nn.Module to use {name!r}{have}"
+            f"{module.path}:1: there is no class {name}: name your nn.Module {name!r}{have}"
         )
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         line = _definition_line(module, name)
@@ -214,11 +178,11 @@ def _is_own_class(value: object, module: _UserFile) -> bool:
 def _function(module: _UserFile, name: str) -> Callable[[], object]:
     found = module.names.get(name)
     if not callable(found):
-        what = "there is no function" if found is None else "this is no function:"
+        what = "there is no function" if found is None else "this is not a function:"
         line = 1 if found is None else _definition_line(module, name)
         wanted = "forward" if name == "get_inputs" else "constructor"
         raise ProblemError(
-            f"{module.path}:{line}: {what} {name}(): it returns the list of {wanted} arguments"
+            f"{module.path}:{line}: {what} {name}(): it must return a list of {wanted} arguments"
         )
     return found
 
@@ -246,7 +210,7 @@ def _construct(module: _UserFile, model: type[nn.Module], arguments: Arguments) 
         try:
             return model(*arguments.positional, **dict(arguments.named))
         except TypeError as error:
-            # The call itself was refused: no line of the user's file ran, so name the class's.
+            # The call itself failed and no line of the user's file ran: name the class's line.
             if _line(error, module.path) is None:
                 line = _definition_line(module, model.__name__)
                 raise ProblemError(
@@ -262,37 +226,3 @@ def _definition_line(module: _UserFile, name: str) -> int:
         if pattern.match(line):
             return number
     return 1
-
-
-def _class_source(model: type) -> str:
-    try:
-        return inspect.getsource(model)
-    except (OSError, TypeError):
-        return ""
-
-
-def _moved_values(leaf: object) -> object:
-    """A floating tensor with the same values elsewhere; anything else as it is.
-
-    So every value stays one that the user's example had, whatever range the model needs, while
-    no result can be right that was remembered from an earlier call.
-    """
-    import torch
-
-    if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
-        return leaf
-    return _rolled(leaf)
-
-
-def _rolled(leaf: Tensor) -> Tensor:
-    import torch
-
-    layout = zip(leaf.shape, leaf.stride(), strict=True)
-    overlaps = any(stride == 0 and size > 1 for size, stride in layout)
-    if leaf.numel() < 2 or overlaps:
-        return leaf.detach().requires_grad_(leaf.requires_grad)
-    shift = int(torch.randint(1, leaf.numel(), ()))
-    moved = torch.empty_strided(
-        leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device
-    ).copy_(leaf.detach().reshape(-1).roll(shift).reshape(leaf.shape))
-    return moved.requires_grad_(leaf.requires_grad)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 
 def map_leaves(fn: Callable[[object], object], tree: object) -> object:
-    """The same lists, tuples and dicts, with `fn` of everything that is none of these."""
+    """The same lists, tuples and dicts, with `fn` applied to everything else."""
     if isinstance(tree, tuple):
         items = tuple(map_leaves(fn, item) for item in tree)
-        # A named tuple is made by its own class, and keeps its field names.
+        # A named tuple keeps its class and its field names.
         make = getattr(tree, "_make", None)
         return items if make is None else make(items)
     if isinstance(tree, list):
@@ -21,7 +21,7 @@ def map_leaves(fn: Callable[[object], object], tree: object) -> object:
 
 
 def leaves(name: str, tree: object) -> Iterator[tuple[str, object]]:
-    """Everything in a tree that is no container, named like the expression that reaches it."""
+    """Everything in a tree that is not a container, named by the expression that reads it."""
     if isinstance(tree, list | tuple):
         for index, item in enumerate(tree):
             yield from leaves(f"{name}[{index}]", item)

@@ -1,5 +1,5 @@
-"""`Program` → `Program`: canonical operators, then algebra, then what is saved for backward made
-small. All keep every value's meaning."""
+"""`Program` → `Program`: canonical operators, then algebra, then smaller values saved for backward.
+No pass changes what the program computes."""
 
 from __future__ import annotations
 

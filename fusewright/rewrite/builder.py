@@ -1,7 +1,7 @@
-"""A graph under construction: what the rewriting passes append to.
+"""A graph under construction, to which the rewriting steps append.
 
-Each pass reads one frozen graph and builds the next one here, node by node; `substitute` says
-under which name a value of the old graph is known in the new one.
+Each step reads one frozen graph and builds the next one here, node by node; `substitute` records
+the new name of an old value.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Builder:
         return self.add(Node(like.name, op, args, (), spec, like.source))
 
     def plus_channels(self, like: Node, value: Ref, bias: Ref) -> Ref:
-        """`value` and, for each channel, its number of `bias`."""
+        """`value` plus the element of `bias` for each channel."""
         assert like.spec is not None
         shape = (*self.spec(bias.name).shape, *(ONE for _ in like.spec.shape[2:]))
         named = replace(like, name=f"{like.name}_bias")
@@ -98,8 +98,7 @@ class Builder:
     def index_along(
         self, like: Node, numbers: tuple[int, int], axis: int, dtype: str = "int32"
     ) -> Ref:
-        """start, start + step, … along an axis of `like`, counted from its end: whole numbers to be
-        computed with."""
+        """start, start + step, … along an axis of `like`, counted from its end, as integers."""
         assert like.spec is not None and axis < 0
         size = like.spec.shape[axis]
         spec = TensorSpec(dtype, (size,), (ONE,), like.spec.device)

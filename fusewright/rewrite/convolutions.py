@@ -1,10 +1,10 @@
-"""Convolutions for tensor cores: `window` nodes, which a plan ends in what follows them.
+"""Convolutions of our own: `fused_convolution` nodes, to which a plan adds an epilogue.
 
-    convolution(x, w) = window(x, w), and transposed likewise
-    its gradient by x = window(dy, w), transposed if the convolution is not
-    its gradient by w = window_gradient(x, dy); of a transposed one, window_gradient(dy, x)
+    convolution(x, w)    = fused_convolution(x, w), also if transposed
+    its input gradient   = fused_convolution(dy, w), transposed if the convolution is not
+    its weight gradient  = weight_gradient(x, dy); if transposed, weight_gradient(dy, x)
 
-What is small or of another type stays PyTorch's.
+Small convolutions and other dtypes stay PyTorch calls.
 """
 
 from __future__ import annotations
@@ -16,29 +16,33 @@ from dataclasses import dataclass, field, replace
 from fusewright.cost import conv_direct as direct_cost
 from fusewright.cost.conv_tensor_core import is_possible
 from fusewright.cost.convolution import gradient_pays, is_worthwhile, prefers_direct
-from fusewright.ir.convolution import SINGLE, Geometry, WindowAxis, by_eight
+from fusewright.ir.convolution import SINGLE, ConvAxis, Geometry, by_eight
 from fusewright.ir.graph import ONE, Arg, Graph, Node, Ref, TensorSpec, contiguous_strides, validate
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.joins import CAT, joined
-from fusewright.rewrite.layouts import BACKWARD, FORWARD, GRADIENT, ROW_BY_ROW, WINDOW
+from fusewright.rewrite.layouts import BACKWARD, CONVOLUTION, FORWARD, GRADIENT, ROW_BY_ROW
 from fusewright.rewrite.lower import main_device
+from fusewright.target.target import Target
 
 RANKS = (3, 4, 5)
-FEWEST_CHANNELS = 16  # of a group, where there are several: below that tensor cores have no work
-FURTHEST_CHANNELS = 2**31 - 1  # elements between two of them
-LIES = "lies"  # strides of both operands in eager mode, whatever layout they are given later
+FEWEST_CHANNELS = 16  # of a group, if there are several: with fewer, tensor cores gain nothing
+FURTHEST_CHANNELS = 2**31 - 1  # elements between two channels
+# both operands' strides in eager mode, whatever their layout is later
+EAGER_STRIDES = "eager_strides"
 
 
-def with_windows(graph: Graph, sizes: Mapping[str, int], trains: bool = False) -> Graph:
-    """The same graph, its larger float32 convolutions as `window` nodes.
+def with_convolutions(
+    graph: Graph, sizes: Mapping[str, int], target: Target, trains: bool = False
+) -> Graph:
+    """The same graph, with its larger float32 convolutions as `fused_convolution` nodes.
 
-    `trains`: a backward graph follows, in which gradients by weights may be PyTorch's, and read the
-    sources in channels-last.
+    `trains`: a backward graph follows, in which weight gradients may be PyTorch's and read the
+    inputs in channels-last.
     """
     read = Counter(name for node in graph.nodes for name in node.refs())
     read.update(each for each in graph.outputs if isinstance(each, str))
     alone = frozenset(name for name, count in read.items() if count == 1)
-    building = _Building(Builder(graph.inputs), sizes, main_device(graph), trains, alone)
+    building = _Building(Builder(graph.inputs), sizes, main_device(graph), target, trains, alone)
     builder = building.builder
     for node in graph.nodes:
         known = builder.resolved(node)
@@ -54,10 +58,12 @@ class _Building:
     builder: Builder
     sizes: Mapping[str, int]
     device: str
+    target: Target
     trains: bool
     read_once: frozenset[str]
     backward: dict[str, Node] = field(default_factory=dict)
-    by_source: set[str] = field(default_factory=set)  # of those: this gradient is ours
+    # the backward nodes whose input gradient is ours
+    by_source: set[str] = field(default_factory=set)
     cats: dict[str, Node] = field(default_factory=dict)
 
     def add(self, node: Node) -> Ref:
@@ -83,8 +89,8 @@ class _Building:
         return made
 
     def _forward(self, node: Node) -> Ref | None:
-        """What is joined for it alone is read where it lies, since a plan may compute it on the
-        way; elsewhere PyTorch's copy is as good."""
+        """If only this convolution reads a `cat`, read its parts directly: a plan may make them a
+        prologue. Otherwise PyTorch's copy is as good."""
         bias, source = node.args[2], self.cats.get(_name(node.args[0]))
         if source is not None and self._worth(forward(node)) is not None:
             together = joined(self.builder, source) or node.args[0]
@@ -99,24 +105,25 @@ class _Building:
         return None if found is None else self.add(found)
 
     def _worth(self, node: Node, beside: bool = False) -> Node | None:
-        """The node, where there is a kernel for it that pays: a gradient by weights perhaps only
-        `beside` the one by the source."""
+        """The node, if our kernel for it pays; a weight gradient may pay only `beside` the input
+        gradient."""
         specs = [self.builder.spec(name) for name in (_name(node.args[0]), _name(node.args[1]))]
         here = all(spec.device == self.device for spec in specs)
         if not here or obstacle(node, *specs):
             return None
         of = _sizes(node, *specs)
-        lies = (LIES, tuple(spec.strides for spec in specs))
-        node = replace(node, kwargs=(*node.kwargs, lies))
+        strides = (EAGER_STRIDES, tuple(spec.strides for spec in specs))
+        node = replace(node, kwargs=(*node.kwargs, strides))
         if node.op == GRADIENT:
-            by_planes = direct_cost.has_plane_gradient(of)
-            worth = by_planes or gradient_pays(of, self.sizes, beside)
+            by_depthwise = direct_cost.has_depthwise_gradient(of)
+            worth = by_depthwise or gradient_pays(of, self.sizes, self.target, beside)
             return node if worth else None
         row_by_row = specs[0].strides[-1] == ONE
-        turned = self.trains and not of.transposed and not gradient_pays(of, self.sizes, True)
-        if not is_worthwhile(of, self.sizes, row_by_row, turned):
+        known = of, self.sizes, self.target
+        channels_last = self.trains and not (of.transposed or gradient_pays(*known, True))
+        if not is_worthwhile(*known, row_by_row, channels_last):
             return None
-        thin = row_by_row and prefers_direct(of, self.sizes)
+        thin = row_by_row and prefers_direct(*known)
         return replace(node, kwargs=(*node.kwargs, (ROW_BY_ROW, thin)))
 
 
@@ -125,21 +132,21 @@ def forward(node: Node) -> Node:
     x, weight, _, stride, padding, dilation, transposed, _, groups = node.args
     args = (x, weight, stride, padding, dilation, groups, bool(transposed))
     instead = _instead("forward", node.args[3:9])
-    return Node(node.name, WINDOW, args, instead, node.spec, node.source)
+    return Node(node.name, CONVOLUTION, args, instead, node.spec, node.source)
 
 
 def by_source(node: Node, whole: Node) -> Node:
-    """The gradient of a convolution by what it slides over: the first of what `whole` gives."""
+    """The gradient with respect to the convolution's input: the first result of `whole`."""
     dy, _, weight, _, stride, padding, dilation, transposed, _, groups, _ = whole.args
     args = (dy, weight, stride, padding, dilation, groups, not transposed)
     instead = _instead("input", whole.args[4:10])
-    return Node(node.name, WINDOW, args, instead, node.spec, node.source)
+    return Node(node.name, CONVOLUTION, args, instead, node.spec, node.source)
 
 
 def by_weight(node: Node, whole: Node) -> Node:
-    """The gradient of a convolution by its weights: the second of what `whole` gives.
+    """The gradient with respect to the weights: the second result of `whole`.
 
-    A transposed convolution is the gradient of one that slides over its result.
+    A transposed convolution is the input gradient of a convolution that reads its result.
     """
     dy, x, _, _, stride, padding, dilation, transposed, _, groups, _ = whole.args
     args = (*((dy, x) if transposed else (x, dy)), stride, padding, dilation, groups)
@@ -148,31 +155,31 @@ def by_weight(node: Node, whole: Node) -> Node:
 
 
 def obstacle(node: Node, source: TensorSpec, other: TensorSpec) -> str:
-    """What about a `window` or `window_gradient` node is beyond the kernels; "" if nothing is."""
+    """What our kernels do not support about such a node; "" if they support it."""
     assert node.spec is not None
     whole = (source, other, node.spec)
-    weight = other if node.op == WINDOW else node.spec
+    weight = other if node.op == CONVOLUTION else node.spec
     if {spec.dtype for spec in whole} != {"float32"}:
-        return f"in {source.dtype}"
+        return source.dtype
     if len(source.shape) not in RANKS:
-        return f"over {len(source.shape) - 2} axes"
+        return f"{len(source.shape) - 2} spatial dimensions"
     sizes = [size for spec in whole for size in spec.shape[1:]]
     if not all(size.is_static for size in (*sizes, weight.shape[0], *weight.strides)):
-        return "of sizes that change"
-    if node.op == WINDOW and node.spec.strides != contiguous_strides(node.spec.shape):
-        return "whose result does not lie row by row"
+        return "dynamic sizes other than the batch"
+    if node.op == CONVOLUTION and node.spec.strides != contiguous_strides(node.spec.shape):
+        return "an output that is not contiguous"
     of = _sizes(node, source, other)
-    images = (source,) if node.op == WINDOW else (source, other)
+    images = (source,) if node.op == CONVOLUTION else (source, other)
     if any(spec.strides[1].factor > FURTHEST_CHANNELS for spec in images):
-        return "of channels that lie 2^31 elements apart"
-    direct = node.op == WINDOW and source.strides[-1] == ONE and direct_cost.fits(of)
-    direct = direct or (node.op == GRADIENT and direct_cost.has_plane_gradient(of))
+        return "channels that are 2^31 or more elements apart"
+    direct = node.op == CONVOLUTION and source.strides[-1] == ONE and direct_cost.fits(of)
+    direct = direct or (node.op == GRADIENT and direct_cost.has_depthwise_gradient(of))
     if of.groups > 1 and of.channels < FEWEST_CHANNELS and not direct:
-        return f"of {of.groups} groups with few channels each"
-    if node.op == WINDOW and not of.has_rows_and_columns:
-        return "to a single channel or position"
+        return f"{of.groups} groups of fewer than {FEWEST_CHANNELS} channels"
+    if node.op == CONVOLUTION and not of.has_rows_and_columns:
+        return "a single output channel or position"
     possible = is_possible(of) and is_possible(by_eight(of))
-    return "" if possible else "of wide strides or too many taps"
+    return "" if possible else "strides this wide or this many taps"
 
 
 def _name(arg: Arg) -> str:
@@ -180,7 +187,7 @@ def _name(arg: Arg) -> str:
 
 
 def _numbers(arg: Arg, rank: int) -> tuple[int, ...]:
-    """One number for each axis; PyTorch takes a single one for all of them, too."""
+    """One value per axis; PyTorch also accepts a single value for all axes."""
     assert isinstance(arg, tuple)
     given = [each for each in arg if isinstance(each, int)]
     assert len(given) == len(arg) and len(given) in (1, rank)
@@ -192,7 +199,7 @@ def _instead(which: str, numbers: tuple[Arg, ...]) -> tuple[tuple[str, Arg], ...
 
 
 def library_pass(node: Node) -> tuple[str, tuple[Arg, ...]]:
-    """The pass of PyTorch's convolution that a node stands for, and that convolution's numbers."""
+    """Which PyTorch convolution a node stands for (forward, input, weight), and its parameters."""
     given = node.argument("instead")
     assert isinstance(given, tuple)
     which, numbers = given
@@ -201,26 +208,26 @@ def library_pass(node: Node) -> tuple[str, tuple[Arg, ...]]:
 
 
 def geometry_of(node: Node, source: TensorSpec, weight: TensorSpec) -> Geometry:
-    """The sizes of a `window` node."""
+    """The sizes of a `fused_convolution` node."""
     assert node.spec is not None
     return _geometry(node, source, weight, node.spec, bool(node.args[6]))
 
 
-def gradient_geometry(node: Node, source: TensorSpec, change: TensorSpec) -> Geometry:
-    """The sizes of the convolution that a `window_gradient` node is of."""
+def gradient_geometry(node: Node, source: TensorSpec, grad_output: TensorSpec) -> Geometry:
+    """The sizes of the convolution whose weight gradient the node is."""
     assert node.spec is not None
-    return _geometry(node, source, node.spec, change, False)
+    return _geometry(node, source, node.spec, grad_output, False)
 
 
 def _sizes(node: Node, source: TensorSpec, other: TensorSpec) -> Geometry:
-    of = geometry_of if node.op == WINDOW else gradient_geometry
+    of = geometry_of if node.op == CONVOLUTION else gradient_geometry
     return of(node, source, other)
 
 
 def _geometry(
     node: Node, source: TensorSpec, weight: TensorSpec, result: TensorSpec, transposed: bool
 ) -> Geometry:
-    """A transposed convolution's weights have the channels first."""
+    """A transposed convolution's weights have input channels first."""
     groups = node.args[5]
     assert isinstance(groups, int)
     first, second = (size.factor for size in weight.shape[:2])
@@ -230,7 +237,7 @@ def _geometry(
         [size.factor for size in spec.shape[2:]] for spec in (source, weight, result)
     )
     axes = zip(sizes, made, taps, stride, dilation, padding, strict=True)
-    given = [replace(WindowAxis(*each), transposed=transposed) for each in axes]
+    given = [replace(ConvAxis(*each), transposed=transposed) for each in axes]
     single = replace(SINGLE, transposed=transposed)
     z, y, x = [single] * (3 - len(given)) + given
     return Geometry(source.shape[0], groups, channels, results, y, x, z=z)

@@ -1,4 +1,4 @@
-"""PyTorch's type promotion, in names."""
+"""PyTorch's type promotion, on dtype names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def category(dtype: str) -> int:
 
 
 def promote(left: str, right: str) -> str:
-    """torch.promote_types for the types that loops know."""
+    """torch.promote_types for the dtypes that loops support."""
     if left == right:
         return left
     a, b = sorted((left, right), key=category)
@@ -46,7 +46,7 @@ def scalar_dtype(value: Arg, default_float: str = "float32") -> str:
 
 
 def result_type(builder: Builder, args: tuple[Arg, ...]) -> str:
-    """torch.result_type: tensors with dimensions outrank those without, and those numbers."""
+    """torch.result_type: tensors with dimensions outrank those without, which outrank numbers."""
     ranked: list[list[str]] = [[], [], []]
     for arg in args:
         if isinstance(arg, Ref):

@@ -1,10 +1,10 @@
-"""Tensors that are joined and then computed with: aten.cat as a choice by the index.
+"""aten.cat before a loop: a selection by index.
 
     cat(a, b)[.., i, ..] = a[.., i, ..] where i < size of a, else b[.., i - size of a, ..]
 
-A loop reads each element of the one that has it, so that what follows needs no copy of all. Where
-nobody computes with it, PyTorch's copy is as good; along the last dimension it is better, since
-lanes would each ask for themselves.
+A loop reads each element from the tensor that has it, so no copy is needed. If nothing computes
+with the result, PyTorch's copy is as good. Along the last dimension it is better, because each lane
+would select for itself.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.padding import padded
 
 CAT = "aten.cat.default"
-MOST = 8  # tensors: each is a choice for every element
+MOST = 8  # tensors: each is a selection for every element
 
 
 def joined(builder: Builder, node: Node) -> Ref | None:
-    """The choice, where sizes along the dimension are fixed."""
+    """The selection, if sizes along the dimension are fixed."""
     assert node.spec is not None
     given, along = node.args[0], node.argument("dim", 1, 0)
     if not isinstance(given, tuple) or not isinstance(along, int):
@@ -36,7 +36,7 @@ def joined(builder: Builder, node: Node) -> Ref | None:
     if not all(each.shape[at].is_static for each in (spec, *held)):
         return None
     total = spec.shape[at].factor
-    place = builder.index_along(node, (0, 1), at - rank)
+    index = builder.index_along(node, (0, 1), at - rank)
     asked = replace(node, name=f"{node.name}_before", spec=None)
     found: Ref | None = None
     last = total
@@ -51,9 +51,9 @@ def joined(builder: Builder, node: Node) -> Ref | None:
         if found is None:
             found = value
         else:
-            before = builder.point(asked, "lt", (place, last), "bool")
+            before = builder.point(asked, "lt", (index, last), "bool")
             found = builder.point(node, "where", (before, value, found), spec.dtype)
         last = first
-    if found in parts:  # all others are empty; a result has memory of its own
+    if found in parts:  # all others are empty; a result needs memory of its own
         return builder.point(node, "cast", (found,), spec.dtype)
     return found

@@ -1,12 +1,13 @@
-"""Convolutions in channels-last: the layout is chosen here, its copies are loops like all others.
+"""Channels-last for PyTorch's convolutions: the layout is chosen here, and its copies are loops.
 
     convolution(x, w) = plain(convolution(last(x), last(w)))
 
-`last` and `plain` change no value, only where it lies. An operand that a loop computes is written
-in channels-last at once, but for what a convolution of ours ends in: that goes row by row. A result
-is read through its strides by the loops that follow; everybody else is given a copy in the layout
-he expects. So the graph's outputs keep their strides, while a chain of convolutions and loops stays
-in channels-last. What backward is given lies in memory as forward left it: both graphs are told.
+`last` and `plain` change only the layout, not the values. A loop that computes an operand writes it
+in channels-last at once, unless it is an epilogue of our own convolutions, which writes row by row.
+Loops that follow read a result through its strides; all other readers get a copy in the layout that
+they expect. So the graph's outputs keep their strides, while a chain of convolutions and loops
+stays in channels-last. Backward reads saved values in the layout that forward left, so both graphs
+are changed together.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from fusewright.rewrite.views import is_canonical_view
 
 FORWARD = "aten.convolution.default"
 BACKWARD = "aten.convolution_backward.default"
-# Convolutions of ours (windows.py) read any layout, but for those that are told to read rows.
-WINDOW, GRADIENT, ROW_BY_ROW = "window", "window_gradient", "row_by_row"
+# Our own convolutions read any layout, unless they are marked to read rows.
+CONVOLUTION, GRADIENT, ROW_BY_ROW = "fused_convolution", "weight_gradient", "row_by_row"
 RANKS = (4, 5)
-# With few channels cuDNN has no tensor-core kernel to gain, and takes float32 at its word where
-# TF32 is allowed (8 → 64 channels): in channels-last it must not become less exact than eager.
+# With few channels cuDNN has no tensor-core kernel that gains. Where TF32 is allowed it still
+# computes in float32 (8 → 64 channels); channels-last must not be less exact than eager mode.
 # float64 has no channels-last kernel at all.
 FEWEST_CHANNELS = {"float32": 32, "float16": 8, "bfloat16": 8}
-# Of input, weights and result: below that, what is saved is less than launching the copies costs.
-# (H200, 512 × 512 by 3 × 3 on 16 images of 7 × 7: cuDNN turns the weights in 14.8 of its 39.5 µs.)
+# Of input, weights and result. Below that, the copies' launches cost more than they save. (H200,
+# 512 × 512 by 3 × 3 on 16 images of 7 × 7: cuDNN transposes weights in 14.8 of its 39.5 µs.)
 LEAST_BYTES = 8 << 20
 
 
@@ -57,59 +58,59 @@ def channels_last_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
 
 
 def is_channels_last(spec: TensorSpec) -> bool:
-    """Whether a tensor lies so already; the stride of a dimension of size one says nothing."""
+    """Whether a tensor is in channels-last; strides of dimensions of size one do not matter."""
     if len(spec.shape) not in RANKS:
         return False
-    places = zip(spec.shape, spec.strides, channels_last_strides(spec.shape), strict=True)
-    return all(size == ONE or stride == wanted for size, stride, wanted in places)
+    dims = zip(spec.shape, spec.strides, channels_last_strides(spec.shape), strict=True)
+    return all(size == ONE or stride == wanted for size, stride, wanted in dims)
 
 
 def with_channels_last(program: Program) -> Program:
-    """The same program, its larger convolutions in channels-last."""
+    """The same program, with its larger convolutions in channels-last."""
     sizes = program.example_sizes
-    inference = _Turning(program.inference, sizes).run()
+    inference = _Relayout(program.inference, sizes).run()
     if program.backward is None:
-        forward = _Turning(program.forward, sizes).run()
+        forward = _Relayout(program.forward, sizes).run()
         return replace(program, forward=forward, inference=inference)
     first = sum(result.kind != "saved" for result in program.results)
     saved = range(first, len(program.forward.outputs))
-    trial = _Turning(program.forward, sizes, kept=frozenset(saved))
+    trial = _Relayout(program.forward, sizes, kept=frozenset(saved))
     trial.run()
     held = frozenset(i for i in saved if _name(program.forward.outputs[i]) in trial.in_memory)
     wished = _wishes(program, sizes, first, held)
     kept = held | wished
     names = frozenset(_name(program.forward.outputs[i]) for i in wished)
-    forward = _Turning(program.forward, sizes, kept=kept, wished=names).run()
+    forward = _Relayout(program.forward, sizes, kept=kept, wished=names).run()
     backward = _relaid(program.backward, sizes, frozenset(i - first for i in kept)).run()
     return replace(program, forward=forward, inference=inference, backward=backward)
 
 
-def _relaid(backward: Graph, sizes: Mapping[str, int], positions: frozenset[int]) -> _Turning:
-    """The backward graph, told which of its inputs lie in channels-last."""
+def _relaid(backward: Graph, sizes: Mapping[str, int], positions: frozenset[int]) -> _Relayout:
+    """The backward graph; inputs at `positions` are in channels-last."""
     inputs = tuple(
         replace(each, spec=_last(each.spec)) if at in positions else each
         for at, each in enumerate(backward.inputs)
     )
-    turned = {each.name: each.spec for at, each in enumerate(backward.inputs) if at in positions}
-    return _Turning(replace(backward, inputs=inputs), sizes, turned=turned)
+    relaid = {each.name: each.spec for at, each in enumerate(backward.inputs) if at in positions}
+    return _Relayout(replace(backward, inputs=inputs), sizes, relaid=relaid)
 
 
 def _wishes(
     program: Program, sizes: Mapping[str, int], first: int, held: frozenset[int]
 ) -> frozenset[int]:
-    """Saved values of loops that backward reads beside gradients in channels-last alone."""
+    """Saved values of loops that backward reads only next to gradients in channels-last."""
     assert program.backward is not None
-    turning = _relaid(program.backward, sizes, frozenset(i - first for i in held))
+    relayout = _relaid(program.backward, sizes, frozenset(i - first for i in held))
     made = {node.name: node for node in program.forward.nodes}
     fixed = frozenset(map(_name, program.forward.outputs[:first]))
-    fixed |= _ends_of_windows(program.forward)
+    fixed |= _ends_of_convolutions(program.forward)
     found = set()
     for position in range(first, len(program.forward.outputs)):
         node = made.get(_name(program.forward.outputs[position]))
         free = position not in held and node is not None and node.name not in fixed
-        if free and node is not None and _is_loop(node) and _can_turn(node.spec):
-            lying = turning.beside(program.backward.inputs[position - first].name)
-            found |= {position} if lying == {True} else set()
+        if free and node is not None and _is_loop(node) and _can_relay(node.spec):
+            found_last = relayout.beside(program.backward.inputs[position - first].name)
+            found |= {position} if found_last == {True} else set()
     return frozenset(found)
 
 
@@ -117,12 +118,12 @@ def _last(spec: TensorSpec) -> TensorSpec:
     return replace(spec, strides=channels_last_strides(spec.shape))
 
 
-def _can_turn(spec: TensorSpec | None) -> bool:
+def _can_relay(spec: TensorSpec | None) -> bool:
     return spec is not None and len(spec.shape) in RANKS and not is_channels_last(spec)
 
 
 def _is_given_so(spec: TensorSpec | None) -> bool:
-    """Whether a convolution in channels-last gives other strides, be it for a size of one."""
+    """Whether the result of a channels-last convolution has other strides, if only for size one."""
     return spec is not None and len(spec.shape) in RANKS and spec != _last(spec)
 
 
@@ -135,21 +136,21 @@ def _moves(node: Node) -> bool:
 
 
 def _reads_any_layout(node: Node) -> bool:
-    if node.op == WINDOW:
+    if node.op == CONVOLUTION:
         return not node.argument(ROW_BY_ROW)
     swept = node.op.startswith(("reduce_", "scan_"))
     return _is_loop(node) or swept or node.op in (GRADIENT, "getitem")
 
 
-def _ends_of_windows(graph: Graph) -> frozenset[str]:
-    """What loops make of a window's result before anything is reduced: its epilogue may be that."""
+def _ends_of_convolutions(graph: Graph) -> frozenset[str]:
+    """Values that loops compute from a fused convolution before any reduction."""
     specs = graph.specs()
     ends: set[str] = set()
-    after: set[str] = set()  # what waits for all of a result
+    after: set[str] = set()  # values that need a whole result
     for node in graph.nodes:
         read = set(node.refs())
         whole = {name for name in read & ends if _shape(specs[name]) == _shape(node.spec)}
-        if node.op == WINDOW or (_is_loop(node) and whole and not read & after):
+        if node.op == CONVOLUTION or (_is_loop(node) and whole and not read & after):
             ends.add(node.name)
         elif read & (ends | after):
             after.add(node.name)
@@ -162,7 +163,7 @@ def _name(arg: object) -> str:
 
 @dataclass(frozen=True)
 class _Convolution:
-    """The parts of either operator: the forward one's input, weight and result, by their specs."""
+    """Input, weight and result of the forward operator, for either operator."""
 
     x: TensorSpec
     weight: TensorSpec
@@ -185,10 +186,10 @@ class _Convolution:
         return _Convolution(x, weight, y, *rest)
 
     def fits(self, sizes: Mapping[str, int], device: str) -> bool:
-        """Whether the library gains by channels-last: what it transposes for itself it is spared.
+        """Whether cuDNN gains from channels-last because it need not transpose for itself.
 
-        Of grouped convolutions those that give each channel its own weights gain, up to five times
-        (H200); others lose, up to 31 times (PyTorch's own measurements).
+        Of grouped convolutions, depthwise ones gain, up to five times (H200); others lose, up to 31
+        times (PyTorch's own measurements).
         """
         x, weight, y = self.x, self.weight, self.y
         fewest = FEWEST_CHANNELS.get(x.dtype)
@@ -216,18 +217,18 @@ class _Convolution:
         )
 
     @property
-    def is_product(self) -> bool:
-        """Whether it is a product of the weights and an image as it lies, rows of 16 bytes."""
+    def is_matmul(self) -> bool:
+        """Whether it is a matmul of the weights and an image as stored, with rows of 16 bytes."""
         taps, pixels = product(self.weight.shape[2:]), product(self.x.shape[2:])
         plain = taps == ONE and self.x.shape[2:] == self.y.shape[2:]
         return plain and pixels.factor % 4 == 0
 
 
 @dataclass
-class _Turning:
-    """One graph on its way: `kept` outputs stay in channels-last, `wished` values are put there.
+class _Relayout:
+    """One graph being changed: `kept` outputs stay in channels-last, `wished` values are put there.
 
-    `turned` are the values in channels-last, with their specs of before: at first, inputs.
+    `relaid` maps the values in channels-last to their old specs; at first, these are inputs.
     """
 
     graph: Graph
@@ -237,11 +238,11 @@ class _Turning:
     convolutions: frozenset[str] = frozenset()
     operands: frozenset[str] = frozenset()
     copies: dict[str, Ref] = field(default_factory=dict)
-    turned: dict[str, TensorSpec] = field(default_factory=dict)
+    relaid: dict[str, TensorSpec] = field(default_factory=dict)
     restored: dict[str, Ref] = field(default_factory=dict)
     inherited: set[str] = field(default_factory=set)
     weights: frozenset[str] = frozenset()
-    window_ends: frozenset[str] = frozenset()
+    convolution_ends: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.builder = Builder(self.graph.inputs)
@@ -249,33 +250,33 @@ class _Turning:
         self.given = frozenset(map(_name, others))
         specs, device = self.graph.specs(), main_device(self.graph)
         found: dict[str, Node] = {}
-        lying = {n for n, spec in specs.items() if spec is not None and is_channels_last(spec)}
-        lying |= frozenset(self.turned)
+        last = {n for n, spec in specs.items() if spec is not None and is_channels_last(spec)}
+        last |= frozenset(self.relaid)
         for node in self.graph.nodes:
             parts = _Convolution.of(node, specs)
             if parts is not None and parts.fits(self.sizes, device):
-                # A product is as good in either layout: it takes its images as they come.
-                if not parts.is_product or lying.intersection(_operands(node)[:-1]):
+                # A matmul is as fast in either layout, so it takes its images as they are.
+                if not parts.is_matmul or last.intersection(_operands(node)[:-1]):
                     found[node.name] = node
-                    lying.add(node.name)
+                    last.add(node.name)
             elif _is_loop(node) or node.op == "getitem":
                 whole = {n for n in node.refs() if _shape(specs[n]) == _shape(node.spec)}
                 given = node.refs() if node.op == "getitem" else whole
-                lying |= {node.name} if lying.intersection(given) else set()
+                last |= {node.name} if last.intersection(given) else set()
         self.convolutions = frozenset(found)
         self.operands = frozenset(n for node in found.values() for n in _operands(node))
         self.weights = frozenset(_operands(node)[-1] for node in found.values())
-        self.window_ends = _ends_of_windows(self.graph)
+        self.convolution_ends = _ends_of_convolutions(self.graph)
 
     @property
     def in_memory(self) -> frozenset[str]:
-        """The values of the old graph that the new one has in memory in channels-last; weights
-        are so small that backward had better make its own."""
-        known = frozenset(self.copies) | frozenset(self.turned)
+        """The values of the old graph that are in memory in channels-last in the new one. Weights
+        are so small that backward copies its own."""
+        known = frozenset(self.copies) | frozenset(self.relaid)
         return known - self.weights - self.inherited
 
     def run(self) -> Graph:
-        if not self.convolutions and not self.wished and not self.turned:
+        if not self.convolutions and not self.wished and not self.relaid:
             return self.graph
         for node in self.graph.nodes:
             self._add(node)
@@ -287,9 +288,9 @@ class _Turning:
     def _add(self, node: Node) -> None:
         if node.name in self.convolutions:
             self._convolution(node)
-        elif self._is_turned(node) or self._inherits(node):
+        elif self._is_relaid(node) or self._inherits(node):
             assert node.spec is not None
-            self.turned[node.name] = node.spec
+            self.relaid[node.name] = node.spec
             self.builder.add(replace(node, spec=_last(node.spec)))
         elif _reads_any_layout(node):
             self.builder.add(node)
@@ -297,18 +298,18 @@ class _Turning:
             names = {name: self._plain(name).name for name in node.refs()}
             self.builder.add(node.renamed(names))
 
-    def _is_turned(self, node: Node) -> bool:
-        """What loops compute for convolutions, and what a backward convolution gives."""
+    def _is_relaid(self, node: Node) -> bool:
+        """Values that loops compute for convolutions, and results of a backward convolution."""
         if node.op == "getitem":
             return _name(node.args[0]) in self.convolutions and _is_given_so(node.spec)
-        if not _can_turn(node.spec):
+        if not _can_relay(node.spec):
             return False
         wanted = node.name in self.operands | self.wished
-        return _is_loop(node) and wanted and node.name not in self.window_ends
+        return _is_loop(node) and wanted and node.name not in self.convolution_ends
 
     def _inherits(self, node: Node) -> bool:
-        """A loop's value lies as all that it is made of, should it come to memory at all."""
-        if not _is_loop(node) or not _can_turn(node.spec) or node.name in self.given:
+        """Whether a loop's value is in channels-last because all its operands are."""
+        if not _is_loop(node) or not _can_relay(node.spec) or node.name in self.given:
             return False
         specs = [self.builder.spec(name) for name in node.refs()]
         whole = [spec for spec in specs if spec.shape == _shape(node.spec)]
@@ -319,7 +320,7 @@ class _Turning:
     def _convolution(self, node: Node) -> None:
         names = {name: self._in_channels_last(name, node).name for name in _operands(node)}
         if node.spec is not None and _is_given_so(node.spec):
-            self.turned[node.name] = node.spec
+            self.relaid[node.name] = node.spec
             node = replace(node, spec=_last(node.spec))
         self.builder.add(node.renamed(names))
 
@@ -333,11 +334,11 @@ class _Turning:
         return self.copies[name]
 
     def _plain(self, name: str) -> Ref:
-        """A value in the layout it had before."""
-        if name not in self.turned:
+        """A value in its old layout."""
+        if name not in self.relaid:
             return Ref(name)
         if name not in self.restored:
-            copy = Node(f"{name}_plain", "cast", (Ref(name),), (), self.turned[name])
+            copy = Node(f"{name}_plain", "cast", (Ref(name),), (), self.relaid[name])
             self.restored[name] = self.builder.add(copy)
         return self.restored[name]
 
@@ -345,11 +346,11 @@ class _Turning:
         if not isinstance(output, str):
             return output
         if at in self.kept and output in self.in_memory | self.wished:
-            return output if output in self.turned else self.copies[output].name
+            return output if output in self.relaid else self.copies[output].name
         return self._plain(output).name
 
     def beside(self, name: str) -> set[bool]:
-        """For each tensor in memory that meets this input in a loop: is it in channels-last?"""
+        """For each tensor in memory that a loop reads with this input: is it in channels-last?"""
         made = {node.name: node for node in self.graph.nodes}
         specs = self.graph.specs()
         seen, frontier = self._meeting(name)
@@ -366,23 +367,23 @@ class _Turning:
             if node is not None and (moved or _is_loop(node)):
                 frontier += node.refs()
             else:
-                found.add(is_channels_last(spec) or (node is not None and self._is_turned(node)))
+                found.add(is_channels_last(spec) or (node is not None and self._is_relaid(node)))
         return found
 
     def _meeting(self, name: str) -> tuple[set[str], list[str]]:
-        """What meets this input in loops. Places are bytes, which backward moves and compares with
-        numbers before they meet a gradient: so far they are followed, and what was made of them
-        comes first."""
+        """The values that loops read together with this input. Pool offsets are bytes, which
+        backward moves and compares with numbers before it uses gradients: they are followed through
+        these steps, and the results come first."""
         users, specs = self.graph.users(), self.graph.specs()
         spec = specs[name]
         assert spec is not None
-        least, places = spec.numel.at(self.sizes), spec.dtype == "uint8"
+        least, are_offsets = spec.numel.at(self.sizes), spec.dtype == "uint8"
         same, met = [name], list[str]()
         for each in same:
             for user in users[each]:
                 others = [specs[other] for other in user.refs() if other != each]
                 alone = all(it is not None and it.numel.at(self.sizes) < least for it in others)
-                if places and (_moves(user) or (_is_loop(user) and alone)):
+                if are_offsets and (_moves(user) or (_is_loop(user) and alone)):
                     same.append(user.name)
                 elif _is_loop(user):
                     met += user.refs()
@@ -394,5 +395,5 @@ def _shape(spec: TensorSpec | None) -> tuple[Dim, ...]:
 
 
 def _operands(node: Node) -> tuple[str, ...]:
-    """Input and weight, or the result's gradient, input and weight."""
+    """Input and weight; in backward, the result's gradient, input and weight."""
     return tuple(_name(arg) for arg in node.args[: 2 if node.op == FORWARD else 3])

@@ -1,8 +1,8 @@
-"""From ATen to the canonical operators that planning and the loop language understand.
+"""From ATen to the canonical operators of planning and of the loop language.
 
-Comes in: a graph of ATen overloads. Goes out: the same function written with scalar operators,
-`full`, `iota`, `pad`, four views, `reduce_*`, `scan_*`, `getitem` and, for everything else, the
-ATen operator as it was, which the plan will show as a call to PyTorch.
+The input is a graph of ATen overloads. The output computes the same with scalar operators, `full`,
+`iota`, `pad`, four views, `reduce_*`, `scan_*` and `getitem`. All other ATen operators stay, and
+the plan shows them as PyTorch calls.
 """
 
 from __future__ import annotations
@@ -11,9 +11,14 @@ from collections import Counter
 from dataclasses import replace
 
 from fusewright.ir.graph import LOOP_DTYPES, Graph, Node, Ref
-from fusewright.rewrite.arg_extremes import PLACES_OF, has_place, lower_place, place_alone
+from fusewright.rewrite.arg_extremes import (
+    ARG_EXTREMES,
+    arg_extreme_alone,
+    has_arg_extreme,
+    lower_arg_extreme,
+)
 from fusewright.rewrite.builder import Builder
-from fusewright.rewrite.max_pooling import PLACES, PLACES_BACKWARD, gathered, largest
+from fusewright.rewrite.max_pooling import POOL_OFFSETS, POOL_OFFSETS_BACKWARD, gathered, largest
 from fusewright.rewrite.padding import lower_pad
 from fusewright.rewrite.pointwise import CLASS_INDEX, SIMPLE, SPECIAL, lower_simple
 from fusewright.rewrite.pooling import POOLS, VALUES, values_alone
@@ -28,7 +33,7 @@ def lower(graph: Graph) -> Graph:
     pairs: dict[str, tuple[Ref, Ref]] = {}
     splits: dict[str, Node] = {}
     items = {_base(item): item for item in graph.nodes if item.op == "getitem"}
-    apart = _read_apart(graph)
+    others_read = _other_results_read(graph)
     whole: dict[str, Node] = {}
     for node in graph.nodes:
         known = builder.resolved(node)
@@ -45,7 +50,7 @@ def lower(graph: Graph) -> Graph:
             root = PAIRED_VARIANCES[node.op]
             pairs[node.name] = lower_variance(builder, known, spec, root=root)
             continue
-        elif node.op == PLACES and node.name in items:
+        elif node.op == POOL_OFFSETS and node.name in items:
             spec = items[node.name].spec
             assert spec is not None
             pairs[node.name] = largest(builder, known, spec)
@@ -55,21 +60,21 @@ def lower(graph: Graph) -> Graph:
         if node.op in SPLITS:
             splits[node.name] = known
         looped = node.op in VALUES and _may_loop(builder, known, device)
-        if looped and (node.name not in apart or has_place(builder, known)):
+        if looped and (node.name not in others_read or has_arg_extreme(builder, known)):
             whole[node.name] = known
         builder.substitute(node.name, result if result is not None else builder.add(known))
     return builder.graph(graph.outputs)
 
 
 def _part_alone(builder: Builder, node: Node, wanted: Node) -> Ref | None:
-    """One of two results, `wanted`; None where that stays PyTorch's."""
+    """One of two results, `wanted`; None if it stays PyTorch's."""
     if _index(wanted) == 0:
         return values_alone(builder, node, wanted)
-    return place_alone(builder, node, wanted) if has_place(builder, node) else None
+    return arg_extreme_alone(builder, node, wanted) if has_arg_extreme(builder, node) else None
 
 
-def _read_apart(graph: Graph) -> frozenset[str]:
-    """Values with several parts, of which another than the first is read."""
+def _other_results_read(graph: Graph) -> frozenset[str]:
+    """Nodes with several results of which another than the first is read."""
     read = {name for node in graph.nodes for name in node.refs()}
     read |= {each for each in graph.outputs if isinstance(each, str)}
     return frozenset(
@@ -94,7 +99,7 @@ def _index(node: Node) -> int:
 
 
 def _loop_types(builder: Builder, node: Node) -> bool:
-    """Whether all tensors that a node reads and writes have types that loops can hold."""
+    """Whether loops support the dtypes of all tensors that a node reads and writes."""
     held = [builder.specs[name] for name in node.refs()]
     if node.spec is not None:
         held.append(node.spec)
@@ -102,7 +107,7 @@ def _loop_types(builder: Builder, node: Node) -> bool:
 
 
 def main_device(graph: Graph) -> str:
-    """Where most of the graph's tensors live; the kernels run there."""
+    """The device of most tensors in the graph; the kernels run there."""
     made = [node.spec for node in graph.nodes if node.spec is not None]
     held = [spec.device for spec in made if spec.shape]
     held += [each.spec.device for each in graph.inputs if each.spec.shape]
@@ -111,7 +116,7 @@ def main_device(graph: Graph) -> str:
 
 
 def _on_main_device(builder: Builder, node: Node, device: str) -> bool:
-    """Loops run on the main device; a number in a tensor of another device is just a number."""
+    """Loops run on the main device; a 0-d tensor of another device is just a number."""
     assert node.spec is not None
     if node.op in _NUMBERS and not node.spec.shape:
         return True
@@ -124,7 +129,7 @@ _NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default", "litera
 
 
 def _lowered(builder: Builder, node: Node, device: str) -> Ref | None:
-    """The canonical form of one node, or None where it stays PyTorch's."""
+    """The canonical form of one node, or None if it stays PyTorch's."""
     if node.spec is None or not _loop_types(builder, node):
         if node.op in VIEWS and node.spec is not None:
             return VIEWS[node.op](builder, node)
@@ -132,7 +137,7 @@ def _lowered(builder: Builder, node: Node, device: str) -> Ref | None:
     if node.op in VIEWS:
         return VIEWS[node.op](builder, node)
     if not _on_main_device(builder, node, device):
-        # A look at classes is for loops alone.
+        # Elsewhere, loops do not run, and the check of class indices is dropped.
         return node.args[0] if node.op == CLASS_INDEX and isinstance(node.args[0], Ref) else None
     node = replace(node, spec=replace(node.spec, device=device))
     if node.op in SIMPLE:
@@ -145,9 +150,9 @@ def _lowered(builder: Builder, node: Node, device: str) -> Ref | None:
         return SCANS[node.op](builder, node)
     if node.op in POOLS:
         return POOLS[node.op](builder, node)
-    if node.op in PLACES_OF:
-        return lower_place(builder, node)
-    if node.op == PLACES_BACKWARD:
+    if node.op in ARG_EXTREMES:
+        return lower_arg_extreme(builder, node)
+    if node.op == POOL_OFFSETS_BACKWARD:
         return gathered(builder, node)
     if node.op == "aten.constant_pad_nd.default":
         return lower_pad(builder, node)

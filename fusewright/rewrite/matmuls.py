@@ -1,13 +1,13 @@
-"""Matrix products for tensor cores, alone or in batches. In float32 one operand is split:
+"""Matmuls of our own on tensor cores, single or batched. In float32 one operand is split:
 
-    m = max |b| over each stored row, of what is finite
-    s = half_scale(m)                      a power of two: b·s fills float16's range
+    m = max |b| over each stored row, finite elements only
+    s = fp16_scale(m)                      a power of two: b·s fills float16's range
     hi = float16(b·s), lo = float16(b·s − hi), inverse = 1/s
-    mm(b, a) = product(a, hi, lo, inverse)
+    mm(b, a) = matmul(a, hi, lo, inverse)
 
-The split is taken of the matrix as it lies in memory, so the products of a backward pass that
-read it straight and transposed share one. It is a row reduction, fused with whatever makes b.
-In float16 and bfloat16 there is nothing to split: mm(b, a) = product(a, b).
+The matrix is split as it is stored in memory, so the matmuls of a backward pass that read it plain
+and transposed share one split. The split is a row reduction, fused with the loop that computes b.
+In float16 and bfloat16 nothing is split: mm(b, a) = matmul(a, b).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from fusewright.cost.matmul import is_worthwhile, multiplied_as
 from fusewright.ir.graph import (
-    HALVES,
+    HALF_DTYPES,
     ONE,
     Arg,
     Dim,
@@ -33,23 +33,21 @@ from fusewright.ir.matmul import Extents
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.lower import main_device
 from fusewright.rewrite.views import permute_order
+from fusewright.target.target import Target
 
-PRODUCT = "product"
-# TMA wants rows that are multiples of 16 bytes apart.
+MATMUL = "matmul"
+# TMA needs rows whose distance is a multiple of 16 bytes.
 ROW_ELEMENTS = 8
 _BARE = ("aten.mm.default", "aten.bmm.default")
 _ADDED = ("aten.addmm.default", "aten.baddbmm.default")
 
 
-def with_products(
-    graph: Graph, sizes: Mapping[str, int], halves: bool = False, tf32: bool = False
-) -> Graph:
-    """The same graph, its large float32 products, and with `halves` those in 16 bits, as ours.
+def with_matmuls(graph: Graph, sizes: Mapping[str, int], target: Target) -> Graph:
+    """The same graph, with our matmuls where they are expected to be faster than PyTorch's.
 
-    `tf32`: PyTorch's library may round what it multiplies, and is faster by that.
+    They are in float32 and, if the target's `halves` is set, in 16-bit types.
     """
-    dtypes = ("float32", *HALVES) if halves else ("float32",)
-    building = _Building(Builder(graph.inputs), sizes, main_device(graph), dtypes, tf32)
+    building = _Building(Builder(graph.inputs), sizes, main_device(graph), target)
     builder = building.builder
     for node in graph.nodes:
         known = builder.resolved(node)
@@ -65,8 +63,8 @@ def operands_of(node: Node) -> tuple[str, ...]:
     return tuple(each.name for each in node.args if isinstance(each, Ref))
 
 
-def halves_of(node: Node) -> tuple[str, ...]:
-    """The names of hi and lo, if there are such."""
+def split_parts_of(node: Node) -> tuple[str, ...]:
+    """The names of hi and lo, if b is split."""
     _, *b = operands_of(node)
     return tuple(b[:2]) if len(b) > 1 else ()
 
@@ -80,7 +78,7 @@ def contracted_dims(node: Node) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A matrix, or a batch of them, seen straight or transposed."""
+    """A matrix, or a batch of them, plain or transposed."""
 
     value: Ref
     transposed: bool
@@ -91,10 +89,9 @@ class _Building:
     builder: Builder
     sizes: Mapping[str, int]
     device: str
-    dtypes: tuple[str, ...]
-    tf32: bool
+    target: Target
     nodes: dict[str, Node] = field(default_factory=dict)
-    turned: dict[str, Ref] = field(default_factory=dict)
+    stored_views: dict[str, Ref] = field(default_factory=dict)
     splits: dict[str, tuple[Ref, Ref, Ref]] = field(default_factory=dict)
 
     def add(self, node: Node) -> Ref:
@@ -103,25 +100,25 @@ class _Building:
         return made
 
     def rewritten(self, node: Node) -> Ref | None:
-        """mm(x, w) = product, addmm(bias, x, w) = product + bias; None for everything else."""
+        """mm(x, w) = matmul, addmm(bias, x, w) = matmul + bias; None for everything else."""
         if node.op in _BARE:
-            return self._product(node, node.args[0], node.args[1])
+            return self._matmul(node, node.args[0], node.args[1])
         if node.op in _ADDED and not node.kwargs:
             bias, left, right = node.args
             bare = replace(node, name=f"{node.name}_mm")
-            result = self._product(bare, left, right)
+            result = self._matmul(bare, left, right)
             if result is not None and node.spec is not None:
                 return self.builder.point(node, "add", (result, bias), node.spec.dtype)
         return None
 
-    def _product(self, node: Node, left: Arg, right: Arg) -> Ref | None:
+    def _matmul(self, node: Node, left: Arg, right: Arg) -> Ref | None:
         assert isinstance(left, Ref) and isinstance(right, Ref) and node.spec is not None
         if not self._fits(node.spec, left):
             return None
         a, b = self._base(right), self._base(left)
         if not self._has_rows(a):
             return None
-        if node.spec.dtype in HALVES:
+        if node.spec.dtype in HALF_DTYPES:
             if not self._has_rows(b):
                 return None
             parts: tuple[Ref, ...] = (b.value,)
@@ -132,7 +129,7 @@ class _Building:
             parts = self._split(node, b.value)
         dims = (-1 if a.transposed else -2, -2 if b.transposed else -1)
         args: tuple[Arg, ...] = (a.value, *parts, *dims)
-        return self.add(Node(node.name, PRODUCT, args, (), node.spec, node.source))
+        return self.add(Node(node.name, MATMUL, args, (), node.spec, node.source))
 
     def _has_rows(self, matrix: _Matrix) -> bool:
         """Whether one of a matrix's dimensions is contiguous."""
@@ -145,15 +142,16 @@ class _Building:
         *batches, rows, columns = spec.shape
         wanted = (rows, columns, self._spec(left).shape[-1], product(batches))
         extents = Extents(*(size.at(self.sizes) for size in wanted))
+        dtypes = ("float32", *HALF_DTYPES) if self.target.halves else ("float32",)
         return (
-            spec.dtype in self.dtypes
+            spec.dtype in dtypes
             and spec.device == self.device
             and spec.strides == contiguous_strides(spec.shape)
-            and is_worthwhile(extents, multiplied_as(spec.dtype, self.tf32))
+            and is_worthwhile(extents, multiplied_as(spec.dtype, self.target), self.target)
         )
 
     def _base(self, value: Ref) -> _Matrix:
-        """Through transposes, to what is computed or lies in memory."""
+        """Through transposes, to the value that is computed or stored."""
         transposed = False
         node = self.nodes.get(value.name)
         while node is not None and node.op == "aten.permute.default":
@@ -173,25 +171,25 @@ class _Building:
         spec = self._spec(base.value)
         if spec.strides[-1] == ONE or spec.strides[-2] != ONE:
             return base
-        if base.value.name not in self.turned:
+        if base.value.name not in self.stored_views:
             *whole, row, column = range(len(spec.shape))
             order = (*whole, column, row)
             shape, strides = (
                 tuple(each[at] for at in order) for each in (spec.shape, spec.strides)
             )
-            turned = replace(spec, shape=shape, strides=strides)
+            stored = replace(spec, shape=shape, strides=strides)
             args = (base.value, order)
-            view = Node(f"{base.value.name}_stored", "aten.permute.default", args, (), turned)
-            self.turned[base.value.name] = self.add(view)
-        return _Matrix(self.turned[base.value.name], not base.transposed)
+            view = Node(f"{base.value.name}_stored", "aten.permute.default", args, (), stored)
+            self.stored_views[base.value.name] = self.add(view)
+        return _Matrix(self.stored_views[base.value.name], not base.transposed)
 
     def _split(self, node: Node, value: Ref) -> tuple[Ref, Ref, Ref]:
-        """hi, lo and inverse of a matrix, made once."""
+        """hi, lo and inverse of a matrix, computed once."""
         if value.name not in self.splits:
-            self.splits[value.name] = self._halves(node, value)
+            self.splits[value.name] = self._split_parts(node, value)
         return self.splits[value.name]
 
-    def _halves(self, node: Node, value: Ref) -> tuple[Ref, Ref, Ref]:
+    def _split_parts(self, node: Node, value: Ref) -> tuple[Ref, Ref, Ref]:
         held, stem = self._spec(value), value.name
         rows, columns = held.shape[:-1], held.shape[-1]
         full = TensorSpec("float32", held.shape, contiguous_strides(held.shape), held.device)
@@ -206,7 +204,7 @@ class _Building:
 
         size = made("magnitude", "finite_magnitude", (value,), full)
         largest = made("largest", "reduce_max", (size, (last,)), row)
-        scale = made("scale", "half_scale", (largest,), row)
+        scale = made("scale", "fp16_scale", (largest,), row)
         column = made("scales", "aten.view.default", (scale, thin.shape), thin)
         scaled = made("scaled", "mul", (value, column), full)
         hi = made("hi", "cast", (scaled,), half)
@@ -217,13 +215,13 @@ class _Building:
 
 
 def padded(columns: Dim) -> Dim:
-    """The distance of rows: the next multiple of 16 bytes."""
+    """The distance between rows: the next multiple of 16 bytes."""
     if columns.factor % ROW_ELEMENTS == 0:
         return columns
     return Dim(-(-columns.factor // ROW_ELEMENTS) * ROW_ELEMENTS)
 
 
 def _rows_fit(spec: TensorSpec) -> bool:
-    """Whether such a distance can be written: a number, or a multiple of 8 for every size."""
+    """Whether we can write such a distance: it is fixed, or a multiple of 8 at every size."""
     columns = spec.shape[-1]
     return columns.is_static or columns.factor % ROW_ELEMENTS == 0

@@ -1,11 +1,11 @@
-"""Max pooling with a gradient as loops: forward gives the place of each largest value, a byte that
-backward compares with the place that each element would have.
+"""Max pooling with a gradient, as loops: forward gives each maximum's offset in its window, a byte,
+and backward compares it with the offset that each element would have.
 
-    place(y) = the first tap of window y that is larger than all before it, or the last NaN
-    dx[q·stride + r] = Σ_j dy[q + j] where place(q + j) is r + padding - j·stride, else 0
+    offset(y) = the first tap of window y that is larger than all before it, or the last NaN
+    dx[q·stride + r] = Σ_j dy[q + j] where offset(q + j) is r + padding - j·stride, else 0
 
-Each element gathers from the windows that it is part of, in their order: nothing is scattered, and
-sums are the same each time.
+Each element gathers from the windows that it belongs to, in order. Nothing is scattered, and sums
+are the same each time.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.padding import padded
 from fusewright.rewrite.pooling import every_step, taps_of
 
-PLACES = "fusewright.max_pool_places.default"
-PLACES_BACKWARD = "fusewright.max_pool_places_backward.default"
-_NUMBERS = "int32"
+POOL_OFFSETS = "fusewright.max_pool_offsets.default"
+POOL_OFFSETS_BACKWARD = "fusewright.max_pool_offsets_backward.default"
+_INDEX_DTYPE = "int32"
 
 
 def largest(builder: Builder, node: Node, like: TensorSpec) -> tuple[Ref, Ref]:
-    """The largest value of each window and its place; both lie in memory as `like` does."""
+    """The maximum of each window and its offset; both have the layout of `like`."""
     assert isinstance(node.args[0], Ref)
     *described, positive = node.args[1:]
     window, pitches = _described(tuple(described))
     dtype = builder.spec(node.args[0].name).dtype
     node = replace(node, spec=replace(like, dtype=dtype))
-    placer = replace(node, name=f"{node.name}_place")
+    named = replace(node, name=f"{node.name}_place")
     value: Ref | None = None
-    place: Arg = _first_inside(builder, placer, window, pitches)
+    offset: Arg = _first_inside(builder, named, window, pitches)
     for offsets, tap in taps_of(builder, node, window, -math.inf):
         if value is None:
             value = tap
             continue
         number = sum(pitch * each for pitch, each in zip(pitches, offsets, strict=True))
-        larger = builder.point(placer, "gt", (tap, value), "bool")
-        unknown = builder.point(placer, "isnan", (tap,), "bool")
-        taken = builder.point(placer, "logical_or", (larger, unknown), "bool")
-        place = builder.point(placer, "where", (taken, number, place), _NUMBERS)
+        larger = builder.point(named, "gt", (tap, value), "bool")
+        unknown = builder.point(named, "isnan", (tap,), "bool")
+        taken = builder.point(named, "logical_or", (larger, unknown), "bool")
+        offset = builder.point(named, "where", (taken, number, offset), _INDEX_DTYPE)
         value = builder.point(node, "maximum", (value, tap), dtype)
     assert value is not None and node.spec is not None
-    if math.prod(along.taps for along in window) == 1:  # a result has memory of its own
+    if math.prod(along.taps for along in window) == 1:  # a result needs memory of its own
         value = builder.point(node, "cast", (value,), dtype)
     if positive:
-        below = builder.point(placer, "le", (value, 0), "bool")
-        place = builder.point(placer, "where", (below, NOWHERE, place), _NUMBERS)
+        below = builder.point(named, "le", (value, 0), "bool")
+        offset = builder.point(named, "where", (below, NOWHERE, offset), _INDEX_DTYPE)
     spec = replace(node.spec, dtype="uint8")
-    if not isinstance(place, Ref):
-        return value, builder.add(replace(placer, op="full", args=(place,), spec=spec))
-    return value, builder.point(placer, "cast", (place,), "uint8")
+    if not isinstance(offset, Ref):
+        return value, builder.add(replace(named, op="full", args=(offset,), spec=spec))
+    return value, builder.point(named, "cast", (offset,), "uint8")
 
 
 def _first_inside(builder: Builder, node: Node, window: Window, pitches: tuple[int, ...]) -> Arg:
-    """The place of each window's first tap that is no padding: of windows of -Inf alone."""
+    """The offset of each window's first tap that is not padding, for windows of only -Inf."""
     assert node.spec is not None
     total: Arg = 0
     for axis, along in enumerate(window, -len(window)):
@@ -66,42 +66,48 @@ def _first_inside(builder: Builder, node: Node, window: Window, pitches: tuple[i
             continue
         pitch = pitches[axis]
         first = builder.index_along(node, (along.padding * pitch, -along.stride * pitch), axis)
-        first = builder.point(replace(node, spec=None), "maximum", (first, 0), _NUMBERS)
-        total = first if total == 0 else builder.point(node, "add", (total, first), _NUMBERS)
+        first = builder.point(replace(node, spec=None), "maximum", (first, 0), _INDEX_DTYPE)
+        total = first if total == 0 else builder.point(node, "add", (total, first), _INDEX_DTYPE)
     return total
 
 
 def gathered(builder: Builder, node: Node) -> Ref:
-    """Sizes that strides do not divide are filled up, and what is beyond them is cut off."""
+    """The gradient. Sizes that are no multiple of the stride are padded, and cut off at the end."""
     assert node.spec is not None and isinstance(node.args[0], Ref)
     window, pitches = _described(node.args[3:])
     sizes = [size.factor for size in node.spec.shape[-len(window) :]]
-    change = builder.spec(node.args[0].name)
+    grad_output = builder.spec(node.args[0].name)
     steps = [-(-size // along.stride) for size, along in zip(sizes, window, strict=True)]
     split = [
         Dim(each) for q, along in zip(steps, window, strict=True) for each in (q, along.stride)
     ]
-    shape = (*change.shape[: -len(window)], *split)
-    apart = replace(node, spec=replace(node.spec, shape=shape, strides=contiguous_strides(shape)))
-    own = _own_place(builder, apart, window, pitches)
-    changes, places = _around(builder, node, window, steps)
+    shape = (*grad_output.shape[: -len(window)], *split)
+    strides = contiguous_strides(shape)
+    split_node = replace(node, spec=replace(node.spec, shape=shape, strides=strides))
+    own = _own_offset(builder, split_node, window, pitches)
+    gradients, pool_offsets = _around(builder, node, window, steps)
     total: Ref | None = None
     for windows in every(*(along.around for along in window)):
-        each, there = (_at(builder, node, of, window, windows, steps) for of in (changes, places))
-        there = builder.cast(node, there, _NUMBERS)
+        each, there = (
+            _at(builder, node, of, window, windows, steps) for of in (gradients, pool_offsets)
+        )
+        there = builder.cast(node, there, _INDEX_DTYPE)
         shift = sum(j * s.stride * p for j, s, p in zip(windows, window, pitches, strict=True))
         here = own - shift if isinstance(own, int) else own
         if isinstance(here, Ref) and shift:
-            here = builder.point(replace(node, spec=None), "sub", (here, shift), _NUMBERS)
-        same = builder.point(apart, "eq", (there, here), "bool")
-        part = builder.point(apart, "where", (same, each, 0), node.spec.dtype)
-        total = part if total is None else builder.point(apart, "add", (total, part), change.dtype)
+            here = builder.point(replace(node, spec=None), "sub", (here, shift), _INDEX_DTYPE)
+        same = builder.point(split_node, "eq", (there, here), "bool")
+        part = builder.point(split_node, "where", (same, each, 0), node.spec.dtype)
+        both, dtype = (total, part), grad_output.dtype
+        total = part if total is None else builder.point(split_node, "add", both, dtype)
     assert total is not None
     return _joined_axes(builder, node, total, window, steps)
 
 
-def _own_place(builder: Builder, node: Node, window: Window, pitches: tuple[int, ...]) -> int | Ref:
-    """The place of an element in window q, from its index r of each axis."""
+def _own_offset(
+    builder: Builder, node: Node, window: Window, pitches: tuple[int, ...]
+) -> int | Ref:
+    """The offset of an element in window q, from its index r of each axis."""
     same, total = 0, list[Ref]()
     for at, (along, pitch) in enumerate(zip(window, pitches, strict=True)):
         axis = 2 * at + 1 - 2 * len(window)
@@ -113,15 +119,15 @@ def _own_place(builder: Builder, node: Node, window: Window, pitches: tuple[int,
         return same
     plain, result = replace(node, spec=None), total[0]
     for each in total[1:]:
-        result = builder.point(plain, "add", (result, each), _NUMBERS)
-    return builder.point(plain, "add", (result, same), _NUMBERS) if same else result
+        result = builder.point(plain, "add", (result, each), _INDEX_DTYPE)
+    return builder.point(plain, "add", (result, same), _INDEX_DTYPE) if same else result
 
 
 def _around(builder: Builder, node: Node, window: Window, steps: list[int]) -> tuple[Ref, Ref]:
-    """Gradients and places, with windows that there are not wherever one will be asked for."""
-    change, places = node.args[:2]
-    assert isinstance(change, Ref) and isinstance(places, Ref)
-    shape = builder.spec(change.name).shape
+    """Gradients and offsets, padded with empty windows wherever one outside the image is read."""
+    grad_output, pool_offsets = node.args[:2]
+    assert isinstance(grad_output, Ref) and isinstance(pool_offsets, Ref)
+    shape = builder.spec(grad_output.name).shape
     pairs = [(0, 0)] * (len(shape) - len(window))
     for many, along, q in zip(shape[-len(window) :], window, steps, strict=True):
         after = q + along.around[-1] - many.factor
@@ -129,7 +135,7 @@ def _around(builder: Builder, node: Node, window: Window, steps: list[int]) -> t
     named = replace(node, name=f"{node.name}_around", spec=None)
     found = [
         padded(builder, named, each, tuple(pairs), outside)
-        for each, outside in ((change, 0), (places, NOWHERE))
+        for each, outside in ((grad_output, 0), (pool_offsets, NOWHERE))
     ]
     assert found[0] is not None and found[1] is not None
     return found[0], found[1]

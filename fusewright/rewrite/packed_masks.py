@@ -1,8 +1,8 @@
-"""Truth values that forward saves for backward, several in one byte.
+"""Masks that forward saves for backward, several in one byte.
 
-Two masks of one value, such as where a minimum was taken and where it was tied, are made by one
-kernel: as bits of one tensor they are one byte an element to write, to keep and to read. Masks of
-different values are left alone, since a kernel of its own would have to put them together.
+One kernel computes two masks of one value, such as where a minimum was taken and where it was tied.
+As bits of one tensor they need one byte per element to write, to store and to read. Masks of
+different values are left alone, because packing them would need a kernel of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusewright.ir.graph import Graph, Input, Node, Program, Ref, Result, TensorSpec
+from fusewright.ir.graph import ForwardOutput, Graph, Input, Node, Program, Ref, TensorSpec
 from fusewright.ir.operators import SCALAR_OPS
 from fusewright.rewrite.builder import Builder
 
@@ -20,7 +20,7 @@ PACKED = "uint8"
 
 
 def pack_flags(program: Program) -> Program:
-    """The same program; backward takes the bits apart first."""
+    """The same program with packed masks; backward unpacks them first."""
     forward, backward = program.forward, program.backward
     if backward is None:
         return program
@@ -52,7 +52,7 @@ def pack_flags(program: Program) -> Program:
                 for node in _bit(packed, bit, backward.inputs[at], taken_names)
             ]
     kept = program.results[:first]
-    kept += tuple(Result("saved", index) for index in range(len(outputs) - first))
+    kept += tuple(ForwardOutput("saved", index) for index in range(len(outputs) - first))
     return replace(
         program,
         forward=builder.graph(tuple(outputs)),
@@ -68,7 +68,7 @@ def pack_flags(program: Program) -> Program:
 def packed_groups(
     forward: Graph, saved: tuple[object, ...], returned: set[object]
 ) -> list[tuple[int, ...]]:
-    """Positions of saved masks of one value each."""
+    """Groups of positions: saved masks that are computed from the same value."""
     nodes, specs = {node.name: node for node in forward.nodes}, forward.specs()
     found: dict[tuple[str, TensorSpec], list[int]] = {}
     for position, name in enumerate(saved):
@@ -105,7 +105,7 @@ def _continued(graph: Graph) -> Builder:
 
 
 def _packed(builder: Builder, like: Node, names: list[str]) -> str:
-    """One more value: the masks as bits, the first one lowest."""
+    """A new value: the masks as bits, the first one lowest."""
     assert like.spec is not None
     spec = replace(like.spec, dtype=PACKED)
     total: Ref | None = None
@@ -123,14 +123,14 @@ def _packed(builder: Builder, like: Node, names: list[str]) -> str:
 
 
 def _bit(packed: Input, bit: int, mask: Input, taken: set[str]) -> list[Node]:
-    """The nodes that make the mask of one of its bits."""
+    """The nodes that extract one mask from its bit."""
     name = _fresh(f"{mask.name}_bit", taken)
     one = Node(name, "bitwise_and", (Ref(packed.name), 1 << bit), (), packed.spec)
     return [one, Node(mask.name, "ne", (Ref(one.name), 0), (), mask.spec)]
 
 
 def _fresh(name: str, taken: set[str]) -> str:
-    """The name, with a number if a model has it already."""
+    """The name, with a number if it is taken."""
     numbered = (f"{name}_{count}" for count in itertools.count(1))
     found = next(each for each in itertools.chain([name], numbered) if each not in taken)
     taken.add(found)

@@ -1,9 +1,9 @@
-"""Padding with a number: `pad(x, ((before, after), …), value)`, a pair for each dimension.
+"""Padding with a constant: `pad(x, ((before, after), …), value)`, a pair for each dimension.
 
-    pad(x)[.., i, ..] = x[.., i - before, ..] where there is such an element, else value
+    pad(x)[.., i, ..] = x[.., i - before, ..] if that element exists, else value
 
-Negative numbers cut off. A loop reads x at the shifted index, guarded, so padding goes into what
-reads it, and what is padded into padding. Every dimension that is padded has a fixed size.
+Negative numbers crop. A loop reads x at the shifted index, guarded, so padding fuses with its
+reader and with its operand. Every padded dimension has a fixed size.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from fusewright.ir.graph import FLOATS, Arg, Dim, Node, Ref, TensorSpec, contigu
 from fusewright.rewrite.builder import Builder
 
 PAD = "pad"
-LARGEST_SIZE = 2**30  # indices that padding compares have 32 bits
+LARGEST_SIZE = 2**30  # padding compares 32-bit indices
 
 Pairs = tuple[tuple[int, int], ...]
 
 
 def pad_parts(node: Node) -> Pairs:
-    """What is added before and after, along each dimension."""
+    """How many elements are added before and after, along each dimension."""
     pairs = node.args[1]
     assert isinstance(pairs, tuple)
     return tuple(_pair(each) for each in pairs)
@@ -40,7 +40,7 @@ def pad_value(node: Node) -> int | float | bool:
 def padded(
     builder: Builder, like: Node, value: Ref, pairs: Pairs, outside: int | float | bool
 ) -> Ref | None:
-    """The node, or the value itself if nothing is added; None where a size may not be padded."""
+    """The node, or the value itself if nothing is added; None if a size cannot be padded."""
     held = builder.spec(value.name)
     shape: list[Dim] = []
     for size, (before, after) in zip(held.shape, pairs, strict=True):
@@ -61,7 +61,7 @@ def padded(
 
 
 def lower_pad(builder: Builder, node: Node) -> Ref | None:
-    """aten.constant_pad_nd, whose pairs come last dimension first."""
+    """aten.constant_pad_nd, whose pairs start with the last dimension."""
     assert node.spec is not None and isinstance(node.args[0], Ref)
     numbers, outside = node.argument("pad", 1), node.argument("value", 2, 0)
     if not isinstance(numbers, tuple) or not isinstance(outside, int | float):
@@ -74,6 +74,6 @@ def lower_pad(builder: Builder, node: Node) -> Ref | None:
     last_first = list(zip(given[::2], given[1::2], strict=True))
     pairs = ((0, 0),) * (rank - len(last_first)) + tuple(reversed(last_first))
     made = padded(builder, node, node.args[0], pairs, outside)
-    if made == node.args[0]:  # a result has memory of its own
+    if made == node.args[0]:  # a result needs memory of its own
         return builder.point(node, "cast", (made,), node.spec.dtype)
     return made

@@ -1,7 +1,7 @@
-"""How ATen's pointwise operators are written with the op table. Rules are data where they can be.
+"""ATen's pointwise operators in terms of the operator table. Rules are data if possible.
 
-`SIMPLE` maps an operator to (op, rule): arith computes in the result's type, compare in the
-operands' common type, logic on booleans. What needs more than that is a function in `SPECIAL`.
+`SIMPLE` maps an operator to (op, rule): arith computes in the result's dtype, compare in the
+operands' common dtype, logic on booleans. Other operators have a function in `SPECIAL`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _div_mode(builder: Builder, node: Node) -> Ref:
 
 
 def _pow(builder: Builder, node: Node) -> Ref:
-    """Small whole powers are products, as PyTorch has them: x² = x·x, x³ = x·x·x, x^½ = √x."""
+    """Small powers are products, as in PyTorch: x² = x·x, x³ = x·x·x, x^½ = √x."""
     assert node.spec is not None
     base, power = node.args[0], node.args[1]
     floating = category(node.spec.dtype) == 2
@@ -123,7 +123,7 @@ def _pow(builder: Builder, node: Node) -> Ref:
 
 def _clamp(low_at: int | None, high_at: int | None) -> Callable[[Builder, Node], Ref]:
     def lower(builder: Builder, node: Node) -> Ref:
-        """min(max(x, low), high); NaN goes through, and high wins over low."""
+        """min(max(x, low), high); NaN stays NaN, and high wins over low."""
         low = node.argument("min", low_at) if low_at else None
         high = node.argument("max", high_at) if high_at else None
         value: Arg = node.args[0]
@@ -145,13 +145,13 @@ def _where(builder: Builder, node: Node) -> Ref:
 
 
 def _cast(builder: Builder, node: Node) -> Ref:
-    """A copy in the result's type and layout; it stays a node, so that memory is not shared."""
+    """A copy in the result's dtype and layout; it stays a node, so that memory is not shared."""
     assert node.spec is not None
     return builder.point(node, "cast", node.args[:1], node.spec.dtype)
 
 
 def _copy(builder: Builder, node: Node) -> Ref:
-    """copy(self, src): src broadcast to self's shape, in self's type."""
+    """copy(self, src): src broadcast to self's shape, in self's dtype."""
     assert node.spec is not None
     source = node.args[1]
     assert isinstance(source, Ref)
@@ -194,7 +194,7 @@ def _class_index(builder: Builder, node: Node) -> Ref:
 
 
 def _iota(builder: Builder, node: Node, start: Arg, step: Arg) -> Ref | None:
-    """start, start + step, …; PyTorch's where either is no whole number known by now."""
+    """start, start + step, …; PyTorch's if either is not an integer that is known now."""
     if not isinstance(start, int) or not isinstance(step, int):
         return None
     return builder.add(Node(node.name, "iota", (start, step), (), node.spec, node.source))

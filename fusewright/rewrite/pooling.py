@@ -1,13 +1,13 @@
-"""Pooling, images made larger by whole numbers, and largest and smallest values.
+"""Pooling, upsampling by integer factors, and max and min along a dimension.
 
     max_pool(x)[.., y, x] = max of x[.., y·stride + j·dilation - padding, ..] over the taps (j, i)
-    avg_pool(x)           = their sum / how many there are
+    avg_pool(x)           = their sum / their count
     upsample_nearest(x)[.., y, x] = x[.., y / times, x / times]; its gradient is a window's sum
 
-Each tap is a slice of the image, padded where windows reach beyond it, and what joins them is
-pointwise: so pooling goes into one loop with what comes before it and after. (Where windows overlap
-and what comes before is costly, the plan stores that first.) Max pooling with a gradient is in
-`places`, and where a largest value of a dimension lies in `extremes`.
+Each tap is a slice of the image, padded if windows reach beyond it, and pointwise operators join
+the taps. So pooling fuses with the loops before and after it. (If windows overlap and their operand
+is costly, the plan stores it first.) Max pooling with a gradient is in `max_pooling`, and argmax in
+`arg_extremes`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fusewright.rewrite.reductions import REDUCTIONS
 MOST_TIMES = 16
 _COUNTS = "int32"
 LARGEST_BY_DIM = {"aten.max.dim": "aten.amax.default", "aten.min.dim": "aten.amin.default"}
-# Operators whose first result can be computed without the second, with their axes.
+# Operators whose first result can be computed without the second, with their number of axes.
 LARGEST_OF_WINDOWS = {
     "aten.max_pool2d_with_indices.default": 2,
     "aten.max_pool3d_with_indices.default": 3,
@@ -47,7 +47,7 @@ def values_alone(builder: Builder, node: Node, wanted: Node) -> Ref | None:
     if node.op in LARGEST_BY_DIM:
         assert isinstance(node.args[0], Ref)
         if ZERO in builder.spec(node.args[0].name).shape:
-            return None  # there is none of nothing, which PyTorch says
+            return None  # PyTorch refuses the maximum of an empty tensor
         args = (node.args[0], (node.argument("dim", 1),), node.argument("keepdim", 2, False))
         op = LARGEST_BY_DIM[node.op]
         return REDUCTIONS[op](builder, Node(wanted.name, op, args, (), wanted.spec, node.source))
@@ -108,8 +108,8 @@ def _counted_along(
     means: TensorSpec,
     with_padding: bool,
 ) -> int | Ref:
-    """Fewer where a window reaches beyond the image, or beyond the padding that counts: from the
-    window's index, where that differs."""
+    """Fewer taps count where a window reaches beyond the image, or beyond the padding if that
+    counts. If the count varies, it is computed from the window's index."""
     many = means.shape[axis]
     least = -along.padding if with_padding else 0
     end = size + (along.padding if with_padding else 0)
@@ -124,15 +124,15 @@ def _counted_along(
     first = builder.point(index, "maximum", (first, least), _COUNTS)
     past = builder.point(index, "minimum", (past, end), _COUNTS)
     count = builder.point(index, "sub", (past, first), _COUNTS)
-    if min(counts) < 1:  # all of a window is padding, and its sum zero
+    if min(counts) < 1:  # the whole window is padding, and its sum is zero
         count = builder.point(index, "maximum", (count, 1), _COUNTS)
     shape = (many, *(ONE for _ in range(-1 - axis)))
     return builder.view(index, count, shape, contiguous_strides(shape))
 
 
 def _mean_gradient(builder: Builder, node: Node) -> Ref | None:
-    """Each tap has its share, where windows cover the image; or where they move by one, each place
-    gathers from the windows that it is part of, which lie around it as taps do."""
+    """If windows tile the image, each tap gets its share. If windows move by one, each element
+    gathers from the windows that it belongs to, which surround it like taps."""
     assert node.spec is not None and isinstance(node.args[0], Ref)
     axes = _GRADIENTS[node.op]
     forward = replace(node, args=node.args[1:])
@@ -142,14 +142,14 @@ def _mean_gradient(builder: Builder, node: Node) -> Ref | None:
         return _gathered(builder, node, forward, window)
     if window is None or forward.argument("divisor_override", 6) is not None:
         return None
-    change = builder.spec(node.args[0].name)
-    pairs = list(zip(change.shape[-axes:], (along.taps for along in window), strict=True))
+    grad_output = builder.spec(node.args[0].name)
+    pairs = list(zip(grad_output.shape[-axes:], (along.taps for along in window), strict=True))
     if any(along.taps != along.stride or along.padding for along in window) or any(
         many * k != size for (many, k), size in zip(pairs, sizes, strict=True)
     ):
         return None
     share = builder.point(
-        replace(node, spec=None), "div", (node.args[0], _count(window)), change.dtype
+        replace(node, spec=None), "div", (node.args[0], _count(window)), grad_output.dtype
     )
     whole = _spread(builder, node, share, tuple(along.taps for along in window))
     return builder.point(node, "cast", (whole,), node.spec.dtype)
@@ -171,15 +171,15 @@ def _gathered(builder: Builder, node: Node, forward: Node, window: Window) -> Re
 
 
 def _spread(builder: Builder, node: Node, value: Ref, times: tuple[int, ...]) -> Ref:
-    """Each number so many times beside itself, along the last axes."""
+    """Repeat each element so many times, along the last axes."""
     assert node.spec is not None
     held, axes = builder.spec(value.name), len(times)
     outer, strides = held.shape[:-axes], held.strides[:-axes]
     inner = list(zip(held.shape[-axes:], held.strides[-axes:], times, strict=True))
     single = (*outer, *(size for many, _, _ in inner for size in (many, ONE)))
-    apart = (*strides, *(each for _, stride, _ in inner for each in (stride, stride)))
+    doubled = (*strides, *(each for _, stride, _ in inner for each in (stride, stride)))
     wide = (*outer, *(size for many, _, k in inner for size in (many, ONE * k)))
-    viewed = builder.view(node, value, single, apart)
+    viewed = builder.view(node, value, single, doubled)
     spec = TensorSpec(held.dtype, wide, contiguous_strides(wide), held.device)
     args: tuple[Arg, ...] = (viewed, wide)
     made = builder.add(Node(node.name, "aten.expand.default", args, (), spec, node.source))
@@ -200,8 +200,8 @@ def _enlarged(builder: Builder, node: Node) -> Ref | None:
 def _enlarged_gradient(builder: Builder, node: Node) -> Ref | None:
     assert node.spec is not None and isinstance(node.args[0], Ref)
     axes = _ENLARGED_GRADIENTS[node.op]
-    change = builder.spec(node.args[0].name)
-    times = _times(node.spec, change, node.args[3:], axes)
+    grad_output = builder.spec(node.args[0].name)
+    times = _times(node.spec, grad_output, node.args[3:], axes)
     window = tuple(Along(k, k) for k in times or ())
     return _joined(builder, node, window, "add", 0) if window else None
 
@@ -209,9 +209,9 @@ def _enlarged_gradient(builder: Builder, node: Node) -> Ref | None:
 def _times(
     small: TensorSpec, large: TensorSpec, scales: tuple[Arg, ...], axes: int
 ) -> tuple[int, ...] | None:
-    """How many times as large an image becomes; None where that is no whole number.
+    """The factors by which an image grows; None if they are not integers.
 
-    PyTorch asks a scale of float32 which number is nearest: up to MOST_TIMES that is the quotient.
+    PyTorch uses a float32 scale to find the nearest element; up to MOST_TIMES that is the quotient.
     """
     sizes = list(zip(small.shape[-axes:], large.shape[-axes:], strict=True))
     if not all(each.is_static and each.factor > 0 for pair in sizes for each in pair):
@@ -233,7 +233,7 @@ POOLS: dict[str, Callable[[Builder, Node], Ref | None]] = {
 
 
 def _window(builder: Builder, node: Node, axes: int, padding: Arg, dilation: Arg) -> Window | None:
-    """None where windows have many taps, or a size is not fixed."""
+    """None if a window has too many taps, or a size is not fixed."""
     assert isinstance(node.args[0], Ref)
     taps = _numbers(node.argument("kernel_size", 1), axes, 1)
     stride = node.argument("stride", 2)
@@ -246,7 +246,7 @@ def _window(builder: Builder, node: Node, axes: int, padding: Arg, dilation: Arg
 
 
 def _numbers(value: Arg, axes: int, otherwise: int) -> tuple[int, ...]:
-    """One for each axis; PyTorch takes a single one for all of them, too."""
+    """One value per axis; PyTorch also accepts a single value for all axes."""
     items = value if isinstance(value, tuple) else (value,)
     given = [item for item in items if isinstance(item, int)] or [otherwise]
     return tuple(given * axes)[:axes] if len(given) == 1 else tuple(given)
@@ -257,13 +257,13 @@ def _count(window: Window) -> int:
 
 
 def _joined(builder: Builder, node: Node, window: Window, op: str, outside: float) -> Ref | None:
-    """All taps of each window joined by a pointwise operator, in their order."""
+    """All taps of each window, joined by a pointwise operator in order."""
     assert isinstance(node.args[0], Ref)
     dtype = builder.spec(node.args[0].name).dtype
     result: Ref | None = None
     for _, value in taps_of(builder, node, window, outside):
         result = value if result is None else builder.point(node, op, (result, value), dtype)
-    if result is not None and _count(window) == 1:  # a result has memory of its own
+    if result is not None and _count(window) == 1:  # a result needs memory of its own
         result = builder.point(node, "cast", (result,), dtype)
     return result
 
@@ -271,7 +271,7 @@ def _joined(builder: Builder, node: Node, window: Window, op: str, outside: floa
 def taps_of(
     builder: Builder, node: Node, window: Window, outside: float
 ) -> Iterator[tuple[tuple[int, ...], Ref]]:
-    """Each tap of all windows, by its offsets; none where a size may not be padded."""
+    """Each tap of all windows, with its offsets; nothing if a size cannot be padded."""
     assert node.spec is not None and isinstance(node.args[0], Ref)
     held, axes = builder.spec(node.args[0].name), len(window)
     rank = len(held.shape)
@@ -281,7 +281,7 @@ def taps_of(
         reach = (many.factor - 1) * along.stride + along.last + 1
         pairs.append((along.padding, max(0, reach - along.padding - size.factor)))
     if held.dtype not in FLOATS and any(pair != (0, 0) for pair in pairs):
-        return  # no number of theirs is below all others
+        return  # integers have no -Inf
     named = replace(node, name=f"{node.name}_padded", spec=None)
     whole = padded(builder, named, node.args[0], tuple(pairs), outside)
     if whole is None:
@@ -294,7 +294,7 @@ def taps_of(
 
 
 def every_step(builder: Builder, node: Node, value: Ref, axis: int, start: int, step: int) -> Ref:
-    """Every step-th along an axis, as many as the result has."""
+    """Every step-th element along an axis, as many as the result has."""
     assert node.spec is not None
     held, many = builder.spec(value.name), node.spec.shape[axis]
     if (start, step) == (0, 1) and held.shape[axis] == many:

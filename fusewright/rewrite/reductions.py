@@ -1,7 +1,7 @@
-"""ATen's reductions, written with the reductions of the loop language.
+"""ATen's reductions in terms of the loop language's.
 
-A canonical reduction `reduce_KIND(x, dims)` drops the dimensions it reduces; keepdim is a view
-after it. Variances are one `reduce_welford`, whose results are the mean and m2 = Σ(x − mean)².
+A canonical reduction `reduce_KIND(x, dims)` drops the reduced dimensions; keepdim is a view after
+it. A variance is one `reduce_welford`, whose results are the mean and m2 = Σ(x − mean)².
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _reduced(shape: tuple[Dim, ...], dims: tuple[int, ...]) -> tuple[Dim, ...]:
 
 
 def reduce(builder: Builder, node: Node, kind: str, value: Ref, dims: tuple[int, ...]) -> Ref:
-    """reduce_KIND over `dims`, without keepdim; over a dimension of size one it is a copy."""
+    """reduce_KIND over `dims`, without keepdim; over dimensions of size one it is a copy."""
     value, dims = _drop_ones(builder, node, value, dims)
     if not dims:
         return _copied(builder, node, value)
@@ -47,7 +47,7 @@ def reduce(builder: Builder, node: Node, kind: str, value: Ref, dims: tuple[int,
 
 
 def _copied(builder: Builder, node: Node, value: Ref) -> Ref:
-    """A value with memory of its own, which a result must have although it equals its operand."""
+    """A copy: a result needs memory of its own although it equals its operand."""
     return builder.point(node, "cast", (value,), builder.spec(value.name).dtype)
 
 
@@ -82,7 +82,7 @@ def _plain(kind: str, dims_at: int | None) -> Callable[[Builder, Node], Ref]:
         value = builder.cast(node, node.args[0], node.spec.dtype)
         rank = len(builder.spec(value.name).shape)
         given = node.argument("dim", dims_at, None) if dims_at else None
-        # No dimensions at all: any and all take that at its word, the others as all of them.
+        # For an empty list, any and all reduce nothing; the others reduce all dimensions.
         dims = () if given == () and kind in ("any", "all") else _dims(given, rank)
         return _finish(builder, node, reduce(builder, node, kind, value, dims), node.spec)
 
@@ -183,5 +183,5 @@ REDUCTIONS: dict[str, Callable[[Builder, Node], Ref]] = {
     "aten.var.correction": _variance(root=False),
     "aten.std.correction": _variance(root=True),
 }
-# Operators with two results, the second of which is the mean.
+# Operators with two results; the second is the mean.
 PAIRED_VARIANCES = {"aten.var_mean.correction": False, "aten.std_mean.correction": True}

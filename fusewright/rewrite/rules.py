@@ -1,6 +1,6 @@
 """Algebra on graphs: each rule is one equation that holds bit for bit, or within rounding.
 
-A rule looks at one node (with the graph so far) and gives its replacement, or None.
+A rule takes one node and the graph so far, and returns a replacement or None.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fusewright.ir.graph import (
 from fusewright.ir.operators import SCALAR_OPS
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.joins import CAT, joined
-from fusewright.rewrite.scans import turned_scan
+from fusewright.rewrite.scans import reversed_scan
 from fusewright.rewrite.views import CANONICAL_VIEWS, OPAQUE_VIEWS, SPLITS, permute_order
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule may look at: the graph being built, and who reads each old value."""
+    """What a rule may read: the graph being built, and the readers of each old value."""
 
     builder: Builder
     users: Mapping[str, list[Node]]
@@ -42,7 +42,7 @@ Rewrite = Callable[[Context, Node], Ref | None]
 
 
 def times_one(context: Context, node: Node) -> Ref | None:
-    """x·1 = x and x/1 = x, signs and NaN included, where nobody needs a copy."""
+    """x·1 = x and x/1 = x, signs and NaN included, unless a copy is needed."""
     if node.op not in ("mul", "div") or len(node.args) != 2:
         return None
     left, right = node.args
@@ -53,7 +53,7 @@ def times_one(context: Context, node: Node) -> Ref | None:
 
 
 def same_cast(context: Context, node: Node) -> Ref | None:
-    """cast(x) = x where the type and layout are x's already and nobody needs a copy."""
+    """cast(x) = x if x has that dtype and layout, unless a copy is needed."""
     if node.op != "cast" or not isinstance(node.args[0], Ref):
         return None
     source = node.args[0]
@@ -62,9 +62,10 @@ def same_cast(context: Context, node: Node) -> Ref | None:
 
 
 def _needs_memory(context: Context, node: Node, source: Ref) -> bool:
-    """Whether a copy of `source` must stay one: the model gives it out, or a view of it, and may
-    not give out one piece of memory twice; or the source is an argument, which its owner may
-    write to before backward reads it; or it is a view of what is expanded, which lies nowhere."""
+    """Whether a copy of `source` must stay a copy. It must if the model returns it or a view of it,
+    because two outputs may not share memory. It must if the source is an argument, which the caller
+    may overwrite before backward reads it. And it must if the source is expanded, so that it is not
+    in memory as a whole."""
     while (producer := context.producer(source)) is not None and producer.op in _LOOKING:
         assert isinstance(producer.args[0], Ref)
         source = producer.args[0]
@@ -84,7 +85,7 @@ def _is_given_out(name: str, users: Mapping[str, list[Node]], outputs: frozenset
     return False
 
 
-# Operators whose result lies in their operand's memory.
+# Operators whose result shares memory with their operand.
 _LOOKING = CANONICAL_VIEWS | OPAQUE_VIEWS | SPLITS | {"getitem"}
 
 
@@ -112,28 +113,28 @@ def permute_of_permute(context: Context, node: Node) -> Ref | None:
 
 
 def scan_from_the_end(context: Context, node: Node) -> Ref | None:
-    """flip(scan(flip(x))) = scan(x), backward"""
-    turned = turned_scan(node, context.producer)
-    return context.builder.add(turned) if turned is not None else None
+    """flip(scan(flip(x))) = scan(x), from the other end"""
+    reversed_ = reversed_scan(node, context.producer)
+    return context.builder.add(reversed_) if reversed_ is not None else None
 
 
 def split_addmm(context: Context, node: Node) -> Ref | None:
-    """addmm(b, x, w) = mm(x, w) + b, where a loop that follows can add the bias for free."""
+    """addmm(b, x, w) = mm(x, w) + b, if a following loop can add the bias at no cost."""
     if node.op != "aten.addmm.default" or node.kwargs or node.spec is None:
         return None
     if node.spec.dtype not in ("float32", "float64") or not _feeds_loop(context, node):
         return None
     bias, left, right = node.args
-    product = context.builder.add(
+    matmul = context.builder.add(
         Node(f"{node.name}_mm", "aten.mm.default", (left, right), (), node.spec, node.source)
     )
-    return context.builder.point(node, "add", (product, bias), node.spec.dtype)
+    return context.builder.point(node, "add", (matmul, bias), node.spec.dtype)
 
 
 def split_convolution_bias(context: Context, node: Node) -> Ref | None:
     """convolution(x, w, b) = convolution(x, w) + b per channel, added by the loop that follows.
 
-    PyTorch adds it in a pass of its own, so this pays for a value that is saved for backward too.
+    PyTorch adds the bias in a kernel of its own, so this pays even for values saved for backward.
     """
     if node.op != "aten.convolution.default" or node.spec is None:
         return None
@@ -148,19 +149,19 @@ def split_convolution_bias(context: Context, node: Node) -> Ref | None:
 
 
 def _feeds_loop(context: Context, node: Node) -> bool:
-    """Whether the value is needed for loops of ours, and not in memory."""
+    """Whether our loops read the value, and it need not be in memory."""
     return node.name not in context.outputs and _has_loop(context, node)
 
 
 def _has_loop(context: Context, node: Node) -> bool:
-    """Whether some reader of the value is an operator of ours that computes."""
+    """Whether one of our operators reads the value and computes with it."""
     return any(
         not user.is_aten and user.op != "getitem" for user in context.users.get(node.name, [])
     )
 
 
 def join_for_loops(context: Context, node: Node) -> Ref | None:
-    """cat(a, b) = a choice by the index, where what reads it is a loop; cat(a) = a."""
+    """cat(a, b) = a selection by index, if a loop reads it; cat(a) = a."""
     if node.op != CAT:
         return None
     match node.args[0]:
@@ -215,7 +216,7 @@ def _apply(graph: Graph) -> Graph:
 
 
 def split_bias_gradient(graph: Graph) -> Graph:
-    """convolution_backward's bias gradient = Σ dy over all but channels: a sum we can fuse."""
+    """convolution_backward's bias gradient = Σ dy over all but channels, a sum we can fuse."""
     builder = Builder(graph.inputs)
     summed: dict[str, Node] = {}
     for node in graph.nodes:
@@ -254,7 +255,7 @@ def _bias_sum(builder: Builder, node: Node, backward: Node) -> Ref:
 
 
 def merge_equal(graph: Graph) -> Graph:
-    """Two nodes with the same operator and operands are one, unless both are given out."""
+    """Merge nodes with the same operator and operands, unless both are outputs."""
     builder = Builder(graph.inputs)
     seen: dict[tuple[object, ...], Ref] = {}
     users = graph.users()
@@ -263,9 +264,9 @@ def merge_equal(graph: Graph) -> Graph:
         known = builder.resolved(node)
         named = tuple((name, _typed(value)) for name, value in known.kwargs)
         key = (known.op, _typed(known.args), named, known.spec)
-        apart = known.random or known.effect
-        apart = apart or (known.op != "getitem" and _is_given_out(node.name, users, outputs))
-        if key in seen and not apart:
+        separate = known.random or known.effect
+        separate = separate or (known.op != "getitem" and _is_given_out(node.name, users, outputs))
+        if key in seen and not separate:
             builder.substitute(node.name, seen[key])
             continue
         added = builder.add(known)

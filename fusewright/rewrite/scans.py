@@ -1,5 +1,5 @@
 """Running sums and products: `scan_KIND(x, dim, backward)`, along one dimension, from its start or,
-where the model turns it before and after, from its end."""
+if the model flips before and after, from its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fusewright.rewrite.builder import Builder
 def _scan(kind: str) -> Callable[[Builder, Node], Ref | None]:
     def lower(builder: Builder, node: Node) -> Ref | None:
         assert node.spec is not None and isinstance(node.args[0], Ref)
-        if node.spec.dtype == "bool":  # which eager may refuse
+        if node.spec.dtype == "bool":  # eager mode may refuse it
             return None
         value = builder.cast(node, node.args[0], node.spec.dtype)
         rank = len(node.spec.shape)
@@ -34,8 +34,8 @@ SCANS: Mapping[str, Callable[[Builder, Node], Ref | None]] = {
 }
 
 
-def turned_scan(node: Node, producer: Callable[[Arg], Node | None]) -> Node | None:
-    """flip(scan(flip(x))) = scan(x) from the other end: so cumsum's gradient comes."""
+def reversed_scan(node: Node, producer: Callable[[Arg], Node | None]) -> Node | None:
+    """flip(scan(flip(x))) = scan(x) from the other end: the form of cumsum's gradient."""
     dims = _flipped(node)
     made = producer(node.args[0]) if dims else None
     if made is None or not made.op.startswith("scan_") or dims != (made.args[1],):

@@ -1,4 +1,4 @@
-"""Every view is written with four operators: view, permute, expand and slice.
+"""Every view in terms of four operators: view, permute, expand and slice.
 
 view keeps the row-major order of the elements under another shape; permute reorders dimensions;
 expand repeats along dimensions of size one; slice takes every step-th index from a start.
@@ -12,7 +12,7 @@ from dataclasses import replace
 from fusewright.ir.graph import ONE, Arg, Node, Ref, TensorSpec, contiguous_strides
 from fusewright.rewrite.builder import Builder
 
-# Aliases that we do not model; they stay PyTorch's, and cost nothing.
+# Aliases that we do not model; they stay PyTorch's, and launch nothing.
 OPAQUE_VIEWS = frozenset(
     {
         "aten.as_strided.default",
@@ -31,7 +31,7 @@ CANONICAL_VIEWS = frozenset(
 
 
 def is_canonical_view(node: Node) -> bool:
-    """Whether this is one of the four; a slice is, once its start and step are whole numbers."""
+    """Whether this is one of the four; a slice is, if its start and step are integers."""
     if node.op != "aten.slice.Tensor":
         return node.op in CANONICAL_VIEWS
     return len(node.args) == 5 and all(
@@ -97,7 +97,7 @@ def _expand(builder: Builder, node: Node) -> Ref:
 
 
 def _slice(builder: Builder, node: Node) -> Ref | None:
-    """slice(x, dim, start, end, step) with whole numbers; a start that moves stays PyTorch's."""
+    """slice(x, dim, start, end, step) with integers; a symbolic start stays PyTorch's."""
     assert node.spec is not None and isinstance(node.args[0], Ref)
     held = builder.spec(node.args[0].name)
     args = [*node.args, *[None] * 5][:5]
@@ -121,7 +121,7 @@ def _slice(builder: Builder, node: Node) -> Ref | None:
 
 
 def _select(builder: Builder, node: Node) -> Ref | None:
-    """select = a slice of length one, its dimension dropped."""
+    """select = a slice of length one without its dimension."""
     assert node.spec is not None and isinstance(node.args[0], Ref)
     held = builder.spec(node.args[0].name)
     position = _position(node.args[1], len(held.shape))
@@ -140,7 +140,7 @@ def _select(builder: Builder, node: Node) -> Ref | None:
 
 
 def _as_strided(builder: Builder, node: Node) -> Ref | None:
-    """Where both sides are row-major and hold the same elements, as_strided is a view."""
+    """as_strided is a view if both sides are row-major and hold the same elements."""
     assert node.spec is not None and isinstance(node.args[0], Ref)
     held = builder.spec(node.args[0].name)
     same = (

@@ -1,15 +1,16 @@
-"""What runs a planned model: kernels, guards, autograd and operators.
+"""Runs a planned model: kernels, guards, autograd and operators.
 
-`emit` pastes the text of these modules into every emitted file, so what the tests run is what
-ships. That is why they import torch and the standard library only, with plain `import` lines and
-no `from __future__`, prefix each name with `_fw_`, and are written without the words that
-checkers of generated kernels refuse.
+`emit` pastes the text of these modules into every emitted file, so the tests run the code that
+ships. That is why the modules import torch and the standard library only, with plain `import`
+lines and no `from __future__`, prefix each name with `_fw_`, and avoid the words that checkers of
+generated kernels refuse.
 """
 
-# In the order in which they are pasted; of the last two the one for the file's language.
+# In the order in which they are pasted.
 PASTED = ("library", "guard", "altered", "call", "operators")
-# Pasted beside them where there is a matrix product of ours.
+# Pasted, too, if a kernel on tensor cores is used.
 TENSOR_CORES = "tensor_cores"
-# And this where there is a recurrent layer.
+# Pasted, too, if there is a recurrent layer.
 RECURRENT = "recurrent"
-BUILDERS = {"host": "host", "cuda": "cuda"}
+# Pasted last, by language: how the kernels are compiled.
+BUILDERS = {"host": ("host",), "cuda": ("gpu", "cuda")}

@@ -1,7 +1,7 @@
-"""Whether a module is still the one that was captured: its tree, its constants, its hooks.
+"""Whether a module is still as it was captured: its tree, its constants, its hooks.
 
-The whole comparison walks the tree by names. What it has found unaltered is kept as a list of the
-very objects, so that the next call need only ask whether they are still in their places.
+The full comparison walks the tree by names. If nothing has changed, it remembers the objects
+themselves, and the next call only checks that the same objects are still there.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ _FW_EVERYWHERE = tuple([getattr(_fw_all_modules, f"_global{name}", {}) for name 
 _FW_NUMBERS = (bool, int, float, complex, str)
 _FW_NAMES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FW_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-# Longer lists are compared by a digest, and not at each call if they are the same objects.
+# Longer lists are compared by a digest, and not at each call if the list is the same object.
 _FW_LONG = 64
 
 
 class _FwGone:
-    """Stands in for a submodule that is no longer there: nothing is found in it."""
+    """Stands for a submodule that no longer exists: it contains nothing."""
 
     _modules: typing.ClassVar[dict[str, typing.Any]] = {}
     _parameters: typing.ClassVar[dict[str, typing.Any]] = {}
@@ -39,9 +39,9 @@ def _fw_inside(module: typing.Any, path: tuple[str, ...]) -> typing.Any:
 
 
 def _fw_constant(value: typing.Any) -> typing.Any:
-    """An attribute as guards compare it; `_FwGone` for what they do not.
+    """An attribute in the form that guards compare; `_FwGone` if they do not compare it.
 
-    Functions go by their names: a file that is written has nothing else to compare them with.
+    Functions are compared by name: an emitted file has nothing else to compare them with.
     """
     kind = type(value)
     if value is None or kind in _FW_NUMBERS:
@@ -66,7 +66,7 @@ def _fw_constant(value: typing.Any) -> typing.Any:
 
 
 def _fw_same(one: typing.Any, other: typing.Any) -> bool:
-    """Whether two constants are one; 2 and 2.0 are not, a NaN and another are."""
+    """Whether two constants are the same. 2 and 2.0 differ, two NaNs do not."""
     if type(one) is not type(other):
         return False
     if isinstance(one, tuple):
@@ -77,14 +77,14 @@ def _fw_same(one: typing.Any, other: typing.Any) -> bool:
 
 
 def _fw_kind(owner: typing.Any) -> str:
-    """A submodule's class by its name: PyTorch's are told from others that are called the same."""
+    """The name of a submodule's class, with a prefix for classes of PyTorch."""
     kind = type(owner)
     word = "nn." if kind.__module__.startswith("torch.nn.") else ""
     return word + str(kind.__qualname__)
 
 
 def _fw_hook_text(hook: typing.Any) -> str | None:
-    """A hook of torch.nn.utils, which is part of what is captured, in words; None for others."""
+    """A hook of torch.nn.utils as text, since capture includes its effect; None for others."""
     for kind in type(hook).__mro__:
         if kind.__module__.startswith("torch.nn.utils."):
             pairs = [(name, _fw_constant(value)) for name, value in vars(hook).items()]
@@ -99,16 +99,16 @@ def _fw_hooks(owner: typing.Any) -> tuple[str | None, ...]:
 
 
 def _fw_must_run(path: typing.Sequence[str], hooks: tuple[str | None, ...]) -> str | None:
-    """Why a submodule's hooks forbid the kernels: they run where it is called, which is inside."""
+    """Why a submodule's hooks forbid the kernels, which do not call the submodule."""
     if None not in hooks:
         return None
-    return f"hooks of {'.'.join(path)} are to see its calls, which the kernels leave out"
+    return f"hooks of {'.'.join(path)} must see its calls, and the kernels do not call it"
 
 
 def _fw_hooked(module: typing.Any) -> str | None:
-    """Which hooks of submodules only the original forward runs, or None."""
+    """Which hooks only the original forward would run, or None."""
     if module._modules and any(_FW_EVERYWHERE):
-        return "hooks of all modules are to see each call, which the kernels leave out"
+        return "hooks of all modules must see each call, and the kernels call no submodule"
     for path, owner in module.named_modules():
         reason = _fw_must_run([path], _fw_hooks(owner)) if path else None
         if reason is not None:
@@ -119,9 +119,9 @@ def _fw_hooked(module: typing.Any) -> str | None:
 def _fw_altered(
     module: typing.Any, owners: tuple[typing.Any, ...], pinned: tuple[typing.Any, ...] = ()
 ) -> str | None:
-    """What is no longer as it was in the example, or None.
+    """What has changed since capture, or None.
 
-    `pinned` are classes and functions themselves, where it is known which they were.
+    `pinned` has classes and functions themselves, where they are known.
     """
     if module._modules and any(_FW_EVERYWHERE):
         return _fw_hooked(module)
@@ -140,7 +140,7 @@ def _fw_altered(
         owner = _fw_inside(module, path)
         held = getattr(owner, name, None) if name else type(owner)
         if getattr(held, "__func__", held) is not thing:
-            return f"{'.'.join((*path, name) if name else path)} is another {thing.__qualname__}"
+            return f"{'.'.join((*path, name) if name else path)} is a new {thing.__qualname__}"
     return None
 
 
@@ -148,7 +148,7 @@ def _fw_altered_child(
     owner: typing.Any, path: tuple[str, ...], kind: str, hooks: tuple[str | None, ...]
 ) -> str | None:
     if owner is _FwGone:
-        return f"{'.'.join(path)} is gone"
+        return f"submodule {'.'.join(path)} is gone"
     if _fw_kind(owner) != kind:
         return f"{'.'.join(path)} is {_fw_kind(owner)} instead of {kind}"
     now = _fw_hooks(owner)
@@ -186,18 +186,18 @@ def _fw_altered_tensors(
 
 
 class _FwSeen(dict[typing.Any, typing.Any]):
-    """For each program, the module as it was when it last fitted; a copy of the module, or a
-    pickle, has yet to be looked at."""
+    """For each program, the module's snapshot when it last fitted. A copy or a pickle of the module
+    starts without any."""
 
     def __reduce__(self) -> tuple[typing.Any, ...]:
         return _FwSeen, ()
 
 
 class _FwSnapshot:
-    """The objects that a module is made of, found unaltered.
+    """The objects of a module that was found unaltered.
 
-    It lies in the module's own dictionary, and so must not hold that: the module would then live
-    until the garbage collector comes.
+    It is stored in the module's own dictionary and must not refer to it: such a cycle would keep
+    the module alive until the garbage collector runs.
     """
 
     def __init__(self, module: typing.Any, owners: tuple[typing.Any, ...]) -> None:
@@ -208,7 +208,7 @@ class _FwSnapshot:
             for each in (module, *inside)
             if each._modules
         ]
-        # A leaf's table is to stay empty, as its hooks are.
+        # The table of a leaf must stay empty, as its hooks must.
         self.parts = [
             (each, type(each), vars(each), len(vars(each)), {} if each._modules else each._modules)
             for each in inside
@@ -239,7 +239,7 @@ class _FwSnapshot:
     def keep_tensor(
         self, module: typing.Any, held: typing.Any, table: str, name: str, here: typing.Any
     ) -> None:
-        """No tensor itself: it would be kept alive."""
+        """Remember where a tensor is; the tensor itself would be kept alive."""
         if isinstance(here, tuple):
             first = getattr(_fw_inside(module, here[:-1]), table)
             self.ties.append((held, name, first, here[-1]))
@@ -249,7 +249,7 @@ class _FwSnapshot:
             self.items.append((held, name, None))
 
     def keep_items(self, value: typing.Any) -> None:
-        """What is in a list, a dict or a set may be exchanged, and the list stay the same."""
+        """Remember the items of a list, dict or set: they may change while the object stays."""
         if isinstance(value, (tuple, list, dict, set, frozenset)) and len(value) <= _FW_LONG:
             items = _fw_items(value)
             if isinstance(value, (list, dict, set)):
@@ -258,10 +258,10 @@ class _FwSnapshot:
                 self.keep_items(item)
 
     def holds(self, module: typing.Any) -> bool:
-        """Whether all are where they were: half a microsecond for a submodule.
+        """Whether all objects are where they were: half a microsecond per submodule.
 
-        By identity: to ask a tensor or an array whether it equals a number is no question. Plain
-        loops: map and its kin are no faster, and take 5 µs more where caches are cold.
+        Compared by identity: `==` with a tensor or an array does not give a bool. Plain loops:
+        `map` and the like are no faster, and take 5 µs more when caches are cold.
         """
         own = module.__dict__
         if own["_modules"] is not self.root:
@@ -276,7 +276,7 @@ class _FwSnapshot:
             if [*table.values()] != children:
                 return False
         for each, kind, state, size, leaf in self.parts:
-            # Not the tables of hooks once and for all: whoever clears hooks may put in new ones.
+            # The hook tables are looked up each time: code that clears hooks may replace them.
             if (
                 leaf
                 or state["_forward_hooks"]
@@ -292,7 +292,7 @@ class _FwSnapshot:
         return not self.rare or self.holds_rare()
 
     def holds_rare(self) -> bool:
-        """The same for what few models have."""
+        """The same for objects that few models have."""
         for each, kind, state, size, hooks in self.hooked:
             if type(each) is not kind or len(state) != size or _fw_hook_objects(state) != hooks:
                 return False
@@ -319,7 +319,7 @@ def _fw_same_items(value: typing.Any, before: list[typing.Any]) -> bool:
 
 
 def _fw_looked(module: typing.Any, mode: typing.Any) -> str | None:
-    """The same as `_fw_altered`, remembering what was found unaltered."""
+    """The same as `_fw_altered`; remembers a module that was found unaltered."""
     seen = module.__dict__.get("_fw_seen")
     if seen is None:
         seen = module.__dict__["_fw_seen"] = _FwSeen()
@@ -333,7 +333,7 @@ def _fw_looked(module: typing.Any, mode: typing.Any) -> str | None:
 
 
 def _fw_is_python(module: typing.Any) -> bool:
-    """Whether all submodules keep their state in dictionaries; those of TorchScript do not."""
+    """Whether all submodules keep their state in dictionaries; TorchScript's do not."""
     for each in module.modules():
         state = vars(each)
         if not isinstance(state.get("_modules"), dict) or not state.keys() >= set(_FW_HOOKS):

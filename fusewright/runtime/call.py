@@ -1,4 +1,4 @@
-"""One call of an optimized module: find the program that fits, run its drivers under autograd."""
+"""One call of an optimized module: finds the program that fits and runs it under autograd."""
 
 import typing
 import warnings
@@ -20,32 +20,32 @@ _fw_drive = typing.Callable[..., typing.Any]
 _fw_tensors = tuple[torch.Tensor, ...]
 _fw_compiling: _fw_drive = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 _FW_ONCE = (
-    "Fusewright's kernels give first derivatives only; where create_graph=True or a gradient of a "
-    "gradient is wanted, call the original model"
+    "Fusewright's kernels compute first derivatives only; for create_graph=True or a gradient of a "
+    "gradient, call the original model"
 )
 
 
 class _FwSecondDerivative(RuntimeError):
-    """A gradient was asked for that could itself be differentiated."""
+    """A gradient was requested that could itself be differentiated."""
 
 
 _FW_WARNED: set[str] = set()
 _fw_grad_mode: _fw_drive = torch.is_grad_enabled
 _fw_increment: typing.Any = getattr(torch.autograd.graph, "increment_version", None)
 _fw_forward_ad: typing.Any = torch.autograd.forward_ad
-# How many kinds of call a program remembers: a loader's batches and its last, smaller one.
+# How many kinds of call a program remembers: full batches and the last, smaller one, for example.
 _FW_KINDS = 4
 
 
 def _fw_warn(reason: str) -> None:
-    """Say once for each reason why the kernels were not used."""
+    """Warn that the kernels are not used, once for each reason."""
     if not _fw_compiling() and reason not in _FW_WARNED:
         _FW_WARNED.add(reason)
         warnings.warn(f"the original forward runs: {reason}", RuntimeWarning, stacklevel=3)
 
 
 def _fw_laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with these strides; copied only when it has others."""
+    """The tensor with these strides; a copy only if it has others."""
     if tensor.stride() == strides or _fw_same_strides(tensor, strides):
         return tensor
     shape = tuple(tensor.shape)
@@ -60,7 +60,7 @@ def _fw_tangent(
     strides: tuple[int, ...],
     device: torch.device,
 ) -> torch.Tensor:
-    """The gradient of an output as the backward kernels read it; none at all means zeros."""
+    """The gradient of an output as the backward kernels read it; None means zeros."""
     if tangent is None:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
     if tangent.is_neg() or tangent.is_conj():
@@ -71,7 +71,7 @@ def _fw_tangent(
 def _fw_here(
     constant: torch.Tensor, kept: dict[typing.Any, torch.Tensor], where: typing.Any
 ) -> torch.Tensor:
-    """A constant of the graph on this device, copied there once."""
+    """A constant of the graph on this device; it is copied there once."""
     if where not in kept:
         with torch.inference_mode(False):  # a tensor of inference mode could not be saved later
             kept[where] = constant.to(where)
@@ -79,13 +79,14 @@ def _fw_here(
 
 
 class _FwMode:
-    """One program: its drivers, what it expects of a call, and how its values are wired.
+    """One program: its drivers, the calls that fit it, and how its values are connected.
 
-    `forward` and `inference` give the outputs, then the new values of `mutations`, then (forward
-    alone) what backward needs beside the inputs; `saved` counts through inputs and results. Where
-    the inputs are the arguments `as_given`, `gather` need not be called; where the module's result
-    is the `lone` first one of these, neither need `outputs`. A program that `records` hands what
-    autograd knows from forward to backward, which no operator of torch.library can.
+    `forward` and `inference` return the outputs, then the new values of `mutations`; `forward`
+    also returns values that backward needs beside the inputs. `saved` indexes inputs and results,
+    in this order. If `as_given`, the graph's inputs are the call's arguments and `gather` need not
+    be called. If `lone`, the module's result is the first output and `outputs` need not be called.
+    A program that `records` hands an autograd graph from forward to backward, which operators of
+    torch.library cannot do.
     """
 
     name: str
@@ -123,11 +124,11 @@ class _FwMode:
     pinned: tuple[typing.Any, ...] = ()
 
     def __init__(self, **facts: typing.Any) -> None:
-        # Not a dataclass: of annotations that are text it asks the module's name in sys.modules,
-        # where whoever loads a file may not have put it.
+        # Not a dataclass: to resolve annotations that are text, it looks up the module in
+        # sys.modules, and a loader of an emitted file may not have entered it there.
         vars(self).update(facts)
-        # Without and with grad mode, for the last few kinds of call that fitted: a test whether
-        # tensors are such a call's, and whether it wants gradients.
+        # For grad mode off and on, the last few kinds of call that fitted: a test whether other
+        # tensors are of the same kind, and whether the call wants gradients.
         self.fitted: list[tuple[tuple[_fw_drive, bool], ...]] = [(), ()]
 
     def sizes(self, tensors: _fw_tensors) -> tuple[int, ...]:
@@ -140,14 +141,15 @@ def _fw_forward(
     args: tuple[typing.Any, ...],
     kwargs: dict[str, typing.Any],
 ) -> tuple[str | None, typing.Any]:
-    """None and the module's result, or the reason why no program fits this call.
+    """None and the module's result, or the reason why no program fits this call, and None.
 
-    A call like one before is answered here: a function for each step would take 0.1 µs apiece.
+    A call of a remembered kind is handled here, in one function: each further Python function
+    would cost 0.1 µs.
     """
     compiling = _fw_compiling()
     plain = not kwargs
     for each in args:  # not any(...): a generator takes 0.3 µs
-        # A nested tensor is not to be compared: it has no strides, and asking for them is fatal.
+        # A nested tensor must not be compared: it has no strides, and asking for them is fatal.
         if getattr(each, "is_nested", False):
             plain = False
     if compiling or not plain or _fw_forward_ad._current_level >= 0:
@@ -174,7 +176,7 @@ def _fw_guarded(
     kwargs: dict[str, typing.Any],
     plain: bool,
 ) -> tuple[str | None, typing.Any]:
-    """The same where the guards must be asked."""
+    """The same for a call of an unknown kind: all guards are checked."""
     reason = f"there is no program for {'training' if module.training else 'evaluation'}"
     for mode in modes:
         if mode.training == module.training:
@@ -193,7 +195,7 @@ def _fw_bind(
     args: tuple[typing.Any, ...],
     kwargs: dict[str, typing.Any],
 ) -> tuple[_fw_tensors, str | None]:
-    """The graph's input tensors, and why they cannot be used (None when they can)."""
+    """The graph's input tensors, and the reason why they do not fit, or None if they fit."""
     leaves: typing.Any = args
     if kwargs or len(args) != mode.plain:
         leaves = []
@@ -201,13 +203,13 @@ def _fw_bind(
         if structure != mode.structure:
             return (), f"the arguments are {structure} instead of {mode.structure}"
         if _FW_UNKNOWN in structure:
-            return (), f"the arguments are {structure}: such a one cannot be compared"
+            return (), f"the arguments are {structure}, whose content cannot be compared"
     tensors: _fw_tensors = mode.gather(module, leaves)
     reason = mode.misfit(*tensors)
     if reason is None and torch.get_default_dtype() is not mode.default_dtype:
         reason = f"the default dtype is not {mode.default_dtype}"
     if reason is None and _fw_compiling() and mode.records:
-        reason = "a recurrent layer is PyTorch's to compile"
+        reason = "the model has a recurrent layer, which torch.compile handles itself"
     if reason is None and _fw_compiling():
         reason = _fw_altered(module, mode.owners, mode.pinned)
     elif reason is None:
@@ -216,14 +218,14 @@ def _fw_bind(
     if reason is None and autocast is not mode.autocast:
         reason = f"autocast is {autocast or 'off'} instead of {mode.autocast or 'off'}"
     if reason is None and mode.mutations and _fw_given_twice(mode, tensors):
-        reason = "a tensor that the model changes is given twice"
+        reason = "a tensor that the model changes in place is given twice"
     if reason is None and not _fw_compiling():
         reason = _fw_watcher(leaves)
     return tensors, reason
 
 
 def _fw_given_twice(mode: _FwMode, tensors: _fw_tensors) -> bool:
-    """Whether a changed tensor is another input too, which then would see the change."""
+    """Whether a tensor that is changed in place is also another input, which would change, too."""
     names = [id(tensor) for tensor in tensors]
     if len(set(names)) == len(names):
         return False
@@ -231,13 +233,13 @@ def _fw_given_twice(mode: _FwMode, tensors: _fw_tensors) -> bool:
 
 
 def _fw_remember(mode: _FwMode, tensors: _fw_tensors, plain: bool) -> bool:
-    """Whether these tensors, which fit, want gradients; the next like them are let in at once.
+    """Whether gradients are wanted for these tensors, which fit. Remembers this kind of call.
 
-    `plain`: the call was one of tensors by position, as those are that memory is asked for.
+    Only a `plain` call is remembered: one with positional arguments that are tensors.
     """
     grad_mode = torch.is_grad_enabled()
     wanted = grad_mode and any(tensor.requires_grad for tensor in tensors)
-    # Keys tell that autocast is on, not to which dtype, and only those of tensors on its device.
+    # Dispatch keys show that autocast is on, but not its dtype, and only for its own device.
     once = len({id(tensor) for tensor in tensors}) == len(tensors)
     if plain and once and mode.plain > 0 and mode.autocast is None and mode.n_tensors:
         alike = _fw_likeness(tensors)
@@ -247,7 +249,7 @@ def _fw_remember(mode: _FwMode, tensors: _fw_tensors, plain: bool) -> bool:
 
 
 def _fw_run(mode: _FwMode, tensors: _fw_tensors, wanted: bool) -> typing.Any:
-    """The eager way: no dispatcher between the module and its kernels."""
+    """Run in eager mode: there is no dispatcher between the module and its kernels."""
     if wanted:
         if mode.backward is not None:
             return mode.outputs(tensors, _fw_apply(mode, *tensors))
@@ -261,17 +263,17 @@ def _fw_run(mode: _FwMode, tensors: _fw_tensors, wanted: bool) -> typing.Any:
 
 
 def _fw_write(mode: _FwMode, tensors: _fw_tensors, results: _fw_tensors) -> None:
-    """Copy new values into the buffers that the model changes, save those that are there."""
+    """Copy new values into the buffers that the model changes; some may be there already."""
     for index, source in mode.mutations:
         target = tensors[index]
         if results[source] is not target:
             target.copy_(results[source])
         elif _fw_increment is not None and not target.is_inference():
-            _fw_increment(target)  # as the copy would have done
+            _fw_increment(target)  # the version, as a copy would
 
 
 def _fw_save(ctx: typing.Any, mode: _FwMode, tensors: _fw_tensors, results: _fw_tensors) -> None:
-    """Keep for backward what it needs; a gradient that never comes stays None."""
+    """Save what backward needs. Gradients of unused outputs stay None."""
     known = tensors + results
     ctx.save_for_backward(*[known[index] for index in mode.saved])
     ctx.set_materialize_grads(False)
@@ -279,16 +281,16 @@ def _fw_save(ctx: typing.Any, mode: _FwMode, tensors: _fw_tensors, results: _fw_
 
 
 def _fw_fixed(mode: _FwMode, need: typing.Sequence[bool]) -> list[int]:
-    """Outputs without a gradient: always so, or since no tensor they depend on wants one."""
+    """Outputs without a gradient: by nature, or because none of their inputs needs one."""
     apart = [k for k, bindings in mode.reach if not any(need[index] for index in bindings)]
     return [*mode.fixed, *apart]
 
 
 def _fw_first_only() -> None:
-    """Refuse a backward whose gradients are to be differentiated, before there are any.
+    """Refuse a backward whose gradients are to be differentiated, before it computes any.
 
-    An error that waits in the graph is not enough: it lies on no path to the inputs that
-    `torch.autograd.grad` is given, which then answers with zeros or None.
+    A node in the graph that raises an error later is not enough: it is on no path to the inputs
+    of `torch.autograd.grad`, which then returns zeros or None.
     """
     if _fw_grad_mode():
         raise _FwSecondDerivative(_FW_ONCE)
@@ -316,16 +318,16 @@ class _FwFunction(torch.autograd.Function):
         values = [None if index is None else tangents[index] for index in mode.tangents]
         values = [*ctx.saved_tensors, *values]
         if hasattr(ctx, "maybe_clear_saved_tensors"):
-            ctx.maybe_clear_saved_tensors()  # so that the driver's `del` frees memory at once
+            ctx.maybe_clear_saved_tensors()  # so that a `del` in the driver frees memory at once
         return (None, *mode.backward(values, sizes, device, ctx.needs_input_grad[1:]))
 
 
-# Function.apply looks for torch.func's wrappers first (4 µs); `_fw_watcher` has ruled them out.
+# Function.apply first looks for wrappers of torch.func, in 4 µs; `_fw_watcher` excludes them.
 _fw_apply: _fw_drive = super(torch.autograd.Function, _FwFunction).apply
 
 
 def _fw_traced(mode: _FwMode, tensors: _fw_tensors) -> typing.Any:
-    """The way under torch.compile: registered operators, which its graph can hold."""
+    """Run under torch.compile: by registered operators, which its graph can hold."""
     wanted = mode.backward is not None and torch.is_grad_enabled()
     wanted = wanted and any(tensor.requires_grad for tensor in tensors)
     results = tuple(mode.operators[1 if wanted else 0](list(tensors)))

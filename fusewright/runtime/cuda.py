@@ -11,18 +11,16 @@ import typing
 import torch
 from torch.utils import cpp_extension as _fw_cpp_extension
 
+from fusewright.runtime.gpu import _fw_architecture
+
 
 def _fw_flags() -> list[str]:
-    """The compiler's flags for the current device."""
-    major, minor = torch.cuda.get_device_capability()
-    if major < 8:
-        raise RuntimeError(f"the kernels need compute capability 8.0, not {major}.{minor}")
-    # Only the architecture's own form of 9.0 and later has wgmma and its kin.
-    arch = f"{major}{minor}{'a' if major >= 9 else ''}"
-    # PyTorch switches the half operators off for its own headers' sake; we include none.
+    """nvcc's flags for the current device."""
+    arch = _fw_architecture(*torch.cuda.get_device_capability())
+    # PyTorch disables the operators of 16-bit types for its own headers, which we do not include.
     half = ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")
-    target = ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
-    # -O is for the host's part alone: kernels are always optimized in full.
+    target = ["-gencode", f"arch={arch.replace('sm', 'compute')},code={arch}"]
+    # -O concerns host code only: kernels are always fully optimized.
     flags = ["-std=c++17", "-O1", "-fmad=false", *target]
     return flags + [f"-U__CUDA_NO_{name}__" for name in half]
 
@@ -32,7 +30,7 @@ def _fw_recipe() -> list[str]:
 
 
 def _fw_on_all_cores() -> list[str]:
-    """The flag for it, where nvcc is new enough; the code it makes is the same."""
+    """The flag that lets nvcc use all cores, if it is new enough; the code stays the same."""
     nvcc = os.environ.get("PYTORCH_NVCC", f"{_fw_cpp_extension.CUDA_HOME}/bin/nvcc")
     if shutil.which(nvcc) is None:
         return []

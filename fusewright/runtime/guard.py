@@ -1,4 +1,4 @@
-"""Whether a call fits a program, and if not, why: in words that a warning can carry."""
+"""Whether a call fits a program, and if not, the reason as text for a warning."""
 
 import hashlib
 import typing
@@ -7,8 +7,8 @@ import torch
 
 from fusewright.runtime.library import _fw_compiled
 
-# Begins the text of an argument that cannot be compared: an address says nothing of what is there,
-# which may have changed, or be another by now.
+# Begins the text of an argument that cannot be compared: its repr is an address, and the object at
+# an address may have changed or been replaced.
 _FW_UNKNOWN = "<any "
 _FW_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -32,7 +32,7 @@ def _fw_positional(
 
 
 def _fw_flatten(value: typing.Any, leaves: list[typing.Any]) -> str:
-    """Append the tensors in `value` to `leaves`; give the text of all that is not a tensor."""
+    """Append the tensors in `value` to `leaves`. Returns a text of everything else."""
     if isinstance(value, torch.Tensor):
         leaves.append(value)
         return "tensor"
@@ -49,14 +49,14 @@ def _fw_flatten(value: typing.Any, leaves: list[typing.Any]) -> str:
 
 
 def _fw_array_text(array: typing.Any) -> str:
-    """An array of NumPy by all of its numbers: repr leaves out the middle of a long one."""
+    """A NumPy array by a digest of all elements: repr leaves out the middle of a long one."""
     held = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
     digest = hashlib.sha256(held).hexdigest()[:32]
     return f"{type(array).__name__}({array.dtype}, {array.shape}, {digest})"
 
 
 def _fw_same_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
-    """Whether the layout is the same; a dimension of size one has no stride worth the name."""
+    """Whether the layout is the same; strides of dimensions of size one do not matter."""
     if tensor.stride() == strides or tensor.numel() == 0:
         return True
     pairs = zip(tensor.shape, tensor.stride(), strides, strict=True)
@@ -64,7 +64,7 @@ def _fw_same_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
 
 
 def _fw_rank(value: typing.Any) -> int:
-    """The number of dimensions of a tensor; nested ones and what is no tensor have none."""
+    """The number of dimensions of a tensor; -1 for nested tensors and other objects."""
     return value.dim() if isinstance(value, torch.Tensor) and not value.is_nested else -1
 
 
@@ -77,7 +77,7 @@ def _fw_misfit(
     device: torch.device,
     frozen: bool,
 ) -> str | None:
-    """Why this tensor is not what the kernels were written for, or None when it is."""
+    """Why the kernels were not written for such a tensor, or None if they were."""
     if type(tensor) not in _FW_PLAIN:
         return f"{label} is a {type(tensor).__name__} instead of a tensor"
     if tensor.layout is not torch.strided:
@@ -91,19 +91,19 @@ def _fw_misfit(
     if tensor.stride() != strides and not _fw_same_strides(tensor, strides):
         return f"{label} has strides {tensor.stride()} instead of {strides}"
     if frozen and tensor.requires_grad and torch.is_grad_enabled():
-        return f"{label} requires a gradient, for which there is no program"
+        return f"{label} requires a gradient, and there is no program that computes it"
     return None
 
 
 def _fw_old_autocast(device_type: str) -> torch.dtype | None:
-    """The same before PyTorch 2.4, which had a pair of functions for each kind of device."""
+    """The same before PyTorch 2.4, which has a pair of functions for each kind of device."""
     if device_type == "cpu":
         return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
     return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
 
 
 def _fw_new_autocast(device_type: str) -> torch.dtype | None:
-    """The dtype that autocast converts to on this kind of device, or None when it is off."""
+    """The dtype that autocast converts to on this kind of device, or None if it is off."""
     on = torch.is_autocast_enabled(device_type)
     return torch.get_autocast_dtype(device_type) if on else None
 
@@ -112,10 +112,10 @@ _fw_autocast = _fw_new_autocast if hasattr(torch, "get_autocast_dtype") else _fw
 
 
 def _fw_watcher(leaves: typing.Sequence[torch.Tensor] = ()) -> str | None:
-    """What torch.compile never meets: lazy views, and whoever has to see each operator."""
+    """Why eager kernels must not run, or None: lazy views, or a mode that sees each operator."""
     for leaf in leaves:
         if leaf.is_neg() or leaf.is_conj():
-            return "an argument is a view that is negated or conjugated when it is read"
+            return "an argument is a lazily negated or conjugated view"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a torch.func transform is active"
     if torch._C._len_torch_dispatch_stack():
@@ -127,18 +127,18 @@ def _fw_watcher(leaves: typing.Sequence[torch.Tensor] = ()) -> str | None:
     return None
 
 
-# torch.compile's comparison of tensors with those of an earlier call, all of them at once: 0.4 µs
-# for three, where one question after another takes 5. It looks at types, dispatch keys, dtypes,
-# devices, sizes, strides and requires_grad, and at whether a tensor is given twice. Keys tell of
+# torch.compile's comparison of tensors with those of an earlier call, all at once: 0.4 µs for three
+# tensors, while separate comparisons take 5 µs. It compares types, dispatch keys, dtypes, devices,
+# sizes, strides and requires_grad, and notices a tensor that is given twice. Dispatch keys show
 # lazy views, autocast, torch.func, dispatch modes and tracing.
 _fw_tensor_guards: typing.Any = getattr(_fw_compiled, "TensorGuards", None)
 
 
 def _fw_likeness(tensors: typing.Sequence[torch.Tensor]) -> typing.Callable[..., bool] | None:
-    """A test for tensors in which every guard will find what it finds in these, if there is one.
+    """A test whether all guards give the same answers for other tensors; None if unavailable.
 
-    It holds none of them. It does not see forward-mode derivatives, and must not be shown nested
-    tensors: it asks for strides, which they have not.
+    It keeps no tensor alive. It does not notice forward-mode derivatives. It must not be called
+    with nested tensors: it reads strides, which they do not have.
     """
     if _fw_tensor_guards is None:
         return None

@@ -1,4 +1,4 @@
-"""How an emitted file compiles host kernels: one call of the C++ compiler, no torch headers."""
+"""How an emitted file compiles host kernels: it calls the C++ compiler, without torch headers."""
 
 import os
 import pathlib
@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 
-# The library's own flags (build.py), so that what was checked is what ships.
+# The same flags as in Fusewright's build.py, so that users run the code that was checked.
 _FW_FLAGS = (
     "-std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=off "
     "-fopenmp -shared -fPIC"
@@ -15,7 +15,7 @@ _FW_FLAGS = (
 
 
 def _fw_recipe() -> list[str]:
-    """Flags, compiler and processor: a home folder may be shared by unlike machines."""
+    """Flags, compiler and processor: different machines may share a home folder."""
     facts = pathlib.Path("/proc/cpuinfo")
     lines = facts.read_text().splitlines() if facts.exists() else [platform.processor()]
     processor = sorted({line for line in lines if not line.startswith(("processor", "cpu MHz"))})
@@ -23,10 +23,10 @@ def _fw_recipe() -> list[str]:
 
 
 def _fw_build(text: str, name: str, folder: pathlib.Path) -> None:
-    """Compile into `folder`; a compiler that is missing or refuses is a RuntimeError."""
+    """Compile into `folder`. RuntimeError if the compiler is missing or fails."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     if shutil.which(compiler[0]) is None:
-        raise RuntimeError(f"the C++ compiler {compiler[0]!r} is not there; install g++ or set CXX")
+        raise RuntimeError(f"the C++ compiler {compiler[0]!r} is missing; install g++ or set CXX")
     source, built = folder / f"{name}.cpp", folder / f"{name}.so"
     source.write_text(text)
     command = [*compiler, *_FW_FLAGS.split(), str(source), "-o", str(built)]

@@ -1,7 +1,7 @@
 """The compiled kernels of one source text: built or found in the cache at first use, then bound.
 
-The cache is the user's own folder. A library's file name holds the digest of what it was made
-from and the digest of its own bytes, so one rename publishes it and damage is seen before use.
+The cache is a folder that belongs to the user. A library's file name has a digest of everything it
+was built from and a digest of its own bytes, so one rename publishes it and damage is noticed.
 """
 
 import ctypes
@@ -24,12 +24,12 @@ def _fw_current_stream(index: int) -> int:
     return int(torch.cuda.current_stream(index).cuda_stream)
 
 
-# The private lookup costs 0.1 µs where the public one builds an object in 3 µs.
+# The private lookup takes 0.1 µs; the public one builds an object and takes 3 µs.
 _fw_stream: _fw_call = getattr(torch._C, "_cuda_getCurrentRawStream", _fw_current_stream)
 
-# What torch.compile's own code calls; where a PyTorch lacks it, the public way is taken.
+# What code by torch.compile calls; a PyTorch without it uses the public functions.
 _fw_compiled: typing.Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-# Allocation in 0.6 µs where torch.empty_strided takes 1.3; on a GPU it serves the current device.
+# Allocation in 0.6 µs; torch.empty_strided takes 1.3. On a GPU only for the current device.
 _fw_allocate = typing.Callable[..., torch.Tensor] | None
 _fw_empty_host: _fw_allocate = getattr(_fw_compiled, "_empty_strided_cpu", None)
 _fw_empty_cuda: _fw_allocate = getattr(_fw_compiled, "_empty_strided_cuda", None)
@@ -42,14 +42,14 @@ def _fw_host_strided(
     return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
 
 
-# A new tensor for a host kernel to write, which needs no device to be told.
+# A new tensor for a host kernel to write; unlike `_fw_memory` it takes no device.
 _fw_host_memory: _fw_call = _fw_empty_host or _fw_host_strided
 
 
 def _fw_memory(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """A new tensor, for a kernel to write."""
+    """A new tensor for a kernel to write."""
     if device.type == "cpu":
         if _fw_empty_host:
             return _fw_empty_host(shape, strides, dtype)
@@ -59,7 +59,7 @@ def _fw_memory(
 
 
 class _FwAddress(int):
-    """Where a kernel finds a value that lies behind another one in the same allocation."""
+    """The address of a value that follows another one in the same allocation."""
 
     data_ptr = int.__int__
 
@@ -75,12 +75,12 @@ class _FwMethod(ctypes.Structure):
     )
 
 
-_FW_FASTCALL = 0x80  # takes an array of arguments and its length
-_FW_METHODS: list[_FwMethod] = []  # for as long as the process lives, as libraries stay open
+_FW_FASTCALL = 0x80  # the function takes an array of arguments and its length
+_FW_METHODS: list[_FwMethod] = []  # kept for the life of the process, as libraries are
 
 
 def _fw_builtin(library: typing.Any, name: str) -> _fw_call | None:
-    """The entry as one of Python's built-in functions, where the library has it as such."""
+    """The entry point as a built-in function of Python, or None if the library has none."""
     found = getattr(library, f"{name}_called", None)
     if found is None or sys.implementation.name != "cpython":
         return None
@@ -95,7 +95,7 @@ def _fw_builtin(library: typing.Any, name: str) -> _fw_call | None:
 
 
 class _FwPrecisions(dict[int, typing.Any]):
-    """An entry by the number of its terms; what is not there yet is built when it is asked for."""
+    """An entry point by its number of terms; a missing one is built at its first use."""
 
     def __init__(self, build: _fw_call) -> None:
         super().__init__()
@@ -107,12 +107,12 @@ class _FwPrecisions(dict[int, typing.Any]):
 
 
 class _FwKernels:
-    """The C entry points as attributes. `entries` gives each its pointers and its numbers.
+    """The C entry points as attributes. `entries` has each one's number of pointers and integers.
 
-    Where PyTorch's flags decide how precise an entry is, it names a macro of the text too, and
-    `flags` says how many terms are wanted now: such an entry is indexed by its terms. The first
-    library has what the flags ask for then; nearly every program leaves them so. `load` opens the
-    library of a text.
+    If PyTorch's flags decide how precise an entry point is, `entries` also names a macro of the
+    text, `flags` returns how many terms are wanted now, and the entry point is indexed by its
+    terms. The first library has the terms of that moment; most programs never change the flags.
+    `load` opens the library of a text.
     """
 
     def __init__(
@@ -127,30 +127,30 @@ class _FwKernels:
         self._flags = {macro: flags[macro] for macro in named}
 
     def __getattr__(self, name: str) -> typing.Any:
-        # Reached at first use only: binding makes each entry a plain attribute.
+        # Called at first use only: binding makes each entry point a plain attribute.
         if name not in self._entries and name != "fw_error_text":
             raise AttributeError(name)
         self.build()
         return self.__dict__[name]
 
     def build(self) -> None:
-        """Have the library that the flags of now ask for."""
+        """Build and bind the library for the current flags."""
         self._bind({"": 1, **{macro: terms() for macro, terms in self._flags.items()}})
 
     def _defined(self, terms: dict[str, int]) -> str:
-        """The text with its macros set: these kernels, with so many terms, and no others."""
+        """The text with its macros set to these numbers of terms; other kernels are left out."""
         names = {macro or "FW_OTHERS": terms.get(macro, 0) for macro in ("", *self._flags)}
         lines = [f"#define {name} {count}\n" for name, count in names.items()]
         return "".join(lines) + self._text if self._flags else self._text
 
     def _bind(self, terms: dict[str, int]) -> None:
-        """Take these kernels from a library of their own."""
+        """Bind the kernels of these macros, from their own library."""
         library = self._load(self._defined(terms))
-        for name, (pointers, numbers, macro) in self._entries.items():
+        for name, (pointers, integers, macro) in self._entries.items():
             if macro in terms:
                 entry = getattr(library, name)
                 tail = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
-                sizes = [ctypes.c_int64] * numbers
+                sizes = [ctypes.c_int64] * integers
                 entry.argtypes = [ctypes.c_void_p] * pointers + sizes + tail
                 entry.restype = ctypes.c_int
                 self._keep(name, macro, terms[macro], _fw_builtin(library, name) or entry)
@@ -177,7 +177,7 @@ def _fw_wanted(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor | None:
-    """Memory for an output, none where nobody wants it."""
+    """Memory for an output, or None if it is not wanted."""
     return _fw_memory(shape, strides, dtype, device) if wanted else None
 
 
@@ -186,7 +186,7 @@ def _fw_pointer(tensor: torch.Tensor | None) -> int | None:
 
 
 def _fw_cache_folder() -> pathlib.Path:
-    """A folder that only this user can write; a temporary one where no lasting one can be had."""
+    """A folder that only this user can write; a temporary one if no lasting one is possible."""
     chosen = os.environ.get("FUSEWRIGHT_CACHE")
     folder = pathlib.Path(chosen) if chosen else pathlib.Path.home() / ".cache" / "fusewright"
     standing = folder.absolute()
@@ -199,7 +199,7 @@ def _fw_cache_folder() -> pathlib.Path:
     if info.st_uid != os.getuid() or info.st_mode & 0o022:
         raise RuntimeError(
             f"other users can write to {folder}, so kernels kept there cannot be trusted; run "
-            f"`chmod 700 {shlex.quote(str(folder))}` or set FUSEWRIGHT_CACHE to a folder of yours"
+            f"`chmod 700 {shlex.quote(str(folder))}` or set FUSEWRIGHT_CACHE to your own folder"
         )
     return folder
 
@@ -209,18 +209,18 @@ def _fw_digest(content: bytes) -> str:
 
 
 def _fw_loader(recipe: _fw_call, build: _fw_call) -> _fw_call:
-    """What opens the library of a text, built this way if it is not there yet."""
+    """A function that opens the library of a text and builds it first if it is missing."""
     return lambda text: ctypes.CDLL(str(_fw_library(text, recipe(), build)))
 
 
 def _fw_library(text: str, recipe: list[str], build: _fw_call) -> pathlib.Path:
-    """The built library's file; `recipe` is what else decides its bytes."""
+    """The file of the library; `recipe` is everything but the text that decides its bytes."""
     key = _fw_digest("\0".join([text, *recipe]).encode())
     folder = _fw_cache_folder()
     for found in sorted(folder.glob(f"emitted-{key}-*.so")):
         if found.stem.endswith(_fw_digest(found.read_bytes())):
             return found
-    # A folder of its own: a lock left behind by a killed build can hold nobody up.
+    # Each build has its own folder: the lock of a killed build cannot block another one.
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="build-", dir=folder))
     build(text, f"fw_{key}", scratch)
     built = next(scratch.glob("*.so"))

@@ -1,4 +1,4 @@
-"""The drivers as operators of torch.library, so that a torch.compile graph can hold them."""
+"""Registers the drivers as torch.library operators, so that torch.compile graphs can hold them."""
 
 import typing
 
@@ -19,7 +19,7 @@ _fw_layout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
 
 
 def _fw_register(mode: _FwMode) -> _FwMode:
-    """Register the mode's operators, once per name in a process; the mode then knows them."""
+    """Register the mode's operators, once per name and process, and store them in the mode."""
     if not hasattr(torch.library, "register_autograd") or not (mode.n_inference and mode.n_tensors):
         return mode
     if mode.records:
@@ -43,7 +43,7 @@ def _fw_define(name: str, schema: str, real: _fw_drive, fake: _fw_drive) -> None
 
 
 def _fw_define_forward(mode: _FwMode, name: str, driver: _fw_drive, results: int) -> None:
-    # Lists, because a schema holds 64 arguments at most and a model has any number of parameters.
+    # Lists, because a schema has at most 64 arguments and a model may have more parameters.
     def real(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         layouts = mode.layouts(*tensors)[:results]
         return _fw_own(driver(*tensors), layouts, tensors)
@@ -65,7 +65,7 @@ def _fw_own(
     layouts: typing.Sequence[_fw_layout],
     inputs: typing.Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """The results as the fake kernel promises them: these layouts, no memory shared."""
+    """The results as the fake kernel describes them: with these layouts, no memory shared."""
     seen = {each.untyped_storage().data_ptr() for each in inputs}
     own = []
     for result, layout in zip(results, layouts, strict=True):
@@ -101,7 +101,7 @@ def _fw_define_autograd(mode: _FwMode, forward: str, backward: str) -> None:
         results = tuple(output)
         _fw_save(ctx, mode, tuple(inputs[0]), results)
         fixed = [results[index] for index in _fw_fixed(mode, ctx.needs_input_grad)]
-        # Beside the outputs come new buffer values and values for backward: none has a gradient.
+        # After the outputs come new buffer values and values for backward, without gradients.
         ctx.mark_non_differentiable(*fixed, *results[mode.n_outputs :])
 
     def differentiate(ctx: typing.Any, tangents: list[torch.Tensor | None]) -> typing.Any:

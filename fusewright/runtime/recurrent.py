@@ -1,9 +1,9 @@
-"""Recurrent layers, which stay PyTorch's own: cuDNN's kernels on a GPU, PyTorch's on the host.
+"""Recurrent layers, which stay PyTorch calls: cuDNN's kernels on a GPU, PyTorch's on the host.
 
-PyTorch knows how to differentiate a layer, so in training its autograd records it. The record hangs
-on an empty tensor, the tape, which is saved for backward as any other value is. Where there is
-none, backward runs the layer once more: in evaluation, where cuDNN would refuse, and where whoever
-keeps saved tensors (checkpoints, offloading) has put another in the tape's place.
+PyTorch can differentiate a layer, so in training its autograd records the call. The record is an
+attribute of an empty tensor, the tape, which is saved for backward like any other value. If there
+is no record, backward runs the layer again: in evaluation, where cuDNN refuses a backward, and
+where saved-tensor hooks (checkpointing, offloading) have replaced the tape by another tensor.
 """
 
 import typing
@@ -14,7 +14,7 @@ _FW_RECORD = "_fw_record"
 
 
 class _FwLayer:
-    """One call of a layer, as torch.lstm and its like take it; `sizes` are of packed sequences."""
+    """One call of torch.lstm, torch.gru and so on; `sizes` are batch sizes of packed sequences."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class _FwLayer:
         return [each.to(self.dtype) for each in results]
 
     def recorded(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What it is given and what it gives, with what autograd knows of how they hang together.
+        """The layer's inputs and its results, connected by an autograd graph.
 
-        Weights keep their places in memory: cuDNN reads those of a layer where they lie.
+        Weights are not copied: cuDNN expects the weights of a layer in one piece of memory.
         """
         with torch.enable_grad():
             given = [self.data, *self.state, *self.weights]
@@ -62,7 +62,7 @@ class _FwLayer:
 
 
 def _fw_recurrent(record: bool, *call: typing.Any) -> list[torch.Tensor]:
-    """The layer's results and its tape; `record` asks for gradients."""
+    """The layer's results and its tape. `record`: gradients will be needed."""
     layer = _FwLayer(*call)
     tape = torch.empty(0, dtype=torch.uint8, device=layer.data.device)
     if not (record and layer.training):
@@ -75,21 +75,21 @@ def _fw_recurrent(record: bool, *call: typing.Any) -> list[torch.Tensor]:
 
 def _fw_recurrent_backward(
     want: typing.Sequence[bool],
-    changes: typing.Sequence[torch.Tensor | None],
+    grad_outputs: typing.Sequence[torch.Tensor | None],
     tape: torch.Tensor,
     *call: typing.Any,
 ) -> list[torch.Tensor | None]:
-    """The gradients of the input, the first states and the weights: of those that are wanted."""
+    """The gradients of the input, the initial states and the weights; None where not wanted."""
     given, results = getattr(tape, _FW_RECORD, None) or _fw_once_more(_FwLayer(*call))
-    pairs = zip(results, changes, strict=True)
-    changed = [(result, change) for result, change in pairs if change is not None]
-    # Of the last ones nobody may have asked for any: they have no flag then.
+    pairs = zip(results, grad_outputs, strict=True)
+    known = [(result, grad_output) for result, grad_output in pairs if grad_output is not None]
+    # `want` may be shorter: the last inputs, whose gradients are never wanted, have no flag.
     chosen = [each for each, wanted in zip(given, want, strict=False) if wanted]
     found = torch.autograd.grad(
-        [result for result, _ in changed],
+        [result for result, _ in known],
         chosen,
-        [change for _, change in changed],
-        retain_graph=True,  # whoever asks may ask again; with the tape all of it goes
+        [grad_output for _, grad_output in known],
+        retain_graph=True,  # backward may run again; the graph is freed with the tape
         allow_unused=True,
     )
     made = iter(
@@ -101,10 +101,10 @@ def _fw_recurrent_backward(
 def _fw_once_more(layer: _FwLayer) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     if layer.training and layer.dropout > 0 and layer.layers > 1:
         raise RuntimeError(
-            f"{layer.kind} drops values at random, and what it dropped is known to the saved "
-            "tensors of its forward alone, which were replaced; leave its dropout out, or call "
-            "the original model where saved tensors are packed or computed anew"
+            f"{layer.kind} drops values at random, and only the saved tensors of its forward know "
+            "which; checkpointing or saved-tensor hooks have replaced these tensors. Set the "
+            "layer's dropout to 0, or call the original model"
         )
-    # With dropout off this is evaluation too; cuDNN gives gradients in training only.
+    # Training without dropout gives evaluation's values; cuDNN has gradients in training only.
     layer.training, layer.dropout = True, 0.0
     return layer.recorded()

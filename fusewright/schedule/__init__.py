@@ -1,1 +1,1 @@
-"""How a kernel is laid over a target: which schedules are legal, and the heuristic's choice."""
+"""How a kernel is mapped to a target: which schedules are legal, and the heuristic's choice."""

@@ -1,9 +1,9 @@
 """The same loop kernel over as few axes as possible.
 
-Axes of size one go, axes are put in the order of memory (the outputs' first), and neighbours that
-every access walks as one are merged. A kernel that reduces keeps at least one inner axis, and one
-that scans the order of its inner axes. The result computes the same numbers; only the order in
-which a reduction adds may differ.
+Axes of size one are dropped, axes are sorted by their order in memory (the outputs' first), and
+neighbours are merged if every access walks them as one. A kernel that reduces keeps at least one
+inner axis, and one that scans keeps the order of its inner axes. The result computes the same
+values; only the order in which a reduction adds may differ.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fusewright.ir.loop import (
 )
 
 Strides = tuple[Dim, ...]
-SHORT, LONG = 4, 16  # elements of a host's run
-# One axis with the strides of every access and index along it.
+SHORT, LONG = 4, 16  # elements of a run on the host
+# One axis, with the strides of every access and index along it.
 Column = tuple[Axis, tuple[Dim, ...]]
 
 
@@ -37,14 +37,14 @@ def coalesce(kernel: LoopKernel) -> LoopKernel:
 
 
 def merge(kernel: LoopKernel) -> LoopKernel:
-    """Drop and merge axes; their order stays."""
+    """Drop and merge axes; keep their order."""
     return _over_fewer(kernel, [])
 
 
 def with_long_lanes(kernel: LoopKernel) -> LoopKernel:
-    """The last two axes change places where the last is so short that to begin a run of it takes
-    longer than the run, and steps along the other one are as short (gradient of max pooling, 3 by 2
-    of 4 × 64 × 112² floats, two Neoverse-N1 while other jobs ran: 36 → 9 ms)."""
+    """Swap the last two axes if the last is so short that starting a run takes longer than the run,
+    and steps along the other are as short (gradient of max pooling, 3 by 2 of 4 × 64 × 112² floats,
+    two Neoverse-N1 while other jobs ran: 36 → 9 ms)."""
     sizes = [axis.size for axis in kernel.outer[-2:]]
     if kernel.inner or len(sizes) < 2 or not all(size.is_static for size in sizes):
         return kernel
@@ -53,11 +53,11 @@ def with_long_lanes(kernel: LoopKernel) -> LoopKernel:
     if not near or sizes[1].factor > SHORT or sizes[0].factor < LONG:
         return kernel
 
-    def turned(strides: Strides) -> Strides:
+    def permuted(strides: Strides) -> Strides:
         return (*strides[:-2], strides[-1], strides[-2])
 
     outer = (*kernel.outer[:-2], kernel.outer[-1], kernel.outer[-2])
-    return replace(kernel, outer=outer, body=restrided(kernel.body, turned))
+    return replace(kernel, outer=outer, body=restrided(kernel.body, permuted))
 
 
 def _over_fewer(kernel: LoopKernel, order: list[int]) -> LoopKernel:
@@ -80,7 +80,7 @@ def _over_fewer(kernel: LoopKernel, order: list[int]) -> LoopKernel:
 
 
 def moves_of(item: Instruction) -> tuple[Strides, ...]:
-    """One step per axis, for all of an instruction that moves: an address, guards, an index."""
+    """The steps per axis of everything that moves in an instruction: address, guards, index."""
     match item:
         case Load() | Store():
             return item.access.moves
@@ -90,7 +90,7 @@ def moves_of(item: Instruction) -> tuple[Strides, ...]:
 
 
 def _priority(kernel: LoopKernel) -> list[int]:
-    """Positions in the stride table, those that decide the order of axes first: stores, loads."""
+    """Positions in the stride table, in the order in which they decide: stores, then loads."""
     stores, loads, at = list[int](), list[int](), 0
     for item in kernel.body:
         stores += [at] * isinstance(item, Store)
@@ -119,7 +119,7 @@ def _range(columns: list[Column]) -> range:
 
 
 def _memory_order(order: list[int]) -> Callable[[Column, Column], int]:
-    """Larger strides first, as seen by the first access that tells two axes apart."""
+    """Larger strides first, by the first access that distinguishes two axes."""
 
     def compare(a: Column, b: Column) -> int:
         for at in order:
@@ -132,7 +132,7 @@ def _memory_order(order: list[int]) -> Callable[[Column, Column], int]:
 
 
 def _size_key(stride: Dim) -> tuple[int, int]:
-    """A stride with more symbols is taken to be the larger."""
+    """A stride with more symbols counts as the larger one."""
     return len(stride.symbols), abs(stride.factor)
 
 
@@ -158,7 +158,7 @@ def _rebuilt(body: tuple[Instruction, ...], columns: list[Column]) -> tuple[Inst
 
 
 def split_axis(kernel: LoopKernel, at: int, inner: Dim) -> LoopKernel | None:
-    """The same kernel with an axis taken apart into two, the second `inner` long, if it can be."""
+    """The same kernel with an axis split in two, the second of size `inner`, if possible."""
     axis, n_outer = kernel.axes[at], len(kernel.outer)
     outer = axis.size.divided_by(inner)
     if outer is None:
@@ -177,7 +177,7 @@ def split_axis(kernel: LoopKernel, at: int, inner: Dim) -> LoopKernel | None:
 def restrided(
     body: tuple[Instruction, ...], change: Callable[[Strides], Strides]
 ) -> tuple[Instruction, ...]:
-    """The same with other strides for every access, guard and index."""
+    """The same body with other strides for every access, guard and index."""
     return tuple(with_moves(item, tuple(map(change, moves_of(item)))) for item in body)
 
 

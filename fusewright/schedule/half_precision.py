@@ -1,18 +1,18 @@
-"""Values of a loop that reach memory only through a rounding to 16 bits.
+"""Values of a loop that reach memory only after rounding to a 16-bit type.
 
-Their last float digits are lost there, so on a GPU exponentials and quotients among them need not
-have all of them. Only steps that keep a relative error as it is lie between: products, quotients,
-and the sum of exponentials, which are positive. That sum's logarithm takes its relative error for
-an absolute one, no larger than what rounds away when it is added to something.
+Their last float32 digits are lost there, so on a GPU their exponentials and quotients need not be
+exact to the last digit. Between them and memory are only steps that preserve a relative error:
+products, quotients, and sums of exponentials, which are positive. The logarithm of such a sum turns
+its relative error into an absolute one, no larger than the rounding when it is added.
 """
 
 from __future__ import annotations
 
-from fusewright.ir.graph import HALVES
+from fusewright.ir.graph import HALF_DTYPES
 from fusewright.ir.loop import Apply, Instruction, LoopKernel, Reduce, Store, reads
 
 
-def coarse(kernel: LoopKernel) -> frozenset[str]:
+def half_precision_values(kernel: LoopKernel) -> frozenset[str]:
     """The names of those values."""
     uses: dict[str, list[Instruction]] = {}
     for item in kernel.body:
@@ -31,13 +31,13 @@ def coarse(kernel: LoopKernel) -> frozenset[str]:
 def _loses_digits(
     use: Instruction, found: set[str], uses: dict[str, list[Instruction]], exponential: bool
 ) -> bool:
-    """Whether what this use makes of a value has 16 bits in memory and no other use."""
+    """Whether the result of this use is stored in 16 bits and has no other use."""
     match use:
         case Store():
-            return use.dtype in HALVES
+            return use.dtype in HALF_DTYPES
         case Apply(op="cast"):
             stored = all(isinstance(each, Store) for each in uses.get(use.name, ()))
-            return use.dtype in HALVES and stored and use.name in found
+            return use.dtype in HALF_DTYPES and stored and use.name in found
         case Apply(op="mul" | "div"):
             return use.name in found
         case Reduce(kind="sum") if exponential:
@@ -46,7 +46,7 @@ def _loses_digits(
 
 
 def _ends_in_logarithms(name: str, found: set[str], uses: dict[str, list[Instruction]]) -> bool:
-    """Whether all that is made of a sum is its logarithm, added to something or alone."""
+    """Whether a sum is used only through its logarithm, added to something or alone."""
     made = uses.get(name, [])
     logs = [use.name for use in made if isinstance(use, Apply) and use.op == "log"]
     ends = [use for log in logs for use in uses.get(log, [])]

@@ -1,7 +1,7 @@
 """Columns that a thread block holds in registers for all sweeps over them.
 
-Softmax over the channels of images, or a norm of them: an element's neighbour in memory belongs to
-the next column. kernels/cuda/held_column.cuh reads each of them once.
+For example softmax or a norm over the channels of images: neighbours in memory belong to different
+columns. kernels/cuda/held_column.cuh reads each element once.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections.abc import Mapping
 from fusewright.ir.loop import LoopKernel, scans
 from fusewright.ir.operators import REDUCTIONS
 from fusewright.schedule.choice import Schedule
-from fusewright.schedule.row_cache import free_registers, keep, row_registers
+from fusewright.schedule.row_cache import cache_values, free_registers, row_registers
 from fusewright.schedule.sweeps import Sweeps, sweeps
-from fusewright.schedule.vector_width import column_widths, lanes_fit, lies_in_columns
+from fusewright.schedule.vector_width import column_widths, is_contiguous_in_columns, lanes_fit
 from fusewright.target.target import SHARED_BYTES
 
 ACROSS = 32
 DOWN = (4, 8, 16, 32)  # threads that share a column
-ELEMENTS = (8, 16)  # of a column that a thread holds, rather the fewer
-LEAST_COLUMNS = 4096  # fewer leave processors without work
+ELEMENTS = (8, 16)  # elements of a column per thread; fewer are better
+LEAST_COLUMNS = 4096  # fewer leave processors idle
 
 
 def held_column(kernel: LoopKernel, sizes: Mapping[str, int]) -> Schedule | None:
-    """How a coalesced kernel of several sweeps holds its columns; None where it had better not."""
+    """How a coalesced kernel of several sweeps holds its columns; None if it should not."""
     inner = kernel.inner_numel
     if scans(kernel) or not kernel.inner or not inner.is_static:
         return None
     many = kernel.outer_numel.at(sizes) >= LEAST_COLUMNS
-    if sweeps(kernel).count == 1 or not many or not lies_in_columns(kernel, sizes):
+    if sweeps(kernel).count == 1 or not many or not is_contiguous_in_columns(kernel, sizes):
         return None
     for lanes in column_widths(kernel):
         for most in ELEMENTS:
@@ -41,13 +41,13 @@ def held_column(kernel: LoopKernel, sizes: Mapping[str, int]) -> Schedule | None
 
 
 def holds_columns(kernel: LoopKernel, schedule: Schedule) -> bool:
-    """Whether all elements of the columns find room, and what their threads have to join."""
+    """Whether registers have room for the columns, and shared memory for partial results."""
     threads, across, lanes = schedule.threads, schedule.across, schedule.lanes
     inner, plan = kernel.inner_numel, sweeps(kernel)
     whole = inner.is_static and inner.factor <= threads // across * schedule.unroll
     if not whole or not lanes_fit(kernel, "column", lanes):
         return False
-    kept_plan, kept = keep(kernel, plan)
+    kept_plan, kept = cache_values(kernel, plan)
     taken = row_registers(kernel, kept_plan, kept, lanes * schedule.unroll)
     joined = threads * lanes * 8 * _state_words(plan)
     return taken <= free_registers(threads) and joined <= SHARED_BYTES

@@ -1,4 +1,4 @@
-"""How far a loop kernel counts: whether its indices and offsets fit into 32 bits."""
+"""Whether the indices and offsets of a loop kernel fit into 32 bits."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from fusewright.ir.graph import Dim
 from fusewright.ir.loop import Index, Load, LoopKernel, Store
 
-# Loops may step past the end by one pass of a block before they look.
+# Loops may step past the end by one step of a block before they check.
 NARROW_LIMIT = 2**31 - 2**20
-GROWTH = 16  # times what the example takes: nobody who gave it is expected to need more
+GROWTH = 16  # times the example's size: larger inputs are not expected
 
 
 def extents(kernel: LoopKernel) -> list[tuple[Dim, ...]]:
-    """Terms, of each index and offset, whose sum it does not exceed."""
+    """For each index and offset, the terms whose sum bounds it."""
     found: list[tuple[Dim, ...]] = [(kernel.outer_numel,), (kernel.inner_numel,)]
     for item in kernel.body:
         match item:
@@ -34,6 +34,6 @@ def _extent(kernel: LoopKernel, strides: Iterable[Dim], start: Iterable[Dim]) ->
 
 
 def may_be_wide(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
-    """Whether 32 bits may be too few for a batch that is still like the example's."""
+    """Whether 32 bits may be too few for a batch similar to the example's."""
     most = max(sum(term.at(sizes) for term in terms) for terms in extents(kernel))
     return most * GROWTH >= NARROW_LIMIT

@@ -1,8 +1,7 @@
-"""How a loop kernel is laid over the machine: `LoopKernel` × `Target` → `Schedule`.
+"""How a loop kernel is mapped to the machine: `LoopKernel` × `Target` → `Schedule`.
 
-Each rule about which schedule fits which kernel is stated once, in `legal`, which the heuristic
-`choose`, the tuner and the tests all ask. Loops are spoken of in their coalesced form. A product
-has the size of its tiles to choose.
+Each rule about which schedule fits which kernel is stated once, in `legal`. The heuristic `choose`,
+the tuner and the tests all use it. Kernels here are in coalesced form.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from fusewright.schedule.held_columns import held_column, holds_columns
 from fusewright.schedule.index_width import may_be_wide
 from fusewright.schedule.row_cache import (
     block_shared_bytes,
+    cache_values,
     free_registers,
-    keep,
     row_registers,
     shared_rows,
 )
@@ -29,18 +28,18 @@ from fusewright.schedule.transpose_tiles import (
     mixes_layouts,
     tile_bytes,
     tiled_accesses,
-    turned_axis,
+    transposed_axis,
 )
 from fusewright.schedule.vector_width import TILED, column_widths, lanes_fit, prefers_column, widths
 from fusewright.target.target import SHARED_BYTES, Target
 
 SMALL_TILE = 32
 PROCESSOR_THREADS, FEW_WAVES = 2048, 4
-TILE_REGISTERS = 64  # 4-byte registers for what a thread has loaded of a tile
+TILE_REGISTERS = 64  # 4-byte registers for the elements of a tile that a thread has loaded
 
 
 def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
-    """Whether the schedule computes this kernel rightly on this target."""
+    """Whether the schedule computes this kernel correctly on this target."""
     kernel = coalesce(kernel)
     if scans(kernel) or schedule.kind in ("scan", "scan_column"):
         return scan_fits(kernel, schedule, target)
@@ -71,10 +70,10 @@ def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
 
 
 def _tile_fits(kernel: LoopKernel, schedule: Schedule) -> bool:
-    """Threads fill whole rows of a tile, and the tiles that wait fit into shared memory."""
+    """Whether threads fill whole rows of a tile, and the tiles fit into shared memory."""
     tile, width = schedule.tile, schedule.threads * schedule.lanes
     return (
-        turned_axis(kernel) is not None
+        transposed_axis(kernel) is not None
         and tile in (SMALL_TILE, LARGE_TILE)
         and schedule.threads % 32 == 0
         and schedule.threads <= 1024
@@ -85,7 +84,7 @@ def _tile_fits(kernel: LoopKernel, schedule: Schedule) -> bool:
 
 
 def splittable(plan: Sweeps) -> bool:
-    """The inner extent may be cut: one sweep, so no element waits for a whole row."""
+    """Whether the inner extent may be split: with one sweep, no element needs a whole row."""
     return plan.count == 1
 
 
@@ -107,7 +106,7 @@ def _row_fits(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
 
 
 def _shared_fits(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
-    """Whether shared memory has room for that many rows, of which each block has one."""
+    """Whether shared memory has room for that many rows, one per block."""
     plan = sweeps(kernel)
     alone = schedule.rows == 1 and schedule.threads > 32
     anew = plan.count > 1 and schedule.lanes > 1
@@ -115,16 +114,16 @@ def _shared_fits(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool
 
 
 def _room(kernel: LoopKernel, plan: Sweeps, schedule: Schedule, target: Target) -> int:
-    """How many rows a processor's shared memory has room for."""
+    """How many rows fit into a processor's shared memory."""
     threads = schedule.threads
     taken = block_shared_bytes(kernel, plan, schedule.lanes, threads, schedule.unroll)
     return shared_rows(taken, threads, target.shared_bytes)
 
 
 def _registers_fit(kernel: LoopKernel, schedule: Schedule) -> bool:
-    """Whether a cached row leaves registers to work with, and to a second block if that is why
-    something is read again. What it reads, nvcc keeps whether told to or not."""
-    plan, kept = keep(kernel, sweeps(kernel))
+    """Whether a cached row leaves enough registers, also for a second block if parts are read
+    again. nvcc keeps what a row has read, whether told to or not."""
+    plan, kept = cache_values(kernel, sweeps(kernel))
     taken = row_registers(kernel, plan, kept, schedule.lanes * schedule.unroll)
     threads = schedule.threads * schedule.rows * (1 + (schedule.beyond > 0))
     return taken <= free_registers(threads)
@@ -133,13 +132,13 @@ def _registers_fit(kernel: LoopKernel, schedule: Schedule) -> bool:
 def kept_sweeps(
     kernel: LoopKernel, schedule: Schedule, target: Target
 ) -> tuple[Sweeps, dict[str, int]]:
-    """The sweeps of a coalesced kernel, and the values that wait from one to the next: in memory on
-    the host, on a GPU in the registers of a row or column that is cached whole."""
+    """The sweeps of a coalesced kernel, and the values that are cached between sweeps: in memory on
+    the host, and on a GPU in the registers of a row or column that is cached whole."""
     plan = sweeps(kernel)
     held = schedule.cached and not (schedule.beyond or schedule.shared)
     rows = schedule.kind == "row" and target.language == "host"
     keeps = rows or (schedule.kind in ("row", "column") and held)
-    return keep(kernel, plan) if keeps else (plan, {})
+    return cache_values(kernel, plan) if keeps else (plan, {})
 
 
 def _column_fits(kernel: LoopKernel, plan: Sweeps, schedule: Schedule) -> bool:
@@ -156,7 +155,7 @@ def _column_fits(kernel: LoopKernel, plan: Sweeps, schedule: Schedule) -> bool:
 
 
 def workspace_bytes(kernel: LoopKernel, schedule: Schedule, target: Target) -> Dim:
-    """Scratch memory that one call needs, in bytes; the same on either target."""
+    """Scratch memory of one call, in bytes; the same on either target."""
     if schedule.splits == 1:
         return ZERO
     kernel = coalesce(kernel)
@@ -175,16 +174,16 @@ def choose(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Sche
 
 
 def candidates(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
-    """Schedules worth trying, best guess first; some may not be legal."""
+    """Schedules to try, best guess first; some may not be legal."""
     wide = target.language == "cuda" and may_be_wide(kernel, sizes)
-    yield from (replace(each, wide=wide) for each in _proposed(kernel, target, sizes))
+    yield from (replace(each, wide_index=wide) for each in _proposed(kernel, target, sizes))
 
 
 def _proposed(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
     if scans(kernel):
         yield from scan_candidates(kernel, target, sizes)
         return
-    if target.turning and mixes_layouts(kernel, sizes):
+    if target.transposing and mixes_layouts(kernel, sizes):
         yield from _tiles(kernel, target, sizes)
     if not kernel.inner:
         yield from _pointwise(kernel, target, sizes)
@@ -202,21 +201,21 @@ def _proposed(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> I
 
 
 def _tiles(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
-    turned = turned_axis(kernel)
-    assert turned is not None
+    transposed = transposed_axis(kernel)
+    assert transposed is not None
     kind, threads = "transpose_row" if kernel.inner else "transpose", 256
     loads = [item for item in tiled_accesses(kernel) if isinstance(item, Load)]
     held = sum(max(4, ITEM_BYTES[x.dtype]) // 4 for x in loads if x.access.strides[-1].factor)
-    lengths = [kernel.axes[at].size.at(sizes) for at in (turned, len(kernel.axes) - 1)]
+    lengths = [kernel.axes[at].size.at(sizes) for at in (transposed, len(kernel.axes) - 1)]
     large = held * LARGE_TILE * LARGE_TILE // threads <= TILE_REGISTERS and min(lengths) > 48
     for tile in (LARGE_TILE, SMALL_TILE) if large else (SMALL_TILE,):
         splits = 1
         if kernel.inner:
             rows, inner = kernel.outer_numel.at(sizes), kernel.inner_numel.at(sizes)
-            within = turned >= len(kernel.outer)
+            within = transposed >= len(kernel.outer)
             blocks = rows if within else rows // lengths[0] * -(-lengths[0] // tile)
             splits = _splits(blocks, inner, tile * tile if within else tile, 16, target.sms)
-        # Single elements by large tiles take more addresses than there are registers.
+        # Single elements with large tiles need more addresses than there are registers.
         for lanes in widths(kernel, kind):
             if lanes > 1 or tile == SMALL_TILE:
                 yield Schedule(kind, min(lanes, 4), threads, splits=splits, tile=tile)
@@ -231,18 +230,19 @@ def _pointwise(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> 
     moving = sum(item.access.strides[-1] != ZERO for item in found if kernel.outer)
     numel = kernel.outer_numel.at(sizes)
     for lanes in widths(kernel, "pointwise"):
-        # Full vectors: one each, and many threads (H200: 2–4 % faster than two in flight). Single
-        # elements: eight loads in flight per thread, unless that leaves processors idle; more where
-        # some find in the cache what others have brought (averages of 8 neighbours, 1.1 GB in all:
-        # 636 µs with one element a thread, 403 with two, 404 with four; of 3x3 246, 189 and 192;
-        # differences of four 324 with two, 295 with four), as they do what is a row's.
+        # Full vectors: one per thread, and many threads (H200: 2–4 % faster than two in flight).
+        # Single elements: eight loads in flight per thread, unless that leaves processors idle.
+        # More if some loads find in the cache what others have read, as for neighbours or broadcast
+        # rows (averages of 8 neighbours, 1.1 GB in all: 636 µs with one element per thread, 403
+        # with two, 404 with four; of 3x3 246, 189 and 192; differences of four 324 with two, 295
+        # with four).
         unroll = 1 if lanes > 1 else max(1, 8 // max(1, loads), min(4, 8 // max(1, moving)))
         if lanes == 1 and loads > buffers:
             unroll = max(unroll, 4 if loads <= 8 else 2)
         while unroll > 1 and numel < target.sms * PROCESSOR_THREADS * lanes * unroll:
             unroll //= 2
-        # Few waves of blocks are fewer with two vectors each (2 M elements of three operands: 10.0
-        # and 9.3 µs; 4 M 13.9 and 13.6; 64 M 130.7 and 131.5).
+        # Two vectors per thread shorten runs of few waves (2 M elements of three operands: 10.0 and
+        # 9.3 µs; 4 M 13.9 and 13.6; 64 M 130.7 and 131.5).
         waves = numel / (lanes * target.sms * PROCESSOR_THREADS)
         threads, unroll = (128, 2) if lanes > 1 and 1 < waves <= FEW_WAVES else (256, unroll)
         yield Schedule("pointwise", lanes=lanes, threads=threads, unroll=unroll)
@@ -270,15 +270,15 @@ def _rows(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Itera
 def _cached_rows(
     kernel: LoopKernel, plan: Sweeps, inner: int, lanes: int, target: Target
 ) -> Iterator[Schedule]:
-    """A row in the registers of a warp or less, else of a block, the fewest threads first.
+    """A row in the registers of at most one warp, otherwise of a block; the fewest threads first.
 
-    A row of 1024 threads has a processor to itself, idle whenever they wait for each other. Two
+    A row of 1024 threads has a processor to itself, which idles while they wait for each other. Two
     blocks that hold a quarter of their rows or more come before it, unless its threads fill their
-    registers and so have as much on its way (H200, 1 GB of floats in rows of 32768: softmax 267 µs
-    whole, 298 in part; layer norm of 16384, which 4 vectors hold, 298 and 266). Where two or three
-    rows of narrow elements fit into shared memory, blocks of 512 threads with a row each come
-    before both (bf16, rows of 32768: softmax 96 % of copy's rate, 75 whole, 89 in part). That is
-    not measured where a row has elements of a second operand to hold.
+    registers and so have as many loads in flight (H200, 1 GB of floats in rows of 32768: softmax
+    267 µs whole, 298 in part; layer norm of 16384, which 4 vectors hold, 298 and 266). If two or
+    three rows of narrow elements fit into shared memory, blocks of 512 threads with a row each come
+    before both (bf16, rows of 32768: softmax 96 % of copy's rate, 75 whole, 89 in part). Rows with
+    a second operand were not measured.
     """
     loads = len(element_loads(kernel, plan))
     most = (8 if loads == 1 else 4) if lanes > 1 else 16
@@ -304,7 +304,7 @@ def _cached_rows(
 
 
 def _row_threads(inner: int, lanes: int) -> int:
-    """Threads for one row: a few passes each."""
+    """Threads for one row: a few vectors each."""
     if inner <= 32 * lanes * 8:
         return next((each for each in (4, 8, 16) if each * lanes * 2 >= inner), 32)
     return 128 if inner <= 128 * lanes * 8 else 256 if inner <= 1 << 16 else 512
@@ -313,7 +313,7 @@ def _row_threads(inner: int, lanes: int) -> int:
 def _splits(blocks: int, inner: int, pass_elements: int, blocks_per_sm: int, sms: int) -> int:
     """Parts of the inner extent, so that the last wave of blocks is a small share of all.
 
-    Each part keeps at least three passes of its block: fewer do not pay for joining it.
+    Each part has at least three steps of its block; with fewer, joining does not pay.
     """
     most = inner // (3 * pass_elements)
     wanted = -(-blocks_per_sm * sms // max(1, blocks))
@@ -340,7 +340,7 @@ def _columns(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> It
 
 
 def _host_reduction(kernel: LoopKernel, kind: str, sizes: Mapping[str, int]) -> Schedule:
-    """Splits come from the sizes alone, never from the threads: results must repeat."""
+    """Splits depend on the sizes alone, never on the threads: results must be reproducible."""
     inner, outer = kernel.inner_numel.at(sizes), kernel.outer_numel.at(sizes)
     lanes = 64 if kind == "row" else HOST_RUN
     tasks = outer if kind == "row" else -(-outer // lanes)

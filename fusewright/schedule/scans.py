@@ -1,14 +1,14 @@
-"""How a kernel that scans is laid over the machine: along its rows, or down its columns.
+"""How a kernel that scans is mapped to the machine: along its rows, or down its columns.
 
-`scan_fits` states what `legal` asks of such a schedule, `scan_candidates` what is worth trying.
-Kernels are spoken of in their coalesced form.
+`scan_fits` is the part of `legal` for such schedules; `scan_candidates` proposes them. Kernels here
+are in coalesced form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fusewright.ir.graph import HALVES, ITEM_BYTES, ONE
+from fusewright.ir.graph import HALF_DTYPES, ITEM_BYTES, ONE
 from fusewright.ir.loop import LoopKernel, scans
 from fusewright.schedule.choice import HOST_RUN, Schedule
 from fusewright.schedule.sweeps import (
@@ -23,16 +23,16 @@ from fusewright.schedule.vector_width import lanes_fit, widths
 from fusewright.target.target import SHARED_BYTES, Target
 
 WARP = 32
-COLUMN_RUN = 256  # columns that a thread of the host walks down together
+COLUMN_RUN = 256  # columns that a host thread scans together
 MOST_PARTS = 1024  # of a row
-MOST_COLUMN_PARTS = 64  # which a thread joins one after the other
+MOST_COLUMN_PARTS = 64  # one thread joins them one after the other
 MOST_DOWN = 16
-HELD = 48  # registers for what a thread has loaded and scans
+HELD = 48  # registers for the elements that a thread has loaded and scans
 LEAST_ACROSS = 8  # columns: floats of a sector
 
 
 def scan_fits(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
-    """Whether the schedule computes this kernel rightly."""
+    """Whether the schedule computes this kernel correctly."""
     known = schedule.kind == "scan" or (schedule.kind == "scan_column" and bool(kernel.outer))
     least = min(schedule.lanes, schedule.threads, schedule.unroll, schedule.splits, schedule.rows)
     if not (known and least >= 1 and is_one_scan(kernel)) or schedule.cached:
@@ -45,8 +45,8 @@ def scan_fits(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
 
 
 def _row_fits(schedule: Schedule) -> bool:
-    """Rows share a block where a warp or less has one; the totals of a block's warps, for each of
-    the vectors in flight, are scanned by one warp."""
+    """Rows share a block if each has at most one warp. One warp scans the totals of a block's
+    warps, for each of the vectors in flight."""
     threads = schedule.threads
     if threads & (threads - 1) or threads * schedule.rows > 1024:
         return False
@@ -65,8 +65,8 @@ def _column_fits(kernel: LoopKernel, schedule: Schedule) -> bool:
 def scan_candidates(
     kernel: LoopKernel, target: Target, sizes: Mapping[str, int]
 ) -> Iterator[Schedule]:
-    """Schedules worth trying, best guess first; some may not be legal."""
-    kinds = ("scan_column", "scan") if _lies_down(kernel, sizes) else ("scan",)
+    """Schedules to try, best guess first; some may not be legal."""
+    kinds = ("scan_column", "scan") if _prefers_columns(kernel, sizes) else ("scan",)
     for kind in kinds:
         if target.language == "host":
             yield Schedule(kind, lanes=_run(kernel) if kind == "scan" else COLUMN_RUN)
@@ -77,15 +77,14 @@ def scan_candidates(
 
 
 def _run(kernel: LoopKernel) -> int:
-    """Short runs of a row, which g++ unrolls (2 M floats, one thread: 2.2 ms, of 64 lanes 3.0,
+    """Short runs of a row, which g++ unrolls (2 M floats, one thread: 2.2 ms, with 64 lanes 3.0,
     eager 2.1; bfloat16 3.5 ms with 32 lanes and 5.2 with 16)."""
-    halves = any(each.dtype in HALVES for each in kernel.arguments)
-    return 32 if halves else 16
+    has_half = any(each.dtype in HALF_DTYPES for each in kernel.arguments)
+    return 32 if has_half else 16
 
 
-def _lies_down(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
-    """Whether most of the bytes are contiguous along the last outer axis, and that is no mere few
-    columns."""
+def _prefers_columns(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
+    """Whether most bytes are contiguous along the last outer axis, if it has enough columns."""
     if not kernel.outer or kernel.outer[-1].size.at(sizes) < LEAST_ACROSS:
         return False
     along = down = 0
@@ -98,8 +97,8 @@ def _lies_down(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
 
 
 def _rows(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
-    """As few threads as take a row in one go, up to a block of 256; rows that are too few to fill
-    the machine are cut, and read twice."""
+    """The fewest threads that hold a row at once, up to a block of 256. If rows are too few to fill
+    the machine, they are split, and read twice."""
     inner, outer = kernel.inner_numel.at(sizes), kernel.outer_numel.at(sizes)
     held = [item.dtype for item in element_loads(kernel, sweeps(kernel))]
     held += [item.dtype for item in scans(kernel)]
@@ -118,14 +117,14 @@ def _rows(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Itera
 
 
 def _splits(blocks: int, inner: int, chunk: int, sms: int, most: int) -> int:
-    """Parts of two chunks or more each, where rows alone leave most processors idle."""
+    """Parts of two chunks or more each, if rows alone leave most processors idle."""
     if 2 * blocks >= sms or inner < 16 * chunk:
         return 1
     return min(inner // (2 * chunk), -(-4 * sms // max(1, blocks)), most)
 
 
 def _columns(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
-    """Warps side by side in a line of memory, and so many of them down that enough is in flight."""
+    """Threads side by side in memory, and enough of them down a column to keep loads in flight."""
     inner, outer = kernel.inner_numel.at(sizes), kernel.outer_numel.at(sizes)
     loads = len(element_loads(kernel, sweeps(kernel)))
     size = max(ITEM_BYTES[item.dtype] for item in element_accesses(kernel, sweeps(kernel)))

@@ -1,9 +1,8 @@
-"""What each sweep over the inner axes of a `LoopKernel` has to compute.
+"""What each sweep over the inner axes of a `LoopKernel` computes.
 
-`level` says when a value can first be known; `sweeps` decides where the work is done: a reduction
-runs in the first sweep that knows its operand, and every store inside the sweeps happens in the
-last one. An output may be an input's own memory, so nothing may be written while a later sweep
-still reads.
+`level` says when a value can first be known; `sweeps` decides where the work is done. A reduction
+runs in the first sweep that knows its operand, and all stores inside sweeps happen in the last one.
+An output may share an input's memory, so nothing is written while a later sweep still reads.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from fusewright.ir.operators import REDUCTIONS
 @dataclass(frozen=True)
 class Sweeps:
     """`needed[k]` are the element values of sweep k, `reductions[k]` the reductions it runs, and
-    `scans[k]` the scans whose operands it gives.
+    `scans[k]` the scans whose operands it computes.
 
     `inner_stores` write at every element (in the last sweep), `row_stores` once per row (at the
     end).
@@ -51,7 +50,7 @@ def sweeps(kernel: LoopKernel) -> Sweeps:
     inside = tuple(
         item for item in stores if leveled.is_element[item.value] or touches(item.access, n_outer)
     )
-    # Beyond `level`: a row value that is spread over the inner axes needs a sweep after it.
+    # Unlike in `level`, a row value that is stored along the inner axes needs one more sweep.
     count = max([leveled.phases, *(leveled.phase[item.value] + 1 for item in inside)])
     reduces = [item for item in kernel.body if isinstance(item, Reduce)]
     by_sweep = tuple(
@@ -78,7 +77,7 @@ def sweeps(kernel: LoopKernel) -> Sweeps:
 
 
 def _element_values(kernel: LoopKernel, leveled: Leveled, roots: list[str]) -> frozenset[str]:
-    """The element values that the roots are made of, themselves included."""
+    """The element values that the roots depend on, the roots included."""
     live = {name for name in roots if leveled.is_element[name]}
     for item in reversed(kernel.body):
         if isinstance(item, Apply) and item.name in live:
@@ -87,14 +86,14 @@ def _element_values(kernel: LoopKernel, leveled: Leveled, roots: list[str]) -> f
 
 
 def part_bytes(plan: Sweeps) -> int:
-    """Bytes of one row's partial result: what C++'s Acc<1> may take at most."""
+    """Bytes of one row's partial result: an upper bound for C++'s Acc<1>."""
     words = sum(REDUCTIONS[item.kind].state_words for item in plan.reductions[0])
     return 8 * max(1, words, sum(map(len, plan.scans)))
 
 
 def is_one_scan(kernel: LoopKernel) -> bool:
-    """Whether all that a kernel does is one walk along each row: scans in one direction, none of
-    which waits for another or for a reduction."""
+    """Whether a kernel is a single scan of each row: all scans in one direction, and none depends
+    on another or on a reduction."""
     found = scans(kernel)
     alone = not any(isinstance(item, Reduce) for item in kernel.body)
     one_way = len({item.backward for item in found}) == 1
@@ -109,19 +108,19 @@ def element_loads(kernel: LoopKernel, plan: Sweeps) -> tuple[Load, ...]:
 
 
 def early_loads(kernel: LoopKernel, plan: Sweeps) -> tuple[Load, ...]:
-    """Those that a row begins with."""
+    """The loads at the start of a row."""
     return tuple(x for x in element_loads(kernel, plan) if not late_sweep(kernel, plan, x))
 
 
 def element_accesses(kernel: LoopKernel, plan: Sweeps) -> tuple[Load | Store, ...]:
-    """The loads and stores made at every element."""
+    """The loads and stores at every element."""
     return (*element_loads(kernel, plan), *plan.inner_stores)
 
 
 def late_sweep(kernel: LoopKernel, plan: Sweeps, load: Load) -> int:
-    """The later sweep whose start is soon enough for this load; 0 if it belongs at the beginning.
+    """The later sweep that may start with this load; 0 if it belongs at the start of the row.
 
-    That is so for what one sweep alone needs and every row shares: it comes from cache.
+    A load is late if only one sweep needs it and all rows share it: it comes from the cache.
     """
     need = [k for k in range(plan.count) if load.name in plan.needed[k]]
     shared = not any(stride.factor for stride in load.access.strides[: len(kernel.outer)])

@@ -1,7 +1,8 @@
-"""Which accesses of a loop kernel go through shared memory, because they lie across its lanes.
+"""Which accesses of a loop kernel go through shared memory, because they are strided along its
+lanes.
 
-Lanes run along the kernel's last axis. An access is *staged* where it is contiguous along another
-axis, the *turned* one, instead. Kernels are spoken of in their coalesced form.
+Lanes run along the kernel's last axis. An access is *staged* if it is contiguous along another
+axis, the *transposed* one, instead. Kernels here are in coalesced form.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from fusewright.ir.loop import Access, Load, LoopKernel, Store
 from fusewright.schedule.sweeps import element_accesses, sweeps
 
 LEAST_SLOT = 4  # bytes: the width of a bank of shared memory
-LEAST_TILED = 8  # floats of a sector: along a shorter axis nothing is read in whole ones anyhow
+LEAST_TILED = 8  # floats of a sector: along a shorter axis, reads do not fill whole sectors anyway
 
 
 def tiled_accesses(kernel: LoopKernel) -> tuple[Load | Store, ...]:
-    """The loads and stores that are made at every point."""
+    """The loads and stores at every point."""
     if kernel.inner:
         return element_accesses(kernel, sweeps(kernel))
     return tuple(item for item in kernel.body if isinstance(item, Load | Store))
 
 
-def turned_axis(kernel: LoopKernel) -> int | None:
-    """The axis along which most bytes lie of those that do not lie along the lanes.
+def transposed_axis(kernel: LoopKernel) -> int | None:
+    """The axis along which most bytes are contiguous, of those that are strided along the lanes.
 
-    Beside reductions it is one of theirs or the last of the outer axes, which tells rows apart.
+    In a kernel with reductions it is an inner axis or the last outer axis, which separates rows.
     """
     lane = len(kernel.axes) - 1
     axes = range(len(kernel.outer) - 1 if kernel.inner else 0, lane)
@@ -34,7 +35,7 @@ def turned_axis(kernel: LoopKernel) -> int | None:
         axis: sum(
             ITEM_BYTES[item.dtype]
             for item in tiled_accesses(kernel)
-            if _lies_across(item.access, lane, axis)
+            if _is_strided_along_lanes(item.access, lane, axis)
         )
         for axis in axes
         if axis >= 0
@@ -45,16 +46,20 @@ def turned_axis(kernel: LoopKernel) -> int | None:
 
 def staged(kernel: LoopKernel) -> tuple[Load | Store, ...]:
     """The accesses that go through shared memory, in the body's order."""
-    turned = turned_axis(kernel)
-    if turned is None:
+    transposed = transposed_axis(kernel)
+    if transposed is None:
         return ()
     lane = len(kernel.axes) - 1
-    return tuple(item for item in tiled_accesses(kernel) if _lies_across(item.access, lane, turned))
+    return tuple(
+        item
+        for item in tiled_accesses(kernel)
+        if _is_strided_along_lanes(item.access, lane, transposed)
+    )
 
 
-def _lies_across(access: Access, lane: int, axis: int) -> bool:
+def _is_strided_along_lanes(access: Access, lane: int, axis: int) -> bool:
     across = access.strides[axis] == ONE and access.strides[lane] not in (ZERO, ONE)
-    return across and not access.guards  # a tile is fetched whole
+    return across and not access.guards  # a tile is read whole
 
 
 def slot_bytes(kernel: LoopKernel) -> int:
@@ -62,22 +67,25 @@ def slot_bytes(kernel: LoopKernel) -> int:
 
 
 def tile_count(kernel: LoopKernel) -> int:
-    """Tiles in shared memory: a thread leaves what it stores where it took what it loads."""
+    """Tiles in shared memory: a thread stores its results where it read its operands."""
     found = staged(kernel)
     loads = sum(isinstance(item, Load) for item in found)
     return max(loads, len(found) - loads)
 
 
 def tile_bytes(kernel: LoopKernel, tile: int) -> int:
-    """Shared memory of a block; rows lie one slot further apart than they are long."""
+    """Shared memory of a block; each row of a tile is padded by one slot."""
     return tile_count(kernel) * tile * (tile + 1) * slot_bytes(kernel)
 
 
 def mixes_layouts(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
-    """Whether whole tensors lie along the lanes and others across them: one of the two would be
-    moved an element a line."""
-    turned, lane = turned_axis(kernel), len(kernel.axes) - 1
-    if turned is None or min(kernel.axes[at].size.at(sizes) for at in (turned, lane)) < LEAST_TILED:
+    """Whether some whole tensors are contiguous along the lanes and others are strided: one of the
+    two would move one element per cache line."""
+    transposed, lane = transposed_axis(kernel), len(kernel.axes) - 1
+    if (
+        transposed is None
+        or min(kernel.axes[at].size.at(sizes) for at in (transposed, lane)) < LEAST_TILED
+    ):
         return False
     points = kernel.outer_numel.at(sizes) * kernel.inner_numel.at(sizes)
     whole = [i for i in tiled_accesses(kernel) if 2 * reach(i.access, kernel, sizes) > points]

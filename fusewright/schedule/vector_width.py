@@ -1,6 +1,6 @@
-"""Along which axes vectors lie, where they are whole and aligned, and how wide they may be.
+"""The axes of vectors, whether vectors are whole and aligned, and how wide they may be.
 
-Kernels are spoken of in their coalesced form.
+Kernels here are in coalesced form.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from fusewright.ir.graph import ITEM_BYTES, ONE, ZERO
 from fusewright.ir.loop import Access, Load, LoopKernel, Store
 from fusewright.schedule.sweeps import element_accesses, sweeps
-from fusewright.schedule.transpose_tiles import reach, staged, turned_axis
+from fusewright.schedule.transpose_tiles import reach, staged, transposed_axis
 
-ROWS = ("row", "transpose_row", "scan")  # kinds whose lanes lie along the last inner axis
-TILED = ("transpose", "transpose_row")  # kinds that turn tiles in shared memory
+ROWS = ("row", "transpose_row", "scan")  # kinds whose lanes are along the last inner axis
+TILED = ("transpose", "transpose_row")  # kinds that transpose tiles in shared memory
 
 
 def lanes_fit(kernel: LoopKernel, kind: str, lanes: int) -> bool:
-    """Vectors of `lanes` elements along the lane axis are whole and, if pointers allow, aligned."""
+    """Whether vectors of `lanes` elements are whole and, if pointers allow, aligned."""
     if lanes == 1:
         return True
     if lane_axis(kernel, kind) is None:
@@ -30,13 +30,13 @@ def lanes_fit(kernel: LoopKernel, kind: str, lanes: int) -> bool:
 
 
 def vector_axes(kernel: LoopKernel, kind: str) -> tuple[int, ...]:
-    """The axes that vectors lie along."""
-    axes = (lane_axis(kernel, kind), turned_axis(kernel) if kind in TILED else None)
+    """The axes along which vectors are read and written."""
+    axes = (lane_axis(kernel, kind), transposed_axis(kernel) if kind in TILED else None)
     return tuple(axis for axis in axes if axis is not None)
 
 
 def vectors(kernel: LoopKernel, kind: str) -> Iterator[tuple[Access, int]]:
-    """Each access that is made a vector at a time, with the axis along which."""
+    """Each access that moves whole vectors, with their axis."""
     axes = vector_axes(kernel, kind)
     across = {item.access for item in staged(kernel)} if kind in TILED else set()
     for access in lane_accesses(kernel, kind):
@@ -46,7 +46,7 @@ def vectors(kernel: LoopKernel, kind: str) -> Iterator[tuple[Access, int]]:
 
 
 def _is_guarded(access: Access, axis: int) -> bool:
-    """Whether lanes along an axis are read one by one, some being inside and some not."""
+    """Whether lanes along an axis are read one by one, because some are inside and some are not."""
     return any(guard.steps[axis] != ZERO for guard in access.guards)
 
 
@@ -59,14 +59,14 @@ def _access_fits(access: Access, axis: int, lanes: int) -> bool:
 
 
 def lane_axis(kernel: LoopKernel, kind: str) -> int | None:
-    """The position of the axis that vectors lie along."""
+    """The position of the lane axis."""
     if kind in ROWS:
         return len(kernel.axes) - 1
     return len(kernel.outer) - 1 if kernel.outer else None
 
 
 def lane_accesses(kernel: LoopKernel, kind: str) -> tuple[Access, ...]:
-    """The accesses that are made a vector at a time."""
+    """The accesses that move whole vectors."""
     return tuple(item.access for item in _lane_items(kernel, kind))
 
 
@@ -77,11 +77,11 @@ def _lane_items(kernel: LoopKernel, kind: str) -> tuple[Load | Store, ...]:
 
 
 def prefers_column(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
-    """Whether it had better reduce down the columns, in its one sweep."""
-    return sweeps(kernel).count == 1 and lies_in_columns(kernel, sizes)
+    """Whether reducing down the columns is better, in a single sweep."""
+    return sweeps(kernel).count == 1 and is_contiguous_in_columns(kernel, sizes)
 
 
-def lies_in_columns(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
+def is_contiguous_in_columns(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
     """Whether most of the bytes are contiguous along the last outer axis."""
     plan = sweeps(kernel)
     if not kernel.outer:
@@ -95,17 +95,18 @@ def lies_in_columns(kernel: LoopKernel, sizes: Mapping[str, int]) -> bool:
 
 
 def column_widths(kernel: LoopKernel) -> list[int]:
-    """Of columns: eight bytes a thread, not sixteen, is more threads at once (H200, 1024 × 8192
-    floats, two operands 33.7 instead of 38.1 µs, one 19.6 and 21.4; 16384 rows 394.9 and 397.2)."""
+    """Vector widths for columns: eight bytes per thread instead of sixteen allow more threads
+    (H200, 1024 × 8192 floats, two operands 33.7 instead of 38.1 µs, one 19.6 and 21.4; 16384 rows
+    394.9 and 397.2)."""
     wide = list(widths(kernel, "column"))
     return wide[1:] if wide[0] > 2 else wide
 
 
 def widths(kernel: LoopKernel, kind: str) -> Iterator[int]:
-    """Vector widths to try: 16 bytes of the largest item in vectors, then halves.
+    """Vector widths to try: 16 bytes of the largest item, then half as many, and so on.
 
-    Single elements where a load is guarded along the lanes: a warp's neighbours then read
-    neighbours, while one thread's vector would be as many accesses, each spread over more lines.
+    If a load is guarded along the lanes: single elements. Then neighbouring threads of a warp read
+    neighbours, while a vector per thread would be as many accesses, each over more cache lines.
     """
     axis = lane_axis(kernel, kind)
     if axis is not None and any(_is_guarded(each, axis) for each in lane_accesses(kernel, kind)):

@@ -1,1 +1,1 @@
-"""What is compiled for: the device, what it can do, and the measured facts of each GPU."""
+"""The target of compilation: the device, its features, and measured facts of GPUs."""

@@ -1,13 +1,19 @@
-"""What this machine is: names for reports, and for what was measured or built here."""
+"""This machine's devices: their names, their targets, and the versions of software."""
 
 from __future__ import annotations
 
+import os
 import platform
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from fusewright import __version__
+from fusewright.errors import DeviceError, FusewrightError
+from fusewright.runtime import gpu, tensor_cores
+from fusewright.target.facts import H200
+from fusewright.target.target import TRIALS, Target
 
 
 def device_name(device: torch.device) -> str:
@@ -17,7 +23,7 @@ def device_name(device: torch.device) -> str:
 
 
 def precise_name(device: torch.device) -> str:
-    """The same with the processor's model: what was measured on one says nothing of another."""
+    """The name with the CPU's model, because measurements hold for one model only."""
     if device.type == "cuda":
         return device_name(device)
     facts = Path("/proc/cpuinfo")
@@ -28,19 +34,49 @@ def precise_name(device: torch.device) -> str:
 
 
 def architecture(device: torch.device) -> str:
-    """sm_90a for Hopper, whose own instructions need the suffix; sm_XY otherwise."""
+    """nvcc's name of the GPU. The host's compiler detects the CPU itself."""
     if device.type != "cuda":
         return "native"
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
+    capability = torch.cuda.get_device_capability(device)
+    try:
+        return gpu._fw_architecture(*capability)
+    except RuntimeError as error:
+        raise DeviceError(str(error)) from error
+
+
+def target_of(device: torch.device) -> Target:
+    """The target for this device, with PyTorch's current precision flags.
+
+    A GPU that was not measured gets the rates of the H200, and its own counts from the driver.
+    """
+    if device.type != "cuda":
+        return Target.host()
+    found = torch.cuda.get_device_properties(device)
+    facts = replace(
+        H200,
+        name=found.name,
+        sms=found.multi_processor_count,
+        shared_bytes=found.shared_memory_per_multiprocessor,
+    )
+    return Target.cuda(
+        facts,
+        tensor_cores=gpu._fw_has_tensor_cores(found.major, found.minor),
+        trials=_trials(),
+        tf32=tensor_cores._fw_terms() == 1,
+        conv_tf32=tensor_cores._fw_conv_terms() == 1,
+    )
+
+
+def _trials() -> tuple[str, ...]:
+    """Features that the user wants to try before they are the default."""
+    wanted = tuple(filter(None, os.environ.get("FUSEWRIGHT_TRY", "").split(",")))
+    unknown = [each for each in wanted if each not in TRIALS]
+    if unknown:
+        raise FusewrightError(f"FUSEWRIGHT_TRY={','.join(unknown)!r}: it takes {','.join(TRIALS)}")
+    return wanted
 
 
 def versions() -> dict[str, str]:
-    found = {
-        "fusewright": __version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-    }
-    if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    return found
+    found = {"fusewright": __version__, "torch": str(torch.__version__)}
+    found["python"] = platform.python_version()
+    return {**found, "cuda": torch.version.cuda} if torch.version.cuda else found

@@ -1,57 +1,81 @@
-"""What is compiled for: `Target`."""
+"""`Target`: what we compile for."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-HOPPER_SHARED_BYTES = 228 * 1024
+from fusewright.target.facts import H200, Gpu
+
 SHARED_BYTES = 48 * 1024
 TRIALS = ("halves", "sweeping")
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is compiled for: language 'cuda' or 'host', the number of processors, and how much
-    shared memory each of them has.
+    """The language, 'cuda' or 'host', the facts of the GPU if there is one, and its features.
 
-    `tensor_cores`: whether it has those that our matrix products and convolutions are written for,
-    Hopper's. `tf32`: whether PyTorch's library may round the products that it is given instead of
-    them; `computing`: whether it may round what it convolves, so that ours lay out images as
-    halves, and compute them on that way. `turning`: whether loops may turn tiles in shared memory,
-    and PyTorch's convolutions so run in channels-last. Off until a GPU has shown what they gain
-    (TRIALS): `halves`, whether products in 16 bits are ours; `sweeping`, whether convolutions of
-    ours also reduce what they write, and whether they and products end in a logsumexp.
+    `tensor_cores`: whether it has Hopper's, for which our matmuls and convolutions are written.
+    `tf32`: whether PyTorch may round the operands of matmuls. `conv_tf32`: whether it may round
+    those of convolutions; ours then stage their input in fp16, and may compute it in a prologue.
+    `transposing`: whether loops may transpose tiles in shared memory, so that PyTorch's
+    convolutions can run in channels-last.
+
+    Off until they are measured (TRIALS): `halves`, whether 16-bit matmuls are ours; `sweeping`,
+    whether our convolutions also reduce their results, and whether they and our matmuls end in a
+    logsumexp.
     """
 
     language: str
-    sms: int = 132
+    gpu: Gpu | None = None
     tensor_cores: bool = False
     tf32: bool = False
-    turning: bool = False
+    transposing: bool = False
     halves: bool = False
     sweeping: bool = False
-    shared_bytes: int = 0
-    computing: bool = False
+    conv_tf32: bool = False
+
+    @property
+    def facts(self) -> Gpu:
+        """The GPU's facts. Costs exist for GPUs only."""
+        assert self.gpu is not None, "a host target has no GPU facts"
+        return self.gpu
+
+    @property
+    def sms(self) -> int:
+        """The number of SMs. The host counts as one."""
+        return self.gpu.sms if self.gpu else 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of an SM."""
+        return self.gpu.shared_bytes if self.gpu else 0
 
     @property
     def online(self) -> bool:
-        """Whether loops that would read memory again rather compute more in one sweep, or hold
-        columns in registers."""
+        """Whether loops compute more in one sweep, or hold columns in registers, to read memory
+        once."""
         return self.language == "cuda"
 
     @staticmethod
     def host() -> Target:
-        return Target("host", 1)
+        return Target("host")
 
     @staticmethod
     def cuda(
-        sms: int = 132,
+        gpu: Gpu = H200,
         tensor_cores: bool = True,
         trials: Collection[str] = (),
-        shared_bytes: int = HOPPER_SHARED_BYTES,
         tf32: bool = False,
-        computing: bool = True,
+        conv_tf32: bool = True,
     ) -> Target:
-        given = {each: each in trials for each in TRIALS} | {"computing": computing}
-        return Target("cuda", sms, tensor_cores, tf32, True, shared_bytes=shared_bytes, **given)
+        """For this GPU. One that was not measured has the H200's record with its own counts."""
+        return Target(
+            "cuda",
+            gpu,
+            tensor_cores=tensor_cores,
+            tf32=tf32,
+            conv_tf32=conv_tf32,
+            transposing=True,
+            **{each: each in trials for each in TRIALS},
+        )

@@ -1,1 +1,1 @@
-"""Schedules that are measured: candidates, a trial of each, the fastest, and where it is kept."""
+"""Tuning: candidate schedules, a trial of each, and the store of the fastest."""

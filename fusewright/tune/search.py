@@ -1,8 +1,8 @@
-"""Measure schedules: for each kernel the fastest that was tried, and what was found before.
+"""Find the fastest schedule of each kernel by measurement, or in the store of earlier results.
 
-A kernel's candidates are one translation unit. All are built first, side by side; then each
-kernel's are run alone: checked against the heuristic's, timed in turns, and the fastest meets the
-heuristic's once more. Only what wins there, beyond noise, is taken.
+A kernel's candidates are one translation unit. All are built first, in parallel. Then each kernel's
+candidates are compared with the heuristic's schedule and timed in turns. The fastest is timed
+against the heuristic's once more, and taken only if it wins beyond noise.
 """
 
 from __future__ import annotations
@@ -21,99 +21,65 @@ import torch
 
 from fusewright import debug
 from fusewright.build import build, load
-from fusewright.codegen.epilogue import Ended
-from fusewright.codegen.render import render
-from fusewright.codegen.source import Source
-from fusewright.cost.conv_direct import DirectSchedule
 from fusewright.errors import CompileFailed
-from fusewright.ir.convolution import WindowKernel
-from fusewright.ir.loop import LoopKernel
-from fusewright.ir.matmul import ProductKernel
-from fusewright.ir.weight_gradient import GradientKernel
-from fusewright.plan.equal_kernels import Kernel
+from fusewright.ir.graph import Sizes
+from fusewright.ir.kernel import Kernel
+from fusewright.kinds.kind import Choice
+from fusewright.kinds.registry import heuristic, permitted, render
 from fusewright.runtime import library, tensor_cores
-from fusewright.schedule.choice import Schedule
-from fusewright.schedule.tensor_core import (
-    EndedSchedule,
-    GradientSchedule,
-    ProductSchedule,
-    WindowSchedule,
-)
 from fusewright.target.device import architecture, precise_name
 from fusewright.target.target import Target
 from fusewright.tune import store as tuned
-from fusewright.tune.candidates import Choice, heuristic, permitted, worth_trying
+from fusewright.tune.candidates import worth_trying
 from fusewright.tune.store import Tuned
 from fusewright.tune.timing import samples_ms
-from fusewright.tune.trial import TERMS, Candidate, Trial
+from fusewright.tune.trial import TERMS, CompiledSchedule, Trial
 
 NOISE = 0.02
-LEAST_GAIN_US = 0.2  # what one launch differs from the next by
+LEAST_GAIN_US = 0.2  # the difference between one launch and the next
 SCREEN_S = 0.4
 DUEL_S = 0.4
 LEAST_ROUNDS = 7
 MOST_COMPILERS = 8
-BUILD_SHARE = 0.6  # of the time, for the progress bar
+BUILD_SHARE = 0.6  # share of building in the progress bar
 
-Sized = tuple[Kernel, Mapping[str, int]]
-# Hears what is being done and the share of all that is done.
+Sized = tuple[Kernel, Sizes]
+# Called with the current action and the share of the work that is done.
 OnProgress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A kernel that is to be measured."""
+    """A kernel to measure."""
 
     kernel: Kernel
-    sizes: Mapping[str, int]
+    sizes: Sizes
     key: str
     choices: tuple[Choice, ...]
 
 
 def settled(kernels: Sequence[Sized], target: Target, device: torch.device) -> dict[str, Tuned]:
-    """What is known from before and still fits, under the kernels' names of now."""
-    kept = tuned.read()
-    keys = _keys(kernels, target, device) if kept else {}
+    """Stored results that are still legal, by the kernels' current names."""
+    stored, name = tuned.read(), precise_name(device)
     found: dict[str, Tuned] = {}
-    for kernel, _ in kernels:
-        each = kept.get(keys.get(kernel.name, ""))
+    for kernel, sizes in kernels if stored else ():
+        each = stored.get(tuned.key_of(kernel, sizes, name, target))
         if each and (not each.changed or permitted(kernel, each.schedule, target)):
             found[kernel.name] = replace(each, kernel=kernel.name)
     return found
 
 
-def chosen(kernel: Kernel, sizes: Mapping[str, int], target: Target, found: Tuned | None) -> Choice:
-    """The measured schedule where another than the heuristic's was faster, else that one."""
+def chosen(kernel: Kernel, sizes: Sizes, target: Target, found: Tuned | None) -> Choice:
+    """The measured schedule if it was faster than the heuristic's, else the heuristic's."""
     if found is not None and found.changed:
         return found.schedule
     return heuristic(kernel, target, sizes)
 
 
-def source_of(kernels: Sequence[tuple[Kernel, Choice]], target: Target) -> Source:
-    """These kernels with these schedules as one translation unit."""
-    loops: list[tuple[LoopKernel, Schedule]] = []
-    ended: list[tuple[Ended, EndedSchedule]] = []
-    gradients: list[tuple[GradientKernel, GradientSchedule]] = []
-    for kernel, choice in kernels:
-        match kernel, choice:
-            case LoopKernel(), Schedule():
-                loops.append((kernel, choice))
-            case GradientKernel(), GradientSchedule():
-                gradients.append((kernel, choice))
-            case (
-                (ProductKernel() | WindowKernel()),
-                (ProductSchedule() | WindowSchedule() | DirectSchedule()),
-            ):
-                ended.append((kernel, choice))
-            case _:
-                raise AssertionError(f"{kernel.name} with {choice}")
-    return render(loops, target, ended, gradients)
-
-
 def tune(
     kernels: Sequence[Sized], target: Target, device: torch.device, progress: OnProgress
 ) -> dict[str, Tuned]:
-    """Measure what is not known yet, keep it, and give back all that is known."""
+    """Measure and store what is not known yet. Returns all known results."""
     known = settled(kernels, target, device)
     jobs = [
         job
@@ -129,44 +95,28 @@ def tune(
                 found = _measured(job, built[at], device)
             if found is not None:
                 known[job.kernel.name] = found
-                # At once: who interrupts a long run keeps what it has found.
-                tuned.keep({job.key: found})
+                tuned.keep({job.key: found})  # now, because a long run may be interrupted
     return known
 
 
-def _keys(kernels: Sequence[Sized], target: Target, device: torch.device) -> dict[str, str]:
-    name = precise_name(device)
-    return {kernel.name: tuned.key_of(kernel, sizes, name, target) for kernel, sizes in kernels}
-
-
 def _jobs(kernels: Sequence[Sized], target: Target, device: torch.device) -> list[_Job]:
-    keys = _keys(kernels, target, device)
+    name = precise_name(device)
     jobs = [
-        _Job(kernel, sizes, keys[kernel.name], worth_trying(kernel, target, sizes))
-        for kernel, sizes in kernels
-        if _has_work(kernel, sizes)
+        _Job(each, at, tuned.key_of(each, at, name, target), worth_trying(each, target, at))
+        for each, at in kernels
+        if not each.is_empty(at)
     ]
     return [job for job in jobs if len(job.choices) > 1]
-
-
-def _has_work(kernel: Kernel, sizes: Mapping[str, int]) -> bool:
-    if isinstance(kernel, GradientKernel):
-        return kernel.geometry.result_elements(sizes) > 0
-    loop = kernel if isinstance(kernel, LoopKernel) else kernel.epilogue
-    return all(axis.size.at(sizes) > 0 for axis in loop.axes)
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-# Building --------------------------------------------------------------------------------------
-
-
 def _built(
     jobs: Sequence[_Job], target: Target, arch: str, folder: Path, progress: OnProgress
-) -> list[list[Candidate]]:
-    """Every job's candidates, compiled side by side."""
+) -> list[list[CompiledSchedule]]:
+    """The candidates of each job, compiled in parallel."""
     workers = max(1, min(len(jobs), os.cpu_count() or 1, MOST_COMPILERS))
     with ThreadPoolExecutor(workers) as pool:
         waiting = [
@@ -182,10 +132,10 @@ def _built(
 
 def _compiled(
     kernel: Kernel, choices: tuple[Choice, ...], target: Target, arch: str, folder: Path
-) -> list[Candidate]:
-    """One library of all or, where the compiler refuses that, one of each that it takes."""
+) -> list[CompiledSchedule]:
+    """One library of all candidates. If it cannot be compiled, one for each that can."""
     named = [(replace(kernel, name=f"{kernel.name}_{at}"), c) for at, c in enumerate(choices)]
-    source = source_of(named, target)
+    source = render(named, target)
     try:
         made = load(build(source, cache_dir=folder, arch=arch))
     except CompileFailed as error:
@@ -199,7 +149,7 @@ def _compiled(
     kernels = library._FwKernels(entries, source.text, flags, lambda _: made)
     kernels.build()
     return [
-        Candidate(choice, entry, kernels)
+        CompiledSchedule(choice, entry, kernels)
         for choice, entry in zip(choices, source.entries, strict=True)
     ]
 
@@ -208,18 +158,15 @@ def _left_out(kernel: Kernel, choice: Choice, why: str) -> None:
     warnings.warn(f"{kernel.name}: {choice} is left out: {why}", RuntimeWarning, stacklevel=3)
 
 
-# Measuring -------------------------------------------------------------------------------------
-
-
-def _measured(job: _Job, candidates: list[Candidate], device: torch.device) -> Tuned | None:
-    """The fastest candidate beside the heuristic's; None where that one does not run itself."""
+def _measured(job: _Job, candidates: list[CompiledSchedule], device: torch.device) -> Tuned | None:
+    """The fastest candidate and the heuristic's. None if the heuristic's does not run."""
     if not candidates or candidates[0].choice != job.choices[0]:
         return None
     try:
         trial = Trial(job.kernel, job.sizes, device, candidates)
         faults = trial.faults(candidates)
     except torch.OutOfMemoryError:
-        text = f"{job.kernel.name} is not tuned: its tensors do not fit beside the model's"
+        text = f"{job.kernel.name} is not tuned: the GPU has no memory left for its tensors"
         warnings.warn(text, RuntimeWarning, stacklevel=3)
         return None
     for each, why in faults.items():
@@ -230,7 +177,7 @@ def _measured(job: _Job, candidates: list[Candidate], device: torch.device) -> T
     times = _times_us(sound, device, SCREEN_S)
     best = min(times, key=lambda at: times[at])
     if best:
-        # The fastest of many is partly the luckiest: it must win again, alone.
+        # The fastest of many may be lucky: it must win again, alone.
         times = _times_us({at: sound[at] for at in (0, best)}, device, DUEL_S)
     if times[0] - times[best] <= max(NOISE * times[0], LEAST_GAIN_US):
         best = 0
@@ -251,7 +198,7 @@ def _measured(job: _Job, candidates: list[Candidate], device: torch.device) -> T
 def _times_us(
     calls: Mapping[int, Callable[[], int]], device: torch.device, budget_s: float
 ) -> dict[int, float]:
-    """Medians on a GPU; on the host, where others run too, the lower quartile."""
+    """The median on a GPU. The lower quartile on the host, which also runs other programs."""
     share = 2 if device.type == "cuda" else 4
     named = {str(at): call for at, call in calls.items()}
     taken = samples_ms(named, device=device, budget_s=budget_s, least_rounds=LEAST_ROUNDS)

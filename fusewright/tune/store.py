@@ -1,8 +1,8 @@
-"""What tuning found, kept in one readable JSON file of the cache folder.
+"""The results of tuning, in one readable JSON file of the cache folder.
 
-An entry's key is a digest of what it holds for: the kernel but for its names, the sizes, the
-device and the version of this format. The file is replaced whole, by an atomic rename, under a
-lock; one that cannot be read is ignored with a warning. FUSEWRIGHT_TUNED=0 leaves it alone.
+An entry's key is a digest of the kernel without its names, the sizes, the device and the version of
+this format. The file is replaced as a whole, by an atomic rename, under a lock. A file that cannot
+be read is ignored with a warning. With FUSEWRIGHT_TUNED=0 the file is not used.
 """
 
 from __future__ import annotations
@@ -20,34 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from fusewright.build import trusted_folder, writing_cache
-from fusewright.cost.conv_direct import DirectSchedule
 from fusewright.errors import CacheUnusable, FusewrightError
-from fusewright.plan.equal_kernels import Kernel, canonical
-from fusewright.schedule.choice import Schedule
-from fusewright.schedule.tensor_core import (
-    GradientSchedule,
-    ProductSchedule,
-    WindowSchedule,
-)
+from fusewright.ir.graph import Sizes
+from fusewright.ir.kernel import Kernel
+from fusewright.kinds.kind import Choice
+from fusewright.kinds.registry import stored_name, stored_type
 from fusewright.target.target import Target
-from fusewright.tune.candidates import Choice
 
-VERSION = 1  # Raise it where a schedule of the same fields comes to mean another kernel.
+VERSION = 2  # Raise it if a schedule with the same fields gets another meaning.
 FILE = "tuned.json"
 _LOCK = "tuned.lock"
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError)
-_KINDS: Mapping[str, type[Choice]] = {
-    "loop": Schedule,
-    "product": ProductSchedule,
-    "window": WindowSchedule,
-    "direct": DirectSchedule,
-    "gradient": GradientSchedule,
-}
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A kernel's measured choice; `heuristic` where nothing was faster beyond noise."""
+    """A kernel's fastest schedule: the `heuristic` one unless another was faster beyond noise."""
 
     kernel: str
     device: str
@@ -63,60 +51,50 @@ class Tuned:
         return self.schedule != self.heuristic
 
     def differences(self) -> tuple[str, str]:
-        """Before and after in words: the fields in which they differ."""
+        """The fields in which both schedules differ, as text: the heuristic's, the fastest's."""
         before, after = asdict(self.heuristic), asdict(self.schedule)
         names = [name for name in before if before[name] != after.get(name)]
-        texts = (", ".join(f"{name} {each[name]}" for name in names) for each in (before, after))
-        left, right = texts
-        return left, right
+        left, right = ([f"{name} {each[name]}" for name in names] for each in (before, after))
+        return ", ".join(left), ", ".join(right)
 
 
-def key_of(kernel: Kernel, sizes: Mapping[str, int], device: str, target: Target) -> str:
-    """The entry's name in the file."""
-    text = repr((VERSION, canonical(kernel), sizes_of(kernel, sizes), device, target))
+def key_of(kernel: Kernel, sizes: Sizes, device: str, target: Target) -> str:
+    """The entry's key in the file."""
+    text = repr((VERSION, kernel.canonical(), sizes_of(kernel, sizes), device, target))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def sizes_of(kernel: Kernel, sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    """The sizes that the kernel is called with."""
+def sizes_of(kernel: Kernel, sizes: Sizes) -> tuple[tuple[str, int], ...]:
+    """The sizes with which the kernel is called."""
     return tuple((name, sizes[name]) for name in kernel.symbols)
 
 
 def is_on() -> bool:
-    """Whether choices are kept and found again."""
+    """Whether the file is used."""
     text = os.environ.get("FUSEWRIGHT_TUNED", "1") or "1"
     if text not in {"0", "1"}:
         raise FusewrightError(f"FUSEWRIGHT_TUNED={text!r}: set it to 0 or 1")
     return text == "1"
 
 
-def place() -> Path:
-    """Where the file is; CacheUnusable where the folder cannot be trusted."""
-    return trusted_folder(None) / FILE
-
-
 def read() -> dict[str, Tuned]:
-    """All that was kept and can still be understood."""
+    """All entries that can be read."""
     if not is_on():
         return {}
     try:
-        path = place()
+        path = trusted_folder(None) / FILE
         return _parsed(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, CacheUnusable):
-        return {}  # A build in a folder that cannot be used says so itself.
+        return {}  # If the folder cannot be used, the next build says so.
     except _DAMAGE as error:
-        why = f"{type(error).__name__}: {error}"
-        warnings.warn(
-            f"{path}, the schedules found by tuning, cannot be read and is ignored ({why}); "
-            "delete it, or tune again to replace it",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        text = f"{path}, the schedules found by tuning, cannot be read and is ignored "
+        text += f"({type(error).__name__}: {error}); delete it, or tune again to replace it"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
         return {}
 
 
 def keep(found: Mapping[str, Tuned]) -> None:
-    """Add these to the file."""
+    """Add these entries to the file."""
     if not is_on() or not found:
         return
     folder = trusted_folder(None)
@@ -136,7 +114,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _readable(path: Path) -> dict[str, Tuned]:
-    """What is worth keeping beside new entries; `read` has warned of a file that is damaged."""
+    """The entries of a file; none if it is damaged, of which `read` has warned."""
     try:
         return _parsed(path.read_text(encoding="utf-8"))
     except _DAMAGE:
@@ -144,7 +122,7 @@ def _readable(path: Path) -> dict[str, Tuned]:
 
 
 def _text(entries: Mapping[str, Tuned]) -> str:
-    """JSON with a line for each field, a schedule's own fields on one."""
+    """JSON with a line for each field; a schedule is one line."""
     choices = ",\n".join(
         f'  "{key}": {{\n{_lines(_record(each), 4)}\n  }}' for key, each in sorted(entries.items())
     )
@@ -159,22 +137,13 @@ def _lines(record: Mapping[str, object], indent: int) -> str:
 
 
 def _record(entry: Tuned) -> dict[str, object]:
-    kind = next(name for name, each in _KINDS.items() if isinstance(entry.schedule, each))
-    return {
-        "kernel": entry.kernel,
-        "device": entry.device,
-        "sizes": dict(entry.sizes),
-        "kind": kind,
-        "heuristic": asdict(entry.heuristic),
-        "schedule": asdict(entry.schedule),
-        "heuristic_us": round(entry.heuristic_us, 3),
-        "best_us": round(entry.best_us, 3),
-        "date": entry.date,
-    }
+    rounded = {name: round(getattr(entry, name), 3) for name in ("heuristic_us", "best_us")}
+    kind = stored_name(entry.schedule)
+    return {"kind": kind, **asdict(entry), "sizes": dict(entry.sizes), **rounded}
 
 
 def _parsed(text: str) -> dict[str, Tuned]:
-    """The entries of a file; one of another version has none that count."""
+    """The entries of a file. A file of another version has none."""
     record = json.loads(text)
     if record["version"] != VERSION:
         return {}
@@ -183,28 +152,23 @@ def _parsed(text: str) -> dict[str, Tuned]:
 
 
 def _entry(record: Mapping[str, Any]) -> Tuned | None:
-    kind = _KINDS[record["kind"]]
-    heuristic, schedule = (_choice(kind, record[name]) for name in ("heuristic", "schedule"))
-    if heuristic is None or schedule is None:
+    kind = stored_type(record["kind"])
+    choices = {name: _choice(kind, record[name]) for name in ("heuristic", "schedule")}
+    if None in choices.values():
         return None
-    return Tuned(
-        kernel=str(record["kernel"]),
-        device=str(record["device"]),
-        sizes=tuple((str(name), int(size)) for name, size in record["sizes"].items()),
-        heuristic=heuristic,
-        schedule=schedule,
-        heuristic_us=float(record["heuristic_us"]),
-        best_us=float(record["best_us"]),
-        date=str(record["date"]),
-    )
+    sizes = tuple((str(name), int(size)) for name, size in record["sizes"].items())
+    times = {name: float(record[name]) for name in ("heuristic_us", "best_us")}
+    texts = {name: str(record[name]) for name in ("kernel", "device", "date")}
+    return Tuned(**texts, **times, **choices, sizes=sizes)  # type: ignore[arg-type]
 
 
-def _choice(kind: type[Choice], values: Mapping[str, Any]) -> Choice | None:
-    """A schedule of these fields; None where schedules have others by now."""
+def _choice(kind: type[Any], values: Mapping[str, Any]) -> Choice | None:
+    """A schedule with these fields. None if schedules have other fields now."""
     types = {each.name: str(each.type) for each in fields(kind)}
     if set(types) != set(values):
         return None
     for name, value in values.items():
         if type(value).__name__ != types[name]:
-            raise ValueError(f"{name} is {value!r}, not of type {types[name]}")
-    return kind(**values)
+            raise ValueError(f"{name} is {value!r}, but must be of type {types[name]}")
+    made: Choice = kind(**values)
+    return made

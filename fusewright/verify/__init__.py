@@ -1,1 +1,1 @@
-"""Is a candidate right? Its results beside eager's, both against a run in float64."""
+"""Decides whether a candidate is right: its results and eager's, both against a float64 run."""

@@ -1,4 +1,4 @@
-"""Running a float32 model in float64: its arguments, and the types that it names itself."""
+"""Runs a float32 model in float64: converts its arguments and the types that its code names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def widened(leaf: object) -> object:
 
 @contextmanager
 def doubled() -> Iterator[None]:
-    """Run a model in float64 although it names narrower types itself."""
+    """Run a model in float64 even if its code names narrower types."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

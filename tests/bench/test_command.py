@@ -24,8 +24,7 @@ from fusewright.bench.run import problem_facts
 from fusewright.bench.summary import collect
 from fusewright.bench.table import print_collection, print_record
 from fusewright.page.document import render
-from tests.bench.test_run import NEW, PROBLEM
-from tests.bench.test_stats import record
+from tests.support.bench_records import LINEAR_PROBLEM, NEW_CLASS, made_up_record
 
 Run = Callable[..., tuple[int, str, str]]
 QUICK = ("--quick", "--device", "cpu", "--baselines", "eager", "--budget", "0.3")
@@ -48,7 +47,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
-def small(tmp_path: Path, name: str = "small.py", text: str = PROBLEM) -> Path:
+def small(tmp_path: Path, name: str = "small.py", text: str = LINEAR_PROBLEM) -> Path:
     path = tmp_path / name
     path.write_text(text)
     return path
@@ -56,7 +55,7 @@ def small(tmp_path: Path, name: str = "small.py", text: str = PROBLEM) -> Path:
 
 def test_one_problem_and_a_foreign_file(tmp_path: Path, run: Run) -> None:
     problem = small(tmp_path)
-    same = small(tmp_path, "same.py", PROBLEM + NEW + "    pass\n")
+    same = small(tmp_path, "same.py", LINEAR_PROBLEM + NEW_CLASS + "    pass\n")
     place = tmp_path / "out" / "small.json"
     code, words, _ = run("bench", problem, same, "--json", place, "--pass", "forward", *QUICK)
     assert code == 0
@@ -71,14 +70,14 @@ def test_one_problem_and_a_foreign_file(tmp_path: Path, run: Run) -> None:
 
 def test_a_wrong_file_is_exit_code_one(tmp_path: Path, run: Run) -> None:
     body = "    def forward(self, x):\n        return super().forward(x) + 1\n"
-    wrong = small(tmp_path, "wrong.py", PROBLEM + NEW + body)
+    wrong = small(tmp_path, "wrong.py", LINEAR_PROBLEM + NEW_CLASS + body)
     code, words, _ = run("bench", small(tmp_path), wrong, "--pass", "forward", *QUICK)
     assert code == 1 and "WRONG" in words
 
 
 def test_ours_beside_a_foreign_file_with_the_name_of_a_baseline(tmp_path: Path, run: Run) -> None:
     (tmp_path / "theirs").mkdir()
-    same = small(tmp_path / "theirs", "eager.py", PROBLEM + NEW + "    pass\n")
+    same = small(tmp_path / "theirs", "eager.py", LINEAR_PROBLEM + NEW_CLASS + "    pass\n")
     place = tmp_path / "x.json"
     given = ("bench", small(tmp_path), same, "--ours", "--json", place, "--pass", "forward")
     code, _, _ = run(*given, *QUICK)
@@ -93,7 +92,7 @@ def test_ours_beside_a_foreign_file_with_the_name_of_a_baseline(tmp_path: Path, 
 
 
 def test_a_record_is_drawn_again(tmp_path: Path, run: Run) -> None:
-    old = record("p", {"eager": 200.0, "ours": 100.0})
+    old = made_up_record("p", {"eager": 200.0, "ours": 100.0})
     storage.write(tmp_path / "one.json", old)
     page, charts = tmp_path / "new" / "page.html", tmp_path / "charts"
     code, words, _ = run("bench", tmp_path / "one.json", "--html", page, "--png", charts)
@@ -105,7 +104,7 @@ def test_a_record_is_drawn_again(tmp_path: Path, run: Run) -> None:
     assert code == 0 and "2 of 2" in words and "crashed" in words
 
 
-OTHER = PROBLEM.replace("2 * width", "3 * width") + NEW + "    pass\n"
+OTHER = LINEAR_PROBLEM.replace("2 * width", "3 * width") + NEW_CLASS + "    pass\n"
 RAISES = "    def __init__(self, width):\n        raise ValueError('first\\nsecond')\n"
 
 
@@ -124,16 +123,16 @@ RAISES = "    def __init__(self, width):\n        raise ValueError('first\\nseco
         (("small.py", "two_lines.py", *QUICK), "ValueError: first second"),
         (("small.py", "small.py", *QUICK), "there is no class ModelNew"),
         (("small.py", "same.py", "same.py", *QUICK), "is given twice"),
-        (("silent.py", *QUICK), "fails in a training step: RuntimeError: tensor("),
+        (("silent.py", *QUICK), "fails in train: RuntimeError: tensor("),
         (("hungry.py", *QUICK), "DefaultCPUAllocator"),
         (("small.py", "--budget", "0", "--device", "cpu"), "--budget is 0"),
         (("small.py", "--budget", "nan", "--device", "cpu"), "--budget is nan"),
         ((".", "--json", "x", "--time-limit", "-1", *QUICK), "--time-limit is -1"),
-        (("record.json", "--json", "x.json"), "is a record, and is only drawn"),
+        (("record.json", "--json", "x.json"), "this is a record, which can only be drawn"),
         (("small.py", "--baselines", "fastest"), "there is no baseline 'fastest'"),
         ((".", *QUICK), "needs --json"),
         ((".", "other.py", "--json", "x", *QUICK), "ModelNew files go with one problem"),
-        (("empty", "--json", "x", *QUICK), "no file with a get_inputs()"),
+        (("empty", "--json", "x", *QUICK), "no file in this folder defines get_inputs()"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_two(
@@ -146,10 +145,10 @@ def test_bad_input_is_one_line_and_exit_code_two(
     small(tmp_path)
     small(tmp_path, "broken.py", "1 / 0\n")
     small(tmp_path, "other.py", OTHER)
-    small(tmp_path, "same.py", PROBLEM + NEW + "    pass\n")
-    small(tmp_path, "two_lines.py", PROBLEM + NEW + RAISES)
-    small(tmp_path, "silent.py", PROBLEM.replace("return torch.relu", "raise RuntimeError"))
-    small(tmp_path, "hungry.py", PROBLEM.replace("randn(64, 96)", "randn(10**7, 10**7)"))
+    small(tmp_path, "same.py", LINEAR_PROBLEM + NEW_CLASS + "    pass\n")
+    small(tmp_path, "two_lines.py", LINEAR_PROBLEM + NEW_CLASS + RAISES)
+    small(tmp_path, "silent.py", LINEAR_PROBLEM.replace("return torch.relu", "raise RuntimeError"))
+    small(tmp_path, "hungry.py", LINEAR_PROBLEM.replace("randn(64, 96)", "randn(10**7, 10**7)"))
     small(tmp_path, "record.json", "{}")
     (tmp_path / "closed").mkdir()
     (tmp_path / "empty").mkdir()
@@ -179,15 +178,15 @@ def test_an_unwritable_folder_is_said(tmp_path: Path, run: Run) -> None:
 
 def test_compare_exits_with_one_when_slower_and_two_without_sense(tmp_path: Path, run: Run) -> None:
     old, new, bad = tmp_path / "old.json", tmp_path / "new.json", tmp_path / "bad.json"
-    storage.write(old, record("p", {"eager": 200.0, "ours": 100.0}))
-    storage.write(new, record("p", {"eager": 200.0, "ours": 120.0}))
+    storage.write(old, made_up_record("p", {"eager": 200.0, "ours": 100.0}))
+    storage.write(new, made_up_record("p", {"eager": 200.0, "ours": 120.0}))
     bad.write_text("[]")
     code, words, _ = run("compare", old, new)
     assert code == 1 and "slower" in words and "1.200" in words
-    assert "Beware" not in words
-    storage.write(new, record("p", {"eager": 240.0, "ours": 120.0}))
+    assert "Warning" not in words
+    storage.write(new, made_up_record("p", {"eager": 240.0, "ours": 120.0}))
     code, words, _ = run("compare", old, new)
-    assert code == 1 and "Beware: 1 times of baselines changed, too" in words
+    assert code == 1 and "Warning: 1 times of baselines changed, too" in words
     assert run("compare", new, old)[0] == 0
     for pair in ((old, bad), (old, tmp_path / "none.json")):
         code, _, errors = run("compare", *pair)
@@ -201,10 +200,13 @@ HERE = look_around(torch.device("cpu"), "a command")
 
 def test_crashes_hangs_and_broken_files_are_reported(tmp_path: Path) -> None:
     texts = {
-        "killed": (PROBLEM + "\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", 60),
-        "hangs": (PROBLEM + "\nimport time\ntime.sleep(600)\n", 4),
-        "broken": (PROBLEM + "\n1 / 0\n", 60),
-        "hungry": (PROBLEM.replace("randn(64, 96)", "randn(10**7, 10**7)"), 60),
+        "killed": (
+            LINEAR_PROBLEM + "\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n",
+            60,
+        ),
+        "hangs": (LINEAR_PROBLEM + "\nimport time\ntime.sleep(600)\n", 4),
+        "broken": (LINEAR_PROBLEM + "\n1 / 0\n", 60),
+        "hungry": (LINEAR_PROBLEM.replace("randn(64, 96)", "randn(10**7, 10**7)"), 60),
     }
     found: dict[str, Record] = {}
     for name, (text, seconds) in texts.items():
@@ -253,7 +255,7 @@ def test_what_is_finished_is_kept_and_the_rest_is_run(
     list(run_jobs(jobs, SETTINGS, (), Limits(9, retry_failed=True), HERE))
     assert ran == ["b"]
     ran.clear()
-    (tmp_path / "a.py").write_text(PROBLEM + "\n# changed\n")
+    (tmp_path / "a.py").write_text(LINEAR_PROBLEM + "\n# changed\n")
     list(run_jobs(jobs, SETTINGS, (), Limits(9), HERE))
     assert ran == ["a"]
     ran.clear()
@@ -308,7 +310,7 @@ def test_a_folder_gives_one_file_and_one_record_each(tmp_path: Path, run: Run) -
     place = tmp_path / "out" / "latest.json"
     arguments = ("bench", tmp_path, "--json", place, *ARGUMENTS)
     code, words, _ = run(*arguments)
-    assert code == 0 and "Speed-ups over all problems" in words
+    assert code == 0 and "Speedups over all problems" in words
     (one,) = storage.read_records(place)
     assert storage.read(tmp_path / "out" / "latest" / "small.json") == one
     assert one.status == "ok" and one.subjects == ("ours",)
@@ -335,14 +337,14 @@ def test_the_bar_says_what_runs_and_how_long_it_may_take() -> None:
 
 def test_the_tables_fit_a_narrow_terminal(tmp_path: Path) -> None:
     console = Console(width=80, record=True, file=(tmp_path / "out").open("w"))
-    print_record(console, record("p", {"eager": 200.0, "compile": 150.0, "ours": 100.0}))
+    print_record(console, made_up_record("p", {"eager": 200.0, "compile": 150.0, "ours": 100.0}))
     text = console.export_text()
     assert "2.00×" in text and "100 µs" in text and "…" not in text
 
 
 def test_a_coarser_time_never_stands_unmarked(tmp_path: Path) -> None:
     console = Console(width=80, record=True, file=(tmp_path / "out").open("w"))
-    fine = record("p", {"eager": 200.0, "compile": 150.0, "ours": 100.0})
+    fine = made_up_record("p", {"eager": 200.0, "compile": 150.0, "ours": 100.0})
     first, *others = fine.passes[0].results
     mixed = (first, *(replace(each, precision="tf32") for each in others))
     coarse = replace(fine, passes=(replace(fine.passes[0], results=mixed),))

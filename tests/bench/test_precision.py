@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from fusewright.bench.passes import is_doubtful
-from fusewright.bench.precision import Expected, Rounded, check_values, coarsest, rounded
 from fusewright.bench.record import Result, ValueCheck
+from fusewright.verify.classes import coarsest
+from fusewright.verify.compare import Check, Values, compare
+from fusewright.verify.precision import RoundOperands, rounded
 
 TRUTH = torch.randn(400, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
@@ -21,10 +23,10 @@ def off(size: float, seed: int) -> Tensor:
     return TRUTH + size * noise * TRUTH.std()
 
 
-def expected(strict: float, tf32: float, bf16: float) -> Expected:
-    eager = {"output": off(strict, 1).float()}
-    narrow = {"tf32": {"output": off(tf32, 2)}, "bf16": {"output": off(bf16, 4)}}
-    return Expected(eager, eager, {"output": TRUTH}, narrow)
+def classified(mine: object, strict: float, tf32: float, bf16: float) -> Check:
+    eager = off(strict, 1).float()
+    narrow = {"tf32": off(tf32, 2), "bf16": off(bf16, 4)}
+    return compare("output", Values(mine, eager, TRUTH, 1.0, eager, narrow))
 
 
 @pytest.mark.parametrize(
@@ -44,23 +46,23 @@ def expected(strict: float, tf32: float, bf16: float) -> Expected:
     ],
 )
 def test_classes(error: float, limits: tuple[float, float, float], precision: str) -> None:
-    (check,) = check_values("before", {"output": off(error, 5).float()}, expected(*limits))
-    assert (check.precision, check.ok) == (precision, bool(precision)), check
+    check = classified(off(error, 5).float(), *limits)
+    assert check.precision == precision, check
     assert check.error == pytest.approx(error, rel=0.3)
 
 
 def test_one_element_far_off_is_no_rounding() -> None:
     values = off(2e-7, 5).float()
     values[7, 3] += 0.05
-    (check,) = check_values("before", {"output": values}, expected(2e-7, 3e-4, 2.4e-3))
-    assert check.error < 6e-4 and check.largest > 0.04 and not check.ok
+    check = classified(values, 2e-7, 3e-4, 2.4e-3)
+    assert check.precision == "" and check.error < 6e-4 and check.largest > 0.04 and not check.ok
 
 
 @pytest.mark.parametrize("mine", [None, torch.zeros(400, 50), TRUTH.float()[:5], TRUTH])
 def test_what_is_no_such_result_is_wrong(mine: Tensor | None) -> None:
-    (check,) = check_values("before", {"output": mine}, expected(2e-7, 3e-4, 2.4e-3))
+    check = classified(mine, 2e-7, 3e-4, 2.4e-3)
     assert not check.ok and check.precision == ""
-    assert coarsest([check]) == ""
+    assert coarsest(["fp32", check.precision]) == ""
 
 
 def test_rounding_keeps_so_many_digits() -> None:
@@ -69,7 +71,7 @@ def test_rounding_keeps_so_many_digits() -> None:
     assert rounded(values, 11)[3].item() == -3.140625 and rounded(values, 11)[4].isinf()
     assert torch.equal(rounded(values, 8)[:4].float(), values[:4].bfloat16().float())
     left, right = TRUTH[:20, :30].clone().requires_grad_(), TRUTH[30:60, :].clone()
-    with Rounded(8):
+    with RoundOperands(8):
         product = left @ right
         (gradient,) = torch.autograd.grad(product.sum(), left)
     exact = rounded(left.detach(), 8) @ rounded(right, 8)
@@ -83,9 +85,15 @@ def test_gradients_coarser_than_outputs_are_in_doubt() -> None:
 
     def found(output: str, gradient: str) -> Result:
         checks = (check("output", output), check("grad x0", gradient))
-        return Result("a", "timed", precision=coarsest(checks), checks=checks)
+        precision = coarsest([each.precision for each in checks])
+        return Result("a", "timed", precision=precision, checks=checks)
 
-    assert is_doubtful(found("fp32", "tf32"))
-    assert not is_doubtful(found("fp32", "fp32"))
-    assert not is_doubtful(found("tf32", "tf32"))
-    assert not is_doubtful(found("fp32", ""))
+    def doubtful(output: str, gradient: str) -> bool:
+        result = found(output, gradient)
+        return is_doubtful(result, result)
+
+    assert doubtful("fp32", "tf32")
+    assert not doubtful("fp32", "fp32")
+    assert not doubtful("tf32", "tf32")
+    assert not doubtful("fp32", "")
+    assert is_doubtful(found("tf32", "tf32"), found("fp32", "fp32"))

@@ -14,29 +14,8 @@ from fusewright.bench import storage
 from fusewright.bench.record import Collection, Pass, Record, Result, Settings
 from fusewright.bench.run import bench
 from fusewright.errors import VerifyError
+from tests.support.bench_records import LINEAR_PROBLEM, NEW_CLASS
 
-PROBLEM = """
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.gemm = nn.Linear(width, 2 * width)
-
-    def forward(self, x):
-        return torch.relu(self.gemm(x))
-
-
-def get_inputs():
-    return [torch.randn(64, 96)]
-
-
-def get_init_inputs():
-    return [96]
-"""
-NEW = "\n\nclass ModelNew(Model):\n"
 CANDIDATES = {
     "same": "    pass\n",
     "wrong": "    def forward(self, x):\n        return super().forward(x) * 1.1\n",
@@ -98,9 +77,9 @@ SETTINGS = Settings(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("bench")
-    (made / "small.py").write_text(PROBLEM)
+    (made / "small.py").write_text(LINEAR_PROBLEM)
     for name, body in CANDIDATES.items():
-        (made / f"{name}.py").write_text(PROBLEM + NEW + body)
+        (made / f"{name}.py").write_text(LINEAR_PROBLEM + NEW_CLASS + body)
     return made
 
 
@@ -163,15 +142,13 @@ def test_whoever_is_wrong_gets_no_time(
 def test_whoever_sets_a_flag_for_all_gets_no_time(foreign: Record, tmp_path: Path) -> None:
     found = result(foreign, "train", "slows_others")
     assert found.status == "failed" and found.timing is None
-    assert (
-        "sets a flag of PyTorch's for all candidates (cudnn.benchmark False → True)" in found.note
-    )
+    assert "leaves a global PyTorch flag changed (cudnn.benchmark False → True)" in found.note
     assert not torch.backends.cudnn.benchmark
     before = torch.get_num_threads()
     paths = [tmp_path / "small.py", tmp_path / "new.py"]
-    paths[0].write_text(PROBLEM)
-    paths[1].write_text(PROBLEM + NEW + f"    torch.set_num_threads({before + 1})\n")
-    with pytest.raises(VerifyError, match=rf"new.py sets .* \(threads {before} → {before + 1}\)"):
+    paths[0].write_text(LINEAR_PROBLEM)
+    paths[1].write_text(LINEAR_PROBLEM + NEW_CLASS + f"    torch.set_num_threads({before + 1})\n")
+    with pytest.raises(VerifyError, match=rf"new.py leaves .* \(threads {before} → {before + 1}\)"):
         bench(paths[0], paths[1:], SETTINGS)
     assert torch.get_num_threads() == before
 
@@ -184,12 +161,13 @@ def test_whoever_fails_is_said_to_and_the_others_go_on(foreign: Record) -> None:
 
 def test_whoever_writes_where_the_model_does_not_gets_no_time(foreign: Record) -> None:
     found = result(foreign, "forward", "clobbers")
-    assert found.status == "failed" and found.timing is None
-    assert found.note == "VerifyError: writes into its argument x0, and the model does not"
+    assert found.status == "wrong" and found.timing is None
+    assert found.note.startswith("input x0 before timing")
+    assert "writes into this argument, the model does not" in found.note
 
 
 def test_a_model_that_writes_into_its_argument_is_checked_there_too(tmp_path: Path) -> None:
-    head, tail = PROBLEM.split("        return torch.relu(self.gemm(x))\n")
+    head, tail = LINEAR_PROBLEM.split("        return torch.relu(self.gemm(x))\n")
     problem = f"{head}        return x.mul_(2.0) + 1\n{tail}"
     bodies = {
         "same": "    pass\n",
@@ -197,7 +175,7 @@ def test_a_model_that_writes_into_its_argument_is_checked_there_too(tmp_path: Pa
         "wrong": "    def forward(self, x):\n        return x.mul_(2.0) + 1.5\n",
     }
     for name, body in {"small": "", **bodies}.items():
-        (tmp_path / f"{name}.py").write_text(problem + (NEW + body if body else ""))
+        (tmp_path / f"{name}.py").write_text(problem + (NEW_CLASS + body if body else ""))
     files = [tmp_path / f"{name}.py" for name in bodies]
     asked = replace(SETTINGS, passes=("forward",), budget_s=0.2)
     record = bench(tmp_path / "small.py", files, asked)
@@ -298,7 +276,7 @@ def test_records_come_back_from_json_as_they_were(own: Record, tmp_path: Path) -
     ("text", "words"),
     [
         ("{", "cannot be read as JSON"),
-        ('{"schema": "other"}', "no record of `fusewright bench`"),
+        ('{"schema": "other"}', "not a record of `fusewright bench`"),
         ('{"schema": "fusewright-bench", "version": 99}', "schema version 99"),
         ('{"schema": "fusewright-bench", "version": 1}', "missing"),
         ('{"schema": "fusewright-bench", "version": 1, "status": 3}', "record.status is 3"),

@@ -12,15 +12,17 @@ import pytest
 import torch
 
 from fusewright.bench.clock import DeviceClock, Look, Sample, WallClock
-from fusewright.bench.feeds import Feed
 from fusewright.bench.plan_record import roof_us, step_times
 from fusewright.bench.record import ClockFacts, Rates, Settings
 from fusewright.bench.sampling import sample
+from fusewright.bench.stats import speedup
 from fusewright.bench.trace import kernel_times, launches, read_trace
 from fusewright.compile.pipeline import prepare
+from fusewright.plan.steps import Call, Fused
 from fusewright.problem.inputs import named_tensors
-from fusewright.problem.load import Problem, problem_from_module
-from tests.bench.test_stats import speedup
+from fusewright.problem.load import Problem
+from fusewright.verify.feeds import Feed, make_feed
+from tests.support.live_problems import problem_from_module
 
 
 class Ticking:
@@ -51,7 +53,7 @@ def problem() -> Problem:
 
 
 def feed(sets: int = 3) -> Feed:
-    return Feed(problem(), torch.device("cpu"), sets=sets, seed=0, gradients=True)
+    return make_feed(problem(), torch.device("cpu"), sets=sets, seed=0)
 
 
 def test_every_round_runs_all_in_a_new_order() -> None:
@@ -217,7 +219,7 @@ def test_the_device_clock_writes_for_as_long_as_it_says(monkeypatch: pytest.Monk
     facts = SimpleNamespace(L2_cache_size=2**20)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr("fusewright.bench.clock._event", Recorded)
+    monkeypatch.setattr("fusewright.bench.clock.device_event", Recorded)
     fills: list[int] = []
 
     def fill(buffer: torch.Tensor, value: int) -> torch.Tensor:
@@ -394,11 +396,13 @@ def test_steps_of_the_plan_get_their_kernels_and_roofs() -> None:
 
 def test_all_our_products_have_the_roof_of_the_tensor_cores() -> None:
     rates = Rates(1e12, {"fp32": 1e6, "tf32": 8e6, "fp16": 12e6, "bf16": 12e6})
-    fields = {"bytes_moved": 1, "operations": 12}
-    roofs = {}
-    for kind in ("Product", "Window", "WindowGradient", "Call", "Loop"):
-        step = make_dataclass(kind, fields)(**fields)
-        roofs[kind] = [roof_us(step, rates, each) for each in ("fp32", "tf32")]  # type: ignore[arg-type]
-    assert roofs["Product"] == roofs["Window"] == roofs["WindowGradient"]
-    assert roofs["Product"] == pytest.approx([3.0, 1.0])
-    assert roofs["Call"] == pytest.approx([12.0, 1.5]) and roofs["Loop"] == [1e-6, 1e-6]
+    costs = {"bytes_moved": 1, "operations": 12}
+    names = {"name": "", "inputs": (), "outputs": (), "operators": ()}
+    steps: list[Fused | Call] = [
+        Fused(kernel=make_dataclass("Kernel", ["on_tensor_cores"])(cores), **names, **costs)
+        for cores in (True, False)
+    ]
+    steps.append(Call(None, (), "", **costs))  # type: ignore[arg-type]
+    ours, loop, call = ([roof_us(step, rates, x) for x in ("fp32", "tf32")] for step in steps)
+    assert ours == pytest.approx([3.0, 1.0])
+    assert call == pytest.approx([12.0, 1.5]) and loop == [1e-6, 1e-6]

@@ -11,20 +11,16 @@ import pytest
 from fusewright.bench import stats
 from fusewright.bench.clock import Look, Sample, settle
 from fusewright.bench.record import (
-    CandidateFacts,
     ClockFacts,
     Environment,
-    Pass,
     ProblemFacts,
-    Ratio,
     Record,
-    Result,
     Settings,
-    Timing,
 )
 from fusewright.bench.regressions import changes, differences
 from fusewright.bench.stats import change, median_interval, speedup
 from fusewright.bench.summary import collect
+from tests.support.bench_records import made_up_record
 
 EVENTS = ClockFacts("device events", 1, 2, idle_gap_us=8.0)
 
@@ -98,29 +94,13 @@ def test_work_behind_the_stream_is_counted() -> None:
     assert settle(hidden, looks, EVENTS) == ([100.0] * 9, "device")
 
 
-def record(name: str, medians: dict[str, float], precision: str = "fp32") -> Record:
-    results = []
-    for candidate, median in medians.items():
-        samples = tuple(median * (1 + 0.002 * (i % 5 - 2)) for i in range(30))
-        timing = Timing(samples, median, median * 0.996, median * 1.004, min(samples), True, "wall")
-        ratio = () if candidate == "eager" else (Ratio("eager", medians["eager"] / median, 1, 1),)
-        results.append(Result(candidate, "timed", "", precision, timing, ratios=ratio))
-    facts = tuple(CandidateFacts(c, "eager" if c == "eager" else "ours") for c in medians)
-    return Record(
-        ProblemFacts(name, f"{name}.py", "00"),
-        Settings("cpu"),
-        candidates=facts,
-        passes=(Pass("forward", "train", 30, 1.0, None, tuple(results)),),
-    )
-
-
 @pytest.mark.parametrize(
     ("new", "verdict", "worse"),
     [(100.5, "same", False), (110.0, "slower", True), (90.0, "faster", False)],
 )
 def test_changes_beyond_noise(new: float, verdict: str, worse: bool) -> None:
-    old = [record("p", {"eager": 200.0, "ours": 100.0})]
-    found = changes(old, [record("p", {"eager": 240.0, "ours": new})])
+    old = [made_up_record("p", {"eager": 200.0, "ours": 100.0})]
+    found = changes(old, [made_up_record("p", {"eager": 240.0, "ours": new})])
     by_name = {each.candidate: each for each in found}
     assert by_name["ours"].verdict == verdict
     # A baseline that got slower is the machine's doing.
@@ -129,20 +109,20 @@ def test_changes_beyond_noise(new: float, verdict: str, worse: bool) -> None:
 
 
 def test_a_time_that_is_lost_or_coarser_is_a_regression() -> None:
-    old = record("p", {"eager": 200.0, "ours": 100.0})
+    old = made_up_record("p", {"eager": 200.0, "ours": 100.0})
     first, second = old.passes[0].results
     wrong = replace(second, status="wrong", timing=None, note="output is off")
     gone = replace(old, passes=(replace(old.passes[0], results=(first, wrong)),))
     (lost,) = [each for each in changes([old], [gone]) if each.candidate == "ours"]
     assert (lost.verdict, lost.note, lost.is_regression) == ("lost", "output is off", True)
-    faster = record("p", {"eager": 200.0, "ours": 50.0}, precision="tf32")
+    faster = made_up_record("p", {"eager": 200.0, "ours": 50.0}, precision="tf32")
     (coarse,) = [each for each in changes([old], [faster]) if each.candidate == "ours"]
     assert (coarse.verdict, coarse.note, coarse.is_regression) == ("coarser", "fp32 → tf32", True)
 
 
 def test_what_differs_between_runs_is_said() -> None:
     base = Environment("H100", "cpu", "1", {"torch": "2.11"}, {}, {}, "", "")
-    old = [replace(record("p", {"eager": 1.0}), environment=base)]
+    old = [replace(made_up_record("p", {"eager": 1.0}), environment=base)]
     new = [replace(old[0], environment=replace(base, device="H200"))]
     assert differences(old, new) == ["device: H100 → H200"]
     quick = replace(old[0], settings=replace(old[0].settings, mode="eval", quick=True))
@@ -152,7 +132,7 @@ def test_what_differs_between_runs_is_said() -> None:
 
 
 def test_a_problem_that_crashes_now_says_so() -> None:
-    old = record("p", {"eager": 200.0, "ours": 100.0})
+    old = made_up_record("p", {"eager": 200.0, "ours": 100.0})
     dead = Record(old.problem, old.settings, status="crashed", error="killed by SIGSEGV")
     found = {each.candidate: each for each in changes([old], [dead])}
     assert found["ours"].verdict == "lost" and found["ours"].is_regression
@@ -161,7 +141,7 @@ def test_a_problem_that_crashes_now_says_so() -> None:
 
 def test_problems_of_one_name_in_two_folders_are_told_apart() -> None:
     def pair(first: float, second: float) -> list[Record]:
-        made = [record("p", {"eager": 200.0, "ours": each}) for each in (first, second)]
+        made = [made_up_record("p", {"eager": 200.0, "ours": each}) for each in (first, second)]
         return [
             replace(each, problem=replace(each.problem, path=f"{place}/p.py"))
             for place, each in enumerate(made)
@@ -173,8 +153,8 @@ def test_problems_of_one_name_in_two_folders_are_told_apart() -> None:
 
 
 def test_collections_put_the_worst_first_and_count_the_spread() -> None:
-    fast = record("fast", {"eager": 400.0, "ours": 100.0})
-    slow = record("slow", {"eager": 100.0, "ours": 100.0})
+    fast = made_up_record("fast", {"eager": 400.0, "ours": 100.0})
+    slow = made_up_record("slow", {"eager": 100.0, "ours": 100.0})
     dead = Record(ProblemFacts("dead", "", ""), Settings("cpu"), status="crashed", error="no")
     found = collect([fast, slow, dead])
     assert [each.problem.name for each in found.records] == ["dead", "slow", "fast"]

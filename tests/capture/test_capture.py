@@ -64,7 +64,7 @@ class InPlace(nn.Module):
 
 
 class Halving(nn.Module):
-    """Its result's size is no product of the batch: captured with fixed sizes."""
+    """The size of its result is no product of sizes, so it is captured with fixed sizes."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, x[:3]]) * 2
@@ -149,25 +149,25 @@ def test_in_place_operators_become_values() -> None:
     check_against_eager(InPlace(), (torch.randn(4, 3, dtype=torch.float64),))
 
 
-def test_a_size_that_is_no_product_fixes_the_batch() -> None:
+def test_a_size_that_is_no_product_of_sizes_fixes_the_batch() -> None:
     program = capture(Halving(), (torch.randn(5, 2),), mode="eval")
     assert program.symbols == ()
     check_against_eager(Halving(), (torch.randn(5, 2, dtype=torch.float64),))
 
 
-class Product(nn.Module):
+class Matmul(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.prod()
 
 
 def test_sizes_are_fixed_before_gradients_are_given_up() -> None:
-    """Backward has one less than all elements somewhere, which is no product of sizes."""
-    program = capture(Product(), [torch.rand(4, 6) + 0.5], mode="train")
+    """Backward needs the number of elements minus one, which is no product of sizes."""
+    program = capture(Matmul(), [torch.rand(4, 6) + 0.5], mode="train")
     assert program.backward is not None and not program.symbols
 
 
-def test_an_error_is_the_models_own() -> None:
-    """Not that of gradients which nobody asked for: a target has none."""
+def test_a_models_own_error_is_raised() -> None:
+    """It is not replaced by an error about gradients that nobody asked for."""
 
     class Targeted(nn.Module):
         def forward(self, x: Tensor, target: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Operators that act beside giving results: torch.linalg's checks, forward and backward."""
+"""Operators with effects besides their results: the checks of torch.linalg, forward and
+backward."""
 
 from __future__ import annotations
 

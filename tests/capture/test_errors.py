@@ -118,10 +118,10 @@ REFUSED: dict[type[nn.Module], tuple[str, str]] = {
     Holding: ("calls", "changes the attribute inner.calls"),
     Reassigning: ("buffer", "assigns the buffer scale"),
     Narrow: ("linear", r"\[5, 10\] X \[3, 4\]"),
-    Sum: ("sum", "missing 1 required positional argument: 'y'; the inputs must be"),
-    Choosing: ("cond", "the operator (cond|for functions).* not supported; use"),
-    Drawing: ("bernoulli", "takes a generator.*leave `generator=` out"),
-    Noisy: ("rand", "takes a generator"),
+    Sum: ("sum", "missing 1 required positional argument: 'y'; pass the arguments"),
+    Choosing: ("cond", r"the operator (cond|\(torch.cond or).* not supported; use"),
+    Drawing: ("bernoulli", "takes a torch.Generator.*leave `generator=` out"),
+    Noisy: ("rand", "takes a torch.Generator"),
 }
 
 

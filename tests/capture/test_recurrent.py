@@ -1,4 +1,4 @@
-"""Recurrent layers: few steps are written out, many stay one call of PyTorch's, with gradients."""
+"""Recurrent layers: few steps are unrolled, many stay one PyTorch call, with gradients."""
 
 from __future__ import annotations
 
@@ -25,31 +25,9 @@ from fusewright.problem.load import load_problem
 from fusewright.runtime.recurrent import _fw_recurrent, _fw_recurrent_backward
 from fusewright.verify.verify import verify
 from tests.support.emitted_files import emitted
+from tests.support.recurrent import LSTM_PROBLEM, RecurrentModel, outputs_and_gradients
 
 STEPS = 36
-
-
-class Around(nn.Module):
-    """A layer with operators on both sides, which gives its last states too."""
-
-    def __init__(self, layer: nn.RNNBase) -> None:
-        super().__init__()
-        self.layer = layer
-        self.scale = nn.Parameter(torch.rand(layer.input_size) + 0.5)
-
-    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        first: Any = tuple(each.tanh() for each in state) or None
-        y, last = self.layer(x.tanh() * self.scale, first)
-        return torch.sigmoid(y) * 2, *(last if isinstance(last, tuple) else (last,))
-
-
-def results(model: nn.Module, *args: Tensor) -> list[Tensor]:
-    """Outputs and the gradients of everything."""
-    torch.manual_seed(3)
-    given = [each.detach().clone().requires_grad_() for each in args]
-    made = model(*given)
-    loss = sum((each * each.detach().cos()).sum() for each in made)
-    return [*made, *torch.autograd.grad(loss, [*given, *model.parameters()])]  # type: ignore[arg-type]
 
 
 def assert_same(mine: list[Tensor], theirs: list[Tensor]) -> None:
@@ -72,42 +50,42 @@ LAYERS: dict[str, tuple[nn.RNNBase, tuple[int, ...]]] = {
 @pytest.mark.sample(2)
 @pytest.mark.filterwarnings("error:.*original forward.*")
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_long_layer_is_pytorchs_with_all_gradients(name: str) -> None:
+def test_a_layer_of_many_steps_stays_a_pytorch_call_with_all_gradients(name: str) -> None:
     layer, shape = LAYERS[name]
-    model, x = Around(layer), torch.randn(shape)
+    model, x = RecurrentModel(layer), torch.randn(shape)
     fast = fusewright.optimize(model, x)
     for training in (True, False):
         model.train(training)
         fast.train(training)
         for size in (shape[0], shape[0] + 3):  # the batch, or the steps
             other = torch.randn(size, *shape[1:])
-            assert_same(results(fast, other), results(model, other))
+            assert_same(outputs_and_gradients(fast, other), outputs_and_gradients(model, other))
             with torch.no_grad():
                 assert_same(list(fast(other)), list(model(other)))
     assert len(fast.__dict__["_fw_engine"].modes) == 2
 
 
 def test_first_states_have_gradients() -> None:
-    model = Around(nn.LSTM(3, 4, 2, batch_first=True))
+    model = RecurrentModel(nn.LSTM(3, 4, 2, batch_first=True))
     args = (torch.randn(2, STEPS, 3), torch.randn(2, 2, 4), torch.randn(2, 2, 4))
     fast = fusewright.optimize(model, args, modes=("train",))
-    assert_same(results(fast, *args), results(model, *args))
+    assert_same(outputs_and_gradients(fast, *args), outputs_and_gradients(model, *args))
 
 
 def test_inputs_of_other_layouts_and_types() -> None:
-    model = Around(nn.LSTM(3, 4, batch_first=True))
+    model = RecurrentModel(nn.LSTM(3, 4, batch_first=True))
     turned = torch.randn(STEPS, 5, 3).transpose(0, 1)
     fast = fusewright.optimize(model, turned, modes=("train",))
-    assert_same(results(fast, turned), results(model, turned))
+    assert_same(outputs_and_gradients(fast, turned), outputs_and_gradients(model, turned))
     model, single = model.double(), torch.randn(STEPS, 3).double()
     fast = fusewright.optimize(model, single, modes=("train",))
-    assert_same(results(fast, single), results(model, single))
+    assert_same(outputs_and_gradients(fast, single), outputs_and_gradients(model, single))
 
 
-def test_what_autocast_gives_is_found_out() -> None:
-    """A plain RNN gives bfloat16 on the host, a GRU float32."""
+def test_the_dtype_under_autocast_is_found() -> None:
+    """A plain RNN returns bfloat16 on the host, a GRU float32."""
     for layer in (nn.RNN(3, 4), nn.GRU(3, 4)):
-        model, x = Around(layer).eval(), torch.randn(STEPS, 2, 3)
+        model, x = RecurrentModel(layer).eval(), torch.randn(STEPS, 2, 3)
         with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
             fast = fusewright.optimize(model, x, modes=("eval",))
             for mine, theirs in zip(fast(x), model(x), strict=True):
@@ -116,9 +94,12 @@ def test_what_autocast_gives_is_found_out() -> None:
 
 
 def test_dropout_is_drawn_as_eager_draws_it() -> None:
-    model, x = Around(nn.LSTM(3, 4, 2, dropout=0.5, batch_first=True)), torch.randn(2, STEPS, 3)
+    model, x = (
+        RecurrentModel(nn.LSTM(3, 4, 2, dropout=0.5, batch_first=True)),
+        torch.randn(2, STEPS, 3),
+    )
     fast = fusewright.optimize(model, x, modes=("train",))
-    assert_same(results(fast, x), results(model, x))
+    assert_same(outputs_and_gradients(fast, x), outputs_and_gradients(model, x))
     first, second = fast(x)[0], fast(x)[0]
     assert not torch.equal(first, second)
     program = capture(model, (x,), mode="train")
@@ -129,8 +110,8 @@ def test_dropout_is_drawn_as_eager_draws_it() -> None:
         made.sum().backward()
 
 
-def test_backward_without_the_record_runs_the_layer_once_more() -> None:
-    model, x = Around(nn.GRU(3, 4, batch_first=True)), torch.randn(2, STEPS, 3)
+def test_backward_without_saved_state_runs_the_layer_again() -> None:
+    model, x = RecurrentModel(nn.GRU(3, 4, batch_first=True)), torch.randn(2, STEPS, 3)
     fast = fusewright.optimize(model, x, modes=("train",))
     wanted = torch.autograd.grad(model(x)[0].sum(), list(model.parameters()))
     again = checkpoint(fast, x.clone().requires_grad_(), use_reentrant=False)
@@ -145,7 +126,7 @@ def test_backward_without_the_record_runs_the_layer_once_more() -> None:
 
 
 def test_frozen_weights_have_no_gradient() -> None:
-    model, x = Around(nn.GRU(3, 4, batch_first=True)), torch.randn(2, STEPS, 3)
+    model, x = RecurrentModel(nn.GRU(3, 4, batch_first=True)), torch.randn(2, STEPS, 3)
     fast = fusewright.optimize(model, x, modes=("train",))
     model.layer.requires_grad_(False)  # the parameters are shared
     fast(x)[1].sum().backward()
@@ -155,19 +136,22 @@ def test_frozen_weights_have_no_gradient() -> None:
 
 
 def test_torch_compile_runs_the_original() -> None:
-    model, x = Around(nn.GRU(3, 4, batch_first=True)), torch.randn(2, STEPS, 3)
+    model, x = RecurrentModel(nn.GRU(3, 4, batch_first=True)), torch.randn(2, STEPS, 3)
     fast = fusewright.optimize(model, x, modes=("train",))
-    assert_same(results(torch.compile(fast, backend="eager"), x), results(model, x))  # type: ignore[arg-type]
+    assert_same(
+        outputs_and_gradients(torch.compile(fast, backend="eager"), x),
+        outputs_and_gradients(model, x),
+    )  # type: ignore[arg-type]
 
 
-def test_the_oracle_knows_layers() -> None:
-    model, x = Around(nn.LSTM(3, 4, batch_first=True)), torch.randn(2, STEPS, 3)
+def test_the_interpreter_runs_recurrent_layers() -> None:
+    model, x = RecurrentModel(nn.LSTM(3, 4, batch_first=True)), torch.randn(2, STEPS, 3)
     program = capture(model, (x,), mode="train")
     assert program.backward is not None
     held = dict(model.named_parameters())
     given = [x if each.kind == "input" else held[each.path] for each in program.bindings]
     made = interpret(program.forward, [each.detach() for each in given], program.example_sizes)
-    exact = Around(nn.LSTM(3, 4, batch_first=True)).double()
+    exact = RecurrentModel(nn.LSTM(3, 4, batch_first=True)).double()
     exact.load_state_dict(model.state_dict())
     assert_same([each.detach() for each in made[:3]], list(exact(x.double())))
     saved = made[len(program.results) - sum(r.kind == "saved" for r in program.results) :]
@@ -179,8 +163,8 @@ def test_the_oracle_knows_layers() -> None:
     assert_same([by_path[name] for name in names], list(wanted))
 
 
-def test_packed_sequences_run_too() -> None:
-    """A trace cannot hold what packs them, but the run time can run them."""
+def test_packed_sequences_run() -> None:
+    """Capture cannot trace how they are packed; the compiled module still runs them."""
     layer = nn.GRU(3, 4)
     lengths = torch.tensor([STEPS, STEPS - 5])
     packed = nn.utils.rnn.pack_padded_sequence(torch.randn(STEPS, 2, 3), lengths)
@@ -214,42 +198,18 @@ def test_packing_inside_a_model_is_an_error() -> None:
 
 
 def test_the_plan_says_that_the_layer_stays() -> None:
-    model, x = Around(nn.LSTM(3, 4, 2, batch_first=True)), torch.randn(2, STEPS, 3)
+    model, x = RecurrentModel(nn.LSTM(3, 4, 2, batch_first=True)), torch.randn(2, STEPS, 3)
     (mode,) = prepare(model, (x,), modes=("train",), device=x.device).modes
     text = show(mode)
-    assert text.count("call   torch.lstm: recurrent layers stay PyTorch's") == 2
-    assert text.count("call   torch.lstm_backward: recurrent layers stay PyTorch's") == 1
+    assert text.count("call   torch.lstm: PyTorch's recurrent layer") == 2
+    assert text.count("call   torch.lstm_backward: PyTorch's recurrent layer") == 1
     (call,) = (step for step in mode.inference.steps if isinstance(step, Call))
     matrices = sum(each.numel() for each in model.layer.parameters() if each.dim() == 2)
     assert call.operations == 2 * matrices * 2 * STEPS
 
 
-PROBLEM = """\
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True)
-
-    def forward(self, x):
-        y, (h, c) = self.layer(x.tanh())
-        return torch.relu(y) * 2, h, c
-
-
-def get_inputs():
-    return [torch.randn(2, 36, 3)]
-
-
-def get_init_inputs():
-    return []
-"""
-
-
 def test_the_emitted_file_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, names, args = emitted(PROBLEM, tmp_path, monkeypatch)
+    text, names, args = emitted(LSTM_PROBLEM, tmp_path, monkeypatch)
     assert "_fw_recurrent_backward(" in text
     assert re.search(r"pass|\btry\b|\bexcept\b", text) is None
     eager, fast = names["Model"](), names["ModelNew"]()
@@ -258,30 +218,30 @@ def test_the_emitted_file_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
         eager.train(training)
         fast.train(training)
         for x in (args[0], torch.randn(5, 36, 3)):
-            assert_same(results(fast, x), results(eager, x))
+            assert_same(outputs_and_gradients(fast, x), outputs_and_gradients(eager, x))
 
 
-def test_files_without_layers_have_nothing_of_it() -> None:
+def test_files_without_recurrent_layers_have_no_code_for_them() -> None:
     model, x = nn.Sequential(nn.Tanh()), torch.randn(2, 3)
     assert "_fw_recurrent" not in file_text(solve(model, (x,)).bundle, "class Model: ...\n", "")
 
 
-def test_verify_finds_it_right(tmp_path: Path) -> None:
+def test_verify_accepts_a_recurrent_model(tmp_path: Path) -> None:
     path = tmp_path / "problem.py"
-    path.write_text(PROBLEM)
+    path.write_text(LSTM_PROBLEM)
     problem = load_problem(path)
     args: Any = problem.make_inputs()
     report = verify(problem, lambda: fusewright.optimize(problem.make_model(), args), device="cpu")
     assert report.ok, [each.name for each in report.checks if not each.ok]
 
 
-def test_few_steps_are_written_out() -> None:
+def test_few_steps_are_unrolled() -> None:
     program = capture(nn.GRU(3, 4, batch_first=True), (torch.randn(2, 4, 3),), mode="train")
     assert not any(node.layer for node in program.forward.nodes)
 
 
 def test_weights_of_recurrent_layers_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU they would be put into one piece of memory, of which fakes have none."""
+    """On a GPU, PyTorch would copy them into one buffer, which fake tensors do not have."""
 
     def flattened(self: nn.RNNBase) -> None:
         for each in self._flat_weights:

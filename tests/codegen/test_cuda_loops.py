@@ -1,88 +1,26 @@
-"""The CUDA renderings, run without a GPU: g++ and fibers stand in for nvcc and threads.
+"""Generated CUDA loops, run without a GPU: g++ and fibers stand in for nvcc and threads.
 
-What this cannot see is nvcc's code and the GPU's memory model; tests/gpu does. What it does see
-is every index, guard, barrier, shuffle and split of the drivers.
+tests/support/cuda_on_host.py says what this tests and what it cannot.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import re
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from fusewright.codegen.render import render
-from fusewright.codegen.source import Source
+from benchmarks import loop_kernels
 from fusewright.ir.graph import Dim, dim
 from fusewright.ir.loop import Apply, Constant, Index, Load, LoopKernel, Reduce, Store
+from fusewright.kinds.registry import render
 from fusewright.schedule.choice import Schedule
-from fusewright.schedule.loops import choose, legal
-from fusewright.target.target import Target
-from tests.support import loop_cases as cases
+from fusewright.schedule.loops import choose
+from tests.support import loop_inputs, loop_runs
+from tests.support.cuda_on_host import CUDA, chosen, emulated, run
+from tests.support.tensors import close, unaligned
 
-Picked = tuple[LoopKernel, Schedule]
 S0 = Dim(1, ("s0",))
-CUDA = Target.cuda()
-SHIM = (Path(__file__).parents[1] / "support" / "cuda_on_host.hpp").read_text()
-SHARED = re.compile(r"extern __shared__ __align__\(1024\) char memory\[\];")
-LAUNCH = re.compile(
-    r"\b(kernel|\w+_kernel<[^;]*?>)\s*<<<(\w+), ([^;]*?), \w+, [^;]*?>>>\(([^;]*?)\);"
-)
-
-
-def emulated(source: Source) -> Source:
-    """The same text for g++: launches become calls, the toolkit our shim."""
-    text, count = LAUNCH.subn(r"emulation::launch(\2, \3, [&] { \1(\4); });", source.text)
-    assert count and "<<<" not in text
-    text = SHARED.sub("char* const memory = emulated_shared;", text)
-    return Source("host", SHIM + text, source.entries)
-
-
-def run(
-    loop: LoopKernel,
-    tensors: Mapping[str, torch.Tensor | None],
-    sizes: Mapping[str, int],
-    schedule: Schedule | None = None,
-    among: tuple[Picked, ...] = (),
-) -> Schedule:
-    """One kernel, built with the others that it is `among`, which run elsewhere."""
-    picked = schedule or choose(loop, CUDA, sizes)
-    assert legal(loop, picked, CUDA)
-    library, source = together(among or ((loop, picked),))[loop, picked]
-    cases.call(library, source, tensors, sizes, 0)
-    return picked
-
-
-@functools.cache
-def together(picked: tuple[Picked, ...]) -> dict[Picked, tuple[ctypes.CDLL, Source]]:
-    """Cases of one test as one text: g++ starts and reads the headers once."""
-    different = tuple(dict.fromkeys(picked))
-    made, entries = cases.in_one_text(different, CUDA)
-    source = emulated(made)
-    library = cases.compile_source(source, cases.EMULATED)
-    return {
-        each: (library, replace(source, entries=(entry,)))
-        for each, entry in zip(different, entries, strict=True)
-    }
-
-
-def chosen(loops: Iterable[LoopKernel], **sizes: int) -> tuple[Picked, ...]:
-    return tuple((loop, choose(loop, CUDA, sizes)) for loop in loops)
-
-
-def close(ours: torch.Tensor, exact: torch.Tensor, tolerance: float = 1e-6) -> None:
-    torch.testing.assert_close(ours.double(), exact.double(), rtol=tolerance, atol=tolerance)
-
-
-def unaligned(tensor: torch.Tensor) -> torch.Tensor:
-    room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)
-    room[1:].copy_(tensor.flatten())
-    return room[1:].view(tensor.shape)
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 127, 1000, 5003])
@@ -90,26 +28,31 @@ def unaligned(tensor: torch.Tensor) -> torch.Tensor:
 def test_pointwise(n: int, shifted: bool) -> None:
     a, b, y = torch.randn(n), torch.randn(n), torch.full((n,), 9.0)
     a = unaligned(a) if shifted else a
-    run(cases.add_relu(S0), {"a": a, "b": b, "y": y}, {"s0": n}, Schedule("pointwise", 4, unroll=2))
+    run(
+        loop_kernels.add_relu(S0),
+        {"a": a, "b": b, "y": y},
+        {"s0": n},
+        Schedule("pointwise", 4, unroll=2),
+    )
     assert torch.equal(y, torch.relu(a + b))
 
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-BIASED = chosen((cases.bias_relu(S0, 40, dtype) for dtype in FLOATS), s0=33)
+BIASED = chosen((loop_kernels.bias_relu(S0, 40, dtype) for dtype in FLOATS), s0=33)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_bias_relu(dtype: str) -> None:
     x, b = torch.randn(33, 40).to(getattr(torch, dtype)), torch.randn(40).to(getattr(torch, dtype))
     y = torch.empty_like(x)
-    loop = cases.bias_relu(S0, 40, dtype)
+    loop = loop_kernels.bias_relu(S0, 40, dtype)
     picked = run(loop, {"x": x, "b": b, "y": y}, {"s0": 33}, among=BIASED)
     assert picked.lanes == 16 // x.element_size()
     close(y, torch.relu(x.double() + b.double()), 1e-2 if x.element_size() == 2 else 1e-6)
 
 
 COLUMNS = (1, 3, 64, 127, 1000, 1024, 4096, 40_000)
-SOFTMAXES = chosen((cases.softmax(S0, columns) for columns in COLUMNS), s0=5)
+SOFTMAXES = chosen((loop_kernels.softmax(S0, columns) for columns in COLUMNS), s0=5)
 READ_AGAIN = tuple((loop, Schedule("row", s.lanes, 128, unroll=2)) for loop, s in SOFTMAXES)
 
 
@@ -129,20 +72,21 @@ def test_softmax(columns: int) -> None:
     close(y, torch.softmax(x.double(), 1))
 
 
-HALVES, HALF_COLUMNS = ("float16", "bfloat16"), (40, 1000, 2048, 20_000)
+HALF_DTYPES, HALF_COLUMNS = ("float16", "bfloat16"), (40, 1000, 2048, 20_000)
 HALF_SOFTMAXES = chosen(
-    (cases.softmax(S0, columns, dtype) for columns in HALF_COLUMNS for dtype in HALVES), s0=5
+    (loop_kernels.softmax(S0, columns, dtype) for columns in HALF_COLUMNS for dtype in HALF_DTYPES),
+    s0=5,
 )
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("columns", HALF_COLUMNS)
-def test_softmax_of_half_floats(dtype: str, columns: int) -> None:
-    """The kept exponentials are floats where the row's elements are not."""
+def test_softmax_in_16_bits(dtype: str, columns: int) -> None:
+    """Exponentials are held as float32 even where the row's elements have 16 bits."""
     x = (torch.randn(5, columns) * 5).to(getattr(torch, dtype))
     x[1, 3], x[2] = -torch.inf, -torch.inf
     y = torch.empty_like(x)
-    loop = cases.softmax(S0, columns, dtype)
+    loop = loop_kernels.softmax(S0, columns, dtype)
     picked = run(loop, {"x": x, "y": y}, {"s0": 5}, among=HALF_SOFTMAXES)
     assert picked.cached and picked.lanes == 8 and (picked.shared > 0) == (columns == 20_000)
     exact = torch.softmax(x.double(), 1)
@@ -156,16 +100,21 @@ def test_softmax_of_half_floats(dtype: str, columns: int) -> None:
 EXTREMES = tuple(
     (loop, schedule)
     for columns in (1, 37, 520)
-    for loop, picked in chosen((cases.extremes(S0, columns, each) for each in HALVES), s0=8)
+    for loop, picked in chosen(
+        (loop_kernels.extremes(S0, columns, each) for each in HALF_DTYPES), s0=8
+    )
     for schedule in (picked, Schedule("row", picked.lanes, 64, unroll=2, splits=3))
 )
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("columns", [1, 37, 520])
-def test_largest_and_smallest_of_half_floats(dtype: str, columns: int) -> None:
-    """Two are compared at once where they lie side by side; NaN wins."""
-    loop, x = cases.extremes(S0, columns, dtype), cases.rows_with_extremes(columns, dtype)
+def test_largest_and_smallest_in_16_bits(dtype: str, columns: int) -> None:
+    """Two adjacent elements are compared at once. NaN wins."""
+    loop, x = (
+        loop_kernels.extremes(S0, columns, dtype),
+        loop_inputs.rows_with_extremes(columns, dtype),
+    )
     lanes = 8 if columns == 520 else 1
     assert choose(loop, CUDA, {"s0": 8}).lanes == lanes
     for schedule in (None, Schedule("row", lanes, 64, unroll=2, splits=3)):
@@ -178,23 +127,23 @@ def test_largest_and_smallest_of_half_floats(dtype: str, columns: int) -> None:
 def divided(columns: int) -> LoopKernel:
     """Elements by a value of their row, by a constant, and by each other."""
     body = [
-        Load("x", "float32", cases.row_major("x", S0, columns)),
-        Load("by", "float32", cases.access("by", 1, 0)),
+        Load("x", "float32", loop_kernels.row_major("x", S0, columns)),
+        Load("by", "float32", loop_kernels.access("by", 1, 0)),
         Constant("c", "float32", -1.7),
         Apply("a", "float32", "div", ("x", "by")),
         Apply("b", "float32", "div", ("x", "c")),
         Apply("d", "float32", "div", ("c", "x")),
         Reduce("most", "float32", "max", "a"),
-        *(Store(name, "float32", cases.row_major(name, S0, columns)) for name in "abd"),
-        Store("most", "float32", cases.access("most", 1, 0)),
+        *(Store(name, "float32", loop_kernels.row_major(name, S0, columns)) for name in "abd"),
+        Store("most", "float32", loop_kernels.access("most", 1, 0)),
     ]
     outputs = dict.fromkeys(("a", "b", "d", "most"), "float32")
     inputs = {"x": "float32", "by": "float32"}
-    return cases.kernel("divided", [S0], [columns], inputs, outputs, body)
+    return loop_kernels.kernel("divided", [S0], [columns], inputs, outputs, body)
 
 
-def test_quotients_have_divisions_bits() -> None:
-    """What forward divides by a row's value, backward may divide by an element's."""
+def test_quotients_have_the_bits_of_a_division() -> None:
+    """Forward may divide by a row's value where backward divides by each element's."""
     special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 3e38, 1e-37, 1.0])
     by = torch.cat(
         [special, -special, torch.randn(48), torch.randn(8) * 1e-40, 2.0 - 2**-23 + special]
@@ -214,7 +163,7 @@ def test_quotients_have_divisions_bits() -> None:
 
 
 NORMED = (1, 127, 1024, 2048, 60_000)
-LAYER_NORMS = chosen((cases.layer_norm(S0, columns) for columns in NORMED), s0=5)
+LAYER_NORMS = chosen((loop_kernels.layer_norm(S0, columns) for columns in NORMED), s0=5)
 
 
 @pytest.mark.parametrize("columns", NORMED)
@@ -222,7 +171,7 @@ def test_layer_norm(columns: int) -> None:
     x, weight, bias = torch.randn(5, columns) + 3, torch.randn(columns), torch.randn(columns)
     y, mean, rstd = torch.empty_like(x), torch.empty(5), torch.empty(5)
     tensors = {"x": x, "weight": weight, "bias": bias, "y": y, "mean_out": mean, "rstd_out": rstd}
-    run(cases.layer_norm(S0, columns), tensors, {"s0": 5}, among=LAYER_NORMS)
+    run(loop_kernels.layer_norm(S0, columns), tensors, {"s0": 5}, among=LAYER_NORMS)
     norm = torch.nn.functional.layer_norm
     close(mean, x.double().mean(1))
     close(y, norm(x.double(), (columns,), weight.double(), bias.double(), 1e-5), 1e-5)
@@ -230,7 +179,7 @@ def test_layer_norm(columns: int) -> None:
 
 @pytest.mark.parametrize("columns", [72, 1000, 32_768])
 def test_layer_norm_of_rows_in_shared_memory(columns: int) -> None:
-    """Each thread takes what it fetched; weight and bias come when they are needed. In place."""
+    """Each thread reads back what it loaded. Weight and bias are loaded late. In place."""
     x = (torch.randn(3, columns) + 3).bfloat16()
     weight, bias = torch.randn(columns).bfloat16(), torch.randn(columns).bfloat16()
     norm = torch.nn.functional.layer_norm
@@ -238,21 +187,21 @@ def test_layer_norm_of_rows_in_shared_memory(columns: int) -> None:
     mean, rstd = torch.empty(3), torch.empty(3)
     tensors = {"x": x, "weight": weight, "bias": bias, "y": x, "mean_out": mean, "rstd_out": rstd}
     means = x.double().mean(1)
-    loop = cases.layer_norm(S0, columns, "bfloat16")
+    loop = loop_kernels.layer_norm(S0, columns, "bfloat16")
     few = Schedule("row", 8, 64, unroll=2, cached=True, shared=4)
     assert run(loop, tensors, {"s0": 3}, few if columns < 1024 else None).shared
     close(mean, means, 1e-5)
     close(x, exact, 2e-2)
 
 
-def test_several_operands_wait_in_shared_memory() -> None:
-    """The gradient of a softmax, by factors that the lanes of a vector share."""
+def test_several_operands_are_held_in_shared_memory() -> None:
+    """The gradient of a softmax, with factors that the lanes of a vector share."""
     lines = 125
-    whole = [cases.row_major(name, S0, lines, 8) for name in ("y", "g", "dx")]
+    whole = [loop_kernels.row_major(name, S0, lines, 8) for name in ("y", "g", "dx")]
     body = [
         Load("y", "bfloat16", whole[0]),
         Load("g", "bfloat16", whole[1]),
-        Load("factor", "bfloat16", cases.access("factor", lines, 1, 0)),
+        Load("factor", "bfloat16", loop_kernels.access("factor", lines, 1, 0)),
         Apply("wide", "float32", "mul", ("y", "factor")),
         Apply("each", "float32", "mul", ("wide", "g")),
         Reduce("total", "float32", "sum", "each"),
@@ -261,7 +210,7 @@ def test_several_operands_wait_in_shared_memory() -> None:
         Store("dx", "bfloat16", whole[2]),
     ]
     inputs = dict.fromkeys(("y", "g", "factor"), "bfloat16")
-    loop = cases.kernel("back", [S0], [lines, 8], inputs, {"dx": "bfloat16"}, body)
+    loop = loop_kernels.kernel("back", [S0], [lines, 8], inputs, {"dx": "bfloat16"}, body)
     y, g, dx = (torch.randn(3, lines, 8).bfloat16() for _ in range(3))
     factor = torch.randn(3, lines).bfloat16()
     schedule = Schedule("row", 8, 64, unroll=2, cached=True, shared=3)
@@ -280,16 +229,16 @@ def test_several_operands_wait_in_shared_memory() -> None:
     ],
 )
 def test_mean_and_deviations_of_vectors(schedule: Schedule) -> None:
-    """The accumulator of doubles is the GPU's own; floats have another on the host."""
+    """float64 has an accumulator of its own on the GPU; float32 has another on the host."""
     columns = 500
     body = [
-        Load("x", "float64", cases.row_major("x", S0, columns)),
+        Load("x", "float64", loop_kernels.row_major("x", S0, columns)),
         Reduce("mean", "float64", "welford", "x", "m2"),
-        Store("mean", "float64", cases.access("mean", 1, 0)),
-        Store("m2", "float64", cases.access("m2", 1, 0)),
+        Store("mean", "float64", loop_kernels.access("mean", 1, 0)),
+        Store("m2", "float64", loop_kernels.access("m2", 1, 0)),
     ]
     outputs = {"mean": "float64", "m2": "float64"}
-    loop = cases.kernel("spread", [S0], [columns], {"x": "float64"}, outputs, body)
+    loop = loop_kernels.kernel("spread", [S0], [columns], {"x": "float64"}, outputs, body)
     x = torch.randn(6, columns, dtype=torch.float64)
     x[1] += 1e6
     x[2] = 7.0
@@ -306,21 +255,21 @@ def test_mean_and_deviations_of_vectors(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_row_of_little_memory_waits_too(loaded: bool) -> None:
-    """Elements of no bytes at all, or of two for eight lanes: less than a register."""
+def test_a_row_smaller_than_a_register_is_held(loaded: bool) -> None:
+    """Elements that need no load, or one 2-byte load for eight lanes."""
     shape = (2500, 8)
     body = [
-        Load("slope", "float32", cases.access("slope", 1, 0, 0)),
-        Load("base", "bfloat16", cases.access("base", 0, int(loaded), 0)),
+        Load("slope", "float32", loop_kernels.access("slope", 1, 0, 0)),
+        Load("base", "bfloat16", loop_kernels.access("base", 0, int(loaded), 0)),
         Index("place", "float32", (dim(0), dim(8), dim(1))),
         Apply("far", "float32", "mul", ("slope", "place")),
         Apply("x", "float32", "add", ("far", "base")),
         Reduce("most", "float32", "max", "x"),
         Apply("below", "float32", "sub", ("x", "most")),
-        Store("below", "bfloat16", cases.row_major("y", S0, *shape)),
+        Store("below", "bfloat16", loop_kernels.row_major("y", S0, *shape)),
     ]
     inputs = {"slope": "float32", "base": "bfloat16"}
-    loop = cases.kernel("bias", [S0], shape, inputs, {"y": "bfloat16"}, body)
+    loop = loop_kernels.kernel("bias", [S0], shape, inputs, {"y": "bfloat16"}, body)
     slope, base = torch.tensor([0.5, -1e-3, 0.0]), torch.randn(shape[0]).bfloat16()
     y = torch.empty(3, *shape, dtype=torch.bfloat16)
     picked = run(loop, {"slope": slope, "base": base, "y": y}, {"s0": 3})
@@ -331,13 +280,13 @@ def test_a_row_of_little_memory_waits_too(loaded: bool) -> None:
     close(y.flatten(1), x - x.amax(1, keepdim=True), 4e-3)
 
 
-def test_occupancy_is_asked_once() -> None:
+def test_occupancy_is_queried_once() -> None:
     x, y = torch.randn(5000), torch.empty(())
-    loop, schedule = cases.full_sum(S0), Schedule("row", 4, 128, unroll=2, splits=40)
+    loop, schedule = loop_kernels.full_sum(S0), Schedule("row", 4, 128, unroll=2, splits=40)
     source = emulated(render([(loop, schedule)], CUDA))
-    library = cases.compile_source(source, cases.EMULATED)
+    library = loop_runs.compile_source(source, loop_runs.EMULATED)
     for _ in range(3):
-        cases.call(library, source, {"x": x, "y": y}, {"s0": 5000}, 0)
+        loop_runs.call(library, source, {"x": x, "y": y}, {"s0": 5000}, 0)
     close(y, x.double().sum(), 1e-5)
     assert library.emulated_occupancy_asked() == 1
 
@@ -346,7 +295,7 @@ SUMMED, SPLITS = ((1, 1), (0, 8), (200, 3), (70, 130), (100, 264)), (1, 5)
 COLUMN_SUMS = tuple(
     (loop, replace(picked, splits=splits))
     for rows, columns in SUMMED
-    for loop, picked in chosen([cases.column_sum(S0, columns)], s0=max(1, rows))
+    for loop, picked in chosen([loop_kernels.column_sum(S0, columns)], s0=max(1, rows))
     for splits in SPLITS
 )
 
@@ -356,7 +305,7 @@ COLUMN_SUMS = tuple(
 def test_column_sum(rows: int, columns: int, splits: int) -> None:
     z, g = torch.randn(rows, columns), torch.randn(rows, columns)
     dz, db = torch.empty_like(z), torch.full((columns,), 9.0)
-    loop = cases.column_sum(S0, columns)
+    loop = loop_kernels.column_sum(S0, columns)
     schedule = replace(choose(loop, CUDA, {"s0": max(1, rows)}), splits=splits)
     assert schedule.kind == "column" or columns == 1
     run(loop, {"z": z, "g": g, "dz": dz, "db": db}, {"s0": rows}, schedule, COLUMN_SUMS)
@@ -373,7 +322,7 @@ def test_column_sum(rows: int, columns: int, splits: int) -> None:
 def test_full_sum(n: int, splits: int) -> None:
     x, y = torch.randn(n), torch.empty(())
     schedule = Schedule("row", 4, 128, unroll=2, splits=splits)
-    run(cases.full_sum(S0), {"x": x, "y": y}, {"s0": n * 1}, schedule)
+    run(loop_kernels.full_sum(S0), {"x": x, "y": y}, {"s0": n * 1}, schedule)
     close(y, x.double().sum(), 1e-5)
 
 
@@ -383,6 +332,6 @@ def test_channel_sum(area: int, splits: int) -> None:
     x = torch.randn(6, 5, area)
     y, sums = torch.empty_like(x), torch.empty(5)
     schedule = Schedule("row", 4 if area % 4 == 0 else 1, 64, unroll=2, splits=splits)
-    run(cases.channel_sum(S0, 5, area), {"x": x, "y": y, "sums": sums}, {"s0": 6}, schedule)
+    run(loop_kernels.channel_sum(S0, 5, area), {"x": x, "y": y, "sums": sums}, {"s0": 6}, schedule)
     assert torch.equal(y, 2 * x)
     close(sums, (2 * x.double()).sum((0, 2)), 1e-5)

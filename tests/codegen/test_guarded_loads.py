@@ -1,5 +1,4 @@
-"""Loads whose index may leave the tensor: every kind of loop, in both languages, and no read
-outside of memory."""
+"""Loads with bounds: every kind of loop, in both languages, and no read outside the tensor."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks import loop_kernels
 from fusewright.errors import CodegenError
 from fusewright.ir.graph import Dim, dim
 from fusewright.ir.loop import Access, Apply, Guard, Instruction, Load, LoopKernel, Reduce, Store
@@ -19,8 +19,8 @@ from fusewright.schedule.choice import Schedule
 from fusewright.schedule.coalesce import coalesce
 from fusewright.schedule.loops import choose, legal
 from fusewright.target.target import Target
-from tests.codegen import test_cuda_loops as emulated
-from tests.support import loop_cases as cases
+from tests.support import cuda_on_host, loop_runs
+from tests.support.tensors import unaligned
 
 S0 = Dim(1, ("s0",))
 LANGUAGES = ("host", "cuda")
@@ -28,9 +28,9 @@ LANGUAGES = ("host", "cuda")
 
 def run(language: str, loop, tensors, sizes, schedule=None) -> None:  # type: ignore[no-untyped-def]
     if language == "host":
-        cases.run(loop, tensors, sizes)
+        loop_runs.run(loop, tensors, sizes)
     else:
-        emulated.run(loop, tensors, sizes, schedule)
+        cuda_on_host.run(loop, tensors, sizes, schedule)
 
 
 def guard(start: int, size: int, *steps: int) -> Guard:
@@ -57,14 +57,14 @@ def shifted(
 def moved(
     area: tuple[int, int], result: tuple[int, int], dtype: str = "float32", **at: tuple[int, int]
 ) -> LoopKernel:
-    """One shifted load, added to itself at the border's corner so that several meet."""
+    """The smaller of a shifted load and an unshifted one, so that two guards meet."""
     body: list[Instruction] = [
         Load("a", dtype, shifted(area, **at), -2.5),
         Load("b", dtype, shifted(area), math.inf),
         Apply("y", dtype, "minimum", ("a", "b")),
-        Store("y", dtype, cases.row_major("y", S0, *result)),
+        Store("y", dtype, loop_kernels.row_major("y", S0, *result)),
     ]
-    return cases.kernel("moved", [S0, *result], [], {"x": dtype}, {"y": dtype}, body)
+    return loop_kernels.kernel("moved", [S0, *result], [], {"x": dtype}, {"y": dtype}, body)
 
 
 def gathered(x: torch.Tensor, result, step, start, outside: float) -> torch.Tensor:  # type: ignore[no-untyped-def]
@@ -91,7 +91,9 @@ def gathered(x: torch.Tensor, result, step, start, outside: float) -> torch.Tens
         ((3, 0), (4, 4), (1, 1), (-1, -1)),
     ],
 )
-def test_shifted(language: str, dtype: str, area, result, step, start) -> None:  # type: ignore[no-untyped-def]
+def test_a_shifted_load_takes_the_other_value_outside(
+    language: str, dtype: str, area, result, step, start
+) -> None:  # type: ignore[no-untyped-def]
     loop = moved(area, result, dtype, step=step, start=start)
     for batch in (3, 0):
         x = torch.randn(batch, *area).to(getattr(torch, dtype))
@@ -104,17 +106,17 @@ def test_shifted(language: str, dtype: str, area, result, step, start) -> None: 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_vectors_are_whole_where_their_axis_has_no_guard(language: str) -> None:
-    """Rows shift, columns do not: channels-last, for instance."""
+    """Rows are shifted and columns are not, as in channels-last."""
     rows, columns = 6, 24
     where = Access("x", (Dim(columns), Dim(1)), (Dim(-2 * columns),), (guard(-2, rows, 1, 0),))
     body = [
         Load("a", "bfloat16", where, 3.0),
-        Store("a", "bfloat16", cases.access("y", columns, 1)),
+        Store("a", "bfloat16", loop_kernels.access("y", columns, 1)),
     ]
-    loop = cases.kernel("rows", [9, columns], [], {"x": "bfloat16"}, {"y": "bfloat16"}, body)
+    loop = loop_kernels.kernel("rows", [9, columns], [], {"x": "bfloat16"}, {"y": "bfloat16"}, body)
     assert choose(loop, Target.cuda(), {}).lanes == 8
     x = torch.randn(rows, columns).bfloat16()
-    for given in (x, emulated.unaligned(x)):
+    for given in (x, unaligned(x)):
         y = torch.zeros(9, columns).bfloat16()
         run(language, loop, {"x": given, "y": y}, {})
         assert torch.equal(y, F.pad(x, (0, 0, 2, 1), value=3.0))
@@ -128,7 +130,7 @@ def test_any_lanes_are_legal_along_a_guarded_axis(lanes: int) -> None:
         legal(loop, schedule, Target.cuda()) and choose(loop, Target.cuda(), {"s0": 2}).lanes == 1
     )
     x, y = torch.randn(2, 5, 8), torch.zeros(2, 7, 12)
-    emulated.run(loop, {"x": x, "y": y}, {"s0": 2}, schedule)
+    cuda_on_host.run(loop, {"x": x, "y": y}, {"s0": 2}, schedule)
     first = gathered(x, (7, 12), (1, 1), (-1, -2), -2.5)
     assert torch.equal(y, torch.minimum(first, gathered(x, (7, 12), (1, 1), (0, 0), math.inf)))
 
@@ -157,12 +159,12 @@ def reduced(rows: int, columns: int, along: bool, dtype: str) -> LoopKernel:
         Apply("t", "float32", "add", ("s", "c")),
         Reduce("total", "float32", "sum", "t"),
         Reduce("most", "float32", "max", "wide"),
-        Store("total", "float32", cases.access("total", 1, 0)),
-        Store("most", "float32", cases.access("most", 1, 0)),
+        Store("total", "float32", loop_kernels.access("total", 1, 0)),
+        Store("most", "float32", loop_kernels.access("most", 1, 0)),
     ]
     outputs = {"total": "float32", "most": "float32"}
     inputs = {"x": dtype, "b": "float32", "c": "float32"}
-    return cases.kernel("reduced", [outer], [inner], inputs, outputs, body)
+    return loop_kernels.kernel("reduced", [outer], [inner], inputs, outputs, body)
 
 
 @pytest.mark.sample(3)
@@ -170,7 +172,9 @@ def reduced(rows: int, columns: int, along: bool, dtype: str) -> LoopKernel:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("along", [True, False])
 @pytest.mark.parametrize("lanes", [None, 2])
-def test_reductions(language: str, dtype: str, along: bool, lanes: int | None) -> None:
+def test_reductions_over_a_guarded_axis(
+    language: str, dtype: str, along: bool, lanes: int | None
+) -> None:
     rows, columns = 6, 29
     loop = reduced(rows, columns, along, dtype)
     x = torch.randn(rows, columns).to(getattr(torch, dtype))
@@ -193,27 +197,27 @@ def test_reductions(language: str, dtype: str, along: bool, lanes: int | None) -
     assert torch.equal(most, padded.amax(1))
 
 
-def test_guards_keep_axes_apart() -> None:
-    """Images and channels are walked as one, rows and columns are not."""
+def test_guarded_axes_are_not_merged() -> None:
+    """Images and channels are merged into one axis; rows and columns are not."""
     x = Access("x", tuple(map(dim, (60, 20, 5, 1))), (), (guard(0, 4, 0, 0, 1, 0),))
-    body = [Load("a", "float32", x), Store("a", "float32", cases.row_major("y", 2, 3, 4, 5))]
-    loop = cases.kernel("apart", [2, 3, 4, 5], [], {"x": "float32"}, {"y": "float32"}, body)
+    body = [Load("a", "float32", x), Store("a", "float32", loop_kernels.row_major("y", 2, 3, 4, 5))]
+    loop = loop_kernels.kernel("apart", [2, 3, 4, 5], [], {"x": "float32"}, {"y": "float32"}, body)
     assert [axis.size for axis in coalesce(loop).axes] == [Dim(6), Dim(4), Dim(5)]
 
 
 def test_stores_have_no_guards() -> None:
     body = [
-        Load("a", "float32", cases.access("x", 1)),
+        Load("a", "float32", loop_kernels.access("x", 1)),
         Store("a", "float32", Access("y", (Dim(1),), (), (guard(0, 3, 1),))),
     ]
-    loop = cases.kernel("odd", [4], [], {"x": "float32"}, {"y": "float32"}, body)
-    with pytest.raises(CodegenError, match="no guard"):
-        cases.run(loop, {"x": torch.zeros(4), "y": torch.zeros(4)})
+    loop = loop_kernels.kernel("odd", [4], [], {"x": "float32"}, {"y": "float32"}, body)
+    with pytest.raises(CodegenError, match=r"guard .* is not supported"):
+        loop_runs.run(loop, {"x": torch.zeros(4), "y": torch.zeros(4)})
 
 
 @pytest.fixture
 def walled() -> Iterator[torch.Tensor]:
-    """A page of floats between two that nobody may read."""
+    """A page of floats between two pages that cannot be read."""
     libc, page = ctypes.CDLL(None, use_errno=True), mmap.PAGESIZE
     memory = mmap.mmap(-1, 3 * page)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -239,9 +243,9 @@ def test_nothing_outside_is_read(language: str, turned: bool, walled: torch.Tens
     area = (columns, rows) if turned else (rows, columns)
     body: list[Instruction] = [
         Load("a", "float32", shifted(area, **at), -2.5),
-        Store("a", "float32", cases.row_major("y", S0, *result)),
+        Store("a", "float32", loop_kernels.row_major("y", S0, *result)),
     ]
-    loop = cases.kernel("walls", [S0, *result], [], {"x": "float32"}, {"y": "float32"}, body)
+    loop = loop_kernels.kernel("walls", [S0, *result], [], {"x": "float32"}, {"y": "float32"}, body)
     y = torch.zeros(1, *result)
     run(language, loop, {"x": x, "y": y}, {"s0": 1})
     expected = x[0].T if turned else x[0]

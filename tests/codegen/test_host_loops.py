@@ -8,16 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusewright.codegen.render import render
+from benchmarks import loop_kernels
+from benchmarks.loop_kernels import access, kernel, row_major
 from fusewright.errors import CodegenError
 from fusewright.ir.graph import Dim, Ratio
 from fusewright.ir.loop import Apply, Constant, Index, Load, LoopKernel, Reduce, Store
+from fusewright.kinds.registry import render
 from fusewright.schedule.choice import Schedule
 from fusewright.schedule.loops import choose
 from fusewright.target.target import Target
-from tests.support import loop_cases as cases
-from tests.support import nvcc
-from tests.support.loop_cases import access, call, kernel, row_major, run, run_among, together
+from tests.support import loop_runs, nvcc
+from tests.support.loop_runs import call, run, run_among, together
+from tests.support.tensors import close
 
 S0 = Dim(1, ("s0",))
 HOST, CUDA = Target.host(), Target.cuda()
@@ -25,19 +27,15 @@ FLOATS = ["float16", "bfloat16", "float32", "float64"]
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 1e-12}
 
 
-def close(ours: torch.Tensor, exact: torch.Tensor, tolerance: float = 1e-6) -> None:
-    torch.testing.assert_close(ours.double(), exact.double(), rtol=tolerance, atol=tolerance)
-
-
 @pytest.mark.parametrize("n", [0, 1, 3, 127, 1000, 100_003])
 def test_pointwise_over_a_symbol(n: int) -> None:
     a, b, y = torch.randn(n), torch.randn(n), torch.full((n,), 7.0)
-    run(cases.add_relu(S0), {"a": a, "b": b, "y": y}, {"s0": n})
+    run(loop_kernels.add_relu(S0), {"a": a, "b": b, "y": y}, {"s0": n})
     assert torch.equal(y, torch.relu(a + b))
 
 
 SHAPES = ((1, 1), (3, 127), (64, 1000), (0, 5), (5, 0))
-BIASED = tuple(cases.bias_relu(*shape, dtype) for shape in SHAPES for dtype in FLOATS)
+BIASED = tuple(loop_kernels.bias_relu(*shape, dtype) for shape in SHAPES for dtype in FLOATS)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -46,7 +44,7 @@ def test_pointwise_broadcast(dtype: str, shape: tuple[int, int]) -> None:
     kind = getattr(torch, dtype)
     x, b = torch.randn(shape).to(kind), torch.randn(shape[1]).to(kind)
     y = torch.empty_like(x)
-    run_among(BIASED, cases.bias_relu(*shape, dtype), {"x": x, "b": b, "y": y}, {})
+    run_among(BIASED, loop_kernels.bias_relu(*shape, dtype), {"x": x, "b": b, "y": y}, {})
     close(y, torch.relu(x.double() + b.double()), TOLERANCE[dtype])
 
 
@@ -123,22 +121,24 @@ def test_scalar_kernel_without_axes() -> None:
 def test_null_output_is_not_written() -> None:
     z, g = torch.randn(40, 17), torch.randn(40, 17)
     db = torch.empty(17)
-    run(cases.column_sum(40, 17), {"z": z, "g": g, "dz": None, "db": db})
+    run(loop_kernels.column_sum(40, 17), {"z": z, "g": g, "dz": None, "db": db})
     close(db, torch.where(z > 0, g, 0).double().sum(0))
     dz = torch.empty(40, 17)
-    run(cases.column_sum(40, 17), {"z": z, "g": g, "dz": dz, "db": None})
+    run(loop_kernels.column_sum(40, 17), {"z": z, "g": g, "dz": dz, "db": None})
     assert torch.equal(dz, torch.where(z > 0, g, 0))
 
 
 def test_in_place() -> None:
     x = torch.randn(9, 77)
     expected = torch.softmax(x.double(), 1)
-    run(cases.softmax(9, 77), {"x": x, "y": x})
+    run(loop_kernels.softmax(9, 77), {"x": x, "y": x})
     close(x, expected)
 
 
 COLUMNS = [1, 3, 32, 127, 1000]
-SOFTMAXES = tuple(cases.softmax(S0, columns, dtype) for columns in COLUMNS for dtype in FLOATS)
+SOFTMAXES = tuple(
+    loop_kernels.softmax(S0, columns, dtype) for columns in COLUMNS for dtype in FLOATS
+)
 
 
 @pytest.mark.sample(2)
@@ -147,7 +147,7 @@ SOFTMAXES = tuple(cases.softmax(S0, columns, dtype) for columns in COLUMNS for d
 def test_softmax(dtype: str, columns: int) -> None:
     x = (torch.randn(13, columns) * 20).to(getattr(torch, dtype))
     y = torch.empty_like(x)
-    built = together(SOFTMAXES, s0=13)[cases.softmax(S0, columns, dtype)]
+    built = together(SOFTMAXES, s0=13)[loop_kernels.softmax(S0, columns, dtype)]
     call(*built, {"x": x, "y": y}, {"s0": 13}, 2)
     close(y, torch.softmax(x.double(), 1), TOLERANCE[dtype])
 
@@ -159,13 +159,13 @@ def test_layer_norm(columns: int, shift: float) -> None:
     weight, bias = torch.randn(columns), torch.randn(columns)
     y, mean, rstd = torch.empty_like(x), torch.empty(7), torch.empty(7)
     tensors = {"x": x, "weight": weight, "bias": bias, "y": y, "mean_out": mean, "rstd_out": rstd}
-    run(cases.layer_norm(S0, columns), tensors, {"s0": 7})
+    run(loop_kernels.layer_norm(S0, columns), tensors, {"s0": 7})
     wide = x.double()
     var, center = torch.var_mean(wide, 1, correction=0)
     close(mean, center)
     close(rstd, (var + 1e-5).rsqrt(), 1e-5)
     exact = torch.nn.functional.layer_norm(wide, (columns,), weight.double(), bias.double(), 1e-5)
-    # x - mean is float32's: where the mean is 10^4, its own rounding shows.
+    # x - mean is float32: with a mean of 10^4, its rounding shows.
     close(y, exact, 1e-5 if shift == 0 or columns == 1 else 2e-2)
 
 
@@ -174,7 +174,7 @@ def test_layer_norm(columns: int, shift: float) -> None:
 def test_column_sum_with_side_store(rows: int, columns: int, splits: int) -> None:
     z, g = torch.randn(rows, columns), torch.randn(rows, columns)
     dz, db = torch.empty_like(z), torch.full((columns,), 9.0)
-    loop = cases.column_sum(S0, columns)
+    loop = loop_kernels.column_sum(S0, columns)
     schedule = replace(Schedule("column", lanes=256), splits=splits)
     run(loop, {"z": z, "g": g, "dz": dz, "db": db}, {"s0": rows}, schedule=schedule)
     exact = torch.where(z > 0, g, 0)
@@ -187,8 +187,8 @@ def test_column_sum_with_side_store(rows: int, columns: int, splits: int) -> Non
 def test_full_sum(n: int, splits: int) -> None:
     x, y = torch.randn(n), torch.empty(())
     schedule = Schedule("row", lanes=32, splits=splits)
-    run(cases.full_sum(S0), {"x": x, "y": y}, {"s0": n}, schedule=schedule)
-    # Terms may cancel: what is left is no measure of the rounding errors then.
+    run(loop_kernels.full_sum(S0), {"x": x, "y": y}, {"s0": n}, schedule=schedule)
+    # Terms may cancel. The sum then says nothing about the rounding errors.
     error = abs(float(y) - float(x.double().sum()))
     assert error <= 1e-6 * abs(float(y)) or error <= 5e-8 * float(x.norm())
 
@@ -199,7 +199,7 @@ def test_channel_sum_over_two_inner_axes() -> None:
     for splits in (1, 3):
         schedule = Schedule("row", lanes=32, splits=splits)
         tensors = {"x": x, "y": y, "sums": sums}
-        run(cases.channel_sum(S0, 5, 49), tensors, {"s0": 6}, schedule=schedule)
+        run(loop_kernels.channel_sum(S0, 5, 49), tensors, {"s0": 6}, schedule=schedule)
         assert torch.equal(y, 2 * x)
         close(sums, (2 * x.double()).sum((0, 2)))
 
@@ -207,9 +207,9 @@ def test_channel_sum_over_two_inner_axes() -> None:
 def test_results_do_not_depend_on_threads() -> None:
     x, g = torch.randn(257, 3001), torch.randn(257, 3001)
     for loop, tensors in (
-        (cases.full_sum(x.numel()), {"x": x, "y": torch.empty(())}),
+        (loop_kernels.full_sum(x.numel()), {"x": x, "y": torch.empty(())}),
         (
-            cases.column_sum(257, 3001),
+            loop_kernels.column_sum(257, 3001),
             {"z": x, "g": g, "dz": torch.empty_like(x), "db": torch.empty(3001)},
         ),
     ):
@@ -285,7 +285,7 @@ def test_any_and_all(dtype: str) -> None:
     assert y.all()
 
 
-def test_welford_of_nothing() -> None:
+def test_welford_of_an_empty_axis() -> None:
     body = [
         Load("x", "float32", row_major("x", 4, 0)),
         Reduce("mean", "float32", "welford", "x", "m2"),
@@ -301,7 +301,7 @@ def test_welford_of_nothing() -> None:
 
 
 def test_row_values_spread_and_reduced() -> None:
-    """The row's sum goes to every element; and a value of the row is summed over the row."""
+    """The row's sum is added to every element; and a value of the row is summed over the row."""
     rows, columns = 4, 37
     body = [
         Load("x", "float32", row_major("x", rows, columns)),
@@ -339,7 +339,7 @@ def test_reduction_over_an_axis_of_one_and_indices() -> None:
 
 
 def test_text_repeats_and_nothing_escapes_its_comment() -> None:
-    loop = replace(cases.add_relu(S0), summary="evil */ \n#error no \\")
+    loop = replace(loop_kernels.add_relu(S0), summary="evil */ \n#error no \\")
     source = render([(loop, choose(loop, HOST, {"s0": 8}))], HOST)
     again = render([(loop, choose(loop, HOST, {"s0": 8}))], HOST)
     assert source == again
@@ -364,8 +364,8 @@ def test_odd_names_become_identifiers() -> None:
     assert torch.equal(y, a + b)
 
 
-def test_mistakes_are_named() -> None:
-    good = cases.add_relu(8)
+def test_wrong_kernels_raise_named_errors() -> None:
+    good = loop_kernels.add_relu(8)
     bad_op = Apply("s", "float32", "frobnicate", ("a", "b"))
     bad_type = Apply("s", "float64", "add", ("a", "b"))
     for item in (bad_op, bad_type):
@@ -381,48 +381,52 @@ def test_mistakes_are_named() -> None:
 
 
 CUDA_CASES = {
-    "pointwise": (cases.add_relu(S0), {"s0": 1 << 20}),
-    "row": (cases.layer_norm(S0, 1024), {"s0": 64}),
-    "split": (cases.channel_sum(S0, 8, 64, "bfloat16"), {"s0": 512}),
-    "column": (cases.column_sum(S0, 256), {"s0": 4096}),
+    "pointwise": (loop_kernels.add_relu(S0), {"s0": 1 << 20}),
+    "row": (loop_kernels.layer_norm(S0, 1024), {"s0": 64}),
+    "split": (loop_kernels.channel_sum(S0, 8, 64, "bfloat16"), {"s0": 512}),
+    "column": (loop_kernels.column_sum(S0, 256), {"s0": 4096}),
 }
 
 
 @nvcc.needed
 def test_cuda_compiles() -> None:
-    """Every kind of schedule in one translation unit; what it computes, tests/gpu checks."""
+    """Every kind of schedule in one translation unit. tests/gpu checks what it computes."""
     kernels = [
         (replace(loop, name=f"{loop.name}_{kind}"), choose(loop, CUDA, sizes))
         for kind, (loop, sizes) in CUDA_CASES.items()
     ]
     source = render(kernels, CUDA)
-    library = cases.compile_source(source, (*nvcc.gencode(nvcc.BOTH), "-Werror", "all-warnings"))
+    library = loop_runs.compile_source(
+        source, (*nvcc.gencode(nvcc.BOTH), "-Werror", "all-warnings")
+    )
     for entry in source.entries:
         assert getattr(library, entry.name) is not None
 
 
 def test_a_cached_row_computes_exponentials_once() -> None:
-    """The GPU keeps them in registers; a row that is read again computes them again."""
-    loop = cases.softmax(S0, 4096, "bfloat16")
+    """The GPU holds them in registers. A row that is read again computes them again."""
+    loop = loop_kernels.softmax(S0, 4096, "bfloat16")
     cached, again = (
         render([(loop, Schedule("row", 8, 128, unroll=4, cached=cached))], CUDA).text
         for cached in (True, False)
     )
-    assert cached.count("= fw::coarse_exp(") == 1 and again.count("= fw::coarse_exp(") == 2
+    assert (
+        cached.count("= fw::approximate_exp(") == 1 and again.count("= fw::approximate_exp(") == 2
+    )
     assert "float power_kept[V];" in cached and "_kept" not in again.split("softmax_body {")[1]
     # One running sum takes the lanes of a vector together.
     assert "fw::Sum<float, 1> total;" in cached and "acc.total.add_all(total_lanes);" in cached
-    # What divides a whole row has its reciprocal computed with it.
+    # The reciprocal of a divisor that a whole row shares is computed once.
     assert "row.total_divisor[v] = fw::CommonDivisor(total);" in cached
-    assert "fw::coarse_div(power, total_divisor)" in cached
-    exact = render([(cases.softmax(S0, 4096), Schedule("row", 4, 256))], CUDA).text
+    assert "fw::approximate_div(power, total_divisor)" in cached
+    exact = render([(loop_kernels.softmax(S0, 4096), Schedule("row", 4, 256))], CUDA).text
     assert "= fw::exp(" in exact and "fw::div(power, total_divisor)" in exact
     on_host = render([(loop, choose(loop, HOST, {"s0": 4}))], HOST).text
     assert "Divisor" not in on_host.split("softmax_body {")[1]
 
 
 @pytest.mark.parametrize(("by", "divided"), [(1.5, True), (2.0, False), (-0.25, False)])
-def test_constants_divide_by_their_reciprocal(by: float, divided: bool) -> None:
+def test_division_by_a_constant_multiplies_by_its_reciprocal(by: float, divided: bool) -> None:
     """Powers of two are left to the compiler, which multiplies."""
     body = [
         Load("x", "float32", access("x", 1)),

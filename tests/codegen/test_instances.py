@@ -1,4 +1,5 @@
-"""Kernels are instantiated for what can occur alone: what is said of that before, they find too."""
+"""Kernel templates are instantiated only for cases that can occur, and Python predicts these
+cases."""
 
 from __future__ import annotations
 
@@ -16,29 +17,29 @@ from torch import Tensor, nn
 from fusewright.codegen.convolution import lanes_of_rows
 from fusewright.compile.pipeline import prepare
 from fusewright.cost.conv_tensor_core import band_widths, tap_counts
-from fusewright.ir.convolution import Geometry, WindowAxis, by_eight
+from fusewright.ir.convolution import ConvAxis, Geometry, by_eight
 from fusewright.ir.graph import Dim
 from fusewright.target.target import Target
-from tests.kernels.test_convolution import axis_of, sizes_of
-from tests.plan.test_plan import Lambda
-from tests.support.convolution_on_host import BODY as WINDOW_BODY
-from tests.support.emulated_modules import put_on_cores
+from tests.support.convolution_entry_on_host import axis_of, sizes_of
+from tests.support.convolution_on_host import BODY as CONVOLUTION_BODY
+from tests.support.emulated_modules import use_tensor_cores
+from tests.support.models import ParametricLambda
 from tests.support.tensor_cores_on_host import library_of
 
 BODY = (
-    WINDOW_BODY[: WINDOW_BODY.index("#define ENTRY")]
+    CONVOLUTION_BODY[: CONVOLUTION_BODY.index("#define ENTRY")]
     + r"""
-extern "C" int by_lanes(const fw::ConvolutionSizes* sizes, int lanes, int in_lines) {
-  fw::WindowShape shape{};
+extern "C" int by_lanes(const fw::ConvolutionSizes* sizes, int lanes, int as_staged) {
+  fw::ConvShape shape{};
   fw::TapOrder order{};
-  if (!fw::lay_out(*sizes, 4, in_lines, shape, order)) return -1;
+  if (!fw::lay_out(*sizes, 4, as_staged, shape, order)) return -1;
   return fw::goes_by_lanes(shape, lanes);
 }
 extern "C" int taps_of(const fw::ConvolutionSizes* sizes) {
-  fw::WindowShape shape{};
+  fw::ConvShape shape{};
   fw::TapOrder order{};
   if (!fw::lay_out(*sizes, 1, false, shape, order)) return -1;
-  const fw::GradientSizes of = fw::gradient_sizes(shape, 1, false, false);
+  const fw::GradientTiling of = fw::gradient_sizes(shape, 1, false, false);
   int found = 0;
   for (int at = 0; at < 2 * of.sets; ++at) {
     found |= 1 << fw::TapShare(of, of.set[at / 2].taps, at % 2).taps;
@@ -46,20 +47,20 @@ extern "C" int taps_of(const fw::ConvolutionSizes* sizes) {
   return found & ~1;
 }
 extern "C" int has_taps(const fw::ConvolutionSizes* sizes) {
-  fw::WindowShape shape{};
+  fw::ConvShape shape{};
   fw::TapOrder order{};
   if (!fw::lay_out(*sizes, 1, false, shape, order)) return -1;
-  const fw::GradientSizes of = fw::gradient_sizes(shape, 1, false, false);
+  const fw::GradientTiling of = fw::gradient_sizes(shape, 1, false, false);
   return fw::has_all_taps<fw::TapCounts<1, 2>>(of) + 2 * fw::has_all_taps<fw::TapCounts<4, 5>>(of);
 }
-extern "C" int gradient(const fw::WindowInput* x, const fw::WindowInput* dy,
-                        const fw::WindowGradient* dw, const fw::ConvolutionSizes* sizes) {
-  return fw::window_gradient<1, fw::TapCounts<4, 5>>(*x, *dy, *dw, *sizes, 1, nullptr, 0, nullptr);
+extern "C" int gradient(const fw::ConvInput* x, const fw::ConvInput* dy,
+                        const fw::WeightGradient* dw, const fw::ConvolutionSizes* sizes) {
+  return fw::weight_gradient<1, fw::TapCounts<4, 5>>(*x, *dy, *dw, *sizes, 1, nullptr, 0, nullptr);
 }
-extern "C" int convolution(const fw::WindowInput* x, const fw::WindowFilter* w,
+extern "C" int convolution(const fw::ConvInput* x, const fw::ConvFilter* w,
                            const fw::ConvolutionSizes* sizes, void* workspace, int vectors) {
   const Plain plain{nullptr, sizes->y.out * sizes->x.out, sizes->y.out * sizes->x.out, 64};
-  return fw::convolution<1, fw::ByTiles<64>, 2, true>(End{{{plain}}}, vectors, *x, *w, *sizes,
+  return fw::convolution<1, fw::ByTiles<64>, 2, true>(Epilogue{{{plain}}}, vectors, *x, *w, *sizes,
                                                       workspace, nullptr, 0, nullptr);
 }
 """
@@ -81,15 +82,15 @@ def geometries(transposed: bool) -> list[Geometry]:
             axis = axis_of(size, taps, stride, dilation, before)
             if transposed:
                 grown = (size - 1) * stride - 2 * before + dilation * (taps - 1) + 1
-                axis = WindowAxis(size, grown, taps, stride, dilation, before, transposed=True)
+                axis = ConvAxis(size, grown, taps, stride, dilation, before, transposed=True)
             if axis.result > 0:
                 found.append(Geometry(Dim(4), 1, 64, results, axis, axis))
     return found
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_rows_that_go_by_lanes(transposed: bool) -> None:
-    """Whoever is told that they do would not take them one by one."""
+def test_which_rows_are_read_in_vectors(transposed: bool) -> None:
+    """A kernel for vectors has no code for single elements."""
     seen = set()
     every = geometries(transposed)
     eight = [by_eight(of) for of in every if not of.x.transposed or of.x.stride == 2]
@@ -97,15 +98,15 @@ def test_rows_that_go_by_lanes(transposed: bool) -> None:
         for band in (*band_widths(of), 12, 7):
             if not 0 < band <= of.x.positions:
                 continue
-            for lanes, in_lines in itertools.product((2, 4), (0, 1)):
-                found = library().by_lanes(ctypes.byref(sizes_of(of, band)), lanes, in_lines)
+            for lanes, as_staged in itertools.product((2, 4), (0, 1)):
+                found = library().by_lanes(ctypes.byref(sizes_of(of, band)), lanes, as_staged)
                 said = lanes_of_rows(of, band) % lanes == 0
-                assert found in (-1, 0, 1) and (not said or found), (of, band, lanes, in_lines)
+                assert found in (-1, 0, 1) and (not said or found), (of, band, lanes, as_staged)
                 seen.add((said, found))
     assert (True, 1) in seen and (False, 0) in seen
 
 
-def test_the_taps_of_warpgroups() -> None:
+def test_how_many_taps_a_warpgroup_has() -> None:
     seen = set()
     for of in geometries(False):
         for results in (16, 64, 65, 256):
@@ -118,8 +119,8 @@ def test_the_taps_of_warpgroups() -> None:
     assert seen == {1, 2, 3, 4, 5}
 
 
-def test_what_there_is_no_code_for_is_refused() -> None:
-    """Nothing runs: not a warpgroup of one tap, nor rows that begin anywhere."""
+def test_a_case_without_an_instance_is_refused() -> None:
+    """Nothing runs: neither one tap per warpgroup nor unaligned rows."""
     x, dy, dw = torch.zeros(1, 64, 8, 8), torch.zeros(1, 64, 8, 6), torch.zeros(64, 64, 1, 3)
 
     def strided(tensor: Tensor) -> ctypes.Array[ctypes.c_int64]:
@@ -148,24 +149,28 @@ class Block(nn.Module):
 
 
 @pytest.mark.parametrize("residual", [False, True])
-def test_what_is_read_may_begin_anywhere(residual: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operands_of_an_epilogue_may_have_any_alignment(
+    residual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = re.findall(r"fw::convolution<([^;]*?)>\(end", text_of(residual, False, monkeypatch))
-    assert len(calls) == 3, "forward, inference and the gradient by the source"
+    assert len(calls) == 3, "forward, inference and the input gradient"
     assert {each.endswith(", 4, true") for each in calls} == {not residual}
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_channels_may_lie_side_by_side(last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_type_of_the_input_follows_its_layout(
+    last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = text_of(False, last, monkeypatch)
-    # The gradient by the weights reads the input as it was given; how results lie is the library's.
+    # The weight gradient reads the input as it was given. PyTorch chooses the layout of results.
     gradient = text[text.rindex('extern "C" int custom_convolution_gradient') :]
-    kind = "Window" if last else "Planar"
+    kind = "Conv" if last else "Planar"
     assert f"const fw::{kind}Input source{{" in gradient
-    assert last or "const fw::WindowInput source{s" not in text
+    assert last or "const fw::ConvInput source{s" not in text
 
 
 def text_of(residual: bool, last: bool, monkeypatch: pytest.MonkeyPatch) -> str:
-    put_on_cores(monkeypatch)
+    use_tensor_cores(monkeypatch)
     model, x = Block(residual), torch.randn(16, 64, 32, 32, requires_grad=True)
     layout = torch.channels_last if last else torch.contiguous_format
     model.to(memory_format=layout)  # type: ignore[call-overload]
@@ -174,9 +179,9 @@ def text_of(residual: bool, last: bool, monkeypatch: pytest.MonkeyPatch) -> str:
     return found.source.text
 
 
-def test_gradients_of_few_taps(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_on_cores(monkeypatch)
-    model = Lambda(lambda m, x: F.conv2d(x, m.weight), weight=torch.randn(128, 64, 1, 1))
+def test_weight_gradients_of_few_taps(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tensor_cores(monkeypatch)
+    model = ParametricLambda(lambda m, x: F.conv2d(x, m.weight), weight=torch.randn(128, 64, 1, 1))
     x = torch.randn(64, 64, 56, 56)
     text = prepare(model, (x,), modes=("train",), device=x.device, target=Target.cuda()).source.text
     assert set(re.findall(r"fw::TapCounts<([^>]*)>", text)) == {"1"}

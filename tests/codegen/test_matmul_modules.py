@@ -1,12 +1,10 @@
-"""Modules with matrix products: two programs a mode, the questions they ask, reports, compiling."""
+"""Modules with matmuls: two programs a mode, the device queries they make, reports, compiling."""
 
 from __future__ import annotations
 
 import ast
 import copy
-import functools
 import re
-import subprocess
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -22,7 +20,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fusewright.bench.plan_record import plan_graphs, step_times
 from fusewright.bench.record import Rates
 from fusewright.bench.trace import Trace
-from fusewright.codegen.source import Source
 from fusewright.compile.module import arguments_of, kernels_of, load, owners_of
 from fusewright.compile.pipeline import Prepared, prepare
 from fusewright.emit.bundle import ModuleBundle
@@ -31,11 +28,11 @@ from fusewright.emit.text import module_text
 from fusewright.ir.graph import TensorSpec
 from fusewright.plan.show import show
 from fusewright.report import print_plans, step_records
-from fusewright.rewrite import matmuls as products
+from fusewright.rewrite import matmuls
 from fusewright.runtime import tensor_cores
 from fusewright.target.target import Target
 from tests.support import nvcc
-from tests.support.loop_cases import NVCC
+from tests.support.nvcc import compile_as_emitted
 
 
 class Model(nn.Module):
@@ -72,13 +69,13 @@ def bundle() -> ModuleBundle:
     return ModuleBundle("layer", "cuda", made.source, arguments_of(MODEL, (X,)), modes)
 
 
-def test_each_mode_comes_with_products_and_without(bundle: ModuleBundle) -> None:
+def test_each_mode_has_a_program_with_matmuls_and_one_without(bundle: ModuleBundle) -> None:
     text = module_text(bundle)
     records = re.findall(r"name='layer_\w{16}_(\w+)',\n\s+training=(\w+),", text)
     assert records == [
-        ("train_products", "True"),
+        ("train_tensor_cores", "True"),
         ("train", "True"),
-        ("eval_products", "False"),
+        ("eval_tensor_cores", "False"),
         ("eval", "False"),
     ]
     functions = {
@@ -86,35 +83,39 @@ def test_each_mode_comes_with_products_and_without(bundle: ModuleBundle) -> None
         for node in ast.parse(text).body
         if isinstance(node, ast.FunctionDef)
     }
-    assert "_fw_tensor_cores(linear_weight.device.index)" in functions["_fw_misfit_train_products"]
+    assert (
+        "_fw_tensor_cores(linear_weight.device.index)" in functions["_fw_misfit_train_tensor_cores"]
+    )
     assert "_fw_tensor_cores" not in functions["_fw_misfit_train"]
     assert "aten.mm" in functions["_fw_forward_train"]
-    assert "aten" not in functions["_fw_forward_train_products"]
-    assert "aten" not in functions["_fw_backward_train_products"]
+    assert "aten" not in functions["_fw_forward_train_tensor_cores"]
+    assert "aten" not in functions["_fw_backward_train_tensor_cores"]
     assert "_fw_terms()" in functions["custom_mm_add_relu_le"]
     assert "_fw_terms()" not in functions["custom_split"]
 
 
-def test_odd_rows_are_allocated_sixteen_bytes_apart(bundle: ModuleBundle) -> None:
+def test_rows_of_odd_length_are_padded_to_16_bytes(bundle: ModuleBundle) -> None:
     text = module_text(bundle)
     wanted = "where_hi = _fw_memory((s0, 1001), (1008, 1), torch.float16, device)"
     assert wanted in text
 
 
-def test_a_target_without_the_tensor_cores_has_one_program_a_mode() -> None:
+def test_a_target_without_tensor_cores_has_one_program_a_mode() -> None:
     made = prepared(Target.cuda(tensor_cores=False))
     assert [each.name for each in made.modes] == ["train", "eval"]
     assert "sm90" not in made.source.text and not any(e.terms for e in made.source.entries)
     assert [each.name for each in prepared(Target.host()).modes] == ["train", "eval"]
 
 
-def test_the_file_asks_only_where_it_has_products(bundle: ModuleBundle) -> None:
+def test_the_file_queries_the_device_only_if_it_has_matmuls(bundle: ModuleBundle) -> None:
     source = "import torch\nclass Model(torch.nn.Module):\n    ...\n"
     text = file_text(bundle, source, "made for a test")
     compile(text, "model_new.py", "exec")
     assert text.count("def _fw_tensor_cores") == text.count("def _fw_terms") == 1
     assert not re.search(r"\btry\b|\bexcept\b|pass|torch\.cuda\.[Ss]tream\(", text)
-    plain = replace(bundle, modes=tuple(each for each in bundle.modes if not each.has_products))
+    plain = replace(
+        bundle, modes=tuple(each for each in bundle.modes if not each.has_tensor_core_steps)
+    )
     assert "_fw_terms" not in file_text(plain, source, "made for a test").split("_FW_SOURCE")[0]
 
 
@@ -135,7 +136,7 @@ def test_the_device_picks_the_program(
         assert "FakeTensor" in reasons[1], "the plain program goes on to the tensors themselves"
 
 
-def test_the_capability_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_capability_is_queried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = MagicMock(side_effect=lambda index: MagicMock(major=9 - index, minor=0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", asked)
     monkeypatch.setattr(tensor_cores, "_FW_CORES", {})
@@ -190,7 +191,9 @@ def test_convolutions_have_a_flag_of_their_own(
     assert asked == ["forward"], "asked once"
 
 
-def test_nothing_is_asked_within_a_graph(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_queried_during_a_graph_capture(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert convolution_terms() == 3 and not asked
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -211,7 +214,7 @@ def test_a_convolution_is_as_precise_as_pytorchs(
     forward, backward = torch.ops.aten.convolution, torch.ops.aten.convolution_backward
 
     def rounded(*args: object) -> object:
-        """All passes but `which` round where it does not, and the other way round."""
+        """All passes round except `which`, or only `which` rounds."""
         wanted = args[-1]
         passes = ["forward"]
         if isinstance(wanted, list):
@@ -234,7 +237,7 @@ def test_a_convolution_is_as_precise_as_pytorchs(
     assert convolution_terms(which, transposed, groups) == 3, "no room to ask"
 
 
-def test_old_pytorch_is_asked_the_old_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_pytorch_is_queried_through_its_own_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_cores, "_fw_precision", None)
     assert tensor_cores._fw_terms() == 3
 
@@ -242,7 +245,7 @@ def test_old_pytorch_is_asked_the_old_way(monkeypatch: pytest.MonkeyPatch) -> No
 def test_reports_show_what_runs_here() -> None:
     made = prepared(Target.cuda())
     kinds = [(each["mode"], each["graph"], each["kind"]) for each in step_records(made.modes)]
-    assert kinds.count(("train", "backward", "product")) == 2
+    assert kinds.count(("train", "backward", "matmul")) == 2
     assert not any(kind == "call" for _, _, kind in kinds), "the plain programs are not shown"
     console = Console(record=True, width=200)
     print_plans(console, made.modes)
@@ -250,55 +253,37 @@ def test_reports_show_what_runs_here() -> None:
     assert "custom_mm_add_relu: mm → add → relu" in show(made.modes[0])
     graphs = plan_graphs(made.modes)
     assert [each.mode for each in graphs] == ["train"] * 3 + ["eval"] * 3
-    assert {step.kind for graph in graphs for step in graph.steps} == {"loop", "product"}
+    assert {step.kind for graph in graphs for step in graph.steps} == {"loop", "matmul"}
 
 
-def test_a_product_is_held_to_the_rate_of_halves() -> None:
+def test_a_matmul_is_compared_with_the_fp16_rate() -> None:
     plans = prepared(Target.cuda()).modes[0]
     rates = Rates(1e18, {"fp32": 1e12, "tf32": 5e12, "fp16": 9e12})
     trace = Trace(1, (), {}, None)
     for precision, rate in (("fp32", 3e12), ("tf32", 9e12)):
         rows = step_times(plans, "forward", trace, rates, precision)
-        (row,) = [each for each in rows if each.kind == "product"]
+        (row,) = [each for each in rows if each.kind == "matmul"]
         assert row.roof_us == pytest.approx(row.operations / rate * 1e6)
 
 
 @pytest.mark.sample(2)
 @nvcc.needed
 @pytest.mark.parametrize("terms", [1, 3])
-def test_the_source_compiles_for_both(bundle: ModuleBundle, terms: int, tmp_path: Path) -> None:
-    compiled(bundle.source, tmp_path, terms)
+def test_the_source_compiles_for_both_architectures(
+    bundle: ModuleBundle, terms: int, tmp_path: Path
+) -> None:
+    compile_as_emitted(bundle.source, tmp_path, terms)
 
 
 @pytest.mark.sample(3)
 @nvcc.needed
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_products_of_halves_compile_for_both(
+def test_matmuls_in_16_bits_compile_for_both_architectures(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
+    monkeypatch.setattr(matmuls, "is_worthwhile", lambda *_: True)
     model, x = copy.deepcopy(MODEL).to(dtype), X.to(dtype)
     target = Target.cuda(trials=("halves",))
     made = prepare(model, (x,), modes=("train",), device=torch.device("cpu"), target=target)
-    assert "fw::half_product<" in made.source.text
-    compiled(made.source, tmp_path)
-
-
-@functools.cache
-def has_fast_compile() -> bool:
-    """From CUDA 12.9 on."""
-    said = subprocess.run([str(NVCC), "--help"], capture_output=True, text=True, check=True)
-    return "--Ofast-compile" in said.stdout
-
-
-def compiled(source: Source, folder: Path, terms: int = 3) -> None:
-    """By nvcc, as emitted files ask for it: first all, then what flags concern alone.
-
-    Whether it compiles takes a fifth of the time with few of the device's optimisations; what they
-    make of kernels is looked at in test_cuda_sources.py. One term is for the newer architecture.
-    """
-    flags = ["-O1"]
-    flags += [f"-DFW_{name}={terms}" for name in ("PRODUCTS", "CONVOLUTIONS")]
-    flags += ["-DFW_OTHERS=0"] if terms == 1 else []
-    flags += ["--Ofast-compile", "max"] if has_fast_compile() else []
-    nvcc.compiled(source.text, folder, *flags, archs=("90a",) if terms == 1 else nvcc.BOTH)
+    assert "fw::half_matmul<" in made.source.text
+    compile_as_emitted(made.source, tmp_path)

@@ -1,4 +1,4 @@
-"""Functions that take a run of lanes at once, and operands that tiles turn: against PyTorch."""
+"""Functions that take a run of lanes at once, and operands transposed in tiles, against PyTorch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-import tests.support.loop_cases as cases
-from fusewright.codegen.render import render
+from benchmarks.loop_kernels import access, kernel, row_major
 from fusewright.ir.loop import Apply, Constant, Instruction, Load, LoopKernel, Reduce, Store
 from fusewright.ir.operators import SCALAR_OPS
+from fusewright.kinds.registry import render
 from fusewright.schedule.loops import choose
 from fusewright.target.target import Target
-from tests.support.loop_cases import access, call, compile_source, kernel, row_major, run, together
+from tests.support import loop_runs
+from tests.support.loop_runs import call, compile_source, run, together
 
-# Where functions of lanes stand for those of vectors: only x86 has vectors of ours.
+# Flags that replace functions of vectors by those of lanes: only x86 has the former.
 PORTABLE = ("-mno-avx512f",) if platform.machine() in ("x86_64", "AMD64") else ()
 SIZES = [1, 7, 16, 127, 129, 1000, 5003]
 
@@ -59,7 +60,8 @@ def test_one_function_between_two_loops(n: int, dtype: str) -> None:
 
 
 def chain(n: int) -> LoopKernel:
-    """What waits across stages, a function of a function, and a test of far arguments between."""
+    """A value held across stages, a function of a function, and a check of large arguments
+    between."""
     body = [
         Constant("three", "float64", 3.0),
         Apply("square", "float64", "mul", ("x", "x")),
@@ -76,7 +78,7 @@ def chain(n: int) -> LoopKernel:
 
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("in_place", [False, True])
-def test_values_wait_across_stages(n: int, in_place: bool) -> None:
+def test_values_are_held_across_stages(n: int, in_place: bool) -> None:
     x = torch.randn(n, dtype=torch.float64) * 3
     low = torch.log(x.exp() + x * x)
     exact = torch.fmod(low, 3) * low.cos(), x * x - low.cos()
@@ -104,7 +106,7 @@ def text(loop: LoopKernel) -> str:
 
 
 @pytest.mark.parametrize("columns", [1, 63, 64, 200])
-def test_sums_of_a_function_and_of_what_lies_in_memory(columns: int) -> None:
+def test_sums_of_a_function_and_of_loaded_values(columns: int) -> None:
     body = [
         Load("x", "float32", row_major("x", 5, columns)),
         Apply("e", "float32", "erfc", ("x",)),
@@ -164,7 +166,7 @@ def test_parts_of_columns_are_joined_side_by_side(kind: str, columns: int) -> No
 
 
 def test_a_few_rows_are_added_exactly() -> None:
-    """They may be the parts of a sum, which cancel."""
+    """They may be partial sums that cancel."""
     body = [
         Load("x", "float32", access("x", 1, 40)),
         Reduce("total", "float32", "sum", "x"),
@@ -194,7 +196,7 @@ def test_sums_err_by_less_than_eager(columns: int, shift: float) -> None:
 
 
 def test_bfloat16_beside_a_function() -> None:
-    """Conversions of whole vectors and of what is left over round as PyTorch's."""
+    """Conversions of whole vectors and of the remaining lanes round as PyTorch's do."""
     body = [
         Load("x", "float32", access("x", 1)),
         Load("z", "bfloat16", access("z", 1)),
@@ -244,7 +246,7 @@ ALONE = tuple(each_element(1000, *run) for run in RUNS)
 
 
 @pytest.mark.parametrize(("op", "dtype"), RUNS)
-def test_a_row_gets_the_bits_of_its_elements(op: str, dtype: str) -> None:
+def test_a_value_of_a_row_has_the_bits_of_an_elements_value(op: str, dtype: str) -> None:
     """Backward may compute for every element what forward computed once for a row."""
     built = together(ONCE_AND_EACH)
     kind = getattr(torch, dtype)
@@ -257,7 +259,7 @@ def test_a_row_gets_the_bits_of_its_elements(op: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("op", "dtype"), RUNS)
-def test_without_vectors(op: str, dtype: str) -> None:
+def test_portable_code_without_vector_extensions(op: str, dtype: str) -> None:
     built = together(ALONE, PORTABLE)[each_element(1000, op, dtype)]
     x = torch.rand(1000, dtype=getattr(torch, dtype)) * 0.9 + 0.05
     y = torch.empty_like(x)
@@ -270,8 +272,10 @@ def test_without_vectors(op: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("op", ["sin", "cos", "tan"])
 @pytest.mark.parametrize("flags", [(), PORTABLE])
-def test_far_turns_in_place(op: str, dtype: str, flags: tuple[str, ...]) -> None:
-    """Far arguments among near ones, infinity and NaN: each lane has what it would have alone."""
+def test_sine_and_cosine_of_large_arguments_in_place(
+    op: str, dtype: str, flags: tuple[str, ...]
+) -> None:
+    """Large arguments among small ones, infinity and NaN: each lane has the result it has alone."""
     loop = flat("turns", 77, dtype, [Apply("y", dtype, op, ("x",))])
     source = render([(loop, choose(loop, Target.host(), {}))], Target.host())
     built = compile_source(source, flags)
@@ -291,7 +295,7 @@ def test_far_turns_in_place(op: str, dtype: str, flags: tuple[str, ...]) -> None
         assert alone[5:22:16].signbit().tolist() == [False, True]
 
 
-# Functions of lanes are made of fewer parts and err by more; the quotient of two sums rounds twice.
+# Functions of lanes use shorter polynomials and err by more; the quotient of two sums rounds twice.
 PROCESSOR = Path("/proc/cpuinfo")
 VECTORS = PROCESSOR.exists() and "avx512dq" in PROCESSOR.read_text()
 UNITS = 1.2 if VECTORS else 4.0
@@ -320,8 +324,8 @@ def test_errors_of_doubles(op: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_erf_ends_in_one(dtype: str) -> None:
-    """What is missing from 1 would be times x in gelu."""
+def test_erf_reaches_one(dtype: str) -> None:
+    """In gelu, x multiplies the difference from 1."""
     kind = getattr(torch, dtype)
     x = torch.tensor([4.0, 6.0, 100.0, 1e30, math.inf], dtype=kind)
     x = torch.cat([x, -x])
@@ -332,7 +336,7 @@ def test_erf_ends_in_one(dtype: str) -> None:
 
 
 def test_long_chains_of_functions_need_little_stack() -> None:
-    """What waits between functions is a short run each: 60 of doubles in a thread of 256 KB."""
+    """Values between functions are held as short runs: 60 of float64 in a thread of 256 KB."""
     name, body = "x", list[Instruction]()
     for at in range(60):
         body += [Apply(f"e{at}", "float64", "exp", (name,))]
@@ -340,7 +344,7 @@ def test_long_chains_of_functions_need_little_stack() -> None:
         name = f"n{at}"
     x = torch.randn(1000, dtype=torch.float64)
     y = torch.empty_like(x)
-    library, source = cases.build(flat("chain", 1000, "float64", body), Target.host())
+    library, source = loop_runs.build(flat("chain", 1000, "float64", body), Target.host())
     before = threading.stack_size(256 * 1024)
     thread = threading.Thread(target=call, args=(library, source, {"x": x, "y0": y}, {}, 1))
     thread.start()
@@ -369,7 +373,7 @@ TURNED = tuple(turned(*shape, dtype) for shape in SHAPES for dtype in TYPES)
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
-def test_turned_operand(rows: int, columns: int, dtype: str) -> None:
+def test_transposed_operand(rows: int, columns: int, dtype: str) -> None:
     """y[b, i, j] = x[b, i, j] + z[b, j, i]."""
     kind = getattr(torch, dtype)
     x = (torch.randn(3, rows, columns) * 40).abs().to(kind)
@@ -382,21 +386,24 @@ def test_turned_operand(rows: int, columns: int, dtype: str) -> None:
         assert torch.equal(y, x + z.transpose(1, 2))
 
 
-def test_turning_is_in_the_text() -> None:
+def test_a_transposed_operand_is_tiled_in_the_text() -> None:
     body = [
         Load("z", "float32", access("z", 1, 100)),
         Apply("y", "float32", "exp", ("z",)),
         Store("y", "float32", row_major("y", 100, 100)),
     ]
     loop = kernel("turned", [100, 100], [], {"z": "float32"}, {"y": "float32"}, body)
-    assert "fw::turn(elem, &Elem<V>::z, rows, n, memory + 0 * fw::kTurnedBytes);" in text(loop)
+    assert (
+        "fw::transpose_tile(elem, &Elem<V>::z, rows, n, memory + 0 * fw::kTransposedBytes);"
+        in text(loop)
+    )
     z, y = torch.randn(100, 100), torch.empty(100, 100)
-    cases.run(loop, {"z": z, "y": y})
+    loop_runs.run(loop, {"z": z, "y": y})
     torch.testing.assert_close(y, z.t().double().exp().float(), rtol=2e-7, atol=0)
 
 
 def test_exponentials_in_rows_and_alone() -> None:
-    """Powers from denormal numbers to infinity, beside NaN: a row's have the bits of lone ones."""
+    """Powers from denormal numbers to infinity, and NaN: a run gives the bits of single calls."""
     body = [
         Load("x", "float32", row_major("x", 6, 100)),
         Apply("e", "float32", "exp", ("x",)),

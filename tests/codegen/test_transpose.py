@@ -1,6 +1,7 @@
-"""Kernels whose tensors disagree about the contiguous axis: tiles turned in shared memory.
+"""Kernels whose tensors differ in their contiguous axis: tiles transposed in shared memory.
 
-Run by emulation; compiled by nvcc where it is; arithmetic must be that of the plain driver.
+They run by emulation, and nvcc compiles them where it is installed. The arithmetic must be that of
+the plain driver.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusewright.codegen.render import render
-from fusewright.ir.graph import HALVES, Dim, dim
+from benchmarks.loop_kernels import Size, access, kernel
+from fusewright.ir.graph import HALF_DTYPES, Dim, dim
 from fusewright.ir.loop import Apply, Constant, Instruction, Load, LoopKernel, Reduce, Store
+from fusewright.kinds.registry import render
 from fusewright.schedule.choice import Schedule
 from fusewright.schedule.loops import choose, legal, workspace_bytes
 from fusewright.schedule.transpose_tiles import staged, tile_bytes, tile_count
 from fusewright.target.target import Target
-from tests.codegen.test_cuda_loops import Picked, chosen, close, run, unaligned
 from tests.support import nvcc
-from tests.support.loop_cases import Size, access, kernel
+from tests.support.cuda_on_host import Scheduled, chosen, run
+from tests.support.tensors import close, unaligned
 
 S0 = Dim(1, ("s0",))
 CUDA = Target.cuda()
@@ -118,7 +120,7 @@ SHAPES = [(1, 32, 32), (2, 64, 100), (3, 40, 33), (2, 130, 68), (1, 1, 5), (0, 3
 TILES, SPLITS = (32, 64), (1, 3)
 
 
-def tiled_epilogue(shape: Shape, tile: int, dtype: str) -> Picked:
+def tiled_epilogue(shape: Shape, tile: int, dtype: str) -> Scheduled:
     _, channels, area = shape
     lanes = {"float64": 2}.get(dtype, 4)
     lanes = lanes if channels % lanes == 0 and area % lanes == 0 else 1
@@ -128,7 +130,7 @@ def tiled_epilogue(shape: Shape, tile: int, dtype: str) -> Picked:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
-def test_epilogue(shape: Shape, tile: int, dtype: str) -> None:
+def test_a_pointwise_kernel_of_transposed_operands(shape: Shape, tile: int, dtype: str) -> None:
     n, channels, area = shape
     kind = getattr(torch, dtype)
     x, bias = last(torch.randn(shape).to(kind)), torch.randn(channels).to(kind)
@@ -138,16 +140,16 @@ def test_epilogue(shape: Shape, tile: int, dtype: str) -> None:
         turned = [each for each in SHAPES if min(each[1:]) > 1]
         among = tuple(tiled_epilogue(each, t, dtype) for each in turned for t in TILES)
         run(loop, {"x": x, "bias": bias, "y": y, "le": le}, {"s0": n}, picked, among)
-        wide = x.float() if dtype in HALVES else x
+        wide = x.float() if dtype in HALF_DTYPES else x
         exact = wide.clamp(max=0.5) * 2 + bias.to(wide.dtype)[:, None]
         assert torch.equal(y, exact.to(kind)) and torch.equal(le, x <= 0.5)
     else:
-        assert not legal(loop, picked, CUDA), "nothing to turn"
+        assert not legal(loop, picked, CUDA), "nothing to transpose"
 
 
 @pytest.mark.parametrize("shape", [(2, 64, 100), (3, 33, 47), (2, 130, 68)])
 @pytest.mark.parametrize("shifted", [False, True])
-def test_both_ways_share_a_tile(shape: Shape, shifted: bool) -> None:
+def test_transposed_loads_and_stores_share_a_tile(shape: Shape, shifted: bool) -> None:
     a, b = last(torch.randn(shape)), torch.randn(shape)
     y, z = torch.empty(shape), last(torch.empty(shape))
     loop = both_ways(S0, *shape[1:])
@@ -158,7 +160,7 @@ def test_both_ways_share_a_tile(shape: Shape, shifted: bool) -> None:
     assert torch.equal(y, a + b) and torch.equal(z, a * b)
     z.fill_(9)
     run(loop, {"a": a, "b": b, "y": None, "z": z}, {"s0": shape[0]}, picked)
-    assert torch.equal(z, a * b), "an output that nobody wants is not written"
+    assert torch.equal(z, a * b), "an unwanted output is not written"
 
 
 BESIDE = [(2, 64, 100), (3, 33, 47), (5, 130, 68), (0, 32, 32)]
@@ -172,7 +174,7 @@ GRADIENTS = tuple(
 @pytest.mark.parametrize("shape", BESIDE)
 @pytest.mark.parametrize("splits", SPLITS)
 @pytest.mark.parametrize("tile", TILES)
-def test_sums_beside_a_turned_store(shape: Shape, splits: int, tile: int) -> None:
+def test_sums_beside_a_transposed_store(shape: Shape, splits: int, tile: int) -> None:
     n, channels, area = shape
     g, mask = torch.randn(shape), torch.rand(shape) < 0.5
     dz, sums, most = last(torch.full(shape, 9.0)), torch.empty(channels), torch.empty(channels)
@@ -201,7 +203,7 @@ DISTANCES = tuple(
 @pytest.mark.parametrize("shape", OVER)
 @pytest.mark.parametrize("splits", SPLITS)
 @pytest.mark.parametrize("rows", [False, True])
-def test_sums_over_the_turned_axis(shape: Shape, splits: int, rows: bool) -> None:
+def test_sums_over_the_transposed_axis(shape: Shape, splits: int, rows: bool) -> None:
     n, channels, area = shape
     a, b, gap = last(torch.randn(shape)), torch.randn(shape), last(torch.full(shape, 9.0))
     sums = torch.empty(n) if rows else torch.empty(())
@@ -241,7 +243,7 @@ def _stores(item: Instruction, value: str) -> bool:
     return isinstance(item, Store) and item.value == value
 
 
-def test_legality() -> None:
+def test_legal_tiles() -> None:
     loop = epilogue(S0, 128, 64)
     assert tile_bytes(loop, 64) == 64 * 65 * 4
     assert legal(loop, Schedule("transpose", 4, 256, tile=64), CUDA)
@@ -256,7 +258,7 @@ def test_legality() -> None:
     assert not legal(gradient(S0, 128, 64), Schedule("transpose", 4, 256, tile=64), CUDA)
 
 
-def test_a_dynamic_axis_is_asked_before_vectors_are_used() -> None:
+def test_a_dynamic_axis_is_checked_before_vectors_are_used() -> None:
     channels = 64
     body: list[Instruction] = [
         Load("x", "float32", access("x", 1, channels)),

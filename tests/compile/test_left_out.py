@@ -1,4 +1,5 @@
-"""A model of which one mode cannot be captured: the other is optimized, and it is said once."""
+"""A model with one mode that cannot be captured: the other is optimized, and one message says
+so."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import fusewright
 from fusewright import cli
 from fusewright.compile.module import Optimized
 from fusewright.errors import CaptureError
-from tests.test_cli import fusewright as command
+from tests.support.command_line import fusewright as command
 
 
 class Averaging(nn.Module):

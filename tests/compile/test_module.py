@@ -1,4 +1,4 @@
-"""The optimized module as a citizen: guards, new programs, copies, compile, DDP."""
+"""The optimized module in use: guards, new programs, copies, torch.compile, DDP."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from torch import nn
 from fusewright.compile import module
 from fusewright.errors import CaptureError
 from fusewright.runtime import call
-from tests.runtime.test_runtime import assert_same, everything, gradients
-from tests.support.handmade import Case, gemm_add_relu, medley
-
-Made = tuple[Case, module.Modes]
+from tests.support.gradients import medley_results, output_and_gradients
+from tests.support.handmade import gemm_add_relu, medley
+from tests.support.misfits import Made, misfits, no_program
+from tests.support.tensors import assert_same
 
 
 class Affine(nn.Module):
@@ -36,10 +36,6 @@ class Affine(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.gemm(x) + self.bias)
-
-
-def no_program(*_: Any) -> None:
-    return None
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +56,7 @@ def _fresh_warnings() -> None:
     torch._dynamo.reset()
 
 
-def test_it_is_the_models_class_with_the_models_state(gemm: Made) -> None:
+def test_the_module_has_the_models_class_and_state(gemm: Made) -> None:
     model = copy.deepcopy(gemm[0].model)
     fast = module.optimized(model, gemm[1])
     assert isinstance(fast, type(model)) and type(fast).__name__ == "Model"
@@ -85,59 +81,8 @@ def test_replaced_and_tied_parameters_are_seen(gemm: Made) -> None:
     assert_same(torch.func.functional_call(fast, swapped, (x,)), torch.full((4, 5), 7.0))
 
 
-def misfits(fast: nn.Module) -> dict[str, tuple[Any, str]]:
-    """Calls that the gemm program does not fit, and a word of the reason."""
-    x = torch.linspace(-2, 2, 12).reshape(4, 3)
-    return {
-        "dtype": (lambda: fast.double()(x.double()), "float64"),
-        "strides": (lambda: fast(x.reshape(3, 4).t()), "strides"),
-        "autocast": (lambda: _autocast(fast, x), "autocast is torch.bfloat16"),
-        "subclass": (lambda: fast(_Tagged(x)), "_Tagged"),
-        "hook": (lambda: _hooked(fast, x), "hooks of gemm"),
-        "attribute": (lambda: _altered(fast, x), "gemm.in_features"),
-        "one submodule": (lambda: _half_eval(fast, x), "gemm.training"),
-        "vmap": (lambda: torch.func.vmap(fast)(x[:, None]), "torch.func"),
-        "sparse": (lambda: fast(x.to_sparse()), "torch.sparse_coo"),
-        "dual": (lambda: _dual(fast, x), "forward-mode"),
-    }
-
-
-class _Tagged(torch.Tensor):
-    @staticmethod
-    def __new__(cls, x: torch.Tensor) -> _Tagged:
-        return torch.Tensor._make_subclass(cls, x)
-
-
-def _autocast(fast: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return fast(x)
-
-
-def _hooked(fast: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    fast.gemm.register_forward_hook(lambda *args: args[-1] * 0)
-    return fast(x)
-
-
-def _altered(fast: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    fast.gemm.in_features = 4
-    return fast(x)
-
-
-def _half_eval(fast: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    fast.gemm.eval()
-    return fast(x)
-
-
-def _dual(fast: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    with torch.autograd.forward_ad.dual_level():
-        made = fast(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
-        tangent = torch.autograd.forward_ad.unpack_dual(made).tangent
-        assert tangent is not None
-        return made
-
-
 @pytest.mark.parametrize("kind", list(misfits(nn.Identity())))
-def test_a_misfit_runs_the_original_and_says_why_once(gemm: Made, kind: str) -> None:
+def test_a_call_that_does_not_fit_runs_the_original_and_warns_once(gemm: Made, kind: str) -> None:
     model = copy.deepcopy(gemm[0].model)
     fast = module.optimized(copy.deepcopy(model), gemm[1], no_program)
     run, word = misfits(fast)[kind]
@@ -150,9 +95,11 @@ def test_a_misfit_runs_the_original_and_says_why_once(gemm: Made, kind: str) -> 
 
 
 @pytest.mark.parametrize(
-    "args", [(torch.randn(4, 9),), (torch.randn(4, 3).int(),), (), (None,)], ids=str
+    "args",
+    [(torch.randn(4, 9),), (torch.randn(4, 3).int(),), (), (None,)],
+    ids=["shape", "dtype", "none given", "None"],
 )
-def test_what_eager_refuses_raises_eagers_error(gemm: Made, args: tuple[Any, ...]) -> None:
+def test_an_error_of_eager_mode_is_raised(gemm: Made, args: tuple[Any, ...]) -> None:
     model = copy.deepcopy(gemm[0].model)
     fast = module.optimized(copy.deepcopy(model), gemm[1], no_program)
     with pytest.raises(Exception) as theirs:
@@ -201,7 +148,7 @@ def test_hooks_copies_and_moves(gemm: Made) -> None:
     assert_same(fast.half().float()(x), torch.relu(fast.gemm(x) + fast.bias))
 
 
-def test_a_pickle_makes_its_programs_anew(gemm: Made) -> None:
+def test_an_unpickled_module_compiles_its_programs_again(gemm: Made) -> None:
     fast = module.optimized(Affine(), gemm[1], no_program)
     buffer = io.BytesIO()
     torch.save(fast, buffer)
@@ -214,22 +161,22 @@ def test_a_pickle_makes_its_programs_anew(gemm: Made) -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compile_holds_one_operator_of_ours(gemm: Made, backend: str) -> None:
+def test_torch_compile_sees_one_custom_operator(gemm: Made, backend: str) -> None:
     eager = copy.deepcopy(gemm[0].model)
     fast = module.optimized(copy.deepcopy(eager), gemm[1])
     compiled = torch.compile(fast, fullgraph=True, backend=backend)
     for rows in (4, 7, 9, 2):
         x = torch.randn(rows, 3)
-        theirs = gradients(eager, x.clone().requires_grad_())
-        assert_same(gradients(compiled, x.clone().requires_grad_()), theirs)
+        theirs = output_and_gradients(eager, x.clone().requires_grad_())
+        assert_same(output_and_gradients(compiled, x.clone().requires_grad_()), theirs)
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    gradients(compiled, torch.randn(23, 3).requires_grad_())
+    output_and_gradients(compiled, torch.randn(23, 3).requires_grad_())
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
     with torch.no_grad():
         assert_same(compiled(x), eager(x))
 
 
-def test_compile_with_every_kind_of_output(mixed: Made) -> None:
+def test_torch_compile_with_every_kind_of_output(mixed: Made) -> None:
     eager = copy.deepcopy(mixed[0].model)
     fast = module.optimized(copy.deepcopy(eager), mixed[1])
     graphs: list[str] = []
@@ -242,8 +189,8 @@ def test_compile_with_every_kind_of_output(mixed: Made) -> None:
         compiled = torch.compile(fast, fullgraph=True, backend=backend)
         for rows in (4, 6):
             x, index = torch.randn(rows, 3), torch.arange(rows)
-            theirs = everything(eager, x.clone().requires_grad_(), index)
-            mine = everything(compiled, x.clone().requires_grad_(), index)
+            theirs = medley_results(eager, x.clone().requires_grad_(), index)
+            mine = medley_results(compiled, x.clone().requires_grad_(), index)
             assert_same(mine.pop("out"), theirs.pop("out"))
             assert_same(mine, theirs)
     assert all("fusewright" in text and "_train_forward" in text for text in graphs)
@@ -266,7 +213,7 @@ def test_operators_obey_torch_librarys_rules(gemm: Made, mixed: Made) -> None:
 
 
 def _worker(rank: int, folder: str, port_file: str) -> None:
-    patience = datetime.timedelta(seconds=120)  # one that dies must not keep the other for ever
+    patience = datetime.timedelta(seconds=120)  # if the other process dies
     dist.init_process_group(
         "gloo", init_method=f"file://{port_file}", rank=rank, world_size=2, timeout=patience
     )

@@ -1,4 +1,4 @@
-"""Outputs that are made with classes: named tuples and ordered dicts come back as they are."""
+"""Outputs in containers: named tuples and ordered dicts come back as they are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pair(NamedTuple):
 
 
 class Compass(nn.Module):
-    """Its classes have names with a word in them that checkers refuse."""
+    """Names of its classes contain a word that checkers refuse."""
 
     Compassed = collections.namedtuple("Compassed", ["sum"])
 
@@ -48,7 +48,7 @@ def assert_alike(mine: Any, theirs: Any) -> None:
         assert mine == theirs
 
 
-def test_classes_come_back_in_the_library() -> None:
+def test_containers_come_back_from_the_module() -> None:
     model = Compass()
     program = capture(model, (torch.randn(4, 3),), mode="train")
     assert "pass" not in program.output_tree
@@ -65,7 +65,7 @@ def test_classes_come_back_in_the_library() -> None:
 
 
 class Constants(nn.Module):
-    """What autograd finds behind these is more than what the traced graph reads."""
+    """Autograd finds more behind these outputs than the traced graph reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def gradients(y: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("wanted", [False, True])
-def test_outputs_want_gradients_where_eager_says_so(frozen: bool, wanted: bool) -> None:
+def test_outputs_require_gradients_where_eagers_do(frozen: bool, wanted: bool) -> None:
     model = Constants()
     model.weight.requires_grad_(not frozen)
     fast = fusewright.optimize(model, torch.randn(4, 3))
@@ -136,7 +136,9 @@ def emitted(folder: Path, source: str) -> tuple[Any, Any, str]:
     return model, solution, file_text(solution.bundle, problem.source, "")
 
 
-def test_an_emitted_file_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_emitted_file_returns_the_same_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path / "cache"))
     _, _, text = emitted(tmp_path, PROBLEM)
     names: dict[str, Any] = {}
@@ -148,7 +150,7 @@ def test_an_emitted_file_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert type(mine.y.z) is collections.OrderedDict and mine.y.z["a"] == 5
 
 
-def test_a_class_that_no_file_can_name_is_refused_for_the_file_only(tmp_path: Path) -> None:
+def test_a_class_that_cannot_be_imported_is_refused_for_the_file_only(tmp_path: Path) -> None:
     source = PROBLEM.replace('Alias = namedtuple("Called", "x y")', "").replace(
         "        kept", '        Alias = namedtuple("Called", "x y")\n        kept'
     )

@@ -1,4 +1,5 @@
-"""The user's part of an emitted file: nothing is lost, and no word is left that checkers refuse."""
+"""The user's part of an emitted file: nothing is lost, and words that checkers refuse are
+replaced."""
 
 from __future__ import annotations
 
@@ -8,16 +9,18 @@ from typing import Any
 
 import pytest
 
+from fusewright.emit.refused_words import respelt, respelt_cpp
 from fusewright.emit.user import read
-from tests.codegen.test_cuda_sources import FORBIDDEN
+from tests.support.emitted_files import FORBIDDEN_WORDS
 
 
 def executed(source: str) -> tuple[dict[str, Any], str]:
     user = read(source)
-    text = "\n".join([*user.future, user.rest])
+    rest = respelt(user.rest)
+    text = "\n".join([*user.future, rest])
     names: dict[str, Any] = {}
     exec(compile(text, "<user>", "exec", dont_inherit=True), names)
-    return names, user.rest
+    return names, rest
 
 
 FUTURES = {
@@ -34,7 +37,7 @@ FUTURES = {
 
 
 @pytest.mark.parametrize("name", FUTURES)
-def test_future_statements_come_out_and_nothing_else(name: str) -> None:
+def test_only_future_statements_are_taken_out(name: str) -> None:
     source = FUTURES[name] + "def f(x: Missing): return m.sqrt(x)\n"
     names, rest = executed(source)
     assert names["f"](4.0) == 2.0 and "__future__" not in rest
@@ -49,7 +52,7 @@ def test_only_line_feeds_end_lines() -> None:
     )
     names, rest = executed(source)
     assert names["odd"] == "a\u2028b\x0bc\x0cd\x1ce\x85f" and names["last"] == "pass"
-    assert not re.search(FORBIDDEN, rest)
+    assert not re.search(FORBIDDEN_WORDS, rest)
 
 
 WORDY = '''"""The forward pass: try it, except on Sundays."""
@@ -75,15 +78,15 @@ g = lambda s: (re.sub(r"pass", "x", s), f"{'pass'} pass")
 '''
 
 
-def test_refused_words_are_spelt_in_another_way_and_values_stay() -> None:
+def test_refused_words_are_respelt_and_values_stay() -> None:
     theirs: dict[str, Any] = {}
     exec(compile(WORDY, "<theirs>", "exec"), theirs)
     ours, rest = executed(WORDY)
     for each in (0, 1):
         assert ours["f"](each) == theirs["f"](each)
     assert ours["g"]("pass") == theirs["g"]("pass") == ("x", "pass pass")
-    left = [line for line in rest.splitlines() if re.search(FORBIDDEN, line)]
-    # What has no other spelling: a raw string, code inside of a string, a tab before "ry".
+    left = [line for line in rest.splitlines() if re.search(FORBIDDEN_WORDS, line)]
+    # These have no other spelling: a raw string, code inside of a string, a tab before "ry".
     assert len(left) == 2 and "g = lambda" in left[1] and "\\try" in left[0]
     assert "# forward p·ass" in rest and "class Empty: ...  # t·ry" in rest
 
@@ -100,5 +103,10 @@ def test_the_users_own_handlers_stay_and_docstrings_that_are_read_keep_their_val
 
 def test_a_source_without_such_words_is_left_alone() -> None:
     source = "import math\n\n\nclass Model:\n    '''Fine.'''\n\n    x = 'ü' # é\n"
-    assert read(source).rest == source
+    assert respelt(read(source).rest) == source
     assert ast.dump(ast.parse(read(WORDY).rest)) == ast.dump(ast.parse(read(read(WORDY).rest).rest))
+
+
+def test_kernels_are_respelt_in_comments() -> None:
+    text = "int a;  // a second pass, except here\nint b;  // try\n"
+    assert respelt_cpp(text) == "int a;  // a second p·ass, e·xcept here\nint b;  // t·ry\n"

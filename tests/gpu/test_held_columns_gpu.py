@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import fusewright
-from tests.schedule.test_held_columns import OverChannels
 from tests.support.emulated_modules import as_exact_as_eager, trained
+from tests.support.models import OverChannels
 
-pytestmark = pytest.mark.gpu
 SHAPES = [
     ((40, 64, 17), (8, 64, 56, 56)),
     ((40, 64, 17), (3, 64, 41, 61)),
@@ -19,7 +18,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("channels", "shape"), SHAPES)
-def test_as_exact_as_eager(
+def test_reductions_over_channels_are_as_exact_as_eager(
     channels: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Matrix products on the tensor cores, run: every layout, odd sizes, the edges of float32."""
+"""Matmuls on the tensor cores of a GPU: every layout, odd sizes, the edges of float32."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.compile import pipeline
-from fusewright.rewrite import matmuls as products
+from fusewright.compile.pipeline import prepare
+from fusewright.rewrite import matmuls
 from fusewright.schedule import tensor_core
-from tests.plan import test_reduced_matmuls as reduced
-from tests.support import emulated_modules
+from tests.support import emulated_modules, reduced_matmuls
+from tests.support.gpu import needs_hopper, trained_on_gpu
+from tests.support.tensors import error
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs a Hopper GPU",
-    ),
-]
+pytestmark = needs_hopper
 
 INF, NAN = float("inf"), float("nan")
 LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -48,9 +44,9 @@ SIZES = [
 
 
 @pytest.fixture(autouse=True)
-def every_product(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Small products too, where a plan would otherwise call PyTorch's."""
-    monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
+def every_matmul(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run small matmuls on our kernels too, where a plan would otherwise call PyTorch's."""
+    monkeypatch.setattr(matmuls, "is_worthwhile", lambda *_: True)
     monkeypatch.setattr(pipeline, "least_size", lambda *_: 0)
     before = torch.backends.cuda.matmul.allow_tf32
     torch.manual_seed(0)
@@ -58,7 +54,7 @@ def every_product(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
-class Product(nn.Module):
+class Matmul(nn.Module):
     def __init__(self, layout: str, weight: Tensor) -> None:
         super().__init__()
         self.layout = layout
@@ -75,16 +71,12 @@ def operands(layout: str, rows: int, columns: int, depth: int) -> tuple[Tensor, 
 
 
 def ours(layout: str, x: Tensor, w: Tensor) -> Tensor:
-    fast = fusewright.optimize(Product(layout, w), x, modes=("eval",)).eval()
+    fast = fusewright.optimize(Matmul(layout, w), x, modes=("eval",)).eval()
     with torch.no_grad():
         first, second = fast(x), fast(x)
     assert torch.equal(first.isnan(), second.isnan())
     assert torch.equal(first.nan_to_num(), second.nan_to_num())
     return first
-
-
-def error(y: Tensor, exact: Tensor) -> float:
-    return float((y.double() - exact).norm() / exact.norm())
 
 
 @pytest.mark.parametrize("tile_rows", [128, 176])
@@ -101,7 +93,7 @@ def test_every_layout_and_size_is_as_exact_as_eager(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_of_any_magnitude_keep_their_bits(layout: str) -> None:
+def test_rows_of_any_magnitude_keep_their_precision(layout: str) -> None:
     x, w = operands(layout, 256, 256, 2048)
     x *= torch.exp2(torch.randint(-60, 61, (x.shape[0], 1), device="cuda").float())
     w *= torch.exp2(torch.randint(-60, 61, (w.shape[0], 1), device="cuda").float())
@@ -116,22 +108,22 @@ def test_rows_of_any_magnitude_keep_their_bits(layout: str) -> None:
 @pytest.mark.parametrize("sizes", [(128, 1000, 4096), (70, 130, 9000), (384, 1536, 2048)])
 @pytest.mark.parametrize("tf32", [False, True])
 def test_blocks_that_share_tiles(layout: str, sizes: tuple[int, int, int], tf32: bool) -> None:
-    """As exact as eager, and the same bits each time, whoever comes last."""
+    """As exact as eager, and the same bits each time, whichever block finishes last."""
     x, w = operands(layout, *sizes)
     torch.backends.cuda.matmul.allow_tf32 = tf32
-    model = Product(layout, w)
-    made = fusewright.pipeline.prepare(model, (x,), modes=("eval",), device=x.device)
-    assert "fw::ProductParts{" in made.source.text
+    model = Matmul(layout, w)
+    made = prepare(model, (x,), modes=("eval",), device=x.device)
+    assert "fw::SplitKParts{" in made.source.text
     fast = fusewright.optimize(model, x, modes=("eval",)).eval()
     with torch.no_grad():
         first, eager = fast(x), model(x)
         assert all(torch.equal(fast(x), first) for _ in range(20))
     torch.backends.cuda.matmul.allow_tf32 = False
-    exact = Product(layout, w.double())(x.double())
+    exact = Matmul(layout, w.double())(x.double())
     assert error(first, exact) <= max(1.05 * error(eager, exact), 2.4e-7)
 
 
-def test_long_sums_of_one_sign_keep_their_bits() -> None:
+def test_long_sums_of_one_sign_keep_their_precision() -> None:
     x, w = torch.rand(256, 65536, device="cuda"), torch.rand(256, 65536, device="cuda")
     exact = x.double() @ w.double().t()
     assert error(ours("straight", x, w), exact) <= 3.2e-7
@@ -139,7 +131,7 @@ def test_long_sums_of_one_sign_keep_their_bits() -> None:
 
 @pytest.fixture
 def rounded_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TF32's precision, and an operand that is rounded to halves before the product."""
+    """TF32's precision, and an operand that is rounded to fp16 before the matmul."""
     torch.backends.cuda.matmul.allow_tf32 = True
     monkeypatch.setattr(tensor_core, "rounded_from", lambda *_: 1)
 
@@ -175,7 +167,7 @@ def test_infinity_and_nan_are_where_eager_has_them(
     assert torch.equal(y[y.isinf()], eager[eager.isinf()])
 
 
-def test_exact_products_stay_exact() -> None:
+def test_exact_results_stay_exact() -> None:
     x = torch.randint(-8, 9, (256, 1024), device="cuda").float()
     w = torch.eye(1024, device="cuda")
     assert torch.equal(ours("straight", x, w), x)
@@ -183,7 +175,7 @@ def test_exact_products_stay_exact() -> None:
     assert torch.equal(ours("straight", x, whole), x @ whole.t())
 
 
-def test_operands_in_any_layout_are_read_where_they_are() -> None:
+def test_operands_in_any_layout_are_read_without_a_copy() -> None:
     base = torch.randn(600, 1400, device="cuda")
     w = base[::2, 3:1003]
     x = torch.randn(1000, 256, device="cuda").t()
@@ -193,7 +185,7 @@ def test_operands_in_any_layout_are_read_where_they_are() -> None:
 
 def test_the_tf32_flag_is_read_at_each_call() -> None:
     x, w = operands("straight", 512, 512, 4096)
-    fast = fusewright.optimize(Product("straight", w), x, modes=("eval",)).eval()
+    fast = fusewright.optimize(Matmul("straight", w), x, modes=("eval",)).eval()
     exact = x.double() @ w.double().t()
     found = []
     with torch.no_grad():
@@ -206,7 +198,7 @@ def test_the_tf32_flag_is_read_at_each_call() -> None:
 
 
 class Layers(nn.Module):
-    """Two layers with everything around their products: bias, relu, a scalar, a normalisation."""
+    """Two layers with everything around their matmuls: bias, relu, a scalar, a normalisation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,7 +212,7 @@ class Layers(nn.Module):
 
 
 @pytest.mark.parametrize("rows", [384, 130])
-def test_training_through_fused_products(rows: int) -> None:
+def test_training_through_fused_matmuls(rows: int) -> None:
     model = Layers().cuda().train()
     x = torch.randn(rows, 512, device="cuda", requires_grad=True)
     fast = fusewright.optimize(model, x.detach())
@@ -242,7 +234,7 @@ def test_training_through_fused_products(rows: int) -> None:
         assert error(y, d) <= max(2 * error(e, d), 1e-6)
 
 
-def test_a_batch_of_none_gives_zero_gradients() -> None:
+def test_an_empty_batch_gives_zero_gradients() -> None:
     model = Layers().cuda().eval()
     fast = fusewright.optimize(model, torch.randn(384, 512, device="cuda"), modes=("eval",)).eval()
     y = fast(torch.randn(0, 512, device="cuda"))
@@ -250,9 +242,9 @@ def test_a_batch_of_none_gives_zero_gradients() -> None:
     assert y.shape == (0, 256) and all(not grad.any() for grad in grads)
 
 
-def test_products_run_on_the_current_stream_and_in_a_graph() -> None:
+def test_matmuls_run_on_the_current_stream_and_in_a_graph() -> None:
     x, w = operands("straight", 300, 260, 512)
-    fast = fusewright.optimize(Product("straight", w), x, modes=("eval",)).eval()
+    fast = fusewright.optimize(Matmul("straight", w), x, modes=("eval",)).eval()
     with torch.no_grad():
         expected = fast(x)
         aside = torch.cuda.Stream()
@@ -270,7 +262,7 @@ def test_products_run_on_the_current_stream_and_in_a_graph() -> None:
 
 
 class Attention(nn.Module):
-    """Products in batches, one with an operand that all batches share."""
+    """Batched matmuls, one with an operand that all batches share."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -281,20 +273,11 @@ class Attention(nn.Module):
         return torch.tanh((scores @ x) @ self.values.expand(x.shape[0], -1, -1))
 
 
-def trained(model: nn.Module, x: Tensor, seed: int = 1) -> list[Tensor]:
-    """Outputs and gradients."""
-    given = x.detach().clone().requires_grad_()
-    y = model(given)
-    generator = torch.Generator("cuda").manual_seed(seed)
-    grad = torch.randn(y.shape, device="cuda", generator=generator).to(y.dtype)
-    return [y.detach(), *torch.autograd.grad(y, [given, *model.parameters()], grad)]
-
-
 def as_exact_as_eager(model: nn.Module, fast: nn.Module, x: Tensor, least: float) -> None:
     double = copy.deepcopy(model).double()
-    mine, again = trained(fast, x), trained(fast, x)
+    mine, again = trained_on_gpu(fast, x), trained_on_gpu(fast, x)
     for y, same, e, d in zip(
-        mine, again, trained(model, x), trained(double, x.double()), strict=True
+        mine, again, trained_on_gpu(model, x), trained_on_gpu(double, x.double()), strict=True
     ):
         assert torch.equal(y, same), "two runs, two results"
         assert y.dtype == e.dtype and error(y, d) <= max(2 * error(e, d), least)
@@ -317,7 +300,9 @@ def test_tf32_follows_magnitudes_that_change_within_a_row(
     x, w = operands(layout, 300, 260, 1024)
     along = torch.exp2(torch.randint(-20, 21, (1024 // 64,), device="cuda").float())
     along = along.repeat_interleave(64)
-    w = w * (along if layout == "straight" else along[:, None])  # what is split in registers
+    w = w * (
+        along if layout == "straight" else along[:, None]
+    )  # this operand is split in registers
     exact = LAYOUTS[layout](x.double(), w.double())
     tf32 = error(LAYOUTS[layout](x, w), exact)
     assert error(ours(layout, x, w), exact) <= 1.1 * tf32
@@ -325,18 +310,18 @@ def test_tf32_follows_magnitudes_that_change_within_a_row(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: "x".join(map(str, sizes)))
-def test_what_is_rounded_first_is_as_exact_as_tf32(
+def test_operands_rounded_first_are_as_exact_as_tf32(
     layout: str, sizes: tuple[int, int, int], rounded_first: None
 ) -> None:
     x, w = operands(layout, *sizes)
     exact = LAYOUTS[layout](x.double(), w.double())
     eager, mine = error(LAYOUTS[layout](x, w), exact), error(ours(layout, x, w), exact)
     assert mine <= max(1.1 * eager, 5e-4)
-    assert mine > 1e-5 or sizes == (1, 1, 1), "more exact than halves can be: not this kernel"
+    assert mine > 1e-5 or sizes == (1, 1, 1), "more exact than fp16 can be: not this kernel"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_columns_that_are_rounded_first_keep_their_bits(layout: str, rounded_first: None) -> None:
+def test_columns_rounded_first_keep_their_magnitude(layout: str, rounded_first: None) -> None:
     x, w = operands(layout, 256, 260, 2048)
     columns = torch.exp2(torch.randint(-60, 61, (260,), device="cuda").float())
     w = w * (columns[:, None] if layout == "straight" else columns)
@@ -354,18 +339,18 @@ def test_any_layout_can_be_rounded_first(rounded_first: None) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 200, 130), (3, 128, 64), (40, 33, 35)])
-def test_batches_that_are_rounded_first_train(
+def test_training_with_batches_rounded_first(
     shape: tuple[int, int, int], rounded_first: None
 ) -> None:
-    """Eager does not round products of odd sizes: two of them in a row have 2^(1/2) times TF32's
-    error, 2.9e-4, and `verify` allows twice that. Gradients have four, and differences of softmax's
+    """Eager does not round matmuls of odd sizes. Two in a row have 2^(1/2) times TF32's error,
+    2.9e-4, and `verify` allows twice that. Gradients have four, and differences of the softmax
     between them: up to 1.2e-3 was seen."""
     model, x = Attention(shape[2]).cuda(), torch.randn(shape, device="cuda") / shape[2] ** 0.5
     as_exact_as_eager(model, fusewright.optimize(copy.deepcopy(model), x), x, 1.6e-3)
 
 
 def test_a_batch_that_grows_is_rounded_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One module, whose kernels follow the rows that come; also within a CUDA graph."""
+    """One module: its kernels follow the number of rows, also within a CUDA graph."""
     torch.backends.cuda.matmul.allow_tf32 = True
     monkeypatch.setattr(tensor_core, "rounded_from", lambda *_: 2048)
     model = nn.Sequential(nn.Linear(1024, 1032), nn.ReLU()).cuda()
@@ -389,7 +374,7 @@ def test_a_batch_that_grows_is_rounded_first(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("sizes", [(128, 256, 64), (1, 1, 1), (127, 129, 65), (1000, 600, 1001)])
 @pytest.mark.parametrize("tile_rows", [128, 256])
-def test_products_of_halves(
+def test_matmuls_in_16_bits(
     dtype: torch.dtype,
     layout: str,
     sizes: tuple[int, int, int],
@@ -406,7 +391,7 @@ def test_products_of_halves(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_layers_of_halves_train(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_of_layers_in_16_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEWRIGHT_TRY", "halves")
     model = nn.Sequential(nn.Linear(264, 520), nn.GELU(), nn.Linear(520, 136)).cuda().to(dtype)
     x = torch.randn(300, 264, device="cuda", dtype=dtype)
@@ -414,14 +399,14 @@ def test_layers_of_halves_train(dtype: torch.dtype, monkeypatch: pytest.MonkeyPa
     as_exact_as_eager(model, fast, x, torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("name", reduced.CASES)
+@pytest.mark.parametrize("name", reduced_matmuls.CASES)
 @pytest.mark.parametrize("sizes", [(1000, 1032, 512), (177, 257, 200), (40, 4096, 1024)])
-def test_what_a_product_reduces_is_as_exact_as_eager(
+def test_reductions_in_a_matmuls_epilogue_are_as_exact_as_eager(
     name: str, sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUSEWRIGHT_TRY", "sweeping")
     rows, columns, contracted = sizes
-    model = reduced.Layer(reduced.CASES[name][0], columns, contracted).cuda()
+    model = reduced_matmuls.Layer(reduced_matmuls.CASES[name][0], columns, contracted).cuda()
     x = torch.randn(rows, contracted, device="cuda")
     fast = fusewright.optimize(copy.deepcopy(model), x)
     double = copy.deepcopy(model).double()

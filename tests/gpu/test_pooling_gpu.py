@@ -1,4 +1,4 @@
-"""Max pooling in training on a GPU: places and gradients against eager and float64."""
+"""Max pooling in training on a GPU: offsets and gradients against eager and float64."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusewright
-from tests.plan.test_plan import Lambda
-from tests.rewrite.test_pool_offsets import as_exact, calls, hard, mode_of, same, trained
-
-pytestmark = pytest.mark.gpu
+from tests.support.models import Lambda
+from tests.support.pooling import (
+    as_exact,
+    calls_in_training,
+    hard_inputs,
+    same,
+    trained,
+    training_plans,
+)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -24,13 +29,13 @@ pytestmark = pytest.mark.gpu
 def test_max_pooling(
     shape: tuple[int, ...], size: tuple[int, ...], dtype: torch.dtype, last: bool
 ) -> None:
-    model = Lambda(lambda m, x: F.max_pool2d(torch.relu(x), *size))
+    model = Lambda(lambda x: F.max_pool2d(torch.relu(x), *size))
     x = torch.randn(shape, device="cuda").to(dtype)
     x = x.contiguous(memory_format=torch.channels_last) if last else x
-    assert not calls(mode_of(model, x))
+    assert not calls_in_training(training_plans(model, x))
     fast = fusewright.optimize(copy.deepcopy(model), x, modes=("train",))
     alone = len(size) < 3
-    for given in (x, torch.cat((x, x)), *hard(x)[:2]):
+    for given in (x, torch.cat((x, x)), *hard_inputs(x)[:2]):
         if alone:
             same(fast, model, given)
         else:
@@ -43,8 +48,8 @@ def test_max_pooling(
         same(fast, model, low)
 
 
-def test_a_network_trains() -> None:
-    """Convolutions around it run in channels-last; so do places."""
+def test_a_network_with_pooling_trains() -> None:
+    """Convolutions around the pool run in channels-last, and so do its offsets."""
     layers = [nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 32, 3)]
     model = nn.Sequential(*layers).cuda()
     x = torch.randn(32, 32, 64, 64, device="cuda")

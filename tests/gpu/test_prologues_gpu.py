@@ -1,4 +1,4 @@
-"""Convolutions that compute their input as they read it, and of padded images, on a GPU."""
+"""Convolutions that compute their input while they load it, and padded ones, on a GPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.plan import prologues
-from tests.plan.test_prologues import KINDS
-from tests.rewrite.test_repeating_padding import MODES, Padded
-from tests.support.emulated_modules import as_exact_as_eager, put_on_cores
-
-pytestmark = pytest.mark.gpu
+from tests.support.emulated_modules import as_exact_as_eager, use_tensor_cores
+from tests.support.models import PADDING_MODES, Padded
+from tests.support.prologue_models import PROLOGUE_MODELS
 
 
 class Wide(nn.Module):
@@ -47,11 +45,11 @@ def errors(fast: nn.Module, model: nn.Module, x: Tensor) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("tf32", [True, False])
-@pytest.mark.parametrize("kind", [*KINDS, Wide])
-def test_as_exact_as_eager(  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("kind", [*PROLOGUE_MODELS, Wide])
+def test_computed_inputs_are_as_exact_as_eager(  # type: ignore[no-untyped-def]
     kind: type[nn.Module], tf32: bool, monkeypatch
 ) -> None:
-    put_on_cores(monkeypatch)
+    use_tensor_cores(monkeypatch)
     monkeypatch.setattr(prologues, "prefers_computed", lambda *_: True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # without, there are none
     torch.manual_seed(2)
@@ -70,18 +68,18 @@ def test_as_exact_as_eager(  # type: ignore[no-untyped-def]
     assert ours <= max(1e-6, 2 * eager)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PADDING_MODES)
 @pytest.mark.parametrize(
     ("shape", "padding"), [((3, 5, 17, 19), (1, 1, 1, 1)), ((4, 7, 99), (2, 1))]
 )
-def test_padding_repeats(shape: tuple[int, ...], padding: tuple[int, ...], mode: str) -> None:
+def test_repeating_padding(shape: tuple[int, ...], padding: tuple[int, ...], mode: str) -> None:
     model, x = Padded(padding, mode), torch.randn(shape, device="cuda")
     fast = fusewright.optimize(model, x, modes=("train",))
     assert torch.equal(fast(x), model(x))
     as_exact_as_eager(fast, model, x, 1e-6)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PADDING_MODES)
 def test_convolutions_of_padded_images(mode: str) -> None:
     torch.manual_seed(4)
     model = nn.Sequential(nn.Conv2d(64, 96, 3, padding=1, padding_mode=mode), nn.ReLU()).cuda()

@@ -1,4 +1,4 @@
-"""Recurrent layers on a GPU: cuDNN's kernels, with what is around them fused, as exact as eager."""
+"""Recurrent layers on a GPU: cuDNN's kernels, with fused loops around them, as exact as eager."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ import fusewright
 from fusewright.compile.solution import solve
 from fusewright.emit.file import file_text
 from fusewright.problem.load import load_problem
-from tests.capture.test_recurrent import PROBLEM, Around, results
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+from tests.support.recurrent import LSTM_PROBLEM, RecurrentModel, outputs_and_gradients
 
 LAYERS: dict[str, tuple[nn.RNNBase, tuple[int, ...]]] = {
     "lstm": (nn.LSTM(48, 64, 2), (64, 8, 48)),
@@ -35,7 +30,7 @@ LAYERS: dict[str, tuple[nn.RNNBase, tuple[int, ...]]] = {
 
 @pytest.fixture(autouse=True)
 def exactly() -> Iterator[None]:
-    """In float32, and an error where the original forward would run, or weights be gathered."""
+    """Compute in float32. Warnings about the original forward or scattered weights are errors."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
@@ -53,7 +48,7 @@ def assert_close(mine: list[Tensor], theirs: list[Tensor]) -> None:
 
 
 def pair(layer: nn.RNNBase, x: Tensor) -> tuple[nn.Module, nn.Module]:
-    model = Around(layer).cuda()
+    model = RecurrentModel(layer).cuda()
     return model, fusewright.optimize(model, x)
 
 
@@ -66,30 +61,30 @@ def test_layers_give_what_eager_gives(name: str) -> None:
         other = torch.randn(size, *shape[1:], device="cuda")
         model.train()
         fast.train()
-        assert_close(results(fast, other), results(model, other))
+        assert_close(outputs_and_gradients(fast, other), outputs_and_gradients(model, other))
         model.eval()
         fast.eval()
         with torch.no_grad():
             assert_close(list(fast(other)), list(model(other)))
-    assert len(fast.__dict__["_fw_engine"].modes) <= 4  # with and without products of ours
+    assert len(fast.__dict__["_fw_engine"].modes) <= 4  # with and without our matmuls
 
 
-def test_evaluation_has_gradients() -> None:
-    """cuDNN refuses them, so eager does; they are those of training."""
+def test_evaluation_mode_has_gradients() -> None:
+    """cuDNN, and so eager, refuses them. Ours are those of training."""
     x = torch.randn(8, 64, 48, device="cuda")
     model, fast = pair(nn.LSTM(48, 64, 2, batch_first=True), x)
-    wanted = results(model.train(), x)
-    assert_close(results(fast.eval(), x), wanted)
+    wanted = outputs_and_gradients(model.train(), x)
+    assert_close(outputs_and_gradients(fast.eval(), x), wanted)
 
 
-def test_dropout_is_cudnns() -> None:
+def test_dropout_draws_what_cudnn_draws() -> None:
     x = torch.randn(8, 64, 48, device="cuda")
     model, fast = pair(nn.LSTM(48, 64, 2, dropout=0.5, batch_first=True), x)
-    assert_close(results(fast, x), results(model, x))
+    assert_close(outputs_and_gradients(fast, x), outputs_and_gradients(model, x))
     assert not torch.equal(fast(x)[0], fast(x)[0])
 
 
-def test_a_second_backward_is_as_the_first() -> None:
+def test_a_second_backward_repeats_the_first() -> None:
     x = torch.randn(8, 64, 48, device="cuda")
     _, fast = pair(nn.GRU(48, 64, 2, batch_first=True), x)
     y = fast(x)[0]
@@ -98,12 +93,12 @@ def test_a_second_backward_is_as_the_first() -> None:
     assert_close(list(torch.autograd.grad(y.sum(), parameters)), list(first))
 
 
-def test_autocast_gives_halves() -> None:
+def test_autocast_gives_16_bits() -> None:
     x = torch.randn(8, 64, 48, device="cuda")
-    model = Around(nn.LSTM(48, 64, batch_first=True)).cuda()
+    model = RecurrentModel(nn.LSTM(48, 64, batch_first=True)).cuda()
     with torch.autocast("cuda", torch.float16):
         fast = fusewright.optimize(model, x)
-        mine, theirs = results(fast, x), results(model, x)
+        mine, theirs = outputs_and_gradients(fast, x), outputs_and_gradients(model, x)
     for m, t in zip(mine, theirs, strict=True):
         assert m.dtype is t.dtype
         assert float((m - t).float().norm()) <= 1e-2 * float(t.float().norm())
@@ -132,7 +127,7 @@ def test_training_can_be_captured_in_a_cuda_graph() -> None:
     assert_close(list(made), list(wanted))
 
 
-def test_memory_goes_with_the_results() -> None:
+def test_memory_is_freed_with_the_results() -> None:
     x = torch.randn(8, 64, 48, device="cuda")
     _, fast = pair(nn.LSTM(48, 64, 2, batch_first=True), x)
     held = []
@@ -146,7 +141,7 @@ def test_memory_goes_with_the_results() -> None:
 def test_the_emitted_file_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "problem.py"
-    path.write_text(PROBLEM)
+    path.write_text(LSTM_PROBLEM)
     problem = load_problem(path)
     args: Any = tuple(each.cuda() for each in problem.make_inputs())
     text = file_text(solve(problem.make_model().cuda(), args).bundle, problem.source, "")
@@ -155,4 +150,4 @@ def test_the_emitted_file_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     eager, fast = names["Model"]().cuda(), names["ModelNew"]().cuda()
     fast.load_state_dict(eager.state_dict())
     for x in (args[0], torch.randn(5, 36, 3, device="cuda")):
-        assert_close(results(fast, x), results(eager, x))
+        assert_close(outputs_and_gradients(fast, x), outputs_and_gradients(eager, x))

@@ -1,4 +1,4 @@
-"""Convolutions on the tensor cores that reduce their results, run; in training on trial."""
+"""Convolutions with reductions in their epilogue, on a GPU; in training on trial."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fusewright
+from fusewright.compile.pipeline import prepare
 from fusewright.ir.epilogue import Reduces
 from fusewright.plan import rows
-from fusewright.plan.steps import Window
-from tests.gpu.test_convolutions_gpu import SHAPES, optimized
-from tests.gpu.test_convolutions_gpu import every_window as every_window
-from tests.gpu.test_matmuls_gpu import error
-from tests.gpu.test_matmuls_gpu import pytestmark as pytestmark
+from tests.support.convolution_shapes import CONVOLUTIONS
 from tests.support.emulated_modules import trained as trained_all
+from tests.support.gpu import needs_hopper, optimized_copy
+from tests.support.tensors import error
+
+pytestmark = [needs_hopper, pytest.mark.usefixtures("every_convolution")]
 
 
 class Reduced(nn.Module):
@@ -57,9 +57,9 @@ def sweeping(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def reduced_of(name: str) -> tuple[Reduced, Tensor]:
     torch.manual_seed(0)
-    arguments, shape = SMALL if name == "small" else SHAPES[name]
+    arguments, shape = SMALL if name == "small" else CONVOLUTIONS[name]
     model = Reduced(arguments)
-    if name == "small":  # what is left of sums that cancel within a group: eager's is 1e-6, too
+    if name == "small":  # sums that cancel within a group: eager's error is 1e-6, too
         model.convs["group"].bias = None
     return model.cuda(), torch.randn(shape, device="cuda")
 
@@ -76,10 +76,10 @@ def long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reduced_results_are_as_exact_as_eager(name: str, tf32: bool, sweeping: None) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
     model, x = reduced_of(name)
-    planned = fusewright.pipeline.prepare(model, (x,), modes=("train",), device=x.device).modes[0]
-    steps = [step for step in planned.forward.steps if isinstance(step, Window)]
+    planned = prepare(model, (x,), modes=("train",), device=x.device).modes[0]
+    steps = [step for step in planned.forward.steps if step.kind == "convolution"]
     assert sum(step.kernel.reduces is not Reduces.NOTHING for step in steps) == 4
-    fast, double = optimized(model, x), copy.deepcopy(model).double()
+    fast, double = optimized_copy(model, x), copy.deepcopy(model).double()
     mine, again = trained_all(fast, x), trained_all(fast, x)
     theirs, truth = trained_all(model, x), trained_all(double, x.double())
     for y, same, e, d in zip(mine, again, theirs, truth, strict=True):
@@ -89,13 +89,13 @@ def test_reduced_results_are_as_exact_as_eager(name: str, tf32: bool, sweeping: 
 
 @pytest.mark.usefixtures("long_rows")
 def test_batch_norm_keeps_the_same_statistics(sweeping: None) -> None:
-    """Of a channel whose mean is large against its deviation, and after several steps."""
+    """For a channel with a mean far above its deviation, and after several steps."""
     torch.backends.cudnn.allow_tf32 = False
     model = nn.Sequential(nn.Conv2d(32, 128, 3, padding=1), nn.BatchNorm2d(128), nn.ReLU()).cuda()
     with torch.no_grad():
         model[0].bias += 100.0  # type: ignore[operator]
     x = torch.randn(16, 32, 28, 28, device="cuda")
-    fast, double = optimized(model, x), copy.deepcopy(model).double()
+    fast, double = optimized_copy(model, x), copy.deepcopy(model).double()
     for _ in range(3):
         for each, given in ((fast, x), (model, x), (double, x.double())):
             each(given)
@@ -106,7 +106,7 @@ def test_batch_norm_keeps_the_same_statistics(sweeping: None) -> None:
 
 
 class Ended(nn.Module):
-    """Nothing reads the convolutions' results but what reduces them."""
+    """Only reductions read the convolutions' results."""
 
     def __init__(self, results: int) -> None:
         super().__init__()
@@ -126,15 +126,15 @@ class Ended(nn.Module):
 
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize(("results", "width"), [(128, 9), (128, 10), (96, 12), (40, 57), (200, 64)])
-def test_what_nothing_reads_is_reduced_at_once(
+def test_results_that_nothing_else_reads_are_reduced_in_the_epilogue(
     results: int, width: int, tf32: bool, sweeping: None
 ) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
     model, x = Ended(results).cuda().eval(), torch.randn(32, 64, 14, width, device="cuda")
-    found = fusewright.pipeline.prepare(model, (x,), modes=("eval",), device=x.device).modes[0]
-    steps = [step for step in found.inference.steps if isinstance(step, Window)]
+    found = prepare(model, (x,), modes=("eval",), device=x.device).modes[0]
+    steps = [step for step in found.inference.steps if step.kind == "convolution"]
     assert [step.kernel.reduces is not Reduces.NOTHING for step in steps] == [True] * 6
-    fast, double = optimized(model, x).eval(), copy.deepcopy(model).double()
+    fast, double = optimized_copy(model, x).eval(), copy.deepcopy(model).double()
     with torch.no_grad():
         for y, same, e, d in zip(fast(x), fast(x), model(x), double(x.double()), strict=True):
             assert torch.equal(y, same), "two runs, two results"

@@ -20,10 +20,9 @@ from fusewright.emit.bundle import ModuleBundle, ProgramPlans
 from fusewright.emit.file import file_text
 from fusewright.plan.steps import Plan
 from fusewright.runtime import call
-from tests.runtime.test_runtime import assert_same, gradients
+from tests.support.gradients import output_and_gradients
 from tests.support.handmade import Case, gemm_add_relu
-
-pytestmark = pytest.mark.gpu
+from tests.support.tensors import assert_same
 
 KERNELS = r"""
 #include <cstdint>
@@ -94,14 +93,14 @@ def pair() -> tuple[nn.Module, nn.Module]:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 4096])
-def test_numbers_without_synchronisation(pair: Any, rows: int) -> None:
+def test_results_without_synchronisation(pair: Any, rows: int) -> None:
     eager, fast = pair
     x = torch.randn(rows, 3, device="cuda")
-    theirs = gradients(eager, x.clone().requires_grad_())
-    gradients(fast, x.clone().requires_grad_())
+    theirs = output_and_gradients(eager, x.clone().requires_grad_())
+    output_and_gradients(fast, x.clone().requires_grad_())
     mine = x.clone().requires_grad_()
     torch.cuda.set_sync_debug_mode("error")
-    made = gradients(fast, mine)
+    made = output_and_gradients(fast, mine)
     torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(made, theirs, rtol=1e-4, atol=1e-4)
 
@@ -127,7 +126,7 @@ def test_autocast_is_seen_after_calls_without_it(pair: Any) -> None:
     first, second = fast(x), fast(x)
     assert_same(second, first)
     with torch.autocast("cuda", torch.float16), pytest.warns(RuntimeWarning, match="autocast"):
-        assert fast(x).dtype is torch.float32  # float16's product plus a float32 bias
+        assert fast(x).dtype is torch.float32  # a float16 matmul plus a float32 bias
 
 
 def test_forward_and_backward_in_a_cuda_graph(pair: Any) -> None:
@@ -149,13 +148,13 @@ def test_forward_and_backward_in_a_cuda_graph(pair: Any) -> None:
     with torch.no_grad():
         x.copy_(torch.randn_like(x))
     graph.replay()
-    theirs = gradients(eager, x.detach().clone().requires_grad_())
+    theirs = output_and_gradients(eager, x.detach().clone().requires_grad_())
     assert_same([y.detach(), x.grad], theirs[:2])
 
 
-def test_kernels_that_begin_early_follow_each_other() -> None:
-    """Those of convolutions and products begin while the one before ends (sm90_launch.cuh): step
-    after step, on another stream and in a graph, each reads what the one before has made."""
+def test_kernels_launched_early_wait_for_each_other() -> None:
+    """Matmuls and convolutions start while the kernel before them ends (sm90_launch.cuh). Step
+    after step, on another stream and in a graph, each reads what the one before wrote."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.Conv2d(64, 64, 1), nn.GELU()]
     eager = nn.Sequential(*layers, nn.Flatten(2), nn.Linear(28 * 28, 512)).cuda()

@@ -1,4 +1,4 @@
-"""Losses by class, and places of largest and smallest values, on a GPU."""
+"""Losses by class, and indices of largest and smallest values, on a GPU."""
 
 from __future__ import annotations
 
@@ -13,28 +13,26 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
-from tests.rewrite.test_arg_extremes import PLACES, calls
-from tests.test_regressions import Lambda
-
-pytestmark = pytest.mark.gpu
+from tests.support.models import ARG_EXTREMES, Lambda
+from tests.support.plans import pytorch_operators
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", ARG_EXTREMES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 @pytest.mark.parametrize(
     ("shape", "dim"),
     [((64, 1000), 1), ((33, 50257), 1), ((16, 512, 257), 1), ((4000, 77), 0), ((2, 3_000_001), 1)],
 )
-def test_places(name: str, dtype: str, shape: tuple[int, ...], dim: int) -> None:
+def test_indices(name: str, dtype: str, shape: tuple[int, ...], dim: int) -> None:
     x = (torch.randn(shape, device="cuda") * 30).round().to(getattr(torch, dtype))
-    model = Lambda(lambda x: PLACES[name](x, dim))
+    model = Lambda(lambda x: ARG_EXTREMES[name](x, dim))
     found = fusewright.optimize(model, (x,))(x)
-    assert torch.equal(found, PLACES[name](x, dim))
-    assert not calls(model, x)
+    assert torch.equal(found, ARG_EXTREMES[name](x, dim))
+    assert not pytorch_operators(model, x)
 
 
 @pytest.mark.parametrize("dim", [1, 2])
-def test_values_and_places(dim: int) -> None:
+def test_values_and_indices(dim: int) -> None:
     x = torch.randn(16, 300, 123, device="cuda").round()
 
     def both(x: Tensor) -> tuple[Tensor, ...]:
@@ -48,7 +46,7 @@ def test_values_and_places(dim: int) -> None:
         results.append((largest, place, smallest, other, leaf.grad))
     for theirs, mine in zip(*results, strict=True):
         assert torch.equal(theirs, mine)
-    left = calls(Lambda(both), x.requires_grad_())
+    left = pytorch_operators(Lambda(both), x.requires_grad_())
     assert left == [] if dim == 2 else "aten.value_selecting_reduction_backward.default" in left
 
 
@@ -85,15 +83,15 @@ def test_cross_entropy(name: str) -> None:
     for wanted, theirs, found in zip(exact, eager, mine, strict=True):
         most = 2 * (theirs - wanted).norm() + 2e-7 * wanted.norm()
         assert (found - wanted).norm() <= most
-    assert not any("nll" in op for op in calls(model, x.requires_grad_(), target))
+    assert not any("nll" in op for op in pytorch_operators(model, x.requires_grad_(), target))
 
 
-def test_a_class_that_there_is_not() -> None:
-    """It is asserted as by PyTorch, which ends the work of a process."""
+def test_a_class_out_of_range() -> None:
+    """A device assertion fails, as with PyTorch, and ends the process's CUDA work."""
     text = """
 import torch, fusewright
 import torch.nn.functional as F
-from tests.test_regressions import Lambda
+from tests.support.models import Lambda
 x, t = torch.randn(8, 5, device="cuda"), torch.randint(5, (8,), device="cuda")
 model = fusewright.optimize(Lambda(lambda x, t: F.cross_entropy(x, t)), (x, t))
 model(x, t).item()

@@ -1,4 +1,4 @@
-"""Both gradients of a convolution from the same lines, on a GPU."""
+"""Both gradients of a convolution from one staged input, on a GPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.compile.pipeline import prepare
-from fusewright.plan.steps import WindowGradient
 from fusewright.target.target import Target
-from tests.plan.test_shared_staging import KINDS, Ended
-from tests.support.emulated_modules import as_exact_as_eager, gradients_alone, share_lines, trained
-
-pytestmark = pytest.mark.gpu
+from tests.support.emulated_modules import as_exact_as_eager, gradients_alone, share_staged, trained
+from tests.support.staging_models import STAGING_MODELS, ConvolutionAndLoop
 
 
 class Wide(nn.Module):
@@ -35,14 +32,14 @@ class Wide(nn.Module):
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    share_lines(monkeypatch)
+    share_staged(monkeypatch)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # without, there are none
 
 
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("tf32", [True, False])
-@pytest.mark.parametrize("kind", [*KINDS, Wide])
-def test_as_exact_as_eager(
+@pytest.mark.parametrize("kind", [*STAGING_MODELS, Wide])
+def test_gradients_are_as_exact_as_eager(
     kind: type[nn.Module], tf32: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(2)
@@ -57,20 +54,20 @@ def test_as_exact_as_eager(
 
 
 def sharing(model: nn.Module, x: Tensor) -> int:
-    """How many gradients by weights read lines that are there."""
+    """How many weight gradients read input that another kernel staged."""
     given = (x.detach().requires_grad_(),)
     found = prepare(model, given, modes=("train",), device=x.device, target=Target.cuda())
     plan = found.modes[0].backward
     assert plan is not None
-    gradients = [step.kernel for step in plan.steps if isinstance(step, WindowGradient)]
+    gradients = [step.kernel for step in plan.steps if step.kind == "weight_gradient"]
     return sum(each.back is not None for each in gradients)
 
 
 @pytest.mark.parametrize(("ins", "outs", "size"), [(64, 128, 56), (256, 256, 14)])
-def test_usual_sizes(ins: int, outs: int, size: int) -> None:
-    """By the cost model, the same bits each time, and as eager's where images differ in size."""
+def test_usual_sizes_share_by_the_cost_model(ins: int, outs: int, size: int) -> None:
+    """The bits repeat, and errors are eager's where images differ in magnitude."""
     torch.manual_seed(3)
-    model = Ended(ins, outs).cuda()
+    model = ConvolutionAndLoop(ins, outs).cuda()
     x = torch.randn(64, ins, size, size, device="cuda")
     assert sharing(model, x) == 1
     fast = fusewright.optimize(copy.deepcopy(model), x.requires_grad_(), modes=("train",))
@@ -85,7 +82,7 @@ def test_usual_sizes(ins: int, outs: int, size: int) -> None:
 
 
 class _Smaller(nn.Module):
-    """What images leave is far smaller, or nothing."""
+    """Scales the output of each image, some by zero, so that gradients are small."""
 
     def __init__(self, inner: nn.Module, factors: Tensor) -> None:
         super().__init__()
@@ -97,9 +94,9 @@ class _Smaller(nn.Module):
 
 
 @pytest.mark.parametrize("wanted", ["input", "weights"])
-def test_one_of_them_alone(wanted: str) -> None:
+def test_one_gradient_alone(wanted: str) -> None:
     torch.manual_seed(3)
-    model = Ended(64, 128).cuda()
+    model = ConvolutionAndLoop(64, 128).cuda()
     x = torch.randn(64, 64, 56, 56, device="cuda")
     fast = fusewright.optimize(copy.deepcopy(model), x.requires_grad_(), modes=("train",))
     for ours, eager in gradients_alone(fast, model, x, wanted):
@@ -107,18 +104,18 @@ def test_one_of_them_alone(wanted: str) -> None:
 
 
 @pytest.mark.usefixtures("always")
-def test_what_is_not_finite_is_where_it_belongs() -> None:
+def test_infinity_and_nan_are_where_they_belong() -> None:
     torch.manual_seed(3)
     model = nn.Conv2d(64, 64, 3, padding=1, bias=False).cuda()
     x = torch.randn(8, 64, 40, 40, device="cuda")
     assert sharing(model, x) == 1
     fast = fusewright.optimize(copy.deepcopy(model), x.requires_grad_(), modes=("train",))
-    change = torch.randn(8, 64, 40, 40, device="cuda")
-    change[3, 5, 7, 9], change[4, 6, 1, 1] = float("inf"), 1e9
+    grad_output = torch.randn(8, 64, 40, 40, device="cuda")
+    grad_output[3, 5, 7, 9], grad_output[4, 6, 1, 1] = float("inf"), 1e9
     results = []
     for each in (fast, model):
         given = x.detach().requires_grad_()
-        results.append(torch.autograd.grad(each(given), [given, each.weight], change))
+        results.append(torch.autograd.grad(each(given), [given, each.weight], grad_output))
     for ours, eager in zip(*results, strict=True):
         assert torch.equal(ours.isfinite(), eager.isfinite())
         there = eager.isfinite()

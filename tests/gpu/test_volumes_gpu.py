@@ -1,4 +1,5 @@
-"""Convolutions over three axes on the tensor cores, run: shapes, precisions, gradients, edges."""
+"""Convolutions over three axes on the tensor cores of a GPU: shapes, precisions, gradients,
+edges."""
 
 from __future__ import annotations
 
@@ -6,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fusewright
+from fusewright.compile.pipeline import prepare
 from fusewright.schedule import tensor_core
-from tests.gpu.test_convolutions_gpu import eager_and_exact, optimized
-from tests.gpu.test_convolutions_gpu import every_window as every_window
-from tests.gpu.test_matmuls_gpu import error, trained
-from tests.gpu.test_matmuls_gpu import pytestmark as pytestmark
+from tests.support.gpu import eager_and_exact, needs_hopper, optimized_copy, trained_on_gpu
+from tests.support.tensors import error
+
+pytestmark = [needs_hopper, pytest.mark.usefixtures("every_convolution")]
+
 
 VOLUMES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "3x3x3": (nn.Conv3d(64, 96, 3, padding=1), (2, 64, 9, 20, 24)),
@@ -40,18 +42,18 @@ def model_of(name: str) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(layer, nn.SiLU()).cuda(), torch.randn(shape, device="cuda")
 
 
-@pytest.mark.parametrize(("tf32", "lines"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("tf32", "staged"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("name", VOLUMES)
 def test_volumes_are_as_exact_as_eager(
-    name: str, tf32: bool, lines: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, tf32: bool, staged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
-    monkeypatch.setattr(tensor_core, "prefers_lines", lambda *_: lines)
+    monkeypatch.setattr(tensor_core, "prefers_staging", lambda *_: staged)
     model, x = model_of(name)
-    fast = optimized(model, x)
-    text = fusewright.pipeline.prepare(model, (x,), device=x.device).source.text
-    assert "fw::convolution<" in text and ("ByLines<" in text) == lines
-    mine, again = trained(fast, x), trained(fast, x)
+    fast = optimized_copy(model, x)
+    text = prepare(model, (x,), device=x.device).source.text
+    assert "fw::convolution<" in text and ("ByStagedInput<" in text) == staged
+    mine, again = trained_on_gpu(fast, x), trained_on_gpu(fast, x)
     for y, same, e, d in zip(mine, again, *eager_and_exact(model, x), strict=True):
         assert torch.equal(y, same), "two runs, two results"
         assert error(y, d) <= max(1.1 * error(e, d), 4e-7)
@@ -68,12 +70,12 @@ def test_infinity_and_nan_are_where_eager_has_them(tf32: bool) -> None:
         float("nan"),
     )
     with torch.no_grad():
-        eager, y = model(x), optimized(model, x)(x)
+        eager, y = model(x), optimized_copy(model, x)(x)
     assert torch.equal(y.isnan(), eager.isnan()) and torch.equal(y.isinf(), eager.isinf())
     assert torch.equal(y[y.isinf()], eager[eager.isinf()])
 
 
-def test_what_is_reduced_is_as_exact_as_eager() -> None:
+def test_reduced_volumes_are_as_exact_as_eager() -> None:
     torch.backends.cudnn.allow_tf32 = True
 
     class Pooled(nn.Module):
@@ -86,5 +88,7 @@ def test_what_is_reduced_is_as_exact_as_eager() -> None:
             return means.sum() * self.second(x).amax(1)
 
     model, x = Pooled().cuda(), torch.randn(3, 32, 8, 16, 18, device="cuda")
-    for y, e, d in zip(trained(optimized(model, x), x), *eager_and_exact(model, x), strict=True):
+    for y, e, d in zip(
+        trained_on_gpu(optimized_copy(model, x), x), *eager_and_exact(model, x), strict=True
+    ):
         assert error(y, d) <= max(2 * error(e, d), 1e-6)

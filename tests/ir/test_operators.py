@@ -1,7 +1,7 @@
-"""Every scalar operator of the table against PyTorch: corners exactly, random values in ulps.
+"""Every scalar operator of the table against PyTorch: special values exactly, random ones in ulps.
 
 All operators of one dtype are compiled into one library by g++ with the flags of real builds, so
-the vectorised code is what is tested.
+that the vectorised code is tested.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import mpmath
 import pytest
 import torch
 
-from fusewright.codegen.render import render
-from fusewright.ir.interpret import half_scale
+from benchmarks.loop_kernels import access, kernel
+from fusewright.ir.interpret import fp16_scale
 from fusewright.ir.loop import Apply, Load, LoopKernel, Store
 from fusewright.ir.operators import REDUCTIONS, SCALAR_OPS
+from fusewright.kinds.registry import render
 from fusewright.schedule.loops import choose
 from fusewright.target.target import Target
-from tests.support.loop_cases import access, compile_source, kernel
+from tests.support.loop_runs import compile_source
 
 Tensor = torch.Tensor
 N = 4099  # no multiple of any vector width
@@ -29,7 +30,7 @@ N = 4099  # no multiple of any vector width
 FLOAT_ONLY = frozenset(
     """exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh
     cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid frac atan2 hypot copysign
-    fmax fmin div finite_magnitude half_scale""".split()
+    fmax fmin div finite_magnitude fp16_scale""".split()
 )
 INT_ONLY = frozenset(
     "bitwise_not bitwise_and bitwise_or bitwise_xor shift_left shift_right".split()
@@ -45,10 +46,10 @@ TORCH: dict[str, Callable[..., Tensor]] = {
     "shift_right": torch.bitwise_right_shift,
     "lgamma": torch.lgamma,
     "finite_magnitude": lambda a: torch.where(a.isfinite(), a.abs(), 0),
-    "half_scale": half_scale,
+    "fp16_scale": fp16_scale,
 }
 
-TURNS = ("sin", "cos", "tan")
+CIRCULAR = ("sin", "cos", "tan")
 
 # Units in the last place against float64 rounded to float32; measured, with a little room.
 ULPS32 = {
@@ -85,7 +86,7 @@ def pointwise(op: str, dtype: str) -> LoopKernel:
     return kernel(f"op_{op}_{dtype}", [N], [], dict.fromkeys(names, dtype), {"y": result}, body)
 
 
-# Held to PyTorch by tests of their own, the last two by test_extremes and test_class_losses.
+# Compared with PyTorch in other tests, the last two in test_arg_extremes and test_class_losses.
 ELSEWHERE = ("where", "cast", "ordered", "class_index")
 
 
@@ -128,7 +129,7 @@ def pairs(values: Tensor) -> tuple[Tensor, Tensor]:
     return values.repeat_interleave(n).contiguous(), values.repeat(n).contiguous()
 
 
-# PyTorch's vectorised CPU code gives the sign of these zeros as it falls out.
+# The sign of these zeros is arbitrary in PyTorch's vectorised CPU code.
 ZERO_SIGN_FREE = {"maximum", "minimum", "fmax", "fmin", "relu", "sign", "frac", "round", "trunc"}
 
 
@@ -156,7 +157,7 @@ def test_corners(op: str, dtype: torch.dtype) -> None:
         assert torch.equal(ours, theirs)
         return
     exact = reference(op)(*(each.double() for each in operands)).to(dtype)
-    # Where eager itself misses float64's corner (overflow on the way), either answer is right.
+    # Where eager overflows on the way and float64 does not, either result is right.
     good = same_kind(ours, theirs, op not in ZERO_SIGN_FREE)
     good |= same_kind(ours, exact, op not in ZERO_SIGN_FREE)
     close = torch.isclose(ours, exact, rtol=1e-5, atol=1e-37) | torch.isclose(ours, theirs)
@@ -230,7 +231,7 @@ def test_random_float64(op: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("op", ops_for("float32"))
 def test_bits_do_not_depend_on_the_lane(op: str, dtype: torch.dtype) -> None:
-    """Vector body or scalar tail, beside far arguments or not: 13 values at every position."""
+    """Vector body or scalar tail, beside large arguments or not: 13 values at every position."""
     few = [each[:13] for each in samples(op, dtype)]
     operands = [each.repeat(N // 13 + 1)[:N] for each in few]
     expected = apply(op, *few).repeat(N // 13 + 1)[:N]
@@ -242,9 +243,9 @@ def test_bits_do_not_depend_on_the_lane(op: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("op", [*(n for n, op in SCALAR_OPS.items() if op.near), *TURNS])
-def test_far_arguments(op: str, dtype: torch.dtype) -> None:
-    """Beyond what the branch-free forms take, alone and mixed with near ones."""
+@pytest.mark.parametrize("op", [*(n for n, op in SCALAR_OPS.items() if op.near), *CIRCULAR])
+def test_arguments_beyond_the_fast_form(op: str, dtype: torch.dtype) -> None:
+    """Beyond what the branch-free forms take, alone and mixed with small ones."""
     generator = torch.Generator().manual_seed(3)
     draws = [torch.rand(N, generator=generator, dtype=torch.float64) for _ in range(3)]
     x = (torch.exp2(draws[0] * 100) * torch.sign(draws[1] - 0.5)).to(dtype)
@@ -259,8 +260,8 @@ def test_far_arguments(op: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(ours[plain].double(), exact[plain], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("op", TURNS)
-def test_turns_near_zeros(op: str) -> None:
+@pytest.mark.parametrize("op", CIRCULAR)
+def test_sine_and_cosine_near_their_zeros(op: str) -> None:
     """The floats nearest to multiples of pi/2, where the reduction cancels most digits."""
     quarters = torch.linspace(1, 57000, N, dtype=torch.float64).round()
     x = (quarters * (torch.pi / 2)).float()
@@ -269,7 +270,7 @@ def test_turns_near_zeros(op: str) -> None:
 
 
 def _fractions(op: str, a: Tensor, b: Tensor) -> Tensor:
-    """fmod or remainder in whole numbers, without rounding but the last."""
+    """fmod or remainder in exact integers, rounded once at the end."""
     results = []
     for x, y in zip(a.tolist(), b.tolist(), strict=True):
         left, right = Fraction(x), Fraction(y)
@@ -357,6 +358,6 @@ def test_casts() -> None:
             assert equal.all(), (source, to, a, out, expected)
 
 
-def test_table_is_whole() -> None:
+def test_the_table_is_complete() -> None:
     assert all(op.arity in (1, 2, 3) and op.cost > 0 for op in SCALAR_OPS.values())
     assert set(REDUCTIONS) == {"sum", "prod", "max", "min", "any", "all", "welford", "logsumexp"}

@@ -1,4 +1,4 @@
-"""Thin convolutions as plain sums: the kernel by emulation, and what it is chosen for."""
+"""Direct convolutions of few channels: the kernel by emulation, and when it is chosen."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from torch import Tensor
 
 from fusewright.cost.conv_direct import DirectSchedule, best_tile, direct_us, fits
 from fusewright.cost.convolution import prefers_direct
-from fusewright.ir.convolution import Geometry, WindowAxis
+from fusewright.ir.convolution import ConvAxis, Geometry
 from fusewright.ir.graph import Dim
-from tests.kernels.test_convolution import Filter, Sizes, Strided
-from tests.support.convolution_on_host import BODY as WINDOW_BODY
-from tests.support.convolution_on_host import five_strides
+from fusewright.target.target import Target
+from tests.support.convolution_entry_on_host import Filter, Sizes
+from tests.support.convolution_on_host import BODY as CONVOLUTION_BODY
+from tests.support.convolution_on_host import Strided, five_strides
 from tests.support.tensor_cores_on_host import library_of
+
+CUDA = Target.cuda()
 
 UNSEEN = 12345.0
 
@@ -51,8 +54,8 @@ class Case:
             return f"direct_convolution<{shape}, {self.outs}, {self.rows}, {self.across}>"
         if self.transposed and math.prod(self.stride) > 1:
             phases = (p % s for p, s in zip(self.padding, self.stride, strict=True))
-            return f"gathered_planes<{shape}, {', '.join(map(str, (self.rows, *phases)))}>"
-        return f"plane_convolution<{shape}, {self.rows}>"
+            return f"depthwise_transposed<{shape}, {', '.join(map(str, (self.rows, *phases)))}>"
+        return f"depthwise_convolution<{shape}, {self.rows}>"
 
 
 CASES = {
@@ -80,7 +83,7 @@ CASES = {
         (2, 5, 4, 9, 17), 4, (3, 3, 2), 4, 2, 16, 1, (1, 1, 1), (1, 1, 0), (2, 1, 1), True
     ),
 }
-PLANES = {
+DEPTHWISE = {
     "planes": Case((2, 6, 20, 37), 6, (3, 3), 1, 8, 0, 6, padding=(1, 1)),
     "planes, two each": Case((1, 3, 18, 14), 6, (3, 3), 1, 2, 0, 3, padding=(1, 1)),
     "planes, strides": Case((3, 5, 23, 31), 5, (5, 3), 1, 4, 0, 5, (2, 3), (2, 1), (1, 2)),
@@ -101,21 +104,21 @@ PLANES = {
     ),
     "planes, one channel": Case((2, 1, 13, 12), 5, (3, 2), 1, 2, 0, 1, (2, 1), (1, 0)),
 }
-CASES |= PLANES
-SLIDING = {name: case for name, case in PLANES.items() if not case.transposed}
-STRIPS = (1, 4, 14)  # rows of a thread, of gradients by the weights
+CASES |= DEPTHWISE
+SLIDING = {name: case for name, case in DEPTHWISE.items() if not case.transposed}
+STRIPS = (1, 4, 14)  # rows of a thread in weight gradients
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
     entries = [
         rf"""
-extern "C" int direct_{at}_{terms}(const fw::WindowInput* x, const fw::WindowFilter* filter,
+extern "C" int direct_{at}_{terms}(const fw::ConvInput* x, const fw::ConvFilter* filter,
                                    const fw::ConvolutionSizes* sizes, float* out) {{
   memset(emulated_shared, 0xff, sizeof(emulated_shared));  // NaN
   const int64_t plane = int64_t(sizes->z.out) * sizes->y.out * sizes->x.out;
   const Plain plain{{out, sizes->images * plane, plane, sizes->groups * sizes->channels_out}};
-  const End end{{{{{{plain}}}}}};
+  const Epilogue end{{{{{{plain}}}}}};
   return fw::{case.call(terms)}(end, *x, *filter, *sizes, 0, nullptr);
 }}"""
         for at, case in enumerate(CASES.values())
@@ -123,17 +126,17 @@ extern "C" int direct_{at}_{terms}(const fw::WindowInput* x, const fw::WindowFil
     ]
     entries += [
         rf"""
-extern "C" int gradient_{at}_{rows}(const fw::WindowInput* x, const fw::WindowInput* dy,
-                             const fw::PlaneGradient* dw, const fw::ConvolutionSizes* sizes,
+extern "C" int gradient_{at}_{rows}(const fw::ConvInput* x, const fw::ConvInput* dy,
+                             const fw::DepthwiseGradient* dw, const fw::ConvolutionSizes* sizes,
                              int parts, float* workspace) {{
-  return fw::plane_gradient<{case.taps}, {rows}>(*x, *dy, *dw, *sizes, parts, workspace, 0,
+  return fw::depthwise_gradient<{case.taps}, {rows}>(*x, *dy, *dw, *sizes, parts, workspace, 0,
                                                  nullptr);
 }}"""
         for at, case in enumerate(CASES.values())
         for rows in STRIPS
         if case in SLIDING.values()
     ]
-    body = WINDOW_BODY[: WINDOW_BODY.index("#define ENTRY")]
+    body = CONVOLUTION_BODY[: CONVOLUTION_BODY.index("#define ENTRY")]
     return library_of("convolution/depthwise_weight_gradient.cuh", body, *entries)
 
 
@@ -196,7 +199,7 @@ def operands(case: Case) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_plain_sums(name: str) -> None:
+def test_the_kernel_computes_convolutions(name: str) -> None:
     x, w = operands(CASES[name])
     y, truth = run(name, x, w), exact(CASES[name], x, w)
     case = CASES[name]
@@ -204,10 +207,10 @@ def test_plain_sums(name: str) -> None:
     assert float((y - truth).norm() / truth.norm()) < 1e-7 + 2e-8 * terms**0.5
 
 
-@pytest.mark.parametrize(("parts", "rows"), zip((3, 1, 50), STRIPS, strict=True))
+@pytest.mark.parametrize(("parts", "rows"), [*zip((3, 1, 50), STRIPS, strict=True)])
 @pytest.mark.parametrize("name", SLIDING)
-def test_gradients_by_the_weights(name: str, parts: int, rows: int) -> None:
-    """Some parts may have nothing; what lies in memory between the weights stays."""
+def test_weight_gradients(name: str, parts: int, rows: int) -> None:
+    """Some parts may be empty. Memory between the weights stays unchanged."""
     case = SLIDING[name]
     x, w = operands(case)
     exactly = w.double().requires_grad_()
@@ -229,10 +232,10 @@ def test_gradients_by_the_weights(name: str, parts: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["groups of four", "7x7, stride 2", "turned round", "volume", *PLANES]
+    "name", ["groups of four", "7x7, stride 2", "turned round", "volume", *DEPTHWISE]
 )
-def test_as_rounded_as_the_library(name: str) -> None:
-    """With TF32 allowed: sums of operands that are rounded to nearest, halves away from zero."""
+def test_operands_are_rounded_to_tf32_as_cudnn_does(name: str) -> None:
+    """With TF32 allowed: operands are rounded to nearest, ties away from zero."""
     x, w = operands(CASES[name])
     rounded = [((each.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32) for each in (x, w)]
     y, truth = run(name, x, w, terms=1), exact(CASES[name], *rounded)
@@ -249,7 +252,7 @@ def test_any_layout_of_rows_and_weights() -> None:
     assert torch.equal(run("few channels", sliced, turned), run("few channels", x, w))
 
 
-def test_what_is_not_finite_is_where_it_belongs() -> None:
+def test_infinity_and_nan_are_where_they_belong() -> None:
     name = "few channels"
     x, w = operands(CASES[name])
     x[0, 1, 5, 5], x[1, 2, 0, 0], w[3, 0, 1, 1] = torch.inf, torch.nan, -torch.inf
@@ -261,34 +264,34 @@ def test_what_is_not_finite_is_where_it_belongs() -> None:
 def geometry(
     size: int, channels: int, results: int, taps: int = 3, groups: int = 1, stride: int = 1
 ) -> Geometry:
-    axis = WindowAxis(size, -(-size // stride), taps, stride, 1, taps // 2)
+    axis = ConvAxis(size, -(-size // stride), taps, stride, 1, taps // 2)
     return Geometry(Dim(32), groups, channels, results, axis, axis)
 
 
-def test_which_are_thin() -> None:
+def test_which_convolutions_are_direct() -> None:
     def direct(*args: int) -> bool:
-        return prefers_direct(geometry(*args), {}, 132)
+        return prefers_direct(geometry(*args), {}, CUDA)
 
     assert direct(56, 1, 1, 3, 128) and direct(56, 4, 4, 3, 32) and direct(224, 3, 64)
     assert not direct(56, 64, 64) and not direct(56, 32, 32, 7) and not direct(14, 256, 256)
 
 
 def test_few_tiles_leave_processors_idle() -> None:
-    """An image alone takes far longer than its share of a wave of them."""
+    """A single image takes far longer than its share of a full wave."""
     of = geometry(28, 3, 64)
-    one, wave = (direct_us(replace(of, images=Dim(n)), {}, 132) for n in (1, 132))
+    one, wave = (direct_us(replace(of, images=Dim(n)), {}, CUDA) for n in (1, 132))
     assert one is not None and wave is not None and one >= 0.4 * wave
     assert not fits(geometry(56, 32, 64, 3, 1, 2)) and not fits(geometry(14, 96, 192, 1))
 
 
-def test_a_tile_has_to_fit_itself() -> None:
-    line = WindowAxis(1, 1, 1, 1, 1, 0)
-    of = Geometry(Dim(4), 8, 2, 5, line, WindowAxis(4000, 250, 3, 16, 1, 0))
+def test_the_chosen_tile_must_fit_too() -> None:
+    line = ConvAxis(1, 1, 1, 1, 1, 0)
+    of = Geometry(Dim(4), 8, 2, 5, line, ConvAxis(4000, 250, 3, 16, 1, 0))
     assert fits(of) and not fits(of, DirectSchedule(8, 8, 32))
 
 
 def tile_of(*args: int, images: int = 32) -> DirectSchedule:
-    return best_tile(replace(geometry(*args), images=Dim(images)), {}, 132)
+    return best_tile(replace(geometry(*args), images=Dim(images)), {}, CUDA)
 
 
 def test_tiles_waste_little() -> None:
@@ -299,18 +302,20 @@ def test_tiles_waste_little() -> None:
 
 
 def test_all_processors_have_tiles() -> None:
-    """Of few images fewer rows go to a thread."""
+    """With few images, a thread takes fewer rows."""
     many, few = tile_of(224, 3, 32, 3, 1, 2, images=64), tile_of(224, 3, 32, 3, 1, 2, images=8)
     assert few.rows < many.rows
     assert tile_of(56, 1, 1, 3, 128) == DirectSchedule(1, 8, 0)
     assert tile_of(7, 1, 1, 3, 64, images=4) == DirectSchedule(1, 1, 0)
 
 
-def test_what_has_no_room() -> None:
-    assert not fits(geometry(56, 512, 512)) and direct_us(geometry(56, 512, 512), {}, 132) is None
+def test_what_does_not_fit() -> None:
+    assert not fits(geometry(56, 512, 512)) and direct_us(geometry(56, 512, 512), {}, CUDA) is None
     assert not fits(geometry(56, 3, 64, 9))
-    axis = WindowAxis(32, 64, 4, 2, 1, 1, transposed=True)
-    assert not fits(Geometry(Dim(2), 8, 2, 2, axis, axis)), "results lie between what is read"
+    axis = ConvAxis(32, 64, 4, 2, 1, 1, transposed=True)
+    assert not fits(Geometry(Dim(2), 8, 2, 2, axis, axis)), (
+        "results are between the elements that are read"
+    )
     assert fits(Geometry(Dim(2), 8, 1, 1, axis, axis))
     far = replace(axis, stride=5)
     assert not fits(Geometry(Dim(2), 8, 1, 1, far, far)), "a thread has all of a stride"

@@ -1,7 +1,7 @@
-"""The tensor-core product kernel, run without a GPU: g++, fibers and tests/sm90_on_host.hpp.
+"""The fp16x3 matmul kernel, run without a GPU: g++, fibers and tests/support/sm90_on_host.hpp.
 
-What this cannot see is nvcc's code, the memory model and how tensor cores round; tests/gpu does.
-What it does see is every index, swizzle, fragment, edge, phase of a barrier and turn.
+Every index, swizzle, fragment, edge and barrier phase is tested. nvcc's code, the memory model and
+the rounding of tensor cores are not: tests/gpu tests these.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,40 +17,24 @@ from torch import Tensor
 
 from fusewright.codegen.matmul import COUNT_BYTES
 from fusewright.cost.matmul import parts_of
-from fusewright.ir.interpret import half_scale
 from fusewright.ir.matmul import Extents
+from fusewright.target.facts import H200
+from fusewright.target.target import Target
+from tests.support.matmul_on_host import PLAIN_EPILOGUE, operands, split_rows
 from tests.support.tensor_cores_on_host import library_of
 
-PLAIN = r"""
-namespace {
-struct Plain {
-  float* out;
-  int64_t columns;
-  template <int V> struct Elem { float y[V]; };
-  template <int V> void load(Elem<V>&, int64_t, int64_t) const {}
-  template <int V> void give(Elem<V>& elem, int v, float x) const { elem.y[v] = x; }
-  template <int V> void visit(const Elem<V>& elem, int64_t q, int64_t l, int) const {
-    for (int v = 0; v < V; ++v) {
-      float& place = out[q * columns + l + v];
-      if (place != 12345.f) std::abort();  // twice
-      place = elem.y[v];
-    }
-  }
-};
-using End = Ends<Plain>;
-}  // namespace
-"""
 ENTRIES = r"""
-#define ENTRY(name, rows, free_major, contracted_rows)                                          \
+#define ENTRY(name, rows, free_major, contracted_rows)                                            \
   extern "C" int name(void* a, void* hi, void* lo, void* inverse, void* out, int64_t free,        \
                       int64_t deep, int64_t layer, int64_t row_stride, int64_t p, int64_t q,      \
                       int64_t r, int64_t batches, int64_t terms, int64_t vectors, void* memory,   \
                       int64_t bytes) {                                                            \
-    using Parts = fw::ProductParts;                                                               \
-    const auto run = terms == 1 ? fw::product<1, rows, free_major, contracted_rows, End, Parts>   \
-                                : fw::product<3, rows, free_major, contracted_rows, End, Parts>;  \
+    using Parts = fw::SplitKParts;                                                                \
+    const auto run = terms == 1                                                                   \
+        ? fw::fp16x3_matmul<1, rows, free_major, contracted_rows, Epilogue, Parts>                \
+        : fw::fp16x3_matmul<3, rows, free_major, contracted_rows, Epilogue, Parts>;               \
     return run(                                                                                   \
-        End{{{{(float*)out, p}}}}, vectors, fw::RawOperand{(float*)a, free, deep, layer},         \
+        Epilogue{{{{(float*)out, p}}}}, vectors, fw::RawOperand{(float*)a, free, deep, layer},    \
         {(fw::half*)hi, (fw::half*)lo, (float*)inverse, row_stride}, {p, q, r, batches}, 0,       \
         nullptr, Parts{memory, bytes});                                                           \
   }
@@ -67,22 +52,10 @@ ENTRY(kf_176, 176, false, true)
 @functools.cache
 def library() -> ctypes.CDLL:
     """The kernel's own text, its instructions replaced by the stand-ins."""
-    return library_of("sm90/matmul/sm90_fp16x3_gemm.cuh", PLAIN, ENTRIES)
+    return library_of("sm90/matmul/sm90_fp16x3_gemm.cuh", PLAIN_EPILOGUE, ENTRIES)
 
 
-def halves(b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split by rows, the row's length padded to a multiple of eight."""
-    largest = torch.where(b.isfinite(), b.abs(), 0).amax(-1, keepdim=True)
-    scale = half_scale(largest)
-    columns = b.shape[-1]
-    room = torch.full((*b.shape[:-1], -(-columns // 8) * 8), math.nan, dtype=torch.half)
-    hi, lo = room.clone()[..., :columns], room.clone()[..., :columns]
-    hi.copy_(b * scale)
-    lo.copy_(b * scale - hi.float())
-    return hi, lo, 1 / scale
-
-
-def product(
+def matmul(
     layout: str, tile: int, a: Tensor, b: Tensor, terms: int, vectors: bool, shared_tiles: int = 0
 ) -> Tensor:
     """result[…][q][p]; every element must be visited once."""
@@ -90,7 +63,7 @@ def product(
     p, r = a.shape[free], a.shape[deep]
     q = b.shape[-2 if layout[1] == "k" else -1]
     batches = b.shape[:-2]
-    hi, lo, inverse = halves(b)
+    hi, lo, inverse = split_rows(b)
     out = torch.full((*batches, q, p), 12345.0)
     pointers = [each.data_ptr() for each in (a, hi, lo, inverse, out)]
     strides = (a.stride(free), a.stride(deep), a.stride(0) if a.dim() == 3 else 0, hi.stride(-2))
@@ -106,16 +79,6 @@ def product(
     return out
 
 
-def operands(
-    layout: str, p: int, q: int, r: int, batches: tuple[int, ...] = ()
-) -> tuple[Tensor, Tensor, Tensor]:
-    a = torch.randn((*batches, p, r) if layout[0] == "k" else (*batches, r, p))
-    b = torch.randn((*batches, q, r) if layout[1] == "k" else (*batches, r, q))
-    left = b if layout[1] == "k" else b.mT
-    right = a.mT if layout[0] == "k" else a
-    return a, b, left.double() @ right.double()
-
-
 @pytest.mark.parametrize("tile", [128, 176])
 @pytest.mark.parametrize("layout", ["kk", "fk", "ff", "kf"])
 @pytest.mark.parametrize(
@@ -125,7 +88,7 @@ def operands(
 def test_every_layout_and_edge(layout: str, tile: int, p: int, q: int, r: int) -> None:
     torch.manual_seed(p + q + r)
     a, b, exact = operands(layout, p, q, r)
-    y = product(layout, tile, a, b, 3, vectors=p % 4 == 0)
+    y = matmul(layout, tile, a, b, 3, vectors=p % 4 == 0)
     assert float((y.double() - exact).norm() / exact.norm()) < 4e-7
 
 
@@ -139,7 +102,7 @@ def test_batches(layout: str, p: int, q: int, r: int, shared: bool) -> None:
         a = a[2]
         left, right = b if layout[1] == "k" else b.mT, a.t() if layout[0] == "k" else a
         exact = left.double() @ right.double()
-    y = product(layout, 128, a, b, 3, vectors=p % 4 == 0)
+    y = matmul(layout, 128, a, b, 3, vectors=p % 4 == 0)
     assert float((y.double() - exact).norm() / exact.norm()) < 4e-7
 
 
@@ -147,43 +110,44 @@ def test_batches(layout: str, p: int, q: int, r: int, shared: bool) -> None:
 def test_a_batch_has_its_own_infinities(terms: int) -> None:
     a, b, _ = operands("kk", 70, 40, 66, (3,))
     a[1, 5, 7] = math.inf
-    y = product("kk", 128, a, b, terms, vectors=False)
+    y = matmul("kk", 128, a, b, terms, vectors=False)
     assert bool(y[1, :, 5].isinf().all()) and int((~y.isfinite()).sum()) == 40
 
 
 @pytest.mark.parametrize("layout", ["kk", "fk", "ff", "kf"])
 @pytest.mark.parametrize(("p", "q", "r"), [(140, 270, 130), (132, 5, 300), (1, 1, 1)])
-def test_one_term_is_as_exact_as_halves(layout: str, p: int, q: int, r: int) -> None:
+def test_one_term_is_as_exact_as_fp16(layout: str, p: int, q: int, r: int) -> None:
     a, b, exact = operands(layout, p, q, r)
-    y = product(layout, 128, a, b, 1, vectors=p % 4 == 0)
+    y = matmul(layout, 128, a, b, 1, vectors=p % 4 == 0)
     error = (y.double() - exact).norm() / exact.norm()
     assert (5e-5 if p > 1 else 0) < float(error) < 6e-4
 
 
 @pytest.mark.parametrize("layout", ["kk", "ff"])
 def test_one_term_follows_rows_that_grow(layout: str) -> None:
-    """Each block of 64 a thousand times the one before, zeros first, and smaller again at last."""
+    """Each block of 64 is a thousand times the one before. Zeros come first, smaller values
+    last."""
     a, b, _ = operands(layout, 132, 40, 300)
     sizes = torch.tensor([0.0, 1.0, 2.0**12, 2.0**24, 2.0**-10]).repeat_interleave(64)[:300]
     a = a * (sizes if layout[0] == "k" else sizes[:, None])
     a[5 if layout[0] == "k" else slice(None), slice(None) if layout[0] == "k" else 5] *= 2.0**70
     left, right = b if layout[1] == "k" else b.t(), a.t() if layout[0] == "k" else a
     exact = left.double() @ right.double()
-    y = product(layout, 128, a, b, 1, vectors=True)
+    y = matmul(layout, 128, a, b, 1, vectors=True)
     error = (y.double() - exact).norm(dim=0) / exact.norm(dim=0)
     assert float(error.max()) < 6e-4
 
 
-def test_a_sum_of_nothing_is_zero() -> None:
+def test_an_empty_sum_is_zero() -> None:
     a, b, _ = operands("ff", 130, 70, 8)
-    assert not product("ff", 176, a[:0], b[:0], 3, vectors=False).any()
+    assert not matmul("ff", 176, a[:0], b[:0], 3, vectors=False).any()
 
 
 @pytest.mark.parametrize(
     ("layout", "huge"), [("kk", False), ("fk", False), ("ff", False), ("kk", True), ("fk", True)]
 )
 @pytest.mark.parametrize("vectors", [False, True])
-def test_what_is_not_finite_is_where_it_belongs(layout: str, vectors: bool, huge: bool) -> None:
+def test_infinity_and_nan_are_where_they_belong(layout: str, vectors: bool, huge: bool) -> None:
     a, b, _ = operands(layout, 132, 70, 130)
     by_depth = (a if layout[0] == "k" else a.t(), b if layout[1] == "k" else b.t())
     for each, place, number in zip(by_depth, (3, 7), (1.0, -1.0), strict=True):
@@ -192,33 +156,33 @@ def test_what_is_not_finite_is_where_it_belongs(layout: str, vectors: bool, huge
         by_depth[0][100, 9] = math.nan
     left = b if layout[1] == "k" else b.t()
     eager = left @ (a.t() if layout[0] == "k" else a)
-    y = product(layout, 128, a, b, 3, vectors)
+    y = matmul(layout, 128, a, b, 3, vectors)
     assert torch.equal(y.isnan(), eager.isnan()) and torch.equal(y.isinf(), eager.isinf())
     assert torch.equal(y[y.isinf()], eager[eager.isinf()])
 
 
-def test_small_products_keep_their_bits() -> None:
+def test_small_values_keep_their_precision() -> None:
     a, b, exact = operands("ff", 132, 100, 130)
-    y = product("ff", 128, a * 2.0**-60, b * 2.0**-58, 3, vectors=True)
+    y = matmul("ff", 128, a * 2.0**-60, b * 2.0**-58, 3, vectors=True)
     tiny = exact * 2.0**-118
     assert float((y.double() - tiny).norm() / tiny.norm()) < 4e-7
 
 
 @pytest.mark.parametrize("terms", [1, 3])
-def test_rows_of_zeros_outweigh_no_others(terms: int) -> None:
-    """As the changes of what a mask has left out, among small ones."""
+def test_rows_of_zeros_do_not_set_the_scale_of_others(terms: int) -> None:
+    """Such as masked gradients among small ones."""
     a, b, _ = operands("ff", 132, 100, 70)
     b = b * 1e-8
     b[::3] = 0.0
     exact = b.double().t() @ a.double()
-    y = product("ff", 128, a, b, terms, vectors=True)
+    y = matmul("ff", 128, a, b, terms, vectors=True)
     assert float((y.double() - exact).norm() / exact.norm()) < (4e-4 if terms == 1 else 4e-7)
 
 
-def test_long_sums_are_set_aside_in_parts() -> None:
+def test_long_sums_are_added_in_parts() -> None:
     a, b = torch.rand(128, 64 * 130), torch.rand(16, 64 * 130)
     exact = b.double() @ a.double().t()
-    y = product("kk", 128, a, b, 3, vectors=True)
+    y = matmul("kk", 128, a, b, 3, vectors=True)
     assert float((y.double() - exact).norm() / exact.norm()) < 2e-7
 
 
@@ -231,20 +195,20 @@ def test_long_sums_are_set_aside_in_parts() -> None:
 )
 def test_blocks_share_tiles(layout: str, p: int, q: int, r: int, tiles: int, terms: int) -> None:
     torch.manual_seed(p + q + r)
-    assert parts_of(Extents(q, p, r), 128, tiles) > 1
+    assert parts_of(Extents(q, p, r), 128, Target.cuda(replace(H200, sms=tiles))) > 1
     a, b, exact = operands(layout, p, q, r)
-    y, again = (product(layout, 128, a, b, terms, p % 4 == 0, tiles) for _ in range(2))
+    y, again = (matmul(layout, 128, a, b, terms, p % 4 == 0, tiles) for _ in range(2))
     bound = 6e-4 if terms == 1 else 4e-7
     assert torch.equal(y, again) and float((y.double() - exact).norm() / exact.norm()) < bound
-    if terms == 3:  # sums are taken apart, and differ
-        assert not torch.equal(y, product(layout, 128, a, b, terms, p % 4 == 0))
+    if terms == 3:  # sums are split, and differ
+        assert not torch.equal(y, matmul(layout, 128, a, b, terms, p % 4 == 0))
 
 
 @pytest.mark.parametrize("terms", [1, 3])
 def test_shared_tiles_of_batches_have_their_own_infinities(terms: int) -> None:
     a, b, exact = operands("kk", 70, 40, 1100, (3,))
     a[1, 5, 7] = math.inf
-    y = product("kk", 176, a, b, terms, False, 12)
+    y = matmul("kk", 176, a, b, terms, False, 12)
     assert bool(y[1, :, 5].isinf().all()) and int((~y.isfinite()).sum()) == 40
     whole = y.isfinite()
     error = (y.double() - exact)[whole].norm() / exact[whole].norm()
@@ -253,5 +217,5 @@ def test_shared_tiles_of_batches_have_their_own_infinities(terms: int) -> None:
 
 def test_many_tiles_are_not_shared() -> None:
     a, b, _ = operands("kk", 300, 300, 1100)
-    alone, room = (product("kk", 128, a, b, 3, True, tiles) for tiles in (0, 17))
+    alone, room = (matmul("kk", 128, a, b, 3, True, tiles) for tiles in (0, 17))
     assert torch.equal(alone, room)  # nine tiles: two parts of each would not fit

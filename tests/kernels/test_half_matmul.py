@@ -1,7 +1,7 @@
-"""The 16-bit product kernel, run without a GPU: g++, fibers and tests/sm90_on_host.hpp.
+"""The 16-bit matmul kernel, run without a GPU: g++, fibers and tests/support/sm90_on_host.hpp.
 
-Operands are small whole numbers, so that every sum is exact and every comparison is for equality.
-What lies between rows, around matrices and in shared memory before the kernel starts is NaN.
+Operands are small whole numbers, so every sum is exact and every comparison is for equality. Memory
+between rows, around matrices and shared memory before the kernel starts hold NaN.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ struct Arguments {
 template <class T, bool kFreeMajorA, bool kFreeMajorB, int kTileRows>
 int run(const Arguments& of) {
   memset(emulated_shared, 0xff, sizeof(emulated_shared));
-  return fw::half_product<T, kFreeMajorA, kFreeMajorB, kTileRows>(
+  return fw::half_matmul<T, kFreeMajorA, kFreeMajorB, kTileRows>(
       Ends<Added>{{{{(float*)of.addend, (float*)of.out, of.p, of.vectors ? 4 : 1}}}},
       of.vectors,
       fw::HalfOperand<T>{(T*)of.a, of.row_a, of.batch_a, (float*)of.inverse_a},
@@ -89,7 +89,7 @@ def library() -> ctypes.CDLL:
 
 @dataclass(frozen=True)
 class Operand:
-    """Whole numbers, [free][contracted] or with batches before, as the kernel finds them stored."""
+    """Small integers, [free][contracted] or with batches before, as they are stored."""
 
     major: str  # "k" or "f"
     numbers: Tensor
@@ -142,7 +142,7 @@ def exact(a: Operand, b: Operand) -> Tensor:
     return result.float()
 
 
-def product(tile: int, a: Operand, b: Operand, vectors: bool = False) -> Tensor:
+def matmul(tile: int, a: Operand, b: Operand, vectors: bool = False) -> Tensor:
     """result[…][q][p]; every element must be visited once, and be given its own addend."""
     shape = (b.numbers.double() @ a.numbers.double().mT).shape
     addend, out = torch.randint(-9, 10, shape).float(), torch.full(shape, UNVISITED)
@@ -167,22 +167,22 @@ def test_every_layout_and_edge(
     layout: str, tile: int, dtype: torch.dtype, sizes: tuple[int, int, int]
 ) -> None:
     a, b = operands(layout, dtype, sizes)
-    assert torch.equal(product(tile, a, b), exact(a, b))
+    assert torch.equal(matmul(tile, a, b), exact(a, b))
 
 
 @pytest.mark.parametrize("tile", [128, 256])
 @pytest.mark.parametrize("sizes", [(130, 300, 450), (130, 1030, 8)])
 def test_many_blocks_and_many_tiles(tile: int, sizes: tuple[int, int, int]) -> None:
-    """More than the ring has stages, in several tiles; more tiles than make a group."""
+    """More blocks than the ring has stages, in several tiles; more tiles than form a group."""
     a, b = operands("kf", torch.float16, sizes)
-    assert torch.equal(product(tile, a, b), exact(a, b))
+    assert torch.equal(matmul(tile, a, b), exact(a, b))
 
 
 @pytest.mark.parametrize("layout", ["kk", "ff"])
 @pytest.mark.parametrize("vectors", [False, True])
 def test_the_epilogue_takes_vectors(layout: str, vectors: bool) -> None:
     a, b = operands(layout, torch.bfloat16, (68, 35, 20))
-    assert torch.equal(product(128, a, b, vectors), exact(a, b))
+    assert torch.equal(matmul(128, a, b, vectors), exact(a, b))
 
 
 @pytest.mark.parametrize("layout", ["kk", "fk", "ff"])
@@ -191,7 +191,7 @@ def test_batches_have_their_own_matrices_or_share_one(
     layout: str, batches: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> None:
     a, b = operands(layout, torch.float16, (65, 130, 70), batches)
-    assert torch.equal(product(128, a, b), exact(a, b))
+    assert torch.equal(matmul(128, a, b), exact(a, b))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -204,14 +204,14 @@ def test_any_alignment(layout: str, gathered: str, pad: int | None, shift: int) 
         operand(major, torch.bfloat16, (free, 133), *((pad, shift) if name in gathered else ()))
         for name, major, free in zip("ab", layout, (131, 261), strict=True)
     )
-    assert torch.equal(product(tile, a, b), exact(a, b))
+    assert torch.equal(matmul(tile, a, b), exact(a, b))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_batches_at_any_alignment(layout: str) -> None:
     a = operand(layout[0], torch.float16, (3, 40, 72), batch_pad=3)
     b = operand(layout[1], torch.float16, (3, 80, 72), batch_pad=4)
-    assert torch.equal(product(128, a, b), exact(a, b))
+    assert torch.equal(matmul(128, a, b), exact(a, b))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_batches_at_any_alignment(layout: str) -> None:
         (4104, 72, 0, 1, False),
     ],
 )
-def test_what_the_copy_engine_can_take_it_takes(
+def test_aligned_operands_go_through_the_copy_engine(
     address: int, row_stride: int, batch_stride: int, batches: int, taken: bool
 ) -> None:
     numbers = map(ctypes.c_int64, (row_stride, batch_stride, batches))
@@ -246,29 +246,29 @@ def test_factors_of_rows_and_columns(
         else each
         for name, each in zip("ab", operands("fk", torch.half, (140, 133, 9), batches), strict=True)
     )
-    assert torch.equal(product(128, a, b), exact(a, b))
+    assert torch.equal(matmul(128, a, b), exact(a, b))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", ["kk", "ff"])
-def test_what_is_not_finite_is_where_it_belongs(layout: str, dtype: torch.dtype) -> None:
+def test_infinity_and_nan_are_where_they_belong(layout: str, dtype: torch.dtype) -> None:
     a, b = operands(layout, dtype, (132, 70, 67))
     for each, at, number in ((a, 3, math.inf), (b, 7, -math.inf), (a, 100, math.nan)):
         each.numbers[at, 5] = number
         (each.stored if each.major == "k" else each.stored.mT)[at, 5] = number
-    y, expected = product(128, a, b), exact(a, b)
+    y, expected = matmul(128, a, b), exact(a, b)
     assert int(expected.isinf().sum()) > 100 and 70 <= int(expected.isnan().sum()) < 200
     assert torch.equal(y.nan_to_num(nan=0.25), expected.nan_to_num(nan=0.25))
 
 
 @pytest.mark.parametrize("tile", [128, 256])
 @pytest.mark.parametrize("layout", ["kk", "ff"])
-def test_a_sum_of_nothing_is_zero(layout: str, tile: int) -> None:
+def test_an_empty_sum_is_zero(layout: str, tile: int) -> None:
     a, b = operands(layout, torch.half, (130, 70, 0))
-    assert torch.equal(product(tile, a, b), torch.zeros(70, 130))
+    assert torch.equal(matmul(tile, a, b), torch.zeros(70, 130))
 
 
 @pytest.mark.parametrize("sizes", [(0, 3, 4), (3, 0, 4)])
-def test_an_empty_result_is_left_alone(sizes: tuple[int, int, int]) -> None:
+def test_an_empty_result_is_not_written(sizes: tuple[int, int, int]) -> None:
     a, b = operands("kk", torch.half, sizes)
-    assert product(128, a, b).numel() == 0
+    assert matmul(128, a, b).numel() == 0

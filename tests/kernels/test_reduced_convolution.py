@@ -1,4 +1,4 @@
-"""A convolution reduced in its epilogue: the kernels by emulation."""
+"""Convolutions with reductions in their epilogue: the kernels by emulation."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusewright.codegen import convolution as window_text
+from fusewright.codegen import convolution as convolution_text
 from fusewright.codegen import render as rendering
-from fusewright.codegen.epilogue import ending_forms
+from fusewright.codegen.convolution import convolution_forms
 from fusewright.codegen.source import Source
-from fusewright.plan.steps import Window
 from fusewright.schedule import tensor_core
 from tests.support.emulated_modules import (
     INFERRED,
@@ -22,28 +21,25 @@ from tests.support.emulated_modules import (
     of_kernels,
     on_library,
 )
-from tests.support.reduced_layers import (
+from tests.support.reduced_convolutions import (
     SHAPES,
     Layer,
     Layers,
     compare,
+    convolutions_of,
     emulated,
     emulated_source,
     layers,
     prepared,
-    windows_of,
 )
-from tests.support.reduced_layers import small_ones_too as small_ones_too
 from tests.support.tensor_cores_on_host import host_library, on_host, with_stand_in
 
-pytestmark = pytest.mark.usefixtures("small_ones_too")
+pytestmark = pytest.mark.usefixtures("reduces_small_convolutions")
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_emulated_results_are_as_exact_as_eagers(
-    shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_are_as_exact_as_eager(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     size, how = SHAPES[shape]
     model = layers(("batch norm", "largest", "group norm", "over channels"), how)
     x = torch.randn(size)
@@ -53,9 +49,7 @@ def test_emulated_results_are_as_exact_as_eagers(
 
 
 @pytest.mark.sample(0)
-def test_emulated_modules_train_as_eager_does(
-    asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_train_as_in_eager_mode(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     model = layers(("two", "bias", "instance norm", "layer norm", "softmax", "pooled"), {})
     x = torch.randn(2, 12, 5, 6)
     made = emulated_source(model, x, monkeypatch)
@@ -70,10 +64,10 @@ def test_emulated_modules_train_as_eager_does(
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("width", [9, 10, 12])
-def test_channels_cross_warps(
+def test_groups_of_channels_cross_warps(
     width: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """40 of them, 20 go together; one, two and four positions at a time, with either precision."""
+    """40 channels in groups of 20; one, two and four positions at a time, in either precision."""
     names = ("batch norm", "largest", "group norm", "over channels", "pooled")
     model = layers(names, {"results": 40})
     x = torch.randn(3, 12, 6, width)
@@ -85,8 +79,8 @@ def test_channels_cross_warps(
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_what_is_read_beside_sums(turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planes that a thread reads two numbers of at once, and those whose columns lie apart."""
+def test_operands_of_a_reducing_epilogue(turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planes of which a thread reads two elements at once, and planes with strided columns."""
 
     def follows(m: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
         beside = x[:, :8].transpose(2, 3) if turned else x[:, :8]
@@ -98,16 +92,16 @@ def test_what_is_read_beside_sums(turned: bool, monkeypatch: pytest.MonkeyPatch)
     found = prepared(model, x)
     planes = [
         form.kernel.inner[-1].name == "plane"
-        for kernel in windows_of(found.modes[0].inference)
-        for form in ending_forms(kernel)
+        for kernel in convolutions_of(found.modes[0].inference)
+        for form in convolution_forms(kernel)
         if form.is_row
     ]
     assert planes and set(planes) == {not turned}
     compare(emulated(model, x, monkeypatch), model, torch.randn(5, 12, 10, 10), 1e-6)
 
 
-def test_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums that are Inf or NaN are made anew before they are reduced."""
+def test_infinity_and_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums that are Inf or NaN are computed again before they are reduced."""
 
     def follows(m: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
         y = m.conv(x) * m.scale  # type: ignore[operator]
@@ -124,32 +118,36 @@ def test_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.testing.assert_close(mine.double(), truth, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-def test_inputs_that_are_laid_out_first(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As halves, a scale for each image; tiles have several images."""
-    monkeypatch.setattr(tensor_core, "prefers_lines", lambda *_: True)
+def test_staged_inputs(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fp16, with a scale for each image. A tile has several images."""
+    monkeypatch.setattr(tensor_core, "prefers_staging", lambda *_: True)
     model = layers(("batch norm", "group norm", "over channels"), {})
-    fast = emulated(model, torch.randn(2, 12, 5, 6), monkeypatch, ("fw::ByLines<", "fw::ByLines<"))
+    fast = emulated(
+        model, torch.randn(2, 12, 5, 6), monkeypatch, ("fw::ByStagedInput<", "fw::ByStagedInput<")
+    )
     torch.backends.cudnn.allow_tf32 = True
     x = torch.randn(11, 12, 5, 6) * torch.exp2(torch.arange(11.0) * 3).view(-1, 1, 1, 1)
     compare(fast, model, x, 4e-3)
     assert asked
 
 
-def test_classes_that_read_one_plane(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines of a transposed convolution, whose planes are longer than those of one class, in a
-    workspace right behind what is reduced."""
-    monkeypatch.setattr(tensor_core, "prefers_lines", lambda *_: True)
+def test_residue_classes_that_read_one_plane(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Staged input of a transposed convolution, whose planes are longer than those of one class.
+    Its workspace follows directly behind the partial results."""
+    monkeypatch.setattr(tensor_core, "prefers_staging", lambda *_: True)
     how = {"transposed": True, "stride": 2, "kernel_size": 4}
     model = layers(("batch norm", "pooled"), how)
     x = torch.randn(40, 12, 7, 6)
-    fast = emulated(model, x, monkeypatch, ("fw::ByLines<", "fw::ByLines<"))
+    fast = emulated(model, x, monkeypatch, ("fw::ByStagedInput<", "fw::ByStagedInput<"))
     torch.backends.cudnn.allow_tf32 = True
     compare(fast, model, x, 4e-3)
     assert asked
 
 
 class Around(nn.Module):
-    """Read beside the sums: a channel's numbers, a column's, a row's and all of them."""
+    """Operands of the epilogue: one per channel, per column, per row, and a full tensor."""
 
     def __init__(self, conv: nn.Module, x: Tensor) -> None:
         super().__init__()
@@ -166,12 +164,12 @@ class Around(nn.Module):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("lines", [False, True])
-def test_rows_by_eight_read_what_is_around(
-    lines: bool, asked: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("staged", [False, True])
+def test_rows_by_eight_with_operators_around(
+    staged: bool, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Woven ones with 4, 2 and 1 columns at a time, and few results."""
-    monkeypatch.setattr(tensor_core, "prefers_lines", lambda *_: lines)
+    """Two interleaved rows, with 4, 2 and 1 columns at a time, and few results."""
+    monkeypatch.setattr(tensor_core, "prefers_staging", lambda *_: staged)
     torch.manual_seed(0)
     x = torch.randn(3, 12, 5, 8)
     convs = {
@@ -188,25 +186,26 @@ def test_rows_by_eight_read_what_is_around(
     assert asked
 
 
-def test_many_lines_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are with large batches."""
-    monkeypatch.setattr(window_text, "MOST_LINES", 4)
+def test_many_partial_results_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with large batches."""
+    monkeypatch.setattr(convolution_text, "MOST_PARTIALS", 4)
     model = layers(("batch norm", "group norm"), {})
     x = torch.randn(5, 12, 6, 10)
-    few = "kMostLines = 4, kFoldedLines = 3"
-    fast = emulated(model, x, monkeypatch, ("kMostLines = 2048, kFoldedLines = 256", few))
+    few = "kMostPartials = 4, kFoldedPartials = 3"
+    fast = emulated(model, x, monkeypatch, ("kMostPartials = 2048, kFoldedPartials = 256", few))
     compare(fast, model, x, 1e-6)
 
 
-def test_no_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums of nothing are zero: an entry still joins what no tile has left."""
+def test_a_batch_of_no_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty sums are zero: the entry still combines the partial results, though no tile wrote
+    any."""
 
     def summed(m: nn.Module, x: Tensor) -> Tensor:
         return m.conv(x).sum((0, 2, 3))  # type: ignore[operator,no-any-return]
 
     monkeypatch.setattr(rendering, "flattened", with_stand_in)
     found = prepared(Layer(summed), torch.randn(3, 12, 8, 8))
-    (step,) = (each for each in found.modes[0].inference.steps if isinstance(each, Window))
+    (step,) = (each for each in found.modes[0].inference.steps if each.kind == "convolution")
     (entry,) = (each for each in found.source.entries if each.name == step.name)
     out = torch.full((8,), 5.0)
     empty = ctypes.c_void_p(torch.empty(0, 12, 8, 8).data_ptr())

@@ -1,5 +1,4 @@
-"""Both gradients of a convolution from the same lines of its result's gradient, run without a GPU
-as in windows_on_host.py."""
+"""Both gradients of a convolution from one staged gradient of its result, run without a GPU."""
 
 from __future__ import annotations
 
@@ -12,33 +11,34 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusewright.codegen.convolution import lines_of
+from fusewright.codegen.convolution import staged_workspace
 from fusewright.codegen.source import ALIGNMENT
-from fusewright.cost.conv_staged import with_shared_lines
-from fusewright.ir.convolution import Geometry, WindowAxis, by_eight
+from fusewright.cost.conv_staged import with_shared_staging
+from fusewright.ir.convolution import ConvAxis, Geometry, by_eight
 from fusewright.ir.graph import Dim
-from tests.kernels.test_convolution import BODY as CONVOLUTION_BODY
-from tests.kernels.test_convolution import Filter, Strided, axis_of, sizes_of
-from tests.support.convolution_on_host import error, five_strides, rearranged
+from tests.support.convolution_entry_on_host import BODY as CONVOLUTION_BODY
+from tests.support.convolution_entry_on_host import Filter, axis_of, sizes_of
+from tests.support.convolution_on_host import Strided, five_strides, rearranged
 from tests.support.tensor_cores_on_host import library_of
+from tests.support.tensors import error
 
 BODY = (
     CONVOLUTION_BODY[: CONVOLUTION_BODY.index("ENTRY(1_64")]
     + r"""
 namespace fw {
-using Lines = ByLines<128, 128>;
-using FewLines = ByLines<64, 128, 1>;
-using WovenLines = ByLines<128, 256, 2>;
+using Staged = ByStagedInput<128, 128>;
+using FewStaged = ByStagedInput<64, 128, 1>;
+using WovenStaged = ByStagedInput<128, 256, 2>;
 }
-ENTRY(lines, 1, Lines)
-ENTRY(few_lines, 1, FewLines)
-ENTRY(woven_lines, 1, WovenLines)
-extern "C" int line_gradient(const fw::WindowInput* x, const fw::WindowInput* dy,
-                             const fw::WindowGradient* dw, const fw::ConvolutionSizes* sizes,
+ENTRY(staged, 1, Staged)
+ENTRY(few_staged, 1, FewStaged)
+ENTRY(woven_staged, 1, WovenStaged)
+extern "C" int staged_gradient(const fw::ConvInput* x, const fw::ConvInput* dy,
+                             const fw::WeightGradient* dw, const fw::ConvolutionSizes* sizes,
                              const fw::ConvolutionSizes* back, int parts, void* workspace,
-                             void* lines_x, void* lines_dy) {
+                             void* staged_x, void* staged_dy) {
   memset(emulated_shared, 0xff, sizeof(emulated_shared));  /* NaN */
-  return fw::line_gradient(*x, *dy, *dw, *sizes, *back, parts, workspace, lines_x, lines_dy, 0,
+  return fw::staged_gradient(*x, *dy, *dw, *sizes, *back, parts, workspace, staged_x, staged_dy, 0,
                            nullptr);
 }
 """
@@ -52,7 +52,7 @@ def library() -> ctypes.CDLL:
 
 
 class Guarded:
-    """So many bytes, and some behind them that nobody may write."""
+    """So many bytes, and a guard behind them that must not be written."""
 
     def __init__(self, count: int) -> None:
         self.memory = torch.full((count + 512,), 0xFF, dtype=torch.uint8)
@@ -82,7 +82,7 @@ class Case:
     mends: bool = False
 
     @property
-    def axes(self) -> list[WindowAxis]:
+    def axes(self) -> list[ConvAxis]:
         given = zip(self.x[2:], self.w[2:], self.stride, self.dilation, self.padding, strict=True)
         return [axis_of(*each) for each in given]
 
@@ -96,34 +96,35 @@ class Case:
         ins, outs = self.x[1] // self.groups, self.w[0] // self.groups
         of = Geometry(Dim(self.x[0]), self.groups, ins, outs, y, x)
         of = replace(of, z=deep[0]) if deep else of
-        of, back = with_shared_lines(of, of.turned_back)
+        of, back = with_shared_staging(of, of.input_gradient)
         return of, by_eight(back)
 
     def run(self, x: Tensor, dy: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients by the input and the weights."""
         of, back = self.geometries()
         dx, dw = torch.full(self.x, UNSEEN), torch.full(self.w, UNSEEN)
-        lines_x, lines_dy = (
-            Guarded(lines_of(each, each.x.positions).at({}) - ALIGNMENT) for each in (of, back)
+        staged_x, staged_dy = (
+            Guarded(staged_workspace(each, each.x.positions).at({}) - ALIGNMENT)
+            for each in (of, back)
         )
         weights, sums = Guarded(back.workspace_bytes), Guarded(4 * self.parts * of.filter_elements)
         sizes, sizes_back = (sizes_of(each, each.x.positions) for each in (of, back))
-        sizes_back.shares_lines = True
+        sizes_back.shares_staged = True
         given = Strided(dy.data_ptr(), five_strides(dy))
         first, second, *rest = five_strides(w)
         filter_ = Filter(
             w.data_ptr(), (ctypes.c_int64 * 6)(back.channels * first, second, first, *rest)
         )
         kind = f"{('few', 'woven')[back.row_order.beside - 1]}_" if back.row_order else ""
-        entry = getattr(library(), f"convolution_{kind}lines")
+        entry = getattr(library(), f"convolution_{kind}staged")
         by_reference = (ctypes.byref(each) for each in (given, filter_, sizes_back))
         to = ctypes.c_void_p(dx.data_ptr())
-        assert entry(*by_reference, weights.pointer, lines_dy.pointer, to) == 0
+        assert entry(*by_reference, weights.pointer, staged_dy.pointer, to) == 0
         source, gradient = (Strided(each.data_ptr(), five_strides(each)) for each in (x, dw))
         by_reference = (ctypes.byref(each) for each in (source, given, gradient, sizes, sizes_back))
-        memory = (each.pointer for each in (sums, lines_x, lines_dy))
-        assert library().line_gradient(*by_reference, self.parts, *memory) == 0
-        for each in (lines_x, lines_dy, weights, sums):
+        memory = (each.pointer for each in (sums, staged_x, staged_dy))
+        assert library().staged_gradient(*by_reference, self.parts, *memory) == 0
+        for each in (staged_x, staged_dy, weights, sums):
             each.check()
         assert not (dx == UNSEEN).any() and not (dw == UNSEEN).any()
         assert self.mends or sums.floats().isfinite().all()
@@ -168,7 +169,7 @@ CASES = {
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
-def test_every_kind_of_window(name: str) -> None:
+def test_every_kind_of_convolution(name: str) -> None:
     case = CASES[name]
     case.check(*case.operands())
 
@@ -182,7 +183,7 @@ def test_layouts(layout: str) -> None:
 
 @pytest.mark.parametrize("name", ["many small", "3x3", "wide out", "stride"])
 def test_scales_jump_between_images(name: str) -> None:
-    """What is far smaller than the largest adds little, and nothing is lost of what is as large."""
+    """Values far below the largest add little. Nothing is lost of those as large."""
     case = CASES[name]
     x, dy, w = case.operands()
     for power in (9.0, -30.0):
@@ -193,8 +194,8 @@ def test_scales_jump_between_images(name: str) -> None:
     case.check(x, dy, w)
 
 
-def test_numbers_that_a_sample_has_not_seen() -> None:
-    """A single one that does not fit: its image is laid out again, and no sum made anew."""
+def test_a_value_larger_than_the_sample() -> None:
+    """One value that does not fit: its image is staged again, and no sum is computed again."""
     case = Case((2, 20, 30, 24), (10, 20, 3, 3), padding=(1, 1))
     x, dy, w = case.operands()
     x[0, 3, 5, 5], dy[1, 2, 7, 7] = 1e6, 1e6
@@ -203,7 +204,7 @@ def test_numbers_that_a_sample_has_not_seen() -> None:
 
 @pytest.mark.parametrize("size", [1e-6, 1e-10, 1e-30])
 def test_images_of_zeros_spoil_nothing(size: float) -> None:
-    """Their scale says nothing of what lies beside them in a slab."""
+    """Their scale does not affect the images beside them in a slab."""
     case = CASES["many small"]
     x, dy, w = case.operands()
     dy *= size
@@ -213,7 +214,7 @@ def test_images_of_zeros_spoil_nothing(size: float) -> None:
 
 
 @pytest.mark.parametrize("hot", [1e6, 1e12, 1e30])
-def test_one_far_larger_number_spoils_nothing(hot: float) -> None:
+def test_one_far_larger_value_spoils_nothing(hot: float) -> None:
     case = Case((2, 20, 30, 24), (10, 20, 3, 3), padding=(1, 1), mends=True)
     x, dy, w = case.operands()
     dy[1, 2, 7, 7] = hot
@@ -224,7 +225,7 @@ def test_one_far_larger_number_spoils_nothing(hot: float) -> None:
     assert error(dw[2], exact_dw[2]) < 6e-4
 
 
-def test_what_is_not_finite_is_where_it_belongs() -> None:
+def test_infinity_and_nan_are_where_they_belong() -> None:
     case = replace(CASES["3x3, nothing beside"], mends=True)
     x, dy, w = case.operands()
     x[0, 3, 5, 5], dy[0, 2, 7, 7] = math.inf, math.nan

@@ -1,4 +1,4 @@
-"""The tensor-core convolution kernel, as tests/windows_on_host.py runs it."""
+"""The tensor-core convolution kernel, run by tests/support/convolution_on_host.py."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import pytest
 import torch
 
 from tests.support.convolution_on_host import (
+    CONVOLUTIONS,
     SAME,
-    WINDOWS,
-    Window,
+    ConvCase,
     check,
-    error,
     library,
     rearranged,
 )
+from tests.support.tensors import error
 
 
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("vectors", [False, True])
 @pytest.mark.parametrize(("terms", "tile"), [(1, 64), (1, 128), (3, 64), (3, 128)])
-def test_every_kind_of_window(name: str, terms: int, tile: int, vectors: bool) -> None:
+def test_every_kind_of_convolution(name: str, terms: int, tile: int, vectors: bool) -> None:
     torch.manual_seed(len(name))
-    images, kernel, window = WINDOWS[name]
-    window = replace(window, terms=terms, tile=tile, vectors=vectors, rounds_rows=vectors)
-    check(window, torch.randn(images), torch.randn(kernel))
+    images, kernel, case = CONVOLUTIONS[name]
+    case = replace(case, terms=terms, tile=tile, vectors=vectors, rounds_rows=vectors)
+    check(case, torch.randn(images), torch.randn(kernel))
 
 
 @pytest.mark.parametrize("terms", [1, 3])
@@ -38,7 +38,7 @@ def test_layouts(layout: str, channels: int, terms: int) -> None:
     torch.manual_seed(channels)
     x, w = rearranged(torch.randn(2, channels, 9, 10), layout), torch.randn(8, channels, 3, 2)
     check(
-        Window((1, 2), (1, 1), terms=terms),
+        ConvCase((1, 2), (1, 1), terms=terms),
         x,
         w.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
     )
@@ -53,33 +53,33 @@ def test_groups_of_channels_last(terms: int) -> None:
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("tile", [64, 128])
 @pytest.mark.parametrize(("width", "band_width"), [(16, None), (20, 8), (4, None)])
-def test_longer_rows(width: int, band_width: int | None, tile: int, terms: int) -> None:
-    window = replace(SAME, rounds_rows=True, band_width=band_width, tile=tile, terms=terms)
-    check(window, torch.randn(3, 16, 8, width), torch.randn(37, 16, 3, 3))
+def test_rows_rounded_up_to_four(width: int, band_width: int | None, tile: int, terms: int) -> None:
+    case = replace(SAME, rounds_rows=True, band_width=band_width, tile=tile, terms=terms)
+    check(case, torch.randn(3, 16, 8, width), torch.randn(37, 16, 3, 3))
 
 
 @pytest.mark.parametrize("terms", [1, 3])
 def test_one_stage_is_enough(terms: int) -> None:
-    """Where only one fits, converting and multiplying take turns."""
-    window = Window((1, 1), (2, 2), (2, 2), terms=terms)
+    """Where only one fits, converting and multiplying alternate."""
+    case = ConvCase((1, 1), (2, 2), (2, 2), terms=terms)
     x, w = torch.randn(1, 70, 7, 130 if terms == 1 else 60), torch.randn(4, 70, 3, 3)
-    assert 2 * window.shape(x, w).stage_rows * 128 * (1 if terms == 1 else 2) > 180 * 1024
-    check(window, x, w)
+    assert 2 * case.shape(x, w).stage_rows * 128 * (1 if terms == 1 else 2) > 180 * 1024
+    check(case, x, w)
 
 
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("powers", [(0, 30), (30, 0), (0, -30), (-60, 40), (-100, 20), (120, 90)])
-def test_scales_that_jump(powers: tuple[int, int], terms: int) -> None:
+def test_scales_that_change(powers: tuple[int, int], terms: int) -> None:
     """From one block of channels to the next and from one image to the next."""
     torch.manual_seed(0)
     # The input's scale is undone before the weights': sums of 2^120 are too large in between.
-    window = replace(SAME, terms=terms, mends=max(powers) > 100)
+    case = replace(SAME, terms=terms, mends=max(powers) > 100)
     jump = torch.tensor(powers).double()
     x, w = torch.rand(1, 128, 8, 9) + 0.5, torch.randn(8, 128, 3, 3) * 2.0**-10
     by_channels = x * torch.exp2(jump).float().repeat_interleave(64).view(1, 128, 1, 1)
-    check(window, by_channels, w)
+    check(case, by_channels, w)
     by_images = torch.randn(2, 8, 18, 15) * torch.exp2(jump).float().view(2, 1, 1, 1)
-    y, exact = window.run(by_images, w[:, :8]), window.exact(by_images, w[:, :8])
+    y, exact = case.run(by_images, w[:, :8]), case.exact(by_images, w[:, :8])
     # A tile that holds rows of both, as the second does, has the larger one's scale.
     for image, rows in ((0, slice(0, 7)), (1, slice(11, 18))):
         assert error(y[image, :, rows], exact[image, :, rows]) < (6e-4 if terms == 1 else 4e-7)
@@ -88,7 +88,7 @@ def test_scales_that_jump(powers: tuple[int, int], terms: int) -> None:
 @pytest.mark.parametrize("powers", [(-64, -62), (-58, -64), (-100, -20), (60, -100)])
 @pytest.mark.parametrize("terms", [1, 3])
 def test_small_operands_do_not_vanish(powers: tuple[int, int], terms: int) -> None:
-    """The inverses of both scales have a product that is too small for a float."""
+    """The product of both inverse scales is too small for a float."""
     torch.manual_seed(0)
     x = (torch.rand(1, 64, 8, 8) + 0.5) * 2.0 ** powers[0]
     w = (torch.rand(8, 64, 3, 3) + 0.5) * 2.0 ** powers[1]
@@ -107,17 +107,17 @@ def test_small_operands_do_not_vanish(powers: tuple[int, int], terms: int) -> No
         (250, torch.contiguous_format, 1, 64),
     ],
 )
-def test_walks_from_tile_to_tile(
+def test_blocks_walk_from_tile_to_tile(
     channels: int, layout: torch.memory_format, terms: int, tile: int
 ) -> None:
-    """Of two groups and two tiles of out channels each; scales change on the way."""
+    """Two groups with two tiles of out channels each. Scales change on the way."""
     torch.manual_seed(0)
-    window = replace(SAME, groups=2, tile=tile, terms=terms)
+    case = replace(SAME, groups=2, tile=tile, terms=terms)
     x, w = torch.randn(3, 2 * channels, 20, 18), torch.randn(2 * tile + 4, channels, 3, 3)
     x = (x * torch.exp2(torch.tensor([0.0, 12.0, -20.0])).view(3, 1, 1, 1)).contiguous(
         memory_format=layout
     )
-    y, exact = window.run(x, w), window.exact(x, w)
+    y, exact = case.run(x, w), case.exact(x, w)
     # Tiles that hold rows of two images have the larger one's scale.
     for image, rows in ((0, slice(0, 4)), (1, slice(None)), (2, slice(16, 20))):
         of_image = error(y[image, :, rows], exact[image, :, rows])
@@ -125,18 +125,18 @@ def test_walks_from_tile_to_tile(
 
 
 @pytest.mark.parametrize("terms", [1, 3])
-def test_zeros(terms: int) -> None:
-    window = replace(SAME, terms=terms)
+def test_operands_of_zeros(terms: int) -> None:
+    case = replace(SAME, terms=terms)
     x, w = torch.zeros(1, 70, 8, 9), torch.randn(8, 70, 3, 3)
-    assert not window.run(x, w).any() and not window.run(torch.randn_like(x), w * 0).any()
+    assert not case.run(x, w).any() and not case.run(torch.randn_like(x), w * 0).any()
     x[0, 66, 3, 3] = 1e-40
-    y, exact = window.run(x, w), window.exact(x, w)
+    y, exact = case.run(x, w), case.exact(x, w)
     assert float((y - exact).abs().max()) < 1e-43
 
 
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("huge", [False, True])
-def test_what_is_not_finite_is_where_it_belongs(huge: bool, terms: int) -> None:
+def test_infinity_and_nan_are_where_they_belong(huge: bool, terms: int) -> None:
     torch.manual_seed(0)
     x, w = torch.randn(2, 70, 8, 8), torch.randn(6, 70, 3, 3)
     most = 3e38 if huge else math.inf
@@ -144,18 +144,18 @@ def test_what_is_not_finite_is_where_it_belongs(huge: bool, terms: int) -> None:
     if not huge:
         x[1, 2, 7, 0], w[2, 5, 1, 1], w[3, 68, 0, 0] = math.nan, math.inf, -math.inf
     w = w.contiguous(memory_format=torch.channels_last)  # read again where the sum is not finite
-    window = replace(SAME, terms=terms, mends=True)
-    y, exact = window.run(x, w), window.exact(x, w).float()
+    case = replace(SAME, terms=terms, mends=True)
+    y, exact = case.run(x, w), case.exact(x, w).float()
     assert torch.equal(y.isnan(), exact.isnan()) and torch.equal(y.isinf(), exact.isinf())
     assert torch.equal(y[y.isinf()], exact[exact.isinf()])
 
 
-def test_one_term_is_as_exact_as_halves() -> None:
+def test_one_term_is_as_exact_as_fp16() -> None:
     x, w = torch.randn(1, 64, 8, 8), torch.randn(8, 64, 3, 3)
     assert 5e-5 < error(SAME.run(x, w), SAME.exact(x, w)) < 6e-4
 
 
-def test_nothing() -> None:
+def test_a_batch_of_no_images() -> None:
     assert SAME.run(torch.randn(0, 8, 4, 4), torch.randn(3, 8, 3, 3)).shape == (0, 3, 4, 4)
 
 

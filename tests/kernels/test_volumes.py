@@ -1,6 +1,6 @@
-"""Convolutions over three axes, run without a GPU: taps of different z are phases of their own.
+"""Convolutions over three axes, run without a GPU: taps with different z are separate phases.
 
-Everything else is as in test_convolution_kernel.py, whose entries these are.
+The entries are those of test_convolution.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusewright.ir.convolution import by_eight
-from tests.kernels.test_convolution import WAYS, Transposed, convolved
-from tests.kernels.test_weight_gradient import Gradient
-from tests.kernels.test_weight_gradient import check as check_gradient
+from tests.support.convolution_entry_on_host import WAYS, Transposed, convolved
+from tests.support.weight_gradient_on_host import Gradient
+from tests.support.weight_gradient_on_host import check as check_gradient
 
 # Images, weights with the in channels of a group, stride, padding, dilation, groups.
 VOLUMES = {
@@ -88,7 +88,7 @@ def transposed_ways(name: str) -> list[tuple[int, str]]:
         (terms, eight + way)
         for eight, each in kinds.items()
         for terms, way in WAYS
-        if (way != "lines" or all(each.classes)) and len(each.phases) <= 16
+        if (way != "staged" or all(each.residue_classes)) and len(each.phases) <= 16
     ]
 
 
@@ -117,7 +117,7 @@ def test_volumes_of_any_layout(terms: int, way: str) -> None:
 
 
 @pytest.mark.parametrize(("terms", "way"), WAYS)
-def test_volumes_that_are_not_finite(terms: int, way: str) -> None:
+def test_volumes_with_infinity_and_nan(terms: int, way: str) -> None:
     torch.manual_seed(4)
     x, w = torch.randn(2, 12, 5, 6, 5), torch.randn(10, 12, 3, 3, 3)
     x[0, 3, 2, 4, 4], x[1, 1, 0, 0, -1], x[1, 2, -1, -1, 0] = math.inf, -math.inf, math.nan
@@ -130,7 +130,7 @@ def test_volumes_that_are_not_finite(terms: int, way: str) -> None:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("name", [name for name in VOLUMES if name != "one voxel"])
-def test_gradients_of_volumes_by_their_weights(name: str, terms: int) -> None:
+def test_weight_gradients_of_volumes(name: str, terms: int) -> None:
     torch.manual_seed(len(name))
     shape, filter_, stride, padding, dilation, groups = VOLUMES[name]
     gradient = Gradient(stride, padding, dilation, groups, terms)

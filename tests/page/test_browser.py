@@ -1,4 +1,4 @@
-"""The report page in a real browser: nothing sticks out of a phone's screen, nothing complains."""
+"""The report page in a real browser: it fits a phone's screen and logs no errors."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def numbers(elements: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("width", [400, 1280])
 @pytest.mark.parametrize("kind", ["one", "many"])
-def test_nothing_sticks_out(kind: str, width: int, tmp_path: Path) -> None:
+def test_nothing_overflows_the_screen(kind: str, width: int, tmp_path: Path) -> None:
     text = render([with_failures()] if kind == "one" else folder(2))
     path = tmp_path / "page.html"
     # The page's own policy forbids a second script.
@@ -93,7 +93,7 @@ def test_nothing_sticks_out(kind: str, width: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_browser_has_no_complaints(dark: bool, tmp_path: Path) -> None:
+def test_the_browser_logs_no_errors(dark: bool, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(render([with_failures(), record(HOSTILE)]))
     theme = ["--blink-settings=preferredColorScheme=0"] if dark else []

@@ -1,4 +1,4 @@
-"""The report page: everything in it, nothing from outside in it, whatever the records hold."""
+"""The report page: complete, self-contained, and safe whatever the records hold."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from fusewright.bench.record import CandidateFacts, Floor, PlanStep, Record
-from fusewright.bench.storage import RecordError, write
+from fusewright.bench.storage import RecordError, read_records, write
 from fusewright.page import document
-from fusewright.page.accuracy import Spot, lone_words, power_text, ring_size, round_between
+from fusewright.page.accuracy import Spot, labelled_spots, power_text, ring_size, round_between
 from fusewright.page.bars import ticks_between
-from fusewright.page.document import charts_png, load_records, render
+from fusewright.page.document import charts_png, render
 from fusewright.page.figures import ratio_text, shortened, time_text
 from fusewright.page.markup import Html, tag
 from fusewright.page.standing import level, sentence
@@ -87,7 +87,7 @@ def many() -> str:
     return render(folder(3))
 
 
-def test_one_problem_is_all_there(single: str) -> None:
+def test_one_problem_is_shown_in_full(single: str) -> None:
     words = parsed(single).words
     whole = with_failures()
     for facts in whole.candidates:
@@ -121,7 +121,7 @@ def test_every_mark_says_what_it_shows(single: str) -> None:
     assert "share of the roof" in single
 
 
-def test_ids_are_told_apart_and_links_lead_somewhere(single: str, many: str) -> None:
+def test_ids_are_unique_and_links_have_targets(single: str, many: str) -> None:
     for text in (single, many):
         reader = parsed(text)
         assert len(reader.ids) == len(set(reader.ids))
@@ -141,7 +141,7 @@ def test_nothing_is_fetched(single: str, many: str) -> None:
         assert "default-src 'none'" in text
 
 
-def test_colours_are_all_variables(single: str) -> None:
+def test_all_colours_are_variables(single: str) -> None:
     drawn = "".join(re.findall(r"<svg.*?</svg>", single, re.DOTALL))
     assert drawn
     assert not re.findall(r"#[0-9a-f]{6}\b", re.sub(r'(href|id|url)[="(#]+[^")]*', "", drawn))
@@ -239,7 +239,7 @@ def test_partial_records_are_shown_as_far_as_they_go(partial: Record) -> None:
 
 
 def test_no_records_no_crash() -> None:
-    assert "no record" in parsed(render([])).words
+    assert "No records" in parsed(render([])).words
 
 
 def test_many_problems_lead_with_trouble(many: str) -> None:
@@ -247,12 +247,12 @@ def test_many_problems_lead_with_trouble(many: str) -> None:
     order = ["90_conv3d_softmax", "61_wrong_bias", "62_lower_precision"]
     places = [many.index(f">{name}</a>") for name in order]
     assert places == sorted(places)
-    assert places[-1] < many.index("How speed-ups spread")
+    assert places[-1] < many.index("Spread of speedups")
     for each in folder(3):
         assert each.problem.name in words
     for phrase in ("signal 11", "after 600 s", "geometric mean", "faster than 4×"):
         assert phrase in words
-    assert "They leave out 1 of lower precision than the baseline" in words
+    assert "Not counted, and marked below: 1 with a lower precision" in words
 
 
 def test_a_large_folder_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,10 +260,10 @@ def test_a_large_folder_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [record(f"problem {index}", scaled(1.2)) for index in range(20)]
     text = render(records)
     assert len(text.encode()) < 400_000
-    assert text.count("Left out for size") == 18
+    assert text.count("left out to save space") == 18
 
 
-def test_levels_and_sentences() -> None:
+def test_levels_and_verdicts() -> None:
     assert level(record(), "ours") == "good"
     assert level(record(), "gemm_tensor_cores") == "coarse"
     assert level(record(), "gemm_forgets_bias") == "wrong"
@@ -277,20 +277,20 @@ def test_levels_and_sentences() -> None:
     fast = {**ENTRIES, "compile": Entry("compile", {"forward": 90.0, "train": 200.0}, "tf32")}
     words = sentence(record(entries=fast), "ours")
     assert "1.37× faster than the best baseline (max-autotune) in training" in words
-    assert "(compile faster still, at lower precision)" in words
+    assert "(faster, but less precise: compile)" in words
 
 
 def test_records_come_back_from_files(tmp_path: Path) -> None:
     records = (record("a", scaled(1.2)), failed("b", "crashed", "why"))
     for each in records:
         write(tmp_path / f"{each.problem.name}.json", each)
-    assert load_records([tmp_path]) == records
-    assert load_records([tmp_path / "b.json", tmp_path / "a.json"]) == records[::-1]
+    assert read_records(tmp_path) == records
+    assert read_records(tmp_path / "b.json") == records[1:]
     with pytest.raises(RecordError, match="no such file"):
-        load_records([tmp_path / "c.json"])
+        read_records(tmp_path / "c.json")
 
 
-def test_pictures(tmp_path: Path) -> None:
+def test_charts_are_written_as_png(tmp_path: Path) -> None:
     one = charts_png([record("a b", passes=("train",))], tmp_path / "one")
     names = ["a-b-speedup-train.png", "a-b-roofline-train.png", "a-b-error-train.png"]
     assert [each.name for each in one] == names
@@ -301,7 +301,7 @@ def test_pictures(tmp_path: Path) -> None:
     assert sorted(each.name for each in (tmp_path / "one").iterdir()) == sorted(names)
 
 
-def test_marks_on_one_another_are_all_seen_and_share_a_word() -> None:
+def test_overlapping_marks_are_all_visible_and_share_a_label() -> None:
     result = record().passes[0].results[0]
 
     def spot(state: str, x: float, y: float = 0.5) -> Spot:
@@ -310,11 +310,11 @@ def test_marks_on_one_another_are_all_seen_and_share_a_word() -> None:
     near = [spot("TF32", 0.50), spot("TF32", 0.51), spot("bf16", 0.52), spot("TF32", 0.9)]
     sizes = [ring_size(each, near[place + 1 :]) for place, each in enumerate(near)]
     assert sizes[0] > sizes[1] > sizes[2] == sizes[3]
-    assert lone_words([*near, spot("fp32", 0.1)]) == [near[0], near[2], near[3]]
-    assert lone_words([near[0], spot("TF32", 0.51, 0.9)])[1].y == 0.9
+    assert labelled_spots([*near, spot("fp32", 0.1)]) == [near[0], near[2], near[3]]
+    assert labelled_spots([near[0], spot("TF32", 0.51, 0.9)])[1].y == 0.9
 
 
-def test_failed_problems_say_nothing_of_how_others_were_measured() -> None:
+def test_a_failed_problem_does_not_count_as_measured_in_another_way() -> None:
     whole = record("a", scaled(1.2))
     bad = replace(failed("b", "crashed", "why"), environment=whole.environment)
     words = parsed(render([whole, bad])).words
@@ -326,7 +326,7 @@ def test_a_share_above_the_floor_is_explained() -> None:
     first = whole.passes[0]
     results = tuple(replace(each, floor_share=2.8) for each in first.results)
     above = replace(whole, passes=(replace(first, results=results),))
-    why = "bove 100 % of the fp32 floor: fp32's accuracy from tensor cores"
+    why = "bove 100 % of the fp32 floor: tensor cores with fp32's accuracy"
     for records in ([above], [above, whole]):
         assert why in parsed(render(records)).words
     assert why not in parsed(render([whole])).words
@@ -337,7 +337,7 @@ def test_markup_escapes_all_but_html() -> None:
     assert tag("td", "x", data_tip=None, hidden=True) == "<td hidden>x</td>"
 
 
-def test_figures() -> None:
+def test_numbers_ticks_and_units_as_text() -> None:
     assert [time_text(each) for each in (0.5, 12.34, 412.0, 1100.0, 2.5e6, None)] == [
         "0.500 µs",
         "12.3 µs",

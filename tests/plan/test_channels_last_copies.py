@@ -1,5 +1,5 @@
-"""Copies in channels-last, for PyTorch's convolutions, beside convolutions of ours and reductions:
-each by a kernel that turns tiles, none number by number."""
+"""Channels-last copies for PyTorch's convolutions, beside our convolutions and reductions: a kernel
+transposes tiles, and none moves single elements."""
 
 from __future__ import annotations
 
@@ -9,25 +9,22 @@ import pytest
 import torch
 from torch import nn
 
-from fusewright.codegen import render as rendering
-from fusewright.codegen import weight_gradient as gradient
-from fusewright.codegen.epilogue import ending_forms
+from fusewright.codegen.convolution import convolution_forms
 from fusewright.compile.pipeline import prepare
 from fusewright.emit.bundle import ProgramPlans
 from fusewright.ir.graph import ONE
 from fusewright.ir.loop import Store
 from fusewright.plan import rows
-from fusewright.plan.steps import Call, Loop, Plan, Window
-from fusewright.rewrite import convolutions as windows
-from fusewright.rewrite import layouts
+from fusewright.plan.steps import Call, Fused, Plan
+from fusewright.rewrite import convolutions, layouts
 from fusewright.rewrite.layouts import is_channels_last
-from fusewright.runtime import tensor_cores
 from fusewright.schedule import tensor_core
 from fusewright.schedule.loops import choose
 from fusewright.target.target import Target
-from tests.codegen.test_cuda_loops import emulated
-from tests.plan.test_convolutions import STUB
+from tests.support.cuda_on_host import emulated
 from tests.support.emulated_modules import as_exact_as_eager, on_library
+from tests.support.plans import steps_of
+from tests.support.stubs import stub_convolutions
 
 HOPPER = Target.cuda()
 
@@ -46,29 +43,29 @@ def backward_of(plans: ProgramPlans) -> Plan:
     assert plans.backward is not None
     called = [each for each in plans.backward.steps if isinstance(each, Call)]
     assert any("convolution_backward" in each.operators[0] for each in called), (
-        "or nothing is turned"
+        "or nothing is transposed"
     )
     return plans.backward
 
 
-def windows_of(plan: Plan) -> list[Window]:
-    found = [each for each in plan.steps if isinstance(each, Window)]
+def convolutions_of(plan: Plan) -> list[Fused]:
+    found = [each for each in plan.steps if each.kind == "convolution"]
     assert found, "or nothing is shown"
     return found
 
 
-def test_a_window_writes_row_by_row() -> None:
-    """What its gradient is multiplied with is turned for PyTorch, and so is the gradient: neither
-    by the window, although it reads the one and writes the other."""
+def test_our_convolution_writes_row_major() -> None:
+    """PyTorch needs its gradient and a factor of it in channels-last. Another kernel transposes
+    both, although the convolution reads the one and writes the other."""
     layers = [layer for _ in range(3) for layer in (convolution(64), nn.ReLU())]
     backward = backward_of(plans_of(*layers, size=56))
     specs = dict(backward.specs)
-    for step in windows_of(backward):
+    for step in convolutions_of(backward):
         assert [name for name in step.outputs if is_channels_last(specs[name])] == []
-        assert ending_forms(step.kernel)[0].schedule.lanes == 4
+        assert convolution_forms(step.kernel)[0].schedule.lanes == 4
     turned = [
         each
-        for each in backward.loops
+        for each in steps_of(backward, "loop")
         if any(
             is_channels_last(specs[name]) and len(specs[name].shape) == 4 for name in each.outputs
         )
@@ -78,20 +75,20 @@ def test_a_window_writes_row_by_row() -> None:
     assert {choose(each.kernel, HOPPER, {"s0": 16}).kind for each in large} == {"transpose"}
 
 
-def test_a_bare_convolution_writes_row_by_row() -> None:
-    """For another of PyTorch's, and as an output beside it."""
+def test_a_convolution_without_an_epilogue_writes_row_major() -> None:
+    """For a PyTorch convolution, and as an output beside it."""
     model = Strided(bias=False)
     x = torch.randn(16, 64, 56, 56)
     found = prepare(model, (x,), modes=("eval",), device=x.device, target=HOPPER)
     inference = found.modes[0].inference
-    (step,) = windows_of(inference)
+    (step,) = convolutions_of(inference)
     (output,) = step.outputs
     assert not is_channels_last(dict(inference.specs)[output])
-    assert ending_forms(step.kernel)[0].schedule.lanes == 4
+    assert convolution_forms(step.kernel)[0].schedule.lanes == 4
 
 
 class Strided(nn.Module):
-    """A convolution of ours, and one that is left to PyTorch."""
+    """A convolution for our kernels, and one that is left to PyTorch."""
 
     def __init__(self, bias: bool) -> None:
         super().__init__()
@@ -105,11 +102,11 @@ class Strided(nn.Module):
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("act", [nn.LeakyReLU(), nn.Hardtanh(), nn.PReLU()])
-def test_what_is_saved_of_an_epilogue_lies_row_by_row(act: nn.Module) -> None:
-    """Masks that backward would rather have in channels-last; both graphs have the same of them."""
+def test_values_saved_by_an_epilogue_are_row_major(act: nn.Module) -> None:
+    """Backward would prefer its masks in channels-last. Both graphs agree on their layout."""
     layers = (nn.Conv2d(64, 64, 3, padding=1), act, nn.Conv2d(64, 256, 8, stride=8))
     plans = plans_of(*layers, size=56)
-    assert plans.backward is not None and windows_of(plans.forward)
+    assert plans.backward is not None and convolutions_of(plans.forward)
     program = plans.program
     assert program.backward is not None
     specs = program.forward.specs()
@@ -119,21 +116,23 @@ def test_what_is_saved_of_an_epilogue_lies_row_by_row(act: nn.Module) -> None:
     assert saved and [each and each.strides for each in saved] == [each.strides for each in given]
 
 
-@pytest.mark.parametrize(("large", "apart"), [(rows.TURNED_BYTES, True), (1 << 40, False)])
-def test_large_rows_are_not_written_across(
+@pytest.mark.parametrize(("large", "apart"), [(rows.TRANSPOSED_BYTES, True), (1 << 40, False)])
+def test_long_rows_are_not_written_with_a_stride(
     large: int, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch norm's gradient, which PyTorch's convolution reads in channels-last."""
-    monkeypatch.setattr(rows, "TURNED_BYTES", large)
+    """The gradient of a batch norm, which a PyTorch convolution reads in channels-last."""
+    monkeypatch.setattr(rows, "TRANSPOSED_BYTES", large)
     layers = [
         layer for _ in range(2) for layer in (convolution(128), nn.BatchNorm2d(128), nn.ReLU())
     ]
     backward = backward_of(plans_of(*layers, size=28, channels=128))
-    across = [each for each in backward.loops if each.kernel.inner and writes_across(each)]
+    across = [
+        each for each in steps_of(backward, "loop") if each.kernel.inner and writes_across(each)
+    ]
     assert bool(across) == (not apart)
 
 
-def writes_across(step: Loop) -> bool:
+def writes_across(step: Fused) -> bool:
     kernel = step.kernel
     return any(
         item.access.strides[at] == ONE and kernel.axes[at].size != ONE
@@ -143,7 +142,7 @@ def writes_across(step: Loop) -> bool:
     )
 
 
-# Whose a convolution is, and what follows it ---------------------------------------------------
+# Our convolutions, PyTorch's, and what follows them ---------------------------------------------
 
 
 class Mixed(nn.Module):
@@ -163,28 +162,21 @@ class Mixed(nn.Module):
         return torch.tanh(self.up(down)) * y, pooled, down.transpose(2, 3)
 
 
-def stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Convolutions by loops on the host."""
-    monkeypatch.setattr(rendering, "WINDOW_HEADER", str(STUB))
-    monkeypatch.setattr(gradient, "HEADER", str(STUB))
-    monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
-
-
 @pytest.mark.sample(3)
 @pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_convolutions_of_either_kind_side_by_side(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Drawn anew for every pass of each: what one leaves in memory the others find."""
+    """Kernels of both kinds run in turn, and each finds in memory what the others left."""
     drawn = random.Random(seed)
     for each in ("is_worthwhile", "gradient_pays"):
-        monkeypatch.setattr(windows, each, lambda *_: drawn.random() < 0.5)
-    for module in (windows, tensor_core):
+        monkeypatch.setattr(convolutions, each, lambda *_: drawn.random() < 0.5)
+    for module in (convolutions, tensor_core):
         monkeypatch.setattr(module, "prefers_direct", lambda *_: False)
     monkeypatch.setattr(layouts, "LEAST_BYTES", 1)
-    monkeypatch.setattr(rows, "TURNED_BYTES", 1)
-    stubbed(monkeypatch)
+    monkeypatch.setattr(rows, "TRANSPOSED_BYTES", 1)
+    stub_convolutions(monkeypatch)
     torch.manual_seed(seed)
     model, x = Mixed(), torch.randn(2, 32, 8, 12)
     prepared = prepare(model, (x,), modes=("train",), device=x.device, target=HOPPER)

@@ -1,4 +1,4 @@
-"""Convolutions of ours: how graphs are rewritten and planned, and what the plans compute."""
+"""Our convolutions: how graphs are rewritten and planned, and what the plans compute."""
 
 from __future__ import annotations
 
@@ -14,28 +14,26 @@ from torch import Tensor, nn
 
 from fusewright.capture import capture
 from fusewright.codegen import render as rendering
-from fusewright.codegen import weight_gradient as gradient
 from fusewright.codegen.source import Source
 from fusewright.compile.pipeline import prepare
 from fusewright.ir import interpret as oracle
-from fusewright.ir.convolution import WindowAxis
+from fusewright.ir.convolution import ConvAxis
 from fusewright.ir.graph import Dim, Node, Program, Ref, TensorSpec, contiguous_strides
 from fusewright.plan import plan
-from fusewright.plan.steps import Call, Plan, Window, WindowGradient
-from fusewright.rewrite import convolutions as windows
-from fusewright.rewrite import rewrite
+from fusewright.plan.steps import Call, Plan
+from fusewright.rewrite import convolutions, rewrite
 from fusewright.runtime import tensor_cores
-from fusewright.schedule.tensor_core import WindowSchedule, choose_window
+from fusewright.schedule.tensor_core import ConvolutionSchedule, choose_convolution
 from fusewright.target.target import Target
-from tests.codegen.test_cuda_loops import emulated
-from tests.codegen.test_matmul_modules import compiled
-from tests.plan.test_matmuls import values_of
-from tests.plan.test_plan import Lambda
 from tests.support import nvcc
-from tests.support.emulated_modules import as_exact_as_eager, on_library, put_on_cores, trained
+from tests.support.cuda_on_host import emulated
+from tests.support.emulated_modules import as_exact_as_eager, on_library, trained, use_tensor_cores
+from tests.support.models import ParametricLambda
+from tests.support.nvcc import compile_as_emitted
+from tests.support.plans import input_values, steps_of
+from tests.support.stubs import stub_convolutions
 from tests.support.tensor_cores_on_host import on_host, with_stand_in
 
-STUB = Path(__file__).parents[1] / "support" / "convolution_on_host.cuh"
 CUDA = Target.cuda()
 
 
@@ -53,18 +51,18 @@ def parameters(out: int = 128, channels: int = 64, size: int = 3) -> dict[str, T
 
 @pytest.fixture
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_on_cores(monkeypatch)
+    use_tensor_cores(monkeypatch)
 
 
 def rewritten(function, x: Tensor, **given: Tensor) -> Program:  # type: ignore[no-untyped-def]
-    program = rewrite(capture(Lambda(function, **given), (x,), mode="train"))
+    program = rewrite(capture(ParametricLambda(function, **given), (x,), mode="train"))
     sizes = program.example_sizes
     assert program.backward is not None
     return replace(
         program,
-        forward=windows.with_windows(program.forward, sizes),
-        inference=windows.with_windows(program.inference, sizes),
-        backward=windows.with_windows(program.backward, sizes),
+        forward=convolutions.with_convolutions(program.forward, sizes, CUDA),
+        inference=convolutions.with_convolutions(program.inference, sizes, CUDA),
+        backward=convolutions.with_convolutions(program.backward, sizes, CUDA),
     )
 
 
@@ -73,7 +71,8 @@ def plans(function, x: Tensor, **given: Tensor) -> tuple[Plan, Plan, Plan]:  # t
     sizes = program.example_sizes
     assert program.backward is not None
     inference, forward, backward = (
-        plan(each, sizes) for each in (program.inference, program.forward, program.backward)
+        plan(each, sizes, Target.host())
+        for each in (program.inference, program.forward, program.backward)
     )
     return inference, forward, backward
 
@@ -81,22 +80,22 @@ def plans(function, x: Tensor, **given: Tensor) -> tuple[Plan, Plan, Plan]:  # t
 # Planning -------------------------------------------------------------------------------------
 
 
-def test_what_follows_a_convolution_is_part_of_it() -> None:
+def test_a_convolution_takes_the_loop_after_it_as_epilogue() -> None:
     x = torch.randn(64, 64, 64, 64)
     inference, _, backward = plans(block, x, **parameters())
     (step,) = inference.steps
-    assert isinstance(step, Window)
+    assert step.kind == "convolution"
     assert step.operators == ("convolution", "add", "relu", "mul")
     of = step.kernel.geometry
     assert (of.groups, of.channels, of.results, of.taps) == (1, 64, 128, 9)
-    assert of.x == of.y == WindowAxis(64, 64, 3, 1, 1, 1)
+    assert of.x == of.y == ConvAxis(64, 64, 3, 1, 1, 1)
     assert not of.images.is_static
     assert step.kernel.filter.strides == (128 * 576, 576, 9, 0, 3, 1)
     pixels = 64 * 64 * 64 * 128
     assert step.operations == 2 * pixels * 576 + 3 * pixels
     assert step.bytes_moved == 4 * (x.numel() + 128 * 576 + 2 * 128 + pixels)
-    (gradient,) = [each for each in backward.steps if isinstance(each, Window)]
-    (by_weight,) = [each for each in backward.steps if isinstance(each, WindowGradient)]
+    (gradient,) = [each for each in backward.steps if each.kind == "convolution"]
+    (by_weight,) = [each for each in backward.steps if each.kind == "weight_gradient"]
     assert by_weight.kernel.geometry == of
     assert by_weight.kernel.filter == replace(step.kernel.filter, buffer=by_weight.outputs[0])
     assert gradient.kernel.geometry.channels == 128 and gradient.kernel.geometry.results == 64
@@ -110,18 +109,18 @@ def chain(m: nn.Module, x: Tensor) -> Tensor:
     return torch.tanh(F.conv1d(y.flatten(2), m.line, dilation=2))  # type: ignore[arg-type]
 
 
-def test_strides_and_lines(everything: None) -> None:
+def test_convolutions_with_strides_and_of_one_axis(everything: None) -> None:
     given = {"weight": torch.randn(128, 64, 3, 3), "line": torch.randn(96, 128, 5)}
     inference, _, backward = plans(chain, torch.randn(64, 64, 64, 64), **given)
-    first, second = (step.kernel.geometry for step in inference.steps if isinstance(step, Window))
+    first, second = (step.kernel.geometry for step in inference.steps if step.kind == "convolution")
     assert (
-        first.y == WindowAxis(64, 32, 3, 2, 1, 1) and first.y.phases == (2, 1) and first.y.halo == 1
+        first.y == ConvAxis(64, 32, 3, 2, 1, 1) and first.y.phases == (2, 1) and first.y.halo == 1
     )
-    assert second.y == WindowAxis(1, 1, 1, 1, 1, 0)
-    assert second.x == WindowAxis(1024, 1016, 5, 1, 2, 0)
-    found = [step.kernel.geometry for step in backward.steps if isinstance(step, Window)]
+    assert second.y == ConvAxis(1, 1, 1, 1, 1, 0)
+    assert second.x == ConvAxis(1024, 1016, 5, 1, 2, 0)
+    found = [step.kernel.geometry for step in backward.steps if step.kind == "convolution"]
     assert [each.x.stride for each in found] == [1, 2]
-    assert found[1].y == WindowAxis(32, 64, 3, 2, 1, 1, transposed=True)
+    assert found[1].y == ConvAxis(32, 64, 3, 2, 1, 1, transposed=True)
     assert found[1].y.phases == (1, 2) and found[1].phases == (1, 2, 2, 4)
     assert (found[1].y.positions, found[1].y.halo) == (32, 1)
     assert found[1].operations({"s0": 64}) == first.operations({"s0": 64})
@@ -133,23 +132,23 @@ def grown(m: nn.Module, x: Tensor) -> Tensor:
     return torch.relu(F.conv_transpose2d(x, m.weight, m.bias, **settings)) * m.scale  # type: ignore[arg-type,operator]
 
 
-def test_what_follows_a_transposed_convolution_is_part_of_it(everything: None) -> None:
+def test_a_transposed_convolution_takes_the_loop_after_it_as_epilogue(everything: None) -> None:
     given = {"weight": torch.randn(64, 48, 4, 4), "bias": torch.randn(96)}
     inference, _, backward = plans(
         grown, torch.randn(16, 64, 14, 15), **given, scale=torch.randn(96, 1, 1)
     )
     (step,) = inference.steps
-    assert isinstance(step, Window)
+    assert step.kind == "convolution"
     assert step.operators == ("convolution", "add", "relu", "mul")
     of = step.kernel.geometry
     assert (of.groups, of.channels, of.results) == (2, 32, 48)
-    assert of.y == WindowAxis(14, 29, 4, 2, 1, 1, transposed=True)
+    assert of.y == ConvAxis(14, 29, 4, 2, 1, 1, transposed=True)
     assert (of.y.positions, of.y.phases, of.y.halo) == (15, (2, 2), 1)
     assert step.kernel.filter.strides == (32 * 48 * 16, 16, 48 * 16, 0, 4, 1)
-    (by_source,) = [each.kernel for each in backward.steps if isinstance(each, Window)]
-    (by_weight,) = [each.kernel for each in backward.steps if isinstance(each, WindowGradient)]
+    (by_source,) = [each.kernel for each in backward.steps if each.kind == "convolution"]
+    (by_weight,) = [each.kernel for each in backward.steps if each.kind == "weight_gradient"]
     assert by_source.geometry == by_weight.geometry
-    assert by_source.geometry.y == WindowAxis(29, 14, 4, 2, 1, 1)
+    assert by_source.geometry.y == ConvAxis(29, 14, 4, 2, 1, 1)
     numbers = ((2, 2), (1, 1), (1, 1), True, (1, 1), 2)
     for kernel in (step.kernel, by_source, by_weight):
         assert kernel.instead.source.shape[1:] == (Dim(64), Dim(14), Dim(15))
@@ -165,37 +164,41 @@ def test_what_follows_a_transposed_convolution_is_part_of_it(everything: None) -
         (
             lambda m, x: F.conv2d(x.double(), m.weight.double()),
             torch.randn(16, 64, 64, 64),
-            " in float64",
+            "float64",
         ),
         (
-            lambda m, x: F.conv2d(x, m.weight[:, :2], None, 1, 60, 60, 32),  # taps lie far apart
+            lambda m, x: F.conv2d(x, m.weight[:, :2], None, 1, 60, 60, 32),  # taps are far apart
             torch.randn(16, 64, 64, 64),
-            " of 32 groups with few channels each",
+            "32 groups of fewer than 16 channels",
         ),
         (
             lambda m, x: F.conv3d(x[:, :, None].half(), m.weight[:, :, None].half()),
             torch.randn(16, 64, 64, 64),
-            " in float16",
+            "float16",
         ),
         (
             lambda m, x: F.conv_transpose2d(x, m.weight[:64], stride=5),
             torch.randn(16, 64, 64, 64),
-            " of wide strides or too many taps",
+            "strides this wide or this many taps",
         ),
     ],
 )
-def test_what_is_left_to_pytorch(function, x: Tensor, why: str) -> None:  # type: ignore[no-untyped-def]
-    inference, _, backward = plans(function, x, weight=torch.randn(128, 64, 3, 3))
-    for each, kind in ((inference, "a convolution"), (backward, "the gradients of a convolution")):
-        assert not any(isinstance(step, Window) for step in each.steps)
+def test_which_convolutions_are_left_to_pytorch(function, x: Tensor, why: str) -> None:  # type: ignore[no-untyped-def]
+    program = rewritten(function, x, weight=torch.randn(128, 64, 3, 3))
+    assert program.backward is not None
+    graphs = {"convolution": program.inference, "convolution gradients": program.backward}
+    for kind, graph in graphs.items():
+        each = plan(graph, program.example_sizes, CUDA)
+        assert not any(step.kind == "convolution" for step in each.steps)
         calls = [step for step in each.steps if isinstance(step, Call)]
         (reason,) = [step.reason for step in calls if "convolution" in step.node.op]
-        told = f"{why}, which ours cannot do" if why else ": ours is for Hopper GPUs, at sizes"
-        assert reason.startswith(f"{kind}{told}")
+        faster = "it is faster than our kernel at this size"
+        told = f"our kernel does not support {why}" if why else faster
+        assert reason == f"PyTorch's {kind}: {told}"
 
 
 def test_channels_far_apart_are_left_to_pytorch() -> None:
-    """The kernels count in 32 bits from one to the next."""
+    """The kernels use 32-bit strides between channels."""
 
     def spec(*shape: int, apart: int | None = None) -> TensorSpec:
         sizes = tuple(map(Dim, shape))
@@ -204,25 +207,25 @@ def test_channels_far_apart_are_left_to_pytorch() -> None:
         return TensorSpec("float32", sizes, strides)
 
     args = (Ref("x"), Ref("w"), (1, 1), (1, 1), (1, 1), 1, False)
-    node = Node("y", windows.WINDOW, args, spec=spec(8, 128, 32, 32))
+    node = Node("y", convolutions.CONVOLUTION, args, spec=spec(8, 128, 32, 32))
     weight = spec(128, 64, 3, 3)
-    for apart, why in ((2**31 - 1, ""), (2**31, "of channels that lie 2^31 elements apart")):
-        assert windows.obstacle(node, spec(8, 64, 32, 32, apart=apart), weight) == why
+    for apart, why in ((2**31 - 1, ""), (2**31, "channels that are 2^31 or more elements apart")):
+        assert convolutions.obstacle(node, spec(8, 64, 32, 32, apart=apart), weight) == why
 
 
-def test_a_source_that_backward_turns_is_read_turned() -> None:
-    """A strided convolution alone is ours; where PyTorch's gradient by the weights reads the
-    source in channels-last, so does PyTorch's convolution before it."""
+def test_an_input_that_backward_needs_in_channels_last_is_read_so() -> None:
+    """A strided convolution alone is ours. If PyTorch's weight gradient reads the input in
+    channels-last, PyTorch's convolution before it does too."""
     model = nn.Sequential(nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.SiLU())
     x = torch.randn(64, 32, 112, 112)
     found = prepare(model, (x,), modes=("train",), device=torch.device("cpu"), target=Target.cuda())
     plans = found.modes[0]
-    assert any(isinstance(step, Window) for step in plans.inference.steps)
-    assert not any(isinstance(step, Window) for step in plans.forward.steps)
+    assert any(step.kind == "convolution" for step in plans.inference.steps)
+    assert not any(step.kind == "convolution" for step in plans.forward.steps)
 
 
 def test_small_batches_are_left_to_the_plain_program() -> None:
-    model = Lambda(block, **parameters())
+    model = ParametricLambda(block, **parameters())
     made = prepare(model, (torch.randn(64, 64, 64, 64),), device=torch.device("cpu"), target=CUDA)
     ours, plain, *_ = made.modes
     (guard,) = set(ours.program.guards) - set(plain.program.guards)
@@ -236,20 +239,20 @@ def test_small_batches_are_left_to_the_plain_program() -> None:
         lambda m, x: F.conv2d(m.image, x.transpose(0, 1).contiguous()[:, 0]),
     ],
 )
-def test_weights_that_lie_as_the_batch_says_stay_pytorchs(function, everything: None) -> None:  # type: ignore[no-untyped-def]
+def test_weights_with_strides_of_the_batch_stay_pytorchs(function, everything: None) -> None:  # type: ignore[no-untyped-def]
     x = torch.randn(5, 7, 4, 3, 3).transpose(0, 1)
     inference, _, _ = plans(function, x, image=torch.randn(2, 4, 9, 9))
-    assert not any(isinstance(step, Window) for step in inference.steps)
+    assert not any(step.kind == "convolution" for step in inference.steps)
 
 
-def test_one_number_may_stand_for_both_axes(everything: None) -> None:
+def test_one_setting_may_serve_both_axes(everything: None) -> None:
     def function(m: nn.Module, x: Tensor) -> Tensor:
         return F.conv2d(x, m.weight, None, [1], [1], [2])  # type: ignore[arg-type,call-overload,no-any-return]
 
     inference, _, _ = plans(function, torch.randn(2, 4, 9, 10), weight=torch.randn(3, 4, 3, 3))
-    (step,) = inference.on_cores
-    assert isinstance(step, Window)
-    assert step.kernel.geometry.x == WindowAxis(10, 8, 3, 1, 2, 1)
+    (step,) = steps_of(inference, "convolution")
+    assert step.kind == "convolution"
+    assert step.kernel.geometry.x == ConvAxis(10, 8, 3, 1, 2, 1)
 
 
 # Meaning --------------------------------------------------------------------------------------
@@ -260,7 +263,7 @@ def grouped(m: nn.Module, x: Tensor) -> Tensor:
     return torch.sigmoid(y)
 
 
-def lines(m: nn.Module, x: Tensor) -> Tensor:
+def one_axis(m: nn.Module, x: Tensor) -> Tensor:
     return torch.relu(F.conv1d(x.flatten(2), m.weight[:, :, 0], padding=2))  # type: ignore[index]
 
 
@@ -283,7 +286,7 @@ def transposed_lines(m: nn.Module, x: Tensor) -> Tensor:
 CASES = [
     (block, {"weight": (5, 6, 3, 3), "bias": (5,), "scale": (5, 1, 1)}),
     (grouped, {"weight": (4, 3, 3, 3)}),
-    (lines, {"weight": (7, 6, 2, 3)}),
+    (one_axis, {"weight": (7, 6, 2, 3)}),
     (transposed, {"weight": (6, 2, 3, 2), "bias": (4,), "scale": (4, 1, 1)}),
     (padded, {"weight": (6, 4, 3, 2)}),
     (transposed_lines, {"weight": (6, 4, 5)}),
@@ -293,17 +296,17 @@ CASES = [
 @pytest.mark.usefixtures("everything")
 @pytest.mark.parametrize(("model", "shapes"), CASES)
 def test_the_rewritten_graphs_mean_the_same(model, shapes, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(windows, "FEWEST_CHANNELS", 1)
+    monkeypatch.setattr(convolutions, "FEWEST_CHANNELS", 1)
     x, given = torch.randn(3, 6, 9, 10), {name: torch.randn(s) for name, s in shapes.items()}
-    plain = rewrite(capture(Lambda(model, **given), (x,), mode="train"))
+    plain = rewrite(capture(ParametricLambda(model, **given), (x,), mode="train"))
     ours = rewritten(model, x, **given)
     sizes = plain.example_sizes
     for name in ("inference", "forward", "backward"):
         before, after = getattr(plain, name), getattr(ours, name)
-        held = values_of(before, sizes)
+        held = input_values(before, sizes)
         ops = {node.op for node in after.nodes}
-        assert "window" in ops and not any("convolution" in op for op in ops)
-        assert ("window_gradient" in ops) == (name == "backward")
+        assert "fused_convolution" in ops and not any("aten.convolution" in op for op in ops)
+        assert ("weight_gradient" in ops) == (name == "backward")
         theirs = oracle.interpret(before, held, sizes, exact=False)
         mine = oracle.interpret(after, held, sizes, exact=False)
         for a, b in zip(mine, theirs, strict=True):
@@ -365,14 +368,12 @@ def test_emulated_modules_train_as_eager_does(  # type: ignore[no-untyped-def]
     kind: type[nn.Module], layers: int, batches: tuple[int, ...], asked: list[str], monkeypatch
 ) -> None:
     """The emitted text over the CUDA source, with g++ for nvcc and loops for the kernel."""
-    monkeypatch.setattr(rendering, "WINDOW_HEADER", str(STUB))
-    monkeypatch.setattr(gradient, "HEADER", str(STUB))
-    monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
+    stub_convolutions(monkeypatch)
     model, x = kind(), torch.randn(batches[0], 3, 8, 12)
     prepared = prepare(model, (x,), modes=("train",), device=x.device, target=CUDA)
-    assert [each.name for each in prepared.modes] == ["train_products", "train"]
+    assert [each.name for each in prepared.modes] == ["train_tensor_cores", "train"]
     plans_ = prepared.modes[0]
-    assert sum(isinstance(step, Window) for step in plans_.forward.steps) == layers
+    assert sum(step.kind == "convolution" for step in plans_.forward.steps) == layers
     assert plans_.backward is not None
     assert not any(isinstance(step, Call) for step in plans_.backward.steps)
     fast = on_library(model, x, prepared, emulated(prepared.source))
@@ -390,7 +391,7 @@ def test_emulated_modules_train_as_eager_does(  # type: ignore[no-untyped-def]
 
 @pytest.mark.usefixtures("everything", "asked")
 def test_modules_train_on_emulated_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where generated epilogues meet the places that the kernel itself gives them."""
+    """Here generated epilogues get the positions that the kernel computes."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(rendering, "flattened", with_stand_in)
     monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
@@ -402,16 +403,16 @@ def test_modules_train_on_emulated_kernels(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_heuristic_fits_tiles_to_the_results() -> None:
     inference, _, _ = plans(block, torch.randn(64, 64, 64, 64), **parameters(48))
-    (step,) = inference.on_cores
-    assert isinstance(step, Window)
-    chosen = choose_window(step.kernel, CUDA, {"s0": 64})
-    assert isinstance(chosen, WindowSchedule) and chosen.tile_channels == 64
+    (step,) = steps_of(inference, "convolution")
+    assert step.kind == "convolution"
+    chosen = choose_convolution(step.kernel, CUDA, {"s0": 64})
+    assert isinstance(chosen, ConvolutionSchedule) and chosen.tile_channels == 64
 
 
 @pytest.mark.sample(2)
 @nvcc.needed
 @pytest.mark.parametrize("terms", [1, 3])
-def test_the_source_compiles_for_both(terms: int, tmp_path: Path) -> None:
-    model, x = Lambda(block, **parameters()), torch.randn(16, 64, 64, 64)
+def test_the_source_compiles_for_both_architectures(terms: int, tmp_path: Path) -> None:
+    model, x = ParametricLambda(block, **parameters()), torch.randn(16, 64, 64, 64)
     prepared = prepare(model, (x,), modes=("train",), device=x.device, target=CUDA)
-    compiled(prepared.source, tmp_path, terms)
+    compile_as_emitted(prepared.source, tmp_path, terms)

@@ -1,4 +1,5 @@
-"""log Σ e^x as one reduction: its corners, where it is planned, and a product that ends in it."""
+"""log Σ e^x as one reduction: its special values, where it is planned, and matmuls that end in
+it."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
+from benchmarks import loop_kernels
 from fusewright.codegen.form import value_dtypes
 from fusewright.compile.pipeline import prepare
 from fusewright.errors import CodegenError
@@ -19,14 +21,15 @@ from fusewright.ir.interpret import interpret
 from fusewright.ir.loop import LoopKernel, Reduce
 from fusewright.plan import plan
 from fusewright.plan.show import show
-from fusewright.plan.steps import Loop, Plan, Product, Window
-from fusewright.rewrite import matmuls as products
+from fusewright.plan.steps import Plan
+from fusewright.rewrite import matmuls
 from fusewright.schedule.choice import Schedule
 from fusewright.target.target import Target
-from tests.codegen import test_cuda_loops as cuda
-from tests.plan.test_reduced_matmuls import Layer, emulated
-from tests.support import loop_cases as cases
-from tests.support.emulated_modules import INFERRED, put_on_cores, trained
+from tests.support import cuda_on_host, loop_inputs, loop_runs
+from tests.support.emulated_modules import INFERRED, trained, use_tensor_cores
+from tests.support.models import Lambda
+from tests.support.plans import steps_of
+from tests.support.reduced_matmuls import Layer, emulated
 
 S0 = Dim(1, ("s0",))
 SWEEPING = Target.cuda(trials=("sweeping",))
@@ -34,18 +37,9 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 Forward = Callable[[nn.Module, Tensor], object]
 
 
-class Follows(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
 def same(mine: Tensor, eager: Tensor, exact: Tensor, terms: int) -> None:
-    """Corners as eager has them; elsewhere at most twice its error and four of its digits. Sums of
-    doubles are plain ones, and eager's is all that is known of them."""
+    """Special values as in eager; elsewhere at most twice its error and four units of its
+    precision. float64 is summed plainly, and only eager's result is there to compare with."""
     assert mine.dtype == eager.dtype and mine.shape == eager.shape
     finite = exact.isfinite() & eager.isfinite()
     assert torch.equal(mine.isnan(), eager.isnan())
@@ -60,7 +54,9 @@ def same(mine: Tensor, eager: Tensor, exact: Tensor, terms: int) -> None:
 
 def reduced(columns: int, dtype: str, down: bool) -> LoopKernel:
     return (
-        cases.column_logsumexp(S0, 16, dtype) if down else cases.row_logsumexp(S0, columns, dtype)
+        loop_kernels.column_logsumexp(S0, 16, dtype)
+        if down
+        else loop_kernels.row_logsumexp(S0, columns, dtype)
     )
 
 
@@ -70,7 +66,7 @@ def check(
     dtype: str,
     down: bool,
 ) -> None:
-    rows = cases.hard_rows(columns, dtype)
+    rows = loop_inputs.hard_rows(columns, dtype)
     x, y = rows.T.contiguous() if down else rows, torch.empty(16, dtype=rows.dtype)
     sizes = {"s0": columns if down else 16}
     run(reduced(columns, dtype, down), {"x": x, "y": y}, sizes)
@@ -80,9 +76,9 @@ def check(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [10, 37, 700])
 @pytest.mark.parametrize("down", [False, True])
-def test_corners_on_the_host(dtype: str, columns: int, down: bool) -> None:
+def test_special_values_on_the_host(dtype: str, columns: int, down: bool) -> None:
     loops = tuple(reduced(columns, each, down) for each in DTYPES)
-    check(functools.partial(cases.run_among, loops), columns, dtype, down)
+    check(functools.partial(loop_runs.run_among, loops), columns, dtype, down)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -94,32 +90,32 @@ def test_corners_on_the_host(dtype: str, columns: int, down: bool) -> None:
         Schedule("row", 2, 64, unroll=1, splits=3),
     ],
 )
-def test_corners_of_emulated_rows(dtype: str, schedule: Schedule) -> None:
+def test_special_values_of_emulated_rows(dtype: str, schedule: Schedule) -> None:
     among = tuple((reduced(500, each, down=False), schedule) for each in DTYPES)
-    check(lambda *given: cuda.run(*given, schedule, among), 500, dtype, down=False)
+    check(lambda *given: cuda_on_host.run(*given, schedule, among), 500, dtype, down=False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("splits", [1, 5])
-def test_corners_of_emulated_columns(dtype: str, splits: int) -> None:
+def test_special_values_of_emulated_columns(dtype: str, splits: int) -> None:
     schedule = Schedule("column", 2, 128, across=8, unroll=2, splits=splits)
     among = tuple((reduced(300, each, down=True), schedule) for each in DTYPES)
-    check(lambda *given: cuda.run(*given, schedule, among), 300, dtype, down=True)
+    check(lambda *given: cuda_on_host.run(*given, schedule, among), 300, dtype, down=True)
 
 
-def test_nothing_gives_minus_infinity() -> None:
-    for run in (cases.run, cuda.run):
+def test_an_empty_axis_gives_minus_infinity() -> None:
+    for run in (loop_runs.run, cuda_on_host.run):
         for loop, sizes in (
-            (cases.row_logsumexp(S0, 0), {"s0": 3}),
-            (cases.column_logsumexp(S0, 3), {"s0": 0}),
+            (loop_kernels.row_logsumexp(S0, 0), {"s0": 3}),
+            (loop_kernels.column_logsumexp(S0, 3), {"s0": 0}),
         ):
             y = torch.zeros(3)
             run(loop, {"x": torch.empty(0), "y": y}, sizes)
             assert (y == -torch.inf).all()
 
 
-def test_whole_numbers_are_none_of_its_kind() -> None:
-    body = cases.row_logsumexp(S0, 8, "int32")
+def test_integers_are_refused() -> None:
+    body = loop_kernels.row_logsumexp(S0, 8, "int32")
     with pytest.raises(CodegenError, match="logsumexp needs a float dtype"):
         value_dtypes(body)
 
@@ -142,21 +138,21 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_models_and_their_gradients(name: str) -> None:
     function, x = FUNCTIONS[name]
-    model = Follows(function)
+    model = Lambda(function)
     fast = fusewright.optimize(model, x, modes=("train",))
     runs = [(fast, x), (model, x), (model, x.double())]
     ours, eager, exact = (trained(each, given) for each, given in runs)
     for mine, theirs, truth in zip(ours, eager, exact, strict=True):
         most = truth.double().abs().max()
-        # Eager is all that is known of doubles.
+        # For float64, only eager is there to compare with.
         digits = (16 if mine.dtype == truth.dtype else 4) * torch.finfo(mine.dtype).eps * most
         error = 2 * (theirs.double() - truth).abs().max() + digits
         assert (mine.double() - truth).abs().max() <= error
 
 
-def test_whole_numbers_and_an_empty_batch() -> None:
+def test_integers_and_an_empty_batch() -> None:
     x = torch.randint(-9, 9, (5, 8))
-    model = Follows(lambda x: x.logsumexp(0))
+    model = Lambda(lambda x: x.logsumexp(0))
     fast = fusewright.optimize(model, x, modes=("train",))
     same(fast(x), model(x), x.double().logsumexp(0), 5)
     nothing = fast(x[:0])
@@ -183,13 +179,13 @@ def planned(model: nn.Module, x: Tensor, target: Target) -> Plan:
         (Target.host(), (512, 256), 1, torch.bfloat16, False),
     ],
 )
-def test_loops_that_keep_their_rows_take_two_sweeps(
+def test_loops_that_hold_their_rows_take_two_sweeps(
     target: Target, shape: tuple[int, ...], dim: int, dtype: torch.dtype, whole: bool
 ) -> None:
-    """So do the host's, but where a maximum would be rounded to 16 bits between them."""
+    """The host's loops do too, except where a maximum would be rounded to 16 bits between them."""
     x = torch.randn(shape).to(dtype)
-    found = planned(Follows(lambda x: (x + 1).logsumexp(dim)), x, target)
-    loops = [step for step in found.steps if isinstance(step, Loop)]
+    found = planned(Lambda(lambda x: (x + 1).logsumexp(dim)), x, target)
+    loops = [step for step in found.steps if step.kind == "loop"]
     words = {word for loop in loops for word in loop.operators}
     assert words & {"logsumexp", "max"} == {"logsumexp" if whole else "max"}
     if whole:
@@ -198,35 +194,35 @@ def test_loops_that_keep_their_rows_take_two_sweeps(
 
 @pytest.fixture
 def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
-    put_on_cores(monkeypatch)
+    monkeypatch.setattr(matmuls, "is_worthwhile", lambda *_: True)
+    use_tensor_cores(monkeypatch)
 
 
 @pytest.mark.usefixtures("small_ones_too")
-def test_nothing_ends_in_it_unless_asked_to() -> None:
+def test_a_matmul_ends_in_it_only_on_trial() -> None:
     model = Layer(lambda m, x: m.linear(x).logsumexp(-1), 256, 128)  # type: ignore[operator]
     found = planned(model, torch.randn(512, 128), Target.cuda())
-    assert [type(step) for step in found.steps if isinstance(step, Product | Loop)] == [
-        Loop,  # which splits the weights
-        Product,
-        Loop,
+    assert [step.kind for step in found.steps if step.kind in ("matmul", "loop")] == [
+        "loop",  # which splits the weights
+        "matmul",
+        "loop",
     ]
 
 
 @pytest.mark.usefixtures("small_ones_too")
 @pytest.mark.parametrize(("dim", "reduces"), [(-1, Reduces.ACROSS), (0, Reduces.DOWN)])
-def test_a_product_that_ends_in_it_writes_nothing_else(dim: int, reduces: Reduces) -> None:
+def test_a_matmul_that_ends_in_it_writes_nothing_else(dim: int, reduces: Reduces) -> None:
     model = Layer(lambda m, x: m.linear(x).logsumexp(dim), 256, 128)  # type: ignore[operator]
     x = torch.randn(512, 128)
     found = prepare(model, (x,), modes=("eval",), device=x.device, target=SWEEPING)
     inference = found.modes[0].inference
-    (step,) = (each for each in inference.steps if isinstance(each, Product))
+    (step,) = (each for each in inference.steps if each.kind == "matmul")
     specs = dict(inference.specs)
     assert step.kernel.reduces is reduces and step.operators == ("mm", "add", "logsumexp")
     assert [len(specs[each].shape) for each in step.outputs] == [1]
     assert "mm → add → logsumexp" in show(found.modes[0])
-    plain = [each for each in found.modes[1].inference.steps if isinstance(each, Loop)]
-    assert len(plain) == 1, "PyTorch's product is followed by one loop"
+    plain = [each for each in found.modes[1].inference.steps if each.kind == "loop"]
+    assert len(plain) == 1, "one loop follows PyTorch's matmul"
 
 
 @pytest.mark.usefixtures("small_ones_too")
@@ -235,16 +231,16 @@ def test_a_product_that_ends_in_it_writes_nothing_else(dim: int, reduces: Reduce
     [(1, Reduces.DOWN), ((2, 3), Reduces.ACROSS), ((0, 2, 3), Reduces.ACROSS)],
 )
 def test_a_convolution_ends_in_it(dim: int, reduces: Reduces) -> None:
-    model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), Follows(lambda x: x.logsumexp(dim)))
+    model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), Lambda(lambda x: x.logsumexp(dim)))
     found = planned(model, torch.randn(16, 64, 16, 16), SWEEPING)
     (step,) = found.steps
-    assert isinstance(step, Window) and step.kernel.reduces is reduces
+    assert step.kind == "convolution" and step.kernel.reduces is reduces
     assert step.operators == ("convolution", "add", "logsumexp")
 
 
 def test_both_forms_mean_the_same() -> None:
     x = torch.randn(30, 20)
-    program = fusewright.capture.capture(Follows(lambda x: x.logsumexp(0)), (x,), mode="eval")
+    program = fusewright.capture.capture(Lambda(lambda x: x.logsumexp(0)), (x,), mode="eval")
     graph = fusewright.rewrite.rewrite(program).inference
     sizes = program.example_sizes
     (reduced,) = (node for node in graph.nodes if node.op == "reduce_logsumexp")
@@ -253,11 +249,11 @@ def test_both_forms_mean_the_same() -> None:
     exact = x.double().logsumexp(0)
     for each in (graph, apart):
         torch.testing.assert_close(interpret(each, [x], sizes)[0], exact, rtol=1e-14, atol=0)
-    kernels = [step.kernel for step in plan(graph, sizes, online=True).loops]
+    kernels = [step.kernel for step in steps_of(plan(graph, sizes, Target("cuda")), "loop")]
     assert [i.kind for i in kernels[0].body if isinstance(i, Reduce)] == ["logsumexp"]
 
 
-# Products that end in it ------------------------------------------------------------------------
+# Matmuls that end in it -------------------------------------------------------------------------
 
 
 def row_powers(m: nn.Module, x: Tensor) -> Tensor:
@@ -276,11 +272,11 @@ def both_powers(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.usefixtures("small_ones_too")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("rows", "columns"), [(300, 132), (129, 257)])
-def test_emulated_products_keep_the_corners(
+def test_emulated_matmuls_keep_the_special_values(
     dtype: torch.dtype, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows and columns of the result that are infinite, NaN or far away. What eager's product
-    rounds, ours does not, so that a float64 one is what both are held to."""
+    """Rows and columns of the result are infinite, NaN or far away. Eager's matmul rounds where
+    ours does not, so both are compared with a float64 one."""
     model = Layer(both_powers, columns, 40).to(dtype)
     fast, _ = emulated(model, [torch.randn(rows, 40).to(dtype)], monkeypatch, INFERRED)
     for scale in (1.0, 1e3):

@@ -1,10 +1,10 @@
-"""Matrix products of ours: how graphs are rewritten and planned, and what the plans compute."""
+"""Our matmuls: how graphs are rewritten and planned, and what the plans compute."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusewright.capture import capture
-from fusewright.codegen import render as rendering
+from fusewright.codegen import matmul as matmul_text
 from fusewright.compile.pipeline import prepare
 from fusewright.cost import matmul as product_cost
 from fusewright.cost.break_even import least_size
@@ -20,29 +20,33 @@ from fusewright.cost.matmul import (
     TF32,
     best_us,
     is_worthwhile,
-    library_us,
     multiplied_as,
     parts_of,
+    pytorch_us,
 )
 from fusewright.ir import interpret as oracle
-from fusewright.ir.graph import Dim, Graph, Program
+from fusewright.ir.graph import Dim, Program
 from fusewright.ir.loop import LoopKernel
 from fusewright.ir.matmul import Extents, RawOperand
+from fusewright.kinds.matmul import MATMUL
+from fusewright.kinds.registry import render
 from fusewright.plan import plan
-from fusewright.plan.steps import Call, Loop, Plan, Product
-from fusewright.rewrite import matmuls as products
-from fusewright.rewrite import rewrite
+from fusewright.plan.steps import Call, Plan
+from fusewright.rewrite import matmuls, rewrite
 from fusewright.runtime import tensor_cores
 from fusewright.schedule.loops import choose
-from fusewright.schedule.tensor_core import choose_product
+from fusewright.schedule.tensor_core import choose_matmul
 from fusewright.target.target import Target
-from tests.codegen.test_cuda_loops import emulated
-from tests.plan.test_plan import Lambda
-from tests.support import loop_cases as cases
+from tests.support import loop_runs
+from tests.support.cuda_on_host import emulated
 from tests.support.emulated_modules import as_exact_as_eager, on_library
+from tests.support.models import ParametricLambda
+from tests.support.plans import input_values, steps_of
+from tests.support.stubs import MATMUL_STUB
+
+CUDA = Target.cuda()
 
 ROWS, INSIDE, COLUMNS = 1024, 1024, 1024
-STUB = Path(__file__).parents[1] / "support" / "product_on_host.cuh"
 
 
 def linear(columns: int = COLUMNS, inside: int = INSIDE) -> dict[str, Tensor]:
@@ -50,14 +54,14 @@ def linear(columns: int = COLUMNS, inside: int = INSIDE) -> dict[str, Tensor]:
 
 
 def rewritten(function, *args: Tensor, **parameters: Tensor) -> Program:  # type: ignore[no-untyped-def]
-    program = rewrite(capture(Lambda(function, **parameters), args, mode="train"))
+    program = rewrite(capture(ParametricLambda(function, **parameters), args, mode="train"))
     sizes = program.example_sizes
     assert program.backward is not None
     return replace(
         program,
-        forward=products.with_products(program.forward, sizes),
-        inference=products.with_products(program.inference, sizes),
-        backward=products.with_products(program.backward, sizes),
+        forward=matmuls.with_matmuls(program.forward, sizes, CUDA),
+        inference=matmuls.with_matmuls(program.inference, sizes, CUDA),
+        backward=matmuls.with_matmuls(program.backward, sizes, CUDA),
     )
 
 
@@ -66,7 +70,8 @@ def plans(function, *args: Tensor, **parameters: Tensor) -> tuple[Plan, Plan, Pl
     sizes = program.example_sizes
     assert program.backward is not None
     inference, forward, backward = (
-        plan(each, sizes) for each in (program.inference, program.forward, program.backward)
+        plan(each, sizes, Target.host())
+        for each in (program.inference, program.forward, program.backward)
     )
     return inference, forward, backward
 
@@ -76,7 +81,7 @@ def words(each: Plan) -> list[tuple[str, ...]]:
 
 
 def outputs(each: Plan) -> list[str]:
-    """What is written to memory, with its type."""
+    """The values written to memory, with their types."""
     specs = dict(each.specs)
     return [f"{name}:{specs[name].dtype}" for step in each.kernels for name in step.outputs]
 
@@ -94,7 +99,7 @@ def test_a_linear_layer_with_relu() -> None:
     assert words(forward) == [("split",), ("mm", "add", "relu", "le")]
     assert [step.name for step in inference.steps] == ["custom_split", "custom_mm_add_relu"]
     assert words(backward) == [("where", "split"), ("mm",), ("mm",), ("where", "sum")]
-    # The gradient of the layer's result is in memory as halves alone.
+    # The gradient of the layer's result is in memory as high and low parts only.
     assert sorted(outputs(backward)) == [
         "mm:float32",
         "mm_1:float32",
@@ -105,8 +110,8 @@ def test_a_linear_layer_with_relu() -> None:
     ]
 
 
-def test_a_single_matrix_has_no_distance_to_the_next() -> None:
-    """What a view says of it may be odd, and would keep the copy engine from reading it."""
+def test_a_single_matrix_has_no_batch_stride() -> None:
+    """A view may have an odd one, with which the copy engine could not read it."""
 
     def alone(m: nn.Module, x: Tensor) -> Tensor:
         single = m.weight.unsqueeze(-1).permute(2, 0, 1)  # type: ignore[operator]
@@ -114,11 +119,11 @@ def test_a_single_matrix_has_no_distance_to_the_next() -> None:
         return torch.bmm(x.unsqueeze(0), single)
 
     inference, _, _ = plans(alone, torch.randn(4096, 1024), weight=torch.randn(1024, 768))
-    (only,) = inference.products
+    (only,) = steps_of(inference, "matmul")
     assert only.kernel.a.batch_stride == Dim(0) and only.kernel.a.contracted_stride == Dim(768)
 
 
-def test_rows_of_a_single_batch_are_not_divided() -> None:
+def test_an_epilogue_over_one_matrix_divides_no_indices() -> None:
     class Alone(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -129,16 +134,16 @@ def test_rows_of_a_single_batch_are_not_divided() -> None:
 
     x = torch.randn(8, 64, 16, 256)
     made = prepare(Alone(), (x,), modes=("eval",), device=x.device, target=Target.cuda())
-    assert made.modes[0].inference.products
+    assert steps_of(made.modes[0].inference, "matmul")
     body = made.source.text.split("struct custom_mm_body")[1].split("custom_mm_bind")[0]
     assert "fw::over" not in body and "fw::rest" not in body
 
 
-def test_the_three_products_read_memory_as_it_lies() -> None:
+def test_all_three_matmuls_read_their_operands_without_a_copy() -> None:
     rows = 2048
     _, forward, backward = plans(relu_layer, torch.randn(rows, INSIDE), **linear(768))
-    (y,) = forward.products
-    dx, dw = backward.products
+    (y,) = steps_of(forward, "matmul")
+    dx, dw = steps_of(backward, "matmul")
     batch = y.kernel.rows
     assert not batch.is_static
     assert (y.kernel.columns, y.kernel.contracted) == (Dim(768), Dim(INSIDE))
@@ -156,7 +161,7 @@ def test_the_three_products_read_memory_as_it_lies() -> None:
     assert y.bytes_moved == operands + 4 * 768 + rows * 768 * (4 + 1), "relu, and its mask"
 
 
-def test_an_mlp_keeps_what_backward_needs() -> None:
+def test_an_mlp_saves_what_backward_needs() -> None:
     def model(m: nn.Module, x: Tensor) -> Tensor:
         hidden = torch.relu(F.linear(x, m.weight, m.bias))  # type: ignore[arg-type]
         return F.linear(hidden, m.second, m.last)  # type: ignore[arg-type]
@@ -165,11 +170,13 @@ def test_an_mlp_keeps_what_backward_needs() -> None:
     inference, forward, backward = plans(model, torch.randn(ROWS, INSIDE), **linear(), **more)
     ours = [("split",), ("mm", "add", "relu"), ("split",), ("mm", "add")]
     assert words(inference) == words(forward) == ours
-    assert len(backward.products) == 4 and not any(isinstance(s, Call) for s in backward.steps)
+    assert len(steps_of(backward, "matmul")) == 4 and not any(
+        isinstance(s, Call) for s in backward.steps
+    )
     # The gradient passes through relu before it is written: what is read later is that. The sum
     # over its columns is the first bias's gradient.
     assert ("mm", "le", "where", "sum") in words(backward)
-    assert sum(step.operators[-1] == "split" for step in backward.loops) == 2
+    assert sum(step.operators[-1] == "split" for step in steps_of(backward, "loop")) == 2
 
 
 def test_a_value_that_others_read_is_stored_beside_the_epilogue() -> None:
@@ -178,7 +185,7 @@ def test_a_value_that_others_read_is_stored_beside_the_epilogue() -> None:
         return y, torch.tanh(y)
 
     inference, _, _ = plans(model, torch.randn(ROWS, INSIDE), weight=linear()["weight"])
-    (step,) = inference.products
+    (step,) = steps_of(inference, "matmul")
     assert step.operators == ("mm", "tanh") and len(step.outputs) == 2
     assert set(step.outputs) == {each for each in inference.outputs if isinstance(each, str)}
 
@@ -186,19 +193,19 @@ def test_a_value_that_others_read_is_stored_beside_the_epilogue() -> None:
 def test_three_dimensional_inputs() -> None:
     inference, forward, _ = plans(relu_layer, torch.randn(8, ROWS // 8, INSIDE), **linear())
     assert words(inference) == [("split",), ("mm", "add", "relu")]
-    assert len(forward.products[0].kernel.epilogue.outer) == 3
+    assert len(steps_of(forward, "matmul")[0].kernel.epilogue.outer) == 3
 
 
 def attention(m: nn.Module, x: Tensor) -> Tensor:
-    """Products in batches: one with a transposed operand, one with an operand that all share."""
+    """Batched matmuls: one with a transposed operand, one with an operand that all share."""
     scores = torch.relu(x @ x.transpose(1, 2) * m.scale)  # type: ignore[operator]
     return torch.tanh(scores @ m.values.expand(x.shape[0], -1, -1))  # type: ignore[operator]
 
 
-def test_batches_of_products() -> None:
+def test_batched_matmuls() -> None:
     given = {"scale": torch.randn(()), "values": torch.randn(1024, 768)}
     inference, _, backward = plans(attention, torch.randn(8, 1024, 512), **given)
-    scores, result = inference.products
+    scores, result = steps_of(inference, "matmul")
     assert scores.operators == ("bmm", "mul", "relu") and result.operators == ("bmm", "tanh")
     assert scores.kernel.batches == result.kernel.batches and not scores.kernel.batches.is_static
     assert scores.kernel.a.batch_stride == Dim(1024 * 512) and not scores.kernel.a.free_major
@@ -206,7 +213,9 @@ def test_batches_of_products() -> None:
     rows = 8 * 1024
     assert scores.operations == 2 * rows * 1024 * 512 + 2 * rows * 1024
     assert result.bytes_moved == 4 * (rows * 1024 + 1024 * 768 + rows + rows * 768)
-    assert len(backward.products) == 4 and not any(isinstance(s, Call) for s in backward.steps)
+    assert len(steps_of(backward, "matmul")) == 4 and not any(
+        isinstance(s, Call) for s in backward.steps
+    )
 
 
 def softmax_after(m: nn.Module, x: Tensor) -> Tensor:
@@ -223,10 +232,10 @@ def halved_columns_after(m: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("model", [softmax_after, transposed_after, halved_columns_after])
-def test_what_no_epilogue_can_do_stays_a_loop(model) -> None:  # type: ignore[no-untyped-def]
+def test_what_no_epilogue_can_compute_stays_a_loop(model) -> None:  # type: ignore[no-untyped-def]
     inference, _, _ = plans(model, torch.randn(ROWS, INSIDE), **linear())
-    kinds = [type(step).__name__ for step in inference.kernels]
-    assert kinds == ["Loop", "Product", "Loop"]
+    kinds = [step.kind for step in inference.kernels]
+    assert kinds == ["loop", "matmul", "loop"]
 
 
 def test_batch_norm_takes_its_statistics_from_the_epilogue() -> None:
@@ -235,10 +244,10 @@ def test_batch_norm_takes_its_statistics_from_the_epilogue() -> None:
         return torch.relu(F.batch_norm(y, None, None, training=True))
 
     inference, _, _ = plans(model, torch.randn(ROWS, INSIDE), **linear())
-    (step,) = inference.products
+    (step,) = steps_of(inference, "matmul")
     assert step.operators[:3] == ("mm", "add", "var_mean") and "relu" not in step.operators
-    assert any("relu" in loop.operators for loop in inference.loops)
-    assert not any("var_mean" in loop.operators for loop in inference.loops)
+    assert any("relu" in loop.operators for loop in steps_of(inference, "loop"))
+    assert not any("var_mean" in loop.operators for loop in steps_of(inference, "loop"))
 
 
 def test_an_epilogue_is_no_longer_than_its_registers_allow() -> None:
@@ -249,11 +258,11 @@ def test_an_epilogue_is_no_longer_than_its_registers_allow() -> None:
         return y
 
     inference, _, _ = plans(model, torch.randn(ROWS, INSIDE), weight=linear()["weight"])
-    (step,) = inference.products
-    assert 30 <= len(step.operators) <= 61 and len(inference.loops) == 2
+    (step,) = steps_of(inference, "matmul")
+    assert 30 <= len(step.operators) <= 61 and len(steps_of(inference, "loop")) == 2
 
 
-def test_two_products_in_one_sum_do_not_wait_for_each_other() -> None:
+def test_two_matmuls_in_one_sum_do_not_depend_on_each_other() -> None:
     def model(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         a, b = F.linear(x, m.weight), F.linear(x, m.second)  # type: ignore[arg-type]
         return torch.relu(a + b), torch.tanh(a * b)
@@ -273,14 +282,15 @@ def test_two_products_in_one_sum_do_not_wait_for_each_other() -> None:
         (lambda m, x: x @ m.w, torch.randn(8, 32, 64), "batch"),
         (lambda m, x: x[0].half() @ m.w[0].half(), torch.randn(1, 2048, 1024), "float16"),
         (lambda m, x: x[0].double() @ m.w[0].double(), torch.randn(1, 2048, 1024), "float64"),
-        (lambda m, x: x[0] @ m.w[0], torch.randn(1, 64, 64), "at sizes where it is faster"),
+        (lambda m, x: x[0] @ m.w[0], torch.randn(1, 64, 64), "at this size"),
     ],
 )
-def test_what_is_left_to_pytorch_says_why(function, x: Tensor, word: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_matmul_left_to_pytorch_says_why(function, x: Tensor, word: str) -> None:  # type: ignore[no-untyped-def]
     w = torch.randn(x.shape[0], x.shape[2], 1024)
-    inference, _, _ = plans(function, x, w=w)
+    program = rewritten(function, x, w=w)
+    inference = plan(program.inference, program.example_sizes, CUDA)
     (call,) = [step for step in inference.steps if isinstance(step, Call)]
-    assert word in call.reason and not inference.products
+    assert word in call.reason and not steps_of(inference, "matmul")
 
 
 @pytest.mark.parametrize(
@@ -296,8 +306,8 @@ def test_what_is_left_to_pytorch_says_why(function, x: Tensor, word: str) -> Non
         ((1 << 16, 1 << 16, 1), False),
     ],
 )
-def test_products_are_ours_where_that_pays(sizes: tuple[int, int, int], ours: bool) -> None:
-    assert is_worthwhile(Extents(*sizes), "float32") == ours
+def test_matmuls_are_ours_where_that_pays(sizes: tuple[int, int, int], ours: bool) -> None:
+    assert is_worthwhile(Extents(*sizes), "float32", CUDA) == ours
 
 
 # PyTorch's time over ours where both round to TF32, on an H200.
@@ -316,97 +326,89 @@ MEASURED_TF32 = {
 
 
 @pytest.mark.parametrize("sizes", MEASURED_TF32)
-def test_where_tf32_is_allowed_the_library_is_faster_too(sizes: tuple[int, int, int]) -> None:
+def test_where_tf32_is_allowed_cublas_is_faster_too(sizes: tuple[int, int, int]) -> None:
     of = Extents(*sizes)
-    assert is_worthwhile(of, multiplied_as("float32", True)) == (MEASURED_TF32[sizes] > 1)
-    predicted = library_us(of, TF32) / best_us(of, 132, TF32)
+    target = Target.cuda(tf32=True)
+    assert multiplied_as("float32", target) == TF32
+    assert is_worthwhile(of, TF32, target) == (MEASURED_TF32[sizes] > 1)
+    predicted = pytorch_us(of, target, TF32) / best_us(of, target, TF32)
     assert 0.45 < predicted / MEASURED_TF32[sizes] < 1.2
 
 
 def test_few_tiles_are_shared() -> None:
-    """By as many processors as there are for each; a part has eight blocks or more."""
-    assert parts_of(Extents(128, 4096, 4096), 128, 132) == 4
-    assert parts_of(Extents(128, 128, 4096), 128, 132) == 8
-    assert parts_of(Extents(512, 512, 512), 128, 132) == 1
-    assert parts_of(Extents(4096, 4096, 4096), 176, 132) == 1
+    """By as many processors as each can have. A part has eight blocks or more."""
+    assert parts_of(Extents(128, 4096, 4096), 128, CUDA) == 4
+    assert parts_of(Extents(128, 128, 4096), 128, CUDA) == 8
+    assert parts_of(Extents(512, 512, 512), 128, CUDA) == 1
+    assert parts_of(Extents(4096, 4096, 4096), 176, CUDA) == 1
     # H200: SGEMM 103 and 185 µs, ours 41.8 and 58.5 with tiles shared, 81 and 83 before.
     for rows, us in ((128, 41.8), (256, 58.5)):
-        assert 0.9 < best_us(Extents(rows, 4096, 4096), 132) / us < 1.1
+        assert 0.9 < best_us(Extents(rows, 4096, 4096), CUDA) / us < 1.1
 
 
-def test_products_are_planned_for_the_precision_that_is_set(
+def test_matmuls_are_planned_for_the_precision_that_is_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def products_of(rows: int) -> list[int]:
-        model, x = Lambda(relu_layer, **linear()), torch.randn(rows, INSIDE)
+    def matmuls_of(rows: int) -> list[int]:
+        model, x = ParametricLambda(relu_layer, **linear()), torch.randn(rows, INSIDE)
         targets = (Target.cuda(tf32=tf32) for tf32 in (False, True))
         made = [prepare(model, (x,), modes=("eval",), device=x.device, target=t) for t in targets]
-        return [len(each.modes[0].inference.products) for each in made]
+        return [len(steps_of(each.modes[0].inference, "matmul")) for each in made]
 
-    assert products_of(ROWS) == [1, 0]
-    monkeypatch.setitem(product_cost.LIBRARY_FLOPS_PER_US, TF32, 1e6)
-    assert products_of(ROWS) == [1, 1]
+    assert matmuls_of(ROWS) == [1, 0]
+    monkeypatch.setitem(product_cost.PYTORCH_FLOPS_PER_US, TF32, 1e6)
+    assert matmuls_of(ROWS) == [1, 1]
 
 
 def test_small_batches_are_left_to_the_plain_program() -> None:
-    model = Lambda(relu_layer, **linear())
+    model = ParametricLambda(relu_layer, **linear())
     example = (torch.randn(ROWS, INSIDE),)
     made = prepare(model, example, device=torch.device("cpu"), target=Target.cuda())
     ours, plain, *_ = made.modes
     (guard,) = set(ours.program.guards) - set(plain.program.guards)
     name, least = guard.split(" >= ")
     assert name == "s0" and 1 < int(least) <= ROWS
-    kernel = ours.inference.products[0].kernel
-    alone = least_size([kernel], "s0", {"s0": ROWS}, 132)
+    kernel = steps_of(ours.inference, "matmul")[0].kernel
+    alone = least_size([partial(MATMUL.times_us, kernel, CUDA)], "s0", {"s0": ROWS})
     enough, too_few = (Extents(rows, COLUMNS, INSIDE) for rows in (alone, alone - 1))
-    assert best_us(enough, 132) <= library_us(enough)
-    assert best_us(too_few, 132) > library_us(too_few)
+    assert best_us(enough, CUDA) <= pytorch_us(enough, CUDA)
+    assert best_us(too_few, CUDA) > pytorch_us(too_few, CUDA)
 
 
 def test_a_kernel_that_two_graphs_share_is_written_once() -> None:
-    model = Lambda(relu_layer, **linear())
+    model = ParametricLambda(relu_layer, **linear())
     made = prepare(
         model, (torch.randn(ROWS, INSIDE),), device=torch.device("cpu"), target=Target.cuda()
     )
     names = [entry.name for entry in made.source.entries if entry.terms]
     assert names == ["custom_mm_add_relu_le", "custom_mm_add_relu", "custom_mm", "custom_mm_2"]
     train, _, evaluation, _ = made.modes
-    assert train.inference.products == evaluation.inference.products
+    assert steps_of(train.inference, "matmul") == steps_of(evaluation.inference, "matmul")
 
 
 def test_tiles_leave_little_of_the_last_wave_idle() -> None:
     inference, _, _ = plans(relu_layer, torch.randn(ROWS, INSIDE), **linear())
-    kernel = inference.products[0].kernel
+    kernel = steps_of(inference, "matmul")[0].kernel
     rows = {}
     for columns, batch in ((8192, 1024), (16384, 128), (8192, 8192), (2112, 1056)):
         sized = replace(kernel, columns=Dim(columns))
-        rows[columns, batch] = choose_product(sized, Target.cuda(), {"s0": batch}).tile_rows
+        rows[columns, batch] = choose_matmul(sized, Target.cuda(), {"s0": batch}).tile_rows
     assert rows == {(8192, 1024): 176, (16384, 128): 128, (8192, 8192): 176, (2112, 1056): 176}
 
 
-def test_rows_of_halves_lie_sixteen_bytes_apart() -> None:
+def test_rows_of_split_operands_are_padded_to_16_bytes() -> None:
     inference, _, _ = plans(relu_layer, torch.randn(1100, 1001), **linear(1024, 1001))
     specs = dict(inference.specs)
-    (step,) = inference.products
+    (step,) = steps_of(inference, "matmul")
     hi, lo = step.kernel.b.hi, step.kernel.b.lo
     assert specs[hi].strides == specs[lo].strides == (Dim(1008), Dim(1))
     assert step.kernel.b.row_stride == Dim(1008)
-    (split,) = inference.loops
+    (split,) = steps_of(inference, "loop")
     stores = [item for item in split.kernel.body if type(item).__name__ == "Store"]
     assert {each.access.strides for each in stores[:2]} == {(Dim(1008), Dim(1))}
 
 
 # Meaning --------------------------------------------------------------------------------------
-
-
-def values_of(graph: Graph, sizes: dict[str, int]) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    made = []
-    for each in graph.inputs:
-        shape = [size.at(sizes) for size in each.spec.shape]
-        value = torch.randn(shape, generator=generator)
-        made.append(value > 0 if each.spec.dtype == "bool" else value)
-    return made
 
 
 @pytest.mark.parametrize(
@@ -415,17 +417,17 @@ def values_of(graph: Graph, sizes: dict[str, int]) -> list[Tensor]:
 def test_the_rewritten_graphs_mean_the_same(  # type: ignore[no-untyped-def]
     model, shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
+    monkeypatch.setattr(matmuls, "is_worthwhile", lambda *_: True)
     x, parameters = torch.randn(shape), linear(33, 40)
     if model is attention:
         parameters = {"scale": torch.randn(()), "values": torch.randn(12, 24)}
-    plain = rewrite(capture(Lambda(model, **parameters), (x,), mode="train"))
+    plain = rewrite(capture(ParametricLambda(model, **parameters), (x,), mode="train"))
     ours = rewritten(model, x, **parameters)
     sizes = plain.example_sizes
     for name in ("inference", "forward", "backward"):
         before, after = getattr(plain, name), getattr(ours, name)
-        assert any(node.op == "product" for node in after.nodes)
-        given = values_of(before, sizes)
+        assert any(node.op == "matmul" for node in after.nodes)
+        given = input_values(before, sizes)
         for exact, tolerance in ((False, 1e-12), (True, 2e-6)):
             theirs = oracle.interpret(before, given, sizes, exact=exact)
             mine = oracle.interpret(after, given, sizes, exact=exact)
@@ -435,20 +437,20 @@ def test_the_rewritten_graphs_mean_the_same(  # type: ignore[no-untyped-def]
 
 
 def split_loop(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> LoopKernel:
-    monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
+    monkeypatch.setattr(matmuls, "is_worthwhile", lambda *_: True)
     inference, _, _ = plans(
         lambda m, x: x @ m.w, torch.randn(rows, columns), w=torch.randn(columns, 8)
     )
-    (loop,) = inference.loops
+    (loop,) = steps_of(inference, "loop")
     return loop.kernel
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(5, 1001), (300, 64), (4, 3)])
 @pytest.mark.parametrize("language", ["host", "cuda"])
-def test_halves_hold_a_float(
+def test_high_and_low_parts_hold_a_float(
     rows: int, columns: int, language: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """hi + lo is the row's numbers to 2^-22 of its largest; Inf and NaN spoil no others."""
+    """hi + lo is each element to 2^-22 of the row's largest. Inf and NaN spoil no others."""
     loop = split_loop(rows, columns, monkeypatch)
     x = torch.randn(rows, columns) * torch.exp2(torch.linspace(-108, 120, rows))[:, None]
     x[0] = 0
@@ -459,10 +461,10 @@ def test_halves_hold_a_float(
     tensors = dict(zip(names, (x, hi, lo, inverse), strict=True))
     target = Target.host() if language == "host" else Target.cuda()
     sizes = dict.fromkeys(loop.symbols, rows)
-    source = rendering.render([(loop, choose(loop, target, sizes))], target)
+    source = render([(loop, choose(loop, target, sizes))], target)
     flags = () if language == "host" else ("-O1", "-w")
     source = source if language == "host" else emulated(source)
-    cases.call(cases.compile_source(source, flags), source, tensors, sizes, 1)
+    loop_runs.call(loop_runs.compile_source(source, flags), source, tensors, sizes, 1)
     assert (hi[:, columns:] == 7).all() and (lo[:, columns:] == 7).all(), "padding is not written"
     hi, lo = hi[:, :columns], lo[:, :columns]
     plain = x.isfinite()
@@ -496,30 +498,33 @@ def test_emulated_modules_train_as_eager_does(dtype: str, monkeypatch: pytest.Mo
     """The emitted text over the CUDA source, with g++ for nvcc and three loops for the kernel."""
     torch.manual_seed(0)
     kind = getattr(torch, dtype)
-    monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
-    monkeypatch.setattr(rendering, "product_header", lambda _: str(STUB))
+    monkeypatch.setattr(matmuls, "is_worthwhile", lambda *_: True)
+    monkeypatch.setattr(matmul_text, "SPLIT_HEADER", str(MATMUL_STUB))
+    monkeypatch.setattr(matmul_text, "HALF_HEADER", str(MATMUL_STUB))
     monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
     model, x = Layers().to(kind), torch.randn(2, 3, 20).to(kind)
     target = Target.cuda(trials=("halves",))
     prepared = prepare(model, (x,), modes=("train",), device=x.device, target=target)
-    assert [each.name for each in prepared.modes] == ["train_products", "train"]
-    kinds = {type(s) for each in (prepared.modes[0].forward,) for s in each.kernels}
-    assert kinds == {Loop, Product}
+    assert [each.name for each in prepared.modes] == ["train_tensor_cores", "train"]
+    kinds = {s.kind for each in (prepared.modes[0].forward,) for s in each.kernels}
+    assert kinds == {"loop", "matmul"}
     assert {bool(each.terms) for each in prepared.source.entries} == {False, dtype == "float32"}
     fast = on_library(model, x, prepared, emulated(prepared.source))
     for batch in (2, 3):
         as_exact_as_eager(fast, model, torch.randn(batch, 3, 20).to(kind), 1e-6)
 
 
-def test_half_precision_products_end_in_their_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
+def test_matmuls_in_16_bits_end_in_their_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmuls, "is_worthwhile", lambda *_: True)
     given = {name: each.bfloat16() for name, each in linear(4096).items()}
     x = torch.randn(2048, 1024).bfloat16()
-    program = rewrite(capture(Lambda(relu_layer, **given), (x,), mode="eval"))
-    graph = products.with_products(program.inference, program.example_sizes, halves=True)
-    (step,) = plan(graph, program.example_sizes).steps
-    assert isinstance(step, Product) and step.operators == ("mm", "add", "relu")
+    program = rewrite(capture(ParametricLambda(relu_layer, **given), (x,), mode="eval"))
+    graph = matmuls.with_matmuls(
+        program.inference, program.example_sizes, Target.cuda(trials=("halves",))
+    )
+    (step,) = plan(graph, program.example_sizes, Target.host()).steps
+    assert step.kind == "matmul" and step.operators == ("mm", "add", "relu")
     assert isinstance(step.kernel.b, RawOperand) and not step.kernel.b.free_major
     assert step.bytes_moved == 2 * ((2048 + 4096) * 1024 + 4096 + 2048 * 4096)
-    without = products.with_products(program.inference, program.example_sizes)
-    assert not plan(without, program.example_sizes).products
+    without = matmuls.with_matmuls(program.inference, program.example_sizes, CUDA)
+    assert not steps_of(plan(without, program.example_sizes, Target.host()), "matmul")

@@ -1,4 +1,4 @@
-"""A convolution reduced in its epilogue: what is planned, and its text."""
+"""Convolutions with reductions in their epilogue: what is planned, and its text."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusewright.codegen import convolution as window_text
-from fusewright.codegen.convolution import FOLDED_LINES, MOST_LINES
-from fusewright.codegen.epilogue import ending_forms
-from fusewright.codegen.source import Rounded, Workspace
+from fusewright.codegen import convolution as convolution_text
+from fusewright.codegen.convolution import FOLDED_PARTIALS, MOST_PARTIALS, convolution_forms
+from fusewright.codegen.source import RoundedWorkspace, Workspace
 from fusewright.compile.pipeline import prepare
 from fusewright.cost.conv_tensor_core import image_positions
-from fusewright.ir.convolution import WindowKernel
+from fusewright.ir.convolution import ConvolutionKernel
 from fusewright.ir.epilogue import Reduces
 from fusewright.ir.graph import Dim
 from fusewright.ir.loop import Apply
 from fusewright.plan import rows
-from fusewright.plan.steps import Loop, Window
-from fusewright.rewrite import convolutions as windows
+from fusewright.rewrite import convolutions
 from fusewright.schedule.sweeps import part_bytes, sweeps
-from fusewright.schedule.tensor_core import WindowSchedule, choose_window
+from fusewright.schedule.tensor_core import ConvolutionSchedule, choose_convolution
 from fusewright.target.target import Target
-from tests.support.reduced_layers import (
+from tests.support.reduced_convolutions import (
     CASES,
     CUDA,
     SHAPES,
     Forward,
     Layer,
     biased,
+    convolutions_of,
     instances,
     layers,
     normed,
@@ -40,76 +39,75 @@ from tests.support.reduced_layers import (
     prepared,
     prepared_small,
     two_layers,
-    windows_of,
 )
-from tests.support.reduced_layers import small_ones_too as small_ones_too
 
-pytestmark = pytest.mark.usefixtures("small_ones_too")
+pytestmark = pytest.mark.usefixtures("reduces_small_convolutions")
 
 
 # Planning -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_planned(name: str) -> None:
+def test_which_reductions_go_into_the_epilogue(name: str) -> None:
     follows, reduces, per_image, together = CASES[name]
     found = prepared_small(follows)
-    (kernel,) = windows_of(found.modes[0].forward)
+    (kernel,) = convolutions_of(found.modes[0].forward)
     assert (kernel.reduces, kernel.per_image, kernel.together) == (reduces, per_image, together)
 
 
-def test_what_nothing_reads_is_not_written() -> None:
-    """Without gradients, what is pooled or normed is the only thing to write, or to write twice."""
+def test_results_that_nothing_reads_are_not_written() -> None:
+    """Without gradients, only the pooled or normalised result is written, or written twice."""
     for follows in (pooled, over_channels):
         found = prepared_small(follows)
         (step,) = found.modes[0].inference.steps[:1]
         specs = dict(found.modes[0].inference.specs)
-        assert isinstance(step, Window) and step.kernel.reduces is not Reduces.NOTHING
+        assert step.kind == "convolution" and step.kernel.reduces is not Reduces.NOTHING
         assert not any(len(specs[each].shape) == 4 for each in step.outputs)
     # Backward of a mean needs no more of the result than its sizes.
     found = prepared_small(pooled)
     specs = dict(found.modes[0].forward.specs)
     assert [specs[o].shape[2:] for o in found.modes[0].forward.steps[0].outputs] != []
     found = prepared(Layer(lambda m, x: m.conv(x).mean((2, 3))), torch.randn(3, 12, 8, 8))
-    (step,) = (each for each in found.modes[0].forward.steps if isinstance(each, Window))
+    (step,) = (each for each in found.modes[0].forward.steps if each.kind == "convolution")
     assert [len(dict(found.modes[0].forward.specs)[each].shape) for each in step.outputs] == [2]
 
 
 @pytest.mark.parametrize("follows", [normed, pooled, over_channels])
-def test_what_is_written_is_reduced_on_trial_only(follows: Forward) -> None:
-    """What a step saves for backward can be read again as fast; what nothing reads is reduced."""
+def test_results_that_are_written_are_reduced_on_trial_only(follows: Forward) -> None:
+    """Values saved for backward can be read again as fast. Values that nothing reads are
+    reduced."""
     x = torch.randn(3, 12, 8, 8)
     found = prepare(Layer(follows), (x,), modes=("train",), device=x.device, target=Target.cuda())
     for plan in (found.modes[0].forward, found.modes[0].inference):
-        (kernel,), specs = windows_of(plan), dict(plan.specs)
+        (kernel,), specs = convolutions_of(plan), dict(plan.specs)
         of = kernel.geometry
         elements = of.images * (of.results * of.y.result * of.x.result)
         written = [specs[each.name].numel for each in kernel.arguments if each.is_output]
         assert kernel.reduces is Reduces.NOTHING or elements not in written
-    # A normed result is made of the convolution's, which is read twice.
+    # A normalised result is computed from the convolution's, which is read twice.
     assert (kernel.reduces is Reduces.NOTHING) == (follows is normed)
 
 
 @pytest.mark.parametrize(
     "how", [{"results": 24}, {"transposed": True, "stride": 2}, {"channels": 16, "groups": 8}]
 )
-def test_what_is_faster_without_reductions_has_none(
+def test_kernels_that_are_faster_without_reductions_have_none(
     how: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights by eight, woven rows and plain sums reduce nothing."""
-    monkeypatch.setattr(windows, "prefers_direct", lambda *_: "groups" in how)
+    """Weights in groups of eight, interleaved rows and direct convolutions reduce nothing."""
+    monkeypatch.setattr(convolutions, "prefers_direct", lambda *_: "groups" in how)
     x = torch.randn(3, how.get("channels", 12), 8, 8)  # type: ignore[call-overload]
     model = Layer(lambda m, x: m.conv(x).mean((2, 3)), **how)  # type: ignore[arg-type]
     found = prepare(model, (x,), modes=("eval",), device=x.device, target=Target.cuda())
     steps = found.modes[0].inference.steps
-    assert all(w.reduces is Reduces.NOTHING for w in windows_of(found.modes[0].inference))
-    assert sum(isinstance(step, Loop) for step in steps) == 1
+    assert all(w.reduces is Reduces.NOTHING for w in convolutions_of(found.modes[0].inference))
+    assert sum(step.kind == "loop" for step in steps) == 1
 
 
 @pytest.mark.parametrize(("follows", "sums"), [(two_layers, 2), (biased, 1)])
-def test_gradients_are_reduced_where_they_are_made(follows: Forward, sums: int) -> None:
+def test_gradients_are_reduced_where_they_are_computed(follows: Forward, sums: int) -> None:
     found = prepared(Layer(follows), torch.randn(3, 12, 8, 8))
-    kernels = [each for each in windows_of(found.modes[0].backward) if each.epilogue.inner]
+    kernels = [each for each in convolutions_of(found.modes[0].backward) if each.epilogue.inner]
     (kernel,) = kernels
     assert (kernel.reduces, kernel.per_image) == (Reduces.ACROSS, False)
     reduced = [item for item in kernel.epilogue.body if type(item).__name__ == "Reduce"]
@@ -128,28 +126,30 @@ def test_gradients_are_reduced_where_they_are_made(follows: Forward, sums: int) 
 )
 def test_other_reductions_stay_loops(follows: Forward) -> None:
     plan = prepared(Layer(follows), torch.randn(3, 12, 8, 8)).modes[0].inference
-    (kernel,) = windows_of(plan)
+    (kernel,) = convolutions_of(plan)
     assert kernel.reduces is Reduces.NOTHING
-    assert any(isinstance(step, Loop) for step in plan.steps)
+    assert any(step.kind == "loop" for step in plan.steps)
 
 
-def test_views_are_no_hindrance() -> None:
-    """Axes that run on into one another are taken apart."""
+def test_reductions_of_views_go_into_the_epilogue() -> None:
+    """Merged axes are split again."""
 
     def flat(m: nn.Module, x: Tensor) -> Tensor:
         y = m.conv(x)  # type: ignore[operator]
         return y.flatten(2).flatten(0, 1).sum(1)  # type: ignore[no-any-return]
 
-    (kernel,) = windows_of(prepared(Layer(flat), torch.randn(3, 12, 8, 8)).modes[0].inference)
+    (kernel,) = convolutions_of(prepared(Layer(flat), torch.randn(3, 12, 8, 8)).modes[0].inference)
     assert (kernel.reduces, kernel.per_image, kernel.together) == (Reduces.ACROSS, True, 1)
     assert [axis.name for axis in kernel.epilogue.axes] == ["image", "channel", "y", "x"]
 
 
 def test_short_rows_are_held_by_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that is read twice is better read by one loop that holds it, if it can."""
+    """One loop that holds a row is faster than reading it twice."""
     monkeypatch.setattr(rows, "ROW_BYTES", 128 * 1024)
     for follows in (normed, instances):
-        (kernel,) = windows_of(prepared(Layer(follows), torch.randn(3, 12, 8, 8)).modes[0].forward)
+        (kernel,) = convolutions_of(
+            prepared(Layer(follows), torch.randn(3, 12, 8, 8)).modes[0].forward
+        )
         assert kernel.reduces is Reduces.NOTHING
 
 
@@ -164,55 +164,59 @@ def test_workspaces_hold_weights_and_parts() -> None:
 @pytest.mark.parametrize(
     "shape", ["one image", "small images", "bands", "transposed", "transposed 4x4"]
 )
-def test_the_workspace_has_room_for_all_lines(shape: str) -> None:
-    """As `lines_of` in sm90_implicit_gemm.cuh counts them, for either width of tiles."""
+def test_the_workspace_has_room_for_all_partial_results(shape: str) -> None:
+    """As `staged_workspace` in sm90_implicit_gemm.cuh counts them, for either width of tiles."""
     size, how = SHAPES[shape]
     found = prepared(layers(CASES, how), torch.randn(size))
-    for kernel in windows_of(found.modes[0].forward):
+    for kernel in convolutions_of(found.modes[0].forward):
         if kernel.reduces is Reduces.NOTHING:
             continue  # over a single image a layer norm is over everything
         of, sizes = kernel.geometry, {"s0": size[0]}
-        schedule = choose_window(kernel, CUDA, sizes)
-        assert isinstance(schedule, WindowSchedule)
-        lines_too = replace(schedule, line_positions=128, turns=False)
-        for how_many, tile in itertools.product((schedule, lines_too), (128, 256)):
-            walked = of.in_lines if how_many.line_positions else of
+        schedule = choose_convolution(kernel, CUDA, sizes)
+        assert isinstance(schedule, ConvolutionSchedule)
+        staged_too = replace(schedule, staged_positions=128, ping_pong=False)
+        for how_many, tile in itertools.product((schedule, staged_too), (128, 256)):
+            walked = of.as_staged if how_many.staged_positions else of
             image = image_positions(walked, schedule.band_width)
-            workspace = window_text.window_entry(kernel, how_many).workspace
-            lines = -(-size[0] * image // tile) * tile // 64
-            lines = ((image + 62) // 64 + 1) if kernel.per_image else lines
-            lines *= kernel.together * len(of.classes)
-            lines += FOLDED_LINES if lines > MOST_LINES else 0
+            workspace = convolution_text.convolution_workspace(kernel, how_many)
+            partials = -(-size[0] * image // tile) * tile // 64
+            partials = ((image + 62) // 64 + 1) if kernel.per_image else partials
+            partials *= kernel.together * len(of.residue_classes)
+            partials += FOLDED_PARTIALS if partials > MOST_PARTIALS else 0
             if kernel.reduces is Reduces.DOWN:
-                lines = of.groups * -(-of.results // 16)  # each warp leaves what it has of them
-            parts = lines * kernel.epilogue.outer_numel.at(sizes)
+                partials = of.groups * -(-of.results // 16)  # each warp stores its own
+            parts = partials * kernel.epilogue.outer_numel.at(sizes)
             needed = parts * part_bytes(sweeps(kernel.epilogue))
-            kept = replace(workspace, rounded=Rounded())  # what lies before lines
+            kept = replace(
+                workspace, rounded=RoundedWorkspace()
+            )  # the part before the partial results
             assert of.workspace_bytes + needed <= kept.at(sizes)
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("width", "stored", "reduced"), [(9, 1, 1), (10, 2, 2), (12, 4, 2)])
-def test_columns_that_go_together(width: int, stored: int, reduced: int) -> None:
-    """By channels as many as are aligned; over positions a thread has pairs of them."""
+def test_how_many_columns_an_epilogue_takes_at_once(width: int, stored: int, reduced: int) -> None:
+    """Stores take as many as are aligned; reductions over positions take pairs."""
     found = prepared(layers(CASES, {}), torch.randn(3, 12, 5, width))
-    for kernel in windows_of(found.modes[0].forward):
+    for kernel in convolutions_of(found.modes[0].forward):
         assert kernel.reduces is not Reduces.NOTHING
-        lanes = [(each.schedule.kind, each.schedule.lanes) for each in ending_forms(kernel)]
+        lanes = [(each.schedule.kind, each.schedule.lanes) for each in convolution_forms(kernel)]
         by_column = [("column", stored)]
         by_row = [("row", reduced)] if kernel.reduces is Reduces.ACROSS else []
         assert lanes in (by_column + by_row, by_row)
 
 
-def test_stores_and_reductions_are_apart() -> None:
-    """Each has what it is made of, and nothing of the other."""
+def test_stores_and_reductions_are_separate_epilogues() -> None:
+    """Each computes what it needs, and nothing of the other."""
 
     def follows(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         y = m.conv(x)  # type: ignore[operator]
         return torch.sigmoid(y * m.scale), torch.tanh((y + m.shift).sum((0, 2, 3)))
 
-    (kernel,) = windows_of(prepared(Layer(follows), torch.randn(3, 12, 8, 8)).modes[0].inference)
-    stores, reduces = ending_forms(kernel)
+    (kernel,) = convolutions_of(
+        prepared(Layer(follows), torch.randn(3, 12, 8, 8)).modes[0].inference
+    )
+    stores, reduces = convolution_forms(kernel)
     ops = [
         {item.op for item in form.kernel.body if isinstance(item, Apply)}
         for form in (stores, reduces)
@@ -223,11 +227,13 @@ def test_stores_and_reductions_are_apart() -> None:
     assert touched[0] & touched[1] <= {"conv_bias"}
     # Images and positions, channels: neither takes more axes than it must.
     assert [len(stores.kernel.outer), len(stores.kernel.inner)] == [2, 1]
-    text = "\n".join(window_text.window_lines(kernel, (stores, reduces), schedule_of(kernel)))
+    text = "\n".join(
+        convolution_text.convolution_lines(kernel, (stores, reduces), schedule_of(kernel))
+    )
     assert f"{kernel.name}_stores_body" in text and "fw::StoredAndReduced{fw::ByColumn<" in text
 
 
-def schedule_of(kernel: WindowKernel) -> WindowSchedule:
-    schedule = choose_window(kernel, CUDA, {"s0": 3})
-    assert isinstance(schedule, WindowSchedule)
+def schedule_of(kernel: ConvolutionKernel) -> ConvolutionSchedule:
+    schedule = choose_convolution(kernel, CUDA, {"s0": 3})
+    assert isinstance(schedule, ConvolutionSchedule)
     return schedule

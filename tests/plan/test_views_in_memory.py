@@ -1,4 +1,4 @@
-"""Views that are taken of memory: they lie as their specs say, in either layout of images."""
+"""Views of memory: their strides are those of their specs, in either layout of images."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fusewright.ir.graph import Dim, Ref
 from fusewright.plan.steps import Plan, View
 from fusewright.rewrite import layouts
 from fusewright.target.target import Target
-from tests.codegen.test_cuda_loops import emulated
-from tests.plan.test_channels_last_copies import stubbed
-from tests.support.emulated_modules import as_exact_as_eager, on_library, put_on_cores
+from tests.support.cuda_on_host import emulated
+from tests.support.emulated_modules import as_exact_as_eager, on_library, use_tensor_cores
+from tests.support.stubs import stub_convolutions
 
 Between = Callable[[Tensor], Tensor]
 
 
 class Convolved(nn.Module):
-    """What lies between two convolutions."""
+    """Views between two convolutions."""
 
     def __init__(self, between: Between, channels: int = 32) -> None:
         super().__init__()
@@ -62,12 +62,12 @@ def made(name: str, last: bool) -> tuple[nn.Module, Tensor]:
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("cores", [False, True])
 @pytest.mark.parametrize("name", BETWEEN)
-def test_views_lie_as_their_specs_say(
+def test_views_have_the_strides_of_their_specs(
     name: str, cores: bool, last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layouts, "LEAST_BYTES", 1)
     if cores:
-        put_on_cores(monkeypatch)
+        use_tensor_cores(monkeypatch)
     model, x = made(name, last)
     found = prepare(model, (x,), modes=("train",), device=x.device, target=Target.cuda())
     for plans in found.modes:
@@ -108,8 +108,8 @@ def assert_lies_so(plan: Plan, step: View, sizes: Any) -> None:
 def test_images_in_channels_last_train_as_in_eager_mode(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stubbed(monkeypatch)
-    put_on_cores(monkeypatch)
+    stub_convolutions(monkeypatch)
+    use_tensor_cores(monkeypatch)
     model, x = made(name, last=True)
     prepared = prepare(model, (x,), modes=("train",), device=x.device, target=Target.cuda())
     fast = on_library(model, x, prepared, emulated(prepared.source))

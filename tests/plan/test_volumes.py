@@ -10,20 +10,17 @@ from torch import Tensor, nn
 
 from fusewright.codegen import render as rendering
 from fusewright.codegen.source import Source
-from fusewright.compile.pipeline import Prepared, prepare
-from fusewright.ir.convolution import SINGLE, WindowAxis
+from fusewright.compile.pipeline import prepare
+from fusewright.ir.convolution import SINGLE, ConvAxis
 from fusewright.ir.epilogue import Reduces
-from fusewright.plan.steps import Call, Plan, Window, WindowGradient
 from fusewright.runtime import tensor_cores
-from fusewright.target.target import Target
-from tests.support.emulated_modules import as_exact_as_eager, on_library, put_on_cores, trained
+from tests.support.emulated_modules import as_exact_as_eager, on_library, trained, use_tensor_cores
+from tests.support.plans import CUDA, prepared_for_training, steps_of
 from tests.support.tensor_cores_on_host import on_host, with_stand_in
-
-CUDA = Target.cuda()
 
 
 class Growing(nn.Module):
-    """Down and up again; a full tensor, a number for each channel and one for each plane beside."""
+    """Strided and transposed; operands are a full tensor, a value per channel and one per plane."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +38,7 @@ class Growing(nn.Module):
 
 
 class Pooled(nn.Module):
-    """What is reduced and read by nobody else is not written."""
+    """Results that are only reduced are not written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,47 +53,37 @@ class Pooled(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_on_cores(monkeypatch)
+    use_tensor_cores(monkeypatch)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
 
 
-def prepared(model: nn.Module, x: Tensor) -> Prepared:
-    return prepare(model, (x,), modes=("train",), device=x.device, target=CUDA)
-
-
-def steps(plan: Plan | None, kind: type) -> list[object]:
-    assert plan is not None
-    return [step for step in plan.steps if isinstance(step, kind)]
-
-
-def test_every_pass_is_ours() -> None:
-    mode = prepared(Growing(), torch.randn(2, 6, 4, 6, 8)).modes[0]
+def test_every_pass_of_a_volume_is_our_kernel() -> None:
+    mode = prepared_for_training(Growing(), torch.randn(2, 6, 4, 6, 8)).modes[0]
     forward, backward = mode.forward, mode.backward
-    assert len(steps(forward, Window)) == 3 and not steps(forward, Call)
-    assert len(steps(backward, Window)) == 3 and not steps(backward, Call)
-    assert len(steps(backward, WindowGradient)) == 3
-    first, down, up = (step.kernel.geometry for step in steps(forward, Window))  # type: ignore[attr-defined]
-    assert first.z == WindowAxis(4, 4, 3, 1, 1, 1) and first.taps == 27
+    assert len(steps_of(forward, "convolution")) == 3 and not steps_of(forward, "call")
+    assert len(steps_of(backward, "convolution")) == 3 and not steps_of(backward, "call")
+    assert len(steps_of(backward, "weight_gradient")) == 3
+    first, down, up = (step.kernel.geometry for step in steps_of(forward, "convolution"))  # type: ignore[attr-defined]
+    assert first.z == ConvAxis(4, 4, 3, 1, 1, 1) and first.taps == 27
     assert first.phases == (9, 9, 9) and first.planes == 1 and first.pixels == 192
     assert down.phases == (4, 2, 2, 1) * 3 and down.planes == 8
-    assert up.classes == ((4, 4),) * 8 and up.planes == 1 and up.transposed
+    assert up.residue_classes == ((4, 4),) * 8 and up.planes == 1 and up.transposed
     assert first.axes[0].is_single is False and SINGLE.is_single
 
 
-def test_what_is_reduced_is_not_written() -> None:
+def test_reduced_results_are_not_written() -> None:
     mode = prepare(
         Pooled(), (torch.randn(2, 6, 4, 6, 8),), modes=("eval",), device=None, target=CUDA
     ).modes[0]
-    made = steps(mode.inference, Window)
+    made = steps_of(mode.inference, "convolution")
     assert {step.kernel.reduces for step in made} == {Reduces.ACROSS, Reduces.DOWN}  # type: ignore[attr-defined]
     specs = dict(mode.inference.specs)
     elements = {name: specs[name].numel for step in made for name in step.outputs}  # type: ignore[attr-defined]
     assert max(each.factor for each in elements.values()) <= 2 * 4 * 6 * 8, elements
 
 
-# One plane along z, which is not all that there is: a plane of zeros before it, or results between
-# those that anything is added to.
+# One plane along z, with a plane of padding before it, or with results that have no terms.
 FLAT: dict[str, nn.Module] = {
     "strided": nn.Conv3d(6, 8, (1, 3, 3), stride=2, padding=(0, 1, 1)),
     "grown": nn.ConvTranspose3d(6, 8, (1, 3, 3), stride=(2, 1, 1), padding=(0, 1, 1)),
@@ -110,13 +97,13 @@ FLAT: dict[str, nn.Module] = {
 @pytest.mark.sample(2)
 @pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize("name", FLAT)
-def test_a_single_plane_may_have_something_beside_it(
+def test_a_single_plane_with_strides_or_padding_along_z(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendering, "flattened", with_stand_in)
     torch.manual_seed(0)
     model, x = nn.Sequential(FLAT[name], nn.Tanh()), torch.randn(2, 6, 1, 6, 8)
-    found = prepared(model, x)
+    found = prepared_for_training(model, x)
     assert "#define FW_VOLUMES 0" not in found.source.text
     source = Source("host", on_host(found.source.text), found.source.entries)
     fast, exactly = on_library(model, x, found, source), copy.deepcopy(model).double()
@@ -128,11 +115,11 @@ def test_a_single_plane_may_have_something_beside_it(
 @pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize("kind", [Growing, Pooled])
 def test_modules_train_on_emulated_kernels(
-    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+    kind: str[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendering, "flattened", with_stand_in)
     torch.manual_seed(0)
     model, x = kind(), torch.randn(2, 6, 4, 6, 8)
-    found = prepared(model, x)
+    found = prepared_for_training(model, x)
     source = Source("host", on_host(found.source.text), found.source.entries)
     as_exact_as_eager(on_library(model, x, found, source), model, x, 2e-6)

@@ -13,10 +13,9 @@ from torch import nn
 from fusewright.errors import ProblemError
 from fusewright.problem.load import (
     candidate_factory,
-    load_candidate,
     load_problem,
-    problem_from_module,
 )
+from tests.support.live_problems import problem_from_module
 
 GOOD = """\
 import torch
@@ -64,7 +63,7 @@ def test_named_constructor_arguments(tmp_path: Path) -> None:
     assert problem.make_model().linear.weight.shape == (2, 4)
 
 
-def test_two_files_of_one_name_do_not_meet_and_models_pickle(tmp_path: Path) -> None:
+def test_two_files_of_one_name_are_separate_and_models_pickle(tmp_path: Path) -> None:
     one = load_problem(write(tmp_path, GOOD))
     two = load_problem(write(tmp_path, GOOD.replace("self.linear(x)", "-self.linear(x)")))
     x = torch.ones(1, 4)
@@ -93,7 +92,7 @@ MISTAKES = {
     "no Model": (GOOD.replace("class Model", "class Net"), 1, "no class Model.*it has Net"),
     "no module": (GOOD.replace("Model(nn.Module)", "Model"), 5, "Model is not an nn.Module"),
     "no get_inputs": (GOOD.replace("get_inputs", "inputs"), 1, r"no function get_inputs\(\)"),
-    "get_inputs no function": (GOOD + "\nget_inputs = 3\n", 14, "this is no function: get_inputs"),
+    "get_inputs no function": (GOOD + "\nget_inputs = 3\n", 14, "not a function: get_inputs"),
     "no get_init_inputs": (GOOD.replace("get_init_", "init_"), 1, "no function get_init_inputs"),
 }
 
@@ -134,12 +133,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_candidates_load_and_are_made_like_the_model(tmp_path: Path) -> None:
     problem = load_problem(write(tmp_path, GOOD))
     path = write(tmp_path, GOOD + "\nclass ModelNew(Model):\n    answer = 42\n", "new.py")
-    assert load_candidate(path).answer == 42
     made = candidate_factory(path, problem)()
-    assert type(made).__name__ == "ModelNew"
+    assert type(made).__name__ == "ModelNew" and made.answer == 42
     assert made.linear.weight.shape == (2, 4)
     with pytest.raises(ProblemError, match="no class ModelNew"):
-        load_candidate(tmp_path / "problem.py")
+        candidate_factory(tmp_path / "problem.py", problem)
 
 
 def test_a_live_module_keeps_its_values_and_moves_its_inputs() -> None:

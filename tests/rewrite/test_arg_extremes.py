@@ -1,4 +1,4 @@
-"""Where a largest or smallest value lies, and the gradient that goes there, on the host."""
+"""Indices of largest and smallest values, and the gradients that go there, on the host."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import fusewright
 from fusewright.capture import scatters
-from fusewright.compile.pipeline import prepare
-from fusewright.plan.steps import Call
 from fusewright.rewrite import arg_extremes as extremes
-from tests.test_regressions import Lambda
+from tests.support.models import ARG_EXTREMES, Lambda
+from tests.support.plans import pytorch_operators
 
 INF, NAN = float("inf"), float("nan")
 
@@ -25,28 +24,18 @@ def _loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatters, "LOOPS", ("cpu", "cuda"))
 
 
-def calls(model: nn.Module, *args: Tensor) -> list[str]:
-    """The operators that stay PyTorch's, of all graphs."""
-    prepared = prepare(model, args, modes=("train",), device=args[0].device)
-    graphs = [g for m in prepared.modes for g in (m.forward, m.inference, m.backward) if g]
-    return [step.node.op for graph in graphs for step in graph.steps if isinstance(step, Call)]
-
-
 def ours(function: Callable[..., object], *args: Tensor) -> object:
     model = Lambda(function)
-    assert not calls(model, *args)
+    assert not pytorch_operators(model, *args)
     return fusewright.optimize(model, args)(*args)
-
-
-PLACES = {"argmax": torch.argmax, "argmin": torch.argmin}
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "uint8", "int8"])
-def test_places(dtype: str) -> None:
+def test_indices(dtype: str) -> None:
     """Of several shapes, along each of their dimensions."""
     torch.manual_seed(3)
-    wanted = list(itertools.product(PLACES.values(), (0, 1, -1), (False, True)))
+    wanted = list(itertools.product(ARG_EXTREMES.values(), (0, 1, -1), (False, True)))
 
     def places(*given: Tensor) -> list[Tensor]:
         return [op(x, dim, keepdim) for x in given for op, dim, keepdim in wanted]
@@ -61,24 +50,24 @@ def test_places(dtype: str) -> None:
         assert mine.dtype == torch.int64 and torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("name", PLACES)
-def test_corners(name: str) -> None:
-    """All orders of numbers that are special or equal; the first NaN wins, zeros are equal."""
+@pytest.mark.parametrize("name", ARG_EXTREMES)
+def test_special_values_and_ties(name: str) -> None:
+    """All orders of special and equal values. The first NaN wins; zeros are equal."""
     numbers = [0.0, -0.0, 1e-45, -1e-45, 3.4e38, -3.4e38, INF, -INF, NAN]
     rows = torch.tensor(list(itertools.permutations(numbers, 4)))
     rows = torch.cat([rows, torch.tensor([[-INF] * 4, [INF] * 4, [NAN] * 4, [-0.0, 0, 0, -0.0]])])
-    assert torch.equal(ours(lambda x: PLACES[name](x, 1), rows), PLACES[name](rows, 1))  # type: ignore[arg-type]
+    assert torch.equal(ours(lambda x: ARG_EXTREMES[name](x, 1), rows), ARG_EXTREMES[name](rows, 1))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", PLACES)
-def test_largest_and_smallest_whole_numbers(name: str) -> None:
+@pytest.mark.parametrize("name", ARG_EXTREMES)
+def test_largest_and_smallest_integers(name: str) -> None:
     ends = [2**31 - 1, 2**31 - 2, -(2**31), 1 - 2**31, 0, -1]
     rows = torch.tensor(list(itertools.permutations(ends, 3)), dtype=torch.int32)
-    assert torch.equal(ours(lambda x: PLACES[name](x, 1), rows), PLACES[name](rows, 1))  # type: ignore[arg-type]
+    assert torch.equal(ours(lambda x: ARG_EXTREMES[name](x, 1), rows), ARG_EXTREMES[name](rows, 1))  # type: ignore[arg-type]
 
 
-def test_values_and_places() -> None:
-    """Both, with the gradient of the values, which ties give to the first."""
+def test_values_and_indices() -> None:
+    """Both, with the gradient of the values, which goes to the first of equal ones."""
     torch.manual_seed(5)
     wanted = list(itertools.product((torch.max, torch.min), (0, 1, 2), (False, True)))
 
@@ -98,16 +87,18 @@ def test_values_and_places() -> None:
         results.append([*(each.detach() for each in found), leaf.grad])
     for theirs, mine in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
-    left = calls(Lambda(both), x.requires_grad_())  # along columns the gradient is PyTorch's
+    left = pytorch_operators(
+        Lambda(both), x.requires_grad_()
+    )  # along columns the gradient is PyTorch's
     assert left == ["aten.value_selecting_reduction_backward.default"] * 8
 
 
 def test_the_values_alone_train_without_calls() -> None:
     x = torch.randn(8, 33, requires_grad=True)
-    assert not calls(Lambda(lambda x: torch.max(x * 2, 1)[0].relu()), x)
+    assert not pytorch_operators(Lambda(lambda x: torch.max(x * 2, 1)[0].relu()), x)
 
 
-def test_another_batch() -> None:
+def test_indices_along_a_batch_that_changes() -> None:
     """Along the batch itself, whose size may change."""
     model = fusewright.optimize(Lambda(lambda x: x.argmax(0)), (torch.randn(5, 9),))
     for many in (5, 1, 300):
@@ -134,32 +125,32 @@ def test_gradients_of_another_batch(monkeypatch: pytest.MonkeyPatch, loops: bool
         (lambda x: x.argmax(), torch.randn(3, 5)),
     ],
 )
-def test_what_stays_pytorchs(function: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    assert set(calls(Lambda(function), x)) == {"aten.argmax.default"}
+def test_which_operators_stay_pytorchs(function: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    assert set(pytorch_operators(Lambda(function), x)) == {"aten.argmax.default"}
     assert torch.equal(fusewright.optimize(Lambda(function), (x,))(x), function(x))
 
 
 def test_a_scatter_by_any_index_stays_pytorchs() -> None:
-    """It may be out of range, which PyTorch says."""
+    """An index may be out of range, and PyTorch reports that."""
     model = Lambda(lambda x, i, s: x.scatter(1, i, s))
     args = (torch.randn(3, 5), torch.randint(5, (3, 1)), torch.randn(3, 1))
-    assert "aten.scatter.src" in calls(model, *args)
+    assert "aten.scatter.src" in pytorch_operators(model, *args)
 
 
 def test_pairs_on_the_host_stay_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extremes, "PAIRS_ON", ("cuda",))
-    assert set(calls(Lambda(lambda x: tuple(torch.max(x, 1))), torch.randn(3, 5))) == {
+    assert set(pytorch_operators(Lambda(lambda x: tuple(torch.max(x, 1))), torch.randn(3, 5))) == {
         "aten.max.dim"
     }
 
 
-def test_a_number_alone() -> None:
+def test_a_tensor_without_dimensions() -> None:
     x = torch.tensor(3.0, requires_grad=True)
     fusewright.optimize(Lambda(lambda x: x.max(0)[0] * 2), (x,))(x).backward()
     assert x.grad == 2
 
 
-def test_a_place_beyond_what_is_scattered_into() -> None:
+def test_an_index_beyond_the_tensor_is_an_error() -> None:
     model = Lambda(lambda x, y, s: y.scatter(1, x.max(1, keepdim=True)[1], s))
     x, y, s = torch.randn(6, 9), torch.randn(6, 6), torch.randn(6, 1)
     x[:, 3] = 9.0

@@ -1,6 +1,6 @@
-"""Convolutions in channels-last on CUDA targets: what is planned, that nothing else changes.
+"""Convolutions in channels-last on CUDA targets: what is planned, and that results do not change.
 
-Planning needs no GPU; the programs run by emulation, with PyTorch's own convolutions on the CPU.
+Planning needs no GPU. The programs run by emulation, with PyTorch's own convolutions on the CPU.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from fusewright.emit.bundle import ModuleBundle
 from fusewright.ir.graph import ONE, Graph, Program
 from fusewright.ir.interpret import interpret
 from fusewright.plan.show import show
-from fusewright.plan.steps import Call, Loop, Plan, Window
+from fusewright.plan.steps import Call, Plan
 from fusewright.rewrite import layouts, rewrite
 from fusewright.rewrite.layouts import is_channels_last, with_channels_last
 from fusewright.schedule.loops import choose
 from fusewright.target.target import Target
-from tests.codegen.test_cuda_loops import emulated
 from tests.support import nvcc
-from tests.support.loop_cases import EMULATED, compile_source
+from tests.support.cuda_on_host import emulated
+from tests.support.loop_runs import EMULATED, compile_source
+from tests.support.plans import steps_of
 
 CUDA = Target.cuda(tensor_cores=False)
 
@@ -97,7 +98,7 @@ class Pooled(nn.Module):
 
 
 class Separable(nn.Module):
-    """A convolution for each channel and a product, as they follow each other."""
+    """A depthwise convolution and a 1×1 convolution, as they follow each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +141,7 @@ MODELS = {
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sizes that can be emulated count as large."""
+    """Small sizes, which can be emulated, count as large."""
     monkeypatch.setattr(layouts, "LEAST_BYTES", 1)
     yield
 
@@ -158,7 +159,7 @@ def programs(model: nn.Module, x: torch.Tensor) -> tuple[Program, Program]:
 
 @functools.cache
 def programs_of(name: str) -> tuple[Program, Program]:
-    """For tests that find all sizes large."""
+    """For tests with the fixture `small`."""
     return programs(*made(name))
 
 
@@ -168,7 +169,7 @@ def prepared(model: nn.Module, x: torch.Tensor, target: Target = CUDA) -> Prepar
 
 @functools.cache
 def prepared_of(name: str) -> Prepared:
-    """For tests that find all sizes large."""
+    """For tests with the fixture `small`."""
     return prepared(*made(name))
 
 
@@ -177,21 +178,21 @@ def convolutions(plan: Plan) -> list[Call]:
 
 
 def copies(plan: Plan) -> list[str]:
-    """What is copied for a change of layout alone."""
-    return [step.inputs[0] for step in plan.loops if step.operators == ()]
+    """Copies that only change the layout."""
+    return [step.inputs[0] for step in steps_of(plan, "loop") if step.operators == ()]
 
 
 def test_the_plan_of_an_epilogue(small: None) -> None:
     plans = prepared_of("epilogue").modes[0]
     assert copies(plans.forward) == copies(plans.inference) == ["x", "conv_weight"]
     assert plans.backward is not None
-    # The gradient is written in channels-last by the loop that makes it; x comes so from forward.
+    # The loop that computes the gradient writes it in channels-last; forward saved x so.
     assert copies(plans.backward) == ["conv_weight", "getitem_1", "getitem"]
     specs = dict(plans.backward.specs)
     assert is_channels_last(specs["where"]) and is_channels_last(specs["x"])
-    assert not is_channels_last(specs["le"]), "the mask lies as the gradient it meets"
+    assert not is_channels_last(specs["le"]), "the mask has the layout of the gradient it meets"
     (call,) = convolutions(plans.backward)
-    assert "in channels-last, which its kernels take and give without transposing" in call.reason
+    assert "it reads and writes channels-last, so it transposes nothing" in call.reason
     assert "copy to another layout" in show(plans) and call.reason in show(plans)
 
 
@@ -202,13 +203,13 @@ def test_a_chain_stays_in_channels_last(small: None) -> None:
     images = {n: s for n, s in specs.items() if len(s.shape) == 4 and s.shape[2].factor > 3}
     plain = {name for name, spec in images.items() if not is_channels_last(spec)}
     wanted = {"x", "mul_32", "convolution_2"}
-    assert plain == wanted, "the argument, the output and what is saved beside it alone"
+    assert plain == wanted, "only the argument, the output and what is saved with it"
     assert plans.backward is not None
     weights = {"first_weight", "second_weight"}
     assert len(set(copies(plans.backward)) - weights) == 4, "gradients that are given out"
 
 
-def test_a_mask_between_convolutions_lies_as_they_do(small: None) -> None:
+def test_a_mask_between_convolutions_is_channels_last(small: None) -> None:
     _, after = programs_of("masked")
     assert after.backward is not None
     saved = [i.spec for i in after.backward.inputs if i.spec.shape[0].symbols]
@@ -218,7 +219,7 @@ def test_a_mask_between_convolutions_lies_as_they_do(small: None) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_saved_values_lie_as_backward_expects(small: None, name: str) -> None:
+def test_saved_values_have_the_layout_that_backward_expects(small: None, name: str) -> None:
     before, after = programs_of(name)
     assert after != before and after.backward is not None
     n_given = sum(result.kind != "saved" for result in after.results)
@@ -238,7 +239,7 @@ def test_saved_values_lie_as_backward_expects(small: None, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_oracle_sees_no_difference(small: None, name: str) -> None:
+def test_the_interpreter_sees_no_difference(small: None, name: str) -> None:
     before, after = programs_of(name)
     sizes = before.example_sizes
     graphs: list[tuple[Graph | None, Graph | None]] = [
@@ -311,16 +312,16 @@ def test_a_batch_of_another_size(small: None) -> None:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_a_row_of_two_layouts_is_taken_apart(small: None) -> None:
+def test_a_row_kernel_of_two_layouts_is_split(small: None) -> None:
     plans = prepared_of("normed").modes[0]
-    kinds = [choose(x.kernel, CUDA, {"s0": 2}).kind for x in plans.inference.loops]
+    kinds = [choose(x.kernel, CUDA, {"s0": 2}).kind for x in steps_of(plans.inference, "loop")]
     assert kinds.count("transpose") >= 2, "the input's copy and the normalised result"
     host = prepared(*made("normed"), target=Target.host()).modes[0]
-    assert len(host.inference.loops) == 1, "one row kernel where there is one layout"
+    assert len(steps_of(host.inference, "loop")) == 1, "one row kernel where there is one layout"
 
 
-def test_the_library_is_asked_about_eager_s_layout(small: None) -> None:
-    """A source that lies in channels-last for another convolution's sake, and does not in eager."""
+def test_cudnns_precision_is_queried_for_eagers_layout(small: None) -> None:
+    """An input is channels-last because of another convolution, and is not in eager mode."""
     up, last = nn.ConvTranspose2d(64, 64, 5, stride=5), nn.Conv2d(64, 96, 3, padding=1)
     model = nn.Sequential(up, nn.ReLU(), last, nn.Tanh())
     ready = prepare(
@@ -330,8 +331,10 @@ def test_the_library_is_asked_about_eager_s_layout(small: None) -> None:
         target=Target.cuda(),
         modes=("eval",),
     )
-    (step,) = ready.modes[0].inference.on_cores
-    assert isinstance(step, Window) and step.kernel.source.strides[1] == ONE, "read as it lies"
+    (step,) = steps_of(ready.modes[0].inference, "convolution")
+    assert step.kind == "convolution" and step.kernel.source.strides[1] == ONE, (
+        "read without a copy"
+    )
     assert step.kernel.instead.source.strides[-1] == ONE
     assert any("channels-last" in call.reason for call in convolutions(ready.modes[0].inference))
 
@@ -342,7 +345,9 @@ def kinds_of(model: nn.Module, x: torch.Tensor, target: Target = CUDA) -> set[bo
     return {"channels-last" in call.reason for call in convolutions(plan)}
 
 
-def test_which_convolutions_gain(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_convolutions_gain_by_channels_last(
+    small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = torch.randn(2, 32, 12, 12)
     good = nn.Conv2d(32, 32, 3)
     assert kinds_of(good, x) == {True}
@@ -352,7 +357,7 @@ def test_which_convolutions_gain(small: None, monkeypatch: pytest.MonkeyPatch) -
     assert kinds_of(nn.Conv2d(32, 64, 3, groups=32), x) == {False}
     assert kinds_of(nn.ConvTranspose2d(32, 32, 3), x) == {True}
     assert kinds_of(nn.ConvTranspose2d(32, 32, 3, groups=32), x) == {False}
-    assert kinds_of(nn.Conv2d(32, 48, 1), x) == {False}, "a product, without any transpose"
+    assert kinds_of(nn.Conv2d(32, 48, 1), x) == {False}, "a matmul, without any transpose"
     assert kinds_of(nn.Conv2d(32, 48, 1), x[..., :11, :11]) == {True}, "rows of odd length"
     assert kinds_of(nn.Conv2d(32, 48, 1, stride=2), x) == {True}
     assert kinds_of(nn.Conv2d(32, 31, 3), x) == {False}
@@ -382,7 +387,7 @@ def test_the_kernels_of_a_chain_compile(small: None, tmp_path: Path) -> None:
 def test_no_kernel_moves_elements_one_by_one(small: None) -> None:
     plans = prepared_of("epilogue").modes[0]
     assert plans.backward is not None
-    loops = [*plans.forward.loops, *plans.backward.loops]
+    loops = [*steps_of(plans.forward, "loop"), *steps_of(plans.backward, "loop")]
     picked = {step.inputs[0]: choose(step.kernel, CUDA, {"s0": 128}) for step in loops}
     assert {name: (each.kind, each.lanes) for name, each in picked.items()} == {
         "x": ("transpose", 4),
@@ -392,4 +397,4 @@ def test_no_kernel_moves_elements_one_by_one(small: None) -> None:
         "getitem_1": ("transpose", 1),
         "getitem": ("transpose", 4),
     }
-    assert all(isinstance(step, Loop) for step in loops)
+    assert all(step.kind == "loop" for step in loops)

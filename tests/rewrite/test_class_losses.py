@@ -1,4 +1,4 @@
-"""Losses by class as part of the softmax's loops, on the host."""
+"""Losses by class inside the loops of the softmax, on the host."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import fusewright
 import fusewright.rewrite.lower
 from fusewright.capture import losses
-from tests.rewrite.test_arg_extremes import calls
-from tests.test_regressions import Lambda
+from tests.support.models import Lambda
+from tests.support.plans import pytorch_operators
 
 lower: Any = sys.modules["fusewright.rewrite.lower"]  # the package has a function of that name
 SHAPES = {"rows": (7, 11), "images": (3, 5, 4, 6), "sequences": (3, 5, 8)}
@@ -29,7 +29,7 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Head(nn.Module):
-    """Something with a gradient before many losses, so that scores are no argument."""
+    """An operator with a gradient before many losses: scores are not an input."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def results(model: nn.Module, x: Tensor, *targets: Tensor) -> list[Tensor]:
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_cross_entropy(shape: str) -> None:
-    """Means, sums and single losses, with and without weights and classes that do not count."""
+    """Means, sums and single losses, with and without weights and ignored classes."""
     torch.manual_seed(11)
     sizes = SHAPES[shape]
     x, target = torch.randn(sizes), torch.randint(sizes[1], (sizes[0], *sizes[2:]))
@@ -74,12 +74,14 @@ def test_cross_entropy(shape: str) -> None:
     exact = results(copy.deepcopy(model).double(), x.double(), target, other)
     for theirs, mine in zip(exact, found, strict=True):
         torch.testing.assert_close(mine.double(), theirs, rtol=3e-6, atol=3e-6)
-    assert not any("nll" in op for op in calls(model, x.requires_grad_(), target, other))
+    assert not any(
+        "nll" in op for op in pytorch_operators(model, x.requires_grad_(), target, other)
+    )
 
 
 @pytest.mark.usefixtures("loops")
-def test_corners(dtype: torch.dtype = torch.float64) -> None:
-    """Scores of -Inf and NaN; no class counts; another batch; the loss of what was one before."""
+def test_special_values_and_ignored_classes(dtype: torch.dtype = torch.float64) -> None:
+    """Scores of -Inf and NaN; only ignored classes; another batch."""
     model = Lambda(lambda x, t: F.cross_entropy(x, t))
     x, target = torch.randn(4, 6, dtype=dtype), torch.tensor([1, 5, 0, 3])
     optimized = fusewright.optimize(model, (x, target))
@@ -94,8 +96,8 @@ def test_corners(dtype: torch.dtype = torch.float64) -> None:
 
 
 @pytest.mark.usefixtures("loops")
-def test_what_is_repeated() -> None:
-    """Scores of which a part has fewer dimensions, seen in others."""
+def test_broadcast_scores() -> None:
+    """A part of the scores has fewer dimensions."""
     model = Lambda(lambda a, b, t: F.nll_loss(a - b.exp(), t, reduction="none"))
     a, b, t = torch.randn(1, 5, 4), torch.randn(4, 1, 4), torch.randint(5, (4, 4))
     torch.testing.assert_close(fusewright.optimize(model, (a, b, t))(a, b, t), model(a, b, t))
@@ -105,7 +107,7 @@ def test_what_is_repeated() -> None:
 
 
 @pytest.mark.usefixtures("loops")
-def test_a_weight_that_does_not_count() -> None:
+def test_the_weight_of_an_ignored_class_is_not_read() -> None:
     weights = torch.tensor([1.0, torch.inf, 2, 3, 4])
     model = Lambda(lambda x, t, w: F.cross_entropy(x, t, w, ignore_index=1))
     x, t = torch.randn(6, 5, requires_grad=True), torch.tensor([0, 1, 2, 3, 4, 0])
@@ -115,8 +117,8 @@ def test_a_weight_that_does_not_count() -> None:
     torch.testing.assert_close(mine, theirs)
 
 
-def test_a_look_at_classes_is_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no loop can have it, as on a second device, an emitted file would not know it."""
+def test_a_read_at_a_class_index_is_never_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no loop can contain it, as on a second device: an emitted file lacks the operator."""
     monkeypatch.setattr(losses, "LOOPS", ("cpu", "cuda"))
     plain = lower._on_main_device
     monkeypatch.setattr(
@@ -124,7 +126,7 @@ def test_a_look_at_classes_is_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     model = Lambda(lambda x, t: F.cross_entropy(x, t))
     x, t = torch.randn(5, 7), torch.randint(7, (5,))
-    assert not calls(model, x, t)
+    assert not pytorch_operators(model, x, t)
     torch.testing.assert_close(fusewright.optimize(model, (x, t))(x, t), model(x, t))
 
 
@@ -132,19 +134,19 @@ def test_a_look_at_classes_is_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("function", "dtype"),
     [
-        (lambda x, t: F.nll_loss(x, t), torch.float32),  # would read whole rows for one number each
+        (lambda x, t: F.nll_loss(x, t), torch.float32),  # would read a whole row for one element
         (lambda x, t: F.nll_loss(x * 2, t), torch.float32),
         (lambda x, t: F.cross_entropy(x, t), torch.bfloat16),
     ],
 )
-def test_what_stays_pytorchs(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
+def test_which_losses_stay_pytorchs(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
     x, target = torch.randn(5, 7).to(dtype), torch.randint(7, (5,))
-    assert "aten.nll_loss_forward.default" in calls(Lambda(function), x, target)
+    assert "aten.nll_loss_forward.default" in pytorch_operators(Lambda(function), x, target)
     found = fusewright.optimize(Lambda(function), (x, target))(x, target)
     torch.testing.assert_close(found, function(x, target))
 
 
-def test_the_host_says_which_class_there_is_not() -> None:
+def test_the_host_names_a_class_out_of_range() -> None:
     model = Lambda(lambda x, t: F.cross_entropy(x, t))
     x, target = torch.randn(5, 7), torch.randint(7, (5,))
     optimized = fusewright.optimize(model, (x, target))

@@ -1,4 +1,4 @@
-"""Padding with a number: it goes into the loops around it, and reads nothing outside."""
+"""Padding with a constant: it becomes part of the loops around it and reads nothing outside."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import fusewright
 from fusewright.capture import capture
 from fusewright.compile.pipeline import prepare
 from fusewright.ir.interpret import interpret
-from fusewright.plan.steps import Call, Loop
+from fusewright.plan.steps import Call
 from fusewright.rewrite import rewrite
 from fusewright.target.target import Target
-from tests.codegen.test_cuda_loops import emulated
-from tests.plan.test_plan import Lambda
+from tests.support.cuda_on_host import emulated
 from tests.support.emulated_modules import INFERRED, on_library
+from tests.support.models import Lambda
 from tests.support.side_by_side import SideBySide, optimized
 
 IMAGES = (3, 4, 9, 12)
@@ -52,7 +52,7 @@ WAYS = {
 
 
 TOGETHER = 8
-# One way names the batch's size, which is then no symbol, for none of those beside it.
+# One way fixes the batch's size, for itself and for those compiled with it.
 OPEN = [name for name in WAYS if name != "viewed"]
 GROUPS = [["viewed"], *(OPEN[at : at + TOGETHER] for at in range(0, len(OPEN), TOGETHER))]
 
@@ -69,7 +69,7 @@ def test_padding_is_part_of_loops(names: list[str], language: str) -> None:
 
 
 def check(model: nn.Module, *inputs: Tensor, language: str = "host") -> nn.Module:
-    """No calls, numbers and strides as eager's; what was built."""
+    """Compare with eager: no calls, equal values and strides. Returns the optimized module."""
     if language == "host":
         fast, mode = optimized(model, *inputs, mode="eval")
     else:
@@ -80,7 +80,7 @@ def check(model: nn.Module, *inputs: Tensor, language: str = "host") -> nn.Modul
         mode = found.modes[0]
     steps = mode.inference.steps
     assert not [step.node.op for step in steps if isinstance(step, Call)]
-    assert sum(isinstance(step, Loop) for step in steps) >= len(inputs)
+    assert sum(step.kind == "loop" for step in steps) >= len(inputs)
     fast.eval()
     with torch.no_grad():
         made, expected = fast(*inputs), model(*inputs)
@@ -95,7 +95,7 @@ def check(model: nn.Module, *inputs: Tensor, language: str = "host") -> nn.Modul
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int64", "uint8", "bool"])
 def test_other_types(dtype: str) -> None:
     x = (torch.randn(3, 5, 7) * 9).to(getattr(torch, dtype))
-    model = Lambda(lambda m, x: F.pad(x, (1, 2, 3, -1), value=3))
+    model = Lambda(lambda x: F.pad(x, (1, 2, 3, -1), value=3))
     fast = check(model, x)
     with torch.no_grad():
         assert torch.equal(fast(x), model(x))
@@ -104,12 +104,12 @@ def test_other_types(dtype: str) -> None:
 @pytest.mark.parametrize("way", ["on all sides", "cut off and added"])
 def test_channels_last(way: str) -> None:
     x = torch.randn(IMAGES).contiguous(memory_format=torch.channels_last)
-    check(Lambda(lambda m, x: WAYS[way](x) * 2), x)
+    check(Lambda(lambda x: WAYS[way](x) * 2), x)
 
 
 @pytest.mark.parametrize("way", ["on all sides", "cut off", "moved", "twice", "differences"])
 def test_gradients(way: str) -> None:
-    model = Lambda(lambda m, x: torch.tanh(WAYS[way](torch.sigmoid(x)).clamp(-9, 9)))
+    model = Lambda(lambda x: torch.tanh(WAYS[way](torch.sigmoid(x)).clamp(-9, 9)))
     x = torch.randn(IMAGES)
     fast, mode = optimized(model, x)
     assert mode.backward is not None
@@ -126,11 +126,11 @@ def test_gradients(way: str) -> None:
 @pytest.mark.parametrize("sizes", [(0, 4, 5), (2, 4, 0), (1, 1, 1)])
 def test_small_sizes(sizes: tuple[int, ...]) -> None:
     x = torch.randn(sizes)
-    check(Lambda(lambda m, x: F.pad(x, (1, 2, 0, 1), value=6.0) * 2), x)
+    check(Lambda(lambda x: F.pad(x, (1, 2, 0, 1), value=6.0) * 2), x)
 
 
-def test_the_batch_stays_open() -> None:
-    model, x = Lambda(lambda m, x: F.pad(x.exp(), (1, 2, 0, 1))), torch.randn(4, 5, 6)
+def test_the_batch_stays_dynamic() -> None:
+    model, x = Lambda(lambda x: F.pad(x.exp(), (1, 2, 0, 1))), torch.randn(4, 5, 6)
     fast = fusewright.optimize(model, x, modes=("eval",))
     with torch.no_grad():
         for batch in (1, 4, 9, 0):
@@ -138,8 +138,8 @@ def test_the_batch_stays_open() -> None:
             torch.testing.assert_close(fast(given), model(given))
 
 
-def test_the_oracle_pads() -> None:
-    model, x = Lambda(lambda m, x: F.pad(x, (-1, 2, 3, 0), value=2.5)), torch.randn(2, 3, 4)
+def test_the_interpreter_pads() -> None:
+    model, x = Lambda(lambda x: F.pad(x, (-1, 2, 3, 0), value=2.5)), torch.randn(2, 3, 4)
     graph = rewrite(capture(model, (x,), mode="eval")).forward
     assert "pad" in [node.op for node in graph.nodes]
     (found,) = interpret(graph, [x], {"s0": 2}, exact=True)

@@ -1,4 +1,4 @@
-"""Saved masks in bits: what is packed, what is not, and that gradients stay the same."""
+"""Saved masks in bits: which are packed, which are not, and that gradients stay the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.capture import capture
-from fusewright.ir.graph import ONE, Dim, Graph, Input, Node, Program, Ref, Result, TensorSpec
+from fusewright.ir.graph import (
+    ONE,
+    Dim,
+    ForwardOutput,
+    Graph,
+    Input,
+    Node,
+    Program,
+    Ref,
+    TensorSpec,
+)
 from fusewright.rewrite import rewrite, rewrite_graph
 from fusewright.rewrite.packed_masks import pack_flags, packed_groups
 
@@ -58,7 +68,7 @@ def saved(model: nn.Module) -> tuple[Program, list[str]]:
     ]
 
 
-def test_masks_of_one_value_are_one_byte() -> None:
+def test_masks_of_one_value_are_packed_into_one_byte() -> None:
     program, dtypes = saved(Minimum())
     assert dtypes.count("uint8") == 1 and "bool" not in dtypes
     assert program.backward is not None
@@ -66,7 +76,7 @@ def test_masks_of_one_value_are_one_byte() -> None:
     assert [each.spec.dtype for each in program.backward.inputs].count("uint8") == 1
 
 
-def test_masks_of_different_values_stay_apart() -> None:
+def test_masks_of_different_values_are_not_packed_together() -> None:
     _, dtypes = saved(Layers())
     assert dtypes.count("bool") == 2 and "uint8" not in dtypes
 
@@ -82,11 +92,13 @@ def test_a_returned_mask_stays_as_it_is() -> None:
         name for name in forward.outputs if (spec := specs[str(name)]) and spec.dtype == "bool"
     )
     returned = replace(forward, outputs=(mask, *forward.outputs))
-    program = replace(program, forward=returned, results=(Result("output", 0), *program.results))
+    program = replace(
+        program, forward=returned, results=(ForwardOutput("output", 0), *program.results)
+    )
     assert pack_flags(program) == program
 
 
-def test_a_byte_has_eight_bits() -> None:
+def test_a_byte_holds_at_most_eight_masks() -> None:
     shape = (Dim(4),)
     mask, value = (TensorSpec(dtype, shape, (ONE,)) for dtype in ("bool", "float32"))
     names = tuple(f"less_{at}" for at in range(11))
@@ -98,7 +110,7 @@ def test_a_byte_has_eight_bits() -> None:
 
 
 @pytest.mark.parametrize("kind", [Minimum, Layers])
-def test_gradients_are_eager_s(kind: type[nn.Module]) -> None:
+def test_gradients_are_those_of_eager_mode(kind: type[nn.Module]) -> None:
     model, x = kind(), inputs()
     with torch.no_grad():
         model.get_parameter(next(n for n, _ in model.named_parameters() if "bias" in n))[0] = 0.0
@@ -113,8 +125,8 @@ def test_gradients_are_eager_s(kind: type[nn.Module]) -> None:
         torch.testing.assert_close(ours, eager)
 
 
-def test_names_of_the_model_are_left_to_it() -> None:
-    """Buffers may be called what the bits would be called."""
+def test_names_of_packed_masks_avoid_those_of_the_model() -> None:
+    """A buffer may have the name that packed masks would get."""
 
     class Named(Minimum):
         def __init__(self, names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Tensors that are joined and computed with in one loop."""
+"""Concatenated tensors and the loop that reads them, as one loop."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusewright
-from tests.plan.test_plan import Lambda, kinds, plans
+from tests.support.models import Lambda, ParametricLambda
+from tests.support.plans import host_plans, loops_and_calls
 
 
 @pytest.mark.parametrize(
     "function",
     [
-        lambda m, a, b: torch.relu(torch.cat([a, b], 1)),
+        lambda m, a, b: F.leaky_relu(torch.cat([a, b], 1)),
         lambda m, a, b: torch.cat([a, b, a], -2) * 2,
         lambda m, a, b: torch.cat([torch.sigmoid(a), b.exp()], 1).sum((0, 2)),
         lambda m, a, b: torch.cat([a, b], 1).transpose(1, 2) + 1,
@@ -26,13 +27,13 @@ from tests.plan.test_plan import Lambda, kinds, plans
         lambda m, a, b: torch.cat([a, b], 1).view(-1, 2, 4, 8).amax(1),
     ],
 )
-def test_a_join_is_part_of_what_follows(function) -> None:  # type: ignore[no-untyped-def]
+def test_a_concatenation_is_part_of_the_loop_that_follows(function) -> None:  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     a, b = torch.randn(4, 5, 8), torch.randn(4, 3, 8)
     a[0, 0], b[1, 2] = -0.0, torch.nan
     a[2, 1, 3] = torch.inf
-    model = Lambda(function)
-    assert kinds(plans(function, a, b, mode="eval")[0]) == ["Loop"]
+    model = ParametricLambda(function)
+    assert loops_and_calls(host_plans(function, a, b, mode="eval")[0]) == ["loop"]
     fast = fusewright.optimize(copy.deepcopy(model), (a, b), modes=("train",))
     for size in (4, 7):
         a, b = a[:1].expand(size, -1, -1).clone(), b[:1].expand(size, -1, -1).clone()
@@ -50,31 +51,31 @@ def test_a_join_is_part_of_what_follows(function) -> None:  # type: ignore[no-un
 @pytest.mark.parametrize(
     "function",
     [
-        lambda m, a, b: torch.cat([a, b], 1),  # nobody computes with it
-        lambda m, a, b: torch.cat([a[:, :3], b], -1) + 1,  # along lanes
+        lambda m, a, b: torch.cat([a, b], 1),  # nothing computes with it
+        lambda m, a, b: torch.cat([a[:, :3], b], -1) + 1,  # along the contiguous axis
         lambda m, a, b: torch.cat([a[:, :3], b], 0) + 1,  # of sizes that change
-        lambda m, a, b: torch.cat([b] * 9, 1) + 1,  # of many
+        lambda m, a, b: torch.cat([b] * 9, 1) + 1,  # of many tensors
     ],
 )
-def test_other_joins_stay_calls(function) -> None:  # type: ignore[no-untyped-def]
+def test_other_concatenations_stay_calls(function) -> None:  # type: ignore[no-untyped-def]
     a, b = torch.randn(4, 5, 8), torch.randn(4, 3, 8)
-    assert "Call" in kinds(plans(function, a, b, mode="eval")[0])
+    assert "call" in loops_and_calls(host_plans(function, a, b, mode="eval")[0])
 
 
-def test_a_single_one_is_itself() -> None:
-    inference, _, _ = plans(lambda m, x: torch.cat([x.exp()], 1) @ x, torch.randn(9, 9))
-    assert kinds(inference) == ["Loop", "Call"]
-    model, x = Lambda(lambda m, x: torch.cat([x], 1)), torch.randn(3, 4)
+def test_a_concatenation_of_one_tensor_is_a_copy() -> None:
+    inference, _, _ = host_plans(lambda m, x: torch.cat([x.exp()], 1) @ x, torch.randn(9, 9))
+    assert loops_and_calls(inference) == ["loop", "call"]
+    model, x = Lambda(lambda x: torch.cat([x], 1)), torch.randn(3, 4)
     given = fusewright.optimize(model, (x,), modes=("train",))(x)
     assert torch.equal(given, x) and given.data_ptr() != x.data_ptr()
 
 
-def test_what_is_joined_with_nothing_is_a_copy() -> None:
+def test_a_concatenation_with_an_empty_tensor_is_a_copy() -> None:
     def function(m: nn.Module, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         whole = torch.cat([a.transpose(1, 2), b[:, :0]], 1)
         return whole, whole + 1
 
-    model, a = Lambda(function), torch.randn(3, 4, 5)
+    model, a = ParametricLambda(function), torch.randn(3, 4, 5)
     fast = fusewright.optimize(model, (a, a.mT), modes=("train",))
     wanted = model(a, a.mT)[0]
     given = fast(a, a.mT)[0]
@@ -99,7 +100,7 @@ class Dense(nn.Module):
         return torch.cat(made, 1).mean((2, 3))
 
 
-def test_dense_layers_train() -> None:
+def test_dense_blocks_train() -> None:
     torch.manual_seed(0)
     model, x = Dense(), torch.randn(3, 6, 7, 9)
     fast = fusewright.optimize(copy.deepcopy(model), (x,), modes=("train",))

@@ -1,11 +1,10 @@
-"""Max pooling in training: places as bytes, gradients that are gathered, and all of it PyTorch's to
-the bit: the first of equal values, the last NaN, windows of -Inf."""
+"""Max pooling in training: offsets saved as bytes and gathered gradients, with PyTorch's bits:
+the first of equal values, the last NaN, windows of -Inf."""
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +15,30 @@ from torch import Tensor, nn
 
 from fusewright.capture import capture
 from fusewright.compile.pipeline import prepare
-from fusewright.emit.bundle import ProgramPlans
 from fusewright.ir.interpret import interpret
 from fusewright.ir.loop import Store
 from fusewright.ir.pool_offsets import NOWHERE, Along, pitches
-from fusewright.plan.steps import Call, Loop, Plan
+from fusewright.plan.steps import Plan
 from fusewright.rewrite import rewrite
 from fusewright.schedule.coalesce import coalesce, with_long_lanes
 from fusewright.target.target import Target
-from tests.codegen.test_cuda_loops import emulated
-from tests.plan.test_plan import Lambda
+from tests.support.cuda_on_host import emulated
 from tests.support.emitted_files import emitted
 from tests.support.emulated_modules import TRAINED, on_library
+from tests.support.models import Lambda
+from tests.support.pooling import (
+    as_exact,
+    calls_in_training,
+    grad_output_of,
+    hard_inputs,
+    same,
+    same_bits,
+    trained,
+    training_plans,
+)
 from tests.support.side_by_side import SideBySide, optimized
 
 Pool = Callable[[Tensor], Tensor]
-Trained = tuple[Tensor, Tensor]  # a result and its input's gradient
 IMAGES, ODD = (2, 3, 12, 10), (2, 3, 13, 17)
 POOLS: dict[str, tuple[Pool, tuple[int, ...]]] = {
     "2 by 2": (lambda x: F.max_pool2d(x, 2), IMAGES),
@@ -53,80 +60,20 @@ POOLS: dict[str, tuple[Pool, tuple[int, ...]]] = {
 }
 
 
-def mode_of(model: nn.Module, x: Tensor, target: Target | None = None) -> ProgramPlans:
-    target = target or Target.host()
-    return prepare(model, (x,), modes=("train",), device=x.device, target=target).modes[0]
-
-
-def calls(mode: ProgramPlans) -> list[str]:
-    plans = [plan for plan in (mode.forward, mode.backward) if plan is not None]
-    return [step.node.op for plan in plans for step in plan.steps if isinstance(step, Call)]
-
-
 def loops(plan: Plan | None) -> int:
     assert plan is not None
-    return sum(isinstance(step, Loop) for step in plan.steps)
-
-
-def change_of(y: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    drawn = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
-    return drawn.to(dtype or y.dtype).to(y)
-
-
-def trained(model: nn.Module, *inputs: Tensor, dtype: torch.dtype | None = None) -> list[Trained]:
-    given = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in inputs]
-    made = model(*given)
-    made = made if isinstance(made, tuple) else (made,)
-    torch.autograd.backward(made, [change_of(y, dtype) for y in made])
-    return [(y.detach(), x.grad) for y, x in zip(made, given, strict=True) if x.grad is not None]
-
-
-def same(ours: nn.Module, eager: nn.Module, *inputs: Tensor, words: Sequence[str] = ("",)) -> None:
-    """Bits are eager's; sums of gradients have the same terms, in the order of windows."""
-    for word, mine, theirs in zip(
-        words, trained(ours, *inputs), trained(eager, *inputs), strict=True
-    ):
-        same_bits(mine, theirs, word)
-
-
-def same_bits(mine: Trained, theirs: Trained, words: str = "") -> None:
-    for found, expected in zip(mine, theirs, strict=True):
-        assert found.stride() == expected.stride() and found.dtype == expected.dtype, words
-        torch.testing.assert_close(
-            found, expected, rtol=0, atol=0, equal_nan=True, msg=lambda m: f"{words}\n{m}"
-        )
-
-
-def as_exact(mine: Trained, theirs: Trained, exact: Tensor) -> None:
-    """Values are eager's, gradients as near to float64's as eager's are."""
-    torch.testing.assert_close(mine[0], theirs[0], rtol=0, atol=0, equal_nan=True)
-    errors = [float((each[1].double() - exact).norm()) for each in (mine, theirs)]
-    assert errors[0] <= 1.01 * errors[1] + 1e-7 * float(exact.norm()), errors
-    far = 8 * torch.finfo(mine[1].dtype).eps
-    torch.testing.assert_close(mine[1].double(), exact, rtol=far, atol=far)
-    assert mine[1].stride() == theirs[1].stride()
-
-
-def hard(x: Tensor) -> list[Tensor]:
-    """Ties, signed zeros, NaN beside NaN, and windows of nothing but -Inf."""
-    ties = torch.randint_like(x, -2, 3)
-    zeros = torch.where(torch.rand_like(x) < 0.5, 0.0, -0.0).to(x.dtype)
-    poisoned = x.clone()
-    poisoned[torch.rand_like(x) < 0.2] = math.nan
-    poisoned[torch.rand_like(x) < 0.2] = math.inf
-    low = torch.where(torch.rand_like(x) < 0.9, -math.inf, x)
-    return [ties, zeros, poisoned, low, torch.full_like(x, -math.inf)]
+    return sum(step.kind == "loop" for step in plan.steps)
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("shape", sorted({shape for _, shape in POOLS.values()}))
-def test_bits(shape: tuple[int, ...]) -> None:
+def test_results_and_gradients_have_eagers_bits(shape: tuple[int, ...]) -> None:
     pools = {name: pool for name, (pool, of) in POOLS.items() if of == shape}
     model, inputs = SideBySide(pools.values()), [torch.randn(shape) for _ in pools]
     fast, mode = optimized(model, *inputs)
-    assert not calls(mode) and loops(mode.forward) == len(pools) + ("of one" in pools)
+    assert not calls_in_training(mode) and loops(mode.forward) == len(pools) + ("of one" in pools)
     grown, first = [torch.cat((x, x * 2, x)) for x in inputs], [x[:1] for x in inputs]
-    for given in (inputs, grown, first, *zip(*map(hard, inputs), strict=True)):
+    for given in (inputs, grown, first, *zip(*map(hard_inputs, inputs), strict=True)):
         same(fast, model, *given, words=tuple(pools))
     if "one image" not in pools:  # which PyTorch refuses without channels
         same(fast, model, *(x[:0] for x in inputs), words=tuple(pools))
@@ -141,8 +88,8 @@ def test_other_types_and_layouts(dtype: torch.dtype, last: bool) -> None:
     order = torch.channels_last if last else torch.contiguous_format
     inputs = [torch.randn(shape).to(dtype).contiguous(memory_format=order) for shape, _ in cases]
     fast, mode = optimized(model, *inputs)
-    assert not calls(mode)
-    for given in (inputs, *zip(*(hard(x)[:2] for x in inputs), strict=True)):
+    assert not calls_in_training(mode)
+    for given in (inputs, *zip(*(hard_inputs(x)[:2] for x in inputs), strict=True)):
         mine, theirs = trained(fast, *given), trained(model, *given)
         exact = trained(model, *(x.double() for x in given), dtype=dtype)
         same_bits(mine[0], theirs[0])
@@ -181,8 +128,8 @@ def test_random_windows(seeds: range) -> None:
         inputs.append(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
     model = SideBySide(pools)
     fast, mode = optimized(model, *inputs)
-    assert not calls(mode), words
-    for given in (inputs, *zip(*map(hard, inputs), strict=True)):
+    assert not calls_in_training(mode), words
+    for given in (inputs, *zip(*map(hard_inputs, inputs), strict=True)):
         same(fast, model, *given, words=words)
 
 
@@ -195,7 +142,7 @@ def test_on_emulated_cuda(last: bool) -> None:
     target = Target.cuda(tensor_cores=False)
     found = prepare(model, inputs, modes=("train",), device=torch.device("cpu"), target=target)
     fast = on_library(model, inputs, found, emulated(found.source), TRAINED)
-    for given in (inputs, *zip(*map(hard, inputs), strict=True)):
+    for given in (inputs, *zip(*map(hard_inputs, inputs), strict=True)):
         same(fast, model, *given, words=[f"{size}" for size in sizes])
 
 
@@ -226,38 +173,38 @@ def test_gradients_are_summed_as_they_are_gathered(size: tuple[int, ...], last: 
     torch.testing.assert_close(fast.shift.grad, model.shift.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_the_oracle_knows_both_operators() -> None:
-    """Captured and lowered graphs say the same, with ReLU's mask among the places and without."""
+def test_the_interpreter_runs_both_operators() -> None:
+    """Captured and lowered graphs agree, with ReLU's mask among the offsets and without."""
     for before in (torch.relu, torch.neg):
         for size in ((2,), (3, 2, 1)):
-            model = Lambda(lambda m, x, b=before, s=size: F.max_pool2d(b(x), *s))
+            model = Lambda(lambda x, b=before, s=size: F.max_pool2d(b(x), *s))
             x = torch.randint(-3, 4, ODD).double().requires_grad_()
             program = capture(model, (x,), mode="train")
-            assert "fusewright.max_pool_places.default" in [n.op for n in program.forward.nodes]
+            assert "fusewright.max_pool_offsets.default" in [n.op for n in program.forward.nodes]
             y = model(x)
-            change = change_of(y)
-            (expected,) = torch.autograd.grad(y, x, change)
+            grad_output = grad_output_of(y)
+            (expected,) = torch.autograd.grad(y, x, grad_output)
             for each in (program, rewrite(program)):
                 assert each.backward is not None
                 given, *saved = interpret(each.forward, [x.detach()], each.example_sizes)
                 assert torch.equal(given, y)
-                found = interpret(each.backward, [*saved, change], each.example_sizes)
+                found = interpret(each.backward, [*saved, grad_output], each.example_sizes)
                 assert torch.equal(found[0], expected)
 
 
-def test_a_network_saves_bytes() -> None:
-    """Backward reads places and the gradient, ReLU's mask among them; the image before the pool is
-    not kept, and the gradient of the bias is summed in the same loop."""
+def test_a_network_saves_offsets_as_bytes() -> None:
+    """Backward reads offsets, which include ReLU's mask, and the gradient. The image before the
+    pool is not saved, and the bias gradient is summed in the same loop."""
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 8, 3)
     )
     x = torch.randn(4, 3, 32, 32)
-    mode = mode_of(model, x, Target.cuda(tensor_cores=False))
+    mode = training_plans(model, x, Target.cuda(tensor_cores=False))
     backward = mode.program.backward
     assert backward is not None and mode.backward is not None
     saved = [(each.spec.dtype, each.spec.shape[-1].factor) for each in backward.inputs]
     assert ("uint8", 16) in saved and not [each for each in saved[3:] if each[1] == 32]
-    (step,) = [s for s in mode.backward.steps if isinstance(s, Loop) and "eq" in s.kernel.summary]
+    (step,) = [s for s in mode.backward.steps if s.kind == "loop" and "eq" in s.kernel.summary]
     assert step.kernel.summary == "add → eq → where → sum"
     read = [each.dtype for each in step.kernel.arguments if not each.is_output]
     assert sorted(read) == ["float32", "uint8"]
@@ -271,18 +218,18 @@ def test_a_network_saves_bytes() -> None:
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-4)
 
 
-def test_places_lie_as_convolutions_do() -> None:
-    """Between convolutions in channels-last nothing is turned, not even bytes."""
+def test_offsets_have_the_layout_of_the_convolutions() -> None:
+    """Between channels-last convolutions nothing is transposed, not even bytes."""
     model = nn.Sequential(
         nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 64, 3)
     )
-    mode = mode_of(model, torch.randn(32, 64, 64, 64), Target.cuda(tensor_cores=False))
+    mode = training_plans(model, torch.randn(32, 64, 64, 64), Target.cuda(tensor_cores=False))
     assert mode.backward is not None
     for plan in (mode.forward, mode.backward):
         (kernel,) = [
             step.kernel
             for step in plan.steps
-            if isinstance(step, Loop) and "uint8" in [a.dtype for a in step.kernel.arguments]
+            if step.kind == "loop" and "uint8" in [a.dtype for a in step.kernel.arguments]
         ]
         channels = [at for at, axis in enumerate(kernel.axes) if axis.size.factor == 64]
         accesses = [getattr(item, "access", None) for item in kernel.body]
@@ -300,32 +247,32 @@ def test_places_lie_as_convolutions_do() -> None:
         lambda x: F.adaptive_max_pool2d(x, 5),
     ],
 )
-def test_what_stays_pytorchs(pool: Pool) -> None:
-    model, x = Lambda(lambda m, x: pool(x)), torch.randn(IMAGES)
+def test_which_pools_stay_pytorchs(pool: Pool) -> None:
+    model, x = Lambda(lambda x: pool(x)), torch.randn(IMAGES)
     fast, mode = optimized(model, x)
-    found = [op for op in calls(mode) if "max_pool" in op]
+    found = [op for op in calls_in_training(mode) if "max_pool" in op]
     assert len(found) == 2 and not [op for op in found if op.startswith("fusewright")]
     same(fast, model, x)
 
 
-def test_nothing_is_pooled() -> None:
-    model, x = Lambda(lambda m, x: F.max_pool2d(x, 2)), torch.randn(0, 3, 8, 8)
+def test_an_empty_batch() -> None:
+    model, x = Lambda(lambda x: F.max_pool2d(x, 2)), torch.randn(0, 3, 8, 8)
     same(optimized(model, x)[0], model, x)
 
 
-def test_without_a_gradient_there_are_no_places() -> None:
-    model, x = Lambda(lambda m, x: F.max_pool2d(x, 3, 2, 1)), torch.randn(IMAGES)
-    (step,) = mode_of(model, x).inference.steps
-    assert isinstance(step, Loop) and set(step.kernel.summary.split(" → ")) == {"maximum"}
+def test_without_a_gradient_no_offsets_are_saved() -> None:
+    model, x = Lambda(lambda x: F.max_pool2d(x, 3, 2, 1)), torch.randn(IMAGES)
+    (step,) = training_plans(model, x).inference.steps
+    assert step.kind == "loop" and set(step.kernel.summary.split(" → ")) == {"maximum"}
 
 
-def test_a_hosts_runs_are_long() -> None:
-    """Not as long as a stride: the two elements beside each other are in two runs."""
-    model, x = Lambda(lambda m, x: F.max_pool2d(x, 2)), torch.randn(2, 3, 12, 40)
+def test_runs_on_the_host_are_long() -> None:
+    """Not as short as a stride: two adjacent elements are in two runs."""
+    model, x = Lambda(lambda x: F.max_pool2d(x, 2)), torch.randn(2, 3, 12, 40)
     fast, mode = optimized(model, x)
     assert mode.backward is not None
     (step,) = mode.backward.kernels
-    assert isinstance(step, Loop)
+    assert step.kind == "loop"
     small = coalesce(step.kernel)
     runs = with_long_lanes(small)
     assert [str(axis.size) for axis in small.outer[-2:]] == ["20", "2"]
@@ -359,10 +306,12 @@ def get_init_inputs():
 """
 
 
-def test_an_emitted_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It calls no operator of ours, which other programs would not have."""
+def test_an_emitted_file_calls_no_custom_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs would not have it."""
     text, names, _ = emitted(PROBLEM, tmp_path, monkeypatch)
-    assert "max_pool_places" not in text
+    assert "max_pool_offsets" not in text
     eager, fast = names["Model"](), names["ModelNew"]()
     fast.load_state_dict(eager.state_dict())
     for rows in (2, 5):
@@ -372,8 +321,8 @@ def test_an_emitted_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_numbers_are_places_of_one_tap(seed: int) -> None:
-    """Of all offsets that elements may have, only a tap's own give its number."""
+def test_an_offset_identifies_one_tap(seed: int) -> None:
+    """Among all offsets that elements may have, only a tap's own gives its code."""
     drawn = random.Random(seed)
     window = tuple(
         Along(drawn.randint(1, 4), drawn.randint(1, 5), drawn.randint(0, 1), 1)

@@ -1,4 +1,4 @@
-"""Pooling and largest values: what goes into a loop, what stays PyTorch's, and the numbers."""
+"""Pooling and largest values: what becomes a loop, what stays PyTorch's, and the results."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.compile.pipeline import prepare
-from fusewright.plan.steps import Call, Loop, Plan
-from tests.plan.test_plan import Lambda
+from tests.support.models import Lambda
+from tests.support.plans import called_operators
 from tests.support.side_by_side import SideBySide, optimized
 
 Pool = Callable[[Tensor], Tensor]
@@ -67,10 +67,6 @@ PYTORCHS = {
 }
 
 
-def calls(plan: Plan) -> list[str]:
-    return [step.node.op for step in plan.steps if isinstance(step, Call)]
-
-
 LAST = {IMAGES: torch.channels_last, VOLUMES: torch.channels_last_3d}
 TOGETHER = 8  # more take longer to plan than g++ takes to start
 
@@ -78,7 +74,7 @@ TOGETHER = 8  # more take longer to plan than g++ takes to start
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("first", range(0, len(OURS), TOGETHER))
-def test_what_is_ours(first: int, last: bool) -> None:
+def test_which_pools_become_loops(first: int, last: bool) -> None:
     pools = dict(list(OURS.items())[first : first + TOGETHER])
     model = SideBySide(lambda x, p=pool: p(x * 0.5 - 1) * 2 + 1 for pool, _ in pools.values())
     orders = LAST if last else {}
@@ -87,8 +83,8 @@ def test_what_is_ours(first: int, last: bool) -> None:
         for _, shape in pools.values()
     ]
     fast, mode = optimized(model, *inputs, mode="eval")
-    loops = [step for step in mode.inference.steps if isinstance(step, Loop)]
-    assert not calls(mode.inference) and len(loops) == len(pools)
+    loops = [step for step in mode.inference.steps if step.kind == "loop"]
+    assert not called_operators(mode.inference) and len(loops) == len(pools)
     grown = [torch.randn_like(torch.cat((x, x))) for x in inputs]
     for given in (inputs, grown, [x * math.inf for x in inputs]):
         with torch.no_grad():
@@ -101,11 +97,11 @@ def test_what_is_ours(first: int, last: bool) -> None:
 
 
 @pytest.mark.parametrize("name", PYTORCHS)
-def test_what_stays_pytorchs(name: str) -> None:
+def test_which_pools_stay_pytorchs(name: str) -> None:
     pool, shape = PYTORCHS[name]
     x = torch.randn(shape)
-    fast, mode = optimized(Lambda(lambda m, x: pool(x)), x, mode="eval")
-    assert calls(mode.inference)
+    fast, mode = optimized(Lambda(lambda x: pool(x)), x, mode="eval")
+    assert called_operators(mode.inference)
     with torch.no_grad():
         assert torch.equal(fast(x), pool(x))
 
@@ -131,9 +127,9 @@ def test_nan_is_the_largest_and_the_smallest() -> None:
             torch.testing.assert_close(ours, pool(x), rtol=0, atol=0, equal_nan=True)
 
 
-def test_whole_numbers_have_a_largest() -> None:
+def test_the_largest_integer() -> None:
     x = torch.randint(-9, 9, (5, 7, 3))
-    fast = fusewright.optimize(Lambda(lambda m, x: x.max(1)[0] - x.min(1)[0]), x, modes=("eval",))
+    fast = fusewright.optimize(Lambda(lambda x: x.max(1)[0] - x.min(1)[0]), x, modes=("eval",))
     assert torch.equal(fast(x), x.max(1)[0] - x.min(1)[0])
 
 
@@ -159,12 +155,14 @@ PYTORCHS_GRADIENTS = (
 
 @pytest.mark.parametrize("whose", [OUR_GRADIENTS, PYTORCHS_GRADIENTS], ids=["ours", "PyTorch's"])
 def test_gradients(whose: tuple[tuple[Pool, tuple[int, ...]], ...]) -> None:
-    """The last window of nine rows leaves one over, which has no share."""
+    """The last window of nine rows leaves one row over, whose gradient is zero."""
     model = SideBySide(lambda x, p=pool: torch.tanh(p(torch.sigmoid(x))) for pool, _ in whose)
     inputs = [torch.randn(shape) for _, shape in whose]
     fast, mode = optimized(model, *inputs)
     assert mode.backward is not None
-    called = [op for op in calls(mode.backward) if op != "aten.max.dim"]  # places, found again
+    called = [
+        op for op in called_operators(mode.backward) if op != "aten.max.dim"
+    ]  # indices, found again
     assert len(called) == (len(whose) if whose is PYTORCHS_GRADIENTS else 0)
     found = []
     for each in (fast, model):
@@ -177,9 +175,9 @@ def test_gradients(whose: tuple[tuple[Pool, tuple[int, ...]], ...]) -> None:
 
 
 @pytest.mark.parametrize("largest", [lambda x: x.max(1)[0], lambda x: x.min(1)[0]])
-def test_nothing_has_no_largest(largest) -> None:  # type: ignore[no-untyped-def]
+def test_the_largest_of_an_empty_axis_is_an_error(largest) -> None:  # type: ignore[no-untyped-def]
     x = torch.randn(3, 0, 4)
-    fast = fusewright.optimize(Lambda(lambda m, x: largest(x)), x, modes=("eval",))
+    fast = fusewright.optimize(Lambda(lambda x: largest(x)), x, modes=("eval",))
     with pytest.raises(IndexError, match="non-zero size"):
         fast(x)
 
@@ -200,7 +198,7 @@ PYTORCHS_ENLARGED = {
 
 @pytest.mark.parametrize("whose", [OUR_ENLARGED, PYTORCHS_ENLARGED], ids=["ours", "PyTorch's"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_images_become_larger_in_loops(
+def test_upsampling_becomes_a_loop(
     whose: dict[str, tuple[Pool, tuple[int, ...]]], dtype: torch.dtype
 ) -> None:
     model = SideBySide(lambda x, e=enlarge: e(-x) * 2 for enlarge, _ in whose.values())
@@ -208,7 +206,7 @@ def test_images_become_larger_in_loops(
     fast, mode = optimized(model, *inputs)
     assert mode.backward is not None
     for plan in (mode.forward, mode.backward):
-        upsampled = ["upsample" in each for each in calls(plan)]
+        upsampled = ["upsample" in each for each in called_operators(plan)]
         assert upsampled == [True] * (len(whose) if whose is PYTORCHS_ENLARGED else 0)
     with torch.no_grad():
         changes = [torch.randn_like(y) for y in model(*inputs)]
@@ -231,8 +229,8 @@ def trained(
 
 
 @pytest.mark.parametrize("factor", [2, 1.5])
-def test_larger_images_keep_the_batch_open(factor: float) -> None:
-    model = Lambda(lambda m, x: F.interpolate(x, scale_factor=factor) + 1)
+def test_upsampling_keeps_the_batch_dynamic(factor: float) -> None:
+    model = Lambda(lambda x: F.interpolate(x, scale_factor=factor) + 1)
     for shape in ((4, 3, 6, 8), (4, 3, 6), (4, 3, 2, 4, 6)):
         found = prepare(model, (torch.randn(shape),), device=torch.device("cpu")).modes
         assert all(each.program.symbols for each in found) and found[0].backward is not None

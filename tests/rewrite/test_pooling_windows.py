@@ -1,5 +1,5 @@
-"""Windows that overlap or reach beyond the image: random ones, in both languages, and what of the
-values before them is stored."""
+"""Pooling windows that overlap or reach beyond the image: random ones, in both languages, and which
+values before them are stored."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusewright.compile.pipeline import prepare
-from fusewright.plan.steps import Call, Loop, Plan
+from fusewright.plan.steps import Plan
 from fusewright.target.target import Target
-from tests.codegen.test_cuda_loops import emulated
-from tests.plan.test_plan import Lambda
+from tests.support.cuda_on_host import emulated
 from tests.support.emulated_modules import INFERRED, on_library
+from tests.support.models import Lambda
+from tests.support.plans import called_operators
 from tests.support.side_by_side import optimized
 
 Pool = Callable[[Tensor], Tensor]
@@ -27,7 +28,7 @@ SHAPES = {1: (3, 4, 17), 2: (2, 3, 9, 12), 3: (2, 2, 5, 6, 7)}
 
 
 def random_pool(drawn: random.Random, axes: int) -> tuple[str, Pool]:
-    """Some window that PyTorch takes, in words too."""
+    """A random pool that PyTorch accepts, and its description."""
     taps = [drawn.randint(1, 4 if axes < 3 else 3) for _ in range(axes)]
     given = {
         "stride": [drawn.randint(1, 4) for _ in range(axes)],
@@ -51,10 +52,6 @@ def inference(model: nn.Module, x: Tensor, target: Target) -> Plan:
     return prepare(model, (x,), modes=("eval",), device=x.device, target=target).modes[-1].inference
 
 
-def calls(plan: Plan) -> list[str]:
-    return [step.node.op for step in plan.steps if isinstance(step, Call)]
-
-
 def built(model: nn.Module, language: str, *inputs: Tensor) -> tuple[nn.Module, Plan]:
     """The model on kernels of this language, and what was planned for them."""
     if language == "host":
@@ -72,13 +69,13 @@ def built(model: nn.Module, language: str, *inputs: Tensor) -> tuple[nn.Module, 
 def test_random_windows(axes: int, seed: int) -> None:
     drawn = random.Random(100 * axes + seed)
     words, pools = zip(*(random_pool(drawn, axes) for _ in range(5)), strict=True)
-    model = Lambda(lambda m, x: tuple(pool(x) for pool in pools))
+    model = Lambda(lambda x: tuple(pool(x) for pool in pools))
     x = torch.randn(SHAPES[axes], dtype=drawn.choice([torch.float32, torch.float64]))
     last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(axes)
     if last is not None and seed % 2:
         x = x.contiguous(memory_format=last)
     fast, plan = built(model, ("host", "cuda")[seed % 3 == 0], x)
-    assert not calls(plan)
+    assert not called_operators(plan)
     poisoned = x.clone()
     poisoned.flatten()[::7], poisoned.flatten()[3::11] = math.nan, -math.inf
     for given in (x, poisoned, torch.cat((x, x * 3))):
@@ -91,18 +88,18 @@ def test_random_windows(axes: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("language", ["host", "cuda"])
-def test_halves(language: str) -> None:
+def test_windows_in_16_bits(language: str) -> None:
     def pools(x: Tensor) -> tuple[Tensor, Tensor]:
         return F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
 
-    model = Lambda(lambda m, *inputs: tuple(pooled for x in inputs for pooled in pools(x)))
+    model = Lambda(lambda *inputs: tuple(pooled for x in inputs for pooled in pools(x)))
     inputs = [
         torch.randn(2, 16, 9, 12).to(dtype).contiguous(memory_format=layout)
         for dtype in (torch.float16, torch.bfloat16)
         for layout in (torch.contiguous_format, torch.channels_last)
     ]
     fast, plan = built(model, language, *inputs)
-    assert not calls(plan)
+    assert not called_operators(plan)
     with torch.no_grad():
         for ours, eager in zip(fast(*inputs), model(*inputs), strict=True):
             assert ours.dtype == eager.dtype and torch.equal(ours, eager)
@@ -121,12 +118,14 @@ def test_halves(language: str) -> None:
         (lambda x: F.max_pool2d(torch.relu(x), 2), 1, 1),
     ],
 )
-def test_what_is_costly_is_computed_once(before: Pool, stride: int, loops: int) -> None:
-    """It is stored as it is, not padded."""
-    model = Lambda(lambda m, x: F.max_pool2d(before(x), 3, stride, 1))
+def test_costly_values_before_a_pool_are_computed_once(
+    before: Pool, stride: int, loops: int
+) -> None:
+    """They are stored as they are, not padded."""
+    model = Lambda(lambda x: F.max_pool2d(before(x), 3, stride, 1))
     x = torch.randn(2, 3, 16, 20)
     plan = inference(model, x, Target.cuda())
-    assert not calls(plan) and sum(isinstance(step, Loop) for step in plan.steps) == loops
+    assert not called_operators(plan) and sum(step.kind == "loop" for step in plan.steps) == loops
     sizes = [spec.shape[-1].factor for name, spec in plan.specs if name not in plan.outputs]
     assert 22 not in sizes
     with torch.no_grad():
@@ -134,8 +133,8 @@ def test_what_is_costly_is_computed_once(before: Pool, stride: int, loops: int) 
         torch.testing.assert_close(fast(x), model(x), rtol=2e-6, atol=2e-7)
 
 
-def test_a_pyramid_of_pools_is_as_many_loops() -> None:
-    def pyramid(m: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+def test_a_pyramid_of_pools_is_one_loop_each() -> None:
+    def pyramid(x: Tensor) -> tuple[Tensor, ...]:
         found = [torch.relu(x)]
         for _ in range(3):
             found.append(F.max_pool2d(found[-1], 5, 1, 2))
@@ -143,28 +142,28 @@ def test_a_pyramid_of_pools_is_as_many_loops() -> None:
 
     model, x = Lambda(pyramid), torch.randn(2, 3, 9, 8)
     plan = inference(model, x, Target.cuda())
-    assert not calls(plan) and len(plan.steps) <= 4
+    assert not called_operators(plan) and len(plan.steps) <= 4
     fast, _ = optimized(model, x, mode="eval")
     with torch.no_grad():
         for ours, eager in zip(fast(x), model(x), strict=True):
             assert torch.equal(ours, eager)
 
 
-def test_a_network_begins() -> None:
-    """Batch norm and relu go into the window behind them; the convolution stays PyTorch's."""
+def test_the_first_layers_of_a_network() -> None:
+    """Batch norm and relu become part of the pool; the convolution stays PyTorch's."""
     model = nn.Sequential(
         nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
     ).eval()
     x = torch.randn(2, 3, 32, 32)
     fast, mode = optimized(model, x, mode="eval")
-    assert calls(mode.inference) == ["aten.convolution.default"]
+    assert called_operators(mode.inference) == ["aten.convolution.default"]
     with torch.no_grad():
         ours, eager = fast(x), model(x)
         torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-6)
 
 
 def test_bytes_are_counted_once() -> None:
-    """Nine taps of a window read the image, no more."""
-    model, x = Lambda(lambda m, x: F.max_pool2d(x, 3, 2, 1)), torch.randn(2, 3, 16, 20)
+    """The nine taps of a window read the image once."""
+    model, x = Lambda(lambda x: F.max_pool2d(x, 3, 2, 1)), torch.randn(2, 3, 16, 20)
     (step,) = inference(model, x, Target.cuda()).steps
-    assert isinstance(step, Loop) and step.bytes_moved == 4 * (x.numel() + x.numel() // 4)
+    assert step.kind == "loop" and step.bytes_moved == 4 * (x.numel() + x.numel() // 4)

@@ -1,30 +1,19 @@
-"""Reflected, replicated and circular padding: as loops, as part of convolutions, as PyTorch's."""
+"""Reflected, replicated and circular padding: as loops, in convolutions, as PyTorch calls."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusewright
 from fusewright.capture import capture, pads
 from fusewright.compile.pipeline import prepare
 from fusewright.errors import CaptureError
-from fusewright.plan.steps import Call, Loop, Window
+from fusewright.plan.steps import Call
 from fusewright.target.target import Target
-from tests.support.emulated_modules import put_on_cores
-
-MODES = ("reflect", "replicate", "circular")
-
-
-class Padded(nn.Module):
-    def __init__(self, padding: tuple[int, ...], mode: str) -> None:
-        super().__init__()
-        self.padding, self.mode = padding, mode
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x, self.padding, mode=self.mode)
+from tests.support.emulated_modules import use_tensor_cores
+from tests.support.models import PADDING_MODES, Padded
 
 
 @pytest.fixture
@@ -42,7 +31,7 @@ def calls(model: nn.Module, x: Tensor, mode: str = "train") -> set[str]:
 
 @pytest.mark.sample(3)
 @pytest.mark.usefixtures("loops")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PADDING_MODES)
 @pytest.mark.parametrize(
     ("shape", "padding"),
     [
@@ -67,17 +56,17 @@ def test_values_and_gradients(shape: tuple[int, ...], padding: tuple[int, ...], 
     made, expected = fast(ours), model(eager)
     assert torch.equal(made.view(torch.int32), expected.view(torch.int32))
     assert made.stride() == expected.stride()
-    change = torch.randn_like(expected)
-    made.backward(change)
-    expected.backward(change)
+    grad_output = torch.randn_like(expected)
+    made.backward(grad_output)
+    expected.backward(grad_output)
     assert ours.grad is not None and eager.grad is not None
     torch.testing.assert_close(ours.grad, eager.grad)
 
 
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
-@pytest.mark.parametrize("mode", MODES)
-def test_results_lie_row_by_row(mode: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU; on the host only circular ones do."""
+@pytest.mark.parametrize("mode", PADDING_MODES)
+def test_results_are_row_major(mode: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; on the host only circular ones are."""
     monkeypatch.setattr(pads, "LOOPS", (where,))
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     model = Padded((1, 1, 1, 1), mode)
@@ -98,7 +87,7 @@ def test_many_pieces_stay_pytorchs(shape: tuple[int, ...], padding: tuple[int, .
 
 
 @pytest.mark.parametrize("padding", [(1, 1, 1, 1), (0, 0, 2, 3), (-1, 1, 0, 0), (8, 8, 0, 0)])
-def test_on_the_host_circular_ones_are_joined(padding: tuple[int, ...]) -> None:
+def test_circular_padding_on_the_host_is_a_concatenation(padding: tuple[int, ...]) -> None:
     model, x = Padded(padding, "circular"), torch.randn(2, 3, 6, 8)
     ours, eager = (x.clone().requires_grad_() for _ in range(2))
     made, expected = fusewright.optimize(model, (x,))(ours), model(eager)
@@ -108,7 +97,9 @@ def test_on_the_host_circular_ones_are_joined(padding: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
-def test_what_pytorch_refuses_is_refused(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_that_pytorch_refuses_is_refused(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pads, "LOOPS", (where,))
     for mode, padding, why in (
         ("circular", (9, 1, 1, 1), "wrapping around more than once"),
@@ -119,14 +110,14 @@ def test_what_pytorch_refuses_is_refused(where: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("loops")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PADDING_MODES)
 def test_convolutions_of_padded_images(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left to PyTorch. (As part of the convolution the nine pieces are slower.)"""
-    put_on_cores(monkeypatch)
+    """Nothing is left to PyTorch. (Inside the convolution, the nine pieces are slower.)"""
+    use_tensor_cores(monkeypatch)
     layer = nn.Conv2d(64, 64, 3, padding=1, padding_mode=mode)
     x, device = torch.randn(16, 64, 56, 56), torch.device("cpu")
     found = prepare(layer, (x,), modes=("train",), device=device, target=Target.cuda()).modes[0]
-    assert [type(step) for step in found.inference.steps] == [Loop, Window]
-    assert [type(step) for step in found.forward.steps] == [Loop, Window]
+    assert [step.kind for step in found.inference.steps] == ["loop", "convolution"]
+    assert [step.kind for step in found.forward.steps] == ["loop", "convolution"]
     assert found.backward is not None
     assert not any(isinstance(step, Call) for step in found.backward.steps)

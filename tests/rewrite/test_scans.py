@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
+from benchmarks import loop_kernels
 from fusewright.codegen.form import value_dtypes
 from fusewright.compile.pipeline import prepare
 from fusewright.emit.bundle import ProgramPlans
@@ -17,14 +18,15 @@ from fusewright.errors import CodegenError
 from fusewright.ir.graph import Dim
 from fusewright.ir.interpret import interpret
 from fusewright.ir.loop import LoopKernel, Scan
-from fusewright.plan.steps import Call, Loop, Plan
+from fusewright.plan.steps import Call, Plan
 from fusewright.schedule.choice import Schedule
 from fusewright.schedule.loops import choose, legal
 from fusewright.target.target import Target
-from tests.codegen import test_cuda_loops as cuda
-from tests.plan.test_logsumexp import Follows
-from tests.support import loop_cases as cases
+from tests.support import cuda_on_host, loop_runs
 from tests.support.emulated_modules import on_library, trained
+from tests.support.models import Lambda
+from tests.support.plans import steps_of
+from tests.support.tensors import close, unaligned
 
 S0 = Dim(1, ("s0",))
 CUDA = Target.cuda()
@@ -42,8 +44,8 @@ def along(x: Tensor, backward: bool, kind: str = "sum") -> Tensor:
 
 
 def as_exact(mine: Tensor, eager: Tensor, exact: Tensor) -> None:
-    """Corners as eager has them; elsewhere at most twice its error and a few digits of the largest
-    number: a GPU adds floats to floats."""
+    """Special values as in eager; elsewhere at most twice its error and a few digits of the largest
+    value: a GPU adds floats to floats."""
     assert mine.dtype == eager.dtype and mine.shape == eager.shape
     if not mine.dtype.is_floating_point:
         assert torch.equal(mine, eager)
@@ -70,7 +72,7 @@ def check_rows(
         x = (torch.rand(rows, columns) * 0.2 + 0.4).to(x.dtype) if x.is_floating_point() else x
     b = torch.arange(columns).to(x.dtype)
     y = torch.full_like(x, 9)
-    loop = cases.row_scan(S0, columns, dtype, kind, backward)
+    loop = loop_kernels.row_scan(S0, columns, dtype, kind, backward)
     run(loop, {"x": x, "b": b, "y": y}, {"s0": rows})
     exact = along(x.double() + x.double(), backward, kind) + b.double()
     wide = (x + x).float() if x.element_size() == 2 else x + x
@@ -80,7 +82,7 @@ def check_rows(
 def check_columns(run: Run, shape: tuple[int, int, int], dtype: str, backward: bool) -> None:
     x = (torch.randn(shape, dtype=torch.float64) * 5).to(getattr(torch, dtype))
     s, y = torch.full_like(x, 9), torch.full_like(x, 9)
-    loop = cases.column_scan(S0, *shape[1:], dtype, backward)
+    loop = loop_kernels.column_scan(S0, *shape[1:], dtype, backward)
     run(loop, {"x": x, "s": s, "y": y}, {"s0": shape[0]})
     exact = along(x.double(), backward)
     as_exact(s, along(x, backward), exact)
@@ -92,9 +94,11 @@ def check_columns(run: Run, shape: tuple[int, int, int], dtype: str, backward: b
 @pytest.mark.parametrize("columns", [1, 37, 700])
 def test_rows_on_the_host(dtype: str, columns: int) -> None:
     ways = [(each, backward) for each in DTYPES for backward in (False, True)]
-    loops = tuple(cases.row_scan(S0, columns, each, "sum", backward) for each, backward in ways)
+    loops = tuple(
+        loop_kernels.row_scan(S0, columns, each, "sum", backward) for each, backward in ways
+    )
     for backward in (False, True):
-        check_rows(functools.partial(cases.run_among, loops), columns, dtype, backward)
+        check_rows(functools.partial(loop_runs.run_among, loops), columns, dtype, backward)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -102,12 +106,12 @@ def test_rows_on_the_host(dtype: str, columns: int) -> None:
 def test_columns_on_the_host(dtype: str, backward: bool) -> None:
     for shape in ((3, 70, 37), (2, 1, 300)):
         ways = [(each, turn) for each in DTYPES for turn in (False, True)]
-        loops = tuple(cases.column_scan(S0, *shape[1:], each, turn) for each, turn in ways)
-        check_columns(functools.partial(cases.run_among, loops), shape, dtype, backward)
+        loops = tuple(loop_kernels.column_scan(S0, *shape[1:], each, turn) for each, turn in ways)
+        check_columns(functools.partial(loop_runs.run_among, loops), shape, dtype, backward)
 
 
-def test_products_run_too() -> None:
-    for run in (cases.run, cuda.run):
+def test_running_products() -> None:
+    for run in (loop_runs.run, cuda_on_host.run):
         check_rows(run, 120, "float32", kind="prod")
         check_rows(run, 37, "int64", kind="prod", backward=True)
 
@@ -127,14 +131,16 @@ ROWS = (
 ROW_SCANS = tuple(
     (loop, schedule or choose(loop, CUDA, {"s0": 5}))
     for dtype, columns, schedule in ROWS
-    for loop in (cases.row_scan(S0, columns, dtype, "sum", turn) for turn in (False, True))
+    for loop in (loop_kernels.row_scan(S0, columns, dtype, "sum", turn) for turn in (False, True))
 )
 
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize(("dtype", "columns", "schedule"), ROWS)
 def test_emulated_rows(dtype: str, columns: int, schedule: Schedule | None, backward: bool) -> None:
-    check_rows(lambda *given: cuda.run(*given, schedule, ROW_SCANS), columns, dtype, backward)
+    check_rows(
+        lambda *given: cuda_on_host.run(*given, schedule, ROW_SCANS), columns, dtype, backward
+    )
 
 
 COLUMNS = (
@@ -147,7 +153,7 @@ COLUMNS = (
 COLUMN_SCANS = tuple(
     (loop, schedule or choose(loop, CUDA, {"s0": shape[0]}))
     for dtype, shape, schedule in COLUMNS
-    for loop in (cases.column_scan(S0, *shape[1:], dtype, turn) for turn in (False, True))
+    for loop in (loop_kernels.column_scan(S0, *shape[1:], dtype, turn) for turn in (False, True))
 )
 
 
@@ -156,39 +162,49 @@ COLUMN_SCANS = tuple(
 def test_emulated_columns(
     dtype: str, shape: tuple[int, int, int], schedule: Schedule | None, backward: bool
 ) -> None:
-    check_columns(lambda *given: cuda.run(*given, schedule, COLUMN_SCANS), shape, dtype, backward)
+    check_columns(
+        lambda *given: cuda_on_host.run(*given, schedule, COLUMN_SCANS), shape, dtype, backward
+    )
 
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_vectors_that_are_not_aligned_and_results_in_place(backward: bool) -> None:
     x, b = torch.randn(5, 1000), torch.randn(1000)
-    loop = cases.row_scan(S0, 1000, backward=backward)
+    loop = loop_kernels.row_scan(S0, 1000, backward=backward)
     exact = along(2 * x.double(), backward) + b
     for splits in (1, 5):
         schedule = Schedule("scan", 4, 64, unroll=2, splits=splits)
-        given = cuda.unaligned(x)
-        cuda.run(loop, {"x": given, "b": b, "y": given}, {"s0": 5}, schedule)
-        cuda.close(given, exact, 1e-4)
+        given = unaligned(x)
+        cuda_on_host.run(loop, {"x": given, "b": b, "y": given}, {"s0": 5}, schedule)
+        close(given, exact, 1e-4)
         given = x.clone()
-        cuda.run(loop, {"x": given, "b": b, "y": given}, {"s0": 5}, schedule)
-        cuda.close(given, exact, 1e-4)
+        cuda_on_host.run(loop, {"x": given, "b": b, "y": given}, {"s0": 5}, schedule)
+        close(given, exact, 1e-4)
 
 
 def test_two_runs_give_the_same_bits() -> None:
     x, b = torch.randn(3, 4000), torch.randn(4000)
-    for run in (cases.run, cuda.run):
+    for run in (loop_runs.run, cuda_on_host.run):
         made = [torch.empty_like(x) for _ in range(2)]
         for y in made:
-            run(cases.row_scan(S0, 4000), {"x": x, "b": b, "y": y}, {"s0": 3})
+            run(loop_kernels.row_scan(S0, 4000), {"x": x, "b": b, "y": y}, {"s0": 3})
         assert torch.equal(*made)
 
 
-def test_nothing_is_scanned() -> None:
-    for run in (cases.run, cuda.run):
+def test_empty_rows_and_columns() -> None:
+    for run in (loop_runs.run, cuda_on_host.run):
         nothing = torch.empty(0)
-        run(cases.row_scan(S0, 0), {"x": nothing, "b": nothing, "y": nothing}, {"s0": 3})
-        run(cases.row_scan(S0, 8), {"x": nothing, "b": torch.ones(8), "y": nothing}, {"s0": 0})
-        run(cases.column_scan(S0, 4, 9), {"x": nothing, "s": nothing, "y": nothing}, {"s0": 0})
+        run(loop_kernels.row_scan(S0, 0), {"x": nothing, "b": nothing, "y": nothing}, {"s0": 3})
+        run(
+            loop_kernels.row_scan(S0, 8),
+            {"x": nothing, "b": torch.ones(8), "y": nothing},
+            {"s0": 0},
+        )
+        run(
+            loop_kernels.column_scan(S0, 4, 9),
+            {"x": nothing, "s": nothing, "y": nothing},
+            {"s0": 0},
+        )
 
 
 # Schedules --------------------------------------------------------------------------------------
@@ -197,32 +213,32 @@ def test_nothing_is_scanned() -> None:
 @pytest.mark.parametrize(
     ("loop", "rows", "kind", "splits"),
     [
-        (cases.row_scan(S0, 8192), 2048, "scan", False),
-        (cases.row_scan(S0, 1 << 20), 1, "scan", True),
-        (cases.column_scan(S0, 2048, 512), 16, "scan_column", False),
-        (cases.column_scan(S0, 65536, 64), 1, "scan_column", True),
-        (cases.column_scan(S0, 65536, 3), 1, "scan", True),
+        (loop_kernels.row_scan(S0, 8192), 2048, "scan", False),
+        (loop_kernels.row_scan(S0, 1 << 20), 1, "scan", True),
+        (loop_kernels.column_scan(S0, 2048, 512), 16, "scan_column", False),
+        (loop_kernels.column_scan(S0, 65536, 64), 1, "scan_column", True),
+        (loop_kernels.column_scan(S0, 65536, 3), 1, "scan", True),
     ],
 )
-def test_what_is_chosen(loop: LoopKernel, rows: int, kind: str, splits: bool) -> None:
+def test_which_schedules_are_chosen(loop: LoopKernel, rows: int, kind: str, splits: bool) -> None:
     picked = choose(loop, CUDA, {"s0": rows})
     assert picked.kind == kind and (picked.splits > 1) == splits
     host = choose(loop, Target.host(), {"s0": rows})
     assert host.kind == kind and host.splits == 1
 
 
-def test_what_is_legal() -> None:
-    loop = cases.row_scan(S0, 8192)
+def test_which_schedules_are_legal() -> None:
+    loop = loop_kernels.row_scan(S0, 8192)
     assert legal(loop, Schedule("scan", 4, 256, unroll=4), CUDA)
     assert not legal(loop, Schedule("scan", 4, 256, unroll=8), CUDA), "64 totals for one warp"
     assert not legal(loop, Schedule("scan", 4, 32, rows=4, splits=2), CUDA)
     assert not legal(loop, Schedule("row", 4, 256), CUDA)
-    assert not legal(cases.softmax(S0, 64), Schedule("scan", 4, 64), CUDA)
+    assert not legal(loop_kernels.softmax(S0, 64), Schedule("scan", 4, 64), CUDA)
 
 
-def test_what_has_no_scan() -> None:
-    with pytest.raises(CodegenError, match="no scan 'max'"):
-        value_dtypes(cases.row_scan(S0, 8, kind="max"))
+def test_a_reduction_without_a_scan_is_refused() -> None:
+    with pytest.raises(CodegenError, match=r"scan 'max' .* is not supported"):
+        value_dtypes(loop_kernels.row_scan(S0, 8, kind="max"))
 
 
 # Models -----------------------------------------------------------------------------------------
@@ -260,7 +276,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_models_and_their_gradients(name: str) -> None:
     function, x = FUNCTIONS[name]
-    model = Follows(function)
+    model = Lambda(function)
     hold(fusewright.optimize(model, x, modes=("train",)), model, x)
 
 
@@ -280,12 +296,12 @@ def hold(fast: nn.Module, model: nn.Module, x: Tensor) -> None:
 )
 def test_emulated_models(name: str) -> None:
     function, x = FUNCTIONS[name]
-    model = Follows(function)
+    model = Lambda(function)
     found = prepare(model, (x,), modes=("train",), device=x.device, target=CUDA)
-    hold(on_library(model, x, found, cuda.emulated(found.source)), model, x)
+    hold(on_library(model, x, found, cuda_on_host.emulated(found.source)), model, x)
 
 
-def test_whole_numbers_and_flags() -> None:
+def test_integers_and_booleans() -> None:
     whole = torch.randint(-9, 9, (5, 80))
     for x, function in (
         (whole, lambda x: x.cumsum(1)),
@@ -296,18 +312,18 @@ def test_whole_numbers_and_flags() -> None:
         (whole, lambda x: (x * 25).cumsum(1, dtype=torch.int8)),
         (whole, lambda x: x.cumprod(1)),
     ):
-        model = Follows(function)
+        model = Lambda(function)
         fast = fusewright.optimize(model, x, modes=("train",))
         mine, eager = fast(x), model(x)
         assert mine.dtype == eager.dtype and torch.equal(mine, eager)
         assert torch.equal(fast(x[:0]), model(x[:0]))
 
 
-def test_corners_are_eagers() -> None:
+def test_special_values_are_eagers() -> None:
     x = torch.randn(8, 100)
     x[0, 5], x[1, 7], x[2, 3], x[2, 9] = torch.inf, torch.nan, torch.inf, -torch.inf
     x[3], x[4, :2] = -0.0, torch.tensor([3e38, 3e38])
-    model = Follows(lambda x: x.cumsum(1))
+    model = Lambda(lambda x: x.cumsum(1))
     mine, eager = fusewright.optimize(model, x, modes=("train",))(x), model(x)
     torch.testing.assert_close(mine, eager, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(mine[3].signbit(), eager[3].signbit())
@@ -323,39 +339,41 @@ def planned(function: Callable[[Tensor], Tensor], x: Tensor, part: str = "infere
 
 @functools.cache
 def plans_of(function: Callable[[Tensor], Tensor], x: Tensor) -> ProgramPlans:
-    return prepare(Follows(function), (x,), modes=("train",), device=x.device).modes[0]
+    return prepare(Lambda(function), (x,), modes=("train",), device=x.device).modes[0]
 
 
 @pytest.mark.parametrize("part", ["inference", "forward", "backward"])
 @pytest.mark.parametrize("name", ["rows", "in a chain", "between others", "two of them", "widened"])
-def test_each_is_one_kernel(name: str, part: str) -> None:
+def test_each_scan_is_one_kernel(name: str, part: str) -> None:
     found = planned(*FUNCTIONS[name], part)
-    assert [type(step) for step in found.steps] == [Loop]
+    assert [step.kind for step in found.steps] == ["loop"]
 
 
 @pytest.mark.parametrize(
     ("name", "kernels"), [("twice", 2), ("both ways", 2), ("before a sum", 2), ("across", 2)]
 )
-def test_what_waits_for_a_whole_row_is_another_kernel(name: str, kernels: int) -> None:
+def test_a_value_of_the_whole_row_needs_another_kernel(name: str, kernels: int) -> None:
     found = planned(*FUNCTIONS[name])
-    assert len(found.loops) == kernels and not any(isinstance(x, Call) for x in found.steps)
+    assert len(steps_of(found, "loop")) == kernels and not any(
+        isinstance(x, Call) for x in found.steps
+    )
 
 
 def test_backward_runs_from_the_other_end() -> None:
-    (loop,) = planned(lambda x: x.cumsum(1), torch.randn(7, 40), "backward").loops
+    (loop,) = steps_of(planned(lambda x: x.cumsum(1), torch.randn(7, 40), "backward"), "loop")
     (scan,) = (item for item in loop.kernel.body if isinstance(item, Scan))
     assert scan.backward and loop.operators == ("cumsum",)
 
 
-def test_a_flip_alone_stays_visible() -> None:
+def test_a_flip_stays_a_visible_call() -> None:
     found = planned(lambda x: x.flip(1).cumsum(1), torch.randn(7, 40))
     assert [step.name for step in found.steps if isinstance(step, Call)] == ["flip"]
 
 
-def test_every_stage_means_the_same() -> None:
+def test_every_stage_computes_the_same() -> None:
     x = torch.randn(7, 40)
     for name in ("both ways", "prod"):
-        model = Follows(FUNCTIONS[name][0])
+        model = Lambda(FUNCTIONS[name][0])
         program = fusewright.capture.capture(model, (x,), mode="eval")
         graph = fusewright.rewrite.rewrite(program).inference
         (made,) = interpret(graph, [x], program.example_sizes)

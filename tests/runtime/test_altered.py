@@ -1,4 +1,4 @@
-"""A model that is altered after its capture: nothing that changes its result goes unnoticed."""
+"""A model that changes after its capture: no change of its result goes unnoticed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from fusewright.compile.solution import solve
 from fusewright.emit.file import file_text
 from fusewright.errors import DeviceError
 from fusewright.runtime import call
-from tests.emit.test_file import executed
-from tests.runtime.test_runtime import assert_same
+from tests.support.emitted_files import executed
+from tests.support.tensors import assert_same
 
 SOURCE = """
 import torch
@@ -67,7 +67,7 @@ class Model(nn.Module):
 
 
 def made() -> nn.Module:
-    """The model alone, the way a user has it."""
+    """The model alone, as a user has it."""
     place = sys.modules.setdefault("a_users_file", types.ModuleType("a_users_file"))
     exec(SOURCE, vars(place))
     torch.manual_seed(0)
@@ -80,7 +80,7 @@ class Other(nn.Module):
         return x * 5
 
 
-Other.__name__ = Other.__qualname__ = "Scale"  # as when a class of a notebook is written anew
+Other.__name__ = Other.__qualname__ = "Scale"  # as when a notebook cell defines the class again
 
 
 def set_to(path: str, value: Any) -> Callable[[nn.Module], None]:
@@ -116,7 +116,7 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
     "a number inside": set_to("line.1.beta", 3.0),
     "a number as a tensor": set_to("line.1.beta", torch.tensor(3.0)),
 }
-# The file's record has names; that these are others only the objects themselves tell.
+# The emitted file records names. Only the objects show that these differ.
 IN_A_PROGRAM_ALONE: dict[str, Callable[[nn.Module], Any]] = {
     "a class of the same name": lambda m: m.list.__setitem__(0, Other()),
     "a lambda of the same name": set_to("act", lambda x: x * 3),
@@ -169,7 +169,7 @@ def eager_result(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("change", [*CHANGES, *IN_A_PROGRAM_ALONE])
-def test_a_program_is_made_anew(program: nn.Module, change: str) -> None:
+def test_a_program_is_compiled_again(program: nn.Module, change: str) -> None:
     fast, x = copy.deepcopy(program), torch.randn(4, 3)
     if "lambda" in change:
         IN_A_PROGRAM_ALONE[change] = set_to("act", _lambdas()[1])
@@ -201,7 +201,7 @@ def test_a_file_runs_the_original_and_says_so_once(
     assert not torch.equal(found.float(), before) and is_fused(file(), x)
 
 
-def test_one_patch_in_place_of_another(program: nn.Module) -> None:
+def test_one_patch_replaced_by_another(program: nn.Module) -> None:
     fast, x = copy.deepcopy(program), torch.randn(4, 3)
     for factor in (7, 8):
         times = types.FunctionType(patch.__code__, {"factor": factor})
@@ -213,7 +213,7 @@ def patch(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return x * factor  # type: ignore[name-defined]  # noqa: F821
 
 
-def test_an_attribute_that_is_never_the_same_is_not_followed(program: nn.Module) -> None:
+def test_an_attribute_that_changes_every_time_is_not_followed(program: nn.Module) -> None:
     fast, x = copy.deepcopy(program), torch.randn(4, 3)
     before = len(fast._fw_engine.modes)
     with warnings.catch_warnings(record=True) as caught:
@@ -228,7 +228,7 @@ def test_an_attribute_that_is_never_the_same_is_not_followed(program: nn.Module)
 
 
 @pytest.mark.parametrize("change", ["another activation", "a patched forward", "a buffer"])
-def test_a_compiled_one_notices(program: nn.Module, change: str) -> None:
+def test_a_module_under_torch_compile_notices(program: nn.Module, change: str) -> None:
     torch._dynamo.reset()
     fast, x = copy.deepcopy(program), torch.randn(4, 3)
     compiled = torch.compile(fast, fullgraph=True, backend="aot_eager")
@@ -274,7 +274,7 @@ def test_hooks_of_submodules_run_as_in_eager(
     assert is_fused(fast, x) and len(seen) == 2 * once
 
 
-def test_one_hook_in_place_of_another(program: nn.Module) -> None:
+def test_one_hook_replaced_by_another(program: nn.Module) -> None:
     fast, x = copy.deepcopy(program), torch.randn(4, 3)
     first = fast.a.register_forward_hook(lambda *args: args[-1] * 2)
     with pytest.warns(RuntimeWarning, match="hooks of a "):
@@ -282,7 +282,7 @@ def test_one_hook_in_place_of_another(program: nn.Module) -> None:
     first.remove()
     fast.a.register_forward_hook(lambda *args: args[-1] * 0)
     assert_same(fast(x), eager_result(fast, x))
-    fast.a._forward_hooks = OrderedDict()  # as those do who clear all hooks
+    fast.a._forward_hooks = OrderedDict()  # as code that clears all hooks does
     assert is_fused(fast, x)
     fast.a.register_forward_hook(lambda *args: args[-1] * 3)
     assert_same(fast(x), eager_result(fast, x))
@@ -315,7 +315,7 @@ def test_a_capture_neither_runs_hooks_nor_contains_them() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_what_pytorch_hangs_on_a_layer_stays_fused() -> None:
+def test_a_layer_with_pytorchs_own_parametrisation_stays_fused() -> None:
     wrapped = [nn.utils.weight_norm(nn.Linear(3, 3)), nn.utils.spectral_norm(nn.Linear(3, 3))]
     prune.l1_unstructured(pruned := nn.Linear(3, 3), "weight", 0.5)
     model, x = nn.Sequential(*wrapped, pruned, nn.Tanh()).eval(), torch.randn(4, 3)
@@ -324,7 +324,7 @@ def test_what_pytorch_hangs_on_a_layer_stays_fused() -> None:
         warnings.simplefilter("error")
         assert is_fused(fast, x)
         assert_same(fast(x), wanted)
-        assert_same(model(x), wanted)  # which makes the weights anew
+        assert_same(model(x), wanted)  # which computes the weights again
         assert is_fused(fast, x)
         programs = len(fast._fw_engine.modes)
         prune.remove(fast[2], "weight")
@@ -343,7 +343,9 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def test_the_default_dtype(program: nn.Module, file: Callable[[], nn.Module]) -> None:
+def test_a_changed_default_dtype_is_noticed(
+    program: nn.Module, file: Callable[[], nn.Module]
+) -> None:
     x = torch.randn(4, 3)
     for fast in (copy.deepcopy(program), file()):
         assert fast(x).dtype is torch.float32
@@ -359,7 +361,7 @@ class Shifted(nn.Module):
         return x + float(by[1000])
 
 
-def test_arrays_are_compared_by_all_their_numbers() -> None:
+def test_arrays_are_compared_by_all_their_elements() -> None:
     x, by = torch.randn(4, 3), np.zeros(2000)
     fast = fusewright.optimize(Shifted(), (x, by), modes=("train",))
     assert_same(fast(x, by), x)
@@ -376,7 +378,7 @@ class Told(nn.Module):
         return x * how.factor if isinstance(how, Settings) else how(x)
 
 
-def test_what_has_but_an_address_is_not_compared() -> None:
+def test_objects_with_no_value_to_compare_run_the_original() -> None:
     x, how = torch.randn(4, 3), Settings()
     for example in (how, lambda x: x * 2):
         fast = fusewright.optimize(Told(), (x, example), modes=("train",))
@@ -399,7 +401,7 @@ def test_the_meta_device_runs_the_original() -> None:
         fusewright.optimize(model, x)
 
 
-def test_a_module_dies_with_its_last_name(file: Callable[[], nn.Module]) -> None:
+def test_a_module_is_freed_with_its_last_reference(file: Callable[[], nn.Module]) -> None:
     fast = file()
     fast(torch.randn(4, 3))
     gone = weakref.ref(fast)
@@ -411,7 +413,7 @@ def test_a_module_dies_with_its_last_name(file: Callable[[], nn.Module]) -> None
         gc.enable()
 
 
-def test_tied_layers_that_part() -> None:
+def test_tied_layers_that_become_separate() -> None:
     tied = nn.Linear(3, 3)
     model, x = nn.Sequential(tied, nn.Tanh(), tied), torch.randn(4, 3)
     fast = fusewright.optimize(model, x, modes=("train",))
@@ -428,7 +430,7 @@ def test_tied_layers_that_part() -> None:
 
 
 class Hollow(nn.Module):
-    """Containers of nothing: they are false, and yet there."""
+    """Empty containers are false, and still count as attributes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Entries as built-in functions of Python: the same results as by ctypes, and refusals in words."""
+"""Entries as built-in functions of Python: the same results as by ctypes, and errors with a
+message."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ import pytest
 import torch
 
 import fusewright
-import tests.support.loop_cases as cases
+from benchmarks.loop_kernels import access, kernel
 from fusewright.ir.graph import Dim
 from fusewright.ir.loop import Apply, Load, Store
 from fusewright.runtime import library
 from fusewright.target.target import Target
-from tests.support.loop_cases import access, kernel
+from tests.support import loop_runs
 
 
 def built() -> tuple[ctypes.CDLL, Any]:
@@ -27,7 +28,7 @@ def built() -> tuple[ctypes.CDLL, Any]:
         Store("e", "float32", access("y", 1)),
     ]
     loop = kernel("powers", [Dim(1, ("s0",))], [], {"x": "float32"}, {"y": "float32"}, body)
-    opened, _ = cases.build(loop, Target.host(), {"s0": 1000})
+    opened, _ = loop_runs.build(loop, Target.host(), {"s0": 1000})
     return opened, library._fw_builtin(opened, "powers")
 
 
@@ -41,14 +42,14 @@ def test_the_same_as_by_ctypes(n: int) -> None:
     assert opened.powers(x.data_ptr(), theirs.data_ptr(), n, None, 1, None) == 0
     assert called(x.data_ptr(), ours.data_ptr(), n, None, 1, None) == 0
     assert torch.equal(ours, theirs)
-    assert called(x.data_ptr(), None, n, None, 1, None) == 0  # an output that nobody wants
+    assert called(x.data_ptr(), None, n, None, 1, None) == 0  # an unwanted output
 
 
 @pytest.mark.parametrize(
     "given",
     [(), (0, 0, 0, None, 1), (0, 0, 0, None, 1, None, 0), (0, 0, "0", None, 1, None), (0.5,) * 6],
 )
-def test_what_is_no_call_is_refused(given: tuple[Any, ...]) -> None:
+def test_a_wrong_call_is_refused(given: tuple[Any, ...]) -> None:
     _, called = built()
     with pytest.raises(TypeError):
         called(*given)
@@ -57,7 +58,7 @@ def test_what_is_no_call_is_refused(given: tuple[Any, ...]) -> None:
     assert y.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_a_number_too_large_is_refused() -> None:
+def test_an_integer_too_large_is_refused() -> None:
     _, called = built()
     with pytest.raises(OverflowError):
         called(None, None, 2**70, None, 1, None)
@@ -68,7 +69,7 @@ def test_a_library_without_them_is_called_by_ctypes() -> None:
 
 
 def test_other_threads_run_meanwhile() -> None:
-    """The kernel waits for nothing of Python's: two threads call at once."""
+    """The kernel runs without Python's lock: two threads call at once."""
     _, called = built()
     inputs = [torch.randn(100_000) for _ in range(2)]
     results = [torch.empty(100_000) for _ in range(2)]

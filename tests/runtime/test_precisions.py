@@ -14,21 +14,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusewright.codegen import render as rendering
+from fusewright.codegen import convolution as convolution_text
+from fusewright.codegen import matmul as matmul_text
 from fusewright.codegen import weight_gradient as gradient
 from fusewright.codegen.source import Source
 from fusewright.compile.module import arguments_of, kernels_of, load, optimized, owners_of
 from fusewright.compile.pipeline import Prepared, prepare
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.emit.file import file_text
-from fusewright.rewrite import matmuls as products
+from fusewright.rewrite import matmuls
 from fusewright.runtime import cuda, tensor_cores
 from fusewright.target.target import Target
-from tests.codegen.test_cuda_loops import emulated
-from tests.plan.test_convolutions import STUB as WINDOW_STUB
-from tests.plan.test_matmuls import STUB as PRODUCT_STUB
-from tests.support import loop_cases as cases
-from tests.support.emulated_modules import put_on_cores
+from tests.support import loop_runs
+from tests.support.cuda_on_host import emulated
+from tests.support.emulated_modules import use_tensor_cores
+from tests.support.stubs import CONVOLUTION_STUB, MATMUL_STUB
 
 MODEL = """
 import torch
@@ -48,12 +48,12 @@ MACROS = re.compile(r"^#define (FW_[A-Z]+) (\d)$", re.MULTILINE)
 
 @pytest.fixture
 def flags(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Small products and convolutions too, on the CPU, and the flags as PyTorch has them."""
-    monkeypatch.setattr(products, "is_worthwhile", lambda *_: True)
-    put_on_cores(monkeypatch)
-    monkeypatch.setattr(rendering, "product_header", lambda _: str(PRODUCT_STUB))
-    monkeypatch.setattr(rendering, "WINDOW_HEADER", str(WINDOW_STUB))
-    monkeypatch.setattr(gradient, "HEADER", str(WINDOW_STUB))
+    """Small matmuls and convolutions too, on the CPU, with PyTorch's default flags."""
+    monkeypatch.setattr(matmuls, "is_worthwhile", lambda *_: True)
+    use_tensor_cores(monkeypatch)
+    monkeypatch.setattr(matmul_text, "SPLIT_HEADER", str(MATMUL_STUB))
+    monkeypatch.setattr(convolution_text, "HEADER", str(CONVOLUTION_STUB))
+    monkeypatch.setattr(gradient, "HEADER", str(CONVOLUTION_STUB))
     monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
     yield
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
@@ -73,7 +73,7 @@ def prepared(model: nn.Module) -> Prepared:
 
 
 def bundle_of(model: nn.Module) -> ModuleBundle:
-    """The products' program over a source that g++ builds."""
+    """The program with matmuls over a source that g++ builds."""
     ready = prepared(model)
     modes = tuple(replace(each, owners=owners_of(model, "train")) for each in ready.modes[:1])
     source = emulated(ready.source)
@@ -89,7 +89,7 @@ class Recorded:
     def __call__(self, text: str) -> ctypes.CDLL:
         assert text.endswith(self.source.text)
         self.built.append(dict(MACROS.findall(text.removesuffix(self.source.text))))
-        return cases.compile_source(replace(self.source, text=text), cases.EMULATED)
+        return loop_runs.compile_source(replace(self.source, text=text), loop_runs.EMULATED)
 
 
 def error(found: Tensor, model: nn.Module) -> float:
@@ -104,17 +104,17 @@ def test_a_flag_is_honoured_at_once_and_builds_what_it_concerns(flags: None) -> 
     fast = optimized(copy.deepcopy(model), load(bundle, kernels_of(bundle.source, recorded)))
     assert recorded.built == [], "nothing is built before it is used"
     assert error(fast(X), model) < 1e-6
-    first = {"FW_OTHERS": "1", "FW_CONVOLUTIONS": "1", "FW_PRODUCTS": "3"}
+    first = {"FW_OTHERS": "1", "FW_CONVOLUTIONS": "1", "FW_MATMULS": "3"}
     assert recorded.built == [first]
 
     torch.backends.cuda.matmul.allow_tf32 = True
     assert 1e-5 < error(fast(X), model) < 1e-3
-    more = {"FW_OTHERS": "0", "FW_CONVOLUTIONS": "0", "FW_PRODUCTS": "1"}
+    more = {"FW_OTHERS": "0", "FW_CONVOLUTIONS": "0", "FW_MATMULS": "1"}
     assert recorded.built == [first, more]
 
     torch.backends.cudnn.allow_tf32 = False
     fast(X).sum().backward()
-    assert recorded.built[2:] == [{"FW_OTHERS": "0", "FW_CONVOLUTIONS": "3", "FW_PRODUCTS": "0"}]
+    assert recorded.built[2:] == [{"FW_OTHERS": "0", "FW_CONVOLUTIONS": "3", "FW_MATMULS": "0"}]
     for allowed in (False, True, False):
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
         assert (error(fast(X), model) < 1e-6) is not allowed
@@ -126,7 +126,7 @@ def test_the_first_library_has_what_the_flags_ask_for_then(flags: None) -> None:
     recorded = Recorded(bundle.source)
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = True, False
     kernels_of(bundle.source, recorded).build()
-    assert recorded.built == [{"FW_OTHERS": "1", "FW_CONVOLUTIONS": "3", "FW_PRODUCTS": "1"}]
+    assert recorded.built == [{"FW_OTHERS": "1", "FW_CONVOLUTIONS": "3", "FW_MATMULS": "1"}]
 
 
 def test_an_emitted_file_follows_the_flags(
@@ -137,7 +137,7 @@ def test_an_emitted_file_follows_the_flags(
     model = made()
     names: dict[str, Any] = {}
     text = file_text(bundle_of(model), MODEL, "made for a test")
-    # Fibers change stacks, which more optimization than this does not allow for.
+    # Fibers switch stacks, which breaks under more optimization than this.
     exec(text.replace("-std=c++17 -O3", "-std=c++17 -O1"), names)
     names["_FW_CORES"][None], names["_fw_rounds"] = True, lambda *_: True
     fast = names["ModelNew"]()

@@ -1,4 +1,4 @@
-"""Calls like the last that fitted are let in at once: never one that the guards would refuse."""
+"""Calls like the last that fitted skip the guards: never one that the guards would refuse."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fusewright
 from fusewright.compile import module
 from fusewright.runtime import call, cuda, guard, host, library, operators, tensor_cores
-from tests.compile.test_module import Made, misfits, no_program
-from tests.runtime.test_runtime import assert_same
 from tests.support.handmade import gemm_add_relu
+from tests.support.misfits import Made, misfits, no_program
+from tests.support.tensors import assert_same
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def fresh(made: Made, asked: list[str]) -> nn.Module:
     return module.optimized(copy.deepcopy(made[0].model), modes, no_program)
 
 
-def test_the_guards_are_asked_once_for_calls_alike(gemm: Made) -> None:
+def test_the_guards_run_once_for_calls_alike(gemm: Made) -> None:
     asked: list[str] = []
     fast = fresh(gemm, asked)
     for rows, new in (
@@ -103,7 +103,7 @@ def _traced(fast: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def _nested(fast: nn.Module) -> torch.Tensor:
-    """A call that eager refuses too: the letters of its error."""
+    """A call that eager refuses too; returns the text of its error."""
     rows = [torch.ones(2, 3), torch.ones(4, 3)]
     try:
         fast(torch.nested.nested_tensor(rows))
@@ -113,7 +113,7 @@ def _nested(fast: nn.Module) -> torch.Tensor:
 
 
 def strangers(fast: nn.Module) -> dict[str, tuple[Any, str]]:
-    """More calls that the program does not fit."""
+    """More calls that the program refuses."""
     x = torch.linspace(-2, 2, 12).reshape(4, 3)
     wide = {"bias": torch.ones(1, 5)}
     return {
@@ -129,7 +129,7 @@ def strangers(fast: nn.Module) -> dict[str, tuple[Any, str]]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", list(strangers(nn.Identity())))
-def test_what_does_not_fit_is_refused_after_calls_that_do(gemm: Made, kind: str) -> None:
+def test_a_call_that_does_not_fit_is_refused_after_calls_that_do(gemm: Made, kind: str) -> None:
     fast = fresh(gemm, [])
     run, word = strangers(fast)[kind]
     for _ in range(2):
@@ -157,7 +157,9 @@ def test_gradients_are_recorded_as_each_call_wants_them(gemm: Made) -> None:
         assert_same(fast(x).detach(), want)
 
 
-def test_other_pytorchs_ask_every_time(gemm: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_of_pytorch_run_the_guards_every_time(
+    gemm: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(guard, "_fw_tensor_guards", None)
     asked: list[str] = []
     fast, x = fresh(gemm, asked), torch.randn(4, 3)
@@ -166,7 +168,7 @@ def test_other_pytorchs_ask_every_time(gemm: Made, monkeypatch: pytest.MonkeyPat
     assert len(asked) == 2
 
 
-def test_a_tensor_given_twice_is_no_likeness() -> None:
+def test_a_tensor_given_twice_is_not_a_call_alike() -> None:
     a, b = torch.randn(3), torch.randn(3)
     like = guard._fw_likeness((a, b))
     assert like is not None
@@ -187,7 +189,7 @@ def test_a_tensor_given_twice_is_no_likeness() -> None:
         ((7,), (1,)),
     ],
 )
-def test_memory_is_what_was_asked_for(
+def test_allocated_memory_has_the_strides_asked_for(
     quick: bool, shape: Any, strides: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not quick:
@@ -203,10 +205,10 @@ def test_memory_is_what_was_asked_for(
 
 
 @pytest.mark.parametrize("current", [0, 1])
-def test_memory_of_another_gpu_takes_the_long_way(
+def test_memory_of_another_gpu_is_allocated_by_pytorchs_public_function(
     current: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The short way knows the current device only."""
+    """The fast function allocates on the current device only."""
     monkeypatch.setattr(library, "_fw_current_device", lambda: current)
     monkeypatch.setattr(library, "_fw_empty_cuda", lambda *args: ("short", *args))
     monkeypatch.setattr(torch, "empty_strided", lambda *args, **kwargs: ("long", kwargs["device"]))
@@ -216,8 +218,8 @@ def test_memory_of_another_gpu_takes_the_long_way(
     assert made == expected
 
 
-def test_names_of_the_run_time_are_given_once() -> None:
-    """All of it ends up in one file."""
+def test_names_in_the_run_time_are_unique() -> None:
+    """All its modules end up in one file."""
     names: Counter[str] = Counter()
     for part in (library, guard, call, operators, tensor_cores, host):
         for node in ast.parse(inspect.getsource(part)).body:
@@ -264,7 +266,7 @@ class Scaled(nn.Module):
     ],
 )
 def test_calls_alike_take_short_cuts(model: nn.Module, as_given: bool | None, lone: bool) -> None:
-    """What only hands on is left out, and the results are the module's."""
+    """Steps that only hand values on are left out. Results are the module's."""
     given = tuple(torch.randn(5) for _ in inspect.signature(model.forward).parameters)
     fast = fusewright.optimize(model.eval(), given, modes=("eval",))
     (mode,) = fast.__dict__[module._ENGINE].modes

@@ -1,4 +1,4 @@
-"""The run time on hand-written programs: numbers, autograd, guards, compile, copies, DDP."""
+"""The run time on hand-written programs: results, autograd, guards, compile, copies, DDP."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten
 
 from fusewright.compile import module
 from fusewright.runtime import call
+from tests.support.gradients import (
+    medley_results,
+    output_and_gradients,
+    penalty,
+    refuses_second_derivatives,
+)
 from tests.support.handmade import Case, gemm_add_relu, literal_sum, medley
+from tests.support.tensors import assert_same
 
 
 @pytest.fixture(scope="module")
@@ -39,33 +45,14 @@ def pair(made: tuple[Case, module.Modes]) -> tuple[nn.Module, nn.Module]:
     return eager, module.optimized(copy.deepcopy(eager), made[1], refuse)
 
 
-def gradients(model: nn.Module, x: torch.Tensor, tangent: torch.Tensor | None = None) -> list[Any]:
-    model.zero_grad()
-    y = model(x)
-    y.backward(torch.ones_like(y) if tangent is None else tangent)
-    return [y.detach(), x.grad, *[each.grad for each in model.parameters()]]
-
-
-def assert_same(mine: Any, theirs: Any) -> None:
-    """Each tensor as near as its largest number lets it be: terms of a sum may cancel."""
-    ours, form = tree_flatten(mine)
-    wanted, same = tree_flatten(theirs)
-    assert form == same
-    for one, other in zip(ours, wanted, strict=True):
-        atol = 1e-6
-        if isinstance(other, torch.Tensor) and other.is_floating_point() and other.numel():
-            atol *= max(1.0, other.abs().nan_to_num(posinf=0.0).max().item())
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=atol, equal_nan=True)
-
-
 @pytest.mark.parametrize("rows", [0, 1, 4, 7])
 @pytest.mark.parametrize("training", [True, False])
 def test_outputs_and_gradients_are_eagers(gemm: Any, rows: int, training: bool) -> None:
     eager, fast = pair(gemm)
     eager.train(training), fast.train(training)
     x = torch.randn(rows, 3)
-    theirs = gradients(eager, x.clone().requires_grad_())
-    assert_same(gradients(fast, x.clone().requires_grad_()), theirs)
+    theirs = output_and_gradients(eager, x.clone().requires_grad_())
+    assert_same(output_and_gradients(fast, x.clone().requires_grad_()), theirs)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +69,8 @@ def test_outputs_and_gradients_are_eagers(gemm: Any, rows: int, training: bool) 
 def test_tangents_of_any_layout(gemm: Any, make: Callable[[], torch.Tensor]) -> None:
     eager, fast = pair(gemm)
     x, tangent = torch.randn(6, 3), make()
-    theirs = gradients(eager, x.clone().requires_grad_(), tangent)
-    assert_same(gradients(fast, x.clone().requires_grad_(), tangent), theirs)
+    theirs = output_and_gradients(eager, x.clone().requires_grad_(), tangent)
+    assert_same(output_and_gradients(fast, x.clone().requires_grad_(), tangent), theirs)
 
 
 @pytest.mark.parametrize("wanted", ["x", "gemm.weight", "bias"])
@@ -103,8 +90,8 @@ def test_unwanted_gradients_cost_nothing(
     for model in (eager, fast):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name == wanted)
-    theirs = gradients(eager, x.clone().requires_grad_(wanted == "x"))
-    assert_same(gradients(fast, x.clone().requires_grad_(wanted == "x")), theirs)
+    theirs = output_and_gradients(eager, x.clone().requires_grad_(wanted == "x"))
+    assert_same(output_and_gradients(fast, x.clone().requires_grad_(wanted == "x")), theirs)
     assert seen == [(wanted != "bias", wanted == "bias")]
 
 
@@ -133,26 +120,6 @@ def test_backward_twice_needs_retain_graph(gemm: Any) -> None:
         y.backward()
 
 
-def hessian_product(model: nn.Module, x: torch.Tensor) -> Any:
-    return torch.autograd.functional.hvp(lambda z: model(z).square().sum(), x, torch.ones_like(x))
-
-
-def penalty(model: nn.Module, x: torch.Tensor) -> Any:
-    (grad,) = torch.autograd.grad(model(x.requires_grad_()).sum(), x, create_graph=True)
-    return torch.autograd.grad(grad.square().sum(), tuple(model.parameters()), allow_unused=True)
-
-
-def second_backward(model: nn.Module, x: torch.Tensor) -> Any:
-    model(x.requires_grad_()).square().sum().backward(create_graph=True)
-
-
-def refuses_second_derivatives(model: nn.Module, match: str = "call the original model") -> None:
-    """No way of asking for them answers zeros or None, which is what autograd makes of no path."""
-    for ask in (hessian_product, penalty, second_backward):
-        with pytest.raises(RuntimeError, match=match):
-            ask(model, torch.randn(4, 3))
-
-
 def test_a_gradient_to_be_differentiated_is_refused_at_once(gemm: Any) -> None:
     _, fast = pair(gemm)
     refuses_second_derivatives(fast)
@@ -174,9 +141,9 @@ def test_the_registered_operators_refuse_the_same(gemm: Any) -> None:
 def test_saved_tensors_can_be_moved_and_recomputed(gemm: Any) -> None:
     eager, fast = pair(gemm)
     x = torch.randn(4, 3)
-    theirs = gradients(eager, x.clone().requires_grad_())
+    theirs = output_and_gradients(eager, x.clone().requires_grad_())
     with torch.autograd.graph.save_on_cpu():
-        assert_same(gradients(fast, x.clone().requires_grad_()), theirs)
+        assert_same(output_and_gradients(fast, x.clone().requires_grad_()), theirs)
     checkpoint = torch.utils.checkpoint.checkpoint
     mine = x.clone().requires_grad_()
     fast.zero_grad()
@@ -191,27 +158,14 @@ def test_an_output_can_be_changed_in_place(gemm: Any) -> None:
     assert_same(y.clone().mul_(2), y.mul_(2))
 
 
-def everything(model: nn.Module, x: torch.Tensor, index: torch.Tensor) -> dict[str, Any]:
-    """Outputs and gradients of a medley call that uses every differentiable output."""
-    model.zero_grad()
-    out = model(x, index, True)
-    again, same = out["again"]
-    scale = torch.arange(3 * len(x), dtype=torch.float32)
-    total = out["y"].sum() + 3 * again.sum() + (5 * same * same).sum() + (out["flat"] * scale).sum()
-    total.backward()
-    grads = [x.grad, *[each.grad for each in model.parameters()]]
-    kinds = {k: v.requires_grad for k, v in out.items() if isinstance(v, torch.Tensor)}
-    return {"out": out, "grads": grads, "kinds": kinds, "count": int(model.count)}
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_every_kind_of_output(mixed: Any, training: bool) -> None:
     eager, fast = pair(mixed)
     eager.train(training), fast.train(training)
     for rows in (4, 0, 9):
         x, index = torch.randn(rows, 3), torch.arange(rows)
-        theirs = everything(eager, x.clone().requires_grad_(), index)
-        mine = everything(fast, x.clone().requires_grad_(), index)
+        theirs = medley_results(eager, x.clone().requires_grad_(), index)
+        mine = medley_results(fast, x.clone().requires_grad_(), index)
         assert mine["kinds"] == theirs["kinds"]
         assert mine["out"]["rows"] == rows and mine["out"]["none"] is None
         assert_same(mine.pop("out"), theirs.pop("out"))

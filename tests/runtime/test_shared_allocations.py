@@ -13,10 +13,10 @@ from fusewright.compile import module
 from fusewright.compile.module import arguments_of
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
 from fusewright.emit.text import module_text
-from fusewright.ir.graph import Binding, Ref, Result
+from fusewright.ir.graph import Binding, ForwardOutput, Ref
 from fusewright.plan.steps import Step
-from tests.runtime.test_runtime import assert_same
 from tests.support.handmade import PRELUDE, S0, Case, aten, entry, loop, plan, program, spec
+from tests.support.tensors import assert_same
 
 KERNELS = (
     PRELUDE
@@ -66,7 +66,7 @@ def case(width: int, kind: str) -> Case:
     specs |= {"a": like, "b": spec(S0)}
     forward = plan({"x": like}, steps, outputs, specs)
     plans = (forward, forward, None)
-    results = tuple(Result("output", index) for index in range(len(outputs)))
+    results = tuple(ForwardOutput("output", index) for index in range(len(outputs)))
     made = program("train", (Binding("input", "0", True),), results, (), plans)
     model, args = Model(), (torch.randn(4, width),)
     source = Source("host", KERNELS.replace("WIDTH", str(width)), (PARTS, JOINED))

@@ -1,4 +1,4 @@
-"""Half-precision values that forward and backward both compute have the same digits in both."""
+"""16-bit values that forward and backward both compute have the same bits in both."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from fusewright.compile.pipeline import prepare
 from fusewright.schedule import held_columns
 from fusewright.target.target import Target
-from tests.codegen.test_cuda_loops import emulated
+from tests.support.cuda_on_host import emulated
 from tests.support.emulated_modules import as_exact_as_eager, on_library
 
 
 class Largest(nn.Module):
-    """Gradients go where a value equals the largest. What that is made of backward stores, and
-    forward does not: its digits would be more."""
+    """Gradients go where a value equals the largest. Backward stores the values that it is computed
+    from, and forward does not, which would leave forward more digits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Largest(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_largest_value_is_found_again(
+def test_backward_finds_the_largest_value_again(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held_columns, "LEAST_COLUMNS", 1)

@@ -6,38 +6,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.loop_kernels import access, kernel
 from fusewright.compile.pipeline import Prepared, prepare
 from fusewright.ir.loop import Apply, Load, LoopKernel, Reduce, Store
 from fusewright.schedule.choice import Schedule
 from fusewright.schedule.loops import choose, legal
 from fusewright.target.target import Target
 from fusewright.tune.candidates import worth_trying
-from tests.codegen.test_cuda_loops import emulated
+from tests.support.cuda_on_host import emulated
 from tests.support.emulated_modules import as_exact_as_eager, on_library
-from tests.support.loop_cases import access, kernel
+from tests.support.models import OverChannels
 
 CUDA = Target.cuda()
-
-
-class OverChannels(nn.Module):
-    """One function for each input; norms have weights, which all columns share."""
-
-    def __init__(self, *channels: int) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList(torch.rand(each) + 0.5 for each in channels)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        first, second, third = (x[:, : len(each)] for each in self.weights)
-        layer = F.layer_norm(first.movedim(1, -1), (first.shape[1],), self.weights[0])
-        scale = torch.rsqrt(second.square().mean(1, keepdim=True) + 1e-5)
-        return (
-            layer.movedim(-1, 1) * 2,
-            F.gelu(second * scale * self.weights[1][:, None, None]),
-            third.softmax(1) * self.weights[2][:, None, None] + third.amax(1, keepdim=True),
-        )
 
 
 def prepared(model: nn.Module, x: Tensor) -> Prepared:
@@ -47,7 +29,7 @@ def prepared(model: nn.Module, x: Tensor) -> Prepared:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("width", [60, 61])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_as_exact_as_eager(width: int, dtype: torch.dtype) -> None:
+def test_reductions_over_channels_are_as_exact_as_eager(width: int, dtype: torch.dtype) -> None:
     """Channels that divide among threads and that do not; pairs of columns, and single ones."""
     torch.manual_seed(width)
     model = OverChannels(40, 64, 17).to(dtype)
@@ -68,7 +50,7 @@ def steps(of: Callable[[Tensor], Tensor], shape: tuple[int, ...], target: Target
     return len(found.modes[0].inference.steps)
 
 
-def test_columns_are_read_once_where_they_find_room() -> None:
+def test_columns_are_read_once_where_they_fit() -> None:
     assert steps(lambda x: x.softmax(1), (4, 64, 64, 64)) == 1
     assert steps(lambda x: x.softmax(1), (4, 512, 64, 64)) == 1
     assert steps(lambda x: x.softmax(1), (4, 2000, 64, 64)) == 3, "more than registers hold"
@@ -87,7 +69,7 @@ def centred() -> LoopKernel:
     return kernel("centred", [4, 8192], [64], {"x": "float32"}, {"y": "float32"}, body)
 
 
-def test_what_is_legal() -> None:
+def test_which_schedules_are_legal() -> None:
     loop = centred()
     assert choose(loop, CUDA, {}) == Schedule("column", 2, 256, unroll=8, cached=True)
     assert legal(loop, Schedule("column", 2, 512, unroll=4, cached=True), CUDA)
@@ -97,8 +79,8 @@ def test_what_is_legal() -> None:
     assert not legal(loop, Schedule("column", 2, 256, across=0, unroll=8, cached=True), CUDA)
 
 
-def test_what_is_tried_beside_it() -> None:
-    """Other threads hold other shares of a column, and all of it together."""
+def test_which_schedules_are_tried() -> None:
+    """Other numbers of threads hold other shares of a column, and all of it together."""
     tried = [each for each in worth_trying(centred(), CUDA, {}) if isinstance(each, Schedule)]
     held = [each for each in tried if each.cached and each.kind == "column"]
     assert len(held) >= 5

@@ -1,5 +1,5 @@
-// fw::convolution and gradients by weights for tests without a GPU: the same declarations, loops,
-// double precision. Lines that are shared begin with the sum of all numbers.
+// fw::convolution and weight gradients for tests without a GPU: the same declarations, with loops
+// in double precision. A shared staged input begins with the sum of all elements.
 #pragma once
 
 #include "convolution/computed_input.cuh"
@@ -10,8 +10,8 @@
 
 namespace fw {
 
-// What a result reads along an axis by a tap, if it reads anything.
-inline int read_at(const WindowAxis& axis, int result, int tap, bool transposed) {
+// The index that a result reads along an axis for a tap, or -1.
+inline int read_at(const ConvAxis& axis, int result, int tap, bool transposed) {
   int at = result * axis.stride - axis.padding + tap * axis.dilation;
   if (transposed) {
     const int far = result + axis.padding - tap * axis.dilation;
@@ -21,8 +21,8 @@ inline int read_at(const WindowAxis& axis, int result, int tap, bool transposed)
 }
 
 template <class Input>
-float window_at(const Input& source, const WindowFilter& filter, const ConvolutionSizes& of,
-                int image, int out, int row, int x) {
+float convolution_at(const Input& source, const ConvFilter& filter, const ConvolutionSizes& of,
+                     int image, int out, int row, int x) {
   double sum = 0;
   const int z = row / of.y.out, y = row % of.y.out;
   const int group = out / of.channels_out;
@@ -34,7 +34,7 @@ float window_at(const Input& source, const WindowFilter& filter, const Convoluti
       const int at_y = read_at(of.y, y, j, of.transposed);
       const int at_x = read_at(of.x, x, i, of.transposed);
       if (at_z < 0 || at_y < 0 || at_x < 0) continue;
-      const auto from = source.place(image, group * of.channels + channel, at_z, at_y, at_x);
+      const auto from = source.location(image, group * of.channels + channel, at_z, at_y, at_x);
       sum += double(source.at(from)) *
              filter.data[group * filter.group_stride + out % of.channels_out * filter.out_stride +
                          channel * filter.in_stride + k * filter.z_stride + j * filter.y_stride +
@@ -44,7 +44,7 @@ float window_at(const Input& source, const WindowFilter& filter, const Convoluti
   return static_cast<float>(sum);
 }
 
-// By columns: positions, and of each the channels; all of them are one part.
+// By columns: for each position all channels. There is one partial result.
 template <class Body, class Value>
 int end_in(const ByColumn<Body>& end, const ConvolutionSizes& of, const Value& value) {
   const int outs = of.groups * of.channels_out;
@@ -71,7 +71,7 @@ int end_in(const ByColumn<Body>& end, const ConvolutionSizes& of, const Value& v
   return 0;
 }
 
-// By channels: all positions are one part.
+// By channels. All positions are in one partial result.
 template <class Body, bool kPerImage, int kTogether, bool kPlanes, class Value>
 int end_in(const ByChannel<Body, kPerImage, kTogether, kPlanes>& end, const ConvolutionSizes& of,
            const Value& value) {
@@ -110,18 +110,18 @@ int end_in(const StoredAndReduced<Stores, Reduces>& end, const ConvolutionSizes&
 
 template <int kTileChannels, int kBeside_ = 0>
 struct ByTiles {
-  static constexpr bool kLines = false;
+  static constexpr bool kStaged = false;
   static constexpr int kBeside = kBeside_;
 };
 template <int kTileChannels, int kBeside = 0>
-struct InTurns : ByTiles<kTileChannels, kBeside> {};
+struct PingPong : ByTiles<kTileChannels, kBeside> {};
 template <int kTileChannels, int kPositions, int kBeside_ = 0>
-struct ByLines {
-  static constexpr bool kLines = true;
+struct ByStagedInput {
+  static constexpr bool kStaged = true;
   static constexpr int kBeside = kBeside_;
 };
 
-// What a convolution is seen as, as it was.
+// The convolution before its rows were rearranged.
 inline ConvolutionSizes unwoven(ConvolutionSizes of) {
   const RowOrder& row_order = of.row_order;
   if (row_order.beside == 2) {
@@ -138,33 +138,34 @@ double sum_of(const Input& source, const ConvolutionSizes& of) {
     for (int channel = 0; channel < of.groups * of.channels; ++channel) {
       for (int at = 0; at < of.z.in * of.y.in * of.x.in; ++at) {
         const int row = at / of.x.in;
-        sum += source.at(source.place(image, channel, row / of.y.in, row % of.y.in, at % of.x.in));
+        sum +=
+            source.at(source.location(image, channel, row / of.y.in, row % of.y.in, at % of.x.in));
       }
     }
   }
   return sum;
 }
 template <class Input>
-int leave_lines(const Input& source, const ConvolutionSizes& of, void* lines, int, void*) {
-  *static_cast<double*>(lines) = sum_of(source, of);
-  return lines == nullptr || !of.shares_lines ? 3 : 0;
+int stage_input(const Input& source, const ConvolutionSizes& of, void* staged, int, void*) {
+  *static_cast<double*>(staged) = sum_of(source, of);
+  return staged == nullptr || !of.shares_staged ? 3 : 0;
 }
 
-template <int kTerms, class Way, int kLanes, bool kAlways = false, class End, class Input>
-int convolution(const End& end, bool vectors, const Input& source, const WindowFilter& filter,
-                const ConvolutionSizes& given, void* workspace, void* lines, int device,
+template <int kTerms, class Way, int kLanes, bool kAlways = false, class Epilogue, class Input>
+int convolution(const Epilogue& end, bool vectors, const Input& source, const ConvFilter& filter,
+                const ConvolutionSizes& given, void* workspace, void* staged, int device,
                 void* stream) {
   if (Way::kBeside != given.row_order.beside || (kAlways && !vectors)) return 3;
   const ConvolutionSizes of = unwoven(given);
   if (of.band_width < 1 || workspace == nullptr || (kTerms != 1 && kTerms != 3)) return 3;
-  if (Way::kLines != (lines != nullptr)) return 3;
-  if (kTerms == 1 && of.shares_lines && leave_lines(source, of, lines, device, stream)) return 3;
+  if (Way::kStaged != (staged != nullptr)) return 3;
+  if (kTerms == 1 && of.shares_staged && stage_input(source, of, staged, device, stream)) return 3;
   return end_in(end, of, [&](int64_t image, int out, int y, int x) {
-    return window_at(source, filter, of, image, out, y, x);
+    return convolution_at(source, filter, of, image, out, y, x);
   });
 }
 
-struct WindowGradient {
+struct WeightGradient {
   float* data;
   int64_t out_stride, in_stride, z_stride, y_stride, x_stride;
 };
@@ -174,9 +175,9 @@ struct TapCounts {
   static_assert(sizeof...(kCounts) > 0, "some warpgroup has taps");
 };
 
-template <class Change>
-float gradient_at(const WindowInput& source, const Change& change, const ConvolutionSizes& of, int out,
-                  int channel, int k, int j, int i) {
+template <class GradOutput>
+float gradient_at(const ConvInput& source, const GradOutput& grad_output,
+                  const ConvolutionSizes& of, int out, int channel, int k, int j, int i) {
   double sum = 0;
   const int whole = out / of.channels_out * of.channels + channel;
   for (int64_t image = 0; image < of.images; ++image) {
@@ -189,17 +190,17 @@ float gradient_at(const WindowInput& source, const Change& change, const Convolu
         sum += double(source.data[image * source.image_stride + whole * source.channel_stride +
                                   at_z * source.z_stride + at_y * source.y_stride +
                                   at_x * source.x_stride]) *
-               change.at(change.place(image, out, z, y, x));
+               grad_output.at(grad_output.location(image, out, z, y, x));
       }
     }
   }
   return static_cast<float>(sum);
 }
 
-template <int kTerms, class Taps, class Change>
-int window_gradient(const WindowInput& source, const Change& change, const WindowGradient& gradient,
-                    const ConvolutionSizes& of, int parts, void* workspace, int device,
-                    void* stream) {
+template <int kTerms, class Taps, class GradOutput>
+int weight_gradient(const ConvInput& source, const GradOutput& grad_output,
+                    const WeightGradient& gradient, const ConvolutionSizes& of, int parts,
+                    void* workspace, int device, void* stream) {
   if (parts < 1 || workspace == nullptr) return 3;
   for (int out = 0; out < of.groups * of.channels_out; ++out) {
     for (int channel = 0; channel < of.channels; ++channel) {
@@ -208,22 +209,24 @@ int window_gradient(const WindowInput& source, const Change& change, const Windo
         const int i = tap % of.x.kernel;
         gradient.data[out * gradient.out_stride + channel * gradient.in_stride +
                       k * gradient.z_stride + j * gradient.y_stride + i * gradient.x_stride] =
-            gradient_at(source, change, of, out, channel, k, j, i);
+            gradient_at(source, grad_output, of, out, channel, k, j, i);
       }
     }
   }
   return 0;
 }
 
-template <class Taps, class Change>
-int line_gradient(const WindowInput& source, const Change& change, const WindowGradient& gradient,
-                  const ConvolutionSizes& of, const ConvolutionSizes& back, int parts,
-                  void* workspace, void* lines_x, void* lines, int device, void* stream) {
-  const double sum = sum_of(change, unwoven(back));
-  if (lines_x == nullptr || lines == nullptr || *static_cast<double*>(lines) != sum) return 3;
+template <class Taps, class GradOutput>
+int staged_gradient(const ConvInput& source, const GradOutput& grad_output,
+                    const WeightGradient& gradient, const ConvolutionSizes& of,
+                    const ConvolutionSizes& back, int parts, void* workspace, void* staged_x,
+                    void* staged, int device, void* stream) {
+  const double sum = sum_of(grad_output, unwoven(back));
+  if (staged_x == nullptr || staged == nullptr || *static_cast<double*>(staged) != sum) return 3;
   const bool alike = of.x.least == back.x.least && of.y.least == back.y.least && of.x.least > 0;
   if (!alike) return 3;
-  return window_gradient<1, Taps>(source, change, gradient, of, parts, workspace, device, stream);
+  return weight_gradient<1, Taps>(source, grad_output, gradient, of, parts, workspace, device,
+                                  stream);
 }
 
 }  // namespace fw

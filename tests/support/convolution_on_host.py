@@ -1,7 +1,7 @@
-"""How tests run the tensor-core convolution kernel without a GPU: g++, fibers, sm90_on_host.hpp.
+"""The tensor-core convolution kernel, run without a GPU: g++, fibers and sm90_on_host.hpp.
 
-As in test_product_kernel.py, every index, swizzle, shift, edge and phase of a barrier is the
-kernel's own; nvcc's code, the memory model and how tensor cores round are not seen here.
+Every index, swizzle, shift, edge and barrier phase is the kernel's own. nvcc's code, the memory
+model and the rounding of tensor cores are not tested here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.support.tensor_cores_on_host import library_of
+from tests.support.tensors import error
 
 UNSEEN = 12345.0
 BODY = r"""
@@ -38,43 +39,44 @@ struct Plain {
     }
   }
 };
-using End = Ends<Plain>;
+using Epilogue = Ends<Plain>;
 }  // namespace
-#define ENTRY(name, kind, lanes)                                                                \
-  extern "C" int window_##name(                                                                 \
-      const fw::WindowInput* x, const fw::WindowWeights* w, const fw::WindowShape* shape,       \
-      float* out, int vectors) {                                                                \
-    memset(emulated_shared, 0xff, sizeof(emulated_shared));  /* NaN */                          \
-    const int64_t plane = shape->y.out * shape->x.out;                                          \
-    const Plain plain{out, shape->images * plane, plane, shape->groups * shape->channels_out};  \
-    return fw::window<fw::WindowKind<kind>, lanes>(End{{{plain}}}, vectors, *x, *w, *shape, 0,  \
-                                                   nullptr);                                    \
+#define ENTRY(name, kind, lanes)                                                                  \
+  extern "C" int tiled_##name(                                                                    \
+      const fw::ConvInput* x, const fw::SplitFilter* w, const fw::ConvShape* shape,               \
+      float* out, int vectors) {                                                                  \
+    memset(emulated_shared, 0xff, sizeof(emulated_shared));  /* NaN */                            \
+    const int64_t plane = shape->y.out * shape->x.out;                                            \
+    const Plain plain{out, shape->images * plane, plane, shape->groups * shape->channels_out};    \
+    return fw::tensor_core_convolution<fw::ConvKind<kind>, lanes>(                                \
+        Epilogue{{{plain}}}, vectors, *x, *w, *shape, 0, nullptr);                                \
   }
 #define KIND(...) __VA_ARGS__
 ENTRY(1_64, KIND(1, 64), 4)
 ENTRY(1_128, KIND(1, 128), 2)
 ENTRY(3_64, KIND(3, 64), 2)
 ENTRY(3_128, KIND(3, 128), 4)
-ENTRY(turns, KIND(1, 128, true), 2)
-#define LINES(name, kind, lanes)                                                                \
-  extern "C" int window_lines_##name(                                                           \
-      const fw::WindowInput* x, const fw::WindowWeights* w, const fw::WindowShape* shape,       \
-      float* out, int vectors) {                                                                \
-    memset(emulated_shared, 0xff, sizeof(emulated_shared));                                     \
-    const int64_t plane = shape->y.out * shape->x.out;                                          \
-    const Plain plain{out, shape->images * plane, plane, shape->groups * shape->channels_out};  \
-    const fw::WindowSizes sizes(*shape, 1, 1);                                                  \
-    const int places = shape->images * shape->groups, lines_of = sizes.blocks() * shape->planes; \
-    std::vector<uint16_t> rows(sizes.positions() * shape->groups * lines_of * 64, 0x7e00);      \
-    std::vector<float> scales(places, 256.f);                                                   \
-    std::vector<fw::LineCounts> counts(places);                                                 \
-    const fw::WindowLines lines{reinterpret_cast<fw::half*>(rows.data()), scales.data(),        \
-                                counts.data()};                                                 \
-    return fw::line_window<fw::LineKind<kind>, lanes>(End{{{plain}}}, vectors, *x, *w, *shape,  \
-                                                      lines, 0, nullptr);                       \
+ENTRY(ping_pong, KIND(1, 128, true), 2)
+#define STAGED(name, kind, lanes)                                                                 \
+  extern "C" int staged_##name(                                                                   \
+      const fw::ConvInput* x, const fw::SplitFilter* w, const fw::ConvShape* shape,               \
+      float* out, int vectors) {                                                                  \
+    memset(emulated_shared, 0xff, sizeof(emulated_shared));                                       \
+    const int64_t plane = shape->y.out * shape->x.out;                                            \
+    const Plain plain{out, shape->images * plane, plane, shape->groups * shape->channels_out};    \
+    const fw::ConvTiling sizes(*shape, 1, 1);                                                     \
+    const int images = shape->images * shape->groups;                                             \
+    const int staged_rows = sizes.blocks() * shape->planes;                                       \
+    std::vector<uint16_t> rows(sizes.positions() * shape->groups * staged_rows * 64, 0x7e00);     \
+    std::vector<float> scales(images, 256.f);                                                     \
+    std::vector<fw::StagedCounts> counts(images);                                                 \
+    const fw::StagedInput staged{reinterpret_cast<fw::half*>(rows.data()), scales.data(),         \
+                                counts.data()};                                                   \
+    return fw::staged_convolution<fw::StagedConvKind<kind>, lanes>(                               \
+        Epilogue{{{plain}}}, vectors, *x, *w, *shape, staged, 0, nullptr);                        \
   }
-LINES(256, 256, 2)
-LINES(128, 128, 4)
+STAGED(256, 256, 2)
+STAGED(128, 128, 4)
 extern "C" int64_t quotient_and_rest(uint32_t x, int by) {
   uint32_t quotient, rest;
   fw::Divisor(by).divide(x, quotient, rest);
@@ -83,7 +85,9 @@ extern "C" int64_t quotient_and_rest(uint32_t x, int by) {
 """
 
 
-class Input(ctypes.Structure):
+class Strided(ctypes.Structure):
+    """ConvInput and WeightGradient."""
+
     _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 5))
 
 
@@ -109,7 +113,7 @@ class Shape(ctypes.Structure):
         ("z", ctypes.c_int * 7),  # in, out, kernel, stride, dilation, padding
         ("y", ctypes.c_int * 7),
         ("x", ctypes.c_int * 7),
-        ("out_z", ctypes.c_int * 2),  # count, apart
+        ("out_z", ctypes.c_int * 2),  # count, distance
         ("out_y", ctypes.c_int * 2),
         ("out_x", ctypes.c_int * 2),
         ("transposed", ctypes.c_bool),
@@ -143,8 +147,8 @@ def library() -> ctypes.CDLL:
 
 
 @dataclass(frozen=True)
-class Window:
-    """A convolution and how the kernel is to go about it."""
+class ConvCase:
+    """A convolution and the settings of the kernel."""
 
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
@@ -155,10 +159,10 @@ class Window:
     band_width: int | None = None  # the whole width
     shares: bool = False  # the zeros after a row and an image with those before the next
     rounds_rows: bool = False  # up to a multiple of four
-    mends: bool = False  # whether sums may have to be made anew
+    mends: bool = False  # whether sums may have to be computed again
     vectors: bool = False  # positions go through the epilogue together
-    turns: bool = False  # a tile has all out channels
-    lines: int = 0  # positions of a tile whose input comes from lines
+    ping_pong: bool = False  # a tile has all out channels
+    staged: int = 0  # positions of a tile with staged input; 0: not staged
 
     def taps(self, kernel: tuple[int, int]) -> dict[tuple[int, int], list[tuple[int, int]]]:
         """The taps (ky, kx) of each phase."""
@@ -209,8 +213,8 @@ class Window:
         shape.classes, shape.planes = 1, shape.phases
         shape.class_[0][:] = (0, shape.phases, 0, 0, 0)
         reach = max(each.places[3] for each in shape.phase)
-        positions = 256 if self.terms == 1 and self.tile <= 64 and not self.turns else 128
-        positions = self.lines or positions
+        positions = 256 if self.terms == 1 and self.tile <= 64 and not self.ping_pong else 128
+        positions = self.staged or positions
         shape.stage_rows = -(-(positions + reach) // 8) * 8
         return shape
 
@@ -241,7 +245,7 @@ class Window:
         return F.conv2d(x.double(), w.double(), None, *settings)
 
     def run(self, x: Tensor, w: Tensor, code: int = 0) -> Tensor:
-        """By the kernel, which returns `code`; every output must be visited once."""
+        """The result of the kernel, which must return `code` and visit every output once."""
         size = torch.where(w.isfinite(), w.abs(), 0).amax((1, 2, 3), keepdim=True)
         scale = torch.ldexp(torch.ones_like(size), 15 - torch.frexp(size).exponent)
         scaled = self.boxes(w * scale)
@@ -252,11 +256,11 @@ class Window:
         shape = self.shape(x, w)
         out = torch.full((x.shape[0], w.shape[0], shape.y[1], shape.x[1]), UNSEEN)
         pointers = (ctypes.c_void_p * 4)(*(each.data_ptr() for each in (hi, lo, inverse, raw)))
-        kind = "turns" if self.turns else f"{self.terms}_{self.tile}"
-        kind = f"lines_{self.lines}" if self.lines else kind
-        entry = getattr(library(), f"window_{kind}")
+        kind = "ping_pong" if self.ping_pong else f"{self.terms}_{self.tile}"
+        name = f"staged_{self.staged}" if self.staged else f"tiled_{kind}"
+        entry = getattr(library(), name)
         found = entry(
-            ctypes.byref(Input(x.data_ptr(), five_strides(x))),
+            ctypes.byref(Strided(x.data_ptr(), five_strides(x))),
             ctypes.byref(self.weights(pointers, w)),
             ctypes.byref(shape),
             ctypes.c_void_p(out.data_ptr()),
@@ -266,28 +270,24 @@ class Window:
         return out
 
 
-def error(y: Tensor, exact: Tensor) -> float:
-    return float((y.double() - exact).norm() / exact.norm())
-
-
-def check(window: Window, x: Tensor, w: Tensor) -> None:
-    found = error(window.run(x, w), window.exact(x, w))
-    assert found < (6e-4 if window.terms == 1 else 4e-7)
+def check(case: ConvCase, x: Tensor, w: Tensor) -> None:
+    found = error(case.run(x, w), case.exact(x, w))
+    assert found < (6e-4 if case.terms == 1 else 4e-7)
 
 
 # Images, kernel with its out and in channels of a group, and the rest.
-SAME = Window(padding=(1, 1))
-WINDOWS = {
+SAME = ConvCase(padding=(1, 1))
+CONVOLUTIONS = {
     "3x3": ((1, 64, 16, 16), (64, 64, 3, 3), SAME),
-    "1x1": ((1, 130, 9, 11), (100, 130, 1, 1), Window()),
-    "5x5": ((2, 16, 11, 9), (5, 16, 5, 5), Window(padding=(2, 2))),
-    "7x7": ((1, 3, 30, 34), (64, 3, 7, 7), Window((2, 2), (3, 3))),
-    "stride": ((2, 70, 13, 12), (130, 70, 3, 3), Window((2, 2), (1, 1))),
-    "dilation": ((1, 16, 14, 10), (20, 16, 3, 3), Window((1, 1), (2, 2), (2, 2))),
-    "stride and dilation": ((1, 33, 19, 17), (8, 33, 3, 3), Window((3, 2), (1, 2), (2, 3))),
-    "asymmetric": ((2, 20, 12, 15), (7, 20, 3, 5), Window((1, 2), (0, 2), (2, 1))),
-    "no halo": ((1, 48, 13, 13), (10, 48, 2, 2), Window((3, 3))),
-    "1x1, stride": ((3, 64, 9, 8), (64, 64, 1, 1), Window((2, 2))),
+    "1x1": ((1, 130, 9, 11), (100, 130, 1, 1), ConvCase()),
+    "5x5": ((2, 16, 11, 9), (5, 16, 5, 5), ConvCase(padding=(2, 2))),
+    "7x7": ((1, 3, 30, 34), (64, 3, 7, 7), ConvCase((2, 2), (3, 3))),
+    "stride": ((2, 70, 13, 12), (130, 70, 3, 3), ConvCase((2, 2), (1, 1))),
+    "dilation": ((1, 16, 14, 10), (20, 16, 3, 3), ConvCase((1, 1), (2, 2), (2, 2))),
+    "stride and dilation": ((1, 33, 19, 17), (8, 33, 3, 3), ConvCase((3, 2), (1, 2), (2, 3))),
+    "asymmetric": ((2, 20, 12, 15), (7, 20, 3, 5), ConvCase((1, 2), (0, 2), (2, 1))),
+    "no halo": ((1, 48, 13, 13), (10, 48, 2, 2), ConvCase((3, 3))),
+    "1x1, stride": ((3, 64, 9, 8), (64, 64, 1, 1), ConvCase((2, 2))),
     "groups": ((2, 40, 8, 9), (12, 20, 3, 3), replace(SAME, groups=2)),
     "many small": ((13, 16, 7, 7), (24, 16, 3, 3), SAME),
     "one pixel": ((5, 8, 1, 1), (6, 8, 3, 3), SAME),
@@ -296,7 +296,7 @@ WINDOWS = {
 
 
 def rearranged(x: Tensor, layout: str) -> Tensor:
-    """The same numbers, laid out otherwise; what lies between them is NaN."""
+    """The same values in another layout. Memory between them holds NaN."""
     if layout == "channels last":
         return x.contiguous(memory_format=torch.channels_last)
     room = torch.full((x.shape[0], x.shape[1] + 3, x.shape[2] + 2, 2 * x.shape[3]), math.nan)

@@ -3,7 +3,7 @@
 // not all reach a shuffle, or a block that misses a barrier, is reported instead of hanging.
 #pragma once
 
-#undef _FORTIFY_SOURCE  // whose longjmp would not go to another stack
+#undef _FORTIFY_SOURCE  // its longjmp refuses to change stacks
 
 #include <setjmp.h>
 #include <ucontext.h>
@@ -69,14 +69,14 @@ struct Fiber {
   bool started = false, done = false;
 };
 static std::vector<Fiber> fibers;
-static std::vector<std::unique_ptr<char[]>> stacks;  // of one block after the other
+static std::vector<std::unique_ptr<char[]>> stacks;  // reused from block to block
 static jmp_buf scheduler;
 static unsigned current, progress;
 static Meeting block_meeting, warp_meetings[32];
 static uint32_t slots[1024];
 static const std::function<void()>* thread_main;
 
-// Lets others go on. (A context is switched to but once: that calls the kernel for its signals.)
+// Lets other fibers run. (swapcontext is used once a fiber: it makes a system call for signals.)
 static __attribute__((noinline)) void pause() {
   if (_setjmp(fibers[current].place) == 0) _longjmp(scheduler, 1);
 }
@@ -113,7 +113,7 @@ static void meet(Meeting& meeting, int expected) {
   while (meeting.generation == generation) pause();
 }
 
-// The same numbers in every run.
+// The same random values in every run.
 static unsigned drawn(unsigned below) {
   static uint64_t state = 1;
   state = state * 6364136223846793005u + 1442695040888963407u;
@@ -125,8 +125,8 @@ static void run_block(unsigned threads) {
   fibers = std::vector<Fiber>(threads);
   block_meeting = Meeting();
   for (Meeting& each : warp_meetings) each = Meeting();
-  // Warps run in an order drawn anew each time, and for a while some warpgroups far more often than
-  // others: what only holds where all go on alike is found out.
+  // Warps run in random order, and for a while some warpgroups run far more often than others. This
+  // finds code that is right only if all of them advance equally.
   const unsigned warps = (threads + 31) / 32;
   unsigned left = threads, idle = 0;
   for (unsigned turn = 0; left > 0; ++turn) {

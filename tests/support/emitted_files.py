@@ -1,4 +1,4 @@
-"""The emitted file of a problem's text, executed."""
+"""Emitted files, executed, and the words they must not contain."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from fusewright.compile.solution import solve
 from fusewright.emit.file import file_text
 from fusewright.problem.load import load_problem
 
+FORBIDDEN_WORDS = r"\b(try|except)\b|pass"  # a regular expression
+
 
 def emitted(
     problem: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[str, dict[str, Any], Any]:
-    """Its text, its names, and the problem's inputs; kernels are built in a cache of their own. The
-    module is one that sys.modules does not know."""
+    """The emitted text of a problem, the names it defines, and the problem's inputs. Kernels are
+    built in a cache of their own; sys.modules does not know the module."""
     monkeypatch.setenv("FUSEWRIGHT_CACHE", str(folder / "cache"))
     path = folder / "problem.py"
     path.write_text(problem)
@@ -26,3 +28,10 @@ def emitted(
     names: dict[str, Any] = {"__name__": "emitted"}
     exec(compile(text, "<emitted>", "exec"), names)
     return text, names, args
+
+
+def executed(text: str) -> dict[str, Any]:
+    """The names that the file defines, executed as strict checkers do: without a `__file__`."""
+    names: dict[str, Any] = {}
+    exec(compile(text, "<emitted>", "exec"), names)
+    return names

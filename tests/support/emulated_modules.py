@@ -1,4 +1,4 @@
-"""Modules whose CUDA kernels g++ has built: the emitted text over them, compared with eager."""
+"""Modules that run on CUDA kernels built by g++, and comparisons of them with eager mode."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from fusewright.codegen.source import Source
 from fusewright.compile.module import arguments_of, kernels_of, load, optimized, owners_of
 from fusewright.compile.pipeline import Prepared
 from fusewright.emit.bundle import ModuleBundle
-from fusewright.plan import prologues
-from fusewright.plan import staged_pairs as line_pairs
-from fusewright.rewrite import convolutions as windows
+from fusewright.plan import prologues, staged_pairs
+from fusewright.rewrite import convolutions
 from fusewright.schedule import tensor_core
-from tests.support import loop_cases as cases
+from tests.support import loop_runs
 
 TRAINED, INFERRED = ("forward", "backward"), ("inference",)  # plans that a call with gradients runs
 
 
-def put_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All convolutions, small ones too, on tensor cores."""
+def use_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run all convolutions, small ones too, on tensor cores."""
     for each in ("is_worthwhile", "gradient_pays"):
-        monkeypatch.setattr(windows, each, lambda *_: True)
-    for module in (windows, tensor_core):
+        monkeypatch.setattr(convolutions, each, lambda *_: True)
+    for module in (convolutions, tensor_core):
         monkeypatch.setattr(module, "prefers_direct", lambda *_: False)
 
 
-def share_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both gradients of all convolutions read the same lines, and compute what is before them."""
-    put_on_cores(monkeypatch)
-    monkeypatch.setattr(line_pairs, "prefers_shared", lambda *_: True)
+def share_staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both gradients of all convolutions read one staged input and compute the loop before it."""
+    use_tensor_cores(monkeypatch)
+    monkeypatch.setattr(staged_pairs, "prefers_shared", lambda *_: True)
     monkeypatch.setattr(prologues, "prefers_computed", lambda *_: True)
 
 
@@ -46,8 +45,8 @@ def on_library(
     source: Source,
     plans: Sequence[str] = TRAINED,
 ) -> nn.Module:
-    """A copy of the model on the kernels of this source, which g++ can build: those of the plans
-    that a test runs, and no others."""
+    """A copy of the model on kernels that g++ builds from this source: only those of the plans
+    that a test runs."""
     mode = "train" if model.training else "eval"
     modes = tuple(replace(each, owners=owners_of(model, mode)) for each in prepared.modes[:1])
     inputs = (x,) if isinstance(x, Tensor) else tuple(x)
@@ -55,14 +54,14 @@ def on_library(
     run = [plan for plan in (getattr(modes[0], each) for each in plans) if plan is not None]
     built = of_kernels(source, {step.kernel.name for plan in run for step in plan.kernels})
     kernels = kernels_of(
-        built, lambda text: cases.compile_source(replace(built, text=text), cases.EMULATED)
+        built, lambda text: loop_runs.compile_source(replace(built, text=text), loop_runs.EMULATED)
     )
     return optimized(copy.deepcopy(model), load(bundle, kernels))
 
 
 def of_kernels(source: Source, names: set[str]) -> Source:
-    """The source with the entries of these kernels: what others call is never instantiated, which
-    is most of a compiler's time."""
+    """The source with the entries of these kernels only. Templates of the others are not
+    instantiated, which would take most of the compiler's time."""
     others = sorted({each.name for each in source.entries} - names)
     if not others:
         return source
@@ -73,7 +72,7 @@ def of_kernels(source: Source, names: set[str]) -> Source:
 
 
 def trained(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
-    """Outputs and gradients, of the inputs' and of every used parameter's."""
+    """Outputs, and the gradients of the inputs and of every used parameter."""
     given = [x.clone().requires_grad_() for x in inputs]
     made = model(*given)
     made = made if isinstance(made, tuple) else (made,)
@@ -91,7 +90,7 @@ def _weights(out: Tensor) -> Tensor:
 def gradients_alone(
     fast: nn.Module, model: nn.Module, x: Tensor, wanted: str
 ) -> list[tuple[Tensor, Tensor]]:
-    """Of both, where nothing but the "input" or the "weights" wants any."""
+    """Gradients of both modules, where only the "input" or only the "weights" require any."""
     given = x.detach().requires_grad_(wanted == "input")
     results = []
     for each in (fast, model):

@@ -22,18 +22,18 @@ from fusewright.ir.graph import (
     ZERO,
     Binding,
     Dim,
+    ForwardOutput,
     Graph,
     Input,
     Node,
     Program,
     Ref,
-    Result,
     Symbol,
     TensorSpec,
     contiguous_strides,
 )
 from fusewright.ir.loop import Argument, LoopKernel
-from fusewright.plan.steps import Call, Loop, Plan, Step, View
+from fusewright.plan.steps import Call, Fused, Plan, Step, View
 
 S0 = Dim(1, ("s0",))
 PRELUDE = """#include <cstdint>
@@ -53,15 +53,14 @@ def entry(
     return Entry(name, arguments, symbols, Workspace(workspace))
 
 
-def loop(made: Entry, inputs: tuple[str, ...], outputs: tuple[str, ...], operators: str) -> Loop:
+def loop(made: Entry, inputs: tuple[str, ...], outputs: tuple[str, ...], operators: str) -> Fused:
     n_inputs = len(inputs)
     arguments = tuple(
         Argument(name, "float32", index >= n_inputs) for index, name in enumerate(made.arguments)
     )
     kernel = LoopKernel(made.name, operators, (), (), arguments, made.symbols, ())
-    name = "custom_" + operators.replace(" ", "_")
-    return Loop(
-        name=name,
+    return Fused(
+        name="custom_" + operators.replace(" ", "_"),
         kernel=kernel,
         inputs=inputs,
         outputs=outputs,
@@ -97,7 +96,7 @@ def graph_of(made: Plan) -> Graph:
 def program(
     mode: str,
     bindings: tuple[Binding, ...],
-    results: tuple[Result, ...],
+    results: tuple[ForwardOutput, ...],
     tangents: tuple[int, ...],
     plans: tuple[Plan, Plan, Plan | None],
     output_tree: str = "o[0]",
@@ -248,7 +247,7 @@ def gemm_add_relu() -> Case:
         Binding("parameter", "gemm.weight", True),
         Binding("parameter", "bias", True),
     )
-    results = (Result("output", 0), *(Result("saved", i) for i in range(3)))
+    results = (ForwardOutput("output", 0), *(ForwardOutput("saved", i) for i in range(3)))
     modes = tuple(
         ProgramPlans(program(mode, bindings, results, (0,), plans), *plans)
         for mode in ("train", "eval")
@@ -385,8 +384,13 @@ def medley() -> Case:
         Binding("buffer", "count", False),
         Binding("input", "1", False),
     )
-    outputs = tuple(Result("output", i) for i in range(8))
-    results = (Result("mutation", 2), *outputs, Result("saved", 0), Result("saved", 1))
+    outputs = tuple(ForwardOutput("output", i) for i in range(8))
+    results = (
+        ForwardOutput("mutation", 2),
+        *outputs,
+        ForwardOutput("saved", 0),
+        ForwardOutput("saved", 1),
+    )
     tree = (
         "{'y': o[0], 'again': [o[1], o[2]], 'rows': o[3], 'none': None, 'flat': o[4], "
         "'index': o[5], 'twice': o[6], 'apart': o[7]}"
@@ -415,7 +419,7 @@ def literal_sum() -> Case:
     added = aten("y", "aten.add.Tensor", Ref("x"), Ref("c"), out=like)
     forward = plan({"x": like}, [held, added], ("y", "c"), {"c": spec(3), "y": like})
     plans = (forward, forward, plan({"t": like}, [], ("t",), {}))
-    results = (Result("output", 0), Result("output", 1))
+    results = (ForwardOutput("output", 0), ForwardOutput("output", 1))
     made = program("train", (Binding("input", "0", True),), results, (0,), plans, "(o[0], o[1])")
     source = Source("host", PRELUDE, ())
     modes = (ProgramPlans(made, *plans),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 from collections.abc import Sequence
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.loop_cases import NVCC
+from fusewright.codegen.source import Source
+from tests.support import nvcc
+from tests.support.loop_runs import NVCC
 
 needed = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 BOTH = ("80", "90a")
@@ -23,7 +26,7 @@ def gencode(archs: Sequence[str]) -> tuple[str, ...]:
 
 
 def compiled(text: str, folder: Path, *flags: str, archs: Sequence[str] = BOTH) -> Spills:
-    """What each kernel spills, where `-Xptxas -v` says so; kernels.o is left in the folder."""
+    """The spills of each kernel, if `-Xptxas -v` is given. kernels.o is left in the folder."""
     source = folder / "kernels.cu"
     source.write_text(text)
     always = ["-std=c++17", "-fmad=false", *gencode(archs)]
@@ -44,7 +47,27 @@ def read(text: str, folder: Path) -> None:
 
 
 def no_spills(text: str, folder: Path) -> None:
-    """All kernels keep what they have in registers, on either architecture."""
+    """No kernel spills registers, on either architecture."""
     found = compiled(text, folder, "-O3", "-Xptxas", "-v")
     assert {arch for arch, _, _ in found} == {f"sm_{arch}" for arch in BOTH}
     assert {spilt for _, _, spilt in found} == {0}
+
+
+@functools.cache
+def has_fast_compile() -> bool:
+    """From CUDA 12.9 on."""
+    said = subprocess.run([str(NVCC), "--help"], capture_output=True, text=True, check=True)
+    return "--Ofast-compile" in said.stdout
+
+
+def compile_as_emitted(source: Source, folder: Path, terms: int = 3) -> None:
+    """Compile as emitted files do: for three terms everything, for one only what flags affect.
+
+    With few device optimisations this takes a fifth of the time. test_cuda_sources.py checks the
+    optimised kernels. One term is for the newer architecture.
+    """
+    flags = ["-O1"]
+    flags += [f"-DFW_{name}={terms}" for name in ("PRODUCTS", "CONVOLUTIONS")]
+    flags += ["-DFW_OTHERS=0"] if terms == 1 else []
+    flags += ["--Ofast-compile", "max"] if has_fast_compile() else []
+    nvcc.compiled(source.text, folder, *flags, archs=("90a",) if terms == 1 else nvcc.BOTH)

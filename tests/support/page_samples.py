@@ -149,7 +149,7 @@ def steps(pass_name: str, total_us: float) -> tuple[StepTime, ...]:
         for each in PLANS[graph]:
             if each.kind == "view":
                 continue
-            big = each.kind == "product"
+            big = each.kind == "matmul"
             weight = 0.8 if big else 0.2 / max(len(PLANS[graph]) - 1, 1)
             time_us = total_us * shares[graph] * weight
             memory = each.bytes / RATES.copy_bytes_per_s * 1e6
@@ -186,7 +186,7 @@ PLANS: Mapping[str, tuple[PlanStep, ...]] = {
         _step("t", "view", "aten.t.default", (0, 0)),
         _step(
             "custom_gemm_add_relu",
-            "product",
+            "matmul",
             "aten.mm.default aten.add.Tensor aten.relu.default",
             (184_549_376, 8_589_934_592),
         ),
@@ -194,7 +194,7 @@ PLANS: Mapping[str, tuple[PlanStep, ...]] = {
     "forward": (
         _step(
             "custom_gemm_add_relu",
-            "product",
+            "matmul",
             "aten.mm.default aten.add.Tensor aten.relu.default aten.gt.Scalar",
             (188_743_680, 8_589_934_592),
         ),

@@ -1,6 +1,6 @@
-"""What every kernel's text includes, read by g++ once: half a second of each compilation.
+"""Headers that every kernel includes, precompiled by g++: saves half a second a compilation.
 
-A text that forgets one of these is found out by tests that build as users do.
+Tests that build as users do catch a text that forgets to include one of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-# Before them what cuda_on_host.hpp begins with: it decides what setjmp.h gives.
+# First the headers that cuda_on_host.hpp begins with: its macro changes setjmp.h.
 HEADERS = (
     "setjmp.h ucontext.h algorithm atomic cmath cstddef cstdint cstdio cstdlib cstring deque "
     "functional limits map memory numeric tuple type_traits utility vector"
@@ -21,7 +21,7 @@ TEXT = "#undef _FORTIFY_SOURCE\n" + "".join(f"#include <{name}>\n" for name in H
 
 
 def folder() -> Path:
-    """Kept between runs, and for this user alone."""
+    """A folder for this user that stays between runs."""
     made = Path(tempfile.gettempdir()) / "fusewright-tests"
     made.mkdir(mode=0o700, exist_ok=True)
     return made
@@ -29,7 +29,7 @@ def folder() -> Path:
 
 @functools.cache
 def included(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Flags beside those of this g++ command; other flags would need headers of their own."""
+    """Flags that include the headers, precompiled with the flags of this g++ command."""
     kept = [each for each in command if each != "-shared"]
     key = hashlib.sha256(repr((kept, TEXT)).encode()).hexdigest()[:20]
     header = folder() / f"{key}.hpp"

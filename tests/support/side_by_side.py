@@ -1,5 +1,7 @@
-"""Many small models for one compiler run, and a model's plans with the module they were made for:
-each test would otherwise start g++ for every case, and capture every case twice."""
+"""Many small models as one, and an optimized model with its plans.
+
+Otherwise each test would start g++ for every case, and capture every case twice.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from fusewright.emit.bundle import ProgramPlans
 
 
 class SideBySide(nn.Module):
-    """Functions of one tensor each: as many inputs as there are, and as many results."""
+    """Functions of one tensor each: the model has as many inputs and outputs."""
 
     def __init__(self, functions: Iterable[Callable[[Tensor], Tensor]]) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-// kernels/sm90.cuh for g++ and fibers: the same names, so that the product kernel runs where there
-// is no GPU. Copies land at once, products are sums over fragments and swizzled tiles; barriers,
-// phases and turns are as on the GPU, and a thread that would wait for ever is reported.
+// sm90/isa/sm90_instructions.cuh for g++ and fibers: the same names, so that tensor-core kernels
+// run without a GPU. Copies finish at once, and matmuls are sums over fragments and swizzled tiles.
+// Barriers and their phases are as on the GPU, and a thread that would wait for ever is reported.
 #pragma once
 
 #include <cmath>
@@ -83,9 +83,7 @@ struct Barrier {
 };
 inline std::map<uint64_t*, Barrier> barriers;
 
-inline void give_way() {
-  emulation::pause();
-}
+inline void give_way() { emulation::pause(); }
 inline void look_at(Barrier& barrier) {
   ++emulation::progress;
   if (barrier.pending != 0 || barrier.bytes != 0) return;
@@ -126,8 +124,7 @@ inline void give_turn(int name) {
 
 inline uint32_t swizzled(uint32_t offset) { return offset ^ (offset >> 3 & 0x70); }
 
-inline void copy_box(void* to, const CUtensorMap* map, uint64_t* name, int x, int y,
-                     int layer) {
+inline void copy_box(void* to, const CUtensorMap* map, uint64_t* name, int x, int y, int layer) {
   for (int row = 0; row < map->box_rows; ++row) {
     for (int column = 0; column < map->box_columns; ++column) {
       char* place = static_cast<char*>(to) + swizzled(row * 128 + column * map->item);
@@ -159,7 +156,7 @@ inline float load_if(const float* from, bool inside) { return inside ? *from : 0
 inline void load_four_if(float* x, const float* from, bool inside) {
   for (int i = 0; i < 4; ++i) x[i] = inside ? from[i] : 0.f;
 }
-template <int kPlace>
+template <int kSite>
 void store_shared(uint32_t to, float x) {
   memcpy(emulated_shared + to, &x, 4);
 }
@@ -168,7 +165,7 @@ void store_two_shared(uint32_t to, float x, float y) {
   store_shared<0>(to, x);
   store_shared<0>(to + 4, y);
 }
-// Stores for products wait here until they are published, thread by thread.
+// Stores for matmuls wait here until they are published, thread by thread.
 inline std::vector<std::pair<uint32_t, uint32_t>> unpublished[1024];
 inline void store_pair(uint32_t to, uint32_t pair) {
   unpublished[threadIdx.x].push_back({to, pair});
@@ -189,36 +186,43 @@ bool matrix_map(CUtensorMap& map, const T* data, const Matrices& of, int box_col
                 int box_rows) {
   const int64_t row_bytes = of.row_stride * sizeof(T);
   const int64_t layer_bytes = of.layers > 1 ? of.layer_stride * sizeof(T) : 0;
-  map = {reinterpret_cast<const char*>(data), of.columns, of.rows, row_bytes, of.layers,
-         layer_bytes, sizeof(T), box_columns, box_rows};
+  map = {reinterpret_cast<const char*>(data),
+         of.columns,
+         of.rows,
+         row_bytes,
+         of.layers,
+         layer_bytes,
+         sizeof(T),
+         box_columns,
+         box_rows};
   return row_bytes % 16 == 0 && layer_bytes % 16 == 0 &&
          reinterpret_cast<uintptr_t>(data) % 16 == 0 && of.columns > 0 && of.rows > 0 &&
          of.layers > 0 && box_columns * sizeof(T) == 128 && box_rows <= 256;
 }
 
-// Products -------------------------------------------------------------------------------------
+// Matmuls --------------------------------------------------------------------------------------
 
 template <int kRegisters>
 void take_registers() {}
 template <int kRegisters>
 void leave_registers() {}
-inline void begin_products() {}
+inline void begin_wgmma() {}
 
-// Products of tiles in shared memory are done when they are waited for and all others have had
-// their turn: a block that is given back too soon, or sums that are read too soon, come out wrong.
+// Matmuls of tiles in shared memory run when they are waited for, after all other threads have run.
+// A block that is released too soon, or sums that are read too soon, thus come out wrong.
 struct Pending {
   std::vector<std::function<void()>> open;
   std::deque<std::vector<std::function<void()>>> groups;
 };
 inline Pending pending[1024];  // of each thread
 
-inline void commit_products() {
+inline void commit_wgmma() {
   Pending& mine = pending[threadIdx.x];
   mine.groups.push_back(std::move(mine.open));
   mine.open.clear();
 }
 template <int kPending>
-void await_products() {
+void await_wgmma() {
   Pending& mine = pending[threadIdx.x];
   ++emulation::progress;
   give_way();
@@ -231,10 +235,10 @@ template <int kSums>
 void settle(float (&)[kSums]) {}
 inline void move_after(uint32_t& to, uint32_t from) { to = from; }
 
-inline uint32_t two_halves(float low, float high) {
+inline uint32_t fp16_pair(float low, float high) {
   return float_to_half(low) | static_cast<uint32_t>(float_to_half(high)) << 16;
 }
-inline uint32_t larger_halves(uint32_t magnitudes, uint32_t pair) {
+inline uint32_t larger_fp16_pair(uint32_t magnitudes, uint32_t pair) {
   uint32_t larger = 0;
   for (int at = 0; at < 32; at += 16) {
     const uint32_t a = magnitudes >> at & 0x7fff, b = pair >> at & 0x7fff;
@@ -242,30 +246,31 @@ inline uint32_t larger_halves(uint32_t magnitudes, uint32_t pair) {
   }
   return larger;
 }
-inline uint32_t tile_place(const void* tile) { return shared_address(tile) >> 4; }
-inline uint64_t rows_descriptor(uint32_t place) { return place; }
+inline uint32_t tile_address(const void* tile) { return shared_address(tile) >> 4; }
+inline uint64_t rows_descriptor(uint32_t address) { return address; }
 inline uint64_t tile_descriptor(const void* tile, int chunk_bytes) {
-  return tile_place(tile) | static_cast<uint64_t>(chunk_bytes) << 32;
+  return tile_address(tile) | static_cast<uint64_t>(chunk_bytes) << 32;
 }
 inline int of_warp(int x) { return x; }
 
-// Sums as registers hold them, two rows times two columns; factors for them, of all steps of 16.
+// Sums as registers hold them, two rows by two columns, and their factors for all steps of 16.
 using Quad = float __attribute__((vector_size(16)));
-using Words = uint32_t __attribute__((vector_size(16)));
+using QuadWords = uint32_t __attribute__((vector_size(16)));
 using Factors = Quad[16];
-inline Factors rows_of[32][8];      // of every warp: two rows for each four threads,
+inline Factors rows_of[32][8];       // of every warp: two rows for each four threads,
 inline Factors columns_of[32][128];  // and all pairs of columns
 
-FW_FN Quad numbers(Words raw, half) {
+FW_FN Quad numbers(QuadWords raw, half) {
   const Quad scaled = reinterpret_cast<Quad>((raw & 0x7fffu) << 13) * 0x1p112f;
-  const Words special = ((raw & 0x7c00u) == 0x7c00u) & 0x7f800000u;
-  return reinterpret_cast<Quad>((raw & 0x8000u) << 16 | special | reinterpret_cast<Words>(scaled));
+  const QuadWords special = ((raw & 0x7c00u) == 0x7c00u) & 0x7f800000u;
+  return reinterpret_cast<Quad>((raw & 0x8000u) << 16 | special |
+                                reinterpret_cast<QuadWords>(scaled));
 }
-FW_FN Quad numbers(Words raw, bf16) { return reinterpret_cast<Quad>(raw << 16); }
+FW_FN Quad numbers(QuadWords raw, bf16) { return reinterpret_cast<Quad>(raw << 16); }
 
-// A line of a tile: one place of the free index, all of the contracted one.
+// A row of a tile: one free index, all contracted indices.
 template <bool kFreeMajor>
-FW_FN void read_line(uint16_t (&line)[16], uint64_t tile, int free) {
+FW_FN void read_row(uint16_t (&line)[16], uint64_t tile, int free) {
   const uint32_t base = static_cast<uint32_t>(tile) << 4;
   const uint32_t chunk_bytes = static_cast<uint32_t>(tile >> 32);
   constexpr int kTogether = kFreeMajor ? 1 : 8;  // swizzling keeps 16 bytes together
@@ -278,29 +283,29 @@ FW_FN void read_line(uint16_t (&line)[16], uint64_t tile, int free) {
 template <class T, bool kFreeMajor>
 FW_FN void read_rows(Factors& rows, uint64_t tile, int row) {
   uint16_t one[16], other[16];
-  read_line<kFreeMajor>(one, tile, row);
-  read_line<kFreeMajor>(other, tile, row + 8);
+  read_row<kFreeMajor>(one, tile, row);
+  read_row<kFreeMajor>(other, tile, row + 8);
   for (int k = 0; k < 16; ++k) {
-    rows[k] = numbers(Words{one[k], one[k], other[k], other[k]}, T());
+    rows[k] = numbers(QuadWords{one[k], one[k], other[k], other[k]}, T());
   }
 }
 template <class T, bool kFreeMajor>
 FW_FN void read_columns(Factors& columns, uint64_t tile, int pair) {
   uint16_t one[16], other[16];
-  read_line<kFreeMajor>(one, tile, 2 * pair);
-  read_line<kFreeMajor>(other, tile, 2 * pair + 1);
+  read_row<kFreeMajor>(one, tile, 2 * pair);
+  read_row<kFreeMajor>(other, tile, 2 * pair + 1);
   for (int k = 0; k < 16; ++k) {
-    columns[k] = numbers(Words{one[k], other[k], one[k], other[k]}, T());
+    columns[k] = numbers(QuadWords{one[k], other[k], one[k], other[k]}, T());
   }
 }
-FW_FN void add_products(float* sum, const Factors& rows, const Factors& columns, int add) {
+FW_FN void add_wgmma(float* sum, const Factors& rows, const Factors& columns, int add) {
   Quad total = {};
   if (add) memcpy(&total, sum, sizeof(total));
   for (int k = 0; k < 16; ++k) total += rows[k] * columns[k];
   memcpy(sum, &total, sizeof(total));
 }
 
-// Every number is converted but once for a warp: that was most of these tests' time.
+// Every element is converted once per warp: conversions took most of these tests' time.
 template <bool kFreeMajorB, int kSums>
 void multiply(float (&sum)[kSums], const uint32_t (&a)[4], uint64_t b, int add) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
@@ -314,7 +319,7 @@ void multiply(float (&sum)[kSums], const uint32_t (&a)[4], uint64_t b, int add) 
   }
   __syncwarp();
   for (int j = 0; j < kSums / 4; ++j) {
-    add_products(sum + 4 * j, rows_of[warp][group], columns_of[warp][4 * j + part], add);
+    add_wgmma(sum + 4 * j, rows_of[warp][group], columns_of[warp][4 * j + part], add);
   }
   __syncwarp();
 }
@@ -327,7 +332,7 @@ void multiply_shared(float (&sum)[kSums], uint64_t a, uint64_t b, int add) {
     read_rows<T, kFreeMajorA>(rows, a, row);
     for (int j = 0; j < kSums / 4; ++j) {
       read_columns<T, kFreeMajorB>(columns, b, 4 * j + part);
-      add_products(sum + 4 * j, rows, columns, add);
+      add_wgmma(sum + 4 * j, rows, columns, add);
     }
   });
 }

@@ -1,4 +1,4 @@
-"""Kernels for tensor cores as text for g++ and fibers; sm90_on_host.hpp has the instructions."""
+"""Tensor-core kernels as text for g++ and fibers; sm90_on_host.hpp emulates the instructions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from fusewright.codegen.render import flattened
 from fusewright.codegen.source import Source
-from tests.codegen.test_cuda_loops import LAUNCH as PLAIN_LAUNCH
-from tests.codegen.test_cuda_loops import SHARED, SHIM
-from tests.support import loop_cases as cases
+from tests.support import loop_runs
+from tests.support.cuda_on_host import LAUNCH as PLAIN_LAUNCH
+from tests.support.cuda_on_host import SHARED, SHIM
 
 STAND_IN = Path(__file__).parent / "sm90_on_host.hpp"
 LAUNCH = re.compile(r"kernel<<<(\w+), (\w+), [^;]*?>>>\(([^;]*?)\);", re.DOTALL)
-# A functor with `load`, `give` and `visit` for an element, as generated ones are: by columns.
+# An epilogue by columns, as generated ones are, from `load`, `give` and `visit` of an element.
 BY_COLUMNS = r"""
 template <class Plain>
 struct Columns {
@@ -55,7 +55,7 @@ def with_stand_in(name: str, pasted: set[str]) -> list[str]:
 
 
 def on_host(text: str) -> str:
-    """The same text for g++: launches become calls, the toolkit our shim."""
+    """The same text for g++: launches become calls, and cuda_on_host.hpp replaces the toolkit."""
     text, cores = LAUNCH.subn(
         r"gridDim = dim3(\1); emulation::launch(dim3(\1), \2, [&] { kernel(\3); });", text
     )
@@ -66,9 +66,9 @@ def on_host(text: str) -> str:
 
 
 def host_library(text: str) -> ctypes.CDLL:
-    """For many runs of few kernels. (With -O1 g++ takes 10 s longer for convolutions, products of
-    halves and lines together, and their runs take 3 s less.)"""
-    return cases.compile_source(Source("host", text, ()), cases.EMULATED)
+    """For many runs of few kernels. (With -O1, g++ takes 10 s longer for convolutions, 16-bit
+    matmuls and staged convolutions together, and their runs take 3 s less.)"""
+    return loop_runs.compile_source(Source("host", text, ()), loop_runs.EMULATED)
 
 
 def library_of(header: str, *more: str) -> ctypes.CDLL:

@@ -1,4 +1,4 @@
-"""Measured schedules: what is tried, what is refused, what is kept, and who uses it."""
+"""Measured schedules: what is tried, refused, stored and used."""
 
 from __future__ import annotations
 
@@ -19,56 +19,60 @@ from rich.console import Console
 from torch import nn
 
 import fusewright
+from benchmarks import loop_kernels
 from fusewright import build as building
 from fusewright import cli
-from fusewright.codegen.render import render
 from fusewright.compile.pipeline import _run_here, prepare
 from fusewright.cost.matmul import BLOCK_US
 from fusewright.errors import CompileFailed, FusewrightError
 from fusewright.ir.graph import Dim
+from fusewright.ir.kernel import Kernel
 from fusewright.ir.loop import LoopKernel
-from fusewright.ir.matmul import ProductKernel
+from fusewright.ir.matmul import MatmulKernel
+from fusewright.kinds.kind import Choice
+from fusewright.kinds.registry import heuristic, kind_of, permitted, render
 from fusewright.report import print_tuning
 from fusewright.schedule.choice import Schedule
 from fusewright.schedule.loops import choose, legal
-from fusewright.schedule.tensor_core import ProductSchedule
+from fusewright.schedule.tensor_core import MatmulSchedule
 from fusewright.target.target import Target
 from fusewright.tune import search as tune
 from fusewright.tune import store as tuned
-from fusewright.tune.candidates import MOST, Choice, heuristic, permitted, worth_trying
+from fusewright.tune.candidates import MOST, worth_trying
 from fusewright.tune.store import Tuned
-from fusewright.tune.trial import Candidate, Trial, elements, same_halves
-from tests.codegen.test_cuda_loops import emulated
-from tests.support import loop_cases as cases
+from fusewright.tune.trial import CompiledSchedule, Trial, same_split_sums
+from tests.support import loop_runs
+from tests.support.cuda_on_host import emulated
+from tests.support.plans import steps_of
 
 S0 = Dim(1, ("s0",))
 HOST, CUDA = Target.host(), Target.cuda()
 CPU = torch.device("cpu")
 LOOPS = (
-    (cases.add_relu(S0), {"s0": 5003}),
-    (cases.bias_relu(S0, 40, "float16"), {"s0": 33}),
-    (cases.softmax(S0, 1000), {"s0": 5}),
-    (cases.softmax(S0, 40_000), {"s0": 3}),
-    (cases.layer_norm(S0, 130), {"s0": 7}),
-    (cases.column_sum(S0, 264), {"s0": 300}),
-    (cases.full_sum(S0), {"s0": 70_001}),
-    (cases.channel_sum(S0, 3, 50), {"s0": 40}),
+    (loop_kernels.add_relu(S0), {"s0": 5003}),
+    (loop_kernels.bias_relu(S0, 40, "float16"), {"s0": 33}),
+    (loop_kernels.softmax(S0, 1000), {"s0": 5}),
+    (loop_kernels.softmax(S0, 40_000), {"s0": 3}),
+    (loop_kernels.layer_norm(S0, 130), {"s0": 7}),
+    (loop_kernels.column_sum(S0, 264), {"s0": 300}),
+    (loop_kernels.full_sum(S0), {"s0": 70_001}),
+    (loop_kernels.channel_sum(S0, 3, 50), {"s0": 40}),
 )
 
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this test's choices are kept; kernels stay in the cache that all tests share."""
+    """Where this test's choices are stored. Kernels stay in the cache that all tests share."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("FUSEWRIGHT_TUNED", "1")
     monkeypatch.setattr(tuned, "trusted_folder", lambda _: building.trusted_folder(folder))
     return folder / tuned.FILE
 
 
-def product() -> ProductKernel:
+def product() -> MatmulKernel:
     model = nn.Linear(1024, 768)
     made = prepare(model, (torch.randn(2048, 1024),), device=CPU, target=CUDA, modes=("eval",))
-    return made.modes[0].inference.products[0].kernel
+    return steps_of(made.modes[0].inference, "matmul")[0].kernel
 
 
 # What is tried ----------------------------------------------------------------------------------
@@ -92,10 +96,12 @@ def test_candidates_vary_what_matters() -> None:
         names = ("lanes", "threads", "rows", "across", "unroll", "cached", "splits")
         return {name for name in names if len({getattr(each, name) for each in tried}) > 1}
 
-    assert varied(cases.add_relu(S0), {"s0": 1 << 26}) == {"lanes", "threads", "unroll"}
-    assert {"threads", "unroll", "cached"} <= varied(cases.softmax(S0, 1024), {"s0": 4096})
-    assert {"splits", "unroll", "threads"} <= varied(cases.full_sum(S0), {"s0": 1 << 26})
-    assert {"splits", "unroll", "across"} <= varied(cases.column_sum(S0, 8192), {"s0": 16384})
+    assert varied(loop_kernels.add_relu(S0), {"s0": 1 << 26}) == {"lanes", "threads", "unroll"}
+    assert {"threads", "unroll", "cached"} <= varied(loop_kernels.softmax(S0, 1024), {"s0": 4096})
+    assert {"splits", "unroll", "threads"} <= varied(loop_kernels.full_sum(S0), {"s0": 1 << 26})
+    assert {"splits", "unroll", "across"} <= varied(
+        loop_kernels.column_sum(S0, 8192), {"s0": 16384}
+    )
 
 
 @pytest.mark.sample(2)
@@ -104,17 +110,17 @@ def test_every_cuda_candidate_computes_the_same(loop: LoopKernel, sizes: dict[st
     tried = [each for each in worth_trying(loop, CUDA, sizes) if isinstance(each, Schedule)]
     named = [(replace(loop, name=f"{loop.name}_{at}"), each) for at, each in enumerate(tried)]
     source = emulated(render(named, CUDA))
-    library = cases.compile_source(source, cases.EMULATED)
+    library = loop_runs.compile_source(source, loop_runs.EMULATED)
     words = library.fw_error_text
     made = [
-        Candidate(each, entry, _Plain(library, words))  # type: ignore[arg-type]
+        CompiledSchedule(each, entry, _Plain(library, words))  # type: ignore[arg-type]
         for each, entry in zip(tried, source.entries, strict=True)
     ]
     assert Trial(loop, sizes, CPU, made).faults(made) == {}
 
 
 class _Plain:
-    """A library whose entries take what ctypes guesses, pointers made wide enough."""
+    """A library whose entries ctypes calls without types; pointers are widened."""
 
     def __init__(self, library: object, words: object) -> None:
         self.library, self.fw_error_text = library, words
@@ -132,21 +138,30 @@ class _Plain:
         return call
 
 
-def test_products_try_the_heights_of_their_tiles() -> None:
+def test_matmuls_try_their_tile_heights() -> None:
     kernel = product()
     tried = worth_trying(kernel, CUDA, {"s0": 2048})
     assert tried[0] == heuristic(kernel, CUDA, {"s0": 2048})
-    assert {each.tile_rows for each in tried if isinstance(each, ProductSchedule)} == set(BLOCK_US)
-    assert not permitted(kernel, ProductSchedule(7), CUDA)
+    assert {each.tile_rows for each in tried if isinstance(each, MatmulSchedule)} == set(BLOCK_US)
+    assert not permitted(kernel, MatmulSchedule(7), CUDA)
     assert not permitted(kernel, Schedule("pointwise"), CUDA)
-    assert not permitted(cases.full_sum(S0), ProductSchedule(128), CUDA)
+    assert not permitted(loop_kernels.full_sum(S0), MatmulSchedule(128), CUDA)
+
+
+def elements_of(kernel: Kernel, **sizes: int) -> Mapping[str, int]:
+    return kind_of(kernel).elements(kernel, sizes)
 
 
 def test_tensors_reach_as_far_as_the_accesses() -> None:
-    assert elements(cases.column_sum(S0, 7), {"s0": 5}) == {"z": 35, "g": 35, "dz": 35, "db": 7}
-    assert elements(cases.channel_sum(S0, 3, 4), {"s0": 2}) == {"x": 24, "y": 24, "sums": 3}
+    assert elements_of(loop_kernels.column_sum(S0, 7), s0=5) == {
+        "z": 35,
+        "g": 35,
+        "dz": 35,
+        "db": 7,
+    }
+    assert elements_of(loop_kernels.channel_sum(S0, 3, 4), s0=2) == {"x": 24, "y": 24, "sums": 3}
     kernel = product()
-    found = elements(kernel, {"s0": 300})
+    found = elements_of(kernel, s0=300)
     names = [each.name for each in kernel.arguments]
     assert [found[name] for name in names[:4]] == [768 * 1024, 300 * 1024, 300 * 1024, 300]
     assert [found[name] for name in names[4:]] == [768, 300 * 768]
@@ -155,18 +170,18 @@ def test_tensors_reach_as_far_as_the_accesses() -> None:
 # What is refused --------------------------------------------------------------------------------
 
 
-def compiled(loop: LoopKernel, *schedules: Schedule) -> list[Candidate]:
+def compiled(loop: LoopKernel, *schedules: Schedule) -> list[CompiledSchedule]:
     return tune._compiled(loop, schedules, HOST, "native", Path(os.environ["FUSEWRIGHT_CACHE"]))
 
 
 def test_a_candidate_that_fails_or_differs_is_found() -> None:
-    loop, sizes = cases.full_sum(S0), {"s0": 1000}
+    loop, sizes = loop_kernels.full_sum(S0), {"s0": 1000}
     good = compiled(loop, Schedule("row", 64), Schedule("row", 16, splits=3))
     entry = good[0].entry
 
-    def fake(call: Callable[..., int]) -> Candidate:
+    def fake(call: Callable[..., int]) -> CompiledSchedule:
         kernels = SimpleNamespace(**{entry.name: call}, fw_error_text=lambda code: b"no such luck")
-        return Candidate(Schedule("row"), entry, kernels)  # type: ignore[arg-type]
+        return CompiledSchedule(Schedule("row"), entry, kernels)  # type: ignore[arg-type]
 
     silent, failing = fake(lambda *_: 0), fake(lambda *_: 7)
     trial = Trial(loop, sizes, CPU, good)
@@ -177,7 +192,9 @@ def test_a_candidate_that_fails_or_differs_is_found() -> None:
 
 
 def test_pointwise_results_are_compared_by_the_bit() -> None:
-    trial = Trial(cases.add_relu(S0), {"s0": 64}, CPU, compiled(cases.add_relu(S0), HOST_POINT))
+    trial = Trial(
+        loop_kernels.add_relu(S0), {"s0": 64}, CPU, compiled(loop_kernels.add_relu(S0), HOST_POINT)
+    )
     y = trial.tensors["y"]
     first = {"y": y.clone()}
     assert trial._agrees(first)
@@ -186,7 +203,9 @@ def test_pointwise_results_are_compared_by_the_bit() -> None:
 
 
 def test_sums_are_compared_within_rounding() -> None:
-    trial = Trial(cases.full_sum(S0), {"s0": 100}, CPU, compiled(cases.full_sum(S0), HOST_ROW))
+    trial = Trial(
+        loop_kernels.full_sum(S0), {"s0": 100}, CPU, compiled(loop_kernels.full_sum(S0), HOST_ROW)
+    )
     total = trial.tensors["y"].fill_(50.0)
     first = {"y": total.clone()}
     total.mul_(1 + 1e-6)
@@ -200,7 +219,7 @@ def test_sums_are_compared_within_rounding() -> None:
 HOST_POINT, HOST_ROW = Schedule("pointwise", 1024), Schedule("row", 64)
 
 
-def test_what_the_compiler_refuses_is_left_out(
+def test_a_candidate_that_does_not_compile_is_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     real = tune.build
@@ -213,12 +232,12 @@ def test_what_the_compiler_refuses_is_left_out(
     monkeypatch.setattr(tune, "build", build)
     schedules = (HOST_ROW, Schedule("row", 16), Schedule("row", 32))
     with pytest.warns(RuntimeWarning, match=r"full_sum: .*lanes=16.* is left out: .*too narrow"):
-        made = compiled(cases.full_sum(S0), *schedules)
+        made = compiled(loop_kernels.full_sum(S0), *schedules)
     assert [each.choice for each in made] == [HOST_ROW, Schedule("row", 32)]
-    assert Trial(cases.full_sum(S0), {"s0": 99}, CPU, made).faults(made) == {}
+    assert Trial(loop_kernels.full_sum(S0), {"s0": 99}, CPU, made).faults(made) == {}
 
 
-# What is kept, and who uses it ------------------------------------------------------------------
+# What is stored and used ------------------------------------------------------------------------
 
 
 class Softmax(nn.Module):
@@ -244,7 +263,7 @@ def unheard(words: str, share: float) -> None:
     assert 0 <= share <= 1 and words
 
 
-def test_a_choice_is_kept_and_used_by_all_later_calls(
+def test_a_choice_is_stored_and_used_by_all_later_calls(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = source_text()
@@ -266,7 +285,7 @@ def test_a_choice_is_kept_and_used_by_all_later_calls(
 
 
 def test_another_size_is_another_entry(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = cases.softmax(S0, 300)
+    loop = loop_kernels.softmax(S0, 300)
     names = {tuned.key_of(loop, {"s0": size}, "chip", HOST) for size in (4, 5)}
     names |= {tuned.key_of(loop, {"s0": 4}, "chip", CUDA), tuned.key_of(loop, {"s0": 4}, "x", HOST)}
     assert len(names) == 4
@@ -279,8 +298,8 @@ def entry_of(loop: LoopKernel, schedule: Choice) -> Tuned:
     return Tuned(loop.name, "chip", (("s0", 4),), first, schedule, 4.0, 3.0, "2026-11-15")
 
 
-def test_what_is_no_longer_legal_is_not_used(kept: Path) -> None:
-    loop = cases.softmax(S0, 300)
+def test_a_stored_schedule_that_is_no_longer_legal_is_not_used(kept: Path) -> None:
+    loop = loop_kernels.softmax(S0, 300)
     key = tuned.key_of(loop, {"s0": 4}, tune.precise_name(CPU), HOST)
     for schedule, fits in ((Schedule("row", 32), True), (Schedule("row", 4096), False)):
         tuned.keep({key: entry_of(loop, schedule)})
@@ -291,7 +310,7 @@ def test_what_is_no_longer_legal_is_not_used(kept: Path) -> None:
 
 
 def test_only_a_gain_beyond_noise_counts(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, sizes = cases.full_sum(S0), {"s0": 1000}
+    loop, sizes = loop_kernels.full_sum(S0), {"s0": 1000}
     made = compiled(loop, HOST_ROW, Schedule("row", 16))
     job = tune._Job(loop, sizes, "key", tuple(each.choice for each in made))
     for us, changed in ((100.0, False), (98.5, False), (97.0, True)):
@@ -302,7 +321,7 @@ def test_only_a_gain_beyond_noise_counts(kept: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_lucky_first_measurement_must_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = cases.full_sum(S0)
+    loop = loop_kernels.full_sum(S0)
     made = compiled(loop, HOST_ROW, Schedule("row", 16))
     job = tune._Job(loop, {"s0": 1000}, "key", tuple(each.choice for each in made))
     rounds = iter([{0: 100.0, 1: 50.0}, {0: 100.0, 1: 101.0}])
@@ -312,7 +331,7 @@ def test_a_lucky_first_measurement_must_be_repeated(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"version": 1, "choices": {"a": {"kind": "loop"}}}', "\xff"]
+    "text", ["", "{", "[]", '{"version": 2, "choices": {"a": {"kind": "loop"}}}', "\xff"]
 )
 def test_a_damaged_file_is_ignored_with_one_warning(kept: Path, text: str) -> None:
     kept.parent.mkdir(mode=0o700)
@@ -320,13 +339,13 @@ def test_a_damaged_file_is_ignored_with_one_warning(kept: Path, text: str) -> No
     with pytest.warns(RuntimeWarning, match=r"tuned.json.*is ignored.*delete it") as heard:
         assert tuned.read() == {}
     assert len(heard) == 1
-    loop = cases.full_sum(S0)
+    loop = loop_kernels.full_sum(S0)
     tuned.keep({"key": entry_of(loop, HOST_ROW)})
     assert tuned.read() == {"key": entry_of(loop, HOST_ROW)}
 
 
-def test_what_other_versions_wrote_is_passed_over(kept: Path) -> None:
-    loop = cases.full_sum(S0)
+def test_entries_of_other_versions_are_ignored(kept: Path) -> None:
+    loop = loop_kernels.full_sum(S0)
     tuned.keep({"key": entry_of(loop, HOST_ROW)})
     record = json.loads(kept.read_text())
     record["choices"]["key"]["schedule"]["colour"] = "red"
@@ -339,7 +358,9 @@ def test_what_other_versions_wrote_is_passed_over(kept: Path) -> None:
 
 
 def test_writers_do_not_lose_each_others_entries(kept: Path) -> None:
-    entries = {f"key{at}": entry_of(cases.full_sum(S0), Schedule("row", at)) for at in range(1, 21)}
+    entries = {
+        f"key{at}": entry_of(loop_kernels.full_sum(S0), Schedule("row", at)) for at in range(1, 21)
+    }
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda key: tuned.keep({key: entries[key]}), entries))
     assert tuned.read() == entries
@@ -347,20 +368,20 @@ def test_writers_do_not_lose_each_others_entries(kept: Path) -> None:
     assert left == {"tuned.json", "tuned.lock"} and kept.stat().st_mode & 0o077 == 0
 
 
-def test_a_folder_of_others_is_not_believed(
+def test_a_folder_of_another_user_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUSEWRIGHT_TUNED", "1")
     monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path))
-    tuned.keep({"key": entry_of(cases.full_sum(S0), HOST_ROW)})
+    tuned.keep({"key": entry_of(loop_kernels.full_sum(S0), HOST_ROW)})
     assert tuned.read()
     tmp_path.chmod(0o777)
     assert tuned.read() == {}
     with pytest.raises(FusewrightError, match="can be written by others"):
-        tuned.keep({"key": entry_of(cases.full_sum(S0), HOST_ROW)})
+        tuned.keep({"key": entry_of(loop_kernels.full_sum(S0), HOST_ROW)})
 
 
-def test_a_wrong_switch_names_the_right_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_setting_names_the_right_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEWRIGHT_TUNED", "maybe")
     with pytest.raises(FusewrightError, match="FUSEWRIGHT_TUNED='maybe': set it to 0 or 1"):
         tuned.read()
@@ -409,7 +430,7 @@ def test_the_command_shows_what_it_does_and_finds_it_again(
 
 
 def test_the_report_says_what_changed() -> None:
-    loop = cases.softmax(S0, 300)
+    loop = loop_kernels.softmax(S0, 300)
     changed = replace(entry_of(loop, Schedule("row", 32)), heuristic_us=12.34, best_us=10.0)
     console = Console(width=120, file=io.StringIO())
     print_tuning(console, [changed, entry_of(loop, heuristic(loop, HOST, {"s0": 4}))])
@@ -428,24 +449,27 @@ def test_only_what_runs_here_is_measured() -> None:
     ours, plain = prepare(model, (x,), device=CPU, target=CUDA, modes=("eval",)).modes
     run = _run_here((ours, plain))
     assert {step.kernel.name for step in ours.inference.kernels} <= run
-    assert plain.inference.loops and ours.inference.loops[0] != plain.inference.loops[0]
-    assert not {step.kernel.name for step in plain.inference.loops} & run
+    assert (
+        steps_of(plain.inference, "loop")
+        and steps_of(ours.inference, "loop")[0] != steps_of(plain.inference, "loop")[0]
+    )
+    assert not {step.kernel.name for step in steps_of(plain.inference, "loop")} & run
 
 
 def _rounded(record: Mapping[str, object]) -> dict[str, float]:
     return {name: round(float(str(record[name])), 3) for name in ("before_us", "after_us")}
 
 
-def test_halves_of_the_same_numbers_agree() -> None:
+def test_high_and_low_parts_of_the_same_values_agree() -> None:
     x = torch.rand(1000) + 0.5
     hi = x.half()
     made = {"hi": hi, "lo": (x - hi.float()).half(), "scale": torch.ones(3)}
     other = torch.nextafter(hi, torch.full_like(hi, 9.0))  # rounded the other way
     first = {**made, "hi": other, "lo": (x - other.float()).half()}
-    assert same_halves(made, first, ["hi", "lo"], 1e-6)
-    assert not same_halves(made, {**first, "hi": hi}, ["lo"], 1e-6)
-    assert not same_halves(made, {**made, "scale": torch.zeros(3)}, ["scale"], 1e-6)
-    assert same_halves(made, made, [], 0.0)
+    assert same_split_sums(made, first, ["hi", "lo"], 1e-6)
+    assert not same_split_sums(made, {**first, "hi": hi}, ["lo"], 1e-6)
+    assert not same_split_sums(made, {**made, "scale": torch.zeros(3)}, ["scale"], 1e-6)
+    assert same_split_sums(made, made, [], 0.0)
 
 
 @pytest.mark.gpu

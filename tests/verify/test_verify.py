@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fusewright.errors import DeviceError, ProblemError, VerifyError
 from fusewright.problem.inputs import LAYOUTS, laid_out
 from fusewright.problem.load import Arguments, Problem
-from fusewright.verify.compare import Triple, compare
+from fusewright.verify.compare import Values, compare
 from fusewright.verify.verify import Report, verify
 
 
@@ -62,7 +62,7 @@ def test_the_model_passes_against_itself() -> None:
         assert f"train: {result}" in names
         assert f"eval: {result}" in names
     assert "eval, no_grad: output" in names
-    assert "eval, NaN: output" in names
+    assert "eval, no_grad, NaN: output" in names
     for each in report.checks:
         assert each.error <= each.allowed
         assert each.eager_error <= 1e-5
@@ -95,7 +95,8 @@ def test_a_wrong_gradient_is_caught() -> None:
             return torch.relu(self.bn(y) * self.scale)
 
     # In train mode the batch norm takes the bias out again: its gradient is zero.
-    assert failed(check(Norm, Wrong)) == {"eval: grad linear.bias"}
+    names = {"eval: grad linear.bias", "eval, new parameters: grad linear.bias"}
+    assert failed(check(Norm, Wrong)) == names
 
 
 def test_a_wrong_buffer_is_caught() -> None:
@@ -169,7 +170,8 @@ def test_a_scalar_parameter_taken_out_by_item_is_caught() -> None:
             return torch.relu(self.bn(self.linear(x)) * self.scale.item())
 
     report = check(Norm, Item)
-    assert failed(report) == {"train: grad scale", "eval: grad scale"}
+    modes = ("train", "eval", "eval, new parameters")
+    assert failed(report) == {f"{mode}: grad scale" for mode in modes}
     assert all("missing" in each.note for each in report.checks if not each.ok)
 
 
@@ -213,7 +215,7 @@ def test_a_relu_that_swallows_nan_is_caught() -> None:
             return torch.fmax(x, torch.zeros(()))
 
     report = check(Relu, Swallowing)
-    assert "eval, NaN: output" in failed(report)
+    assert "eval, no_grad, NaN: output" in failed(report)
     assert not any("grad" not in name and "NaN" not in name for name in failed(report))
 
 
@@ -225,7 +227,7 @@ def test_a_changed_argument_is_caught() -> None:
                 x.detach().zero_()
             return y + 0 * x
 
-    assert "eval, no_grad: x0 afterwards" in failed(check(Relu, Writing))
+    assert "eval, no_grad: input x0" in failed(check(Relu, Writing))
 
 
 def test_layouts_hold_the_same_values() -> None:
@@ -334,7 +336,7 @@ def test_a_model_that_writes_into_its_argument() -> None:
 
     assert check(InPlace, InPlace).ok
     assert failed(check(InPlace, Sparing, modes=("eval",))) == {
-        f"{mode}: x0 afterwards" for mode in ("eval", "eval, no_grad", "eval, NaN")
+        f"{mode}: input x0" for mode in ("eval", "eval, no_grad", "eval, no_grad, NaN")
     }
 
 
@@ -416,25 +418,25 @@ def test_figures_of_a_comparison() -> None:
     truth = torch.tensor([3.0, 4.0], dtype=torch.float64)
     eager = torch.tensor([3.0, 4.0 + 1e-3])
     ours = torch.tensor([3.0 + 2e-3, 4.0])
-    made = compare("y", Triple(ours, eager, truth, 1.0))
+    made = compare("y", Values(ours, eager, truth, 1.0))
     assert made.error == pytest.approx(4e-4, rel=1e-3)
     assert made.eager_error == pytest.approx(2e-4, rel=1e-3)
     assert made.allowed == pytest.approx(4e-4, rel=1e-2)
     nan = torch.tensor([math.nan, 1.0])
-    assert compare("y", Triple(nan, nan, nan.double(), 1.0)).ok
-    assert not compare("y", Triple(torch.tensor([0.0, 1.0]), nan, nan.double(), 1.0)).ok
-    assert not compare("y", Triple(nan, torch.ones(2), torch.ones(2).double(), 1.0)).ok
-    assert not compare("y", Triple(torch.ones(2, 1), torch.ones(2), None, 1.0)).ok
-    assert not compare("y", Triple(torch.ones(2).double(), torch.ones(2), None, 1.0)).ok
+    assert compare("y", Values(nan, nan, nan.double(), 1.0)).ok
+    assert not compare("y", Values(torch.tensor([0.0, 1.0]), nan, nan.double(), 1.0)).ok
+    assert not compare("y", Values(nan, torch.ones(2), torch.ones(2).double(), 1.0)).ok
+    assert not compare("y", Values(torch.ones(2, 1), torch.ones(2), None, 1.0)).ok
+    assert not compare("y", Values(torch.ones(2).double(), torch.ones(2), None, 1.0)).ok
     # No gradient where eager has none: zeros say the same, ones do not.
-    assert compare("g", Triple(torch.zeros(2), None, None, 1.0)).ok
-    assert not compare("g", Triple(torch.ones(2), None, None, 1.0)).ok
+    assert compare("g", Values(torch.zeros(2), None, None, 1.0)).ok
+    assert not compare("g", Values(torch.ones(2), None, None, 1.0)).ok
 
 
 def test_a_result_that_is_zero_but_for_rounding_is_measured_by_its_neighbours() -> None:
     truth = torch.zeros(4, dtype=torch.float64)
     eager, ours = torch.full((4,), 1e-7), torch.full((4,), -3e-7)
-    made = compare("g", Triple(ours, eager, truth, 1.0))
+    made = compare("g", Values(ours, eager, truth, 1.0))
     assert made.ok
     assert made.error == pytest.approx(3e-7)
-    assert not compare("g", Triple(torch.full((4,), 1e-5), eager, truth, 1.0)).ok
+    assert not compare("g", Values(torch.full((4,), 1e-5), eager, truth, 1.0)).ok

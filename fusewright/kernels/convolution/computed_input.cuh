@@ -1,56 +1,57 @@
-// A convolution's input that nobody has written: what a loop before it would have is computed where it
-// is read. A `Body` has, by image, channel, z, y and x, what is read of memory for a number (`Raw`), and
-// by image and channel what all numbers of these share (`Factors`); of both it makes the number.
+// A convolution's input that is computed where it is read, instead of by a loop before it. A `Body`
+// has three functions: `read` returns what an element needs from memory (`Raw`), `factors` returns
+// what all elements of an image and channel share (`Factors`), and `value` computes the element
+// from both.
 #pragma once
 
 #include "convolution/operands.cuh"
 
 namespace fw {
 
-// kByFour: channels lie side by side in what it reads, and go by four.
+// kByFour: channels are contiguous in what it reads, and are processed four at a time.
 template <class Body, bool kByFour>
 struct ComputedInput {
-  // Places go on by channels.
-  struct Place {
+  // Adding to a location moves it along the channels.
+  struct Location {
     int image, channel, z, y, x;
 
-    FW_FN Place operator+(int64_t channels) const {
+    FW_FN Location operator+(int64_t channels) const {
       return {image, channel + int(channels), z, y, x};
     }
-    FW_FN Place& operator+=(int64_t channels) {
+    FW_FN Location& operator+=(int64_t channels) {
       channel += int(channels);
       return *this;
     }
   };
   static constexpr int64_t channel_stride = 1;
   static constexpr bool kInMemory = false;
-  // Of a processor that lays out lines: what is read of memory waits in registers.
+  // Thread blocks per SM of the kernel that stages the input. Loaded values wait in registers.
   static constexpr int kBlocks = sizeof(typename Body::Raw) > 4 ? 2 : 3;
 
   Body body;
 
   bool by_channels(int) const { return kByFour; }
-  template <class Call>
-  FW_FN static void by_layout(bool, const Call& call) {
+  template <class Function>
+  FW_FN static void by_layout(bool, const Function& call) {
     call(std::bool_constant<kByFour>());
   }
   bool has_near_channels() const { return true; }
-  FW_FN Place place(int image, int channel, int z, int y, int x) const {
+  FW_FN Location location(int image, int channel, int z, int y, int x) const {
     return {image, channel, z, y, x};
   }
-  FW_FN typename Body::Raw raw(const Place& from) const {
+  FW_FN typename Body::Raw raw(const Location& from) const {
     return body.read(from.image, from.channel, from.z, from.y, from.x);
   }
   FW_FN float number(const typename Body::Raw& raw, const typename Body::Factors& factors,
-                     const Place& from) const {
+                     const Location& from) const {
     return body.value(raw, factors, from.image, from.channel, from.z, from.y, from.x);
   }
-  FW_FN float at(const Place& from) const {
+  FW_FN float at(const Location& from) const {
     return number(raw(from), body.factors(from.image, from.channel), from);
   }
-  // Zero outside, without a branch around what is read.
-  FW_FN float at(const Place& from, bool inside) const {
-    const float found = at(inside ? from : Place{});
+  // Zero outside of the input. There is no branch around the loads.
+  FW_FN float at(const Location& from, bool inside) const {
+    const float found = at(inside ? from : Location{});
     return inside ? found : 0.f;
   }
 };

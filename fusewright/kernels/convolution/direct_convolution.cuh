@@ -1,13 +1,14 @@
-// y[n, q, oy, ox] = epilogue(Σ x[n, c, oy·sy − top + ky·dy, ox·sx − left + kx·dx]·w[q, c, ky, kx]) as
-// plain fp32 sums, for convolutions that are thin: tensor cores would mostly multiply zeros. Where the
-// library rounds both operands to TF32 (one term), so does this: results are then near its own.
+// y[n, q, oy, ox] = epilogue(Σ x[n, c, oy·sy − top + ky·dy, ox·sx − left + kx·dx]·w[q, c, ky, kx])
+// as plain fp32 sums, for thin convolutions, where tensor cores would mostly multiply zeros. With
+// one term both operands are rounded to TF32, as cuDNN does then, so that results are close to
+// cuDNN's.
 //
-// A thread block goes from tile to tile of an image and a group, and has all out channels of it, some at
-// a time. What their taps read of the in channels lies in shared memory, all of it or some channels at a
-// time, and while it is read the next is on its way; the weights of the group lie there, too. A thread
-// has kRows positions below each other, which share what they read, and kOuts channels of each. Along a
-// third axis each z is a tile's own, and what a channel's taps of different z read are layers, as if they
-// were channels.
+// A thread block goes from tile to tile, each of one image and group, and computes all output
+// channels of a tile, some at a time. What the taps read of the input channels is in shared memory,
+// all channels or some at a time, and the next are loaded while these are read. The weights of the
+// group are in shared memory, too. A thread computes kRows positions of one column, which share
+// what they read, for kOuts channels. A tile of a volume has one z. What the taps of different z
+// read of a channel are separate layers, as if they were channels.
 #pragma once
 
 #include "convolution/convolution_sizes.cuh"
@@ -18,15 +19,15 @@
 namespace fw {
 
 constexpr int kDirectThreads = 128;
-constexpr int kDirectBytes = 112 * 1024;  // of shared memory: two blocks find room
+constexpr int kDirectBytes = 112 * 1024;  // of shared memory: two thread blocks fit on an SM
 
-// What is known of a convolution when it is compiled: taps, strides and dilations.
+// What the compiler knows of a convolution: taps, strides and dilations.
 template <int kTapsY, int kTapsX, int kStrideY, int kStrideX, int kDilationY, int kDilationX>
 struct DirectTaps {
   static constexpr int kY = kTapsY, kX = kTapsX, kAll = kTapsY * kTapsX;
   static constexpr int kSpreadY = kDilationY, kSpreadX = kDilationX;
   static constexpr int kStepY = kStrideY, kStepX = kStrideX;
-  // How many numbers so many neighbouring positions read.
+  // How many elements `positions` neighbouring positions read.
   FW_FN static constexpr int across_y(int positions) {
     return (positions - 1) * kStrideY + (kTapsY - 1) * kDilationY + 1;
   }
@@ -35,7 +36,7 @@ struct DirectTaps {
   }
 };
 
-// How a block's threads lie over its tile: kAcross of a warp in a row, kRows positions each.
+// How a thread block covers its tile: kAcross threads in a row, kRows positions each.
 template <int kTerms_, class Taps_, int kOuts_, int kRows_, int kAcross_>
 struct DirectTile {
   using Taps = Taps_;
@@ -44,20 +45,20 @@ struct DirectTile {
   static constexpr int kWidth = kAcross, kHeight = kDirectThreads / kAcross * kRows;
   static constexpr int kPatchRows = Taps::across_y(kHeight);
   static constexpr int kPatchColumns = Taps::across_x(kWidth);
-  static constexpr int kPatch = kPatchRows * kPatchColumns;  // numbers of a channel
-  // Blocks that share a processor, by the registers that sums take.
+  static constexpr int kPatch = kPatchRows * kPatchColumns;  // elements of a channel
+  // Thread blocks per SM, by the registers that the sums take.
   static constexpr int kBlocks = kOuts * kRows <= 8 ? 8 : kOuts < 8 ? 5 : 4;
 };
 
-// What of shared memory is whose: two buffers of some layers' patches; the weights of all groups'
-// only one, or of two groups, the next tile's and this one's.
+// How shared memory is divided: two buffers for the patches of some layers, and the weights of the
+// only group or of two groups, this tile's and the next one's.
 struct DirectSizes {
   ConvolutionSizes of;
-  int tiles_x, tiles_y, tiles;  // of an image; of all images and groups
-  int layers;                   // of a group: channels, and the taps of each along z
+  int tiles_x, tiles_y, tiles;  // of a plane; of all images and groups
+  int layers;                   // of a group: channels times taps along z
   int together;                 // layers of a patch
-  int outs;                     // with those that fill up the last kOuts
-  int weights;                  // of a group, multiple of four
+  int outs;                     // output channels, rounded up to a multiple of kOuts
+  int weights;                  // of a group, rounded up to a multiple of four
 
   FW_FN int weight_buffers() const { return of.groups > 1 ? 2 : 1; }
   template <class Tile>
@@ -66,16 +67,18 @@ struct DirectSizes {
   }
 };
 
-// What is computed from one buffer: some layers of a tile, and all out channels; or kOuts of them, where
-// not all layers have room.
+// What is computed from one buffer: some layers of a tile and all output channels; or kOuts of
+// these, if the layers do not fit at once.
 template <class Tile>
 struct DirectItem {
   const DirectSizes& sizes;
-  int tile, out = 0, layer = 0, turn = 0;
+  int tile, out = 0, layer = 0, parity = 0;
 
   __device__ __forceinline__ bool ended() const { return tile >= sizes.tiles; }
   __device__ __forceinline__ bool begins_tile() const { return out == 0 && layer == 0; }
-  __device__ __forceinline__ int layers() const { return min(sizes.together, sizes.layers - layer); }
+  __device__ __forceinline__ int layers() const {
+    return min(sizes.together, sizes.layers - layer);
+  }
   __device__ __forceinline__ bool is_last() const { return layer + sizes.together >= sizes.layers; }
   __device__ __forceinline__ void advance() {
     layer += sizes.together;
@@ -83,11 +86,11 @@ struct DirectItem {
     layer = 0;
     out += Tile::kOuts;
     if (sizes.together < sizes.layers && out < sizes.of.channels_out) return;
-    out = 0, tile += gridDim.x, turn ^= 1;
+    out = 0, tile += gridDim.x, parity ^= 1;
   }
 };
 
-// What a layer is of.
+// The channel and the tap along z of a layer.
 struct DirectLayer {
   int channel, tap_z;
 
@@ -96,12 +99,12 @@ struct DirectLayer {
         tap_z(kVolumes ? layer - channel * sizes.of.z.kernel : 0) {}
 };
 
-// Where a tile lies: its first position, its image and its group.
-struct DirectPlace {
+// The first position of a tile, its image and its group.
+struct DirectPosition {
   int x, y, z, group, image;
 
   template <class Tile>
-  __device__ __forceinline__ static DirectPlace of(const DirectSizes& sizes, int tile) {
+  __device__ __forceinline__ static DirectPosition of(const DirectSizes& sizes, int tile) {
     const int row = tile / sizes.tiles_x, plane = row / sizes.tiles_y;
     const int deep = plane / sizes.of.groups, image = kVolumes ? deep / sizes.of.z.out : deep;
     return {(tile - row * sizes.tiles_x) * Tile::kWidth,
@@ -110,9 +113,9 @@ struct DirectPlace {
   }
 };
 
-// The weights of a group: [layer][tap][out], zeros after the last.
+// Loads the weights of a group: [layer][tap][out], zeros after the last output channel.
 template <class Tile>
-__device__ __forceinline__ void load_direct_weights(float* to, const WindowFilter& w, int group,
+__device__ __forceinline__ void load_direct_weights(float* to, const ConvFilter& w, int group,
                                                     const DirectSizes& sizes) {
   using Taps = typename Tile::Taps;
   const float* const from = w.data + group * w.group_stride;
@@ -128,16 +131,17 @@ __device__ __forceinline__ void load_direct_weights(float* to, const WindowFilte
   }
 }
 
-// What a tile reads of an item's layers, zeros outside of the image.
+// Loads what a tile reads of an item's layers; zeros outside of the image.
 template <class Tile>
-__device__ __forceinline__ void load_patch(float* to, const WindowInput& x,
-                                           const DirectItem<Tile>& item, const DirectPlace& place) {
+__device__ __forceinline__ void load_patch(float* to, const ConvInput& x,
+                                           const DirectItem<Tile>& item,
+                                           const DirectPosition& here) {
   using Taps = typename Tile::Taps;
   const ConvolutionSizes& of = item.sizes.of;
-  const float* const from = x.data + place.image * x.image_stride +
-                            int64_t(place.group) * of.channels * x.channel_stride;
-  const int z = place.z * of.z.stride - of.z.padding;
-  const int y = place.y * Taps::kStepY - of.y.padding, left = place.x * Taps::kStepX - of.x.padding;
+  const float* const from =
+      x.data + here.image * x.image_stride + int64_t(here.group) * of.channels * x.channel_stride;
+  const int z = here.z * of.z.stride - of.z.padding;
+  const int y = here.y * Taps::kStepY - of.y.padding, left = here.x * Taps::kStepX - of.x.padding;
   const int all = item.layers() * Tile::kPatch;
 #pragma unroll 4
   for (int i = threadIdx.x; i < all; i += kDirectThreads) {
@@ -152,17 +156,18 @@ __device__ __forceinline__ void load_patch(float* to, const WindowInput& x,
   }
 }
 
-// As tensor cores take them in TF32: the numbers that a thread has copied, every kDirectThreads-th.
+// Rounds to TF32, as tensor cores do: the elements that this thread copied, every
+// kDirectThreads-th.
 __device__ __forceinline__ void round_copied(float* numbers, int count) {
 #pragma unroll 4
   for (int i = threadIdx.x; i < count; i += kDirectThreads) numbers[i] = nearest_tf32(numbers[i]);
 }
 
-// Adds what one layer gives to kOuts results of kRows positions; `weights` are those of the layer,
-// `outs` apart.
+// Adds one layer's share to kOuts results of kRows positions. `weights` are those of the layer; a
+// tap has `outs` of them.
 template <class Tile>
 __device__ __forceinline__ void add_layer(float (&sum)[Tile::kOuts][Tile::kRows],
-                                            const float* patch, const float* weights, int outs) {
+                                          const float* patch, const float* weights, int outs) {
   using Taps = typename Tile::Taps;
   constexpr int kOuts = Tile::kOuts, kRows = Tile::kRows, kDown = Taps::across_y(kRows);
 #pragma unroll(Taps::kAll > 25 ? 1 : Taps::kX)
@@ -186,33 +191,35 @@ __device__ __forceinline__ void add_layer(float (&sum)[Tile::kOuts][Tile::kRows]
         const float weight = w[out / 4].lanes[out % 4];
 #pragma unroll
         for (int row = 0; row < kRows; ++row) {
-          sum[out][row] = __fmaf_rn(down[row * Taps::kStepY + tap_y * Taps::kSpreadY], weight,
-                                    sum[out][row]);
+          sum[out][row] =
+              __fmaf_rn(down[row * Taps::kStepY + tap_y * Taps::kSpreadY], weight, sum[out][row]);
         }
       }
     }
   }
 }
 
-// Sums of channels from `channel` on, `outs` of them inside, and of positions one below the other.
-template <int kOuts, int kRows, class End>
-__device__ __forceinline__ void end_sums(const float (&sum)[kOuts][kRows], const End& end,
-                                         int channel, int outs, const DirectPlace& place, int y,
+// Runs the epilogue on the sums of channels from `channel` on, `outs` of which are inside, for
+// positions of one column.
+template <int kOuts, int kRows, class Epilogue>
+__device__ __forceinline__ void end_sums(const float (&sum)[kOuts][kRows], const Epilogue& end,
+                                         int channel, int outs, const DirectPosition& here, int y,
                                          int x, const ConvolutionSizes& of) {
-  struct Place {
+  struct Position {
     int64_t column;
     int image, y, x;
   };
-  // One channel after the other: what its epilogue computes of that alone is then computed once.
-  using Elem = typename End::template Elem<1>;
-  typename End::template Column<1> down[kRows];
+  // One channel after the other: what the epilogue computes from the channel alone is computed
+  // once.
+  using Elem = typename Epilogue::template Elem<1>;
+  typename Epilogue::template Column<1> down[kRows];
   const int rows = x < of.x.out ? of.y.out - y : 0;
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
     if (row >= rows) break;
-    const int at_y = (kVolumes ? place.z * of.y.out : 0) + y + row;  // a row of any z
-    const int64_t line = int64_t(place.image) * of.y.out * (kVolumes ? of.z.out : 1) + at_y;
-    end.begin(down[row], Place{line * of.x.out + x, place.image, at_y, x});
+    const int at_y = (kVolumes ? here.z * of.y.out : 0) + y + row;  // counts the rows of all z
+    const int64_t output_row = int64_t(here.image) * of.y.out * (kVolumes ? of.z.out : 1) + at_y;
+    end.begin(down[row], Position{output_row * of.x.out + x, here.image, at_y, x});
   }
 #pragma unroll
   for (int out = 0; out < kOuts; ++out) {
@@ -229,9 +236,9 @@ __device__ __forceinline__ void end_sums(const float (&sum)[kOuts][kRows], const
   }
 }
 
-template <class Tile, class End>
+template <class Tile, class Epilogue>
 __global__ void __launch_bounds__(kDirectThreads, Tile::kBlocks)
-    direct_kernel(const End end, const WindowInput x, const WindowFilter w,
+    direct_kernel(const Epilogue end, const ConvInput x, const ConvFilter w,
                   const DirectSizes sizes) {
   using Taps = typename Tile::Taps;
   constexpr int kOuts = Tile::kOuts, kRows = Tile::kRows;
@@ -243,14 +250,14 @@ __global__ void __launch_bounds__(kDirectThreads, Tile::kBlocks)
   const int mine = below * Taps::kStepY * Tile::kPatchColumns + across * Taps::kStepX;
   const auto patch = [&](int buffer) { return patches + buffer * sizes.together * Tile::kPatch; };
   const auto weights = [&](const DirectItem<Tile>& item) {
-    return all_weights + (of.groups > 1 ? item.turn * sizes.weights : 0);
+    return all_weights + (of.groups > 1 ? item.parity * sizes.weights : 0);
   };
   const auto load = [&](const DirectItem<Tile>& item, int buffer, bool first) {
-    const DirectPlace place = DirectPlace::of<Tile>(sizes, item.tile);
+    const DirectPosition here = DirectPosition::of<Tile>(sizes, item.tile);
     if (first || (of.groups > 1 && item.begins_tile())) {
-      load_direct_weights<Tile>(weights(item), w, place.group, sizes);
+      load_direct_weights<Tile>(weights(item), w, here.group, sizes);
     }
-    load_patch<Tile>(patch(buffer), x, item, place);
+    load_patch<Tile>(patch(buffer), x, item, here);
   };
   DirectItem<Tile> item = {sizes, int(blockIdx.x)};
   float sum[kOuts][kRows];
@@ -282,38 +289,38 @@ __global__ void __launch_bounds__(kDirectThreads, Tile::kBlocks)
 #pragma unroll 1
       for (int i = 0; i < item.layers(); ++i) {
         add_layer<Tile>(sum, patch(buffer) + mine + i * Tile::kPatch,
-                          of_item + i * Taps::kAll * sizes.outs, sizes.outs);
+                        of_item + i * Taps::kAll * sizes.outs, sizes.outs);
       }
       if (!item.is_last()) continue;
-      const DirectPlace place = DirectPlace::of<Tile>(sizes, item.tile);
-      end_sums(sum, end, place.group * of.channels_out + out, of.channels_out - out, place,
-               place.y + below, place.x + across, of);
+      const DirectPosition here = DirectPosition::of<Tile>(sizes, item.tile);
+      end_sums(sum, end, here.group * of.channels_out + out, of.channels_out - out, here,
+               here.y + below, here.x + across, of);
     }
-    __syncthreads();  // the buffer was read
+    __syncthreads();  // everyone has read the buffer
     item.tile = next.tile, item.out = next.out;
-    item.layer = next.layer, item.turn = next.turn;
+    item.layer = next.layer, item.parity = next.parity;
   }
 }
 
-// A transposed convolution of stride 1 is one with its taps turned round.
+// A transposed convolution of stride 1 is a convolution with flipped taps.
 template <class Taps>
-inline void turn_round(ConvolutionSizes& of, WindowFilter& w) {
+inline void flip_taps(ConvolutionSizes& of, ConvFilter& w) {
   of.y.padding = (Taps::kY - 1) * Taps::kSpreadY - of.y.padding;
   of.x.padding = (Taps::kX - 1) * Taps::kSpreadX - of.x.padding;
   of.z.padding = (of.z.kernel - 1) * of.z.dilation - of.z.padding;
-  w.data += (of.z.kernel - 1) * w.z_stride + (Taps::kY - 1) * w.y_stride +
-            (Taps::kX - 1) * w.x_stride;
+  w.data +=
+      (of.z.kernel - 1) * w.z_stride + (Taps::kY - 1) * w.y_stride + (Taps::kX - 1) * w.x_stride;
   w.z_stride = -w.z_stride, w.y_stride = -w.y_stride, w.x_stride = -w.x_stride;
 }
 
-template <int kTerms, class Taps, int kOuts, int kRows, int kAcross, class End>
-static int direct_convolution(const End& end, const WindowInput& x, WindowFilter w,
+template <int kTerms, class Taps, int kOuts, int kRows, int kAcross, class Epilogue>
+static int direct_convolution(const Epilogue& end, const ConvInput& x, ConvFilter w,
                               ConvolutionSizes of, int device, void* stream) {
   using Tile = DirectTile<kTerms, Taps, kOuts, kRows, kAcross>;
-  static_assert(!End::kReduces, "tiles reduce nothing");
+  static_assert(!Epilogue::kReduces, "tiles reduce nothing");
   if (!of.has_outputs()) return 0;
   if (!kVolumes && !of.z.is_single()) return static_cast<int>(cudaErrorInvalidValue);
-  if (of.transposed) turn_round<Taps>(of, w);
+  if (of.transposed) flip_taps<Taps>(of, w);
   const OnDevice here(device);
   const auto parts = [](int size, int part) { return (size + part - 1) / part; };
   DirectSizes sizes = {of, parts(of.x.out, Tile::kWidth), parts(of.y.out, Tile::kHeight)};
@@ -321,7 +328,7 @@ static int direct_convolution(const End& end, const WindowInput& x, WindowFilter
   sizes.tiles = int(tiles), sizes.layers = sizes.together = of.channels * of.z.kernel;
   sizes.outs = parts(of.channels_out, kOuts) * kOuts;
   sizes.weights = parts(sizes.layers * Taps::kAll * sizes.outs, 4) * 4;
-  // All layers, if two blocks then share a processor; or some at a time.
+  // All layers at once if two thread blocks then fit on an SM; else some at a time.
   while (sizes.together > 1 && sizes.template bytes<Tile>() > kDirectBytes) {
     sizes.together = (sizes.together + 1) / 2;
   }
@@ -329,10 +336,10 @@ static int direct_convolution(const End& end, const WindowInput& x, WindowFilter
   if (tiles > 0x7fffffff - 0xffff || bytes > kDirectBytes) {
     return static_cast<int>(cudaErrorInvalidValue);
   }
-  const auto kernel = direct_kernel<Tile, End>;
+  const auto kernel = direct_kernel<Tile, Epilogue>;
   static Persistent persistent;
-  const int64_t at_once = int64_t(persistent.ready(kernel, device)) *
-                          min(Tile::kBlocks, kSharedBytes / (bytes + 1024));
+  const int64_t at_once =
+      int64_t(persistent.ready(kernel, device)) * min(Tile::kBlocks, kSharedBytes / (bytes + 1024));
   constexpr int kThreads = kDirectThreads;
   const unsigned grid = unsigned(tiles < at_once ? tiles : at_once);
   kernel<<<grid, kThreads, bytes, static_cast<cudaStream_t>(stream)>>>(end, x, w, sizes);

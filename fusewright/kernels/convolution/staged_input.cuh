@@ -1,16 +1,17 @@
-// A convolution's input as lines of halves in memory, from which the copy engine takes stages: a row
-// for each position of the walk, 64 channels in 128 bytes, zeros outside of the input. There is a line
-// for each group, 64 of its channels and plane.
+// Stages a convolution's input: writes it to device memory as fp16, in the layout from which TMA
+// fills the stages in shared memory. There is a row for each position, 64 channels in 128 bytes,
+// zeros outside of the input. Each group, 64 of its channels and plane have such rows.
 //
-// The channels of a group have one scale in an image. A sample of the numbers says which: it leaves room
-// for others that are 16 times larger than its largest, and comes in steps of 2^4, so that neighbouring
-// images mostly have the same. What does not fit is Inf as a half, and what comes of it is summed again;
-// so are sums with the few that are far larger than most. Only if that are many, the last thread block
-// of the image looks for the largest and lays it all out again.
+// The channels of a group share one scale in an image. It is chosen from a sample of the elements:
+// it leaves room for elements 16 times larger than the largest of the sample, and is a power of 16,
+// so that neighbouring images mostly have the same. An element that does not fit becomes Inf,
+// and the sums that it enters are recomputed; this includes the few elements that are far larger
+// than most. If many do not fit, or if all have become very small, the last thread block of the
+// image finds the largest one and stages the image again.
 //
-// Where the gradient by the weights reads them too (sm90_staged_weight_gradient.cuh), a number that does not fit
-// is one too many: each of the weights is a sum over all images. So one is enough to lay out its image
-// again, unless that would leave nothing of the others.
+// If the weight gradient reads the staged input, too (sm90_staged_weight_gradient.cuh), a single
+// Inf is too many: each weight's gradient is a sum over all images. Then one lost element is enough
+// to stage its image again, unless the new scale would leave nothing of the others.
 #pragma once
 
 #include "scalar/fp16_scale.hpp"
@@ -18,23 +19,23 @@
 
 namespace fw {
 
-// What is known of an image's group while it is laid out.
-struct LineCounts {
-  uint32_t done;     // blocks
-  uint32_t largest;  // magnitude, as a half; 1 where numbers have become zeros
-  uint32_t lost;     // numbers that were finite and are Inf as halves
+// What is known of a group of an image while it is staged.
+struct StagedCounts {
+  uint32_t done;     // thread blocks that have finished
+  uint32_t largest;  // magnitude, as fp16 bits; at least 1 if an element is not zero
+  uint32_t lost;     // elements that were finite and are Inf as fp16
 };
 
-struct WindowLines {
+struct StagedInput {
   half* rows;
-  float* scales;       // of each image and group
-  LineCounts* counts;  // of each
-  bool keep_all;       // no number should become Inf: many sums would be made again
+  float* scales;         // of each image and group
+  StagedCounts* counts;  // of each image and group
+  bool keep_all;         // no element should become Inf: many sums would be recomputed
 };
 
-// A part of a sample, or all of it: the largest finite magnitude, how many are not zero, and the sum of
-// their exponents.
-struct LineSample {
+// A part of a sample, or all of it: the largest finite magnitude, how many elements are not zero,
+// and the sum of their exponents.
+struct InputSample {
   float largest, count, exponents;
 
   __device__ __forceinline__ void add(float x) {
@@ -43,13 +44,14 @@ struct LineSample {
     count += size > 0.f;
     exponents += size > 0.f ? float(exponent(size)) : 0.f;
   }
-  __device__ __forceinline__ static LineSample joined(const LineSample& a, const LineSample& b) {
+  __device__ __forceinline__ static InputSample joined(const InputSample& a, const InputSample& b) {
     return {fmaxf(a.largest, b.largest), a.count + b.count, a.exponents + b.exponents};
   }
   __device__ __forceinline__ static int exponent(float size) {
     return int(__float_as_uint(size) >> 23) - 127;
   }
-  // Brings the largest to [2^8, 2^12), or what is 2^14 times as large as most, if that is less.
+  // Brings the largest magnitude to [2^8, 2^12), or 2^14 times the typical magnitude, if that is
+  // less.
   __device__ __forceinline__ float scale() const {
     if (count == 0.f) return 256.f;
     const int most = min(exponent(largest), int(exponents / count) + 14);
@@ -58,20 +60,21 @@ struct LineSample {
   }
 };
 
-// A number below `below` that the i-th of a sequence stands for, spread evenly: `step` is 2^32 times
+// The i-th of a sequence of integers that are spread evenly over [0, below): `step` is 2^32 times
 // an irrational number.
 __device__ __forceinline__ uint32_t spread(uint32_t i, uint32_t step, uint32_t below) {
   return uint32_t(uint64_t(i * step) * below >> 32);
 }
 
-// A thread's part of a sample of an image's group: of each channel as many, at places that are spread
-// over the image (by powers of the root of x³ = x + 1, which leave the smallest gaps, and another for z).
+// A thread's part of a sample of a group of an image: equally many elements of each channel, spread
+// over the image (by powers of the root of x³ = x + 1, which leave the smallest gaps, and by
+// another number for z).
 template <class Input>
-__device__ __forceinline__ LineSample sampled(const Input& x, const WindowShape& shape, int image,
-                                              int group) {
-  constexpr uint32_t kBits = 10, kStepZ = 2654435769u, kStepY = 3242174889u,
-                     kStepX = 2447445414u, kTogether = 4;
-  LineSample sample = {};
+__device__ __forceinline__ InputSample sampled(const Input& x, const ConvShape& shape, int image,
+                                               int group) {
+  constexpr uint32_t kBits = 10, kStepZ = 2654435769u, kStepY = 3242174889u, kStepX = 2447445414u,
+                     kTogether = 4;
+  InputSample sample = {};
 #pragma unroll 1
   for (uint32_t first = threadIdx.x; first < 1u << kBits; first += kTogether * blockDim.x) {
 #pragma unroll
@@ -81,71 +84,75 @@ __device__ __forceinline__ LineSample sampled(const Input& x, const WindowShape&
       const uint32_t z = spread(i, kStepZ, shape.z.in), y = spread(i, kStepY, shape.y.in);
       const uint32_t column = spread(i, kStepX, shape.x.in);
       if (i < 1u << kBits) {
-        sample.add(x.at(x.place(image, group * shape.channels + channel, z, y, column)));
+        sample.add(x.at(x.location(image, group * shape.channels + channel, z, y, column)));
       }
     }
   }
   return sample;
 }
 
-// An image is laid out again if more than one number of so many is lost. For the sake of few, the scale
-// may become so much less: numbers as large as a sample's keep all bits of a half.
+// An image is staged again if more than one element of kLostOf is lost. For the sake of a few lost
+// ones, the scale may shrink to kLeastScale times itself: elements as large as the sample's then
+// keep all bits of fp16.
 constexpr int kLostOf = 16384;
 constexpr float kLeastScale = 0x1p-16f;
 
 // How an image is divided among thread blocks.
-struct LineSizes {
-  static constexpr int kWarps = 8, kMostRows = 256;  // of a block
-  int rows;  // of a block: what its warps load at once
-  int image_rows, chunks, planes;  // positions of an image; blocks for them; lines of a group
-  int64_t line_rows;
+struct StagedSizes {
+  static constexpr int kWarps = 8, kMostRows = 256;  // of a thread block
+  int rows;                        // of a thread block: what its warps load at once
+  int image_rows, chunks, planes;  // positions of an image; blocks for them; planes of a group
+  int64_t staged_rows;
 
-  explicit LineSizes(const WindowSizes& sizes)
+  explicit StagedSizes(const ConvTiling& sizes)
       : rows(sizes.by_channels || sizes.shape.channels > 32 ? 128 : kMostRows),
         image_rows(int(sizes.plane.divisor * sizes.bands.divisor)),
         chunks((image_rows + rows - 1) / rows),
         planes(sizes.shape.channel_blocks() * sizes.shape.planes),
-        line_rows(int64_t(image_rows) * sizes.shape.images) {}
+        staged_rows(int64_t(image_rows) * sizes.shape.images) {}
 };
 
-// As a WindowSource, of a plane.
-struct LineSource : WindowSource {
+// A ConvRowSource whose `phase` is the index of a plane.
+struct StagedRowSource : ConvRowSource {
   template <class Input>
-  __device__ __forceinline__ auto at(const WindowSizes& sizes, const Input& x, int row,
+  __device__ __forceinline__ auto at(const ConvTiling& sizes, const Input& x, int row,
                                      bool& inside) const {
-    const auto from = window_place(sizes, x, sizes.position(band, place, row), channel,
-                                   sizes.shape.plane[phase], inside);
+    const auto from = input_location(sizes, x, sizes.position(band, in_plane, row), channel,
+                                     sizes.shape.plane[phase], inside);
     inside &= row < rows;
     return from;
   }
 };
 
-// What the numbers of a channel share while they are laid out, and the numbers of a unit. Those that
-// lie in memory share nothing.
+// What the elements of a channel share while they are staged, and the elements of a unit. Elements
+// in memory share nothing.
 template <bool kByChannels, class Input>
-struct LineParts : WindowParts<kByChannels, Input> {
+struct StagedParts : FillParts<kByChannels, Input> {
   struct Factors {};
 
-  __device__ __forceinline__ static void find(Factors (&)[64], const Input&, const LineSource&,
+  __device__ __forceinline__ static void find(Factors (&)[64], const Input&, const StagedRowSource&,
                                               int) {}
   __device__ __forceinline__ void compute(const Factors (&)[64], const Input&,
-                                          const WindowUnit<kByChannels>&) {}
+                                          const FillUnit<kByChannels>&) {}
 };
-// Of those that are computed all is read first; while it is on its way, some threads find the factors.
+// For a computed input all loads are issued first; while they are in flight, some threads compute
+// the factors.
 template <bool kByChannels, class Body, bool kByFour>
-struct LineParts<kByChannels, ComputedInput<Body, kByFour>> {
+struct StagedParts<kByChannels, ComputedInput<Body, kByFour>> {
   using Input = ComputedInput<Body, kByFour>;
   using Factors = typename Body::Factors;
-  using Unit = WindowUnit<kByChannels>;
+  using Unit = FillUnit<kByChannels>;
   static constexpr int kRows = kByChannels ? 4 : 1;  // of a thread
   typename Body::Raw raw[4][8];
-  typename Input::Place from[kRows];
+  typename Input::Location from[kRows];
   int left[kRows];
   float x[4][8];
 
-  __device__ __forceinline__ static int channel(int k, int i) { return (kByChannels ? 0 : 8 * k) + i; }
-  __device__ __forceinline__ void load(int k, const WindowSizes& sizes, const Input& input, int,
-                                       const LineSource& source, const Unit& unit) {
+  __device__ __forceinline__ static int channel(int k, int i) {
+    return (kByChannels ? 0 : 8 * k) + i;
+  }
+  __device__ __forceinline__ void load(int k, const ConvTiling& sizes, const Input& input, int,
+                                       const StagedRowSource& source, const Unit& unit) {
     const int row = kByChannels ? k : 0, first = 8 * unit.column(0);
     if (kByChannels || k == 0) {
       bool inside;
@@ -163,7 +170,7 @@ struct LineParts<kByChannels, ComputedInput<Body, kByFour>> {
     }
   }
   __device__ __forceinline__ static void find(Factors (&factors)[64], const Input& input,
-                                              const LineSource& source, int image) {
+                                              const StagedRowSource& source, int image) {
     const int channel = threadIdx.x;
     if (channel < source.channels) {
       factors[channel] = input.body.factors(image, source.channel + channel);
@@ -187,31 +194,31 @@ struct LineParts<kByChannels, ComputedInput<Body, kByFour>> {
   }
 };
 
-// Some rows of an image in a line.
+// Some rows of an image, in one plane of the staged input.
 template <bool kByChannels, class Input>
-struct LineChunk {
-  using Unit = WindowUnit<kByChannels>;
-  using Parts = LineParts<kByChannels, Input>;
+struct StagedChunk {
+  using Unit = FillUnit<kByChannels>;
+  using Parts = StagedParts<kByChannels, Input>;
   using Table = typename Parts::Factors[64];
-  LineSource source;
+  StagedRowSource source;
   half* to;
-  int all_columns;  // that any line has: the end of one may be read together with the next
+  int all_columns;  // columns to write at least: a copy may run past one plane into the next
   Parts parts;
 
-  __device__ __forceinline__ LineChunk(const WindowSizes& sizes, const LineSizes& of, half* lines,
-                                       int image, int group, int index) {
+  __device__ __forceinline__ StagedChunk(const ConvTiling& sizes, const StagedSizes& of,
+                                         half* staged, int image, int group, int index) {
     const int plane = index / of.chunks, first = (index - plane * of.chunks) * of.rows;
     const int planes = sizes.shape.planes;
     const int block = plane / planes, channels = sizes.shape.channels;
     source = {{image * sizes.bands.divisor, uint32_t(first), group * channels + 64 * block,
                min(64, channels - 64 * block), plane - block * planes, 0,
                min(of.rows, of.image_rows - first)}};
-    const int64_t line = int64_t(group) * of.planes + plane;
+    const int64_t staged_index = int64_t(group) * of.planes + plane;
     all_columns = channels > 64 ? 8 : 0;
-    to = lines + (line * of.line_rows + int64_t(image) * of.image_rows + first) * 64;
+    to = staged + (staged_index * of.staged_rows + int64_t(image) * of.image_rows + first) * 64;
   }
-  // A warp's part; false if it has none.
-  __device__ __forceinline__ bool load(const WindowSizes& sizes, const Input& x, Table& factors,
+  // Loads a warp's part; false if it has none.
+  __device__ __forceinline__ bool load(const ConvTiling& sizes, const Input& x, Table& factors,
                                        int image) {
     const int warp = threadIdx.x / 32;
     const bool any = warp < Unit::count(source);
@@ -224,17 +231,17 @@ struct LineChunk {
     if (any) parts.compute(factors, x, unit);
     return any;
   }
-  // By way of shared memory, so that whole rows are written.
-  __device__ __forceinline__ LineCounts lay_out(char* memory, bool loaded, float scale) {
+  // Writes by way of shared memory, so that whole rows are written.
+  __device__ __forceinline__ StagedCounts lay_out(char* memory, bool loaded, float scale) {
     uint32_t largest = 0, nonzero = 0;
     if (loaded) {
       const Unit unit(source, threadIdx.x / 32);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const Fragment eight = halves_of(parts.x[k], scale);
+        const Fragment eight = fp16_parts_of(parts.x[k], scale);
         const int row = unit.row(k);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) largest = larger_halves(largest, eight.hi[i]);
+        for (int i = 0; i < 4; ++i) largest = larger_fp16_pair(largest, eight.hi[i]);
 #pragma unroll
         for (int i = 0; i < 8; ++i) nonzero |= __float_as_uint(parts.x[k][i]) << 1;
         *reinterpret_cast<uint4*>(memory + row * 128 + ((unit.column(k) ^ row % 8) << 4)) = {
@@ -244,7 +251,7 @@ struct LineChunk {
     __syncthreads();
     const int columns = (source.channels + 15) / 16 * 2;
 #pragma unroll
-    for (int i = 0; i < LineSizes::kMostRows * 8; i += 32 * LineSizes::kWarps) {
+    for (int i = 0; i < StagedSizes::kMostRows * 8; i += 32 * StagedSizes::kWarps) {
       const int row = (i + threadIdx.x) / 8, column = threadIdx.x % 8;
       if (row >= source.rows || column >= max(columns, all_columns)) continue;
       uint4 eight = {};
@@ -254,7 +261,7 @@ struct LineChunk {
       reinterpret_cast<uint4*>(to)[row * 8 + column] = eight;
     }
     largest = max(largest & 0xffffu, largest >> 16);
-    return {0, max(largest, uint32_t(nonzero != 0)), largest > kManyHalves ? lost(scale) : 0};
+    return {0, max(largest, uint32_t(nonzero != 0)), largest > kFp16Many ? lost(scale) : 0};
   }
 
  private:
@@ -269,43 +276,43 @@ struct LineChunk {
   }
 };
 
-// What all threads have found.
-__device__ __forceinline__ LineCounts joined(LineCounts (&held)[LineSizes::kWarps],
-                                             const LineCounts& mine) {
-  const LineCounts of_warp = {0, __reduce_max_sync(0xffffffffu, mine.largest),
-                              __reduce_add_sync(0xffffffffu, mine.lost)};
+// Combines what all threads have found.
+__device__ __forceinline__ StagedCounts joined(StagedCounts (&held)[StagedSizes::kWarps],
+                                               const StagedCounts& mine) {
+  const StagedCounts of_warp = {0, __reduce_max_sync(0xffffffffu, mine.largest),
+                                __reduce_add_sync(0xffffffffu, mine.lost)};
   __syncthreads();
   if (threadIdx.x % 32 == 0) held[threadIdx.x / 32] = of_warp;
   __syncthreads();
-  LineCounts all = {};
+  StagedCounts all = {};
 #pragma unroll
-  for (int warp = 0; warp < LineSizes::kWarps; ++warp) {
+  for (int warp = 0; warp < StagedSizes::kWarps; ++warp) {
     all.largest = max(all.largest, held[warp].largest);
     all.lost += held[warp].lost;
   }
   return all;
 }
 
-// An image whose scale was wrong, by one thread block; rare. It stays if the better one is less than so much
-// of that.
+// Stages an image again whose scale was wrong, by one thread block; rare. The old scale stays if
+// the better one is less than `least` times it.
 template <bool kByChannels, class Input>
-__device__ __forceinline__ void lay_out_again(char* memory, LineCounts (&held)[LineSizes::kWarps],
-                                              typename LineChunk<kByChannels, Input>::Table& factors,
-                                              const Input& x, const WindowSizes& sizes,
-                                              const LineSizes& of, const WindowLines& lines,
-                                              int image, int group, float least) {
-  using Chunk = LineChunk<kByChannels, Input>;
-  float& scale = lines.scales[image * sizes.shape.groups + group];
+__device__ __forceinline__ void lay_out_again(
+    char* memory, StagedCounts (&held)[StagedSizes::kWarps],
+    typename StagedChunk<kByChannels, Input>::Table& factors, const Input& x,
+    const ConvTiling& sizes, const StagedSizes& of, const StagedInput& staged, int image, int group,
+    float least) {
+  using Chunk = StagedChunk<kByChannels, Input>;
+  float& scale = staged.scales[image * sizes.shape.groups + group];
   const int all = of.planes * of.chunks;
   float largest = 0.f, better = 0.f;
 #pragma unroll 1
-  for (int step = 0; step < 2 * all; ++step) {  // all is read, and then once more
+  for (int step = 0; step < 2 * all; ++step) {  // first to find the largest, then to stage
     if (step == all) {
       largest = __uint_as_float(joined(held, {0, __float_as_uint(largest), 0}).largest);
       better = scale_for(largest);
       if (largest == 0.f || better == scale || better < least * scale) return;
     }
-    Chunk chunk(sizes, of, lines.rows, image, group, step < all ? step : step - all);
+    Chunk chunk(sizes, of, staged.rows, image, group, step < all ? step : step - all);
     __syncthreads();
     const bool loaded = chunk.load(sizes, x, factors, image);
     if (step >= all) {
@@ -319,39 +326,40 @@ __device__ __forceinline__ void lay_out_again(char* memory, LineCounts (&held)[L
 }
 
 template <bool kByChannels, class Input>
-__global__ void __launch_bounds__(32 * LineSizes::kWarps, Input::kBlocks)
-    lay_out_lines(const __grid_constant__ Input x, const __grid_constant__ WindowSizes sizes,
-                  const LineSizes of, const WindowLines lines) {
-  __shared__ __align__(16) char memory[LineSizes::kMostRows * 128];
-  __shared__ LineCounts held[LineSizes::kWarps];
+__global__ void __launch_bounds__(32 * StagedSizes::kWarps, Input::kBlocks)
+    lay_out_staged(const __grid_constant__ Input x, const __grid_constant__ ConvTiling sizes,
+                   const StagedSizes of, const StagedInput staged) {
+  __shared__ __align__(16) char memory[StagedSizes::kMostRows * 128];
+  __shared__ StagedCounts held[StagedSizes::kWarps];
   __shared__ bool wrong, all_but_few;
   let_next_begin();
-  const int of_image = of.planes * of.chunks, place = blockIdx.x / of_image;
-  const int image = place / sizes.shape.groups, group = place - image * sizes.shape.groups;
-  using Chunk = LineChunk<kByChannels, Input>;
+  const int of_image = of.planes * of.chunks, image_group = blockIdx.x / of_image;
+  const int image = image_group / sizes.shape.groups,
+            group = image_group - image * sizes.shape.groups;
+  using Chunk = StagedChunk<kByChannels, Input>;
   __shared__ typename Chunk::Table factors;
-  Chunk chunk(sizes, of, lines.rows, image, group, blockIdx.x - place * of_image);
+  Chunk chunk(sizes, of, staged.rows, image, group, blockIdx.x - image_group * of_image);
   const bool loaded = chunk.load(sizes, x, factors, image);
   await_kernel_before();
-  const LineCounts here = joined(held, chunk.lay_out(memory, loaded, lines.scales[place]));
+  const StagedCounts here = joined(held, chunk.lay_out(memory, loaded, staged.scales[image_group]));
   if (threadIdx.x == 0) {
-    LineCounts& all = lines.counts[place];
+    StagedCounts& all = staged.counts[image_group];
     wrong = false;
     if (here.largest > 0) atomicMax(&all.largest, here.largest);
     if (here.lost > 0) atomicAdd(&all.lost, here.lost);
     __threadfence();
     if (atomicAdd(&all.done, 1u) + 1 == uint32_t(of_image)) {
       const uint32_t largest = atomicMax(&all.largest, 0u), lost = atomicAdd(&all.lost, 0u);
-      const uint32_t many = uint32_t(of_image) * LineSizes::kMostRows * 64 / kLostOf;
+      const uint32_t many = uint32_t(of_image) * StagedSizes::kMostRows * 64 / kLostOf;
       all_but_few = lost <= max(many, 1u);
-      wrong = !all_but_few || (lines.keep_all && lost > 0) || (largest > 0 && largest < kFewHalves);
+      wrong = !all_but_few || (staged.keep_all && lost > 0) || (largest > 0 && largest < kFp16Few);
       __threadfence();
     }
   }
   __syncthreads();
   if (!wrong) return;
   const float least = all_but_few ? kLeastScale : 0.f;
-  lay_out_again<kByChannels>(memory, held, factors, x, sizes, of, lines, image, group, least);
+  lay_out_again<kByChannels>(memory, held, factors, x, sizes, of, staged, image, group, least);
 }
 
 }  // namespace fw

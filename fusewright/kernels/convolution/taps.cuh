@@ -1,4 +1,4 @@
-// A convolution's taps in the order in which its kernels take them: phase after phase.
+// A convolution's taps in the order in which its kernels use them: phase after phase.
 #pragma once
 
 #include <algorithm>
@@ -8,39 +8,40 @@
 
 namespace fw {
 
-// A tap along one axis: the remainder that says which phase it is of, and where it reads, counted in
-// positions. Position p of the class r of a transposed convolution is output p·stride + r, to which
-// tap k adds what lies at p − (k·dilation − padding − r) / stride.
-struct TapPlace {
+// A tap along one axis: the remainder, which decides its phase, and where it reads, counted in
+// positions. Position p of class r of a transposed convolution is output p·stride + r, to which tap
+// k adds the input at p − (k·dilation − padding − r) / stride.
+struct TapPosition {
   int remainder, at;
 };
-inline TapPlace tap_place(const WindowAxis& axis, int tap, bool transposed) {
+inline TapPosition tap_position(const ConvAxis& axis, int tap, bool transposed) {
   const int far = tap * axis.dilation - (transposed ? axis.padding : 0);
   const int remainder = (far % axis.stride + axis.stride) % axis.stride;
   const int steps = (far - remainder) / axis.stride;
   return {remainder, transposed ? -steps : steps};
 }
 
-// Where the taps of a class begin to read, and end; or those of all classes.
+// The nearest and the furthest that the taps of a class read, or those of all classes.
 struct TapSpan {
   int nearest, furthest;
 };
 constexpr int kAnyClass = -1;
-inline TapSpan span_of(const WindowAxis& axis, int remainder) {
+inline TapSpan span_of(const ConvAxis& axis, int remainder) {
   TapSpan span = {};
   bool known = false;
   for (int tap = 0; tap < axis.kernel; ++tap) {
-    const TapPlace place = tap_place(axis, tap, true);
-    if (remainder != kAnyClass && place.remainder != remainder) continue;
-    span.nearest = known ? min(span.nearest, place.at) : place.at;
-    span.furthest = known ? max(span.furthest, place.at) : place.at;
+    const TapPosition position = tap_position(axis, tap, true);
+    if (remainder != kAnyClass && position.remainder != remainder) continue;
+    span.nearest = known ? min(span.nearest, position.at) : position.at;
+    span.furthest = known ? max(span.furthest, position.at) : position.at;
     known = true;
   }
   return span;
 }
 
-// An axis of a transposed convolution as its largest class sees it, or, in `one_plane`, all of them.
-inline WindowAxis axis_of_class(const WindowAxis& of, bool one_plane) {
+// An axis of a transposed convolution as its largest class sees it; with `one_plane`, as all of
+// them do.
+inline ConvAxis axis_of_class(const ConvAxis& of, bool one_plane) {
   const int out = (of.out + of.stride - 1) / of.stride;
   if (one_plane) {
     const TapSpan all = span_of(of, kAnyClass);
@@ -50,23 +51,24 @@ inline WindowAxis axis_of_class(const WindowAxis& of, bool one_plane) {
   return {of.in, out, (of.kernel + every - 1) / every, 1, of.dilation / common, 0};
 }
 
-// The remainders that the taps of a phase have, or the outputs of a class.
+// The remainders of a phase's taps, or of a class's outputs.
 struct Remainders {
   int z, y, x;
 };
-inline int taps_with(const WindowAxis& axis, int remainder) {
+inline int taps_with(const ConvAxis& axis, int remainder) {
   int count = 0;
   for (int tap = 0; tap < axis.kernel; ++tap) {
-    count += tap_place(axis, tap, true).remainder == remainder;
+    count += tap_position(axis, tap, true).remainder == remainder;
   }
   return count;
 }
 
-// The line of a plane that begins there, which may be a new one.
-inline int line_of(WindowShape& shape, const WindowPlane& begins) {
+// The index of the plane that begins at `begins`; it is added if it is new.
+inline int plane_of(ConvShape& shape, const InputPlane& begins) {
   int plane = 0;
-  while (plane < shape.planes && (shape.plane[plane].z != begins.z ||
-                                  shape.plane[plane].y != begins.y || shape.plane[plane].x != begins.x)) {
+  while (plane < shape.planes &&
+         (shape.plane[plane].z != begins.z || shape.plane[plane].y != begins.y ||
+          shape.plane[plane].x != begins.x)) {
     ++plane;
   }
   shape.plane[plane] = begins;
@@ -74,23 +76,24 @@ inline int line_of(WindowShape& shape, const WindowPlane& begins) {
   return plane;
 }
 
-// The taps of z `tap_z` and these remainders as a phase; false if they lie too far, or are too many.
-inline bool lay_out_phase(const ConvolutionSizes& of, int tap_z, const Remainders& with, bool in_lines,
-                          WindowShape& shape, TapOrder& order) {
-  const TapPlace in_z = tap_place(of.z, tap_z, of.transposed);
-  WindowPlane begins = {with.z, with.y, with.x};
+// Adds the taps of z `tap_z` with these remainders as a phase. False if they read too far away, or
+// if there are too many phases.
+inline bool lay_out_phase(const ConvolutionSizes& of, int tap_z, const Remainders& with,
+                          bool as_staged, ConvShape& shape, TapOrder& order) {
+  const TapPosition in_z = tap_position(of.z, tap_z, of.transposed);
+  InputPlane begins = {with.z, with.y, with.x};
   if (of.transposed) {
     begins = {span_of(of.z, kAnyClass).nearest,
-              span_of(of.y, in_lines ? kAnyClass : with.y).nearest,
-              span_of(of.x, in_lines ? kAnyClass : with.x).nearest};
+              span_of(of.y, as_staged ? kAnyClass : with.y).nearest,
+              span_of(of.x, as_staged ? kAnyClass : with.x).nearest};
   }
   const int z = of.transposed ? in_z.at : tap_z * of.z.dilation;
   const int from_y = of.transposed ? begins.y : 0, from_x = of.transposed ? begins.x : 0;
-  WindowPhase here = {z, begins.y, begins.x, 0, 0, 0, uint8_t(shape.taps), uint8_t(tap_z), 0};
+  TapPhase here = {z, begins.y, begins.x, 0, 0, 0, uint8_t(shape.taps), uint8_t(tap_z), 0};
   for (int tap = 0; tap < of.y.kernel * of.x.kernel; ++tap) {
     const int at_y = tap / of.x.kernel, at_x = tap % of.x.kernel;
-    const TapPlace in_y = tap_place(of.y, at_y, of.transposed);
-    const TapPlace in_x = tap_place(of.x, at_x, of.transposed);
+    const TapPosition in_y = tap_position(of.y, at_y, of.transposed);
+    const TapPosition in_x = tap_position(of.x, at_x, of.transposed);
     if (in_y.remainder != with.y || in_x.remainder != with.x) continue;
     const int shift = (in_y.at - from_y) * shape.pitch + in_x.at - from_x;
     if (shift > 0xffff) return false;
@@ -102,18 +105,18 @@ inline bool lay_out_phase(const ConvolutionSizes& of, int tap_z, const Remainder
   }
   if (here.taps == 0) return true;
   if (shape.phases == kMostPhases) return false;
-  if (in_lines) {
+  if (as_staged) {
     const int further = of.transposed ? in_z.at - begins.z : in_z.at;
-    here.plane = uint8_t(line_of(shape, begins));
+    here.plane = uint8_t(plane_of(shape, begins));
     here.deeper = further * shape.rows * shape.pitch;
   }
   shape.phase[shape.phases++] = here;
   return true;
 }
 
-// The taps by phases, those of a class after each other; false where there are more than the kernel has
-// room for.
-inline bool lay_out_taps(const ConvolutionSizes& of, bool in_lines, WindowShape& shape,
+// Orders the taps by phases, those of a class consecutively. False if there are more than the
+// kernel has room for.
+inline bool lay_out_taps(const ConvolutionSizes& of, bool as_staged, ConvShape& shape,
                          TapOrder& order) {
   const int remainders = of.z.stride * of.y.stride * of.x.stride;
   if (of.taps() > kMostTaps || (of.transposed && remainders > kMostPhases)) return false;
@@ -123,17 +126,18 @@ inline bool lay_out_taps(const ConvolutionSizes& of, bool in_lines, WindowShape&
   };
   if (!of.transposed) {
     for (int tap_z = 0; tap_z < of.z.kernel; ++tap_z) {
-      const int z = tap_place(of.z, tap_z, false).remainder;
+      const int z = tap_position(of.z, tap_z, false).remainder;
       for (int index = 0; index < of.y.stride * of.x.stride; ++index) {
         const Remainders of_plane = each(index);
-        if (!lay_out_phase(of, tap_z, {z, of_plane.y, of_plane.x}, in_lines, shape, order)) return false;
+        if (!lay_out_phase(of, tap_z, {z, of_plane.y, of_plane.x}, as_staged, shape, order))
+          return false;
       }
     }
     shape.class_[0] = {0, uint8_t(shape.phases), 0, 0, 0};
     shape.classes = 1;
     return true;
   }
-  // What takes longest first: no one waits long for the last tiles.
+  // The classes that take longest come first, so that the last tiles are short.
   const auto taps = [&](int index) {
     const Remainders with = each(index);
     return taps_with(of.z, with.z) * taps_with(of.y, with.y) * taps_with(of.x, with.x);
@@ -143,11 +147,11 @@ inline bool lay_out_taps(const ConvolutionSizes& of, bool in_lines, WindowShape&
   std::stable_sort(sorted, sorted + remainders, [&](int a, int b) { return taps(a) > taps(b); });
   for (int index = 0; index < remainders; ++index) {
     const Remainders with = each(sorted[index]);
-    WindowClass& here = shape.class_[index];
+    ResidueClass& here = shape.class_[index];
     here = {uint8_t(shape.phases), 0, uint8_t(with.z), uint8_t(with.y), uint8_t(with.x)};
     for (int tap_z = 0; tap_z < of.z.kernel; ++tap_z) {
-      if (tap_place(of.z, tap_z, true).remainder != with.z) continue;
-      if (!lay_out_phase(of, tap_z, with, in_lines, shape, order)) return false;
+      if (tap_position(of.z, tap_z, true).remainder != with.z) continue;
+      if (!lay_out_phase(of, tap_z, with, as_staged, shape, order)) return false;
     }
     here.end = uint8_t(shape.phases);
   }
@@ -155,27 +159,29 @@ inline bool lay_out_taps(const ConvolutionSizes& of, bool in_lines, WindowShape&
   return true;
 }
 
-// How many positions after each other begin rows, or planes. What the furthest taps read behind the last
-// of them is zero; so is what lies before the first, and it may be the same.
-inline int extent(const WindowAxis& walked, const WindowAxis& of, bool transposed) {
+// The distance between the starts of rows, or planes, in positions. What the furthest taps read
+// after the last element is zero; so is what precedes the next first element, and both may be the
+// same zeros.
+inline int extent(const ConvAxis& walked, const ConvAxis& of, bool transposed) {
   const int all = walked.out + walked.halo();
   if (of.stride > 1) return max(all, of.least);
   const int before = transposed ? walked.halo() - of.padding : of.padding;
   return max(min(all, max(max(of.out, of.in + before), all - before)), of.least);
 }
 
-// A convolution's sizes, bands and taps as its kernels take them, but for the rows of a stage. Rows of so
-// many lanes begin at multiples of them. `in_lines`: taps of another z read other rows of a line, and all
-// classes of a transposed convolution the same line.
-inline bool lay_out(const ConvolutionSizes& of, int lanes, bool in_lines, WindowShape& shape,
+// Fills in a convolution's sizes, bands and taps as its kernels need them, apart from the rows of a
+// stage. Rows begin at multiples of the greatest common divisor of `lanes` and the band's width.
+// `as_staged`: taps of another z read other rows of the same plane, and all classes of a transposed
+// convolution read the same plane.
+inline bool lay_out(const ConvolutionSizes& of, int lanes, bool as_staged, ConvShape& shape,
                     TapOrder& order) {
   if (!kVolumes && !of.z.is_single()) return false;
   shape.images = int(of.images), shape.groups = of.groups;
   shape.channels = of.channels, shape.channels_out = of.channels_out;
   shape.transposed = of.transposed, shape.row_order = of.row_order;
-  shape.z = of.transposed ? axis_of_class(of.z, in_lines) : of.z;
-  shape.y = of.transposed ? axis_of_class(of.y, in_lines) : of.y;
-  shape.x = of.transposed ? axis_of_class(of.x, in_lines) : of.x;
+  shape.z = of.transposed ? axis_of_class(of.z, as_staged) : of.z;
+  shape.y = of.transposed ? axis_of_class(of.y, as_staged) : of.y;
+  shape.x = of.transposed ? axis_of_class(of.x, as_staged) : of.x;
   shape.out_z = {of.z.out, of.transposed ? of.z.stride : 1};
   shape.out_y = {of.y.out, of.transposed ? of.y.stride : 1};
   shape.out_x = {of.x.out, of.transposed ? of.x.stride : 1};
@@ -186,8 +192,8 @@ inline bool lay_out(const ConvolutionSizes& of, int lanes, bool in_lines, Window
   const int across = whole ? extent(shape.x, of.x, of.transposed) : of.band_width + shape.x.halo();
   shape.pitch = (across + lanes - 1) / lanes * lanes;
   shape.rows = extent(shape.y, of.y, of.transposed);
-  shape.depth = in_lines ? extent(shape.z, of.z, of.transposed) : shape.z.out;
-  return lay_out_taps(of, in_lines, shape, order);
+  shape.depth = as_staged ? extent(shape.z, of.z, of.transposed) : shape.z.out;
+  return lay_out_taps(of, as_staged, shape, order);
 }
 
 }  // namespace fw

@@ -1,5 +1,5 @@
-// Kernels that reduce down the columns: kAcross threads lie along the contiguous outer axis with V
-// columns each, kDown rows of threads share the inner extent and meet in shared memory.
+// Kernels that reduce down the columns. kAcross threads are placed along the contiguous outer axis
+// with V columns each; kDown rows of threads share the inner extent and combine in shared memory.
 #pragma once
 
 #include "cuda/groups.cuh"
@@ -72,8 +72,8 @@ static int column(const Body& body, int splits, void* workspace, int device, voi
   const unsigned blocks = blocks_for<I>(outer, kAcross * V);
   if constexpr (Body::kSplit) {
     static Waves waves;
-    splits = waves.whole(column_kernel<Body, I, V, kAcross, kDown, kUnroll, Part>,
-                         kAcross * kDown, blocks, splits, device);
+    splits = waves.whole(column_kernel<Body, I, V, kAcross, kDown, kUnroll, Part>, kAcross * kDown,
+                         blocks, splits, device);
   }
   const I per_split = (body.inner_extent() + splits - 1) / splits;
   Part* parts = static_cast<Part*>(workspace);
@@ -81,7 +81,8 @@ static int column(const Body& body, int splits, void* workspace, int device, voi
   column_kernel<Body, I, V, kAcross, kDown, kUnroll>
       <<<grid, kAcross * kDown, 0, static_cast<cudaStream_t>(stream)>>>(body, parts, per_split);
   if constexpr (Body::kSplit) {
-    // Few columns have many parts: a thread would take them one after the other.
+    // Few columns have many parts: one thread would read them one after the other, so threads share
+    // them.
     if (splits > kMostPartsOfThread) {
       combine<I, 128>(body, parts, splits, stream);
     } else {

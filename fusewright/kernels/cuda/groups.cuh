@@ -7,7 +7,7 @@
 
 namespace fw {
 
-// A value of another thread: `move` brings one of its words.
+// Moves a value between threads: `move` brings one 32-bit word of it.
 template <class T, class Move>
 __device__ __forceinline__ T word_by_word(const T& x, const Move& move) {
   constexpr int kWords = (sizeof(T) + 3) / 4;
@@ -35,7 +35,7 @@ __device__ __forceinline__ T from_lane(const T& x, int lane, int width) {
   return word_by_word(x, [&](uint32_t w) { return __shfl_sync(~0u, w, lane, width); });
 }
 
-// One or the other, word by word: no branch.
+// first ? x : y, word by word and without a branch.
 template <class T>
 __device__ __forceinline__ T chosen(bool first, const T& x, const T& y) {
   constexpr int kWords = (sizeof(T) + 3) / 4;
@@ -49,7 +49,7 @@ __device__ __forceinline__ T chosen(bool first, const T& x, const T& y) {
   return z;
 }
 
-// The largest number of kWidth neighbouring threads, known to all of them; NaN loses.
+// The maximum over kWidth neighbouring threads, returned to all of them; NaN loses.
 template <int kWidth, class T>
 __device__ __forceinline__ T warp_most(T x) {
 #pragma unroll
@@ -57,8 +57,8 @@ __device__ __forceinline__ T warp_most(T x) {
   return from_lane(x, 0, kWidth);
 }
 
-// The combination over kWidth <= 32 neighbouring threads, known to the first of them. Every thread
-// of the warp must call it.
+// The combined accumulators of kWidth <= 32 neighbouring threads, valid in the first of them. Every
+// thread of the warp must call it.
 template <int kWidth, class Acc>
 __device__ __forceinline__ Acc warp_joined(Acc acc) {
   if constexpr (Acc::kMeets) {
@@ -72,8 +72,8 @@ __device__ __forceinline__ Acc warp_joined(Acc acc) {
   return acc;
 }
 
-// The same, known to all of them. Not a butterfly: Welford's combine rounds differently with its
-// sides exchanged.
+// The same, valid in all of them. Not a butterfly: Welford's combine rounds differently when its
+// operands are exchanged.
 template <int kWidth, class Acc>
 __device__ __forceinline__ Acc warp_total(Acc acc) {
   return from_lane(warp_joined<kWidth>(acc), 0, kWidth);
@@ -96,13 +96,13 @@ __device__ __forceinline__ Acc group_total(Acc acc) {
   }
 }
 
-// How many blocks of a kernel run at once. Only the driver knows, and it is asked once a device:
-// each kernel has one of these, in the function that launches it. That is static, or the linker
-// would share it among all modules of a process.
+// How many blocks of a kernel run at once. Only the driver knows, and it is asked once per device.
+// Each kernel has one of these objects, in the function that launches it. That function is static:
+// otherwise the linker would share the object among all modules of a process.
 class Waves {
  public:
-  // At most `splits` parts, so many that blocks come in whole waves: a last wave that is half empty
-  // leaves half of the processors idle.
+  // As many parts, at most `splits`, as fill whole waves of blocks: a half-empty last wave leaves
+  // half of the multiprocessors idle.
   template <class Kernel>
   int whole(Kernel kernel, int threads, unsigned blocks, int splits, int device) {
     const bool kept = device >= 0 && device < kMostDevices;
@@ -123,8 +123,8 @@ class Waves {
   std::atomic<int64_t> at_once_[kMostDevices] = {};
 };
 
-// Lets a kernel have so much shared memory. The driver is told once a device: each kernel has one
-// of these, as it has of `Waves`.
+// Allows a kernel this much dynamic shared memory. The driver is told once per device. Each kernel
+// has one of these objects, as it has one of `Waves`.
 class Roomy {
  public:
   template <class Kernel>
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(128)
   const I p = index < outer ? index : outer - 1;
   const int member = threadIdx.x % kGroup;
   auto acc = body.template accumulators<1>(Phase<0>{});
-  // Eight partial results in flight: one after the other, their latencies would add up.
+  // Eight partial results are loaded at once: one after the other, their latencies would add up.
   constexpr int kFlight = 8;
   for (int base = member; base < splits; base += kGroup * kFlight) {
     Part part[kFlight];

@@ -1,4 +1,4 @@
-// Lanes that are read where there are elements, and have another value elsewhere. guarded.hpp has the
+// Loads with bounds: lanes outside the tensor take a given value instead. host/guarded.hpp has the
 // host's versions of these names.
 #pragma once
 
@@ -6,20 +6,18 @@
 
 namespace fw {
 
-// Inside where 0 <= at + kStep * v < size, in lane v.
+// Lane v is inside where 0 <= at + kStep * v < size.
 template <int kStep, typename I>
 struct Bound {
   I at, size;
-  __device__ __forceinline__ bool holds(int v) const {
-    return inside<I>(at + kStep * v, size);
-  }
+  __device__ __forceinline__ bool holds(int v) const { return inside<I>(at + kStep * v, size); }
 };
 template <int kStep, typename I>
 FW_FN Bound<kStep, I> bound(I at, I size) {
   return {at, size};
 }
 
-// All lanes together, as Held reads them.
+// Either all lanes are inside or none is; Held reads them.
 template <class Held, class T, int V>
 struct Guarded {
   Held held;
@@ -32,7 +30,8 @@ struct Guarded {
     }
   }
   template <class... Bounds>
-  __device__ __forceinline__ void fetch(const T* from, int64_t stride, T outside, Bounds... bounds) {
+  __device__ __forceinline__ void fetch(const T* from, int64_t stride, T outside,
+                                        Bounds... bounds) {
     read(from, stride, outside, bounds...);
   }
   __device__ __forceinline__ auto operator[](int v) const { return held[v]; }
@@ -44,7 +43,8 @@ struct Guarded {
   __device__ __forceinline__ static void read_held(Same<T, V>& to, const T* from, int64_t) {
     to.read(from);
   }
-  __device__ __forceinline__ static void read_held(Strided<T, V>& to, const T* from, int64_t stride) {
+  __device__ __forceinline__ static void read_held(Strided<T, V>& to, const T* from,
+                                                   int64_t stride) {
     to.read(from, stride);
   }
   __device__ __forceinline__ static void fill(Unit<T, V>& to, T x) {
@@ -58,7 +58,7 @@ struct Guarded {
   }
 };
 
-// Each lane for itself.
+// Each lane is inside or not.
 template <class T, int V>
 struct GuardedLanes {
   T lanes[V];
@@ -70,7 +70,8 @@ struct GuardedLanes {
     }
   }
   template <class... Bounds>
-  __device__ __forceinline__ void fetch(const T* from, int64_t stride, T outside, Bounds... bounds) {
+  __device__ __forceinline__ void fetch(const T* from, int64_t stride, T outside,
+                                        Bounds... bounds) {
     read(from, stride, outside, bounds...);
   }
   __device__ __forceinline__ T operator[](int v) const { return lanes[v]; }

@@ -1,16 +1,17 @@
-// Kernels that sweep over columns more than once. As in column.cuh, kAcross threads lie along the
-// contiguous outer axis with V columns each, and kDown rows of threads share the inner extent; each of
-// them holds kUnroll of its elements in registers from the first sweep to the last.
+// Kernels that sweep over columns more than once. As in column.cuh, kAcross threads are placed
+// along the contiguous outer axis with V columns each, and kDown rows of threads share the inner
+// extent. Each thread holds kUnroll of its elements in registers from the first sweep to the last.
 #pragma once
 
 #include "cuda/groups.cuh"
 
 namespace fw {
 
-// Of what any sweep from this one on accumulates.
+// The largest size in bytes of the accumulators of this sweep and of all later ones.
 template <class Body, int V, int kPhase>
 FW_FN constexpr int most_accumulated() {
-  constexpr int kOwn = sizeof(decltype(std::declval<Body>().template accumulators<V>(Phase<kPhase>{})));
+  constexpr int kOwn =
+      sizeof(decltype(std::declval<Body>().template accumulators<V>(Phase<kPhase>{})));
   if constexpr (kPhase + 1 < Body::kPhases) {
     constexpr int kLater = most_accumulated<Body, V, kPhase + 1>();
     return kOwn > kLater ? kOwn : kLater;
@@ -22,29 +23,32 @@ FW_FN constexpr int most_accumulated() {
 template <class Body, typename I, int V, int kAcross, int kDown, int kUnroll>
 struct ColumnThread {
   const Body& body;
-  unsigned char* memory;  // where threads of the same columns meet
+  unsigned char* memory;  // shared, to combine the threads of the same columns
   bool active;
   typename Body::template Row<V> row;
   typename Body::template Elem<V> elem[kUnroll];
 
-  __device__ __forceinline__ static I place(int u) { return I(threadIdx.x / kAcross + u * kDown); }
-  __device__ __forceinline__ bool inside(int u) const {
-    return active && place(u) < body.inner_extent();
+  __device__ __forceinline__ static I inner_index(int u) {
+    return I(threadIdx.x / kAcross + u * kDown);
   }
-  // Phase -1: what is held; others: what a later sweep alone needs, and all columns share.
+  __device__ __forceinline__ bool inside(int u) const {
+    return active && inner_index(u) < body.inner_extent();
+  }
+  // Phase -1 loads the values that are held for all sweeps. Other phases load values that only one
+  // later sweep needs and that all columns share.
   template <int kPhase>
   __device__ __forceinline__ void load() {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (inside(u)) body.load(Phase<kPhase>{}, elem[u], row, place(u), I(0));
+      if (inside(u)) body.load(Phase<kPhase>{}, elem[u], row, inner_index(u), I(0));
     }
   }
-  // What all threads of the same columns have accumulated, in the order of the threads.
+  // The accumulators of all threads of the same columns, combined in the order of the threads.
   template <class Acc>
   __device__ __forceinline__ Acc joined(const Acc& mine) const {
     Acc* const all = reinterpret_cast<Acc*>(memory);
     const int across = threadIdx.x % kAcross;
-    __syncthreads();  // the sweep before has been read
+    __syncthreads();  // all have read the totals of the previous sweep
     all[threadIdx.x] = mine;
     __syncthreads();
     Acc total = all[across];
@@ -57,7 +61,7 @@ struct ColumnThread {
     if constexpr (kPhase > 0) load<-1 - kPhase>();
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (inside(u)) body.visit(Phase<kPhase>{}, elem[u], row, acc, place(u), I(0), V);
+      if (inside(u)) body.visit(Phase<kPhase>{}, elem[u], row, acc, inner_index(u), I(0), V);
     }
     if constexpr (!decltype(acc)::kEmpty) acc = joined(acc);
     if (active) body.finish(Phase<kPhase>{}, row, acc, V);

@@ -1,10 +1,11 @@
-// How a CUDA thread holds V neighbouring elements: loaded by 16-byte accesses into registers,
-// computed on lane by lane, stored the same way. loops.hpp has the host's versions of these names.
+// How a CUDA thread handles V neighbouring elements: it loads them into registers by 16-byte
+// accesses, computes lane by lane, and stores them the same way. host/loops.hpp has the host's
+// versions of these names.
 #pragma once
 
 #include "scalar/accumulators.hpp"
 
-// Functors carry flags for every driver; one that a kernel does not ask for is no mistake.
+// Functors define flags for every driver: no warning about those that a kernel does not use.
 #pragma nv_diag_suppress 177
 
 #define FW_LANES(v, V, n) _Pragma("unroll") for (int v = 0; v < (V); ++v)
@@ -34,44 +35,55 @@ struct Chunk<16> {
   using Word = uint4;
 };
 
-// One store of a word, if it is wanted. Of a plain assignment the compiler makes two or four where a
-// kernel is large, and of a condition a branch, which it moves nothing across.
+// Stores a word by one predicated instruction. In large kernels the compiler splits a plain
+// assignment into two or four stores, and it turns a condition into a branch, across which it moves
+// nothing.
 template <class Word>
 __device__ __forceinline__ void store_whole(bool wanted, Word* to, const Word& word) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(Word) == 16) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4}; }"
-                 :: "l"(to), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w), "r"(int(wanted))
-                 : "memory");
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4}; }"
+        :
+        : "l"(to), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w), "r"(int(wanted))
+        : "memory");
     return;
   } else if constexpr (sizeof(Word) == 8) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %3, 0; @p st.global.v2.b32 [%0], {%1, %2}; }"
-                 :: "l"(to), "r"(word.x), "r"(word.y), "r"(int(wanted)) : "memory");
+                 :
+                 : "l"(to), "r"(word.x), "r"(word.y), "r"(int(wanted))
+                 : "memory");
     return;
   }
 #endif
   if (wanted) *to = word;
 }
 
-// A word on its way into shared memory that takes no register; `await_copies` waits for it.
+// Starts to copy a word into shared memory, without a register in between; `await_copies` waits for
+// it.
 template <class Word>
 __device__ __forceinline__ void fetch_whole(Word* to, const Word* from) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(Word) == 16) {
-    const uint32_t place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 :
+                 : "r"(address), "l"(from)
+                 : "memory");
     return;
   } else if constexpr (sizeof(Word) >= 4) {
-    const uint32_t place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
-                 :: "r"(place), "l"(from), "n"(sizeof(Word)) : "memory");
+                 :
+                 : "r"(address), "l"(from), "n"(sizeof(Word))
+                 : "memory");
     return;
   }
 #endif
   *to = *from;
 }
-// All copies of this thread since the last are a group; `await_copies<n>` returns when all but the last
-// n groups are there.
+// The copies that this thread has started since the last call form a group. `await_copies<n>`
+// returns when all groups but the last n have arrived.
 __device__ __forceinline__ void commit_copies() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -80,7 +92,7 @@ __device__ __forceinline__ void commit_copies() {
 template <int kPending>
 __device__ __forceinline__ void await_copies() {
 #if defined(__CUDA_ARCH__)
-  asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory");
+  asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
 #endif
 }
 
@@ -94,7 +106,7 @@ union Packed {
   T lanes[V];
 };
 
-// Lanes at stride one; the entry has checked the alignment.
+// Contiguous lanes; the entry point has checked the alignment.
 template <class T, int V>
 struct Unit {
   Packed<T, V> pack;
@@ -105,7 +117,7 @@ struct Unit {
       pack.words[w] = reinterpret_cast<const Word*>(from)[w];
     }
   }
-  // The same, where this lies in shared memory.
+  // The same for an object in shared memory, asynchronously.
   __device__ __forceinline__ void fetch(const T* from) {
     using Word = typename Packed<T, V>::Word;
 #pragma unroll
@@ -113,7 +125,7 @@ struct Unit {
       fetch_whole(pack.words + w, reinterpret_cast<const Word*>(from) + w);
     }
   }
-  // A bf16 is the upper half of its float: one instruction on the word that holds two.
+  // A bf16 is the upper 16 bits of its float: one instruction on the word that holds two of them.
   __device__ __forceinline__ auto operator[](int v) const {
     if constexpr (std::is_same_v<T, bf16> && V % 2 == 0) {
       uint32_t word;
@@ -125,7 +137,7 @@ struct Unit {
   }
 };
 
-// The larger or the smaller of each of two halves, as Rule says.
+// The maximum or minimum, by Rule, of two pairs of 16-bit floats, element by element.
 template <class Rule, class T>
 __device__ __forceinline__ uint32_t joined_pair(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
@@ -148,10 +160,10 @@ __device__ __forceinline__ uint32_t joined_pair(uint32_t a, uint32_t b) {
   return a;
 #endif
 }
-// The largest or smallest of a vector's halves, two at a time: the float of each would take an
-// instruction more than comparing them.
+// The maximum or minimum of a vector of 16-bit floats, two at a time: to convert each to float
+// would take one instruction more than to compare them.
 template <template <class> class Rule, class T, int V>
-__device__ __forceinline__ void add_halves(Running<Rule, float, 1>& acc, const Unit<T, V>& x) {
+__device__ __forceinline__ void add_half_pairs(Running<Rule, float, 1>& acc, const Unit<T, V>& x) {
   if constexpr (V % 2 == 0) {
     uint32_t words[V / 2];
     memcpy(words, &x.pack, sizeof(words));
@@ -166,7 +178,7 @@ __device__ __forceinline__ void add_halves(Running<Rule, float, 1>& acc, const U
   }
 }
 
-// One element for all lanes.
+// The same element for all lanes.
 template <class T, int V>
 struct Same {
   T one;
@@ -197,7 +209,7 @@ struct Given {
 template <class T, int V>
 struct UnitOut {
   Packed<T, V> pack;
-  T* base;  // null where no one wants it, which is the same for all elements
+  T* base;  // null if the output is not wanted; the same for all elements
   int64_t offset;
   __device__ __forceinline__ UnitOut(T* base, int64_t offset) : base(base), offset(offset) {}
   template <class X>
@@ -232,9 +244,9 @@ struct StridedOut {
   }
 };
 
-// A kernel of ours that is launched behind another (`launch_behind`) begins when all blocks of that one
-// have called the first of these or ended; the second returns when all of it has ended, as at an
-// ordinary launch.
+// Programmatic dependent launch. A kernel that is launched by `launch_behind` begins when all
+// blocks of the previous kernel have called let_next_begin or have ended. await_kernel_before
+// returns when the previous kernel has ended; an ordinary launch waits for that by itself.
 __device__ __forceinline__ void let_next_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -246,15 +258,15 @@ __device__ __forceinline__ void await_kernel_before() {
 #endif
 }
 
-constexpr int kMostDevices = 64;  // that what the driver says is kept for
+constexpr int kMostDevices = 64;  // for which answers of the driver are cached
 
-// Makes `device` current for a launch and gives the caller's back.
+// Makes `device` current for a launch and restores the caller's device afterwards.
 class OnDevice {
  public:
   explicit OnDevice(int device) {
     cudaGetDevice(&before_);
-    // Also where it is the current one: in a new thread, as autograd's, the driver's own calls find
-    // no context before this.
+    // Also if it is the current device already: in a new thread, such as autograd's, calls to the
+    // driver API find no context before this.
     moved_ = cudaSetDevice(device) == cudaSuccess && before_ != device;
   }
   ~OnDevice() {
@@ -266,7 +278,8 @@ class OnDevice {
   bool moved_ = false;
 };
 
-// The lane axis position and the index over the other axes that belong to a linear index.
+// Splits a linear index into l, the position on the lane axis, and q, the index over the other
+// axes.
 template <bool kRest, typename I>
 __device__ __forceinline__ void locate(I index, I lane_extent, I& q, I& l) {
   if constexpr (kRest) {

@@ -1,4 +1,4 @@
-// Pointwise kernels: each thread takes kUnroll vectors of V elements, all loads first.
+// Pointwise kernels: each thread takes kUnroll vectors of V elements and loads all of them first.
 #pragma once
 
 #include "cuda/lanes.cuh"
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads) pointwise_kernel(const Body body) {
     if (first + u * kThreads < vectors) body.visit(elem[u], q[u], l[u], V);
   }
   if constexpr (Body::kTail && V > 1) {
-    // One axis whose extent V does not divide: the last few elements, one thread each.
+    // One axis with an extent that V does not divide: the last few elements, one thread each.
     const I l1 = vectors * V + threadIdx.x;
     if (blockIdx.x == 0 && l1 < body.lane_extent()) {
       typename Body::template Elem<1> one;

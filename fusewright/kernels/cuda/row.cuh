@@ -1,18 +1,19 @@
-// Kernels that reduce along a row: kGroup threads share one, kRows rows share a block. A cached
-// row is read once and held in registers for all its sweeps; otherwise each sweep reads again. Of a
-// row that is cached in part, the first kUnroll vectors of each thread are held and each sweep
-// reads the others, kBeyond at once: a second block then has room beside the first, and its loads
-// go on while this one's threads wait for each other. kShared blocks have room where a row waits in
-// shared memory instead, as it was loaded: it takes no registers on its way there, and each sweep
-// computes anew from it.
+// Kernels that reduce along a row. kGroup threads share a row, and kRows rows share a block. A
+// cached row is read once and held in registers for all sweeps; otherwise each sweep reads it
+// again. If kBeyond > 0, a row is cached in part: each thread holds its first kUnroll vectors, and
+// each sweep reads the others again, kBeyond at once. Then a second block fits on the
+// multiprocessor, and its loads continue while the threads of the first wait for each other. If
+// kShared > 0, a row is held in shared memory as it was loaded, for kShared blocks per
+// multiprocessor: it takes no registers on its way there, and each sweep computes from it again.
 #pragma once
 
 #include "cuda/groups.cuh"
 
 namespace fw {
 
-// What a cached row loads at first, and (minus the phase) what a later sweep adds: values that
-// only it needs and that all rows share, such as weights, are not worth registers until then.
+// The phases of loads. A cached row first loads kEarly. A later sweep loads kLate minus its phase:
+// values that only this sweep needs and that all rows share, such as weights. They would waste
+// registers before.
 constexpr int kEarly = -1;
 constexpr int kLate = -1;
 
@@ -47,7 +48,7 @@ struct RowThread {
   }
   template <int kPhase, class Acc>
   __device__ __forceinline__ void visit_held(Acc& acc) {
-    constexpr bool kEach = kBeyond > 0;  // there is room for one at a time
+    constexpr bool kEach = kBeyond > 0;  // registers suffice for one at a time
     if constexpr (kPhase > 0 && !kEach) load_held<kLate - kPhase>();
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -57,7 +58,7 @@ struct RowThread {
     }
   }
 
-  // Each thread finds in shared memory what it fetched itself: no barrier is needed for that.
+  // Each thread reads only what it copied to shared memory itself, so no barrier is needed.
   __device__ __forceinline__ static auto& shared(int u) {
     extern __shared__ __align__(1024) char memory[];
     return reinterpret_cast<typename Body::template Held<V>*>(memory)[u * kGroup + threadIdx.x];
@@ -94,7 +95,7 @@ struct RowThread {
     }
   }
 
-  // One sweep; what it accumulated, over the whole group.
+  // One sweep. Returns what the whole group has accumulated.
   template <int kPhase, bool kCached>
   __device__ __forceinline__ auto sweep() {
     auto acc = body.template accumulators<V>(Phase<kPhase>{});
@@ -128,8 +129,8 @@ __global__ void __launch_bounds__(kGroup* kRows, kBeyond > 0 ? 2 : kShared)
   let_next_begin();
   const I outer = body.outer_extent();
   const I index = static_cast<I>(blockIdx.x) * kRows + threadIdx.x / kGroup;
-  // Only groups below a warp can idle and still be needed, for shuffles. The others know how far
-  // their loops go, which need no tests then if a row fills them.
+  // Only groups smaller than a warp have idle threads that must stay, for shuffles. For the others
+  // the loop bounds do not depend on `active`, and if a row fills the group, loops need no tests.
   const bool active = kGroup >= 32 || index < outer;
   if (kGroup == 32 && index >= outer) return;
   const I p = active ? index : outer - 1;
@@ -182,8 +183,8 @@ static int row(const Body& body, int splits, void* workspace, int device, void* 
   const I per_split = (strides + splits - 1) / splits * stride;
   Part* parts = static_cast<Part*>(workspace);
   const dim3 grid(blocks, splits);
-  kernel<<<grid, kGroup * kRows, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
-      body, parts, per_split);
+  kernel<<<grid, kGroup * kRows, shared_bytes, static_cast<cudaStream_t>(stream)>>>(body, parts,
+                                                                                    per_split);
   if constexpr (Body::kSplit) combine<I, 128>(body, parts, splits, stream);
   return static_cast<int>(cudaGetLastError());
 }

@@ -1,8 +1,8 @@
 // Scans along rows and down columns, in a fixed order. A group of threads takes a chunk of its row
-// at a time: each scans its own vectors, the threads' totals are scanned by shuffles and the warps'
-// totals by every warp for itself, and what the chunk comes to is carried to the next one. Columns
-// are walked by kAcross threads side by side, each kUnroll rows at a time; kDown such rows of
-// threads scan their totals in shared memory.
+// at a time: each thread scans its own vectors, the threads' totals are scanned by shuffles, and
+// every warp scans the totals of all warps for itself. The total of the chunk is carried over to
+// the next one. Columns are scanned by kAcross threads side by side, each kUnroll rows at a time;
+// kDown such rows of threads scan their totals in shared memory.
 #pragma once
 
 #include "cuda/groups.cuh"
@@ -10,7 +10,7 @@
 
 namespace fw {
 
-// V neighbouring elements: what is scanned, then what has come of it.
+// V neighbouring elements: first the inputs of the scan, then its results.
 template <class Rule, int V>
 struct Scanned {
   using T = typename Rule::Value;
@@ -19,7 +19,7 @@ struct Scanned {
 #pragma unroll
     for (int v = 0; v < V; ++v) at[v] = Rule::identity();
   }
-  // From lane to lane, the last ones first if the scan runs backward.
+  // Scans the lanes, starting with the last one if the scan runs backward.
   template <bool kBackward>
   FW_FN void along() {
 #pragma unroll
@@ -32,7 +32,7 @@ struct Scanned {
   FW_FN Scanned<Rule, 1> total() const {
     return {{at[kBackward ? 0 : V - 1]}};
   }
-  // After another stretch: one that all lanes follow, or one for each lane.
+  // Joins the total of the range before: one for all lanes, or one for each lane.
   template <int W>
   FW_FN void follow(const Scanned<Rule, W>& before) {
 #pragma unroll
@@ -51,7 +51,7 @@ __device__ __forceinline__ One warp_scanned(One mine) {
   return mine;
 }
 
-// What the thread before has; the first has nothing before it.
+// The value of the thread before; for the first thread the identity.
 template <int kWidth, class One>
 __device__ __forceinline__ One from_before(const One& scanned) {
   One before = shuffled_up(scanned, 1, kWidth);
@@ -59,9 +59,10 @@ __device__ __forceinline__ One from_before(const One& scanned) {
   return before;
 }
 
-// Turns the totals of kCount stretches of each thread into what comes before them, where the first
-// stretches of all threads come before the second ones. `carry` is what comes before all, then what
-// comes before the next call. The two halves of `memory` take turns: one barrier is enough.
+// Replaces the totals of kCount ranges of each thread by the totals of all ranges before them,
+// where the first ranges of all threads come before the second ones. `carry` is the total before
+// this call, and afterwards the total before the next one. Calls alternate between the two halves
+// of the buffer that holds `memory`, so one barrier is enough.
 template <int kGroup, int kCount, class One>
 __device__ __forceinline__ void scan_totals(One (&mine)[kCount], One& carry, One* memory) {
   if constexpr (kGroup <= 32) {
@@ -101,7 +102,7 @@ __device__ __forceinline__ void scan_totals(One (&mine)[kCount], One& carry, One
   }
 }
 
-// One thread's part in the walk along a row. Places are counted in the order of the scan.
+// One thread's part in the scan of a row. Indices count in the order of the scan.
 template <class Body, typename I, int V, int kGroup, int kUnroll>
 struct ScanThread {
   using Elem = typename Body::template Elem<V>;
@@ -118,7 +119,7 @@ struct ScanThread {
   __device__ __forceinline__ void find(I m, I& q, I& l) const {
     locate<Body::kRest>(Body::kBackward ? inner - V - m : m, body.lane_extent(), q, l);
   }
-  // Loads a chunk and scans each vector; `before` has the vectors' totals then.
+  // Loads a chunk and scans each vector. `before` then has the vectors' totals.
   __device__ __forceinline__ void gather(I base) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -153,8 +154,8 @@ struct ScanThread {
   }
 };
 
-// kTotals: what each part of a row comes to, and nothing else. Without it, a part begins with what
-// those before it have come to.
+// With kTotals, only the total of each part of a row is computed. Without it, a part begins with
+// the totals of the parts before it.
 template <class Body, typename I, int V, int kGroup, int kRows, int kUnroll, bool kTotals,
           class Part>
 __global__ void __launch_bounds__(kGroup* kRows)

@@ -1,15 +1,15 @@
-// Kernels whose tensors disagree about which axis is contiguous. A block takes a tile of kTile
-// lanes by kTile turned indices. Tensors that are contiguous along the turned axis go through
-// shared memory: they are fetched and flushed with the threads along that axis, so that every
-// access to memory is of whole lines.
+// Kernels whose tensors differ in their contiguous axis. A block takes a tile of kTile lanes by
+// kTile indices of the transposed axis. Tensors that are contiguous along the transposed axis go
+// through shared memory: they are loaded and stored with the threads along that axis, so that every
+// access covers whole cache lines.
 #pragma once
 
 #include "cuda/groups.cuh"
 
 namespace fw {
 
-// Where a thread finds its V elements in each of the shared tiles. A slot has at least 4 bytes:
-// with an odd pitch, no two threads of a warp meet in a bank, along either axis.
+// A thread's V elements in each of the tiles in shared memory. A slot has at least 4 bytes: with an
+// odd pitch, a warp has no bank conflicts along either axis.
 template <int kSlots, int kSlotBytes, int kStep>
 struct Tile {
   unsigned char* memory;
@@ -36,9 +36,9 @@ struct Tile {
   }
 };
 
-// The V neighbours that vector u of this thread holds: `near` along the axis that is contiguous,
-// `far` along the other. A warp takes 32 neighbours of V rows at a time, whole lines, and then the
-// next 32 of the same rows: `row` counts the rows that a thread has a part in.
+// The position in the tile of vector u of this thread: `near` along the contiguous axis, `far`
+// along the other. A warp takes 32 neighbours of V rows at a time, which are whole cache lines, and
+// then the next 32 of the same rows. `row` numbers the rows in which a thread takes part.
 template <int V, int kTile, int kThreads>
 struct Spot {
   static constexpr int kChunks = kTile / 32, kVectors = kTile * kTile / (V * kThreads);
@@ -52,11 +52,12 @@ struct Spot {
   static __device__ __forceinline__ int row(int u) { return u / kChunks; }
 };
 
-// A tile's way through a block. `moves` says what is done at m along the turned axis and l along
-// the lanes; `again` means that shared memory holds an earlier tile, which all must have left.
+// Processes one tile. `moves` defines what is done at m along the transposed axis and l along the
+// lanes. `again` means that shared memory holds an earlier tile, which all threads must have
+// finished.
 template <typename I, int V, int kTile, int kThreads, class Body, class Moves>
-__device__ __forceinline__ void turn(const Body&, Moves& moves, I m0, I turned, I l0, I lanes,
-                                     bool again) {
+__device__ __forceinline__ void transpose_tile(const Body&, Moves& moves, I m0, I transposed, I l0,
+                                               I lanes, bool again) {
   using Spots = Spot<V, kTile, kThreads>;
   constexpr int kPitch = kTile + 1, kSlots = kTile * kPitch, kBytes = Body::kSlotBytes;
   using Along = Tile<kSlots, kBytes, 1>;
@@ -67,10 +68,10 @@ __device__ __forceinline__ void turn(const Body&, Moves& moves, I m0, I turned, 
 #pragma unroll
   for (int u = 0; u < Spots::kVectors; ++u) {
     const Spots at(u);
-    if (m0 + at.near < turned && l0 + at.far < lanes) {
+    if (m0 + at.near < transposed && l0 + at.far < lanes) {
       moves.fetch(fetched[u], m0 + at.near, l0 + at.far);
     }
-    if (l0 + at.near < lanes && m0 + at.far < turned) {
+    if (l0 + at.near < lanes && m0 + at.far < transposed) {
       moves.load(elem[u], Spots::row(u), m0 + at.far, l0 + at.near);
     }
   }
@@ -79,7 +80,7 @@ __device__ __forceinline__ void turn(const Body&, Moves& moves, I m0, I turned, 
 #pragma unroll
     for (int u = 0; u < Spots::kVectors; ++u) {
       const Spots at(u);
-      if (m0 + at.near < turned && l0 + at.far < lanes) {
+      if (m0 + at.near < transposed && l0 + at.far < lanes) {
         moves.body.stage(fetched[u], Across{memory, at.near * kPitch + at.far});
       }
     }
@@ -88,7 +89,7 @@ __device__ __forceinline__ void turn(const Body&, Moves& moves, I m0, I turned, 
 #pragma unroll
   for (int u = 0; u < Spots::kVectors; ++u) {
     const Spots at(u);
-    if (l0 + at.near < lanes && m0 + at.far < turned) {
+    if (l0 + at.near < lanes && m0 + at.far < transposed) {
       const Along tile{memory, at.far * kPitch + at.near};
       moves.visit(elem[u], tile, Spots::row(u), m0 + at.far, l0 + at.near);
     }
@@ -98,7 +99,7 @@ __device__ __forceinline__ void turn(const Body&, Moves& moves, I m0, I turned, 
 #pragma unroll
     for (int u = 0; u < Spots::kVectors; ++u) {
       const Spots at(u);
-      if (m0 + at.near < turned && l0 + at.far < lanes) {
+      if (m0 + at.near < transposed && l0 + at.far < lanes) {
         moves.template flush<V>(Across{memory, at.near * kPitch + at.far}, m0 + at.near,
                                 l0 + at.far);
       }
@@ -131,28 +132,31 @@ struct PointMoves {
 
 template <class Body, typename I, int V, int kTile, int kThreads>
 __global__ void __launch_bounds__(kThreads)
-    transpose_kernel(const Body body, I lane_tiles, I turned_tiles) {
-  const I strip = static_cast<I>(blockIdx.x) / turned_tiles;
-  const I m0 = (static_cast<I>(blockIdx.x) - strip * turned_tiles) * kTile;
+    transpose_kernel(const Body body, I lane_tiles, I transposed_tiles) {
+  const I strip = static_cast<I>(blockIdx.x) / transposed_tiles;
+  const I m0 = (static_cast<I>(blockIdx.x) - strip * transposed_tiles) * kTile;
   const I q = strip / lane_tiles, l0 = (strip - q * lane_tiles) * kTile;
   PointMoves<Body, I, V> moves{body, q};
-  turn<I, V, kTile, kThreads>(body, moves, m0, body.turned_extent(), l0, body.lane_extent(), false);
+  transpose_tile<I, V, kTile, kThreads>(body, moves, m0, body.transposed_extent(), l0,
+                                        body.lane_extent(), false);
 }
 
 template <typename I, int V, int kTile, int kThreads, class Body>
 int transpose(const Body& body, int device, void* stream) {
-  const I lanes = body.lane_extent(), turned = body.turned_extent();
-  if (body.rest_extent() * lanes * turned == 0) return 0;
+  const I lanes = body.lane_extent(), transposed = body.transposed_extent();
+  if (body.rest_extent() * lanes * transposed == 0) return 0;
   const OnDevice here(device);
-  const I lane_tiles = blocks_for<I>(lanes, kTile), turned_tiles = blocks_for<I>(turned, kTile);
-  const unsigned blocks = static_cast<unsigned>(body.rest_extent() * lane_tiles * turned_tiles);
+  const I lane_tiles = blocks_for<I>(lanes, kTile),
+          transposed_tiles = blocks_for<I>(transposed, kTile);
+  const unsigned blocks = static_cast<unsigned>(body.rest_extent() * lane_tiles * transposed_tiles);
   transpose_kernel<Body, I, V, kTile, kThreads>
-      <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(body, lane_tiles, turned_tiles);
+      <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(body, lane_tiles,
+                                                                   transposed_tiles);
   return static_cast<int>(cudaGetLastError());
 }
 
-// Beside reductions in one sweep, rows told apart by the turned axis: a block has kTile of them, a
-// thread its part of kRows, and goes through its share of the tiles of the inner extent.
+// For reductions in one sweep with rows along the transposed axis. A block has kTile rows and
+// processes its share of the tiles of the inner extent; a thread takes part in kRows rows.
 template <class Body, typename I, int V, int kRows>
 struct RowMoves {
   const Body& body;
@@ -179,16 +183,17 @@ struct RowMoves {
 
 template <class Body, typename I, int V, int kTile, int kThreads, class Part>
 __global__ void __launch_bounds__(kThreads)
-    transpose_row_kernel(const Body body, Part* parts, I lane_tiles, I turned_tiles, I per_split) {
+    transpose_row_kernel(const Body body, Part* parts, I lane_tiles, I transposed_tiles,
+                         I per_split) {
   using Spots = Spot<V, kTile, kThreads>;
-  const I p = static_cast<I>(blockIdx.x) / turned_tiles;
-  const I m0 = (static_cast<I>(blockIdx.x) - p * turned_tiles) * kTile;
-  const I lanes = body.lane_extent(), turned = body.outer_lane_extent();
+  const I p = static_cast<I>(blockIdx.x) / transposed_tiles;
+  const I m0 = (static_cast<I>(blockIdx.x) - p * transposed_tiles) * kTile;
+  const I lanes = body.lane_extent(), transposed = body.outer_lane_extent();
   RowMoves<Body, I, V, Spots::kRows> moves{body, p};
 #pragma unroll
   for (int r = 0; r < Spots::kRows; ++r) {
     const I m = m0 + Spots(r * Spots::kChunks).far;
-    body.begin(moves.row[r], p, m < turned ? m : turned - 1, 1);
+    body.begin(moves.row[r], p, m < transposed ? m : transposed - 1, 1);
   }
   const I first = blockIdx.y * per_split;
   I end = body.rest_extent() * lane_tiles;
@@ -196,15 +201,15 @@ __global__ void __launch_bounds__(kThreads)
   for (I index = first; index < end; ++index) {
     moves.q = index / lane_tiles;
     const I l0 = (index - moves.q * lane_tiles) * kTile;
-    turn<I, V, kTile, kThreads>(body, moves, m0, turned, l0, lanes, index > first);
+    transpose_tile<I, V, kTile, kThreads>(body, moves, m0, transposed, l0, lanes, index > first);
   }
 #pragma unroll
   for (int r = 0; r < Spots::kRows; ++r) {
     const auto total = warp_total<Spots::kAcross>(moves.acc[r].folded(V));
     const I m = m0 + Spots(r * Spots::kChunks).far;
-    if (threadIdx.x % 32 % Spots::kAcross != 0 || m >= turned) continue;
+    if (threadIdx.x % 32 % Spots::kAcross != 0 || m >= transposed) continue;
     if constexpr (Body::kSplit) {
-      parts[blockIdx.y * static_cast<int64_t>(body.outer_extent()) + p * turned + m] = total;
+      parts[blockIdx.y * static_cast<int64_t>(body.outer_extent()) + p * transposed + m] = total;
     } else {
       body.finish(Phase<0>{}, moves.row[r], total, 1);
       body.store(moves.row[r], 1);
@@ -219,19 +224,20 @@ int transpose_row(const Body& body, int splits, void* workspace, int device, voi
   const I outer = body.outer_extent();
   if (outer == 0) return 0;
   const OnDevice here(device);
-  const I turned_tiles = blocks_for<I>(body.outer_lane_extent(), kTile);
+  const I transposed_tiles = blocks_for<I>(body.outer_lane_extent(), kTile);
   const I lane_tiles = blocks_for<I>(body.lane_extent(), kTile);
   const I per_split = (body.rest_extent() * lane_tiles + splits - 1) / splits;
   Part* parts = static_cast<Part*>(workspace);
-  const dim3 grid(static_cast<unsigned>(outer / body.outer_lane_extent() * turned_tiles), splits);
+  const dim3 grid(static_cast<unsigned>(outer / body.outer_lane_extent() * transposed_tiles),
+                  splits);
   transpose_row_kernel<Body, I, V, kTile, kThreads>
       <<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(body, parts, lane_tiles,
-                                                                 turned_tiles, per_split);
+                                                                 transposed_tiles, per_split);
   if constexpr (Body::kSplit) combine<I, 128>(body, parts, splits, stream);
   return static_cast<int>(cudaGetLastError());
 }
 
-// Where the turned axis is itself reduced: a block has one row, and all its threads end in one
+// For reductions over the transposed axis: a block has one row, and all its threads combine to one
 // result.
 template <class Body, typename I, int V>
 struct WithinMoves {
@@ -259,21 +265,21 @@ struct WithinMoves {
 
 template <class Body, typename I, int V, int kTile, int kThreads, class Part>
 __global__ void __launch_bounds__(kThreads)
-    transpose_within_kernel(const Body body, Part* parts, I lane_tiles, I turned_tiles,
+    transpose_within_kernel(const Body body, Part* parts, I lane_tiles, I transposed_tiles,
                             I per_split) {
-  const I p = blockIdx.x, lanes = body.lane_extent(), turned = body.turned_extent();
+  const I p = blockIdx.x, lanes = body.lane_extent(), transposed = body.transposed_extent();
   WithinMoves<Body, I, V> moves{body};
   I outer_q, outer_l;
   locate<Body::kOuterRest>(p, body.outer_lane_extent(), outer_q, outer_l);
   body.begin(moves.row, outer_q, outer_l, 1);
   const I first = blockIdx.y * per_split;
-  I end = body.rest_extent() * lane_tiles * turned_tiles;
+  I end = body.rest_extent() * lane_tiles * transposed_tiles;
   if (first + per_split < end) end = first + per_split;
   for (I index = first; index < end; ++index) {
-    const I strip = index / turned_tiles, m0 = (index - strip * turned_tiles) * kTile;
+    const I strip = index / transposed_tiles, m0 = (index - strip * transposed_tiles) * kTile;
     moves.q = strip / lane_tiles;
     const I l0 = (strip - moves.q * lane_tiles) * kTile;
-    turn<I, V, kTile, kThreads>(body, moves, m0, turned, l0, lanes, index > first);
+    transpose_tile<I, V, kTile, kThreads>(body, moves, m0, transposed, l0, lanes, index > first);
   }
   const auto total = group_total<kThreads>(moves.acc.folded(V));
   if (threadIdx.x != 0) return;
@@ -292,15 +298,15 @@ int transpose_within(const Body& body, int splits, void* workspace, int device, 
   const I outer = body.outer_extent();
   if (outer == 0) return 0;
   const OnDevice here(device);
-  const I turned_tiles = blocks_for<I>(body.turned_extent(), kTile);
+  const I transposed_tiles = blocks_for<I>(body.transposed_extent(), kTile);
   const I lane_tiles = blocks_for<I>(body.lane_extent(), kTile);
-  const I tiles = body.rest_extent() * lane_tiles * turned_tiles;
+  const I tiles = body.rest_extent() * lane_tiles * transposed_tiles;
   const I per_split = (tiles + splits - 1) / splits;
   Part* parts = static_cast<Part*>(workspace);
   const dim3 grid(static_cast<unsigned>(outer), splits);
   transpose_within_kernel<Body, I, V, kTile, kThreads>
       <<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(body, parts, lane_tiles,
-                                                                 turned_tiles, per_split);
+                                                                 transposed_tiles, per_split);
   if constexpr (Body::kSplit) combine<I, 128>(body, parts, splits, stream);
   return static_cast<int>(cudaGetLastError());
 }

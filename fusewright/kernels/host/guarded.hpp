@@ -1,17 +1,17 @@
-// Lanes that are read where there are elements, and have another value elsewhere. A run that lies
-// inside is read where it is; of another, what is inside is copied beside the other value, so that
-// loops over lanes have no conditions in them, which would stop the vectoriser.
+// Loads with bounds: lanes outside the tensor take a given value instead. A run that is inside as a
+// whole is read in place. Of any other run, the inside lanes are copied into a buffer that has the
+// given value elsewhere. Loops over lanes then have no conditions, which would stop the vectoriser.
 #pragma once
 
 #include "host/loops.hpp"
 
 namespace fw {
 
-// Inside where 0 <= at + kStep * v < size, in lane v.
+// Lane v is inside where 0 <= at + kStep * v < size.
 template <int kStep, typename I>
 struct Bound {
   I at, size;
-  // The lanes from `first` to `last` that lie inside.
+  // Narrows [first, last) to the lanes that are inside.
   FW_FN void narrow(int64_t& first, int64_t& last) const {
     if constexpr (kStep == 0) {
       if (!inside<I>(at, size)) last = 0;
@@ -26,15 +26,15 @@ FW_FN Bound<kStep, I> bound(I at, I size) {
   return {at, size};
 }
 
-// A thread's own run of lanes for each guarded load of a kernel.
+// A buffer for one run of lanes, for each thread and each guarded load of a kernel.
 template <class T, int kSlot>
 inline T* run_memory() {
   static thread_local T memory[kLongestRun];
   return memory;
 }
 template <class T, int kSlot>
-__attribute__((noinline)) T* copied_run(
-    const T* from, int64_t stride, T outside, int64_t first, int64_t last, int64_t lanes) {
+__attribute__((noinline)) T* copied_run(const T* from, int64_t stride, T outside, int64_t first,
+                                        int64_t last, int64_t lanes) {
   T* const to = run_memory<T, kSlot>();
   first = std::min(first, lanes);
   last = std::max(first, last);

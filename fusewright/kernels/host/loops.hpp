@@ -1,6 +1,6 @@
-// The host's drivers: OpenMP over rows, tiles or chunks, and loops over lanes that g++ turns into
-// vector code. A lane reads and writes memory directly, so a run of lanes costs no copies. How work
-// is cut never depends on the number of threads: results repeat.
+// The host's drivers: OpenMP over rows, tiles or chunks, and loops over lanes that g++ vectorises.
+// A lane reads and writes memory directly, so a run of lanes costs no copies. How work is divided
+// never depends on the number of threads, so results are reproducible.
 #pragma once
 
 #include "scalar/accumulators.hpp"
@@ -13,7 +13,7 @@
 
 namespace fw {
 
-constexpr int64_t kGrain = 32768;  // elements below which threads cost more than they bring
+constexpr int64_t kGrain = 32768;  // with fewer elements, threads cost more than they save
 constexpr int kLongestRun = 1024;
 
 template <class T, int V>
@@ -33,7 +33,7 @@ struct Same {
   FW_FN T operator[](int) const { return one; }
 };
 template <class T, int V>
-struct Turned : TurnedLanes<T> {
+struct TransposedRun : TransposedLanes<T> {
   FW_FN void widen(float* to, int n) const { fw::widen(this->from, to, n); }
 };
 template <class T, int V>
@@ -50,7 +50,7 @@ struct Strided {
   FW_FN T operator[](int v) const { return from[v * stride]; }
 };
 
-// Where an output that nobody wants goes: a branch per lane would stop the vectoriser.
+// Memory for outputs that are not wanted: a branch per lane would stop the vectoriser.
 template <class T>
 inline T* nowhere() {
   static thread_local T memory[kLongestRun];
@@ -83,7 +83,8 @@ struct StridedOut {
   FW_FN void write() const {}
 };
 
-// Runs task(0..tasks) on up to `threads` threads; `work` elements in all decide whether to share.
+// Runs task(0) to task(tasks - 1) on up to `threads` threads, or on one if there are few elements
+// (`work`).
 template <class Task>
 void parallel(int64_t tasks, int64_t work, int threads, const Task& task) {
   if (threads <= 1 || tasks <= 1 || work < kGrain) {
@@ -96,7 +97,8 @@ void parallel(int64_t tasks, int64_t work, int threads, const Task& task) {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Runs of lanes, in order of memory; a task is some of them, so that few divisions are made.
+// Runs of lanes in the order of memory. A task takes several of them, so that few divisions are
+// needed.
 template <class Body>
 void pointwise_runs(const Body& body, int64_t first, int64_t last) {
   const int64_t lanes = body.lane_extent();
@@ -106,8 +108,8 @@ void pointwise_runs(const Body& body, int64_t first, int64_t last) {
     const int n = static_cast<int>(std::min<int64_t>(lanes - l, Body::kRun));
     typename Body::template Elem<1> elem;
     body.load(elem, q, l);
-    // Short runs are taken in several loops, which are faster where their length is known (gelu of
-    // 1 M float16 on one thread: 375 instead of 435 us).
+    // Short runs are processed by several loops, which are faster with a constant length (gelu of 1
+    // M float16 values on one thread: 375 us instead of 435).
     if (Body::kRun < kLongestRun && n == Body::kRun) {
       body.visit(elem, q, l, Body::kRun);
     } else {
@@ -118,20 +120,20 @@ void pointwise_runs(const Body& body, int64_t first, int64_t last) {
   }
 }
 
-// Strided lanes: square tiles, so that a line of memory is met again while it is in cache.
+// Strided lanes: square tiles, so that a cache line is used again while it is in cache.
 template <class Body>
 void pointwise_tile(const Body& body, int64_t tile) {
   const int64_t lanes = body.lane_extent(), across = ceil_div(lanes, kTile);
   const int64_t l = tile % across * kTile, first = tile / across * kTile;
   const int64_t last = std::min<int64_t>(body.rest_extent(), first + kTile);
   const int n = static_cast<int>(std::min<int64_t>(lanes - l, kTile));
-  constexpr int kRows = Body::kTurned > 0 ? kTurnedRows : 1;
-  alignas(64) char memory[Body::kTurned * kTurnedBytes + 1];
+  constexpr int kRows = Body::kTransposed > 0 ? kTransposedRows : 1;
+  alignas(64) char memory[Body::kTransposed * kTransposedBytes + 1];
   for (int64_t q = first; q < last; q += kRows) {
     const int rows = static_cast<int>(std::min<int64_t>(last - q, kRows));
     typename Body::template Elem<1> elem[kRows];
     for (int j = 0; j < rows; ++j) body.load(elem[j], q + j, l);
-    if constexpr (Body::kTurned > 0) body.turn(elem, rows, n, memory);
+    if constexpr (Body::kTransposed > 0) body.transpose_tile(elem, rows, n, memory);
     for (int j = 0; j < rows; ++j) body.visit(elem[j], q + j, l, n);
   }
 }
@@ -154,7 +156,8 @@ int pointwise(const Body& body, int threads) {
 }
 
 // One sweep over the runs [first, last) of a row, V lanes at a time. The short run at the end of
-// the lane axis has accumulators of its own: within one, all lanes have seen equally many elements.
+// the lane axis has its own accumulators: all lanes of one must have seen the same number of
+// elements.
 template <int V, int kPhase, bool kTail, class Body, class Row>
 FW_FN auto row_runs(const Body& body, const Row& row, int64_t first, int64_t last) {
   const int64_t lanes = body.lane_extent();
@@ -203,9 +206,10 @@ void begin_at(const Body& body, Row& row, int64_t p) {
   body.begin(row, Body::kOuterRest ? p / lanes : 0, Body::kOuterRest ? p % lanes : p, 1);
 }
 
-// Joins the partial results [splits][outer] in order and finishes each row. Some rows side by side:
-// one row's parts may lie a power of two apart, and a cache has few places for those (columns of
-// 1024 floats, one thread: 1.07-1.09 instead of 1.09-1.12 of eager's time).
+// Joins the partial results [splits][outer] in order and finishes each row. It takes 64
+// neighbouring rows at once: the parts of one row may be a power of two apart in memory, and then
+// they share few cache sets (columns of 1024 floats, one thread: 1.07 to 1.09 of eager's time
+// instead of 1.09 to 1.12).
 template <class Body, class Part>
 void combine(const Body& body, const Part* parts, int splits, int threads) {
   constexpr int kBeside = 64;
@@ -227,7 +231,8 @@ void combine(const Body& body, const Part* parts, int splits, int threads) {
   });
 }
 
-// A thread's own memory for what several sweeps over a row need; it grows to the longest row.
+// Memory of each thread for values that several sweeps over a row read; it grows to the longest
+// row.
 inline char* kept(int64_t bytes) {
   static thread_local std::vector<char> memory;
   if (static_cast<int64_t>(memory.size()) < bytes) memory.resize(bytes);
@@ -261,7 +266,7 @@ int row(const Body& body, int splits, void* workspace, int threads) {
   return 0;
 }
 
-// Rows from which on sums of columns take them two at a time.
+// From this many rows on, sums of columns take two rows at a time.
 constexpr int kManyRows = 64;
 
 // Tiles of up to V columns; the inner extent is cut into `splits` parts.
@@ -284,7 +289,7 @@ int column(const Body& body, int splits, void* workspace, int threads) {
     auto acc = body.template accumulators<V>(Phase<0>{});
     const int64_t last = std::min(inner, (split + 1) * per_split);
     int64_t r = split * per_split;
-    // A few rows are often the parts of a sum that cancel: those are added exactly.
+    // A few rows are often terms of a sum that cancel: they are added one by one, exactly.
     if constexpr (Body::kByTwo) {
       for (; inner >= kManyRows && r + 1 < last; r += 2) {
         typename Body::template Elem<V> elem, next;

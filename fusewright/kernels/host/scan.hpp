@@ -1,5 +1,5 @@
-// The host's scans: rows side by side on threads, each walked from one end to the other; or tiles
-// of columns, walked down together.
+// The host's scans: threads share the rows and scan each from one end to the other, or they share
+// tiles of columns and scan the columns of a tile together.
 #pragma once
 
 #include "host/loops.hpp"
@@ -7,13 +7,13 @@
 
 namespace fw {
 
-// V neighbouring elements: what is scanned, then what has come of it.
+// V neighbouring elements: first the inputs of the scan, then its results.
 template <class Rule, int V>
 struct Scanned {
   typename Rule::Value at[V];
 };
 
-// What has been joined so far: along the lanes, or in each of them.
+// The running values: one along the lanes, or one for each lane.
 template <class Rule, int V>
 struct Carry {
   using State = typename Rule::State;
@@ -26,8 +26,8 @@ struct Carry {
     using Value = typename Rule::Value;
     State state = at[0];
     int w = 0;
-    // Four are joined before they wait for what comes before them: additions take turns otherwise.
-    // Not so doubles, which could overflow on the way.
+    // Four elements are joined before they wait for the running value: otherwise every addition
+    // would wait for the one before. Not doubles, which could overflow on the way.
     for (; !std::is_same_v<Value, double> && w + 4 <= n; w += 4) {
       const int first = kBackward ? n - 1 - w : w;
       constexpr int kStep = kBackward ? -1 : 1;
@@ -79,7 +79,7 @@ int scan(const Body& body, int threads) {
     for (int64_t at = 0; at < runs; ++at) {
       const int64_t run = Body::kBackward ? runs - 1 - at : at;
       const int64_t q = run / each, l = run % each * V;
-      // Loops whose length is known are faster.
+      // Loops with a constant length are faster.
       if (lanes - l >= V) {
         scan_run<V>(body, row, carry, q, l, V);
       } else {

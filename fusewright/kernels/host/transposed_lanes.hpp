@@ -1,6 +1,7 @@
-// Strided lanes that lie side by side along the rows of a tile: they are read that way, some rows
-// at once, and turned in memory of the tile's own. Where rows are a power of two apart, a line that
-// is read an element at a time is gone from the cache before its next one.
+// Strided lanes that are contiguous along the rows of a tile. They are read in that direction, some
+// rows at once, and transposed in the tile's own memory. Where rows are a power of two apart in
+// memory, a cache line that is read one element at a time would be evicted before its next element
+// is read.
 #pragma once
 
 #include "scalar/types.hpp"
@@ -8,10 +9,10 @@
 namespace fw {
 
 constexpr int kTile = 64;  // the edge of a tile
-constexpr int kTurnedRows = 16;
-constexpr int kTurnedBytes = kTurnedRows * kTile * 8;
+constexpr int kTransposedRows = 16;
+constexpr int kTransposedBytes = kTransposedRows * kTile * 8;
 template <class T>
-struct TurnedLanes {
+struct TransposedLanes {
   const T* from;
   int64_t stride;
   FW_FN void read(const T* at, int64_t step) {
@@ -23,7 +24,7 @@ struct TurnedLanes {
 
 #if defined(__AVX512F__) && !defined(__clang__)
 using Sixteen = uint32_t __attribute__((vector_size(64)));
-// Halves of two vectors change places, then quarters within them, and so on.
+// Exchanges halves of two vectors, then quarters within them, and so on.
 template <int kStep>
 FW_FN void exchange(Sixteen (&row)[16]) {
   Sixteen low, high;
@@ -39,7 +40,7 @@ FW_FN void exchange(Sixteen (&row)[16]) {
     row[i + kStep] = __builtin_shuffle(a, b, high);
   }
 }
-FW_FN void turn_square(const void* from, int64_t stride_bytes, void* to, int64_t step_bytes) {
+FW_FN void transpose_square(const void* from, int64_t stride_bytes, void* to, int64_t step_bytes) {
   Sixteen row[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i)
@@ -54,20 +55,21 @@ FW_FN void turn_square(const void* from, int64_t stride_bytes, void* to, int64_t
 }
 #endif
 
-// Fills `memory`, kTile apart, with the first n lanes of some rows and lets the elements read them.
+// Copies the first n lanes of some rows to `memory`, with rows kTile elements apart, and lets the
+// elements read them there.
 template <class Elem, class Field>
-FW_FN void turn(Elem* elems, Field Elem::*field, int rows, int n, char* memory) {
+FW_FN void transpose_tile(Elem* elems, Field Elem::* field, int rows, int n, char* memory) {
   using T = std::remove_const_t<std::remove_pointer_t<decltype(Field::from)>>;
   T* to = reinterpret_cast<T*>(memory);
   const T* from = (elems[0].*field).from;
   const int64_t stride = (elems[0].*field).stride;
-  bool beside = rows == kTurnedRows;
+  bool beside = rows == kTransposedRows;
   for (int j = 1; j < rows; ++j) beside &= (elems[j].*field).from == from + j;
   int v = 0;
 #if defined(__AVX512F__) && !defined(__clang__)
   if constexpr (sizeof(T) == 4) {
     for (; beside && v + 16 <= n; v += 16)
-      turn_square(from + v * stride, stride * 4, to + v, kTile * 4);
+      transpose_square(from + v * stride, stride * 4, to + v, kTile * 4);
   }
 #endif
   for (; v < n; ++v)

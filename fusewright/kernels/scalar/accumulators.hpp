@@ -1,5 +1,6 @@
-// Running reductions, V lanes wide. Lanes are combined in a fixed order, so results repeat.
-// `Wide` is what a sum runs in: double on the host, the type itself on the GPU.
+// Running reductions over V lanes. Lanes are combined in a fixed order, so results are
+// reproducible. `Wide` is the type in which sums accumulate: double for floats on the host, the
+// type itself on the GPU.
 #pragma once
 
 #include "scalar/operators.hpp"
@@ -16,15 +17,15 @@ using EightFloats = float __attribute__((vector_size(32)));
 using EightDoubles = double __attribute__((vector_size(64)));
 FW_FN EightDoubles wide(EightFloats x) {
 #if defined(__AVX512F__)
-  return __builtin_ia32_cvtps2pd512_mask(x, EightDoubles{}, -1, 4);  // g++ 12 would make two of it
+  return __builtin_ia32_cvtps2pd512_mask(x, EightDoubles{}, -1, 4);  // g++ 12 would use two
 #else
   return __builtin_convertvector(x, EightDoubles);
 #endif
 }
 #endif
 
-// Variables, not functions: device code may read a constexpr value of the standard library but
-// not call for it.
+// Variables rather than functions: device code may read a constexpr value of the standard library,
+// but may not call its functions.
 template <class T>
 constexpr T kLowest =
     kIsFloat<T> ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::lowest();
@@ -34,7 +35,7 @@ constexpr T kHighest =
 template <class T>
 constexpr T kQuietNan = std::numeric_limits<T>::quiet_NaN();
 
-// What most rules share: a state that is a number, made from a value and read as one.
+// The common base of most rules: the state is one number, to which and from which values are cast.
 template <class T, class S>
 struct PlainRule {
   using State = S;
@@ -45,7 +46,8 @@ struct PlainRule {
   FW_FN static T result(State state) { return fw::cast<T>(state); }
 };
 
-// One reduction: its state type, its identity, and how two states join. T is what is reduced.
+// A rule describes one reduction: the type of its state, its identity, and how two states are
+// joined. T is the type of the elements.
 template <class T>
 struct SumRule : PlainRule<T, Wide<T>> {
   using State = Wide<T>;
@@ -53,8 +55,9 @@ struct SumRule : PlainRule<T, Wide<T>> {
   FW_FN static State join(State a, State b) { return fw::add(a, b); }
 };
 #if defined(__CUDACC__)
-// A float sum beside the sum of what its additions rounded away (Knuth's two-sum): a long run of
-// equal terms loses a bit with every doubling otherwise. The plain sum alone decides about inf.
+// A float sum with the sum of its rounding errors (Knuth's two-sum). A plain sum of many equal
+// terms loses a bit each time their number doubles. The plain sum alone decides whether the result
+// is infinite.
 struct Compensated {
   float sum, error;
 };
@@ -113,7 +116,7 @@ struct AllRule : PlainRule<T, bool> {
   FW_FN static State join(State a, State b) { return a & b; }
 };
 
-// Joins an array by halves: short chains, which vectorise, in a fixed order.
+// Joins an array as a binary tree: short dependency chains, which vectorise, in a fixed order.
 template <class Rule, int kN, class State>
 FW_FN State halved(State* state) {
   if constexpr (kN > 1) {
@@ -124,7 +127,7 @@ FW_FN State halved(State* state) {
   return state[0];
 }
 
-// A float sum that loses what it rounds away.
+// A float sum without correction.
 struct PlainSum {
   FW_FN static float join(float a, float b) { return a + b; }
 };
@@ -136,8 +139,8 @@ struct Running {
 
   FW_FN Running() {
 #if !defined(__CUDACC__)
-    // Unrolled, since g++ makes `rep stos` of the loop: 30 ns, a third of what the sum of 1024
-    // floats takes.
+    // Unrolled: g++ would turn the loop into `rep stos`, which takes 30 ns, a third of the time for
+    // the sum of 1024 floats.
 #pragma GCC unroll 64
 #endif
     for (int v = 0; v < V; ++v) state[v] = Rule<T>::identity();
@@ -147,21 +150,23 @@ struct Running {
     state[v] = Rule<T>::join(state[v], Rule<T>::of(x));
   }
 #if !defined(__CUDACC__)
-  // The same for the first n lanes, from memory: eight floats at once, since g++ 12 reads sixteen
-  // and takes them apart again.
+  // The same for the first n lanes, from memory. Eight floats at once: by itself g++ 12 reads
+  // sixteen and takes them apart again.
   FW_FN void add_run(const float* x, int n) {
     int v = 0;
     for (; v + 8 <= n; v += 8) add_eight(v, floats_at(x + v));
     for (; v < n; ++v) add(v, x[v]);
   }
-  // The same for two numbers a lane, added as floats before they go wide: conversions bound sums of
-  // what is in cache. That rounds once; a sum of floats rounds as often as numbers follow.
+  // The same for two values per lane, which are added as floats before they are converted to
+  // double: conversions limit the speed of sums over data in cache. This rounds once; a sum in
+  // float rounds with every addition.
   FW_FN void add_two(const float* x, const float* y, int n) {
     int v = 0;
     for (; v + 8 <= n; v += 8) add_eight(v, floats_at(x + v) + floats_at(y + v));
     for (; v < n; ++v) add(v, x[v] + y[v]);
   }
-  // A run for lanes that are one in the end (1 M floats by rows, two threads: 52 instead of 75 us).
+  // A run of lanes that are joined into one at the end: the two halves of the run are added first
+  // (1 M floats by rows, two threads: 52 us instead of 75).
   FW_FN void add_pairs(const float* x, int n) {
     if (n < V || V % 16 != 0) {
       add_run(x, n);
@@ -183,8 +188,9 @@ struct Running {
     std::memcpy(state + v, &sum, sizeof sum);
   }
 #endif
-  // The lanes of one row's vector, added by halves before the running sum takes them: that loses
-  // little beside the lanes themselves, and each step of the running sum is seven additions.
+  // The lanes of one row's vector are added as a binary tree, and the running sum takes the total.
+  // These few plain additions lose little precision, and each step of the running sum is seven
+  // additions.
   template <int kLanes>
   FW_FN void add_all(float (&x)[kLanes]) {
     add(0, halved<PlainSum, kLanes>(x));
@@ -197,7 +203,7 @@ struct Running {
     one.state[0] = state[v];
     return one;
   }
-  // All lanes as one; those that saw nothing hold the identity.
+  // All lanes joined into one; lanes without elements hold the identity.
   FW_FN Running<Rule, T, 1> folded(int) const {
     Running lanes = *this;
     Running<Rule, T, 1> one;
@@ -220,8 +226,8 @@ using Any = Running<AnyRule, T, V>;
 template <class T, int V>
 using All = Running<AllRule, T, V>;
 
-// Mean and sum of squared deviations. All lanes see the same count, so `step` pays one division
-// for V of them; `combine` is Chan's formula, which holds for an empty side too.
+// Mean and sum of squared deviations. All lanes have the same count, so `step` needs one division
+// for V lanes. `combine` is Chan's formula, which also holds when one side is empty.
 template <class T, int V>
 struct Welford {
   using State = Wide<T>;
@@ -241,8 +247,9 @@ struct Welford {
     center[v] += delta * share;
     spread[v] += delta * (static_cast<State>(x) - center[v]);
   }
-  // The lanes of one row's vector, their own mean first: half as many instructions as one by one,
-  // and no lanes to join in the end. Shares are summed, since a sum may exceed all numbers.
+  // Takes the lanes of one row's vector together, with their own mean first: half as many
+  // instructions as one by one, and no lanes to join at the end. The mean is a sum of x / kLanes,
+  // since the sum of x could overflow.
   template <int kLanes>
   FW_FN void add_all(const T (&x)[kLanes]) {
     constexpr State kShare = State(1) / kLanes;
@@ -254,7 +261,8 @@ struct Welford {
     count += State(kLanes);
     share = quick_div(State(kLanes), count);
     center[0] = fused(delta, share, center[0]);
-    // Not delta * delta, which is infinite where equal numbers are large: nothing is before them.
+    // Not delta * delta * (share * before): for large equal values delta * delta is infinite, and
+    // times 0, for the first vector, it would give NaN.
     spread[0] += fused(delta * share * before, delta, squares);
   }
   FW_FN static float fused(float a, float b, float c) { return ::fmaf(a, b, c); }
@@ -264,7 +272,7 @@ struct Welford {
     const State weight = total > State(0) ? quick_div(other.count, total) : State(0);
     for (int v = 0; v < V; ++v) {
       const State delta = other.center[v] - center[v];
-      // An empty side holds zeros, and a weight of 0 or 1: its center must not leak inf * 0.
+      // An empty side holds zeros and has a weight of 0 or 1. Its center must not enter as inf * 0.
       center[v] = count > State(0) ? center[v] + (other.count > State(0) ? delta * weight : 0)
                                    : other.center[v];
       spread[v] += other.spread[v] +
@@ -291,8 +299,9 @@ struct Welford {
 };
 
 #if !defined(__CUDACC__)
-// On the host floats need no running mean: sums of x - shift and of its square in double lose at
-// most a factor n of 2^-53, since the shift is one of the numbers, and no division waits for one.
+// On the host, floats need no running mean. Sums of x - shift and of its square in double lose at
+// most a factor n of 2^-53, because the shift is one of the elements, and no step waits for a
+// division.
 template <int V>
 struct Welford<float, V> {
   double count;
@@ -305,8 +314,9 @@ struct Welford<float, V> {
   template <class X>
   FW_FN void add(int v, X x) {
     const double wide = static_cast<double>(x);
-    // The first finite number of a lane; an infinite one must not make NaN of a mean. All lanes
-    // share the test, so that later loops go without it (layer norm: 1.2 to 1.0 times eager).
+    // The shift is the first element of a lane, or 0 if it is infinite, which would make the mean
+    // NaN. All lanes share the test, so later loops run without it (layer norm: 1.0 times eager's
+    // time instead of 1.2).
     if (count == 1) shift[v] = wide - wide == 0 ? wide : 0;
     const double delta = wide - shift[v];
     sum[v] += delta;
@@ -335,14 +345,14 @@ struct Welford<float, V> {
     one.squares[0] = spread(v);
     return one;
   }
-  // The first n lanes as one: they have seen equally many numbers, the others none.
+  // The first n lanes joined into one. They have seen the same number of elements, the others none.
   FW_FN Welford<float, 1> folded(int n) const {
     Welford<float, 1> one;
     if (!(count > 0)) return one;
     const double share = 1 / count;
     double means[V], deviations[V];
     for (int v = 0; v < V; ++v) means[v] = shift[v] + sum[v] * share;
-    const double whole = halved<SumRule<double>, V>(means) / n;  // which overwrites them
+    const double whole = halved<SumRule<double>, V>(means) / n;  // overwrites means
     for (int v = 0; v < V; ++v) {
       const double inner = squares[v] - sum[v] * (sum[v] * share);
       const double delta = shift[v] + sum[v] * share - whole;
@@ -354,7 +364,8 @@ struct Welford<float, V> {
     one.squares[0] = halved<SumRule<double>, V>(deviations);
     return one;
   }
-  // Chan's formula on lanes that hold a mean and its deviations, as `lane` and `folded` leave them.
+  // Chan's formula, for lanes that hold a mean and squared deviations, as `lane` and `folded`
+  // return them.
   FW_FN void combine(const Welford& other) {
     const double all = count + other.count;
     for (int v = 0; v < V; ++v) {

@@ -10,10 +10,11 @@ FW_FN float erf(float x) { return ::erff(x); }
 FW_FN double erf(double x) { return ::erf(x); }
 #elif defined(FW_VECTORS)
 
-// A column for each part of the numbers from 0 to where erf is 1: a place c in its middle where
-// erf is all but a number of the type, erf(c), and (erf(c + t) - erf(c)) / t - 1 as a polynomial. The
-// last column's place is where arguments are cut, so that erf of all beyond is 1 and nothing less:
-// gelu takes the rest times x.
+// The range from 0 to where erf is 1 is cut into pieces, one table column each: a point c near its
+// middle at which erf is very close to a value of the type, erf(c), and the coefficients of (erf(c
+// + t) - erf(c)) / t - 1 as a polynomial in t. The point of the last column is where arguments are
+// clamped, so that erf is exactly 1 from there on: gelu multiplies x by 1 - erf.
+// clang-format off
 alignas(kVectorBytes) constexpr float kErfPieces32[7][32] = {
     {0.0f, 1.2750244e-01f, 2.5238037e-01f, 3.703003e-01f, 4.961548e-01f, 6.2945557e-01f,
      7.492676e-01f, 8.723755e-01f, 9.976196e-01f, 1.1199341f, 1.2544556f, 1.3690186f, 1.4978027f,
@@ -129,6 +130,7 @@ alignas(kVectorBytes) constexpr double kErfPieces64[15][16] = {
      -0.9999144757396695, -0.999993116986237, -0.9999995876384346, -0.9999999816487912,
      -0.9999999993927845, -0.9999999999851147, -0.9999999999997274, -0.9999999999999996},
 };
+// clang-format on
 
 FW_FN Singles erf(Singles x) {
   const Singles a = at_most(magnitude_of(x), 3.93f);
@@ -151,15 +153,14 @@ FW_LANES_OF(erf, double, Doubles)
 
 #else
 
-// x + x * P(x^2 - 9/8) up to 3/2, then a polynomial around the place near 11/4 where erf is all but
-// a float. From 4 on the float is 1. NaN, cut away there, comes back by the other arm.
+// x + x * P(x^2 - 9/8) up to 3/2, then a polynomial around a point near 11/4 at which erf is very
+// close to a float. From 4 on the result is 1. The clamp loses NaN, which the other branch keeps.
 FW_FN float erf(float x) {
   const float a = abs(x);
-  const float p =
-      horner(mad(x, x, -1.125f), 6.780129524486256e-07f, -5.689178124157479e-06f,
-             4.569477459881455e-05f, -0.0003337914531584829f, 0.0021134638227522373f,
-             -0.011439234018325806f, 0.05207602307200432f, -0.20022448897361755f,
-             -0.1831638216972351f);
+  const float p = horner(mad(x, x, -1.125f), 6.780129524486256e-07f, -5.689178124157479e-06f,
+                         4.569477459881455e-05f, -0.0003337914531584829f, 0.0021134638227522373f,
+                         -0.011439234018325806f, 0.05207602307200432f, -0.20022448897361755f,
+                         -0.1831638216972351f);
   const float large =
       horner(cut_above(a, 4.0f) - 2.7500157356262207f, -4.335629455454182e-06f,
              -3.30090438183106e-06f, 6.097621735534631e-05f, -9.46016371017322e-05f,
@@ -170,23 +171,21 @@ FW_FN float erf(float x) {
 }
 FW_FN double erf(double x) {
   const double a = abs(x);
-  const double small =
-      mad(horner(x * x, 5.957176147748911e-11, -1.1372848856791674e-09, 1.4659775274047436e-08,
-                 -1.6350312701054695e-07, 1.6461000484121368e-06, -1.4925595266831182e-05,
-                 0.0001205533111164271, -0.000854832698083379, 0.0052239776248180145,
-                 -0.026866170645076792, 0.11283791670954879, -0.3761263890318375,
-                 0.1283791670955126),
-          x, x);
+  const double small = mad(
+      horner(x * x, 5.957176147748911e-11, -1.1372848856791674e-09, 1.4659775274047436e-08,
+             -1.6350312701054695e-07, 1.6461000484121368e-06, -1.4925595266831182e-05,
+             0.0001205533111164271, -0.000854832698083379, 0.0052239776248180145,
+             -0.026866170645076792, 0.11283791670954879, -0.3761263890318375, 0.1283791670955126),
+      x, x);
   const double b = (a > 6.0 ? 6.0 : a) - 3.5;
-  const double g =
-      horner(b, 5.038175090820216e-18, -3.169997093543526e-17, -1.8647709480120564e-17,
-             4.137506353844001e-16, -5.507869202468303e-16, 5.252994671634073e-15,
-             -6.703248087615219e-14, 4.1568031971878565e-13, -2.0554075993038623e-12,
-             9.09456815352739e-12, -3.065185473437961e-11, 2.5027567470717578e-11,
-             7.74894938262315e-10, -9.532060947155006e-09, 8.069303240006965e-08,
-             -5.856139032767791e-07, 3.889557155325179e-06, -2.4386373823313104e-05,
-             0.00014729777489954873, -0.000873687323545211, 0.005225658221939981,
-             0.9667530547422176, 7.266099588365191, 14.112437402148174);
+  const double g = horner(b, 5.038175090820216e-18, -3.169997093543526e-17, -1.8647709480120564e-17,
+                          4.137506353844001e-16, -5.507869202468303e-16, 5.252994671634073e-15,
+                          -6.703248087615219e-14, 4.1568031971878565e-13, -2.0554075993038623e-12,
+                          9.09456815352739e-12, -3.065185473437961e-11, 2.5027567470717578e-11,
+                          7.74894938262315e-10, -9.532060947155006e-09, 8.069303240006965e-08,
+                          -5.856139032767791e-07, 3.889557155325179e-06, -2.4386373823313104e-05,
+                          0.00014729777489954873, -0.000873687323545211, 0.005225658221939981,
+                          0.9667530547422176, 7.266099588365191, 14.112437402148174);
   const double large = copysign(1.0 - plain_exp(-g), x);
   return a < 1.0 ? small : large;
 }

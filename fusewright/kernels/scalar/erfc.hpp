@@ -10,12 +10,13 @@ FW_FN float erfc(float x) { return ::erfcf(x); }
 FW_FN double erfc(double x) { return ::erfc(x); }
 #elif defined(FW_VECTORS)
 
-// e^(-a^2) as (high + low) * 2^n, by the whole part of n; the square's own rounding is in `low`.
+// e^(-a^2) as (high + low) * 2^floor(n); `low` includes the rounding error of a^2.
 template <class V>
 struct Bell {
   V high, low, n;
 };
-// 2^(j/32), and what that rounds away.
+// 2^(j/32), and its rounding error.
+// clang-format off
 alignas(kVectorBytes) constexpr float kSingleRoots[2][32] = {
     {1.0f, 1.0218972f, 1.0442737f, 1.0671405f, 1.0905077f, 1.1143868f, 1.1387886f, 1.1637249f,
      1.1892071f, 1.2152474f, 1.2418578f, 1.269051f, 1.2968396f, 1.3252367f, 1.3542556f, 1.38391f,
@@ -29,6 +30,7 @@ alignas(kVectorBytes) constexpr float kSingleRoots[2][32] = {
      9.836217e-09f, -5.124972e-08f, -2.4755327e-08f, -4.8496176e-08f, -9.23577e-09f,
      -1.1415045e-08f, -1.1239278e-08f, -4.6630056e-08f, 9.845328e-09f, -1.7021804e-08f},
 };
+// clang-format on
 constexpr float kThirtySeconds = kRounder / 32;
 FW_FN Bell<Singles> bell(Singles a) {
   const Singles square = a * a;
@@ -49,7 +51,7 @@ FW_FN Bell<Doubles> bell(Doubles a) {
   const Doubles root = entry(kRoots[0], raw(rounder));
   return {root, mad(root, tiny_expm1(r), entry(kRoots[1], raw(rounder))), n};
 }
-// 2 - y where x is below 0, in one instruction: g++ makes two of it.
+// 2 - y where x < 0, in one instruction; g++ would use two.
 constexpr int kBelow = 1;
 FW_FN Singles two_less_below(Singles x, Singles y) {
   const auto below = __builtin_ia32_cmpps512_mask(x, Singles{}, kBelow, -1, kAsRounded);
@@ -59,7 +61,7 @@ FW_FN Doubles two_less_below(Doubles x, Doubles y) {
   const auto below = __builtin_ia32_cmppd512_mask(x, Doubles{}, kBelow, -1, kAsRounded);
   return __builtin_ia32_subpd512_mask(all<Doubles>(2.0), y, y, below, kAsRounded);
 }
-// (high + low) * (q + q_low) * 2^n, or 2 less it where x is below 0.
+// (high + low) * (q + q_low) * 2^floor(n), or 2 minus that where x < 0.
 template <class V>
 FW_FN V bell_times(V x, const Bell<V>& e, V q, V q_low) {
   const V first = e.high * q;
@@ -67,9 +69,10 @@ FW_FN V bell_times(V x, const Bell<V>& e, V q, V q_low) {
   return two_less_below(x, times_power(first + rest, e.n));
 }
 
-// A column for each part of the numbers a from 0 on, eight from one power of two of a + 1 to the
-// next: a place c in its middle where f(a) = e^(a^2) erfc(a) is all but a float, f(c), and
-// (f(c + t) - f(c)) / t as a polynomial.
+// The range a >= 0 is cut into pieces, eight per octave of a + 1, one table column each: a point c
+// near its middle at which f(a) = e^(a^2) erfc(a) is very close to a float, f(c), and the
+// coefficients of (f(c + t) - f(c)) / t as a polynomial in t.
+// clang-format off
 alignas(kVectorBytes) constexpr float kErfcPieces[8][32] = {
     {1.1308594f, 1.3593445f, 1.6335449f, 1.9068909f, 2.1187744f, 2.3615112f, 2.5895386f,
      2.8626404f, 3.253418f, 3.760437f, 4.242676f, 4.777527f, 5.2338867f, 5.7261963f, 6.2781982f,
@@ -122,10 +125,12 @@ alignas(kVectorBytes) constexpr float kErfcPieces[8][32] = {
      -6.8682694e-01f, -5.509455e-01f, -4.639744e-01f, -3.8900167e-01f, -3.388779e-01f,
      -2.9629716e-01f},
 };
-// The same in double, by u = 1 / (a + kErfcShift): parts of equal length in u, and polynomials in
-// (a - c) * u. They are shorter by five coefficients than those in a - c.
+// clang-format on
+// The same in double, with pieces of equal length in u = 1 / (a + kErfcShift) and polynomials in (a
+// - c) * u, which have five coefficients fewer than polynomials in a - c.
 constexpr double kErfcShift = 4.265625;
 constexpr double kErfcScale = 78.87109375;
+// clang-format off
 alignas(kVectorBytes) constexpr double kErfcPieces64[11][16] = {
     {0.663543701171875, 0.3739480972290039, 0.1170663833618164, 21.99379825592041,
      15.457541465759277, 11.506918907165527, 8.880415916442871, 6.999724388122559,
@@ -172,9 +177,10 @@ alignas(kVectorBytes) constexpr double kErfcPieces64[11][16] = {
      -0.16997382723636228, -0.22827435395568182, -0.30623795898186884, -0.4123868655249278,
      -0.5582601391830119, -0.761037771727487, -1.0456673056592807, -1.4494402175110586},
 };
+// clang-format on
 
-// Arguments are cut where the result is 0 or 2: far below 0, what 2 is less by would be a denormal
-// number, which takes a hundred cycles.
+// Arguments are clamped to the range in which the result differs from 0 and 2. Far below 0, the
+// difference from 2 would be a denormal number, which takes a hundred cycles.
 FW_FN Singles erfc(Singles x) {
   const Singles a = magnitude_of(at_least(at_most(x, 10.2f), -4.0f));
   const Words piece = raw(a + 1.0f) >> 20;
@@ -203,8 +209,9 @@ FW_STEPS_OF(erfc, double, Doubles)
 #else
 
 FW_FN double erfc(double x) { return ::erfc(x); }
-// e^(-a^2) * P((a - 3) / (a + 3)) / (a + 3), all in double, where the square is exact. In float it
-// erred by 4.5 ulp, eager by 0.9, though it took 3/4 of the time in cache. Beyond 10.2 it is 0.
+// e^(-a^2) * P((a - 3) / (a + 3)) / (a + 3), all in double, where the square is exact. A version in
+// float was off by 4.5 ulp (eager: 0.9), though it took only 3/4 of the time in cache. Beyond 10.2
+// the result is 0.
 FW_FN float erfc(float x) {
   const double a = cut_above(abs(x), 10.2f);
   const double q = 1.0 / (a + 3.0);

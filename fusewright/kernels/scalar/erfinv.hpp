@@ -8,9 +8,10 @@ namespace fw {
 
 #if defined(FW_VECTORS)
 
-// erfinv(x) = x * f(w), w = -log(1 - x^2). A column for each part of the numbers w, eight from one
-// power of two of w + 1.25 to the next: a place c in its middle where f is all but a float, f(c),
-// and (f(c + t) - f(c)) / t as a polynomial.
+// erfinv(x) = x * f(w), w = -log(1 - x^2). The range of w is cut into pieces, eight per octave of w
+// + 1.25, one table column each: a point c near its middle at which f is very close to a float,
+// f(c), and the coefficients of (f(c + t) - f(c)) / t as a polynomial in t.
+// clang-format off
 alignas(kVectorBytes) constexpr float kErfinvPieces[6][32] = {
     {8.777771e-01f, 1.1220703f, 1.3730774f, 1.6234741f, 1.8692932f, 2.119873f, 2.372223f,
      2.6203003f, 3.0032043f, 3.5f, 3.9982605f, 4.4923096f, 5.0098267f, 5.511444f, 6.005768f,
@@ -47,7 +48,9 @@ alignas(kVectorBytes) constexpr float kErfinvPieces[6][32] = {
      1.4374037e-01f, 1.3838041e-01f, 1.3351616e-01f, 1.2720463e-01f, 0.0f, 2.3346238e-01f,
      2.3608409e-01f, 2.3850612e-01f, 2.407105e-01f, 2.4270913e-01f, 2.4450584e-01f},
 };
-// The same in double, four parts from one power of two of 0.7 w + 1.75 to the next.
+// clang-format on
+// The same in double, with four pieces per octave of 0.7 w + 1.75.
+// clang-format off
 alignas(kVectorBytes) constexpr double kErfinvPieces64[14][16] = {
     {0.714273316519601, 1.4285428183419364, 2.1428628649030412, 2.8571457181658064,
      3.928586687360491, 5.3571256910051614, 6.785692351205008, 8.214296204703194,
@@ -115,15 +118,16 @@ alignas(kVectorBytes) constexpr double kErfinvPieces64[14][16] = {
      0.15612596285192187, 0.13866735544145756, 0.12590876211041763, 0.11608531665468601,
      0.10484662222066815, 0.09390279445697265, 0.08615076717335864, 0.2320136665346545},
 };
+// clang-format on
 
-// Of -0, the sum would be 0.
+// The sum loses the sign of -0, so the sign is set again.
 template <class V>
 FW_FN V erfinv_sum(V x, V first, V rest) {
   const V y = from_raw<V>(raw(mad(x, first, x * rest)) | sign_of(x));
   return magnitude_of(x) == LaneOf<V>(1) ? x * std::numeric_limits<LaneOf<V>>::infinity() : y;
 }
 FW_FN Singles erfinv(Singles x) {
-  // Where w is large, its last bit moves f by half a bit: `low` is what w rounds away.
+  // For large w, its last bit changes f by half an ulp: `low` is the rounding error of w.
   const Logarithm y = log_parts(mad(-x, x, all<Singles>(1.0f)));
   const Singles w = -y.high - y.low, low = (-y.high - w) - y.low;
   const Words piece = raw(w + 1.25f) >> 20;
@@ -143,8 +147,9 @@ FW_LANES_OF(erfinv, double, Doubles)
 
 #else
 
-// Solves erf(y) = x: a closed first guess (relative error 2e-3), then Halley's steps, each of
-// which triples the digits. Near 1 the equation is solved for erfc, where 1 - |x| is exact.
+// Solves erf(y) = x: a first guess in closed form (relative error 2e-3), then Halley's steps, each
+// of which triples the correct digits. Near 1 the equation is solved for erfc, where 1 - |x| is
+// exact.
 FW_FN double erfinv(double x) {
 #if defined(__CUDA_ARCH__)
   return ::erfinv(x);
@@ -174,19 +179,18 @@ FW_FN float erfinv(float x) {
 #endif
 }
 #else
-// Branch-free: x times a polynomial in sqrt(4 - log(1 - x^2)), which is all but straight near 1; in
+// Branch-free: x times a polynomial in sqrt(4 - log(1 - x^2)), which is nearly linear near 1. In
 // double, where 1 - x^2 is exact. The fit's relative error is 2^-30.
 FW_FN float erfinv(float x) {
   const double wide = x;
   const double root = sqrt(4.0 - log(mad(-wide, wide, 1.0)));
   const double u = mad(root, 0.8090169943749473, -2.618033988749895);
-  const double p =
-      horner(u, -0.0007111201197638335, -0.0001622716392338784, 0.004493946917100756,
-             -0.0006161885374432085, -0.01210855566540835, 0.007413527879923306,
-             0.014968712189933495, -0.02218052263142767, 0.003362312115244308,
-             0.025344102822810424, -0.04018511107653631,
-             0.017939774190793224, 0.037986408063054825, -0.08600730828027241, 0.08142313611022466,
-             -0.013981670498317257, -0.10549401200682884, 1.54902899104115, 2.3792696437104457);
+  const double p = horner(
+      u, -0.0007111201197638335, -0.0001622716392338784, 0.004493946917100756,
+      -0.0006161885374432085, -0.01210855566540835, 0.007413527879923306, 0.014968712189933495,
+      -0.02218052263142767, 0.003362312115244308, 0.025344102822810424, -0.04018511107653631,
+      0.017939774190793224, 0.037986408063054825, -0.08600730828027241, 0.08142313611022466,
+      -0.013981670498317257, -0.10549401200682884, 1.54902899104115, 2.3792696437104457);
   return abs(x) == 1.0f ? x * kInf : static_cast<float>(wide * p);
 }
 FW_LANES_RUN(erfinv)

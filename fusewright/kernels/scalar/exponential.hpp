@@ -1,7 +1,7 @@
-// What the host's functions are built on: fused steps, polynomials, and e^x taken apart into a
-// power of two and a rest. Without branches or calls, so that g++ turns a loop over lanes into
-// vector code. A loop's time is the number of its vector operations (11 us each for 1 M floats,
-// measured with 512-bit vectors), so the forms here are chosen for few of them.
+// The basis of the host's math functions: fused multiply-add, polynomials, and e^x split into a
+// power of two and a remainder. There are no branches or calls, so g++ vectorises loops over lanes.
+// The time of such a loop is proportional to its vector operations (11 us each for 1 M floats,
+// measured with 512-bit vectors), so the forms here use few of them.
 #pragma once
 
 #include "scalar/operators.hpp"
@@ -42,17 +42,17 @@ constexpr float kLn2High = 0x1.62e4p-1f;  // few bits: k * kLn2High is exact
 constexpr float kLn2Low = 0x1.7f7d1cp-20f;
 constexpr double kLn2High64 = 6.93147180369123816490e-01;
 constexpr double kLn2Low64 = 1.90821492927058770002e-10;
-// Adding 1.5 * 2^23 rounds to a whole number and leaves it in the low bits, NaN or not.
+// Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits of the sum.
 constexpr float kRounder = 12582912.0f;
 constexpr double kRounder64 = 6755399441055744.0;
 
-// e^x = 2^k * (1 + rest); k lies in the low bits of `rounder`.
+// e^x = 2^k * (1 + rest); k is in the low bits of `rounder`.
 template <class T>
 struct Power {
   T rest, rounder;
 };
 
-// 2^(k + kMore); the sum must be a normal number's exponent.
+// 2^(k + kMore); k + kMore must be the exponent of a normal number.
 template <int kMore>
 FW_FN float two_to(float rounder) {
   return bits<float>((bits<uint32_t>(rounder) << 23) + (static_cast<uint32_t>(127 + kMore) << 23));
@@ -70,11 +70,10 @@ FW_FN float small_expm1(float r) {
   return mad(p, r * r, r);
 }
 FW_FN double small_expm1(double r) {
-  const double p =
-      horner(r, 2.09147553258932e-09, 2.5105312729622103e-08, 2.755727347871858e-07,
-             2.755725517000089e-06, 2.480158732567746e-05, 0.0001984126987500228,
-             0.0013888888888883711, 0.008333333333326084, 0.04166666666666667, 0.1666666666666667,
-             0.5);
+  const double p = horner(r, 2.09147553258932e-09, 2.5105312729622103e-08, 2.755727347871858e-07,
+                          2.755725517000089e-06, 2.480158732567746e-05, 0.0001984126987500228,
+                          0.0013888888888883711, 0.008333333333326084, 0.04166666666666667,
+                          0.1666666666666667, 0.5);
   return mad(p, r * r, r);
 }
 
@@ -99,9 +98,10 @@ FW_FN Power<T> power(T x) {
   return {small_expm1(b.r), b.rounder};
 }
 
-// An argument cut at a positive or a negative bound, beyond which the result is known; NaN is lost.
-// As unsigned numbers negative floats lie above the others, as signed ones below: one instruction,
-// where g++ 12 makes two or three of a comparison of floats.
+// Clamps an argument to a positive upper bound or a negative lower bound, beyond which the result
+// is known. NaN is lost. The bits are compared as integers: as signed integers negative floats are
+// below the others, as unsigned integers above. That is one instruction; for a comparison of floats
+// g++ 12 uses two or three.
 FW_FN float cut_above(float x, float most) {
   const int32_t raw = bits<int32_t>(x), high = bits<int32_t>(most);
   return bits<float>(raw < high ? raw : high);
@@ -119,8 +119,9 @@ FW_FN double cut_below(double x, double least) {
   return bits<double>(raw < low ? raw : low);
 }
 
-// y * 2^k for y in [1/2, 2), rounded once: the exponent is added to y's own, and what would leave
-// normal numbers below comes as a factor. Above the largest number the result has no meaning.
+// y * 2^k for y in [1/2, 2), rounded once: k is added to the exponent of y, and the part of k that
+// would make the number denormal is applied as a factor. If the result overflows, it has no
+// meaning.
 template <class T, class Signed, class Bits, int kMantissa>
 FW_FN T times_power_of(T y, Signed k, Signed least) {
   const Signed normal = k > least ? k : least;
@@ -136,14 +137,14 @@ FW_FN double times_power(double y, double rounder) {
                                                        bits<int64_t>(kRounder64) - 1021);
 }
 
-// e^x for x that neither overflow nor leave normal numbers.
+// e^x where the result is a normal number.
 template <class T>
 FW_FN T plain_exp(T x) {
   const Power<T> p = power(x);
   return (p.rest + T(1)) * two_to<0>(p.rounder);
 }
 
-// e^r for |r| <= ln2/2; one operation less than by small_expm1, and some digits.
+// e^r for |r| <= ln2/2: one operation less than by small_expm1, and less precise.
 FW_FN float small_exp(float r) {
   return horner(r, 0.0013821038883179426f, 0.00836867094039917f, 0.04166826233267784f,
                 0.1666652113199234f, 0.4999999403953552f, 1.0f, 1.0f);

@@ -1,4 +1,4 @@
-// Hyperbolic functions and their inverses, branch-free on the host; lgamma is libm's.
+// Hyperbolic functions and their inverses, branch-free on the host. lgamma is libm's.
 #pragma once
 
 #include "scalar/logarithm.hpp"
@@ -56,7 +56,7 @@ FW_FN T cosh(T x) {
 template <class T>
 constexpr T kSquaresEnd = sizeof(T) == 4 ? T(1e9) : T(1e18);
 
-// log(a + sqrt(a^2 + 1)) with nothing lost near 0; where squares grow too large, log(2a).
+// log(a + sqrt(a^2 + 1)) without cancellation near 0; log(2a) where squares become too large.
 template <class T>
 FW_FN T asinh(T x) {
   const T a = abs(x);
@@ -74,7 +74,7 @@ FW_FN T acosh(T x) {
   const T y = log1p(large ? x : u) + (large ? T(0.69314718055994530942) : T(0));
   return x < T(1) ? std::numeric_limits<T>::quiet_NaN() : y;
 }
-// A series below 1/2, where the quotient's rounding would be most of the error.
+// A series below 1/2, where the rounding of the quotient would be most of the error.
 FW_FN float atanh(float x) {
   const float a = abs(x), s = x * x;
   const float p = horner(s, 0.1763589233160019f, 0.05161825194954872f, 0.11816029995679855f,

@@ -1,5 +1,5 @@
-// The inverses of the circular functions, and the length of a pair. On the host they are
-// branch-free like the exponentials.
+// Inverse trigonometric functions, and hypot. On the host they are branch-free, as the exponentials
+// are.
 #pragma once
 
 #include "scalar/transcendental.hpp"
@@ -7,8 +7,8 @@
 namespace fw {
 
 #if defined(__CUDACC__)
-#define FW_LIBM2(NAME)                                              \
-  FW_FN float NAME(float a, float b) { return ::NAME##f(a, b); }    \
+#define FW_LIBM2(NAME)                                           \
+  FW_FN float NAME(float a, float b) { return ::NAME##f(a, b); } \
   FW_FN double NAME(double a, double b) { return ::NAME(a, b); }
 FW_LIBM1(asin)
 FW_LIBM1(acos)
@@ -67,11 +67,10 @@ FW_FN double acos(double x) { return host_acos(x, kHalfPi64, kHalfPiLow64); }
 // atan(t) for 0 <= t <= 1.
 FW_FN float small_atan(float t) {
   const float s = t * t;
-  const float p =
-      horner(s, 0.001488691894337535f, -0.00914462935179472f, 0.026305001229047775f,
-             -0.04896051436662674f, 0.07031914591789246f, -0.08931826800107956f,
-             0.11088261753320694f, -0.14284004271030426f, 0.19999949634075165f,
-             -0.3333333432674408f);
+  const float p = horner(s, 0.001488691894337535f, -0.00914462935179472f, 0.026305001229047775f,
+                         -0.04896051436662674f, 0.07031914591789246f, -0.08931826800107956f,
+                         0.11088261753320694f, -0.14284004271030426f, 0.19999949634075165f,
+                         -0.3333333432674408f);
   return mad(s * t, p, t);
 }
 // Beyond tan(pi/8): atan(t) = pi/4 + atan((t - 1) / (t + 1)).
@@ -81,9 +80,8 @@ FW_FN double small_atan(double t) {
   const double s = u * u;
   const double p =
       horner(s, -0.019029290809743134, 0.03911053674347613, -0.05081236164642543,
-             0.058573396761385246, -0.06664417824186955, 0.07692176510795928,
-             -0.09090904289128517, 0.11111111008107874, -0.14285714284577217, 0.1999999999999509,
-             -0.3333333333333333);
+             0.058573396761385246, -0.06664417824186955, 0.07692176510795928, -0.09090904289128517,
+             0.11111111008107874, -0.14285714284577217, 0.1999999999999509, -0.3333333333333333);
   const double y = mad(s * u, p, u);
   return large ? 0.5 * kHalfPi64 + (y + 0.5 * kHalfPiLow64) : y;
 }
@@ -102,7 +100,7 @@ FW_FN T host_atan2(T y, T x, T half_pi, T half_pi_low) {
   const T most = steep ? ay : ax, least = steep ? ax : ay;
   T t = least / most;
   t = most == T(0) ? T(0) : t;
-  t = (least == most) & (most != T(0)) ? T(1) : t;  // two infinities too
+  t = (least == most) & (most != T(0)) ? T(1) : t;  // also for two infinities
   T angle = small_atan(t);
   angle = steep ? half_pi - (angle - half_pi_low) : angle;
   angle = signbit(x) ? T(2) * half_pi - (angle - T(2) * half_pi_low) : angle;
@@ -120,7 +118,7 @@ FW_FN float hypot(float x, float y) {
   constexpr float kEnd = std::numeric_limits<float>::infinity();
   return (abs(x) == kEnd) | (abs(y) == kEnd) ? kEnd : root;
 }
-// Scaled by a power of two where squares would leave the range.
+// Scaled by a power of two where squares would overflow or underflow.
 FW_FN double hypot(double x, double y) {
   constexpr double kEdge = 0x1p400, kFactor = 0x1p700;
   const double a = abs(x), b = abs(y);

@@ -1,4 +1,4 @@
-// Logarithms. On the host without branches or calls, as in transcendental.hpp.
+// Logarithms. On the host they have no branches or calls, as in transcendental.hpp.
 #pragma once
 
 #include "scalar/vectors.hpp"
@@ -23,19 +23,20 @@ FW_FN Split<double> split(double x) {
   const double normal = tiny ? x * 0x1p54 : x;
   const uint64_t from = bits<uint64_t>(normal) - 0x3fe6a09e667f3bcdu;
   const uint64_t e = from & 0xfff0000000000000u;
-  // The exponent, 2048 more, as the low bits of 2^52: not every machine converts 64-bit integers.
+  // The exponent plus 2048, in the low bits of 2^52: not every CPU converts vectors of 64-bit
+  // integers.
   const uint64_t biased = (from + 0x8000000000000000u) >> 52;
   const bool was_tiny = bits<int64_t>(x) < 0x0010000000000000;
   const double exponent = bits<double>(biased | 0x4330000000000000u) - (0x1p52 + 2048.0);
   return {bits<double>(bits<uint64_t>(normal) - e) - 1.0, exponent - (was_tiny ? 54.0 : 0.0)};
 }
 
-// Exponents of floats come as 2^23 times themselves, which saves a shift: the factor goes into the
-// constants.
+// Exponents of floats are kept multiplied by 2^23, which saves a shift. The constants contain the
+// factor.
 constexpr float kStep = 0x1p23f;
 
-// (log(1 + f) - f) / f^2 for f in [sqrt(1/2) - 1, sqrt(2) - 1]; the errors of this fit and of those
-// for other bases below are 2^-27.7 of the logarithm.
+// (log(1 + f) - f) / f^2 for f in [sqrt(1/2) - 1, sqrt(2) - 1]. The relative error of the
+// logarithm, by this fit and by those for other bases below, is 2^-27.7.
 FW_FN float log_series(float f) {
   return horner(f, -0.07622822374105453f, 0.12908481061458588f, -0.13244691491127014f,
                 0.14181220531463623f, -0.16608762741088867f, 0.20002000033855438f,
@@ -46,14 +47,14 @@ FW_FN double log_rest(double f) {
   const double s = f / (2.0 + f);
   const double z = s * s;
   const double half = 0.5 * f * f;
-  const double r = z * horner(z, 1.479819860511658591e-01, 1.531383769920937332e-01,
-                              1.818357216161805012e-01, 2.222219843214978396e-01,
-                              2.857142874366239149e-01, 3.999999999940941908e-01,
-                              6.666666666666735130e-01);
+  const double r =
+      z * horner(z, 1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01,
+                 2.222219843214978396e-01, 2.857142874366239149e-01, 3.999999999940941908e-01,
+                 6.666666666666735130e-01);
   return mad(s, half + r, -half);
 }
 
-// What every logarithm says of 0, negatives, infinity and NaN.
+// The results of every logarithm for 0, negative values, infinity and NaN.
 template <class T>
 FW_FN T log_corners(T x, T y) {
   constexpr T kEnd = std::numeric_limits<T>::infinity();
@@ -63,8 +64,10 @@ FW_FN T log_corners(T x, T y) {
 }
 
 #if defined(FW_VECTORS)
-// 1/c for a c in each 32nd of the mantissas where -log(1/c), or that of another base, is all but a
-// short float, and that float. The four parts beside 1 have c = 1, so that nothing cancels there.
+// The mantissas are cut into 32 pieces. In each there is a c for which -log(1/c), in this base, is
+// very close to a short float. The tables hold 1/c and that float. The four pieces next to 1 have c
+// = 1, so that nothing cancels there.
+// clang-format off
 alignas(kVectorBytes) constexpr float kLogPieces[2][32] = {
     {1.0f, 1.0f, 0.92734295f, 0.9011943f, 0.8778299f, 0.8538001f, 0.83203894f, 0.81072724f,
      0.7906669f, 0.77193284f, 0.752976f, 0.73555017f, 0.71851116f, 0.7028636f, 0.68844384f,
@@ -102,6 +105,7 @@ alignas(kVectorBytes) constexpr float kLog10Pieces[2][32] = {
      -4.6764374e-02f, -3.774643e-02f, -3.1410217e-02f, -2.5154114e-02f, -1.7562866e-02f, 0.0f,
      0.0f},
 };
+// clang-format on
 // x = c * 2^exponent * (1 + f); `whole` is the logarithm of c.
 struct LogPiece {
   Singles f, whole, exponent;
@@ -112,7 +116,7 @@ FW_FN LogPiece log_piece(Singles x, const float (&pieces)[2][32]) {
   const Singles f = mad(m, entry(pieces[0], piece), all<Singles>(-1.0f));
   return {f, entry(pieces[1], piece), exponent_of(x) - exponent_of(m)};
 }
-// The logarithm is high + low, the sum not yet rounded.
+// The logarithm as high + low, not yet rounded to one value.
 struct Logarithm {
   Singles high, low;
 };
@@ -139,8 +143,9 @@ FW_FN Singles log10(Singles x) {
   const Singles low = mad(s.f, 0.43429449f, mad(s.f * s.f, p, tail));
   return mad(s.exponent, 0.301025391f, s.whole) + low;
 }
-// 1/c for a c in each sixteenth of the mantissas, -log(1/c), and what that rounds away. The two
-// parts beside 1 have c = 1, so that nothing cancels there.
+// 1/c for a c in each sixteenth of the mantissas, -log(1/c), and its rounding error. The two pieces
+// next to 1 have c = 1, so that nothing cancels there.
+// clang-format off
 alignas(kVectorBytes) constexpr double kLogPieces64[3][16] = {
     {1.0, 0.9140625, 0.865234375, 0.8203125, 0.7802734375, 0.744140625, 0.7109375, 0.6806640625,
      1.3056640625, 1.2548828125, 1.2080078125, 1.1640625, 1.123046875, 1.0849609375, 1.048828125,
@@ -155,15 +160,15 @@ alignas(kVectorBytes) constexpr double kLogPieces64[3][16] = {
      -5.558898434914717e-11, 1.0927737228893185e-10, 8.426007375163103e-11, -6.001032231258949e-11,
      0.0},
 };
+// clang-format on
 FW_FN Doubles log(Doubles x) {
   const Doubles m = mantissa_of(x);
   const Doubles e = exponent_of(x) - exponent_of(m);
   const Longs piece = raw(m) >> 48;
   const Doubles f = mad(m, entry(kLogPieces64[0], piece), all<Doubles>(-1.0));
-  const Doubles p =
-      series(f, 0.080317871749449, -0.09973268871285426, 0.11112796808946702,
-             -0.12500070605404237, 0.14285713556435542, -0.16666666623882906, 0.20000000000085377,
-             -0.25000000000006367, 0.3333333333333333, -0.5);
+  const Doubles p = series(f, 0.080317871749449, -0.09973268871285426, 0.11112796808946702,
+                           -0.12500070605404237, 0.14285713556435542, -0.16666666623882906,
+                           0.20000000000085377, -0.25000000000006367, 0.3333333333333333, -0.5);
   const Doubles low = mad(e, kLn2Low64, entry(kLogPieces64[2], piece));
   const Doubles high = mad(e, kLn2High64, entry(kLogPieces64[1], piece));
   return high + (f + mad(f * f, p, low));
@@ -173,13 +178,14 @@ FW_LANES_OF(log2, float, Singles)
 FW_LANES_OF(log10, float, Singles)
 FW_LANES_OF(log, double, Doubles)
 #else
-// The mantissa lies in [sqrt(1/2), sqrt(2)).
+// The mantissa is in [sqrt(1/2), sqrt(2)).
 FW_FN Split<float> split(float x) {
   const bool tiny = x < 1.17549435e-38f;
   const float normal = tiny ? x * kStep : x;
   const int32_t raw = bits<int32_t>(normal);
   const int32_t e = (raw - 0x3f3504f3) & static_cast<int32_t>(0xff800000u);
-  // The same test in other words: g++ would follow `tiny` and compute both arms of all between.
+  // The same test, written differently: with `tiny` g++ would compute all in between for both
+  // cases.
   const bool was_tiny = bits<int32_t>(x) < 0x00800000;
   const float exponent = static_cast<float>(e) - (was_tiny ? 23.0f * kStep : 0.0f);
   return {bits<float>(raw - e) - 1.0f, exponent};
@@ -220,7 +226,7 @@ FW_LANES_RUN(log2)
 FW_LANES_RUN(log10)
 #endif
 
-// log(x) / log(base), with 1/log(base) in two parts.
+// log(x) / log(base), with 1/log(base) as a high and a low part.
 FW_FN double log_in(double x, double high, double low, double whole_high, double whole_low) {
   const Split<double> s = split(x);
   const double f = s.mantissa_less_one;
@@ -238,7 +244,7 @@ FW_FN double log10(double x) {
 FW_FN float log1p(float x) {
   const float u = 1.0f + x;
   const uint32_t e = (bits<uint32_t>(u) - 0x3f3504f3u) & 0xff800000u;
-  // 2^-k * (1 + x) - 1 with one rounding; the power comes as 8 * 2^-k, since k may be 128.
+  // 2^-k * (1 + x) - 1 with one rounding. The power is formed as 8 * 2^-k, because k may be 128.
   const float power = bits<float>(0x41000000u - e) * 0.125f;
   const float f = mad(x, power, power - 1.0f);
   const float exponent = static_cast<float>(static_cast<int32_t>(e));

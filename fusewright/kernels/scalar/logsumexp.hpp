@@ -1,5 +1,5 @@
-// log Σ e^x as one reduction: a number, the base, and the sum of e^(x - base). A sum alone would
-// overflow, and to know the largest number first would be a sweep of its own.
+// log Σ e^x as one reduction with two values: a base, and the sum of e^(x - base). A plain sum
+// would overflow, and finding the maximum first would take a sweep of its own.
 #pragma once
 
 #include "scalar/accumulators.hpp"
@@ -21,19 +21,20 @@ struct LogSumExpRule {
     T base;
     typename Sum::State sum;
   };
-  // A base gives way to a number that lies further above it. To follow each that is larger would
-  // round the sum as often as numbers rise (4096 floats from 0 to 1: 5e-5 off instead of 2e-7); by
-  // this much, what was rounded before soon counts for little. The base itself adds 1 to the sum,
-  // which is then never small.
+  // The base changes only for an element that exceeds it by more than this. Each change rounds the
+  // sum: if the base followed every larger element, ascending elements would lose much precision
+  // (4096 floats from 0 to 1: an error of 5e-5 instead of 2e-7). After a step of this size, earlier
+  // rounding errors soon count for little. The base itself adds 1 to the sum, which is therefore
+  // never small.
   static constexpr T kStep = T(1);
 
-  // What sums are to be multiplied by when bases become one: a single exponential for both.
+  // The factors of two sums whose bases become one; a single exponential gives both.
   struct Scales {
     T first, second;
     bool moves;
     FW_FN Scales(T base, T other) : moves(other > base + kStep) {
       const T above = other - base;
-      // The same infinity is no distance.
+      // The distance of equal infinities is 0, not NaN.
       const T power = exp(other == base ? T(0) : moves ? -above : above);
       first = moves ? power : T(1);
       second = moves ? T(1) : power;
@@ -53,12 +54,12 @@ struct LogSumExpRule {
 #if defined(__CUDACC__)
     return state.base + log(Sum::result(state.sum));
 #else
-    return static_cast<T>(state.base + log(state.sum));  // of doubles
+    return static_cast<T>(state.base + log(state.sum));  // in double
 #endif
   }
 };
 
-// A plain sum of the terms of a vector, of which each is 1 at most.
+// A plain sum of the terms of a vector, each at most 1.
 template <class T>
 struct FewTerms {
   FW_FN static T join(T a, T b) { return a + b; }
@@ -80,7 +81,8 @@ struct LogSumExp {
     sum[v] = state.sum;
   }
   FW_FN void add(int v, T x) { set(v, Rule::join(state(v), x)); }
-  // The lanes of one row's vector, their own largest first: one exponential for each and one more.
+  // Takes the lanes of one row's vector together, with their maximum first: one exponential per
+  // lane and one more.
   template <int kLanes>
   FW_FN void add_all(const T (&x)[kLanes]) {
     T most = x[0], terms[kLanes];
@@ -89,11 +91,12 @@ struct LogSumExp {
     State few = Rule::identity();
     few.base = most;
     few.sum = Rule::Sum::join(few.sum, Rule::Sum::of(halved<FewTerms<T>, kLanes>(terms)));
-    // A compiler that sees an empty state spares the exponential.
+    // Where the compiler sees that the state is empty, it omits the exponential.
     const bool empty = (base[0] == kLowest<T>) & (Rule::Sum::result(sum[0]) == T(0));
     set(0, empty ? few : Rule::join(state(0), few));
   }
-  // What threads do that join: their largest base is found first, and then sums are just added.
+  // For threads that join: `meet` brings their sums to the largest base, then `combine_met` only
+  // adds them.
   template <class Largest>
   FW_FN void meet(const Largest& largest) {
     for (int v = 0; v < V; ++v) {
@@ -113,7 +116,7 @@ struct LogSumExp {
     one.set(0, state(v));
     return one;
   }
-  // All lanes as one; those that saw nothing hold the identity.
+  // All lanes joined into one; lanes without elements hold the identity.
   FW_FN LogSumExp<T, 1> folded(int) const {
     State lanes[V];
     for (int v = 0; v < V; ++v) lanes[v] = state(v);

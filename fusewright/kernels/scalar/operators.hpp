@@ -1,6 +1,6 @@
-// The scalar operators of the op table, PyTorch's semantics to the corner. Compiled by g++ and by
-// nvcc. On the host the common float functions are branch-free so that g++ vectorises the loops
-// over lanes; the polynomials are our own near-minimax fits, their errors held by test_optable.
+// The scalar operators of ir/operators.py, with PyTorch's semantics in all corner cases. On the
+// host the common float functions are branch-free, so g++ vectorises loops over lanes. The
+// polynomials are our own near-minimax fits; tests/ir/test_operators.py checks their errors.
 #pragma once
 
 #include "scalar/types.hpp"
@@ -10,7 +10,7 @@ namespace fw {
 template <class T>
 constexpr bool kIsFloat = std::is_floating_point_v<T>;
 
-// Integers wrap around: arithmetic happens in an unsigned type no narrower than int.
+// Integers wrap around: arithmetic uses an unsigned type that is at least as wide as int.
 template <class T>
 using Wrap = std::common_type_t<unsigned, std::make_unsigned_t<T>>;
 
@@ -18,14 +18,14 @@ FW_FN bool add(bool a, bool b) { return a | b; }
 FW_FN bool mul(bool a, bool b) { return a & b; }
 FW_FN bool sub(bool a, bool b) { return a ^ b; }
 
-#define FW_ARITHMETIC(NAME, OPERATOR)                                              \
-  template <class T>                                                               \
-  FW_FN T NAME(T a, T b) {                                                         \
-    if constexpr (kIsFloat<T>) {                                                   \
-      return a OPERATOR b;                                                         \
-    } else {                                                                       \
+#define FW_ARITHMETIC(NAME, OPERATOR)                                                  \
+  template <class T>                                                                   \
+  FW_FN T NAME(T a, T b) {                                                             \
+    if constexpr (kIsFloat<T>) {                                                       \
+      return a OPERATOR b;                                                             \
+    } else {                                                                           \
       return static_cast<T>(static_cast<Wrap<T>>(a) OPERATOR static_cast<Wrap<T>>(b)); \
-    }                                                                              \
+    }                                                                                  \
   }
 FW_ARITHMETIC(add, +)
 FW_ARITHMETIC(sub, -)
@@ -81,7 +81,7 @@ FW_FN T bitwise_not(T a) {
 template <class T>
 FW_FN T where(bool condition, T a, T b) {
 #if !defined(__CUDACC__)
-  // Without a jump, which would keep a loop with several comparisons from lanes.
+  // Without a branch, which would keep g++ from vectorising a loop with several comparisons.
   if constexpr (std::is_same_v<T, int32_t>) return b ^ ((a ^ b) & -static_cast<T>(condition));
   if constexpr (std::is_same_v<T, float>) {
     const int32_t x = __builtin_bit_cast(int32_t, a), y = __builtin_bit_cast(int32_t, b);
@@ -136,9 +136,9 @@ FW_FN T sign(T x) {
   return static_cast<T>((T(0) < x) - (x < T(0)));
 }
 
-// NaN wins: either operand's NaN comes out. Two selects, one comparison each: of one with both g++ makes
-// branches where a chain of them reads every other number (pooling 8 × 64 × 112²
-// floats by one Neoverse-N1, g++ 12: 22 ms instead of 3).
+// NaN if an operand is NaN. Two selects with one comparison each: for one select with both, g++
+// uses branches where a chain of them reads every other element (pooling of 8 × 64 × 112² floats on
+// one Neoverse-N1, g++ 12: 22 ms instead of 3).
 template <class T>
 FW_FN T maximum(T a, T b) {
 #if defined(__CUDA_ARCH__)
@@ -171,7 +171,7 @@ FW_FN T minimum(T a, T b) {
     return a < b ? a : b;
   }
 }
-// NaN loses.
+// If one operand is NaN, the result is the other.
 template <class T>
 FW_FN T fmax(T a, T b) {
   return (a > b) | (b != b) ? a : b;
@@ -184,8 +184,8 @@ FW_FN bool relu(bool x) { return x; }
 template <class T>
 FW_FN T relu(T x) {
 #if !defined(__CUDACC__)
-  // By bits: of a zero g++ knows that it is no NaN, and makes jumps for maximum (max pooling with
-  // places, 4 × 64 × 112² floats, two Neoverse-N1, g++ 12: 1.8 ms instead of 17).
+  // On bits: in maximum(x, 0) g++ knows that 0 is not NaN, and uses branches (max pooling with
+  // offsets, 4 × 64 × 112² floats, two Neoverse-N1, g++ 12: 1.8 ms instead of 17).
   if constexpr (kIsFloat<T>) {
     using Bits = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
     const Bits kept = -static_cast<Bits>(!(x <= T(0)));
@@ -200,7 +200,7 @@ FW_FN T div(T a, T b) {
   if constexpr (kIsFloat<T>) {
     return a / b;
   } else {
-    // Division by zero raises in eager PyTorch on the CPU and is undefined in C++: we give 0.
+    // Eager PyTorch raises an error on the CPU, C++ leaves it undefined; we return 0.
     if (b == T(0)) return T(0);
     if constexpr (std::is_signed_v<T>) {
       if (b == T(-1)) return neg(a);
@@ -208,8 +208,8 @@ FW_FN T div(T a, T b) {
     return static_cast<T>(a / b);
   }
 }
-// A number that many are divided by: its reciprocal is computed once. `scale` has its sign and
-// brings it near enough to one for the reciprocal to be a normal number.
+// A divisor that many values share; its reciprocal is computed once. `scale` has its sign and
+// brings it close enough to 1 for the reciprocal to be a normal number.
 struct CommonDivisor {
   float scale, by, share;
   CommonDivisor() = default;
@@ -220,19 +220,20 @@ struct CommonDivisor {
     share = 1.f / by;
   }
 };
-// a / b to the bit, so that a value computed again elsewhere comes out the same (Markstein: the first
-// correction leaves less than one unit of error, the second rounds as division does), unless so
-// small, below 2^-100, that the corrections lose digits. No branch, unlike nvcc's division.
+// a / b to the bit, so that a value computed again elsewhere is the same. Markstein's method: the
+// first correction leaves an error of less than one ulp, the second rounds as division does.
+// Quotients below 2^-100 are less precise, since the corrections lose digits. No branch, unlike
+// nvcc's division.
 FW_FN float div(float a, CommonDivisor b) {
   const float x = a * b.scale;
   const float first = x * b.share;
   const float near = ::fmaf(::fmaf(first, b.by, -x), -b.share, first);
   const float y = ::fmaf(::fmaf(near, b.by, -x), -b.share, near);
-  return y == y ? y : first;  // infinities leave nothing that corrects
+  return y == y ? y : first;  // with infinities the corrections are NaN
 }
-// The same to two units of the last digit, for results that are stored in 16 bits.
-FW_FN float coarse_div(float a, CommonDivisor b) { return a * b.scale * b.share; }
-// a / b for b from 1/4 to infinity, to one unit of the last digit, without division's branch on GPUs.
+// The same to 2 ulp, for results that are stored in 16 bits.
+FW_FN float approximate_div(float a, CommonDivisor b) { return a * b.scale * b.share; }
+// a / b to 1 ulp for b from 1/4 to infinity, without the branch of a division on GPUs.
 template <class T>
 FW_FN T quick_div(T a, T b) {
 #if defined(__CUDA_ARCH__)
@@ -256,13 +257,12 @@ FW_FN T fmod(T a, T b) {
   }
 }
 
-// The host's loops over lanes ask NAME_far first: where no lane is far, NAME(Near{}, ...) is
-// branch-free and gives the bits that NAME gives.
+// The host's loops over lanes call NAME_far first. If no lane is far, they call NAME(Near{}, ...),
+// which is branch-free and gives the same bits as NAME.
 struct Near {};
 
 #if !defined(__CUDACC__)
-// Quotients of floats below 2^28 times their divisor are exact in double; those of doubles need
-// the fused step.
+// For floats with |a| < 2^28 |b| the remainder is exact in double. Doubles need fused multiply-add.
 FW_FN bool fmod_far(float a, float b) {
   const float most = ::fabsf(b);
   return !((::fabsf(a) < most * 0x1p28f) & (most < std::numeric_limits<float>::infinity()));
@@ -311,10 +311,10 @@ FW_FN float trunc(float x) { return ::truncf(x); }
 FW_FN double trunc(double x) { return ::trunc(x); }
 FW_FN float round(float x) { return ::rintf(x); }
 FW_FN double round(double x) { return ::rint(x); }
-#define FW_WHOLE(NAME)                                      \
-  template <class T>                                        \
+#define FW_WHOLE(NAME)                                         \
+  template <class T>                                           \
   FW_FN std::enable_if_t<std::is_integral_v<T>, T> NAME(T x) { \
-    return x;                                               \
+    return x;                                                  \
   }
 FW_WHOLE(floor)
 FW_WHOLE(ceil)
@@ -332,7 +332,7 @@ FW_FN T trunc_divide(T a, T b) {
 template <class T>
 FW_FN T floor_quotient(T rest, T a, T b) {
   if constexpr (kIsFloat<T>) {
-    // PyTorch's own steps: exact multiples must not fall to the quotient below by rounding.
+    // PyTorch's own steps: rounding must not turn an exact multiple into the next lower quotient.
     T quotient = (a - rest) / b;
     quotient = (rest != T(0)) & ((b < T(0)) != (rest < T(0))) ? quotient - T(1) : quotient;
     T whole = floor(quotient);

@@ -1,11 +1,12 @@
-// How scans join what they meet: sums and products that run along.
+// The operators of scans: running sums and running products.
 #pragma once
 
 #include "scalar/accumulators.hpp"
 
 namespace fw {
 
-// How two stretches join; T is what is scanned, State what runs along.
+// Joins the results of two adjacent ranges. T is the type of the elements, State that of the
+// running value.
 template <class T>
 struct RunningSum {
   using Value = T;

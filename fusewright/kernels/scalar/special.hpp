@@ -1,5 +1,5 @@
-// Special functions that the C++ library lacks. Rare in models, so accuracy goes before speed:
-// float versions run in double.
+// Special functions that the C++ standard library lacks. They are rare in models, so accuracy comes
+// before speed: float versions compute in double.
 #pragma once
 
 #include "scalar/types.hpp"

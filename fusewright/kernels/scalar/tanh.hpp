@@ -11,9 +11,10 @@ FW_FN double tanh(double x) { return ::tanh(x); }
 #else
 
 #if defined(FW_VECTORS)
-// A column for each part of the numbers a from 0 on, eight from one power of two of a + 1 to the
-// next: a place c in its middle where tanh is all but a float, tanh(c), and
-// (tanh(c + t) - tanh(c)) / t - 1 as a polynomial.
+// The range a >= 0 is cut into pieces, eight per octave of a + 1, one table column each: a point c
+// near its middle at which tanh is very close to a float, tanh(c), and the coefficients of (tanh(c
+// + t) - tanh(c)) / t - 1 as a polynomial in t.
+// clang-format off
 alignas(kVectorBytes) constexpr float kTanhPieces[7][32] = {
     {1.1253259f, 1.3747424f, 1.6258531f, 1.8782309f, 2.1278028f, 2.3784437f, 2.6337597f,
      2.8658006f, 3.2527745f, 3.7511117f, 4.238189f, 4.7524796f, 5.235043f, 5.739672f, 6.254197f,
@@ -54,6 +55,7 @@ alignas(kVectorBytes) constexpr float kTanhPieces[7][32] = {
      0.0f, -3.4558997e-02f, -9.2236005e-02f, -0.16939573f, -0.25937003f, -0.3556408f, -0.4514993f,
      -0.53826106f},
 };
+// clang-format on
 FW_FN Singles tanh(Singles x) {
   const Singles a = at_most(magnitude_of(x), 10.0f);
   const Words piece = raw(a + 1.0f) >> 20;
@@ -64,8 +66,8 @@ FW_FN Singles tanh(Singles x) {
 }
 FW_LANES_OF(tanh, float, Singles)
 #else
-// Beyond 0.8 tanh(a) = 1 - 2 / (e^2a + 1), which loses digits near 0. From 10 on the float is 1, so
-// ln2 as one float is near enough: the error of e^2a weighs less the larger it is.
+// Beyond 0.8, tanh(a) = 1 - 2 / (e^2a + 1), which loses digits near 0. From 10 on the result is 1.
+// ln2 as one float is precise enough: the larger e^2a is, the less its error matters.
 FW_FN float tanh(float x) {
   const float a = abs(x), b = cut_above(a, 10.0f);
   const float s = x * x;
@@ -82,7 +84,7 @@ FW_FN float tanh(float x) {
 FW_LANES_RUN(tanh)
 #endif
 
-// (e^2a - 1) / (e^2a + 1) below 1/2: a polynomial would be long.
+// (e^2a - 1) / (e^2a + 1) up to 1/2, where a polynomial would be long.
 FW_FN double tanh(double x) {
   const double a = abs(x);
   const Power<double> p = power(2.0 * a);

@@ -1,7 +1,7 @@
-// Exponentials and what is made of them. nvcc takes CUDA's accurate functions; on the
-// host all is written without branches or calls, so that g++ turns a loop over lanes into vector
-// code (a libm call per lane is 5 to 20 times slower). The polynomials are Chebyshev fits of our
-// own; tests/test_optable.py holds their errors.
+// Exponentials and functions built on them. nvcc takes CUDA's accurate functions. On the host there
+// are no branches or calls, so g++ vectorises loops over lanes (a libm call per lane is 5 to 20
+// times slower). The polynomials are our own Chebyshev fits; tests/ir/test_operators.py checks
+// their errors.
 #pragma once
 
 #include "scalar/vectors.hpp"
@@ -16,7 +16,8 @@ FW_LIBM1(exp2)
 FW_LIBM1(expm1)
 #else
 
-// `end` is the first argument whose power is no finite number: infinity and NaN come of x alone.
+// `end` is the first argument whose result is not finite. From there on, x alone decides between
+// infinity and NaN.
 template <class T>
 FW_FN T exp(T x, T least, T end) {
   const Reduced<T> b = reduced(cut_below(x, least));
@@ -24,7 +25,8 @@ FW_FN T exp(T x, T least, T end) {
   return x < end ? y : x * std::numeric_limits<T>::infinity();
 }
 #if defined(FW_VECTORS)
-// As the lanes' own: by even and odd powers it errs by 0.08 ulp more.
+// Horner's rule, as in the scalar version: with even and odd powers apart, the error is 0.08 ulp
+// larger.
 FW_FN Singles small_exp(Singles r) {
   return chain(r, 0.0013821038883179426f, 0.00836867094039917f, 0.04166826233267784f,
                0.1666652113199234f, 0.4999999403953552f, 1.0f, 1.0f);
@@ -36,7 +38,8 @@ FW_FN Singles exp(Singles x) {
   return times_power(small_exp(r), n);
 }
 FW_LANES_OF(exp, float, Singles)
-// 2^(j/16), and what that rounds away.
+// 2^(j/16), and its rounding error.
+// clang-format off
 alignas(kVectorBytes) constexpr double kRoots[2][16] = {
     {1.0, 1.0442737824274138, 1.0905077326652577, 1.1387886347566916, 1.189207115002721,
      1.241857812073484, 1.2968395546510096, 1.3542555469368927, 1.4142135623730951,
@@ -47,6 +50,7 @@ alignas(kVectorBytes) constexpr double kRoots[2][16] = {
      -9.667293313452913e-17, -3.483994556892796e-17, 7.949834809697621e-17, 2.4707192569797888e-17,
      8.199010020581497e-17, 2.960140695448873e-17, 3.283107224245627e-17, -1.0619946056195963e-16},
 };
+// clang-format on
 constexpr double kSixteenths = kRounder64 / 16;
 // e^r - 1 for |r| <= ln2/32.
 FW_FN Doubles tiny_expm1(Doubles r) {
@@ -61,7 +65,7 @@ FW_FN Doubles exp(Doubles x) {
   const Doubles r = mad(n, -kLn2Low64, mad(n, -kLn2High64, b));
   const Doubles root = entry(kRoots[0], raw(rounder));
   const Doubles low = mad(root, tiny_expm1(r), entry(kRoots[1], raw(rounder)));
-  return times_power(root + low, n);  // by the whole part of n
+  return times_power(root + low, n);  // scales by 2^floor(n)
 }
 FW_LANES_OF(exp, double, Doubles)
 #else
@@ -85,7 +89,7 @@ FW_FN double exp2(double x) {
   return x < 1024.0 ? times_power(y, rounder) : x * kInf64;
 }
 
-// Half of the power keeps the last k finite until the last step.
+// Half the power of two, so that the largest k overflows in the last step at the earliest.
 template <class T>
 FW_FN T plain_expm1(T x) {
   const Power<T> p = power(x);
@@ -107,10 +111,10 @@ FW_FN double expm1(double x) {
 
 #endif  // __CUDACC__
 
-// e^x for results that are stored in 16 bits, in 3 instructions instead of 8: 2^-21 off at most,
-// and 2^-23 more for each unit of |x|. The power of half of x is squared, so that small ones do not
-// vanish before x is as small as that.
-FW_FN float coarse_exp(float x) {
+// e^x for results that are stored in 16 bits, in 3 instructions instead of 8. The relative error is
+// at most 2^-21, plus 2^-23 for each unit of |x|. The result is the square of e^(x/2): the
+// instruction flushes denormal results to 0, and e^(x/2) is denormal only for much smaller x.
+FW_FN float approximate_exp(float x) {
 #if defined(__CUDA_ARCH__)
   float root;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x * 0.72134752f));
@@ -137,10 +141,10 @@ template <class T>
 FW_FN T sigmoid(T x) {
   return T(1) / (T(1) + exp(-x));
 }
-// By a quarter of 1 + e^-x, whose reciprocal is no denormal number.
+// Divides by (1 + e^-x) / 4, whose reciprocal is not denormal.
 FW_FN float sigmoid(float x) { return quick_div(0.25f, ::fmaf(exp(-x), 0.25f, 0.25f)); }
 #else
-// 1 / (1 + e^-x), by halves, since e^-x overflows before half of it does.
+// 1 / (1 + e^-x) with both sides halved: e^-x overflows before its half does.
 template <class T>
 FW_FN T sigmoid(T x) {
   constexpr bool kSingle = sizeof(T) == 4;

@@ -1,14 +1,15 @@
-// Functions of whole vectors. AVX-512 has instructions that g++ makes of no loop over lanes: powers
-// of two, exponents, lookups in tables of 16 or 32 numbers. A function that gains by them is
-// written once, for Singles and Doubles; FW_LANES_OF makes those of lanes and of runs of lanes of
-// it, which give the same bits. Elsewhere a run is a loop over lanes (FW_LANES_RUN).
+// Functions of whole vectors. AVX-512 has instructions that g++ does not generate from a loop over
+// lanes: scaling by powers of two, exponents, lookups in tables of 16 or 32 values. A function that
+// gains from them is written once, for the vector types Singles and Doubles. FW_LANES_OF derives
+// the functions of one lane and of a run of lanes from it; all give the same bits. Without AVX-512
+// a run is a loop over lanes (FW_LANES_RUN).
 #pragma once
 
 #include "scalar/exponential.hpp"
 
-// A function of libm's, on a GPU CUDA's.
-#define FW_LIBM1(NAME)                                    \
-  FW_FN float NAME(float x) { return ::NAME##f(x); }      \
+// Forwards to libm on the host and to CUDA's math library on a GPU.
+#define FW_LIBM1(NAME)                               \
+  FW_FN float NAME(float x) { return ::NAME##f(x); } \
   FW_FN double NAME(double x) { return ::NAME(x); }
 
 #if !defined(__CUDACC__)
@@ -17,11 +18,10 @@
 #define FW_VECTORS
 #endif
 
-#define FW_LANES_RUN(NAME)                           \
-  template <bool kHere = false, class T>             \
-  FW_FN void NAME##_run(const T* from, T* to, int n) { \
-    _Pragma("GCC ivdep") for (int v = 0; v < n; ++v) \
-      to[v] = NAME(from[v]);                         \
+#define FW_LANES_RUN(NAME)                                                  \
+  template <bool kHere = false, class T>                                    \
+  FW_FN void NAME##_run(const T* from, T* to, int n) {                      \
+    _Pragma("GCC ivdep") for (int v = 0; v < n; ++v) to[v] = NAME(from[v]); \
   }
 
 #if defined(FW_VECTORS)
@@ -50,12 +50,12 @@ using LaneOf = typename LanesOf<V>::Lane;
 template <class V>
 using BitsOf = typename LanesOf<V>::Bits;
 
-// The same number in all lanes; a sum with zeros would lose the sign of -0.
+// x in all lanes. Subtracting 0 keeps the sign of -0, adding 0 would lose it.
 template <class V>
 FW_FN V all(LaneOf<V> x) {
   return x - V{};
 }
-constexpr int kAsRounded = 4;  // by the current rounding mode
+constexpr int kAsRounded = 4;  // use the current rounding mode
 
 FW_FN Singles mad(Singles a, Singles b, Singles c) {
   return __builtin_ia32_vfmaddps512_mask(a, b, c, -1, kAsRounded);
@@ -72,9 +72,10 @@ FW_FN V mad(V a, LaneOf<V> b, LaneOf<V> c) {
   return mad(a, all<V>(b), all<V>(c));
 }
 
-// A polynomial, the highest coefficient first: even and odd powers apart, and again, since a chain
-// of products as long as Horner's leaves the processor too little to do at once. The last steps
-// are Horner's, so that the last coefficient is rounded once and the one before hardly matters.
+// A polynomial, the highest coefficient first. Even and odd powers are summed separately,
+// recursively (Estrin's scheme): Horner's long chain of dependent multiplications would leave the
+// processor idle. The last two steps follow Horner's rule, so that the last coefficient is rounded
+// once and the one before hardly matters.
 template <int kN, int kStep, class V>
 FW_FN V split_series(V x, const V* last) {
   if constexpr (kN == 1) {
@@ -97,7 +98,7 @@ FW_FN V series(V x, C... c) {
   return series_of(x, all_of);
 }
 
-// The same by Horner's rule: where it is short and the last digits count.
+// The same by Horner's rule, for short polynomials whose last digits matter.
 template <class V, class... C>
 FW_FN V chain(V x, C... c) {
   const V all_of[] = {all<V>(c)...};
@@ -107,7 +108,7 @@ FW_FN V chain(V x, C... c) {
   return p;
 }
 
-// NaN stays.
+// Upper and lower bounds. NaN stays NaN.
 FW_FN Singles at_most(Singles x, float most) {
   return __builtin_ia32_minps512_mask(all<Singles>(most), x, Singles{}, -1, kAsRounded);
 }
@@ -129,14 +130,14 @@ FW_FN Doubles times_power(Doubles y, Doubles n) {
   return __builtin_ia32_scalefpd512_mask(y, n, Doubles{}, -1, kAsRounded);
 }
 
-// The exponent as a number: -inf of 0, inf of inf.
+// The exponent as a floating-point value: -inf for 0, inf for inf.
 FW_FN Singles exponent_of(Singles x) {
   return __builtin_ia32_getexpps512_mask(x, Singles{}, -1, kAsRounded);
 }
 FW_FN Doubles exponent_of(Doubles x) {
   return __builtin_ia32_getexppd512_mask(x, Doubles{}, -1, kAsRounded);
 }
-// The mantissa in [3/4, 3/2): 1 of 0 and of inf, NaN of what is below 0.
+// The mantissa in [3/4, 3/2): 1 for 0 and for inf, NaN for negative values.
 constexpr int kAroundOne = 3 | 2 << 2;
 FW_FN Singles mantissa_of(Singles x) {
   return __builtin_ia32_getmantps512_mask(x, kAroundOne, Singles{}, -1, kAsRounded);
@@ -162,7 +163,7 @@ FW_FN V magnitude_of(V x) {
   return from_raw<V>(raw(x) & ~raw(all<V>(-0.0f)));
 }
 
-// The entry that the low bits of each index name.
+// The table entry at the low bits of each index.
 FW_FN Singles entry(const float (&table)[32], Words index) {
   Singles low, high;
   std::memcpy(&low, table, sizeof low);
@@ -175,7 +176,7 @@ FW_FN Doubles entry(const double (&table)[16], Longs index) {
   std::memcpy(&high, table + 8, sizeof high);
   return __builtin_shuffle(low, high, index);
 }
-// Polynomials whose coefficients lie in the rows kFirst to kLast of a table.
+// Polynomials whose coefficients are the rows kFirst to kLast of a table, in the column `index`.
 template <int kFirst, int kLast, class V, class Table>
 FW_FN V series_at(V x, const Table& table, BitsOf<V> index) {
   V c[kLast + 1 - kFirst];
@@ -197,11 +198,11 @@ FW_FN V vector_at(const LaneOf<V>* from) {
   std::memcpy(&in, from, sizeof in);
   return in;
 }
-// Each vector begins before the one before it is written: where both lie equally far into their
-// pages, a read would wait for the write (cos of 512 k doubles: 1.06 instead of 0.98 of eager's
-// time). Long functions have their first steps in `begin`: what waits for them would fill the
-// processor's queue (erfc of doubles: 1.03 instead of 0.90). The last one begins twice. `to` may be
-// `from`.
+// Each vector is loaded before the previous result is stored. Otherwise, where both have the same
+// offset in their pages, the load would wait for the store (cos of 512 k doubles: 1.06 of eager's
+// time instead of 0.98). Long functions compute their first steps in `begin`: instructions that
+// wait for those steps would fill the processor's queue (erfc of doubles: 1.03 instead of 0.90).
+// The last vector goes through `begin` twice. `to` may be equal to `from`.
 template <class Of, class V>
 FW_FN void run_vectors(const LaneOf<V>* from, LaneOf<V>* to, int vectors) {
   constexpr int kLanes = sizeof(V) / sizeof(LaneOf<V>);
@@ -216,9 +217,9 @@ FW_FN void run_vectors(const LaneOf<V>* from, LaneOf<V>* to, int vectors) {
     begun = next;
   }
 }
-// No inlining where a run is long enough: a kernel may have many.
+// Not inlined where runs are long: the call costs little then, and a kernel may have many runs.
 template <class Of, class V>
-__attribute__((noinline)) void run_apart(const LaneOf<V>* from, LaneOf<V>* to, int vectors) {
+__attribute__((noinline)) void run_outlined(const LaneOf<V>* from, LaneOf<V>* to, int vectors) {
   run_vectors<Of, V>(from, to, vectors);
 }
 template <class Of, class V, bool kHere>
@@ -229,30 +230,30 @@ FW_FN void run_lanes(const LaneOf<V>* from, LaneOf<V>* to, int n) {
   if (kHere) {
     run_vectors<Of, V>(from, to, whole);
   } else if (whole > 0) {
-    run_apart<Of, V>(from, to, whole);
+    run_outlined<Of, V>(from, to, whole);
   }
   if (rest > 0) {
     LaneOf<V> last[kLanes] = {};
     std::memcpy(last, from + done, rest);
-    run_apart<Of, V>(last, last, 1);
+    run_outlined<Of, V>(last, last, 1);
     std::memcpy(to + done, last, rest);
   }
 }
 
-#define FW_LANES_OF(NAME, LANE, VECTOR)                                             \
-  struct NAME##_of_##VECTOR {                                                       \
-    FW_FN static VECTOR begin(VECTOR x) { return x; }                               \
-    FW_FN static VECTOR end(VECTOR x) { return NAME(x); }                           \
-  };                                                                                \
+#define FW_LANES_OF(NAME, LANE, VECTOR)                   \
+  struct NAME##_of_##VECTOR {                             \
+    FW_FN static VECTOR begin(VECTOR x) { return x; }     \
+    FW_FN static VECTOR end(VECTOR x) { return NAME(x); } \
+  };                                                      \
   FW_STEPS_OF(NAME, LANE, VECTOR)
-// The same of a function in two steps.
-#define FW_STEPS_OF(NAME, LANE, VECTOR)                                             \
-  FW_FN LANE NAME(LANE x) {                                                         \
-    return NAME##_of_##VECTOR::end(NAME##_of_##VECTOR::begin(all<VECTOR>(x)))[0];   \
-  }                                                                                 \
-  template <bool kHere = false>                                                     \
-  FW_FN void NAME##_run(const LANE* from, LANE* to, int n) {                        \
-    run_lanes<NAME##_of_##VECTOR, VECTOR, kHere>(from, to, n);                      \
+// The same for a function in two steps, `begin` and `end`.
+#define FW_STEPS_OF(NAME, LANE, VECTOR)                                           \
+  FW_FN LANE NAME(LANE x) {                                                       \
+    return NAME##_of_##VECTOR::end(NAME##_of_##VECTOR::begin(all<VECTOR>(x)))[0]; \
+  }                                                                               \
+  template <bool kHere = false>                                                   \
+  FW_FN void NAME##_run(const LANE* from, LANE* to, int n) {                      \
+    run_lanes<NAME##_of_##VECTOR, VECTOR, kHere>(from, to, n);                    \
   }
 
 }  // namespace fw

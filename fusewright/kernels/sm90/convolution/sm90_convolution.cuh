@@ -1,5 +1,5 @@
-// A convolution as a model gives it: the weights are split into halves in the order in which the
-// window kernel reads them, and the taps laid out over the phases of the stride.
+// A convolution as a model defines it: splits the weights into fp16 parts, in the order in which
+// the kernel reads them, and orders the taps by the phases of the stride.
 #pragma once
 
 #include "convolution/convolution_sizes.cuh"
@@ -12,12 +12,11 @@ namespace fw {
 __device__ __forceinline__ float other_lane(float mine, int by) {
   return __shfl_xor_sync(0xffffffffu, mine, by);
 }
-__device__ __forceinline__ LineSample other_lane(const LineSample& mine, int by) {
-  return {other_lane(mine.largest, by), other_lane(mine.count, by),
-          other_lane(mine.exponents, by)};
+__device__ __forceinline__ InputSample other_lane(const InputSample& mine, int by) {
+  return {other_lane(mine.largest, by), other_lane(mine.count, by), other_lane(mine.exponents, by)};
 }
 
-// What all threads have together.
+// Combines the values of all threads.
 template <int kMostThreads, class Value, class Join>
 __device__ __forceinline__ Value of_all(Value mine, const Join& join) {
   __shared__ Value of_warp[kMostThreads / 32];
@@ -32,26 +31,27 @@ __device__ __forceinline__ Value of_all(Value mine, const Join& join) {
   return mine;
 }
 
-// A block for each out channel of all groups, which keeps its numbers in shared memory where that has
-// room for so many. `lo` may be null: not wanted. The `samples` blocks before those find scales for
-// lines, of an image and group each. All are to run at once: registers for as many threads as there are.
+// A thread block for each output channel of all groups. It keeps the first `room` weights of its
+// channel in shared memory. `lo` may be null: then low parts are not wanted. The first `samples`
+// thread blocks choose the scales of the staged input instead, for an image and group each. All
+// threads that an SM has room for are to run at once, which limits their registers.
 constexpr int kSplitThreads = 512;
 template <class Input>
 __global__ void __launch_bounds__(kSplitThreads, 2048 / kSplitThreads)
-    split_filter(const WindowFilter filter, const WindowShape shape, const TapOrder order, half* hi,
-                 half* lo, float* inverse, int room, const Input x, const WindowLines lines,
+    split_filter(const ConvFilter filter, const ConvShape shape, const TapOrder order, half* hi,
+                 half* lo, float* inverse, int room, const Input x, const StagedInput staged,
                  int samples) {
   extern __shared__ __align__(1024) char memory[];
-  __shared__ int64_t place_of[kMostTaps];
+  __shared__ int64_t offset_of[kMostTaps];
   float* const kept = reinterpret_cast<float*>(memory);
   const auto larger = [](float x, float y) { return fmaxf(x, y); };
   let_next_begin();
   const int thread = threadIdx.x, threads = blockDim.x, out = int(blockIdx.x) - samples;
   if (out < 0) {
-    const int place = blockIdx.x, image = place / shape.groups;
-    const LineSample mine = sampled(x, shape, image, place - image * shape.groups);
-    const LineSample sample = of_all<kSplitThreads>(mine, LineSample::joined);
-    if (thread == 0) lines.scales[place] = sample.scale(), lines.counts[place] = {};
+    const int image_group = blockIdx.x, image = image_group / shape.groups;
+    const InputSample mine = sampled(x, shape, image, image_group - image * shape.groups);
+    const InputSample sample = of_all<kSplitThreads>(mine, InputSample::joined);
+    if (thread == 0) staged.scales[image_group] = sample.scale(), staged.counts[image_group] = {};
     return;
   }
   const int group = out / shape.channels_out, of_group = out % shape.channels_out;
@@ -62,13 +62,13 @@ __global__ void __launch_bounds__(kSplitThreads, 2048 / kSplitThreads)
   if (thread < shape.taps) {
     const uint32_t tap_x = shape.tap_x(order.x[thread], shape.column_of(of_group));
     const bool there = exists && tap_x != kNoTap;
-    place_of[thread] = there ? shape.tap_z(thread) * filter.z_stride +
-                                   order.y[thread] * filter.y_stride + tap_x * filter.x_stride
-                             : int64_t(-1);
+    offset_of[thread] = there ? shape.tap_z(thread) * filter.z_stride +
+                                    order.y[thread] * filter.y_stride + tap_x * filter.x_stride
+                              : int64_t(-1);
   }
   __syncthreads();
   const auto number = [&](int channel, int tap) {
-    return place_of[tap] < 0 ? 0.f : from[channel * filter.in_stride + place_of[tap]];
+    return offset_of[tap] < 0 ? 0.f : from[channel * filter.in_stride + offset_of[tap]];
   };
   float largest = 0.f;
   int channel = thread / shape.taps, tap = thread % shape.taps;
@@ -82,10 +82,10 @@ __global__ void __launch_bounds__(kSplitThreads, 2048 / kSplitThreads)
     if (tap >= shape.taps) tap -= shape.taps, ++channel;
   }
   largest = of_all<kSplitThreads>(largest, larger);
-  const float scale = half_scale(largest);
+  const float scale = fp16_scale(largest);
   if (thread == 0) inverse[out] = largest > 0.f ? 1.f / scale : 1.f;
   int64_t box = int64_t(group) * shape.boxes_between(0, shape.phases);
-  // Eight channels of a tap, to the place `at` after the first of a box; zeros if it is not there.
+  // Writes eight channels of a tap at offset `at` of a row of a box; zeros if `there` is false.
   const auto split_eight = [&](bool there, int from_channel, int tap, int64_t of_box, int at) {
     float x[8];
 #pragma unroll
@@ -93,10 +93,10 @@ __global__ void __launch_bounds__(kSplitThreads, 2048 / kSplitThreads)
       const int channel = from_channel + k, i = channel * shape.taps + tap;
       x[k] = !there || channel >= shape.channels ? 0.f : i < room ? kept[i] : number(channel, tap);
     }
-    const Fragment eight = halves_of(x, scale);
+    const Fragment eight = fp16_parts_of(x, scale);
     const int64_t to = (of_box * shape.channels_out + of_group) * 64 + at;
-    const auto put = [&](half* halves, const uint32_t (&pairs)[4]) {
-      *reinterpret_cast<uint4*>(halves + to) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+    const auto put = [&](half* part, const uint32_t (&pairs)[4]) {
+      *reinterpret_cast<uint4*>(part + to) = {pairs[0], pairs[1], pairs[2], pairs[3]};
     };
     put(hi, eight.hi);
     if (lo != nullptr) put(lo, eight.lo);
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kSplitThreads, 2048 / kSplitThreads)
     }
     box += whole * taps;
     for (int at = shape.first_phase(of_class); steps > 0 && at < shape.end_phase(of_class); ++at) {
-      const WindowPhase& phase = shape.phase[at];
+      const TapPhase& phase = shape.phase[at];
       const int boxes = shape.boxes(at, shape.channels % 64);
       for (int i = thread; i < boxes * 8; i += threads) {
         const int tap = i / 2 / steps, channel = (i / 2 - tap * steps) * 16 + i % 2 * 8;
@@ -125,85 +125,86 @@ __global__ void __launch_bounds__(kSplitThreads, 2048 / kSplitThreads)
   }
 }
 
-// Where lines lie in a workspace: whole images, then what is known of each.
-inline WindowLines lines_at(void* from, const WindowShape& shape, bool keep_all) {
-  const WindowSizes sizes(shape, 1, 1);
-  const int64_t places = int64_t(shape.images) * shape.groups;
+// The staged input in a workspace: the rows of all images, then what is known of each image.
+inline StagedInput staged_at(void* from, const ConvShape& shape, bool keep_all) {
+  const ConvTiling sizes(shape, 1, 1);
+  const int64_t image_groups = int64_t(shape.images) * shape.groups;
   const int64_t numbers = sizes.positions() * shape.groups * sizes.blocks() * shape.planes * 64;
   half* const rows = static_cast<half*>(from);
   float* const scales = reinterpret_cast<float*>(rows + numbers);
-  return {rows, scales, reinterpret_cast<LineCounts*>(scales + places), keep_all};
+  return {rows, scales, reinterpret_cast<StagedCounts*>(scales + image_groups), keep_all};
 }
 
-// A block for each image and group.
+// A thread block for each image and group.
 template <class Input>
 __global__ void __launch_bounds__(256)
-    sample_lines(const Input x, const WindowShape shape, const WindowLines lines) {
+    sample_input(const Input x, const ConvShape shape, const StagedInput staged) {
   await_kernel_before();
   let_next_begin();
-  const int place = blockIdx.x, image = place / shape.groups;
-  const LineSample mine = sampled(x, shape, image, place - image * shape.groups);
-  const LineSample sample = of_all<256>(mine, LineSample::joined);
-  if (threadIdx.x == 0) lines.scales[place] = sample.scale(), lines.counts[place] = {};
+  const int image_group = blockIdx.x, image = image_group / shape.groups;
+  const InputSample mine = sampled(x, shape, image, image_group - image * shape.groups);
+  const InputSample sample = of_all<256>(mine, InputSample::joined);
+  if (threadIdx.x == 0)
+    staged.scales[image_group] = sample.scale(), staged.counts[image_group] = {};
 }
 
-// Lines whose scales are not known yet.
+// Stages an input whose scales are not known yet.
 template <class Input>
-void lay_out_sampled(const Input& x, const WindowSizes& sizes, const WindowLines& lines,
+void lay_out_sampled(const Input& x, const ConvTiling& sizes, const StagedInput& staged,
                      void* stream) {
   const int blocks = sizes.shape.images * sizes.shape.groups;
-  const auto kernel = sample_lines<Input>;
-  launch_behind(kernel, blocks, 256, 0, stream, x, sizes.shape, lines);
-  lay_out_all(x, sizes, lines, stream);
+  const auto kernel = sample_input<Input>;
+  launch_behind(kernel, blocks, 256, 0, stream, x, sizes.shape, staged);
+  lay_out_all(x, sizes, staged, stream);
 }
 
-// The lines of a convolution that shares them, which is to do nothing else, or goes about it in another
-// way.
+// Stages the input of a convolution that shares it, if the convolution itself is not wanted, or is
+// computed in another way.
 template <class Input>
-static int leave_lines(const Input& x, const ConvolutionSizes& of, void* memory, int device,
+static int stage_input(const Input& x, const ConvolutionSizes& of, void* memory, int device,
                        void* stream) {
-  WindowShape shape{};
+  ConvShape shape{};
   TapOrder order{};
   if (!lay_out(of, 4, true, shape, order)) return static_cast<int>(cudaErrorInvalidValue);
   if (!of.has_outputs()) return 0;
   const OnDevice here(device);
-  WindowSizes sizes(shape, 1, 1);
+  ConvTiling sizes(shape, 1, 1);
   sizes.by_channels = x.by_channels(shape.channels);
-  lay_out_sampled(x, sizes, lines_at(memory, shape, of.shares_lines), stream);
+  lay_out_sampled(x, sizes, staged_at(memory, shape, of.shares_staged), stream);
   return static_cast<int>(cudaGetLastError());
 }
 
-// How a convolution goes about it with one half of each number: tiles of so many out channels; or all of
-// them, by warpgroups in turns; or with the input from lines, so many positions in a tile. kBeside is
-// that of the sizes' order of rows.
+// How a convolution is computed: in tiles of kTileChannels output channels; or with one term, in
+// tiles of all output channels, by warpgroups in ping-pong; or with one term, from staged input,
+// kPositions positions in a tile. kBeside is that of the sizes' row order.
 template <int kTileChannels, int kBeside = 0>
 struct ByTiles {
   template <int kTerms>
-  using Kind = WindowKind<kTerms, kTileChannels, false, kBeside>;
+  using Kind = ConvKind<kTerms, kTileChannels, false, kBeside>;
 };
 template <int kTileChannels, int kBeside = 0>
-struct InTurns {
+struct PingPong {
   template <int kTerms>
-  using Kind = WindowKind<kTerms, kTileChannels, kTerms == 1, kBeside>;
+  using Kind = ConvKind<kTerms, kTileChannels, kTerms == 1, kBeside>;
 };
 template <int kTileChannels, int kPositions, int kBeside = 0>
-struct ByLines {
+struct ByStagedInput {
   template <int kTerms>
-  using Kind = std::conditional_t<kTerms == 1, LineKind<kPositions, kBeside>,
-                                  WindowKind<kTerms, kTileChannels, false, kBeside>>;
+  using Kind = std::conditional_t<kTerms == 1, StagedConvKind<kPositions, kBeside>,
+                                  ConvKind<kTerms, kTileChannels, false, kBeside>>;
 };
 
-// `workspace` has room for both halves and the scales of all weights, `memory` for lines.
-template <int kTerms, class Way, int kLanes, bool kAlways = false, class End, class Input>
-int convolution(const End& end, bool vectors, const Input& x, const WindowFilter& filter,
+// `workspace` has room for both parts and the scales of all weights, `memory` for the staged input.
+template <int kTerms, class Way, int kLanes, bool kAlways = false, class Epilogue, class Input>
+int convolution(const Epilogue& end, bool vectors, const Input& x, const ConvFilter& filter,
                 const ConvolutionSizes& of, void* workspace, void* memory, int device,
                 void* stream) {
   using Kind = typename Way::template Kind<kTerms>;
-  constexpr bool kLines = Kind::kLines;
+  constexpr bool kStaged = Kind::kStaged;
   if (!of.has_outputs()) return end_nothing(end, device, stream);
-  WindowShape shape{};
+  ConvShape shape{};
   TapOrder order{};
-  if (Kind::kBeside != of.row_order.beside || !lay_out(of, 4, kLines, shape, order)) {
+  if (Kind::kBeside != of.row_order.beside || !lay_out(of, 4, kStaged, shape, order)) {
     return static_cast<int>(cudaErrorInvalidValue);
   }
   int reach = 0;
@@ -216,22 +217,25 @@ int convolution(const End& end, bool vectors, const Input& x, const WindowFilter
   half* const hi = static_cast<half*>(workspace);
   half* const lo = hi + numbers;
   float* const inverse = reinterpret_cast<float*>(lo + numbers);
-  const WindowLines lines = kLines ? lines_at(memory, shape, of.shares_lines) : WindowLines{};
-  const int samples = kLines ? shape.images * shape.groups : 0, blocks = samples + outs;
-  const int room = min(of.channels * shape.taps, 8192);  // with 32 KB, several blocks a processor
+  const StagedInput staged = kStaged ? staged_at(memory, shape, of.shares_staged) : StagedInput{};
+  const int samples = kStaged ? shape.images * shape.groups : 0, blocks = samples + outs;
+  const int room = min(of.channels * shape.taps, 8192);  // 32 KB: several thread blocks share an SM
   if (outs > 0) {
     static_assert(kSplitThreads >= kMostTaps, "a thread for each tap");
     const int threads = of.channels * shape.taps < 1024 ? kMostTaps : kSplitThreads;
-    // An ordinary launch: the next kernels read x before they wait for this one, so x has to be there.
+    // An ordinary launch: the next kernels read x before they wait for this one, so x must be
+    // complete.
     const auto kernel = split_filter<Input>;
     kernel<<<blocks, threads, 4 * room, static_cast<cudaStream_t>(stream)>>>(
-        filter, shape, order, hi, kTerms == 1 ? nullptr : lo, inverse, room, x, lines, samples);
+        filter, shape, order, hi, kTerms == 1 ? nullptr : lo, inverse, room, x, staged, samples);
   }
-  const WindowWeights w = {hi, lo, inverse, filter, order};
-  if constexpr (kLines) {
-    return line_window<Kind, kLanes, kAlways>(end, vectors, x, w, shape, lines, device, stream);
+  const SplitFilter w = {hi, lo, inverse, filter, order};
+  if constexpr (kStaged) {
+    return staged_convolution<Kind, kLanes, kAlways>(end, vectors, x, w, shape, staged, device,
+                                                     stream);
   } else {
-    return window<Kind, kLanes, kAlways>(end, vectors, x, w, shape, device, stream);
+    return tensor_core_convolution<Kind, kLanes, kAlways>(end, vectors, x, w, shape, device,
+                                                          stream);
   }
 }
 

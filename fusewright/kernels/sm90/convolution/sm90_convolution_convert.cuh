@@ -1,9 +1,9 @@
-// How numbers come from a convolution's operand into rows of halves in shared memory: a row for each
+// How a convolution's operand is converted to rows of fp16 in shared memory: a row for each
 // position, 64 channels in 128 bytes, swizzled as wgmma expects it.
 //
-// Warps share the rows. A thread converts 32 numbers at a time, and while it does, the next 32 are
-// on their way, those of the next stage too. All rows that are read together have one scale: the
-// last one, and where that does not fit, which is rare, they are filled again.
+// Warps share the rows. A thread converts 32 elements at a time; meanwhile the next 32 are in
+// flight, those of the next stage, too. All rows that are read together have one scale: the last
+// one, and if that does not fit, which is rare, they are filled again.
 #pragma once
 
 #include "convolution/computed_input.cuh"
@@ -12,13 +12,13 @@
 
 namespace fw {
 
-// 1, 128 and 61000 as halves: what lies below the last is finite.
-constexpr uint32_t kOneHalf = 0x3c00, kFewHalves = 0x5800, kManyHalves = 0x7b72;
+// 1, 128 and 61000 as fp16 bits: what is below the last is finite.
+constexpr uint32_t kFp16One = 0x3c00, kFp16Few = 0x5800, kFp16Many = 0x7b72;
 
-// Where a row's halves go: to one place of shared memory, or to two.
-struct RowPlace {
+// Where a row goes in shared memory: to one address, or to two.
+struct RowPosition {
   uint32_t to;
-  int swizzle, twice_after;  // bytes; 0: not twice
+  int swizzle, twice_after;  // bytes to the second; 0: there is none
   bool there;
 
   template <int kTerms>
@@ -38,100 +38,100 @@ struct RowPlace {
   }
 };
 
-// A ring of rows in shared memory that is filled from row `first` on; the first ones lie behind its
-// last again, as many as wgmma reads in a row. Lower halves lie `lower_bytes` behind.
+// A ring of rows in shared memory that is filled from row `first` on. Its first rows are stored
+// again after its last, as many as wgmma reads in a row. Low parts are stored `lower_bytes` after
+// high parts.
 struct RingRows {
   uint32_t memory;
   int first, rows, overlap, lower_bytes;
 
-  __device__ __forceinline__ RowPlace place(int row, int end) const {
+  __device__ __forceinline__ RowPosition position(int row, int end) const {
     int at = first + row;
     if (at >= rows) at -= rows;
     return {memory + at * 128, int(at % 8u), at < overlap ? rows * 128 : 0, row < end};
   }
 };
 
-// Where the number that a position reads lies, in one channel, if it is inside the input: of a plane that
-// begins somewhere, as a WindowPhase or a WindowPlane does.
+// Where the element is that a position reads in one channel, and whether it is inside the input. It
+// is of a plane that begins as a TapPhase or an InputPlane does.
 template <class Input, class Begins>
-__device__ __forceinline__ auto window_place(const WindowSizes& sizes, const Input& x,
-                                             const WindowPosition& position, int channel,
-                                             const Begins& begins, bool& inside) {
-  const WindowAxis &along_z = sizes.shape.z, &along_y = sizes.shape.y, &along_x = sizes.shape.x;
+__device__ __forceinline__ auto input_location(const ConvTiling& sizes, const Input& x,
+                                               const ConvPosition& position, int channel,
+                                               const Begins& begins, bool& inside) {
+  const ConvAxis &along_z = sizes.shape.z, &along_y = sizes.shape.y, &along_x = sizes.shape.x;
   const int z = kVolumes ? position.z * along_z.stride - along_z.padding + begins.z : 0;
   const int y = position.y * along_y.stride - along_y.padding + begins.y;
   const int column = position.column * along_x.stride - along_x.padding + begins.x;
   inside = (position.image < sizes.shape.images) & (unsigned(y) < unsigned(along_y.in)) &
            (unsigned(column) < unsigned(along_x.in)) &
            (!kVolumes || unsigned(z) < unsigned(along_z.in));
-  return x.place(position.image, channel, z, y, column);
+  return x.location(position.image, channel, z, y, column);
 }
 
-// A number of an input, of which nothing is read again soon; four that lie side by side.
-__device__ __forceinline__ float once(const WindowInput&, const float* from) {
+// Loads an element of an input that is not read again soon, or four neighbouring ones.
+__device__ __forceinline__ float once(const ConvInput&, const float* from) {
   return load_once(from);
 }
-__device__ __forceinline__ float once_if(const WindowInput&, const float* from, bool inside) {
+__device__ __forceinline__ float once_if(const ConvInput&, const float* from, bool inside) {
   return load_if(from, inside);
 }
-__device__ __forceinline__ void four_if(float* x, const WindowInput&, const float* from,
+__device__ __forceinline__ void four_if(float* x, const ConvInput&, const float* from,
                                         bool inside) {
   load_four_if(x, from, inside);
 }
 template <class Body, bool kByFour>
-__device__ __forceinline__ float once_if(const ComputedInput<Body, kByFour>& input,
-                                         const typename ComputedInput<Body, kByFour>::Place& from,
-                                         bool inside) {
+__device__ __forceinline__ float once_if(
+    const ComputedInput<Body, kByFour>& input,
+    const typename ComputedInput<Body, kByFour>::Location& from, bool inside) {
   return input.at(from, inside);
 }
 template <class Body, bool kByFour>
 __device__ __forceinline__ void four_if(float* x, const ComputedInput<Body, kByFour>& input,
-                                        const typename ComputedInput<Body, kByFour>::Place& from,
+                                        const typename ComputedInput<Body, kByFour>::Location& from,
                                         bool inside) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) x[i] = input.at(from + i, inside);
 }
 
 // What is read of the input in one phase: rows from `first` up to `rows`, some channels. A source
-// says where the first channel of a row lies, if the row is inside.
-struct WindowSource {
-  uint32_t band, place;   // of the very first position
-  int channel, channels;  // the first, of all; how many
+// says where the first channel of a row is, and whether the row is inside.
+struct ConvRowSource {
+  uint32_t band, in_plane;  // of row 0's position
+  int channel, channels;    // the first, of all groups'; how many
   int phase, first, rows;
 
   template <class Input>
-  __device__ __forceinline__ auto at(const WindowSizes& sizes, const Input& x, int row,
+  __device__ __forceinline__ auto at(const ConvTiling& sizes, const Input& x, int row,
                                      bool& inside) const {
-    const auto from = window_place(sizes, x, sizes.position(band, place, row), channel,
-                                   sizes.shape.phase[phase], inside);
+    const auto from = input_location(sizes, x, sizes.position(band, in_plane, row), channel,
+                                     sizes.shape.phase[phase], inside);
     inside &= row < rows;
     return from;
   }
 };
 
-// What a thread converts at a time: four parts of eight channels. Where channels lie side by side,
-// of four rows, and eight threads have a row; elsewhere of one row, and 32 threads have neighbouring
-// rows. Either way eight threads' stores meet all banks.
+// What a thread converts at a time: four times eight channels. If channels are contiguous, they are
+// of four rows, and eight threads have a row; otherwise they are of one row, and 32 threads have
+// neighbouring rows. Either way the stores of eight threads meet all banks.
 template <bool kByChannels>
-struct WindowUnit {
+struct FillUnit {
   static constexpr int kRows = kByChannels ? 16 : 32;  // of a warp
-  int first_row, first_column;  // a column is eight channels
+  int first_row, first_column;                         // a column is eight channels
 
-  template <class Source>
-  __device__ __forceinline__ WindowUnit(const Source& source, int index) {
+  template <class RowSource>
+  __device__ __forceinline__ FillUnit(const RowSource& source, int index) {
     const int lane = threadIdx.x % 32;
     const bool two = halved(source);
-    first_row =
-        source.first + (two ? index / 2 : index) * kRows + (kByChannels ? lane / 8 : lane);
+    first_row = source.first + (two ? index / 2 : index) * kRows + (kByChannels ? lane / 8 : lane);
     first_column = kByChannels ? lane % 8 : two ? index % 2 * 4 : 0;
   }
   // Whether rows have more channels than a unit.
-  template <class Source>
-  __device__ __forceinline__ static bool halved(const Source& source) {
+  template <class RowSource>
+  __device__ __forceinline__ static bool halved(const RowSource& source) {
     return !kByChannels && source.channels > 32;
   }
-  template <class Source>
-  __device__ __forceinline__ static int count(const Source& source) {
+  template <class RowSource>
+  __device__ __forceinline__ static int count(const RowSource& source) {
     return (source.rows - source.first + kRows - 1) / kRows << int(halved(source));
   }
   __device__ __forceinline__ int row(int k) const { return first_row + (kByChannels ? 4 * k : 0); }
@@ -140,18 +140,18 @@ struct WindowUnit {
   }
 };
 
-// A unit's numbers, and what is known of it while it is loaded.
+// A unit's elements, and what is known of it while it is loaded.
 template <bool kByChannels, class Input>
-struct WindowParts {
-  using Unit = WindowUnit<kByChannels>;
+struct FillParts {
+  using Unit = FillUnit<kByChannels>;
   float x[4][8];
-  typename Input::Place from;
-  int left;    // channels from there on, if the row is inside
+  typename Input::Location from;
+  int left;    // channels from there on; 0 if the row is outside
   bool whole;  // all rows of the warp are inside, and so are the channels
 
-  template <class Source>
-  __device__ __forceinline__ void load(int k, const WindowSizes& sizes, const Input& input,
-                                       int stride, const Source& source, const Unit& unit) {
+  template <class RowSource>
+  __device__ __forceinline__ void load(int k, const ConvTiling& sizes, const Input& input,
+                                       int stride, const RowSource& source, const Unit& unit) {
     if (kByChannels || k == 0) {
       bool inside;
       from = source.at(sizes, input, unit.row(k), inside);
@@ -187,7 +187,7 @@ struct WindowParts {
   }
 };
 
-__device__ __forceinline__ Fragment halves_of(const float (&x)[8], float scale) {
+__device__ __forceinline__ Fragment fp16_parts_of(const float (&x)[8], float scale) {
   Fragment eight;
 #pragma unroll
   for (int i = 0; i < 4; ++i) eight.split(i, x[2 * i] * scale, x[2 * i + 1] * scale);
@@ -200,42 +200,43 @@ __device__ __forceinline__ float largest_finite(const float (&x)[8]) {
   return most;
 }
 
-// The warps that convert one operand. `found` lies in shared memory. What changes from stage to stage
-// has no references: the compiler would no longer know that they are to the kernel's arguments.
+// The warps that convert one operand. `found` is in shared memory. What changes from stage to stage
+// holds no references: the compiler would no longer know that these refer to the kernel's
+// arguments.
 template <int kTerms, bool kByChannels, int kWarps, class Input>
-struct WindowConverter {
-  using Unit = WindowUnit<kByChannels>;
-  const WindowSizes& sizes;
+struct InputConverter {
+  using Unit = FillUnit<kByChannels>;
+  const ConvTiling& sizes;
   const Input& input;
   uint32_t (&found)[2][kWarps];
   int barrier, warp;
   int stride;  // between channels
-  int turn = 0;
-  WindowParts<kByChannels, Input> parts;
+  int parity = 0;
+  FillParts<kByChannels, Input> parts;
 
-  // The largest that any of them has; all stores are published then.
+  // The largest value that any of them has; all stores are published then.
   __device__ __forceinline__ uint32_t largest_of_all(uint32_t mine) {
     const uint32_t of_warp = __reduce_max_sync(0xffffffffu, mine);
-    if (threadIdx.x % 32 == 0) found[turn][warp] = of_warp;
+    if (threadIdx.x % 32 == 0) found[parity][warp] = of_warp;
     publish_stores();
     meet(barrier, 32 * kWarps);
     uint32_t most = 0;
 #pragma unroll
-    for (int each = 0; each < kWarps; ++each) most = max(most, found[turn][each]);
-    turn ^= 1;
+    for (int each = 0; each < kWarps; ++each) most = max(most, found[parity][each]);
+    parity ^= 1;
     return most;
   }
-  template <class Source>
-  __device__ __forceinline__ void begin(const Source& source) {
+  template <class RowSource>
+  __device__ __forceinline__ void begin(const RowSource& source) {
     const Unit unit(source, warp);
 #pragma unroll
     for (int k = 0; k < 4; ++k) parts.load(k, sizes, input, stride, source, unit);
   }
 
-  // Fills rows with the source whose first numbers are on their way, and sends for those of the next,
-  // which `advance` makes it. Returns the largest magnitudes, as two halves.
-  template <class Source, class Advance>
-  __device__ __forceinline__ uint32_t fill(const RingRows& to, Source& source, float scale,
+  // Fills rows from the source whose first elements are in flight, and starts the loads of the next
+  // source, which `advance` returns. Returns the largest magnitudes, as a pair of fp16.
+  template <class RowSource, class Advance>
+  __device__ __forceinline__ uint32_t fill(const RingRows& to, RowSource& source, float scale,
                                            const Advance& advance) {
     const int units = Unit::count(source), rows = source.rows;
     uint32_t largest = 0;
@@ -249,33 +250,33 @@ struct WindowConverter {
       Fragment eight[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        eight[k] = halves_of(parts.x[k], scale);
+        eight[k] = fp16_parts_of(parts.x[k], scale);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) largest = larger_halves(largest, eight[k].hi[i]);
+        for (int i = 0; i < 4; ++i) largest = larger_fp16_pair(largest, eight[k].hi[i]);
       }
-      // All of the next are sent for at once: to wait for some is to wait for all.
+      // All loads of the next unit start at once: to wait for some is to wait for all.
 #pragma unroll
       for (int k = 0; k < 4; ++k) parts.load(k, sizes, input, stride, source, next);
-      RowPlace place = to.place(unit.row(0), rows);
+      RowPosition position = to.position(unit.row(0), rows);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        if (kByChannels && k > 0) place = to.place(unit.row(k), rows);
-        place.template put<kTerms>(unit.column(k), eight[k], to.lower_bytes);
+        if (kByChannels && k > 0) position = to.position(unit.row(k), rows);
+        position.template put<kTerms>(unit.column(k), eight[k], to.lower_bytes);
       }
       unit = next;
     }
     return largest;
   }
 
-  // A stage. `whole` is its source from the very first row on; `clear` waits until no one reads what
-  // lies there.
-  template <class Source, class Advance, class Whole, class Clear>
-  __device__ __forceinline__ float convert(const RingRows& to, Source& source, float scale,
+  // Converts a stage. `whole` returns its source from row 0 on; `clear` waits until nobody reads
+  // the rows that are to be overwritten.
+  template <class RowSource, class Advance, class Whole, class Clear>
+  __device__ __forceinline__ float convert(const RingRows& to, RowSource& source, float scale,
                                            const Advance& advance, const Whole& whole,
                                            const Clear& clear) {
     const uint32_t pairs = fill(to, source, scale, advance);
     const uint32_t most = largest_of_all(max(pairs & 0xffffu, pairs >> 16));
-    if (most < kFewHalves || most > kManyHalves) {
+    if (most < kFp16Few || most > kFp16Many) {
       // All zero, too large, too small, or something is not finite.
       scale = convert_again(to, whole(), scale, clear);
       begin(source);
@@ -284,9 +285,10 @@ struct WindowConverter {
   }
 
  private:
-  // Looks for the scale that fits and, if it is another, fills all rows with it; without haste.
-  template <class Source, class Clear>
-  __device__ __forceinline__ float convert_again(const RingRows& to, const Source& source,
+  // Finds the scale that fits and, if it is another one, fills all rows with it. This need not be
+  // fast.
+  template <class RowSource, class Clear>
+  __device__ __forceinline__ float convert_again(const RingRows& to, const RowSource& source,
                                                  float scale, const Clear& clear) {
     const int units = Unit::count(source);
     float largest = 0.f;
@@ -301,9 +303,9 @@ struct WindowConverter {
           if (!fills) {
             largest = fmaxf(largest, largest_finite(parts.x[k]));
           } else {
-            const RowPlace place = to.place(unit.row(k), source.rows);
-            place.template put<kTerms>(unit.column(k), halves_of(parts.x[k], scale),
-                                       to.lower_bytes);
+            const RowPosition position = to.position(unit.row(k), source.rows);
+            position.template put<kTerms>(unit.column(k), fp16_parts_of(parts.x[k], scale),
+                                          to.lower_bytes);
           }
         }
       }

@@ -1,13 +1,14 @@
-// How a convolution's input and weights come into shared memory, tile after tile.
+// How a convolution's input and weights are loaded into shared memory, tile after tile.
 //
-// A stage is what the taps of one phase read of 64 in channels. wgmma swizzles by the bits of the
-// address, so a tap's operand is the same stage seen from `shift` rows further. Some warps convert
-// the input to stages; another thread streams the weights in boxes of 64 of a phase's in channels, tap
-// after tap.
+// A stage is what the taps of one phase read of 64 input channels. wgmma swizzles by the bits of
+// the address, so a tap's operand is the same stage, read from `shift` rows further on. Some warps
+// convert the input to stages; another thread streams the weights in boxes of 64 of a phase's input
+// channels, tap after tap.
 //
-// A tile's furthest taps read what the nearest of the next tile read. Where there is room, a thread
-// block therefore walks on from tile to tile, and each block of channels and phase has a ring of
-// rows: only what is new is converted. Elsewhere stages are filled anew, one or two in turns.
+// A tile's furthest taps read what the nearest taps of the next tile read. If there is room, a
+// thread block therefore goes from a tile to its neighbour, and each block of channels and phase
+// has a ring of rows: only new rows are converted. Otherwise there are one or two stages, which are
+// filled anew.
 #pragma once
 
 #include "sm90/convolution/sm90_convolution_convert.cuh"
@@ -15,23 +16,25 @@
 
 namespace fw {
 
-// What a kernel is made of. Usually two warpgroups share a tile of kTileChannels. Where a tile is one
-// stage (`kTurns`) it has all out channels, and they take 64 of them at a time in turns: one multiplies
-// while the other stores its results. (Three of them leave registers for four warps that convert; H200,
-// 128 channels: 0.84 ms either way, with masks 1.07 instead of 1.01.)
+// The constants of a kernel. Usually two warpgroups share a tile of kTileChannels. If a tile is one
+// stage (`kPingPong`), it has all output channels, and the warpgroups take turns, 64 channels at a
+// time: one multiplies while the other stores its results. (Three warpgroups leave registers for
+// four warps that convert; H200, 128 channels: 0.84 ms either way, with masks 1.07 instead of
+// 1.01.)
 //
-// Each kind of thread has its own number of registers. The last warpgroup has one thread that loads
-// weights; it is whole because each quarter of a processor has registers for its own warps.
-template <int kTerms_, int kTileChannels, bool kTurns_ = false, int kBeside_ = 0>
-struct WindowKind {
-  static constexpr int kTerms = kTerms_, kHalves = kTerms == 3 ? 2 : 1, kBeside = kBeside_;
-  static constexpr bool kTurns = kTurns_, kLines = false;
-  static_assert(kTerms == 1 || !kTurns, "the registers are for one half of each number");
+// Each kind of thread has its own number of registers. In the last warpgroup one thread loads
+// weights; it is a whole warpgroup because each quarter of an SM has registers for its own warps.
+template <int kTerms_, int kTileChannels, bool kPingPong_ = false, int kBeside_ = 0>
+struct ConvKind {
+  static constexpr int kTerms = kTerms_, kParts = kTerms == 3 ? 2 : 1, kBeside = kBeside_;
+  static constexpr bool kPingPong = kPingPong_, kStaged = false;
+  static_assert(kTerms == 1 || !kPingPong, "the registers are for one half of each number");
 
   static constexpr int kGroups = 2, kConvertWarps = kTerms == 1 ? 8 : 4;
-  static constexpr int kFirstConvert = 128 * kGroups, kFirstLoad = kFirstConvert + 32 * kConvertWarps;
+  static constexpr int kFirstConvert = 128 * kGroups,
+                       kFirstLoad = kFirstConvert + 32 * kConvertWarps;
   static constexpr int kThreads = kFirstLoad + 128;
-  // What all begin with, and have together at the most.
+  // What each thread begins with. Together they never have more.
   static constexpr int kRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kMultiply = kTerms == 3 ? 184 : 128;
   static constexpr int kConvert = kTerms == 3 ? 120 : 96, kLoad = 24;
@@ -41,50 +44,55 @@ struct WindowKind {
   static_assert(kConvert <= kRegisters && kRegisters <= kMultiply,
                 "those that convert leave some, those that multiply take them");
 
-  // Whether a warpgroup has all of a tile's positions and 64 of its channels, or half of the positions.
-  static constexpr bool kHasPart = kTurns || kTileChannels == 128;
-  // Positions of a tile: as many as a thread has 64 sums for, and with three terms as many again for
-  // what the tensor cores add up. More would leave the warps that convert too few registers for the
-  // loads that they need on their way (H200: 1.04 ms with these, 1.17 with twice as many).
+  // Whether a warpgroup has all of a tile's positions and 64 of its channels, or half of the
+  // positions.
+  static constexpr bool kHasPart = kPingPong || kTileChannels == 128;
+  // Positions of a tile: as many as a thread has 64 sums for, and with three terms as many again
+  // for what the tensor cores add up. More would leave the warps that convert too few registers for
+  // the loads that they need in flight (H200: 1.04 ms with these, 1.17 with twice as many).
   static constexpr int kTilePositions = kTerms == 1 && !kHasPart ? 256 : 128;
   static constexpr int kPositions = kTilePositions / (kHasPart ? 1 : 2);  // of a warpgroup
 
-  // Boxes of weights and how many there is room for.
-  static constexpr int kBoxChannels = kTurns ? 64 : kTileChannels, kBoxBytes = kBoxChannels * 128;
-  static constexpr int kBoxBits = kTurns ? 3 : kHalves * kTileChannels == 256 ? 1 : 2;
+  // Boxes of weights, and how many there is room for.
+  static constexpr int kBoxChannels = kPingPong ? 64 : kTileChannels,
+                       kBoxBytes = kBoxChannels * 128;
+  static constexpr int kBoxBits = kPingPong ? 3 : kParts * kTileChannels == 256 ? 1 : 2;
   static constexpr int kBoxes = 1 << kBoxBits;
 };
 
-// Where the multiplying warpgroups do not take turns: boxes of weights that one is ahead of the other.
+// Boxes of weights by which one multiplying warpgroup is ahead of the other, without ping-pong.
 constexpr int kLead = 1;
 
-// Named barriers: that of the warps that convert, and the turns that those which multiply wait for, 5
-// to 7.
-constexpr int kConvertBarrier = 4, kTurnBarrier = 5;
+// Named barriers: that of the warps that convert, and the turns that the multiplying warpgroups
+// wait for, 5 to 7.
+constexpr int kConvertBarrier = 4, kPingPongBarrier = 5;
 
-// The stages that a thread block fills: tile after tile, of each the blocks of channels, and of each
-// of those the phases.
-struct WindowFills {
-  WindowRun run;
-  WindowTile tile;
+// The stages that a thread block fills: tile after tile, for each tile the blocks of channels, and
+// for each of these the phases.
+struct ConvFills {
+  TileRun run;
+  ConvTile tile;
   int block, phase;
 
-  __device__ __forceinline__ static WindowFills first(const WindowSizes& sizes) {
-    WindowFills fills = {sizes.run(), {}, 0, 0};
+  __device__ __forceinline__ static ConvFills first(const ConvTiling& sizes) {
+    ConvFills fills = {sizes.run(), {}, 0, 0};
     fills.start_tile(sizes);
     return fills;
   }
-  // All rows, or those that the last tile had not.
-  __device__ __forceinline__ WindowSource source(const WindowSizes& sizes, bool all) const {
-    const WindowShape& shape = sizes.shape;
+  // All rows, or those that the last tile did not have.
+  __device__ __forceinline__ ConvRowSource source(const ConvTiling& sizes, bool all) const {
+    const ConvShape& shape = sizes.shape;
     const int reach = shape.phase[phase].reach;
-    return {tile.band, tile.first, tile.group * shape.channels + 64 * block,
-            min(64, shape.channels - 64 * block), phase,
+    return {tile.band,
+            tile.first,
+            tile.group * shape.channels + 64 * block,
+            min(64, shape.channels - 64 * block),
+            phase,
             !all && tile.follows && run.done > 0 ? reach : 0,
             run.ended() ? 0 : sizes.tile_positions + reach};
   }
   // Whether another tile begins.
-  __device__ __forceinline__ bool advance(const WindowSizes& sizes) {
+  __device__ __forceinline__ bool advance(const ConvTiling& sizes) {
     if (++phase < sizes.shape.end_phase(tile.of_class)) return false;
     phase = sizes.shape.first_phase(tile.of_class);
     if (++block < sizes.blocks()) return false;
@@ -94,7 +102,7 @@ struct WindowFills {
   }
 
   // A class without taps has no stages.
-  __device__ __forceinline__ void start_tile(const WindowSizes& sizes) {
+  __device__ __forceinline__ void start_tile(const ConvTiling& sizes) {
 #pragma unroll 1
     for (; !run.ended(); ++run.done) {
       tile = sizes.tile(run.index());
@@ -104,35 +112,35 @@ struct WindowFills {
   }
 };
 
-// Of the warps that convert.
+// Shared memory of the warps that convert.
 template <int kWarps>
 struct ConvertShared {
   float kept_scales[kWarps][kMostStages];
-  WindowFills filled[kWarps];  // what each of them is filling, in case of doing it again
+  ConvFills filled[kWarps];  // what each of them is filling, in case it is filled again
   uint32_t found[2][kWarps];
 };
 template <>
 struct ConvertShared<0> {};
 
-// The stages follow.
+// The stages follow it in memory.
 template <class Kind>
-struct alignas(1024) WindowShared {
-  char weights[Kind::kBoxes][Kind::kHalves][Kind::kBoxBytes];
+struct alignas(1024) ConvShared {
+  char weights[Kind::kBoxes][Kind::kParts][Kind::kBoxBytes];
   WarpRows rows[Kind::kGroups][4];  // of the warps that multiply
   float scales[kMostStages];        // of the stages
   ConvertShared<Kind::kConvertWarps> convert;
   uint64_t loaded_x[kMostStages], done_x[kMostStages];
   uint64_t loaded_w[Kind::kBoxes], done_w[Kind::kBoxes];
 
-  // One half of each number; the other follows.
-  __device__ __forceinline__ char* ring(const WindowSizes& sizes, int index) {
-    return reinterpret_cast<char*>(this + 1) + index * Kind::kHalves * sizes.ring_bytes();
+  // High parts; low parts, if there are any, follow.
+  __device__ __forceinline__ char* ring(const ConvTiling& sizes, int index) {
+    return reinterpret_cast<char*>(this + 1) + index * Kind::kParts * sizes.ring_bytes();
   }
 };
 
-// The boxes of weights in shared memory, round and round: 2 to the power of kBits.
+// The ring of weight boxes in shared memory: 2 to the power of kBits.
 template <int kBits>
-struct WindowRing {
+struct ConvRing {
   uint32_t count = 0;
 
   __device__ __forceinline__ int stage(int back = 0) const {
@@ -141,9 +149,9 @@ struct WindowRing {
   __device__ __forceinline__ int parity() const { return count >> kBits & 1; }
 };
 
-// The input's stages, round and round, and the rings that they lie in.
-struct WindowStages {
-  const WindowSizes& sizes;
+// The ring of the input's stages, and the rings of rows that hold them.
+struct ConvStages {
+  const ConvTiling& sizes;
   int stage = 0, parity = 0;
   int row = 0;  // of the tile's first position in its rings
 
@@ -162,27 +170,27 @@ struct WindowStages {
 
 // The warps that convert.
 template <bool kByChannels, class Kind, class Input>
-__device__ __forceinline__ void convert_input(WindowShared<Kind>& shared, const Input& x,
-                                              const WindowSizes& sizes) {
+__device__ __forceinline__ void convert_input(ConvShared<Kind>& shared, const Input& x,
+                                              const ConvTiling& sizes) {
   const int warp = (threadIdx.x - Kind::kFirstConvert) / 32;
   float* const scales = shared.convert.kept_scales[warp];  // of the rings
-  WindowConverter<Kind::kTerms, kByChannels, Kind::kConvertWarps, Input> converter = {
+  InputConverter<Kind::kTerms, kByChannels, Kind::kConvertWarps, Input> converter = {
       sizes, x, shared.convert.found, kConvertBarrier, warp, int(x.channel_stride)};
-  if (threadIdx.x % 32 < kMostStages) scales[threadIdx.x % 32] = 2048.f;  // normal numbers'
+  if (threadIdx.x % 32 < kMostStages) scales[threadIdx.x % 32] = 2048.f;  // suits N(0, 1) elements
   __syncwarp();
-  WindowStages to = {sizes};
-  WindowFills fills = WindowFills::first(sizes);
-  WindowSource source = fills.source(sizes, true);
+  ConvStages to = {sizes};
+  ConvFills fills = ConvFills::first(sizes);
+  ConvRowSource source = fills.source(sizes, true);
   converter.begin(source);
 #pragma unroll 1
   while (!fills.run.ended()) {
-    WindowFills& here = shared.convert.filled[warp];
+    ConvFills& here = shared.convert.filled[warp];
     const bool begins = fills.run.done == 0;
     here = fills;
     __syncwarp();
     const RingRows rows = {shared_address(shared.ring(sizes, to.ring())), to.row, sizes.ring_rows,
                            sizes.overlap, sizes.ring_bytes()};
-    // Of a ring with several stages, the others are read while this one is filled.
+    // If a ring has several stages, the others are read while this one is filled.
     const auto clear = [&] {
       if (sizes.walks && sizes.rings < sizes.stages && !begins) {
         const int before = (to.stage == 0 ? sizes.stages : to.stage) - 1;
@@ -210,44 +218,46 @@ __device__ __forceinline__ void convert_input(WindowShared<Kind>& shared, const 
   }
 }
 
-// The thread that brings stages from lines, in boxes of `line_box` rows.
+// The thread that loads stages from the staged input, in boxes of `staged_box` rows.
 template <class Kind>
-__device__ __forceinline__ void load_lines(WindowShared<Kind>& shared, const CUtensorMap* lines,
-                                           const WindowSizes& sizes) {
-  const WindowShape& shape = sizes.shape;
+__device__ __forceinline__ void load_staged(ConvShared<Kind>& shared, const CUtensorMap* staged,
+                                            const ConvTiling& sizes) {
+  const ConvShape& shape = sizes.shape;
   const int planes = sizes.blocks() * shape.planes, rows = sizes.ring_rows;
-  const int64_t line_rows = sizes.positions();
-  WindowStages to = {sizes};
-  for (WindowRun run = sizes.run(); !run.ended(); ++run.done) {
-    const WindowTile tile = sizes.tile(run.index());
+  const int64_t staged_rows = sizes.positions();
+  ConvStages to = {sizes};
+  for (TileRun run = sizes.run(); !run.ended(); ++run.done) {
+    const ConvTile tile = sizes.tile(run.index());
     const int64_t first = sizes.start(tile);
     const int first_phase = shape.first_phase(tile.of_class), end = shape.end_phase(tile.of_class);
     for (int block = 0; block < planes; block += shape.planes) {
       for (int phase = first_phase; phase < end; ++phase, to.advance()) {
-        const int64_t line = int64_t(tile.group) * planes + block + shape.phase[phase].plane;
-        const int64_t from = line * line_rows + first + (kVolumes ? shape.phase[phase].deeper : 0);
+        const int64_t staged_index =
+            int64_t(tile.group) * planes + block + shape.phase[phase].plane;
+        const int64_t from =
+            staged_index * staged_rows + first + (kVolumes ? shape.phase[phase].deeper : 0);
         uint64_t* loaded = &shared.loaded_x[to.stage];
         char* const stage = shared.ring(sizes, to.stage);
         wait(&shared.done_x[to.stage], to.parity ^ 1);
         arrive_expecting(loaded, rows * 128);
-        for (int row = 0; row < rows; row += sizes.line_box) {
-          copy_box(stage + row * 128, lines, loaded, 0, int(from) + row, 0);
+        for (int row = 0; row < rows; row += sizes.staged_box) {
+          copy_box(stage + row * 128, staged, loaded, 0, int(from) + row, 0);
         }
       }
     }
   }
 }
 
-// The thread that loads weights, boxes in the order in which they are multiplied: of each tile those of
-// its parts, one after the other.
+// The thread that loads weights: boxes in the order in which they are multiplied, for each tile
+// those of its parts, one after the other.
 template <class Kind>
-__device__ __forceinline__ void load_weights(WindowShared<Kind>& shared, const CUtensorMap* hi,
-                                             const CUtensorMap* lo, const WindowSizes& sizes) {
-  const WindowShape& shape = sizes.shape;
+__device__ __forceinline__ void load_weights(ConvShared<Kind>& shared, const CUtensorMap* hi,
+                                             const CUtensorMap* lo, const ConvTiling& sizes) {
+  const ConvShape& shape = sizes.shape;
   const int all_boxes = shape.boxes_between(0, shape.phases);
-  WindowRing<Kind::kBoxBits> to;
-  for (WindowRun run = sizes.run(); !run.ended(); ++run.done) {
-    const WindowTile tile = sizes.tile(run.index());
+  ConvRing<Kind::kBoxBits> to;
+  for (TileRun run = sizes.run(); !run.ended(); ++run.done) {
+    const ConvTile tile = sizes.tile(run.index());
     const int boxes = sizes.boxes_of(tile.of_class);
     const int first_box =
         tile.group * all_boxes + shape.boxes_between(0, shape.first_phase(tile.of_class));

@@ -1,7 +1,7 @@
-// How a warp reduces a convolution's result over positions, alone. It has laid 8 channels of a part into
-// its shared memory (sm90_convolution_epilogue.cuh); a thread takes back the 16 numbers that it has put there
-// itself, all of one channel: a loop can go through these, through registers it could not. Four threads
-// then join what they have of their channel, in a fixed order.
+// How a warp reduces a convolution's result over positions, alone. It has written 8 channels of a
+// part to its shared memory (sm90_convolution_epilogue.cuh). A thread takes back the 16 elements
+// that it wrote itself, all of one channel: a loop can index these, but not registers. Then four
+// threads combine what they have of their channel, in a fixed order.
 #pragma once
 
 #include "sm90/matmul/sm90_epilogue.cuh"
@@ -9,41 +9,41 @@
 
 namespace fw {
 
-// An epilogue that has nothing to reduce over positions.
-template <class End, class Result>
-struct NoSweeper {
-  __device__ __forceinline__ NoSweeper(const End&, const Result&) {}
+// For an epilogue that reduces nothing over positions.
+template <class Epilogue, class ResultTile>
+struct NoPositionReducer {
+  __device__ __forceinline__ NoPositionReducer(const Epilogue&, const ResultTile&) {}
   __device__ __forceinline__ void begin_part(int) {}
   __device__ __forceinline__ void enter(int) {}
   __device__ __forceinline__ void sweep(const float*, int) {}
 };
 
-// V is 2 where pairs of positions are neighbours in memory, else 1.
-template <int V, class End, class Result>
-struct Sweeper {
-  using Reduces = decltype(End::reduces);
+// V is 2 if pairs of positions are neighbours in memory, else 1.
+template <int V, class Epilogue, class ResultTile>
+struct PositionReducer {
+  using Reduces = decltype(Epilogue::reduces);
   using Body = typename Reduces::Body;
   using Elem = typename Body::template Elem<V>;
-  // Pairs of numbers whose loads are on their way together.
-  static constexpr int kTogether = rows_together<Elem[2 / V], Result>(4);
+  // Pairs of elements whose loads are in flight together.
+  static constexpr int kTogether = rows_together<Elem[2 / V], ResultTile>(4);
 
   const Reduces& end;
-  const Result& result;
-  WindowPart part;
+  const ResultTile& result;
+  PositionPart part;
   typename Reduces::Row row;
   int q;  // the thread's channel
 
-  __device__ __forceinline__ Sweeper(const End& of, const Result& result)
+  __device__ __forceinline__ PositionReducer(const Epilogue& of, const ResultTile& result)
       : end(of.reduces), result(result) {}
 
-  // From position p of the tile on.
+  // Begins the part that starts at position p of the tile.
   __device__ __forceinline__ void begin_part(int p) { part = result.part(p); }
-  // Before the numbers are laid out: what is read of a channel is then on its way.
+  // Called before the elements are written: what is read of a channel is then in flight.
   __device__ __forceinline__ void enter(int first_channel) {
     q = first_channel + threadIdx.x % 32 / 4;
     if (!Reduces::kPerImage || part.first <= part.last) enter_image(part.first);
   }
-  // The part's positions begin at p of the tile; `mine` is where the thread's numbers do.
+  // The part begins at position p of the tile, and the thread's elements at `mine`.
   __device__ __forceinline__ void sweep(const float* mine, int p) {
     if constexpr (!Reduces::kPerImage) {
       leave(0, total(mine, p, part.inside));
@@ -58,10 +58,8 @@ struct Sweeper {
   }
 
  private:
-  __device__ __forceinline__ void enter_image(int image) {
-    end.enter(row, image, channel());
-  }
-  // A thread without a channel goes along with one that there is, and leaves nothing.
+  __device__ __forceinline__ void enter_image(int image) { end.enter(row, image, channel()); }
+  // A thread without a channel computes with one that exists, and writes nothing.
   __device__ __forceinline__ int channel() const {
     return result.channel_out(min(q, result.rows - 1));
   }
@@ -70,7 +68,7 @@ struct Sweeper {
       end.leave(part, image, channel(), result.sizes.image_positions(), total);
     }
   }
-  // Over the positions whose bits are set; known to the first of four threads.
+  // Reduces over the positions whose bits are set; the first of four threads has the result.
   __device__ __forceinline__ typename Reduces::Part total(const float* mine, int p,
                                                           uint64_t bits) const {
     Sums<Body, V> acc = end.body.template accumulators<V>(Phase<0>{});
@@ -81,16 +79,16 @@ struct Sweeper {
     }
     return warp_joined<4>(acc.folded(V));
   }
-  // kTogether pairs, eight positions apart. Where an element lies is not computed unless it is read.
-  // What is in a halo is visited, too, as if it were the first of its channel, and then not taken:
-  // with branches one pair would wait for the loads of the other.
+  // Visits kTogether pairs, eight positions apart. The index of an element is not computed unless
+  // it is used. Positions in a halo are visited, too, as if they were the first of their channel,
+  // and then ignored: with branches one pair would wait for the loads of the other.
   __device__ __forceinline__ void visit(Sums<Body, V>& acc, const float* from, int p,
                                         uint32_t bits) const {
     Elem elem[kTogether][2 / V];
     const auto inside = [&](int k, int v) { return (bits >> (8 * k + v) & 1) != 0; };
-    const auto place = [&](int k, int v) {
-      const WindowShape& shape = result.sizes.shape;
-      const WindowPosition at = result.output(p + 8 * k + v);
+    const auto index = [&](int k, int v) {
+      const ConvShape& shape = result.sizes.shape;
+      const ConvPosition at = result.output(p + 8 * k + v);
       const bool there = inside(k, v);
       return end.inner(there ? at.image : 0, channel(), there ? result.row_of(at) : 0,
                        there ? at.column : 0, shape.out_rows(), shape.out_x.count);
@@ -99,7 +97,7 @@ struct Sweeper {
     for (int k = 0; k < kTogether; ++k) {
 #pragma unroll
       for (int v = 0; v < 2; v += V) {
-        const auto at = place(k, v);
+        const auto at = index(k, v);
         end.body.load(Phase<0>{}, elem[k][v / V], row, at.rest, at.last);
       }
     }
@@ -110,7 +108,7 @@ struct Sweeper {
       for (int v = 0; v < 2; v += V) {
 #pragma unroll
         for (int i = 0; i < V; ++i) end.body.give(elem[k][v / V], i, pair.lanes[v + i]);
-        const auto at = place(k, v);
+        const auto at = index(k, v);
         Sums<Body, V> next = acc;
         end.body.visit(Phase<0>{}, elem[k][v / V], row, next, at.rest, at.last, V);
         acc = chosen(inside(k, v), next, acc);

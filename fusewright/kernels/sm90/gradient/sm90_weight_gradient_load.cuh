@@ -1,10 +1,10 @@
-// How the gradient of a convolution by its weights is divided among thread blocks, and how its
-// operands come into shared memory.
+// How a weight gradient is divided among thread blocks, and how its operands are loaded into shared
+// memory.
 //
-// Positions are walked in slabs. Of a slab, dy is a stage: a row for each position, 64 out channels
-// in 128 bytes, zeros where the position lies in a halo. The taps of a set read x from the slab's
-// own rows on and some rows further, which are the next slab's: x lies in a ring of rows, and only
-// what is new in a slab is converted.
+// Positions are processed in slabs. dy's part of a slab is a stage: a row for each position, 64
+// output channels in 128 bytes, zeros for positions in a halo. The taps of a set read x from the
+// slab's own rows on and some rows further, which are the next slab's. So x is in a ring of rows,
+// and only the new rows of a slab are converted.
 #pragma once
 
 #include "convolution/convolution_sizes.cuh"
@@ -22,41 +22,41 @@ constexpr int kBarrierOfX = 1, kBarrierOfDy = 2;
 // Two warpgroups multiply; the warps of a third convert x, and as many dy.
 constexpr int kGradientThreads = 384, kGradientWarps = 2;
 
-// Taps whose sums a warpgroup has registers for. One more would leave the converting warps too few
+// Taps for whose sums a warpgroup has registers. One more would leave the converting warps too few
 // for the loads that they need in flight.
 template <int kTerms>
 constexpr int kTapsEach = kTerms == 1 ? 5 : 4;
 constexpr int kMostSets = kMostTaps / (2 * kTapsEach<3>) + kMostPhases;
 
-// With three terms, tensor cores add up no more than a slab.
+// With three terms, the tensor cores add up no more than a slab.
 template <int kTerms>
 constexpr int kSlabPositions = kTerms == 1 ? 128 : 64;
 
-// wgmma reads 16 rows in a row: as many of the ring's first ones lie behind its last again.
+// wgmma reads 16 rows in a row: as many of the ring's first ones are stored again after its last.
 constexpr int kRingOverlap = 16;
 
-// Taps of one phase that a thread block takes: `taps` from the `first` of all on.
+// Taps of one phase that a thread block takes: `taps` of them, from index `first` on.
 struct TapSet {
   int phase, first, taps;
 };
 
-// What a thread block sums: a set's taps for 64 in channels, over some slabs.
+// What a thread block sums: a set's taps for 64 input channels, over some slabs.
 struct GradientWork {
-  int part, group, out, in;  // the first channels, of the group's
+  int part, group, out, in;  // out, in: the first channels, within the group
   TapSet set;
-  uint32_t band, place;  // of the first position
+  uint32_t band, in_plane;  // of the first position
   int slabs;
 };
 
-struct GradientSizes : WindowSizes {
+struct GradientTiling : ConvTiling {
   TapSet set[kMostSets];
   int sets = 0, parts = 1;
   bool dy_by_channels = false;
 
-  using WindowSizes::WindowSizes;
+  using ConvTiling::ConvTiling;
   FW_FN int slabs() const { return int(tiles_p.divisor); }
 
-  // Warpgroups have 64 out channels each, or share the taps of 64.
+  // Warpgroups have 64 output channels each, or share the taps of 64.
   FW_FN bool shares_taps() const { return tile_channels == 64; }
   FW_FN int work_units() const { return shape.groups * tiles_q * blocks() * sets; }
   FW_FN int shift(const TapSet& of, int tap) const {
@@ -64,7 +64,7 @@ struct GradientSizes : WindowSizes {
   }
   FW_FN int reach(const TapSet& of) const { return shift(of, of.taps - 1); }
 
-  // Blocks that run together read the same positions.
+  // Thread blocks that run together read the same positions.
   __device__ __forceinline__ GradientWork work(int index) const {
     const int part = index / work_units();
     int rest = index - part * work_units();
@@ -72,90 +72,98 @@ struct GradientSizes : WindowSizes {
     rest -= group * tiles_q * blocks() * sets;
     const int tile = rest / (blocks() * sets);
     rest -= tile * blocks() * sets;
-    const int64_t slab = int64_t(slabs()) * part / parts, end = int64_t(slabs()) * (part + 1) / parts;
-    uint32_t band, place;
-    all_of_plane.divide(slab * tile_positions, band, place);
-    return {part, group, tile * tile_channels, rest / sets * 64, set[rest % sets], band, place,
-            int(end - slab)};
+    const int64_t slab = int64_t(slabs()) * part / parts,
+                  end = int64_t(slabs()) * (part + 1) / parts;
+    uint32_t band, in_plane;
+    all_of_plane.divide(slab * tile_positions, band, in_plane);
+    return {part, group,    tile * tile_channels, rest / sets * 64, set[rest % sets],
+            band, in_plane, int(end - slab)};
   }
 };
 
-// The ring of x and the stages of dy follow.
+// The ring of x and the stages of dy follow it in memory.
 template <int kTerms>
 struct alignas(1024) GradientShared {
-  static constexpr int kHalves = kTerms == 3 ? 2 : 1;
-  static constexpr int kChunkBytes = kSlabPositions<kTerms> * 128;  // 64 out channels of a slab
+  static constexpr int kParts = kTerms == 3 ? 2 : 1;
+  static constexpr int kChunkBytes = kSlabPositions<kTerms> * 128;  // 64 output channels of a slab
   GradientWork work;
-  float scale_x[kSlabStages], scale_dy[kSlabStages][2];  // of each 64 out channels
+  float scale_x[kSlabStages], scale_dy[kSlabStages][2];  // of each 64 output channels
   uint32_t found_x[2][kGradientWarps], found_dy[2][kGradientWarps];
   uint64_t loaded[kSlabStages], done[kSlabStages];
-  uint64_t arrived;  // a slab from lines, which has yet to be evened out
+  uint64_t arrived;  // a staged slab, which has yet to be evened out
 
   __device__ __forceinline__ char* ring() { return reinterpret_cast<char*>(this + 1); }
-  // 64 out channels of a stage of dy; their lower halves lie kChunkBytes behind them.
-  __device__ __forceinline__ char* dy(const GradientSizes& sizes, int stage, int chunk) {
+  // 64 output channels of a stage of dy; their low parts are stored kChunkBytes after them.
+  __device__ __forceinline__ char* dy(const GradientTiling& sizes, int stage, int chunk) {
     const int chunks = sizes.tile_channels / 64;
-    return ring() + kHalves * sizes.ring_bytes() +
-           (stage * chunks + chunk) * kHalves * kChunkBytes;
+    return ring() + kParts * sizes.ring_bytes() + (stage * chunks + chunk) * kParts * kChunkBytes;
   }
-  static int64_t bytes(const GradientSizes& sizes) {
+  static int64_t bytes(const GradientTiling& sizes) {
     const int stages = kSlabStages * (sizes.tile_channels / 64) * kChunkBytes;
-    return sizeof(GradientShared) + int64_t(kHalves) * (sizes.ring_bytes() + stages);
+    return sizeof(GradientShared) + int64_t(kParts) * (sizes.ring_bytes() + stages);
   }
 };
 
 // The slabs of a thread block, one after the other.
 struct Slabs {
-  uint32_t band, place;  // of the slab's first position
+  uint32_t band, in_plane;  // of the slab's first position
   int left;
   uint32_t count = 0;
   int row = 0;  // where in the ring the slab's own rows begin
 
   __device__ __forceinline__ int stage() const { return count % kSlabStages; }
   __device__ __forceinline__ int parity() const { return count / kSlabStages % 2; }
-  __device__ __forceinline__ void advance(const GradientSizes& sizes) {
+  __device__ __forceinline__ void advance(const GradientTiling& sizes) {
     uint32_t bands;
-    sizes.plane.divide(place + sizes.tile_positions, bands, place);
+    sizes.plane.divide(in_plane + sizes.tile_positions, bands, in_plane);
     band += bands, --left, ++count;
     row += sizes.tile_positions;
     if (row >= sizes.ring_rows) row -= sizes.ring_rows;
   }
 };
 
-// A slab's rows of dy, `channels` from `channel` on.
+// A slab's rows of dy: `channels` channels from `channel` on.
 struct SlabOfDy {
-  uint32_t band, place;  // of the first position
+  uint32_t band, in_plane;  // of the first position
   int channel, channels;
   int first, rows;
 
   template <class Input>
-  __device__ __forceinline__ auto at(const WindowSizes& sizes, const Input& dy, int row,
+  __device__ __forceinline__ auto at(const ConvTiling& sizes, const Input& dy, int row,
                                      bool& inside) const {
-    const WindowPosition position = sizes.position(band, place, row);
+    const ConvPosition position = sizes.position(band, in_plane, row);
     inside = (row < rows) & position.in_band & (position.image < sizes.shape.images) &
              (position.column < sizes.shape.x.out);
-    return dy.place(position.image, channel, position.z, position.y, position.column);
+    return dy.location(position.image, channel, position.z, position.y, position.column);
   }
 };
 
-// The warps that convert x: of a slab the rows that the last did not read.
+// The warps that convert x: of a slab the rows that the previous one did not read.
 template <bool kByChannels, int kTerms, class X>
 __device__ __forceinline__ void convert_x(GradientShared<kTerms>& shared, const X& x,
-                                          const GradientSizes& sizes) {
+                                          const GradientTiling& sizes) {
   const GradientWork& work = shared.work;
-  const WindowShape& shape = sizes.shape;
-  const auto source_of = [&](const Slabs& at, bool all) -> WindowSource {
+  const ConvShape& shape = sizes.shape;
+  const auto source_of = [&](const Slabs& at, bool all) -> ConvRowSource {
     const int reach = sizes.reach(work.set);
-    return {at.band, at.place + shape.shift[work.set.first], work.group * shape.channels + work.in,
-            min(64, shape.channels - work.in), work.set.phase, all ? 0 : reach,
+    return {at.band,
+            at.in_plane + shape.shift[work.set.first],
+            work.group * shape.channels + work.in,
+            min(64, shape.channels - work.in),
+            work.set.phase,
+            all ? 0 : reach,
             at.left > 0 ? sizes.tile_positions + reach : 0};
   };
-  WindowConverter<kTerms, kByChannels, kGradientWarps, X> converter = {
-      sizes, x, shared.found_x, kBarrierOfX, int(threadIdx.x / 32 % kGradientWarps),
+  InputConverter<kTerms, kByChannels, kGradientWarps, X> converter = {
+      sizes,
+      x,
+      shared.found_x,
+      kBarrierOfX,
+      int(threadIdx.x / 32 % kGradientWarps),
       int(x.channel_stride)};
-  Slabs slabs = {work.band, work.place, work.slabs};
-  WindowSource source = source_of(slabs, true);
-  float scale = 2048.f;  // normal numbers'
+  Slabs slabs = {work.band, work.in_plane, work.slabs};
+  ConvRowSource source = source_of(slabs, true);
+  float scale = 2048.f;  // suits N(0, 1) elements
   converter.begin(source);
 #pragma unroll 1
   while (slabs.left > 0) {
@@ -171,7 +179,7 @@ __device__ __forceinline__ void convert_x(GradientShared<kTerms>& shared, const 
         },
         [&] { return source_of(here, true); },
         [&] {
-          // The last slab reads some of what this one does.
+          // The previous slab reads some of what this one does.
           const uint32_t last = here.count - 1;
           if (here.count > 0) wait(&shared.done[last % kSlabStages], last / kSlabStages % 2);
         });
@@ -182,23 +190,31 @@ __device__ __forceinline__ void convert_x(GradientShared<kTerms>& shared, const 
   }
 }
 
-// The warps that convert dy: of a slab 64 out channels after the other.
+// The warps that convert dy: of a slab 64 output channels after the other.
 template <bool kByChannels, int kTerms, class Input>
 __device__ __forceinline__ void convert_dy(GradientShared<kTerms>& shared, const Input& dy,
-                                           const GradientSizes& sizes) {
+                                           const GradientTiling& sizes) {
   const GradientWork& work = shared.work;
-  const WindowShape& shape = sizes.shape;
+  const ConvShape& shape = sizes.shape;
   const auto source_of = [&](const Slabs& at, int chunk) -> SlabOfDy {
     const int out = work.out + 64 * chunk;
-    return {at.band, at.place, work.group * shape.channels_out + out,
-            min(64, shape.channels_out - out), 0, at.left > 0 ? sizes.tile_positions : 0};
+    return {at.band,
+            at.in_plane,
+            work.group * shape.channels_out + out,
+            min(64, shape.channels_out - out),
+            0,
+            at.left > 0 ? sizes.tile_positions : 0};
   };
-  WindowConverter<kTerms, kByChannels, kGradientWarps, Input> converter = {
-      sizes, dy, shared.found_dy, kBarrierOfDy, int(threadIdx.x / 32 % kGradientWarps),
+  InputConverter<kTerms, kByChannels, kGradientWarps, Input> converter = {
+      sizes,
+      dy,
+      shared.found_dy,
+      kBarrierOfDy,
+      int(threadIdx.x / 32 % kGradientWarps),
       int(dy.channel_stride)};
-  Slabs slabs = {work.band, work.place, work.slabs};
+  Slabs slabs = {work.band, work.in_plane, work.slabs};
   SlabOfDy source = source_of(slabs, 0);
-  float scale = 2048.f;  // normal numbers'
+  float scale = 2048.f;  // suits N(0, 1) elements
   int chunk = 0;
   converter.begin(source);
 #pragma unroll 1

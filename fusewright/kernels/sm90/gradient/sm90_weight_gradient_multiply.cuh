@@ -1,8 +1,8 @@
-// The products of a gradient's slabs: out channels are wgmma's rows, in channels its columns, and
-// positions what is contracted, 16 at a step, each a row of both operands.
+// Multiplies a weight gradient's slabs: output channels are wgmma's rows, input channels its
+// columns; positions are contracted, 16 in a step, each a row of both operands.
 //
 // With one term the tensor cores add up slab after slab, as long as the scales stay. With three, a
-// slab of a tap is dy_lo·x_hi + dy_hi·x_lo + dy_hi·x_hi, the small products first; tensor cores
+// slab of a tap is dy_lo·x_hi + dy_hi·x_lo + dy_hi·x_hi, the small terms first; tensor cores
 // truncate when they add, so it starts from zero and is added to the total in fp32.
 #pragma once
 
@@ -11,15 +11,15 @@
 namespace fw {
 
 // Slabs that tensor cores add up at most. They truncate: after these 8192 positions 3e-5 of a sum
-// is lost (H200, 2026-11-15), ten times less than by rounding to halves.
+// is lost (H200, 2026-11-15), ten times less than by rounding to fp16.
 constexpr int kMostSlabs = 64;
 
-// The taps of one of the warpgroups that multiply, from `first` of the set's on, and its chunk of
-// the out channels.
+// The taps of one of the multiplying warpgroups, from index `first` of the set on, and its chunk of
+// the output channels.
 struct TapShare {
   int first, taps, chunk;
 
-  FW_FN TapShare(const GradientSizes& sizes, int taps_of_set, int warpgroup)
+  FW_FN TapShare(const GradientTiling& sizes, int taps_of_set, int warpgroup)
       : first(0), taps(taps_of_set), chunk(warpgroup) {
     if (!sizes.shares_taps()) return;
     const int half = (taps + 1) / 2;
@@ -27,16 +27,16 @@ struct TapShare {
   }
 };
 
-// How many taps warpgroups have, some these and others those.
+// The numbers of taps that warpgroups may have.
 template <int... kCounts>
 struct TapCounts {
   FW_FN static constexpr bool has(int taps) { return ((taps == kCounts) || ...); }
 };
 using AnyTaps = TapCounts<1, 2, 3, 4, 5>;
 
-// Whether there is code for all of them.
+// Whether there is code for all numbers of taps that occur.
 template <class Taps>
-bool has_all_taps(const GradientSizes& sizes) {
+bool has_all_taps(const GradientTiling& sizes) {
   for (int at = 0; at < 2 * sizes.sets; ++at) {
     const TapShare share(sizes, sizes.set[at / 2].taps, at % 2);
     if (share.taps > 0 && !Taps::has(share.taps)) return false;
@@ -44,13 +44,13 @@ bool has_all_taps(const GradientSizes& sizes) {
   return true;
 }
 
-// A warpgroup that multiplies, for up to kTaps taps: 64 out channels by 64 in channels each.
+// A warpgroup that multiplies, for up to kTaps taps: 64 output channels by 64 input channels each.
 template <int kTerms, int kTaps>
 struct GradientMultiplier {
   using Shared = GradientShared<kTerms>;
   static constexpr int kSteps = kSlabPositions<kTerms> / 16, kRowStep = 128 / 16;
   Shared& shared;
-  const GradientSizes& sizes;
+  const GradientTiling& sizes;
   const TapShare share;
   float total[kTaps][32];
   uint32_t at[kTaps];  // where in the ring the taps' next steps begin, in a descriptor's units
@@ -69,7 +69,7 @@ struct GradientMultiplier {
 
   // Tensor cores add slab after slab to the totals.
   __device__ __forceinline__ void add_slab(uint32_t x, uint32_t dy) {
-    begin_products();
+    begin_wgmma();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
@@ -78,13 +78,13 @@ struct GradientMultiplier {
                                           rows_descriptor(x + step(k)), 1);
       }
     }
-    commit_products();
-    await_products<0>();
+    commit_wgmma();
+    await_wgmma<0>();
 #pragma unroll
     for (int k = 0; k < kTaps; ++k) settle(total[k]);
   }
-  // Both halves of each operand, the small products first, from zero, tap after tap: while this
-  // warpgroup adds one up, the other's products run.
+  // High and low parts of each operand, the small terms first, from zero, tap after tap: while this
+  // warpgroup adds one up, the other multiplies.
   __device__ __forceinline__ void add_slab_exactly(uint32_t x, uint32_t dy) {
     const uint32_t lower_x = sizes.ring_bytes() / 16, lower_dy = Shared::kChunkBytes / 16;
     const float small = min(inverse_of(scale_x), inverse_of(scale_dy));
@@ -100,7 +100,7 @@ struct GradientMultiplier {
         multiply_shared<half, true, true>(sum, rows_descriptor(of_dy), rows_descriptor(of_x),
                                           to_sum);
       };
-      begin_products();
+      begin_wgmma();
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
         const uint32_t of_dy = dy + i * 16 * kRowStep, of_x = x + here[i];
@@ -109,17 +109,17 @@ struct GradientMultiplier {
       }
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) add(dy + i * 16 * kRowStep, x + here[i], 1);
-      commit_products();
-      await_products<0>();
+      commit_wgmma();
+      await_wgmma<0>();
       settle(sum);
 #pragma unroll
       for (int i = 0; i < 32; ++i) total[k][i] = __fmaf_rn(sum[i] * small, large, total[k][i]);
     }
   }
 
-  // The totals, times two powers of two, to the workspace, or onto what is there already.
+  // Writes the totals, times two powers of two, to the workspace, or adds them to what is there.
   __device__ __forceinline__ void deliver(float* workspace, float by, float then_by, bool onto) {
-    const WindowShape& shape = sizes.shape;
+    const ConvShape& shape = sizes.shape;
     const GradientWork& work = shared.work;
     const int out =
         work.out + 64 * share.chunk + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -148,7 +148,7 @@ struct GradientMultiplier {
   }
 
   __device__ __forceinline__ void add_part(float* workspace) {
-    const uint32_t ring = tile_place(shared.ring());
+    const uint32_t ring = tile_address(shared.ring());
     int left = shared.work.slabs;
     uint32_t count = 0;
     bool onto = false;
@@ -167,7 +167,7 @@ struct GradientMultiplier {
         const float of_x = shared.scale_x[stage], of_dy = shared.scale_dy[stage][share.chunk];
         if (kTerms == 1 && slabs > 0 && (of_x != scale_x || of_dy != scale_dy)) break;
         scale_x = of_x, scale_dy = of_dy;
-        const uint32_t dy = tile_place(shared.dy(sizes, stage, share.chunk));
+        const uint32_t dy = tile_address(shared.dy(sizes, stage, share.chunk));
         if constexpr (kTerms == 1) {
           add_slab(ring, dy);
         } else {
@@ -176,7 +176,7 @@ struct GradientMultiplier {
         if (threadIdx.x % 32 == 0) arrive(&shared.done[stage]);
         --left, ++count;
       }
-      // The product of both inverses may be too large: the smaller first.
+      // The product of both inverses may be too large: multiply by the smaller one first.
       const float of_x = inverse_of(scale_x), of_dy = inverse_of(scale_dy);
       if (kTerms == 1) deliver(workspace, min(of_x, of_dy), max(of_x, of_dy), onto);
       if (kTerms == 3) deliver(workspace, 1.f, 1.f, false);
@@ -185,11 +185,11 @@ struct GradientMultiplier {
   }
 };
 
-// With one term all taps' products run together: there is code for each number of taps that occurs. With
-// three they come one after another, and the same code serves any number.
+// With one term all taps are multiplied together: there is code for each number of taps that
+// occurs. With three they are multiplied one after another, and the same code serves any number.
 template <class Taps, int kTerms, int kTaps = kTapsEach<kTerms>>
 __device__ __forceinline__ void multiply_slabs(GradientShared<kTerms>& shared, float* workspace,
-                                               const GradientSizes& sizes, const TapShare& share) {
+                                               const GradientTiling& sizes, const TapShare& share) {
   if constexpr (kTerms == 1 && kTaps > 1) {
     if (share.taps < kTaps) {
       return multiply_slabs<Taps, kTerms, kTaps - 1>(shared, workspace, sizes, share);

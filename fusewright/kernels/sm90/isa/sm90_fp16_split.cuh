@@ -1,5 +1,5 @@
-// The fp32 operand of a product on its way from shared memory to the tensor cores: read in the order
-// of wgmma's fragments and split into fp16 halves, hi = fp16(x·s) and lo = fp16(x·s − hi), which
+// The fp32 operand of a matmul on its way from shared memory to the tensor cores: read in the order
+// of wgmma's fragments and split into two fp16 parts, hi = fp16(x·s) and lo = fp16(x·s − hi), which
 // together hold 22 bits of x. The scale s is a power of two, one for each row within a block of 64
 // contracted indices, and brings the row's largest magnitude to about 2^14.
 #pragma once
@@ -10,17 +10,18 @@ namespace fw {
 
 constexpr int kRawBytes = kTileColumns * kTileDepth * 4;
 
-// The halves of a thread's part of a step: two rows, four contracted indices of each.
+// The high and low parts of a thread's share of a step: two rows, four contracted indices of each.
 struct Fragment {
   uint32_t hi[4], lo[4];
 
   __device__ __forceinline__ void split(int at, float x, float y) {
-    hi[at] = two_halves(x, y);
-    lo[at] = two_halves(x - half_to_float(hi[at] & 0xffffu), y - half_to_float(hi[at] >> 16));
+    hi[at] = fp16_pair(x, y);
+    lo[at] = fp16_pair(x - half_to_float(hi[at] & 0xffffu), y - half_to_float(hi[at] >> 16));
   }
 };
 
-// The scale for a row with this largest magnitude; it and its inverse are normal numbers.
+// The scale for a row with this largest magnitude. Both the scale and its inverse are normal
+// numbers.
 __device__ __forceinline__ float scale_for(float largest) {
   const uint32_t exponent = min(max(__float_as_uint(largest) >> 23, 15u), 254u);
   return __uint_as_float((268u - exponent) << 23);
@@ -29,28 +30,28 @@ __device__ __forceinline__ float inverse_of(float scale) {
   return __uint_as_float((254u << 23) - __float_as_uint(scale));
 }
 
-// Where a thread of a multiplying warpgroup finds its part of a block of `a`.
+// Where a thread of a multiplying warpgroup finds its share of a block of `a`.
 template <bool kFreeMajor>
 struct FragmentReader {
-  uint32_t offset;  // of the first number of step 0
+  uint32_t offset;  // of the first element of step 0
   int row;          // the first row within the tile; the second is eight further
 
   __device__ __forceinline__ FragmentReader() {
     const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, part = threadIdx.x % 4;
     if constexpr (kFreeMajor) {
-      // Chunks of 32 rows × 64 contracted indices; a contracted index has 128 bytes of a chunk.
+      // Chunks of 32 rows × 64 contracted indices; a contracted index takes 128 bytes of a chunk.
       row = 16 * warp + group;
       const int column = warp % 2 * 4 + group / 4;
       offset = warp / 2 * 8192 + 2 * part * 128 + ((column ^ 2 * part) << 4) + group % 4 * 4;
     } else {
-      // Chunks of 32 contracted indices; a row has 128 bytes of a chunk. Rows are taken in an order
-      // in which no two threads meet in a bank.
+      // Chunks of 32 contracted indices; a row takes 128 bytes of a chunk. The order of the rows
+      // avoids bank conflicts.
       row = 16 * warp + (group % 4 * 2 | group / 4);
       offset = row * 128 + ((part / 2 ^ row % 8) << 4) + part % 2 * 8;
     }
   }
 
-  // Numbers in the order of the fragment: (row 0, row 1) × (lower, upper contracted indices) × 2.
+  // Elements in the order of the fragment: (row 0, row 1) × (lower, upper contracted indices) × 2.
   __device__ __forceinline__ void read(const char* block, int step, float (&x)[8]) const {
     if constexpr (kFreeMajor) {
       const char* from = block + step * 2048;
@@ -72,15 +73,15 @@ struct FragmentReader {
   }
 };
 
-constexpr float kHalfReach = 16384.f;  // what scales bring the largest magnitudes to
+constexpr float kFp16Reach = 16384.f;  // to which scales bring the largest magnitudes
 
 __device__ __forceinline__ float2 times(const float2& x, float s) { return {x.x * s, x.y * s}; }
 
-// A thread's part of a block: four steps of two rows, 16 contracted indices each.
+// A thread's share of a block: four steps of 16 contracted indices each, two rows.
 template <bool kFreeMajor>
 struct BlockFragments {
   float x[4][8];
-  Fragment halves[4];
+  Fragment high_low[4];
   float inverse[2];  // of the rows' scales
 
   template <int kFrom, int kTo>
@@ -89,21 +90,22 @@ struct BlockFragments {
 #pragma unroll
     for (int step = kFrom; step < kTo; ++step) reader.read(block, step, x[step]);
   }
-  // Multiplies by the factors of the contracted indices, and by 2^14, which b's scales have taken
-  // from them: the products then lie where a·b lies, and are no smaller than it can be.
+  // Multiplies by the factors of the contracted indices, which are the inverse scales of b's rows,
+  // and by 2^14, to which those scales brought b's largest magnitudes. The folded elements are then
+  // about as large as a·b can be.
   __device__ __forceinline__ void fold(const float* factors) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       const float* from = factors + step * 16 + threadIdx.x % 4 * 2;
-      const float2 lower = times(*reinterpret_cast<const float2*>(from), kHalfReach);
-      const float2 upper = times(*reinterpret_cast<const float2*>(from + 8), kHalfReach);
+      const float2 lower = times(*reinterpret_cast<const float2*>(from), kFp16Reach);
+      const float2 upper = times(*reinterpret_cast<const float2*>(from + 8), kFp16Reach);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         x[step][i] *= i / 4 ? (i % 2 ? upper.y : upper.x) : (i % 2 ? lower.y : lower.x);
       }
     }
   }
-  // The largest magnitude of a row, 0 or 1, of this block.
+  // The largest magnitude in row 0 or 1 of this block.
   __device__ __forceinline__ float largest(int row) const {
     float of_step[4];
 #pragma unroll
@@ -116,30 +118,30 @@ struct BlockFragments {
     most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));  // four threads share a row
     return fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
   }
-  // Upper halves alone.
+  // High parts alone.
   __device__ __forceinline__ void round(const float (&scale)[2], uint32_t (&to)[4][4]) const {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float s = scale[i % 2];
-        to[step][i] = two_halves(x[step][2 * i] * s, x[step][2 * i + 1] * s);
+        to[step][i] = fp16_pair(x[step][2 * i] * s, x[step][2 * i + 1] * s);
       }
     }
   }
-  // `folded`: fold() came before.
+  // `folded`: whether fold() was called before.
   __device__ __forceinline__ void split(bool folded) {
     float scale[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       scale[row] = scale_for(largest(row));
-      inverse[row] = inverse_of(scale[row]) * (folded ? 1.f / kHalfReach : 1.f);
+      inverse[row] = inverse_of(scale[row]) * (folded ? 1.f / kFp16Reach : 1.f);
     }
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        halves[step].split(i, x[step][2 * i] * scale[i % 2], x[step][2 * i + 1] * scale[i % 2]);
+        high_low[step].split(i, x[step][2 * i] * scale[i % 2], x[step][2 * i + 1] * scale[i % 2]);
       }
     }
   }

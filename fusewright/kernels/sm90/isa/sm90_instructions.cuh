@@ -1,5 +1,5 @@
-// Hopper's own instructions under readable names: mbarriers, TMA boxes, wgmma.
-// Nothing here is used, and so nothing assembled, unless a kernel for sm_90a calls it.
+// Hopper's instructions under readable names: mbarriers, TMA copies, wgmma. None of them is
+// assembled unless a kernel for sm_90a calls it.
 #pragma once
 
 #include <cuda.h>
@@ -16,29 +16,37 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 
 __device__ __forceinline__ void init_barrier(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
-               :: "r"(shared_address(barrier)), "r"(arrivals) : "memory");
+               :
+               : "r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
 }
 
-// Makes initialised barriers visible to the copy engine.
+// Makes initialised barriers visible to TMA.
 __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 __device__ __forceinline__ void arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
-               :: "r"(shared_address(barrier)) : "memory");
+               :
+               : "r"(shared_address(barrier))
+               : "memory");
 }
 
 // Arrives, and holds the phase open until `bytes` more have been copied in.
 __device__ __forceinline__ void arrive_expecting(uint64_t* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-               :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
+               :
+               : "r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
 }
 
 // Arrives once this thread's cp.async copies so far have landed.
 __device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
-               :: "r"(shared_address(barrier)) : "memory");
+               :
+               : "r"(shared_address(barrier))
+               : "memory");
 }
 
 // Waits for the end of the phase of this parity.
@@ -49,119 +57,132 @@ __device__ __forceinline__ void wait(uint64_t* barrier, int parity) {
         "{\n.reg .pred p;\n"
         "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
         "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
   } while (!done);
 }
 
 // Copies ---------------------------------------------------------------------------------------
 
-// A box of a matrix to shared memory; what lies outside of the matrix arrives as zeros.
-__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, uint64_t* barrier,
-                                         int x, int y, int layer) {
+// Copies a box of a matrix to shared memory. What is outside of the matrix arrives as zeros.
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, uint64_t* barrier, int x,
+                                         int y, int layer) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4, %5}], [%2];"
-      :: "r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y),
-         "r"(layer)
+      :
+      : "r"(shared_address(to)), "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(layer)
       : "memory");
 }
 
-// Four bytes to shared memory, or zeros where `inside` is false.
+// Copies four bytes to shared memory, or zeros if `inside` is false.
 __device__ __forceinline__ void copy_word(uint32_t to, const float* from, bool inside) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-               :: "r"(to), "l"(from), "r"(inside ? 4 : 0) : "memory");
+               :
+               : "r"(to), "l"(from), "r"(inside ? 4 : 0)
+               : "memory");
 }
 
-// As tensor cores take it in TF32: ten bits after the first, halves away from zero.
+// Rounds to TF32: ten bits after the leading one, ties away from zero.
 __device__ __forceinline__ float nearest_tf32(float x) {
   uint32_t bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
   return __uint_as_float(bits & 0xffffe000u);
 }
 
-// From global memory that no one writes meanwhile, and past the first cache, which is small beside
-// so much shared memory and has better things to keep.
+// Loads from global memory that nobody writes meanwhile, and does not allocate in L1, which is
+// small beside so much shared memory and better used for other data.
 __device__ __forceinline__ float load_once(const float* from) {
   float x;
   asm volatile("ld.global.nc.L1::no_allocate.f32 %0, [%1];" : "=f"(x) : "l"(from));
   return x;
 }
 
-// The same, or zeros where `inside` is false; no branch, so that many of them travel together.
+// The same, or zeros if `inside` is false. There is no branch, so that many loads are in flight.
 __device__ __forceinline__ float load_if(const float* from, bool inside) {
   float x;
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.f32 %0, 0f00000000;\n"
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.f32 %0, 0f00000000;\n"
       "@p ld.global.nc.L1::no_allocate.f32 %0, [%1];\n}"
-      : "=f"(x) : "l"(from), "r"(int(inside)));
+      : "=f"(x)
+      : "l"(from), "r"(int(inside)));
   return x;
 }
 __device__ __forceinline__ void load_four_if(float* x, const float* from, bool inside) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
       "mov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\n"
       "mov.f32 %2, 0f00000000;\nmov.f32 %3, 0f00000000;\n"
       "@p ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
-      : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "l"(from), "r"(int(inside)));
+      : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+      : "l"(from), "r"(int(inside)));
 }
 
-// To shared memory. kPlace keeps the compiler from merging stores of different places into one
-// whose register it would have to index.
-template <int kPlace>
+// Stores to shared memory. Calls with different kSite are different instructions: the compiler
+// cannot merge them into one whose source register it would have to index.
+template <int kSite>
 __device__ __forceinline__ void store_shared(uint32_t to, float x) {
-  asm volatile("st.shared.f32 [%0], %1;  // %2" :: "r"(to), "f"(x), "n"(kPlace) : "memory");
+  asm volatile("st.shared.f32 [%0], %1;  // %2" : : "r"(to), "f"(x), "n"(kSite) : "memory");
 }
 
-template <int kPlace>
+template <int kSite>
 __device__ __forceinline__ void store_two_shared(uint32_t to, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};  // %3"
-               :: "r"(to), "f"(x), "f"(y), "n"(kPlace) : "memory");
+               :
+               : "r"(to), "f"(x), "f"(y), "n"(kSite)
+               : "memory");
 }
 
-// Two 16-bit numbers to shared memory, and four times two.
+// Stores two 16-bit values to shared memory, or four times two.
 __device__ __forceinline__ void store_pair(uint32_t to, uint32_t pair) {
-  asm volatile("st.shared.b32 [%0], %1;" :: "r"(to), "r"(pair) : "memory");
+  asm volatile("st.shared.b32 [%0], %1;" : : "r"(to), "r"(pair) : "memory");
 }
 __device__ __forceinline__ void store_four_pairs(uint32_t to, const uint32_t (&pairs)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
-               :: "r"(to), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
+               :
+               : "r"(to), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+               : "memory");
 }
 
-// wgmma reads by another way than threads write: it sees a thread's stores to shared memory once
+// wgmma reads shared memory through another proxy than threads use: it sees a thread's stores once
 // the thread has published them and then arrived at a barrier.
 __device__ __forceinline__ void publish_stores() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Likewise for reading: the copy engine may overwrite what a thread has loaded once the thread has
-// published that and then arrived. Without it a load can come later than an arrival that follows it.
+// The same for reads: TMA may overwrite what a thread has loaded once the thread has published its
+// reads and then arrived. Without this, a load can happen after an arrival that follows it.
 __device__ __forceinline__ void publish_reads() { publish_stores(); }
 
-// Two numbers rounded to fp16, side by side.
-__device__ __forceinline__ uint32_t two_halves(float low, float high) {
+// Two floats rounded to fp16, side by side.
+__device__ __forceinline__ uint32_t fp16_pair(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 
-// The larger magnitudes of two pairs, and of each pair's own place; NaN counts for nothing.
-__device__ __forceinline__ uint32_t larger_halves(uint32_t magnitudes, uint32_t pair) {
+// For each element of two pairs, the larger magnitude; NaN is ignored.
+__device__ __forceinline__ uint32_t larger_fp16_pair(uint32_t magnitudes, uint32_t pair) {
   uint32_t larger;
   asm("{\n.reg .b32 x;\nabs.f16x2 x, %2;\nmax.f16x2 %0, %1, x;\n}"
-      : "=r"(larger) : "r"(magnitudes), "r"(pair));
+      : "=r"(larger)
+      : "r"(magnitudes), "r"(pair));
   return larger;
 }
 
-// Row-major matrices, one or more layers of them, and the box of one that is copied at once: 128
-// bytes wide, and its 16-byte columns swapped in shared memory as wgmma expects them.
+// Row-major matrices, in one or more layers, and the box that TMA copies at once: 128 bytes wide,
+// with the 128-byte swizzle that wgmma expects.
 struct Matrices {
   int64_t columns, rows, row_stride, layers, layer_stride;  // strides in elements
 };
 template <class T>
 static bool matrix_map(CUtensorMap& map, const T* data, const Matrices& of, int box_columns,
                        int box_rows) {
-  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
-                              const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
-                              const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+  using Encode =
+      CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                   const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                   CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
   static const Encode encode = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result;
@@ -190,67 +211,70 @@ static bool matrix_map(CUtensorMap& map, const T* data, const Matrices& of, int 
 
 // wgmma ----------------------------------------------------------------------------------------
 
-// Registers of one warpgroup, from here on.
+// Sets the registers of a warpgroup from here on: more of them, or fewer.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(kRegisters));
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
 }
 template <int kRegisters>
 __device__ __forceinline__ void leave_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(kRegisters));
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
 }
 
-// A group of products: begun once the registers it reads and adds to are settled, closed by
-// `commit_products`; `await_products<n>` returns when all but the last n groups are finished.
-__device__ __forceinline__ void begin_products() {
+// A group of wgmma instructions. It begins once the registers that it reads and adds to are
+// settled, and `commit_wgmma` closes it; `await_wgmma<n>` returns when all but the last n groups
+// are finished.
+__device__ __forceinline__ void begin_wgmma() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void commit_products() {
+__device__ __forceinline__ void commit_wgmma() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 template <int kPending>
-__device__ __forceinline__ void await_products() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(kPending) : "memory");
+__device__ __forceinline__ void await_wgmma() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kPending) : "memory");
 }
 
-// Sums are read only after the wait before this; the compiler does not see that by itself.
+// Sums are read only after the wait before this call; the compiler does not see that by itself.
 template <int kSums>
 __device__ __forceinline__ void settle(float (&sum)[kSums]) {
 #pragma unroll
   for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sum[i])::"memory");
 }
 
-// Registers that products have read are written only after the wait before this.
+// Registers that wgmma has read are written only after the wait before this call.
 __device__ __forceinline__ void move_after(uint32_t& to, uint32_t from) {
   asm volatile("mov.b32 %0, %1;" : "=r"(to) : "r"(from) : "memory");
 }
 
-// A tile of 128-byte rows, swizzled in groups of eight, as wgmma's descriptor. `chunk_bytes` is
-// how far apart 64-wide chunks lie where the free index is contiguous; adding bytes / 16 moves on.
-// Where chunks do not matter, the place alone is counted on, in 32 bits.
+// wgmma's descriptor of a tile of 128-byte rows, swizzled in groups of eight. `chunk_bytes` is the
+// distance between 64-wide chunks if the free index is contiguous. Adding bytes / 16 moves a
+// descriptor on. Where chunks do not matter, code computes with the address alone, in 32 bits.
 constexpr uint64_t kRowGroups = uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
-__device__ __forceinline__ uint32_t tile_place(const void* tile) {
+__device__ __forceinline__ uint32_t tile_address(const void* tile) {
   return (shared_address(tile) & 0x3FFFF) >> 4;
 }
-__device__ __forceinline__ uint64_t rows_descriptor(uint32_t place) { return kRowGroups | place; }
+__device__ __forceinline__ uint64_t rows_descriptor(uint32_t address) {
+  return kRowGroups | address;
+}
 __device__ __forceinline__ uint64_t tile_descriptor(const void* tile, int chunk_bytes) {
-  return rows_descriptor(tile_place(tile)) | uint64_t(chunk_bytes >> 4) << 16;
+  return rows_descriptor(tile_address(tile)) | uint64_t(chunk_bytes >> 4) << 16;
 }
 
-// What all threads of a warp have, so that the compiler knows.
+// A value that all threads of a warp have; the shuffle tells the compiler so.
 __device__ __forceinline__ int of_warp(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
-// sum = a·b (+ sum if `add`), 64 rows of a in registers, 16 deep, by as many columns of b as two
-// sums per thread make. kFreeMajorB: b's free index, not the contracted one, is contiguous.
-#define FW_EIGHT(i) \
+// sum = a·b (+ sum if `add`): 64 rows of a in registers, 16 deep, by twice as many columns of b as
+// a thread has sums. kFreeMajorB: b's free index, not the contracted one, is contiguous.
+#define FW_EIGHT(i)                                                                     \
   "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]), \
       "+f"(sum[i + 5]), "+f"(sum[i + 6]), "+f"(sum[i + 7])
-#define FW_SIXTY_FOUR                                                                     \
-  FW_EIGHT(0), FW_EIGHT(8), FW_EIGHT(16), FW_EIGHT(24), FW_EIGHT(32), FW_EIGHT(40),       \
-      FW_EIGHT(48), FW_EIGHT(56)
-#define FW_SIXTY_FOUR_NAMES                                                               \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"    \
-  "%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,"  \
+#define FW_SIXTY_FOUR                                                                             \
+  FW_EIGHT(0), FW_EIGHT(8), FW_EIGHT(16), FW_EIGHT(24), FW_EIGHT(32), FW_EIGHT(40), FW_EIGHT(48), \
+      FW_EIGHT(56)
+#define FW_SIXTY_FOUR_NAMES                                                              \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"   \
+  "%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43," \
   "%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
 template <bool kFreeMajorB>
@@ -276,13 +300,13 @@ __device__ __forceinline__ void multiply(float (&sum)[88], const uint32_t (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(int(kFreeMajorB)));
 }
 
-// The same with a in shared memory too. a and b are tiles' descriptors; each may have its free
-// index contiguous. The macro's numbers are the operands' places, after those of the sums.
-#define FW_THIRTY_TWO_NAMES                                                               \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"     \
+// The same with a in shared memory, too. a and b are descriptors of tiles; either may have its free
+// index contiguous. The macro takes the numbers of the operands, which follow those of the sums.
+#define FW_THIRTY_TWO_NAMES                                                            \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22," \
   "%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define FW_NEXT_SIXTY_FOUR                                                                \
-  FW_EIGHT(64), FW_EIGHT(72), FW_EIGHT(80), FW_EIGHT(88), FW_EIGHT(96), FW_EIGHT(104),    \
+#define FW_NEXT_SIXTY_FOUR                                                             \
+  FW_EIGHT(64), FW_EIGHT(72), FW_EIGHT(80), FW_EIGHT(88), FW_EIGHT(96), FW_EIGHT(104), \
       FW_EIGHT(112), FW_EIGHT(120)
 #define FW_NEXT_SIXTY_FOUR_NAMES                                                          \
   "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,"  \
@@ -290,20 +314,21 @@ __device__ __forceinline__ void multiply(float (&sum)[88], const uint32_t (&a)[4
   "%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121," \
   "%122,%123,%124,%125,%126,%127"
 #define FW_MULTIPLY_SHARED(shape, type, names, a_at, b_at, add_at, major_a_at, major_b_at, ...)  \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add_at ", 0;\n"                               \
-               "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" names "}, " a_at  \
-               ", " b_at ", p, 1, 1, " major_a_at ", " major_b_at ";\n}"                          \
-               : __VA_ARGS__                                                                      \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add_at                                        \
+               ", 0;\n"                                                                          \
+               "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" names "}, " a_at \
+               ", " b_at ", p, 1, 1, " major_a_at ", " major_b_at ";\n}"                         \
+               : __VA_ARGS__                                                                     \
                : "l"(a), "l"(b), "r"(add), "n"(int(kFreeMajorA)), "n"(int(kFreeMajorB)))
-#define FW_MULTIPLY_64(type)                                                                      \
-  FW_MULTIPLY_SHARED("m64n64k16", type, FW_THIRTY_TWO_NAMES, "%32", "%33", "%34", "%35", "%36",   \
+#define FW_MULTIPLY_64(type)                                                                    \
+  FW_MULTIPLY_SHARED("m64n64k16", type, FW_THIRTY_TWO_NAMES, "%32", "%33", "%34", "%35", "%36", \
                      FW_EIGHT(0), FW_EIGHT(8), FW_EIGHT(16), FW_EIGHT(24))
-#define FW_MULTIPLY_128(type)                                                                     \
-  FW_MULTIPLY_SHARED("m64n128k16", type, FW_SIXTY_FOUR_NAMES, "%64", "%65", "%66", "%67", "%68",  \
+#define FW_MULTIPLY_128(type)                                                                    \
+  FW_MULTIPLY_SHARED("m64n128k16", type, FW_SIXTY_FOUR_NAMES, "%64", "%65", "%66", "%67", "%68", \
                      FW_SIXTY_FOUR)
-#define FW_MULTIPLY_256(type)                                                                     \
-  FW_MULTIPLY_SHARED("m64n256k16", type, FW_SIXTY_FOUR_NAMES "," FW_NEXT_SIXTY_FOUR_NAMES,        \
-                     "%128", "%129", "%130", "%131", "%132", FW_SIXTY_FOUR, FW_NEXT_SIXTY_FOUR)
+#define FW_MULTIPLY_256(type)                                                                      \
+  FW_MULTIPLY_SHARED("m64n256k16", type, FW_SIXTY_FOUR_NAMES "," FW_NEXT_SIXTY_FOUR_NAMES, "%128", \
+                     "%129", "%130", "%131", "%132", FW_SIXTY_FOUR, FW_NEXT_SIXTY_FOUR)
 
 template <bool kFreeMajorB>
 __device__ __forceinline__ void multiply(float (&sum)[128], const uint32_t (&a)[4], uint64_t b,
@@ -339,17 +364,18 @@ __device__ __forceinline__ void multiply_shared(float (&sum)[kSums], uint64_t a,
 #undef FW_MULTIPLY_128
 #undef FW_MULTIPLY_256
 
-// Threads of one warpgroup meet.
+// Waits at a named barrier for so many threads.
 __device__ __forceinline__ void meet(int name, int threads) {
-  asm volatile("barrier.cta.sync.aligned %0, %1;" :: "r"(name), "r"(threads) : "memory");
+  asm volatile("barrier.cta.sync.aligned %0, %1;" : : "r"(name), "r"(threads) : "memory");
 }
 
-// Two warpgroups take turns: one waits for the turn of its name, the other gives it.
+// Two warpgroups alternate: one waits for its turn, by the name of a barrier, and the other gives
+// it.
 __device__ __forceinline__ void await_turn(int name) {
-  asm volatile("barrier.cta.sync.aligned %0, 256;" :: "r"(name) : "memory");
+  asm volatile("barrier.cta.sync.aligned %0, 256;" : : "r"(name) : "memory");
 }
 __device__ __forceinline__ void give_turn(int name) {
-  asm volatile("barrier.cta.arrive.aligned %0, 256;" :: "r"(name) : "memory");
+  asm volatile("barrier.cta.arrive.aligned %0, 256;" : : "r"(name) : "memory");
 }
 
 }  // namespace fw

@@ -1,4 +1,4 @@
-// The operands of a matrix product, as its entry hands them over.
+// The operands of a matmul, as its entry function gives them.
 #pragma once
 
 #include "cuda/lanes.cuh"
@@ -11,7 +11,8 @@ struct RawOperand {
   int64_t free_stride, contracted_stride, batch_stride;
 };
 
-// Halves [q][r] with an inverse scale for each q, or [r][q] with one for each r; batch after batch.
+// High and low fp16 parts: [q][r] with an inverse scale for each q, or [r][q] with one for each r;
+// batch after batch.
 struct SplitOperand {
   const half* hi;
   const half* lo;
@@ -19,9 +20,9 @@ struct SplitOperand {
   int64_t row_stride;
 };
 
-// 16-bit numbers, half or bf16. A stored row is one free index, or one contracted index where the
-// free index is contiguous. `inverse`: null, or one factor of the result for each free index of the
-// matrix; batch after batch, or shared as the matrix is.
+// 16-bit elements, half or bf16. A stored row is one free index, or one contracted index if the
+// free index is contiguous. `inverse` is null, or has one factor of the result for each free index
+// of the matrix: batch after batch, or shared like the matrix.
 template <class T>
 struct HalfOperand {
   const T* data;
@@ -29,8 +30,8 @@ struct HalfOperand {
   const float* inverse;
 };
 
-struct ProductExtents {
-  int64_t columns, rows, contracted, batches;  // of p, q, r and the products side by side
+struct MatmulExtents {
+  int64_t columns, rows, contracted, batches;  // of p, q and r; matmuls of the batch
 };
 
 }  // namespace fw

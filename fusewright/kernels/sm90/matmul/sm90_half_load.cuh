@@ -1,22 +1,22 @@
-// The 16-bit operands of a product in shared memory, and the warpgroup that brings them there.
+// The 16-bit operands of a matmul in shared memory, and the warpgroup that loads them.
 #pragma once
 
 #include "sm90/matmul/sm90_tiles.cuh"
 
 namespace fw {
 
-// Where a block of an operand lies in shared memory, as wgmma reads it: kFree of its free index by
-// kTileDepth contracted, in swizzled rows of 128 bytes. Where the free index is contiguous, 64 of
-// it are a row and the block comes in chunks; otherwise 64 contracted indices are a row.
+// The layout of a block of an operand in shared memory, as wgmma reads it: kFree free indices by
+// kTileDepth contracted ones, in swizzled rows of 128 bytes. If the free index is contiguous, a row
+// has 64 of it, and the block consists of chunks; otherwise a row has 64 contracted indices.
 template <class T, bool kFreeMajor, int kFree>
 struct HalfBlock {
   static constexpr int kBytes = kFree * kTileDepth * 2;
   static constexpr int kChunks = kFreeMajor ? kFree / 64 : 1;
   static constexpr int kRows = kFreeMajor ? kTileDepth : kFree;  // of a chunk
   static constexpr int kChunkBytes = kRows * 128;
-  static constexpr int kStep = (kFreeMajor ? 16 * 128 : 16 * 2) / 16;  // a descriptor's, 16 deep
+  static constexpr int kStep = (kFreeMajor ? 16 * 128 : 16 * 2) / 16;  // of a descriptor, 16 deep
 
-  // 64 of the free index take as many bytes either way.
+  // 64 free indices take as many bytes either way.
   static __device__ __forceinline__ uint64_t descriptor(const char* block, int free) {
     return tile_descriptor(block + free / 64 * (64 * kTileDepth * 2), kFreeMajor ? kChunkBytes : 0);
   }
@@ -28,7 +28,7 @@ struct HalfBlock {
     return matrix_map(map, of.data, stored, 64, kRows);
   }
 
-  // By one thread.
+  // Called by one thread.
   static __device__ __forceinline__ void copy(char* to, const CUtensorMap* map, uint64_t* loaded,
                                               int free, int r, int layer) {
 #pragma unroll
@@ -38,8 +38,9 @@ struct HalfBlock {
     }
   }
 
-  // The same at any alignment, by all threads that load, two numbers at a time; `free_end` and
-  // `contracted` are the matrix's extents. A warp takes every fourth row, some of them together.
+  // The same at any alignment, called by all threads that load, two elements at a time. `free_end`
+  // and `contracted` are the matrix's extents. A warp takes every fourth row, some of them
+  // together.
   static __device__ __forceinline__ void gather(char* to, const HalfOperand<T>& from, int free_end,
                                                 int contracted, int free, int r, int layer) {
     constexpr int kWarps = kLoadThreads / 32, kTogether = 8;
@@ -51,9 +52,9 @@ struct HalfBlock {
     for (int done = 0; done < kChunks * kRows / kWarps; done += kTogether) {
       const int chunk = done * kWarps / kRows, first = done * kWarps % kRows;
       const int inner = (kFreeMajor ? free : r) + 64 * chunk + 2 * lane;
-      const uint32_t place = shared_address(to) + chunk * kChunkBytes + lane % 4 * 4;
-      const T* source = from.data + layer * from.batch_stride +
-                        (outer + first) * from.row_stride + inner;
+      const uint32_t base = shared_address(to) + chunk * kChunkBytes + lane % 4 * 4;
+      const T* source =
+          from.data + layer * from.batch_stride + (outer + first) * from.row_stride + inner;
       uint32_t pairs[kTogether];
 #pragma unroll
       for (int i = 0; i < kTogether; ++i, source += kWarps * from.row_stride) {
@@ -65,7 +66,7 @@ struct HalfBlock {
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         const int row = first + warp + i * kWarps, column = lane / 4 ^ row % 8;
-        store_pair(place + row * 128 + column * 16, pairs[i]);
+        store_pair(base + row * 128 + column * 16, pairs[i]);
       }
     }
   }
@@ -75,7 +76,7 @@ template <class T, int kTileRows, bool kFreeMajorA, bool kFreeMajorB>
 struct HalfShared {
   using BlockA = HalfBlock<T, kFreeMajorA, kTileColumns>;
   using BlockB = HalfBlock<T, kFreeMajorB, kTileRows>;
-  // Four of 48 KB or six of 32.
+  // Four of 48 KB or six of 32 KB.
   static constexpr int kStages = 192 * 1024 / (BlockA::kBytes + BlockB::kBytes);
   char a[kStages][BlockA::kBytes];
   char b[kStages][BlockB::kBytes];
@@ -83,14 +84,14 @@ struct HalfShared {
   uint64_t loaded[kStages], done[kStages];
 };
 
-// `gather` is a's.
-struct HalfSizes : ProductSizes {
+// `gather` is for a, `gather_b` for b.
+struct HalfSizes : MatmulSizes {
   bool gather_b;
 };
 
 // The warpgroup that loads.
 template <class T, int kTileRows, bool kFreeMajorA, bool kFreeMajorB>
-__device__ __forceinline__ void load_halves(
+__device__ __forceinline__ void load_half_blocks(
     HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>& shared, const HalfOperand<T>& a,
     const HalfOperand<T>& b, const CUtensorMap* map_a, const CUtensorMap* map_b,
     const HalfSizes& sizes) {
@@ -98,14 +99,14 @@ __device__ __forceinline__ void load_halves(
   using BlockA = typename Shared::BlockA;
   using BlockB = typename Shared::BlockB;
   const bool copies = threadIdx.x % kLoadThreads == 0, gathers = sizes.gather || sizes.gather_b;
-  // Whoever does not take part must not wait either: a barrier may be two phases ahead of it.
+  // A thread that does not load must not wait either: a barrier may be two phases ahead of it.
   if (!copies && !gathers) return;
   const int bytes = (sizes.gather ? 0 : BlockA::kBytes) + (sizes.gather_b ? 0 : BlockB::kBytes);
   Ring<Shared::kStages> to;
 #pragma unroll 1
   for (int tile = blockIdx.x; tile < sizes.tiles(); tile += gridDim.x) {
     int batch, p, q;
-    sizes.place(tile, batch, p, q);
+    sizes.locate(tile, batch, p, q);
     const int layer_a = a.batch_stride == 0 ? 0 : batch, layer_b = b.batch_stride == 0 ? 0 : batch;
 #pragma unroll 1
     for (int block = 0; block < sizes.blocks; ++block, to.advance()) {

@@ -1,25 +1,25 @@
-// What a product is made of, and the warpgroup that brings its blocks into shared memory.
+// The shared memory of a float32 matmul, and the warpgroup that loads its blocks.
 #pragma once
 
 #include "sm90/isa/sm90_fp16_split.cuh"
 
 namespace fw {
 
-// With three terms b has both halves, with one only the upper.
+// With three terms b has high and low parts, with one only high parts.
 template <int kTerms, int kTileRows>
-struct ProductShared {
-  static constexpr int kHalves = kTerms == 3 ? 2 : 1;
+struct MatmulShared {
+  static constexpr int kParts = kTerms == 3 ? 2 : 1;
   static constexpr int kChunks = (kTileRows + 63) / 64;  // of b, where its free index is contiguous
-  static constexpr int kHalfBytes = kChunks * 64 * kTileDepth * 2;
+  static constexpr int kSplitBytes = kChunks * 64 * kTileDepth * 2;
   static constexpr int kStagesA = kTerms == 3 ? 2 : 3, kStagesB = 3;
   char a[kStagesA][kRawBytes];
-  char b[kStagesB][kHalves][kHalfBytes];
+  char b[kStagesB][kParts][kSplitBytes];
   float factors[kStagesA][kTileDepth];
   FinishRows<32> finished[2];
   uint64_t loaded_a[kStagesA], read_a[kStagesA], loaded_b[kStagesB], done_b[kStagesB];
 };
 
-// A block of a in chunks whose rows are 128 bytes, swizzled; by one thread.
+// Copies a block of a in chunks whose rows are 128 bytes, swizzled; called by one thread.
 template <bool kFreeMajorA>
 __device__ __forceinline__ void copy_raw(char* to, const CUtensorMap* map, uint64_t* loaded, int p,
                                          int r, int layer) {
@@ -31,10 +31,10 @@ __device__ __forceinline__ void copy_raw(char* to, const CUtensorMap* map, uint6
   }
 }
 
-// The same from any layout, number by number; by all threads that load. A warp takes every fourth
-// row of each chunk.
+// The same from any layout, element by element; called by all threads that load. A warp takes every
+// fourth row of each chunk.
 template <bool kFreeMajorA>
-__device__ __forceinline__ void gather_raw(char* to, const RawOperand& a, const ProductSizes& sizes,
+__device__ __forceinline__ void gather_raw(char* to, const RawOperand& a, const MatmulSizes& sizes,
                                            int p, int r, int batch) {
   constexpr int kChunks = kFreeMajorA ? 4 : 2, kRows = kFreeMajorA ? kTileDepth : kTileColumns;
   constexpr int kWarps = kLoadThreads / 32;
@@ -59,15 +59,15 @@ __device__ __forceinline__ void gather_raw(char* to, const RawOperand& a, const 
 }
 
 template <bool kContractedRowsB, int kTerms, int kTileRows>
-__device__ __forceinline__ void copy_halves(ProductShared<kTerms, kTileRows>& shared, int stage,
-                                            const CUtensorMap* hi, const CUtensorMap* lo, int q,
-                                            int r, int batch) {
-  constexpr int kBytes = kContractedRowsB ? shared.kHalfBytes : kTileRows * kTileDepth * 2;
+__device__ __forceinline__ void copy_split(MatmulShared<kTerms, kTileRows>& shared, int stage,
+                                           const CUtensorMap* hi, const CUtensorMap* lo, int q,
+                                           int r, int batch) {
+  constexpr int kBytes = kContractedRowsB ? shared.kSplitBytes : kTileRows * kTileDepth * 2;
   uint64_t* loaded = &shared.loaded_b[stage];
-  arrive_expecting(loaded, shared.kHalves * kBytes);
-  for (int half = 0; half < shared.kHalves; ++half) {
-    const CUtensorMap* map = half ? lo : hi;
-    char* to = shared.b[stage][half];
+  arrive_expecting(loaded, shared.kParts * kBytes);
+  for (int part = 0; part < shared.kParts; ++part) {
+    const CUtensorMap* map = part ? lo : hi;
+    char* to = shared.b[stage][part];
     if constexpr (kContractedRowsB) {
       for (int chunk = 0; chunk < shared.kChunks; ++chunk) {
         copy_box(to + chunk * 64 * kTileDepth * 2, map, loaded, q + 64 * chunk, r, batch);
@@ -78,20 +78,20 @@ __device__ __forceinline__ void copy_halves(ProductShared<kTerms, kTileRows>& sh
   }
 }
 
-// The warpgroup that loads; a's blocks come with the factors of b's rows where those are contracted.
+// The warpgroup that loads. If b's rows are contracted indices, their factors come with a's blocks.
 template <bool kFreeMajorA, bool kContractedRowsB, int kTerms, int kTileRows, class Sizes>
-__device__ __forceinline__ void load_blocks(ProductShared<kTerms, kTileRows>& shared,
+__device__ __forceinline__ void load_blocks(MatmulShared<kTerms, kTileRows>& shared,
                                             const RawOperand& a, const float* inverse_b,
                                             const CUtensorMap* map_a, const CUtensorMap* map_hi,
                                             const CUtensorMap* map_lo, const Sizes& sizes) {
   const int thread = threadIdx.x % kLoadThreads;
-  // Whoever does not take part must not wait either: a barrier may be two phases ahead of it.
+  // A thread that does not load must not wait either: a barrier may be two phases ahead of it.
   if (thread != 0 && !kContractedRowsB && !sizes.gather) return;
   Ring<shared.kStagesA> to_a;
   Ring<shared.kStagesB> to_b;
   for (int item = blockIdx.x; item < sizes.items(); item += gridDim.x) {
     int batch, p, q;
-    sizes.place(item / sizes.parts, batch, p, q);
+    sizes.locate(item / sizes.parts, batch, p, q);
     const int first = sizes.first_block(item) * kTileDepth;
     const int end = min(sizes.contracted, first + sizes.blocks * kTileDepth);
     const int layer = a.batch_stride == 0 ? 0 : batch;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void load_blocks(ProductShared<kTerms, kTileRows>& sh
     for (int r = first; r < end; r += kTileDepth, to_a.advance(), to_b.advance()) {
       wait(&shared.done_b[to_b.stage], to_b.parity ^ 1);
       if (thread == 0) {
-        copy_halves<kContractedRowsB>(shared, to_b.stage, map_hi, map_lo, q, r, batch);
+        copy_split<kContractedRowsB>(shared, to_b.stage, map_hi, map_lo, q, r, batch);
       }
       char* block = shared.a[to_a.stage];
       uint64_t* loaded = &shared.loaded_a[to_a.stage];
@@ -117,7 +117,8 @@ __device__ __forceinline__ void load_blocks(ProductShared<kTerms, kTileRows>& sh
       if (kContractedRowsB || sizes.gather) arrive_after_copies(loaded);
     }
   }
-  // Who multiplies reads one block ahead, also past the last: that one is never loaded.
+  // The warpgroups that multiply read one block ahead, even after the last: that one is never
+  // loaded.
   wait(&shared.read_a[to_a.stage], to_a.parity ^ 1);
   if (thread == 0) arrive(&shared.loaded_a[to_a.stage]);
   if (kContractedRowsB || sizes.gather) arrive(&shared.loaded_a[to_a.stage]);

@@ -1,39 +1,39 @@
-// The fp32 operand `a` of a product as halves in memory: fp16(x·s) with a scale s, a power of two,
-// for each free index. A product that finds both operands so has nothing to round on the way and
-// runs as one of 16-bit matrices does; that must be worth reading a once more and writing it.
+// Writes the fp32 operand `a` of a matmul to memory as fp16: fp16(x·s) with a scale s, a power of
+// two, for each free index. A matmul of two such operands has nothing to round on the way and runs
+// like one of 16-bit matrices; that must be worth reading a once more and writing it.
 //
-// The halves lie as a does, [p][r] or [r][p], rows padded to 16 bytes. Where b's scales belong to
-// contracted indices they are folded into a here, as BlockFragments::fold does it.
+// The fp16 copy has a's layout, [p][r] or [r][p], with rows padded to 16 bytes. If b's scales
+// belong to contracted indices, they are folded into a here, as BlockFragments::fold does it.
 #pragma once
 
 #include "sm90/isa/sm90_fp16_split.cuh"
 
 namespace fw {
 
-constexpr int kHeldVectors = 8;   // of a row, in a thread's registers
+constexpr int kHeldVectors = 8;  // of a row, in a thread's registers
 constexpr int kStripColumns = 128;
-constexpr int kStripWarps = 8;    // which share the rows of a strip
-constexpr int kPartRows = 128;    // at least, of a part of a strip
+constexpr int kStripWarps = 8;  // that share the rows of a strip
+constexpr int kPartRows = 128;  // at least, of a part of a strip
 constexpr int kMostRoundParts = 16;
 
-// a's layers, and where their halves go.
+// The layers of a, and where they go as fp16.
 struct Rounding {
   RawOperand a;
   const float* factors;  // of the contracted indices, layer after layer, or null
   half* to;
-  float* inverse;  // of the free indices' scales, layer after layer
+  float* inverse;  // of the scales of the free indices, layer after layer
   float* most;     // [layer][part][p]: the largest magnitudes of a part of the contracted indices
   int64_t row_stride;
   int layers, free, contracted;
   int strips, parts, part_rows;  // of a layer whose free index is contiguous
-  bool vectors;                  // a and the factors are aligned for four numbers at a time
+  bool vectors;                  // a and the factors are aligned for four elements at a time
 
-  // Four numbers of a line from `at` on; zeros where there are none, from `end` on.
-  __device__ __forceinline__ void read(float (&x)[4], const float* line, int64_t stride, int at,
+  // Reads four elements of a row from `at` on; zeros from `end` on.
+  __device__ __forceinline__ void read(float (&x)[4], const float* row, int64_t stride, int at,
                                        int end) const {
-    if (vectors) return load_four_if(x, line + at, at < end);
+    if (vectors) return load_four_if(x, row + at, at < end);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = load_if(line + (at + i) * stride, at + i < end);
+    for (int i = 0; i < 4; ++i) x[i] = load_if(row + (at + i) * stride, at + i < end);
   }
 };
 
@@ -41,29 +41,29 @@ __device__ __forceinline__ float larger(float most, const float (&x)[4]) {
   return fmaxf(fmaxf(most, fmaxf(fabsf(x[0]), fabsf(x[1]))), fmaxf(fabsf(x[2]), fabsf(x[3])));
 }
 
-__device__ __forceinline__ void store_halves(half* to, const float (&x)[4], const float (&s)[4]) {
-  const uint2 word = {two_halves(x[0] * s[0], x[1] * s[1]), two_halves(x[2] * s[2], x[3] * s[3])};
+__device__ __forceinline__ void store_fp16(half* to, const float (&x)[4], const float (&s)[4]) {
+  const uint2 word = {fp16_pair(x[0] * s[0], x[1] * s[1]), fp16_pair(x[2] * s[2], x[3] * s[3])};
   store_whole(true, reinterpret_cast<uint2*>(to), word);
 }
 
-// [p][r]: a block for each row. Of a row that is longer than its threads can hold, the rest is read
-// twice.
+// [p][r]: a thread block for each row. If a row is longer than its threads can hold, the rest is
+// read twice.
 template <int kThreads, bool kFactors>
 __global__ void __launch_bounds__(kThreads) round_rows(const Rounding of) {
   __shared__ float most_of[kThreads / 32];
   let_next_begin();
   constexpr int kStep = 4 * kThreads;
   const int thread = threadIdx.x, layer = blockIdx.x / of.free, p = blockIdx.x % of.free;
-  const float* const line = of.a.data + layer * of.a.batch_stride + p * of.a.free_stride;
+  const float* const row = of.a.data + layer * of.a.batch_stride + p * of.a.free_stride;
   const float* const factors = of.factors + (kFactors ? int64_t(layer) * of.contracted : 0);
   half* const to = of.to + int64_t(blockIdx.x) * of.row_stride;
   const auto read = [&](float (&x)[4], int at) {
-    of.read(x, line, of.a.contracted_stride, at, of.contracted);
+    of.read(x, row, of.a.contracted_stride, at, of.contracted);
     if constexpr (kFactors) {
       float factor[4];
       of.read(factor, factors, 1, at, of.contracted);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] *= factor[i] * kHalfReach;
+      for (int i = 0; i < 4; ++i) x[i] *= factor[i] * kFp16Reach;
     }
   };
   float held[kHeldVectors][4], most = 0.f;
@@ -86,26 +86,26 @@ __global__ void __launch_bounds__(kThreads) round_rows(const Rounding of) {
   for (int warp = 0; warp < kThreads / 32; ++warp) most = fmaxf(most, most_of[warp]);
   const float s = scale_for(most);
   const float scale[4] = {s, s, s, s};
-  if (thread == 0) of.inverse[blockIdx.x] = inverse_of(s) * (kFactors ? 1.f / kHalfReach : 1.f);
+  if (thread == 0) of.inverse[blockIdx.x] = inverse_of(s) * (kFactors ? 1.f / kFp16Reach : 1.f);
 #pragma unroll
   for (int i = 0; i < kHeldVectors; ++i) {
     const int at = 4 * thread + i * kStep;
-    if (at < of.contracted) store_halves(to + at, held[i], scale);
+    if (at < of.contracted) store_fp16(to + at, held[i], scale);
   }
 #pragma unroll 4
   for (int at = beyond; at < of.contracted; at += kStep) {
     float x[4];
     read(x, at);
-    store_halves(to + at, x, scale);
+    store_fp16(to + at, x, scale);
   }
 }
 
-// A block's place in [r][p]: a strip of columns, and a part of its rows. A warp takes every
+// A thread block's part of [r][p]: a strip of columns, and some of its rows. A warp takes every
 // kStripWarps-th row, its threads four neighbouring columns each.
-struct StripPlace {
+struct StripPosition {
   int strip, part, layer, column, row, end;
 
-  __device__ __forceinline__ explicit StripPlace(const Rounding& of) {
+  __device__ __forceinline__ explicit StripPosition(const Rounding& of) {
     strip = blockIdx.x % of.strips;
     part = blockIdx.x / of.strips % of.parts;
     layer = blockIdx.x / (of.strips * of.parts);
@@ -113,7 +113,7 @@ struct StripPlace {
     row = part * of.part_rows + threadIdx.x / 32;
     end = min((part + 1) * of.part_rows, of.contracted);
   }
-  // Rows of a thread that travel together, from r on; what lies outside is zero.
+  // Reads kRows rows of a thread from r on, all in flight together; zeros outside.
   template <bool kFactors, int kRows>
   __device__ __forceinline__ void read(float (&x)[kRows][4], const Rounding& of, int r) const {
     const float* const first = of.a.data + layer * of.a.batch_stride;
@@ -128,7 +128,7 @@ struct StripPlace {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         const int at = r + i * kStripWarps;
-        const float factor = load_if(factors + at, at < end) * kHalfReach;
+        const float factor = load_if(factors + at, at < end) * kFp16Reach;
 #pragma unroll
         for (int k = 0; k < 4; ++k) x[i][k] *= factor;
       }
@@ -138,13 +138,13 @@ struct StripPlace {
 
 constexpr int kStripTogether = 8;
 
-// The largest magnitudes of a part's columns.
+// Finds the largest magnitude of each column of a part.
 template <int kThreads, bool kFactors>
 __global__ void __launch_bounds__(kThreads) measure_columns(const Rounding of) {
   static_assert(kThreads == 32 * kStripWarps, "a warp for each row that is read at once");
   __shared__ float most_of[kStripWarps][kStripColumns];
   let_next_begin();
-  const StripPlace here(of);
+  const StripPosition here(of);
   float most[4] = {};
 #pragma unroll 1
   for (int r = here.row; r < here.end; r += kStripTogether * kStripWarps) {
@@ -167,12 +167,12 @@ __global__ void __launch_bounds__(kThreads) measure_columns(const Rounding of) {
   of.most[(int64_t(here.layer) * of.parts + here.part) * of.free + column] = largest;
 }
 
-// [r][p], once its columns are measured.
+// Rounds [r][p], once its columns are measured.
 template <int kThreads, bool kFactors>
 __global__ void __launch_bounds__(kThreads) round_columns(const Rounding of) {
   __shared__ float scale_of[kStripColumns];
   let_next_begin();
-  const StripPlace here(of);
+  const StripPosition here(of);
   await_kernel_before();
   const int thread = threadIdx.x, mine = here.strip * kStripColumns + thread;
   if (thread < kStripColumns) {
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kThreads) round_columns(const Rounding of) {
     const float s = scale_for(most);
     scale_of[thread] = s;
     if (here.part == 0 && mine < of.free) {
-      const float inverse = inverse_of(s) * (kFactors ? 1.f / kHalfReach : 1.f);
+      const float inverse = inverse_of(s) * (kFactors ? 1.f / kFp16Reach : 1.f);
       of.inverse[int64_t(here.layer) * of.free + mine] = inverse;
     }
   }
@@ -202,20 +202,21 @@ __global__ void __launch_bounds__(kThreads) round_columns(const Rounding of) {
     for (int i = 0; i < kStripTogether; ++i) {
       const int at = r + i * kStripWarps;
       const bool inside = at < here.end && here.column < of.free;
-      if (inside) store_halves(to + at * of.row_stride, x[i], scale);
+      if (inside) store_fp16(to + at * of.row_stride, x[i], scale);
     }
   }
 }
 
-// Whether all batches share one a as halves. They do not where each has factors of its own in it.
+// Whether all batches share one fp16 copy of a. They do not if each folds factors of its own into
+// it.
 template <bool kFactors>
 bool shares_rounding(const RawOperand& a) {
   return a.batch_stride == 0 && !kFactors;
 }
 
-// How halves of a lie in memory that begins at a multiple of 16.
+// The layout of the fp16 copy, in memory that begins at a multiple of 16 bytes.
 template <bool kFreeMajor, bool kFactors>
-Rounding rounding(const RawOperand& a, const float* factors, const ProductExtents& of,
+Rounding rounding(const RawOperand& a, const float* factors, const MatmulExtents& of,
                   void* memory) {
   const int64_t inner = kFreeMajor ? of.columns : of.contracted;
   const int64_t outer = kFreeMajor ? of.contracted : of.columns;
@@ -237,10 +238,10 @@ Rounding rounding(const RawOperand& a, const float* factors, const ProductExtent
   return made;
 }
 
-// Makes the halves; `factors` are those of the contracted indices, if there are any.
+// Writes the fp16 copy; `factors` are those of the contracted indices, if there are any.
 template <bool kFreeMajor, bool kFactors>
-HalfOperand<half> rounded(const RawOperand& a, const float* factors, const ProductExtents& of,
-                          void* memory, void* stream) {
+HalfOperand<half> rounded_operand(const RawOperand& a, const float* factors,
+                                  const MatmulExtents& of, void* memory, void* stream) {
   const Rounding made = rounding<kFreeMajor, kFactors>(a, factors, of, memory);
   const auto on = static_cast<cudaStream_t>(stream);
   if constexpr (kFreeMajor) {

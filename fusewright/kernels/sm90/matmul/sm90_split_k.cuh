@@ -1,19 +1,19 @@
-// Where a product has fewer tiles than there are processors, several thread blocks share a tile: each
-// has a part of the contracted indices. A warpgroup leaves its sums in memory, where the same threads
-// of another thread block find them; who comes last adds them all up, in the order of the parts whoever
-// that is, and finishes the tile. Results are the same bits each time.
+// Split-K: if a matmul has fewer tiles than there are SMs, several thread blocks share a tile, and
+// each sums a part of the contracted indices. A warpgroup writes its sums to memory, where the same
+// threads of another thread block find them. The last one to arrive adds them all, always in the
+// order of the parts, and finishes the tile. Results are the same to the bit each time.
 #pragma once
 
 #include "sm90/matmul/sm90_tiles.cuh"
 
 namespace fw {
 
-constexpr int kLeastBlocks = 8;          // of a part: fewer do not pay for joining it
-constexpr int kMostShared = 1024;        // tiles that are shared
+constexpr int kLeastBlocks = 8;    // of a part: fewer do not pay for joining it
+constexpr int kMostShared = 1024;  // tiles that may be shared
 constexpr int kCountBytes = 8 * kMostShared;
 
-// A product whose tiles have parts of `blocks` contracted blocks each.
-struct SharedSizes : ProductSizes {
+// A matmul whose tiles are divided into parts of `blocks` contracted blocks each.
+struct SharedSizes : MatmulSizes {
   int parts = 1;
 
   __device__ __forceinline__ int items() const { return tiles() * parts; }
@@ -24,12 +24,14 @@ struct SharedSizes : ProductSizes {
   }
 };
 
-// One whose tiles are never shared.
+// A matmul whose tiles are never shared.
 struct NoParts {
-  struct Sizes : ProductSizes {};
+  struct Sizes : MatmulSizes {};
 
   template <int kTileRows>
-  bool divide(Sizes&, int64_t) const { return false; }
+  bool divide(Sizes&, int64_t) const {
+    return false;
+  }
   void forget(void*) const {}
   template <int kSums, int kRows>
   __device__ __forceinline__ bool join(float (&)[kSums], const Sizes&, int, FinishRows<kRows>&,
@@ -38,12 +40,12 @@ struct NoParts {
   }
 };
 
-struct ProductParts {
+struct SplitKParts {
   using Sizes = SharedSizes;
-  void* memory = nullptr;  // a count for each tile and warpgroup, then sums; product.py says how much
+  void* memory = nullptr;  // a count for each tile and warpgroup, then sums; see codegen/matmul.py
   int64_t bytes = 0;
 
-  // How many parts so many tiles have, if they have several.
+  // Divides tiles into parts; false if each has only one.
   template <int kTileRows>
   bool divide(Sizes& sizes, int64_t tiles) const {
     const int64_t room = (bytes - kCountBytes) / (4 * kTileRows * kTileColumns);
@@ -59,7 +61,7 @@ struct ProductParts {
     cudaMemsetAsync(memory, 0, kCountBytes, static_cast<cudaStream_t>(stream));
   }
 
-  // Whether `total` has become the tile's. `finished` is the warpgroup's own memory, `barrier` too.
+  // Whether `total` has become the tile's. `finished` and `barrier` belong to the warpgroup alone.
   template <int kSums, int kRows>
   __device__ __forceinline__ bool join(float (&total)[kSums], const Sizes& sizes, int item,
                                        FinishRows<kRows>& finished, int barrier) const {
@@ -68,7 +70,7 @@ struct ProductParts {
     const int tile = item / sizes.parts, mine = item - tile * sizes.parts;
     uint32_t* const counts = static_cast<uint32_t*>(memory);
     float* const sums = reinterpret_cast<float*>(counts + 2 * kMostShared) + thread;
-    const auto sum = [&](int part, int i) -> volatile float& {
+    const auto sum = [&](int part, int i)->volatile float& {
       const int64_t of_part = (int64_t(tile) * sizes.parts + part) * 2 + group;
       return sums[(of_part * kSums + i) * 128];
     };
@@ -80,7 +82,7 @@ struct ProductParts {
     if (thread == 0) before = atomicAdd(&counts[2 * tile + group], 1u);
     meet(barrier, 128);
     const bool last = before + 1 == uint32_t(sizes.parts);
-    meet(barrier, 128);  // that memory is free again
+    meet(barrier, 128);  // `finished` is free again
     if (!last) return false;
     __threadfence();
 #pragma unroll

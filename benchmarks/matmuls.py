@@ -1,13 +1,15 @@
-"""fp32 matrix products: cuBLAS SGEMM, cuBLAS TF32 and ours, time and error, in one run.
+"""Time and error of float32 matmuls in one run: cuBLAS SGEMM, cuBLAS TF32 and ours.
 
-    python benchmarks/products.py [--out products.json] [--only 4096] [--small] [--hard]
+    python benchmarks/matmuls.py [--out matmuls.json] [--only 4096] [--small] [--hard]
 
-Needs a Hopper GPU. Ours is the optimized module, splitting and Python included. Each figure is a
-median of CUDA events over repeats that follow each other, after a third of a second of the same
-work: the clock is then what the power limit leaves of it. Errors are ‖y − y64‖/‖y64‖ against
-float64. `--hard` compares errors on inputs that are hard for halves, `--small` times small and odd
-shapes, where PyTorch's product may be the one that our plan calls: by turns, the GPU kept busy
-while the host launches (`interleaved`), and beside that what a call costs the host.
+Needs a Hopper GPU. Our time is that of the optimized module, with the split into fp16 parts and the
+Python code. Each time is a median of CUDA events over consecutive repeats. A third of a second of
+the same work comes first, so that the clock settles where the power limit holds it. Errors are
+‖y − y64‖/‖y64‖ against float64.
+
+`--hard` compares errors on inputs that are hard to split into fp16 parts. `--small` times small and
+odd shapes, where our plan may call PyTorch's matmul. There the calls take turns, the GPU is kept
+busy while the host launches (`interleaved`), and the host time of a call is printed as well.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import fusewright
 from benchmarks.interleaved import Times, interleaved
 from fusewright.bench.clock import DeviceClock
-from fusewright.rewrite import matmuls as products
+from fusewright.rewrite import matmuls
 
 BUILDERS = 12
-# The products of a linear layer: outputs, gradient of the input, gradient of the weight.
+# The matmuls of a linear layer: output, gradient of the input, gradient of the weight.
 LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "x·wᵀ": lambda x, w: x @ w.t(),
     "x·w": lambda x, w: x @ w,
@@ -67,8 +69,8 @@ SMALL: tuple[Shape, ...] = tuple(
 )
 
 
-class Product(nn.Module):
-    """The right operand is a parameter, as in a layer."""
+class Matmul(nn.Module):
+    """A matmul whose right operand is a parameter, as in a linear layer."""
 
     def __init__(self, layout: str, weight: Tensor) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class Product(nn.Module):
 
 @dataclass(frozen=True)
 class Row:
-    """Milliseconds and errors; 0 where a method was not asked for."""
+    """Milliseconds and errors. `call_ms` is 0 if host times were not measured."""
 
     layout: str
     rows: int
@@ -95,7 +97,7 @@ class Row:
     tf32_error: float
     ours_error: float
     ours_tf32_error: float
-    call_ms: tuple[float, float] = (0.0, 0.0)  # of the host: eager, ours
+    call_ms: tuple[float, float] = (0.0, 0.0)  # host time: eager, ours
 
     def rate(self, ms: float) -> float:
         """Effective TFLOP/s."""
@@ -131,17 +133,17 @@ def relative_error(y: Tensor, exact: Tensor) -> float:
     return float((y.double() - exact).norm() / exact.norm().clamp(min=1e-300))
 
 
-def built(shape: Shape) -> tuple[Product, nn.Module, Tensor]:
-    """The layer, ours and an input."""
+def built(shape: Shape) -> tuple[Matmul, nn.Module, Tensor]:
+    """The layer, our module and an input."""
     x, w = operands(*shape)
-    model = Product(shape[0], w)
+    model = Matmul(shape[0], w)
     return model, fusewright.optimize(model, x, modes=("eval",)).eval(), x
 
 
 def measured(
-    shape: Shape, made: tuple[Product, nn.Module, Tensor], clock: DeviceClock | None
+    shape: Shape, made: tuple[Matmul, nn.Module, Tensor], clock: DeviceClock | None
 ) -> Row:
-    """By turns if there is a clock, otherwise sustained."""
+    """Times and errors of one shape: interleaved if there is a clock, otherwise sustained."""
     model, ours, x = made
     layout, w = model.layout, model.weight
     exact = LAYOUTS[layout](x.double(), w.double())
@@ -170,7 +172,7 @@ def measured(
 
 
 def hard_inputs(depth: int) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Pairs [512, depth] that are hard for halves or for truncating sums."""
+    """Pairs [512, depth] that are hard to split into fp16 parts or to sum with truncation."""
 
     def pair(make: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
         return make(), make()
@@ -192,14 +194,16 @@ def hard_inputs(depth: int) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 
 def print_hard() -> list[dict[str, object]]:
-    """Errors relative to the result and to ‖a‖‖b‖, beside SGEMM's; of our kernel, which plans would
-    not use at some of these sizes."""
-    products.is_worthwhile = lambda *_: True
+    """Print errors relative to the result and to ‖a‖‖b‖, beside SGEMM's.
+
+    Our kernel runs at every size, also where a plan would call PyTorch.
+    """
+    matmuls.is_worthwhile = lambda *_: True
     found: list[dict[str, object]] = []
     print(f"{'inputs':20s} {'K':>6s} {'SGEMM':>9s} {'ours':>9s} {'of |a||b|':>9s}")
     for depth in (1, 16, 129, 1024, 8192, 65536):
         for name, x, w in hard_inputs(depth):
-            ours = fusewright.optimize(Product("x·wᵀ", w), x, modes=("eval",)).eval()
+            ours = fusewright.optimize(Matmul("x·wᵀ", w), x, modes=("eval",)).eval()
             with torch.no_grad():
                 exact, y = x.double() @ w.double().t(), ours(x)
                 sgemm = relative_error(x @ w.t(), exact)

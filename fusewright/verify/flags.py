@@ -1,7 +1,7 @@
-"""PyTorch's switches that decide speed and precision. They are one for all candidates.
+"""PyTorch's global flags that decide speed and precision.
 
-So a candidate that leaves one otherwise than it found it changes the times of the others: that is
-an error of its own, and the switch is set back.
+A candidate that leaves one changed alters the results and times of others. That is an error of the
+candidate, and the flag is restored.
 """
 
 from __future__ import annotations
@@ -50,16 +50,13 @@ FLAGS = (
 
 
 def flags() -> dict[str, str]:
-    """All of them in words."""
+    """The value of every flag, as text."""
     return {each.name: str(each.read()) for each in FLAGS}
 
 
 @contextmanager
-def steady_flags(whose: str, *, foreign: bool = True) -> Iterator[None]:
-    """Raise VerifyError where foreign code changed a flag; all are as they were afterwards."""
-    if not foreign:  # PyTorch's own compilers know what they do.
-        yield
-        return
+def steady_flags(whose: str) -> Iterator[None]:
+    """Raise VerifyError if the block changes a flag; all flags are restored in any case."""
     before = [each.read() for each in FLAGS]
     changed = []
     try:
@@ -71,6 +68,6 @@ def steady_flags(whose: str, *, foreign: bool = True) -> Iterator[None]:
                 flag.write(value)
     if changed:
         raise VerifyError(
-            f"{whose} sets a flag of PyTorch's for all candidates ({', '.join(changed)}): set it "
-            "in forward, and back"
+            f"{whose} leaves a global PyTorch flag changed ({', '.join(changed)}); restore it "
+            "before forward returns"
         )

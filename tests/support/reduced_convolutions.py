@@ -1,10 +1,10 @@
-"""Convolutions with what reduces them, on kernels that g++ has built: what their tests share."""
+"""Convolutions with reductions in their epilogue, planned, and run on kernels built by g++."""
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 import torch
@@ -14,17 +14,14 @@ from torch import Tensor, nn
 from fusewright.codegen import render as rendering
 from fusewright.codegen.source import Source
 from fusewright.compile.pipeline import Prepared, prepare
-from fusewright.ir.convolution import WindowKernel
+from fusewright.ir.convolution import ConvolutionKernel
 from fusewright.ir.epilogue import Reduces
-from fusewright.plan import rows
-from fusewright.plan.steps import Plan, Window
-from fusewright.rewrite import convolutions as windows
+from fusewright.plan.steps import Plan
 from fusewright.runtime import tensor_cores
 from fusewright.target.target import Target
 from tests.support.emulated_modules import (
     INFERRED,
     on_library,
-    put_on_cores,
 )
 from tests.support.tensor_cores_on_host import on_host, with_stand_in
 
@@ -59,12 +56,12 @@ def normed(m: nn.Module, x: Tensor) -> Tensor:
 
 
 def two_layers(m: nn.Module, x: Tensor) -> Tensor:
-    """Backward sums what the second's gradient by its input gives, twice for each channel."""
+    """Backward reduces the second convolution's input gradient, twice for each channel."""
     return m.second(torch.relu(m.batch(m.conv(x))))  # type: ignore[operator,no-any-return]
 
 
 def biased(m: nn.Module, x: Tensor) -> Tensor:
-    """Backward sums what the second's gradient by its input gives: the first bias's."""
+    """Backward sums the second convolution's input gradient: it is that of the first bias."""
     return m.second(torch.sigmoid(m.conv(x)))  # type: ignore[operator,no-any-return]
 
 
@@ -73,7 +70,7 @@ def pooled(m: nn.Module, x: Tensor) -> Tensor:
 
 
 def largest(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Backward looks for what equals the largest: it must find it."""
+    """Backward looks for the value that equals the largest, and must find it."""
     y = torch.tanh(m.conv(x))  # type: ignore[operator]
     return F.adaptive_avg_pool2d(y, 1), y.amax((2, 3))
 
@@ -108,9 +105,9 @@ def softmaxed(m: nn.Module, x: Tensor) -> Tensor:
     return m.conv(x).softmax(1)  # type: ignore[operator,no-any-return]
 
 
-# Gradients of biases that a norm takes away are zero, and their errors no measure.
+# A norm cancels these biases: their gradients are zero but for rounding.
 UNBIASED = (normed, two_layers, of_images, instances)
-# What follows, what its kernel reduces, for each image apart or not, channels that go together.
+# Forward function, what its kernel reduces, whether per image, channels reduced together.
 CASES: dict[str, tuple[Forward, Reduces, bool, int]] = {
     "batch norm": (normed, Reduces.ACROSS, False, 1),
     "pooled": (pooled, Reduces.ACROSS, True, 1),
@@ -123,7 +120,7 @@ CASES: dict[str, tuple[Forward, Reduces, bool, int]] = {
     "logsumexp of channels": (powers_of_channels, Reduces.DOWN, True, 1),
     "logsumexp of space": (powers_of_space, Reduces.ACROSS, True, 1),
 }
-# Images in memory, the convolution: one image, many in a tile, rows in bands, odd sizes, groups.
+# The input, and the convolution: one image, many in a tile, rows in bands, odd sizes, groups.
 SHAPES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
     "one image": ((1, 12, 13, 20), {}),
     "small images": ((17, 12, 3, 4), {"kernel_size": 1, "padding": 0}),
@@ -137,32 +134,22 @@ SHAPES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
 }
 
 
-@pytest.fixture
-def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    put_on_cores(monkeypatch)
-    monkeypatch.setattr(windows, "FEWEST_CHANNELS", 1)
-    monkeypatch.setattr(rows, "ROW_BYTES", 0)  # as if rows were too long to be held
-    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
-
-
 def prepared(model: nn.Module, x: Tensor) -> Prepared:
     return prepare(model, (x,), modes=("train",), device=x.device, target=CUDA)
 
 
 @functools.cache
 def prepared_small(follows: Forward) -> Prepared:
-    """For tests that plan as `small_ones_too` has it."""
+    """For tests with the fixture `reduces_small_convolutions`."""
     return prepared(Layer(follows), torch.randn(3, 12, 8, 8))
 
 
-def windows_of(plan: Plan) -> list[WindowKernel]:
-    return [step.kernel for step in plan.steps if isinstance(step, Window)]
+def convolutions_of(plan: Plan) -> list[ConvolutionKernel]:
+    return [step.kernel for step in plan.steps if step.kind == "convolution"]
 
 
 class Layers(nn.Module):
-    """All that may follow, side by side."""
+    """Several layers of one input, side by side."""
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -181,7 +168,7 @@ def layers(names: Iterable[str], how: Mapping[str, object]) -> Layers:
 
 
 def compare(fast: nn.Module, model: nn.Module, x: Tensor, least: float) -> None:
-    """What a module on emulated kernels gives, with float64."""
+    """Compare a module on emulated kernels, and eager, with float64."""
     exactly = copy.deepcopy(model).double()
     with torch.no_grad():
         ours, eager, truth = fast(x), model(x), exactly(x.double())
@@ -209,12 +196,12 @@ def emulated_source(
     instead: tuple[str, str] = ("", ""),
     reduces: bool = True,
 ) -> tuple[Prepared, Source]:
-    """Kernels for fibers; some of their text may be another instead."""
+    """The source for fibers; a part of its text may be replaced."""
     monkeypatch.setattr(rendering, "flattened", with_stand_in)
     monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
     found = prepared(model, x)
     mode = found.modes[0]
-    kernels = (*windows_of(mode.forward), *windows_of(mode.backward))
+    kernels = (*convolutions_of(mode.forward), *convolutions_of(mode.backward))
     assert ({each.reduces for each in kernels} != {Reduces.NOTHING}) == reduces
     assert instead[0] in found.source.text
     text = found.source.text.replace(*instead) if instead[0] else found.source.text

@@ -1,0 +1,1 @@
+"""One record per kind of kernel: its schedules, its trials, its text and its cost."""

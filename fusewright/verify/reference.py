@@ -1,0 +1,189 @@
+"""The expected answers: those of the eager model, and those of its float64 run.
+
+`Reference` asks the eager model in one mode and returns `Expected`. `examine` asks a candidate,
+which may run in another process, and compares.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from fusewright.errors import ProblemError
+from fusewright.problem.inputs import is_floating, memory_blocks, named_tensors
+from fusewright.problem.nested import map_leaves
+from fusewright.verify.compare import Check, compare_answers, root_mean_square
+from fusewright.verify.feeds import Feed, Inputs, form
+from fusewright.verify.float64 import doubled, widened
+from fusewright.verify.precision import DIGITS, RoundOperands, rounded, strict_matmuls
+from fusewright.verify.run import Subject, ask, restore
+from fusewright.verify.scenarios import PLAIN_LAYOUT, Answer, Expected, Question, Results, Scenario
+
+# Transposed and sliced gradients have the values of the contiguous one, so only these two layouts
+# need a float64 run.
+_VALUE_LAYOUTS = ("contiguous", "expanded")
+_STIR = 0.5
+
+
+class Reference:
+    """The model in one mode; `seed` decides tangents and random numbers.
+
+    `random` says whether a training step draws random numbers, `differentiable` whether the
+    model accepts inputs that require gradients.
+    """
+
+    def __init__(self, model: nn.Module, feed: Feed, seed: int, mode: str) -> None:
+        self.model, self.feed, self.seed, self.mode = model, feed, seed, mode
+        self.eager = Subject(model, feed)
+        feed.require_gradients(True)
+        self.buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
+        self._begin(feed.values(0), 0)
+
+    def _begin(self, inputs: Inputs, slot: int) -> None:
+        """One run for the outputs; then gradients of their shapes are drawn."""
+        scenario = Scenario(gradients=True, mode=self.mode)
+        first = Question(scenario, self.seed, inputs, self.buffers, {})
+        try:
+            answer = self._taking_gradients(first, slot)
+        except Exception as error:
+            raise _broken(scenario, error) from error
+        restore(self.model, self.buffers)
+        self.random, self.differentiable = answer.random, self.feed.gradients
+        self._form = form(inputs)
+        # Around one, not zero: a sum that cancels almost completely has no digits to compare.
+        self.tangents = {
+            name: torch.randn_like(each, memory_format=torch.contiguous_format) + 1
+            for name, each in answer.results[PLAIN_LAYOUT[0]].items()
+            if name in answer.differentiable and isinstance(each, Tensor)
+        }
+        self.eager.tangents = self.tangents
+
+    def _taking_gradients(self, question: Question, slot: int) -> Answer:
+        try:
+            return ask(self.eager, question, PLAIN_LAYOUT, slot=slot)
+        except RuntimeError as error:
+            if "in-place" not in str(error):
+                raise
+            # A model that writes into its arguments cannot accept leaves that require gradients.
+            self.feed.require_gradients(False)
+            return ask(self.eager, question, PLAIN_LAYOUT, slot=slot)
+
+    def expect(
+        self, scenario: Scenario, values: Inputs, *, slot: int = 0, classes: bool = False
+    ) -> Expected | None:
+        """The answers to a scenario on these values; `classes` adds those of each precision class.
+
+        None if the scenario does not apply: nothing to alter, or the model refuses it.
+        """
+        question = self._question(scenario, values, slot)
+        if question is None:
+            return None
+        asks = scenario.gradients and bool(self.tangents)
+        layouts = scenario.layouts if asks else PLAIN_LAYOUT
+        try:
+            eager = ask(self.eager, question, layouts, slot=slot)
+        except Exception as error:
+            if scenario.alter and isinstance(error, RuntimeError | ValueError):
+                return None  # the model refuses NaN, so there is no answer to compare with
+            raise _broken(scenario, error) from error
+        blocks = memory_blocks(eager.results[layouts[0]].values())
+        expected = Expected(replace(question, blocks=blocks), eager.results, {})
+        if classes:
+            with strict_matmuls() as stricter:
+                strict = ask(self.eager, question, layouts, slot=slot) if stricter else eager
+            expected = replace(expected, strict=strict.results)
+        why = "random model: compared with eager under the same seed" if eager.random else ""
+        return _scaled(replace(expected, why=why) if why else self._with_truth(expected, classes))
+
+    def _question(self, scenario: Scenario, values: Inputs, slot: int) -> Question | None:
+        if scenario.alter:
+            if not any(is_floating(each) for _, each in named_tensors(values)):
+                return None
+            values = tuple(map_leaves(scenario.alter, each) for each in values)
+        if form(values) != self._form:
+            self._begin(values, slot)
+        return Question(scenario, self.seed, values, self.buffers, self.tangents)
+
+    def _with_truth(self, expected: Expected, classes: bool) -> Expected:
+        """Adds the float64 run, or the reason why there is none."""
+        layouts, question = tuple(expected.eager), expected.question
+        kinds = DIGITS if classes else {}
+        try:
+            truth = self._wide(question, layouts, None)
+            narrow = {kind: self._wide(question, layouts, each) for kind, each in kinds.items()}
+        except (RuntimeError, TypeError) as error:
+            words = (str(error) or type(error).__name__).splitlines()[0]
+            return replace(expected, why=f"compared with eager: no float64 run ({words})")
+        return replace(expected, truth=truth, narrow=narrow)
+
+    def _wide(
+        self, question: Question, layouts: Sequence[str], digits: int | None
+    ) -> dict[str, Results]:
+        model = copy.deepcopy(self.model).double()
+        inputs = tuple(map_leaves(widened, each) for each in question.inputs)
+        if digits == DIGITS["bf16"]:
+            # 16-bit kernels also convert their inputs and parameters.
+            inputs = tuple(map_leaves(lambda leaf: rounded(leaf, digits), each) for each in inputs)
+            for each in model.parameters():
+                each.data = rounded(each.data, digits)
+        subject = Subject(model, Feed((inputs,), seed=0, gradients=self.feed.gradients))
+        tangents = {name: each.double() for name, each in question.tangents.items()}
+        wide = replace(question, inputs=inputs, tangents=tangents, blocks=())
+        asked = [each for each in layouts if each in _VALUE_LAYOUTS]
+        with doubled(), RoundOperands(digits) if digits else nullcontext():
+            found = ask(subject, wide, asked).results
+        return {layout: found.get(layout, found[PLAIN_LAYOUT[0]]) for layout in layouts}
+
+
+def examine(
+    expected: Expected,
+    answer: Callable[[Question, str], Answer],
+    layouts: Sequence[str] | None = None,
+) -> tuple[Check, ...]:
+    """Ask a candidate once for every layout; the worst check of each result counts."""
+    worst: dict[str, Check] = {}
+    for layout in expected.eager if layouts is None else layouts:
+        found = answer(expected.question, layout).results[layout]
+        for check in compare_answers(found, layout, expected):
+            if check.name not in worst or check.badness > worst[check.name].badness:
+                worst[check.name] = check
+    return tuple(worst.values())
+
+
+def stir(models: Sequence[nn.Module], seed: int) -> bool:
+    """Change the parameters of all models in place, equally; False if there are none."""
+    generator = torch.Generator().manual_seed(seed)
+    stirred = False
+    for name, first in models[0].named_parameters():
+        if not first.is_floating_point():
+            continue
+        # At least a quarter off: farther than any precision.
+        factor = 1.0 - _STIR * (1.0 + float(torch.rand((), generator=generator))) / 2
+        stirred = True
+        for model in models:
+            model.get_parameter(name).data.mul_(factor)
+    return stirred
+
+
+def _scaled(expected: Expected) -> Expected:
+    """Adds the sizes of the largest result and the largest gradient, the scale of noise."""
+    found = (expected.truth or expected.eager).values()
+    named: list[tuple[str, object]] = [pair for each in found for pair in each.items()]
+    named += named_tensors(expected.question.inputs)
+    gradients = [each for name, each in named if name.startswith("grad ")]
+    others = [each for name, each in named if not name.startswith(("grad ", "buffer ", "input "))]
+    return replace(
+        expected,
+        usual_rms=max(map(root_mean_square, others), default=0.0),
+        usual_gradient_rms=max(map(root_mean_square, gradients), default=0.0),
+    )
+
+
+def _broken(scenario: Scenario, error: Exception) -> ProblemError:
+    what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return ProblemError(f"the model itself fails in {scenario.label}: {what}; fix it first")

@@ -1,0 +1,49 @@
+"""The lines that `optimize` ends with."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fusewright.compile.pipeline import prepare
+from fusewright.report import Outcome, summary
+from fusewright.verify.compare import Check
+
+CHECKS = (
+    Check("output", 1.25e-7, 2.5e-7, 1e-6, True),
+    Check("grad x", 3e-7, 2e-7, 1e-6, True),
+)
+TIMES = {
+    "eager forward": 3.0,
+    "ours forward": 1.5,
+    "eager forward+backward": 9.0,
+    "ours forward+backward": 2.0,
+}
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    prepared = prepare(model, (torch.randn(4, 8),), device=torch.device("cpu"))
+    return Outcome("problem", "cpu", "both", prepared.modes, 1.0, "out.py", CHECKS, TIMES)
+
+
+def test_three_lines_say_what_was_fused_how_exact_and_how_fast(outcome: Outcome) -> None:
+    fused, right, faster = summary(outcome)
+    counts = r"\d operators? in 1 kernel"
+    assert re.fullmatch(rf"Fused:  forward {counts}; backward {counts}; PyTorch runs mm\.", fused)
+    assert "2 checks" in right and "3.0e-07, eager PyTorch's is 2.0e-07" in right
+    assert faster == "Faster: forward 2.00×, forward+backward 4.50× as fast as eager PyTorch."
+
+
+def test_what_is_slower_is_not_called_faster(outcome: Outcome) -> None:
+    slower = replace(outcome, timings_ms={"eager forward": 1.0, "ours forward": 2.0})
+    assert summary(slower)[-1] == "Speed:  forward 0.50× as fast as eager PyTorch."
+
+
+def test_nothing_is_said_where_nothing_was_timed(outcome: Outcome) -> None:
+    assert summary(replace(outcome, timings_ms={})) == ()
