@@ -126,8 +126,8 @@ def optimize(
     """
     if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
         kind = type(example_kwargs).__name__
-        words = f"example_kwargs is of type {kind}: pass several inputs as a tuple, (model, (a, b))"
-        raise ProblemError(words)
+        how = "pass several inputs as one tuple: optimize(model, (a, b))"
+        raise ProblemError(f"example_kwargs is of type {kind}; {how}")
     args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
     name = type(model).__name__
     tuning = (lambda words, share: debug.log(1, "%s", words)) if tune else None
