@@ -49,8 +49,8 @@ lint: $(STAMP)
 		xargs $(PY) -c 'import clang_format as c; c.clang_format()' --dry-run --Werror; \
 	else echo 'clang-format is not installed in this Python: format of kernels not checked'; fi
 
-# A process for each core, the first half of the tests for the one, the second for the other; who is
-# done first takes over from the others. Without pytest-xdist all run in one. Lint runs beside them.
+# One process per core; an idle one takes tests from the others. Without pytest-xdist all tests run in
+# one process. Lint runs beside them.
 WORKERS := $(shell n=$$(nproc 2>/dev/null || echo 2); test $$n -le 8 && echo $$n || echo 8)
 TESTS = spread=$$($(PY) -c 'import xdist' 2>/dev/null && echo '-n $(WORKERS) --dist worksteal'); \
 	$(PY) -m pytest -q $$spread
@@ -68,8 +68,8 @@ demo: $(STAMP)
 		else "blocks/gated_rms_norm")'); \
 	$(PY) -m fusewright optimize examples/$$problem.py
 
-# The four reference problems, without what lies in folders below them; their records are in
-# bench/latest/, all of them in the file.
+# The four reference problems only, not examples/blocks. One record each goes to bench/latest/, all
+# of them to bench/latest.json.
 bench: $(STAMP)
 	@rm -rf bench/problems && mkdir -p bench/problems && cp examples/*.py bench/problems
 	$(PY) -m fusewright bench bench/problems --json bench/latest.json --html bench/latest.html $(BENCH_OPTIONS)

@@ -51,7 +51,11 @@ device_option = click.option(
     help="Where to run; a GPU if there is one.",
 )
 mode_option = click.option(
-    "--mode", type=click.Choice(sorted(MODE_NAMES)), default="both", show_default=True
+    "--mode",
+    type=click.Choice(sorted(MODE_NAMES)),
+    default="both",
+    show_default=True,
+    help="The model's mode, as train() and eval() set it.",
 )
 json_option = click.option("--json", "json_file", type=PATH, help="Also write a JSON record.")
 
@@ -121,11 +125,15 @@ def cli() -> None:
 
 @cli.command()
 @problem_argument
-@click.option("-o", "--output", type=PATH, help="Where to write ModelNew.")
+@click.option(
+    "-o", "--output", type=PATH, help="Where to write ModelNew (default: PROBLEM_new.py)."
+)
 @json_option
 @device_option
 @mode_option
-@click.option("--tune", is_flag=True, help="Measure several schedules of each kernel; keep them.")
+@click.option(
+    "--tune", is_flag=True, help="Measure schedules of each kernel; use the fastest, now and later."
+)
 @click.option(
     "--keep-words",
     is_flag=True,
@@ -159,7 +167,7 @@ def optimize(
         loaded = load_problem(problem)
         steps.next(STEP_NAMES[1])
         solution = solved(loaded, where, mode, steps.tuning if tune else None)
-        outcome = checked(loaded, solution, where, mode, output, steps)
+        outcome = checked(loaded, solution, where, mode, output, steps, keep_words)
     print_outcome(console, outcome)
     if json_file:
         write_json(json_file, outcome)
@@ -175,7 +183,13 @@ def optimize(
 
 
 def checked(
-    loaded: Problem, solution: Solution, where: torch.device, mode: str, output: Path, steps: Steps
+    loaded: Problem,
+    solution: Solution,
+    where: torch.device,
+    mode: str,
+    output: Path,
+    steps: Steps,
+    keep_words: bool,
 ) -> Outcome:
     """Check and time the emitted text itself, from a draft of its file."""
     from fusewright.bench.side_by_side import time_models
@@ -195,7 +209,8 @@ def checked(
         tuned=solution.prepared.tuned,
         left_out=solution.prepared.left_out,
     )
-    with draft(output, file_text(solution.bundle, loaded.source, header(outcome))) as path:
+    text = file_text(solution.bundle, loaded.source, header(outcome), keep_words=keep_words)
+    with draft(output, text) as path:
         make = candidate_factory(path, loaded)
         steps.next(STEP_NAMES[2])
         report = verify(loaded, make, device=where, modes=MODE_NAMES[mode])
@@ -335,7 +350,13 @@ def _bench_steps(
 @cli.command()
 @click.argument("old", type=PATH)
 @click.argument("new", type=PATH)
-@click.option("--noise", type=float, default=0.02, show_default=True, help="Noise between runs.")
+@click.option(
+    "--noise",
+    type=float,
+    default=0.02,
+    show_default=True,
+    help="Smallest change that counts, 0.02 = 2 %.",
+)
 def compare(old: Path, new: Path, noise: float) -> None:
     """Show what got faster or slower from OLD to NEW, two JSON records; exit code 1 if slower."""
     from fusewright.bench.command import compare_files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from fusewright import __version__
 from fusewright.emit.bundle import ProgramPlans, leading
+from fusewright.emit.steps import LITERAL
 from fusewright.errors import FusewrightError, OutputError
 from fusewright.plan.show import human_bytes, human_count
 from fusewright.plan.steps import Call, Plan, View
@@ -122,7 +124,9 @@ def _timed_passes(timings: Mapping[str, float]) -> Iterator[tuple[str, float, fl
 def print_summary(console: Console, outcome: Outcome, problem: Path) -> None:
     """The last lines: the result in words, and what to type next."""
     python, here = Path(sys.executable), Path.cwd()
-    shown = python.relative_to(here) if python.is_relative_to(here) else "python"
+    shown = str(python.relative_to(here)) if python.is_relative_to(here) else python.name
+    if "PYTHONPATH" in os.environ:
+        shown = f"PYTHONPATH={os.environ['PYTHONPATH']} {shown}"
     for line in (*summary(outcome), f"Next:   {shown} -m fusewright bench {problem}"):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
@@ -148,7 +152,8 @@ def _fused_words(plans: ProgramPlans) -> str:
     unused = "inference" if plans.backward else "forward"
     named = [each for each in named_plans(plans) if each[0] != unused]
     words = [f"{name} {_kernel_words(plan)}" for name, plan in named]
-    calls = [step.node.op for _, plan in named for step in plan.steps if isinstance(step, Call)]
+    nodes = [step.node for _, plan in named for step in plan.steps if isinstance(step, Call)]
+    calls = [node.op for node in nodes if node.op != LITERAL]
     short = dict.fromkeys(op.split(".")[1] if "." in op else op for op in calls)
     rest = f"PyTorch runs {', '.join(short)}" if calls else "nothing is left to PyTorch"
     return f"{'; '.join(words)}; {rest}"

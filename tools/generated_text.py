@@ -139,10 +139,7 @@ PROGRAMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "scans": (scans, (64, 32, 256)),
     "losses": (losses, (1024, 512)),
     "layouts": (layouts, (16, 64, 30, 34)),
-    "recurrent": (
-        lambda: Block(lambda m, x: m.cell(x)[0].relu(), cell=nn.LSTM(32, 64)),
-        (9, 4, 32),
-    ),
+    "recurrent": (recurrent, (9, 4, 32)),
 }
 TARGETS: dict[str, Callable[[], Target]] = {
     "hopper": Target.cuda,
@@ -212,6 +209,8 @@ def same_bytes(before: str, after: str) -> str:
 
 def differences(old: Path, new: Path, renames: set[tuple[str, str]] | None) -> int:
     count = 0
+    if not all(any(folder.glob("*.txt")) for folder in (old, new)):
+        sys.exit(f"{old} or {new} holds no texts")
     for name in sorted({path.name for folder in (old, new) for path in folder.glob("*.txt")}):
         texts = [(f / name).read_text() if (f / name).exists() else "" for f in (old, new)]
         found = same_bytes(*texts) if renames is None else same_code(texts[0], texts[1], renames)

@@ -22,7 +22,10 @@ KINDS: tuple[Kind[Any, Any], ...] = (LOOP, MATMUL, CONVOLUTION, WEIGHT_GRADIENT)
 
 def kind_of(kernel: Kernel) -> Kind[Any, Any]:
     """The record of a kernel's kind."""
-    return next(kind for kind in KINDS if kind.kernel is type(kernel))
+    for kind in KINDS:
+        if kind.kernel is type(kernel):
+            return kind
+    raise CodegenError(f"no kind of kernel is registered for {type(kernel).__name__}")
 
 
 def place_of(kernel: Kernel) -> int:
@@ -64,9 +67,9 @@ def stored_name(choice: Choice) -> str:
     return next(name for name, each in _schedules().items() if isinstance(choice, each))
 
 
-def stored_type(name: str) -> type[Any]:
-    """The type of schedules with that name. KeyError if there is none."""
-    return _schedules()[name]
+def stored_type(name: str) -> type[Any] | None:
+    """The type of schedules with that name."""
+    return _schedules().get(name)
 
 
 def _schedules() -> dict[str, type[Any]]:

@@ -34,7 +34,7 @@ def _faster(target: Target) -> str:
         return "it is the fastest one on this CPU"
     if target.tensor_cores:
         return "it is faster than our kernel at this size"
-    return "our kernel needs a Hopper GPU and larger sizes"
+    return "our kernel runs on Hopper GPUs only"
 
 
 def _matmul(name: str, dtype: str, target: Target) -> str:

@@ -28,7 +28,7 @@ def _fw_build(text: str, name: str, folder: pathlib.Path) -> None:
     if shutil.which(compiler[0]) is None:
         raise RuntimeError(f"the C++ compiler {compiler[0]!r} is missing; install g++ or set CXX")
     source, built = folder / f"{name}.cpp", folder / f"{name}.so"
-    source.write_text(text)
+    source.write_text(text, encoding="utf-8")
     command = [*compiler, *_FW_FLAGS.split(), str(source), "-o", str(built)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -153,6 +153,8 @@ def _parsed(text: str) -> dict[str, Tuned]:
 
 def _entry(record: Mapping[str, Any]) -> Tuned | None:
     kind = stored_type(record["kind"])
+    if kind is None:
+        return None  # another version's
     choices = {name: _choice(kind, record[name]) for name in ("heuristic", "schedule")}
     if None in choices.values():
         return None

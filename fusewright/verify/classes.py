@@ -25,10 +25,12 @@ _VISIBLE_ULPS = 100
 
 @dataclass(frozen=True)
 class Deviation:
-    """A relative error, and the largest deviation of a single element."""
+    """A relative error, the largest deviation of a single element, and the share of elements whose
+    deviation is more than rounding."""
 
     error: float
     largest: float
+    spread: float = 0.0
 
 
 def class_limits(

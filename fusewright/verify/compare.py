@@ -34,6 +34,8 @@ _OF_EAGERS_WORST = 16.0
 # Noise: eager has no correct digit, because the true value is zero except for rounding, such as the
 # gradient of a bias before a batch norm. Its scale is then the size of the other results.
 _NOISE = 0.5
+# A kink (ReLU's zero) changes few elements of a gradient: a row of a matrix, an element of a bias.
+_KINK_SHARE = 0.125
 _NOISE_ULPS = 32
 
 
@@ -42,8 +44,9 @@ class Check:
     """One compared result; `allowed` is the largest error that is accepted.
 
     `largest` is the largest single deviation over the root mean square of the truth, accepted up to
-    `largest_allowed`. `limits` are the largest errors of each precision class. `precision` is the
-    class that fits, or empty.
+    `largest_allowed`; `spread` is the share of elements that are off by more than rounding.
+    `limits` are the largest errors of each precision class. `precision` is the class that fits, or
+    empty.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Check:
     limits: Mapping[str, float] = field(default_factory=dict)
     precision: str = ""
     largest_allowed: float = math.inf
+    spread: float = 1.0
 
     @property
     def is_doubtful(self) -> bool:
@@ -93,15 +97,17 @@ class Values:
 def settle(looks: Sequence[Check]) -> Check:
     """One verdict on several looks at the same result, each with other values.
 
-    A look that is wrong beyond doubt decides. Otherwise the result is right if most looks are, or
-    if the deviations over all looks are within what eager's over all looks allow.
+    A look that is wrong beyond doubt decides. Otherwise the result is right if the deviations over
+    all looks are within what eager's over all looks allow, or if most looks are right and in the
+    others few elements are off.
     """
     wrong = [each for each in looks if not each.ok]
     if not wrong or not all(each.is_doubtful for each in wrong):
         return next((each for each in wrong if not each.is_doubtful), looks[0])
     right = [each for each in looks if each.ok]
     note = f"within rounding of a kink in {len(wrong)} of {len(looks)} looks"
-    if len(right) > len(wrong):
+    few = all(each.spread <= _KINK_SHARE for each in wrong)
+    if few and len(right) > len(wrong):
         return dataclasses.replace(max(right, key=lambda each: each.error), note=note)
     error, eager = (
         math.hypot(*(getattr(each, name) for each in looks)) / math.sqrt(len(looks))
@@ -193,7 +199,9 @@ def _compare_tensors(name: str, ours: Tensor, eager: Tensor, values: Values) -> 
         # Noise has no size of its own, so a single deviation cannot be measured.
         usual = _OF_EAGERS_WORST * (ruler.rounding + theirs.largest)
         usual = math.inf if ruler.noise else usual
-        check = dataclasses.replace(check, largest=mine.largest, largest_allowed=usual)
+        check = dataclasses.replace(
+            check, largest=mine.largest, largest_allowed=usual, spread=mine.spread
+        )
         if check.ok and mine.largest > usual:
             lone = f"a single element is off by {mine.largest:.1e} times the root mean square"
             check = dataclasses.replace(check, ok=False, note=lone)
@@ -260,8 +268,9 @@ class _Ruler:
                 return Deviation(math.inf, math.inf)
         off = torch.where(finite, mine - true, 0.0)
         largest = float(off.abs().max()) / self.rms
+        spread = float((off.abs() > _OF_EAGERS_WORST * self.rounding * self.rms).double().mean())
         if self.inexact:
-            return Deviation(float(off.norm()) / self.scale, largest)
+            return Deviation(float(off.norm()) / self.scale, largest, spread)
         # float64 cannot represent every integer
         return Deviation(float((value != self.true).sum()) / value.numel(), largest)
 

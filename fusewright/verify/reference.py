@@ -27,7 +27,7 @@ from fusewright.verify.scenarios import PLAIN_LAYOUT, Answer, Expected, Question
 # Transposed and sliced gradients have the values of the contiguous one, so only these two layouts
 # need a float64 run.
 _VALUE_LAYOUTS = ("contiguous", "expanded")
-_STIR = 0.5
+_STIR, _FROM_ZERO = 0.5, 0.1
 
 
 class Reference:
@@ -39,7 +39,7 @@ class Reference:
 
     def __init__(self, model: nn.Module, feed: Feed, seed: int, mode: str) -> None:
         self.model, self.feed, self.seed, self.mode = model, feed, seed, mode
-        self.eager = Subject(model, feed)
+        self.eager, self._asked = Subject(model, feed), 0
         feed.require_gradients(True)
         self.buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
         self._begin(feed.values(0), 0)
@@ -107,7 +107,9 @@ class Reference:
             values = tuple(map_leaves(scenario.alter, each) for each in values)
         if form(values) != self._form:
             self._begin(values, slot)
-        return Question(scenario, self.seed, values, self.buffers, self.tangents)
+        # Random numbers differ from question to question: those kept from an earlier one are wrong.
+        self._asked += 1
+        return Question(scenario, self.seed + self._asked, values, self.buffers, self.tangents)
 
     def _with_truth(self, expected: Expected, classes: bool) -> Expected:
         """Adds the float64 run, or the reason why there is none."""
@@ -162,11 +164,15 @@ def stir(models: Sequence[nn.Module], seed: int) -> bool:
     for name, first in models[0].named_parameters():
         if not first.is_floating_point():
             continue
-        # At least a quarter off: farther than any precision.
+        # At least a quarter off: farther than any precision. What is all zero gets values.
         factor = 1.0 - _STIR * (1.0 + float(torch.rand((), generator=generator))) / 2
+        added = torch.zeros(())
+        if not bool(first.any()):
+            added = _FROM_ZERO * torch.randn(first.shape, generator=generator)
         stirred = True
         for model in models:
-            model.get_parameter(name).data.mul_(factor)
+            data = model.get_parameter(name).data
+            data.mul_(factor).add_(added.to(data))
     return stirred
 
 

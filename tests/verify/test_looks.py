@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,13 +56,19 @@ class ModelNew(Model):
 def look(error: float, eager: float = EAGER, name: str = "grad x0", largest: float = 1e-6) -> Check:
     allowed = ALLOWED + 2 * (eager - EAGER)
     ok = error <= allowed and largest <= 1e-5
-    return Check(name, error, eager, allowed, ok, largest=largest, largest_allowed=1e-5)
+    check = Check(name, error, eager, allowed, ok, largest=largest, largest_allowed=1e-5)
+    return replace(check, spread=0.01)
 
 
 def test_a_rare_kink_is_right() -> None:
     found = settle([look(3e-4), look(2e-7), look(1e-7)])
     assert found.ok and found.error == 2e-7
     assert found.note == "within rounding of a kink in 1 of 3 looks"
+
+
+def test_an_error_in_most_elements_is_no_kink() -> None:
+    looks = [replace(look(3e-4), spread=0.5), look(2e-7), look(1e-7)]
+    assert settle(looks) is looks[0]
 
 
 def test_frequent_kinks_are_right_when_eager_has_as_many() -> None:
