@@ -89,11 +89,11 @@ def of_matmuls() -> Iterator[Case]:
     )
     yield Case("batches", Batched(), (3, 50, 70), tf32=False)
     sums = Applied(nn.Linear(96, 72), lambda y: F.silu(y).sum(0))
-    yield Case("linear, reduced", sums, (50, 96), tf32=False, tried="sweeping")
+    yield Case("linear, reduced", sums, (50, 96), tf32=False, tried="fused_reductions")
     norm = nn.Sequential(nn.Linear(96, 72), nn.BatchNorm1d(72), nn.SiLU())
-    yield Case("linear, batch norm", norm, (50, 96), tf32=False, tried="sweeping")
+    yield Case("linear, batch norm", norm, (50, 96), tf32=False, tried="fused_reductions")
     half = nn.Sequential(nn.Linear(128, 72), nn.SiLU())
-    yield Case("linear, bfloat16", half, (50, 128), dtype=torch.bfloat16, tried="halves")
+    yield Case("linear, bfloat16", half, (50, 128), dtype=torch.bfloat16, tried="half_matmuls")
 
 
 def of_convolutions() -> Iterator[Case]:

@@ -144,7 +144,9 @@ PROGRAMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 TARGETS: dict[str, Callable[[], Target]] = {
     "hopper": Target.cuda,
     "hopper_tf32": lambda: Target.cuda(tf32=True),
-    "hopper_trials": lambda: Target.cuda(trials=("halves", "sweeping"), conv_tf32=False),
+    "hopper_trials": lambda: Target.cuda(
+        trials=("half_matmuls", "fused_reductions"), conv_tf32=False
+    ),
     "other_gpu": lambda: Target.cuda(tensor_cores=False),
     "host": Target.host,
 }

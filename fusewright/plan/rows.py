@@ -19,7 +19,7 @@ def holds_rows(values: Values, kernel: LoopKernel) -> bool:
     """Whether a kernel of several sweeps may own whole rows: they are contiguous, and either short
     enough to stay close, or so many that reading them twice loses nothing."""
     outer = kernel.outer_numel.at(values.sizes)
-    reduced = values.target.sweeping and _reads_convolution(values, kernel)
+    reduced = values.target.fused_reductions and _reads_convolution(values, kernel)
     many = outer >= MANY_ROWS and not reduced
     return _along_rows(values, kernel) and (many or _are_short(values, kernel))
 

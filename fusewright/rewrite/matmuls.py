@@ -45,7 +45,7 @@ _ADDED = ("aten.addmm.default", "aten.baddbmm.default")
 def with_matmuls(graph: Graph, sizes: Mapping[str, int], target: Target) -> Graph:
     """The same graph, with our matmuls where they are expected to be faster than PyTorch's.
 
-    They are in float32 and, if the target's `halves` is set, in 16-bit types.
+    They are in float32 and, if the target's `half_matmuls` is set, in 16-bit types.
     """
     building = _Building(Builder(graph.inputs), sizes, main_device(graph), target)
     builder = building.builder
@@ -142,7 +142,7 @@ class _Building:
         *batches, rows, columns = spec.shape
         wanted = (rows, columns, self._spec(left).shape[-1], product(batches))
         extents = Extents(*(size.at(self.sizes) for size in wanted))
-        dtypes = ("float32", *HALF_DTYPES) if self.target.halves else ("float32",)
+        dtypes = ("float32", *HALF_DTYPES) if self.target.half_matmuls else ("float32",)
         return (
             spec.dtype in dtypes
             and spec.device == self.device

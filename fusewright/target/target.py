@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fusewright.target.facts import H200, Gpu
 
 SHARED_BYTES = 48 * 1024
-TRIALS = ("halves", "sweeping")
+TRIALS = ("half_matmuls", "fused_reductions")
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Target:
     `transposing`: whether loops may transpose tiles in shared memory, so that PyTorch's
     convolutions can run in channels-last.
 
-    Off until they are measured (TRIALS): `halves`, whether 16-bit matmuls are ours; `sweeping`,
-    whether our convolutions also reduce their results, and whether they and our matmuls end in a
-    logsumexp.
+    Off until they are measured (TRIALS): `half_matmuls`, whether 16-bit matmuls are ours;
+    `fused_reductions`, whether our convolutions also reduce their results, and whether they and our
+    matmuls end in a logsumexp.
     """
 
     language: str
@@ -31,8 +31,8 @@ class Target:
     tensor_cores: bool = False
     tf32: bool = False
     transposing: bool = False
-    halves: bool = False
-    sweeping: bool = False
+    half_matmuls: bool = False
+    fused_reductions: bool = False
     conv_tf32: bool = False
 
     @property

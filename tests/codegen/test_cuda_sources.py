@@ -93,7 +93,7 @@ def test_logsumexps_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(matmuls, "is_worthwhile", lambda *_: True)
     model = Powers().requires_grad_(False)
     x = torch.randn(4096, 256)
-    target = Target.cuda(trials=("sweeping",))
+    target = Target.cuda(trials=("fused_reductions",))
     found = prepare(model, (x,), modes=("eval",), device=x.device, target=target)
     text = found.source.text
     assert {"ByRow", "ByColumn"} <= set(re.findall(r"fw::(By\w+)<custom_mm\w*logsumexp", text))

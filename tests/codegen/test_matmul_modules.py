@@ -283,7 +283,7 @@ def test_matmuls_in_16_bits_compile_for_both_architectures(
 ) -> None:
     monkeypatch.setattr(matmuls, "is_worthwhile", lambda *_: True)
     model, x = copy.deepcopy(MODEL).to(dtype), X.to(dtype)
-    target = Target.cuda(trials=("halves",))
+    target = Target.cuda(trials=("half_matmuls",))
     made = prepare(model, (x,), modes=("train",), device=torch.device("cpu"), target=target)
     assert "fw::half_matmul<" in made.source.text
     compile_as_emitted(made.source, tmp_path)

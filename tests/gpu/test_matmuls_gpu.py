@@ -381,7 +381,7 @@ def test_matmuls_in_16_bits(
     tile_rows: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("FUSEWRIGHT_TRY", "halves")
+    monkeypatch.setenv("FUSEWRIGHT_TRY", "half_matmuls")
     monkeypatch.setattr(tensor_core, "best_tile_rows", lambda *_: tile_rows)
     x, w = (each.to(dtype) for each in operands(layout, *sizes))
     exact = LAYOUTS[layout](x.double(), w.double())
@@ -392,7 +392,7 @@ def test_matmuls_in_16_bits(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_training_of_layers_in_16_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FUSEWRIGHT_TRY", "halves")
+    monkeypatch.setenv("FUSEWRIGHT_TRY", "half_matmuls")
     model = nn.Sequential(nn.Linear(264, 520), nn.GELU(), nn.Linear(520, 136)).cuda().to(dtype)
     x = torch.randn(300, 264, device="cuda", dtype=dtype)
     fast = fusewright.optimize(copy.deepcopy(model), x)
@@ -404,7 +404,7 @@ def test_training_of_layers_in_16_bits(dtype: torch.dtype, monkeypatch: pytest.M
 def test_reductions_in_a_matmuls_epilogue_are_as_exact_as_eager(
     name: str, sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FUSEWRIGHT_TRY", "sweeping")
+    monkeypatch.setenv("FUSEWRIGHT_TRY", "fused_reductions")
     rows, columns, contracted = sizes
     model = reduced_matmuls.Layer(reduced_matmuls.CASES[name][0], columns, contracted).cuda()
     x = torch.randn(rows, contracted, device="cuda")

@@ -51,8 +51,8 @@ SMALL = ({"in_channels": 64, "out_channels": 96, "kernel_size": 1}, (50, 64, 3, 
 
 
 @pytest.fixture
-def sweeping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FUSEWRIGHT_TRY", "sweeping")
+def fused_reductions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEWRIGHT_TRY", "fused_reductions")
 
 
 def reduced_of(name: str) -> tuple[Reduced, Tensor]:
@@ -73,7 +73,9 @@ def long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("long_rows")
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("name", REDUCED)
-def test_reduced_results_are_as_exact_as_eager(name: str, tf32: bool, sweeping: None) -> None:
+def test_reduced_results_are_as_exact_as_eager(
+    name: str, tf32: bool, fused_reductions: None
+) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
     model, x = reduced_of(name)
     planned = prepare(model, (x,), modes=("train",), device=x.device).modes[0]
@@ -88,7 +90,7 @@ def test_reduced_results_are_as_exact_as_eager(name: str, tf32: bool, sweeping: 
 
 
 @pytest.mark.usefixtures("long_rows")
-def test_batch_norm_keeps_the_same_statistics(sweeping: None) -> None:
+def test_batch_norm_keeps_the_same_statistics(fused_reductions: None) -> None:
     """For a channel with a mean far above its deviation, and after several steps."""
     torch.backends.cudnn.allow_tf32 = False
     model = nn.Sequential(nn.Conv2d(32, 128, 3, padding=1), nn.BatchNorm2d(128), nn.ReLU()).cuda()
@@ -127,7 +129,7 @@ class Ended(nn.Module):
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize(("results", "width"), [(128, 9), (128, 10), (96, 12), (40, 57), (200, 64)])
 def test_results_that_nothing_else_reads_are_reduced_in_the_epilogue(
-    results: int, width: int, tf32: bool, sweeping: None
+    results: int, width: int, tf32: bool, fused_reductions: None
 ) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
     model, x = Ended(results).cuda().eval(), torch.randn(32, 64, 14, width, device="cuda")

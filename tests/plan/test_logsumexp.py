@@ -32,7 +32,7 @@ from tests.support.plans import steps_of
 from tests.support.reduced_matmuls import Layer, emulated
 
 S0 = Dim(1, ("s0",))
-SWEEPING = Target.cuda(trials=("sweeping",))
+FUSED_REDUCTIONS = Target.cuda(trials=("fused_reductions",))
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 Forward = Callable[[nn.Module, Tensor], object]
 
@@ -214,7 +214,7 @@ def test_a_matmul_ends_in_it_only_on_trial() -> None:
 def test_a_matmul_that_ends_in_it_writes_nothing_else(dim: int, reduces: Reduces) -> None:
     model = Layer(lambda m, x: m.linear(x).logsumexp(dim), 256, 128)  # type: ignore[operator]
     x = torch.randn(512, 128)
-    found = prepare(model, (x,), modes=("eval",), device=x.device, target=SWEEPING)
+    found = prepare(model, (x,), modes=("eval",), device=x.device, target=FUSED_REDUCTIONS)
     inference = found.modes[0].inference
     (step,) = (each for each in inference.steps if each.kind == "matmul")
     specs = dict(inference.specs)
@@ -232,7 +232,7 @@ def test_a_matmul_that_ends_in_it_writes_nothing_else(dim: int, reduces: Reduces
 )
 def test_a_convolution_ends_in_it(dim: int, reduces: Reduces) -> None:
     model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), Lambda(lambda x: x.logsumexp(dim)))
-    found = planned(model, torch.randn(16, 64, 16, 16), SWEEPING)
+    found = planned(model, torch.randn(16, 64, 16, 16), FUSED_REDUCTIONS)
     (step,) = found.steps
     assert step.kind == "convolution" and step.kernel.reduces is reduces
     assert step.operators == ("convolution", "add", "logsumexp")

@@ -503,7 +503,7 @@ def test_emulated_modules_train_as_eager_does(dtype: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(matmul_text, "HALF_HEADER", str(MATMUL_STUB))
     monkeypatch.setitem(tensor_cores._FW_CORES, None, True)  # type: ignore[arg-type]
     model, x = Layers().to(kind), torch.randn(2, 3, 20).to(kind)
-    target = Target.cuda(trials=("halves",))
+    target = Target.cuda(trials=("half_matmuls",))
     prepared = prepare(model, (x,), modes=("train",), device=x.device, target=target)
     assert [each.name for each in prepared.modes] == ["train_tensor_cores", "train"]
     kinds = {s.kind for each in (prepared.modes[0].forward,) for s in each.kernels}
@@ -520,7 +520,7 @@ def test_matmuls_in_16_bits_end_in_their_epilogue(monkeypatch: pytest.MonkeyPatc
     x = torch.randn(2048, 1024).bfloat16()
     program = rewrite(capture(ParametricLambda(relu_layer, **given), (x,), mode="eval"))
     graph = matmuls.with_matmuls(
-        program.inference, program.example_sizes, Target.cuda(trials=("halves",))
+        program.inference, program.example_sizes, Target.cuda(trials=("half_matmuls",))
     )
     (step,) = plan(graph, program.example_sizes, Target.host()).steps
     assert step.kind == "matmul" and step.operators == ("mm", "add", "relu")

@@ -25,7 +25,7 @@ from tests.support.emulated_modules import (
 )
 from tests.support.tensor_cores_on_host import on_host, with_stand_in
 
-CUDA = Target.cuda(trials=("sweeping",))
+CUDA = Target.cuda(trials=("fused_reductions",))
 
 Forward = Callable[[nn.Module, Tensor], object]
 

@@ -85,7 +85,7 @@ CASES: dict[str, tuple[Forward, Reduces]] = {
 
 
 def prepared(model: nn.Module, *inputs: Tensor) -> Prepared:
-    target = Target.cuda(trials=("halves", "sweeping"))
+    target = Target.cuda(trials=("half_matmuls", "fused_reductions"))
     device = inputs[0].device
     return prepare(model, inputs, modes=("train",), device=device, target=target)
 

@@ -88,8 +88,8 @@ def test_the_driver_says_how_many_processors_there_are(monkeypatch: pytest.Monke
 
 def test_trials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, (9, 0))
-    monkeypatch.setenv("FUSEWRIGHT_TRY", "sweeping")
-    assert target_of(GPU).sweeping and not target_of(GPU).halves
-    monkeypatch.setenv("FUSEWRIGHT_TRY", "sweeping,weeping")
-    with pytest.raises(FusewrightError, match="weeping"):
+    monkeypatch.setenv("FUSEWRIGHT_TRY", "fused_reductions")
+    assert target_of(GPU).fused_reductions and not target_of(GPU).half_matmuls
+    monkeypatch.setenv("FUSEWRIGHT_TRY", "fused_reductions,fused_redaction")
+    with pytest.raises(FusewrightError, match="fused_redaction"):
         target_of(GPU)
