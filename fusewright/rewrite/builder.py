@@ -6,6 +6,7 @@ the new name of an old value.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from fusewright.ir.graph import (
@@ -18,6 +19,7 @@ from fusewright.ir.graph import (
     Ref,
     TensorSpec,
     contiguous_strides,
+    validate,
 )
 
 
@@ -59,6 +61,18 @@ class Builder:
         return Graph(self.inputs, tuple(self.nodes), renamed).pruned()
 
     # Canonical nodes -------------------------------------------------------------------------
+
+    def rewrite(
+        self, graph: Graph, rewritten: Callable[[Node], Ref | None], add: Callable[[Node], Ref]
+    ) -> Graph:
+        """`graph` with what `rewritten` makes of its nodes; where that is None, `add` keeps one."""
+        for node in graph.nodes:
+            known = self.resolved(node)
+            made = rewritten(known)
+            self.substitute(node.name, made if made is not None else add(known))
+        result = self.graph(graph.outputs)
+        validate(result)
+        return result
 
     def point(self, like: Node, op: str, args: tuple[Arg, ...], dtype: str) -> Ref:
         """A scalar operator over broadcast operands."""

@@ -17,7 +17,7 @@ from fusewright.cost import conv_direct as direct_cost
 from fusewright.cost.conv_tensor_core import is_possible
 from fusewright.cost.convolution import gradient_pays, is_worthwhile, prefers_direct
 from fusewright.ir.convolution import SINGLE, ConvAxis, Geometry, by_eight
-from fusewright.ir.graph import ONE, Arg, Graph, Node, Ref, TensorSpec, contiguous_strides, validate
+from fusewright.ir.graph import ONE, Arg, Graph, Node, Ref, TensorSpec, contiguous_strides
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.joins import CAT, joined
 from fusewright.rewrite.layouts import BACKWARD, CONVOLUTION, FORWARD, GRADIENT, ROW_BY_ROW
@@ -43,14 +43,7 @@ def with_convolutions(
     read.update(each for each in graph.outputs if isinstance(each, str))
     alone = frozenset(name for name, count in read.items() if count == 1)
     building = _Building(Builder(graph.inputs), sizes, main_device(graph), target, trains, alone)
-    builder = building.builder
-    for node in graph.nodes:
-        known = builder.resolved(node)
-        made = building.rewritten(known)
-        builder.substitute(node.name, made if made is not None else building.add(known))
-    result = builder.graph(graph.outputs)
-    validate(result)
-    return result
+    return building.builder.rewrite(graph, building.rewritten, building.add)
 
 
 @dataclass

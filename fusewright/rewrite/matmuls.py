@@ -27,7 +27,6 @@ from fusewright.ir.graph import (
     TensorSpec,
     contiguous_strides,
     product,
-    validate,
 )
 from fusewright.ir.matmul import Extents
 from fusewright.rewrite.builder import Builder
@@ -48,14 +47,7 @@ def with_matmuls(graph: Graph, sizes: Mapping[str, int], target: Target) -> Grap
     They are in float32 and, if the target's `half_matmuls` is set, in 16-bit types.
     """
     building = _Building(Builder(graph.inputs), sizes, main_device(graph), target)
-    builder = building.builder
-    for node in graph.nodes:
-        known = builder.resolved(node)
-        result = building.rewritten(known)
-        builder.substitute(node.name, result if result is not None else building.add(known))
-    made = builder.graph(graph.outputs)
-    validate(made)
-    return made
+    return building.builder.rewrite(graph, building.rewritten, building.add)
 
 
 def operands_of(node: Node) -> tuple[str, ...]:

@@ -93,7 +93,8 @@ def _checked(
         if not any(check.is_doubtful for check in looks[0]):
             break
     named = [{check.name: check for check in found} for found in looks]
-    settled = [settle([found[name] for found in named if name in found]) for name in named[0]]
+    names = dict.fromkeys(name for found in named for name in found)
+    settled = [settle([found[name] for found in named if name in found]) for name in names]
     return [dataclasses.replace(each, name=f"{scenario.label}: {each.name}") for each in settled]
 
 
