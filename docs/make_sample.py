@@ -1,8 +1,7 @@
 """Writes docs/sample_model_new.py.txt, a sample of an emitted file: `python -m docs.make_sample`.
 
-The sample is what `fusewright optimize examples/blocks/gated_rms_norm.py --device cpu` writes, with
-two long parts left out: the run time, which is the text of fusewright/runtime, and the C++ headers,
-which are the text of fusewright/kernels. What depends on the machine (device, versions, measured
+The sample is what `fusewright optimize examples/blocks/gated_rms_norm.py --device cpu` writes,
+without the support code at its end. What depends on the machine (device, versions, measured
 figures) is left out, too, so that the same code gives the same text everywhere.
 """
 
@@ -23,14 +22,13 @@ from fusewright.report import Outcome, header
 DOCS = Path(__file__).resolve().parent
 PROBLEM = DOCS.parent / "examples" / "blocks" / "gated_rms_norm.py"
 SAMPLE = DOCS / "sample_model_new.py.txt"
-RUN_TIME = re.compile(r"(# ---- the run time [^\n]*\n).*?(?=\n\n# ---- )", re.DOTALL)
-HEADERS = re.compile(r'(_FW_SOURCE = r""").*?(?=\nnamespace \{\n// custom_)', re.DOTALL)
+SUPPORT = re.compile(r"(# ---- support code[^\n]*\n).*", re.DOTALL)
 MADE_ON = re.compile(r"^Made on .*$", re.MULTILINE)
-CONTENT = re.compile(r"(gated_rms_norm)_[0-9a-f]{16}_")
 MADE_HERE = """Made on DEVICE; VERSIONS.
 
-[Here the file states measured times and errors. docs/make_sample.py left them out, and further
-down two long parts that are copied from the package. Each place is marked.]"""
+[Here the file states measured times and errors. docs/make_sample.py left them out, and the support
+code at the end.]"""
+LEFT_OUT = r"\1# [left out: the run time, the C++ drivers, and the tables that connect both]\n"
 
 
 def solved(problem: Problem) -> Solution:
@@ -47,9 +45,7 @@ def sample_text() -> str:
     outcome = Outcome(problem.name, "", "both", solution.prepared.modes, 0.0, "")
     text = file_text(solution.bundle, problem.source, header(outcome))
     text = _replaced(MADE_ON, MADE_HERE, text)
-    text = _replaced(RUN_TIME, r"\1\n# [left out: the text of fusewright/runtime/*.py]", text)
-    headers = r"\1\n// [left out: the text of headers in fusewright/kernels]"
-    return CONTENT.sub(r"\1_HASH_", _replaced(HEADERS, headers, text))
+    return _replaced(SUPPORT, LEFT_OUT, text)
 
 
 def _replaced(pattern: re.Pattern[str], words: str, text: str) -> str:

@@ -177,6 +177,7 @@ def write(folder: Path) -> None:
         print(name, flush=True)
 
 
+CPP_STRING = re.compile(r'= r"""(.*?)"""', re.DOTALL)
 CPP_COMMENT = re.compile(r"//[^\n]*")
 PYTHON_COMMENT = re.compile(r"# [^\n]*|\"{3}.*?\"{3}", re.DOTALL)
 HASH = re.compile(r"(?<=_)[0-9a-f]{16}(?=_)")  # of the text, comments and all, in names
@@ -186,11 +187,12 @@ TOKEN = re.compile(r"\w+|[^\w\s\\]")
 def code(text: str) -> list[str]:
     """The tokens of the generated part: no comments, docstrings, line breaks or digests.
 
-    The run time before it is pasted, not generated: its own tests hold it.
+    The run time is pasted, not generated: its own tests hold it.
     """
-    _, _, generated = text.partition('_FW_SOURCE = r"""')
-    kernels, _, module = generated.partition('"""')
-    kept = CPP_COMMENT.sub("", kernels) + PYTHON_COMMENT.sub("", module)
+    model, _, support = text.partition("# ---- support code")
+    kernels = "".join(CPP_STRING.findall(text))
+    own = model.partition("# ---- the fused kernels")[2] + support.partition("_fw_kernels = ")[2]
+    kept = CPP_COMMENT.sub("", kernels) + PYTHON_COMMENT.sub("", CPP_STRING.sub("", own))
     return TOKEN.findall(HASH.sub("", kept))
 
 

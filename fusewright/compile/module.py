@@ -43,7 +43,9 @@ _INHERITED = frozenset(nn.Module().__dict__)
 def kernels_of(source: Source, load_text: LoadText) -> library._FwKernels:
     """The source's entries. `load_text` builds their libraries when they are needed."""
     entries = {each.name: each.binding for each in source.entries}
-    return library._FwKernels(entries, source.text, tensor_cores._FW_TERMS, load_text)
+    precise = any(each.terms for each in source.entries)
+    kind = tensor_cores._FwPreciseKernels if precise else library._FwKernels
+    return kind(entries, source.text, load_text)
 
 
 def load(bundle: ModuleBundle, kernels: library._FwKernels) -> Modes:
@@ -52,7 +54,8 @@ def load(bundle: ModuleBundle, kernels: library._FwKernels) -> Modes:
     for part in (library, guard, altered, call, operators, tensor_cores, recurrent):
         namespace.update({k: v for k, v in vars(part).items() if k.lower().startswith("_fw")})
     namespace.update({"torch": torch, "_fw_kernels": kernels, **output_types(bundle.modes)})
-    text = module_text(bundle)
+    made = module_text(bundle)
+    text = f"{made.drivers}\n\n{made.tables}"
     name = f"<fusewright {bundle.name} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
     # Tracebacks then show the driver's lines.
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)

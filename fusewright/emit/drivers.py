@@ -1,4 +1,4 @@
-"""The functions of one mode: inputs, guard, drivers, and the structure of outputs."""
+"""The drivers of one mode: forward, inference and backward, as straight-line Python."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from fusewright.emit import python, steps
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
-from fusewright.emit.python import Scope, call, dims, filled, layout, mentions, quoted
+from fusewright.emit.python import Scope, call, dims, layout, mentions, returned, row
 from fusewright.emit.steps import view_lines
 from fusewright.emit.wiring import FromInput, FromResult, Wiring
 from fusewright.errors import GraphError
-from fusewright.ir.graph import Binding, TensorSpec
+from fusewright.ir.graph import TensorSpec
 from fusewright.plan.steps import Fused, Plan, View
+
+# Stands for the name of the mode's table of saved layouts.
+SAVED = "_SAVED_"
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Mode:
         """The first binding on the kernels' type of device. All others must be on its device."""
         kind = self.bundle.device_type
         inputs = self.plans.forward.inputs
-        return next((i for i, each in enumerate(inputs) if _kind(each.spec) == kind), None)
+        return next((i for i, each in enumerate(inputs) if device_kind(each.spec) == kind), None)
 
     def scope(self, plan: Plan) -> Scope:
         names = python.identifiers(steps.names_of(plan), self.symbols)
@@ -61,7 +64,7 @@ class Mode:
         return lines
 
 
-def _kind(spec: TensorSpec) -> str:
+def device_kind(spec: TensorSpec) -> str:
     return spec.device.split(":")[0]
 
 
@@ -79,96 +82,21 @@ class Definition:
         return "\n".join([*self.parameters, self.doc, *self.body])
 
 
-def definitions(mode: Mode) -> list[Definition]:
-    """All functions of one mode. Each is a field of the mode's record, named by its kind."""
-    made = [_gather(mode), _misfit(mode), _outputs(mode), _layouts(mode)]
-    made.append(_driver(mode, "inference"))
+def drivers(mode: Mode) -> list[Definition]:
+    """The functions that compute. Each is a field of the mode's record, named by its kind."""
     backward = mode.plans.backward
-    if backward is not None:
-        made += [_driver(mode, "forward"), _backward(mode, backward)]
-        made.append(_gradient_layouts(mode, backward))
-    return made
+    if backward is None:
+        return [_driver(mode, "inference")]
+    both = [_driver(mode, "inference"), _driver(mode, "forward")]
+    return [*both, *_backward(mode, backward)]
 
 
-def shortcuts(mode: Mode) -> list[str]:
-    """Flags of the functions around the drivers that would return their arguments unchanged."""
-    program, arguments = mode.plans.program, mode.bundle.arguments
-    given = [(each.kind, each.path) for each in program.bindings]
-    as_given = given == [("input", str(at)) for at in range(arguments.plain)]
-    lone = program.output_tree == "o[0]" and mode.wiring.outputs == (FromResult(0),)
-    return [name for name, holds in (("as_given", as_given), ("lone", lone)) if holds]
-
-
-def _gather(mode: Mode) -> Definition:
-    variables = mode.variables()
-    owners: dict[tuple[str, ...], str] = {(): "module"}
-    body: list[str] = []
-    for variable, binding in zip(variables, mode.plans.program.bindings, strict=True):
-        if binding.kind == "input":
-            body.append(f"{variable} = leaves[{int(binding.path)}]")
-        else:
-            body += _fetch(variable, binding, owners)
-    body += returned(variables)
-    return Definition("gather", ["module", "leaves"], "The graph's inputs, in order.", body)
-
-
-def _fetch(variable: str, binding: Binding, owners: dict[tuple[str, ...], str]) -> list[str]:
-    """Read a parameter, buffer or attribute. Each owner is looked up once."""
-    path = tuple(binding.path.split("."))
-    if binding.kind == "constant":
-        names = "".join(quoted(name) + ", " for name in path)
-        return [f"{variable} = _fw_attribute(module, ({names.rstrip(' ')}))"]
-    lines = []
-    for depth in range(1, len(path)):
-        if path[:depth] not in owners:
-            owners[path[:depth]] = f"fw_owner_{len(owners)}"
-            parent, own = owners[path[: depth - 1]], owners[path[:depth]]
-            lines.append(f"{own} = {parent}._modules.get({quoted(path[depth - 1])}, _FwGone)")
-    kind = "_parameters" if binding.kind == "parameter" else "_buffers"
-    lines.append(f"{variable} = {owners[path[:-1]]}.{kind}.get({quoted(path[-1])})")
-    return lines
-
-
-def _misfit(mode: Mode) -> Definition:
-    program, inputs = mode.plans.program, mode.plans.forward.inputs
-    variables = mode.variables()
-    mutated = {each.index for each in program.results if each.kind == "mutation"}
-    checks: list[str] = []
-    for index, (each, binding) in enumerate(zip(inputs, program.bindings, strict=True)):
-        on_main = _kind(each.spec) == mode.bundle.device_type
-        device = "device" if on_main else f'torch.device("{_kind(each.spec)}")'
-        frozen = not binding.differentiable or (index in mutated and binding.kind == "input")
-        args = [quoted(_label(binding)), variables[index], *layout(each.spec), device, str(frozen)]
-        checks.append(f"_fw_misfit({', '.join(args)})")
-    for guard in program.guards:
-        checks.append(f"(None if {guard} else {quoted('the sizes break the rule ' + guard)})")
-    body = _first_checks(mode, variables)
-    body += mode.read_symbols(variables, checks)
-    body += ["return (", *(f"    {'or ' if i else ''}{text}" for i, text in enumerate(checks)), ")"]
-    doc = "Why these tensors are not what the kernels were written for; None when they are."
-    return Definition("misfit", variables, doc, body if checks else ["return None"])
-
-
-def _label(binding: Binding) -> str:
-    return f"argument {binding.path}" if binding.kind == "input" else binding.path
-
-
-def _first_checks(mode: Mode, variables: Sequence[str]) -> list[str]:
-    """Checks that must come before a symbol or the device is read."""
-    tests = []
-    main, program, inputs = mode.main_input, mode.plans.program, mode.plans.forward.inputs
-    sources = {symbol.input_index for symbol in program.symbols}
-    for index in sorted(sources | ({main} if main is not None else set())):
-        rank = len(inputs[index].spec.shape)
-        text = quoted(f"{_label(program.bindings[index])} is not a tensor of {rank} dimensions")
-        tests.append((f"_fw_rank({variables[index]}) != {rank}", text))
-    if main is not None:
-        kind, device = mode.bundle.device_type, f"{variables[main]}.device"
-        tests.append((f'{device}.type != "{kind}"', f'"the tensors are not on a {kind} device"'))
-        if mode.plans.has_tensor_core_steps:
-            text = '"the device is not of compute capability 9.0"'
-            tests.append((f"not _fw_tensor_cores({device}.index)", text))
-    return [line for test, text in tests for line in (f"if {test}:", f"    return {text}")]
+_DOCS = {
+    "inference": "The model without gradients, step by step.",
+    "forward": "The outputs, then the values that backward reads.",
+    "backward": "A gradient for each input of forward, None for those not in `need`.",
+    "saved": "The layouts in which backward reads its values; None for any.",
+}
 
 
 def _driver(mode: Mode, kind: str) -> Definition:
@@ -195,61 +123,13 @@ def _driver(mode: Mode, kind: str) -> Definition:
         given.append(text)
     variables = [scope[each.name] for each in plan.inputs]
     body = mode.read_symbols(variables, body) + body + returned(given)
-    doc = "The forward graph, step by step."
     parameters = [*variables, *([f"{steps.IN_PLACE}=False"] if mode.wiring.mutations else [])]
-    return Definition(kind, parameters, doc, body)
+    return Definition(kind, parameters, _DOCS[kind], body)
 
 
-def _outputs(mode: Mode) -> Definition:
-    plan = mode.plans.forward
-    items: list[str] = []
-    body: list[str] = []
-    for position, origin in enumerate(mode.wiring.outputs):
-        match origin:
-            case FromResult(index):
-                items.append(f"results[{index}]")
-            case FromInput(index, views):
-                lines, text = _through(mode, plan, index, views, f"view_{position}")
-                body += lines
-                items.append(text + (".detach()" if position in mode.wiring.detached else ""))
-            case _:
-                items.append(str(origin))
-    tree = mode.plans.program.output_tree
-    symbols = mode.read_symbols([f"tensors[{i}]" for i in range(len(plan.inputs))], [*body, *items])
-    given = [f"o = [{', '.join(items)}]", f"return {tree}"]
-    given = [f"return {items[0]}"] if tree == "o[0]" else given
-    doc = "The module's result as the original returns it."
-    return Definition("outputs", ["tensors", "results"], doc, [*symbols, *body, *given])
-
-
-def _through(
-    mode: Mode, plan: Plan, index: int, views: Sequence[View], stem: str
-) -> tuple[list[str], str]:
-    """Lines that apply `views` to binding `index`, and the variable of the last view."""
-    names = {plan.inputs[index].name: f"tensors[{index}]"}
-    lines: list[str] = []
-    for depth, view in enumerate(views):
-        names[view.name] = f"{stem}_{depth}"
-        lines += view_lines(view, Scope(names, mode.bundle.device_type))
-    return lines, list(names.values())[-1]
-
-
-def _layouts(mode: Mode) -> Definition:
-    plan, variables = mode.plans.forward, mode.variables()
-    lines = _layout_lines(plan, [plan.outputs[i] for i in mode.wiring.results])
-    doc = "The dtype, shape and strides of each result."
-    return Definition("layouts", variables, doc, [*mode.read_symbols(variables, lines), *lines])
-
-
-def _layout_lines(plan: Plan, values: Sequence[object]) -> list[str]:
-    specs = {**dict(plan.specs), **{each.name: each.spec for each in plan.inputs}}
-    names = [value if isinstance(value, str) else "" for value in values]
-    items = [f"({', '.join(layout(specs[name]))})" if name else "None" for name in names]
-    return ["return (", *(f"    {item}," for item in items), ")"]
-
-
-def _backward(mode: Mode, plan: Plan) -> Definition:
-    """The backward driver. Its `values` are the saved tensors, then the tangents."""
+def _backward(mode: Mode, plan: Plan) -> list[Definition]:
+    """The table of layouts, and the driver. Its `values` are the saved tensors, then the
+    tangents."""
     found = steps.demands(plan, one_by_one=True)
     scope = mode.scope(plan)
     n_saved = len(mode.wiring.saved)
@@ -257,30 +137,37 @@ def _backward(mode: Mode, plan: Plan) -> Definition:
         raise GraphError("the inputs of the backward graph are not its saved values and tangents")
     taken, prologue = _saved(mode, plan, scope)
     read = steps.read_by_loops(plan)
+    layouts = dict.fromkeys((variable for variable in taken.values() if variable), "None")
     for each in plan.inputs[:n_saved]:
-        if each.name in read and taken.get(each.name):
-            strides = dims(each.spec.strides)
-            prologue.append(f"{scope[each.name]} = _fw_laid_out({scope[each.name]}, {strides})")
-    tangents = plan.inputs[n_saved:]
-    for each in tangents:
-        args = [scope[each.name], *layout(each.spec), "device"]
-        prologue += call(scope[each.name], "_fw_tangent", args)
+        name = scope[each.name]
+        if each.name in read and taken.get(each.name) == name:
+            layouts[name] = dims(each.spec.strides)
+        elif each.name in read and taken.get(each.name):
+            prologue += call(name, "_fw_laid_out", [name, dims(each.spec.strides)])
+    tangents = {scope[each.name]: row(layout(each.spec)) for each in plan.inputs[n_saved:]}
     kept = frozenset(output for output in plan.outputs if isinstance(output, str))
+    kept |= _module_tensors(mode, plan)
     body = [*prologue, *steps.step_lines(plan, found, scope, mode.wrappers, read, kept)]
     body += returned(_gradients(plan, found, scope))
-    variables = [*dict.fromkeys(v for v in taken.values() if v), *(scope[t.name] for t in tangents)]
-    start = filled("[", variables, "] = values")
-    start.append("values.clear()  # the caller's hold on them: what is deleted below is free")
+    table = [f"return {row([*layouts.values(), *tangents.values()])}"]
+    given = [f"[{', '.join([*layouts, *tangents])}] = _fw_taken(values, {SAVED}(*sizes), device)"]
     if any(mentions(body, symbol) for symbol in mode.symbols):
-        start.append(f"[{', '.join(mode.symbols)}] = sizes")
-    doc = "The backward graph: a gradient per input, None for those not in `need`."
+        given.append(f"[{', '.join(mode.symbols)}] = sizes")
+    saved = Definition("saved", list(mode.symbols), _DOCS["saved"], table)
     parameters = ["values", "sizes", "device", "need"]
-    return Definition("backward", parameters, doc, [*start, *body])
+    driver = [*given, *found.definitions(body), *body]
+    return [saved, Definition("backward", parameters, _DOCS["backward"], driver)]
 
 
-def returned(items: Sequence[str]) -> list[str]:
-    """The statement that returns a tuple."""
-    return filled("return (", [f"{item}," for item in items] if len(items) == 1 else items, ")")
+def _module_tensors(mode: Mode, plan: Plan) -> frozenset[str]:
+    """Saved parameters and buffers: the module holds them, so that deleting one frees nothing."""
+    bindings = mode.plans.program.bindings
+    pairs = zip(plan.inputs, mode.wiring.saved, strict=False)
+    return frozenset(
+        each.name
+        for each, origin in pairs
+        if isinstance(origin, FromInput) and bindings[origin.index].kind in ("parameter", "buffer")
+    )
 
 
 def _saved(mode: Mode, plan: Plan, scope: Scope) -> tuple[dict[str, str], list[str]]:
@@ -333,8 +220,3 @@ def _gradients(plan: Plan, found: steps.Demands, scope: Scope) -> list[str]:
         else:
             texts.append(f"{scope[output]} if need[{position}] else None")
     return texts
-
-
-def _gradient_layouts(mode: Mode, plan: Plan) -> Definition:
-    doc, lines = "The dtype, shape and strides of each gradient.", _layout_lines(plan, plan.outputs)
-    return Definition("gradient_layouts", list(mode.symbols), doc, lines)

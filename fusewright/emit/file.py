@@ -1,30 +1,37 @@
-"""The standalone file: the user's source, the run time, the kernels, the module's text, ModelNew.
+"""The standalone file: the user's source, the kernels, ModelNew, and then the support code.
 
-The run time is the text of `fusewright.runtime`, pasted. All our names begin with `_fw`, `_FW` or
-`_Fw`, except the wrappers (`custom_…`) and ModelNew, so they hide no name of the user.
+The support code is the same kind of text in every file: the run time (`support`), the kernels'
+drivers, and the tables that connect both with the model. All our names begin with `_`, except the
+wrappers (`custom_…`) and ModelNew, and none is a name of the user's source.
 """
 
 from __future__ import annotations
 
-import ast
 import io
 import re
 import tokenize
+from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import resources
 
+from fusewright.codegen import source as _source
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.emit.edits import lines_of
-from fusewright.emit.python import COLUMNS, call, plain, quoted
+from fusewright.emit.python import call, plain, quoted
 from fusewright.emit.refused_words import respelt, respelt_cpp
+from fusewright.emit.support import pasted
 from fusewright.emit.text import entries_text, module_text
 from fusewright.emit.types import type_lines
-from fusewright.emit.user import read
+from fusewright.emit.user import UserSource, read
+from fusewright.emit.wrap import COLUMNS, wrapped
 from fusewright.runtime import BUILDERS, PASTED, RECURRENT, TENSOR_CORES
 
 _MODEL_NEW = '''
 class ModelNew(Model):
-    """Model with its operators in the kernels above; everything else is inherited."""
+    """Model with its operators in the kernels above; everything else is inherited.
+
+    A call runs the functions above that fit it: inference, or forward and backward if gradients
+    are wanted. A call that fits none runs the original forward, with a warning that says why.
+    """
 
     def forward(self, *args, **kwargs):
         reason, result = _fw_forward(_FW_MODES, self, args, kwargs)
@@ -33,6 +40,10 @@ class ModelNew(Model):
         _fw_warn(reason)
         return super().forward(*args, **kwargs)
 '''
+KERNELS_LINE = getattr(_source, "KERNELS_LINE", "// the kernels\n")  # TEMPORARY
+_DEFINITION = re.compile("def |class |@")
+_IMPORT = re.compile("import |from ")
+_SUPPORT = "support code: how the kernels are compiled, called and guarded"
 
 
 def file_text(
@@ -43,36 +54,93 @@ def file_text(
     Strict public checkers of kernels refuse the words `pass`, `try` and `except`. They are spelt
     in another way unless `keep_words` is set.
     """
-    user = read(user_source)
-    source = bundle.source.text if keep_words else respelt_cpp(bundle.source.text)
-    beside = {TENSOR_CORES: bundle.has_tensor_core_steps, RECURRENT: bundle.has_layers}
-    extra = [part for part, needed in beside.items() if needed]
-    flags = "_FW_TERMS" if bundle.has_tensor_core_steps else "{}"
-    given = ["_FW_ENTRIES", "_FW_SOURCE", flags, "_fw_loader(_fw_recipe, _fw_build)"]
-    runtime = [_pasted(part) for part in (*PASTED, *extra, *BUILDERS[bundle.language])]
-    modules = [*sorted({name for part in runtime for name in part.modules} - {"torch"}), "torch"]
-    ours = [
-        _rule("the run time of Fusewright"),
-        *(part.text for part in runtime),
-        _rule("the kernels"),
-        f"_FW_SOURCE = {_kernels_literal(source)}",
-        f"_FW_ENTRIES = {entries_text(bundle)}",
-        *call("_fw_kernels", "_FwKernels", given),
-        "\n\n" + module_text(bundle, user.names).rstrip("\n"),
-        _MODEL_NEW.rstrip("\n"),
+    parts = _parts(bundle, read(user_source), header, keep_words)
+    return f"{parts.model}\n\n{_rule(_SUPPORT)}\n{parts.support}"
+
+
+def split_texts(
+    bundle: ModuleBundle, user_source: str, header: str, beside: str, *, keep_words: bool = False
+) -> tuple[str, str]:
+    """The same as two files: the model's, and its support code in a file `beside` it."""
+    parts = _parts(bundle, read(user_source), header, keep_words)
+    name = quoted(beside)
+    lines = [
+        _rule(f"support code: in {plain(beside)}"),
+        "import pathlib as _fw_pathlib",
+        "",
+        f"_FW_BESIDE = _fw_pathlib.Path(__file__).with_name({name})",
+        'exec(compile(_FW_BESIDE.read_text(encoding="utf-8"), str(_FW_BESIDE), "exec"))',
     ]
-    clashes = user.bound & set(modules)
-    imports = [f"import {n} as _fw_{n}" if n in clashes else f"import {n}" for n in modules]
-    own = [*type_lines(bundle.modes), *imports, _renamed("\n".join(ours), clashes)]
-    docstring = f'"""{_docstring(header)}\n"""\n'
-    parts = [docstring, user.rest.strip("\n") + "\n\n", "\n".join(own) + "\n"]
+    words = "Support code of the model file beside it, which executes it in its own namespace."
+    return f"{parts.model}\n\n" + "\n".join(lines) + "\n", f'"""{words}"""\n\n{parts.support}'
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The part that is about the model, and the support code."""
+
+    model: str
+    support: str
+
+
+def _parts(bundle: ModuleBundle, user: UserSource, header: str, keep_words: bool) -> _Parts:
+    text = module_text(bundle, user.names)
+    imports, runtime = _runtime(bundle, text.drivers + text.tables + _MODEL_NEW)
+    modules = {line.removeprefix("import ") for line in imports if line.startswith("import ")}
+    clashes = user.bound & modules
+    kernels = f"_FW_KERNELS = {_literal(_cpp(getattr(bundle.source, 'kernels', ''), keep_words))}"
+    own = _joined([kernels, text.drivers.strip("\n"), _MODEL_NEW.strip("\n")])
+    imports = [f"{line} as _fw_{line[7:]}" if line[7:] in clashes else line for line in imports]
+    torch = next(line for line in imports if line.startswith("import torch"))
+    blocks = [
+        f"_FW_DRIVERS = {_literal(_cpp(getattr(bundle.source, 'support', bundle.source.text), keep_words))}",
+        "\n".join(wrapped([f"_FW_ENTRIES = {entries_text(bundle)}"])),
+        *runtime,
+        "\n".join(wrapped(_loaded(bundle))),
+        text.tables.strip("\n"),
+    ]
+    ours = [_renamed(part, clashes) for part in (own, _joined(blocks))]
+    ours[1] = _joined(["\n".join([*imports, *type_lines(bundle.modes)]), ours[1].rstrip("\n")])
+    words = _docstring(header)
+    docstring = f'"""{words}\n"""\n' if "\n" in words else f'"""{words}"""\n'
+    parts = [docstring, user.rest.strip("\n") + "\n", *ours]
     if not keep_words:
         parts = [respelt(part) for part in parts]
-    return "\n".join([parts[0], *user.future, *parts[1:]])
+    top = "\n".join([parts[0], *user.future, *(["", ""] if user.future else []), parts[1]])
+    return _Parts(f"{top}\n\n{_rule('the fused kernels')}\n{torch}\n\n{parts[2]}", parts[3])
+
+
+def _runtime(bundle: ModuleBundle, text: str) -> tuple[list[str], list[str]]:
+    """The imports and definitions of the run time that this text needs."""
+    modules = (*PASTED, TENSOR_CORES, RECURRENT, *BUILDERS[bundle.language])
+    return pasted(modules, " ".join([text, *_loaded(bundle)]))
+
+
+def _loaded(bundle: ModuleBundle) -> list[str]:
+    """The line that makes `_fw_kernels`."""
+    kind = "_FwPreciseKernels" if bundle.has_tensor_core_steps else "_FwKernels"
+    source = f"_FW_DRIVERS.replace({quoted(KERNELS_LINE)}, _FW_KERNELS, 1)"
+    given = ["_FW_ENTRIES", source, "_fw_loader(_fw_recipe, _fw_build)"]
+    return call("_fw_kernels", kind, given)
+
+
+def _cpp(text: str, keep_words: bool) -> str:
+    return text if keep_words else respelt_cpp(text)
+
+
+def _joined(blocks: Iterable[str]) -> str:
+    """Statements with ruff's blank lines: two around functions and classes, one after imports."""
+    text, before = "", ""
+    for block in blocks:
+        alone = _DEFINITION.match(block) or _DEFINITION.match(before)
+        gap = 3 if alone else 2 if _IMPORT.match(before) else 1
+        text += "\n" * (gap if before else 0) + block
+        before = block
+    return text + "\n"
 
 
 def _rule(title: str) -> str:
-    return f"\n\n# ---- {title} ".ljust(COLUMNS, "-")
+    return f"# ---- {title} ".ljust(COLUMNS, "-")
 
 
 def _renamed(text: str, clashes: frozenset[str]) -> str:
@@ -88,34 +156,11 @@ def _renamed(text: str, clashes: frozenset[str]) -> str:
     return "".join(lines)
 
 
-def _kernels_literal(text: str) -> str:
+def _literal(text: str) -> str:
     """The source as a raw string, if that can contain it."""
     if '"""' in text or text.endswith(('"', "\\")):
         return quoted(text)
     return f'r"""{text}"""'
-
-
-@dataclass(frozen=True)
-class _Pasted:
-    """A module of the run time without its docstring and imports, and the modules it imports."""
-
-    text: str
-    modules: tuple[str, ...]
-
-
-def _pasted(name: str) -> _Pasted:
-    source = resources.files("fusewright.runtime").joinpath(f"{name}.py").read_text()
-    lines = source.splitlines()
-    modules: list[str] = []
-    for node in ast.parse(source).body:
-        docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        sibling = isinstance(node, ast.ImportFrom) and str(node.module).startswith("fusewright")
-        if isinstance(node, ast.Import):
-            modules += [alias.name for alias in node.names]
-        if docstring or sibling or isinstance(node, ast.Import):
-            for index in range(node.lineno - 1, node.end_lineno or node.lineno):
-                lines[index] = ""
-    return _Pasted("\n\n" + "\n".join(lines).strip("\n"), tuple(modules))
 
 
 def _docstring(header: str) -> str:

@@ -1,7 +1,7 @@
 """Python text from values of the graph language: names, literals, calls and definitions.
 
 All text from the user's model goes through `identifier` or `quoted`, so that it cannot become
-code.
+code. Each statement is one line, however long: `wrap` breaks it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import keyword
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fusewright.emit.wrap import COLUMNS
 from fusewright.errors import GraphError
 from fusewright.ir.graph import Arg, Dim, Node, Ratio, Ref, Symbolic, TensorSpec
 
-COLUMNS = 100
 # Local names in our own lines.
 _OURS = frozenset({"torch", "device", "need", "values", "sizes", "module", "leaves", "want", "o"})
 _TAKEN = _OURS | frozenset(keyword.kwlist) | frozenset(dir(builtins))
+_RESERVED = re.compile(r"_fw|fw_|custom_|need_\d", re.IGNORECASE)
+# Longer names are cut, so that lines stay readable.
+LONGEST_NAME = 40
 
 
 def plain(text: str) -> str:
@@ -30,20 +33,24 @@ def plain(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string literal of exactly this text."""
-    return ascii(text)
+    """A string literal of exactly this text, in double quotes unless it has some itself."""
+    literal = ascii(text)
+    if literal[0] == "'" and '"' not in text:
+        return '"' + literal[1:-1].replace("\\'", "'") + '"'
+    return literal
 
 
-def identifier(name: str, taken: Iterable[str] = ()) -> str:
+def identifier(name: str, taken: Container[str] = ()) -> str:
     """A local variable's name that resembles `name` and is not in `taken`."""
     word = re.sub(r"\W", "_", name, flags=re.ASCII)
     word = re.sub("pass", "pas_s", word, flags=re.IGNORECASE)
+    if len(word) > LONGEST_NAME:
+        word = word[: LONGEST_NAME // 2] + word[-LONGEST_NAME // 2 :]
     if not word or not (word[0].isalpha() or word[0] == "_"):
         word = f"v_{word}"
-    used = set(taken) | _TAKEN
-    reserved = word in used or word.lower().startswith(("_fw", "fw_", "custom_"))
+    reserved = word in taken or word in _TAKEN or _RESERVED.match(word)
     chosen, count = (f"{word}_v" if reserved else word), 1
-    while chosen in used:
+    while chosen in taken or chosen in _TAKEN:
         count += 1
         chosen = f"{word}_v{count}"
     return chosen
@@ -132,7 +139,9 @@ def _nested(value: Arg) -> str:
 
 def device_text(device: str, scope: Scope) -> str:
     """The current device, or a device of another type by its name."""
-    return "device" if device.split(":")[0] == scope.device_type else f"torch.device({device!r})"
+    return (
+        "device" if device.split(":")[0] == scope.device_type else f"torch.device({quoted(device)})"
+    )
 
 
 def dtype(name: str) -> str:
@@ -172,23 +181,15 @@ def operator(node: Node, scope: Scope) -> tuple[str, list[str]]:
     return "torch.ops." + ".".join(parts), given
 
 
-def call(target: str, callee: str, args: Sequence[str]) -> list[str]:
-    """`target = callee(args)`, on several lines if it is too long."""
-    start = f"{target} = {callee}(" if target else f"{callee}("
-    return filled(start, args, ")")
+def call(target: str, callee: str, args: Iterable[str]) -> list[str]:
+    """`target = callee(args)`."""
+    text = f"{callee}({', '.join(args)})"
+    return [f"{target} = {text}" if target else text]
 
 
-def filled(start: str, items: Sequence[str], end: str) -> list[str]:
-    """Items between `start` and `end`, on as few lines as possible."""
-    line = start + ", ".join(items) + end
-    if len(line) + 8 <= COLUMNS:
-        return [line]
-    lines = [""]
-    for item in items:
-        if lines[-1] and len(lines[-1]) + len(item) + 14 > COLUMNS:
-            lines.append("")
-        lines[-1] += f" {item}," if lines[-1] else f"{item},"
-    return [start, *indented(lines), end]
+def returned(items: Sequence[str]) -> list[str]:
+    """The statement that returns a tuple."""
+    return [f"return {row(items)}"]
 
 
 def indented(lines: Iterable[str], levels: int = 1) -> list[str]:
@@ -197,13 +198,12 @@ def indented(lines: Iterable[str], levels: int = 1) -> list[str]:
 
 def function(name: str, parameters: Sequence[str], doc: str, body: Sequence[str]) -> list[str]:
     """A function definition after two blank lines."""
-    head = call("", f"def {name}", parameters)
-    head[-1] += ":"
-    text = f'"""{plain(doc)}"""'
-    if len(text) + 4 > COLUMNS:
-        text = text.removesuffix('"""')
-        return ["", "", *head, *indented([*textwrap.wrap(text, COLUMNS - 4), '"""', *body])]
-    return ["", "", *head, *indented([text, *body])]
+    text = f'"""{plain(doc)}'
+    if len(text) + 7 > COLUMNS:
+        body = [*textwrap.wrap(text, COLUMNS - 10), '"""', *body]
+    else:
+        body = [f'{text}"""', *body]
+    return ["", "", f"def {name}({', '.join(parameters)}):", *indented(body)]
 
 
 def mentions(lines: Iterable[str], name: str) -> bool:

@@ -6,32 +6,63 @@ neither computed nor allocated.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from fusewright.emit import python
 from fusewright.emit.python import Scope, call, indented
 from fusewright.errors import GraphError
-from fusewright.ir.graph import Node
+from fusewright.ir.graph import ITEM_BYTES, Node, TensorSpec
 from fusewright.plan.steps import Call, Fused, Plan, Step, View, inputs_of
 
 Demand = frozenset[int]
 LITERAL = "literal"
+SMALL_BYTES = 65536
 # The parameter of a driver that lets kernels write new values into the buffers themselves.
 IN_PLACE = "fw_in_place"
 
 
 @dataclass(frozen=True)
 class Demands:
-    """For each value the outputs that depend on it. `everything` is the set of all outputs."""
+    """For each value the outputs that depend on it. `everything` is the set of all outputs.
+
+    `names` are variables for sets of several outputs, `lines` their definitions.
+    """
 
     of: Mapping[str, Demand]
     everything: Demand
+    names: Mapping[Demand, str] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
 
     def step(self, step: Step) -> Demand:
         if not isinstance(step, Fused) and step.node.effect:
             return self.everything
         return frozenset().union(*(self.of.get(name, frozenset()) for name in step.outputs))
+
+    def condition(self, demand: Demand) -> str:
+        """Whether one of these outputs is wanted, as an expression."""
+        if not demand:
+            return "False"
+        if demand == self.everything:
+            return "True"
+        return self.names.get(demand) or " or ".join(f"need[{at}]" for at in sorted(demand))
+
+    def definitions(self, body: Iterable[str]) -> list[str]:
+        """The lines that define the variables that `body` uses."""
+        used = {word for line in body for word in _NEED.findall(line)}
+        kept: list[str] = []
+        for line in reversed(self.lines):
+            words = _NEED.findall(line)
+            if words[0] in used:
+                used.update(words)
+                kept.append(line)
+        return kept[::-1]
+
+
+_NEED = re.compile(r"\bneed_\d+\b")
+# A set of outputs may be written by the sets so many places before it.
+_EARLIER = 8
 
 
 def demands(plan: Plan, one_by_one: bool) -> Demands:
@@ -42,13 +73,46 @@ def demands(plan: Plan, one_by_one: bool) -> Demands:
             mark = frozenset({position if one_by_one else 0})
             of[output] = of.get(output, frozenset()) | mark
     everything = frozenset().union(*of.values()) or frozenset({0})
+    found = Demands(of, everything)
+    sets = set()
     for step in reversed(plan.steps):
-        wanted = Demands(of, everything).step(step)
+        wanted = found.step(step)
+        sets.add(wanted)
         for name, _ in step.staged if isinstance(step, Fused) else ():
             of[name] = wanted  # The kernel itself needs it.
         for name in inputs_of(step):
             of[name] = of.get(name, frozenset()) | wanted
-    return Demands(of, everything)
+    sets.update(of.values())
+    named = sorted((each for each in sets if len(each) > 2 and each != everything), key=_by_size)
+    names = {each: f"need_{at + 1}" for at, each in enumerate(named)}
+    before = [named[max(0, at - _EARLIER) : at] for at in range(len(named))]
+    unions = [_union(each, near, names) for each, near in zip(named, before, strict=True)]
+    lines = tuple(f"{names[each]} = {text}" for each, text in zip(named, unions, strict=True))
+    return replace(found, names=names, lines=lines)
+
+
+def _by_size(demand: Demand) -> tuple[int, list[int]]:
+    return len(demand), sorted(demand)
+
+
+def _union(demand: Demand, smaller: Sequence[Demand], names: Mapping[Demand, str]) -> str:
+    """A set of outputs by smaller sets, slices and single outputs.
+
+    The deeper a layer is, the more gradients need it, so most sets contain the one before.
+    """
+    rest, terms = demand, []
+    for each in reversed(smaller):
+        if each <= rest:
+            terms.append(names[each])
+            rest -= each
+    run: list[int] = []
+    for at in [*sorted(rest), -1]:
+        if run and at != run[-1] + 1:
+            whole = [f"any(need[{run[0]}:{run[-1] + 1}])"]
+            terms += whole if len(run) > 2 else [f"need[{each}]" for each in run]
+            run = []
+        run.append(at)
+    return " or ".join(terms)
 
 
 def wants(step: Fused, found: Demands) -> tuple[Demand, ...] | None:
@@ -57,18 +121,10 @@ def wants(step: Fused, found: Demands) -> tuple[Demand, ...] | None:
     return None if all(demand == found.step(step) for demand in each) else each
 
 
-def condition(demand: Demand, everything: Demand) -> str:
-    if not demand:
-        return "False"
-    if demand == everything:
-        return "True"
-    return " or ".join(f"need[{position}]" for position in sorted(demand))
-
-
 def _flags(step: Step, wanted: Iterable[Demand], found: Demands) -> list[str]:
     """For each output of a step that runs, whether it is wanted."""
     whole = found.step(step)
-    return ["True" if one == whole else condition(one, found.everything) for one in wanted]
+    return ["True" if one == whole else found.condition(one) for one in wanted]
 
 
 @dataclass(frozen=True)
@@ -94,18 +150,31 @@ def step_lines(
     """All steps as lines. `laid_out` values must have their spec's strides; `kept` ones stay."""
     live = [step for step in plan.steps if found.step(step)]
     last = {name: index for index, step in enumerate(live) for name in _mentions(step)}
+    specs = dict(plan.specs)
+    kept |= _small(plan, specs)
     lines: list[str] = []
     open_condition = "True"
     for index, step in enumerate(live):
-        wanted = condition(found.step(step), found.everything)
+        wanted = found.condition(found.step(step))
         if wanted != open_condition and wanted != "True":
             lines.append(f"if {wanted}:")
         open_condition = wanted
-        own = _one_step(plan, step, found, scope, wrappers, laid_out)
+        own = _one_step(specs, step, found, scope, wrappers, laid_out)
         ended = [name for name in _mentions(step) if last[name] == index and name not in kept]
         own += [f"del {', '.join(scope[name] for name in ended)}"] if ended else []
         lines += own if wanted == "True" else indented(own)
     return lines
+
+
+def _small(plan: Plan, specs: Mapping[str, TensorSpec]) -> frozenset[str]:
+    """Results of kernels that are too small for an early deletion to matter."""
+    made = [name for step in plan.kernels for name in step.outputs if name in specs]
+    return frozenset(
+        name
+        for name in made
+        if specs[name].numel.is_static
+        and specs[name].numel.at({}) * ITEM_BYTES.get(specs[name].dtype, 8) <= SMALL_BYTES
+    )
 
 
 def _mentions(step: Step) -> tuple[str, ...]:
@@ -113,7 +182,7 @@ def _mentions(step: Step) -> tuple[str, ...]:
 
 
 def _one_step(
-    plan: Plan,
+    specs: Mapping[str, TensorSpec],
     step: Step,
     found: Demands,
     scope: Scope,
@@ -126,7 +195,6 @@ def _one_step(
         case View():
             return view_lines(step, scope)
         case Call():
-            specs = dict(plan.specs)
             lines = _call_lines(step, scope, found)
             for name in (each for each in step.outputs if each in laid_out):
                 strides = python.dims(specs[name].strides)

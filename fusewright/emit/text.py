@@ -1,4 +1,4 @@
-"""The text of one module: kernel wrappers, the drivers of each mode, and their records.
+"""The text of one module: what a reader wants (wrappers, drivers) and the tables around it.
 
 The package executes exactly these lines, and an emitted file contains them, so both behave the
 same. The names of operators contain a digest of the kernels and of these lines.
@@ -7,49 +7,150 @@ same. The names of operators contain a digest of the kernels and of these lines.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from fusewright.emit import python
-from fusewright.emit.bundle import ModuleBundle, Owner
-from fusewright.emit.drivers import Mode, definitions, saved_slots, shortcuts
+from fusewright.emit.bundle import ModuleBundle
+from fusewright.emit.drivers import SAVED, Definition, Mode, drivers
+from fusewright.emit.merge import merged
 from fusewright.emit.python import constant, quoted
 from fusewright.emit.steps import demands, literals_of
+from fusewright.emit.tables import DIGEST, INPUTS, owners_table, record, records, tables
 from fusewright.emit.wiring import wire
+from fusewright.emit.wrap import wrapped
 from fusewright.emit.wrappers import calls_of, wrapper_lines, wrappers_of
 from fusewright.plan.in_place import in_place
 from fusewright.plan.steps import Fused, Plan
 
-_DIGEST = "_DIGEST_"
+# Functions that others name come first.
+_ORDER = ("saved", "inputs", "gather", "misfit", "outputs", "layouts", "gradient_layouts")
+_DRIVERS = ("inference", "forward", "backward")
 
 
-def module_text(bundle: ModuleBundle, taken: frozenset[str] = frozenset()) -> str:
-    """Wrappers, drivers and `_FW_MODES`. They use the run time's names and `_fw_kernels`.
+@dataclass(frozen=True)
+class ModuleText:
+    """`drivers`: one function for each kernel, and the model's forward and backward.
 
-    No wrapper gets one of the names that are `taken`.
+    `tables`: inputs, guards, layouts, and `_FW_MODES`. Both use the run time's names and
+    `_fw_kernels`.
     """
+
+    drivers: str
+    tables: str
+
+
+def module_text(bundle: ModuleBundle, taken: frozenset[str] = frozenset()) -> ModuleText:
+    """The text of a module. No function gets one of the names that are `taken`."""
     plans = [(plan, plan is each.backward) for each in bundle.modes for plan in each.driven]
     found = [(plan, demands(plan, one_by_one=backward)) for plan, backward in plans]
     targets = _targets(bundle)
     wrappers = wrappers_of(bundle, found, taken, targets)
-    lines = _literals(plan for plan, _ in plans)
-    for wrapper in dict.fromkeys(wrappers.values()):
-        lines += wrapper_lines(wrapper, bundle.language)
     calls = calls_of(wrappers, targets)
     modes = [Mode(bundle, each, wire(each), calls) for each in bundle.modes]
-    written: dict[str, str] = {}
-    records: list[str] = []
-    for mode in modes:
-        names: dict[str, str] = {}
-        for each in definitions(mode):
-            if each.text not in written:
-                written[each.text] = f"_fw_{each.kind}_{mode.name}"
-                lines += python.function(written[each.text], each.parameters, each.doc, each.body)
-            names[each.kind] = written[each.text]
-        records += _record(mode, names)
-    lines += ["", "", "_FW_MODES = (", *python.indented(records), ")"]
-    body = "\n".join(lines).strip("\n") + "\n"
-    digest = hashlib.sha256((bundle.source.text + body).encode()).hexdigest()[:16]
-    return body.replace(_DIGEST, digest)
+    named = _named(modes, taken)
+    own: list[str] = []
+    for wrapper in dict.fromkeys(wrappers.values()):
+        own += wrapper_lines(wrapper, bundle.language)
+    own += _functions(named, _DRIVERS)
+    rest = [*_literals(plan for plan, _ in plans), *_functions(named, _ORDER)]
+    rest += _modes(modes, named)
+    texts = ["\n".join(wrapped(lines)).strip("\n") + "\n" for lines in (own, rest)]
+    digest = hashlib.sha256("".join([bundle.source.text, *texts]).encode()).hexdigest()[:16]
+    return ModuleText(*(text.replace(DIGEST, digest) for text in texts))
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A function of one mode. Equal functions of several modes have one name.
+
+    `cores`: which half of the function is the mode's, if it is merged of two.
+    """
+
+    name: str
+    definition: Definition
+    cores: bool | None = None
+
+    @property
+    def text(self) -> str:
+        """The function as the mode's record names it."""
+        return self.name if self.cores is None else f"_fw_partial({self.name}, {self.cores})"
+
+
+def _named(modes: list[Mode], taken: frozenset[str]) -> list[dict[str, _Named]]:
+    """The functions of each mode by their kind. What all modes share is not named after one."""
+    made = [{each.kind: each for each in (*tables(mode), *drivers(mode))} for mode in modes]
+    found: list[dict[str, _Named]] = [{} for _ in modes]
+    for kind in (*_ORDER, *_DRIVERS):
+        sharing: dict[str, list[int]] = {}
+        mine = {at: _linked(each[kind], found[at]) for at, each in enumerate(made) if kind in each}
+        halves = _merged(modes, mine) if kind in _DRIVERS else {}
+        for at, definition in mine.items():
+            sharing.setdefault(definition.text, []).append(at)
+        for places in sharing.values():
+            mode = modes[places[0]]
+            label = mode.plans.program.mode if places[0] in halves else mode.name
+            suffix = f"_{label}" if len(sharing) > 1 else ""
+            name = f"_{kind}{suffix}" if kind in _DRIVERS else f"_model_{kind}{suffix}"
+            while name in taken:
+                name += "_v"
+            for at in places:
+                found[at][kind] = _Named(name, mine[at], halves.get(at))
+    return found
+
+
+def _merged(modes: list[Mode], mine: dict[int, Definition]) -> dict[int, bool]:
+    """Merge the drivers of a mode with and without tensor cores, where most lines are the same."""
+    halves: dict[int, bool] = {}
+    for at, mode in enumerate(modes):
+        pairs = (k for k in mine if modes[k].plans.program.mode == mode.plans.program.mode)
+        other = next((k for k in pairs if not modes[k].plans.has_tensor_core_steps), at)
+        if at == other or at not in mine or mine[at].text == mine[other].text:
+            continue
+        both = merged(mine[at], mine[other])
+        if both is not None:
+            mine[at] = mine[other] = both
+            halves |= {at: True, other: False}
+    return halves
+
+
+def _linked(definition: Definition, named: dict[str, _Named]) -> Definition:
+    """The function with the names of the tables that it reads."""
+    body = definition.body
+    for stands, kind in ((SAVED, "saved"), (INPUTS, "inputs")):
+        if kind in named:
+            body = [line.replace(stands, named[kind].name) for line in body]
+    return Definition(definition.kind, definition.parameters, definition.doc, body)
+
+
+def _functions(named: list[dict[str, _Named]], kinds: Iterable[str]) -> list[str]:
+    """The definitions, each once."""
+    lines: list[str] = []
+    written: set[str] = set()
+    for kind in kinds:
+        for each in (functions[kind] for functions in named if kind in functions):
+            if each.name not in written:
+                written.add(each.name)
+                made = each.definition
+                lines += python.function(each.name, made.parameters, made.doc, made.body)
+    return lines
+
+
+def _modes(modes: list[Mode], named: list[dict[str, _Named]]) -> list[str]:
+    """The tables of submodules, and a record for each mode."""
+    owners = dict.fromkeys(map(owners_table, modes), "")
+    for at, table in enumerate(owners):
+        owners[table] = f"_FW_OWNERS_{at + 1}" if len(owners) > 1 else "_FW_OWNERS"
+    lines = ["", "", *(f"{name} = {table}" for table, name in owners.items())]
+    made = []
+    for mode, functions in zip(modes, named, strict=True):
+        fields = {kind: each.text for kind, each in functions.items() if kind not in _INNER}
+        made.append(record(mode, fields, owners[owners_table(mode)]))
+    return [*lines, *records(made)]
+
+
+# Tables that only other functions read.
+_INNER = ("saved", "inputs")
 
 
 def _targets(bundle: ModuleBundle) -> dict[Fused, dict[str, str]]:
@@ -76,59 +177,10 @@ def _targets(bundle: ModuleBundle) -> dict[Fused, dict[str, str]]:
 def entries_text(bundle: ModuleBundle) -> str:
     """The C entry points with their bindings, as a dict."""
     pairs = [(quoted(each.name), constant(each.binding)) for each in bundle.source.entries]
-    return "\n".join(["{", *(f"    {name}: {binding}," for name, binding in pairs), "}"])
+    return "{" + ", ".join(f"{name}: {binding}" for name, binding in pairs) + "}"
 
 
 def _literals(plans: Iterable[Plan]) -> list[str]:
     """Tensors that the model makes from constants, each with a dict for its copies on devices."""
     made = dict(python.tensor_literal(node) for plan in plans for node in literals_of(plan))
-    return [line for name, text in made.items() for line in ("", "", f"{name} = {text}")]
-
-
-def _record(mode: Mode, functions: Mapping[str, str]) -> list[str]:
-    """The mode's `_FwMode`, registered."""
-    bundle, program, wiring = mode.bundle, mode.plans.program, mode.wiring
-    arguments = bundle.arguments
-    saved = dict.fromkeys(slot for slot in saved_slots(mode) if slot is not None)
-    stem = python.identifier(f"m_{bundle.name}").removeprefix("m_") or "model"
-    fields = {
-        "name": quoted(f"{stem}_{_DIGEST}_{mode.name}"),
-        "training": str(program.mode == "train"),
-        "autocast": python.dtype(bundle.autocast) if bundle.autocast else "None",
-        "device_type": quoted(bundle.device_type),
-        "parameters": constant(arguments.parameters),
-        "structure": quoted(arguments.structure),
-        "plain": str(arguments.plain),
-        "owners": "_OWNERS_",
-        "symbols": constant(tuple((each.input_index, each.dim) for each in program.symbols)),
-        "main": str(mode.main_input or 0),
-        "n_tensors": str(len(program.bindings)),
-        "n_outputs": str(wiring.n_outputs),
-        "n_inference": str(wiring.n_inference),
-        "n_results": str(len(wiring.results)),
-        "fixed": constant(wiring.fixed),
-        "mutations": constant(wiring.mutations),
-        "saved": constant(tuple(saved)),
-        "tangents": constant(wiring.tangents),
-        "reach": constant(wiring.reach),
-        **functions,
-        "default_dtype": python.dtype(bundle.default_dtype),
-        **dict.fromkeys(shortcuts(mode), "True"),
-        **({"records": "True"} if mode.plans.has_layers else {}),
-    }
-    inside = [f"{name}={text}," for name, text in fields.items()]
-    bound = frozenset(each.path for each in program.bindings if each.kind != "input")
-    at = inside.index("owners=_OWNERS_,")
-    owners = (f"    {_owner(each, bound)}," for each in mode.plans.owners)
-    inside[at : at + 1] = ["owners=(", *owners, "),"]
-    return ["_fw_register(", "    _FwMode(", *python.indented(inside, 2), "    )", "),"]
-
-
-def _owner(owner: Owner, bound: frozenset[str]) -> str:
-    """The record of one submodule. The misfit test itself checks that `bound` tensors are set."""
-    tensors = tuple(
-        (table, name, is_set)
-        for table, name, is_set in owner.tensors
-        if not (is_set is True and ".".join((*owner.path, name)) in bound)
-    )
-    return constant((owner.path, owner.kind, owner.values, owner.children, tensors, owner.hooks))
+    return [f"{name} = {text}" for name, text in made.items()]

@@ -54,23 +54,33 @@ class Wiring:
     reach: tuple[tuple[int, tuple[int, ...]], ...]
 
 
-def rests_on(plan: Plan, value: str) -> FromInput | None:
-    """The input that `value` is, or is a view of. None if it has its own memory."""
-    positions = {each.name: index for index, each in enumerate(plan.inputs)}
-    views = {step.name: step for step in plan.steps if isinstance(step, View)}
-    chain: list[View] = []
-    while value in views:
-        sources = inputs_of(views[value])
-        if len(sources) != 1 or views[value].node.op == "getitem":
+class _Memory:
+    """Which values of a plan are inputs, or views of inputs."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._positions = {each.name: index for index, each in enumerate(plan.inputs)}
+        self._views = {step.name: step for step in plan.steps if isinstance(step, View)}
+
+    def origin(self, value: str) -> FromInput | None:
+        """The input that `value` is, or is a view of. None if it has its own memory."""
+        chain: list[View] = []
+        while value in self._views:
+            view = self._views[value]
+            sources = inputs_of(view)
+            if len(sources) != 1 or view.node.op == "getitem":
+                return None
+            chain.append(view)
+            value = sources[0]
+        if value not in self._positions:
             return None
-        chain.append(views[value])
-        value = sources[0]
-    return FromInput(positions[value], tuple(reversed(chain))) if value in positions else None
+        return FromInput(self._positions[value], tuple(reversed(chain)))
 
 
 def wire(plans: ProgramPlans) -> Wiring:
     """Classify a program's results."""
     program, plan = plans.program, plans.forward
+    memory = _Memory(plan)
     kinds: Mapping[str, list[int]] = {
         kind: [i for i, result in enumerate(program.results) if result.kind == kind]
         for kind in ("output", "mutation", "saved")
@@ -78,12 +88,12 @@ def wire(plans: ProgramPlans) -> Wiring:
     mutated = {program.results[i].index: i for i in kinds["mutation"]}
     results: list[int] = []
     by_position = dict(
-        zip(kinds["output"], _origins(plan, kinds["output"], mutated, results), strict=True)
+        zip(kinds["output"], _origins(memory, kinds["output"], mutated, results), strict=True)
     )
     made = tuple(results)
     results += mutated.values()
     n_inference = len(results)
-    saved = tuple(_origins(plan, kinds["saved"], mutated, results))
+    saved = tuple(_origins(memory, kinds["saved"], mutated, results))
     in_order = sorted(by_position, key=lambda i: program.results[i].index)
     differentiable = {_result_of(plan, made, i) for i in program.tangents}
     return Wiring(
@@ -101,23 +111,24 @@ def wire(plans: ProgramPlans) -> Wiring:
         ),
         mutations=tuple((binding, len(made) + k) for k, binding in enumerate(mutated)),
         saved=saved,
-        clones=_clones(plan, results, mutated),
+        clones=_clones(memory, results, mutated),
         tangents=_tangents(plans, made),
         reach=_reach(plans, made),
     )
 
 
-def _clones(plan: Plan, results: Sequence[int], mutated: Container[int]) -> frozenset[int]:
+def _clones(memory: _Memory, results: Sequence[int], mutated: Container[int]) -> frozenset[int]:
     """Results that are views of a mutated binding: they have its old value."""
-    origins = enumerate(rests_on(plan, str(plan.outputs[i])) for i in results)
+    origins = enumerate(memory.origin(str(memory.plan.outputs[i])) for i in results)
     return frozenset(k for k, origin in origins if origin and origin.index in mutated)
 
 
 def _origins(
-    plan: Plan, positions: Sequence[int], mutated: Container[int], results: list[int]
+    memory: _Memory, positions: Sequence[int], mutated: Container[int], results: list[int]
 ) -> list[Origin]:
     """The origins of the outputs at `positions`. Adds those that the driver must return to
     `results`."""
+    plan = memory.plan
     known = {plan.outputs[i]: k for k, i in enumerate(results)}
     origins: list[Origin] = []
     for position in positions:
@@ -125,7 +136,7 @@ def _origins(
         if not isinstance(value, str):
             origins.append(value)
             continue
-        origin = rests_on(plan, value)
+        origin = memory.origin(value)
         if origin is None or origin.index in mutated:
             if value not in known:
                 known[value] = len(results)

@@ -12,7 +12,7 @@ from fusewright.emit.python import call, dims, dtype, identifiers, quoted
 from fusewright.emit.steps import Demands, WrapperCall, wants
 from fusewright.errors import CodegenError
 from fusewright.ir.graph import ITEM_BYTES, Dim, TensorSpec, contiguous_strides
-from fusewright.plan.steps import Fused, Plan, inputs_of
+from fusewright.plan.steps import Fused, Plan, Step, inputs_of
 
 # Alignment in bytes of outputs that share an allocation: a multiple of a cache line and of the
 # widest access.
@@ -56,10 +56,11 @@ def wrappers_of(
 ) -> dict[Fused, Wrapper]:
     """A wrapper for each kernel. The same kernel with the same outputs has one wrapper."""
     entries = {entry.name: entry for entry in bundle.source.entries}
-    steps = [(step, plan, found) for plan, found in plans for step in plan.kernels]
-    keys = {step: (step.kernel.name, _output_specs(step, plan)) for step, plan, _ in steps}
+    read = [(_Reads.of(plan), found) for plan, found in plans]
+    steps = [(step, reads, found) for reads, found in read for step in reads.plan.kernels]
+    keys = {step: (step.kernel.name, reads.outputs(step)) for step, reads, _ in steps}
     partial = {keys[step] for step, _, found in steps if wants(step, found) is not None}
-    separate = {keys[step] for step, plan, _ in steps if not _may_share_memory(step, plan)}
+    separate = {keys[step] for step, reads, _ in steps if not _may_share_memory(step, reads)}
     given: dict[_Key, set[int]] = {}
     for step, held in targets.items():
         given.setdefault(keys[step], set()).update(step.outputs.index(value) for value in held)
@@ -92,22 +93,37 @@ def calls_of(
     }
 
 
-def _output_specs(step: Fused, plan: Plan) -> tuple[TensorSpec, ...]:
-    specs = dict(plan.specs)
-    return tuple(specs[name] for name in step.outputs)
+@dataclass(frozen=True)
+class _Reads:
+    """A plan, the specs of its values, and the steps that read each of them."""
+
+    plan: Plan
+    specs: Mapping[str, TensorSpec]
+    readers: Mapping[str, Sequence[Step]]
+
+    @staticmethod
+    def of(plan: Plan) -> _Reads:
+        readers: dict[str, list[Step]] = {}
+        for step in plan.steps:
+            for name in dict.fromkeys(inputs_of(step)):
+                readers.setdefault(name, []).append(step)
+        return _Reads(plan, dict(plan.specs), readers)
+
+    def outputs(self, step: Fused) -> tuple[TensorSpec, ...]:
+        return tuple(self.specs[name] for name in step.outputs)
 
 
-def _may_share_memory(step: Fused, plan: Plan) -> bool:
+def _may_share_memory(step: Fused, reads: _Reads) -> bool:
     """Whether only kernels read the outputs, and each of these kernels reads all of them.
 
     Then addresses suffice, and all outputs can be freed at the same time.
     """
-    made, specs = frozenset(step.outputs), _output_specs(step, plan)
-    readers = [each for each in plan.steps if made & set(inputs_of(each))]
+    made, specs = frozenset(step.outputs), reads.outputs(step)
+    readers = [each for name in made for each in reads.readers.get(name, ())]
     return (
         len(made) > 1
         and bool(readers)
-        and made.isdisjoint(plan.outputs)
+        and made.isdisjoint(reads.plan.outputs)
         and all(isinstance(each, Fused) and made <= set(each.inputs) for each in readers)
         # A wrapper gets the device from its first tensor.
         and not any(inputs_of(each)[0] in made for each in readers)
@@ -151,7 +167,7 @@ def wrapper_lines(wrapper: Wrapper, language: str) -> list[str]:
     if inputs and python.mentions(body, "device"):
         body.insert(0, f"device = {inputs[0]}.device")
     body.append(f"return {', '.join(outputs)}")
-    doc = f"{', '.join(step.operators)}: {step.bytes_moved:,} bytes moved, "
+    doc = f"{', '.join(dict.fromkeys(step.operators))}: {step.bytes_moved:,} bytes moved, "
     doc += f"{step.operations:,} operations at the example's sizes."
     return python.function(wrapper.name, parameters, doc, body)
 
@@ -200,15 +216,8 @@ def _terms(entry: Entry) -> list[str]:
 
 def _launch(wrapper: Wrapper, language: str, inputs: list[str], outputs: list[str]) -> list[str]:
     entry = wrapper.entry
-    pointers = [f"{name}.data_ptr()" for name in inputs]
-    kept = "_fw_pointer({})" if wrapper.optional else "{}.data_ptr()"
-    pointers += [kept.format(name) for name in outputs]
     function = f"_fw_kernels.{entry.name}{'[terms]' if entry.terms else ''}"
-    workspace = "workspace.data_ptr()" if entry.workspace else "None"
+    workspace = "workspace" if entry.workspace else "None"
     on_gpu = ["device.index", "_fw_stream(device.index)"]
     where = on_gpu if language == "cuda" else ["_fw_threads()", "None"]
-    return [
-        *call("code", function, [*pointers, *entry.symbols, workspace, *where]),
-        "if code:",
-        f"    _fw_kernels.fail({quoted(entry.name)}, code)",
-    ]
+    return call("", function, [*inputs, *outputs, *entry.symbols, workspace, *where])

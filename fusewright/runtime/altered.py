@@ -116,6 +116,18 @@ def _fw_hooked(module: typing.Any) -> str | None:
     return None
 
 
+def _fw_owners(training: bool, rows: tuple[typing.Any, ...]) -> tuple[typing.Any, ...]:
+    """What each submodule was like, from rows that hold equal ones together, with their paths."""
+    owners = []
+    for kind, values, children, tensors, hooks, paths in rows:
+        for text in paths:
+            path = tuple(text.split(".")) if text else ()
+            told = not path or any(name == "training" for name, _ in values)
+            mode = () if told else (("training", training),)
+            owners.append((path, kind, (*mode, *values), children, tensors, hooks))
+    return tuple(owners)
+
+
 def _fw_altered(
     module: typing.Any, owners: tuple[typing.Any, ...], pinned: tuple[typing.Any, ...] = ()
 ) -> str | None:

@@ -1,5 +1,6 @@
 """One call of an optimized module: finds the program that fits and runs it under autograd."""
 
+import functools
 import typing
 import warnings
 
@@ -18,6 +19,7 @@ from fusewright.runtime.guard import (
 
 _fw_drive = typing.Callable[..., typing.Any]
 _fw_tensors = tuple[torch.Tensor, ...]
+_fw_partial = functools.partial
 _fw_compiling: _fw_drive = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 _FW_ONCE = (
     "Fusewright's kernels compute first derivatives only; for create_graph=True or a gradient of a "
@@ -68,6 +70,25 @@ def _fw_tangent(
     return _fw_laid_out(tangent, strides)
 
 
+def _fw_taken(
+    values: list[typing.Any], layouts: typing.Sequence[typing.Any], device: torch.device
+) -> list[typing.Any]:
+    """What backward's kernels read, in the layouts that they expect.
+
+    A layout is None for any, the strides of a saved value, or the dtype, shape and strides of an
+    output's gradient. `values` is emptied, so that a `del` in the driver frees memory at once.
+    """
+    taken: list[typing.Any] = []
+    for value, layout in zip(values, layouts, strict=True):
+        if layout and isinstance(layout[0], torch.dtype):
+            dtype, shape, strides = layout
+            taken.append(_fw_tangent(value, dtype, shape, strides, device))
+        else:
+            taken.append(value if layout is None else _fw_laid_out(value, layout))
+    values.clear()
+    return taken
+
+
 def _fw_here(
     constant: torch.Tensor, kept: dict[typing.Any, torch.Tensor], where: typing.Any
 ) -> torch.Tensor:
@@ -76,6 +97,15 @@ def _fw_here(
         with torch.inference_mode(False):  # a tensor of inference mode could not be saved later
             kept[where] = constant.to(where)
     return kept[where]
+
+
+def _fw_numbers(words: str) -> tuple[int, ...]:
+    """The numbers of a text such as "0 3-5"."""
+    found: list[int] = []
+    for word in words.split():
+        first, _, last = word.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
 
 
 class _FwMode:
@@ -91,23 +121,23 @@ class _FwMode:
 
     name: str
     training: bool
-    autocast: torch.dtype | None
+    autocast: torch.dtype | None = None
     device_type: str
     parameters: tuple[str, ...]
     structure: str
     plain: int
     owners: tuple[typing.Any, ...]
-    symbols: tuple[tuple[int, int], ...]
-    main: int
+    symbols: tuple[tuple[int, int], ...] = ()
+    main: int = 0
     n_tensors: int
     n_outputs: int
     n_inference: int
     n_results: int
-    fixed: tuple[int, ...]
-    mutations: tuple[tuple[int, int], ...]
+    fixed: tuple[int, ...] = ()
+    mutations: tuple[tuple[int, int], ...] = ()
     saved: tuple[int, ...]
     tangents: tuple[int | None, ...]
-    reach: tuple[tuple[int, tuple[int, ...]], ...]
+    reach: tuple[tuple[int, tuple[int, ...]], ...] = ()
     gather: _fw_drive
     misfit: _fw_drive
     outputs: _fw_drive

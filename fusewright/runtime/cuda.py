@@ -1,5 +1,6 @@
 """How an emitted file compiles CUDA kernels: PyTorch's `load_inline`, without torch headers."""
 
+import importlib
 import inspect
 import os
 import pathlib
@@ -9,7 +10,6 @@ import subprocess
 import typing
 
 import torch
-from torch.utils import cpp_extension as _fw_cpp_extension
 
 from fusewright.runtime.gpu import _fw_architecture
 
@@ -29,9 +29,9 @@ def _fw_recipe() -> list[str]:
     return [*_fw_flags(), torch.__version__, str(torch.version.cuda)]
 
 
-def _fw_on_all_cores() -> list[str]:
+def _fw_on_all_cores(home: str | None) -> list[str]:
     """The flag that lets nvcc use all cores, if it is new enough; the code stays the same."""
-    nvcc = os.environ.get("PYTORCH_NVCC", f"{_fw_cpp_extension.CUDA_HOME}/bin/nvcc")
+    nvcc = os.environ.get("PYTORCH_NVCC", f"{home}/bin/nvcc")
     if shutil.which(nvcc) is None:
         return []
     said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
@@ -42,7 +42,9 @@ def _fw_on_all_cores() -> list[str]:
 
 def _fw_build(text: str, name: str, folder: pathlib.Path) -> None:
     """Compile into `folder`."""
-    load_inline: typing.Any = _fw_cpp_extension.load_inline
+    # Imported here: it takes 0.2 s, and most calls find a library that was built before.
+    extensions = importlib.import_module("torch.utils.cpp_extension")
+    load_inline: typing.Any = extensions.load_inline
     options: dict[str, typing.Any] = {}
     if "no_implicit_headers" in inspect.signature(load_inline).parameters:
         options["no_implicit_headers"] = True  # 1.6 s instead of 60 s
@@ -50,7 +52,7 @@ def _fw_build(text: str, name: str, folder: pathlib.Path) -> None:
         name=name,
         cpp_sources="",
         cuda_sources=text,
-        extra_cuda_cflags=_fw_flags() + _fw_on_all_cores(),
+        extra_cuda_cflags=_fw_flags() + _fw_on_all_cores(extensions.CUDA_HOME),
         build_directory=str(folder),
         is_python_module=False,
         **options,

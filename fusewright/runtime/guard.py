@@ -68,16 +68,34 @@ def _fw_rank(value: typing.Any) -> int:
     return value.dim() if isinstance(value, torch.Tensor) and not value.is_nested else -1
 
 
+def _fw_misfits(
+    tensors: typing.Sequence[typing.Any],
+    rows: typing.Sequence[typing.Any],
+    device: torch.device,
+) -> str | None:
+    """Why the kernels were not written for such tensors, or None if they were.
+
+    A row has a label, dtype, shape, strides (None: contiguous), whether the tensor must need no
+    gradient, and a type of device, if it is another one.
+    """
+    for tensor, row in zip(tensors, rows, strict=True):
+        where = torch.device(row[5]) if len(row) > 5 else device
+        reason = _fw_misfit(tensor, row[0], row[1], row[2], row[3], row[4], where)
+        if reason is not None:
+            return reason
+    return None
+
+
 def _fw_misfit(
-    label: str,
     tensor: typing.Any,
+    label: str,
     dtype: torch.dtype,
     shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    device: torch.device,
+    strides: tuple[int, ...] | None,
     frozen: bool,
+    device: torch.device,
 ) -> str | None:
-    """Why the kernels were not written for such a tensor, or None if they were."""
+    """The same for one tensor."""
     if type(tensor) not in _FW_PLAIN:
         return f"{label} is a {type(tensor).__name__} instead of a tensor"
     if tensor.layout is not torch.strided:
@@ -88,7 +106,10 @@ def _fw_misfit(
         return f"{label} is on {tensor.device} instead of {device}"
     if tensor.shape != shape:
         return f"{label} has shape {tuple(tensor.shape)} instead of {shape}"
-    if tensor.stride() != strides and not _fw_same_strides(tensor, strides):
+    if strides is None:
+        if not tensor.is_contiguous():
+            return f"{label} has strides {tensor.stride()} instead of contiguous ones"
+    elif tensor.stride() != strides and not _fw_same_strides(tensor, strides):
         return f"{label} has strides {tensor.stride()} instead of {strides}"
     if frozen and tensor.requires_grad and torch.is_grad_enabled():
         return f"{label} requires a gradient, and there is no program that computes it"

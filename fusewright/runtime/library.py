@@ -87,87 +87,55 @@ def _fw_builtin(library: typing.Any, name: str) -> _fw_call | None:
     address = ctypes.cast(found, ctypes.c_void_p)
     method = _FwMethod(name.encode(), address, _FW_FASTCALL, None)
     _FW_METHODS.append(method)
-    make = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 3)
-    function: _fw_call = make(("PyCFunction_NewEx", ctypes.pythonapi))(
-        ctypes.addressof(method), None, None
-    )
+    kind = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 3)
+    make = kind(("PyCFunction_NewEx", ctypes.pythonapi))
+    function: _fw_call = make(ctypes.addressof(method), None, None)
     return function
 
 
-class _FwPrecisions(dict[int, typing.Any]):
-    """An entry point by its number of terms; a missing one is built at its first use."""
+def _fw_entry(library: typing.Any, name: str, pointers: int, integers: int) -> _fw_call:
+    """The entry point as a function of tensors, sizes, workspace, device and stream."""
+    built_in = _fw_builtin(library, name)
+    if built_in is not None:
+        return built_in
+    entry = getattr(library, name)
+    tail = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+    entry.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * integers + tail
+    entry.restype = ctypes.c_int
+    words = library.fw_error_text
+    words.argtypes, words.restype = [ctypes.c_int], ctypes.c_char_p
 
-    def __init__(self, build: _fw_call) -> None:
-        super().__init__()
-        self._build = build
+    def called(*given: typing.Any) -> None:
+        at = [each.data_ptr() if hasattr(each, "data_ptr") else each for each in given]
+        code = entry(*at)
+        if code:
+            text = (words(code) or b"unknown error").decode()
+            raise RuntimeError(f"kernel {name} failed with code {code}: {text}")
 
-    def __missing__(self, terms: int) -> typing.Any:
-        self._build(terms)
-        return self[terms]
+    return called
 
 
 class _FwKernels:
     """The C entry points as attributes. `entries` has each one's number of pointers and integers.
 
-    If PyTorch's flags decide how precise an entry point is, `entries` also names a macro of the
-    text, `flags` returns how many terms are wanted now, and the entry point is indexed by its
-    terms. The first library has the terms of that moment; most programs never change the flags.
     `load` opens the library of a text.
     """
 
-    def __init__(
-        self,
-        entries: dict[str, tuple[int, int, str]],
-        text: str,
-        flags: dict[str, _fw_call],
-        load: _fw_call,
-    ) -> None:
+    def __init__(self, entries: dict[str, tuple[int, int, str]], text: str, load: _fw_call) -> None:
         self._entries, self._text, self._load = entries, text, load
-        named = sorted({macro for _, _, macro in entries.values()} - {""})
-        self._flags = {macro: flags[macro] for macro in named}
 
     def __getattr__(self, name: str) -> typing.Any:
         # Called at first use only: binding makes each entry point a plain attribute.
-        if name not in self._entries and name != "fw_error_text":
+        if name.startswith("__") or name not in self._entries:
             raise AttributeError(name)
         self.build()
         return self.__dict__[name]
 
     def build(self) -> None:
-        """Build and bind the library for the current flags."""
-        self._bind({"": 1, **{macro: terms() for macro, terms in self._flags.items()}})
-
-    def _defined(self, terms: dict[str, int]) -> str:
-        """The text with its macros set to these numbers of terms; other kernels are left out."""
-        names = {macro or "FW_OTHERS": terms.get(macro, 0) for macro in ("", *self._flags)}
-        lines = [f"#define {name} {count}\n" for name, count in names.items()]
-        return "".join(lines) + self._text if self._flags else self._text
-
-    def _bind(self, terms: dict[str, int]) -> None:
-        """Bind the kernels of these macros, from their own library."""
-        library = self._load(self._defined(terms))
-        for name, (pointers, integers, macro) in self._entries.items():
-            if macro in terms:
-                entry = getattr(library, name)
-                tail = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
-                sizes = [ctypes.c_int64] * integers
-                entry.argtypes = [ctypes.c_void_p] * pointers + sizes + tail
-                entry.restype = ctypes.c_int
-                self._keep(name, macro, terms[macro], _fw_builtin(library, name) or entry)
-        words = library.fw_error_text
-        words.argtypes, words.restype = [ctypes.c_int], ctypes.c_char_p
-        self.__dict__["fw_error_text"] = words
-
-    def _keep(self, name: str, macro: str, terms: int, entry: typing.Any) -> None:
-        if not macro:
-            self.__dict__[name] = entry
-            return
-        empty = _FwPrecisions(lambda other: self._bind({macro: other}))
-        self.__dict__.setdefault(name, empty)[terms] = entry
-
-    def fail(self, name: str, code: int) -> typing.NoReturn:
-        words = self.fw_error_text(code) or b"unknown error"
-        raise RuntimeError(f"kernel {name} failed with code {code}: {words.decode()}")
+        """Build and bind the library."""
+        library = self._load(self._text)
+        for name, (pointers, integers, _) in self._entries.items():
+            self.__dict__[name] = _fw_entry(library, name, pointers, integers)
 
 
 def _fw_wanted(
@@ -179,10 +147,6 @@ def _fw_wanted(
 ) -> torch.Tensor | None:
     """Memory for an output, or None if it is not wanted."""
     return _fw_memory(shape, strides, dtype, device) if wanted else None
-
-
-def _fw_pointer(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 def _fw_cache_folder() -> pathlib.Path:

@@ -6,6 +6,7 @@ import typing
 import torch
 
 from fusewright.runtime.gpu import _fw_has_tensor_cores
+from fusewright.runtime.library import _fw_entry, _FwKernels
 
 _FW_CORES: dict[int, bool] = {}
 
@@ -129,6 +130,60 @@ def _fw_rounds(of: _FwPass) -> bool:
             both = torch.ops.aten.convolution_backward(grad_output, x, w, None, *options, wanted)
             found = both[which == "weight"]
         return 0.5 < float(found.amax()) < (1 + odd) / 2
+
+
+class _FwPrecisions(dict[int, typing.Any]):
+    """An entry point by its number of terms; a missing one is built at its first use."""
+
+    def __init__(self, build: typing.Callable[[int], None]) -> None:
+        super().__init__()
+        self._build = build
+
+    def __missing__(self, terms: int) -> typing.Any:
+        self._build(terms)
+        return self[terms]
+
+
+class _FwPreciseKernels(_FwKernels):
+    """The same where PyTorch's flags decide how precise an entry point is.
+
+    `entries` then names a macro of the text. `flags` returns how many terms are wanted now, and the
+    entry point is indexed by its terms. The first library has the terms of that moment; most
+    programs never change the flags.
+    """
+
+    def __init__(
+        self,
+        entries: dict[str, tuple[int, int, str]],
+        text: str,
+        load: typing.Callable[..., typing.Any],
+        flags: typing.Any = None,
+    ) -> None:
+        super().__init__(entries, text, load)
+        self._flags = flags or _FW_TERMS
+
+    def build(self) -> None:
+        macros = sorted({macro for _, _, macro in self._entries.values()} - {""})
+        self._bind({"": 1, **{macro: self._flags[macro]() for macro in macros}}, macros)
+
+    def _bind(self, terms: dict[str, int], macros: list[str]) -> None:
+        """Bind the kernels of these macros, from their own library; others are left out."""
+        names = {macro or "FW_OTHERS": terms.get(macro, 0) for macro in ("", *macros)}
+        lines = [f"#define {name} {count}\n" for name, count in names.items()]
+        library = self._load("".join(lines) + self._text if macros else self._text)
+        for name, (pointers, integers, macro) in self._entries.items():
+            if macro in terms:
+                entry = _fw_entry(library, name, pointers, integers)
+                self._keep(name, macro, terms[macro], entry, macros)
+
+    def _keep(
+        self, name: str, macro: str, terms: int, entry: typing.Any, macros: list[str]
+    ) -> None:
+        if not macro:
+            self.__dict__[name] = entry
+            return
+        empty = _FwPrecisions(lambda other: self._bind({macro: other}, macros))
+        self.__dict__.setdefault(name, empty)[terms] = entry
 
 
 # The number of terms by its macro in the kernels' text.

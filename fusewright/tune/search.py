@@ -26,7 +26,7 @@ from fusewright.ir.graph import Sizes
 from fusewright.ir.kernel import Kernel
 from fusewright.kinds.kind import Choice
 from fusewright.kinds.registry import heuristic, permitted, render
-from fusewright.runtime import library, tensor_cores
+from fusewright.runtime import tensor_cores
 from fusewright.target.device import architecture, precise_name
 from fusewright.target.target import Target
 from fusewright.tune import store as tuned
@@ -146,7 +146,7 @@ def _compiled(
         return []
     entries = {each.name: each.binding for each in source.entries}
     flags = dict.fromkeys(tensor_cores._FW_TERMS, lambda: TERMS)
-    kernels = library._FwKernels(entries, source.text, flags, lambda _: made)
+    kernels = tensor_cores._FwPreciseKernels(entries, source.text, lambda _: made, flags)
     kernels.build()
     return [
         CompiledSchedule(choice, entry, kernels)

@@ -68,14 +68,14 @@ class Trial:
         needed = max(each.entry.workspace.at(sizes) for each in candidates)
         self.workspace = torch.empty(max(1, needed), dtype=torch.uint8, device=device)
 
-    def call(self, candidate: CompiledSchedule) -> Callable[[], int]:
-        """The entry with its arguments. It returns the entry's code."""
+    def call(self, candidate: CompiledSchedule) -> Callable[[], object]:
+        """The entry with its arguments. It raises an error if the kernel fails."""
         entry = candidate.entry
         sizes = [self.sizes[name] for name in entry.symbols]
-        pointers = [self.tensors[each.name].data_ptr() for each in self.kernel.arguments]
-        arguments = [*pointers, *sizes, self.workspace.data_ptr(), *self._where()]
+        tensors = [self.tensors[each.name] for each in self.kernel.arguments]
+        arguments = [*tensors, *sizes, self.workspace, *self._where()]
         found = getattr(candidate.kernels, entry.name)
-        function: Callable[..., int] = found[TERMS] if entry.terms else found
+        function: Callable[..., object] = found[TERMS] if entry.terms else found
         return lambda: function(*arguments)
 
     def _where(self) -> tuple[int, int | None]:
@@ -95,13 +95,14 @@ class Trial:
         for candidate in candidates:
             for each in self.outputs().values():
                 each.view(torch.uint8).fill_(_UNWRITTEN)
-            code = self.call(candidate)()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-            if code:
-                words = candidate.kernels.fw_error_text(code) or b"unknown error"
-                found[candidate] = f"it failed with code {code}: {words.decode()}"
-            elif candidate is candidates[0]:
+            try:
+                self.call(candidate)()
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+            except RuntimeError as error:
+                found[candidate] = f"it failed: {error}"
+                continue
+            if candidate is candidates[0]:
                 first = {name: each.clone() for name, each in self.outputs().items()}
             elif first and not self._agrees(first):
                 found[candidate] = "its result differs from the heuristic's"

@@ -42,7 +42,8 @@ def test_the_same_as_by_ctypes(n: int) -> None:
     assert opened.powers(x.data_ptr(), theirs.data_ptr(), n, None, 1, None) == 0
     assert called(x.data_ptr(), ours.data_ptr(), n, None, 1, None) == 0
     assert torch.equal(ours, theirs)
-    assert called(x.data_ptr(), None, n, None, 1, None) == 0  # an unwanted output
+    assert called(x, ours.fill_(-1), n, None, 1, None) == 0 and torch.equal(ours, theirs)
+    assert called(x, None, n, None, 1, None) == 0  # an unwanted output
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_the_same_as_by_ctypes(n: int) -> None:
 )
 def test_a_wrong_call_is_refused(given: tuple[Any, ...]) -> None:
     _, called = built()
-    with pytest.raises(TypeError):
+    with pytest.raises((TypeError, AttributeError)):  # a tensor has a `data_ptr`
         called(*given)
     x, y = torch.zeros(3), torch.zeros(3)
     assert called(x.data_ptr(), y.data_ptr(), 3, None, 1, None) == 0

@@ -177,9 +177,9 @@ def test_an_emitted_file_builds_on_all_cores_where_nvcc_can(
     monkeypatch.setenv("PYTORCH_NVCC", str(nvcc))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     given: dict[str, Any] = {}
-    monkeypatch.setattr(cuda._fw_cpp_extension, "load_inline", lambda **more: given.update(more))
+    monkeypatch.setattr(cpp_extension, "load_inline", lambda **more: given.update(more))
     cuda._fw_build("text", "name", tmp_path)
     assert ("--split-compile=0" in given["extra_cuda_cflags"]) is split
     assert not any("split" in each for each in cuda._fw_recipe()), "the code is the same"
     monkeypatch.setenv("PYTORCH_NVCC", str(tmp_path / "nowhere"))
-    assert cuda._fw_on_all_cores() == []
+    assert cuda._fw_on_all_cores(cpp_extension.CUDA_HOME) == []

@@ -32,6 +32,7 @@ from fusewright.ir.matmul import MatmulKernel
 from fusewright.kinds.kind import Choice
 from fusewright.kinds.registry import heuristic, kind_of, permitted, render
 from fusewright.report import print_tuning
+from fusewright.runtime.library import _FwKernels
 from fusewright.schedule.choice import Schedule
 from fusewright.schedule.loops import choose, legal
 from fusewright.schedule.tensor_core import MatmulSchedule
@@ -111,31 +112,13 @@ def test_every_cuda_candidate_computes_the_same(loop: LoopKernel, sizes: dict[st
     named = [(replace(loop, name=f"{loop.name}_{at}"), each) for at, each in enumerate(tried)]
     source = emulated(render(named, CUDA))
     library = loop_runs.compile_source(source, loop_runs.EMULATED)
-    words = library.fw_error_text
+    bindings = {each.name: each.binding for each in source.entries}
+    kernels = _FwKernels(bindings, source.text, lambda _: library)
     made = [
-        CompiledSchedule(each, entry, _Plain(library, words))  # type: ignore[arg-type]
+        CompiledSchedule(each, entry, kernels)
         for each, entry in zip(tried, source.entries, strict=True)
     ]
     assert Trial(loop, sizes, CPU, made).faults(made) == {}
-
-
-class _Plain:
-    """A library whose entries ctypes calls without types; pointers are widened."""
-
-    def __init__(self, library: object, words: object) -> None:
-        self.library, self.fw_error_text = library, words
-
-    def __getattr__(self, name: str) -> Callable[..., int]:
-        import ctypes
-
-        function = getattr(self.library, name)
-
-        def call(*arguments: int | None) -> int:
-            *wide, where, stream = arguments
-            code: int = function(*map(ctypes.c_int64, wide), where, stream)  # type: ignore[arg-type]
-            return code
-
-        return call
 
 
 def test_matmuls_try_their_tile_heights() -> None:
@@ -180,14 +163,17 @@ def test_a_candidate_that_fails_or_differs_is_found() -> None:
     entry = good[0].entry
 
     def fake(call: Callable[..., int]) -> CompiledSchedule:
-        kernels = SimpleNamespace(**{entry.name: call}, fw_error_text=lambda code: b"no such luck")
+        kernels = SimpleNamespace(**{entry.name: call})
         return CompiledSchedule(Schedule("row"), entry, kernels)  # type: ignore[arg-type]
 
-    silent, failing = fake(lambda *_: 0), fake(lambda *_: 7)
+    def luckless(*_: object) -> int:
+        raise RuntimeError("no such luck")
+
+    silent, failing = fake(lambda *_: 0), fake(luckless)
     trial = Trial(loop, sizes, CPU, good)
     assert trial.faults([*good, silent, failing]) == {
         silent: "its result differs from the heuristic's",
-        failing: "it failed with code 7: no such luck",
+        failing: "it failed: no such luck",
     }
 
 

@@ -1,0 +1,62 @@
+"""Long lines are broken where `ruff format` breaks them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from fusewright.emit.wrap import COLUMNS, wrapped
+
+LONG = [f"a_long_name_{at}" for at in range(12)]
+LINES = (
+    f"{', '.join(LONG)} = f(x, y)",
+    f"{', '.join(LONG[:5])} = custom_function({', '.join(LONG)})",
+    f"{', '.join(LONG)} = custom_function({', '.join(LONG)})",
+    f"[{', '.join(LONG)}] = _fw_taken(values, _model_saved(*sizes), device)",
+    f"del {', '.join(LONG)}",
+    f"x = ({', '.join(LONG)})",
+    f"x = f({', '.join(LONG[:6])})",
+    f"x = f({', '.join(LONG)})",
+    f"x = f(({', '.join(LONG)}), {LONG[0]}=[{', '.join(LONG)}])",
+    f"x = f(g(h({', '.join(LONG)})))",
+    f"x = (({', '.join(LONG)}),)",
+    f'x = {{"a, b": ({", ".join(LONG)}), "c (": 1}}',
+    f"need_1 = {' or '.join(LONG)}",
+    f"x = f(a, {LONG[0]}={' + '.join(LONG[:3])} if {' + '.join(LONG[:3])} else {LONG[9]})",
+    "x = f(64*s0 + 3*s1//2, *more, **others)",
+)
+FUNCTION = (
+    f"def f({', '.join(LONG)}):",
+    f"    return ({', '.join(LONG)})",
+    "",
+    "",
+    f"def g({', '.join(LONG[:6])}):",
+    f"    return {', '.join(LONG)}",
+)
+
+
+def formatted(text: str) -> str:
+    command = [sys.executable, "-m", "ruff", "format", "--line-length", str(COLUMNS), "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_lines_are_broken_as_ruff_breaks_them(depth: int) -> None:
+    blocks = [f"{'    ' * at}if x:" for at in range(depth)]
+    lines = [*blocks, *("    " * depth + line for line in LINES)]
+    text = "\n".join(wrapped(lines)) + "\n"
+    assert max(map(len, text.splitlines())) <= COLUMNS
+    assert formatted(text) == text
+
+
+def test_functions_are_broken_as_ruff_breaks_them() -> None:
+    text = "\n".join(wrapped(FUNCTION)) + "\n"
+    assert formatted(text) == text
+
+
+def test_strings_and_comments_stay() -> None:
+    lines = [f'"{"a, " * 60}"', f"# {'(a, b) ' * 30}", 'x = "64*s0"']
+    assert wrapped(lines) == lines
