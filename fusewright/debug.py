@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from fusewright.errors import FusewrightError
@@ -44,8 +45,9 @@ def log(at: int, message: str, *args: object) -> None:
     _LOGGER.log(_LOG_LEVELS[at], message, *args)
 
 
-def dump(stage: str, text: str, suffix: str = ".txt") -> Path | None:
-    """Write one stage's text to FUSEWRIGHT_DUMP/NN_stage; do nothing if that is not set."""
+def dump(stage: str, text: str | Callable[[], str], suffix: str = ".txt") -> Path | None:
+    """Write one stage's text to FUSEWRIGHT_DUMP/NN_stage; do nothing if that is not set. A text
+    that takes time to make is given as a function."""
     folder = os.environ.get("FUSEWRIGHT_DUMP")
     if not folder:
         return None
@@ -54,7 +56,7 @@ def dump(stage: str, text: str, suffix: str = ".txt") -> Path | None:
     path = Path(folder) / f"{number:02d}_{re.sub(r'[^A-Za-z0-9.-]+', '_', stage)}{suffix}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text if isinstance(text, str) else text(), encoding="utf-8")
     except OSError as error:
         raise FusewrightError(
             f"FUSEWRIGHT_DUMP={folder}: cannot write {path.name} there ({error.strerror}); "

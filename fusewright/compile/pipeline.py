@@ -5,7 +5,6 @@ Each stage's result is dumped (see `debug`). Kernels that several graphs share a
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,23 +14,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusewright.capture import capture
+from fusewright.capture import captures
+from fusewright.capture.mode_reads import watched_mode
 from fusewright.codegen.source import Source
-from fusewright.cost.break_even import least_size
+from fusewright.compile.planning import plan_programs
+from fusewright.compile.stages import (
+    SHARE_CAPTURED,
+    SHARE_PLANNED,
+    SHARE_SCHEDULED,
+    Stages,
+    collecting_rarely,
+)
 from fusewright.debug import dump
 from fusewright.emit.bundle import ProgramPlans, leading
 from fusewright.errors import CaptureError
-from fusewright.ir.graph import Graph, Program, Sizes, pretty
+from fusewright.ir.graph import Program, Sizes
 from fusewright.ir.kernel import Kernel
 from fusewright.kinds.kind import Choice
-from fusewright.kinds.registry import kind_of, place_of, render
-from fusewright.plan import plan
+from fusewright.kinds.registry import place_of, render
 from fusewright.plan.show import show
 from fusewright.plan.steps import Fused, Plan, Step
-from fusewright.rewrite import rewrite
-from fusewright.rewrite.convolutions import with_convolutions
-from fusewright.rewrite.layouts import with_channels_last
-from fusewright.rewrite.matmuls import with_matmuls
 from fusewright.target.device import target_of
 from fusewright.target.target import Target
 from fusewright.tune.search import OnProgress, Sized, chosen, settled, tune
@@ -66,48 +68,72 @@ def prepare(
     device: torch.device,
     target: Target | None = None,
     tuning: OnProgress | None = None,
+    changed: Sequence[str] = (),
+    progress: OnProgress | None = None,
 ) -> Prepared:
     """Capture, rewrite, plan, schedule and render, for `device` unless a target is given.
 
     Schedules come from earlier tuning on this device, else from the heuristic. With `tuning` they
-    are measured now. For a given target only the heuristic is used.
+    are measured now. For a given target only the heuristic is used. `changed` are attributes that
+    calls of the model are known to change. `progress` is called at the start of each stage with its
+    name and the share of the work that is done; tuning is not part of that work.
     """
-    seconds: dict[str, float] = {}
+    stages = Stages(progress)
     here, target = target is None, target or target_of(device)
-    programs, left_out = _timed(seconds, "capture", lambda: _captured(model, args, kwargs, modes))
-    found = _timed(seconds, "plan", lambda: [_planned(each, target) for each in programs])
-    shared = _Shared()
-    planned = [shared.plans(each) for plans in found for each in plans]
-    sized = shared.kernels
+    with collecting_rarely():
+        programs, left_out = _captured(model, args, kwargs, modes, changed, stages)
+        planned, sized = shared_kernels(plan_programs(programs, target, stages))
     tuned: Mapping[str, Tuned] = {}
     if here:
         run = _run_here(planned)
         mine = [each for each in sized if each[0].name in run]
         measured = partial(tune, progress=tuning) if tuning is not None else settled
-        tuned = _timed(seconds, "tune", lambda: measured(mine, target, device))
-    kernels = [(each, chosen(each, sizes, target, tuned.get(each.name))) for each, sizes in sized]
-    source = _timed(seconds, "render", lambda: render(kernels, target))
+        with stages.timed("tune"):
+            tuned = measured(mine, target, device)
+    with stages.running("schedule", "choose schedules", SHARE_PLANNED):
+        known = ((each, sizes, tuned.get(each.name)) for each, sizes in sized)
+        kernels = [(each, chosen(each, sizes, target, found)) for each, sizes, found in known]
+    with stages.running("render", "write kernels", SHARE_SCHEDULED):
+        source = render(kernels, target)
     _dump(planned, kernels, source)
-    return Prepared(target, source, tuple(planned), seconds, tuple(tuned.values()), left_out)
+    return Prepared(target, source, planned, stages.seconds, tuple(tuned.values()), left_out)
 
 
 def _captured(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, modes: Sequence[str]
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    modes: Sequence[str],
+    changed: Sequence[str],
+    stages: Stages,
 ) -> tuple[list[Program], tuple[tuple[str, str], ...]]:
-    """The programs of the modes, and the reasons of those without one. If all fail, an error."""
+    """The programs of the modes, and the reasons of those without one. If all fail, an error.
+
+    A forward that does not ask for the mode is captured once.
+    """
     programs: list[Program] = []
     failed: dict[str, CaptureError] = {}
-    for mode in modes:
-        try:
-            programs.append(capture(model, args, kwargs, mode=mode))
-        except CaptureError as error:
-            failed[mode] = error
+    alike: tuple[Program, ...] = ()  # of a mode that forward did not ask for
+    for at, mode in enumerate(modes):
+        if alike:
+            programs += [replace(each, mode=mode) for each in alike]
+            continue
+        known = [*changed, *(path for each in programs for path in each.changed)]
+        with stages.running("capture", f"capture {mode} mode", SHARE_CAPTURED * at / len(modes)):
+            try:
+                with watched_mode(model) as reads:
+                    found = captures(model, args, kwargs, mode=mode, changed=known)
+            except CaptureError as error:
+                failed[mode] = error
+                continue
+        programs += found
+        alike = () if reads.seen or any(each.changed for each in found) else found
     if failed and not programs:
         raise next(iter(failed.values()))
     left_out = tuple((mode, str(error)) for mode, error in failed.items())
     for mode, reason in left_out:
         words = f"in {mode} mode the original forward runs: {reason}"
-        warnings.warn(words, RuntimeWarning, stacklevel=7)  # the caller of optimize
+        warnings.warn(words, RuntimeWarning, stacklevel=5)  # the caller of optimize
     return programs, left_out
 
 
@@ -117,68 +143,13 @@ def _run_here(planned: Sequence[ProgramPlans]) -> frozenset[str]:
     return frozenset(step.kernel.name for plan in plans for step in plan.kernels)
 
 
-def _timed(seconds: dict[str, float], name: str, run: Any) -> Any:
-    start = time.perf_counter()
-    result = run()
-    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
-    return result
-
-
-def _planned(program: Program, target: Target) -> list[ProgramPlans]:
-    dump(f"{program.mode}_captured", _pretty(program))
-    program = rewrite(program)
-    dump(f"{program.mode}_rewritten", _pretty(program))
-    plain = _plans(program, target)
-    if not target.tensor_cores:
-        return [plain]
-    sizes = program.example_sizes
-
-    def on_tensor_cores(graph: Graph, trains: bool = False) -> Graph:
-        graph = with_matmuls(graph, sizes, target)
-        return with_convolutions(graph, sizes, target, trains)
-
-    ours = _plans(
-        replace(
-            program,
-            forward=on_tensor_cores(program.forward, program.backward is not None),
-            inference=on_tensor_cores(program.inference),
-            backward=on_tensor_cores(program.backward) if program.backward else None,
-        ),
-        target,
-    )
-    return [_for_large_batches(ours, target), plain] if ours.has_tensor_core_steps else [plain]
-
-
-def _for_large_batches(plans: ProgramPlans, target: Target) -> ProgramPlans:
-    """The program with a guard on the batch: at small ones PyTorch's matmuls are faster."""
-    program = plans.program
-    if len(program.symbols) != 1:
-        return plans
-    (symbol,) = program.symbols
-    held = [p for p in (plans.inference, plans.backward) if p is not None]
-    kernels = [step.kernel for each in held for step in each.kernels]
-    costs = [partial(cost, each, target) for each in kernels if (cost := kind_of(each).times_us)]
-    least = least_size(costs, symbol.name, program.example_sizes)
-    guards = (*program.guards, f"{symbol.name} >= {least}")
-    return replace(plans, program=replace(program, guards=guards))
-
-
-def _plans(program: Program, target: Target) -> ProgramPlans:
-    """The plans of a program, with PyTorch's convolutions in channels-last if that is faster."""
-    if target.transposing:
-        program = with_channels_last(program)
-    sizes, later = program.example_sizes, program.backward.nodes if program.backward else ()
-    repeated = frozenset(node.name for node in later)
-    shared = repeated.intersection(node.name for node in program.forward.nodes)
-    none = frozenset[str]()
-
-    def planned(graph: Graph, repeated: frozenset[str], shared: frozenset[str]) -> Plan:
-        return plan(graph, sizes, target, repeated=repeated, shared=shared)
-
-    forward = planned(program.forward, repeated, shared)
-    inference = planned(program.inference, none, none)
-    backward = planned(program.backward, none, shared) if program.backward else None
-    return ProgramPlans(program, forward, inference, backward)
+def shared_kernels(
+    found: Sequence[ProgramPlans],
+) -> tuple[tuple[ProgramPlans, ...], list[Sized]]:
+    """The plans with one name for equal kernels, and these kernels."""
+    shared = _Shared()
+    planned = tuple(shared.plans(each) for each in found)
+    return planned, shared.kernels
 
 
 class _Shared:
@@ -187,6 +158,7 @@ class _Shared:
     def __init__(self) -> None:
         self._sized: dict[str, Sized] = {}
         self._by_content: dict[Kernel, str] = {}
+        self._counts: dict[str, int] = {}  # how many kernels wanted the same name
 
     @property
     def kernels(self) -> list[Sized]:
@@ -214,25 +186,22 @@ class _Shared:
         return replace(step, name=name, kernel=kernel)
 
     def _name(self, wanted: str, content: Kernel) -> str:
-        if content not in self._by_content:
-            name, count, taken = wanted, 1, set(self._by_content.values())
-            while name in taken:
+        found = self._by_content.get(content)
+        if found is None:
+            count = self._counts.get(wanted, 0) + 1
+            found = wanted if count == 1 else f"{wanted}_{count}"
+            while found in self._sized:
                 count += 1
-                name = f"{wanted}_{count}"
-            self._by_content[content] = name
-        return self._by_content[content]
-
-
-def _pretty(program: Program) -> str:
-    parts = [("forward", program.forward), ("inference", program.inference)]
-    parts += [("backward", program.backward)] if program.backward else []
-    return "\n\n".join(f"# {name}\n{pretty(graph)}" for name, graph in parts) + "\n"
+                found = f"{wanted}_{count}"
+            self._counts[wanted] = count
+            self._by_content[content] = found
+        return found
 
 
 def _dump(
     planned: Sequence[ProgramPlans], kernels: Sequence[tuple[Kernel, Choice]], source: Source
 ) -> None:
     for each in planned:
-        dump(f"{each.name}_plan", show(each))
-    dump("schedules", "".join(f"{kernel.name}: {choice}\n" for kernel, choice in kernels))
+        dump(f"{each.name}_plan", partial(show, each))
+    dump("schedules", lambda: "".join(f"{kernel.name}: {choice}\n" for kernel, choice in kernels))
     dump("kernels", source.text, ".cu" if source.language == "cuda" else ".cpp")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fusewright.errors import GraphError
+from fusewright.ir.effect import Circumstances
 
 HALF_DTYPES = ("float16", "bfloat16")
 FLOATS = (*HALF_DTYPES, "float32", "float64")
@@ -257,12 +258,22 @@ class Graph:
     outputs: tuple[str | Dim | None, ...]
 
     def specs(self) -> dict[str, TensorSpec | None]:
+        """The spec of each value. Everyone is given the same dictionary."""
+        return self._specs
+
+    @cached_property
+    def _specs(self) -> dict[str, TensorSpec | None]:
         known: dict[str, TensorSpec | None] = {each.name: each.spec for each in self.inputs}
         known.update((node.name, node.spec) for node in self.nodes)
         return known
 
     def users(self) -> dict[str, list[Node]]:
-        """For each value, the nodes that read it (once each); outputs do not count."""
+        """For each value, the nodes that read it (once each); outputs do not count. Everyone is
+        given the same dictionary."""
+        return self._users
+
+    @cached_property
+    def _users(self) -> dict[str, list[Node]]:
         readers: dict[str, list[Node]] = {name: [] for name in self.specs()}
         for node in self.nodes:
             for name in dict.fromkeys(node.refs()):
@@ -313,7 +324,7 @@ class Symbol:
 
 
 @dataclass(frozen=True)
-class Program:
+class Program(Circumstances):
     """One model in one mode.
 
     forward: inputs as `bindings`; outputs as `results`, those of kind saved last.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from fusewright.errors import GraphError
@@ -13,8 +13,9 @@ from fusewright.plan.convolutions import gradient_step
 from fusewright.plan.cost import call_bytes, call_operations
 from fusewright.plan.epilogues import Epilogues, ended_step, ends, epilogues, stored
 from fusewright.plan.finish import kernel_of, step_of
-from fusewright.plan.fuse import Group, fuse, needed_views
+from fusewright.plan.fuse import fuse, needed_views
 from fusewright.plan.logsumexps import better_in_two_sweeps, in_two_sweeps
+from fusewright.plan.merge import Group
 from fusewright.plan.names import loop_name, operators_of
 from fusewright.plan.prologues import with_prologues
 from fusewright.plan.reasons import reason
@@ -127,7 +128,7 @@ def _call(values: Values, node: Node) -> Call:
         }
         count = max((index for index in picked if isinstance(index, int)), default=-1) + 1
         outputs = tuple(picked.get(index, "") for index in range(count))
-    specs = {name: spec for name, spec in values.graph.specs().items() if spec is not None}
+    specs = values.specs
     return Call(
         node=node,
         outputs=outputs,
@@ -147,29 +148,42 @@ def _ordered(values: Values, steps: list[Step]) -> tuple[Step, ...]:
     calls = {step.node.name: step for step in steps if isinstance(step, Call)}
     drawing = [calls[node.name] for node in values.random]
     before = {id(second): first for first, second in itertools.pairwise(drawing)}
-    done: list[Step] = []
-    state: dict[int, int] = {}
 
-    def visit(step: Step) -> None:
-        if state.get(id(step)) == 2:
-            return
-        if state.get(id(step)) == 1:
-            raise GraphError(f"the plan has a cycle through {step.name}")
-        state[id(step)] = 1
+    def awaited(step: Step) -> Iterator[Step]:
         if id(step) in before:
-            visit(before[id(step)])
+            yield before[id(step)]
         for name in inputs_of(step):
             if name in maker and maker[name] is not step:
-                visit(maker[name])
-        state[id(step)] = 2
-        done.append(step)
+                yield maker[name]
 
     def first_use(step: Step) -> int:
         return min((position[name] for name in _results(step) if name in position), default=0)
 
-    for step in sorted(steps, key=first_use):
-        visit(step)
-    return tuple(done)
+    return tuple(_after_awaited(sorted(steps, key=first_use), awaited))
+
+
+def _after_awaited(
+    steps: Iterable[Step], awaited: Callable[[Step], Iterator[Step]]
+) -> Iterator[Step]:
+    """The steps, each after those that it waits for. There is no recursion: chains of steps may
+    have any length."""
+    begun: set[int] = set()
+    ended: set[int] = set()
+    for start in steps:
+        waiting = [(start, awaited(start))] if id(start) not in begun else []
+        begun.add(id(start))
+        while waiting:
+            step, rest = waiting[-1]
+            first = next(rest, None)
+            if first is None:
+                waiting.pop()
+                ended.add(id(step))
+                yield step
+            elif id(first) not in begun:
+                begun.add(id(first))
+                waiting.append((first, awaited(first)))
+            elif id(first) not in ended:
+                raise GraphError(f"the plan has a cycle through {first.name}")
 
 
 def _results(step: Step) -> tuple[str, ...]:

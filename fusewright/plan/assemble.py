@@ -7,9 +7,10 @@ Pointwise operators between items and memory are inlined where they are read.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fusewright.ir.graph import HALF_DTYPES, Arg, Dim, Node, Ratio, Ref, TensorSpec, product
+from fusewright.ir.graph import HALF_DTYPES, Arg, Dim, Node, Ratio, Ref, TensorSpec
 from fusewright.ir.loop import (
     Apply,
     Constant,
@@ -27,35 +28,28 @@ from fusewright.plan.frames import (
     NeedSplitError,
     NotFusibleError,
     access,
-    group,
     guards,
-    through_broadcast,
-    through_pad,
-    through_view,
 )
-from fusewright.plan.values import Values, is_pointwise, is_scan, is_view
+from fusewright.plan.spaces import IndexedValue
+from fusewright.plan.values import Role, Values, is_scan
 from fusewright.rewrite.padding import PAD, pad_value
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 
-# A value at an index.
-IndexedValue = tuple[str, ElementIndex]
-
-
-def _results(item: Load | Constant | Index | Apply | Reduce | Scan) -> tuple[str, ...]:
-    return (item.name, item.second) if isinstance(item, Reduce) else (item.name,)
-
-
 @dataclass(frozen=True)
 class Assembled:
-    """A kernel's body over row-major axes, before it is named and its stores are chosen."""
+    """A kernel's body over row-major axes, before it is named and its stores are chosen.
+
+    `reads` says for each value, at each index it is needed at, what it is computed from.
+    """
 
     domain: Domain
     body: tuple[Instruction, ...]
     stores: dict[str, Store]
     loads: tuple[str, ...]
     inlined: frozenset[str]
+    reads: Mapping[IndexedValue, tuple[IndexedValue, ...]]
 
 
 def assemble(values: Values, items: tuple[str, ...], domain: Domain) -> Assembled:
@@ -78,6 +72,14 @@ class _Assembly:
     names: set[str] = field(default_factory=set)
     loads: dict[str, None] = field(default_factory=dict)
     homes: dict[str, ElementIndex] = field(default_factory=dict)
+    roles: dict[str, Role] = field(default_factory=dict)
+    made: dict[str, Load | Constant | Index | Apply | Reduce | Scan] = field(default_factory=dict)
+    constants: dict[tuple[str, str], str] = field(default_factory=dict)
+    reduced: dict[tuple[str, str, str], str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.space = self.values.space(self.domain.sizes)
+        self.reduced_axes, self.numel = self.domain.reduced_axes, self.domain.numel
 
     def run(self) -> Assembled:
         for item in self.items:
@@ -87,43 +89,40 @@ class _Assembly:
         stores = {}
         for item in self.items:
             value = self.value(item, self.homes[item])
-            spec = self.values.spec(item)
-            where = access(item, spec, self.homes[item], self.domain.sizes)
-            stores[item] = Store(value, spec.dtype, where)
+            where = self.space.access(item, self.homes[item])
+            stores[item] = Store(value, self.values.spec(item).dtype, where)
         inlined = frozenset(name for name, _ in self.known if name in self.values.nodes)
         inlined -= set(self.homes)
-        return Assembled(self.domain, tuple(self.body), stores, tuple(self.loads), inlined)
+        return Assembled(
+            self.domain, tuple(self.body), stores, tuple(self.loads), inlined, self.reads
+        )
 
     def _home(self, item: str) -> ElementIndex:
         """The index at which the kernel computes an item: over all axes, or the outer ones."""
-        shape = self.values.spec(item).shape
         reduction = self.values.reduction_of(item)
         domain = self.domain
-        everything = tuple(range(len(domain.sizes)))
         if reduction is not None:
             source = self._operand_index(reduction)
             dims = reduction.args[1]
             assert isinstance(dims, tuple)
             axes = {axis for d in dims if isinstance(d, int) for axis in source[d].axes}
-            if axes != set(domain.reduced_axes):
+            if axes != set(self.reduced_axes):
                 raise NotFusibleError("reductions run over different axes")
             return tuple(each for d, each in enumerate(source) if d not in dims)
         if is_scan(self.values.nodes[item]):
-            whole = group(shape, everything, domain.sizes)
+            whole = self.space.whole(item)
             along = self.values.nodes[item].args[1]
             assert isinstance(along, int)
-            if whole[along].axes != domain.reduced_axes:
+            if whole[along].axes != self.reduced_axes:
                 raise NotFusibleError("a scan runs along other axes")
             return whole
-        if product(shape) == domain.numel:
-            return group(shape, everything, domain.sizes)
-        return group(shape, domain.kept_axes, domain.sizes)
+        if self.values.spec(item).numel == self.numel:
+            return self.space.whole(item)
+        return self.space.index_over(item, domain.kept_axes)
 
     def _operand_index(self, reduction: Node) -> ElementIndex:
         assert isinstance(reduction.args[0], Ref)
-        shape = self.values.spec(reduction.args[0].name).shape
-        everything = tuple(range(len(self.domain.sizes)))
-        return group(shape, everything, self.domain.sizes)
+        return self.space.whole(reduction.args[0].name)
 
     def _indexed_values(self) -> list[IndexedValue]:
         """Every value that the items depend on, at each index it is read at, in graph order.
@@ -155,36 +154,18 @@ class _Assembly:
         node = values.nodes[name]
         if name in self.homes and index != self.homes[name]:
             raise NotFusibleError(f"{name} is read at another index than it is computed at")
-        if self._is_followed(name):
-            return (self._source(node, index),)
-        if self._is_reduced(name):
+        role = self._role(name)
+        if role is Role.REDUCED:
             reduction = values.reduction_of(name)
             assert reduction is not None and isinstance(reduction.args[0], Ref)
             return ((reduction.args[0].name, self._operand_index(reduction)),)
-        if not (self._is_applied(name) or self._is_scanned(name)):
-            return ()
-        if node.op == PAD:
-            return ((node.refs()[0], through_pad(node, index)),)
-        return tuple(
-            (arg.name, through_broadcast(index, values.spec(arg.name).shape))
-            for arg in node.args
-            if isinstance(arg, Ref)
-        )
+        return () if role is Role.LOADED else self.space.operands(node, index)
 
-    def _is_followed(self, name: str) -> bool:
-        node = self.values.nodes.get(name)
-        return node is not None and is_view(node) and name not in self.values.memory_views
-
-    def _is_reduced(self, name: str) -> bool:
-        return name in self.homes and self.values.reduction_of(name) is not None
-
-    def _is_scanned(self, name: str) -> bool:
-        return name in self.homes and is_scan(self.values.nodes[name])
-
-    def _is_applied(self, name: str) -> bool:
-        node = self.values.nodes.get(name)
-        here = name in self.homes or name not in self.values.realised
-        return node is not None and is_pointwise(node) and here
+    def _role(self, name: str) -> Role:
+        found = self.roles.get(name)
+        if found is None:
+            found = self.roles[name] = self.values.role(name, name in self.homes)
+        return found
 
     def value(self, name: str, index: ElementIndex) -> str:
         """The name of the loop value that is `name` at `index`; it is computed on first use."""
@@ -199,33 +180,26 @@ class _Assembly:
         of a reduction is not rounded, unless backward repeats the reduction: the sum behind a mean
         may exceed the range of a 16-bit type."""
         value = self.value(name, index)
-        while self._is_followed(name):
+        while (role := self._role(name)) is Role.FOLLOWED:
             ((name, index),) = self.reads[name, index]
-        stored = self._is_applied(name) or self._is_scanned(name) or reader in self.values.repeated
+        stored = role in (Role.APPLIED, Role.SCANNED) or reader in self.values.repeated
         stored = stored and name in self.homes
-        stored = stored or (self._is_applied(name) and name in self.values.shared)
+        stored = stored or (role is Role.APPLIED and name in self.values.shared)
         return self._rounded(value) if stored else value
 
     def _compute(self, name: str, index: ElementIndex) -> str:
-        if self._is_followed(name):
-            ((source, inner),) = self.reads[name, index]
-            return self.value(source, inner)
-        if self._is_reduced(name):
-            return self._reduce(name, index)
-        if self._is_scanned(name):
-            return self._scan(self.values.nodes[name], index)
-        if self._is_applied(name):
-            return self._apply(self.values.nodes[name], index)
-        return self._load(name, index)
-
-    def _source(self, node: Node, index: ElementIndex) -> IndexedValue:
-        assert isinstance(node.args[0], Ref)
-        source = node.args[0].name
-        try:
-            inner = through_view(node, self.values.spec(source), index, self.domain.sizes)
-        except NotFusibleError as reason:
-            raise NotFusibleError(str(reason), node.name) from reason
-        return source, inner
+        match self._role(name):
+            case Role.FOLLOWED:
+                ((source, inner),) = self.reads[name, index]
+                return self.value(source, inner)
+            case Role.REDUCED:
+                return self._reduce(name, index)
+            case Role.SCANNED:
+                return self._scan(self.values.nodes[name], index)
+            case Role.APPLIED:
+                return self._apply(self.values.nodes[name], index)
+            case Role.LOADED:
+                return self._load(name, index)
 
     def _load(
         self,
@@ -234,11 +208,10 @@ class _Assembly:
         outside: int | float | bool = 0,
         inside: tuple[Guard, ...] | None = None,
     ) -> str:
-        spec = self.values.spec(name)
         self.loads[name] = None
-        where = access(name, spec, index, self.domain.sizes)
+        where = self.space.access(name, index)
         where = where if inside is None else replace(where, guards=inside)
-        return self._emit(Load(self._fresh(name), spec.dtype, where, outside))
+        return self._emit(Load(self._fresh(name), self.values.spec(name).dtype, where, outside))
 
     def _pad(self, node: Node, dtype: str, index: ElementIndex) -> str:
         """The padded value, if its index is inside; a load is guarded and reads nothing outside."""
@@ -247,11 +220,10 @@ class _Assembly:
         if not inside:
             return self._read(*operand, node.name)
         name, at = operand
-        while self._is_followed(name):
+        while self._role(name) is Role.FOLLOWED:
             ((name, at),) = self.reads[name, at]
         outside = pad_value(node)
-        made = self._is_reduced(name) or self._is_applied(name) or self._is_scanned(name)
-        if not made:  # a view of it is inside it, too
+        if self._role(name) is Role.LOADED:  # a view of it is inside it, too
             return self._load(name, at, outside, inside)
         value = self._read(*operand, node.name)
         operands = (self._inside(inside), value, self._constant(outside, dtype, "c"))
@@ -284,10 +256,10 @@ class _Assembly:
         kind = node.op.removeprefix("reduce_")
         if kind == "welford":
             return self._welford(node, name, operand, dtype)
-        for item in self.body:  # the sum over some axes may be the first step of a sum over all
-            if isinstance(item, Reduce) and item == Reduce(item.name, dtype, kind, operand):
-                return item.name
-        return self._emit(Reduce(self._fresh(name), dtype, kind, operand))
+        key = (dtype, kind, operand)  # the sum over some axes may be the first step of another
+        if key not in self.reduced:
+            self.reduced[key] = self._emit(Reduce(self._fresh(name), dtype, kind, operand))
+        return self.reduced[key]
 
     def _welford(self, node: Node, name: str, operand: str, dtype: str) -> str:
         """One reduction gives both results, whichever is needed first."""
@@ -326,7 +298,7 @@ class _Assembly:
         Registers hold more digits than the stored value that backward compares with. Without this,
         amax(x) would equal no element of x.
         """
-        (item,) = (i for i in self.body if not isinstance(i, Store) and name in _results(i))
+        item = self.made[name]
         if item.dtype not in HALF_DTYPES or isinstance(item, Load):
             return name
         key = (f"{name} rounded", ())
@@ -358,13 +330,10 @@ class _Assembly:
 
     def _constant(self, value: Arg, dtype: str, name: str) -> str:
         assert isinstance(value, int | float | bool | Dim | Ratio)
-        for known in self.body:
-            if isinstance(known, Constant) and (known.dtype, repr(known.value)) == (
-                dtype,
-                repr(value),
-            ):
-                return known.name
-        return self._emit(Constant(self._fresh(name), dtype, value))
+        key = (dtype, repr(value))
+        if key not in self.constants:
+            self.constants[key] = self._emit(Constant(self._fresh(name), dtype, value))
+        return self.constants[key]
 
     def _iota(self, node: Node, spec: TensorSpec, index: ElementIndex) -> str:
         """start + step·i, where i is the index of the only dimension."""
@@ -385,6 +354,9 @@ class _Assembly:
 
     def _emit(self, item: Load | Constant | Index | Apply | Reduce | Scan) -> str:
         self.body.append(item)
+        self.made[item.name] = item
+        if isinstance(item, Reduce):
+            self.made[item.second] = item
         return item.name
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from fusewright.ir.graph import Dim, Node, Ref, product
 from fusewright.plan.values import Values
@@ -24,15 +25,15 @@ class Domain:
             (*self.reduced[:position], flag, flag, *self.reduced[position + 1 :]),
         )
 
-    @property
+    @cached_property
     def kept_axes(self) -> tuple[int, ...]:
         return tuple(i for i, reduced in enumerate(self.reduced) if not reduced)
 
-    @property
+    @cached_property
     def reduced_axes(self) -> tuple[int, ...]:
         return tuple(i for i, reduced in enumerate(self.reduced) if reduced)
 
-    @property
+    @cached_property
     def numel(self) -> Dim:
         return product(self.sizes)
 

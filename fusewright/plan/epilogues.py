@@ -11,6 +11,7 @@ convolutions.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -36,22 +37,21 @@ from fusewright.ir.loop import (
     LoopKernel,
     Store,
 )
-from fusewright.plan.assemble import assemble
 from fusewright.plan.convolution_reductions import convolution_reduction
 from fusewright.plan.convolutions import convolution_kernel, loses_by_reducing
+from fusewright.plan.dependencies import Dependencies
 from fusewright.plan.finish import kernel_of, step_of
 from fusewright.plan.frames import NotFusibleError
-from fusewright.plan.fuse import (
-    EPILOGUE_APPLIES,
-    Group,
-    is_epilogue,
-    makes_cycle,
-    memory_readers,
-    needed_views,
-    orders_of_stores,
-)
+from fusewright.plan.fuse import memory_readers, needed_views
 from fusewright.plan.logsumexps import LOGSUMEXP
 from fusewright.plan.matmuls import matmul_kernel
+from fusewright.plan.merge import (
+    EPILOGUE_APPLIES,
+    Group,
+    group_of,
+    is_epilogue,
+    orders_of_stores,
+)
 from fusewright.plan.names import epilogue_step_name, operators_of
 from fusewright.plan.rows import order_of
 from fusewright.plan.staged_pairs import StagedPair
@@ -71,9 +71,7 @@ def _end(values: Values, start: str) -> str | None:
     """Walk forward; the end is the last node that alone is read outside the region."""
     shape, transposes = values.spec(start).shape, start in values.convolutions
     region, applies, end = {start}, 0, None
-    for node in values.graph.nodes[values.order[start] + 1 :]:
-        if region.isdisjoint(node.refs()):
-            continue
+    for node in _readers_of(values, region):
         if not _same_points(node, shape) or (transposes and _is_transposed(values, node)):
             break
         region.add(node.name)
@@ -84,6 +82,23 @@ def _end(values: Values, start: str) -> str | None:
         if live == [node.name] and is_pointwise(node):
             end = node.name
     return end
+
+
+def _readers_of(values: Values, region: set[str]) -> Iterator[Node]:
+    """The nodes that read a value of the region, in the graph's order, while the region grows by
+    them."""
+    seen, open_ = set(region), list(region)
+    waiting: list[tuple[int, str]] = []
+    while open_ or waiting:
+        for user in (user for name in open_ for user in values.users[name]):
+            if user.name not in seen:
+                seen.add(user.name)
+                heapq.heappush(waiting, (values.order[user.name], user.name))
+        if not waiting:
+            return
+        _, name = heapq.heappop(waiting)
+        yield values.nodes[name]
+        open_ = [name] if name in region else []
 
 
 def _is_transposed(values: Values, node: Node) -> bool:
@@ -129,40 +144,83 @@ class Epilogues:
 
 def epilogues(values: Values, groups: tuple[Group, ...]) -> Epilogues:
     """Give each matmul the first group that can be its epilogue, and a reduction of that group."""
-    taken: dict[str, Group] = {}
-    rest = list(groups)
+    if not values.with_epilogue:
+        return Epilogues({}, groups)
+    taking = _Taking(values, groups)
     for name in values.with_epilogue:
-        while (found := _first_joined(values, name, taken, rest)) is not None:
-            group, taken[name] = found
-            rest.remove(group)
-    return Epilogues(taken, tuple(rest))
+        while taking.take_first(name):
+            pass
+    return Epilogues(taking.taken, tuple(taking.rest.values()))
 
 
-def _first_joined(
-    values: Values, name: str, taken: Mapping[str, Group], rest: list[Group]
-) -> tuple[Group, Group] | None:
-    """The first group that a matmul can fuse in addition, and its whole epilogue then."""
-    here = Epilogues(taken, tuple(rest))
-    own = here.unit(name)
-    units = (*here.units, own)
-    for group in rest:
-        joined = _joined(values, taken.get(name), group)
-        if joined is None or not can_be_epilogue(values, joined, name):
-            continue
-        others = tuple(each for each in rest if each is not group)
-        if _gains_nothing(values, Epilogues({**taken, name: joined}, others), name):
-            continue
-        if not makes_cycle(values, units, own, group.items):
-            return group, joined
-    return None
+class _Taking:
+    """The groups that matmuls have taken, and those that are left, by their place."""
+
+    def __init__(self, values: Values, groups: tuple[Group, ...]) -> None:
+        self.values = values
+        self.taken: dict[str, Group] = {}
+        self.rest = dict(enumerate(groups))
+        self._dependencies = Dependencies(values, [group.items for group in groups])
+        self._taker: dict[int, str] = {}
+        self._readers: dict[str, list[int]] = {}
+        for place, group in self.rest.items():
+            for name in group.assembled.loads:
+                self._readers.setdefault(name, []).append(place)
+        self._in_memory = {*memory_readers(values), *_read_by_views(values)}
+
+    def take_first(self, name: str) -> bool:
+        """Give a matmul the first group that it can fuse in addition, if there is one."""
+        present = self.taken.get(name)
+        for place in self._candidates(name):
+            group = self.rest[place]
+            joined = _joined(self.values, present, group)
+            if joined is None or not can_be_epilogue(self.values, joined, name):
+                continue
+            if self._gains_nothing(joined, name, place):
+                continue
+            if not self._dependencies.makes_cycle(name, group.items[0]):
+                self._dependencies.join(name, group.items[0])
+                self.taken[name], self._taker[place] = joined, name
+                del self.rest[place]
+                return True
+        return False
+
+    def _candidates(self, name: str) -> list[int]:
+        """The groups that read the matmul's result or its epilogue's, in their order."""
+        read = self.taken[name].items if name in self.taken else (name,)
+        found = {place for each in read for place in self._readers.get(each, ())}
+        return sorted(found & self.rest.keys())
+
+    def _gains_nothing(self, group: Group, name: str, place: int) -> bool:
+        """Whether the reduction would gain nothing, for one of three reasons. The reduced value
+        must be written anyway: reading it again from the cache mostly takes no longer (H200, batch
+        norm and group norm: 0.99 to 1.11 of the time). Or the convolution would need a slower
+        method. Or the epilogue ends in a logsumexp (linear layers of 4096 outputs: 1.2 to 1.3 of
+        the time)."""
+        values, node = self.values, self.values.nodes[name]
+        if values.target.fused_reductions or not group.has_reduction:
+            return False
+        if any(values.nodes[item].op == LOGSUMEXP for item in group.items):
+            return True
+        if node.op != CONVOLUTION:
+            return False
+        if loses_by_reducing(values, node):
+            return True
+        whole = values.spec(name).numel
+        large = (each for each in (name, *group.items) if values.spec(each).numel == whole)
+        return any(self._is_written(each, name, place) for each in large)
+
+    def _is_written(self, value: str, name: str, place: int) -> bool:
+        """Whether something else reads a value of a matmul that takes the group at `place`."""
+        readers = (at for at in self._readers.get(value, ()) if at != place)
+        return value in self._in_memory or any(self._taker.get(at) != name for at in readers)
 
 
 def stored(values: Values, ended: Epilogues) -> Counter[str]:
     """Values that something outside their own group reads, with the number of readers. A matmul
     passes its result to its epilogue in registers."""
     read = Counter(memory_readers(values))
-    for view in needed_views(values) - values.memory_views:
-        read.update(values.nodes[view].refs())
+    read.update(_read_by_views(values))
     for group in ended.loops:
         read.update(set(group.assembled.loads) - set(group.items))
     for name, group in ended.of.items():
@@ -170,22 +228,9 @@ def stored(values: Values, ended: Epilogues) -> Counter[str]:
     return read
 
 
-def _gains_nothing(values: Values, ended: Epilogues, name: str) -> bool:
-    """Whether the reduction would gain nothing, for one of three reasons. The reduced value must be
-    written anyway: reading it again from the cache mostly takes no longer (H200, batch norm and
-    group norm: 0.99 to 1.11 of the time). Or the convolution would need a slower method. Or the
-    epilogue ends in a logsumexp (linear layers of 4096 outputs: 1.2 to 1.3 of the time)."""
-    group, node = ended.of[name], values.nodes[name]
-    if values.target.fused_reductions or not group.has_reduction:
-        return False
-    if any(values.nodes[item].op == LOGSUMEXP for item in group.items):
-        return True
-    if node.op != CONVOLUTION:
-        return False
-    if loses_by_reducing(values, node):
-        return True
-    written = stored(values, ended).keys() & {name, *group.items}
-    return any(values.spec(each).numel == values.spec(name).numel for each in written)
+def _read_by_views(values: Values) -> Iterator[str]:
+    for view in needed_views(values) - values.memory_views:
+        yield from values.nodes[view].refs()
 
 
 def _joined(values: Values, present: Group | None, group: Group) -> Group | None:
@@ -197,14 +242,14 @@ def _joined(values: Values, present: Group | None, group: Group) -> Group | None
         return None
     items = tuple(sorted({*present.items, *group.items}, key=values.order.__getitem__))
     try:
-        return Group(items, assemble(values, items, group.assembled.domain))
+        return group_of(values, items, group.assembled.domain)
     except NotFusibleError:
         return None
 
 
 def can_be_epilogue(values: Values, group: Group, name: str) -> bool:
     """Whether a group runs over the matmul's result and reads it at its own index."""
-    kernel = kernel_of(group.assembled, "trial", "", group.items, values)
+    kernel = group.kernel
     reads = [i for i in kernel.body if isinstance(i, Load) and i.access.buffer == name]
     if len(reads) != 1 or not is_epilogue(kernel):
         return False

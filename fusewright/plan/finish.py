@@ -21,10 +21,10 @@ def kernel_of(
     domain = assembled.domain
     order = (*domain.kept_axes, *domain.reduced_axes)
     axes = tuple(Axis(f"i{axis}", domain.sizes[axis]) for axis in order)
-    whole = (*assembled.body, *(assembled.stores[item] for item in stored))
-    body = restrided(whole, lambda strides: tuple(strides[axis] for axis in order))
+    live = _live((*assembled.body, *(assembled.stores[item] for item in stored)))
+    if order != tuple(range(len(order))):
+        live = restrided(live, lambda strides: tuple(strides[axis] for axis in order))
     outer = len(domain.kept_axes)
-    live = _live(body)
     loaded = {item.access.buffer for item in live if isinstance(item, Load)}
     read = (each for each in assembled.loads if each in loaded)
     arguments = [Argument(each, values.spec(each).dtype, False) for each in read]

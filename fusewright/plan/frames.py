@@ -9,7 +9,7 @@ contains a division.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from fusewright.ir.graph import ONE, ZERO, Dim, Node, TensorSpec, contiguous_strides, product
 from fusewright.ir.loop import Access, Guard
@@ -38,8 +38,7 @@ class NeedSplitError(Exception):
         self.inner = inner
 
 
-@dataclass(frozen=True)
-class DimIndex:
+class DimIndex(NamedTuple):
     """start + step · (the mixed-radix number whose digits are `axes`).
 
     `loose`: it may be outside the dimension, because padding was followed; a value computed there
@@ -112,7 +111,7 @@ def through_view(
         case "aten.slice.Tensor":
             position, start, step = slice_parts(node)
             old = index[position]
-            new = replace(old, start=start + step * old.start, step=step * old.step)
+            new = old._replace(start=start + step * old.start, step=step * old.step)
             return (*index[:position], new, *index[position + 1 :])
         case "aten.view.default":
             assert node.spec is not None
@@ -123,7 +122,7 @@ def through_view(
 def through_pad(node: Node, index: ElementIndex) -> ElementIndex:
     """The index into the padded tensor, which may be outside it."""
     return tuple(
-        replace(each, start=each.start - before, loose=each.loose or (before, after) != (0, 0))
+        each._replace(start=each.start - before, loose=each.loose or (before, after) != (0, 0))
         for each, (before, after) in zip(index, pad_parts(node), strict=True)
     )
 

@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fusewright.ir.graph import HALF_DTYPES, ONE, Graph, Node, Ref, contiguous_strides
-from fusewright.plan.finish import kernel_of
-from fusewright.plan.fuse import Group
+from fusewright.plan.merge import Group
 from fusewright.plan.rows import keeps_rows
 from fusewright.plan.values import Values
 from fusewright.rewrite.builder import Builder
@@ -36,9 +35,8 @@ def better_in_two_sweeps(values: Values, loops: Iterable[Group]) -> frozenset[st
 
 def _gains(values: Values, name: str, group: Group) -> bool:
     """Whether one sweep saves a loop memory traffic, to its advantage."""
-    kernel = kernel_of(group.assembled, "trial", "", group.items, values)
     wanted = values.target.online or values.spec(name).dtype in HALF_DTYPES
-    return wanted and not keeps_rows(values, kernel)
+    return wanted and not keeps_rows(values, group.kernel)
 
 
 def in_two_sweeps(graph: Graph, names: frozenset[str]) -> Graph:

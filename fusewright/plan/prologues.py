@@ -14,7 +14,7 @@ from fusewright.ir.loop import Access, Apply, Load, LoopKernel, Reduce, Scan, St
 from fusewright.ir.operators import SCALAR_OPS
 from fusewright.plan.epilogues import Epilogues
 from fusewright.plan.finish import pointwise_of
-from fusewright.plan.fuse import Group
+from fusewright.plan.merge import Group
 from fusewright.plan.staged_pairs import StagedPairs
 from fusewright.plan.values import Values
 from fusewright.rewrite.convolutions import geometry_of
@@ -35,24 +35,24 @@ def with_prologues(
     read the prologue's result."""
     taken: dict[str, LoopKernel] = {}
     left = stored.copy()
+    homes = {item: group for group in ended.loops for item in group.items}
     for node in values.graph.nodes:
         source = operands_of(node)[0] if node.op == CONVOLUTION else ""
         readers = 2 if node.name in pairs.by_convolution else 1
-        for group in ended.loops if left[source] == readers else ():
-            kernel = _prologue(values, group, source)
-            alone = [item for item in group.items if item in left] == [source]
-            if kernel is not None and _pays(values, node, kernel, alone):
-                taken[node.name] = kernel
-                del left[source]
-                break
+        group = homes.get(source) if left[source] == readers else None
+        kernel = _prologue(values, group, source) if group is not None else None
+        if group is None or kernel is None:
+            continue
+        alone = [item for item in group.items if item in left] == [source]
+        if _pays(values, node, kernel, alone):
+            taken[node.name] = kernel
+            del left[source]
     loops = (group for group in ended.loops if not left.keys().isdisjoint(group.items))
     return taken, replace(ended, loops=tuple(loops)), left
 
 
 def _prologue(values: Values, group: Group, source: str) -> LoopKernel | None:
     """The part of a group that computes the convolution's input, as a loop over its points."""
-    if source not in group.items:
-        return None
     kernel = pointwise_of(group.assembled, source, values)
     if any(isinstance(item, Reduce) for item in kernel.body):
         return None

@@ -12,7 +12,7 @@ from fusewright.cost.conv_staged import with_shared_staging
 from fusewright.cost.convolution import prefers_shared
 from fusewright.ir.convolution import Geometry
 from fusewright.ir.graph import Node
-from fusewright.plan.fuse import makes_cycle
+from fusewright.plan.dependencies import Dependencies
 from fusewright.plan.values import Values
 from fusewright.rewrite.convolutions import geometry_of, gradient_geometry
 from fusewright.rewrite.layouts import CONVOLUTION, GRADIENT, ROW_BY_ROW
@@ -49,6 +49,7 @@ def pairs_of(values: Values, units: Sequence[tuple[str, ...]]) -> StagedPairs:
     A pair counts as one unit from then on, so that no unit waits for itself.
     """
     found: dict[str, StagedPair] = {}
+    dependencies = Dependencies(values, units)
     for gradient in values.graph.nodes:
         if gradient.op != GRADIENT:
             continue
@@ -57,10 +58,9 @@ def pairs_of(values: Values, units: Sequence[tuple[str, ...]]) -> StagedPairs:
             pair = _pair(values, user, gradient) if _reads(user, grad_output) else None
             if pair is None or user.name in found:
                 continue
-            own = next((each for each in units if user.name in each), (user.name,))
-            other, rest = (gradient.name,), [each for each in units if user.name not in each]
-            if not makes_cycle(values, [*rest, own, other], own, other):
-                found[user.name], units = pair, (*rest, (*own, *other))
+            if not dependencies.makes_cycle(user.name, gradient.name):
+                dependencies.join(user.name, gradient.name)
+                found[user.name] = pair
                 break
     return StagedPairs(tuple(found.values()))
 
@@ -85,7 +85,6 @@ def _pair(values: Values, convolution: Node, gradient: Node) -> StagedPair | Non
 
 
 def _unused(values: Values, name: str) -> str:
-    taken = {*values.inputs, *values.nodes}
-    while name in taken:
+    while name in values.inputs or name in values.nodes:
         name += "_"
     return name

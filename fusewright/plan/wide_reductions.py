@@ -7,18 +7,33 @@ one row is left.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fusewright.ir.graph import HALF_DTYPES, ONE, Graph, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.ir.graph import (
+    HALF_DTYPES,
+    ONE,
+    Dim,
+    Graph,
+    Node,
+    Ref,
+    TensorSpec,
+    contiguous_strides,
+)
 from fusewright.plan.values import Values, is_pointwise, is_view
 
+ShapeAndDims = tuple[tuple[Dim, ...], frozenset[int]]
 _ASSOCIATIVE = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_any", "reduce_all"})
 
 
 def split_wide_reductions(values: Values) -> Graph:
     graph = values.graph
     reductions = [node for node in graph.nodes if node.op.startswith("reduce_")]
-    narrow = {node.name: _narrower(values, node, reductions) for node in reductions}
+    alike: dict[ShapeAndDims, list[Node]] = {}
+    for node in reductions:
+        alike.setdefault(_shape_and_dims(values, node), []).append(node)
+    narrow = {node.name: _narrower(values, node, alike) for node in reductions}
     nodes: list[Node] = []
     for node in graph.nodes:
         dims = narrow.get(node.name)
@@ -26,7 +41,7 @@ def split_wide_reductions(values: Values) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _shape_and_dims(values: Values, node: Node) -> tuple[tuple[object, ...], frozenset[int]]:
+def _shape_and_dims(values: Values, node: Node) -> ShapeAndDims:
     """The operand's shape without ones, and the reduced positions in it."""
     assert isinstance(node.args[0], Ref) and isinstance(node.args[1], tuple)
     shape = values.spec(node.args[0].name).shape
@@ -42,21 +57,25 @@ def _rounds_parts(values: Values, node: Node) -> bool:
     return half and node.op == "reduce_sum"
 
 
-def _narrower(values: Values, node: Node, others: list[Node]) -> tuple[int, ...] | None:
-    """Positions in the operand that a neighbour reduces, if they are some but not all of ours."""
+def _narrower(
+    values: Values, node: Node, alike: Mapping[ShapeAndDims, Sequence[Node]]
+) -> tuple[int, ...] | None:
+    """Positions in the operand that a neighbour reduces, if they are some but not all of ours.
+    `alike` are all reductions, by what they reduce."""
     if node.op not in _ASSOCIATIVE or _rounds_parts(values, node):
         return None
     shape, dims = _shape_and_dims(values, node)
     assert isinstance(node.args[0], Ref)
     own_shape = values.spec(node.args[0].name).shape
     kept = [position for position, size in enumerate(own_shape) if size != ONE]
-    mine = _near(values, node)
-    for other in others:
-        other_shape, other_dims = _shape_and_dims(values, other)
-        if other is node or other_shape != shape or not other_dims < dims or not other_dims:
-            continue
+    subsets = itertools.chain.from_iterable(
+        itertools.combinations(sorted(dims), count) for count in range(1, len(dims))
+    )
+    others = [(each, some) for some in subsets for each in alike.get((shape, frozenset(some)), ())]
+    mine = _near(values, node) if others else frozenset()
+    for other, some in sorted(others, key=lambda pair: values.order[pair[0].name]):
         if mine & _near(values, other):
-            return tuple(sorted(kept[position] for position in other_dims))
+            return tuple(sorted(kept[position] for position in some))
     return None
 
 

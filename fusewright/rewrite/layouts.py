@@ -38,6 +38,7 @@ BACKWARD = "aten.convolution_backward.default"
 # Our own convolutions read any layout, unless they are marked to read rows.
 CONVOLUTION, GRADIENT, ROW_BY_ROW = "fused_convolution", "weight_gradient", "row_by_row"
 RANKS = (4, 5)
+Output = str | Dim | None
 # With few channels cuDNN has no tensor-core kernel that gains. Where TF32 is allowed it still
 # computes in float32 (8 → 64 channels); channels-last must not be less exact than eager mode.
 # float64 has no channels-last kernel at all.
@@ -76,7 +77,8 @@ def with_channels_last(program: Program) -> Program:
     saved = range(first, len(program.forward.outputs))
     trial = _Relayout(program.forward, sizes, kept=frozenset(saved))
     trial.run()
-    held = frozenset(i for i in saved if _name(program.forward.outputs[i]) in trial.in_memory)
+    in_memory = trial.in_memory
+    held = frozenset(i for i in saved if _name(program.forward.outputs[i]) in in_memory)
     wished = _wishes(program, sizes, first, held)
     kept = held | wished
     names = frozenset(_name(program.forward.outputs[i]) for i in wished)
@@ -109,8 +111,8 @@ def _wishes(
         node = made.get(_name(program.forward.outputs[position]))
         free = position not in held and node is not None and node.name not in fixed
         if free and node is not None and _is_loop(node) and _can_relay(node.spec):
-            found_last = relayout.beside(program.backward.inputs[position - first].name)
-            found |= {position} if found_last == {True} else set()
+            beside = relayout.beside(program.backward.inputs[position - first].name)
+            found.update([position] if beside == {True} else [])
     return frozenset(found)
 
 
@@ -152,7 +154,7 @@ def _ends_of_convolutions(graph: Graph) -> frozenset[str]:
         whole = {name for name in read & ends if _shape(specs[name]) == _shape(node.spec)}
         if node.op == CONVOLUTION or (_is_loop(node) and whole and not read & after):
             ends.add(node.name)
-        elif read & (ends | after):
+        elif not (read.isdisjoint(ends) and read.isdisjoint(after)):
             after.add(node.name)
     return frozenset(ends)
 
@@ -246,6 +248,7 @@ class _Relayout:
 
     def __post_init__(self) -> None:
         self.builder = Builder(self.graph.inputs)
+        self.made = {node.name: node for node in self.graph.nodes}
         others = (each for at, each in enumerate(self.graph.outputs) if at not in self.kept)
         self.given = frozenset(map(_name, others))
         specs, device = self.graph.specs(), main_device(self.graph)
@@ -262,7 +265,7 @@ class _Relayout:
             elif _is_loop(node) or node.op == "getitem":
                 whole = {n for n in node.refs() if _shape(specs[n]) == _shape(node.spec)}
                 given = node.refs() if node.op == "getitem" else whole
-                last |= {node.name} if last.intersection(given) else set()
+                last.update([node.name] if last.intersection(given) else [])
         self.convolutions = frozenset(found)
         self.operands = frozenset(n for node in found.values() for n in _operands(node))
         self.weights = frozenset(_operands(node)[-1] for node in found.values())
@@ -272,15 +275,15 @@ class _Relayout:
     def in_memory(self) -> frozenset[str]:
         """The values of the old graph that are in memory in channels-last in the new one. Weights
         are so small that backward copies its own."""
-        known = frozenset(self.copies) | frozenset(self.relaid)
-        return known - self.weights - self.inherited
+        return frozenset((*self.copies, *self.relaid)) - self.weights - self.inherited
 
     def run(self) -> Graph:
         if not self.convolutions and not self.wished and not self.relaid:
             return self.graph
         for node in self.graph.nodes:
             self._add(node)
-        outputs = tuple(self._output(at, each) for at, each in enumerate(self.graph.outputs))
+        last = self.in_memory | self.wished
+        outputs = tuple(self._output(at, each, last) for at, each in enumerate(self.graph.outputs))
         made = self.builder.graph(outputs)
         validate(made)
         return made
@@ -304,7 +307,7 @@ class _Relayout:
             return _name(node.args[0]) in self.convolutions and _is_given_so(node.spec)
         if not _can_relay(node.spec):
             return False
-        wanted = node.name in self.operands | self.wished
+        wanted = node.name in self.operands or node.name in self.wished
         return _is_loop(node) and wanted and node.name not in self.convolution_ends
 
     def _inherits(self, node: Node) -> bool:
@@ -314,7 +317,7 @@ class _Relayout:
         specs = [self.builder.spec(name) for name in node.refs()]
         whole = [spec for spec in specs if spec.shape == _shape(node.spec)]
         found = bool(whole) and all(map(is_channels_last, whole))
-        self.inherited |= {node.name} if found else set()
+        self.inherited.update([node.name] if found else [])
         return found
 
     def _convolution(self, node: Node) -> None:
@@ -342,20 +345,18 @@ class _Relayout:
             self.restored[name] = self.builder.add(copy)
         return self.restored[name]
 
-    def _output(self, at: int, output: str | Dim | None) -> str | Dim | None:
+    def _output(self, at: int, output: Output, last: frozenset[str]) -> Output:
         if not isinstance(output, str):
             return output
-        if at in self.kept and output in self.in_memory | self.wished:
+        if at in self.kept and output in last:
             return output if output in self.relaid else self.copies[output].name
         return self._plain(output).name
 
     def beside(self, name: str) -> set[bool]:
         """For each tensor in memory that a loop reads with this input: is it in channels-last?"""
-        made = {node.name: node for node in self.graph.nodes}
-        specs = self.graph.specs()
+        made, specs = self.made, self.graph.specs()
         seen, frontier = self._meeting(name)
-        through = len(seen) > 1
-        found: set[bool] = set()
+        through, found = len(seen) > 1, set[bool]()
         while frontier:
             value = frontier.pop()
             spec, node = specs[value], made.get(value)
