@@ -10,8 +10,9 @@ IN_CHANNELS = 64 if FULL else 16
 OUT_CHANNELS = 128 if FULL else 32
 SIZE = 128 if FULL else 32
 KERNEL_SIZE = 3
-CONSTANT = 0.5
-SCALE = 2.0
+CONSTANT_VALUE = 0.5
+BIAS_SHAPE = (OUT_CHANNELS, 1, 1)
+SCALING_FACTOR = 2.0
 
 
 class Model(nn.Module):
@@ -20,19 +21,20 @@ class Model(nn.Module):
         in_channels: int,
         out_channels: int,
         kernel_size: int,
-        constant: float,
-        scale: float,
+        constant_value: float,
+        bias_shape: tuple[int, ...],
+        scaling_factor: float,
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size)
-        self.constant = constant
-        self.bias = nn.Parameter(torch.randn(out_channels, 1, 1))
-        self.scale = scale
+        self.constant_value = constant_value
+        self.bias = nn.Parameter(torch.randn(bias_shape))
+        self.scaling_factor = scaling_factor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.conv(x)
-        y = torch.clamp(y, max=self.constant)
-        return (y + self.bias) * self.scale
+        # The constant is a tensor on the CPU, also where everything else is on a GPU.
+        y = torch.min(self.conv(x), torch.tensor(self.constant_value))
+        return (y + self.bias) * self.scaling_factor
 
 
 def get_inputs() -> list[torch.Tensor]:
@@ -40,4 +42,4 @@ def get_inputs() -> list[torch.Tensor]:
 
 
 def get_init_inputs() -> list[object]:
-    return [IN_CHANNELS, OUT_CHANNELS, KERNEL_SIZE, CONSTANT, SCALE]
+    return [IN_CHANNELS, OUT_CHANNELS, KERNEL_SIZE, CONSTANT_VALUE, BIAS_SHAPE, SCALING_FACTOR]

@@ -46,7 +46,7 @@ _POINTWISE = """
     addcdiv addcmul lerp xlogy logaddexp logaddexp2 nan_to_num masked_fill rsub heaviside sinc
     deg2rad rad2deg count_nonzero nansum aminmax isneginf isposinf sgn special_entr
     special_log_ndtr special_ndtr special_xlog1py zeros zeros_like ones ones_like new_zeros
-    new_ones new_full full_like fill zero tril triu eye addr
+    new_ones new_full full_like fill zero tril triu addr
 """
 _VIEWS = """
     unbind unsafe_split unsafe_split_with_sizes pixel_shuffle pixel_unshuffle channel_shuffle repeat
@@ -113,4 +113,31 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """The table that AOTAutograd applies while it traces."""
     names = (_NORMALISATIONS + _ACTIVATIONS + _LOSSES + _POINTWISE + _VIEWS).split()
     packets = [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
-    return {**get_decompositions(packets), **pad_decompositions()}
+    aten = torch.ops.aten
+    table: dict[Any, Callable[..., Any]] = {**get_decompositions(packets), **pad_decompositions()}
+    table |= {aten.eye.default: _eye, aten.eye.m: _eye, aten.native_group_norm.default: _group_norm}
+    return table
+
+
+def _group_norm(
+    x: Any, weight: Any, bias: Any, batch: Any, channels: int, inner: Any, groups: int, eps: float
+) -> tuple[Any, Any, Any]:
+    """(x - mean) · rstd · weight + bias on every device. For the CPU, PyTorch's own folds mean and
+    weight into one factor and one term per channel, which takes two more kernels."""
+    wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    grouped = x.to(wide).reshape(batch, groups, channels // groups, inner)
+    var, mean = torch.var_mean(grouped, dim=(2, 3), correction=0, keepdim=True)
+    rstd = torch.rsqrt(var + eps)
+    y = ((grouped - mean) * rstd).view(x.shape)
+    per_channel = [channels] + [1] * (x.dim() - 2)
+    y = y if weight is None else y * weight.view(per_channel)
+    y = y if bias is None else y + bias.view(per_channel)
+    rows = (each.to(x.dtype).squeeze((2, 3)) for each in (mean, rstd))
+    return (y.to(x.dtype), *rows)
+
+
+def _eye(n: Any, m: Any = None, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+    """One where both indices are equal. PyTorch's own counts in uint16, which loops lack."""
+    rows = torch.arange(n, device=device).unsqueeze(-1)
+    columns = torch.arange(n if m is None else m, device=device)
+    return (rows == columns).to(dtype or torch.get_default_dtype())

@@ -21,6 +21,8 @@ from fusewright.ir.graph import (
     contiguous_strides,
     validate,
 )
+from fusewright.ir.operators import SCALAR_OPS
+from fusewright.rewrite.normal_form import Known, broadcast, normal
 
 
 class Builder:
@@ -29,6 +31,7 @@ class Builder:
         self.nodes: list[Node] = []
         self.specs: dict[str, TensorSpec | None] = {each.name: each.spec for each in inputs}
         self.names: dict[str, str] = {}
+        self.known = Known(self.specs)
 
     def spec(self, name: str) -> TensorSpec:
         spec = self.specs[name]
@@ -45,7 +48,13 @@ class Builder:
             node = replace(node, name=name)
         self.nodes.append(node)
         self.specs[name] = node.spec
+        self.known.note(node)
         return Ref(name)
+
+    def put(self, node: Node) -> Ref:
+        """Append a node; a scalar operator in its normal form."""
+        scalar = node.op in SCALAR_OPS and node.spec is not None
+        return self.add(normal(node, self.known) if scalar else node)
 
     def substitute(self, old: str, new: Ref) -> None:
         self.names[old] = new.name
@@ -84,7 +93,7 @@ class Builder:
         spec = TensorSpec(dtype, shape, contiguous_strides(shape), device)
         if like.spec is not None and like.spec.shape == shape:
             spec = TensorSpec(dtype, shape, like.spec.strides, device)
-        return self.add(Node(like.name, op, args, (), spec, like.source))
+        return self.put(Node(like.name, op, args, (), spec, like.source))
 
     def plus_channels(self, like: Node, value: Ref, bias: Ref) -> Ref:
         """`value` plus the element of `bias` for each channel."""
@@ -99,7 +108,7 @@ class Builder:
             return value
         held = self.spec(value.name)
         spec = TensorSpec(dtype, held.shape, held.strides, held.device)
-        return self.add(Node(f"{value.name}_{dtype}", "cast", (value,), (), spec, like.source))
+        return self.put(Node(f"{value.name}_{dtype}", "cast", (value,), (), spec, like.source))
 
     def view(self, like: Node, value: Ref, shape: tuple[Dim, ...], strides: tuple[Dim, ...]) -> Ref:
         """The same elements in row-major order under another shape."""
@@ -119,16 +128,3 @@ class Builder:
         index = Node(f"{like.name}_index", "iota", numbers, (), spec, like.source)
         shape = (size, *(ONE for _ in range(-1 - axis)))
         return self.view(index, self.add(index), shape, contiguous_strides(shape))
-
-
-def broadcast(shapes: list[tuple[Dim, ...]]) -> tuple[Dim, ...]:
-    rank = max((len(shape) for shape in shapes), default=0)
-    result: list[Dim] = []
-    for position in range(rank):
-        sizes = [
-            shape[position - rank + len(shape)]
-            for shape in shapes
-            if position - rank + len(shape) >= 0
-        ]
-        result.append(next((size for size in sizes if size != ONE), ONE))
-    return tuple(result)

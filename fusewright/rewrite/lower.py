@@ -8,7 +8,6 @@ the plan shows them as PyTorch calls.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from fusewright.ir.graph import LOOP_DTYPES, Graph, Node, Ref
 from fusewright.rewrite.arg_extremes import (
@@ -18,12 +17,14 @@ from fusewright.rewrite.arg_extremes import (
     lower_arg_extreme,
 )
 from fusewright.rewrite.builder import Builder
+from fusewright.rewrite.elsewhere import Elsewhere
 from fusewright.rewrite.max_pooling import POOL_OFFSETS, POOL_OFFSETS_BACKWARD, gathered, largest
-from fusewright.rewrite.padding import lower_pad
+from fusewright.rewrite.padding import PADS
 from fusewright.rewrite.pointwise import CLASS_INDEX, SIMPLE, SPECIAL, lower_simple
 from fusewright.rewrite.pooling import POOLS, VALUES, values_alone
 from fusewright.rewrite.reductions import PAIRED_VARIANCES, REDUCTIONS, lower_variance
 from fusewright.rewrite.scans import SCANS
+from fusewright.rewrite.sources import SOURCES
 from fusewright.rewrite.views import SPLITS, VIEWS, piece_of_split
 
 
@@ -35,6 +36,7 @@ def lower(graph: Graph) -> Graph:
     items = {_base(item): item for item in graph.nodes if item.op == "getitem"}
     others_read = _other_results_read(graph)
     whole: dict[str, Node] = {}
+    elsewhere = Elsewhere(builder, device, lambda near: _lowered(builder, near, device))
     for node in graph.nodes:
         known = builder.resolved(node)
         result: Ref | None = None
@@ -56,13 +58,15 @@ def lower(graph: Graph) -> Graph:
             pairs[node.name] = largest(builder, known, spec)
             continue
         else:
-            result = _lowered(builder, known, device)
+            result = _lowered(builder, elsewhere.reading(known), device)
         if node.op in SPLITS:
             splits[node.name] = known
         looped = node.op in VALUES and _may_loop(builder, known, device)
         if looped and (node.name not in others_read or has_arg_extreme(builder, known)):
             whole[node.name] = known
-        builder.substitute(node.name, result if result is not None else builder.add(known))
+        added = result if result is not None else builder.add(known)
+        builder.substitute(node.name, added)
+        elsewhere.note(known, added.name)
     return builder.graph(graph.outputs)
 
 
@@ -116,16 +120,10 @@ def main_device(graph: Graph) -> str:
 
 
 def _on_main_device(builder: Builder, node: Node, device: str) -> bool:
-    """Loops run on the main device; a 0-d tensor of another device is just a number."""
     assert node.spec is not None
-    if node.op in _NUMBERS and not node.spec.shape:
-        return True
     return node.spec.device == device and all(
         builder.spec(name).device == device for name in node.refs()
     )
-
-
-_NUMBERS = frozenset({"aten.full.default", "aten.scalar_tensor.default", "literal"})
 
 
 def _lowered(builder: Builder, node: Node, device: str) -> Ref | None:
@@ -139,11 +137,12 @@ def _lowered(builder: Builder, node: Node, device: str) -> Ref | None:
     if not _on_main_device(builder, node, device):
         # Elsewhere, loops do not run, and the check of class indices is dropped.
         return node.args[0] if node.op == CLASS_INDEX and isinstance(node.args[0], Ref) else None
-    node = replace(node, spec=replace(node.spec, device=device))
     if node.op in SIMPLE:
         return lower_simple(builder, node)
     if node.op in SPECIAL:
         return SPECIAL[node.op](builder, node)
+    if node.op in SOURCES:
+        return SOURCES[node.op](builder, node)
     if node.op in REDUCTIONS:
         return REDUCTIONS[node.op](builder, node)
     if node.op in SCANS:
@@ -154,6 +153,6 @@ def _lowered(builder: Builder, node: Node, device: str) -> Ref | None:
         return lower_arg_extreme(builder, node)
     if node.op == POOL_OFFSETS_BACKWARD:
         return gathered(builder, node)
-    if node.op == "aten.constant_pad_nd.default":
-        return lower_pad(builder, node)
+    if node.op in PADS:
+        return PADS[node.op](builder, node)
     return None

@@ -8,8 +8,12 @@ reader and with its operand. Every padded dimension has a fixed size.
 
 from __future__ import annotations
 
-from fusewright.ir.graph import FLOATS, Arg, Dim, Node, Ref, TensorSpec, contiguous_strides
+from collections.abc import Callable
+from dataclasses import replace
+
+from fusewright.ir.graph import FLOATS, ONE, Arg, Dim, Node, Ref, TensorSpec, contiguous_strides
 from fusewright.rewrite.builder import Builder
+from fusewright.rewrite.numbers import in_kind
 
 PAD = "pad"
 LARGEST_SIZE = 2**30  # padding compares 32-bit indices
@@ -57,6 +61,7 @@ def padded(
     if like.spec is not None and like.spec.shape == tuple(shape):
         strides = like.spec.strides
     spec = TensorSpec(held.dtype, tuple(shape), strides, held.device)
+    outside = in_kind(outside, held.dtype)
     return builder.add(Node(like.name, PAD, (value, pairs, outside), (), spec, like.source))
 
 
@@ -77,3 +82,50 @@ def lower_pad(builder: Builder, node: Node) -> Ref | None:
     if made == node.args[0]:  # a result needs memory of its own
         return builder.point(node, "cast", (made,), node.spec.dtype)
     return made
+
+
+def lower_slice_gradient(builder: Builder, node: Node) -> Ref | None:
+    """slice_backward(g) = g, padded with zeros; every second element and so on stays PyTorch's."""
+    grad, _, dim, start, _, step = node.args
+    assert node.spec is not None and isinstance(grad, Ref) and isinstance(dim, int)
+    held, at = builder.spec(grad.name).shape, dim % len(node.spec.shape)
+    if held == node.spec.shape:
+        return grad
+    size = node.spec.shape[at]
+    fixed = size.is_static and held[at].is_static and isinstance(start, int) and step == 1
+    if not fixed:
+        return None
+    assert isinstance(start, int)
+    first = min(max(start + size.factor if start < 0 else start, 0), size.factor)
+    return _within(builder, node, grad, at, first)
+
+
+def lower_select_gradient(builder: Builder, node: Node) -> Ref | None:
+    """select_backward(g) = g with its dimension, padded with zeros"""
+    grad, _, dim, index = node.args
+    assert node.spec is not None and isinstance(grad, Ref) and isinstance(dim, int)
+    at = dim % len(node.spec.shape)
+    size = node.spec.shape[at]
+    if not size.is_static or not isinstance(index, int):
+        return None
+    shape = tuple(ONE if d == at else each for d, each in enumerate(node.spec.shape))
+    named = replace(node, name=f"{node.name}_one")
+    value = builder.view(named, grad, shape, contiguous_strides(shape))
+    return _within(builder, node, value, at, index % size.factor)
+
+
+def _within(builder: Builder, node: Node, value: Ref, at: int, first: int) -> Ref | None:
+    """Zeros around a value, along one dimension."""
+    assert node.spec is not None
+    size, held = node.spec.shape[at].factor, builder.spec(value.name).shape[at].factor
+    pairs = tuple(
+        (first, size - first - held) if d == at else (0, 0) for d in range(len(node.spec.shape))
+    )
+    return padded(builder, node, value, pairs, 0)
+
+
+PADS: dict[str, Callable[[Builder, Node], Ref | None]] = {
+    "aten.constant_pad_nd.default": lower_pad,
+    "aten.slice_backward.default": lower_slice_gradient,
+    "aten.select_backward.default": lower_select_gradient,
+}

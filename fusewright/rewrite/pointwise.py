@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fusewright.ir.graph import Arg, Node, Ref, Symbolic
+from fusewright.ir.graph import Arg, Node, Ref
 from fusewright.rewrite.builder import Builder
-from fusewright.rewrite.dtypes import category, result_type
+from fusewright.rewrite.dtypes import result_type
 
 CLASS_INDEX = "fusewright.class_index.default"
 _UNARY = """
@@ -45,6 +45,9 @@ SIMPLE: dict[str, tuple[str, str]] = {
     "aten.bitwise_right_shift.Tensor": ("shift_right", "arith"),
     "aten.bitwise_right_shift.Tensor_Scalar": ("shift_right", "arith"),
     "aten.special_erf.default": ("erf", "arith"),
+    "aten.pow.Tensor_Scalar": ("pow", "arith"),
+    "aten.pow.Tensor_Tensor": ("pow", "arith"),
+    "aten.pow.Scalar": ("pow", "arith"),
 }
 
 
@@ -99,28 +102,6 @@ def _div_mode(builder: Builder, node: Node) -> Ref:
     return apply(builder, node, op, "arith", node.args[:2])
 
 
-def _pow(builder: Builder, node: Node) -> Ref:
-    """Small powers are products, as in PyTorch: x² = x·x, x³ = x·x·x, x^½ = √x."""
-    assert node.spec is not None
-    base, power = node.args[0], node.args[1]
-    floating = category(node.spec.dtype) == 2
-    if isinstance(base, Ref) and isinstance(power, int | float):
-        if power == 2:
-            return apply(builder, node, "mul", "arith", (base, base))
-        if power == 3:
-            square = apply(builder, node, "mul", "arith", (base, base))
-            return apply(builder, node, "mul", "arith", (square, base))
-        if floating and power == 0.5:
-            return apply(builder, node, "sqrt", "arith", (base,))
-        if floating and power == -0.5:
-            return apply(builder, node, "rsqrt", "arith", (base,))
-        if floating and power == -1:
-            return apply(builder, node, "reciprocal", "arith", (base,))
-        if power == 1:
-            return apply(builder, node, "cast", "arith", (base,))
-    return apply(builder, node, "pow", "arith", (base, power))
-
-
 def _clamp(low_at: int | None, high_at: int | None) -> Callable[[Builder, Node], Ref]:
     def lower(builder: Builder, node: Node) -> Ref:
         """min(max(x, low), high); NaN stays NaN, and high wins over low."""
@@ -162,42 +143,9 @@ def _copy(builder: Builder, node: Node) -> Ref:
     return builder.point(node, "cast", (source,), node.spec.dtype)
 
 
-def _full(builder: Builder, node: Node) -> Ref:
-    return builder.add(Node(node.name, "full", (node.args[1],), (), node.spec, node.source))
-
-
-def _scalar_tensor(builder: Builder, node: Node) -> Ref:
-    return builder.add(Node(node.name, "full", (node.args[0],), (), node.spec, node.source))
-
-
-def _literal(builder: Builder, node: Node) -> Ref | None:
-    """A literal without dimensions is a number."""
-    if isinstance(node.args[0], tuple):
-        return None
-    return builder.add(Node(node.name, "full", node.args, (), node.spec, node.source))
-
-
-def _arange(builder: Builder, node: Node) -> Ref | None:
-    values = [arg for arg in node.args if not isinstance(arg, Symbolic)]
-    start: Arg = 0 if len(values) == 1 else values[0]
-    step = values[2] if len(values) > 2 else node.argument("step", None, 1)
-    return _iota(builder, node, start, step)
-
-
-def _prims_iota(builder: Builder, node: Node) -> Ref | None:
-    return _iota(builder, node, node.argument("start", None, 0), node.argument("step", None, 1))
-
-
 def _class_index(builder: Builder, node: Node) -> Ref:
     assert node.spec is not None
     return builder.point(node, "class_index", node.args, node.spec.dtype)
-
-
-def _iota(builder: Builder, node: Node, start: Arg, step: Arg) -> Ref | None:
-    """start, start + step, …; PyTorch's if either is not an integer that is known now."""
-    if not isinstance(start, int) or not isinstance(step, int):
-        return None
-    return builder.add(Node(node.name, "iota", (start, step), (), node.spec, node.source))
 
 
 SPECIAL: dict[str, Callable[[Builder, Node], Ref | None]] = {
@@ -208,9 +156,6 @@ SPECIAL: dict[str, Callable[[Builder, Node], Ref | None]] = {
     "aten.rsub.Scalar": _rsub,
     "aten.div.Tensor_mode": _div_mode,
     "aten.div.Scalar_mode": _div_mode,
-    "aten.pow.Tensor_Scalar": _pow,
-    "aten.pow.Tensor_Tensor": _pow,
-    "aten.pow.Scalar": _pow,
     "aten.clamp.default": _clamp(1, 2),
     "aten.clamp.Tensor": _clamp(1, 2),
     "aten.clamp_min.default": _clamp(1, None),
@@ -226,13 +171,5 @@ SPECIAL: dict[str, Callable[[Builder, Node], Ref | None]] = {
     "aten.lift_fresh_copy.default": _cast,
     "prims.convert_element_type.default": _cast,
     "aten.copy.default": _copy,
-    "aten.full.default": _full,
-    "aten.full_like.default": _full,
-    "aten.scalar_tensor.default": _scalar_tensor,
-    "literal": _literal,
-    "aten.arange.start_step": _arange,
-    "aten.arange.default": _arange,
-    "aten.arange.start": _arange,
-    "prims.iota.default": _prims_iota,
     CLASS_INDEX: _class_index,
 }

@@ -22,6 +22,7 @@ from fusewright.ir.pool_offsets import MOST_TAPS, Along, Window
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.padding import padded
 from fusewright.rewrite.reductions import REDUCTIONS
+from fusewright.rewrite.tiled_pooling import Tile, tiled_gradient, tiled_mean, tiles_of
 
 MOST_TIMES = 16
 _COUNTS = "int32"
@@ -61,8 +62,13 @@ def values_alone(builder: Builder, node: Node, wanted: Node) -> Ref | None:
 def _mean(builder: Builder, node: Node) -> Ref | None:
     assert node.spec is not None and isinstance(node.args[0], Ref)
     window = _window(builder, node, _MEANS[node.op], node.argument("padding", 3), None)
-    total = None if window is None else _joined(builder, node, window, "add", 0)
-    if window is None or total is None:
+    if window is None:
+        image = builder.spec(node.args[0].name)
+        tiles = _tiles(node, _MEANS[node.op], image, node.spec)
+        given = node.argument("divisor_override", 6)
+        return None if tiles is None else tiled_mean(builder, node, tiles, given)
+    total = _joined(builder, node, window, "add", 0)
+    if total is None:
         return None
     divisor: Arg = node.argument("divisor_override", 6)
     if divisor is None:
@@ -130,6 +136,16 @@ def _counted_along(
     return builder.view(index, count, shape, contiguous_strides(shape))
 
 
+def _tiles(node: Node, axes: int, image: TensorSpec, means: TensorSpec) -> tuple[Tile, ...] | None:
+    """The windows, if they lie side by side and inside the image."""
+    taps = _numbers(node.argument("kernel_size", 1), axes, 1)
+    stride = node.argument("stride", 2)
+    steps = _numbers(stride, axes, 1) if stride not in (None, ()) else taps
+    if any(_numbers(node.argument("padding", 3), axes, 0)):
+        return None
+    return tiles_of(image, means, taps, steps)
+
+
 def _mean_gradient(builder: Builder, node: Node) -> Ref | None:
     """If windows tile the image, each tap gets its share. If windows move by one, each element
     gathers from the windows that it belongs to, which surround it like taps."""
@@ -137,22 +153,11 @@ def _mean_gradient(builder: Builder, node: Node) -> Ref | None:
     axes = _GRADIENTS[node.op]
     forward = replace(node, args=node.args[1:])
     window = _window(builder, forward, axes, forward.argument("padding", 3), None)
-    sizes = node.spec.shape[-axes:]
     if window is not None and all(along.stride == 1 for along in window):
         return _gathered(builder, node, forward, window)
-    if window is None or forward.argument("divisor_override", 6) is not None:
-        return None
-    grad_output = builder.spec(node.args[0].name)
-    pairs = list(zip(grad_output.shape[-axes:], (along.taps for along in window), strict=True))
-    if any(along.taps != along.stride or along.padding for along in window) or any(
-        many * k != size for (many, k), size in zip(pairs, sizes, strict=True)
-    ):
-        return None
-    share = builder.point(
-        replace(node, spec=None), "div", (node.args[0], _count(window)), grad_output.dtype
-    )
-    whole = _spread(builder, node, share, tuple(along.taps for along in window))
-    return builder.point(node, "cast", (whole,), node.spec.dtype)
+    tiles = _tiles(forward, axes, node.spec, builder.spec(node.args[0].name))
+    divisor = forward.argument("divisor_override", 6)
+    return None if tiles is None else tiled_gradient(builder, node, tiles, divisor)
 
 
 def _gathered(builder: Builder, node: Node, forward: Node, window: Window) -> Ref | None:

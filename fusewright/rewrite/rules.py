@@ -1,12 +1,13 @@
 """Algebra on graphs: each rule is one equation that holds bit for bit, or within rounding.
 
-A rule takes one node and the graph so far, and returns a replacement or None.
+A rule takes one node and the graph so far. It returns a replacement, which other rules may rewrite
+again, or a value that is in the graph already, or None. `RULES` names the operators of each rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from fusewright.ir.graph import (
     Arg,
@@ -19,200 +20,105 @@ from fusewright.ir.graph import (
     contiguous_strides,
 )
 from fusewright.ir.operators import SCALAR_OPS
+from fusewright.rewrite import product_rules as products
+from fusewright.rewrite import scalar_rules as scalars
+from fusewright.rewrite import view_rules as views
 from fusewright.rewrite.builder import Builder
-from fusewright.rewrite.joins import CAT, joined
-from fusewright.rewrite.scans import reversed_scan
-from fusewright.rewrite.views import CANONICAL_VIEWS, OPAQUE_VIEWS, SPLITS, permute_order
+from fusewright.rewrite.context import Context, Rewrite, is_given_out
+from fusewright.rewrite.joins import CAT, ROLL
+from fusewright.rewrite.normal_form import normal
+from fusewright.rewrite.ordering import in_order
+from fusewright.rewrite.padding import PAD
+
+MOST_TURNS = 8  # how often a replacement is replaced again
 
 
 @dataclass(frozen=True)
-class Context:
-    """What a rule may read: the graph being built, and the readers of each old value."""
+class Rule:
+    """An equation, and the operators that its left side begins with."""
 
-    builder: Builder
-    users: Mapping[str, list[Node]]
-    outputs: frozenset[str]
-    produced: Mapping[str, Node]
-
-    def producer(self, arg: Arg) -> Node | None:
-        return self.produced.get(arg.name) if isinstance(arg, Ref) else None
+    ops: tuple[str, ...]
+    rewrite: Rewrite
 
 
-Rewrite = Callable[[Context, Node], Ref | None]
+_PERMUTE, _VIEW = "aten.permute.default", "aten.view.default"
+_CONVOLUTION, _FLIP = "aten.convolution.default", "aten.flip.default"
+_CONVOLUTION_BACKWARD = "aten.convolution_backward.default"
+_ADDMM, _BADDBMM = "aten.addmm.default", "aten.baddbmm.default"
+_EXPAND, _SLICE = "aten.expand.default", "aten.slice.Tensor"
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
-
-def times_one(context: Context, node: Node) -> Ref | None:
-    """x·1 = x and x/1 = x, signs and NaN included, unless a copy is needed."""
-    if node.op not in ("mul", "div") or len(node.args) != 2:
-        return None
-    left, right = node.args
-    if not isinstance(right, int | float) or right != 1 or not isinstance(left, Ref):
-        return None
-    same = context.builder.spec(left.name) == node.spec
-    return left if same and not _needs_memory(context, node, left) else None
-
-
-def same_cast(context: Context, node: Node) -> Ref | None:
-    """cast(x) = x if x has that dtype and layout, unless a copy is needed."""
-    if node.op != "cast" or not isinstance(node.args[0], Ref):
-        return None
-    source = node.args[0]
-    same = context.builder.spec(source.name) == node.spec
-    return source if same and not _needs_memory(context, node, source) else None
-
-
-def _needs_memory(context: Context, node: Node, source: Ref) -> bool:
-    """Whether a copy of `source` must stay a copy. It must if the model returns it or a view of it,
-    because two outputs may not share memory. It must if the source is an argument, which the caller
-    may overwrite before backward reads it. And it must if the source is expanded, so that it is not
-    in memory as a whole."""
-    while (producer := context.producer(source)) is not None and producer.op in _LOOKING:
-        assert isinstance(producer.args[0], Ref)
-        source = producer.args[0]
-        if producer.op == "aten.expand.default":
-            return True
-    return producer is None or _is_given_out(node.name, context.users, context.outputs)
-
-
-def _is_given_out(name: str, users: Mapping[str, list[Node]], outputs: frozenset[str]) -> bool:
-    """Whether a value, or a view of it, is an output."""
-    frontier = [name]
-    while frontier:
-        name = frontier.pop()
-        if name in outputs:
-            return True
-        frontier += [user.name for user in users.get(name, []) if user.op in _LOOKING]
-    return False
-
-
-# Operators whose result shares memory with their operand.
-_LOOKING = CANONICAL_VIEWS | OPAQUE_VIEWS | SPLITS | {"getitem"}
-
-
-def view_of_view(context: Context, node: Node) -> Ref | None:
-    """view(view(x)) = view(x)"""
-    inner = context.producer(node.args[0]) if node.op == "aten.view.default" else None
-    if inner is None or inner.op != "aten.view.default":
-        return None
-    assert node.spec is not None and isinstance(inner.args[0], Ref)
-    return context.builder.view(node, inner.args[0], node.spec.shape, node.spec.strides)
-
-
-def permute_of_permute(context: Context, node: Node) -> Ref | None:
-    """permute(permute(x, p), q) = permute(x, p∘q), and the identity is x."""
-    inner = context.producer(node.args[0]) if node.op == "aten.permute.default" else None
-    if inner is None or inner.op != "aten.permute.default":
-        return None
-    first, second = permute_order(inner), permute_order(node)
-    order = tuple(first[position] for position in second)
-    source = inner.args[0]
-    assert isinstance(source, Ref)
-    if order == tuple(range(len(order))):
-        return source
-    return context.builder.add(replace(node, args=(source, order)))
-
-
-def scan_from_the_end(context: Context, node: Node) -> Ref | None:
-    """flip(scan(flip(x))) = scan(x), from the other end"""
-    reversed_ = reversed_scan(node, context.producer)
-    return context.builder.add(reversed_) if reversed_ is not None else None
-
-
-def split_addmm(context: Context, node: Node) -> Ref | None:
-    """addmm(b, x, w) = mm(x, w) + b, if a following loop can add the bias at no cost."""
-    if node.op != "aten.addmm.default" or node.kwargs or node.spec is None:
-        return None
-    if node.spec.dtype not in ("float32", "float64") or not _feeds_loop(context, node):
-        return None
-    bias, left, right = node.args
-    matmul = context.builder.add(
-        Node(f"{node.name}_mm", "aten.mm.default", (left, right), (), node.spec, node.source)
-    )
-    return context.builder.point(node, "add", (matmul, bias), node.spec.dtype)
-
-
-def split_convolution_bias(context: Context, node: Node) -> Ref | None:
-    """convolution(x, w, b) = convolution(x, w) + b per channel, added by the loop that follows.
-
-    PyTorch adds the bias in a kernel of its own, so this pays even for values saved for backward.
-    """
-    if node.op != "aten.convolution.default" or node.spec is None:
-        return None
-    bias = node.args[2]
-    if not isinstance(bias, Ref) or node.spec.dtype not in ("float32", "float64"):
-        return None
-    if not _has_loop(context, node):
-        return None
-    args = (*node.args[:2], None, *node.args[3:])
-    bare = context.builder.add(replace(node, name=f"{node.name}_bare", args=args))
-    return context.builder.plus_channels(node, bare, bias)
-
-
-def _feeds_loop(context: Context, node: Node) -> bool:
-    """Whether our loops read the value, and it need not be in memory."""
-    return node.name not in context.outputs and _has_loop(context, node)
-
-
-def _has_loop(context: Context, node: Node) -> bool:
-    """Whether one of our operators reads the value and computes with it."""
-    return any(
-        not user.is_aten and user.op != "getitem" for user in context.users.get(node.name, [])
-    )
-
-
-def join_for_loops(context: Context, node: Node) -> Ref | None:
-    """cat(a, b) = a selection by index, if a loop reads it; cat(a) = a."""
-    if node.op != CAT:
-        return None
-    match node.args[0]:
-        case (Ref() as single,) if context.builder.spec(single.name) == node.spec:
-            return None if _needs_memory(context, node, single) else single
-    frontier = [node.name]
-    while frontier:
-        for user in context.users.get(frontier.pop(), []):
-            if user.op in SCALAR_OPS or user.op.startswith("reduce_"):
-                return joined(context.builder, node)
-            if user.op in CANONICAL_VIEWS:
-                frontier.append(user.name)
-    return None
-
-
-RULES: tuple[Rewrite, ...] = (
-    times_one,
-    same_cast,
-    view_of_view,
-    permute_of_permute,
-    scan_from_the_end,
-    join_for_loops,
-    split_addmm,
-    split_convolution_bias,
+RULES: tuple[Rule, ...] = (
+    Rule(("mul", "div", "sub"), scalars.times_one),
+    Rule(("cast",), scalars.same_cast),
+    Rule(("cast",), scalars.cast_index),
+    Rule(("mul",), scalars.times_minus_one),
+    Rule(("neg",), scalars.minus_minus),
+    Rule(("add", "sub"), scalars.plus_negative),
+    Rule(("div",), scalars.one_over),
+    Rule(("div",), scalars.over_power_of_two),
+    Rule(("add",), scalars.twice),
+    Rule(("pow",), scalars.small_power),
+    Rule(("maximum",), scalars.above_zero),
+    Rule(("reciprocal",), scalars.sigmoid_by_hand),
+    Rule(("div",), scalars.swish_by_hand),
+    Rule(("where",), scalars.known_choice),
+    Rule(("where", "cast", "eq", "ne"), scalars.flag_by_choice),
+    Rule(("where",), scalars.number_last),
+    Rule(("logical_and", "logical_or"), scalars.and_true),
+    Rule(("logical_not",), scalars.not_compared),
+    Rule(_COMPARISONS, scalars.compared_difference),
+    Rule((_VIEW, _PERMUTE, _EXPAND, _SLICE), views.view_of_constant),
+    Rule((_VIEW,), views.view_of_view),
+    Rule((_PERMUTE,), views.permute_of_permute),
+    Rule((_PERMUTE,), views.permute_of_ones),
+    Rule((PAD,), views.padded_constant),
+    Rule(("reduce_sum", "reduce_max", "reduce_min"), views.reduce_of_reduce),
+    Rule((_FLIP,), views.scan_from_the_end),
+    Rule((CAT,), views.join_constants),
+    Rule((CAT,), views.join_for_loops),
+    Rule((ROLL,), views.roll_for_loops),
+    Rule((_ADDMM,), products.split_addmm),
+    Rule((_ADDMM, _BADDBMM), products.split_scaled),
+    Rule(("add",), products.join_addmm),
+    Rule((_PERMUTE,), products.transposed_mm),
+    Rule((products.MM, products.BMM), products.outer_product),
+    Rule((products.BMM,), products.dot_products),
+    Rule((products.BMM,), products.one_batch),
+    Rule((_CONVOLUTION,), products.split_convolution_bias),
 )
 
 
-def simplify(graph: Graph) -> Graph:
-    """Apply every rule once, in order, to each node, then merge equal nodes."""
-    return merge_equal(split_bias_gradient(_apply(graph)))
+@cache
+def _rules_for(op: str) -> tuple[Rewrite, ...]:
+    return tuple(rule.rewrite for rule in RULES if op in rule.ops)
 
 
-def _apply(graph: Graph) -> Graph:
-    builder = Builder(graph.inputs)
-    users = graph.users()
-    outputs = frozenset(name for name in graph.outputs if isinstance(name, str))
-    produced: dict[str, Node] = {}
-    context = Context(builder, users, outputs, produced)
+def simplify(graph: Graph, *, is_backward: bool = False) -> Graph:
+    """Apply the rules to each node in order, merge equal nodes, and put all in the fixed order."""
+    return in_order(merge_equal(split_bias_gradient(_apply(graph, is_backward))))
+
+
+def _apply(graph: Graph, is_backward: bool) -> Graph:
+    context = Context.of(graph, _rewritten, is_backward)
     for node in graph.nodes:
-        known = builder.resolved(node)
-        before = len(builder.nodes)
-        result: Ref | None = None
-        for rule in RULES:
-            result = rule(context, known)
-            if result is not None:
-                break
-        result = result or builder.add(known)
-        for made in builder.nodes[before:]:
-            produced[made.name] = made
-        builder.substitute(node.name, result)
-    return builder.graph(graph.outputs)
+        context.substitute(node, _rewritten(context, context.builder.resolved(node)))
+    return context.builder.graph(graph.outputs)
+
+
+def _rewritten(context: Context, node: Node) -> Ref:
+    """What stands for a node after all rules that fit it."""
+    for _ in range(MOST_TURNS):
+        if node.op in SCALAR_OPS and node.spec is not None:
+            node = normal(node, context.builder.known)
+        found = (rule(context, node) for rule in _rules_for(node.op))
+        result = next((each for each in found if each is not None), None)
+        if result is None:
+            break
+        if isinstance(result, Ref):
+            return result
+        node = result
+    return context.builder.put(node)
 
 
 def split_bias_gradient(graph: Graph) -> Graph:
@@ -226,6 +132,8 @@ def split_bias_gradient(graph: Graph) -> Graph:
             assert isinstance(mask, tuple)
             summed[node.name] = known
             known = replace(known, args=(*known.args[:-1], (mask[0], mask[1], False)))
+        if node.op == _CONVOLUTION_BACKWARD:  # without a bias gradient its size has no meaning
+            known = replace(known, args=(*known.args[:3], (0,), *known.args[4:]))
         if node.op == "getitem" and node.args[1] == 2 and _name(node.args[0]) in summed:
             builder.substitute(node.name, _bias_sum(builder, node, summed[_name(node.args[0])]))
             continue
@@ -238,7 +146,7 @@ def _name(arg: Arg) -> str:
 
 
 def _gives_bias_gradient(node: Node) -> bool:
-    if node.op != "aten.convolution_backward.default":
+    if node.op != _CONVOLUTION_BACKWARD:
         return False
     mask = node.args[-1]
     return isinstance(mask, tuple) and bool(mask[2])
@@ -265,7 +173,7 @@ def merge_equal(graph: Graph) -> Graph:
         named = tuple((name, _typed(value)) for name, value in known.kwargs)
         key = (known.op, _typed(known.args), named, known.spec)
         separate = known.random or known.effect
-        separate = separate or (known.op != "getitem" and _is_given_out(node.name, users, outputs))
+        separate = separate or (known.op != "getitem" and is_given_out(node.name, users, outputs))
         if key in seen and not separate:
             builder.substitute(node.name, seen[key])
             continue

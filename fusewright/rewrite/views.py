@@ -174,6 +174,20 @@ def piece_of_split(builder: Builder, split: Node, index: int, item: Node) -> Ref
     return _slice(builder, made)
 
 
+def _stack(builder: Builder, node: Node) -> Ref | None:
+    """stack(x, y) = cat of both with one more dimension"""
+    assert node.spec is not None
+    given, dim = node.args[0], node.argument("dim", 1, 0)
+    if not isinstance(given, tuple) or not isinstance(dim, int):
+        return None
+    at = dim % len(node.spec.shape)
+    shape = (*node.spec.shape[:at], ONE, *node.spec.shape[at + 1 :])
+    named = replace(node, name=f"{node.name}_part")
+    parts = [each for each in given if isinstance(each, Ref)]
+    viewed = tuple(builder.view(named, each, shape, contiguous_strides(shape)) for each in parts)
+    return builder.add(replace(node, op="aten.cat.default", args=(viewed, at), kwargs=()))
+
+
 SPLITS = frozenset({"aten.split.Tensor", "aten.split_with_sizes.default"})
 
 VIEWS: dict[str, Callable[[Builder, Node], Ref | None]] = {
@@ -196,6 +210,7 @@ VIEWS: dict[str, Callable[[Builder, Node], Ref | None]] = {
     "aten.detach.default": _alias,
     "aten.lift_fresh.default": _alias,
     "prims.view_of.default": _alias,
+    "aten.stack.default": _stack,
 }
 
 
