@@ -103,6 +103,12 @@ def run_pass(
     return Pass(name, mode, sampled.rounds, seconds, floor, ordered, busy_us)
 
 
+def skipped_pass(stage: Stage, name: str, facts: Sequence[CandidateFacts], why: str) -> Pass:
+    """A pass that PyTorch itself cannot run."""
+    results = tuple(Result(each.name, "skipped", why) for each in facts)
+    return Pass(name, stage.settings.mode, 0, 0.0, None, results)
+
+
 def _while_timed(stage: Stage) -> Through:
     """Make the call exactly as it is timed."""
 

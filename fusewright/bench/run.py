@@ -22,7 +22,7 @@ from fusewright.bench import costs, neighbours
 from fusewright.bench.clock import make_clock
 from fusewright.bench.environment import clocks, look_around
 from fusewright.bench.floors import measure_rates
-from fusewright.bench.passes import Stage, run_pass
+from fusewright.bench.passes import Stage, run_pass, skipped_pass
 from fusewright.bench.plan_record import plan_graphs
 from fusewright.bench.record import BASELINES, CandidateFacts, Costs, ProblemFacts, Record, Settings
 from fusewright.bench.sampling import Tick, failure_text
@@ -117,10 +117,16 @@ def _measured(
     except FusewrightError as error:
         program, note = None, failure_text(error)
     plans = ours.solution.prepared.modes[0] if ours.solution else None
-    stage = Stage(problem, reference, where, clock, rates, settings, program, note, plans)
+    untrainable = reference.untrainable() if "train" in settings.passes else ""
+    possible = tuple(each for each in settings.passes if each != "train" or not untrainable)
+    timed = replace(settings, passes=possible)
+    stage = Stage(problem, reference, where, clock, rates, timed, program, note, plans)
     subjects, facts = _built(stage, foreign, ours, tick)
     passes, others = [], 0.0
     for name in settings.passes:
+        if name not in possible:
+            passes.append(skipped_pass(stage, name, facts, untrainable))
+            continue
         before = neighbours.now()
         passes.append(run_pass(stage, name, subjects, facts, tick))
         others = max(others, neighbours.other_cores(before, neighbours.now()))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +11,16 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from fusewright.capture.attributes import kept
-from fusewright.capture.convert import inexpressible
-from fusewright.errors import CaptureError
+from fusewright.capture.attributes import (
+    Before,
+    changes,
+    refuse,
+    refuse_new_tables,
+    restored,
+    write_buffers,
+)
+from fusewright.capture.state import Attribute, Key, States
+from fusewright.capture.tree import row, tree_text
 
 
 @dataclass(frozen=True)
@@ -40,22 +44,25 @@ class ModelCall:
         return any(_wants(leaf) for leaf in self.leaves)
 
 
-# The module of the named tuples that max, sort and others return.
-_NAMED_RESULTS = "torch.return_types"
-
-
-def _named(value: Any) -> str:
-    return f"{_NAMED_RESULTS}.{type(value).__name__}"
-
-
 class Flattened(nn.Module):
-    """The model as a function from tensors to tensors; `output_tree` is the output's structure."""
+    """The model as a function from tensors to tensors; `output_tree` is the output's structure.
 
-    def __init__(self, model: nn.Module, call: ModelCall, copied: frozenset[int]) -> None:
+    The tensors of `states` are further inputs. If forward changes attributes, their new values are
+    further outputs, and `output_tree` is the pair of the output and a tuple of these values.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        call: ModelCall,
+        copied: frozenset[int],
+        attributes: Sequence[Attribute] = (),
+    ) -> None:
         super().__init__()
         self.model = model
         self.call = call
         self.copied = copied
+        self.states = States(model, attributes)
         self.output_tree = "o[0]"
         self.output_types: dict[str, type] = {}
         self.depends: tuple[frozenset[tuple[str, str]], ...] = ()
@@ -65,17 +72,38 @@ class Flattened(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
         leaves = list(self.call.leaves)
-        for position, tensor in zip(self.call.tensor_positions, tensors, strict=True):
+        for position, tensor in zip(self.call.tensor_positions, tensors, strict=False):
             leaves[position] = tensor
         args, kwargs = pytree.tree_unflatten(leaves, self.call.spec)
         flat: list[Any] = []
-        with kept(self.model):
-            self.output_types = {}
-            self.output_tree = tree_text(self.model(*args, **kwargs), flat, self.output_types)
+        self.output_types = {}
+        with restored(self.model) as before:
+            placed = self.states.place(tensors)
+            result = self.model(*args, **kwargs)
+            write_buffers(before)
+            self.output_tree = tree_text(result, flat, self.output_types)
+            self.states.collect(placed, tensors, flat, self.output_types)
+            _refuse_other_changes(before, frozenset(placed))
+        if self.states.effects:
+            self.output_tree = f"({self.output_tree}, {row(self.states.texts)})"
         self.depends = self._depends(tensors, flat)
+        held = zip(self.states.paths, tensors[len(self.call.tensor_positions) :], strict=True)
+        followed = {path for path, each in held if each.requires_grad}
+        self.states.end_graphs(followed, self.depends)
         return tuple(
             each.clone() if position in self.copied else each for position, each in enumerate(flat)
         )
+
+    @property
+    def only_written(self) -> frozenset[int]:
+        """Outputs that are copied into tensors and used for nothing else. They may be inputs."""
+        found = self.states.written.values()
+        return frozenset(at for at in found if self.output_tree.count(f"o[{at}]") == 1)
+
+    def binding(self, position: int) -> tuple[str, str]:
+        """The kind and path of a tensor input: an argument, or an attribute."""
+        after = position - len(self.call.tensor_positions)
+        return ("input", str(position)) if after < 0 else ("constant", self.states.paths[after])
 
     def _depends(
         self, tensors: Sequence[torch.Tensor], flat: Sequence[Any]
@@ -86,13 +114,20 @@ class Flattened(nn.Module):
         """
         named = self.model.named_parameters(remove_duplicate=False)
         held: dict[tuple[str, str], torch.Tensor] = {("parameter", n): each for n, each in named}
-        held |= {("input", str(at)): each for at, each in enumerate(tensors)}
+        held |= {self.binding(at): each for at, each in enumerate(tensors)}
         edges = {name: get_gradient_edge(each) for name, each in held.items() if each.requires_grad}
         reached = [_edges_behind(each) if _wants(each) else set() for each in flat]
         return tuple(
             frozenset(name for name, edge in edges.items() if (edge.node, edge.output_nr) in found)
             for found in reached
         )
+
+
+def _refuse_other_changes(before: Sequence[Before], known: frozenset[Key]) -> None:
+    refuse_new_tables(before)
+    for change in changes(before):
+        if change.key not in known:
+            raise refuse(change)
 
 
 def _wants(value: Any) -> bool:
@@ -111,50 +146,3 @@ def _edges_behind(output: torch.Tensor) -> set[tuple[Any, int]]:
             nodes.add(node)
             waiting += [each for each in node.next_functions if each[0] is not None]
     return found
-
-
-def tree_text(value: Any, flat: list[Any], types: dict[str, type]) -> str:
-    """Python text that rebuilds `value` from the list `o`, whose items are appended to `flat`.
-
-    The classes that the text names are added to `types`.
-    """
-    if isinstance(value, torch.Tensor | torch.SymInt):
-        flat.append(value)
-        return f"o[{len(flat) - 1}]"
-    if value is None or isinstance(value, bool | int | float | str):
-        return repr(value)
-    if isinstance(value, torch.SymFloat | torch.SymBool):
-        raise inexpressible(value.node.expr)
-    if isinstance(value, tuple) and hasattr(value, "_make"):
-        items = row(tree_text(item, flat, types) for item in value)
-        return f"{_type_name(type(value), types)}._make({items})"
-    if type(value) in (tuple, list, torch.Size) or type(value).__module__ == _NAMED_RESULTS:
-        texts = [tree_text(item, flat, types) for item in value]
-        if type(value) is list:
-            return "[" + ", ".join(texts) + "]"
-        if type(value) is tuple:
-            return row(texts)
-        return f"{'torch.Size' if type(value) is torch.Size else _named(value)}({row(texts)})"
-    if type(value) is dict:
-        pairs = (f"{key!r}: {tree_text(item, flat, types)}" for key, item in value.items())
-        return "{" + ", ".join(pairs) + "}"
-    if type(value) is OrderedDict:
-        items = ", ".join(f"({k!r}, {tree_text(v, flat, types)})" for k, v in value.items())
-        return f"{_type_name(OrderedDict, types)}([{items}])"
-    raise CaptureError(
-        f"the model returns a {type(value).__name__}; return tensors, numbers, tuples, lists "
-        "or dicts of them"
-    )
-
-
-def row(texts: Iterable[str]) -> str:
-    return "(" + "".join(text + ", " for text in texts).rstrip(" ") + ")"
-
-
-def _type_name(kind: type, types: dict[str, type]) -> str:
-    """A name for a class: unique among classes of its name, and allowed in any emitted file."""
-    digest = hashlib.sha256(f"{kind.__module__}.{kind.__qualname__}".encode()).hexdigest()[:8]
-    word = re.sub(r"\W", "_", kind.__name__, flags=re.ASCII).replace("pass", "pas_s")
-    name = f"_FW_TYPE_{word}_{digest}"
-    types[name] = kind
-    return name

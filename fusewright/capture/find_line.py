@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusewright.capture.attributes import kept
+from fusewright.capture.attributes import copied, fake_buffers, restored
 from fusewright.capture.call import ModelCall
 from fusewright.capture.source_location import SourceLocation, innermost, of_error
 
@@ -32,8 +32,10 @@ def culprit(model: nn.Module, call: ModelCall) -> SourceLocation | None:
     args, kwargs = pytree.tree_unflatten(leaves, call.spec)
     watch = _Watch()
     try:
-        with torch.no_grad(), fake_mode, watch, kept(model):
-            model(*args, **kwargs)
+        with copied(model), restored(model) as before, torch.no_grad(), fake_mode:
+            fake_buffers(fake_mode, before)
+            with watch:
+                model(*args, **kwargs)
     except Exception as error:  # we look for the line that raises it
         return watch.place or of_error(error)
     return watch.place
@@ -58,15 +60,78 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+class _Overwriting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Stores the lines that save tensors for backward, and those that change tensors in place."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.saved: list[tuple[torch.Tensor, int, int, SourceLocation | None]] = []
+        self.written: list[tuple[int, SourceLocation | None]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        for declared, given in zip(func._schema.arguments, args, strict=False):
+            changes = declared.alias_info is not None and declared.alias_info.is_write
+            if changes and isinstance(given, torch.Tensor):
+                self.written.append((_memory(given), innermost(reversed([*_callers()]))))
+        return func(*args, **(kwargs or {}))
+
+    def save(self, tensor: torch.Tensor) -> torch.Tensor:
+        place = innermost(reversed([*_callers()]))
+        self.saved.append((tensor, tensor._version, len(self.written), place))
+        return tensor
+
+    def lines(self) -> tuple[SourceLocation | None, SourceLocation | None]:
+        for tensor, version, first, place in self.saved:
+            if tensor._version != version:
+                later = (at for memory, at in self.written[first:] if memory == _memory(tensor))
+                return next(later, None), place
+        return None, None
+
+
+def overwriting(
+    model: nn.Module, call: ModelCall
+) -> tuple[SourceLocation | None, SourceLocation | None]:
+    """The line that changes in place a tensor that backward needs, and the line that saved it."""
+    fake_mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    watch = _Overwriting()
+    hooks = torch.autograd.graph.saved_tensors_hooks(watch.save, lambda tensor: tensor)
+    with copied(model), restored(model) as before, torch.enable_grad(), fake_mode:
+        fake_buffers(fake_mode, before)
+        leaves = [
+            _result_like(fake_mode.from_tensor(each)) if isinstance(each, torch.Tensor) else each
+            for each in call.leaves
+        ]
+        args, kwargs = pytree.tree_unflatten(leaves, call.spec)
+        try:
+            with watch, hooks:
+                model(*args, **kwargs)
+        except Exception as error:
+            return of_error(error), None
+        return watch.lines()
+
+
+def _result_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with a gradient that may be changed in place, as a result of an operator may."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    return tensor.detach().requires_grad_(True).clone()
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
 def _is_unknown(value: object) -> bool:
     symbolic = isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool)
     return symbolic and bool(free_unbacked_symbols(value))
 
 
 def _callers() -> Iterator[SourceLocation]:
-    """The frames below `culprit`; the frames above it are not the model's."""
+    """The frames below ours; the frames above are not the model's."""
     frame = sys._getframe(1)
-    while frame.f_code is not culprit.__code__:
+    while frame.f_code not in (culprit.__code__, overwriting.__code__):
         yield SourceLocation(frame.f_code.co_filename, frame.f_lineno)
         assert frame.f_back is not None
         frame = frame.f_back

@@ -18,8 +18,13 @@ from fusewright.capture.convert import (
     guard_texts,
 )
 from fusewright.capture.naming import binding_names, distinct, renamed
+from fusewright.capture.tree import with_inputs
 from fusewright.errors import CaptureError
 from fusewright.ir.graph import Binding, ForwardOutput, Graph, Program, Symbol, validate
+
+
+class UndifferentiableError(CaptureError):
+    """A gradient that we cannot express."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ def make_program(
     forward = converter.with_constants(Graph(forward.inputs, forward.nodes, (*plain, *saved)))
     for graph in (forward, inference, *((backward,) if backward else ())):
         validate(graph)
+    states = flattened.states
     program = Program(
         mode=mode,
         bindings=bindings + converter.constant_bindings,
@@ -82,9 +88,11 @@ def make_program(
         backward=backward,
         tangents=tangents,
         inference=inference,
-        output_tree=flattened.output_tree,
+        output_tree=with_inputs(flattened.output_tree, partition.binding_positions),
         reach=_reach(tangents, results, bindings, flattened.depends),
         output_types=tuple(flattened.output_types.items()),
+        effects=tuple(states.effects),
+        held=states.held,
     )
     return _with_readable_names(program, flattened.model)
 
@@ -132,7 +140,7 @@ def _binding(label: Any, flattened: Flattened, fakes: Sequence[Tensor]) -> Bindi
         case "BufferAOTInput":
             return Binding("buffer", label.target.removeprefix("model."), False)
         case "PlainAOTInput":
-            return Binding("input", str(label.idx), fakes[label.idx].requires_grad)
+            return Binding(*flattened.binding(label.idx), fakes[label.idx].requires_grad)
     raise CaptureError(f"an input of kind {label!r} is not supported; simplify the arguments")
 
 
@@ -161,7 +169,7 @@ def _backward(
         label: Any = node.meta.get("desc")
         if type(label).__name__ == "TangentAOTInput":
             if type(label.output).__name__ != "PlainAOTOutput":
-                raise CaptureError(
+                raise UndifferentiableError(
                     "a gradient flows through an argument that the model changes in place; "
                     "clone the argument first"
                 )

@@ -37,6 +37,9 @@ class SourceLocation:
     def text(self) -> str:
         return linecache.getline(self.file, self.line).strip()
 
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
 
 class Refused(CaptureError):
     """Something that a graph cannot hold, and its line."""
@@ -92,16 +95,28 @@ def of_assignment(module: nn.Module, name: str) -> SourceLocation | None:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
         methods = [m for m in ast.walk(tree) if isinstance(m, ast.FunctionDef)]
         named = [
-            node
+            (is_read, node.lineno)
             for method in methods
             if method.name != "__init__"
             for node in ast.walk(method)
-            if isinstance(node, ast.Attribute) and node.attr == name
+            if isinstance(node, ast.Attribute | ast.Call)
+            and (is_read := _reads(node, name)) is not None
         ]
-        named.sort(key=lambda node: (isinstance(node.ctx, ast.Load), node.lineno))
         if named:
-            return SourceLocation(place.file, place.line + named[0].lineno - 1)
+            return SourceLocation(place.file, place.line + min(named)[1] - 1)
     return of_forward(module)
+
+
+_SETTERS = frozenset({"setattr", "register_buffer", "register_parameter", "add_module"})
+
+
+def _reads(node: ast.Attribute | ast.Call, name: str) -> bool | None:
+    """Whether an expression reads the attribute (or sets it); None if it is not about it."""
+    if isinstance(node, ast.Attribute):
+        return isinstance(node.ctx, ast.Load) if node.attr == name else None
+    called = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
+    given = any(isinstance(each, ast.Constant) and each.value == name for each in node.args)
+    return called not in _SETTERS if given else None
 
 
 DATA_DEPENDENT = (
@@ -133,6 +148,26 @@ def located(error: Exception, place: SourceLocation | None, model: nn.Module) ->
     """The error as one sentence: the user's file and line first, the text of that line last."""
     text = _explained(error, called=place is not None)
     place = place or of_forward(model)
-    where = f"{place.file}:{place.line}: " if place else ""
+    where = f"{place}: " if place else ""
     line = f"\n    {place.text}" if place and place.text else ""
     return CaptureError(f"{where}cannot capture {type(model).__name__}: {text}{line}")
+
+
+def undifferentiable(
+    error: Exception,
+    changing: SourceLocation | None,
+    saving: SourceLocation | None,
+    model: nn.Module,
+) -> str:
+    """Why PyTorch has no gradients: the line that changes a tensor in place comes first."""
+    text = _explained(error, called=True)
+    if changing is not None and saving is not None:
+        where = f"line {saving.line}" if saving.file == changing.file else f"{saving}"
+        text = (
+            f"this line changes a tensor in place, and the gradient of {where} needs its old "
+            "values; make a new tensor instead"
+        )
+    place = changing or of_forward(model)
+    first = f"{place}: " if place else ""
+    line = f"\n    {place.text}" if place and place.text else ""
+    return f"{first}PyTorch cannot differentiate {type(model).__name__}: {text}{line}"

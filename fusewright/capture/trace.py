@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,25 +27,35 @@ from fusewright.capture.pools import with_pool_offsets
 from fusewright.capture.program import Partition, make_program, placeholders
 from fusewright.capture.recurrent import kept_or_written_out, save_what_layers_read
 from fusewright.capture.scatters import with_choices
+from fusewright.capture.state import Attribute, Key
 from fusewright.ir.graph import Program, Symbol
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How to trace: with symbolic sizes or fixed ones, and with whose gradients: those of all
+    tensors, of those that require them, or none."""
+
+    dynamic: bool
+    gradients: str
 
 
 def trace(
     model: nn.Module,
     call: ModelCall,
     mode: str,
-    dynamic: bool,
-    all_gradients: bool,
+    attempt: Attempt,
     copied: set[int],
-) -> Program:
-    """Trace the model; outputs that share memory are added to `copied`, for later attempts."""
+    attributes: Sequence[Attribute] = (),
+) -> tuple[Program, Mapping[Key, Any]]:
+    """Trace the model; outputs that share memory are added to `copied`, for later attempts.
+
+    Returns the program, and the values that its `attributes` will have at the next call.
+    """
     shape_env = ShapeEnv(specialize_zero_one=False)
     fake_mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
-    flattened = Flattened(model, call, frozenset(copied))
-    fakes = [
-        _fake(fake_mode, call.leaves[position], f"x{index}", dynamic, all_gradients)
-        for index, position in enumerate(call.tensor_positions)
-    ]
+    flattened = Flattened(model, call, frozenset(copied), attributes)
+    fakes = _fakes(fake_mode, call, flattened.states.tensors, attempt)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(fake_mode)
@@ -57,16 +67,18 @@ def trace(
         joint = aot_export_joint_with_descriptors(
             stack, flattened, tuple(fakes), {}, decompositions=decomposition_table()
         )
-        shared = _shared_outputs(joint) - copied
+        shared = _shared_outputs(joint) - copied - flattened.only_written
         if not shared:
+            _drop_copies(joint.graph_module, flattened.only_written)
             partition = _partition(joint.graph_module)
     if shared:
         copied |= shared
-        return trace(model, call, mode, dynamic, all_gradients, copied)
+        return trace(model, call, mode, attempt, copied, attributes)
     symbols = _symbols(fakes, shape_env, partition.binding_positions)
     converter = Converter(model, {expr: symbol.name for expr, symbol in symbols})
     names = tuple(symbol for _, symbol in symbols)
-    return make_program(partition, converter, names, shape_env, mode, flattened, fakes)
+    program = make_program(partition, converter, names, shape_env, mode, flattened, fakes)
+    return program, flattened.states.later
 
 
 def _shared_outputs(joint: Any) -> frozenset[int]:
@@ -84,14 +96,29 @@ def _shared_outputs(joint: Any) -> frozenset[int]:
     )
 
 
+def _fakes(
+    fake_mode: FakeTensorMode, call: ModelCall, held: Sequence[torch.Tensor], attempt: Attempt
+) -> list[torch.Tensor]:
+    """A fake of each input. Arguments of the same first size share its symbol; a tensor that the
+    model holds has its own, which the trace may find to be the same."""
+    given = [call.leaves[position] for position in call.tensor_positions]
+    sizes = [DimDynamic.DUCK] * len(given) + [DimDynamic.DYNAMIC] * len(held)
+    return [
+        _fake(
+            fake_mode, tensor, f"x{index}", size if attempt.dynamic else DimDynamic.STATIC, attempt
+        )
+        for index, (tensor, size) in enumerate(zip([*given, *held], sizes, strict=True))
+    ]
+
+
 def _fake(
-    fake_mode: FakeTensorMode, tensor: torch.Tensor, name: str, dynamic: bool, grad: bool
+    fake_mode: FakeTensorMode, tensor: torch.Tensor, name: str, first: DimDynamic, attempt: Attempt
 ) -> torch.Tensor:
-    """A fake of one input; its first dimension is symbolic if `dynamic`."""
+    """A fake of one input, with this kind of first dimension."""
     from torch._dynamo.source import ConstantSource
 
     sizes = [
-        DimDynamic.DUCK if dynamic and position == 0 and size > 1 else DimDynamic.STATIC
+        first if position == 0 and size > 1 else DimDynamic.STATIC
         for position, size in enumerate(tensor.shape)
     ]
     context: Any = StatelessSymbolicContext(
@@ -101,7 +128,8 @@ def _fake(
         tensor.detach(), symbolic_context=context, source=ConstantSource(name)
     )
     floating = tensor.is_floating_point() or tensor.is_complex()
-    return fake.requires_grad_(floating if grad else tensor.requires_grad)
+    wanted = {"all": floating, "required": tensor.requires_grad, "none": False}
+    return fake.requires_grad_(wanted[attempt.gradients])
 
 
 def _partition(joint: fx.GraphModule) -> Partition:
@@ -180,6 +208,28 @@ def _drop_aliases(joint: fx.GraphModule) -> None:
             node.replace_all_uses_with(node.args[0])
             joint.graph.erase_node(node)
     joint.recompile()
+
+
+def _drop_copies(joint: fx.GraphModule, written: frozenset[int]) -> None:
+    """x.copy_(y) is y, if y has the same layout. An output must be a copy, unless y is an input and
+    the output is only `written` into another tensor."""
+    (output,) = (node for node in joint.graph.nodes if node.op == "output")
+    labels = output.meta["desc"]
+    plain = [type(each).__name__ == "PlainAOTOutput" and each.idx in written for each in labels]
+    for node in list(joint.graph.nodes) if any(plain) else ():
+        if node.target is torch.ops.aten.copy.default and _layout(node) == _layout(node.args[1]):
+            source = node.args[1]
+            node.replace_all_uses_with(source, delete_user_cb=lambda user: user is not output)
+            if source.op == "placeholder":
+                pairs = zip(output.args[0], plain, strict=True)
+                output.args = ([source if free and each is node else each for each, free in pairs],)
+            if not node.users:
+                joint.graph.erase_node(node)
+
+
+def _layout(node: fx.Node) -> tuple[Any, ...]:
+    held = node.meta["val"]
+    return held.dtype, held.device, *map(str, held.shape), *map(str, held.stride())
 
 
 def _symbols(

@@ -13,7 +13,7 @@ import inspect
 import linecache
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -25,11 +25,21 @@ from fusewright.emit.bundle import Arguments, Constant, ModuleBundle, Owner
 from fusewright.emit.text import module_text
 from fusewright.emit.types import output_types
 from fusewright.errors import FusewrightError
-from fusewright.runtime import altered, call, guard, library, operators, recurrent, tensor_cores
+from fusewright.runtime import (
+    altered,
+    call,
+    guard,
+    library,
+    operators,
+    recurrent,
+    states,
+    tensor_cores,
+)
 
 Modes = tuple[call._FwMode, ...]
 LoadText = Callable[[str], Any]
-Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Modes | None]
+# Makes the programs of a call; told which attributes the model is known to change.
+Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Sequence[str]], Modes | None]
 
 # A module with this many programs gets no more: its calls vary too much.
 MOST_PROGRAMS = 64
@@ -51,7 +61,7 @@ def kernels_of(source: Source, load_text: LoadText) -> library._FwKernels:
 def load(bundle: ModuleBundle, kernels: library._FwKernels) -> Modes:
     """Execute the module's text over these kernels."""
     namespace: dict[str, Any] = {}
-    for part in (library, guard, altered, call, operators, tensor_cores, recurrent):
+    for part in (library, guard, altered, call, states, operators, tensor_cores, recurrent):
         namespace.update({k: v for k, v in vars(part).items() if k.lower().startswith("_fw")})
     namespace.update({"torch": torch, "_fw_kernels": kernels, **output_types(bundle.modes)})
     made = module_text(bundle)
@@ -75,13 +85,18 @@ def arguments_of(
     return Arguments(structure, len(args) if plain else -1, names)
 
 
-def owners_of(model: nn.Module, mode: str) -> tuple[Owner, ...]:
-    """The model and each submodule in `mode`, with the values that a capture puts into kernels."""
+def owners_of(model: nn.Module, mode: str, changed: Sequence[str] = ()) -> tuple[Owner, ...]:
+    """The model and each submodule in `mode`, with the values that a capture puts into kernels.
+
+    The attributes `changed`, which calls of the model change, are none of them.
+    """
+    places = [path.rpartition(".") for path in changed]
+    left_out = {(id(model.get_submodule(path)), name) for path, _, name in places}
     with in_mode(model, mode):
-        return tuple(_owners(model))
+        return tuple(_owners(model, left_out))
 
 
-def _owners(model: nn.Module) -> Iterator[Owner]:
+def _owners(model: nn.Module, changed: Container[tuple[int, str]]) -> Iterator[Owner]:
     first: dict[int, tuple[str, ...]] = {}
     # A module with two paths is checked at both: one of them may get another module.
     for name, module in model.named_modules(remove_duplicate=False):
@@ -94,7 +109,8 @@ def _owners(model: nn.Module) -> Iterator[Owner]:
         children = [key for key, child in module._modules.items() if child is not None]
         hooks = [text for text in altered._fw_hooks(module) if text is not None] if path else []
         kind = altered._fw_kind(module) if path else ""
-        values = tuple(_constants(module, bool(path)))
+        constants = _constants(module, bool(path))
+        values = tuple((k, v) for k, v in constants if (id(module), k) not in changed)
         yield Owner(path, kind, values, tuple(children), tuple(tensors), tuple(hooks))
 
 
@@ -170,7 +186,9 @@ class Engine:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
     ) -> Any:
         """The result of a call that fits no program, for this reason."""
-        if ("train" if module.training else "eval") in self.left_out:
+        # The user was told of these when the model was optimized.
+        told = any(each.forward_only == reason for each in self.modes)
+        if told or ("train" if module.training else "eval") in self.left_out:
             return original_class(module).forward(module, *args, **kwargs)
         # A new program would have no hooks, so the call would not fit it either.
         hooked = None if call._fw_compiling() else altered._fw_hooked(module)
@@ -179,10 +197,18 @@ class Engine:
             still, result = call._fw_forward(self.modes, module, args, kwargs)
             if still is None:
                 return result
-            self.refused.add(_kind_of_call(module, args, kwargs))
+            self.refused.add(_kind_of_call(module, args, kwargs, self.changed))
             reason = still
         call._fw_warn(reason)
         return original_class(module).forward(module, *args, **kwargs)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The paths of the attributes that calls are known to change."""
+        held = [each.states for each in self.modes if each.states is not None]
+        found = [(path, name) for each in held for path, name, _ in each.held]
+        found += [(path, n) for each in held for _, path, n in each.effects if isinstance(n, str)]
+        return tuple(dict.fromkeys(".".join((*path, name)) for path, name in found))
 
     def _is_restless(self, reason: str) -> bool:
         """Whether the attribute that the reason names has had too many values."""
@@ -204,13 +230,13 @@ class Engine:
         held = [*leaves, *module.parameters(), *module.buffers()]
         if any(each.device.type not in _DEVICES for each in held):
             return False
-        kind = _kind_of_call(module, args, kwargs)
+        kind = _kind_of_call(module, args, kwargs, self.changed)
         if self.specialise is None or kind in self.refused or len(self.modes) >= MOST_PROGRAMS:
             return False
         try:
             names = _parameters(original_class(module).forward)
             given = guard._fw_positional(names, args, dict(kwargs))
-            modes = self.specialise(original(module), *given)
+            modes = self.specialise(original(module), *given, self.changed)
         except FusewrightError as error:
             warnings.warn(f"no kernels for this call: {error}", RuntimeWarning, stacklevel=2)
             modes = None
@@ -227,10 +253,13 @@ class Engine:
         return Engine, (self.specialise, (), self.left_out)
 
 
-def _kind_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _kind_of_call(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Sequence[str]
+) -> str:
     """All facts that a guard checks, as text. A refused kind is not tried again."""
     leaves: list[Any] = []
-    structure = guard._fw_flatten((args, kwargs), leaves)
+    held = [guard._fw_attribute(module, tuple(path.split("."))) for path in changed]
+    structure = guard._fw_flatten((args, kwargs, held), leaves)
     leaves += [*module.parameters(), *module.buffers()]
     facts = [
         f"{t.dtype}{t.device}{tuple(t.shape)}{t.stride()}{t.requires_grad}"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import re
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +19,15 @@ from fusewright.build import Artifact, Libraries, build_divided
 from fusewright.compile import module
 from fusewright.compile.module import Modes, owners_of
 from fusewright.compile.pipeline import MODES, Prepared, prepare
-from fusewright.emit.bundle import ModuleBundle
+from fusewright.emit.bundle import ModuleBundle, ProgramPlans, without_gradients
 from fusewright.errors import DeviceError, ProblemError
 from fusewright.problem.nested import leaves
 from fusewright.runtime import library
 from fusewright.target.device import architecture
 from fusewright.tune.search import OnProgress
+
+# Of the time before a module can run; the rest is the compiler's.
+_SHARE_PREPARED = 0.5
 
 
 @dataclass(frozen=True)
@@ -55,15 +61,28 @@ def solve(
     name: str = "model",
     modes: Sequence[str] = MODES,
     tuning: OnProgress | None = None,
+    changed: Sequence[str] = (),
+    progress: OnProgress = lambda words, share: None,
 ) -> Solution:
     """Capture, plan and compile `model` for the device it is on.
 
-    With `tuning`, schedules are measured, and `tuning` is called with the progress.
+    With `tuning`, schedules are measured, and `tuning` is called with the progress. `changed` are
+    attributes that calls of the model are known to change. `progress` is called at the start of
+    each stage with its name and the share of the work that is done.
     """
     device = device_of(model, args)
     if device.type not in ("cpu", "cuda"):
         raise DeviceError(f"there are no kernels for {device.type}: move the model to cpu or cuda")
-    prepared = prepare(model, args, kwargs, modes=modes, device=device, tuning=tuning)
+    prepared = prepare(
+        model,
+        args,
+        kwargs,
+        modes=modes,
+        device=device,
+        tuning=tuning,
+        changed=changed,
+        progress=lambda words, share: progress(words, share * _SHARE_PREPARED),
+    )
     if tuning is not None:
         tuning("compile the chosen schedules", 1.0)
     bundle = ModuleBundle(
@@ -71,7 +90,7 @@ def solve(
         language=prepared.target.language,
         source=prepared.source,
         arguments=module.arguments_of(model, tuple(args), kwargs),
-        modes=tuple(replace(p, owners=owners_of(model, p.program.mode)) for p in prepared.modes),
+        modes=tuple(_with_owners(each, model) for each in prepared.modes),
         autocast=_autocast(device),
         default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
     )
@@ -83,9 +102,15 @@ def solve(
         return Libraries(found)
 
     kernels = module.kernels_of(prepared.source, load_text)
+    progress("compile kernels", _SHARE_PREPARED)
     start = time.perf_counter()
     kernels.build()
     return Solution(prepared, bundle, tuple(built), time.perf_counter() - start, kernels)
+
+
+def _with_owners(plans: ProgramPlans, model: nn.Module) -> ProgramPlans:
+    program = plans.program
+    return replace(plans, owners=owners_of(model, program.mode, program.changed))
 
 
 def _autocast(device: torch.device) -> str:
@@ -101,11 +126,32 @@ def drivers(solution: Solution) -> Modes:
 
 
 def _specialise(
-    name: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    name: str,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    changed: Sequence[str],
 ) -> Modes:
     """Programs for a call that fits none so far, in the current mode only."""
     mode = "train" if model.training else "eval"
-    return drivers(solve(model, args, kwargs, name=name, modes=(mode,)))
+    return drivers(solve(model, args, kwargs, name=name, modes=(mode,), changed=changed))
+
+
+def warn_of(solution: Solution, stacklevel: int) -> None:
+    """Say which modes have no gradients of ours, and why."""
+    for words in without_gradients(solution.bundle.modes):
+        warnings.warn(words, RuntimeWarning, stacklevel=stacklevel + 1)
+
+
+@contextlib.contextmanager
+def told_once(solution: Solution) -> Iterator[None]:
+    """Do not show the warnings of an emitted file that repeat `warn_of`."""
+    with warnings.catch_warnings():
+        for each in solution.bundle.modes:
+            if each.program.forward_only:
+                again = f"the original forward runs: {each.program.forward_only}"
+                warnings.filterwarnings("ignore", re.escape(again))
+        yield
 
 
 def optimize(
@@ -120,9 +166,10 @@ def optimize(
 
     `example_inputs` is the argument, or the tuple of arguments, of one call. Other batch sizes run
     the same kernels. Other shapes, dtypes or devices compile new ones at the first call. A mode
-    that cannot be captured runs the original forward, with a warning; if no mode can be captured,
-    that is an error. With `tune`, several schedules of each kernel are measured first. The results
-    are stored, and later calls on this machine use them.
+    that cannot be captured runs the original forward, with a warning; so do calls with gradients if
+    PyTorch cannot differentiate the model. If no mode can be captured, that is an error. With
+    `tune`, several schedules of each kernel are measured first. The results are stored, and later
+    calls on this machine use them.
     """
     if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
         kind = type(example_kwargs).__name__
@@ -132,6 +179,7 @@ def optimize(
     name = type(model).__name__
     tuning = (lambda words, share: debug.log(1, "%s", words)) if tune else None
     solution = solve(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
+    warn_of(solution, stacklevel=2)
     left_out = frozenset(mode for mode, _ in solution.prepared.left_out)
     pinned = module.pin(drivers(solution), model)
     return module.optimized(model, pinned, functools.partial(_specialise, name), left_out)

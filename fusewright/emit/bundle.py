@@ -75,8 +75,10 @@ class ProgramPlans:
 
     @property
     def name(self) -> str:
-        """The mode. A suffix distinguishes it from the same mode without tensor cores."""
-        return self.program.mode + ("_tensor_cores" if self.has_tensor_core_steps else "")
+        """The mode. Suffixes distinguish it from the same mode at other calls, and without tensor
+        cores."""
+        mode = self.program.mode + self.program.variant
+        return mode + ("_tensor_cores" if self.has_tensor_core_steps else "")
 
 
 @dataclass(frozen=True)
@@ -114,3 +116,15 @@ def leading(modes: Sequence[ProgramPlans]) -> tuple[ProgramPlans, ...]:
     for each in modes:
         first.setdefault(each.program.mode, each)
     return tuple(first.values())
+
+
+def without_gradients(modes: Sequence[ProgramPlans]) -> tuple[str, ...]:
+    """Which modes have no gradients of ours, and why; the same reason is said once."""
+    reasons: dict[str, list[str]] = {}
+    for each in leading(modes):
+        if each.program.forward_only:
+            reasons.setdefault(each.program.forward_only, []).append(each.program.mode)
+    return tuple(
+        f"in {' and '.join(found)} mode, calls with gradients run the original forward: {reason}"
+        for reason, found in reasons.items()
+    )

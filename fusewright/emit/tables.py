@@ -25,7 +25,7 @@ from fusewright.emit.python import (
 from fusewright.emit.steps import view_lines
 from fusewright.emit.wiring import FromInput, FromResult
 from fusewright.emit.wrap import is_enclosed
-from fusewright.ir.graph import Binding, contiguous_strides
+from fusewright.ir.graph import Binding, Program, contiguous_strides
 from fusewright.plan.steps import Plan, View
 
 # Stand for the names of the mode's tables.
@@ -213,6 +213,8 @@ def record(mode: Mode, functions: Mapping[str, str], owners: str) -> dict[str, s
         **functions,
         **dict.fromkeys(_shortcuts(mode), "True"),
         **({"records": "True"} if mode.plans.has_layers else {}),
+        **({"states": _states(program)} if program.held or program.effects else {}),
+        **({"forward_only": quoted(program.forward_only)} if program.forward_only else {}),
     }
     return {name: text for name, text in fields.items() if _USUAL.get(name) != text}
 
@@ -260,6 +262,16 @@ def _pairs(values: Sequence[tuple[int, int]]) -> str:
         return constant(tuple(values))
     first, second = (_numbers(each) for each in zip(*values, strict=True))
     return f"tuple(zip({first}, {second}))"
+
+
+def _states(program: Program) -> str:
+    """The attributes that the program depends on, and those that it changes."""
+    paths = [each.path if each.kind == "constant" else "" for each in program.bindings]
+    effects = tuple(
+        (each.kind, each.owner, paths.index(each.name) if each.is_in_place else each.name)
+        for each in program.effects
+    )
+    return f"_FwStates({constant(program.held)}, {constant(effects)})"
 
 
 def _stem(name: str) -> str:

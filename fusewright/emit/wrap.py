@@ -113,8 +113,10 @@ def _exploded(start: str, items: Iterable[str], indent: str) -> Iterator[str]:
 
 def _conditional(text: str, indent: str) -> Iterator[str]:
     """`a if b else c` on three lines."""
-    found = re.fullmatch(r"(.*) (if .*) (else .*)", text)
-    yield from (indent + part for part in (found.groups() if found else (text,)))
+    masked = _STRING.sub(lambda string: "_" * len(string.group()), text)
+    found = re.fullmatch(r"(.*) (if .*) (else .*)", masked)
+    spans = [found.span(part) for part in (1, 2, 3)] if found else [(0, len(text))]
+    yield from (indent + text[start:end] for start, end in spans)
 
 
 def _assignment(text: str) -> tuple[str, str]:

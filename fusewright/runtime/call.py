@@ -116,7 +116,8 @@ class _FwMode:
     in this order. If `as_given`, the graph's inputs are the call's arguments and `gather` need not
     be called. If `lone`, the module's result is the first output and `outputs` need not be called.
     A program that `records` hands an autograd graph from forward to backward, which operators of
-    torch.library cannot do.
+    torch.library cannot do. `states` are the attributes that the model changes; `outputs` then also
+    returns their new values. `forward_only` says why there is no backward; otherwise it is empty.
     """
 
     name: str
@@ -150,6 +151,8 @@ class _FwMode:
     as_given: bool = False
     lone: bool = False
     records: bool = False
+    states: typing.Any = None
+    forward_only: str = ""
     default_dtype: torch.dtype = torch.float32
     pinned: tuple[typing.Any, ...] = ()
 
@@ -190,10 +193,13 @@ def _fw_forward(
             tensors = args if mode.as_given else mode.gather(module, args)
             for alike, wanted in mode.fitted[grad_mode]:
                 if alike(*tensors):
+                    states = mode.states
+                    if states is not None and states.misfit(module, tensors) is not None:
+                        break
                     if not _fw_unaltered(module, mode):
                         break
-                    if wanted or mode.mutations:
-                        return None, _fw_run(mode, tensors, wanted)
+                    if wanted or mode.mutations or states is not None:
+                        return None, _fw_run(mode, tensors, wanted, module)
                     results = mode.inference(*tensors)
                     return None, results[0] if mode.lone else mode.outputs(tensors, results)
     return _fw_guarded(modes, module, args, kwargs, plain)
@@ -207,15 +213,19 @@ def _fw_guarded(
     plain: bool,
 ) -> tuple[str | None, typing.Any]:
     """The same for a call of an unknown kind: all guards are checked."""
-    reason = f"there is no program for {'training' if module.training else 'evaluation'}"
+    reason: str | None = None
     for mode in modes:
         if mode.training == module.training:
             tensors, misfit = _fw_bind(mode, module, args, kwargs)
             if misfit is None and _fw_compiling():
                 return None, _fw_traced(mode, tensors)
             if misfit is None:
-                return None, _fw_run(mode, tensors, _fw_remember(mode, tensors, plain))
-            reason = misfit
+                return None, _fw_run(mode, tensors, _fw_remember(mode, tensors, plain), module)
+            # What the program of another state says of a call tells less.
+            if reason is None or not misfit.startswith("attribute "):
+                reason = misfit
+    if reason is None:
+        reason = f"there is no program for {'training' if module.training else 'evaluation'}"
     return reason, None
 
 
@@ -235,7 +245,14 @@ def _fw_bind(
         if _FW_UNKNOWN in structure:
             return (), f"the arguments are {structure}, whose content cannot be compared"
     tensors: _fw_tensors = mode.gather(module, leaves)
+    wanted = mode.forward_only and torch.is_grad_enabled()
+    if wanted and any(getattr(tensor, "requires_grad", False) for tensor in tensors):
+        return tensors, mode.forward_only
     reason = mode.misfit(*tensors)
+    if reason is None and mode.states is not None:
+        reason = mode.states.misfit(module, tensors)
+        if _fw_compiling():
+            reason = "the model changes its attributes, which torch.compile handles itself"
     if reason is None and torch.get_default_dtype() is not mode.default_dtype:
         reason = f"the default dtype is not {mode.default_dtype}"
     if reason is None and _fw_compiling() and mode.records:
@@ -278,8 +295,12 @@ def _fw_remember(mode: _FwMode, tensors: _fw_tensors, plain: bool) -> bool:
     return wanted
 
 
-def _fw_run(mode: _FwMode, tensors: _fw_tensors, wanted: bool) -> typing.Any:
+def _fw_run(
+    mode: _FwMode, tensors: _fw_tensors, wanted: bool, module: typing.Any = None
+) -> typing.Any:
     """Run in eager mode: there is no dispatcher between the module and its kernels."""
+    if mode.states is not None and module is not None:
+        return mode.states.run(mode, module, tensors, wanted)
     if wanted:
         if mode.backward is not None:
             return mode.outputs(tensors, _fw_apply(mode, *tensors))
@@ -345,6 +366,10 @@ class _FwFunction(torch.autograd.Function):
     def backward(ctx: typing.Any, *tangents: torch.Tensor | None) -> tuple[typing.Any, ...]:
         _fw_first_only()
         mode, sizes, device = ctx.call
+        if all(tangent is None for tangent in tangents):
+            # Reached through a later call that does not depend on this one: nothing is needed, and
+            # what was saved may be gone.
+            return (None, *[None for _ in ctx.needs_input_grad[1:]])
         values = [None if index is None else tangents[index] for index in mode.tangents]
         values = [*ctx.saved_tensors, *values]
         if hasattr(ctx, "maybe_clear_saved_tensors"):

@@ -14,8 +14,13 @@ _FW_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def _fw_attribute(owner: typing.Any, path: tuple[str, ...]) -> typing.Any:
+    """An attribute by its path. In a tuple, list or dict, the path goes on with positions."""
     for name in path:
-        owner = getattr(owner, name, None)
+        if isinstance(owner, (tuple, list, dict)):
+            items = [*owner.values()] if isinstance(owner, dict) else owner
+            owner = items[int(name)] if int(name) < len(items) else None
+        else:
+            owner = getattr(owner, name, None)
     return owner
 
 

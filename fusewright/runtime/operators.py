@@ -22,7 +22,7 @@ def _fw_register(mode: _FwMode) -> _FwMode:
     """Register the mode's operators, once per name and process, and store them in the mode."""
     if not hasattr(torch.library, "register_autograd") or not (mode.n_inference and mode.n_tensors):
         return mode
-    if mode.records:
+    if mode.records or mode.states is not None:
         return mode
     names = [f"{mode.name}_inference", f"{mode.name}_forward", f"{mode.name}_backward"]
     names = names if mode.backward is not None else names[:1]

@@ -46,10 +46,25 @@ def test_models_are_timed_beside_each_other(training: bool, tmp_path: Path) -> N
     path = tmp_path / "slow_gradient.py"
     path.write_text(SLOW_GRADIENT)
     problem = load_problem(path)
-    found = time_models(problem, problem.make_model, device="cpu", budget_s=0.2, training=training)
+    times = time_models(problem, problem.make_model, device="cpu", budget_s=0.2, training=training)
+    assert times.notes == ()
+    found = times.ms
     expected = ["eager forward", "ours forward"]
     expected += ["eager forward+backward", "ours forward+backward"] if training else []
     assert list(found) == expected
     assert all(value > 0 for value in found.values())
     for name in expected[2:]:
         assert found[name] >= 40
+
+
+FAILING_GRADIENT = SLOW_GRADIENT.replace("time.sleep(0.04)", 'raise RuntimeError("too large")')
+
+
+def test_a_pass_that_fails_is_left_out_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "failing_gradient.py"
+    path.write_text(FAILING_GRADIENT)
+    problem = load_problem(path)
+    times = time_models(problem, problem.make_model, device="cpu", budget_s=0.1)
+    assert list(times.ms) == ["eager forward", "ours forward"]
+    failed = "forward+backward was not timed: eager forward+backward fails (too large)"
+    assert times.notes == (failed,)

@@ -46,24 +46,79 @@ class NoForward(nn.Module):  # the line: class
     ...
 
 
-class Counting(nn.Module):
+class Stepping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.calls = 0
+        self.step = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1  # the line: calls
-        return x
+        self.step += 1  # the line: step
+        return x / self.step
 
 
 class Holding(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.inner = Counting()
+        self.inner = Stepping()
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.inner(x)
         return y
+
+
+class Remembering(nn.Module):
+    """Reads a list that grows with each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x)  # the line: seen
+        return torch.stack(self.seen).sum(0)
+
+
+class Meter:
+    total = 0
+
+    def __init__(self) -> None:
+        self.total = 0
+
+
+class Measuring(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.meter = Meter()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.meter.total += 1  # the line: meter
+        return x
+
+
+class Setting(nn.Module):
+    kind: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kind = Meter  # the line: kind
+        return x
+
+
+class Registering(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "table"):
+            self.register_buffer("table", torch.ones(10))  # the line: table
+        return x * 2
+
+
+class Deleting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        if hasattr(self, "first"):
+            del self.first  # the line: del
+        return x * 2
 
 
 class Reassigning(nn.Module):
@@ -114,8 +169,13 @@ REFUSED: dict[type[nn.Module], tuple[str, str]] = {
     Scaled: ("item", "depends on the values of a tensor"),
     Told: ("item", "depends on the values of a tensor"),
     NoForward: ("class", "NoForward: it has no forward"),
-    Counting: ("calls", "changes the attribute calls.*make it a buffer"),
-    Holding: ("calls", "changes the attribute inner.calls"),
+    Stepping: ("step", "reads the attribute step, which is different at each call.*keep it in a"),
+    Holding: ("step", "reads the attribute inner.step"),
+    Remembering: ("seen", "reads the attribute seen, which is different at each call"),
+    Measuring: ("meter", r"changes the attribute meter \(a Meter\).*make it a buffer"),
+    Setting: ("kind", "sets the attribute kind to a type; keep tensors, numbers"),
+    Registering: ("table", "adds, removes or replaces the buffer table.*in the constructor"),
+    Deleting: ("del", "deletes the attribute first.*set it to None"),
     Reassigning: ("buffer", "assigns the buffer scale"),
     Narrow: ("linear", r"\[5, 10\] X \[3, 4\]"),
     Sum: ("sum", "missing 1 required positional argument: 'y'; pass the arguments"),

@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,9 @@ def test_a_new_kind_of_call_is_specialised_once(gemm: Made) -> None:
     case, modes = gemm
     asked: list[tuple[Any, ...]] = []
 
-    def specialise(model: nn.Module, args: tuple[Any, ...], kwargs: Any) -> module.Modes | None:
+    def specialise(
+        model: nn.Module, args: tuple[Any, ...], kwargs: Any, changed: Sequence[str]
+    ) -> module.Modes | None:
         asked.append(args)
         assert type(model) is type(case.model)
         if args[0].dtype is torch.float64:

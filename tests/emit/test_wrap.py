@@ -59,4 +59,5 @@ def test_functions_are_broken_as_ruff_breaks_them() -> None:
 
 def test_strings_and_comments_stay() -> None:
     lines = [f'"{"a, " * 60}"', f"# {'(a, b) ' * 30}", 'x = "64*s0"']
+    lines.append(f'x = "{"y " * 50} if a else b"')
     assert wrapped(lines) == lines

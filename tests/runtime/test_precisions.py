@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 from torch import Tensor, nn
 
 from fusewright.codegen import convolution as convolution_text
