@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from fusewright import __version__
 from fusewright.errors import FusewrightError
+from fusewright.progress import Steps
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +26,10 @@ if TYPE_CHECKING:
     from fusewright.problem.load import Problem
     from fusewright.report import Outcome
     from fusewright.tune.search import OnProgress
+    from fusewright.verify.budget import Budget
 
 TIMING_BUDGET_S = 6.0
+CHECK_BUDGET_S = 45.0
 TUNE_STEP = "tune"
 STEP_NAMES = ("load the problem", "capture and compile", "check against float64", "time")
 MODE_NAMES = {"train": ("train",), "eval": ("eval",), "both": ("train", "eval")}
@@ -58,63 +53,12 @@ mode_option = click.option(
     help="The model's mode, as train() and eval() set it.",
 )
 json_option = click.option("--json", "json_file", type=PATH, help="Also write a JSON record.")
-
-
-class Steps:
-    """Progress through named steps: a bar on a terminal, plain lines elsewhere.
-
-    A bar that is not animated is drawn only on updates, at most four times a second: a drawing
-    thread would disturb the measurement.
-    """
-
-    def __init__(self, console: Console, names: tuple[str, ...], *, animated: bool = True) -> None:
-        self.console = console
-        self.names = names
-        self.animated = animated
-        self.drawn = 0.0
-        self.progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            auto_refresh=animated,
-            disable=not console.is_terminal,
-        )
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        with self.progress:
-            self.task = self.progress.add_task(self.names[0], total=len(self.names))
-            yield
-
-    def next(self, name: str) -> None:
-        if not self.console.is_terminal:
-            self.console.print(f"{name} …")
-        self.progress.update(self.task, description=name, completed=self.names.index(name))
-        self._draw(0.0)
-
-    def detail(self, words: str, share: float) -> None:
-        """Show what runs within the present step, and how much of the step is done."""
-        done = math.floor(self.progress.tasks[self.task].completed)
-        self.progress.update(self.task, description=words, completed=done + min(share, 0.99))
-        self._draw(0.25)
-
-    def tuning(self, words: str, share: float) -> None:
-        """Show what is being tuned; without a bar, on its own line."""
-        if self.progress.tasks[self.task].completed < self.names.index(TUNE_STEP):
-            self.next(TUNE_STEP)
-        self.detail(words, share)
-        if not self.console.is_terminal:
-            self.console.print(f"  {words} …")
-
-    def _draw(self, pause_s: float) -> None:
-        if not self.animated and time.monotonic() >= self.drawn + pause_s:
-            self.progress.refresh()
-            self.drawn = time.monotonic()
+check_option = click.option(
+    "--check-seconds",
+    "check_s",
+    type=click.FloatRange(min=0.0),
+    help="Seconds for the checks; what is left out then is named (optimize: 45).",
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -131,65 +75,94 @@ def cli() -> None:
 @json_option
 @device_option
 @mode_option
+@check_option
 @click.option(
     "--tune", is_flag=True, help="Measure schedules of each kernel; use the fastest, now and later."
+)
+@click.option(
+    "--split", is_flag=True, help="Write the support code beside it, to OUTPUT_support.py."
 )
 @click.option(
     "--keep-words",
     is_flag=True,
     help="Keep the words pass, try and except, which strict checkers of kernels refuse.",
 )
-def optimize(
-    problem: Path,
-    output: Path | None,
-    json_file: Path | None,
-    device: str | None,
-    mode: str,
-    tune: bool,
-    keep_words: bool,
-) -> None:
+def optimize(problem: Path, output: Path | None, device: str | None, **options: Any) -> None:
     """Write a standalone ModelNew for PROBLEM, check it and time it."""
-    from fusewright.emit.file import file_text
-    from fusewright.problem.inputs import resolve_device
+    from fusewright import report
     from fusewright.problem.load import load_problem
-    from fusewright.report import header, keep_apart, print_outcome, print_summary, write_json
 
-    console = Console()
     output = output or problem.with_name(f"{problem.stem}_new.py")
-    for path in (output, json_file):
-        keep_apart(problem, path)
-    names = (*STEP_NAMES[:2], TUNE_STEP, *STEP_NAMES[2:]) if tune else STEP_NAMES
+    request = Request(problem, output, device or default_device(), **options)
+    console = Console()
+    for path in (output, request.json_file, request.beside):
+        report.keep_apart(problem, path)
+    names = (*STEP_NAMES[:2], TUNE_STEP, *STEP_NAMES[2:]) if request.tune else STEP_NAMES
     # A drawing thread would disturb the measurement of schedules.
-    steps = Steps(console, names, animated=not tune)
+    steps = Steps(console, names, animated=not request.tune)
     with steps.running():
         steps.next(STEP_NAMES[0])
-        where = resolve_device(device or default_device())
         loaded = load_problem(problem)
-        steps.next(STEP_NAMES[1])
-        solution = solved(loaded, where, mode, steps.tuning if tune else None)
-        outcome = checked(loaded, solution, where, mode, output, steps, keep_words)
-    print_outcome(console, outcome)
-    if json_file:
-        write_json(json_file, outcome)
+        solution, outcome = optimized(request, loaded, steps)
+    report.print_outcome(console, outcome)
+    if request.json_file:
+        report.write_json(request.json_file, outcome)
     if not outcome.checks:
         fail(f"{loaded.name}: the model gives nothing to check, so no file was written", 1)
     if not all(check.ok for check in outcome.checks):
         fail(f"{loaded.name}: a check failed, so no file was written", 1)
-    text = file_text(solution.bundle, loaded.source, header(outcome), keep_words=keep_words)
-    output.write_text(text, encoding="utf-8")
+    written, words = (solution.bundle, loaded.source, outcome), request.keep_words
+    report.write_files(output, request.beside, *written, keep_words=words)
     how = "came from the cache" if solution.cached else f"built in {solution.seconds:.1f} s"
     console.print(f"[bold]{output}[/bold] written; its kernels {how}.", soft_wrap=True)
-    print_summary(console, outcome, problem)
+    report.print_summary(console, outcome, problem)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `optimize` was asked for."""
+
+    problem: Path
+    output: Path
+    device: str
+    json_file: Path | None
+    mode: str
+    check_s: float | None
+    tune: bool
+    split: bool
+    keep_words: bool
+
+    @property
+    def beside(self) -> Path | None:
+        """The file of the support code, if it is wanted."""
+        return self.output.with_name(f"{self.output.stem}_support.py") if self.split else None
+
+
+def optimized(request: Request, loaded: Problem, steps: Steps) -> tuple[Solution, Outcome]:
+    """Compile a problem, then check and time the result."""
+    from fusewright.compile.solution import told_once
+    from fusewright.problem.inputs import resolve_device
+    from fusewright.verify.budget import budget_of, free_memory
+    from fusewright.verify.reuse import reusing
+
+    where = resolve_device(request.device)
+    loaded = replace(loaded, make_model=reusing(loaded.make_model, where))
+    steps.next(STEP_NAMES[1])
+    tuning = functools.partial(steps.line, TUNE_STEP) if request.tune else None
+    solution = solved(loaded, where, request.mode, tuning, steps.stage)
+    free_memory(where)
+    budget = budget_of(where, CHECK_BUDGET_S if request.check_s is None else request.check_s)
+    with told_once(solution):
+        return solution, checked(request, loaded, solution, where, steps, budget)
 
 
 def checked(
+    request: Request,
     loaded: Problem,
     solution: Solution,
     where: torch.device,
-    mode: str,
-    output: Path,
     steps: Steps,
-    keep_words: bool,
+    budget: Budget,
 ) -> Outcome:
     """Check and time the emitted text itself, from a draft of its file."""
     from fusewright.bench.side_by_side import time_models
@@ -197,30 +170,33 @@ def checked(
     from fusewright.problem.load import candidate_factory
     from fusewright.report import Outcome, draft, header
     from fusewright.target.device import device_name
+    from fusewright.verify.reuse import reusing
     from fusewright.verify.verify import verify
 
     outcome = Outcome(
         problem=loaded.name,
         device=device_name(where),
-        mode=mode,
+        mode=request.mode,
         plans=solution.prepared.modes,
         build_seconds=solution.seconds,
-        output=str(output),
+        output=str(request.output),
         tuned=solution.prepared.tuned,
         left_out=solution.prepared.left_out,
     )
-    text = file_text(solution.bundle, loaded.source, header(outcome), keep_words=keep_words)
-    with draft(output, text) as path:
-        make = candidate_factory(path, loaded)
+    words = request.keep_words
+    text = file_text(solution.bundle, loaded.source, header(outcome), keep_words=words)
+    with draft(request.output, text) as path:
+        make = reusing(candidate_factory(path, loaded), where)
         steps.next(STEP_NAMES[2])
-        report = verify(loaded, make, device=where, modes=MODE_NAMES[mode])
-        outcome = replace(outcome, checks=report.checks)
+        modes, progress = MODE_NAMES[request.mode], steps.stage
+        report = verify(loaded, make, device=where, modes=modes, budget=budget, progress=progress)
+        outcome = replace(outcome, checks=report.checks, notes=report.notes)
         if not report.ok:
             return outcome
         steps.next(STEP_NAMES[3])
-        training = mode != "eval"
+        training = request.mode != "eval"
         times = time_models(loaded, make, device=where, budget_s=TIMING_BUDGET_S, training=training)
-    return replace(outcome, timings_ms=times)
+    return replace(outcome, timings_ms=times.ms, notes=(*report.notes, *times.notes))
 
 
 @cli.command()
@@ -238,7 +214,10 @@ def explain(problem: Path, device: str | None, mode: str) -> None:
     where = resolve_device(device or default_device())
     loaded = load_problem(problem)
     model, args = loaded.make_model().to(where), make_inputs(loaded, where)
-    prepared = prepare(model, args, modes=MODE_NAMES[mode], device=where)
+    steps = Steps(Console(stderr=True), (STEP_NAMES[1],))
+    with steps.running():
+        modes, progress = MODE_NAMES[mode], steps.stage
+        prepared = prepare(model, args, modes=modes, device=where, progress=progress)
     print_plans(Console(), prepared.modes)
 
 
@@ -248,22 +227,31 @@ def explain(problem: Path, device: str | None, mode: str) -> None:
 @json_option
 @device_option
 @mode_option
+@check_option
 def verify(
-    problem: Path, model_new: Path, json_file: Path | None, device: str | None, mode: str
+    problem: Path,
+    model_new: Path,
+    json_file: Path | None,
+    device: str | None,
+    mode: str,
+    check_s: float | None,
 ) -> None:
     """Check the ModelNew in MODEL_NEW against the Model in PROBLEM."""
     from fusewright.problem.inputs import resolve_device
     from fusewright.problem.load import candidate_factory, load_problem
-    from fusewright.report import check_records, print_checks, write_record
+    from fusewright.report import check_records, print_checks, print_notes, write_record
     from fusewright.target.device import device_name, versions
+    from fusewright.verify.budget import budget_of
     from fusewright.verify.verify import verify as run
 
     console = Console()
     where = resolve_device(device or default_device())
     loaded = load_problem(problem)
     make = candidate_factory(model_new, loaded)
-    report = run(loaded, make, device=where, modes=MODE_NAMES[mode])
+    budget = budget_of(where, math.inf if check_s is None else check_s)
+    report = run(loaded, make, device=where, modes=MODE_NAMES[mode], budget=budget)
     print_checks(console, report.checks)
+    print_notes(console, report.notes)
     if json_file:
         record = {
             "problem": loaded.name,
@@ -272,6 +260,7 @@ def verify(
             "versions": versions(),
             "mode": mode,
             "checks": check_records(report.checks),
+            "notes": list(report.notes),
             "ok": report.ok,
         }
         write_record(json_file, record)
@@ -366,12 +355,21 @@ def compare(old: Path, new: Path, noise: float) -> None:
         sys.exit(code)
 
 
-def solved(loaded: Problem, where: torch.device, mode: str, tuning: OnProgress | None) -> Solution:
-    from fusewright.compile.solution import solve
+def solved(
+    loaded: Problem,
+    where: torch.device,
+    mode: str,
+    tuning: OnProgress | None,
+    progress: OnProgress = lambda words, share: None,
+) -> Solution:
+    from fusewright.compile.solution import solve, warn_of
     from fusewright.verify.feeds import make_inputs
 
     model, args = loaded.make_model().to(where), make_inputs(loaded, where)
-    return solve(model, args, name=loaded.name, modes=MODE_NAMES[mode], tuning=tuning)
+    how: dict[str, Any] = {"modes": MODE_NAMES[mode], "tuning": tuning, "progress": progress}
+    solution = solve(model, args, name=loaded.name, **how)
+    warn_of(solution, stacklevel=2)
+    return solution
 
 
 def default_device() -> str:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fusewright import __version__
-from fusewright.emit.bundle import ProgramPlans, leading
+from fusewright.emit.bundle import ModuleBundle, ProgramPlans, leading, without_gradients
+from fusewright.emit.file import file_text, split_texts
 from fusewright.emit.steps import LITERAL
 from fusewright.errors import FusewrightError, OutputError
 from fusewright.plan.show import human_bytes, human_count
@@ -40,6 +42,8 @@ class Outcome:
     timings_ms: Mapping[str, float] = field(default_factory=dict)
     tuned: tuple[Tuned, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
+    # What was checked or timed in another way than usual, or not at all.
+    notes: tuple[str, ...] = ()
 
 
 GRAPH_TITLES = {
@@ -51,8 +55,10 @@ GRAPH_TITLES = {
 
 def named_plans(plans: ProgramPlans) -> list[tuple[str, Plan]]:
     """The plans that run, under their names in records."""
-    named = [("forward", plans.forward), ("inference", plans.inference)]
-    return [*named, ("backward", plans.backward)] if plans.backward else named
+    named = [("inference", plans.inference)]
+    if plans.backward is None:
+        return named
+    return [("forward", plans.forward), *named, ("backward", plans.backward)]
 
 
 def new_table(title: str, *words: str, figures: Sequence[str] = (), **style: Any) -> Table:
@@ -105,6 +111,12 @@ def print_checks(console: Console, checks: Sequence[Check]) -> None:
     console.print(table)
 
 
+def print_notes(console: Console, notes: Sequence[str]) -> None:
+    """What was checked in another way than usual, or not at all."""
+    for note in notes:
+        console.print(f"• {note}", soft_wrap=True, highlight=False, markup=False)
+
+
 def print_timings(console: Console, timings: Mapping[str, float]) -> None:
     """Eager's times and ours, with the ratio."""
     figures = ("eager", "ours", "ratio")
@@ -135,16 +147,24 @@ def summary(outcome: Outcome) -> tuple[str, ...]:
     """What was fused, how exact it is, how fast it is; empty if nothing was timed."""
     if not outcome.timings_ms:
         return ()
-    worst = max(outcome.checks, key=lambda check: check.error)
+    true = [check for check in outcome.checks if check.float64] or outcome.checks
+    worst = max(true, key=lambda check: check.error)
     passes = tuple(_timed_passes(outcome.timings_ms))
     label = "Faster" if all(ours < eager for _, eager, ours in passes) else "Speed"
     times = (f"{name} {eager / ours:.2f}×" for name, eager, ours in passes)
     return (
         f"Fused:  {_fused_words(next(iter(leading(outcome.plans))))}.",
-        f"Right:  {len(outcome.checks)} checks against float64 passed; the largest error is "
+        f"Right:  {_checks_words(outcome.checks)} passed; the largest error is "
         f"{worst.error:.1e}, eager PyTorch's is {worst.eager_error:.1e} there.",
         f"{label + ':':8}{', '.join(times)} as fast as eager PyTorch.",
     )
+
+
+def _checks_words(checks: Sequence[Check]) -> str:
+    """How many checks there are, and how many have eager for a truth."""
+    beside = sum(not check.float64 for check in checks)
+    words = f"{_counted(len(checks) - beside, 'check')} against float64"
+    return f"{words} and {beside} against eager PyTorch" if beside else words
 
 
 def _fused_words(plans: ProgramPlans) -> str:
@@ -189,6 +209,7 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
     print_plans(console, outcome.plans)
     print_tuning(console, outcome.tuned)
     print_checks(console, outcome.checks)
+    print_notes(console, outcome.notes)
     if outcome.timings_ms:
         print_timings(console, outcome.timings_ms)
 
@@ -213,7 +234,7 @@ def step_records(plans: Sequence[ProgramPlans]) -> list[dict[str, object]]:
 
 
 def check_records(checks: Sequence[Check]) -> list[dict[str, object]]:
-    names = ("name", "error", "eager_error", "allowed", "ok", "note")
+    names = ("name", "error", "eager_error", "allowed", "ok", "note", "float64")
     return [{name: _in_json(getattr(check, name)) for name in names} for check in checks]
 
 
@@ -247,6 +268,7 @@ def write_json(path: Path, outcome: Outcome) -> None:
         "steps": step_records(outcome.plans),
         "tuning": tuning_records(outcome.tuned),
         "checks": check_records(outcome.checks),
+        "notes": list(outcome.notes),
         "timings_ms": dict(outcome.timings_ms),
         "build_seconds": outcome.build_seconds,
         "output": outcome.output,
@@ -269,13 +291,18 @@ def header(outcome: Outcome) -> str:
     for mode, reason in outcome.left_out:
         first = reason.split("\n")[0]
         lines += ["", f"In {mode} mode the original forward runs: {first}"]
+    for words in without_gradients(outcome.plans):
+        first = words.split("\n")[0]
+        lines += ["", first[0].upper() + first[1:]]
     if outcome.timings_ms:
         lines += ["", "Median milliseconds of one interleaved run:"]
         lines += [f"  {name}: {value:.4g}" for name, value in outcome.timings_ms.items()]
     if outcome.checks:
         worst = sorted(outcome.checks, key=lambda check: -check.error)[:4]
-        lines += ["", f"{len(outcome.checks)} checks against float64; largest relative errors:"]
+        lines += ["", f"{_checks_words(outcome.checks)}; largest relative errors:"]
         lines += [f"  {c.name}: {c.error:.2e} (eager {c.eager_error:.2e})" for c in worst]
+    for note in outcome.notes:
+        lines += textwrap.wrap(note, 96, initial_indent="- ", subsequent_indent="  ")
     lines += ["", "Kernels (bytes moved and scalar operations at the example's sizes):"]
     kernels: dict[str, str] = {}
     plans = [plan for each in outcome.plans for _, plan in named_plans(each)]
@@ -290,6 +317,25 @@ def header(outcome: Outcome) -> str:
             times = f"{found.heuristic_us:.1f}, {found.best_us:.1f}"
             lines.append(f"  {found.kernel}: {found.differences()[1]} ({times})")
     return "\n".join(lines)
+
+
+def write_files(
+    output: Path,
+    beside: Path | None,
+    bundle: ModuleBundle,
+    source: str,
+    outcome: Outcome,
+    *,
+    keep_words: bool,
+) -> None:
+    """Write the emitted file; its support code goes to `beside`, if that is given."""
+    parts = (bundle, source, header(outcome))
+    if beside is None:
+        text = file_text(*parts, keep_words=keep_words)
+    else:
+        text, support = split_texts(*parts, beside.name, keep_words=keep_words)
+        beside.write_text(support, encoding="utf-8")
+    output.write_text(text, encoding="utf-8")
 
 
 def keep_apart(problem: Path, output: Path | None) -> None:

@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_optimize_writes_the_file_and_the_record(folder: Path) -> None:
     record = json.loads((folder / "out/record.json").read_text())
-    wanted = "problem device versions mode steps checks timings_ms build_seconds output"
+    wanted = "problem device versions mode steps checks notes timings_ms build_seconds output"
     assert set(wanted.split()) <= set(record)
     assert record["problem"] == "problem" and record["mode"] == "both"
     assert all(set(step) >= STEP_KEYS for step in record["steps"])
@@ -104,6 +104,40 @@ def test_verify_repeats_the_checks_of_optimize(folder: Path, run: Run) -> None:
     first = json.loads((folder / "out/record.json").read_text())["checks"]
     again = json.loads((folder / "v.json").read_text())
     assert again["ok"] and [c["name"] for c in again["checks"]] == [c["name"] for c in first]
+
+
+def test_what_was_not_checked_is_said_everywhere(folder: Path, run: Run) -> None:
+    options = ("--check-seconds", "0", "--mode", "eval", "--json", "hasty.json")
+    done = run("optimize", "problem.py", "-o", "hasty.py", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    over = "not checked: the 0 s for checks were over"
+    record = json.loads((folder / "hasty.json").read_text())
+    (note,) = record["notes"]
+    assert note.startswith("eval, no_grad, NaN; eval, new parameters;") and note.endswith(over)
+    assert f"• {note}" in done.stdout
+    header = (folder / "hasty.py").read_text().split("import", 1)[0]
+    (folder / "hasty.py").unlink()
+    assert over in " ".join(header.split())
+    names = {check["name"] for check in record["checks"]}
+    assert {"eval: output[0]", "eval: grad limit", "eval, no_grad: output[1]"} <= names
+    again = run("verify", "problem.py", "problem_new.py", "--check-seconds", "0")
+    assert again.returncode == 0 and over in again.stdout
+
+
+def test_the_support_code_may_be_a_second_file(folder: Path, run: Run) -> None:
+    options = ("--split", "--check-seconds", "0", "--mode", "eval")
+    done = run("optimize", "problem.py", "-o", "split.py", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text, support = ((folder / name).read_text() for name in ("split.py", "split_support.py"))
+    assert "class ModelNew(Model)" in text and "class ModelNew" not in support
+    assert "split_support.py" in text and len(support) > len(text)
+    again = run("verify", "problem.py", "split.py", "--mode", "eval", "--check-seconds", "0")
+    assert again.returncode == 0, again.stdout + again.stderr
+    (folder / "kept_support.py").symlink_to("problem.py")
+    kept = run("optimize", "problem.py", "-o", "kept.py", *options)
+    assert kept.returncode == 2 and "this is the problem itself" in kept.stderr
+    for name in ("split.py", "split_support.py", "kept_support.py"):
+        (folder / name).unlink()
 
 
 def test_verify_refuses_a_wrong_file(folder: Path, run: Run) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fusewright.compile.pipeline import prepare
-from fusewright.report import Outcome, summary
+from fusewright.report import Outcome, header, summary
 from fusewright.verify.compare import Check
 
 CHECKS = (
@@ -47,3 +47,15 @@ def test_what_is_slower_is_not_called_faster(outcome: Outcome) -> None:
 
 def test_nothing_is_said_where_nothing_was_timed(outcome: Outcome) -> None:
     assert summary(replace(outcome, timings_ms={})) == ()
+
+
+def test_checks_against_eager_are_not_called_checks_against_float64(outcome: Outcome) -> None:
+    beside = Check("train: output", 1e-5, 0.0, 1e-4, True, float64=False)
+    some = replace(outcome, checks=(*CHECKS, beside), notes=("train: by slices " * 12,))
+    assert "2 checks against float64 and 1 against eager PyTorch passed" in summary(some)[1]
+    # The largest error is that against float64.
+    assert "3.0e-07, eager PyTorch's is 2.0e-07" in summary(some)[1]
+    text = header(some)
+    assert "2 checks against float64 and 1 against eager PyTorch; largest" in text
+    assert "\n- train: by slices train: by slices" in text
+    assert max(map(len, text.splitlines())) <= 100

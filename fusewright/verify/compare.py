@@ -2,7 +2,7 @@
 
 The truth is the float64 run of the same model. An error is ‖x − truth‖ / ‖truth‖, computed in
 float64 over the finite elements. Without a float64 run, eager takes its place, and half of the data
-type's digits must agree. Nothing here runs a model.
+type's digits must agree. Nothing here runs a model, and no tensor is converted as a whole.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import Tensor
 from fusewright.errors import VerifyError
 from fusewright.problem.inputs import named_tensors
 from fusewright.verify.classes import PRECISIONS, Deviation, class_limits
-from fusewright.verify.scenarios import PLAIN_LAYOUT, Expected, Results
+from fusewright.verify.figures import Figures, Sums, is_inexact, measure, peak_of
+from fusewright.verify.scenarios import PLAIN_LAYOUT, Expected, Results, Usual
 
 _ULPS = 4
 _OF_EAGER = 2.0
@@ -37,6 +38,10 @@ _NOISE = 0.5
 # A kink (ReLU's zero) changes few elements of a gradient: a row of a matrix, an element of a bias.
 _KINK_SHARE = 0.125
 _NOISE_ULPS = 32
+# Another right run is a measure only if it is right itself: no rounding is larger than this.
+_MOST_OF_OTHERS, _MOST_ULPS_OF_OTHERS = 1e-2, 32
+# What two runs may differ by, as a multiple of the errors that both have in a smaller call.
+_OF_SMALLER, _OF_SMALLERS_WORST = 4.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ class Check:
     `largest` is the largest single deviation over the root mean square of the truth, accepted up to
     `largest_allowed`; `spread` is the share of elements that are off by more than rounding.
     `limits` are the largest errors of each precision class. `precision` is the class that fits, or
-    empty.
+    empty. `noise` says that the true value is zero except for rounding, `float64` whether there was
+    a float64 run to compare with.
     """
 
     name: str
@@ -60,6 +66,18 @@ class Check:
     precision: str = ""
     largest_allowed: float = math.inf
     spread: float = 1.0
+    noise: bool = False
+    float64: bool = True
+
+    @property
+    def usual(self) -> Usual:
+        """The errors of this check, as a measure for the same result of a larger call."""
+        return Usual(self.error + self.eager_error, self.largest_allowed, self.noise)
+
+    @property
+    def is_only_inexact(self) -> bool:
+        """Whether the result is wrong by a finite error, which another right run may have too."""
+        return not self.ok and 0.0 < self.allowed < math.inf > self.error
 
     @property
     def is_doubtful(self) -> bool:
@@ -83,7 +101,8 @@ class Values:
     """The same result from every run; `truth` is None if there is no float64 run.
 
     `usual_rms` is the root mean square of the largest result of the same kind. `strict` is None if
-    no precision class is wanted.
+    no precision class is wanted. `others` are further right runs: eager's error may be small by
+    luck, and theirs is allowed as well. `usual` are the errors of a smaller call.
     """
 
     ours: object
@@ -92,6 +111,8 @@ class Values:
     usual_rms: float
     strict: object = None
     narrow: Mapping[str, object] = field(default_factory=dict)
+    others: Sequence[object] = ()
+    usual: Usual | None = None
 
 
 def settle(looks: Sequence[Check]) -> Check:
@@ -141,6 +162,8 @@ def compare_answers(found: Results, layout: str, expected: Expected) -> Iterator
             expected.usual_gradient_rms if gradient else expected.usual_rms,
             strict.get(name),
             {kind: each[layout].get(name) for kind, each in expected.narrow.items()},
+            [each.get(name) for each in expected.others.get(layout, ())],
+            expected.usual.get(name),
         )
         check = compare(name, values)
         how = f"{layout} gradient" if gradient and layout not in PLAIN_LAYOUT else ""
@@ -161,62 +184,110 @@ def _require_same_outputs(found: Results, eager: Results) -> None:
 def compare(name: str, values: Values) -> Check:
     """Check one result: a tensor, an absent gradient or a plain value."""
     ours, eager = values.ours, values.eager
-    if isinstance(eager, Tensor) and isinstance(ours, Tensor):
-        return _compare_tensors(name, ours, eager, values)
     if isinstance(eager, Tensor):
-        return _failed(name, "missing: eager returns a tensor")
+        return misfit(name, values) or judge(name, values, figures_of(values))
     if isinstance(ours, Tensor):
         # Eager gives an unused parameter no gradient; zeros mean the same.
         return _exact(name, not bool(ours.any()), "eager returns none")
     return _exact(name, ours == eager, f"{ours!r}, eager returns {eager!r}")
 
 
-def root_mean_square(value: object) -> float:
-    """The root mean square of the finite elements; 0 if this is not a floating tensor."""
-    if not isinstance(value, Tensor) or not value.numel() or not _is_inexact(value):
-        return 0.0
-    wide = _wide(value)
-    return float(torch.where(wide.isfinite(), wide, 0.0).norm()) / math.sqrt(wide.numel())
-
-
-def _compare_tensors(name: str, ours: Tensor, eager: Tensor, values: Values) -> Check:
+def misfit(name: str, values: Values) -> Check | None:
+    """The verdict on what is no tensor like eager's; None if it is one."""
+    ours, eager = values.ours, values.eager
+    assert isinstance(eager, Tensor)
+    if not isinstance(ours, Tensor):
+        return _failed(name, "missing: eager returns a tensor")
     if ours.shape != eager.shape:
         return _failed(name, f"shape {tuple(ours.shape)}, eager's is {tuple(eager.shape)}")
     if ours.dtype != eager.dtype:
         return _failed(name, f"{ours.dtype}, eager's is {eager.dtype}")
     if ours.device != eager.device:
         return _failed(name, f"on {ours.device}, eager's is on {eager.device}")
-    ruler = _ruler(eager, values)
-    mine, theirs = ruler.deviation(ours), ruler.deviation(eager)
+    return None
+
+
+def figures_of(values: Values) -> Figures:
+    """The figures of every run of one result, against the truth or, without one, eager."""
+    eager = values.eager
+    assert isinstance(eager, Tensor)
+    truth = truth_of(values)
+    runs = [values.ours, eager, values.strict, *values.narrow.values(), *values.others]
+    return measure(eager if truth is None else truth, eager, runs, coarse_deviation(eager))
+
+
+def coarse_deviation(eager: Tensor) -> float:
+    """A deviation of one element that is more than rounding."""
+    return _OF_EAGERS_WORST * _ULPS * _ulp(eager) * peak_of(eager) if is_inexact(eager) else 0.0
+
+
+def truth_of(values: Values) -> Tensor | None:
+    """The float64 result, if there is one that is truer than eager's."""
+    eager, truth = values.eager, values.truth
+    if not isinstance(truth, Tensor) or not isinstance(eager, Tensor):
+        return None
+    # If the model computes in float64 itself, a float64 run is no better than eager.
+    return None if truth.shape != eager.shape or _own_class(eager) == "fp64" else truth
+
+
+def judge(name: str, values: Values, figures: Figures, *, float64: bool | None = None) -> Check:
+    """The verdict on one tensor; `float64` says whether the figures are against a float64 run."""
+    ours, eager = values.ours, values.eager
+    assert isinstance(ours, Tensor) and isinstance(eager, Tensor)
+    has_truth = truth_of(values) is not None if float64 is None else float64
+    ruler = _ruler(eager, values, figures, has_truth)
+    mine, *others = (ruler.deviation(each) for each in figures.runs)
+    theirs = others[0]
     if not math.isfinite(mine.error):
         return _failed(name, "NaN or infinity where eager has none, or the reverse")
-    if ruler.inexact and not ruler.noise and not bool(ours.any()) and bool(eager.any()):
+    if is_inexact(eager) and not ruler.noise and not bool(ours.any()) and bool(eager.any()):
         return _failed(name, "all zero", error=1.0)
-    allowed = ruler.slack + _OF_EAGER * theirs.error
+    right = _worst_right(theirs, others[2 + len(values.narrow) :], eager)
+    allowed = ruler.slack + _OF_EAGER * right.error
     note = "zero except for rounding: measured by other results" if ruler.noise else ""
     check = Check(name, mine.error, theirs.error, allowed, mine.error <= allowed, note)
+    check = dataclasses.replace(check, noise=ruler.noise, float64=has_truth, spread=mine.spread)
+    check = _single_elements(check, ruler, mine, right, values.usual)
+    return _classified(check, ruler, eager, values, others[1 : 2 + len(values.narrow)])
+
+
+def _worst_right(eager: Deviation, others: Sequence[Deviation], like: Tensor) -> Deviation:
+    """The largest deviations of the runs that are known to be right."""
+    most = max(_MOST_OF_OTHERS, _MOST_ULPS_OF_OTHERS * _ulp(like))
+    right = [eager, *(each for each in others if each.error <= most)]
+    return Deviation(max(each.error for each in right), max(each.largest for each in right))
+
+
+def _single_elements(
+    check: Check, ruler: _Ruler, mine: Deviation, right: Deviation, usual: Usual | None
+) -> Check:
+    """The check with the verdict on its worst element, if there is a measure for it."""
+    limit = math.inf
     if ruler.has_truth:
-        # Noise has no size of its own, so a single deviation cannot be measured.
-        usual = _OF_EAGERS_WORST * (ruler.rounding + theirs.largest)
-        usual = math.inf if ruler.noise else usual
-        check = dataclasses.replace(
-            check, largest=mine.largest, largest_allowed=usual, spread=mine.spread
-        )
-        if check.ok and mine.largest > usual:
-            lone = f"a single element is off by {mine.largest:.1e} times the root mean square"
-            check = dataclasses.replace(check, ok=False, note=lone)
-    return _classified(check, ruler, eager, values)
+        limit = _OF_EAGERS_WORST * (ruler.rounding + right.largest)
+    elif usual is not None:
+        limit = _OF_EAGERS_WORST * (ruler.rounding + right.largest)
+        limit += _OF_SMALLERS_WORST * usual.largest
+    # Noise has no size of its own, so a single deviation cannot be measured.
+    limit = math.inf if ruler.noise else limit
+    if ruler.has_truth or usual is not None:
+        check = dataclasses.replace(check, largest=mine.largest, largest_allowed=limit)
+    if check.ok and mine.largest > limit:
+        lone = f"a single element is off by {mine.largest:.1e} times the root mean square"
+        check = dataclasses.replace(check, ok=False, note=lone)
+    return check
 
 
-def _classified(check: Check, ruler: _Ruler, eager: Tensor, values: Values) -> Check:
-    """The check with its precision class."""
+def _classified(
+    check: Check, ruler: _Ruler, eager: Tensor, values: Values, found: Sequence[Deviation]
+) -> Check:
+    """The check with its precision class; `found` are the strict run and the narrow ones."""
     own = _own_class(eager)
     if values.strict is None or not ruler.has_truth:
         precision = own if check.ok else ""
         return dataclasses.replace(check, limits={own: check.allowed}, precision=precision)
-    strict = ruler.deviation(values.strict)
-    narrow = {kind: ruler.deviation(each) for kind, each in values.narrow.items()}
-    limits = class_limits(own, _ulp(eager), ruler.rounding, strict, narrow)
+    narrow = dict(zip(values.narrow, found[1:], strict=True))
+    limits = class_limits(own, _ulp(eager), ruler.rounding, found[0], narrow)
     fits = [
         kind
         for kind, limit in limits.items()
@@ -234,14 +305,14 @@ def _classified(check: Check, ruler: _Ruler, eager: Tensor, values: Values) -> C
 
 @dataclass(frozen=True)
 class _Ruler:
-    """Measures distances from the truth; for integers, the share of elements that differ.
+    """Turns figures into distances from the truth; for integers, the share that differs.
 
     `slack` is what is allowed in addition to eager's own error. `rounding` is a few units in the
     last place of the largest element, over the root mean square.
     """
 
-    true: Tensor
-    eager: Tensor
+    count: int
+    inexact: bool
     scale: float
     rms: float
     slack: float
@@ -249,60 +320,41 @@ class _Ruler:
     noise: bool
     has_truth: bool
 
-    @property
-    def inexact(self) -> bool:
-        return _is_inexact(self.eager)
-
-    def deviation(self, value: object) -> Deviation:
+    def deviation(self, sums: Sums | None) -> Deviation:
         """Infinite if an element is NaN or infinite, and neither eager's nor the true one is so."""
-        if not isinstance(value, Tensor) or value.shape != self.eager.shape:
+        if sums is None or sums.misplaced:
             return Deviation(math.inf, math.inf)
-        value = value.detach().to(self.eager.dtype)
-        mine, true = _wide(value), _wide(self.true)
-        if not mine.numel():
+        if not self.count:
             return Deviation(0.0, 0.0)
-        finite = mine.isfinite() & true.isfinite()
-        if not bool(finite.all()):
-            kinds = _kinds(mine)
-            if bool(((kinds != _kinds(_wide(self.eager))) & (kinds != _kinds(true))).any()):
-                return Deviation(math.inf, math.inf)
-        off = torch.where(finite, mine - true, 0.0)
-        largest = float(off.abs().max()) / self.rms
-        spread = float((off.abs() > _OF_EAGERS_WORST * self.rounding * self.rms).double().mean())
+        largest, spread = sums.largest / self.rms, sums.beyond / self.count
         if self.inexact:
-            return Deviation(float(off.norm()) / self.scale, largest, spread)
-        # float64 cannot represent every integer
-        return Deviation(float((value != self.true).sum()) / value.numel(), largest)
+            return Deviation(math.sqrt(sums.squares) / self.scale, largest, spread)
+        return Deviation(sums.differing / self.count, largest)
 
 
-def _ruler(eager: Tensor, values: Values) -> _Ruler:
-    truth = values.truth if isinstance(values.truth, Tensor) else None
-    # If the model computes in float64 itself, a float64 run is no better than eager.
-    if truth is not None and (truth.shape != eager.shape or _own_class(eager) == "fp64"):
-        truth = None
-    true, theirs, ulp = _wide(eager if truth is None else truth), _wide(eager), _ulp(eager)
-    finite = true.isfinite()
-    known = torch.where(finite, true, 0.0)
-    size, neighbours = float(known.norm()), values.usual_rms * math.sqrt(true.numel())
-    if not _is_inexact(eager):
+def _ruler(eager: Tensor, values: Values, figures: Figures, has_truth: bool) -> _Ruler:
+    ulp, size, count = _ulp(eager), math.sqrt(figures.squares), figures.count
+    neighbours, usual = values.usual_rms * math.sqrt(count), values.usual
+    off = figures.runs[1]
+    if not is_inexact(eager):
         noise, slack = False, 0.0
-    elif truth is None:
-        noise = size < _NOISE_ULPS * ulp * neighbours
-        slack = _NOISE_ULPS * ulp if noise else math.sqrt(ulp) / 4
+    elif has_truth:
+        noise = off is None or math.sqrt(off.squares) > _NOISE * size
+        slack = _ULPS * ulp
     else:
-        off = torch.where(finite & theirs.isfinite(), theirs - true, 0.0)
-        noise, slack = float(off.norm()) > _NOISE * size, _ULPS * ulp
-    rms = size / math.sqrt(max(true.numel(), 1)) or 1.0
-    peak = float(known.abs().max()) / rms if true.numel() else 0.0
+        noise = size < _NOISE_ULPS * ulp * neighbours or (usual is not None and usual.noise)
+        slack = _NOISE_ULPS * ulp if noise else math.sqrt(ulp) / 4
+        slack = max(slack, _OF_SMALLER * usual.error) if usual is not None else slack
+    rms = size / math.sqrt(max(count, 1)) or 1.0
     return _Ruler(
-        true=eager if truth is None else truth,
-        eager=eager,
+        count=count,
+        inexact=is_inexact(eager),
         scale=(max(size, neighbours) if noise else size) or 1.0,
         rms=rms,
         slack=slack,
-        rounding=_ULPS * ulp * peak,
+        rounding=_ULPS * ulp * figures.peak / rms,
         noise=noise,
-        has_truth=truth is not None,
+        has_truth=has_truth,
     )
 
 
@@ -310,25 +362,8 @@ def _own_class(value: Tensor) -> str:
     return _OWN_CLASS.get(value.dtype, "fp32")
 
 
-def _is_inexact(value: Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex()
-
-
 def _ulp(value: Tensor) -> float:
-    return float(torch.finfo(value.dtype).eps) if _is_inexact(value) else 0.0
-
-
-def _wide(value: Tensor) -> Tensor:
-    value = value.detach()
-    if value.is_complex():
-        return torch.view_as_real(value.resolve_conj().to(torch.complex128))
-    return value.to(torch.float64)
-
-
-def _kinds(value: Tensor) -> Tensor:
-    """0 for a finite element, 1 for NaN, 2 and 3 for the two infinities."""
-    kinds = value.isnan().to(torch.int8)
-    return kinds + 2 * value.isposinf().to(torch.int8) + 3 * value.isneginf().to(torch.int8)
+    return float(torch.finfo(value.dtype).eps) if is_inexact(value) else 0.0
 
 
 def _exact(name: str, ok: bool, note: str) -> Check:

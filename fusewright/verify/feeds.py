@@ -8,10 +8,12 @@ version or content is wrong at the next check.
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
+from fusewright.errors import FusewrightError
 from fusewright.problem.inputs import copied, is_differentiable, is_overlapping, move, named_tensors
 from fusewright.problem.load import Problem
 from fusewright.problem.nested import map_leaves
@@ -43,6 +45,16 @@ class Feed:
 
     def __len__(self) -> int:
         return len(self.slots)
+
+    def release(self) -> None:
+        """Free the originals: from now on the sets themselves stand for them."""
+
+        def detached(leaf: object) -> object:
+            return leaf.detach() if isinstance(leaf, Tensor) else leaf
+
+        self.masters = tuple(
+            tuple(map_leaves(detached, each) for each in inputs) for inputs in self.slots
+        )
 
     def require_gradients(self, wanted: bool) -> None:
         """Make the inputs require gradients, or not."""
@@ -124,7 +136,13 @@ def make_feed(
 
 
 def make_inputs(problem: Problem, device: torch.device) -> Inputs:
-    """Fresh forward arguments on the device."""
+    """Fresh forward arguments on the device.
+
+    A host needs seconds to draw a gigabyte, so a GPU draws them itself if the problem lets it.
+    """
+    if device.type == "cuda":
+        with suppress(FusewrightError, RuntimeError, TypeError), torch.device(device):
+            return tuple(move(each, device) for each in problem.make_inputs())
     return tuple(move(each, device) for each in problem.make_inputs())
 
 

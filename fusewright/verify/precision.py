@@ -43,6 +43,12 @@ def rounded(value: Any, digits: int) -> Any:
     return torch.where(spread.isfinite(), spread - (spread - value), value)
 
 
+def may_use_tf32() -> bool:
+    """Whether PyTorch may round the operands of matmuls or convolutions."""
+    allowed = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    return torch.cuda.is_available() and bool(allowed)
+
+
 @contextmanager
 def strict_matmuls() -> Iterator[bool]:
     """No TF32 in matmuls and convolutions; yields whether the flags allow it outside."""

@@ -7,8 +7,8 @@ cached results can pass for right ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from fusewright.errors import VerifyError
 from fusewright.problem.inputs import laid_out, named_tensors, poisoned_memory
 from fusewright.problem.load import Problem
 from fusewright.problem.nested import leaves
+from fusewright.verify.attributes import attribute_values, restore_attributes, share_attributes
 from fusewright.verify.feeds import Feed
+from fusewright.verify.figures import same_values
 from fusewright.verify.scenarios import PLAIN_LAYOUT, Answer, Question, Results
 
 # Makes a call: directly, or while a clock runs.
@@ -102,8 +104,13 @@ def ask(
     subject.model.train(scenario.mode == "train")
     restore(subject.model, question.buffers)
     subject.accept(question, slot)
-    with poisoned_memory(question.blocks) if question.blocks else nullcontext():
+    with (
+        poisoned_memory(question.blocks) if question.blocks else nullcontext(),
+        _attributes_restored(subject.model, question.attributes),
+    ):
         torch.manual_seed(question.seed)
+        if scenario.again:
+            subject.call(False, slot)
         before = _random_state()
         if tuple(layouts) == PLAIN_LAYOUT:
             plain = through(lambda: subject.call(scenario.gradients, slot))
@@ -116,15 +123,28 @@ def ask(
         return Answer(_copies(subject, question, slot, results), random, tuple(taking))
 
 
+@contextmanager
+def _attributes_restored(model: nn.Module, attributes: Mapping[str, object]) -> Iterator[None]:
+    """Before the call, and after it: a state with a graph could not be copied with its model."""
+    restore_attributes(model, attributes)
+    try:
+        yield
+    finally:
+        restore_attributes(model, attributes)
+
+
 def _copies(
     subject: Subject, question: Question, slot: int, results: Mapping[str, Results]
 ) -> dict[str, Results]:
     """Copies, because a model may return its own buffer or input; each tensor is copied once."""
-    held = {f"buffer {name}": each for name, each in subject.model.named_buffers()}
+    held = attribute_values(subject.model, question.attributes)
+    held |= {f"buffer {name}": each for name, each in subject.model.named_buffers()}
     given = zip(
         named_tensors(question.inputs), named_tensors(subject.feed.slots[slot]), strict=True
     )
-    held.update((f"input {name}", mine) for (name, old), (_, mine) in given if not _same(old, mine))
+    held.update(
+        (f"input {name}", mine) for (name, old), (_, mine) in given if not same_values(old, mine)
+    )
     made: dict[int, object] = {}
 
     def copied(leaf: object) -> object:
@@ -144,13 +164,6 @@ def restore(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
-
-
-def _same(left: Tensor, right: Tensor) -> bool:
-    if left.shape != right.shape:
-        return False
-    right = right.detach()
-    return torch.equal(left, right) or bool(torch.isclose(left, right, 0, 0, equal_nan=True).all())
 
 
 def _random_state() -> list[Tensor]:
@@ -190,6 +203,7 @@ def with_state_of(model: nn.Module, candidate: nn.Module, whose: str) -> nn.Modu
     held = [*model.parameters(), *model.buffers()]
     candidate = candidate.to(held[0].device) if held else candidate
     candidate.load_state_dict(model.state_dict())
+    share_attributes(model, candidate)
     return candidate.train(model.training)
 
 

@@ -24,6 +24,7 @@ class Scenario:
 
     `layouts` are the memory layouts of the incoming gradients. `alter` changes every leaf of the
     inputs, `new_parameters` changes the parameters in place first, `once` asks in one mode only.
+    `again` makes the same call before: for models that change their own attributes.
     """
 
     name: str = ""
@@ -32,6 +33,7 @@ class Scenario:
     alter: Callable[[object], object] | None = None
     new_parameters: bool = False
     once: bool = False
+    again: bool = False
     mode: str = "train"
 
     @property
@@ -47,6 +49,9 @@ SCENARIOS = (
     # A result that was computed from the old values is wrong now.
     Scenario("new parameters", gradients=True, new_parameters=True, once=True),
     Scenario("new parameters", new_parameters=True, once=True),
+    # A hidden state that was None, or on another device, is the result of the first call now.
+    Scenario("second call", gradients=True, again=True, once=True),
+    Scenario("second call", again=True, once=True),
 )
 
 
@@ -62,7 +67,8 @@ def asked(modes: Sequence[str]) -> Iterator[Scenario]:
 class Question:
     """All that a model needs for one run: inputs, buffers, random seed and incoming gradients.
 
-    `blocks` are the sizes of the free memory to fill with NaN before the run.
+    `blocks` are the sizes of the free memory to fill with NaN before the run. `attributes` are
+    those that the model changes, with their values before the run.
     """
 
     scenario: Scenario
@@ -71,6 +77,7 @@ class Question:
     buffers: Mapping[str, Tensor]
     tangents: Mapping[str, Tensor]
     blocks: tuple[Block, ...] = ()
+    attributes: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,12 +95,22 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Usual:
+    """What two right runs of a smaller call differ by: in all, and in one element."""
+
+    error: float
+    largest: float
+    noise: bool = False
+
+
+@dataclass(frozen=True)
 class Expected:
     """The answers that a candidate is compared with, by gradient layout.
 
-    `truth` is the float64 run; if it is empty, `why` gives the reason. `strict` (eager without
-    TF32) and `narrow` (matmuls of fewer digits) exist if a precision class is wanted. The two
-    `usual` figures are the root mean squares of the largest result and the largest gradient.
+    `truth` is the float64 run; if it is empty, `why` gives the reason, and `usual` may have the
+    errors of a smaller call. `strict` (eager without TF32) and `narrow` (matmuls of fewer digits)
+    exist if a precision class is wanted. `others` are further right runs. The two `usual_` figures
+    are the root mean squares of the largest result and the largest gradient.
     """
 
     question: Question
@@ -103,4 +120,6 @@ class Expected:
     usual_gradient_rms: float = 0.0
     strict: Mapping[str, Results] = field(default_factory=dict)
     narrow: Mapping[str, Mapping[str, Results]] = field(default_factory=dict)
+    others: Mapping[str, Sequence[Results]] = field(default_factory=dict)
+    usual: Mapping[str, Usual] = field(default_factory=dict)
     why: str = ""

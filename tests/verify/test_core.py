@@ -191,9 +191,15 @@ def test_scenarios_that_are_asked_once_are_asked_in_the_last_mode() -> None:
         "eval, no_grad, NaN",
         "eval, new parameters",
         "eval, no_grad, new parameters",
+        "eval, second call",
+        "eval, no_grad, second call",
     ]
     assert [each.label for each in asked(("train",))][2:] == [
-        f"train, {each}" for each in ("no_grad, NaN", "new parameters", "no_grad, new parameters")
+        f"train, {each}"
+        for each in (
+            *("no_grad, NaN", "new parameters", "no_grad, new parameters"),
+            *("second call", "no_grad, second call"),
+        )
     ]
 
 

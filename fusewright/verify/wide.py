@@ -1,0 +1,93 @@
+"""The model in float64: one copy of it answers any number of questions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from fusewright.problem.nested import map_leaves
+from fusewright.verify.attributes import widen_attributes
+from fusewright.verify.feeds import Feed
+from fusewright.verify.float64 import doubled, widened
+from fusewright.verify.precision import DIGITS, RoundOperands, rounded
+from fusewright.verify.run import Subject, ask
+from fusewright.verify.scenarios import PLAIN_LAYOUT, Question, Results
+
+# Transposed and sliced gradients have the values of the contiguous one, so only these two layouts
+# need a float64 run.
+VALUE_LAYOUTS = ("contiguous", "expanded")
+
+Change = Callable[[object], object]
+
+
+class WideModel:
+    """A float64 copy of a model.
+
+    With `digits`, the operands of its matmuls are rounded. `change` alters parameters, inputs and
+    tangents before they are converted.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        gradients: bool,
+        *,
+        digits: int | None = None,
+        change: Change | None = None,
+    ) -> None:
+        self.model, self.gradients = copy.deepcopy(model).double(), gradients
+        self.digits, self.change = digits, change or (lambda leaf: leaf)
+        if change is not None:
+            for mine, each in zip(self.model.parameters(), model.parameters(), strict=True):
+                mine.data = _tensor(widened(change(each.data)))
+        widen_attributes(self.model, widened)
+        # 16-bit kernels also convert their inputs and parameters.
+        self.narrow_inputs = digits == DIGITS["bf16"]
+        if self.narrow_inputs:
+            for each in self.model.parameters():
+                each.data = rounded(each.data, digits or 0)
+
+    def ask(self, question: Question, layouts: Sequence[str]) -> dict[str, Results]:
+        """The results for every layout."""
+        inputs = tuple(map_leaves(self._input, each) for each in question.inputs)
+        tangents = {
+            name: _tensor(widened(self.change(each))) for name, each in question.tangents.items()
+        }
+        subject = Subject(self.model, Feed((inputs,), seed=0, gradients=self.gradients))
+        state = {name: map_leaves(widened, each) for name, each in question.attributes.items()}
+        wide = replace(question, inputs=inputs, tangents=tangents, blocks=(), attributes=state)
+        values = {each if each in VALUE_LAYOUTS else PLAIN_LAYOUT[0]: None for each in layouts}
+        with doubled(), RoundOperands(self.digits) if self.digits else nullcontext():
+            found = ask(subject, wide, tuple(values)).results
+        return {each: found[each if each in found else PLAIN_LAYOUT[0]] for each in layouts}
+
+    def _input(self, leaf: object) -> object:
+        wide = widened(self.change(leaf))
+        return rounded(wide, self.digits or 0) if self.narrow_inputs else wide
+
+
+def last_digit_changed(seed: int) -> Change:
+    """Changes each floating number by at most one unit in its last place."""
+    generators: dict[torch.device, torch.Generator] = {}
+
+    def changed(leaf: object) -> object:
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            return leaf
+        if leaf.device not in generators:
+            generators[leaf.device] = torch.Generator(leaf.device).manual_seed(seed)
+        noise = torch.rand(leaf.shape, generator=generators[leaf.device], device=leaf.device)
+        ulp = torch.finfo(leaf.dtype).eps
+        # In float64, so that the change is not rounded away.
+        return leaf.detach().double() * (1 + ulp * (2 * noise.double() - 1))
+
+    return changed
+
+
+def _tensor(value: object) -> Tensor:
+    assert isinstance(value, Tensor)
+    return value
