@@ -34,7 +34,7 @@ ORDER = (
     ("emit",),
     ("compile",),
     ("verify",),
-    ("report",),
+    ("report", "progress"),
     ("bench",),
     ("page",),
     ("cli", "__init__", "__main__"),

@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from fusewright.codegen.pruned import support_lines
+from fusewright.codegen.reachable import parsed
 from fusewright.codegen.source import Entry, Piece, Rendered, Source, macro
 from fusewright.errors import CodegenError
 from fusewright.ir.loop import Apply, Load, Reduce
@@ -26,6 +28,7 @@ _PRECISIONS = (
     "// Which kernels are built, and how precise they are, if flags decide that: 3 terms for",
     "// float32's precision, 1 for TF32's, 0 to leave the kernels out.",
 )
+ALWAYS = ("fw_error_text",)  # functions that are called for every source
 _LOCAL_INCLUDE = re.compile(r'#include "([a-z0-9_/]+\.(?:hpp|cuh))"')
 
 
@@ -35,17 +38,28 @@ def unit(made: Sequence[tuple[Entry, Rendered]], language: str) -> Source:
     names = [name for part in parts for name in part.names]
     if len(set(names)) != len(names):
         raise CodegenError(f"two kernels have the same name: {sorted(names)}")
-    lines: list[str] = []
-    pasted: set[str] = set()
-    for option in sorted({name for part in parts for name in part.options}):
-        if not any(part.options.get(option) for part in parts):
-            lines.append(f"#define {option} 0")
-    for root in _headers(parts, language):
-        lines += flattened(root, pasted)
-    lines += _sections(parts)
+    own = _sections(parts)
+    lines = [*_options(parts), *_support(parts, language, own), *own]
     pieces = tuple(Piece("\n".join(each.lines), each.weight, macro(each.terms)) for each in parts)
     entries = tuple(entry for entry, _ in made)
     return Source(language, "\n".join(lines) + "\n", entries, pieces)
+
+
+def _options(parts: Sequence[Rendered]) -> list[str]:
+    """Definitions that switch off what no kernel needs."""
+    options = sorted({name for part in parts for name in part.options})
+    unneeded = [name for name in options if not any(part.options.get(name) for part in parts)]
+    return [f"#define {name} 0" for name in unneeded]
+
+
+def _support(parts: Sequence[Rendered], language: str, own: Sequence[str]) -> list[str]:
+    """What the kernels' text needs of our headers."""
+    lines: list[str] = []
+    pasted: set[str] = set()
+    for root in _headers(parts, language):
+        lines += flattened(root, pasted)
+    headers = parsed("\n".join(lines), frozenset({("__CUDACC__", language == "cuda")}))
+    return [*headers.includes, *support_lines(headers, "\n".join([*own, *ALWAYS]))]
 
 
 def _sections(parts: Sequence[Rendered]) -> list[str]:

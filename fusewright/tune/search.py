@@ -196,7 +196,7 @@ def _measured(job: _Job, candidates: list[CompiledSchedule], device: torch.devic
 
 
 def _times_us(
-    calls: Mapping[int, Callable[[], int]], device: torch.device, budget_s: float
+    calls: Mapping[int, Callable[[], object]], device: torch.device, budget_s: float
 ) -> dict[int, float]:
     """The median on a GPU. The lower quartile on the host, which also runs other programs."""
     share = 2 if device.type == "cuda" else 4

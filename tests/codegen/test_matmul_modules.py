@@ -85,7 +85,8 @@ def test_each_mode_has_a_program_with_matmuls_and_one_without(bundle: ModuleBund
         if isinstance(node, ast.FunctionDef)
     }
     misfits = [functions[f"_model_misfit_{name}"] for name in ("train_tensor_cores", "train")]
-    assert ["_fw_tensor_cores(tensors[0].device.index)" in each for each in misfits] == [True, False]
+    asked = "_fw_tensor_cores(tensors[0].device.index)"
+    assert [asked in each for each in misfits] == [True, False]
     assert "aten.mm" in functions["_forward_train"]
     assert "aten" not in functions["_forward_train_tensor_cores"]
     assert "aten" not in functions["_backward_train_tensor_cores"]

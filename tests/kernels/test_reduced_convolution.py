@@ -54,7 +54,8 @@ def test_modules_train_as_in_eager_mode(asked: list[str], monkeypatch: pytest.Mo
     x = torch.randn(2, 12, 5, 6)
     made = emulated_source(model, x, monkeypatch)
     fast = on_library(model, x, *made, TRAINED)
-    as_exact_as_eager(fast, model, x, least=2e-6)
+    # A bias before an instance norm has a gradient whose terms cancel.
+    as_exact_as_eager(fast, model, x, least=8e-6)
     for first, second in zip(fast(x), fast(x), strict=True):
         assert torch.equal(first, second), "two runs, two results"
     torch.backends.cudnn.allow_tf32 = True  # whose tiles have twice the positions

@@ -18,6 +18,7 @@
 
 #define __global__
 #define __device__
+#define __host__
 #define __shared__ static
 #define __forceinline__ inline
 #define __launch_bounds__(...)

@@ -27,6 +27,27 @@ constexpr int cudaErrorInvalidValue = 1, cudaErrorMisalignedAddress = 716;
 
 static dim3 gridDim;
 
+constexpr int cudaLaunchAttributeProgrammaticStreamSerialization = 0;
+struct cudaLaunchAttribute {
+  int id;
+  struct {
+    int programmaticStreamSerializationAllowed;
+  } val;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  int dynamicSmemBytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  int numAttrs;
+};
+template <class Kernel, class... Given>
+void cudaLaunchKernelEx(const cudaLaunchConfig_t* config, const Kernel& kernel,
+                        const Given&... given) {
+  gridDim = config->gridDim;
+  emulation::launch(config->gridDim, config->blockDim.x, [&] { kernel(given...); });
+}
+
 using std::isfinite;
 template <class A, class B>
 auto min(A a, B b) -> decltype(a + b) {
@@ -92,12 +113,6 @@ inline void look_at(Barrier& barrier) {
 }
 inline void init_barrier(uint64_t* name, int arrivals) { barriers[name] = {arrivals, arrivals}; }
 inline void publish_barriers() {}
-template <class Kernel, class... Given>
-void launch_behind(const Kernel& kernel, int blocks, int threads, int, void*,
-                   const Given&... given) {
-  gridDim = dim3(blocks);
-  emulation::launch(dim3(blocks), threads, [&] { kernel(given...); });
-}
 inline void arrive(uint64_t* name) {
   Barrier& barrier = barriers.at(name);
   if (--barrier.pending < 0) std::abort();

@@ -78,8 +78,7 @@ _object* called_with(int (*)(T...), const char* name, _object* const* given,
 }
 
 template <auto kEntry, class... T>
-_object* called(int (*entry)(T...), const char* name, _object* const* given,
-                std::ptrdiff_t count) {
+_object* called(int (*entry)(T...), const char* name, _object* const* given, std::ptrdiff_t count) {
   if (count == static_cast<std::ptrdiff_t>(sizeof...(T))) {
     return called_with<kEntry>(entry, name, given, std::index_sequence_for<T...>{});
   }

@@ -37,7 +37,6 @@ class Persistent {
   std::atomic<int> processors_[kMostDevices] = {};
 };
 
-#if defined(__CUDACC__)
 // Launches a kernel that calls `await_kernel_before` before it reads what the last kernel of the
 // stream has written, or writes anything itself. If that kernel is ours and called
 // `let_next_begin`, the thread blocks of this one begin as soon as there is room beside it (H200:
@@ -54,6 +53,5 @@ void launch_behind(void (*kernel)(Taken...), int blocks, int threads, int shared
   launch.attrs = &early, launch.numAttrs = 1;
   cudaLaunchKernelEx(&launch, kernel, Taken(given)...);
 }
-#endif
 
 }  // namespace fw
