@@ -26,6 +26,7 @@ from fusewright.capture.stand_ins import Appended, Count, Filled
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device)
 _TABLES = ("_parameters", "_buffers", "_modules")
+_SIMPLE = frozenset({*_PLAIN, type(None), torch.Tensor})
 _LISTS = (list, deque)
 # Objects that hold no state of a model, or whose state we watch elsewhere.
 _UNWATCHED = (
@@ -239,7 +240,10 @@ def mapped(fn: Callable[[Any], Any], value: Any) -> Any:
 def _before(path: str, module: nn.Module) -> Before:
     own = own_attributes(module)
     seen: set[int] = set()
-    inside = {name: list(_contents(value, seen)) for name, value in own.items()}
+    # The layers of PyTorch have no objects that we need to watch.
+    kinds = (list, dict) if is_pytorchs(module) else object
+    watched = {n: v for n, v in own.items() if type(v) not in _SIMPLE and isinstance(v, kinds)}
+    inside = {name: list(_contents(value, seen)) for name, value in watched.items()}
     tables = {name: dict(vars(module)[name]) for name in _TABLES}
     return Before(path, module, own, {n: each for n, each in inside.items() if each}, tables)
 

@@ -1,4 +1,4 @@
-"""Our headers before they are pruned: without comments, with the conditions that are known resolved.
+"""Our headers before they are pruned: without comments, and with conditions resolved.
 
 A text is for one language, so `#if defined(__CUDACC__)` is decided here. Conditions that only the
 compiler knows, such as the instructions of a processor, stay.

@@ -130,7 +130,7 @@ def _mentions(of: Declaration) -> frozenset[str]:
 
 def _invoked(of: Declaration, macros: dict[str, Macro]) -> Part:
     """A macro that declares functions: it has the names of what it stands for."""
-    uses, names = uses_of(of.tokens, set()), ()
+    uses, names = uses_of(of.tokens, set()), tuple[str, ...]()
     if of.tokens[0].text in macros:
         text = expanded(macros[of.tokens[0].text], of.tokens)
         inner = [_part(text, each, macros) for each in declarations(text, tokens_of(text))]
@@ -141,12 +141,13 @@ def _invoked(of: Declaration, macros: dict[str, Macro]) -> Part:
 
 def uses_of(tokens: Sequence[Token], own: set[int]) -> Uses:
     """The names that these tokens mention, without those at the places `own`."""
-    every, free, called = set(), set(), set()
+    every, free, called = set[str](), set[str](), set[str]()
     words = ["", "", *(each.text for each in tokens), ""]
     for at, token in enumerate(tokens):
         if token.kind == "directive":
             found = _NAME.findall(token.text)
-            every.update(found), free.update(found), called.update(found)
+            for names in (every, free, called):
+                names.update(found)
         elif token.kind == "name" and at not in own:
             every.add(token.text)
             before = words[at : at + 2]

@@ -13,7 +13,6 @@ import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fusewright.codegen import source as _source
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.emit.edits import lines_of
 from fusewright.emit.python import call, plain, quoted
@@ -40,7 +39,9 @@ class ModelNew(Model):
         _fw_warn(reason)
         return super().forward(*args, **kwargs)
 '''
-KERNELS_LINE = getattr(_source, "KERNELS_LINE", "// the kernels\n")  # TEMPORARY
+# Where the kernels stand among their drivers, and how the first of them begins.
+KERNELS_LINE = "// The fused kernels stand here.\n"
+_FIRST_KERNEL = "namespace {\n// custom_"
 _DEFINITION = re.compile("def |class |@")
 _IMPORT = re.compile("import |from ")
 _SUPPORT = "support code: how the kernels are compiled, called and guarded"
@@ -88,12 +89,15 @@ def _parts(bundle: ModuleBundle, user: UserSource, header: str, keep_words: bool
     imports, runtime = _runtime(bundle, text.drivers + text.tables + _MODEL_NEW)
     modules = {line.removeprefix("import ") for line in imports if line.startswith("import ")}
     clashes = user.bound & modules
-    kernels = f"_FW_KERNELS = {_literal(_cpp(getattr(bundle.source, 'kernels', ''), keep_words))}"
+    drivers, kernels = _sources(
+        bundle.source.text if keep_words else respelt_cpp(bundle.source.text)
+    )
+    kernels = f"_FW_KERNELS = {_literal(kernels)}"
     own = _joined([kernels, text.drivers.strip("\n"), _MODEL_NEW.strip("\n")])
     imports = [f"{line} as _fw_{line[7:]}" if line[7:] in clashes else line for line in imports]
     torch = next(line for line in imports if line.startswith("import torch"))
     blocks = [
-        f"_FW_DRIVERS = {_literal(_cpp(getattr(bundle.source, 'support', bundle.source.text), keep_words))}",
+        f"_FW_DRIVERS = {_literal(drivers)}",
         "\n".join(wrapped([f"_FW_ENTRIES = {entries_text(bundle)}"])),
         *runtime,
         "\n".join(wrapped(_loaded(bundle))),
@@ -124,8 +128,10 @@ def _loaded(bundle: ModuleBundle) -> list[str]:
     return call("_fw_kernels", kind, given)
 
 
-def _cpp(text: str, keep_words: bool) -> str:
-    return text if keep_words else respelt_cpp(text)
+def _sources(text: str) -> tuple[str, str]:
+    """The drivers with a line where the kernels stand, and the kernels."""
+    at = text.find(_FIRST_KERNEL)
+    return (text[:at] + KERNELS_LINE, text[at:]) if at >= 0 else (text + KERNELS_LINE, "")
 
 
 def _joined(blocks: Iterable[str]) -> str:

@@ -9,8 +9,6 @@ from fusewright.ir.operators import SCANS
 
 MAX_NAME_WORDS = 6
 WITH_EPILOGUE = ("mm", "bmm", "convolution")
-# One tap of max pooling with offsets.
-_MAX_WITH_OFFSET = ["gt", "isnan", "logical_or", "where", "maximum"]
 _SPLIT = ("finite_magnitude", "max", "fp16_scale", "mul", "sub", "reciprocal")
 
 
@@ -26,16 +24,7 @@ def operators_of(kernel: LoopKernel) -> tuple[str, ...]:
             found.append(SCANS[item.kind][1])
     if not found and any(isinstance(x, Load) and x.access.guards for x in kernel.body):
         return ("pad",)
-    return tuple(_with_splits(_with_pool_offsets(found)))
-
-
-def _with_pool_offsets(words: list[str]) -> list[str]:
-    made: list[str] = []
-    for word in words:
-        made.append(word)
-        if made[-len(_MAX_WITH_OFFSET) :] == _MAX_WITH_OFFSET:
-            made[-len(_MAX_WITH_OFFSET) :] = ["max_with_place"]
-    return made
+    return tuple(_with_splits(found))
 
 
 def _with_splits(words: list[str]) -> list[str]:

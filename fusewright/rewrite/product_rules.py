@@ -144,6 +144,9 @@ def transposed_mm(context: Context, node: Node) -> Ref | None:
     given = is_given_out(node.name, context.users, context.outputs)
     if (given and not context.is_backward) or not context.is_only_reader(node):
         return None
+    users = context.users[node.name]
+    if users and all(user.op == PERMUTE for user in users):  # another transpose follows
+        return None
     left, right = matmul.args
     args = tuple(_transposed(context, node, each, swapped) for each in (right, left))
     spec = replace(node.spec, strides=contiguous_strides(node.spec.shape))

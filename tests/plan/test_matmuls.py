@@ -231,7 +231,12 @@ def halved_columns_after(m: nn.Module, x: Tensor) -> Tensor:
     return torch.relu(y[:, ::2])
 
 
-@pytest.mark.parametrize("model", [softmax_after, transposed_after, halved_columns_after])
+def test_a_transposed_result_is_a_matmul_of_transposed_operands() -> None:
+    inference, _, _ = plans(transposed_after, torch.randn(ROWS, INSIDE), **linear())
+    assert [step.kind for step in inference.kernels] == ["loop", "matmul"]
+
+
+@pytest.mark.parametrize("model", [softmax_after, halved_columns_after])
 def test_what_no_epilogue_can_compute_stays_a_loop(model) -> None:  # type: ignore[no-untyped-def]
     inference, _, _ = plans(model, torch.randn(ROWS, INSIDE), **linear())
     kinds = [step.kind for step in inference.kernels]

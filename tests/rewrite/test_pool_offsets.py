@@ -71,7 +71,7 @@ def test_results_and_gradients_have_eagers_bits(shape: tuple[int, ...]) -> None:
     pools = {name: pool for name, (pool, of) in POOLS.items() if of == shape}
     model, inputs = SideBySide(pools.values()), [torch.randn(shape) for _ in pools]
     fast, mode = optimized(model, *inputs)
-    assert not calls_in_training(mode) and loops(mode.forward) == len(pools) + ("of one" in pools)
+    assert not calls_in_training(mode) and loops(mode.forward) == len(pools)
     grown, first = [torch.cat((x, x * 2, x)) for x in inputs], [x[:1] for x in inputs]
     for given in (inputs, grown, first, *zip(*map(hard_inputs, inputs), strict=True)):
         same(fast, model, *given, words=tuple(pools))
@@ -166,7 +166,8 @@ def test_gradients_are_summed_as_they_are_gathered(size: tuple[int, ...], last: 
     found = prepare(model, (x,), modes=("train",), device=x.device, target=target)
     (mode,) = found.modes
     assert mode.backward is not None and len(mode.backward.kernels) == 1
-    assert mode.forward.kernels[0].kernel.summary.count("max_with_place") == size[0] ** 2 - 1
+    compared = mode.forward.kernels[0].operators.count("isnan")
+    assert compared == size[0] ** 2 - 1
     fast = on_library(model, x, found, emulated(found.source), TRAINED)
     same(fast, model, x)
     assert fast.shift.grad is not None and model.shift.grad is not None

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils import cpp_extension
 from torch import Tensor, nn
+from torch.utils import cpp_extension
 
 from fusewright.codegen import convolution as convolution_text
 from fusewright.codegen import matmul as matmul_text

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from fusewright import build
-from fusewright.compile.module import arguments_of, owners_of
-from fusewright.compile.pipeline import prepare
-from fusewright.emit.bundle import ModuleBundle
-from fusewright.emit.file import file_text
+from fusewright.emit.support import pasted
 from fusewright.errors import DeviceError, FusewrightError
+from fusewright.runtime import BUILDERS, PASTED, TENSOR_CORES
 from fusewright.target.device import architecture, target_of
 from fusewright.target.facts import H200
 from fusewright.target.target import Target
@@ -40,14 +36,11 @@ def installed(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], **fa
 
 @pytest.fixture(scope="module")
 def emitted() -> dict[str, Any]:
-    """The names of an emitted file that has a matmul of ours."""
-    model, x = nn.Linear(1024, 1024), torch.randn(1024, 1024)
-    made = prepare(model, (x,), modes=("eval",), device=x.device, target=Target.cuda())
-    modes = tuple(replace(each, owners=owners_of(model, "eval")) for each in made.modes)
-    bundle = ModuleBundle("m", "cuda", made.source, arguments_of(model, (x,)), modes)
-    source = "import torch\nclass Model(torch.nn.Module):\n    ...\n"
+    """The names that the run time of an emitted file has for a GPU."""
+    modules = (*PASTED, TENSOR_CORES, *BUILDERS["cuda"])
+    imports, definitions = pasted(modules, "_fw_flags _fw_tensor_cores")
     names: dict[str, Any] = {"__name__": "emitted"}
-    exec(compile(file_text(bundle, source, ""), "<emitted>", "exec"), names)
+    exec("\n".join([*imports, *definitions]), names)
     return names
 
 
