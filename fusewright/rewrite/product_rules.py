@@ -145,12 +145,21 @@ def transposed_mm(context: Context, node: Node) -> Ref | None:
     if (given and not context.is_backward) or not context.is_only_reader(node):
         return None
     users = context.users[node.name]
-    if users and all(user.op == PERMUTE for user in users):  # another transpose follows
+    if users and all(_undoes(context, user, node.name) for user in users):
         return None
     left, right = matmul.args
     args = tuple(_transposed(context, node, each, swapped) for each in (right, left))
     spec = replace(node.spec, strides=contiguous_strides(node.spec.shape))
     return context.builder.add(replace(matmul, name=f"{node.name}_mm", args=args, spec=spec))
+
+
+def _undoes(context: Context, node: Node, name: str) -> bool:
+    """Whether a node puts the dimensions of a transposed value back in order."""
+    if node.op != PERMUTE or node.spec is None:
+        return False
+    first, second = permute_order(context.old[name]), permute_order(node)
+    order = [first[at] for at, size in zip(second, node.spec.shape, strict=True) if size != ONE]
+    return order == sorted(order)
 
 
 def _transposed(context: Context, like: Node, arg: Arg, order: tuple[int, ...]) -> Ref:

@@ -27,7 +27,6 @@ from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.context import Context, Rewrite, is_given_out
 from fusewright.rewrite.joins import CAT, ROLL
 from fusewright.rewrite.normal_form import normal
-from fusewright.rewrite.ordering import in_order
 from fusewright.rewrite.padding import PAD
 
 MOST_TURNS = 8  # how often a replacement is replaced again
@@ -95,8 +94,8 @@ def _rules_for(op: str) -> tuple[Rewrite, ...]:
 
 
 def simplify(graph: Graph, *, is_backward: bool = False) -> Graph:
-    """Apply the rules to each node in order, merge equal nodes, and put all in the fixed order."""
-    return in_order(merge_equal(split_bias_gradient(_apply(graph, is_backward))))
+    """Apply the rules to each node in order, then merge equal nodes."""
+    return merge_equal(split_bias_gradient(_apply(graph, is_backward)))
 
 
 def _apply(graph: Graph, is_backward: bool) -> Graph:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fusewright.ir.graph import Graph, Program, Ref
+from fusewright.ir.loop import Apply, Instruction, Load, LoopKernel, Reduce, Scan, Store
 from fusewright.plan import plan
 from fusewright.plan.steps import Fused, Plan, Step
 from fusewright.rewrite import rewrite
@@ -78,8 +79,11 @@ def contents(program: Program, plans: Plans) -> dict[str, object]:
 def _outputs(plan: Plan, sources: Mapping[str, object]) -> tuple[object, ...]:
     known = dict(sources)
     for step in plan.steps:
-        text = hash(_text(step, known))
-        known.update({name: (text, at) for at, name in enumerate(step.outputs) if name})
+        if isinstance(step, Fused) and isinstance(step.kernel, LoopKernel):
+            known.update(_stored(step, step.kernel, known))
+        else:
+            text = hash(_text(step, known))
+            known.update({name: (text, at) for at, name in enumerate(step.outputs) if name})
     return tuple(known[each] if isinstance(each, str) else each for each in plan.outputs)
 
 
@@ -94,3 +98,45 @@ def _text(step: Step, known: Mapping[str, object]) -> str:
         return known[value.name] if isinstance(value, Ref) else value
 
     return repr((step.node.op, arg(step.node.args), arg(step.node.kwargs)))
+
+
+def _stored(step: Fused, kernel: LoopKernel, known: Mapping[str, object]) -> dict[str, object]:
+    """What a loop stores in each output: the operators behind it, whatever their order is."""
+    given = dict(zip((each.name for each in kernel.arguments), step.inputs, strict=False))
+    outputs = [each.name for each in kernel.arguments if each.is_output]
+    values: dict[str, int] = {}
+    stores: dict[str, int] = {}
+    for item in kernel.body:
+        if isinstance(item, Store):
+            stores[item.access.buffer] = hash(repr((values[item.value], _bare(item))))
+            continue
+        read = [known[given[item.access.buffer]]] if isinstance(item, Load) else []
+        read += [values[name] for name in getattr(item, "operands", ())]
+        read += [values[item.operand]] if isinstance(item, Reduce | Scan) else []
+        values[item.name] = hash(repr((_bare(item), read)))
+        if isinstance(item, Reduce) and item.second:
+            values[item.second] = hash(("second", values[item.name]))
+    sizes = [[axis.size for axis in axes] for axes in (kernel.outer, kernel.inner)]
+    whole = hash(repr((sizes, kernel.repeated, sorted(stores.values()))))
+    return {
+        name: (whole, stores[buffer])
+        for name, buffer in zip(step.outputs, outputs, strict=True)
+        if name
+    }
+
+
+def _bare(item: Instruction) -> Instruction:
+    """An instruction without the names of values and buffers."""
+    if isinstance(item, Load | Store):
+        item = replace(item, access=replace(item.access, buffer=""))
+    if isinstance(item, Store):
+        return replace(item, value="")
+    nameless = replace(item, name="")
+    match nameless:
+        case Apply():
+            return replace(nameless, operands=())
+        case Reduce():
+            return replace(nameless, operand="", second="")
+        case Scan():
+            return replace(nameless, operand="")
+    return nameless
