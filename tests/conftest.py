@@ -18,7 +18,7 @@ import torch
 from fusewright import build
 from fusewright.plan import rows
 from fusewright.rewrite import convolutions
-from fusewright.runtime import tensor_cores
+from fusewright.runtime import call, tensor_cores
 from tests.support.emulated_modules import use_tensor_cores
 from tests.support.precompiled import included
 
@@ -60,6 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("FUSEWRIGHT_DEBUG", raising=False)
     monkeypatch.delenv("FUSEWRIGHT_DUMP", raising=False)
+    call._FW_WARNED.clear()  # A reason is told once in a process; each test is told anew.
     yield
 
 

@@ -20,7 +20,6 @@ from torch import nn
 
 from fusewright.compile import module
 from fusewright.errors import CaptureError
-from fusewright.runtime import call
 from tests.support.gradients import medley_results, output_and_gradients
 from tests.support.handmade import gemm_add_relu, medley
 from tests.support.misfits import Made, misfits, no_program
@@ -52,8 +51,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @pytest.fixture(autouse=True)
-def _fresh_warnings() -> None:
-    call._FW_WARNED.clear()
+def _fresh_dynamo() -> None:
     torch._dynamo.reset()
 
 

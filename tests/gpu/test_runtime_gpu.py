@@ -19,7 +19,6 @@ from fusewright.compile import module
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
 from fusewright.emit.file import file_text
 from fusewright.plan.steps import Plan
-from fusewright.runtime import call
 from tests.support.gradients import output_and_gradients
 from tests.support.handmade import Case, gemm_add_relu
 from tests.support.tensors import assert_same
@@ -122,7 +121,6 @@ def test_the_current_stream_is_used(pair: Any) -> None:
 def test_autocast_is_seen_after_calls_without_it(pair: Any) -> None:
     _, fast = pair
     x = torch.randn(64, 3, device="cuda")
-    call._FW_WARNED.clear()
     first, second = fast(x), fast(x)
     assert_same(second, first)
     with torch.autocast("cuda", torch.float16), pytest.warns(RuntimeWarning, match="autocast"):

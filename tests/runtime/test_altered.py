@@ -25,7 +25,6 @@ from fusewright.compile import module
 from fusewright.compile.solution import solve
 from fusewright.emit.file import file_text
 from fusewright.errors import DeviceError
-from fusewright.runtime import call
 from tests.support.emitted_files import executed
 from tests.support.tensors import assert_same
 
@@ -148,11 +147,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], nn.M
             return model
 
         yield new
-
-
-@pytest.fixture(autouse=True)
-def _fresh_warnings() -> None:
-    call._FW_WARNED.clear()
 
 
 def is_fused(model: nn.Module, x: torch.Tensor) -> bool:

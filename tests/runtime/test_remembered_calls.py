@@ -27,11 +27,6 @@ def gemm(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return case, case.modes(tmp_path_factory.mktemp("gemm"))
 
 
-@pytest.fixture(autouse=True)
-def _fresh_warnings() -> None:
-    call._FW_WARNED.clear()
-
-
 def with_misfit(mode: call._FwMode, misfit: Any) -> call._FwMode:
     return call._FwMode(**vars(mode) | {"misfit": misfit})
 
