@@ -16,7 +16,7 @@ PY := .venv/bin/python
 STAMP := .venv/.stamp
 endif
 
-.PHONY: setup lint test test-all demo bench gpu-test sanitize fuzz clean
+.PHONY: setup lint test test-all demo bench gpu-test sanitize sanitize-host fuzz clean
 
 setup: $(STAMP)
 	@$(PY) -c 'import sys, torch; print("Python", sys.version.split()[0], "· PyTorch", torch.__version__)'
@@ -84,6 +84,17 @@ sanitize: $(STAMP)
 	$(PY) -m tests.sanitize
 	for tool in memcheck synccheck racecheck 'initcheck --kernel-name kns=fw'; do \
 		$(SANITIZE) --tool $$tool $(PY) -m tests.sanitize; done
+
+# Without a GPU: the tests' host kernels, and CUDA kernels in emulation, under AddressSanitizer. The
+# first error ends a process. Compilers run without it; tests that need nvcc are skipped.
+ASAN := env -u LD_PRELOAD g++ -fsanitize=address -fno-omit-frame-pointer -g1
+SANITIZED ?= $(addprefix tests/,codegen kernels plan rewrite runtime compile emit ir test_regressions.py)
+sanitize-host: $(STAMP)
+	@rm -rf .pytest_cache/asan && mkdir -p .pytest_cache/asan
+	@export CXX='$(ASAN)' ASAN_OPTIONS=detect_leaks=0:log_path=$(CURDIR)/.pytest_cache/asan/report; \
+	export LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)"; \
+	$(TESTS) -m 'not gpu and not slow' $(SANITIZED); passed=$$?; unset LD_PRELOAD; \
+	find .pytest_cache/asan -type f -exec cat {} + ; exit $$passed
 
 fuzz: $(STAMP)
 	$(PY) -m tests.fuzz --count 10000

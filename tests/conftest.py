@@ -20,10 +20,10 @@ from fusewright.plan import rows
 from fusewright.rewrite import convolutions
 from fusewright.runtime import call, tensor_cores
 from tests.support.emulated_modules import use_tensor_cores
-from tests.support.precompiled import included
+from tests.support.precompiled import gxx, included
 
 ROOT = Path(__file__).resolve().parents[1]
-GXX_IS_USED = "CXX" not in os.environ and shutil.which("g++") is not None
+GXX_IS_USED = "g++" in os.environ.get("CXX", "g++").split() and shutil.which("g++") is not None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,7 +72,7 @@ def _quickly_built(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """
     if request.node.get_closest_marker("as_users_build") is None:
         flags = tuple("-Og" if flag == "-O3" else flag for flag in build._HOST_FLAGS)
-        more = included(("g++", *flags)) if GXX_IS_USED else ()
+        more = included((*gxx(), *flags)) if GXX_IS_USED else ()
         monkeypatch.setattr(build, "_HOST_FLAGS", (*flags, *more))
 
 

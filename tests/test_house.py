@@ -110,6 +110,17 @@ def imports_torch(node: ast.stmt) -> bool:
     return isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch"
 
 
+def freed_addresses(tree: ast.Module) -> list[int]:
+    """Lines that take the address of a new tensor that has no name: its memory is freed at once."""
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    of_calls = [f for f in calls if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Call)]
+    return [
+        func.lineno
+        for func in of_calls
+        if func.attr == "data_ptr" and not ast.unparse(func.value).endswith(".untyped_storage()")
+    ]
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -167,6 +178,11 @@ def test_benchmarks_import_no_tests(path: Path) -> None:
     assert "tests" not in {name[0] for name in names}
 
 
+def test_memory_is_held_while_it_is_used() -> None:
+    for path in [*SOURCES, *TESTS, *BENCHMARKS]:
+        assert freed_addresses(ast.parse(path.read_text())) == [], name_of(path)
+
+
 def clang_format() -> str:
     """The clang-format that pyproject.toml pins; another version may break lines differently."""
     pinned = re.search(r'"clang-format==([\d.]+)"', (ROOT / "pyproject.toml").read_text())
@@ -207,6 +223,8 @@ def test_the_rules_catch_what_they_forbid() -> None:
     assert list(ours(tree)) == [(2, "plan"), (3, "ir")]
     assert [imports_torch(node) for node in tree.body] == [True, False, False]
     assert ROW["ir"] < ROW["plan"]
+    freed = "torch.empty(8).data_ptr()\nx.data_ptr()\nx.untyped_storage().data_ptr()\n"
+    assert freed_addresses(ast.parse(freed)) == [1]
 
 
 def test_the_order_names_what_exists() -> None:

@@ -76,7 +76,6 @@ class _FwMethod(ctypes.Structure):
 
 
 _FW_FASTCALL = 0x80  # the function takes an array of arguments and its length
-_FW_METHODS: list[_FwMethod] = []  # kept for the life of the process, as libraries are
 
 
 def _fw_builtin(library: typing.Any, name: str) -> _fw_call | None:
@@ -86,7 +85,9 @@ def _fw_builtin(library: typing.Any, name: str) -> _fw_call | None:
         return None
     address = ctypes.cast(found, ctypes.c_void_p)
     method = _FwMethod(name.encode(), address, _FW_FASTCALL, None)
-    _FW_METHODS.append(method)
+    # Kept for the life of the process, as libraries are. The function may outlive this module, and
+    # Python reads its record even while it deletes it.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(method))
     kind = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 3)
     make = kind(("PyCFunction_NewEx", ctypes.pythonapi))
     function: _fw_call = make(ctypes.addressof(method), None, None)

@@ -133,8 +133,8 @@ def test_a_case_without_an_instance_is_refused() -> None:
     assert library().has_taps(ctypes.byref(sizes)) == 1, "one and two, and no others"
     assert library().gradient(strided(x), strided(dy), weights, ctypes.byref(sizes)) == 1
     filter_ = (ctypes.c_int64 * 7)(dw.data_ptr(), 64 * 192, 192, 3, 0, 3, 1)
-    workspace = ctypes.c_void_p(torch.empty(1 << 20).data_ptr())
-    given = (strided(x), filter_, ctypes.byref(sizes), workspace)
+    memory = torch.empty(1 << 20)
+    given = (strided(x), filter_, ctypes.byref(sizes), ctypes.c_void_p(memory.data_ptr()))
     assert library().convolution(*given, 0) == MISALIGNED
 
 

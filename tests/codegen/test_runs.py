@@ -19,6 +19,7 @@ from fusewright.schedule.loops import choose
 from fusewright.target.target import Target
 from tests.support import loop_runs
 from tests.support.loop_runs import call, compile_source, run, together
+from tests.support.precompiled import SANITIZED
 
 # Flags that replace functions of vectors by those of lanes: only x86 has the former.
 PORTABLE = ("-mno-avx512f",) if platform.machine() in ("x86_64", "AMD64") else ()
@@ -335,6 +336,7 @@ def test_erf_reaches_one(dtype: str) -> None:
     assert torch.equal(y[ended], x.sign()[ended])
 
 
+@pytest.mark.skipif(SANITIZED, reason="AddressSanitizer takes more stack")
 def test_long_chains_of_functions_need_little_stack() -> None:
     """Values between functions are held as short runs: 60 of float64 in a thread of 256 KB."""
     name, body = "x", list[Instruction]()

@@ -208,12 +208,11 @@ def test_a_batch_of_no_images(monkeypatch: pytest.MonkeyPatch) -> None:
     found = prepared(Layer(summed), torch.randn(3, 12, 8, 8))
     (step,) = (each for each in found.modes[0].inference.steps if each.kind == "convolution")
     (entry,) = (each for each in found.source.entries if each.name == step.name)
-    out = torch.full((8,), 5.0)
-    empty = ctypes.c_void_p(torch.empty(0, 12, 8, 8).data_ptr())
+    out, empty = torch.full((8,), 5.0), torch.empty(0, 12, 8, 8)
     weight, workspace = torch.randn(8, 12, 3, 3), torch.empty(entry.workspace.at({"s0": 0}))
     bias = torch.randn(8)  # which may be read although no sum has it
     given = dict.fromkeys(entry.arguments, ctypes.c_void_p(bias.data_ptr()))
-    given[step.kernel.source.buffer] = empty
+    given[step.kernel.source.buffer] = ctypes.c_void_p(empty.data_ptr())
     given[step.kernel.filter.buffer] = ctypes.c_void_p(weight.data_ptr())
     given[step.outputs[-1]] = ctypes.c_void_p(out.data_ptr())
     images = ctypes.c_int64(0)

@@ -4,7 +4,11 @@ message."""
 from __future__ import annotations
 
 import ctypes
+import gc
+import sys
 import threading
+import weakref
+from pathlib import Path
 from types import BuiltinFunctionType, SimpleNamespace
 from typing import Any
 
@@ -65,8 +69,54 @@ def test_an_integer_too_large_is_refused() -> None:
         called(None, None, 2**70, None, 1, None)
 
 
+def test_calls_keep_no_references() -> None:
+    """Whether they succeed or fail, and wherever the wrong argument is."""
+    _, called = built()
+    x, y, n, wrong = torch.zeros(3), torch.zeros(3), 3, SimpleNamespace(data_ptr=lambda: "place")
+    objects = (x, y, n, wrong, wrong.data_ptr, called, type(wrong), torch.Tensor, None)
+    before = [sys.getrefcount(each) for each in objects]
+    for _ in range(100):
+        called(x, y, n, None, 1, None)
+        for at in range(6):
+            given: list[Any] = [x, y, n, None, 1, None]
+            given[at] = wrong
+            with pytest.raises(TypeError):
+                called(*given)
+        with pytest.raises(TypeError):
+            called(x, y)
+        del given
+    gc.collect()
+    after = [sys.getrefcount(each) for each in objects]
+    assert max(now - was for was, now in zip(before, after, strict=True)) < 50
+
+
 def test_a_library_without_them_is_called_by_ctypes() -> None:
     assert library._fw_builtin(SimpleNamespace(), "powers") is None
+
+
+def test_a_function_outlives_its_module() -> None:
+    """An emitted file has its own copy of the module. Python reads a function's record as long as
+    the function exists, even while both are deleted."""
+    opened, _ = built()
+    copied: dict[str, Any] = {"__name__": "copied"}
+    exec(Path(library.__file__).read_text(), copied)
+    record: Any = copied["_FwMethod"]
+    records = []
+
+    class Seen(record):  # type: ignore[misc]
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            records.append(weakref.ref(self))
+
+    copied["_FwMethod"] = Seen
+    called = copied["_fw_builtin"](opened, "powers")
+    copied.clear()
+    gc.collect()
+    assert [each() for each in records] != [None], "the record was freed"
+    assert called.__name__ == "powers"
+    del called
+    gc.collect()
+    assert records[0]() is not None
 
 
 def test_other_threads_run_meanwhile() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from fusewright.target.target import Target
 from tests.support import loop_runs
 from tests.support.cuda_on_host import emulated
 from tests.support.emulated_modules import use_tensor_cores
+from tests.support.precompiled import gxx
 from tests.support.stubs import CONVOLUTION_STUB, MATMUL_STUB
 
 MODEL = """
@@ -134,7 +136,7 @@ def test_an_emitted_file_follows_the_flags(
     flags: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path))
-    monkeypatch.setenv("CXX", "g++ -w")
+    monkeypatch.setenv("CXX", shlex.join([*gxx(), "-w"]))
     model = made()
     names: dict[str, Any] = {}
     text = file_text(bundle_of(model), MODEL, "made for a test")

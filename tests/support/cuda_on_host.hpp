@@ -16,6 +16,11 @@
 #include <memory>
 #include <vector>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
 #define __global__
 #define __device__
 #define __host__
@@ -69,6 +74,7 @@ struct Fiber {
   jmp_buf place;
   bool started = false, done = false;
 };
+constexpr size_t kStack = 128 * 1024;
 static std::vector<Fiber> fibers;
 static std::vector<std::unique_ptr<char[]>> stacks;  // reused from block to block
 static jmp_buf scheduler;
@@ -77,22 +83,55 @@ static Meeting block_meeting, warp_meetings[32];
 static uint32_t slots[1024];
 static const std::function<void()>* thread_main;
 
+// AddressSanitizer must know which stack is in use. It also reports shared memory that a launch has
+// not asked for.
+#ifdef __SANITIZE_ADDRESS__
+static const void* scheduler_stack;
+static size_t scheduler_bytes;
+static void to_fiber() { __sanitizer_start_switch_fiber(nullptr, stacks[current].get(), kStack); }
+static void in_fiber() {
+  __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_bytes);
+}
+static void to_scheduler() {
+  __sanitizer_start_switch_fiber(nullptr, scheduler_stack, scheduler_bytes);
+}
+static void in_scheduler() { __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr); }
+static void allow_shared(size_t bytes) {
+  __asan_poison_memory_region(emulated_shared, sizeof(emulated_shared));
+  __asan_unpoison_memory_region(emulated_shared, bytes);
+}
+#else
+static void to_fiber() {}
+static void in_fiber() {}
+static void to_scheduler() {}
+static void in_scheduler() {}
+static void allow_shared(size_t) {}
+#endif
+
 // Lets other fibers run. (swapcontext is used once a fiber: it makes a system call for signals.)
 static __attribute__((noinline)) void pause() {
-  if (_setjmp(fibers[current].place) == 0) _longjmp(scheduler, 1);
+  if (_setjmp(fibers[current].place) == 0) {
+    to_scheduler();
+    _longjmp(scheduler, 1);
+  }
+  in_fiber();
 }
 
 static void enter() {
+  in_fiber();
   (*thread_main)();
   fibers[current].done = true;
   ++progress;
+  to_scheduler();
   _longjmp(scheduler, 1);
 }
 
 static __attribute__((noinline)) void resume() {
-  if (_setjmp(scheduler) != 0) return;
-  if (fibers[current].started) _longjmp(fibers[current].place, 1);
-  constexpr size_t kStack = 128 * 1024;
+  if (_setjmp(scheduler) != 0) return in_scheduler();
+  if (fibers[current].started) {
+    to_fiber();
+    _longjmp(fibers[current].place, 1);
+  }
   static ucontext_t context;
   while (stacks.size() <= current) stacks.emplace_back(new char[kStack]);
   fibers[current].started = true;
@@ -100,6 +139,7 @@ static __attribute__((noinline)) void resume() {
   context.uc_stack.ss_sp = stacks[current].get();
   context.uc_stack.ss_size = kStack;
   makecontext(&context, enter, 0);
+  to_fiber();
   setcontext(&context);
 }
 
@@ -160,15 +200,18 @@ static uint32_t exchanged(uint32_t word, int source_lane) {
 }
 
 template <class Kernel>
-void launch(dim3 grid, unsigned threads, const Kernel& kernel) {
+void launch(dim3 grid, unsigned threads, size_t shared_bytes, const Kernel& kernel) {
   const std::function<void()> main = kernel;
   thread_main = &main;
+  if (shared_bytes > sizeof(emulated_shared)) std::abort();  // more than a GPU has
+  allow_shared(shared_bytes);
   for (unsigned y = 0; y < grid.y; ++y) {
     for (unsigned x = 0; x < grid.x; ++x) {
       blockIdx = dim3(x, y);
       run_block(threads);
     }
   }
+  allow_shared(sizeof(emulated_shared));  // tests fill it
 }
 
 }  // namespace emulation

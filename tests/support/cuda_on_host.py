@@ -27,13 +27,13 @@ CUDA = Target.cuda()
 SHIM = (Path(__file__).parent / "cuda_on_host.hpp").read_text()
 SHARED = re.compile(r"extern __shared__ __align__\(1024\) char memory\[\];")
 LAUNCH = re.compile(
-    r"\b(kernel|\w+_kernel<[^;]*?>)\s*<<<(\w+), ([^;]*?), \w+, [^;]*?>>>\(([^;]*?)\);"
+    r"\b(kernel|\w+_kernel<[^;]*?>)\s*<<<(\w+), ([^;]*?), (\w+), [^;]*?>>>\(([^;]*?)\);"
 )
 
 
 def emulated(source: Source) -> Source:
     """The same text for g++: launches become calls, and cuda_on_host.hpp replaces the toolkit."""
-    text, count = LAUNCH.subn(r"emulation::launch(\2, \3, [&] { \1(\4); });", source.text)
+    text, count = LAUNCH.subn(r"emulation::launch(\2, \3, \4, [&] { \1(\5); });", source.text)
     assert count and "<<<" not in text
     text = SHARED.sub("char* const memory = emulated_shared;", text)
     return Source("host", SHIM + text, source.entries)

@@ -20,15 +20,17 @@ from fusewright.kinds.registry import render
 from fusewright.schedule.choice import Schedule
 from fusewright.schedule.loops import choose
 from fusewright.target.target import Target
-from tests.support.precompiled import folder, included
+from tests.support.precompiled import SANITIZED, folder, gxx, included
 
-GXX = (
-    "g++ -std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=off "
+FLAGS = (
+    "-std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=off "
     "-fopenmp -shared -fPIC"
 ).split()
 # Kernels on fibers: most of the time would be the optimiser's.
 EMULATED = ("-Og", "-w")
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+if SANITIZED:
+    NVCC = None
 
 
 def compile_source(source: Source, flags: Sequence[str] = ()) -> ctypes.CDLL:
@@ -36,8 +38,8 @@ def compile_source(source: Source, flags: Sequence[str] = ()) -> ctypes.CDLL:
     cuda = source.language == "cuda"
     gencode = flags or ("-gencode", "arch=compute_90a,code=sm_90a")
     nvcc = [NVCC or "nvcc", "-std=c++17", "-O3", "-fmad=false", *gencode, "-shared"]
-    gxx = [*GXX, *flags]
-    command = [*nvcc, "-Xcompiler", "-fPIC"] if cuda else [*gxx, *included(tuple(gxx))]
+    host = (*gxx(), *FLAGS, *flags)
+    command = [*nvcc, "-Xcompiler", "-fPIC"] if cuda else [*host, *included(host)]
     key = hashlib.sha256(repr((command, source.text)).encode()).hexdigest()[:20]
     library = folder() / f"{key}.so"
     if not library.exists():

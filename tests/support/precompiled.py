@@ -8,6 +8,8 @@ from __future__ import annotations
 import fcntl
 import functools
 import hashlib
+import os
+import shlex
 import subprocess
 import tempfile
 from pathlib import Path
@@ -18,6 +20,16 @@ HEADERS = (
     "functional limits map memory numeric tuple type_traits utility vector"
 ).split()
 TEXT = "#undef _FORTIFY_SOURCE\n" + "".join(f"#include <{name}>\n" for name in HEADERS)
+
+
+def gxx() -> tuple[str, ...]:
+    """The words that start g++: those of CXX where it calls g++, with a sanitizer maybe."""
+    given = tuple(shlex.split(os.environ.get("CXX", "")))
+    return given if "g++" in given else ("g++",)
+
+
+# With AddressSanitizer kernels take more stack, and other compilers than g++ crash.
+SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")
 
 
 def folder() -> Path:

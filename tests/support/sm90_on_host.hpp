@@ -45,7 +45,8 @@ template <class Kernel, class... Given>
 void cudaLaunchKernelEx(const cudaLaunchConfig_t* config, const Kernel& kernel,
                         const Given&... given) {
   gridDim = config->gridDim;
-  emulation::launch(config->gridDim, config->blockDim.x, [&] { kernel(given...); });
+  emulation::launch(config->gridDim, config->blockDim.x, config->dynamicSmemBytes,
+                    [&] { kernel(given...); });
 }
 
 using std::isfinite;

@@ -13,7 +13,7 @@ from tests.support.cuda_on_host import LAUNCH as PLAIN_LAUNCH
 from tests.support.cuda_on_host import SHARED, SHIM
 
 STAND_IN = Path(__file__).parent / "sm90_on_host.hpp"
-LAUNCH = re.compile(r"kernel<<<(\w+), (\w+), [^;]*?>>>\(([^;]*?)\);", re.DOTALL)
+LAUNCH = re.compile(r"kernel<<<(\w+), (\w+), ([^;,]*), [^;]*?>>>\(([^;]*?)\);", re.DOTALL)
 # An epilogue by columns, as generated ones are, from `load`, `give` and `visit` of an element.
 BY_COLUMNS = r"""
 template <class Plain>
@@ -57,10 +57,10 @@ def with_stand_in(name: str, pasted: set[str]) -> list[str]:
 def on_host(text: str) -> str:
     """The same text for g++: launches become calls, and cuda_on_host.hpp replaces the toolkit."""
     text, cores = LAUNCH.subn(
-        r"gridDim = dim3(\1); emulation::launch(dim3(\1), \2, [&] { kernel(\3); });", text
+        r"gridDim = dim3(\1); emulation::launch(dim3(\1), \2, \3, [&] { kernel(\4); });", text
     )
     text, shared = SHARED.subn("char* const memory = emulated_shared;", text)
-    text = PLAIN_LAUNCH.sub(r"emulation::launch(\2, \3, [&] { \1(\4); });", text)
+    text = PLAIN_LAUNCH.sub(r"emulation::launch(\2, \3, \4, [&] { \1(\5); });", text)
     assert (cores or "launch_behind(kernel" in text) and shared and "<<<" not in text
     return SHIM + text
 
