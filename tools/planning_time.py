@@ -52,7 +52,7 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = Convolution(), Convolution()[:2]
+        self.first, self.second = Convolution(), nn.Sequential(*[*Convolution()][:2])
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.second(self.first(x)) + x)

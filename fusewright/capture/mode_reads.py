@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 _NAME = "training"
 # Our own stages read the mode around a forward. A traced graph's module copies it from its root.
@@ -38,7 +39,7 @@ def watched_mode(model: nn.Module) -> Iterator[ModeReads]:
     def read(module: nn.Module) -> bool:
         if not reads.seen:
             caller = sys._getframe(1).f_globals.get("__name__", "")
-            reads.seen = not caller.startswith(_NOT_FORWARD)
+            reads.seen = not (caller.startswith(_NOT_FORWARD) or _drops_nothing(module, caller))
         try:
             found: bool = vars(module)[_NAME]
         except KeyError:
@@ -56,6 +57,17 @@ def watched_mode(model: nn.Module) -> Iterator[ModeReads]:
         yield reads
     finally:
         delattr(nn.Module, _NAME)
+
+
+def _drops_nothing(module: nn.Module, caller: str) -> bool:
+    """Whether a dropout of rate zero asks. It returns its input in both modes."""
+    return (
+        isinstance(module, _DropoutNd)
+        and caller == _DropoutNd.__module__
+        and type(module).__module__ == caller
+        and type(module.p) in (int, float)
+        and module.p == 0
+    )
 
 
 def _can_watch(model: nn.Module) -> bool:

@@ -22,11 +22,13 @@ from fusewright.capture.call import Flattened, ModelCall
 from fusewright.capture.convert import Converter, is_random
 from fusewright.capture.decompositions import decomposition_table, kept_whole
 from fusewright.capture.effects import is_token, without_tokens
+from fusewright.capture.fake_results import compared_once
 from fusewright.capture.losses import with_class_losses
 from fusewright.capture.pools import with_pool_offsets
 from fusewright.capture.program import Partition, make_program, placeholders
 from fusewright.capture.recurrent import kept_or_written_out, save_what_layers_read
 from fusewright.capture.scatters import with_choices
+from fusewright.capture.sizes import remembered
 from fusewright.capture.state import Attribute, Key
 from fusewright.ir.graph import Program, Symbol
 
@@ -63,6 +65,8 @@ def trace(
         # These graphs are never run, so their Python code is not needed.
         stack.enter_context(_use_lazy_graph_module(True))
         stack.enter_context(kept_whole())
+        stack.enter_context(remembered(shape_env))
+        stack.enter_context(compared_once(fake_mode))
         stack.enter_context(kept_or_written_out())
         joint = aot_export_joint_with_descriptors(
             stack, flattened, tuple(fakes), {}, decompositions=decomposition_table()
