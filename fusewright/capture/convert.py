@@ -161,7 +161,7 @@ class Converter:
     def _monomial(self, expr: Any) -> tuple[Fraction, dict[str, int]]:
         """expr = scale · Π symbol^power, or InexpressibleSizeError."""
         plain = _without_torch_functions(sympy.sympify(expr))
-        rest = sympy.simplify(plain)
+        rest = sympy.factor(sympy.simplify(plain))
         powers: dict[str, int] = {}
         scale = Fraction(1)
         for factor in sympy.Mul.make_args(rest):
@@ -172,8 +172,13 @@ class Converter:
                 name = self._symbols[base]
                 powers[name] = powers.get(name, 0) + int(power)
             else:
-                raise inexpressible(expr)
+                name = self._other_size(base, power)
+                powers[name] = powers.get(name, 0) + 1
         return scale, powers
+
+    def _other_size(self, base: Any, power: Any) -> str:
+        """The name of a factor that is no power of a symbol."""
+        raise inexpressible(base**power)
 
     def arg(self, value: Any) -> Arg:
         if isinstance(value, fx.Node):

@@ -150,22 +150,29 @@ def _partition(joint: fx.GraphModule) -> Partition:
     # The last outputs are one gradient per primal, None included; only backward's tokens follow.
     later = sum(type(label).__name__ == "BackwardTokenAOTOutput" for label in labels)
     n_forward = len(labels) - len(primals) - later
+    joint_inputs = [node.meta.get("val") for node in placeholders(joint)]
+    forward, backward = split(joint, joint_inputs, num_fwd_outputs=n_forward)
+    plain = tuple(label for label in labels[:n_forward] if not is_token(label))
+    return Partition(without_tokens(forward), without_tokens(backward), primals, plain)
+
+
+def split(
+    joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **others: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Forward and backward of a joint graph, by bytes."""
     _drop_aliases(joint)
     save_what_layers_read(joint)
     with_pool_offsets(joint)
     with_choices(joint)
-    joint_inputs = [node.meta.get("val") for node in placeholders(joint)]
     # Pointwise chains of any length are recomputed if that saves bytes. They are fused into the
     # kernel that reads them, so recomputing costs arithmetic and no memory traffic.
     recompute = functorch_config.patch(
         ban_recompute_used_far_apart=False, ban_recompute_long_fusible_chains=False
     )
     with recompute, _random_kept_apart(joint), _reductions_fused():
-        forward, backward = min_cut_rematerialization_partition(
-            joint, joint_inputs, num_fwd_outputs=n_forward
+        return min_cut_rematerialization_partition(
+            joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **others
         )
-    plain = tuple(label for label in labels[:n_forward] if not is_token(label))
-    return Partition(without_tokens(forward), without_tokens(backward), primals, plain)
 
 
 @contextlib.contextmanager

@@ -60,18 +60,25 @@ def kernels_of(source: Source, load_text: LoadText) -> library._FwKernels:
 
 def load(bundle: ModuleBundle, kernels: library._FwKernels) -> Modes:
     """Execute the module's text over these kernels."""
+    made = module_text(bundle)
+    text = f"{made.drivers}\n\n{made.tables}"
+    modes: Modes = executed(text, kernels, bundle.name, output_types(bundle.modes))["_FW_MODES"]
+    return modes
+
+
+def executed(
+    text: str, kernels: library._FwKernels, name: str, more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The names that an emitted text defines, over the run time and these kernels."""
     namespace: dict[str, Any] = {}
     for part in (library, guard, altered, call, states, operators, tensor_cores, recurrent):
         namespace.update({k: v for k, v in vars(part).items() if k.lower().startswith("_fw")})
-    namespace.update({"torch": torch, "_fw_kernels": kernels, **output_types(bundle.modes)})
-    made = module_text(bundle)
-    text = f"{made.drivers}\n\n{made.tables}"
-    name = f"<fusewright {bundle.name} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
+    namespace.update({"torch": torch, "_fw_kernels": kernels, **(more or {})})
+    name = f"<fusewright {name} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
     # Tracebacks then show the driver's lines.
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     exec(compile(text, name, "exec"), namespace)
-    modes: Modes = namespace["_FW_MODES"]
-    return modes
+    return namespace
 
 
 def arguments_of(

@@ -79,9 +79,23 @@ def prepare(
     name and the share of the work that is done; tuning is not part of that work.
     """
     stages = Stages(progress)
-    here, target = target is None, target or target_of(device)
     with collecting_rarely():
         programs, left_out = _captured(model, args, kwargs, modes, changed, stages)
+    made = prepare_programs(programs, stages, device=device, target=target, tuning=tuning)
+    return replace(made, left_out=left_out)
+
+
+def prepare_programs(
+    programs: Sequence[Program],
+    stages: Stages,
+    *,
+    device: torch.device,
+    target: Target | None = None,
+    tuning: OnProgress | None = None,
+) -> Prepared:
+    """Rewrite, plan, schedule and render programs, as `prepare` does."""
+    here, target = target is None, target or target_of(device)
+    with collecting_rarely():
         planned, sized = shared_kernels(plan_programs(programs, target, stages))
     tuned: Mapping[str, Tuned] = {}
     if here:
@@ -96,7 +110,7 @@ def prepare(
     with stages.running("render", "write kernels", SHARE_SCHEDULED):
         source = render(kernels, target)
     _dump(planned, kernels, source)
-    return Prepared(target, source, planned, stages.seconds, tuple(tuned.values()), left_out)
+    return Prepared(target, source, planned, stages.seconds, tuple(tuned.values()))
 
 
 def _captured(

@@ -53,7 +53,7 @@ def module_text(bundle: ModuleBundle, taken: frozenset[str] = frozenset()) -> Mo
     for wrapper in dict.fromkeys(wrappers.values()):
         own += wrapper_lines(wrapper, bundle.language)
     own += _functions(named, _DRIVERS)
-    rest = [*_literals(plan for plan, _ in plans), *_functions(named, _ORDER)]
+    rest = [*literal_lines(plan for plan, _ in plans), *_functions(named, _ORDER)]
     rest += _modes(modes, named)
     texts = ["\n".join(wrapped(lines)).strip("\n") + "\n" for lines in (own, rest)]
     digest = hashlib.sha256("".join([bundle.source.text, *texts]).encode()).hexdigest()[:16]
@@ -180,7 +180,7 @@ def entries_text(bundle: ModuleBundle) -> str:
     return "{" + ", ".join(f"{name}: {binding}" for name, binding in pairs) + "}"
 
 
-def _literals(plans: Iterable[Plan]) -> list[str]:
+def literal_lines(plans: Iterable[Plan]) -> list[str]:
     """Tensors that the model makes from constants, each with a dict for its copies on devices."""
     made = dict(python.tensor_literal(node) for plan in plans for node in literals_of(plan))
     return [f"{name} = {text}" for name, text in made.items()]

@@ -1,0 +1,181 @@
+"""Graphs that Dynamo hands to a back-end, by way of AOTAutograd, in our graph language.
+
+Dynamo guards a graph and makes sizes symbolic. AOTAutograd takes care of autograd, aliases and
+changes in place. What is left is a function from a flat list of tensors and sizes to another list.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+from unittest.mock import patch
+
+import sympy
+import torch
+from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import detect_fake_mode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.printers import PythonPrinter
+
+from fusewright.capture.convert import MAX_LITERAL, Converter, inexpressible
+from fusewright.capture.decompositions import decomposition_table, kept_whole
+from fusewright.capture.losses import with_class_losses
+from fusewright.capture.program import placeholders
+from fusewright.capture.trace import split
+from fusewright.ir.graph import Dim, Graph, Input, Node, validate
+
+# A compiled graph takes a list, which it empties, and returns its results.
+Run = Callable[[list[Any]], Sequence[Any]]
+CompileGraph = Callable[[str, fx.GraphModule], Run]
+# The variable that holds the arguments of a call, for the texts of sizes.
+ARGUMENTS = "fw_args"
+# A trace replaces PyTorch's decompositions for the whole process.
+_one_at_a_time = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Size:
+    """A symbol of a graph, with its value in the example. `text` computes it from the arguments and
+    earlier symbols; it is empty if the symbol is an argument."""
+
+    name: str
+    example: int
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class FlatGraph:
+    """A graph and its call: for each argument the input or symbol that it is, or an empty name.
+
+    `constants` are the last inputs of the graph, which each call gets.
+    """
+
+    graph: Graph
+    arguments: tuple[str, ...]
+    sizes: tuple[Size, ...]
+    constants: tuple[torch.Tensor, ...]
+
+
+def back_end(compile_graph: CompileGraph) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
+    """A function for `torch.compile(backend=…)`. `compile_graph` is called for each graph with its
+    kind: forward, backward or inference."""
+
+    def compiler(kind: str) -> Callable[..., Any]:
+        def compiled(module: fx.GraphModule, _: Sequence[Any]) -> Any:
+            with _disable_current_modes():  # of the trace, which would make our tensors fakes
+                return _boxed(compile_graph(kind, module))
+
+        return compiled
+
+    aot = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=_partition,
+        decompositions=decomposition_table(),
+    )
+
+    def compile_module(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        fakes = detect_fake_mode(inputs)
+        # Tensors that the model makes in forward are constants of the graph.
+        allowed = patch.object(fakes, "allow_non_fake_inputs", True) if fakes else nullcontext()
+        with _one_at_a_time, kept_whole(), allowed:
+            return aot(module, inputs)
+
+    return compile_module
+
+
+def as_it_is(module: fx.GraphModule) -> Run:
+    """The graph run by PyTorch, operator by operator."""
+    return lambda arguments: module.forward(*arguments)
+
+
+def _boxed(run: Run) -> Run:
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _partition(
+    joint: fx.GraphModule, inputs: Sequence[Any], **others: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    with_class_losses(joint)
+    return split(joint, inputs, **others)
+
+
+def flat_graph(module: fx.GraphModule) -> FlatGraph:
+    """The graph in our language. CaptureError if it has what our language lacks."""
+    converter = _FlatConverter(module)
+    graph = converter.graph(module)
+    graph = replace(graph, inputs=(*graph.inputs, *converter.constants))
+    validate(graph)
+    tensors = tuple(converter.constants.values())
+    return FlatGraph(graph, converter.arguments, tuple(converter.sizes), tensors)
+
+
+class _FlatConverter(Converter):
+    """Every size has a name: an argument's, a dimension's of one, or that of a formula."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(nn.Module(), {})
+        self.sizes: list[Size] = []
+        self.constants: dict[Input, torch.Tensor] = {}
+        names = {node.name for node in module.graph.nodes}
+        self._fresh = (name for name in map("s{}".format, count()) if name not in names)
+        given = placeholders(module)
+        self.arguments = tuple(self._argument(node) for node in given)
+        for at, node in enumerate(given):
+            self._dimensions(at, node.meta.get("val"))
+
+    def _argument(self, node: fx.Node) -> str:
+        """The name of a tensor or size; empty for an argument that is neither."""
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return node.name
+        if not isinstance(value, torch.SymInt):
+            return ""
+        return self._sized(value.node.expr, value.node.hint)
+
+    def _dimensions(self, at: int, value: Any) -> None:
+        """Name the sizes of a tensor that no argument gives."""
+        for position, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            expr = size.node.expr if isinstance(size, torch.SymInt) else None
+            if expr is not None and expr.is_Symbol and expr not in self._symbols:
+                self._sized(expr, size.node.hint, f"{ARGUMENTS}[{at}].shape[{position}]")
+
+    def _sized(self, expr: Any, example: Any, text: str = "") -> str:
+        if example is None:
+            raise inexpressible(expr)
+        name = next(self._fresh)
+        self.sizes.append(Size(name, int(example), text))
+        if expr.is_Symbol:
+            self._symbols.setdefault(expr, name)
+        self._sizes.setdefault(expr, Dim(1, (name,)))
+        return name
+
+    def _other_size(self, base: Any, power: Any) -> str:
+        """A new symbol for a factor, computed before the graph runs."""
+        expr = base**power
+        if expr in self._sizes:
+            (name,) = self._sizes[expr].symbols
+            return name
+        if not expr.is_integer or not expr.free_symbols <= set(self._symbols):
+            raise inexpressible(expr)
+        names = {symbol: sympy.Symbol(name, integer=True) for symbol, name in self._symbols.items()}
+        text = PythonPrinter().doprint(expr.xreplace(names))
+        known = {each.name: each.example for each in self.sizes}
+        return self._sized(expr, eval(text, {"math": math}, known), text)  # PyTorch's own text
+
+    def _attribute(self, module: fx.GraphModule, node: fx.Node) -> list[Node]:
+        """A tensor that the graph holds is one more input, which each call gets."""
+        value: Any = operator.attrgetter(str(node.target))(module)
+        if not isinstance(value, torch.Tensor) or value.numel() <= MAX_LITERAL:
+            return super()._attribute(module, node)
+        self.constants[Input(node.name, self.spec(value))] = value
+        return []
