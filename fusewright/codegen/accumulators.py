@@ -1,12 +1,9 @@
-"""The accumulators of a sweep: one struct `Acc<k>` for all its reductions."""
+"""The accumulators of a sweep, one for each of its reductions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fusewright.codegen.access import lane_stride
 from fusewright.codegen.form import Form
-from fusewright.codegen.lanes import indented
 from fusewright.ir.graph import HALF_DTYPES, ONE
 from fusewright.ir.loop import Apply, Load, Reduce
 from fusewright.ir.operators import REDUCTIONS
@@ -39,58 +36,16 @@ def half_operand_of(form: Form, item: Reduce) -> str:
     return source.name if stride == ONE and not excluded else ""
 
 
-def _meeting(form: Form, items: Sequence[Reduce], acc: str) -> list[str]:
-    """`meet` and `combine_met`: threads first agree on a base, then only add. Some reductions are
-    faster so (scalar/logsumexp.hpp)."""
-    met = {form.names[item.name]: REDUCTIONS[item.kind].meets for item in items}
-    if not any(met.values()):
-        return ["static constexpr bool kMeets = false;"]
-    meet = " ".join(f"{name}.meet(largest);" for name, meets in met.items() if meets)
-    combine = " ".join(
-        f"{name}.combine{'_met' if meets else ''}(other.{name});" for name, meets in met.items()
-    )
-    return [
-        "static constexpr bool kMeets = true;",
-        f"template <class Largest> FW_FN void meet(const Largest& largest) {{ {meet} }}",
-        f"FW_FN void combine_met(const {acc}& other) {{ {combine} }}",
-    ]
+def accumulator(at: int) -> str:
+    """The accumulator of a sweep's reduction with this number."""
+    return f"fw::nth<{at}>(acc)"
 
 
-def accumulators(form: Form, k: int) -> list[str]:
-    """`Acc<k>`, and the function that makes an empty one."""
-    items = form.plan.reductions[k]
-    names = [form.names[item.name] for item in items]
-    together = [takes_vectors(form, item) for item in items]
-    fields = [
+def accumulators(form: Form, k: int) -> str:
+    """The declaration of a sweep's accumulators, one for each of its reductions."""
+    types = [
         f"fw::{REDUCTIONS[item.kind].template}<{form.register(item.name)}, "
-        f"{'1' if whole else 'V'}> {name};"
-        for item, name, whole in zip(items, names, together, strict=True)
+        f"{'1' if takes_vectors(form, item) else 'V'}>"
+        for item in form.plan.reductions[k]
     ]
-    acc = f"Acc{k}"
-    combine = " ".join(f"{name}.combine(other.{name});" for name in names)
-    struct = [
-        f"static constexpr bool kEmpty = {'false' if items else 'true'};",
-        *fields,
-        f"FW_FN void combine(const {acc}& other) {{ {combine} }}",
-    ]
-    if form.language == "cuda":
-        struct += _meeting(form, items, acc)
-    if form.language == "host" or not form.is_row:
-        lane = " ".join(f"one.{name} = {name}.lane(v);" for name in names)
-        struct.append(f"FW_FN {acc}<1> lane(int v) const {{ {acc}<1> one; {lane} return one; }}")
-    if form.language == "host" or form.is_row:
-        folded = " ".join(
-            f"one.{name} = {name}.folded({'1' if whole else 'n'});"
-            for name, whole in zip(names, together, strict=True)
-        )
-        struct.append(
-            f"FW_FN {acc}<1> folded(int n) const {{ {acc}<1> one; {folded} return one; }}"
-        )
-    return [
-        "template <int V>",
-        f"struct {acc} {{",
-        *indented(struct),
-        "};",
-        "template <int V>",
-        f"FW_FN {acc}<V> accumulators(fw::Phase<{k}>) const {{ return {acc}<V>{{}}; }}",
-    ]
+    return f"FW_REDUCES({', '.join([str(k), *types])})"

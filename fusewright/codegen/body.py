@@ -1,9 +1,4 @@
-"""The functor of a kernel: the same C++ text for nvcc and for g++.
-
-Pointers, symbols and constants are members. `load` reads V lanes of every element access. `visit`
-computes, accumulates and stores them. `begin` computes row values before the first sweep, `finish`
-after each sweep, and `store` writes them.
-"""
+"""The functions of a functor (see `functor`)."""
 
 from __future__ import annotations
 
@@ -13,24 +8,20 @@ from fusewright.codegen.access import (
     element,
     goes_wide,
     holder,
-    is_strided,
+    lane_stride,
     loaded_slots,
-    outside_lines,
     read,
     store_lines,
     stored_slots,
-    transpose_lines,
-    transposed_loads,
     widened,
 )
-from fusewright.codegen.accumulators import accumulators, takes_vectors
-from fusewright.codegen.divide import divisor_aliases, divisor_fields, divisor_made
-from fusewright.codegen.form import Form, all_coordinates, constants, decompose
+from fusewright.codegen.accumulators import accumulator, takes_vectors
+from fusewright.codegen.divide import divisor_aliases, divisor_made
+from fusewright.codegen.form import Form, all_coordinates, decompose, offset_text
 from fusewright.codegen.lanes import (
     Computed,
     computed,
     function_lines,
-    indented,
     kept_slot,
     kept_slots,
     lane_loop,
@@ -38,140 +29,25 @@ from fusewright.codegen.lanes import (
     register_bytes,
     used,
 )
-from fusewright.codegen.row_factors import factor_aliases, factor_parts
-from fusewright.codegen.runs import Ends, lanes_of_run, pair_lines, staged_loops, sum_lines
-from fusewright.codegen.scans import scan_lines, scanned_parts
-from fusewright.codegen.shared_memory import shared_parts
-from fusewright.codegen.text import literal, size_text
-from fusewright.codegen.transpose import tile_parts
-from fusewright.ir.graph import ONE, Dim, Ratio, product
+from fusewright.codegen.members import grouped
+from fusewright.codegen.row_factors import factor_aliases
+from fusewright.codegen.runs import Ends, pair_lines, staged_loops, sum_lines
+from fusewright.codegen.scans import scan_lines
+from fusewright.ir.graph import ONE, ZERO
 from fusewright.ir.loop import Apply, Load, Reduce, Scan, Store
-from fusewright.ir.operators import REDUCTIONS, STORAGE_TYPES
-from fusewright.schedule.sweeps import element_loads, late_sweep, part_bytes
+from fusewright.ir.operators import REDUCTIONS
+from fusewright.schedule.sweeps import late_sweep
 from fusewright.schedule.vector_width import lane_axis
-
-
-def functor(form: Form) -> list[str]:
-    """The struct `<kernel>_body<I>`."""
-    parts = [members(form), _extents(form)]
-    parts += tile_parts(form) if form.is_tiled else []
-    if form.is_flat:
-        parts += [elem_struct(form, pointwise_loads(form))]
-        parts += [_pointwise_load(form), _pointwise_visit(form)]
-        parts += [transpose_lines(form)] if transposed_loads(form) else []
-    else:
-        excluded = {*form.tiles, *form.factors}
-        loads = [x for x in element_loads(form.kernel, form.plan) if x not in excluded]
-        parts += [elem_struct(form, loads), *factor_parts(form), _row_struct(form)]
-        sums = [accumulators(form, k) for k in range(form.plan.count)]
-        parts += scanned_parts(form) if form.scans else sums
-        in_memory = form.kept and form.language == "host"
-        parts += [_begin(form), *([_keep(form)] if in_memory else []), _load(form, loads)]
-        parts += shared_parts(form) if form.schedule.shared else []
-        for k in range(form.plan.count):
-            parts += [_visit(form, k), *([] if form.scans else [_finish(form, k)])]
-        parts += [_visit_two(form)] if pair_lines(form) else []
-        parts += [_row_store(form)]
-    parts += [_give(form)] if form.given else []
-    lines = ["template <typename I>", f"struct {form.kernel.name}_body {{"]
-    for at, part in enumerate(parts):
-        lines += ([""] if at else []) + indented(part)
-    return [*lines, "};"]
 
 
 def pointwise_loads(form: Form) -> list[Load]:
     return [item for item in form.kernel.body if isinstance(item, Load) and item not in form.tiles]
 
 
-def members(form: Form) -> list[str]:
-    lines = []
-    for argument in form.kernel.arguments:
-        const = "" if argument.is_output else "const "
-        storage = STORAGE_TYPES[argument.dtype]
-        lines.append(f"{const}{storage}* {form.pointers[argument.name]};")
-    lines += [f"I {name};" for name in form.symbols.values()]
-    lines += outside_lines(form)
-    for item in constants(form):
-        name, kind = form.names[item.name], form.register(item.name)
-        if isinstance(item.value, Dim | Ratio):
-            lines.append(f"{kind} {name};  // set when the sizes are known")
-        else:
-            lines.append(f"static constexpr {kind} {name} = {literal(item.value, item.dtype)};")
-    return lines
-
-
-def _extents(form: Form) -> list[str]:
-    kernel, schedule = form.kernel, form.schedule
-    flat = form.is_flat
-    axes = kernel.outer if flat else kernel.inner
-    last = axes[-1].size if axes else ONE
-    transposed = form.transposed if flat else form.transposed_inner
-    rest = product(tuple(axis.size for at, axis in enumerate(axes[:-1]) if at != transposed))
-    flags = {"kRest": len(axes) > 1}
-    numbers: dict[str, int] = {}
-    extents = {"lane_extent": last, "rest_extent": rest}
-    if transposed is not None:
-        extents["transposed_extent"] = axes[transposed].size
-    if flat and transposed is None:
-        whole = last.is_static and last.factor % schedule.lanes == 0
-        whole = whole or last.divided_by(schedule.lanes) is not None
-        flags["kTail"] = not whole
-        if form.language == "host":
-            flags["kStrided"] = is_strided(form)
-            numbers["kTransposed"] = len(transposed_loads(form))
-            numbers["kRun"] = lanes_of_run(form, _values(form))
-    elif not flat:
-        outer_last = kernel.outer[-1].size if kernel.outer else ONE
-        flags["kOuterRest"] = len(kernel.outer) > 1
-        flags["kSplit"] = schedule.splits > 1
-        flags |= {"kBackward": form.scans[0].backward} if form.scans else {}
-        if form.given:
-            flags["kByPosition"] = bool(form.positions)
-        if form.language == "host":
-            flags["kByTwo"] = bool(pair_lines(form))
-        extents |= {"outer_extent": kernel.outer_numel, "outer_lane_extent": outer_last}
-        extents["inner_extent"] = kernel.inner_numel
-    lines = [f"static constexpr bool {key} = {str(flag).lower()};" for key, flag in flags.items()]
-    lines += [f"static constexpr int {key} = {number};" for key, number in numbers.items()]
-    if not flat:
-        lines.append(f"static constexpr int kPhases = {form.plan.count};")
-        lines.append(f"static constexpr int kPartBytes = {part_bytes(form.plan)};")
-        if form.language == "host":
-            kept = sum(register_bytes(form, name) for name in form.kept)
-            lines.append(f"static constexpr int kKeptBytes = {kept};")
-    for key, size in extents.items():
-        lines.append(f"FW_FN I {key}() const {{ return {size_text(size, form.symbols)}; }}")
-    return lines
-
-
-def elem_struct(form: Form, loads: list[Load]) -> list[str]:
-    fields = [f"{holder(form, item, True, 'V')} {form.names[item.name]};" for item in loads]
-    if form.language == "cuda":
-        fields += [f"{form.register(name)} {form.names[name]}_kept[V];" for name in form.kept]
-    return ["template <int V>", "struct Elem {", *indented(fields), "};"]
-
-
-def _row_struct(form: Form) -> list[str]:
-    index = "int" if form.positions else "I"
-    names = ", ".join(f"i{at}" for at in range(form.n_outer))
-    fields = [f"{index} {names};"] if form.n_outer else []
-    fields += [f"{form.register(name)} {form.names[name]}[V];" for name in _row_values(form)]
-    fields += divisor_fields(form)
-    if form.language == "host":
-        fields += [f"{form.register(name)}* {form.names[name]}_kept;" for name in form.kept]
-    return ["template <int V>", "struct Row {", *indented(fields), "};"]
-
-
-def _row_values(form: Form) -> list[str]:
-    fixed = {item.name for item in constants(form)}
-    return [
-        name for name in form.dtypes if not form.plan.level.is_element[name] and name not in fixed
-    ]
-
-
 def _known(form: Form, name: str) -> list[str]:
     """Statements that put lane v of a row value into the row struct."""
-    return [f"row.{form.names[name]}[v] = {form.names[name]};", *divisor_made(form, name)]
+    kept = [f"row.{form.names[name]}[v] = {form.names[name]};"] * (name in form.row_values)
+    return [*kept, *divisor_made(form, name)]
 
 
 def _with_lane(form: Form, at: list[str], element: bool) -> list[str]:
@@ -186,7 +62,7 @@ def _values(form: Form) -> list[Computed]:
     return [item for item in form.kernel.body if isinstance(item, Computed)]
 
 
-def _pointwise_load(form: Form) -> list[str]:
+def pointwise_load(form: Form) -> list[str]:
     at = all_coordinates(form)
     reads = [
         read(form, item, True, f"elem.{form.names[item.name]}", at)
@@ -197,7 +73,7 @@ def _pointwise_load(form: Form) -> list[str]:
     return function_lines("int V", f"load(Elem<V>& elem, {indices})", used(head, reads) + reads)
 
 
-def _pointwise_visit(form: Form) -> list[str]:
+def pointwise_visit(form: Form) -> list[str]:
     at = all_coordinates(form)
     lane = _with_lane(form, at, True)
 
@@ -220,13 +96,7 @@ def _pointwise_visit(form: Form) -> list[str]:
     return function_lines("int V", signature, first + lines)
 
 
-def _give(form: Form) -> list[str]:
-    """The function that sets lane v of the value that is given instead of loaded."""
-    line = f"elem.{form.names[form.given]}.set(v, value);"
-    return function_lines("int V", "give(Elem<V>& elem, int v, float value)", [line])
-
-
-def _begin(form: Form) -> list[str]:
+def begin(form: Form) -> list[str]:
     """The function that computes row values before the first sweep."""
     at = all_coordinates(form)
     items = [item for item in _values(form) if _row_at(form, item.name, 0)]
@@ -235,11 +105,10 @@ def _begin(form: Form) -> list[str]:
         indices = "int image, int y, int x"
         lines = [f"const I i{position} = {text};" for position, text in enumerate(form.positions)]
     lines += [f"row.i{position} = i{position};" for position in range(form.n_outer)]
-    for item in items:
-        if isinstance(item, Load):
-            held = loaded_name(form, item)
-            lines.append(f"{holder(form, item, False, 'V')} {held};")
-            lines.append(read(form, item, False, held, at))
+    loads = [item for item in items if isinstance(item, Load)]
+    held = [(holder(form, item, False, "V"), loaded_name(form, item)) for item in loads]
+    lines += grouped(held, 94)
+    lines += [read(form, item, False, loaded_name(form, item), at) for item in loads]
     lane = _with_lane(form, at, False)
     body = []
     for item in items:
@@ -249,7 +118,12 @@ def _begin(form: Form) -> list[str]:
     return function_lines("int V", signature, lines + lane_loop(body))
 
 
-def _keep(form: Form) -> list[str]:
+def keeps(form: Form) -> bool:
+    """Whether values are kept in memory between sweeps."""
+    return bool(form.kept) and form.language == "host"
+
+
+def keep(form: Form) -> list[str]:
     """The function that gives memory to a row's kept values. The largest type comes first, so all
     are aligned."""
     lines, at = [], 0
@@ -275,7 +149,7 @@ def _inner_indices(form: Form) -> str:
     return "I q, I l" if form.transposed_inner is None else "I q, I m, I l"
 
 
-def _load(form: Form, loads: list[Load]) -> list[str]:
+def load(form: Form, loads: list[Load]) -> list[str]:
     """Phase<k> loads what sweep k needs. With kept rows, Phase<-1> loads what all sweeps share, and
     Phase<-1-k> what only sweep k needs."""
     at = all_coordinates(form, "row.")
@@ -293,7 +167,7 @@ def _load(form: Form, loads: list[Load]) -> list[str]:
     return function_lines("int K, int V, int W", signature, used(_inner_heads(form), body) + body)
 
 
-def _visit(form: Form, k: int) -> list[str]:
+def visit(form: Form, k: int) -> list[str]:
     """Sweep k over V lanes: compute, accumulate, and store if it is the last sweep."""
     at = all_coordinates(form, "row.")
     lane = _with_lane(form, at, True)
@@ -316,8 +190,11 @@ def _visit(form: Form, k: int) -> list[str]:
     ends = Ends(loaded_slots(form, items), stored_slots(form, stores))
     fresh = [item for item in items if form.kept.get(item.name, k) == k]
     sums = sum_lines(form, reductions, fresh, ends)
-    stepping = [r for r in reductions if r.kind == "welford" and not takes_vectors(form, r)]
-    steps = [f"acc.{form.names[r.name]}.step();" for r in stepping]
+    steps = [
+        f"{accumulator(at)}.step();"
+        for at, each in enumerate(reductions)
+        if each.kind == "welford" and not takes_vectors(form, each)
+    ]
     scanned = form.plan.scans[k]
     swept: tuple[Reduce | Scan, ...] = (*reductions, *scanned)
     aliases = _row_aliases(form, items, stores, swept, "0" if form.is_row else "v")
@@ -331,11 +208,11 @@ def _visit(form: Form, k: int) -> list[str]:
     lines = [*outside, *heads, *kept_slots(form, items), *steps, *sums.before, *loops]
     lines += [*sums.after, *writes]
     lines[:0] = factor_aliases(form, lines)
-    template, tile = "int V, int W", ""
+    template = "int V, int W" if form.scans else "int V, int W, class Acc"
     const = "" if form.language == "cuda" and k in form.kept.values() else "const "
-    if form.is_tiled:
-        template, tile = "int V, int W, class Tile", "const Tile& tile, "
-    acc = "Scanned<V>& scanned" if form.scans else f"Acc{k}<V>& acc"
+    tile = "const Tile& tile, " if form.is_tiled else ""
+    template += ", class Tile" if form.is_tiled else ""
+    acc = "Scanned<V>& scanned" if form.scans else "Acc& acc"
     factors = "const Factors& factors, " if form.has_factors else ""
     signature = (
         f"visit(fw::Phase<{k}>, {const}Elem<V>& elem, {factors}const Row<W>& row, {acc}, "
@@ -344,9 +221,9 @@ def _visit(form: Form, k: int) -> list[str]:
     return function_lines(template, signature, used(_inner_heads(form), lines) + lines)
 
 
-def _visit_two(form: Form) -> list[str]:
-    signature = "visit_two(const Elem<V>& elem, const Elem<V>& next, Acc0<V>& acc, int n)"
-    return function_lines("int V", signature, pair_lines(form))
+def visit_two(form: Form) -> list[str]:
+    signature = "visit_two(const Elem<V>& elem, const Elem<V>& next, Acc& acc, int n)"
+    return function_lines("int V, class Acc", signature, pair_lines(form))
 
 
 def _row_aliases(
@@ -361,20 +238,20 @@ def _row_aliases(
     wanted |= {item.value for item in stores} | {item.operand for item in reductions}
     lines = [
         f"const {form.register(name)} {form.names[name]} = row.{form.names[name]}[{lane}];"
-        for name in _row_values(form)
+        for name in form.row_values
         if name in wanted
     ]
     return lines + divisor_aliases(form, items, lane)
 
 
-def _finish(form: Form, k: int) -> list[str]:
+def finish(form: Form, k: int) -> list[str]:
     """After sweep k: the results of its reductions, and the row values computed from them."""
     body: list[str] = []
     known: set[str] = set()
-    for reduction in form.plan.reductions[k]:
+    for at, reduction in enumerate(form.plan.reductions[k]):
         methods = REDUCTIONS[reduction.kind].results
         for name, method in zip((reduction.name, reduction.second), methods, strict=False):
-            right = f"acc.{form.names[reduction.name]}.{method}(v)"
+            right = f"{accumulator(at)}.{method}(v)"
             body.append(f"const {form.register(name)} {form.names[name]} = {right};")
             body += _known(form, name)
             known.add(name)
@@ -386,12 +263,22 @@ def _finish(form: Form, k: int) -> list[str]:
     for item in items:
         body.append(computed(form, item, "", []))
         body += _known(form, item.name)
-    signature = f"finish(fw::Phase<{k}>, Row<V>& row, const Acc{k}<V>& acc, int n)"
-    return function_lines("int V", signature, lane_loop(body))
+    signature = f"finish(fw::Phase<{k}>, Row<V>& row, const Acc& acc, int n)"
+    return function_lines("int V, class Acc", signature, lane_loop(body))
 
 
-def _row_store(form: Form) -> list[str]:
-    stores = form.plan.row_stores
-    heads, puts, writes = store_lines(form, stores, False, all_coordinates(form, "row."))
-    body = [*heads, *lane_loop(_row_aliases(form, (), stores, (), "v") + puts), *writes]
-    return function_lines("int V", "store(const Row<V>& row, int n)", body)
+def row_store(form: Form) -> list[str]:
+    """The function that writes row values. Those that are contiguous are written by one call."""
+    stores, at = form.plan.row_stores, all_coordinates(form, "row.")
+    plain = [item for item in stores if lane_stride(form, item.access, False) in (ZERO, ONE)]
+    whole = [item for item in plain if item.value in form.row_values]
+    lines = []
+    for item in whole:
+        where = f"{form.pointers[item.access.buffer]}, {offset_text(form, item.access, at)}"
+        lines.append(f"fw::put_row<V>({where}, row.{form.names[item.value]}, n);")
+    rest = [item for item in stores if item not in whole]
+    heads, puts, writes = store_lines(form, rest, False, at)
+    loop = lane_loop(_row_aliases(form, (), rest, (), "v") + puts)
+    return function_lines(
+        "int V", "store(const Row<V>& row, int n)", [*lines, *heads, *loop, *writes]
+    )

@@ -5,19 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
+from itertools import takewhile
 from math import gcd
 
+from fusewright.codegen.entry import all_of, for_entry, returned
 from fusewright.codegen.epilogue import (
-    bound_text,
+    bound_lines_of,
     by_columns,
-    end_text,
+    end_lines,
     epilogue_forms,
     epilogue_lines,
-    pointer_text,
-    vectors_text,
+    pointer,
+    pointer_name,
+    vectors_tests,
+)
+from fusewright.codegen.equation import (
+    convolution_equation,
+    convolution_letters,
+    convolution_sizes,
+    equations,
+    told,
 )
 from fusewright.codegen.form import Form
-from fusewright.codegen.prologue import computed_text, prologue_lines
+from fusewright.codegen.functor import functor
+from fusewright.codegen.layout import definition
+from fusewright.codegen.prologue import computed_lines, prologue_equations, prologue_functor
 from fusewright.codegen.source import ALIGNMENT, Rendered, RoundedWorkspace, Workspace, macro
 from fusewright.codegen.split_epilogue import PLANE, reduced, stored
 from fusewright.cost.conv_direct import DirectSchedule
@@ -63,16 +75,20 @@ def render_convolution(
 ) -> Rendered:
     forms, prologue = convolution_forms(kernel), kernel.prologue
     bodies = [form.kernel for form in forms]
+    before = () if prologue is None else (prologue_functor(kernel),)
+    entry = [for_entry(form, kernel) for form in forms]
     if isinstance(schedule, DirectSchedule):
-        lines = _direct_lines(kernel, forms[0], schedule)
+        lines = _direct_lines(kernel, entry[0], schedule)
         headers = [DIRECT_HEADER if schedule.across else DEPTHWISE_HEADER]
         headers += [HEADER] if schedule.staged_positions else []
     else:
-        lines, headers = convolution_lines(kernel, forms, schedule), [HEADER]
+        lines, headers = convolution_lines(kernel, entry, schedule), [HEADER]
     return Rendered(
         lines,
         WEIGHT if prologue is None else COMPUTED_WEIGHT,
         names=tuple(each.name for each in bodies),
+        comment=_comment(kernel, forms),
+        functors=(*before, *map(functor, forms)),
         bodies=(*bodies, *((prologue,) if prologue is not None else ())),
         headers=tuple(headers),
         terms="convolutions",
@@ -159,23 +175,25 @@ def convolution_lines(
     body = [
         *_operands(kernel, forms[0], kernel.walked, schedule.band_width),
         *_staging_lines(kernel, forms[0]),
-        _convolution_call(kernel, forms, schedule),
+        *_convolution_call(kernel, forms, schedule),
     ]
     parts = f"static_cast<char*>(workspace) + {_parts_at(kernel)}"
     parts = "workspace" if kernel.reduces is Reduces.NOTHING else parts
-    before = [] if kernel.prologue is None else prologue_lines(kernel)
-    return epilogue_lines(kernel, forms, _title(kernel), _end(kernel, forms, parts), body, before)
+    return epilogue_lines(kernel, forms, _end(kernel, forms, parts), body)
 
 
-def _end(kernel: ConvolutionKernel, forms: Sequence[Form], parts: str) -> str:
+def _end(kernel: ConvolutionKernel, forms: Sequence[Form], parts: str) -> list[str]:
     if kernel.reduces is not Reduces.ACROSS:
-        return end_text(forms[0], parts)
+        return end_lines(forms[0], parts)
     *stores, reduces = forms
-    first = bound_text(stores[0], "ByColumn", "", "nullptr") if stores else "fw::Nothing{}"
+    lines, first = [], "fw::Nothing{}"
+    if stores:
+        lines, first = bound_lines_of(stores[0], "ByColumn", "stored", "nullptr"), "stored"
     planes = reduces.kernel.inner[-1].name == PLANE
     flags = (str(each).lower() for each in (kernel.per_image, kernel.together, planes))
     constants = "".join(f", {each}" for each in flags)
-    return f"fw::StoredAndReduced{{{first}, {bound_text(reduces, 'ByChannel', constants, parts)}}}"
+    lines += bound_lines_of(reduces, "ByChannel", "reduced", parts, constants)
+    return [*lines, f"const fw::StoredAndReduced end{{{first}, reduced}};"]
 
 
 def _staging_lines(kernel: ConvolutionKernel, form: Form) -> list[str]:
@@ -183,17 +201,19 @@ def _staging_lines(kernel: ConvolutionKernel, form: Form) -> list[str]:
     computed without it."""
     if not kernel.staged:
         return []
-    stage = f"fw::stage_input(source, sizes, {form.pointers[kernel.staged]}, where, stream)"
+    given = ["source", "sizes", form.pointers[kernel.staged], "where", "stream"]
     results = [form.pointers[each.name] for each in kernel.epilogue.arguments if each.is_output]
-    unwanted = " && ".join(f"{name} == nullptr" for name in results)
-    other = [f"const int code = {stage};", "if (code != 0) return code;"]
+    unwanted = all_of("unwanted", [f"{name} == nullptr" for name in results])
+    other = [f"const int code = fw::stage_input({', '.join(given)});"]
+    other += ["if (code != 0) return code;"]
     chosen = f"#if {macro('convolutions')} != 1"
-    return [f"if ({unwanted}) return {stage};", chosen, *other, "#endif"]
+    staged = returned("fw::stage_input", given, ["unwanted"])
+    return [*unwanted, *staged, chosen, *other, "#endif"]
 
 
 def _convolution_call(
     kernel: ConvolutionKernel, forms: Sequence[Form], schedule: ConvolutionSchedule
-) -> str:
+) -> list[str]:
     form = forms[0]
     template = f"{macro('convolutions')}, {_way(kernel, schedule)}, {form.schedule.lanes}"
     if goes_by_lanes(kernel, forms, schedule.band_width):
@@ -201,15 +221,18 @@ def _convolution_call(
     staged = form.pointers[kernel.staged] if kernel.staged else "nullptr"
     if schedule.staged_positions and not kernel.staged:
         staged = _workspace(kernel, schedule).behind(form.size)
-    arguments = f"end, vectors, source, filter, sizes, workspace, {staged}, where, stream"
-    return f"return fw::convolution<{template}>({arguments});"
+    lines = []
+    if staged != "nullptr":
+        lines, staged = definition("void* const staged", staged), "staged"
+    given = ["end", "vectors", "source", "filter", "sizes", "workspace", staged]
+    return [*lines, *returned(f"fw::convolution<{template}>", [*given, "where", "stream"])]
 
 
 def goes_by_lanes(kernel: ConvolutionKernel, forms: Sequence[Form], band_width: int) -> bool:
     """Whether the epilogue always processes positions in vectors: it reads no tensor that may be
     unaligned, and it writes new memory."""
     new = {each.name for each in kernel.arguments if each.is_output}
-    lanes, aligned = forms[0].schedule.lanes, vectors_text(kernel, forms, new) == "true"
+    lanes, aligned = forms[0].schedule.lanes, vectors_tests(kernel, forms, new) == []
     return lanes > 1 and aligned and lanes_of_rows(kernel.walked, band_width) % lanes == 0
 
 
@@ -233,50 +256,69 @@ def _way(kernel: ConvolutionKernel, schedule: ConvolutionSchedule) -> str:
     return f"fw::{name}<{', '.join(str(each) for each in constants if each)}>"
 
 
-def _title(kernel: ConvolutionKernel) -> str:
-    of = kernel.geometry
-    title = "transposed " if of.transposed else ""
-    title += f"convolution of {of.channels} channels by {taps_text(of)} to {of.results}"
-    return title + (f", {of.groups} groups" if of.groups > 1 else "")
+def _comment(kernel: ConvolutionKernel, forms: Sequence[Form]) -> tuple[str, ...]:
+    of, names = kernel.geometry, forms[0].names
+    source = "source" if kernel.prologue else pointer_name(forms[0], kernel.source.buffer)
+    weights, result = pointer_name(forms[0], kernel.filter.buffer), names[kernel.accumulator]
+    before = [] if kernel.prologue is None else prologue_equations(kernel)
+    lines = [*before, convolution_equation(of, result, source, weights)]
+    for form in forms:
+        lines += equations(form, result, convolution_letters(form))
+    return told(kernel, list(dict.fromkeys(lines)), convolution_sizes(of))
 
 
 def _operands(kernel: ConvolutionKernel, form: Form, of: Geometry, band_width: int) -> list[str]:
     """Definitions of the images, the weights and the sizes."""
-    weights = [pointer_text(form, "float", kernel.filter.buffer), *map(str, kernel.filter.strides)]
-    sizes = sizes_text(of, band_width, form.size, bool(kernel.staged))
+    weights = ", ".join(map(str, kernel.filter.strides))
+    sizes = sizes_lines("sizes", of, band_width, form.size, bool(kernel.staged))
     if kernel.prologue is not None:
-        source = f"const auto source = {computed_text(kernel, kernel.geometry.channels)};"
+        source = computed_lines(kernel, "source", kernel.geometry.channels)
     else:
-        source = images_text("source", kernel.source, form.pointers, form.size)
+        source = images_lines("source", kernel.source, form.pointers, form.size)
     return [
-        source,
-        f"const fw::ConvFilter filter{{{', '.join(weights)}}};",
-        f"const fw::ConvolutionSizes sizes{{{sizes}}};",
+        *source,
+        f"const fw::ConvFilter filter{{{pointer(form, kernel.filter.buffer)}, {weights}}};",
+        *sizes,
     ]
 
 
-def images_text(
+def images_lines(
     name: str, source: ConvSource, pointers: Mapping[str, str], size: Callable[[Dim], str]
-) -> str:
+) -> list[str]:
     """The definition of a tensor of images. Its type says whether channels may be contiguous."""
-    data = f"static_cast<const float*>({pointers[source.buffer]})"
+    data = f"fw::Pointer{{{pointers[source.buffer]}}}"
     images = ", ".join([data, *map(size, source.strides)])
     if source.strides[1].is_static and source.strides[1] != ONE:
-        return f"const fw::PlanarInput {name}{{{{{images}}}}};"
-    return f"const fw::ConvInput {name}{{{images}}};"
+        return [f"const fw::PlanarInput {name}{{{{{images}}}}};"]
+    return [f"const fw::ConvInput {name}{{{images}}};"]
 
 
-def sizes_text(
-    of: Geometry, band_width: int, size: Callable[[Dim], str], shares_staged: bool = False
-) -> str:
-    """The members of ConvolutionSizes. `size` writes a size as C++."""
+def sizes_lines(
+    name: str,
+    of: Geometry,
+    band_width: int,
+    size: Callable[[Dim], str],
+    shares_staged: bool = False,
+) -> list[str]:
+    """The definition of a ConvolutionSizes, and of its axes. `size` writes a size as C++."""
+    axes = dict.fromkeys(map(axis_text, of.axes))
+    prefix = "" if name == "sizes" else f"{name[0]}_"
+    named = {axis: f"{prefix}{letter}" for axis, letter in zip(axes, "zyx", strict=False)}
     sizes = [size(of.images), str(of.groups), str(of.channels), str(of.results)]
-    sizes += [*map(axis_text, of.axes), str(band_width)]
-    sizes += ["true" if of.transposed else "false"]
+    sizes += [named[axis_text(axis)] for axis in of.axes]
+    sizes += [str(band_width), "true" if of.transposed else "false"]
+    order = []
+    if of.row_order:
+        constants = ", ".join(map(str, astuple(of.row_order)))
+        order = [f"const fw::RowOrder {prefix}order{{{constants}}};"]
     if of.row_order or shares_staged:
-        constants = astuple(of.row_order) if of.row_order else ()
-        sizes += [f"{{{', '.join(map(str, constants))}}}"]
-    return ", ".join([*sizes, "true"] if shares_staged else sizes)
+        sizes += [f"{prefix}order" if of.row_order else "{}"]
+    sizes += ["true"] if shares_staged else []
+    return [
+        *(f"const fw::ConvAxis {each}{axis};" for axis, each in named.items()),
+        *order,
+        f"const fw::ConvolutionSizes {name}{{{', '.join(sizes)}}};",
+    ]
 
 
 def _direct_lines(kernel: ConvolutionKernel, form: Form, schedule: DirectSchedule) -> list[str]:
@@ -289,14 +331,17 @@ def _direct_lines(kernel: ConvolutionKernel, form: Form, schedule: DirectSchedul
             name, tile = "depthwise_transposed", ", ".join(map(str, (schedule.rows, *phases)))
     call = f"fw::{name}<{macro('convolutions')}, {direct_taps(of)}, {tile}>"
     operands = _operands(kernel, form, of, of.x.result)
-    sums = f"return {call}(end, source, filter, sizes, where, stream);"
+    sums = returned(call, ["end", "source", "filter", "sizes", "where", "stream"])
     if not schedule.staged_positions:
-        return epilogue_lines(kernel, (form,), _title(kernel), end_text(form), [*operands, sums])
+        return epilogue_lines(kernel, (form,), end_lines(form), [*operands, *sums])
     cores = _operands(kernel, form, kernel.walked, kernel.walked.x.result)
-    cores += [_convolution_call(kernel, (form,), _by_staging(kernel, schedule))]
+    cores += _convolution_call(kernel, (form,), _by_staging(kernel, schedule))
+    pairs = zip(operands, cores, strict=False)
+    same = [line for line, _ in takewhile(lambda each: each[0] == each[1], pairs)]
     chosen = f"#if {macro('convolutions')} == 1"
-    body = [chosen, *cores, "#else", *operands, sums, "#endif"]
-    return epilogue_lines(kernel, (form,), _title(kernel), end_text(form), body)
+    others, more = cores[len(same) :], operands[len(same) :]
+    body = [*same, chosen, *others, "#else", *more, *sums, "#endif"]
+    return epilogue_lines(kernel, (form,), end_lines(form), body)
 
 
 def _by_staging(kernel: ConvolutionKernel, schedule: DirectSchedule) -> ConvolutionSchedule:
@@ -308,11 +353,6 @@ def direct_taps(of: Geometry) -> str:
     y, x = of.y, of.x
     taps = (y.taps, x.taps, y.stride, x.stride, y.dilation, x.dilation)
     return f"fw::DirectTaps<{', '.join(map(str, taps))}>"
-
-
-def taps_text(of: Geometry) -> str:
-    axes = of.axes if of.z.taps > 1 else of.axes[1:]
-    return " x ".join(str(axis.taps) for axis in axes)
 
 
 def axis_text(axis: ConvAxis) -> str:

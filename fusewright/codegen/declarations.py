@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 _TOKEN = re.compile(
-    r"(?P<directive>^[ \t]*#(?:[^\\\n]|\\\n|\\.)*)"
+    r"(?P<directive>^[ \t]*#(?:[^\\\n]|\\\n|\\.)*|^// clang-format (?:on|off)$)"
     r"|(?P<quoted>\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*')"
     r"|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<number>\.?\d(?:[eEpP][+-]|[\w.'])*)"

@@ -55,9 +55,9 @@ def _gains(constant: Constant) -> bool:
     return abs(math.frexp(value)[0]) != 0.5
 
 
-def divisor_fields(form: Form) -> list[str]:
-    """The divisors' fields of the row struct."""
-    return [f"fw::CommonDivisor {form.names[name]}_divisor[V];" for name in divisors(form)]
+def divisor_fields(form: Form) -> list[tuple[str, str]]:
+    """The types and names of the divisors in the row struct."""
+    return [("fw::CommonDivisor", f"{form.names[name]}_divisor[V]") for name in divisors(form)]
 
 
 def divisor_made(form: Form, name: str) -> list[str]:

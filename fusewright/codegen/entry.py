@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from fusewright.codegen.form import Form, constants
 from fusewright.codegen.lanes import indented
-from fusewright.codegen.text import size_in_doubles, size_text
+from fusewright.codegen.layout import COLUMNS, assignment, call, definition
+from fusewright.codegen.text import identifier, size_in_doubles, size_text
 from fusewright.ir.graph import ONE, ZERO, Dim, Ratio
+from fusewright.ir.kernel import Kernel
 from fusewright.ir.loop import Access
 from fusewright.ir.operators import STORAGE_TYPES
 from fusewright.schedule.index_width import NARROW_LIMIT, extents
@@ -15,76 +19,112 @@ from fusewright.schedule.loops import SMALL_TILE
 from fusewright.schedule.vector_width import vector_axes, vectors
 from fusewright.target.target import Target
 
+FEWEST = 5  # pointers that have a macro
 
-def bind(form: Form) -> list[str]:
-    """The function that fills the functor's members."""
-    kernel = form.kernel
-    lines = [f"{kernel.name}_body<I> body;"]
-    for argument in kernel.arguments:
-        const = "" if argument.is_output else "const "
-        name = form.pointers[argument.name]
-        lines.append(f"body.{name} = static_cast<{const}{STORAGE_TYPES[argument.dtype]}*>({name});")
-    lines += [f"body.{name} = static_cast<I>({name});" for name in form.symbols.values()]
-    for item in constants(form):
-        if isinstance(item.value, Dim | Ratio):
-            number = size_in_doubles(item.value, form.symbols)
-            kind = form.register(item.name)
-            lines.append(f"body.{form.names[item.name]} = static_cast<{kind}>({number});")
-    parameters = ", ".join(_parameters(form))
-    return [
-        "template <typename I>",
-        f"{kernel.name}_body<I> {kernel.name}_bind({parameters}) {{",
-        *indented([*lines, "return body;"]),
-        "}",
+
+def bound_lines(form: Form, name: str, function: str = "fw::members") -> list[str]:
+    """The definition of an object that holds the arguments of the entry in the order of the
+    functor's members."""
+    given = [form.pointers[each.name] for each in form.kernel.arguments]
+    if given == [f"a{at}" for at in range(len(given))]:
+        given = counted("a", len(given))
+    given += list(form.symbols.values())
+    numbers = {
+        form.names[item.name]: size_in_doubles(item.value, form.symbols)
+        for item in constants(form)
+        if isinstance(item.value, Dim | Ratio)
+    }
+    lines = [
+        line for each, text in numbers.items() for line in definition(f"const double {each}", text)
     ]
+    return [*lines, *assignment(f"const auto {name}", function, [*given, *numbers], 2)]
 
 
-def _parameters(form: Form) -> list[str]:
-    pointers = [f"void* {form.pointers[each.name]}" for each in form.kernel.arguments]
-    return pointers + [f"int64_t {name}" for name in form.symbols.values()]
+def for_entry(form: Form, kernel: Kernel) -> Form:
+    """The form with the pointers of the kernel's entry."""
+    return replace(form, pointers=entry_pointers(kernel))
+
+
+def entry_pointers(kernel: Kernel) -> dict[str, str]:
+    """The names of an entry's pointers."""
+    return {each.name: f"a{at}" for at, each in enumerate(kernel.arguments)}
+
+
+def entry_lines(kernel: Kernel, symbols: Iterable[str], lines: Sequence[str]) -> list[str]:
+    """The extern "C" function of a kernel with this body. It is also a built-in function of
+    Python."""
+    parameters = [identifier(kernel.name), *counted("void* a", len(kernel.arguments))]
+    parameters += [f"int64_t {each}" for each in symbols]
+    return [*call("", "FW_ENTRY", parameters, " {", 0), *lines, "}"]
+
+
+def counted(name: str, count: int) -> list[str]:
+    """name0, name1, …: a few are written out, and more have a macro (`list_macros`)."""
+    if count < FEWEST:
+        return [f"{name}{at}" for at in range(count)]
+    return [f"FW_LIST_{count}({name})"]
+
+
+def list_macros(lines: Iterable[str]) -> list[str]:
+    """The definitions of the macros that these lines need, each by the one before."""
+    found = (int(each) for line in lines for each in re.findall(r"\bFW_LIST_(\d+)\(", line))
+    most = max(found, default=0)
+    if not most:
+        return []
+    first = ", ".join(f"A##{at}" for at in range(FEWEST))
+    made = [f"#define FW_LIST_{FEWEST}(A) {first}"]
+    for at in range(FEWEST, most):
+        made.append(f"#define FW_LIST_{at + 1}(A) FW_LIST_{at}(A), A##{at}")
+    return made
 
 
 def function(form: Form, target: Target) -> list[str]:
-    """The extern "C" function. On the host it is also a built-in function of Python."""
-    parameters = [*_parameters(form), "void* workspace", "int where", "void* stream"]
-    on_host = target.language == "host"
-    return [
-        f'extern "C" int {form.kernel.name}({", ".join(parameters)}) {{',
-        *indented(_host_calls(form) if on_host else _cuda_calls(form)),
-        "}",
-        *([f"FW_CALLED({form.kernel.name})"] if on_host else []),
-    ]
+    """The extern "C" function."""
+    kernel, form = form.kernel, for_entry(form, form.kernel)
+    calls = _host_calls(form) if target.language == "host" else _cuda_calls(form)
+    lines = [*bound_lines(form, "body", f"fw::functor<{kernel.name}_body>"), *calls]
+    return entry_lines(kernel, form.symbols.values(), indented(lines))
 
 
-def bound(form: Form, index: str) -> str:
-    """The call that binds the functor to the entry's arguments."""
-    arguments = [form.pointers[each.name] for each in form.kernel.arguments]
-    arguments += list(form.symbols.values())
-    return f"{form.kernel.name}_bind<{index}>({', '.join(arguments)})"
+def returned(name: str, arguments: Sequence[str], tests: Sequence[str] = ()) -> list[str]:
+    """`return name(arguments);`, if the tests hold."""
+    condition = f"if ({' && '.join(tests)})"
+    short = f"return {name}({', '.join(arguments)});"
+    if not tests:
+        return call("return ", name, arguments, ";", 2)
+    if len(condition) + len(short) + 3 <= COLUMNS:
+        return [f"{condition} {short}"]
+    return [condition, *indented(call("return ", name, arguments, ";", 4))]
+
+
+def all_of(name: str, tests: Sequence[str]) -> list[str]:
+    """The definition of a flag: whether all these tests hold."""
+    short = f"const bool {name} = {' && '.join(tests)};"
+    if len(short) + 2 <= COLUMNS:
+        return [short]
+    first, *others = tests
+    return [f"bool {name} = {first};", *(f"{name} &= {each};" for each in others)]
 
 
 def _host_calls(form: Form) -> list[str]:
-    schedule, body = form.schedule, bound(form, "int64_t")
+    schedule, body = form.schedule, "body.of<int64_t>()"
     if schedule.kind == "pointwise":
-        return [f"return fw::pointwise({body}, where);"]
+        return returned("fw::pointwise", [body, "where"])
     template = f"fw::{schedule.kind}<{schedule.lanes}>"
     if form.scans:
-        return [f"return {template}({body}, where);"]
-    return [f"return {template}({body}, {schedule.splits}, workspace, where);"]
+        return returned(template, [body, "where"])
+    return returned(template, [body, str(schedule.splits), "workspace", "where"])
 
 
 def _cuda_calls(form: Form) -> list[str]:
     """At most three instantiations: vectors with 32-bit indices, vectors with 64-bit indices, and
     single elements."""
     lanes = form.schedule.lanes
-    narrow, vectors = narrow_text(form), vector_text(form) if lanes > 1 else "true"
-    lines = []
-    if narrow not in ("true", "false"):
-        lines.append(f"const bool narrow = {narrow};")
-    if vectors != "true":
-        lines.append(f"const bool vectors = {vectors};")
-    only = {"true": "int", "false": "int64_t"}.get(narrow)
-    tests = [] if vectors == "true" else ["vectors"]
+    narrow, vectors = narrow_tests(form), vector_tests(form) if lanes > 1 else []
+    lines = all_of("narrow", narrow) if narrow else []
+    lines += all_of("vectors", vectors) if vectors else []
+    only = None if narrow else "int64_t" if narrow is None else "int"
+    tests = ["vectors"] if vectors else []
     made: list[tuple[list[str], str, int]] = []
     if only is None:
         made.append(([*tests, "narrow"], "int", lanes))
@@ -92,16 +132,14 @@ def _cuda_calls(form: Form) -> list[str]:
         made.append((tests, only or "int64_t", lanes))
     if made[-1][0]:
         made.append(([], only or "int64_t", 1))
-    return [*lines, *(_returned(*each, form) for each in made)]
+    for tests, index, width in made:
+        lines += returned(*_launch(form, index, width), tests)
+    return lines
 
 
-def _returned(tests: list[str], index: str, lanes: int, form: Form) -> str:
-    call = f"return {_launch(form, index, lanes)};"
-    return f"if ({' && '.join(tests)}) {call}" if tests else call
-
-
-def _launch(form: Form, index: str, lanes: int) -> str:
-    schedule, body = form.schedule, bound(form, index)
+def _launch(form: Form, index: str, lanes: int) -> tuple[str, list[str]]:
+    """The driver and its arguments."""
+    schedule, body = form.schedule, f"body.of<{index}>()"
     unroll, cached, shared = schedule.unroll, schedule.cached, schedule.shared
     if lanes < schedule.lanes:
         # Single elements are not copied to shared memory: each sweep reads them again. A row in
@@ -111,13 +149,13 @@ def _launch(form: Form, index: str, lanes: int) -> str:
             unroll = unroll * schedule.lanes if cached else max(4, unroll)
     if schedule.kind == "pointwise":
         numbers = f"{lanes}, {schedule.threads}, {unroll}"
-        return f"fw::pointwise<{index}, {numbers}>({body}, where, stream)"
+        return f"fw::pointwise<{index}, {numbers}>", [body, "where", "stream"]
     if form.is_tiled:
         # Single elements need more addresses per thread, so their tile is small.
         tile = schedule.tile if lanes == schedule.lanes else SMALL_TILE
         numbers = f"{lanes}, {tile}, {schedule.threads}"
         if schedule.kind == "transpose":
-            return f"fw::transpose<{index}, {numbers}>({body}, where, stream)"
+            return f"fw::transpose<{index}, {numbers}>", [body, "where", "stream"]
     elif schedule.kind == "row":
         beyond = schedule.beyond * schedule.lanes // lanes
         shape = f"{lanes}, {schedule.threads}, {schedule.rows}, {unroll}"
@@ -128,50 +166,92 @@ def _launch(form: Form, index: str, lanes: int) -> str:
         across = schedule.across
         numbers = f"{lanes}, {across}, {schedule.threads // across}, {unroll}"
         if cached:
-            return f"fw::held_column<{index}, {numbers}>({body}, where, stream)"
-    tail = f"{schedule.splits}, workspace, where, stream"
+            return f"fw::held_column<{index}, {numbers}>", [body, "where", "stream"]
     driver = schedule.kind if form.transposed_inner is None else "transpose_within"
-    return f"fw::{driver}<{index}, {numbers}>({body}, {tail})"
+    arguments = [body, str(schedule.splits), "workspace", "where", "stream"]
+    return f"fw::{driver}<{index}, {numbers}>", arguments
 
 
-def narrow_text(form: Form) -> str:
-    """Whether every index and offset fits into 32 bits: "true", "false" or a test of symbols."""
-    tests: dict[str, None] = {}
+def narrow_tests(form: Form) -> list[str] | None:
+    """Whether every index and offset fits into 32 bits, as tests of symbols. None if not."""
+    found: dict[tuple[Dim, ...], int] = {}
     for terms in extents(form.kernel):
         fixed = sum(term.factor for term in terms if term.is_static)
-        moving = [size_text(term, form.symbols) for term in terms if not term.is_static]
+        moving = tuple(term for term in terms if not term.is_static)
         if fixed >= NARROW_LIMIT:
-            return "false"
+            return None
         if moving:
-            tests[f"{' + '.join([*moving, str(fixed)])} < {NARROW_LIMIT}"] = None
-    return " && ".join(tests) or "true"
+            found[moving] = max(fixed, found.get(moving, 0))
+    largest = [each for each in found.items() if not _follows(each, found)]
+    return [
+        f"{' + '.join(size_text(term, form.symbols) for term in moving)} < {NARROW_LIMIT - fixed}"
+        for moving, fixed in largest
+    ]
 
 
-def vector_text(form: Form, new: Collection[str] = ()) -> str:
-    """Whether vectors are whole and aligned, as a test of pointers and symbols. `new` buffers are
+def _follows(test: tuple[tuple[Dim, ...], int], tests: Mapping[tuple[Dim, ...], int]) -> bool:
+    """Whether a test holds if another one does: of a multiple of the same term."""
+    (term, *others), fixed = test
+    if others or term.factor <= 0:
+        return False
+    return any(
+        len(more) == 1
+        and more[0].symbols == term.symbols
+        and more[0].factor > term.factor
+        and other >= fixed
+        for more, other in tests.items()
+    )
+
+
+def vector_tests(form: Form, new: Collection[str] = ()) -> list[str]:
+    """Whether vectors are whole and aligned, as tests of pointers and symbols. `new` buffers are
     allocated by us and therefore aligned."""
     schedule, kernel = form.schedule, form.kernel
     alone = schedule.kind == "pointwise" and len(kernel.outer) == 1
     axes = vector_axes(kernel, schedule.kind)
     steps = [] if alone else [kernel.axes[axis].size for axis in axes]
-    tests: dict[str, None] = {}
+    moved: dict[str, None] = {}
+    whole: dict[str, dict[str, None]] = {}  # pointers by type
     for access, axis in vectors(kernel, schedule.kind):
         if access.strides[axis] != ONE:
             continue
         steps += [stride for at, stride in enumerate(access.strides) if at != axis]
-        if access.offset or access.buffer not in new:
-            tests[_aligned(form, access)] = None
-    for step in steps:
-        if step.divided_by(schedule.lanes) is None and step != ZERO:
-            tests[f"{size_text(step, form.symbols)} % {schedule.lanes} == 0"] = None
-    return " && ".join(tests) or "true"
+        if access.offset:
+            moved[_aligned(form, access)] = None
+        elif access.buffer not in new:
+            whole.setdefault(_storage(form, access), {})[form.pointers[access.buffer]] = None
+    tests = [
+        test
+        for storage, pointers in whole.items()
+        for test in _all_aligned(f"fw::all_aligned<{storage}, {schedule.lanes}>", list(pointers))
+    ]
+    divided = [
+        f"{size_text(step, form.symbols)} % {schedule.lanes} == 0"
+        for step in steps
+        if step.divided_by(schedule.lanes) is None and step != ZERO
+    ]
+    return [*tests, *moved, *dict.fromkeys(divided)]
+
+
+def _all_aligned(function: str, pointers: list[str]) -> Iterator[str]:
+    """Calls with as many pointers as fit on a line."""
+    room = COLUMNS - len(f"  bool vectors = {function}();")
+    taken: list[str] = []
+    for name in pointers:
+        if taken and len(", ".join([*taken, name])) > room:
+            yield f"{function}({', '.join(taken)})"
+            taken = []
+        taken.append(name)
+    yield f"{function}({', '.join(taken)})"
+
+
+def _storage(form: Form, access: Access) -> str:
+    return next(
+        STORAGE_TYPES[each.dtype] for each in form.kernel.arguments if each.name == access.buffer
+    )
 
 
 def _aligned(form: Form, access: Access) -> str:
-    storage = next(
-        STORAGE_TYPES[each.dtype] for each in form.kernel.arguments if each.name == access.buffer
-    )
-    offset = " + ".join(size_text(each, form.symbols) for each in access.offset) or "0"
-    return (
-        f"fw::aligned<{storage}, {form.schedule.lanes}>({form.pointers[access.buffer]}, {offset})"
-    )
+    offset = " + ".join(size_text(each, form.symbols) for each in access.offset)
+    vector = f"{_storage(form, access)}, {form.schedule.lanes}"
+    return f"fw::aligned<{vector}>({form.pointers[access.buffer]}, {offset})"

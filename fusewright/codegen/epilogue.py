@@ -12,11 +12,17 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from fusewright.codegen.body import functor
-from fusewright.codegen.entry import bind, bound, narrow_text, vector_text
+from fusewright.codegen.entry import (
+    all_of,
+    bound_lines,
+    entry_lines,
+    narrow_tests,
+    vector_tests,
+)
 from fusewright.codegen.form import Form, part_form, value_dtypes
 from fusewright.codegen.lanes import indented
-from fusewright.codegen.text import comment, identifier
+from fusewright.codegen.layout import definition
+from fusewright.codegen.text import identifier
 from fusewright.errors import CodegenError
 from fusewright.ir.epilogue import Reduces, WithEpilogue
 from fusewright.ir.graph import ONE
@@ -111,58 +117,53 @@ def _in_memory(kernel: WithEpilogue, epilogue: LoopKernel) -> LoopKernel:
     return replace(epilogue, body=tuple(kept))
 
 
-def vectors_text(kernel: WithEpilogue, forms: Sequence[Form], new: Collection[str] = ()) -> str:
-    """Whether vectors are whole and aligned, as a test of pointers and symbols. `new` buffers are
+def vectors_tests(
+    kernel: WithEpilogue, forms: Sequence[Form], new: Collection[str] = ()
+) -> list[str]:
+    """Whether vectors are whole and aligned, as tests of pointers and symbols. `new` buffers are
     always aligned."""
     if all(form.schedule.lanes == 1 for form in forms):
-        return "false"
+        return ["false"]
     tests = [
-        vector_text(replace(form, kernel=_in_memory(kernel, form.kernel)), new)
+        test
         for form in forms
         if form.schedule.lanes > 1
+        for test in vector_tests(replace(form, kernel=_in_memory(kernel, form.kernel)), new)
     ]
-    return " && ".join(each for each in dict.fromkeys(tests) if each != "true") or "true"
+    return list(dict.fromkeys(tests))
 
 
 def epilogue_lines(
-    kernel: WithEpilogue,
-    forms: Sequence[Form],
-    title: str,
-    end: str,
-    body: list[str],
-    before: Sequence[str] = (),
+    kernel: WithEpilogue, forms: Sequence[Form], end: Sequence[str], body: Sequence[str]
 ) -> list[str]:
-    """The functors, their binding and the extern "C" function with this body. The body can use
-    `end`, the epilogue, and `vectors`, which says whether vectors are aligned. `before` is the text
-    of other functors that the body needs."""
-    end = f"const auto end = {end};"
-    vectors = f"const bool vectors = {vectors_text(kernel, forms)};"
-    head = [f"// {kernel.name}: {comment(kernel.summary)}", f"// {comment(title)}"]
-    parameters = [f"void* {forms[0].pointers[each.name]}" for each in kernel.arguments]
-    parameters += [f"int64_t {name}" for name in forms[0].symbols.values()]
-    parameters += ["void* workspace", "int where", "void* stream"]
+    """The extern "C" function with this body. The body can use `end`, the epilogue, which the lines
+    `end` define, and `vectors`, which says whether vectors are aligned."""
+    vectors = all_of("vectors", vectors_tests(kernel, forms) or ["true"])
+    lines = indented([*vectors, *end, *body])
+    return entry_lines(kernel, forms[0].symbols.values(), lines)
+
+
+def end_lines(form: Form, parts: str = "workspace") -> list[str]:
+    """The epilogue with one functor. `parts` is the memory for partials of reductions."""
+    return bound_lines_of(form, "ByRow" if form.is_row else "ByColumn", "end", parts)
+
+
+def bound_lines_of(form: Form, kind: str, name: str, parts: str, constants: str = "") -> list[str]:
+    """The definition of an epilogue by columns, rows or channels."""
+    index = "int" if narrow_tests(form) == [] else "int64_t"
+    kind_of = f"{name.capitalize()}"
     return [
-        "namespace {",
-        *head,
-        *before,
-        *(line for form in forms for line in (*functor(form), *bind(form))),
-        "}  // namespace",
-        f'extern "C" int {kernel.name}({", ".join(parameters)}) {{',
-        *indented([vectors, end, *body]),
-        "}",
+        *definition(f"using {kind_of}", f"fw::{kind}<{form.kernel.name}_body<{index}>{constants}>"),
+        *bound_lines(form, f"{name}_body"),
+        f"const {kind_of} {name}{{{{{name}_body, {parts}}}}};",
     ]
 
 
-def end_text(form: Form, parts: str = "workspace") -> str:
-    """The epilogue with one functor. `parts` is the memory for partials of reductions."""
-    return bound_text(form, "ByRow" if form.is_row else "ByColumn", "", parts)
+def pointer(form: Form, buffer: str) -> str:
+    """A pointer to a buffer, which becomes one of the type that is needed."""
+    return f"fw::Pointer{{{form.pointers[buffer]}}}"
 
 
-def bound_text(form: Form, kind: str, constants: str, parts: str) -> str:
-    index = "int" if narrow_text(form) == "true" else "int64_t"
-    body = f"{form.kernel.name}_body<{index}>"
-    return f"fw::{kind}<{body}{constants}>{{{{{bound(form, index)}, {parts}}}}}"
-
-
-def pointer_text(form: Form, kind: str, name: str) -> str:
-    return f"static_cast<const {kind}*>({form.pointers[name]})"
+def pointer_name(form: Form, buffer: str) -> str:
+    """The name of a buffer in equations."""
+    return form.pointers[buffer].removesuffix("_ptr")

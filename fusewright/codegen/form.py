@@ -149,6 +149,18 @@ class Form:
     def n_outer(self) -> int:
         return len(self.kernel.outer)
 
+    @cached_property
+    def row_values(self) -> tuple[str, ...]:
+        """The row values that another function reads than the one that computes them."""
+        level, fixed = self.plan.level, {item.name for item in constants(self)}
+        wanted: set[str] = set()
+        for item in self.kernel.body:
+            own = isinstance(item, Apply) and not level.is_element[item.name]
+            at = level.phase[item.name] if isinstance(item, Apply) and own else None
+            wanted.update(name for name in reads(item) if level.phase[name] != at or not own)
+        rows = (name for name in self.dtypes if not level.is_element[name] and name not in fixed)
+        return tuple(name for name in rows if name in wanted)
+
     def register(self, value: str) -> str:
         return REGISTER_TYPES[self.dtypes[value]]
 

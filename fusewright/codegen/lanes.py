@@ -6,19 +6,22 @@ test of all lanes and two loops. A CUDA thread just branches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from fusewright.codegen.divide import division
 from fusewright.codegen.form import Form, index_text
+from fusewright.codegen.heads import head
+from fusewright.codegen.layout import COLUMNS
 from fusewright.ir.graph import HALF_DTYPES, ITEM_BYTES
 from fusewright.ir.loop import Apply, Index, Load, Scan
-from fusewright.ir.operators import SCALAR_OPS, STORAGE_TYPES
+from fusewright.ir.operators import REGISTER_TYPES, SCALAR_OPS, STORAGE_TYPES
 
 Computed = Load | Index | Apply | Scan
 
 
 def indented(lines: Iterable[str], by: int = 2) -> list[str]:
-    return [" " * by + line if line else "" for line in lines]
+    """The lines, moved to the right. Directives begin in the first column."""
+    return [" " * by + line if line and line[0] != "#" else line for line in lines]
 
 
 def run_text(form: Form) -> str:
@@ -58,7 +61,8 @@ def computed(form: Form, item: Computed, held: str, at: list[str], near: bool = 
     """One statement that defines a value in lane v."""
     match item:
         case Load():
-            right = f"fw::value({held}[v])"
+            plain = STORAGE_TYPES[item.dtype] == REGISTER_TYPES[item.dtype]
+            right = f"{held}[v]" if plain or held.endswith("_wide") else f"fw::value({held}[v])"
         case Index():
             right = f"fw::cast<{form.register(item.name)}>({index_text(form, item, at)})"
             if item.size is not None:
@@ -170,7 +174,19 @@ _SPLIT = str.maketrans(dict.fromkeys("()[]{}+-*/%,;<>=:", " "))
 
 
 def function_lines(template: str, signature: str, lines: list[str]) -> list[str]:
+    """A function of a functor."""
+    return braced(head(template, signature), lines)
+
+
+def braced(head: Sequence[str], lines: Sequence[str], indent: int = 2) -> list[str]:
+    """A function, whose head ends with a bracket. A single statement stands on the same line, if
+    that is short enough. The text will be indented by `indent`."""
     if not lines:
-        return [f"template <{template}>", f"FW_FN void {signature} const {{}}"]
-    head = [f"template <{template}>", f"FW_FN void {signature} const {{"]
+        return [*head[:-1], f"{head[-1]}}}"]
+    (statement, *others), (*template, last) = lines, head
+    short = f"{last} {statement} }}"
+    alone = not others and statement.endswith(";") and "{" not in statement
+    simple = alone and not statement.startswith(("FW_LANES", "if "))
+    if simple and not template and len(short) + indent <= COLUMNS:
+        return [short]
     return [*head, *indented(lines), "}"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fusewright.codegen.body import functor
-from fusewright.codegen.entry import bind, function
+from fusewright.codegen.entry import function
+from fusewright.codegen.equation import equations, extents_line, told
 from fusewright.codegen.form import Form, form
+from fusewright.codegen.functor import functor
 from fusewright.codegen.source import Rendered
-from fusewright.codegen.text import comment
 from fusewright.ir.loop import LoopKernel
 from fusewright.schedule.choice import Schedule
 from fusewright.target.target import Target
@@ -18,9 +18,11 @@ OTHER_WEIGHT = 5
 def render_loop(kernel: LoopKernel, schedule: Schedule, target: Target) -> Rendered:
     found = form(kernel, schedule, target)
     return Rendered(
-        _lines(found, target),
+        function(found, target),
         WEIGHTS.get(schedule.kind, OTHER_WEIGHT),
         names=(kernel.name,),
+        comment=told(kernel, equations(found), extents_line(found)),
+        functors=(functor(found),),
         bodies=(found.kernel,),
         headers=_headers(found, target),
     )
@@ -37,14 +39,3 @@ def _headers(form: Form, target: Target) -> tuple[str, ...]:
         "cuda/scan.cuh": bool(form.scans),
     }
     return tuple(name for name, needed in found.items() if needed)
-
-
-def _lines(form: Form, target: Target) -> list[str]:
-    kernel = form.kernel
-    axes = ", ".join(f"{axis.name}={axis.size}" for axis in kernel.axes)
-    head = [
-        f"// {kernel.name}: {comment(kernel.summary)}",
-        f"// {form.schedule.kind} over {comment(axes) or 'one element'}",
-    ]
-    body = ["namespace {", *head, *functor(form), *bind(form), "}  // namespace"]
-    return [*body, *function(form, target)]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fusewright.codegen.entry import for_entry, returned
 from fusewright.codegen.epilogue import (
     by_columns,
-    end_text,
+    end_lines,
     epilogue_forms,
     epilogue_lines,
-    pointer_text,
+    pointer,
 )
+from fusewright.codegen.equation import equations, told
 from fusewright.codegen.form import Form
+from fusewright.codegen.functor import functor
+from fusewright.codegen.layout import definition
 from fusewright.codegen.source import ALIGNMENT, Rendered, RoundedWorkspace, Workspace, macro
 from fusewright.cost.matmul import TILE_COLUMNS, tiles_for
 from fusewright.ir.epilogue import Reduces
@@ -45,9 +49,11 @@ def render_matmul(kernel: MatmulKernel, schedule: MatmulSchedule) -> Rendered:
     (form,) = epilogue_forms(kernel, (epilogue,), (VECTOR,), VECTOR)
     splits = isinstance(kernel.b, SplitOperand)
     return Rendered(
-        _lines(kernel, form, schedule),
+        _lines(kernel, for_entry(form, kernel), schedule),
         WEIGHT,
         names=(form.kernel.name,),
+        comment=_comment(kernel, form),
+        functors=(functor(form),),
         bodies=(form.kernel,),
         headers=(SPLIT_HEADER if splits else HALF_HEADER,),
         terms="matmuls" if splits else "",
@@ -61,9 +67,24 @@ def _merged(part: LoopKernel) -> LoopKernel:
     return small if small.outer and small.inner and ZERO not in sizes else part
 
 
+def _comment(kernel: MatmulKernel, form: Form) -> tuple[str, ...]:
+    a = form.pointers[kernel.a.buffer].removesuffix("_ptr")
+    if isinstance(kernel.b, SplitOperand):
+        b = form.pointers[kernel.b.hi].removesuffix("_ptr").removesuffix("_hi")
+    else:
+        b = form.pointers[kernel.b.buffer].removesuffix("_ptr")
+    batch = "" if kernel.batches == ONE else "n, "
+    total = f"sum_k({b}[{batch}i, k] * {a}[{batch}k, j])"
+    sizes = f"i < {kernel.rows}, j < {kernel.columns}, k < {kernel.contracted}"
+    sizes += f", n < {kernel.batches}" if batch else ""
+    if not batch and len(form.kernel.outer) == 1 == len(form.kernel.inner):
+        letters = "ij" if form.is_row else "ji"
+        return told(kernel, equations(form, total, letters), sizes)
+    title = f"{kernel.operator}[{batch}i, j] = {total}"
+    return told(kernel, [title, *equations(form, kernel.operator)], sizes)
+
+
 def _lines(kernel: MatmulKernel, form: Form, schedule: MatmulSchedule) -> list[str]:
-    title = f"matmul of {kernel.rows} x {kernel.columns} over {kernel.contracted}"
-    title += "" if kernel.batches == ONE else f", a batch of {kernel.batches}"
     sizes = (kernel.columns, kernel.rows, kernel.contracted, kernel.batches)
     extents = f"const fw::MatmulExtents extents{{{', '.join(map(form.size, sizes))}}};"
     if isinstance(kernel.b, SplitOperand):
@@ -73,7 +94,7 @@ def _lines(kernel: MatmulKernel, form: Form, schedule: MatmulSchedule) -> list[s
         body = _half_body(kernel.a, kernel.b, form, schedule)
     behind = f"static_cast<char*>(workspace) + {_shared_bytes(schedule)}"
     reduced = behind if schedule.shared_tiles else "workspace"
-    return epilogue_lines(kernel, (form,), title, end_text(form, reduced), [extents, *body])
+    return epilogue_lines(kernel, (form,), end_lines(form, reduced), [extents, *body])
 
 
 def _shared_bytes(schedule: MatmulSchedule) -> int:
@@ -100,27 +121,24 @@ def _split_body(
     a: RawOperand, b: SplitOperand, form: Form, schedule: MatmulSchedule, parts: Workspace
 ) -> list[str]:
     strides = (a.free_stride, a.contracted_stride, a.batch_stride)
-    raw = [pointer_text(form, "float", a.buffer), *map(form.size, strides)]
-    high_low = [pointer_text(form, "fw::half", name) for name in (b.hi, b.lo)]
-    split = [*high_low, pointer_text(form, "float", b.inverse), form.size(b.row_stride)]
+    raw = ", ".join(map(form.size, strides))
     flags = [_flag(a.free_stride == ONE), _flag(b.contracted_rows)]
     template = ", ".join([macro("matmuls"), str(schedule.tile_rows), *flags])
+    split = ", ".join(pointer(form, each) for each in (b.hi, b.lo, b.inverse))
     operands = [
-        f"const fw::RawOperand a{{{', '.join(raw)}}};",
-        f"const fw::SplitOperand b{{{', '.join(split)}}};",
+        f"const fw::RawOperand a{{{pointer(form, a.buffer)}, {raw}}};",
+        f"const fw::SplitOperand b{{{split}, {form.size(b.row_stride)}}};",
     ]
-    given = "where, stream"
+    given = ["where", "stream"]
     if schedule.shared_tiles:
-        given += f", fw::SplitKParts{{workspace, {_shared_bytes(schedule)}}}"
+        operands.append(f"const fw::SplitKParts parts{{workspace, {_shared_bytes(schedule)}}};")
+        given.append("parts")
+    first = ["end", "vectors", "a", "b", "extents"]
     if not schedule.rounded_from:
-        call = f"fw::fp16x3_matmul<{template}>(end, vectors, a, b, extents, {given})"
-        return [*operands, f"return {call};"]
-    return [
-        *operands,
-        f"void* const rounded = {parts.behind(form.size)};",
-        f"return fw::rounded_matmul<{template}>(end, vectors, a, b, extents, "
-        f"{schedule.rounded_from}, rounded, {given});",
-    ]
+        return [*operands, *returned(f"fw::fp16x3_matmul<{template}>", [*first, *given])]
+    operands += definition("void* const rounded", parts.behind(form.size))
+    first += [str(schedule.rounded_from), "rounded"]
+    return [*operands, *returned(f"fw::rounded_matmul<{template}>", [*first, *given])]
 
 
 def _half_body(a: RawOperand, b: RawOperand, form: Form, schedule: MatmulSchedule) -> list[str]:
@@ -128,12 +146,12 @@ def _half_body(a: RawOperand, b: RawOperand, form: Form, schedule: MatmulSchedul
     lines = []
     for name, operand in (("a", a), ("b", b)):
         strides = map(form.size, (operand.row_stride, operand.batch_stride))
-        parts = [pointer_text(form, kind, operand.buffer), *strides, "nullptr"]
-        lines.append(f"const fw::HalfOperand<{kind}> {name}{{{', '.join(parts)}}};")
+        parts = ", ".join([pointer(form, operand.buffer), *strides, "nullptr"])
+        lines.append(f"const fw::HalfOperand<{kind}> {name}{{{parts}}};")
     flags = [_flag(a.free_major), _flag(b.free_major)]
     template = ", ".join([kind, *flags, str(schedule.tile_rows)])
-    call = f"fw::half_matmul<{template}>(end, vectors, a, b, extents, where, stream)"
-    return [*lines, f"return {call};"]
+    given = ["end", "vectors", "a", "b", "extents", "where", "stream"]
+    return [*lines, *returned(f"fw::half_matmul<{template}>", given)]
 
 
 def _flag(value: bool) -> str:

@@ -11,16 +11,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _COMMENT_OR_QUOTED = re.compile(r"//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'")
+# Text between such lines is in a form of its own.
+FORMAT = re.compile(r"// clang-format (off|on)$")
 _CONDITIONAL = re.compile(r"\s*#(if|ifdef|ifndef|elif|else|endif)\b\s*(.*)")
 _DEFINED = re.compile(r"(!?)\s*defined\((\w+)\)")
 
 
 def without_comments(lines: Iterable[str]) -> list[str]:
-    """The lines of code. A line that is only a comment goes."""
+    """The lines of code. A line that is only a comment goes, unless it is for clang-format."""
     kept = []
     for line in lines:
         code = _COMMENT_OR_QUOTED.sub(_quoted, line)
-        if code == line or code.strip():
+        if FORMAT.match(line):
+            kept.append(line)
+        elif code == line or code.strip():
             kept.append(code.rstrip())
     return kept
 

@@ -11,10 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusewright.codegen.access import element, holder, read
-from fusewright.codegen.body import elem_struct, members
-from fusewright.codegen.entry import bind, bound
+from fusewright.codegen.entry import bound_lines, for_entry
+from fusewright.codegen.equation import equations
 from fusewright.codegen.form import Form, all_coordinates, part_form
-from fusewright.codegen.lanes import Computed, computed, indented, loaded_name, used
+from fusewright.codegen.functor import assembled, numbered
+from fusewright.codegen.lanes import Computed, braced, computed, loaded_name, used
+from fusewright.codegen.layout import declaration
+from fusewright.codegen.members import elem_struct, struct
+from fusewright.codegen.source import Functor
 from fusewright.errors import CodegenError
 from fusewright.ir.convolution import CHANNELS, ConvolutionKernel, is_contiguous_along
 from fusewright.ir.loop import Load, LoopKernel, Store, reads
@@ -29,35 +33,42 @@ COORDINATES[5] = ("image", "channel", "z", "y", "x")
 PARAMETERS = "int image, int channel, int z, int y, int x"
 
 
-def prologue_lines(kernel: Computing) -> list[str]:
-    """The functor, and the function that fills its members."""
-    form = _form(kernel)
+def prologue_functor(kernel: Computing) -> Functor:
+    named = _form(kernel)
+    form = numbered(named)
     shared = form.fixed_along(slice(CHANNELS + 1, None))  # by all elements of an image's channel
     own = [item for item in _values(form) if item not in shared]
     loads = [item for item in own if isinstance(item, Load)]
     exported = [item for item in shared if _is_read(form, item.name, own)]
-    fields = [f"{form.register(item.name)} {form.names[item.name]};" for item in exported]
+    fields = [(form.register(item.name), form.names[item.name]) for item in exported]
     parts = [
-        members(form),
         [*elem_struct(form, loads), "using Raw = Elem<1>;"],
-        ["struct Factors {", *indented(fields), "};"],
+        struct("Factors", fields, ""),
         _read(form, loads),
         _factors(form, shared, exported),
         _value(form, own, exported),
     ]
-    lines = ["template <typename I>", f"struct {form.kernel.name}_body {{"]
-    for number, part in enumerate(parts):
-        lines += ([""] if number else []) + indented(part)
-    return [*lines, "};", *bind(form)]
+    return assembled(form, named.names, parts)
 
 
-def computed_text(kernel: Computing, channels: int) -> str:
-    """The computed input, bound to the entry's arguments. A group has this many `channels`."""
-    form = _form(kernel)
+def prologue_equations(kernel: Computing, name: str = "source") -> list[str]:
+    """The equations of the computed input."""
+    form, store = _form(kernel), _store(_form(kernel))
+    named = {**form.pointers, store.access.buffer: name}
+    letters = {3: "ncx", 4: "ncyx", 5: "nczyx"}[len(form.kernel.outer)]
+    return equations(replace(form, pointers=named), axes=letters)
+
+
+def computed_lines(kernel: Computing, name: str, channels: int) -> list[str]:
+    """The definition of the computed input. A group has this many `channels`."""
+    form = for_entry(_form(kernel), kernel)
     by_four = channels % 4 == 0 and is_contiguous_along(_loop(kernel), CHANNELS)
     # Offsets need 64 bits, because sizes may change.
-    body = f"{form.kernel.name}_body<int64_t>"
-    return f"fw::ComputedInput<{body}, {str(by_four).lower()}>{{{bound(form, 'int64_t')}}}"
+    return [
+        f"using Computed = {form.kernel.name}_body<int64_t>;",
+        *bound_lines(form, "computed"),
+        f"const fw::ComputedInput<Computed, {str(by_four).lower()}> {name}{{computed}};",
+    ]
 
 
 def _loop(kernel: Computing) -> LoopKernel:
@@ -101,8 +112,9 @@ def _heads(form: Form, lines: list[str]) -> list[str]:
 def _function(form: Form, signature: str, lines: list[str]) -> list[str]:
     """A member function. It is a template because a host and device function that is not one may
     not call device functions."""
-    head = ["template <int V = 1>", f"FW_FN {signature} const {{"]
-    return [*head, *indented([*_heads(form, lines), *lines]), "}"]
+    kind, _, rest = signature.partition(" ")
+    head = ["template <int V = 1>", *declaration(f"FW_DEVICE {kind} ", rest, " const")]
+    return braced(head, [*_heads(form, lines), *lines])
 
 
 def _read(form: Form, loads: list[Load]) -> list[str]:

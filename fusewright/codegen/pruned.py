@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from fusewright.codegen.reachable import CONDITION, Headers, Part, Uses
+from fusewright.codegen.reachable import BEGINS, CONDITION, ENDS, Headers, Part, Uses
 
 _OURS = re.compile(r"\bfw::(\w+)|\b(FW_\w+|fw_\w+)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -55,7 +55,7 @@ class _Kept:
 
     def _is_wanted(self, part: Part) -> bool:
         if not part.names:
-            return part.of.kind != "directive" or not CONDITION.match(part.of.text)
+            return not (CONDITION.match(part.of.text) or _UNDEF.match(part.of.text))
         headers = self._headers
         if not any(
             n in (self._called if n in headers.functions else self._free) for n in part.names
@@ -64,6 +64,9 @@ class _Kept:
         if headers.overloaded.isdisjoint(part.names):
             return True
         return part.mentions & headers.types <= self._free
+
+    def _is_used(self, name: str) -> bool:
+        return name in (self._called if name in self._headers.functions else self._free)
 
     def _hold(self, part: Part) -> None:
         self._held.add(id(part))
@@ -101,9 +104,9 @@ def _without_empty(parts: Sequence[Part]) -> list[Part]:
     for part in parts:
         found = CONDITION.match(part.of.text) if _is_structure(part) else None
         kept.append(part)
-        if found and found[1].startswith("if"):
+        if found and found[1] in BEGINS:
             began.append(len(kept) - 1)
-        elif found and found[1] == "endif":
+        elif found and found[1] in ENDS:
             first = began.pop()
             if all(_is_structure(each) for each in kept[first:]):
                 del kept[first:]
@@ -127,7 +130,10 @@ def _printed(parts: Sequence[Part], kept: _Kept) -> Iterator[str]:
 
 def _namespace(parts: Sequence[Part], at: int, inside: bool) -> bool:
     """Whether this part stands in our namespace. Directives stand anywhere; a condition where the
-    first declaration in it does."""
+    first declaration in it does, and ends there."""
+    found = CONDITION.match(parts[at].of.text)
+    if found and found[1] not in BEGINS:
+        return inside
     for part in parts[at:]:
         if part.of.kind != "directive":
             return part.inside

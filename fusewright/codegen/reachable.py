@@ -19,7 +19,9 @@ from fusewright.codegen.declarations import (
 )
 from fusewright.codegen.preprocess import resolved, without_comments
 
-CONDITION = re.compile(r"#(if|ifdef|ifndef|elif|else|endif)\b")
+# Lines that begin and end a part of the text, and go with it.
+CONDITION = re.compile(r"(?:#|// clang-format )(if|ifdef|ifndef|elif|else|endif|off|on)\b")
+BEGINS, ENDS = ("if", "ifdef", "ifndef", "off"), ("endif", "on")
 _INCLUDE = re.compile(r"#include <")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
@@ -97,9 +99,9 @@ def _parts(code: str, tokens: Sequence[Token]) -> Iterator[Part]:
             inside = each.kind == "namespace"
             continue
         condition = CONDITION.match(each.text) if each.kind == "directive" else None
-        if condition and condition[1].startswith("if"):
+        if condition and condition[1] in BEGINS:
             around.append(frozenset(_NAME.findall(each.text)))
-        elif condition and condition[1] == "endif":
+        elif condition and condition[1] in ENDS:
             around.pop()
         part = _part(code, each, macros)
         wanted = frozenset[str]().union(*around)

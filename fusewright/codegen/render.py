@@ -7,12 +7,18 @@ of the standard toolchain. The same kernels give the same text.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from fusewright.codegen.entry import list_macros
+from fusewright.codegen.lanes import indented
+from fusewright.codegen.layout import COLUMNS
 from fusewright.codegen.pruned import support_lines
 from fusewright.codegen.reachable import parsed
-from fusewright.codegen.source import Entry, Piece, Rendered, Source, macro
+from fusewright.codegen.shared import MATH, Group, functor_lines, grouped_functors, groups_by_name
+from fusewright.codegen.source import KERNELS_LINE, Entry, Piece, Rendered, Source, macro
+from fusewright.codegen.text import comment
 from fusewright.errors import CodegenError
 from fusewright.ir.loop import Apply, Load, Reduce
 from fusewright.ir.operators import REDUCTIONS, SCALAR_OPS
@@ -32,17 +38,88 @@ ALWAYS = ("fw_error_text",)  # functions that are called for every source
 _LOCAL_INCLUDE = re.compile(r'#include "([a-z0-9_/]+\.(?:hpp|cuh))"')
 
 
-def unit(made: Sequence[tuple[Entry, Rendered]], language: str) -> Source:
-    """One translation unit with an entry per kernel and `fw_error_text`."""
+def unit(
+    made: Sequence[tuple[Entry, Rendered]], language: str, shown: Collection[str] | None = None
+) -> Source:
+    """One translation unit with an entry per kernel and `fw_error_text`. What readers are shown are
+    the kernels with the names `shown`, or all of them."""
     parts = [part for _, part in made]
     names = [name for part in parts for name in part.names]
     if len(set(names)) != len(names):
         raise CodegenError(f"two kernels have the same name: {sorted(names)}")
-    own = _sections(parts)
-    lines = [*_options(parts), *_support(parts, language, own), *own]
+    first = [part for entry, part in made if shown is None or entry.name in shown]
+    others = [part for part in parts if part not in first]
+    groups = grouped_functors(each for part in (*first, *others) for each in part.functors)
+    written: dict[tuple[str, ...], Rendered] = {}
+    kernels, hidden = (_kernels(each, groups, written) for each in (first, others))
+    lists = list_macros(line for part in parts for line in part.lines)
+    own = [*_after_blank(hidden if others else []), *_functors(groups)]
+    own += [*_after_blank(lists), *_sections(parts)]
+    needed = _support(parts, language, [*kernels, *own])
+    support = "\n".join([*_options(parts), *needed, "", KERNELS_LINE.rstrip(), *own]) + "\n"
     pieces = tuple(Piece("\n".join(each.lines), each.weight, macro(each.terms)) for each in parts)
+    readable = "\n".join(kernels) + "\n"
+    text = support.replace(KERNELS_LINE, readable)
     entries = tuple(entry for entry, _ in made)
-    return Source(language, "\n".join(lines) + "\n", entries, pieces)
+    return Source(language, text, entries, pieces, readable, support)
+
+
+def _kernels(
+    parts: Sequence[Rendered], groups: Sequence[Group], shown: dict[tuple[str, ...], Rendered]
+) -> list[str]:
+    """What the kernels compute: comments and arithmetic. `shown` are those of which others are
+    variants."""
+    lines, group = [f"namespace {MATH} {{"], groups_by_name(groups)
+    for part in parts:
+        used = tuple(group[each.name].members[0].name for each in part.functors)
+        before = shown.setdefault(used, part) if used else part
+        if before is not part and _summary(before) == _summary(part):
+            lines += _commented([_as_another(part, before)])
+            continue
+        with_math = [each for each in part.functors if each.math]
+        own = [each for each in with_math if group[each.name].math is each]
+        others = {group[each.name].math.name for each in with_math if each not in own}
+        known = [f"Its arithmetic is that of {' and '.join(sorted(others))}."] if others else []
+        lines += ["", *_commented([*part.comment, *known])]
+        for each in own:
+            lines += [f"struct {each.name} {{", *indented(each.math), "};"]
+    return [*lines, "", f"}}  // namespace {MATH}"]
+
+
+def _summary(part: Rendered) -> str:
+    return part.comment[0].partition(":")[2]
+
+
+def _as_another(part: Rendered, before: Rendered) -> str:
+    own, other = (each.comment[0].partition(":")[0] for each in (part, before))
+    return f"{own}: as {other}; {part.comment[-1]}"
+
+
+def _after_blank(lines: Sequence[str]) -> list[str]:
+    return ["", *lines] if lines else []
+
+
+def _commented(lines: Sequence[str]) -> list[str]:
+    """The lines as comments. What is too long goes on in the next line."""
+    made: list[str] = []
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()))
+        made += textwrap.wrap(
+            comment(line),
+            COLUMNS,
+            initial_indent=f"// {indent}",
+            subsequent_indent=f"// {indent}    ",
+            break_on_hyphens=False,
+        )
+    return made
+
+
+def _functors(groups: Sequence[Group]) -> list[str]:
+    """What drivers call."""
+    if not groups:
+        return []
+    lines = [line for group in groups for line in functor_lines(group)]
+    return ["", "namespace {", *lines, "", "}  // namespace"]
 
 
 def _options(parts: Sequence[Rendered]) -> list[str]:

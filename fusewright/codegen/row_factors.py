@@ -11,10 +11,10 @@ from fusewright.codegen.lanes import (
     Computed,
     computed,
     function_lines,
-    indented,
     loaded_name,
     used,
 )
+from fusewright.codegen.members import struct
 from fusewright.ir.loop import Apply, Load, Reduce, Store
 
 
@@ -24,9 +24,9 @@ def factor_parts(form: Form) -> list[list[str]]:
         return []
     found = form.factors
     if not found:
-        return [["struct Factors {};"], function_lines("int V", "compute(Factors&, I, I)", [])]
+        return []
     kept = _needed_by_others(form)
-    fields = [f"{form.register(item.name)} {form.names[item.name]};" for item in kept]
+    fields = [(form.register(item.name), form.names[item.name]) for item in kept]
     at = all_coordinates(form, "row.")
     lines = []
     for item in found:
@@ -38,7 +38,7 @@ def factor_parts(form: Form) -> list[list[str]]:
     lines += [f"factors.{form.names[item.name]} = {form.names[item.name]};" for item in kept]
     heads = used(decompose(form, form.kernel.inner, "j", ""), lines)
     compute = function_lines("int V", "compute(Factors& factors, I q, I l)", heads + lines)
-    return [["struct Factors {", *indented(fields), "};"], compute]
+    return [struct("Factors", fields, ""), compute]
 
 
 def _needed_by_others(form: Form) -> list[Computed]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusewright.codegen.access import goes_wide, loaded_slots, stored_slots
-from fusewright.codegen.accumulators import half_operand_of, takes_vectors
+from fusewright.codegen.accumulators import accumulator, half_operand_of, takes_vectors
 from fusewright.codegen.form import Form
 from fusewright.codegen.lanes import (
     Computed,
@@ -209,10 +209,10 @@ def pair_lines(form: Form) -> list[str]:
     if form.language != "host" or not (reductions and plain and floats and alone):
         return []
     lines = []
-    for each in reductions:
+    for at, each in enumerate(reductions):
         first = slots[each.operand]
         second = "next" + first.removeprefix("elem")
-        lines.append(f"acc.{form.names[each.name]}.add_two({first}, {second}, n);")
+        lines.append(f"{accumulator(at)}.add_two({first}, {second}, n);")
     return lines
 
 
@@ -225,22 +225,22 @@ def sum_lines(
     runs = frozenset(i.name for i in made if isinstance(i, Apply) and has_run(form, i))
     add = "add_pairs" if form.is_row else "add_run"
     before, by_lane, after = list[str](), list[str](), list[str]()
-    for item in reductions:
-        name, operand = form.names[item.name], item.operand
+    for at, item in enumerate(reductions):
+        name, operand, acc = form.names[item.name], item.operand, accumulator(at)
         if half_operand := half_operand_of(form, item):
-            before.append(f"fw::add_half_pairs(acc.{name}, elem.{form.names[half_operand]});")
+            before.append(f"fw::add_half_pairs({acc}, elem.{form.names[half_operand]});")
             continue
         if takes_vectors(form, item):
             before.append(f"{form.register(operand)} {name}_lanes[V];")
             by_lane.append(f"{name}_lanes[v] = {form.names[operand]};")
-            after.append(f"acc.{name}.add_all({name}_lanes);")
+            after.append(f"{acc}.add_all({name}_lanes);")
             continue
         direct = item.kind == "sum" and form.register(operand) == "float"
         if direct and operand in ends.loaded:
-            before.append(f"acc.{name}.{add}({ends.loaded[operand]}, n);")
+            before.append(f"{acc}.{add}({ends.loaded[operand]}, n);")
         elif direct and operand in runs:
-            after.append(f"acc.{name}.{add}({_buffer(form, operand)}, n);")
+            after.append(f"{acc}.{add}({_buffer(form, operand)}, n);")
         else:
-            by_lane.append(f"acc.{name}.add(v, {form.names[operand]});")
+            by_lane.append(f"{acc}.add(v, {form.names[operand]});")
     summed = runs & {item.operand for item in reductions}
     return Sums(tuple(before), tuple(by_lane), tuple(after), summed)

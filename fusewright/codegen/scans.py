@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusewright.codegen.form import Form
-from fusewright.codegen.lanes import indented
+from fusewright.codegen.lanes import braced, indented
 from fusewright.ir.loop import Scan
 from fusewright.ir.operators import SCANS
 
@@ -20,28 +20,24 @@ def scanned_parts(form: Form) -> list[list[str]]:
     fields = [f"fw::Scanned<{rule}, V> {name};" for rule, name in zip(rules, names, strict=True)]
     if form.language == "host":
         carried = [f"fw::Carry<{rule}, V> {name};" for rule, name in zip(rules, names, strict=True)]
-        along = _each(names, "{0}.template along<kBackward>(scanned.{0}, n);")
-        across = _each(names, "{0}.across(scanned.{0}, n);")
-        carried += [
-            "template <int W>",
-            f"FW_FN void along(Scanned<W>& scanned, int n) {{ {along} }}",
-            f"FW_FN void across(Scanned<V>& scanned, int n) {{ {across} }}",
-        ]
+        along = [f"{each}.template along<kBackward>(scanned.{each}, n);" for each in names]
+        across = [f"{each}.across(scanned.{each}, n);" for each in names]
+        carried += _function("along(Scanned<W>& scanned, int n)", along, "template <int W>")
+        carried += _function("across(Scanned<V>& scanned, int n)", across)
         return [_struct("Scanned", fields), _struct("Carry", carried)]
-    total = _each(names, "one.{0} = {0}.template total<kBackward>();")
-    follow = _each(names, "{0}.follow(before.{0});")
-    fields += [
-        f"FW_FN void clear() {{ {_each(names, '{0}.clear();')} }}",
-        f"FW_FN void along() {{ {_each(names, '{0}.template along<kBackward>();')} }}",
-        f"FW_FN Scanned<1> total() const {{ Scanned<1> one; {total} return one; }}",
-        "template <int W>",
-        f"FW_FN void follow(const Scanned<W>& before) {{ {follow} }}",
-    ]
+    total = [f"one.{each} = {each}.template total<kBackward>();" for each in names]
+    follow = [f"{each}.follow(before.{each});" for each in names]
+    along = [f"{each}.template along<kBackward>();" for each in names]
+    fields += _function("clear()", [f"{each}.clear();" for each in names])
+    fields += _function("along()", along)
+    one = ["Scanned<1> one;", *total, "return one;"]
+    fields += braced(["FW_FN Scanned<1> total() const {"], one)
+    fields += _function("follow(const Scanned<W>& before)", follow, "template <int W>")
     return [_struct("Scanned", fields)]
 
 
-def _each(names: list[str], text: str) -> str:
-    return " ".join(text.format(name) for name in names)
+def _function(signature: str, lines: list[str], *template: str) -> list[str]:
+    return braced([*template, f"FW_FN void {signature} {{"], lines, indent=4)
 
 
 def _struct(name: str, fields: list[str]) -> list[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from fusewright.codegen.access import holder, read
 from fusewright.codegen.form import Form, all_coordinates, decompose
-from fusewright.codegen.lanes import function_lines, indented, used
+from fusewright.codegen.lanes import function_lines, used
+from fusewright.codegen.members import struct
 from fusewright.schedule.sweeps import early_loads
 
 
@@ -17,7 +18,7 @@ def shared_parts(form: Form) -> list[list[str]]:
     loads = early_loads(form.kernel, form.plan)
     names = [form.names[item.name] for item in loads]
     kinds = [holder(form, item, True, "V") for item in loads]
-    fields = [f"{kind} {name};" for kind, name in zip(kinds, names, strict=True)]
+    fields = list(zip(kinds, names, strict=True))
     at = all_coordinates(form, "row.")
     fetched = [
         read(form, item, True, f"held.{name}", at, "fetch")
@@ -27,7 +28,7 @@ def shared_parts(form: Form) -> list[list[str]]:
     fetch = "fetch(Held<V>& held, const Row<W>& row, I q, I l)"
     taken = [f"elem.{name} = held.{name};" for name in names]
     return [
-        ["template <int V>", "struct Held {", *indented(fields), "};"],
+        struct("Held", fields),
         function_lines("int V, int W", fetch, heads + fetched),
         function_lines("int V", "take(Elem<V>& elem, const Held<V>& held)", taken),
     ]

@@ -13,6 +13,7 @@ ALIGNMENT = 256  # bytes; of each further part of a workspace
 # The least weight of a part that is compiled separately. The compiler then reads the whole text
 # once more, which takes 1.6 to 2.0 s. A unit of weight is 0.1 s.
 WORTH = 18
+KERNELS_LINE = "// The fused kernels stand here.\n"
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,10 @@ class Workspace:
             begun = str(-(-self.fixed // ALIGNMENT) * ALIGNMENT)
             return f"static_cast<char*>(workspace) + {begun}" if self.fixed else "workspace"
         times = f"(({size(self.count)} + {self.group - 1}) / {self.group})"
-        begun = f"({self.fixed} + {size(self.each)} * {times} + {ALIGNMENT - 1}) / {ALIGNMENT}"
-        return f"static_cast<char*>(workspace) + {begun} * {ALIGNMENT}"
+        times = times if self.group > 1 else size(self.count)
+        count = "" if self.count == ONE else f" * {times}"
+        fixed = f"{self.fixed} + " if self.fixed else ""
+        return f"fw::behind(workspace, {fixed}{size(self.each)}{count})"
 
     def at(self, sizes: Mapping[str, int]) -> int:
         """Bytes at these sizes, in the precision that needs most."""
@@ -102,9 +105,21 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Rendered:
-    """One kernel in C++: its `lines`, and what they need from the translation unit.
+class Functor:
+    """The struct that drivers call: its lines behind the first, and the functions with its
+    arithmetic. `names` are those of the values in the arithmetic, and of symbols."""
 
+    name: str
+    math: tuple[str, ...]
+    lines: tuple[str, ...]
+    names: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """One kernel in C++, and what it needs from the translation unit.
+
+    `comment` says what it computes. `functors` are what drivers call, and `lines` are its entry.
     The names of its functions and structs begin with `names`. `bodies` are its loops, whose
     operators have their own headers. `headers` are the other files of kernels/ that it needs.
     `weight` is nvcc's time for it, in tenths of a second on a Neoverse-N1. `terms` and `instead`
@@ -115,6 +130,8 @@ class Rendered:
     lines: list[str]
     weight: int
     names: tuple[str, ...]
+    comment: tuple[str, ...] = ()
+    functors: tuple[Functor, ...] = ()
     bodies: tuple[LoopKernel, ...] = ()
     headers: tuple[str, ...] = ()
     terms: str = ""
@@ -145,13 +162,22 @@ class Piece:
 class Source:
     """`language` is cuda or host. `text` includes only headers of the standard toolchain.
 
-    `pieces` are the kernels. Each can be compiled without the others.
+    `pieces` are the kernels. Each can be compiled without the others. `kernels` is what people
+    read: what is computed. `support` is everything else, with `KERNELS_LINE` where `kernels` stands
+    in `text`.
     """
 
     language: str
     text: str
     entries: tuple[Entry, ...]
     pieces: tuple[Piece, ...] = ()
+    kernels: str = ""
+    support: str = ""
+
+    @property
+    def halves(self) -> tuple[str, str]:
+        """`kernels` and `support`. A text that has no such halves is all support code."""
+        return self.kernels, self.support or self.text + KERNELS_LINE
 
     def divided(self, most: int) -> list[Source]:
         """At most `most` sources of about the same weight, which together have all kernels."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from fusewright.errors import CodegenError
 from fusewright.ir.graph import Dim, Ratio
 
+MOST_LETTERS = 24  # of a name in C++
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 _KEYWORDS = frozenset(
@@ -49,6 +50,7 @@ def unique_names(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, s
         if name in chosen:
             continue
         base = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9]", "_", name)).strip("_") or "value"
+        base = _short(base)
         # i0 and j1 are coordinates. A leading digit or a reserved word makes no identifier.
         if base[0].isdigit() or base in _RESERVED or re.match(r"([ijk]\d+|FW_.*|k[A-Z].*)\Z", base):
             base = f"v_{base}"
@@ -58,6 +60,16 @@ def unique_names(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, s
         used.add(candidate)
         chosen[name] = candidate
     return chosen
+
+
+def _short(name: str) -> str:
+    """The last words of a long name, such as that of a layer of a layer of a layer."""
+    ending = "_ptr" if name.endswith("_ptr") else ""
+    stem = name.removesuffix(ending)
+    while len(stem) > MOST_LETTERS:
+        rest = stem.partition("_")[2]
+        stem = rest or stem[-MOST_LETTERS:]
+    return stem + ending
 
 
 def comment(text: str) -> str:
@@ -98,10 +110,36 @@ def size_in_doubles(value: Dim | Ratio, symbols: Mapping[str, str]) -> str:
     tokens = _TOKEN.findall(value.text)
     if "".join(tokens) != "".join(value.text.split()):
         raise CodegenError(f"{value.text!r} is not an expression of sizes")
-    return "".join(_as_double(token, symbols) if _is_name(token) else token for token in tokens)
+    words = [_as_double(token, symbols) if _is_name(token) else _pointed(token) for token in tokens]
+    spaced = zip(words, ["(", *words], strict=False)
+    text = "".join(f" {word} " if _is_binary(word, last) else word for word, last in spaced)
+    return _plain(text)
 
 
+def _pointed(token: str) -> str:
+    """A number as a double."""
+    return f"{token}.0" if token.isdigit() else token
+
+
+def _plain(text: str) -> str:
+    """The same number without first factors of one and needless brackets."""
+    before = ""
+    while text != before:
+        before = text
+        text = re.sub(r"(^|\(|[+-] )1\.0 \* ", r"\1", text)
+        text = re.sub(r"(?<!\w)\((double\(\w+\)|[\w.]+)\)", r"\1", text)
+        text = re.sub(rf"\((\({_INSIDE}\))\)", r"\1", text)
+        text = re.sub(rf"^\(({_INSIDE})\)$", r"\1", text)
+    return text
+
+
+_INSIDE = r"[^()]*(?:double\(\w+\)[^()]*)*"  # of a bracket
 _TOKEN = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[A-Za-z_]\w*|[-+*/()]")
+
+
+def _is_binary(word: str, last: str) -> bool:
+    """Whether a sign stands between two operands."""
+    return word in ("+", "-", "*", "/") and last not in ("(", "+", "-", "*", "/")
 
 
 def _is_name(token: str) -> bool:
@@ -111,7 +149,7 @@ def _is_name(token: str) -> bool:
 def _as_double(name: str, symbols: Mapping[str, str]) -> str:
     if name not in symbols:
         raise CodegenError(f"symbol {name!r} is not a symbol of the kernel")
-    return f"static_cast<double>({symbols[name]})"
+    return f"double({symbols[name]})"
 
 
 def literal(value: int | float | bool, dtype: str) -> str:
@@ -127,7 +165,24 @@ def literal(value: int | float | bool, dtype: str) -> str:
     if math.isinf(number):
         sign = "-" if number < 0 else ""
         return f"{sign}std::numeric_limits<{kind}>::infinity()"
-    return repr(number) + ("" if dtype == "float64" else "f")
+    return repr(number) if dtype == "float64" else f"{_shortest(number)}f"
+
+
+def _shortest(number: float) -> str:
+    """The shortest text that a compiler reads as this float32."""
+    for digits in range(1, 9):
+        text = f"{number:.{digits}g}"
+        # Near the middle of two floats, reading as float64 first could round twice.
+        if _rounded(float(text), "float32") == number and _is_near(float(text), number):
+            return text if "." in text or "e" in text else f"{text}.0"
+    return repr(number)
+
+
+def _is_near(text: float, number: float) -> bool:
+    """Whether a number is much closer to this float32 than to another."""
+    raw = int(struct.unpack("<I", struct.pack("<f", abs(number)))[0])
+    after = float(struct.unpack("<f", struct.pack("<I", raw + 1))[0])
+    return abs(text - number) < 0.49 * (after - abs(number))
 
 
 def _whole_literal(value: int, dtype: str) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from fusewright.codegen.access import tile_lanes
 from fusewright.codegen.form import Form, all_coordinates, decompose, offset_text
-from fusewright.codegen.lanes import function_lines, indented, lane_loop, used
+from fusewright.codegen.lanes import function_lines, lane_loop, used
+from fusewright.codegen.members import struct
 from fusewright.ir.loop import Load, Store
 from fusewright.ir.operators import STORAGE_TYPES
 from fusewright.schedule.transpose_tiles import slot_bytes, tile_count
@@ -17,11 +18,11 @@ from fusewright.schedule.transpose_tiles import slot_bytes, tile_count
 def tile_parts(form: Form) -> list[list[str]]:
     loads = [item for item in form.tiles if isinstance(item, Load)]
     stores = [item for item in form.tiles if isinstance(item, Store)]
+    fetches, flushes = (str(bool(each)).lower() for each in (loads, stores))
+    tiles, slot = tile_count(form.kernel), slot_bytes(form.kernel)
     flags = [
-        f"static constexpr bool kFetches = {str(bool(loads)).lower()};",
-        f"static constexpr bool kFlushes = {str(bool(stores)).lower()};",
-        f"static constexpr int kTiles = {tile_count(form.kernel)};",
-        f"static constexpr int kSlotBytes = {slot_bytes(form.kernel)};",
+        f"static constexpr bool kFetches = {fetches}, kFlushes = {flushes};",
+        f"static constexpr int kTiles = {tiles}, kSlotBytes = {slot};",
     ]
     moves = [_fetched(form, loads), _fetch(form, loads), _stage(form, loads), _flush(form, stores)]
     return [
@@ -52,8 +53,8 @@ def _heads(form: Form, lines: list[str]) -> list[str]:
 
 
 def _fetched(form: Form, loads: list[Load]) -> list[str]:
-    fields = [f"fw::Unit<{STORAGE_TYPES[x.dtype]}, V> {form.names[x.name]};" for x in loads]
-    return ["template <int V>", "struct Fetched {", *indented(fields), "};"]
+    fields = [(f"fw::Unit<{STORAGE_TYPES[x.dtype]}, V>", form.names[x.name]) for x in loads]
+    return struct("Fetched", fields)
 
 
 def _fetch(form: Form, loads: list[Load]) -> list[str]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fusewright.codegen import convolution
-from fusewright.codegen.convolution import images_text, sizes_text
+from fusewright.codegen.convolution import images_lines, sizes_lines
+from fusewright.codegen.entry import entry_lines, entry_pointers, returned
+from fusewright.codegen.equation import convolution_sizes, gradient_equation, told
 from fusewright.codegen.form import entry_names
 from fusewright.codegen.lanes import indented
-from fusewright.codegen.prologue import computed_text, prologue_lines
+from fusewright.codegen.layout import definition
+from fusewright.codegen.prologue import computed_lines, prologue_equations, prologue_functor
 from fusewright.codegen.source import Rendered, Workspace, macro
-from fusewright.codegen.text import comment, identifier, size_text
+from fusewright.codegen.text import size_text
 from fusewright.cost.conv_direct import depthwise_gradient_rows
 from fusewright.cost.conv_tensor_core import tap_counts
 from fusewright.ir.graph import Dim
@@ -37,6 +41,8 @@ def render_weight_gradient(kernel: GradientKernel, schedule: GradientSchedule) -
         _lines(kernel, schedule),
         WEIGHT,
         names=(kernel.name,),
+        comment=_comment(kernel),
+        functors=(prologue_functor(kernel),) if kernel.prologue is not None else (),
         bodies=(kernel.prologue,) if kernel.prologue is not None else (),
         headers=(STAGED_HEADER if kernel.back is not None else header,),
         terms="convolutions",
@@ -45,50 +51,49 @@ def render_weight_gradient(kernel: GradientKernel, schedule: GradientSchedule) -
     )
 
 
-def _lines(kernel: GradientKernel, schedule: GradientSchedule) -> list[str]:
-    of = kernel.geometry
-    names = _Names(kernel)
-    parameters = [f"void* {name}" for name in names.pointers.values()]
-    parameters += [f"int64_t {name}" for name in names.symbols.values()]
-    parameters += ["void* workspace", "int where", "void* stream"]
-    title = f"{of.results} x {of.channels} by {convolution.taps_text(of)}, {schedule.parts} parts"
-    computed: list[str] = []
+def _comment(kernel: GradientKernel) -> tuple[str, ...]:
+    _, pointers = entry_names(kernel)
+    names = {key: name.removesuffix("_ptr") for key, name in pointers.items()}
+    of, source = kernel.geometry, names[kernel.source.buffer]
+    lines, grad_output = [], "grad"
     if kernel.prologue is not None:
-        computed = ["namespace {", *prologue_lines(kernel), "}  // namespace"]
-    return [
-        f"// {identifier(kernel.name)}: {comment(kernel.summary)}",
-        f"// {comment(title)}",
-        *computed,
-        f'extern "C" int {kernel.name}({", ".join(parameters)}) {{',
-        *indented([*_operands(kernel, schedule, names), *_calls(kernel, schedule, names)]),
-        "}",
-    ]
+        lines = prologue_equations(kernel, grad_output)
+    else:
+        grad_output = names[kernel.grad_output.buffer]
+    lines.append(gradient_equation(of, names[kernel.filter.buffer], source, grad_output))
+    return told(kernel, lines, convolution_sizes(of))
+
+
+def _lines(kernel: GradientKernel, schedule: GradientSchedule) -> list[str]:
+    names = _Names(kernel, entry_pointers(kernel))
+    lines = indented([*_operands(kernel, schedule, names), *_calls(kernel, schedule, names)])
+    return entry_lines(kernel, names.symbols.values(), lines)
 
 
 class _Names:
     """The C++ names of an entry's arguments and sizes."""
 
-    def __init__(self, kernel: GradientKernel) -> None:
-        self.symbols, self.pointers = entry_names(kernel)
+    def __init__(self, kernel: GradientKernel, pointers: Mapping[str, str]) -> None:
+        self.symbols, _ = entry_names(kernel)
+        self.pointers = pointers
 
     def size(self, of: Dim) -> str:
         return size_text(of, self.symbols)
 
 
 def _operands(kernel: GradientKernel, schedule: GradientSchedule, names: _Names) -> list[str]:
-    weights = [f"static_cast<float*>({names.pointers[kernel.filter.buffer]})"]
-    weights += map(str, kernel.filter.strides[1:])  # results count through all groups
+    weights = f"fw::Pointer{{{names.pointers[kernel.filter.buffer]}}}"
+    strides = ", ".join(map(str, kernel.filter.strides[1:]))  # results count through all groups
     kind = "Weight" if schedule.band_width else "Depthwise"
-    sizes = sizes_text(kernel.geometry, schedule.band_width, names.size)
     if kernel.prologue is not None:
-        grad_output = f"const auto grad_output = {computed_text(kernel, kernel.geometry.results)};"
+        grad_output = computed_lines(kernel, "grad_output", kernel.geometry.results)
     else:
-        grad_output = images_text("grad_output", kernel.grad_output, names.pointers, names.size)
+        grad_output = images_lines("grad_output", kernel.grad_output, names.pointers, names.size)
     return [
-        images_text("source", kernel.source, names.pointers, names.size),
-        grad_output,
-        f"const fw::{kind}Gradient gradient{{{', '.join(weights)}}};",
-        f"const fw::ConvolutionSizes sizes{{{sizes}}};",
+        *images_lines("source", kernel.source, names.pointers, names.size),
+        *grad_output,
+        f"const fw::{kind}Gradient gradient{{{weights}, {strides}}};",
+        *sizes_lines("sizes", kernel.geometry, schedule.band_width, names.size),
     ]
 
 
@@ -101,20 +106,20 @@ def _calls(kernel: GradientKernel, schedule: GradientSchedule, names: _Names) ->
         of = kernel.geometry
         taps, rows = convolution.direct_taps(of), depthwise_gradient_rows(of)
         call = f"depthwise_gradient<{taps}, {rows}>"
-    behind = f"{schedule.parts}, workspace, where, stream"
-    converting = f"return fw::{call}(source, grad_output, gradient, sizes, {behind});"
+    operands = ["source", "grad_output", "gradient", "sizes"]
+    behind = [str(schedule.parts), "workspace"]
+    converting = returned(f"fw::{call}", [*operands, *behind, "where", "stream"])
     if kernel.back is None:
-        return [converting]
+        return converting
     back, staged = kernel.back.geometry, names.pointers[kernel.back.staged]
     own = weight_gradient_workspace(kernel, schedule).behind(names.size)
-    behind = f"{schedule.parts}, workspace, {own}, {staged}, where, stream"
-    sizes = sizes_text(back, back.x.positions, names.size, shares_staged=True)
+    given = [*operands, "back", *behind, "own", staged, "where", "stream"]
     return [
         f"#if {macro('convolutions')} == 1",
-        f"const fw::ConvolutionSizes back{{{sizes}}};",
-        f"return fw::staged_gradient<{counts}>(source, grad_output, gradient, sizes, back, "
-        f"{behind});",
+        *sizes_lines("back", back, back.x.positions, names.size, shares_staged=True),
+        *definition("void* const own", own),
+        *returned(f"fw::staged_gradient<{counts}>", given),
         "#else",
-        converting,
+        *converting,
         "#endif",
     ]

@@ -13,6 +13,7 @@ import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fusewright.codegen.source import KERNELS_LINE
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.emit.edits import lines_of
 from fusewright.emit.python import call, plain, quoted
@@ -39,9 +40,6 @@ class ModelNew(Model):
         _fw_warn(reason)
         return super().forward(*args, **kwargs)
 '''
-# Where the kernels stand among their drivers, and how the first of them begins.
-KERNELS_LINE = "// The fused kernels stand here.\n"
-_FIRST_KERNEL = "namespace {\n// custom_"
 _DEFINITION = re.compile("def |class |@")
 _IMPORT = re.compile("import |from ")
 _SUPPORT = "support code: how the kernels are compiled, called and guarded"
@@ -89,15 +87,13 @@ def _parts(bundle: ModuleBundle, user: UserSource, header: str, keep_words: bool
     imports, runtime = _runtime(bundle, text.drivers + text.tables + _MODEL_NEW)
     modules = {line.removeprefix("import ") for line in imports if line.startswith("import ")}
     clashes = user.bound & modules
-    drivers, kernels = _sources(
-        bundle.source.text if keep_words else respelt_cpp(bundle.source.text)
-    )
-    kernels = f"_FW_KERNELS = {_literal(kernels)}"
-    own = _joined([kernels, text.drivers.strip("\n"), _MODEL_NEW.strip("\n")])
+    halves = (each if keep_words else respelt_cpp(each) for each in bundle.source.halves)
+    kernels, drivers = map(_literal, halves)
+    own = _joined([f"_FW_KERNELS = {kernels}", text.drivers.strip("\n"), _MODEL_NEW.strip("\n")])
     imports = [f"{line} as _fw_{line[7:]}" if line[7:] in clashes else line for line in imports]
     torch = next(line for line in imports if line.startswith("import torch"))
     blocks = [
-        f"_FW_DRIVERS = {_literal(drivers)}",
+        f"_FW_DRIVERS = {drivers}",
         "\n".join(wrapped([f"_FW_ENTRIES = {entries_text(bundle)}"])),
         *runtime,
         "\n".join(wrapped(_loaded(bundle))),
@@ -126,12 +122,6 @@ def _loaded(bundle: ModuleBundle) -> list[str]:
     source = f"_FW_DRIVERS.replace({quoted(KERNELS_LINE)}, _FW_KERNELS, 1)"
     given = ["_FW_ENTRIES", source, "_fw_loader(_fw_recipe, _fw_build)"]
     return call("_fw_kernels", kind, given)
-
-
-def _sources(text: str) -> tuple[str, str]:
-    """The drivers with a line where the kernels stand, and the kernels."""
-    at = text.find(_FIRST_KERNEL)
-    return (text[:at] + KERNELS_LINE, text[at:]) if at >= 0 else (text + KERNELS_LINE, "")
 
 
 def _joined(blocks: Iterable[str]) -> str:

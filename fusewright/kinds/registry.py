@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from fusewright.codegen.render import unit
@@ -46,9 +46,14 @@ def heuristic(kernel: Kernel, target: Target, sizes: Sizes) -> Choice:
     return found
 
 
-def render(kernels: Sequence[tuple[Kernel, Choice]], target: Target) -> Source:
-    """These kernels with these schedules as one translation unit."""
-    return unit([_rendered(*each, target) for each in kernels], target.language)
+def render(
+    kernels: Sequence[tuple[Kernel, Choice]],
+    target: Target,
+    shown: Collection[str] | None = None,
+) -> Source:
+    """These kernels with these schedules as one translation unit. Its readable part has those with
+    the names `shown`, or all."""
+    return unit([_rendered(*each, target) for each in kernels], target.language, shown)
 
 
 def _rendered(kernel: Kernel, choice: Choice, target: Target) -> tuple[Entry, Rendered]:

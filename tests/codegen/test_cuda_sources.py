@@ -64,7 +64,7 @@ def test_rows_in_16_bits_compile(tmp_path: Path) -> None:
     picked = [(loop, choose(loop, Target.cuda(), {"s0": 4096})) for loop in loops]
     assert [schedule.shared for _, schedule in picked] == [2, 3, 0]
     text = render(picked, Target.cuda()).text
-    assert text.count("fw::add_half_pairs(acc.") == 3
+    assert text.count("fw::add_half_pairs(fw::nth<") == 3
     assert "row<int, 8, 512, 1, 12, true, 0, 2>" in text
     assert "row<int64_t, 1, 512, 1, 12, false, 0, 0>" in text, "by single elements, read again"
     compiles(text, tmp_path)

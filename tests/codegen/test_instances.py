@@ -152,7 +152,7 @@ class Block(nn.Module):
 def test_operands_of_an_epilogue_may_have_any_alignment(
     residual: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = re.findall(r"fw::convolution<([^;]*?)>\(end", text_of(residual, False, monkeypatch))
+    calls = re.findall(r"fw::convolution<([^;]*?)>\(\s*end", text_of(residual, False, monkeypatch))
     assert len(calls) == 3, "forward, inference and the input gradient"
     assert {each.endswith(", 4, true") for each in calls} == {not residual}
 
@@ -163,7 +163,7 @@ def test_the_type_of_the_input_follows_its_layout(
 ) -> None:
     text = text_of(False, last, monkeypatch)
     # The weight gradient reads the input as it was given. PyTorch chooses the layout of results.
-    gradient = text[text.rindex('extern "C" int custom_convolution_gradient') :]
+    gradient = text[text.rindex("FW_ENTRY(custom_convolution_gradient") :]
     kind = "Conv" if last else "Planar"
     assert f"const fw::{kind}Input source{{" in gradient
     assert last or "const fw::ConvInput source{s" not in text

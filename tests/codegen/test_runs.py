@@ -93,7 +93,7 @@ def test_values_are_held_across_stages(n: int, in_place: bool) -> None:
 def test_straight_from_memory_to_memory() -> None:
     body = [Apply("y", "float64", "erfc", ("x",))]
     loop = flat("straight", 1000, "float64", body)
-    assert "fw::erfc_run(elem.x.from, out_0.to, n);" in text(loop)
+    assert "fw::erfc_run(elem.x0.from, out_0.to, n);" in text(loop)
     assert "kRun = 1024;" in text(loop) and "kRun = 256;" in text(gelu(1000, "float64"))
     x = torch.randn(1000, dtype=torch.float64)
     exact = torch.erfc(x)
@@ -118,8 +118,8 @@ def test_sums_of_a_function_and_of_loaded_values(columns: int) -> None:
     ]
     results = {"y0": "float32", "y1": "float32"}
     loop = kernel("sums", [5], [columns], {"x": "float32"}, results, body)
-    assert columns == 1 or "acc.plain.add_pairs(elem.x.from, n)" in text(loop)
-    assert columns == 1 or "acc.total.add_pairs(e_run, n)" in text(loop)
+    assert columns == 1 or "fw::nth<0>(acc).add_pairs(elem.x0.from, n)" in text(loop)
+    assert columns == 1 or "fw::nth<1>(acc).add_pairs(x1_run, n)" in text(loop)
     x, plain, total = torch.randn(5, columns), torch.empty(5), torch.empty(5)
     run(loop, {"x": x, "y0": plain, "y1": total})
     torch.testing.assert_close(plain, x.double().sum(1).float(), rtol=1e-6, atol=1e-6)
@@ -143,7 +143,7 @@ COLUMN_SUMS = tuple(column_sums(*sizes) for sizes in itertools.product(ROWS, COL
 @pytest.mark.parametrize("rows", ROWS)
 def test_columns_are_summed_two_rows_at_once(rows: int, columns: int) -> None:
     loop = column_sums(rows, columns)
-    assert 1 in (rows, columns) or "add_two(elem.x.from, next.x.from, n)" in text(loop)
+    assert 1 in (rows, columns) or "add_two(elem.x0.from, next.x0.from, n)" in text(loop)
     x, y = torch.randn(rows, columns), torch.empty(columns)
     call(*together(COLUMN_SUMS)[loop], {"x": x, "y": y}, {}, 2)
     torch.testing.assert_close(y, x.double().sum(0).float(), rtol=1e-6, atol=1e-6)
@@ -396,7 +396,7 @@ def test_a_transposed_operand_is_tiled_in_the_text() -> None:
     ]
     loop = kernel("turned", [100, 100], [], {"z": "float32"}, {"y": "float32"}, body)
     assert (
-        "fw::transpose_tile(elem, &Elem<V>::z, rows, n, memory + 0 * fw::kTransposedBytes);"
+        "fw::transpose_tile(elem, &Elem<V>::x0, rows, n, memory + 0 * fw::kTransposedBytes);"
         in text(loop)
     )
     z, y = torch.randn(100, 100), torch.empty(100, 100)

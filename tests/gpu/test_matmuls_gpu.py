@@ -113,7 +113,7 @@ def test_blocks_that_share_tiles(layout: str, sizes: tuple[int, int, int], tf32:
     torch.backends.cuda.matmul.allow_tf32 = tf32
     model = Matmul(layout, w)
     made = prepare(model, (x,), modes=("eval",), device=x.device)
-    assert "fw::SplitKParts{" in made.source.text
+    assert "fw::SplitKParts parts{" in made.source.text
     fast = fusewright.optimize(model, x, modes=("eval",)).eval()
     with torch.no_grad():
         first, eager = fast(x), model(x)

@@ -135,7 +135,7 @@ def test_an_epilogue_over_one_matrix_divides_no_indices() -> None:
     x = torch.randn(8, 64, 16, 256)
     made = prepare(Alone(), (x,), modes=("eval",), device=x.device, target=Target.cuda())
     assert steps_of(made.modes[0].inference, "matmul")
-    body = made.source.text.split("struct custom_mm_body")[1].split("custom_mm_bind")[0]
+    body = made.source.text.split("struct custom_mm_shape")[1].split("\n};")[0]
     assert "fw::over" not in body and "fw::rest" not in body
 
 

@@ -230,7 +230,8 @@ def test_stores_and_reductions_are_separate_epilogues() -> None:
     text = "\n".join(
         convolution_text.convolution_lines(kernel, (stores, reduces), schedule_of(kernel))
     )
-    assert f"{kernel.name}_stores_body" in text and "fw::StoredAndReduced{fw::ByColumn<" in text
+    assert f"fw::ByColumn<{kernel.name}_stores_body<" in text
+    assert "fw::StoredAndReduced end{stored, reduced};" in text
 
 
 def schedule_of(kernel: ConvolutionKernel) -> ConvolutionSchedule:

@@ -163,7 +163,7 @@ def test_kernels_that_no_flag_concerns_are_built_once(flags: None) -> None:
     kernels_of(recorded.source, recorded).build()
     assert recorded.built == [{}]
     sections = re.findall(r"^#if (FW_\w+)\n(.*?)^#endif  // \1$", ready.source.text, re.M | re.S)
-    found = {macro: re.findall(r'extern "C" int (\w+)\(', text) for macro, text in sections}
+    found = {macro: re.findall(r"^FW_ENTRY\((\w+),", text, re.M) for macro, text in sections}
     wanted: dict[str, list[str]] = {}
     for entry in ready.source.entries:
         wanted.setdefault(entry.binding[2] or "FW_OTHERS", []).append(entry.name)

@@ -65,7 +65,7 @@ def of_kernels(source: Source, names: set[str]) -> Source:
     others = sorted({each.name for each in source.entries} - names)
     if not others:
         return source
-    whole = re.compile(rf'^extern "C" int ({"|".join(others)})\(.*?^}}\n', re.DOTALL | re.MULTILINE)
+    whole = re.compile(rf"^FW_ENTRY\(({'|'.join(others)}),.*?^}}\n", re.DOTALL | re.MULTILINE)
     assert sorted(whole.findall(source.text)) == others
     text = whole.sub("", source.text)
     return Source(source.language, text, tuple(e for e in source.entries if e.name in names))

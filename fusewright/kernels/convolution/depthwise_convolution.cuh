@@ -23,7 +23,7 @@ struct DepthwiseSizes {
 };
 
 template <int kTerms>
-__device__ __forceinline__ float depthwise_number(bool wanted, const float* at) {
+FW_DEVICE float depthwise_number(bool wanted, const float* at) {
   const float number = wanted ? *at : 0.f;
   return kTerms == 1 ? nearest_tf32(number) : number;
 }
@@ -33,7 +33,7 @@ struct DepthwisePosition {
   int image, channel, group, y, x;
   bool inside;
 
-  __device__ __forceinline__ DepthwisePosition(const DepthwiseSizes& sizes, int rows, int columns) {
+  FW_DEVICE DepthwisePosition(const DepthwiseSizes& sizes, int rows, int columns) {
     const ConvolutionSizes& of = sizes.of;
     const unsigned first = blockIdx.x / sizes.blocks * sizes.together;
     const unsigned thread = blockIdx.x % sizes.blocks * kDepthwiseThreads + threadIdx.x;
@@ -50,8 +50,8 @@ struct DepthwisePosition {
 // Reads each element that kRows positions from (y, x) downwards need, once, and calls add(element,
 // position, tap's row, tap's column) for each of its uses.
 template <int kTerms, class Taps, int kRows, class Add>
-__device__ __forceinline__ void read_taps(int y, int x, const float* plane, const ConvInput& input,
-                                          const ConvolutionSizes& of, const Add& add) {
+FW_DEVICE void read_taps(int y, int x, const float* plane, const ConvInput& input,
+                         const ConvolutionSizes& of, const Add& add) {
 #pragma unroll
   for (int i = 0; i < Taps::across_y(kRows); ++i) {
     const int row = y * Taps::kStepY - of.y.padding + i;
@@ -78,10 +78,9 @@ struct Sliding {
   FW_FN static constexpr int rows(int wanted) { return wanted; }
 
   template <int kRows>
-  __device__ __forceinline__ static void add(float (&sum)[1][kRows], const DepthwisePosition& here,
-                                             const float* from, const ConvInput& x,
-                                             const float (&w)[Taps::kY][Taps::kX],
-                                             const ConvolutionSizes& of) {
+  FW_DEVICE static void add(float (&sum)[1][kRows], const DepthwisePosition& here,
+                            const float* from, const ConvInput& x,
+                            const float (&w)[Taps::kY][Taps::kX], const ConvolutionSizes& of) {
     read_taps<kTerms, Taps, kRows>(here.y, here.x, from, x, of,
                                    [&](float number, int at, int tap_y, int tap_x) {
                                      sum[0][at] = __fmaf_rn(number, w[tap_y][tap_x], sum[0][at]);
@@ -115,11 +114,9 @@ struct Gathered {
   }
 
   template <int kRows>
-  __device__ __forceinline__ static void add(float (&sum)[kColumns][kRows],
-                                             const DepthwisePosition& here, const float* from,
-                                             const ConvInput& x,
-                                             const float (&w)[Taps::kY][Taps::kX],
-                                             const ConvolutionSizes& of) {
+  FW_DEVICE static void add(float (&sum)[kColumns][kRows], const DepthwisePosition& here,
+                            const float* from, const ConvInput& x,
+                            const float (&w)[Taps::kY][Taps::kX], const ConvolutionSizes& of) {
     constexpr int kDown = Y::numbers(kRows), kAcross = X::numbers(kColumns);
     const int top = (here.y + of.y.padding) / Taps::kStepY - Y::kReach;
     const int left = (here.x + of.x.padding) / Taps::kStepX - X::kReach;

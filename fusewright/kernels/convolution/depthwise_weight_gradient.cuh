@@ -18,10 +18,9 @@ struct DepthwiseGradient {
 
 // For kRows positions of one column. Each element of the input is read once, for all taps.
 template <int kRows, class Taps>
-__device__ __forceinline__ void add_grad_outputs(float (&sum)[Taps::kAll], int y, int across,
-                                                 const float* plane, const ConvInput& x,
-                                                 const float* by, const ConvInput& dy,
-                                                 const ConvolutionSizes& of) {
+FW_DEVICE void add_grad_outputs(float (&sum)[Taps::kAll], int y, int across, const float* plane,
+                                const ConvInput& x, const float* by, const ConvInput& dy,
+                                const ConvolutionSizes& of) {
   float grad_output[kRows];
 #pragma unroll
   for (int at = 0; at < kRows; ++at) {

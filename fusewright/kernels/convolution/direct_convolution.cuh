@@ -74,13 +74,11 @@ struct DirectItem {
   const DirectSizes& sizes;
   int tile, out = 0, layer = 0, parity = 0;
 
-  __device__ __forceinline__ bool ended() const { return tile >= sizes.tiles; }
-  __device__ __forceinline__ bool begins_tile() const { return out == 0 && layer == 0; }
-  __device__ __forceinline__ int layers() const {
-    return min(sizes.together, sizes.layers - layer);
-  }
-  __device__ __forceinline__ bool is_last() const { return layer + sizes.together >= sizes.layers; }
-  __device__ __forceinline__ void advance() {
+  FW_DEVICE bool ended() const { return tile >= sizes.tiles; }
+  FW_DEVICE bool begins_tile() const { return out == 0 && layer == 0; }
+  FW_DEVICE int layers() const { return min(sizes.together, sizes.layers - layer); }
+  FW_DEVICE bool is_last() const { return layer + sizes.together >= sizes.layers; }
+  FW_DEVICE void advance() {
     layer += sizes.together;
     if (layer < sizes.layers) return;
     layer = 0;
@@ -94,7 +92,7 @@ struct DirectItem {
 struct DirectLayer {
   int channel, tap_z;
 
-  __device__ __forceinline__ DirectLayer(const DirectSizes& sizes, int layer)
+  FW_DEVICE DirectLayer(const DirectSizes& sizes, int layer)
       : channel(kVolumes ? layer / sizes.of.z.kernel : layer),
         tap_z(kVolumes ? layer - channel * sizes.of.z.kernel : 0) {}
 };
@@ -104,7 +102,7 @@ struct DirectPosition {
   int x, y, z, group, image;
 
   template <class Tile>
-  __device__ __forceinline__ static DirectPosition of(const DirectSizes& sizes, int tile) {
+  FW_DEVICE static DirectPosition of(const DirectSizes& sizes, int tile) {
     const int row = tile / sizes.tiles_x, plane = row / sizes.tiles_y;
     const int deep = plane / sizes.of.groups, image = kVolumes ? deep / sizes.of.z.out : deep;
     return {(tile - row * sizes.tiles_x) * Tile::kWidth,
@@ -115,8 +113,8 @@ struct DirectPosition {
 
 // Loads the weights of a group: [layer][tap][out], zeros after the last output channel.
 template <class Tile>
-__device__ __forceinline__ void load_direct_weights(float* to, const ConvFilter& w, int group,
-                                                    const DirectSizes& sizes) {
+FW_DEVICE void load_direct_weights(float* to, const ConvFilter& w, int group,
+                                   const DirectSizes& sizes) {
   using Taps = typename Tile::Taps;
   const float* const from = w.data + group * w.group_stride;
   for (int i = threadIdx.x; i < sizes.layers * Taps::kAll * sizes.outs; i += kDirectThreads) {
@@ -133,9 +131,8 @@ __device__ __forceinline__ void load_direct_weights(float* to, const ConvFilter&
 
 // Loads what a tile reads of an item's layers; zeros outside of the image.
 template <class Tile>
-__device__ __forceinline__ void load_patch(float* to, const ConvInput& x,
-                                           const DirectItem<Tile>& item,
-                                           const DirectPosition& here) {
+FW_DEVICE void load_patch(float* to, const ConvInput& x, const DirectItem<Tile>& item,
+                          const DirectPosition& here) {
   using Taps = typename Tile::Taps;
   const ConvolutionSizes& of = item.sizes.of;
   const float* const from =
@@ -158,7 +155,7 @@ __device__ __forceinline__ void load_patch(float* to, const ConvInput& x,
 
 // Rounds to TF32, as tensor cores do: the elements that this thread copied, every
 // kDirectThreads-th.
-__device__ __forceinline__ void round_copied(float* numbers, int count) {
+FW_DEVICE void round_copied(float* numbers, int count) {
 #pragma unroll 4
   for (int i = threadIdx.x; i < count; i += kDirectThreads) numbers[i] = nearest_tf32(numbers[i]);
 }
@@ -166,8 +163,8 @@ __device__ __forceinline__ void round_copied(float* numbers, int count) {
 // Adds one layer's share to kOuts results of kRows positions. `weights` are those of the layer; a
 // tap has `outs` of them.
 template <class Tile>
-__device__ __forceinline__ void add_layer(float (&sum)[Tile::kOuts][Tile::kRows],
-                                          const float* patch, const float* weights, int outs) {
+FW_DEVICE void add_layer(float (&sum)[Tile::kOuts][Tile::kRows], const float* patch,
+                         const float* weights, int outs) {
   using Taps = typename Tile::Taps;
   constexpr int kOuts = Tile::kOuts, kRows = Tile::kRows, kDown = Taps::across_y(kRows);
 #pragma unroll(Taps::kAll > 25 ? 1 : Taps::kX)
@@ -202,9 +199,9 @@ __device__ __forceinline__ void add_layer(float (&sum)[Tile::kOuts][Tile::kRows]
 // Runs the epilogue on the sums of channels from `channel` on, `outs` of which are inside, for
 // positions of one column.
 template <int kOuts, int kRows, class Epilogue>
-__device__ __forceinline__ void end_sums(const float (&sum)[kOuts][kRows], const Epilogue& end,
-                                         int channel, int outs, const DirectPosition& here, int y,
-                                         int x, const ConvolutionSizes& of) {
+FW_DEVICE void end_sums(const float (&sum)[kOuts][kRows], const Epilogue& end, int channel,
+                        int outs, const DirectPosition& here, int y, int x,
+                        const ConvolutionSizes& of) {
   struct Position {
     int64_t column;
     int image, y, x;

@@ -23,7 +23,7 @@ struct PositionPart {
   int classes, of_class;
 
   // A bit for each of the part's positions that belongs to an image; images have `positions` each.
-  __device__ __forceinline__ uint64_t of_image(int image, int64_t positions) const {
+  FW_DEVICE uint64_t of_image(int image, int64_t positions) const {
     const int64_t begin = image * positions - (int64_t(number) << kPartBits);
     const int64_t end = begin + positions;
     uint64_t bits = ~uint64_t(0);
@@ -66,10 +66,10 @@ struct ByChannel : Parts<Body_> {
   static int partials(int64_t positions, int64_t of_image) {
     return (kPerImage ? image_parts(of_image) : int(positions >> kPartBits)) * kTogether;
   }
-  __device__ __forceinline__ void enter(Row& row, int image, int channel) const {
+  FW_DEVICE void enter(Row& row, int image, int channel) const {
     this->body.begin(row, IndexType(kPerImage ? image : 0), IndexType(channel / kTogether), 1);
   }
-  __device__ __forceinline__ IndexType outer(int image, int channel) const {
+  FW_DEVICE IndexType outer(int image, int channel) const {
     const IndexType row = channel / kTogether;
     return kPerImage ? IndexType(image) * this->body.outer_lane_extent() + row : row;
   }
@@ -78,16 +78,15 @@ struct ByChannel : Parts<Body_> {
   struct InnerIndex {
     IndexType rest, last;
   };
-  __device__ __forceinline__ InnerIndex inner(int image, int channel, int y, int x, int height,
-                                              int width) const {
+  FW_DEVICE InnerIndex inner(int image, int channel, int y, int x, int height, int width) const {
     const IndexType plane =
         (kPerImage ? IndexType(0) : IndexType(image) * kTogether) + channel % kTogether;
     if (kPlanes) return {plane, IndexType(y) * width + x};
     return {plane * height + y, IndexType(x)};
   }
   // Writes what a part has of a channel, in an image of `positions` positions.
-  __device__ __forceinline__ void leave(const PositionPart& part, int image, int channel,
-                                        int64_t positions, const Part& total) const {
+  FW_DEVICE void leave(const PositionPart& part, int image, int channel, int64_t positions,
+                       const Part& total) const {
     const auto put_partial = [&](int partial, const Part& of_partial) {
       const int of_class = partial * part.classes + part.of_class;
       this->put(of_class * kTogether + channel % kTogether, outer(image, channel), of_partial);

@@ -38,21 +38,19 @@ struct StagedInput {
 struct InputSample {
   float largest, count, exponents;
 
-  __device__ __forceinline__ void add(float x) {
+  FW_DEVICE void add(float x) {
     const float size = finite_magnitude(x);
     largest = fmaxf(largest, size);
     count += size > 0.f;
     exponents += size > 0.f ? float(exponent(size)) : 0.f;
   }
-  __device__ __forceinline__ static InputSample joined(const InputSample& a, const InputSample& b) {
+  FW_DEVICE static InputSample joined(const InputSample& a, const InputSample& b) {
     return {fmaxf(a.largest, b.largest), a.count + b.count, a.exponents + b.exponents};
   }
-  __device__ __forceinline__ static int exponent(float size) {
-    return int(__float_as_uint(size) >> 23) - 127;
-  }
+  FW_DEVICE static int exponent(float size) { return int(__float_as_uint(size) >> 23) - 127; }
   // Brings the largest magnitude to [2^8, 2^12), or 2^14 times the typical magnitude, if that is
   // less.
-  __device__ __forceinline__ float scale() const {
+  FW_DEVICE float scale() const {
     if (count == 0.f) return 256.f;
     const int most = min(exponent(largest), int(exponents / count) + 14);
     const int steps = min(max((11 - most) >> 2, -30), 30);
@@ -62,7 +60,7 @@ struct InputSample {
 
 // The i-th of a sequence of integers that are spread evenly over [0, below): `step` is 2^32 times
 // an irrational number.
-__device__ __forceinline__ uint32_t spread(uint32_t i, uint32_t step, uint32_t below) {
+FW_DEVICE uint32_t spread(uint32_t i, uint32_t step, uint32_t below) {
   return uint32_t(uint64_t(i * step) * below >> 32);
 }
 
@@ -70,8 +68,7 @@ __device__ __forceinline__ uint32_t spread(uint32_t i, uint32_t step, uint32_t b
 // over the image (by powers of the root of x³ = x + 1, which leave the smallest gaps, and by
 // another number for z).
 template <class Input>
-__device__ __forceinline__ InputSample sampled(const Input& x, const ConvShape& shape, int image,
-                                               int group) {
+FW_DEVICE InputSample sampled(const Input& x, const ConvShape& shape, int image, int group) {
   constexpr uint32_t kBits = 10, kStepZ = 2654435769u, kStepY = 3242174889u, kStepX = 2447445414u,
                      kTogether = 4;
   InputSample sample = {};
@@ -115,8 +112,7 @@ struct StagedSizes {
 // A ConvRowSource whose `phase` is the index of a plane.
 struct StagedRowSource : ConvRowSource {
   template <class Input>
-  __device__ __forceinline__ auto at(const ConvTiling& sizes, const Input& x, int row,
-                                     bool& inside) const {
+  FW_DEVICE auto at(const ConvTiling& sizes, const Input& x, int row, bool& inside) const {
     const auto from = input_location(sizes, x, sizes.position(band, in_plane, row), channel,
                                      sizes.shape.plane[phase], inside);
     inside &= row < rows;
@@ -130,10 +126,8 @@ template <bool kByChannels, class Input>
 struct StagedParts : FillParts<kByChannels, Input> {
   struct Factors {};
 
-  __device__ __forceinline__ static void find(Factors (&)[64], const Input&, const StagedRowSource&,
-                                              int) {}
-  __device__ __forceinline__ void compute(const Factors (&)[64], const Input&,
-                                          const FillUnit<kByChannels>&) {}
+  FW_DEVICE static void find(Factors (&)[64], const Input&, const StagedRowSource&, int) {}
+  FW_DEVICE void compute(const Factors (&)[64], const Input&, const FillUnit<kByChannels>&) {}
 };
 // For a computed input all loads are issued first; while they are in flight, some threads compute
 // the factors.
@@ -148,11 +142,9 @@ struct StagedParts<kByChannels, ComputedInput<Body, kByFour>> {
   int left[kRows];
   float x[4][8];
 
-  __device__ __forceinline__ static int channel(int k, int i) {
-    return (kByChannels ? 0 : 8 * k) + i;
-  }
-  __device__ __forceinline__ void load(int k, const ConvTiling& sizes, const Input& input, int,
-                                       const StagedRowSource& source, const Unit& unit) {
+  FW_DEVICE static int channel(int k, int i) { return (kByChannels ? 0 : 8 * k) + i; }
+  FW_DEVICE void load(int k, const ConvTiling& sizes, const Input& input, int,
+                      const StagedRowSource& source, const Unit& unit) {
     const int row = kByChannels ? k : 0, first = 8 * unit.column(0);
     if (kByChannels || k == 0) {
       bool inside;
@@ -169,16 +161,15 @@ struct StagedParts<kByChannels, ComputedInput<Body, kByFour>> {
       for (int i = 0; i < 8; ++i) raw[k][i] = input.raw(from[row] + min(channel(k, i), last));
     }
   }
-  __device__ __forceinline__ static void find(Factors (&factors)[64], const Input& input,
-                                              const StagedRowSource& source, int image) {
+  FW_DEVICE static void find(Factors (&factors)[64], const Input& input,
+                             const StagedRowSource& source, int image) {
     const int channel = threadIdx.x;
     if (channel < source.channels) {
       factors[channel] = input.body.factors(image, source.channel + channel);
     }
     __syncthreads();
   }
-  __device__ __forceinline__ void compute(const Factors (&factors)[64], const Input& input,
-                                          const Unit& unit) {
+  FW_DEVICE void compute(const Factors (&factors)[64], const Input& input, const Unit& unit) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const int row = kByChannels ? k : 0;
@@ -205,8 +196,8 @@ struct StagedChunk {
   int all_columns;  // columns to write at least: a copy may run past one plane into the next
   Parts parts;
 
-  __device__ __forceinline__ StagedChunk(const ConvTiling& sizes, const StagedSizes& of,
-                                         half* staged, int image, int group, int index) {
+  FW_DEVICE StagedChunk(const ConvTiling& sizes, const StagedSizes& of, half* staged, int image,
+                        int group, int index) {
     const int plane = index / of.chunks, first = (index - plane * of.chunks) * of.rows;
     const int planes = sizes.shape.planes;
     const int block = plane / planes, channels = sizes.shape.channels;
@@ -218,8 +209,7 @@ struct StagedChunk {
     to = staged + (staged_index * of.staged_rows + int64_t(image) * of.image_rows + first) * 64;
   }
   // Loads a warp's part; false if it has none.
-  __device__ __forceinline__ bool load(const ConvTiling& sizes, const Input& x, Table& factors,
-                                       int image) {
+  FW_DEVICE bool load(const ConvTiling& sizes, const Input& x, Table& factors, int image) {
     const int warp = threadIdx.x / 32;
     const bool any = warp < Unit::count(source);
     const Unit unit(source, warp);
@@ -232,7 +222,7 @@ struct StagedChunk {
     return any;
   }
   // Writes by way of shared memory, so that whole rows are written.
-  __device__ __forceinline__ StagedCounts lay_out(char* memory, bool loaded, float scale) {
+  FW_DEVICE StagedCounts lay_out(char* memory, bool loaded, float scale) {
     uint32_t largest = 0, nonzero = 0;
     if (loaded) {
       const Unit unit(source, threadIdx.x / 32);
@@ -265,7 +255,7 @@ struct StagedChunk {
   }
 
  private:
-  __device__ __forceinline__ uint32_t lost(float scale) const {
+  FW_DEVICE uint32_t lost(float scale) const {
     uint32_t count = 0;
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
@@ -277,8 +267,7 @@ struct StagedChunk {
 };
 
 // Combines what all threads have found.
-__device__ __forceinline__ StagedCounts joined(StagedCounts (&held)[StagedSizes::kWarps],
-                                               const StagedCounts& mine) {
+FW_DEVICE StagedCounts joined(StagedCounts (&held)[StagedSizes::kWarps], const StagedCounts& mine) {
   const StagedCounts of_warp = {0, __reduce_max_sync(0xffffffffu, mine.largest),
                                 __reduce_add_sync(0xffffffffu, mine.lost)};
   __syncthreads();
@@ -296,11 +285,10 @@ __device__ __forceinline__ StagedCounts joined(StagedCounts (&held)[StagedSizes:
 // Stages an image again whose scale was wrong, by one thread block; rare. The old scale stays if
 // the better one is less than `least` times it.
 template <bool kByChannels, class Input>
-__device__ __forceinline__ void lay_out_again(
-    char* memory, StagedCounts (&held)[StagedSizes::kWarps],
-    typename StagedChunk<kByChannels, Input>::Table& factors, const Input& x,
-    const ConvTiling& sizes, const StagedSizes& of, const StagedInput& staged, int image, int group,
-    float least) {
+FW_DEVICE void lay_out_again(char* memory, StagedCounts (&held)[StagedSizes::kWarps],
+                             typename StagedChunk<kByChannels, Input>::Table& factors,
+                             const Input& x, const ConvTiling& sizes, const StagedSizes& of,
+                             const StagedInput& staged, int image, int group, float least) {
   using Chunk = StagedChunk<kByChannels, Input>;
   float& scale = staged.scales[image * sizes.shape.groups + group];
   const int all = of.planes * of.chunks;

@@ -13,7 +13,7 @@ struct Divisor {
     while (uint64_t(1) << (shift - 31) < divisor) ++shift;
     multiplier = uint32_t(((uint64_t(1) << shift) + divisor - 1) / divisor);
   }
-  __device__ __forceinline__ void divide(uint32_t x, uint32_t& quotient, uint32_t& rest) const {
+  FW_DEVICE void divide(uint32_t x, uint32_t& quotient, uint32_t& rest) const {
     quotient = uint32_t(uint64_t(x) * multiplier >> shift);
     rest = x - quotient * divisor;
   }
@@ -25,7 +25,7 @@ struct WideDivisor {
   uint32_t divisor;
 
   explicit WideDivisor(int by) : multiplier(~uint64_t(0) / by + (by > 1)), divisor(by) {}
-  __device__ __forceinline__ void divide(uint64_t x, uint32_t& quotient, uint32_t& rest) const {
+  FW_DEVICE void divide(uint64_t x, uint32_t& quotient, uint32_t& rest) const {
     quotient = uint32_t(divisor > 1 ? __umul64hi(x, multiplier) : x);
     rest = uint32_t(x - uint64_t(quotient) * divisor);
   }
@@ -44,8 +44,8 @@ struct ConvTile {
 struct TileRun {
   int first, step, count, done;
 
-  __device__ __forceinline__ bool ended() const { return done >= count; }
-  __device__ __forceinline__ int index() const { return first + done * step; }
+  FW_DEVICE bool ended() const { return done >= count; }
+  FW_DEVICE int index() const { return first + done * step; }
 };
 struct ConvPosition {
   int image, z, y, column;
@@ -117,7 +117,7 @@ struct ConvTiling {
   // The class of a tile; `index` becomes the tile's index within that class. Classes differ in
   // their work: all thread blocks work on the same class at a time, and then on the next one for
   // the same positions, which are still in the cache.
-  __device__ __forceinline__ int class_of(int& index) const {
+  FW_DEVICE int class_of(int& index) const {
     if (shape.classes == 1) return 0;
     const int first = index / (together * shape.classes) * together;
     const int here = min(together, tiles / shape.classes - first);
@@ -125,14 +125,14 @@ struct ConvTiling {
     index = first + rest - of_class * here;
     return of_class;
   }
-  __device__ __forceinline__ TileRun run() const {
+  FW_DEVICE TileRun run() const {
     const int here = blockIdx.x, all = gridDim.x;
     if (!walks) return {here, all, (tiles - here + all - 1) / all, 0};
     const int first = int(int64_t(tiles) * here / all);
     return {first, 1, int(int64_t(tiles) * (here + 1) / all) - first, 0};
   }
   // Tiles that run together read the same positions; those of a walk are consecutive.
-  __device__ __forceinline__ ConvTile tile(int index) const {
+  FW_DEVICE ConvTile tile(int index) const {
     const int of_class = class_of(index);
     uint32_t unit, positions, group, q, band, in_plane;
     if (walks) {
@@ -144,11 +144,10 @@ struct ConvTiling {
     all_of_plane.divide(uint64_t(positions) * tile_positions, band, in_plane);
     return {int(group), int(q) * tile_channels, band, in_plane, of_class, walks && positions > 0};
   }
-  __device__ __forceinline__ ConvPosition position(const ConvTile& tile, int offset) const {
+  FW_DEVICE ConvPosition position(const ConvTile& tile, int offset) const {
     return position(tile.band, tile.first, offset);
   }
-  __device__ __forceinline__ ConvPosition position(uint32_t first_band, uint32_t first,
-                                                   int offset) const {
+  FW_DEVICE ConvPosition position(uint32_t first_band, uint32_t first, int offset) const {
     uint32_t band, in_plane, image, z = 0, y, x;
     plane.divide(first + offset, band, in_plane);
     bands.divide(first_band + band, image, band);

@@ -9,8 +9,7 @@ namespace fw {
 constexpr int kMostPartsOfThread = 64;
 
 template <class Body, typename I, int V, int kDown, int kUnroll, class Row, class Acc>
-__device__ __forceinline__ void column_sweep(const Body& body, const Row& row, Acc& acc, I begin,
-                                             I end) {
+FW_DEVICE void column_sweep(const Body& body, const Row& row, Acc& acc, I begin, I end) {
   for (I base = begin; base < end; base += kDown * kUnroll) {
     typename Body::template Elem<V> elem[kUnroll];
 #pragma unroll

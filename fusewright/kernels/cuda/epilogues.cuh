@@ -17,14 +17,14 @@ using Sums = decltype(std::declval<Body>().template accumulators<V>(Phase<0>{}))
 // Quotient and remainder of indices. 64-bit indices mostly fit 32 bits, and a division by 126 then
 // takes 5 instructions instead of 19.
 template <typename I, typename By>
-__device__ __forceinline__ I over(I index, By by) {
+FW_DEVICE I over(I index, By by) {
   if (sizeof(I) == 8 && (uint64_t(index) | uint64_t(by)) >> 32 == 0) {
     return uint32_t(index) / uint32_t(by);
   }
   return index / I(by);
 }
 template <typename I, typename By>
-__device__ __forceinline__ I rest(I index, By by) {
+FW_DEVICE I rest(I index, By by) {
   if (sizeof(I) == 8 && (uint64_t(index) | uint64_t(by)) >> 32 == 0) {
     return uint32_t(index) % uint32_t(by);
   }
@@ -41,12 +41,12 @@ struct Parts {
   void* workspace;
 
   template <int V>
-  __device__ __forceinline__ void enter(typename Body::template Row<V>& row, IndexType at) const {
+  FW_DEVICE void enter(typename Body::template Row<V>& row, IndexType at) const {
     const IndexType extent = body.outer_lane_extent();
     const IndexType q = Body::kOuterRest ? over(at, extent) : IndexType(0);
     body.begin(row, q, at - q * extent, V);
   }
-  __device__ __forceinline__ void put(int partial, IndexType at, const Part& part) const {
+  FW_DEVICE void put(int partial, IndexType at, const Part& part) const {
     static_cast<Part*>(workspace)[partial * static_cast<int64_t>(body.outer_extent()) + at] = part;
   }
   template <int kGroup>
@@ -72,7 +72,7 @@ struct ByColumn : Parts<Body> {
 
   // `position` is that of the column: its index, and in a convolution its image, y and x.
   template <int V, class Position>
-  __device__ __forceinline__ void begin(Column<V>& down, const Position& position) const {
+  FW_DEVICE void begin(Column<V>& down, const Position& position) const {
     if constexpr (Body::kByPosition) {
       this->body.begin(down.row, position.image, position.y, position.x, V);
     } else {
@@ -80,32 +80,30 @@ struct ByColumn : Parts<Body> {
     }
   }
   template <int V>
-  __device__ __forceinline__ void load(Elem<V>& elem, const Column<V>& down, int row,
-                                       IndexType) const {
+  FW_DEVICE void load(Elem<V>& elem, const Column<V>& down, int row, IndexType) const {
     load_factors(elem, row);
     load_own(elem, down, row);
   }
-  __device__ __forceinline__ void load_factors(Factors& factors, int row) const {
+  FW_DEVICE void load_factors(Factors& factors, int row) const {
     this->body.template compute<1>(factors, IndexType(row), IndexType(0));
   }
   template <int V>
-  __device__ __forceinline__ void load_own(Elem<V>& elem, const Column<V>& down, int row) const {
+  FW_DEVICE void load_own(Elem<V>& elem, const Column<V>& down, int row) const {
     typename Body::template Elem<V>& own = elem;
     this->body.load(Phase<0>{}, own, down.row, IndexType(row), IndexType(0));
   }
   template <int V>
-  __device__ __forceinline__ void give(Elem<V>& elem, int v, float x) const {
+  FW_DEVICE void give(Elem<V>& elem, int v, float x) const {
     typename Body::template Elem<V>& own = elem;
     this->body.give(own, v, x);
   }
   template <int V>
-  __device__ __forceinline__ void visit(const Elem<V>& elem, Column<V>& down, int row) const {
+  FW_DEVICE void visit(const Elem<V>& elem, Column<V>& down, int row) const {
     const typename Body::template Elem<V>& own = elem;
     this->body.visit(Phase<0>{}, own, elem, down.row, down.acc, IndexType(row), IndexType(0), V);
   }
   template <int V>
-  __device__ __forceinline__ void leave(const Column<V>& down, int partial,
-                                        IndexType column) const {
+  FW_DEVICE void leave(const Column<V>& down, int partial, IndexType column) const {
 #pragma unroll
     for (int v = 0; v < V; ++v) this->put(partial, column + v, down.acc.lane(v));
   }
@@ -135,21 +133,20 @@ struct ByRow : Parts<Body> {
   struct Column {};
 
   template <int V, class Position>
-  __device__ __forceinline__ void begin(Column<V>&, const Position&) const {}
+  FW_DEVICE void begin(Column<V>&, const Position&) const {}
   template <int V>
-  __device__ __forceinline__ void load(Elem<V>& at, const Column<V>&, int row, int column) const {
+  FW_DEVICE void load(Elem<V>& at, const Column<V>&, int row, int column) const {
     this->enter(at.row, row);
     this->body.load(Phase<0>{}, at.elem, at.row, IndexType(0), IndexType(column));
   }
   template <int V>
-  __device__ __forceinline__ void give(Elem<V>& at, int v, float x) const {
+  FW_DEVICE void give(Elem<V>& at, int v, float x) const {
     this->body.give(at.elem, v, x);
   }
   // kThreads neighbouring threads share a row. All threads of a warp call this; those outside
   // contribute nothing.
   template <int kThreads, int V>
-  __device__ __forceinline__ void visit_row(const Elem<V>& at, bool inside, int row,
-                                            int column) const {
+  FW_DEVICE void visit_row(const Elem<V>& at, bool inside, int row, int column) const {
     Sums<Body, V> acc = this->body.template accumulators<V>(Phase<0>{});
     if (inside)
       this->body.visit(Phase<0>{}, at.elem, at.row, acc, IndexType(0), IndexType(column), V);

@@ -9,7 +9,7 @@ namespace fw {
 
 // Moves a value between threads: `move` brings one 32-bit word of it.
 template <class T, class Move>
-__device__ __forceinline__ T word_by_word(const T& x, const Move& move) {
+FW_DEVICE T word_by_word(const T& x, const Move& move) {
   constexpr int kWords = (sizeof(T) + 3) / 4;
   uint32_t words[kWords] = {};
   memcpy(words, &x, sizeof(T));
@@ -21,23 +21,23 @@ __device__ __forceinline__ T word_by_word(const T& x, const Move& move) {
 }
 
 template <class T>
-__device__ __forceinline__ T shuffled_down(const T& x, int by, int width) {
+FW_DEVICE T shuffled_down(const T& x, int by, int width) {
   return word_by_word(x, [&](uint32_t w) { return __shfl_down_sync(~0u, w, by, width); });
 }
 
 template <class T>
-__device__ __forceinline__ T shuffled_up(const T& x, int by, int width) {
+FW_DEVICE T shuffled_up(const T& x, int by, int width) {
   return word_by_word(x, [&](uint32_t w) { return __shfl_up_sync(~0u, w, by, width); });
 }
 
 template <class T>
-__device__ __forceinline__ T from_lane(const T& x, int lane, int width) {
+FW_DEVICE T from_lane(const T& x, int lane, int width) {
   return word_by_word(x, [&](uint32_t w) { return __shfl_sync(~0u, w, lane, width); });
 }
 
 // first ? x : y, word by word and without a branch.
 template <class T>
-__device__ __forceinline__ T chosen(bool first, const T& x, const T& y) {
+FW_DEVICE T chosen(bool first, const T& x, const T& y) {
   constexpr int kWords = (sizeof(T) + 3) / 4;
   uint32_t words[kWords] = {}, others[kWords] = {};
   memcpy(words, &x, sizeof(T));
@@ -51,7 +51,7 @@ __device__ __forceinline__ T chosen(bool first, const T& x, const T& y) {
 
 // The maximum over kWidth neighbouring threads, returned to all of them; NaN loses.
 template <int kWidth, class T>
-__device__ __forceinline__ T warp_most(T x) {
+FW_DEVICE T warp_most(T x) {
 #pragma unroll
   for (int by = kWidth / 2; by > 0; by /= 2) x = fw::fmax(x, shuffled_down(x, by, kWidth));
   return from_lane(x, 0, kWidth);
@@ -60,7 +60,7 @@ __device__ __forceinline__ T warp_most(T x) {
 // The combined accumulators of kWidth <= 32 neighbouring threads, valid in the first of them. Every
 // thread of the warp must call it.
 template <int kWidth, class Acc>
-__device__ __forceinline__ Acc warp_joined(Acc acc) {
+FW_DEVICE Acc warp_joined(Acc acc) {
   if constexpr (Acc::kMeets) {
     acc.meet([](auto x) { return warp_most<kWidth>(x); });
 #pragma unroll
@@ -75,14 +75,14 @@ __device__ __forceinline__ Acc warp_joined(Acc acc) {
 // The same, valid in all of them. Not a butterfly: Welford's combine rounds differently when its
 // operands are exchanged.
 template <int kWidth, class Acc>
-__device__ __forceinline__ Acc warp_total(Acc acc) {
+FW_DEVICE Acc warp_total(Acc acc) {
   return from_lane(warp_joined<kWidth>(acc), 0, kWidth);
 }
 
 // The same over kGroup threads; above 32 the group is the whole block. Called once per type and
 // block: the shared memory is not used again, so one barrier is enough.
 template <int kGroup, class Acc>
-__device__ __forceinline__ Acc group_total(Acc acc) {
+FW_DEVICE Acc group_total(Acc acc) {
   if constexpr (kGroup <= 32) {
     return warp_total<kGroup>(acc);
   } else {

@@ -10,7 +10,7 @@ namespace fw {
 template <int kStep, typename I>
 struct Bound {
   I at, size;
-  __device__ __forceinline__ bool holds(int v) const { return inside<I>(at + kStep * v, size); }
+  FW_DEVICE bool holds(int v) const { return inside<I>(at + kStep * v, size); }
 };
 template <int kStep, typename I>
 FW_FN Bound<kStep, I> bound(I at, I size) {
@@ -22,7 +22,7 @@ template <class Held, class T, int V>
 struct Guarded {
   Held held;
   template <class... Bounds>
-  __device__ __forceinline__ void read(const T* from, int64_t stride, T outside, Bounds... bounds) {
+  FW_DEVICE void read(const T* from, int64_t stride, T outside, Bounds... bounds) {
     if ((bounds.holds(0) && ...)) {
       read_held(held, from, stride);
     } else {
@@ -30,29 +30,23 @@ struct Guarded {
     }
   }
   template <class... Bounds>
-  __device__ __forceinline__ void fetch(const T* from, int64_t stride, T outside,
-                                        Bounds... bounds) {
+  FW_DEVICE void fetch(const T* from, int64_t stride, T outside, Bounds... bounds) {
     read(from, stride, outside, bounds...);
   }
-  __device__ __forceinline__ auto operator[](int v) const { return held[v]; }
+  FW_DEVICE auto operator[](int v) const { return held[v]; }
 
  private:
-  __device__ __forceinline__ static void read_held(Unit<T, V>& to, const T* from, int64_t) {
-    to.read(from);
-  }
-  __device__ __forceinline__ static void read_held(Same<T, V>& to, const T* from, int64_t) {
-    to.read(from);
-  }
-  __device__ __forceinline__ static void read_held(Strided<T, V>& to, const T* from,
-                                                   int64_t stride) {
+  FW_DEVICE static void read_held(Unit<T, V>& to, const T* from, int64_t) { to.read(from); }
+  FW_DEVICE static void read_held(Same<T, V>& to, const T* from, int64_t) { to.read(from); }
+  FW_DEVICE static void read_held(Strided<T, V>& to, const T* from, int64_t stride) {
     to.read(from, stride);
   }
-  __device__ __forceinline__ static void fill(Unit<T, V>& to, T x) {
+  FW_DEVICE static void fill(Unit<T, V>& to, T x) {
 #pragma unroll
     for (int v = 0; v < V; ++v) to.pack.lanes[v] = x;
   }
-  __device__ __forceinline__ static void fill(Same<T, V>& to, T x) { to.one = x; }
-  __device__ __forceinline__ static void fill(Strided<T, V>& to, T x) {
+  FW_DEVICE static void fill(Same<T, V>& to, T x) { to.one = x; }
+  FW_DEVICE static void fill(Strided<T, V>& to, T x) {
 #pragma unroll
     for (int v = 0; v < V; ++v) to.lanes[v] = x;
   }
@@ -63,18 +57,17 @@ template <class T, int V>
 struct GuardedLanes {
   T lanes[V];
   template <class... Bounds>
-  __device__ __forceinline__ void read(const T* from, int64_t stride, T outside, Bounds... bounds) {
+  FW_DEVICE void read(const T* from, int64_t stride, T outside, Bounds... bounds) {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       lanes[v] = (bounds.holds(v) && ...) ? from[v * stride] : outside;
     }
   }
   template <class... Bounds>
-  __device__ __forceinline__ void fetch(const T* from, int64_t stride, T outside,
-                                        Bounds... bounds) {
+  FW_DEVICE void fetch(const T* from, int64_t stride, T outside, Bounds... bounds) {
     read(from, stride, outside, bounds...);
   }
-  __device__ __forceinline__ T operator[](int v) const { return lanes[v]; }
+  FW_DEVICE T operator[](int v) const { return lanes[v]; }
 };
 
 }  // namespace fw

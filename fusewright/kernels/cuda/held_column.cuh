@@ -28,16 +28,12 @@ struct ColumnThread {
   typename Body::template Row<V> row;
   typename Body::template Elem<V> elem[kUnroll];
 
-  __device__ __forceinline__ static I inner_index(int u) {
-    return I(threadIdx.x / kAcross + u * kDown);
-  }
-  __device__ __forceinline__ bool inside(int u) const {
-    return active && inner_index(u) < body.inner_extent();
-  }
+  FW_DEVICE static I inner_index(int u) { return I(threadIdx.x / kAcross + u * kDown); }
+  FW_DEVICE bool inside(int u) const { return active && inner_index(u) < body.inner_extent(); }
   // Phase -1 loads the values that are held for all sweeps. Other phases load values that only one
   // later sweep needs and that all columns share.
   template <int kPhase>
-  __device__ __forceinline__ void load() {
+  FW_DEVICE void load() {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (inside(u)) body.load(Phase<kPhase>{}, elem[u], row, inner_index(u), I(0));
@@ -45,7 +41,7 @@ struct ColumnThread {
   }
   // The accumulators of all threads of the same columns, combined in the order of the threads.
   template <class Acc>
-  __device__ __forceinline__ Acc joined(const Acc& mine) const {
+  FW_DEVICE Acc joined(const Acc& mine) const {
     Acc* const all = reinterpret_cast<Acc*>(memory);
     const int across = threadIdx.x % kAcross;
     __syncthreads();  // all have read the totals of the previous sweep
@@ -56,7 +52,7 @@ struct ColumnThread {
     return total;
   }
   template <int kPhase>
-  __device__ __forceinline__ void sweep() {
+  FW_DEVICE void sweep() {
     auto acc = body.template accumulators<V>(Phase<kPhase>{});
     if constexpr (kPhase > 0) load<-1 - kPhase>();
 #pragma unroll

@@ -3,7 +3,7 @@
 // versions of these names.
 #pragma once
 
-#include "scalar/accumulators.hpp"
+#include "scalar/functors.hpp"
 
 // Functors define flags for every driver: no warning about those that a kernel does not use.
 #pragma nv_diag_suppress 177
@@ -39,7 +39,7 @@ struct Chunk<16> {
 // assignment into two or four stores, and it turns a condition into a branch, across which it moves
 // nothing.
 template <class Word>
-__device__ __forceinline__ void store_whole(bool wanted, Word* to, const Word& word) {
+FW_DEVICE void store_whole(bool wanted, Word* to, const Word& word) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(Word) == 16) {
     asm volatile(
@@ -62,7 +62,7 @@ __device__ __forceinline__ void store_whole(bool wanted, Word* to, const Word& w
 // Starts to copy a word into shared memory, without a register in between; `await_copies` waits for
 // it.
 template <class Word>
-__device__ __forceinline__ void fetch_whole(Word* to, const Word* from) {
+FW_DEVICE void fetch_whole(Word* to, const Word* from) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(Word) == 16) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
@@ -84,13 +84,13 @@ __device__ __forceinline__ void fetch_whole(Word* to, const Word* from) {
 }
 // The copies that this thread has started since the last call form a group. `await_copies<n>`
 // returns when all groups but the last n have arrived.
-__device__ __forceinline__ void commit_copies() {
+FW_DEVICE void commit_copies() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 template <int kPending>
-__device__ __forceinline__ void await_copies() {
+FW_DEVICE void await_copies() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
 #endif
@@ -110,7 +110,7 @@ union Packed {
 template <class T, int V>
 struct Unit {
   Packed<T, V> pack;
-  __device__ __forceinline__ void read(const T* from) {
+  FW_DEVICE void read(const T* from) {
     using Word = typename Packed<T, V>::Word;
 #pragma unroll
     for (int w = 0; w < Packed<T, V>::kWords; ++w) {
@@ -118,7 +118,7 @@ struct Unit {
     }
   }
   // The same for an object in shared memory, asynchronously.
-  __device__ __forceinline__ void fetch(const T* from) {
+  FW_DEVICE void fetch(const T* from) {
     using Word = typename Packed<T, V>::Word;
 #pragma unroll
     for (int w = 0; w < Packed<T, V>::kWords; ++w) {
@@ -126,7 +126,7 @@ struct Unit {
     }
   }
   // A bf16 is the upper 16 bits of its float: one instruction on the word that holds two of them.
-  __device__ __forceinline__ auto operator[](int v) const {
+  FW_DEVICE auto operator[](int v) const {
     if constexpr (std::is_same_v<T, bf16> && V % 2 == 0) {
       uint32_t word;
       memcpy(&word, pack.lanes + v / 2 * 2, sizeof(word));
@@ -139,7 +139,7 @@ struct Unit {
 
 // The maximum or minimum, by Rule, of two pairs of 16-bit floats, element by element.
 template <class Rule, class T>
-__device__ __forceinline__ uint32_t joined_pair(uint32_t a, uint32_t b) {
+FW_DEVICE uint32_t joined_pair(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
   constexpr bool kMost = std::is_same_v<Rule, MaxRule<float>>;
   uint32_t y;
@@ -163,7 +163,7 @@ __device__ __forceinline__ uint32_t joined_pair(uint32_t a, uint32_t b) {
 // The maximum or minimum of a vector of 16-bit floats, two at a time: to convert each to float
 // would take one instruction more than to compare them.
 template <template <class> class Rule, class T, int V>
-__device__ __forceinline__ void add_half_pairs(Running<Rule, float, 1>& acc, const Unit<T, V>& x) {
+FW_DEVICE void add_half_pairs(Running<Rule, float, 1>& acc, const Unit<T, V>& x) {
   if constexpr (V % 2 == 0) {
     uint32_t words[V / 2];
     memcpy(words, &x.pack, sizeof(words));
@@ -182,28 +182,28 @@ __device__ __forceinline__ void add_half_pairs(Running<Rule, float, 1>& acc, con
 template <class T, int V>
 struct Same {
   T one;
-  __device__ __forceinline__ void read(const T* from) { one = *from; }
-  __device__ __forceinline__ void fetch(const T* from) { one = *from; }
-  __device__ __forceinline__ T operator[](int) const { return one; }
+  FW_DEVICE void read(const T* from) { one = *from; }
+  FW_DEVICE void fetch(const T* from) { one = *from; }
+  FW_DEVICE T operator[](int) const { return one; }
 };
 
 template <class T, int V>
 struct Strided {
   T lanes[V];
-  __device__ __forceinline__ void read(const T* from, int64_t stride) {
+  FW_DEVICE void read(const T* from, int64_t stride) {
 #pragma unroll
     for (int v = 0; v < V; ++v) lanes[v] = from[v * stride];
   }
-  __device__ __forceinline__ void fetch(const T* from, int64_t stride) { read(from, stride); }
-  __device__ __forceinline__ T operator[](int v) const { return lanes[v]; }
+  FW_DEVICE void fetch(const T* from, int64_t stride) { read(from, stride); }
+  FW_DEVICE T operator[](int v) const { return lanes[v]; }
 };
 
 // Lanes that come from the kernel's own registers instead of memory.
 template <class T, int V>
 struct Given {
   T lanes[V];
-  __device__ __forceinline__ void set(int v, T x) { lanes[v] = x; }
-  __device__ __forceinline__ T operator[](int v) const { return lanes[v]; }
+  FW_DEVICE void set(int v, T x) { lanes[v] = x; }
+  FW_DEVICE T operator[](int v) const { return lanes[v]; }
 };
 
 template <class T, int V>
@@ -211,12 +211,12 @@ struct UnitOut {
   Packed<T, V> pack;
   T* base;  // null if the output is not wanted; the same for all elements
   int64_t offset;
-  __device__ __forceinline__ UnitOut(T* base, int64_t offset) : base(base), offset(offset) {}
+  FW_DEVICE UnitOut(T* base, int64_t offset) : base(base), offset(offset) {}
   template <class X>
-  __device__ __forceinline__ void put(int v, X x) {
+  FW_DEVICE void put(int v, X x) {
     pack.lanes[v] = Store<T>::from(x);
   }
-  __device__ __forceinline__ void write() const {
+  FW_DEVICE void write() const {
     using Word = typename Packed<T, V>::Word;
     const bool wanted = base != nullptr;
 #pragma unroll
@@ -226,18 +226,26 @@ struct UnitOut {
   }
 };
 
+// The values of V rows.
+template <int V, class T, class X>
+FW_DEVICE void put_row(T* base, int64_t offset, const X (&x)[V], int n) {
+  UnitOut<T, V> out(base, offset);
+  FW_LANES(v, V, n) out.put(v, x[v]);
+  out.write();
+}
+
 template <class T, int V>
 struct StridedOut {
   T lanes[V];
   T* base;
   int64_t offset, stride;
-  __device__ __forceinline__ StridedOut(T* base, int64_t offset, int64_t stride)
+  FW_DEVICE StridedOut(T* base, int64_t offset, int64_t stride)
       : base(base), offset(offset), stride(stride) {}
   template <class X>
-  __device__ __forceinline__ void put(int v, X x) {
+  FW_DEVICE void put(int v, X x) {
     lanes[v] = Store<T>::from(x);
   }
-  __device__ __forceinline__ void write() const {
+  FW_DEVICE void write() const {
     if (base == nullptr) return;
 #pragma unroll
     for (int v = 0; v < V; ++v) base[offset + v * stride] = lanes[v];
@@ -247,12 +255,12 @@ struct StridedOut {
 // Programmatic dependent launch. A kernel that is launched by `launch_behind` begins when all
 // blocks of the previous kernel have called let_next_begin or have ended. await_kernel_before
 // returns when the previous kernel has ended; an ordinary launch waits for that by itself.
-__device__ __forceinline__ void let_next_begin() {
+FW_DEVICE void let_next_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void await_kernel_before() {
+FW_DEVICE void await_kernel_before() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -281,7 +289,7 @@ class OnDevice {
 // Splits a linear index into l, the position on the lane axis, and q, the index over the other
 // axes.
 template <bool kRest, typename I>
-__device__ __forceinline__ void locate(I index, I lane_extent, I& q, I& l) {
+FW_DEVICE void locate(I index, I lane_extent, I& q, I& l) {
   if constexpr (kRest) {
     q = index / lane_extent;
     l = index - q * lane_extent;
@@ -301,6 +309,15 @@ template <class T, int V>
 inline bool aligned(const void* base, int64_t offset) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(base) + offset * sizeof(T);
   return base == nullptr || address % Packed<T, V>::kBytes == 0;
+}
+template <class T, int V, class... Bases>
+inline bool all_aligned(Bases... each) {
+  return (aligned<T, V>(each, 0) && ...);
+}
+
+// The part of a workspace that begins after so many bytes.
+inline void* behind(void* workspace, int64_t bytes) {
+  return static_cast<char*>(workspace) + (bytes + 255) / 256 * 256;
 }
 
 }  // namespace fw

@@ -26,28 +26,26 @@ struct RowThread {
   Elem elem[kShared > 0 ? 1 : kUnroll];
 
   template <int kPhase>
-  __device__ __forceinline__ void load(Elem& one, I r) {
+  FW_DEVICE void load(Elem& one, I r) {
     I q, l;
     locate<Body::kRest>(r, body.lane_extent(), q, l);
     if (r < end) body.load(Phase<kPhase>{}, one, row, q, l);
   }
   template <int kPhase, class Acc>
-  __device__ __forceinline__ void visit(Elem& one, I r, Acc& acc) {
+  FW_DEVICE void visit(Elem& one, I r, Acc& acc) {
     I q, l;
     locate<Body::kRest>(r, body.lane_extent(), q, l);
     if (r < end) body.visit(Phase<kPhase>{}, one, row, acc, q, l, V);
   }
 
-  __device__ __forceinline__ I first() const {
-    return begin + static_cast<I>(threadIdx.x % kGroup) * V;
-  }
+  FW_DEVICE I first() const { return begin + static_cast<I>(threadIdx.x % kGroup) * V; }
   template <int kPhase>
-  __device__ __forceinline__ void load_held() {
+  FW_DEVICE void load_held() {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) load<kPhase>(elem[u], first() + u * (kGroup * V));
   }
   template <int kPhase, class Acc>
-  __device__ __forceinline__ void visit_held(Acc& acc) {
+  FW_DEVICE void visit_held(Acc& acc) {
     constexpr bool kEach = kBeyond > 0;  // registers suffice for one at a time
     if constexpr (kPhase > 0 && !kEach) load_held<kLate - kPhase>();
 #pragma unroll
@@ -59,11 +57,11 @@ struct RowThread {
   }
 
   // Each thread reads only what it copied to shared memory itself, so no barrier is needed.
-  __device__ __forceinline__ static auto& shared(int u) {
+  FW_DEVICE static auto& shared(int u) {
     extern __shared__ __align__(1024) char memory[];
     return reinterpret_cast<typename Body::template Held<V>*>(memory)[u * kGroup + threadIdx.x];
   }
-  __device__ __forceinline__ void fetch_shared() {
+  FW_DEVICE void fetch_shared() {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const I r = first() + u * (kGroup * V);
@@ -74,7 +72,7 @@ struct RowThread {
     }
   }
   template <int kPhase, int kAt, class Acc>
-  __device__ __forceinline__ void visit_shared(Acc& acc) {
+  FW_DEVICE void visit_shared(Acc& acc) {
     if constexpr (kPhase == 0) await_copies<kUnroll - 1 - kAt>();
     const I r = first() + kAt * (kGroup * V);
     Elem one;
@@ -85,7 +83,7 @@ struct RowThread {
   }
 
   template <int kPhase, int kFlight, class Acc>
-  __device__ __forceinline__ void read_again(I from, Acc& acc) {
+  FW_DEVICE void read_again(I from, Acc& acc) {
     for (I base = from; base < end; base += kGroup * V * kFlight) {
       Elem again[kFlight];
 #pragma unroll
@@ -97,7 +95,7 @@ struct RowThread {
 
   // One sweep. Returns what the whole group has accumulated.
   template <int kPhase, bool kCached>
-  __device__ __forceinline__ auto sweep() {
+  FW_DEVICE auto sweep() {
     auto acc = body.template accumulators<V>(Phase<kPhase>{});
     if constexpr (kShared > 0) {
       visit_shared<kPhase, 0>(acc);
@@ -115,7 +113,7 @@ struct RowThread {
   }
 
   template <int kPhase, bool kCached>
-  __device__ __forceinline__ void sweeps() {
+  FW_DEVICE void sweeps() {
     const auto total = sweep<kPhase, kCached>();
     body.finish(Phase<kPhase>{}, row, total, 1);
     if constexpr (kPhase + 1 < Body::kPhases) sweeps<kPhase + 1, kCached>();

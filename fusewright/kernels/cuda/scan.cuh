@@ -42,7 +42,7 @@ struct Scanned {
 
 // The scan over kWidth neighbouring threads. Every thread of the warp must call it.
 template <int kWidth, class One>
-__device__ __forceinline__ One warp_scanned(One mine) {
+FW_DEVICE One warp_scanned(One mine) {
 #pragma unroll
   for (int by = 1; by < kWidth; by *= 2) {
     const One before = shuffled_up(mine, by, kWidth);
@@ -53,7 +53,7 @@ __device__ __forceinline__ One warp_scanned(One mine) {
 
 // The value of the thread before; for the first thread the identity.
 template <int kWidth, class One>
-__device__ __forceinline__ One from_before(const One& scanned) {
+FW_DEVICE One from_before(const One& scanned) {
   One before = shuffled_up(scanned, 1, kWidth);
   if (threadIdx.x % kWidth == 0) before.clear();
   return before;
@@ -64,7 +64,7 @@ __device__ __forceinline__ One from_before(const One& scanned) {
 // this call, and afterwards the total before the next one. Calls alternate between the two halves
 // of the buffer that holds `memory`, so one barrier is enough.
 template <int kGroup, int kCount, class One>
-__device__ __forceinline__ void scan_totals(One (&mine)[kCount], One& carry, One* memory) {
+FW_DEVICE void scan_totals(One (&mine)[kCount], One& carry, One* memory) {
   if constexpr (kGroup <= 32) {
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
@@ -116,11 +116,11 @@ struct ScanThread {
   Lanes lanes[kUnroll];
   One before[kUnroll];
 
-  __device__ __forceinline__ void find(I m, I& q, I& l) const {
+  FW_DEVICE void find(I m, I& q, I& l) const {
     locate<Body::kRest>(Body::kBackward ? inner - V - m : m, body.lane_extent(), q, l);
   }
   // Loads a chunk and scans each vector. `before` then has the vectors' totals.
-  __device__ __forceinline__ void gather(I base) {
+  FW_DEVICE void gather(I base) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const I m = base + u * (kGroup * V);
@@ -139,7 +139,7 @@ struct ScanThread {
       before[u] = lanes[u].total();
     }
   }
-  __device__ __forceinline__ void finish(I base) {
+  FW_DEVICE void finish(I base) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const I m = base + u * (kGroup * V);

@@ -18,20 +18,20 @@ struct Tile {
   template <class T>
   struct Lanes {
     unsigned char* first;
-    __device__ __forceinline__ T operator[](int v) const {
+    FW_DEVICE T operator[](int v) const {
       return *reinterpret_cast<const T*>(first + v * (kStep * kSlotBytes));
     }
     template <class X>
-    __device__ __forceinline__ void put(int v, X x) const {
+    FW_DEVICE void put(int v, X x) const {
       *reinterpret_cast<T*>(first + v * (kStep * kSlotBytes)) = Store<T>::from(x);
     }
-    __device__ __forceinline__ void keep(int v, T x) const {
+    FW_DEVICE void keep(int v, T x) const {
       *reinterpret_cast<T*>(first + v * (kStep * kSlotBytes)) = x;
     }
   };
 
   template <class T>
-  __device__ __forceinline__ Lanes<T> of(int tile) const {
+  FW_DEVICE Lanes<T> of(int tile) const {
     return {memory + (tile * kSlots + at) * kSlotBytes};
   }
 };
@@ -44,20 +44,20 @@ struct Spot {
   static constexpr int kChunks = kTile / 32, kVectors = kTile * kTile / (V * kThreads);
   static constexpr int kRows = kVectors / kChunks, kAcross = 32 / V;
   int near, far;
-  __device__ __forceinline__ explicit Spot(int u) {
+  FW_DEVICE explicit Spot(int u) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     near = u % kChunks * 32 + lane % kAcross * V;
     far = (row(u) * (kThreads / 32) + warp) * V + lane / kAcross;
   }
-  static __device__ __forceinline__ int row(int u) { return u / kChunks; }
+  static FW_DEVICE int row(int u) { return u / kChunks; }
 };
 
 // Processes one tile. `moves` defines what is done at m along the transposed axis and l along the
 // lanes. `again` means that shared memory holds an earlier tile, which all threads must have
 // finished.
 template <typename I, int V, int kTile, int kThreads, class Body, class Moves>
-__device__ __forceinline__ void transpose_tile(const Body&, Moves& moves, I m0, I transposed, I l0,
-                                               I lanes, bool again) {
+FW_DEVICE void transpose_tile(const Body&, Moves& moves, I m0, I transposed, I l0, I lanes,
+                              bool again) {
   using Spots = Spot<V, kTile, kThreads>;
   constexpr int kPitch = kTile + 1, kSlots = kTile * kPitch, kBytes = Body::kSlotBytes;
   using Along = Tile<kSlots, kBytes, 1>;
@@ -113,19 +113,19 @@ struct PointMoves {
   const Body& body;
   I q;
   template <class Fetched>
-  __device__ __forceinline__ void fetch(Fetched& fetched, I m, I l) const {
+  FW_DEVICE void fetch(Fetched& fetched, I m, I l) const {
     body.fetch(fetched, q, m, l);
   }
   template <class Elem>
-  __device__ __forceinline__ void load(Elem& elem, int, I m, I l) const {
+  FW_DEVICE void load(Elem& elem, int, I m, I l) const {
     body.load(elem, q, m, l);
   }
   template <class Elem, class Tile>
-  __device__ __forceinline__ void visit(const Elem& elem, const Tile& tile, int, I m, I l) const {
+  FW_DEVICE void visit(const Elem& elem, const Tile& tile, int, I m, I l) const {
     body.visit(elem, tile, q, m, l, V);
   }
   template <int W, class Tile>
-  __device__ __forceinline__ void flush(const Tile& tile, I m, I l) const {
+  FW_DEVICE void flush(const Tile& tile, I m, I l) const {
     body.template flush<W>(tile, q, m, l);
   }
 };
@@ -164,19 +164,19 @@ struct RowMoves {
   typename Body::template Row<1> row[kRows];
   decltype(body.template accumulators<V>(Phase<0>{})) acc[kRows];
   template <class Fetched>
-  __device__ __forceinline__ void fetch(Fetched& fetched, I m, I l) const {
+  FW_DEVICE void fetch(Fetched& fetched, I m, I l) const {
     body.fetch(fetched, p, m, q, l);
   }
   template <class Elem>
-  __device__ __forceinline__ void load(Elem& elem, int r, I, I l) const {
+  FW_DEVICE void load(Elem& elem, int r, I, I l) const {
     body.load(Phase<0>{}, elem, row[r], q, l);
   }
   template <class Elem, class Tile>
-  __device__ __forceinline__ void visit(const Elem& elem, const Tile& tile, int r, I, I l) {
+  FW_DEVICE void visit(const Elem& elem, const Tile& tile, int r, I, I l) {
     body.visit(Phase<0>{}, elem, row[r], acc[r], tile, q, l, V);
   }
   template <int W, class Tile>
-  __device__ __forceinline__ void flush(const Tile& tile, I m, I l) const {
+  FW_DEVICE void flush(const Tile& tile, I m, I l) const {
     body.template flush<W>(tile, p, m, q, l);
   }
 };
@@ -246,19 +246,19 @@ struct WithinMoves {
   typename Body::template Row<1> row;
   decltype(body.template accumulators<V>(Phase<0>{})) acc;
   template <class Fetched>
-  __device__ __forceinline__ void fetch(Fetched& fetched, I m, I l) const {
+  FW_DEVICE void fetch(Fetched& fetched, I m, I l) const {
     body.fetch(fetched, row, q, m, l);
   }
   template <class Elem>
-  __device__ __forceinline__ void load(Elem& elem, int, I m, I l) const {
+  FW_DEVICE void load(Elem& elem, int, I m, I l) const {
     body.load(Phase<0>{}, elem, row, q, m, l);
   }
   template <class Elem, class Tile>
-  __device__ __forceinline__ void visit(const Elem& elem, const Tile& tile, int, I m, I l) {
+  FW_DEVICE void visit(const Elem& elem, const Tile& tile, int, I m, I l) {
     body.visit(Phase<0>{}, elem, row, acc, tile, q, m, l, V);
   }
   template <int W, class Tile>
-  __device__ __forceinline__ void flush(const Tile& tile, I m, I l) const {
+  FW_DEVICE void flush(const Tile& tile, I m, I l) const {
     body.template flush<W>(tile, row, q, m, l);
   }
 };

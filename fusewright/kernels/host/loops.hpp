@@ -3,9 +3,8 @@
 // never depends on the number of threads, so results are reproducible.
 #pragma once
 
-#include "scalar/accumulators.hpp"
+#include "scalar/functors.hpp"
 #include "scalar/half_conversions.hpp"
-#include "host/python.hpp"
 #include "host/transposed_lanes.hpp"
 
 #include <algorithm>
@@ -67,6 +66,14 @@ struct UnitOut {
   FW_FN void narrow(const float* from, int n) const { fw::narrow(from, to, n); }
   FW_FN void write() const {}
 };
+// The values of V rows.
+template <int V, class T, class X>
+FW_FN void put_row(T* base, int64_t offset, const X (&x)[V], int n) {
+  UnitOut<T, V> out(base, offset);
+  FW_LANES(v, V, n) out.put(v, x[v]);
+  out.write();
+}
+
 template <class T, int V>
 struct StridedOut {
   T* to;

@@ -134,6 +134,8 @@ struct PlainSum {
 
 template <template <class> class Rule, class T, int V>
 struct Running {
+  static constexpr int kLanes = V;
+  static constexpr bool kMeets = false;
   using State = typename Rule<T>::State;
   State state[V];
 
@@ -230,6 +232,8 @@ using All = Running<AllRule, T, V>;
 // for V lanes. `combine` is Chan's formula, which also holds when one side is empty.
 template <class T, int V>
 struct Welford {
+  static constexpr int kLanes = V;
+  static constexpr bool kMeets = false;
   using State = Wide<T>;
   State count, share;
   State center[V], spread[V];
@@ -304,6 +308,8 @@ struct Welford {
 // division.
 template <int V>
 struct Welford<float, V> {
+  static constexpr int kLanes = V;
+  static constexpr bool kMeets = false;
   double count;
   double shift[V], sum[V], squares[V];
 

@@ -67,6 +67,8 @@ struct FewTerms {
 
 template <class T, int V>
 struct LogSumExp {
+  static constexpr int kLanes = V;
+  static constexpr bool kMeets = true;
   using Rule = LogSumExpRule<T>;
   using State = typename Rule::State;
   T base[V];

@@ -8,10 +8,14 @@
 #include <limits>
 #include <type_traits>
 
+// FW_FN is a function that is always inlined. FW_DEVICE is one that only the GPU's compiler needs to
+// read, if there is one.
 #if defined(__CUDACC__)
 #define FW_FN __host__ __device__ __forceinline__
+#define FW_DEVICE __device__ __forceinline__
 #else
 #define FW_FN inline __attribute__((always_inline))
+#define FW_DEVICE FW_FN
 #endif
 
 // Whether the CPU has fused multiply-add.

@@ -9,16 +9,14 @@
 
 namespace fw {
 
-__device__ __forceinline__ float other_lane(float mine, int by) {
-  return __shfl_xor_sync(0xffffffffu, mine, by);
-}
-__device__ __forceinline__ InputSample other_lane(const InputSample& mine, int by) {
+FW_DEVICE float other_lane(float mine, int by) { return __shfl_xor_sync(0xffffffffu, mine, by); }
+FW_DEVICE InputSample other_lane(const InputSample& mine, int by) {
   return {other_lane(mine.largest, by), other_lane(mine.count, by), other_lane(mine.exponents, by)};
 }
 
 // Combines the values of all threads.
 template <int kMostThreads, class Value, class Join>
-__device__ __forceinline__ Value of_all(Value mine, const Join& join) {
+FW_DEVICE Value of_all(Value mine, const Join& join) {
   __shared__ Value of_warp[kMostThreads / 32];
 #pragma unroll
   for (int by = 16; by > 0; by /= 2) mine = join(mine, other_lane(mine, by));

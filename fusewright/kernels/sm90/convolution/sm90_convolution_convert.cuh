@@ -22,7 +22,7 @@ struct RowPosition {
   bool there;
 
   template <int kTerms>
-  __device__ __forceinline__ void put(int column, const Fragment& eight, int lower_bytes) const {
+  FW_DEVICE void put(int column, const Fragment& eight, int lower_bytes) const {
     const uint32_t at = to + ((column ^ swizzle) << 4);
     if (!there) return;
     put_at<kTerms>(at, eight, lower_bytes);
@@ -31,8 +31,7 @@ struct RowPosition {
 
  private:
   template <int kTerms>
-  __device__ __forceinline__ static void put_at(uint32_t at, const Fragment& eight,
-                                                int lower_bytes) {
+  FW_DEVICE static void put_at(uint32_t at, const Fragment& eight, int lower_bytes) {
     store_four_pairs(at, eight.hi);
     if constexpr (kTerms == 3) store_four_pairs(at + lower_bytes, eight.lo);
   }
@@ -45,7 +44,7 @@ struct RingRows {
   uint32_t memory;
   int first, rows, overlap, lower_bytes;
 
-  __device__ __forceinline__ RowPosition position(int row, int end) const {
+  FW_DEVICE RowPosition position(int row, int end) const {
     int at = first + row;
     if (at >= rows) at -= rows;
     return {memory + at * 128, int(at % 8u), at < overlap ? rows * 128 : 0, row < end};
@@ -55,9 +54,8 @@ struct RingRows {
 // Where the element is that a position reads in one channel, and whether it is inside the input. It
 // is of a plane that begins as a TapPhase or an InputPlane does.
 template <class Input, class Begins>
-__device__ __forceinline__ auto input_location(const ConvTiling& sizes, const Input& x,
-                                               const ConvPosition& position, int channel,
-                                               const Begins& begins, bool& inside) {
+FW_DEVICE auto input_location(const ConvTiling& sizes, const Input& x, const ConvPosition& position,
+                              int channel, const Begins& begins, bool& inside) {
   const ConvAxis &along_z = sizes.shape.z, &along_y = sizes.shape.y, &along_x = sizes.shape.x;
   const int z = kVolumes ? position.z * along_z.stride - along_z.padding + begins.z : 0;
   const int y = position.y * along_y.stride - along_y.padding + begins.y;
@@ -69,26 +67,21 @@ __device__ __forceinline__ auto input_location(const ConvTiling& sizes, const In
 }
 
 // Loads an element of an input that is not read again soon, or four neighbouring ones.
-__device__ __forceinline__ float once(const ConvInput&, const float* from) {
-  return load_once(from);
-}
-__device__ __forceinline__ float once_if(const ConvInput&, const float* from, bool inside) {
+FW_DEVICE float once(const ConvInput&, const float* from) { return load_once(from); }
+FW_DEVICE float once_if(const ConvInput&, const float* from, bool inside) {
   return load_if(from, inside);
 }
-__device__ __forceinline__ void four_if(float* x, const ConvInput&, const float* from,
-                                        bool inside) {
+FW_DEVICE void four_if(float* x, const ConvInput&, const float* from, bool inside) {
   load_four_if(x, from, inside);
 }
 template <class Body, bool kByFour>
-__device__ __forceinline__ float once_if(
-    const ComputedInput<Body, kByFour>& input,
-    const typename ComputedInput<Body, kByFour>::Location& from, bool inside) {
+FW_DEVICE float once_if(const ComputedInput<Body, kByFour>& input,
+                        const typename ComputedInput<Body, kByFour>::Location& from, bool inside) {
   return input.at(from, inside);
 }
 template <class Body, bool kByFour>
-__device__ __forceinline__ void four_if(float* x, const ComputedInput<Body, kByFour>& input,
-                                        const typename ComputedInput<Body, kByFour>::Location& from,
-                                        bool inside) {
+FW_DEVICE void four_if(float* x, const ComputedInput<Body, kByFour>& input,
+                       const typename ComputedInput<Body, kByFour>::Location& from, bool inside) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) x[i] = input.at(from + i, inside);
 }
@@ -101,8 +94,7 @@ struct ConvRowSource {
   int phase, first, rows;
 
   template <class Input>
-  __device__ __forceinline__ auto at(const ConvTiling& sizes, const Input& x, int row,
-                                     bool& inside) const {
+  FW_DEVICE auto at(const ConvTiling& sizes, const Input& x, int row, bool& inside) const {
     const auto from = input_location(sizes, x, sizes.position(band, in_plane, row), channel,
                                      sizes.shape.phase[phase], inside);
     inside &= row < rows;
@@ -119,7 +111,7 @@ struct FillUnit {
   int first_row, first_column;                         // a column is eight channels
 
   template <class RowSource>
-  __device__ __forceinline__ FillUnit(const RowSource& source, int index) {
+  FW_DEVICE FillUnit(const RowSource& source, int index) {
     const int lane = threadIdx.x % 32;
     const bool two = halved(source);
     first_row = source.first + (two ? index / 2 : index) * kRows + (kByChannels ? lane / 8 : lane);
@@ -127,17 +119,15 @@ struct FillUnit {
   }
   // Whether rows have more channels than a unit.
   template <class RowSource>
-  __device__ __forceinline__ static bool halved(const RowSource& source) {
+  FW_DEVICE static bool halved(const RowSource& source) {
     return !kByChannels && source.channels > 32;
   }
   template <class RowSource>
-  __device__ __forceinline__ static int count(const RowSource& source) {
+  FW_DEVICE static int count(const RowSource& source) {
     return (source.rows - source.first + kRows - 1) / kRows << int(halved(source));
   }
-  __device__ __forceinline__ int row(int k) const { return first_row + (kByChannels ? 4 * k : 0); }
-  __device__ __forceinline__ int column(int k) const {
-    return first_column + (kByChannels ? 0 : k);
-  }
+  FW_DEVICE int row(int k) const { return first_row + (kByChannels ? 4 * k : 0); }
+  FW_DEVICE int column(int k) const { return first_column + (kByChannels ? 0 : k); }
 };
 
 // A unit's elements, and what is known of it while it is loaded.
@@ -150,8 +140,8 @@ struct FillParts {
   bool whole;  // all rows of the warp are inside, and so are the channels
 
   template <class RowSource>
-  __device__ __forceinline__ void load(int k, const ConvTiling& sizes, const Input& input,
-                                       int stride, const RowSource& source, const Unit& unit) {
+  FW_DEVICE void load(int k, const ConvTiling& sizes, const Input& input, int stride,
+                      const RowSource& source, const Unit& unit) {
     if (kByChannels || k == 0) {
       bool inside;
       from = source.at(sizes, input, unit.row(k), inside);
@@ -171,8 +161,7 @@ struct FillParts {
   }
 
  private:
-  __device__ __forceinline__ void load_eight(float (&to)[8], const Input& input, int stride,
-                                             int first) {
+  FW_DEVICE void load_eight(float (&to)[8], const Input& input, int stride, int first) {
     if constexpr (Input::kInMemory) {
       if (whole) {
 #pragma unroll
@@ -187,13 +176,13 @@ struct FillParts {
   }
 };
 
-__device__ __forceinline__ Fragment fp16_parts_of(const float (&x)[8], float scale) {
+FW_DEVICE Fragment fp16_parts_of(const float (&x)[8], float scale) {
   Fragment eight;
 #pragma unroll
   for (int i = 0; i < 4; ++i) eight.split(i, x[2 * i] * scale, x[2 * i + 1] * scale);
   return eight;
 }
-__device__ __forceinline__ float largest_finite(const float (&x)[8]) {
+FW_DEVICE float largest_finite(const float (&x)[8]) {
   float most = 0.f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) most = isfinite(x[i]) ? fmaxf(most, fabsf(x[i])) : most;
@@ -215,7 +204,7 @@ struct InputConverter {
   FillParts<kByChannels, Input> parts;
 
   // The largest value that any of them has; all stores are published then.
-  __device__ __forceinline__ uint32_t largest_of_all(uint32_t mine) {
+  FW_DEVICE uint32_t largest_of_all(uint32_t mine) {
     const uint32_t of_warp = __reduce_max_sync(0xffffffffu, mine);
     if (threadIdx.x % 32 == 0) found[parity][warp] = of_warp;
     publish_stores();
@@ -227,7 +216,7 @@ struct InputConverter {
     return most;
   }
   template <class RowSource>
-  __device__ __forceinline__ void begin(const RowSource& source) {
+  FW_DEVICE void begin(const RowSource& source) {
     const Unit unit(source, warp);
 #pragma unroll
     for (int k = 0; k < 4; ++k) parts.load(k, sizes, input, stride, source, unit);
@@ -236,8 +225,8 @@ struct InputConverter {
   // Fills rows from the source whose first elements are in flight, and starts the loads of the next
   // source, which `advance` returns. Returns the largest magnitudes, as a pair of fp16.
   template <class RowSource, class Advance>
-  __device__ __forceinline__ uint32_t fill(const RingRows& to, RowSource& source, float scale,
-                                           const Advance& advance) {
+  FW_DEVICE uint32_t fill(const RingRows& to, RowSource& source, float scale,
+                          const Advance& advance) {
     const int units = Unit::count(source), rows = source.rows;
     uint32_t largest = 0;
     Unit unit(source, warp);
@@ -271,9 +260,8 @@ struct InputConverter {
   // Converts a stage. `whole` returns its source from row 0 on; `clear` waits until nobody reads
   // the rows that are to be overwritten.
   template <class RowSource, class Advance, class Whole, class Clear>
-  __device__ __forceinline__ float convert(const RingRows& to, RowSource& source, float scale,
-                                           const Advance& advance, const Whole& whole,
-                                           const Clear& clear) {
+  FW_DEVICE float convert(const RingRows& to, RowSource& source, float scale,
+                          const Advance& advance, const Whole& whole, const Clear& clear) {
     const uint32_t pairs = fill(to, source, scale, advance);
     const uint32_t most = largest_of_all(max(pairs & 0xffffu, pairs >> 16));
     if (most < kFp16Few || most > kFp16Many) {
@@ -288,8 +276,8 @@ struct InputConverter {
   // Finds the scale that fits and, if it is another one, fills all rows with it. This need not be
   // fast.
   template <class RowSource, class Clear>
-  __device__ __forceinline__ float convert_again(const RingRows& to, const RowSource& source,
-                                                 float scale, const Clear& clear) {
+  FW_DEVICE float convert_again(const RingRows& to, const RowSource& source, float scale,
+                                const Clear& clear) {
     const int units = Unit::count(source);
     float largest = 0.f;
 #pragma unroll 1

@@ -13,9 +13,7 @@ namespace fw {
 
 // Where a thread's sums belong in a tile of 64 channels: sum i is of channel 16·warp + lane / 4 +
 // 8·(i / 2 mod 2) and position 8·(i / 4) + 2·(lane mod 4) + i mod 2.
-__device__ __forceinline__ int sums_channel() {
-  return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-}
+FW_DEVICE int sums_channel() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 
 // What a warp writes in a slice: 16 channels of 32 columns; or 8 of 64, if threads take V of these
 // at a time or reduce over positions. If rows of weights come in groups of eight (RowOrder in
@@ -39,24 +37,22 @@ struct WarpSlice {
 
   // For element i of a thread: which sum it is, and its row and column relative to the thread's
   // first.
-  __device__ __forceinline__ static constexpr int sum(int slice, int i) {
+  FW_DEVICE static constexpr int sum(int slice, int i) {
     if (kBeside == 1) return 4 * ((slice * kNumbers + i) / 2) + i % 2;
     if (!kWide || kBeside == 2) return slice * kNumbers + i;
     return 4 * (slice / 2 * 8 + i / 2) + slice % 2 * 2 + i % 2;
   }
-  __device__ __forceinline__ static constexpr int row(int i) {
-    return !kWide && kBeside == 0 ? i / 2 % 2 * 8 : 0;
-  }
-  __device__ __forceinline__ static constexpr int column(int i) {
+  FW_DEVICE static constexpr int row(int i) { return !kWide && kBeside == 0 ? i / 2 % 2 * 8 : 0; }
+  FW_DEVICE static constexpr int column(int i) {
     if (kBeside == 2) return i / 4 * 16 + i % 2 * 2 + i / 2 % 2;
     return (!kWide && kBeside == 0 ? i / 4 : i / 2) * 8 + i % 2;
   }
   // Where a column is stored in its row.
-  __device__ __forceinline__ static constexpr int slot(int column) {
+  FW_DEVICE static constexpr int slot(int column) {
     return kBeside == 2 ? column / 2 + column % 2 * kOdd : column;
   }
   // The V elements from `from` on.
-  __device__ __forceinline__ static Packed<float, V> take(const float* from) {
+  FW_DEVICE static Packed<float, V> take(const float* from) {
     if constexpr (kBeside != 2 || V == 1) {
       return take_row<V>(from);
     } else {
@@ -80,8 +76,8 @@ struct alignas(16) WarpRows {
 // Each slice has stores of its own, so that `total` stays in registers. Returns zero, or NaN if one
 // is not finite.
 template <class Slice, int kSlice, int kSums>
-__device__ __forceinline__ float lay_out_slice(const float (&total)[kSums], int slice, uint32_t to,
-                                               const float (&scale)[2]) {
+FW_DEVICE float lay_out_slice(const float (&total)[kSums], int slice, uint32_t to,
+                              const float (&scale)[2]) {
   float zero = 0.f;
   if constexpr (Slice::kSumsOfSlice * kSlice < kSums) {
     if (slice == kSlice) {
@@ -118,8 +114,7 @@ struct WarpFinisher {
   WarpRows& memory;
 
   // Computes what the epilogue needs of the warp's channels, which begin at q.
-  __device__ __forceinline__ void keep_factors(int q, const Epilogue& end,
-                                               const ResultTile& result) const {
+  FW_DEVICE void keep_factors(int q, const Epilogue& end, const ResultTile& result) const {
     if constexpr (kKeepsFactors) {
       const int row = threadIdx.x % 32;
       __syncwarp();
@@ -132,9 +127,8 @@ struct WarpFinisher {
 
   // Finishes columns from p on; `scale` is for both of a thread's channels.
   template <int kSums>
-  __device__ __forceinline__ void finish(const float (&total)[kSums], int p, int q,
-                                         const float (&scale)[2], const Epilogue& end,
-                                         const ResultTile& result) const {
+  FW_DEVICE void finish(const float (&total)[kSums], int p, int q, const float (&scale)[2],
+                        const Epilogue& end, const ResultTile& result) const {
     const int lane = threadIdx.x % 32;
     float* const mine = &memory.numbers[lane / 4 * Slice::kStride + lane % 4 * 2];
     typename ResultTile::Position position;
@@ -172,18 +166,15 @@ struct WarpFinisher {
   }
 
  private:
-  __device__ __forceinline__ Factors* factors() const {
-    return reinterpret_cast<Factors*>(memory.factors);
-  }
+  FW_DEVICE Factors* factors() const { return reinterpret_cast<Factors*>(memory.factors); }
 
   // The first of a thread's columns, within a slice.
-  __device__ __forceinline__ static int across(int time) {
+  FW_DEVICE static int across(int time) {
     return (time * Slice::kAcross + threadIdx.x % Slice::kAcross) * V;
   }
   template <class Position>
-  __device__ __forceinline__ void begin_columns(Column& down, Position& position, int column,
-                                                int time, const Epilogue& end,
-                                                const ResultTile& result) const {
+  FW_DEVICE void begin_columns(Column& down, Position& position, int column, int time,
+                               const Epilogue& end, const ResultTile& result) const {
     if constexpr (kStores) {
       position = result.position(column + across(time));
       if (position.inside) stores_of(end).begin(down, position);
@@ -192,9 +183,8 @@ struct WarpFinisher {
   }
   // Writes what a thread has reduced down the warp's channels, which begin at q.
   template <class Position>
-  __device__ __forceinline__ void leave_columns(Column& down, const Position& position, int q,
-                                                const Epilogue& end,
-                                                const ResultTile& result) const {
+  FW_DEVICE void leave_columns(Column& down, const Position& position, int q, const Epilogue& end,
+                               const ResultTile& result) const {
     if constexpr (Stores::kReduces) {
       // Half-warps have every other channel of the same columns.
       static_assert(Slice::kStep <= 2, "at most two threads have the same columns");
@@ -206,9 +196,8 @@ struct WarpFinisher {
 
   // Finishes the rows of a slice from channel `first` on, in a warp whose channels begin at q.
   template <class Position>
-  __device__ __forceinline__ void finish_slice(int across, int first, int q,
-                                               const Position& position, const Epilogue& of,
-                                               Column& down, const ResultTile& result) const {
+  FW_DEVICE void finish_slice(int across, int first, int q, const Position& position,
+                              const Epilogue& of, Column& down, const ResultTile& result) const {
     const Stores& end = stores_of(of);
     const auto load = [&](Elem& elem, int row) {
       if constexpr (kKeepsFactors) {

@@ -74,13 +74,13 @@ struct ConvFills {
   ConvTile tile;
   int block, phase;
 
-  __device__ __forceinline__ static ConvFills first(const ConvTiling& sizes) {
+  FW_DEVICE static ConvFills first(const ConvTiling& sizes) {
     ConvFills fills = {sizes.run(), {}, 0, 0};
     fills.start_tile(sizes);
     return fills;
   }
   // All rows, or those that the last tile did not have.
-  __device__ __forceinline__ ConvRowSource source(const ConvTiling& sizes, bool all) const {
+  FW_DEVICE ConvRowSource source(const ConvTiling& sizes, bool all) const {
     const ConvShape& shape = sizes.shape;
     const int reach = shape.phase[phase].reach;
     return {tile.band,
@@ -92,7 +92,7 @@ struct ConvFills {
             run.ended() ? 0 : sizes.tile_positions + reach};
   }
   // Whether another tile begins.
-  __device__ __forceinline__ bool advance(const ConvTiling& sizes) {
+  FW_DEVICE bool advance(const ConvTiling& sizes) {
     if (++phase < sizes.shape.end_phase(tile.of_class)) return false;
     phase = sizes.shape.first_phase(tile.of_class);
     if (++block < sizes.blocks()) return false;
@@ -102,7 +102,7 @@ struct ConvFills {
   }
 
   // A class without taps has no stages.
-  __device__ __forceinline__ void start_tile(const ConvTiling& sizes) {
+  FW_DEVICE void start_tile(const ConvTiling& sizes) {
 #pragma unroll 1
     for (; !run.ended(); ++run.done) {
       tile = sizes.tile(run.index());
@@ -133,7 +133,7 @@ struct alignas(1024) ConvShared {
   uint64_t loaded_w[Kind::kBoxes], done_w[Kind::kBoxes];
 
   // High parts; low parts, if there are any, follow.
-  __device__ __forceinline__ char* ring(const ConvTiling& sizes, int index) {
+  FW_DEVICE char* ring(const ConvTiling& sizes, int index) {
     return reinterpret_cast<char*>(this + 1) + index * Kind::kParts * sizes.ring_bytes();
   }
 };
@@ -143,10 +143,8 @@ template <int kBits>
 struct ConvRing {
   uint32_t count = 0;
 
-  __device__ __forceinline__ int stage(int back = 0) const {
-    return (count - back) & ((1u << kBits) - 1);
-  }
-  __device__ __forceinline__ int parity() const { return count >> kBits & 1; }
+  FW_DEVICE int stage(int back = 0) const { return (count - back) & ((1u << kBits) - 1); }
+  FW_DEVICE int parity() const { return count >> kBits & 1; }
 };
 
 // The ring of the input's stages, and the rings of rows that hold them.
@@ -155,13 +153,13 @@ struct ConvStages {
   int stage = 0, parity = 0;
   int row = 0;  // of the tile's first position in its rings
 
-  __device__ __forceinline__ int ring() const { return sizes.rings == 1 ? 0 : stage; }
-  __device__ __forceinline__ void advance(int stages = 1) {
+  FW_DEVICE int ring() const { return sizes.rings == 1 ? 0 : stage; }
+  FW_DEVICE void advance(int stages = 1) {
     stage += stages;
 #pragma unroll 1
     for (; stage >= sizes.stages; stage -= sizes.stages) parity ^= 1;
   }
-  __device__ __forceinline__ void next_tile() {
+  FW_DEVICE void next_tile() {
     if (!sizes.walks) return;
     row += sizes.tile_positions;
     if (row >= sizes.ring_rows) row -= sizes.ring_rows;
@@ -170,8 +168,7 @@ struct ConvStages {
 
 // The warps that convert.
 template <bool kByChannels, class Kind, class Input>
-__device__ __forceinline__ void convert_input(ConvShared<Kind>& shared, const Input& x,
-                                              const ConvTiling& sizes) {
+FW_DEVICE void convert_input(ConvShared<Kind>& shared, const Input& x, const ConvTiling& sizes) {
   const int warp = (threadIdx.x - Kind::kFirstConvert) / 32;
   float* const scales = shared.convert.kept_scales[warp];  // of the rings
   InputConverter<Kind::kTerms, kByChannels, Kind::kConvertWarps, Input> converter = {
@@ -220,8 +217,8 @@ __device__ __forceinline__ void convert_input(ConvShared<Kind>& shared, const In
 
 // The thread that loads stages from the staged input, in boxes of `staged_box` rows.
 template <class Kind>
-__device__ __forceinline__ void load_staged(ConvShared<Kind>& shared, const CUtensorMap* staged,
-                                            const ConvTiling& sizes) {
+FW_DEVICE void load_staged(ConvShared<Kind>& shared, const CUtensorMap* staged,
+                           const ConvTiling& sizes) {
   const ConvShape& shape = sizes.shape;
   const int planes = sizes.blocks() * shape.planes, rows = sizes.ring_rows;
   const int64_t staged_rows = sizes.positions();
@@ -251,8 +248,8 @@ __device__ __forceinline__ void load_staged(ConvShared<Kind>& shared, const CUte
 // The thread that loads weights: boxes in the order in which they are multiplied, for each tile
 // those of its parts, one after the other.
 template <class Kind>
-__device__ __forceinline__ void load_weights(ConvShared<Kind>& shared, const CUtensorMap* hi,
-                                             const CUtensorMap* lo, const ConvTiling& sizes) {
+FW_DEVICE void load_weights(ConvShared<Kind>& shared, const CUtensorMap* hi, const CUtensorMap* lo,
+                            const ConvTiling& sizes) {
   const ConvShape& shape = sizes.shape;
   const int all_boxes = shape.boxes_between(0, shape.phases);
   ConvRing<Kind::kBoxBits> to;

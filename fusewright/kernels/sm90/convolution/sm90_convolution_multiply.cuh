@@ -19,7 +19,7 @@ struct ConvSteps {
   uint32_t stage;      // the address of the ring, as in a descriptor
 
   // Where the rows of the tap begin.
-  __device__ __forceinline__ uint32_t address() const {
+  FW_DEVICE uint32_t address() const {
     int at = row + shift[tap];
     if (at >= ring_rows) at -= ring_rows;
     return stage + at * (128 / 16) + step * (32 / 16);
@@ -27,7 +27,7 @@ struct ConvSteps {
   // The addresses of a box's four steps. In a block of 64 channels, all four are of one tap. (There
   // must be no branch between the wgmma instructions: the tensor cores would run them one after the
   // other.)
-  __device__ __forceinline__ void take_box(uint32_t (&x)[4]) {
+  FW_DEVICE void take_box(uint32_t (&x)[4]) {
     if (steps == 4) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[i] = i == 0 ? address() : x[0] + 2 * i;
@@ -44,8 +44,7 @@ struct ConvSteps {
 
 // Starts multiplying by a box of weights, four steps.
 template <int kSums>
-__device__ __forceinline__ void multiply_box(float (&sum)[kSums], const uint32_t (&x)[4],
-                                             uint32_t w) {
+FW_DEVICE void multiply_box(float (&sum)[kSums], const uint32_t (&x)[4], uint32_t w) {
   begin_wgmma();
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
@@ -58,8 +57,8 @@ __device__ __forceinline__ void multiply_box(float (&sum)[kSums], const uint32_t
 // The same with high and low parts of both, the low ones `lower_x` and `lower_w` further on: from
 // zero, the small terms first.
 template <int kSums>
-__device__ __forceinline__ void multiply_box_exactly(float (&sum)[kSums], const uint32_t (&x)[4],
-                                                     uint32_t w, int lower_x, int lower_w) {
+FW_DEVICE void multiply_box_exactly(float (&sum)[kSums], const uint32_t (&x)[4], uint32_t w,
+                                    int lower_x, int lower_w) {
   const auto add = [&](uint32_t of_w, uint32_t of_x, int to_sum) {
     multiply_shared<half, false, false>(sum, rows_descriptor(of_w), rows_descriptor(of_x), to_sum);
   };
@@ -94,7 +93,7 @@ struct ConvMultiplier {
 
   // Without ping-pong one warpgroup is ahead of the other and stays so: while it finishes a tile,
   // the other has the tensor cores to itself.
-  __device__ __forceinline__ ConvMultiplier(ConvShared<Kind>& shared, const ConvTiling& sizes)
+  FW_DEVICE ConvMultiplier(ConvShared<Kind>& shared, const ConvTiling& sizes)
       : shared(shared), sizes(sizes), warpgroup(of_warp(threadIdx.x / 128)), run(sizes.run()),
         weights(tile_address(shared.weights)), from_x{sizes} {
     if constexpr (Kind::kPingPong) {
@@ -107,7 +106,7 @@ struct ConvMultiplier {
   }
 
   // In ping-pong: moves on by so many parts.
-  __device__ __forceinline__ void skip(int parts) {
+  FW_DEVICE void skip(int parts) {
     job += parts;
     part += parts;
 #pragma unroll 1
@@ -122,7 +121,7 @@ struct ConvMultiplier {
       from_x.next_tile();
     }
   }
-  __device__ __forceinline__ void go_on() {
+  FW_DEVICE void go_on() {
     if constexpr (Kind::kPingPong) {
       skip(Kind::kGroups);
     } else {
@@ -130,47 +129,45 @@ struct ConvMultiplier {
       from_x.next_tile();
     }
   }
-  __device__ __forceinline__ static bool speaks() { return threadIdx.x % 32 == 0; }
+  FW_DEVICE static bool speaks() { return threadIdx.x % 32 == 0; }
   // The warpgroup's first position in the tile.
-  __device__ __forceinline__ int first_position() const {
-    return Kind::kHasPart ? 0 : warpgroup * Kind::kPositions;
-  }
-  __device__ __forceinline__ int first_channel() const { return 64 * part; }
-  __device__ __forceinline__ void clear() {
+  FW_DEVICE int first_position() const { return Kind::kHasPart ? 0 : warpgroup * Kind::kPositions; }
+  FW_DEVICE int first_channel() const { return 64 * part; }
+  FW_DEVICE void clear() {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) total[i] = 0.f;
     has_sums = false;
   }
-  __device__ __forceinline__ void multiply_total(float by) {
+  FW_DEVICE void multiply_total(float by) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) total[i] *= by;
   }
   // Only positions from `from` up to `to`.
-  __device__ __forceinline__ void multiply_total(float by, int from, int to) {
+  FW_DEVICE void multiply_total(float by, int from, int to) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       const int at = 8 * (i / 4) + threadIdx.x % 4 * 2 + i % 2;
       total[i] *= at >= from && at < to ? by : 1.f;
     }
   }
-  __device__ __forceinline__ uint32_t await_weights() {
+  FW_DEVICE uint32_t await_weights() {
     const int stage = from_w.stage();
     wait(&shared.loaded_w[stage], from_w.parity());
     ++from_w.count;
     return weights + stage * int(sizeof(shared.weights[0]) / 16);
   }
   // Releases the last box but `later`.
-  __device__ __forceinline__ void release_weights(int later) {
+  FW_DEVICE void release_weights(int later) {
     if (speaks()) arrive(&shared.done_w[from_w.stage(1 + later)]);
     if constexpr (!Kind::kPingPong) {
       if (warpgroup == 0 && from_w.count == sizes.lead + later) give_turn(kPingPongBarrier + 1);
     }
   }
-  __device__ __forceinline__ void begin_turn(int of_class) {
+  FW_DEVICE void begin_turn(int of_class) {
     from_w.count = next_box + part * sizes.boxes_of(of_class);
     if (job > 0) await_turn(kPingPongBarrier + warpgroup);
   }
-  __device__ __forceinline__ void hand_over() {
+  FW_DEVICE void hand_over() {
     const bool last = run.done + 1 == run.count && part + 1 == sizes.parts;
     if (!last) give_turn(kPingPongBarrier + (warpgroup + 1 == Kind::kGroups ? 0 : warpgroup + 1));
   }
@@ -178,7 +175,7 @@ struct ConvMultiplier {
   // One box is in flight while the next is started (two: no faster). `started` is called when all
   // are.
   template <class Started>
-  __device__ __forceinline__ void add_boxes(ConvSteps steps, int boxes, const Started& started) {
+  FW_DEVICE void add_boxes(ConvSteps steps, int boxes, const Started& started) {
     uint32_t x[4];
     steps.take_box(x);
     multiply_box(total, x, await_weights());
@@ -195,7 +192,7 @@ struct ConvMultiplier {
     release_weights(0);
   }
   // While this warpgroup adds up a box, the other multiplies.
-  __device__ __forceinline__ void add_boxes_exactly(ConvSteps steps, int boxes) {
+  FW_DEVICE void add_boxes_exactly(ConvSteps steps, int boxes) {
     const int lower = sizes.ring_bytes() / 16;
     const float inverse = inverse_of(scale);
 #pragma unroll 1
@@ -212,7 +209,7 @@ struct ConvMultiplier {
     }
   }
   template <class Started>
-  __device__ __forceinline__ void add_stage(int block, int phase, const Started& started) {
+  FW_DEVICE void add_stage(int block, int phase, const Started& started) {
     const TapPhase& of = sizes.shape.phase[phase];
     const ConvSteps steps = {
         sizes.shape.shift,      of.first,
@@ -232,7 +229,7 @@ struct ConvMultiplier {
     }
     if (speaks()) arrive(&shared.done_x[from_x.stage]);
   }
-  __device__ __forceinline__ void add_tile(int of_class) {
+  FW_DEVICE void add_tile(int of_class) {
     const ConvShape& shape = sizes.shape;
     clear();
     const int first = shape.first_phase(of_class), end = shape.end_phase(of_class);
@@ -252,9 +249,7 @@ struct ConvMultiplier {
     if constexpr (Kind::kPingPong) from_x.stage = stage, from_x.parity = parity;  // for next parts
   }
   // What the total has yet to be multiplied by.
-  __device__ __forceinline__ float factor() const {
-    return Kind::kTerms == 1 ? inverse_of(scale) : 1.f;
-  }
+  FW_DEVICE float factor() const { return Kind::kTerms == 1 ? inverse_of(scale) : 1.f; }
 };
 
 }  // namespace fw

@@ -12,10 +12,10 @@ namespace fw {
 // For an epilogue that reduces nothing over positions.
 template <class Epilogue, class ResultTile>
 struct NoPositionReducer {
-  __device__ __forceinline__ NoPositionReducer(const Epilogue&, const ResultTile&) {}
-  __device__ __forceinline__ void begin_part(int) {}
-  __device__ __forceinline__ void enter(int) {}
-  __device__ __forceinline__ void sweep(const float*, int) {}
+  FW_DEVICE NoPositionReducer(const Epilogue&, const ResultTile&) {}
+  FW_DEVICE void begin_part(int) {}
+  FW_DEVICE void enter(int) {}
+  FW_DEVICE void sweep(const float*, int) {}
 };
 
 // V is 2 if pairs of positions are neighbours in memory, else 1.
@@ -33,18 +33,18 @@ struct PositionReducer {
   typename Reduces::Row row;
   int q;  // the thread's channel
 
-  __device__ __forceinline__ PositionReducer(const Epilogue& of, const ResultTile& result)
+  FW_DEVICE PositionReducer(const Epilogue& of, const ResultTile& result)
       : end(of.reduces), result(result) {}
 
   // Begins the part that starts at position p of the tile.
-  __device__ __forceinline__ void begin_part(int p) { part = result.part(p); }
+  FW_DEVICE void begin_part(int p) { part = result.part(p); }
   // Called before the elements are written: what is read of a channel is then in flight.
-  __device__ __forceinline__ void enter(int first_channel) {
+  FW_DEVICE void enter(int first_channel) {
     q = first_channel + threadIdx.x % 32 / 4;
     if (!Reduces::kPerImage || part.first <= part.last) enter_image(part.first);
   }
   // The part begins at position p of the tile, and the thread's elements at `mine`.
-  __device__ __forceinline__ void sweep(const float* mine, int p) {
+  FW_DEVICE void sweep(const float* mine, int p) {
     if constexpr (!Reduces::kPerImage) {
       leave(0, total(mine, p, part.inside));
     } else {
@@ -58,19 +58,16 @@ struct PositionReducer {
   }
 
  private:
-  __device__ __forceinline__ void enter_image(int image) { end.enter(row, image, channel()); }
+  FW_DEVICE void enter_image(int image) { end.enter(row, image, channel()); }
   // A thread without a channel computes with one that exists, and writes nothing.
-  __device__ __forceinline__ int channel() const {
-    return result.channel_out(min(q, result.rows - 1));
-  }
-  __device__ __forceinline__ void leave(int image, const typename Reduces::Part& total) const {
+  FW_DEVICE int channel() const { return result.channel_out(min(q, result.rows - 1)); }
+  FW_DEVICE void leave(int image, const typename Reduces::Part& total) const {
     if (q < result.rows && threadIdx.x % 4 == 0) {
       end.leave(part, image, channel(), result.sizes.image_positions(), total);
     }
   }
   // Reduces over the positions whose bits are set; the first of four threads has the result.
-  __device__ __forceinline__ typename Reduces::Part total(const float* mine, int p,
-                                                          uint64_t bits) const {
+  FW_DEVICE typename Reduces::Part total(const float* mine, int p, uint64_t bits) const {
     Sums<Body, V> acc = end.body.template accumulators<V>(Phase<0>{});
     const int column = threadIdx.x % 4 * 2;
 #pragma unroll 1
@@ -82,8 +79,7 @@ struct PositionReducer {
   // Visits kTogether pairs, eight positions apart. The index of an element is not computed unless
   // it is used. Positions in a halo are visited, too, as if they were the first of their channel,
   // and then ignored: with branches one pair would wait for the loads of the other.
-  __device__ __forceinline__ void visit(Sums<Body, V>& acc, const float* from, int p,
-                                        uint32_t bits) const {
+  FW_DEVICE void visit(Sums<Body, V>& acc, const float* from, int p, uint32_t bits) const {
     Elem elem[kTogether][2 / V];
     const auto inside = [&](int k, int v) { return (bits >> (8 * k + v) & 1) != 0; };
     const auto index = [&](int k, int v) {

@@ -35,26 +35,26 @@ struct ConvResultTile {
   ConvTile tile;
   int rows, partial;
 
-  __device__ __forceinline__ int channel_out(int q) const { return tile.group * rows + q; }
+  FW_DEVICE int channel_out(int q) const { return tile.group * rows + q; }
   // A position as an output: outputs of a class are a stride apart.
-  __device__ __forceinline__ ConvPosition output(int p) const {
+  FW_DEVICE ConvPosition output(int p) const {
     const ConvPosition at = sizes.position(tile, p);
     const ConvShape& shape = sizes.shape;
     const ResidueClass& here = shape.class_[tile.of_class];
     return {at.image, kVolumes ? at.z * shape.out_z.apart + here.z : 0,
             at.y * shape.out_y.apart + here.y, at.column * shape.out_x.apart + here.x, at.in_band};
   }
-  __device__ __forceinline__ bool inside(const ConvPosition& at) const {
+  FW_DEVICE bool inside(const ConvPosition& at) const {
     const ConvShape& shape = sizes.shape;
     return at.in_band && at.image < shape.images && (!kVolumes || at.z < shape.out_z.count) &&
            at.y < shape.out_y.count && at.column < shape.out_x.count;
   }
   // Among the rows of all z.
-  __device__ __forceinline__ int row_of(const ConvPosition& at) const {
+  FW_DEVICE int row_of(const ConvPosition& at) const {
     return at.z * sizes.shape.out_y.count + at.y;
   }
-  __device__ __forceinline__ Position position(int p) const { return position_of(output(p)); }
-  __device__ __forceinline__ Position position_of(const ConvPosition& at) const {
+  FW_DEVICE Position position(int p) const { return position_of(output(p)); }
+  FW_DEVICE Position position_of(const ConvPosition& at) const {
     const ConvShape& shape = sizes.shape;
     const int y = row_of(at);
     const int64_t row = int64_t(at.image) * shape.out_rows() + y;
@@ -62,7 +62,7 @@ struct ConvResultTile {
   }
   // The part that begins at p. All threads of a warp call this, and each looks at two of the
   // positions.
-  __device__ __forceinline__ PositionPart part(int p) const {
+  FW_DEVICE PositionPart part(int p) const {
     const int lane = threadIdx.x % 32;
     const ConvPosition low = output(p + lane), high = output(p + 32 + lane);
     const uint64_t lower = __ballot_sync(~0u, inside(low));
@@ -76,17 +76,17 @@ struct ConvResultTile {
             sizes.shape.classes,
             tile.of_class};
   }
-  __device__ __forceinline__ int row(const Position&, int q) const { return channel_out(q); }
+  FW_DEVICE int row(const Position&, int q) const { return channel_out(q); }
   // Of a row of weights.
-  __device__ __forceinline__ float scale(int row) const {
+  FW_DEVICE float scale(int row) const {
     return w.inverse[tile.group * sizes.shape.channels_out + row];
   }
   // An element as a plain fp32 sum, for sums that overflowed or have an operand that is not finite.
   // Outside of x a convolution has zeros, which give NaN with an infinite weight; a transposed one
   // has nothing there.
-  __device__ __forceinline__ float plain(int p, int q) const { return plain(p, q, 0); }
+  FW_DEVICE float plain(int p, int q) const { return plain(p, q, 0); }
   // For one of the columns that a position stands for.
-  __device__ __forceinline__ float plain(int p, int q, int beside) const {
+  FW_DEVICE float plain(int p, int q, int beside) const {
     const ConvShape& shape = sizes.shape;
     const ConvPosition at = sizes.position(tile, p);
     const int top = at.y * shape.y.stride, left = at.column * shape.x.stride;
@@ -129,15 +129,13 @@ struct ByEight : ConvResultTile<Input> {
   using Of = ConvResultTile<Input>;
   static constexpr int kBeside = kBeside_;
 
-  __device__ __forceinline__ explicit ByEight(const Of& of) : Of(of) {}
-  __device__ __forceinline__ typename Of::Position position(int p) const {
+  FW_DEVICE explicit ByEight(const Of& of) : Of(of) {}
+  FW_DEVICE typename Of::Position position(int p) const {
     ConvPosition at = Of::output(p / kBeside);
     at.column = kBeside * at.column + p % kBeside;
     return Of::position_of(at);
   }
-  __device__ __forceinline__ float plain(int p, int q) const {
-    return Of::plain(p / kBeside, q, p % kBeside);
-  }
+  FW_DEVICE float plain(int p, int q) const { return Of::plain(p / kBeside, q, p % kBeside); }
 };
 
 template <class Kind, class Input>
@@ -163,8 +161,8 @@ int partials_of(const ConvTiling& sizes) {
 // the staged input. If they have several scales, the total is multiplied by their inverses here,
 // and 1 is returned.
 template <class Kind>
-__device__ __forceinline__ float settle_images(ConvMultiplier<Kind>& multiplier,
-                                               const float* scales, const ConvTile& tile) {
+FW_DEVICE float settle_images(ConvMultiplier<Kind>& multiplier, const float* scales,
+                              const ConvTile& tile) {
   const ConvTiling& sizes = multiplier.sizes;
   const int first = sizes.position(tile, 0).image, groups = sizes.shape.groups;
   const int last = sizes.position(tile, Kind::kTilePositions - 1).image;
@@ -188,10 +186,9 @@ __device__ __forceinline__ float settle_images(ConvMultiplier<Kind>& multiplier,
 // The warpgroups that multiply and run the epilogue, V positions at a time. `scales` are those of
 // the staged input, if there is one.
 template <int V, class Kind, class Epilogue, class Input>
-__device__ __forceinline__ void multiply_stages(ConvShared<Kind>& shared, const Epilogue& end,
-                                                const Input& x, const SplitFilter& w,
-                                                const ConvTiling& sizes,
-                                                const float* scales = nullptr) {
+FW_DEVICE void multiply_stages(ConvShared<Kind>& shared, const Epilogue& end, const Input& x,
+                               const SplitFilter& w, const ConvTiling& sizes,
+                               const float* scales = nullptr) {
   using ResultTile = ConvResultTileOf<Kind, Input>;
   static_assert(Kind::kBeside == 0 || !Epilogue::kReduces, "what is reduced has channels as rows");
   static_assert(!Epilogue::kByRow || Kind::kPositions % kPartPositions == 0, "parts are whole");
@@ -231,8 +228,8 @@ __device__ __forceinline__ void multiply_stages(ConvShared<Kind>& shared, const 
 }
 
 template <class Kind>
-__device__ __forceinline__ void start_barriers(ConvShared<Kind>& shared, const char* memory,
-                                               const ConvTiling& sizes) {
+FW_DEVICE void start_barriers(ConvShared<Kind>& shared, const char* memory,
+                              const ConvTiling& sizes) {
   if (threadIdx.x == 0) {
     if (shared_address(memory) % 1024 != 0) __trap();  // swizzles count from multiples of 1024
     for (int stage = 0; stage < sizes.stages; ++stage) {

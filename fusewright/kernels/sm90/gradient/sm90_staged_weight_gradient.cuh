@@ -23,12 +23,12 @@ struct StagedPair {
   int ahead;
 
   // Whether an image adds anything: the scale of zeros says nothing.
-  __device__ __forceinline__ bool adds(int image_group) const {
+  FW_DEVICE bool adds(int image_group) const {
     return counts_x[image_group].largest > 0 && counts_dy[image_group].largest > 0;
   }
 
   // The scale of a product, as a sum of exponents.
-  __device__ __forceinline__ int exponent(int image_group) const {
+  FW_DEVICE int exponent(int image_group) const {
     return int(__float_as_uint(scales_x[image_group]) >> 23) +
            int(__float_as_uint(scales_dy[image_group]) >> 23);
   }
@@ -50,13 +50,13 @@ struct SlabLoader {
   const StagedPair& staged;
   const GradientTiling& sizes;
 
-  __device__ __forceinline__ int image_group(const Slabs& at, int row) const {
+  FW_DEVICE int image_group(const Slabs& at, int row) const {
     const int image = min(sizes.position(at.band, at.in_plane, row).image, sizes.shape.images - 1);
     return image * sizes.shape.groups + shared.work.group;
   }
   // Each lane looks at an image at a time; a slab has no more images than positions. If none adds
   // anything, the scales stay as they were.
-  __device__ __forceinline__ SlabScales scales(const Slabs& at, const SlabScales& before) const {
+  FW_DEVICE SlabScales scales(const Slabs& at, const SlabScales& before) const {
     const int groups = sizes.shape.groups, first = image_group(at, 0);
     const int last = image_group(at, sizes.tile_positions - 1);
     uint32_t largest = 0;
@@ -80,7 +80,7 @@ struct SlabLoader {
   }
 
   // Called by one thread.
-  __device__ __forceinline__ void copy(const Slabs& at, uint64_t* loaded) const {
+  FW_DEVICE void copy(const Slabs& at, uint64_t* loaded) const {
     const GradientWork& work = shared.work;
     const ConvShape& shape = sizes.shape;
     const TapPhase& phase = shape.phase[work.set.phase];
@@ -113,7 +113,7 @@ struct SlabLoader {
   }
 
   // Rare. A power of two that is less than 1 costs an element what its sum would lose anyway.
-  __device__ __forceinline__ void even_out(const Slabs& at, int exponent) const {
+  FW_DEVICE void even_out(const Slabs& at, int exponent) const {
 #pragma unroll 1
     for (int row = threadIdx.x % 32; row < sizes.tile_positions; row += 32) {
       const int less = max(staged.exponent(image_group(at, row)) - exponent, 0);
@@ -134,7 +134,7 @@ struct SlabLoader {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void load() const {
+  FW_DEVICE void load() const {
     const GradientWork& work = shared.work;
     const bool first_lane = threadIdx.x % 32 == 0;
     int uneven = 0;

@@ -25,8 +25,8 @@ struct WeightGradient {
 
 // A stage is loaded once `loading` threads have arrived.
 template <int kTerms>
-__device__ __forceinline__ void start_slabs(GradientShared<kTerms>& shared, const char* memory,
-                                            const GradientTiling& sizes, int loading) {
+FW_DEVICE void start_slabs(GradientShared<kTerms>& shared, const char* memory,
+                           const GradientTiling& sizes, int loading) {
   if (threadIdx.x == 0) {
     if (shared_address(memory) % 1024 != 0) __trap();  // swizzles count from multiples of 1024
     shared.work = sizes.work(blockIdx.x);
@@ -86,12 +86,12 @@ struct GradientResultTile {
   struct Element {
     int group, out, in, z, y, x;  // channels within the group
 
-    __device__ __forceinline__ int tap(const ConvShape& shape) const {
+    FW_DEVICE int tap(const ConvShape& shape) const {
       return (z * shape.y.kernel + y) * shape.x.kernel + x;
     }
   };
   // By its index in the workspace: tap after tap, in the order of phases.
-  __device__ __forceinline__ Element summed(int out, int in, int tap) const {
+  FW_DEVICE Element summed(int out, int in, int tap) const {
     return {out / shape.channels_out,
             out % shape.channels_out,
             in,
@@ -100,19 +100,19 @@ struct GradientResultTile {
             order.x[tap]};
   }
   // By its index among the filter's taps.
-  __device__ __forceinline__ Element stored(int out, int in, int tap) const {
+  FW_DEVICE Element stored(int out, int in, int tap) const {
     const int row = tap / shape.x.kernel, z = row / shape.y.kernel;
     return {out / shape.channels_out, out % shape.channels_out,  in, z,
             row - z * shape.y.kernel, tap - row * shape.x.kernel};
   }
-  __device__ __forceinline__ float& at(const Element& of) const {
+  FW_DEVICE float& at(const Element& of) const {
     return dw
         .data[(of.group * int64_t(shape.channels_out) + of.out) * dw.out_stride +
               of.in * dw.in_stride + of.z * dw.z_stride + of.y * dw.y_stride + of.x * dw.x_stride];
   }
   // An element as a plain fp32 sum by a warp, for sums that overflowed or have an operand that is
   // not finite.
-  __device__ __forceinline__ float plain(const Element& of) const {
+  FW_DEVICE float plain(const Element& of) const {
     const ConvAxis &along_z = shape.z, &along_y = shape.y, &along_x = shape.x;
     const float* from_x = x.data + (of.group * shape.channels + of.in) * x.channel_stride;
     const int channel_dy = of.group * shape.channels_out + of.out;

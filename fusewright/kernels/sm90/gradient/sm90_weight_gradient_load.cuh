@@ -65,7 +65,7 @@ struct GradientTiling : ConvTiling {
   FW_FN int reach(const TapSet& of) const { return shift(of, of.taps - 1); }
 
   // Thread blocks that run together read the same positions.
-  __device__ __forceinline__ GradientWork work(int index) const {
+  FW_DEVICE GradientWork work(int index) const {
     const int part = index / work_units();
     int rest = index - part * work_units();
     const int group = rest / (tiles_q * blocks() * sets);
@@ -92,9 +92,9 @@ struct alignas(1024) GradientShared {
   uint64_t loaded[kSlabStages], done[kSlabStages];
   uint64_t arrived;  // a staged slab, which has yet to be evened out
 
-  __device__ __forceinline__ char* ring() { return reinterpret_cast<char*>(this + 1); }
+  FW_DEVICE char* ring() { return reinterpret_cast<char*>(this + 1); }
   // 64 output channels of a stage of dy; their low parts are stored kChunkBytes after them.
-  __device__ __forceinline__ char* dy(const GradientTiling& sizes, int stage, int chunk) {
+  FW_DEVICE char* dy(const GradientTiling& sizes, int stage, int chunk) {
     const int chunks = sizes.tile_channels / 64;
     return ring() + kParts * sizes.ring_bytes() + (stage * chunks + chunk) * kParts * kChunkBytes;
   }
@@ -111,9 +111,9 @@ struct Slabs {
   uint32_t count = 0;
   int row = 0;  // where in the ring the slab's own rows begin
 
-  __device__ __forceinline__ int stage() const { return count % kSlabStages; }
-  __device__ __forceinline__ int parity() const { return count / kSlabStages % 2; }
-  __device__ __forceinline__ void advance(const GradientTiling& sizes) {
+  FW_DEVICE int stage() const { return count % kSlabStages; }
+  FW_DEVICE int parity() const { return count / kSlabStages % 2; }
+  FW_DEVICE void advance(const GradientTiling& sizes) {
     uint32_t bands;
     sizes.plane.divide(in_plane + sizes.tile_positions, bands, in_plane);
     band += bands, --left, ++count;
@@ -129,8 +129,7 @@ struct SlabOfDy {
   int first, rows;
 
   template <class Input>
-  __device__ __forceinline__ auto at(const ConvTiling& sizes, const Input& dy, int row,
-                                     bool& inside) const {
+  FW_DEVICE auto at(const ConvTiling& sizes, const Input& dy, int row, bool& inside) const {
     const ConvPosition position = sizes.position(band, in_plane, row);
     inside = (row < rows) & position.in_band & (position.image < sizes.shape.images) &
              (position.column < sizes.shape.x.out);
@@ -140,8 +139,7 @@ struct SlabOfDy {
 
 // The warps that convert x: of a slab the rows that the previous one did not read.
 template <bool kByChannels, int kTerms, class X>
-__device__ __forceinline__ void convert_x(GradientShared<kTerms>& shared, const X& x,
-                                          const GradientTiling& sizes) {
+FW_DEVICE void convert_x(GradientShared<kTerms>& shared, const X& x, const GradientTiling& sizes) {
   const GradientWork& work = shared.work;
   const ConvShape& shape = sizes.shape;
   const auto source_of = [&](const Slabs& at, bool all) -> ConvRowSource {
@@ -192,8 +190,8 @@ __device__ __forceinline__ void convert_x(GradientShared<kTerms>& shared, const 
 
 // The warps that convert dy: of a slab 64 output channels after the other.
 template <bool kByChannels, int kTerms, class Input>
-__device__ __forceinline__ void convert_dy(GradientShared<kTerms>& shared, const Input& dy,
-                                           const GradientTiling& sizes) {
+FW_DEVICE void convert_dy(GradientShared<kTerms>& shared, const Input& dy,
+                          const GradientTiling& sizes) {
   const GradientWork& work = shared.work;
   const ConvShape& shape = sizes.shape;
   const auto source_of = [&](const Slabs& at, int chunk) -> SlabOfDy {

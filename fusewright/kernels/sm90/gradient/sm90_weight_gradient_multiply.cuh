@@ -56,19 +56,19 @@ struct GradientMultiplier {
   uint32_t at[kTaps];  // where in the ring the taps' next steps begin, in a descriptor's units
   float scale_x = 1.f, scale_dy = 1.f;
 
-  __device__ __forceinline__ void clear() {
+  FW_DEVICE void clear() {
 #pragma unroll
     for (int i = 0; i < kTaps * 32; ++i) total[i / 32][i % 32] = 0.f;
   }
   // Where a tap's next 16 rows of x are.
-  __device__ __forceinline__ uint32_t step(int k) {
+  FW_DEVICE uint32_t step(int k) {
     const uint32_t here = at[k], next = here + 16 * kRowStep, ring = sizes.ring_rows * kRowStep;
     at[k] = next < ring ? next : next - ring;
     return here;
   }
 
   // Tensor cores add slab after slab to the totals.
-  __device__ __forceinline__ void add_slab(uint32_t x, uint32_t dy) {
+  FW_DEVICE void add_slab(uint32_t x, uint32_t dy) {
     begin_wgmma();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
@@ -85,7 +85,7 @@ struct GradientMultiplier {
   }
   // High and low parts of each operand, the small terms first, from zero, tap after tap: while this
   // warpgroup adds one up, the other multiplies.
-  __device__ __forceinline__ void add_slab_exactly(uint32_t x, uint32_t dy) {
+  FW_DEVICE void add_slab_exactly(uint32_t x, uint32_t dy) {
     const uint32_t lower_x = sizes.ring_bytes() / 16, lower_dy = Shared::kChunkBytes / 16;
     const float small = min(inverse_of(scale_x), inverse_of(scale_dy));
     const float large = max(inverse_of(scale_x), inverse_of(scale_dy));
@@ -118,7 +118,7 @@ struct GradientMultiplier {
   }
 
   // Writes the totals, times two powers of two, to the workspace, or adds them to what is there.
-  __device__ __forceinline__ void deliver(float* workspace, float by, float then_by, bool onto) {
+  FW_DEVICE void deliver(float* workspace, float by, float then_by, bool onto) {
     const ConvShape& shape = sizes.shape;
     const GradientWork& work = shared.work;
     const int out =
@@ -147,7 +147,7 @@ struct GradientMultiplier {
     }
   }
 
-  __device__ __forceinline__ void add_part(float* workspace) {
+  FW_DEVICE void add_part(float* workspace) {
     const uint32_t ring = tile_address(shared.ring());
     int left = shared.work.slabs;
     uint32_t count = 0;
@@ -188,8 +188,8 @@ struct GradientMultiplier {
 // With one term all taps are multiplied together: there is code for each number of taps that
 // occurs. With three they are multiplied one after another, and the same code serves any number.
 template <class Taps, int kTerms, int kTaps = kTapsEach<kTerms>>
-__device__ __forceinline__ void multiply_slabs(GradientShared<kTerms>& shared, float* workspace,
-                                               const GradientTiling& sizes, const TapShare& share) {
+FW_DEVICE void multiply_slabs(GradientShared<kTerms>& shared, float* workspace,
+                              const GradientTiling& sizes, const TapShare& share) {
   if constexpr (kTerms == 1 && kTaps > 1) {
     if (share.taps < kTaps) {
       return multiply_slabs<Taps, kTerms, kTaps - 1>(shared, workspace, sizes, share);

@@ -14,7 +14,7 @@ constexpr int kRawBytes = kTileColumns * kTileDepth * 4;
 struct Fragment {
   uint32_t hi[4], lo[4];
 
-  __device__ __forceinline__ void split(int at, float x, float y) {
+  FW_DEVICE void split(int at, float x, float y) {
     hi[at] = fp16_pair(x, y);
     lo[at] = fp16_pair(x - half_to_float(hi[at] & 0xffffu), y - half_to_float(hi[at] >> 16));
   }
@@ -22,11 +22,11 @@ struct Fragment {
 
 // The scale for a row with this largest magnitude. Both the scale and its inverse are normal
 // numbers.
-__device__ __forceinline__ float scale_for(float largest) {
+FW_DEVICE float scale_for(float largest) {
   const uint32_t exponent = min(max(__float_as_uint(largest) >> 23, 15u), 254u);
   return __uint_as_float((268u - exponent) << 23);
 }
-__device__ __forceinline__ float inverse_of(float scale) {
+FW_DEVICE float inverse_of(float scale) {
   return __uint_as_float((254u << 23) - __float_as_uint(scale));
 }
 
@@ -36,7 +36,7 @@ struct FragmentReader {
   uint32_t offset;  // of the first element of step 0
   int row;          // the first row within the tile; the second is eight further
 
-  __device__ __forceinline__ FragmentReader() {
+  FW_DEVICE FragmentReader() {
     const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, part = threadIdx.x % 4;
     if constexpr (kFreeMajor) {
       // Chunks of 32 rows × 64 contracted indices; a contracted index takes 128 bytes of a chunk.
@@ -52,7 +52,7 @@ struct FragmentReader {
   }
 
   // Elements in the order of the fragment: (row 0, row 1) × (lower, upper contracted indices) × 2.
-  __device__ __forceinline__ void read(const char* block, int step, float (&x)[8]) const {
+  FW_DEVICE void read(const char* block, int step, float (&x)[8]) const {
     if constexpr (kFreeMajor) {
       const char* from = block + step * 2048;
 #pragma unroll
@@ -75,7 +75,7 @@ struct FragmentReader {
 
 constexpr float kFp16Reach = 16384.f;  // to which scales bring the largest magnitudes
 
-__device__ __forceinline__ float2 times(const float2& x, float s) { return {x.x * s, x.y * s}; }
+FW_DEVICE float2 times(const float2& x, float s) { return {x.x * s, x.y * s}; }
 
 // A thread's share of a block: four steps of 16 contracted indices each, two rows.
 template <bool kFreeMajor>
@@ -85,15 +85,14 @@ struct BlockFragments {
   float inverse[2];  // of the rows' scales
 
   template <int kFrom, int kTo>
-  __device__ __forceinline__ void read(const FragmentReader<kFreeMajor>& reader,
-                                       const char* block) {
+  FW_DEVICE void read(const FragmentReader<kFreeMajor>& reader, const char* block) {
 #pragma unroll
     for (int step = kFrom; step < kTo; ++step) reader.read(block, step, x[step]);
   }
   // Multiplies by the factors of the contracted indices, which are the inverse scales of b's rows,
   // and by 2^14, to which those scales brought b's largest magnitudes. The folded elements are then
   // about as large as a·b can be.
-  __device__ __forceinline__ void fold(const float* factors) {
+  FW_DEVICE void fold(const float* factors) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       const float* from = factors + step * 16 + threadIdx.x % 4 * 2;
@@ -106,7 +105,7 @@ struct BlockFragments {
     }
   }
   // The largest magnitude in row 0 or 1 of this block.
-  __device__ __forceinline__ float largest(int row) const {
+  FW_DEVICE float largest(int row) const {
     float of_step[4];
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -119,7 +118,7 @@ struct BlockFragments {
     return fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
   }
   // High parts alone.
-  __device__ __forceinline__ void round(const float (&scale)[2], uint32_t (&to)[4][4]) const {
+  FW_DEVICE void round(const float (&scale)[2], uint32_t (&to)[4][4]) const {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
 #pragma unroll
@@ -130,7 +129,7 @@ struct BlockFragments {
     }
   }
   // `folded`: whether fold() was called before.
-  __device__ __forceinline__ void split(bool folded) {
+  FW_DEVICE void split(bool folded) {
     float scale[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {

@@ -8,13 +8,13 @@
 
 namespace fw {
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+FW_DEVICE uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
 // Barriers in shared memory --------------------------------------------------------------------
 
-__device__ __forceinline__ void init_barrier(uint64_t* barrier, int arrivals) {
+FW_DEVICE void init_barrier(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                :
                : "r"(shared_address(barrier)), "r"(arrivals)
@@ -22,11 +22,11 @@ __device__ __forceinline__ void init_barrier(uint64_t* barrier, int arrivals) {
 }
 
 // Makes initialised barriers visible to TMA.
-__device__ __forceinline__ void publish_barriers() {
+FW_DEVICE void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
+FW_DEVICE void arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
                :
                : "r"(shared_address(barrier))
@@ -34,7 +34,7 @@ __device__ __forceinline__ void arrive(uint64_t* barrier) {
 }
 
 // Arrives, and holds the phase open until `bytes` more have been copied in.
-__device__ __forceinline__ void arrive_expecting(uint64_t* barrier, int bytes) {
+FW_DEVICE void arrive_expecting(uint64_t* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                :
                : "r"(shared_address(barrier)), "r"(bytes)
@@ -42,7 +42,7 @@ __device__ __forceinline__ void arrive_expecting(uint64_t* barrier, int bytes) {
 }
 
 // Arrives once this thread's cp.async copies so far have landed.
-__device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
+FW_DEVICE void arrive_after_copies(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
                :
                : "r"(shared_address(barrier))
@@ -50,7 +50,7 @@ __device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
 }
 
 // Waits for the end of the phase of this parity.
-__device__ __forceinline__ void wait(uint64_t* barrier, int parity) {
+FW_DEVICE void wait(uint64_t* barrier, int parity) {
   uint32_t done;
   do {
     asm volatile(
@@ -66,8 +66,8 @@ __device__ __forceinline__ void wait(uint64_t* barrier, int parity) {
 // Copies ---------------------------------------------------------------------------------------
 
 // Copies a box of a matrix to shared memory. What is outside of the matrix arrives as zeros.
-__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, uint64_t* barrier, int x,
-                                         int y, int layer) {
+FW_DEVICE void copy_box(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y,
+                        int layer) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4, %5}], [%2];"
@@ -77,7 +77,7 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, uint6
 }
 
 // Copies four bytes to shared memory, or zeros if `inside` is false.
-__device__ __forceinline__ void copy_word(uint32_t to, const float* from, bool inside) {
+FW_DEVICE void copy_word(uint32_t to, const float* from, bool inside) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
                :
                : "r"(to), "l"(from), "r"(inside ? 4 : 0)
@@ -85,7 +85,7 @@ __device__ __forceinline__ void copy_word(uint32_t to, const float* from, bool i
 }
 
 // Rounds to TF32: ten bits after the leading one, ties away from zero.
-__device__ __forceinline__ float nearest_tf32(float x) {
+FW_DEVICE float nearest_tf32(float x) {
   uint32_t bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
   return __uint_as_float(bits & 0xffffe000u);
@@ -93,14 +93,14 @@ __device__ __forceinline__ float nearest_tf32(float x) {
 
 // Loads from global memory that nobody writes meanwhile, and does not allocate in L1, which is
 // small beside so much shared memory and better used for other data.
-__device__ __forceinline__ float load_once(const float* from) {
+FW_DEVICE float load_once(const float* from) {
   float x;
   asm volatile("ld.global.nc.L1::no_allocate.f32 %0, [%1];" : "=f"(x) : "l"(from));
   return x;
 }
 
 // The same, or zeros if `inside` is false. There is no branch, so that many loads are in flight.
-__device__ __forceinline__ float load_if(const float* from, bool inside) {
+FW_DEVICE float load_if(const float* from, bool inside) {
   float x;
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.f32 %0, 0f00000000;\n"
@@ -109,7 +109,7 @@ __device__ __forceinline__ float load_if(const float* from, bool inside) {
       : "l"(from), "r"(int(inside)));
   return x;
 }
-__device__ __forceinline__ void load_four_if(float* x, const float* from, bool inside) {
+FW_DEVICE void load_four_if(float* x, const float* from, bool inside) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
       "mov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\n"
@@ -122,12 +122,12 @@ __device__ __forceinline__ void load_four_if(float* x, const float* from, bool i
 // Stores to shared memory. Calls with different kSite are different instructions: the compiler
 // cannot merge them into one whose source register it would have to index.
 template <int kSite>
-__device__ __forceinline__ void store_shared(uint32_t to, float x) {
+FW_DEVICE void store_shared(uint32_t to, float x) {
   asm volatile("st.shared.f32 [%0], %1;  // %2" : : "r"(to), "f"(x), "n"(kSite) : "memory");
 }
 
 template <int kSite>
-__device__ __forceinline__ void store_two_shared(uint32_t to, float x, float y) {
+FW_DEVICE void store_two_shared(uint32_t to, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};  // %3"
                :
                : "r"(to), "f"(x), "f"(y), "n"(kSite)
@@ -135,10 +135,10 @@ __device__ __forceinline__ void store_two_shared(uint32_t to, float x, float y) 
 }
 
 // Stores two 16-bit values to shared memory, or four times two.
-__device__ __forceinline__ void store_pair(uint32_t to, uint32_t pair) {
+FW_DEVICE void store_pair(uint32_t to, uint32_t pair) {
   asm volatile("st.shared.b32 [%0], %1;" : : "r"(to), "r"(pair) : "memory");
 }
-__device__ __forceinline__ void store_four_pairs(uint32_t to, const uint32_t (&pairs)[4]) {
+FW_DEVICE void store_four_pairs(uint32_t to, const uint32_t (&pairs)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
                :
                : "r"(to), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
@@ -147,23 +147,21 @@ __device__ __forceinline__ void store_four_pairs(uint32_t to, const uint32_t (&p
 
 // wgmma reads shared memory through another proxy than threads use: it sees a thread's stores once
 // the thread has published them and then arrived at a barrier.
-__device__ __forceinline__ void publish_stores() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+FW_DEVICE void publish_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // The same for reads: TMA may overwrite what a thread has loaded once the thread has published its
 // reads and then arrived. Without this, a load can happen after an arrival that follows it.
-__device__ __forceinline__ void publish_reads() { publish_stores(); }
+FW_DEVICE void publish_reads() { publish_stores(); }
 
 // Two floats rounded to fp16, side by side.
-__device__ __forceinline__ uint32_t fp16_pair(float low, float high) {
+FW_DEVICE uint32_t fp16_pair(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 
 // For each element of two pairs, the larger magnitude; NaN is ignored.
-__device__ __forceinline__ uint32_t larger_fp16_pair(uint32_t magnitudes, uint32_t pair) {
+FW_DEVICE uint32_t larger_fp16_pair(uint32_t magnitudes, uint32_t pair) {
   uint32_t larger;
   asm("{\n.reg .b32 x;\nabs.f16x2 x, %2;\nmax.f16x2 %0, %1, x;\n}"
       : "=r"(larger)
@@ -213,37 +211,33 @@ static bool matrix_map(CUtensorMap& map, const T* data, const Matrices& of, int 
 
 // Sets the registers of a warpgroup from here on: more of them, or fewer.
 template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
+FW_DEVICE void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
 }
 template <int kRegisters>
-__device__ __forceinline__ void leave_registers() {
+FW_DEVICE void leave_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
 }
 
 // A group of wgmma instructions. It begins once the registers that it reads and adds to are
 // settled, and `commit_wgmma` closes it; `await_wgmma<n>` returns when all but the last n groups
 // are finished.
-__device__ __forceinline__ void begin_wgmma() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void commit_wgmma() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
+FW_DEVICE void begin_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+FW_DEVICE void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>
-__device__ __forceinline__ void await_wgmma() {
+FW_DEVICE void await_wgmma() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kPending) : "memory");
 }
 
 // Sums are read only after the wait before this call; the compiler does not see that by itself.
 template <int kSums>
-__device__ __forceinline__ void settle(float (&sum)[kSums]) {
+FW_DEVICE void settle(float (&sum)[kSums]) {
 #pragma unroll
   for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sum[i])::"memory");
 }
 
 // Registers that wgmma has read are written only after the wait before this call.
-__device__ __forceinline__ void move_after(uint32_t& to, uint32_t from) {
+FW_DEVICE void move_after(uint32_t& to, uint32_t from) {
   asm volatile("mov.b32 %0, %1;" : "=r"(to) : "r"(from) : "memory");
 }
 
@@ -251,18 +245,14 @@ __device__ __forceinline__ void move_after(uint32_t& to, uint32_t from) {
 // distance between 64-wide chunks if the free index is contiguous. Adding bytes / 16 moves a
 // descriptor on. Where chunks do not matter, code computes with the address alone, in 32 bits.
 constexpr uint64_t kRowGroups = uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
-__device__ __forceinline__ uint32_t tile_address(const void* tile) {
-  return (shared_address(tile) & 0x3FFFF) >> 4;
-}
-__device__ __forceinline__ uint64_t rows_descriptor(uint32_t address) {
-  return kRowGroups | address;
-}
-__device__ __forceinline__ uint64_t tile_descriptor(const void* tile, int chunk_bytes) {
+FW_DEVICE uint32_t tile_address(const void* tile) { return (shared_address(tile) & 0x3FFFF) >> 4; }
+FW_DEVICE uint64_t rows_descriptor(uint32_t address) { return kRowGroups | address; }
+FW_DEVICE uint64_t tile_descriptor(const void* tile, int chunk_bytes) {
   return rows_descriptor(tile_address(tile)) | uint64_t(chunk_bytes >> 4) << 16;
 }
 
 // A value that all threads of a warp have; the shuffle tells the compiler so.
-__device__ __forceinline__ int of_warp(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+FW_DEVICE int of_warp(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 // sum = a·b (+ sum if `add`): 64 rows of a in registers, 16 deep, by twice as many columns of b as
 // a thread has sums. kFreeMajorB: b's free index, not the contracted one, is contiguous.
@@ -278,8 +268,7 @@ __device__ __forceinline__ int of_warp(int x) { return __shfl_sync(0xffffffffu, 
   "%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
 template <bool kFreeMajorB>
-__device__ __forceinline__ void multiply(float (&sum)[64], const uint32_t (&a)[4], uint64_t b,
-                                         int add) {
+FW_DEVICE void multiply(float (&sum)[64], const uint32_t (&a)[4], uint64_t b, int add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" FW_SIXTY_FOUR_NAMES
@@ -289,8 +278,7 @@ __device__ __forceinline__ void multiply(float (&sum)[64], const uint32_t (&a)[4
 }
 
 template <bool kFreeMajorB>
-__device__ __forceinline__ void multiply(float (&sum)[88], const uint32_t (&a)[4], uint64_t b,
-                                         int add) {
+FW_DEVICE void multiply(float (&sum)[88], const uint32_t (&a)[4], uint64_t b, int add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %93, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n176k16.f32.f16.f16 {" FW_SIXTY_FOUR_NAMES
@@ -331,8 +319,7 @@ __device__ __forceinline__ void multiply(float (&sum)[88], const uint32_t (&a)[4
                      "%129", "%130", "%131", "%132", FW_SIXTY_FOUR, FW_NEXT_SIXTY_FOUR)
 
 template <bool kFreeMajorB>
-__device__ __forceinline__ void multiply(float (&sum)[128], const uint32_t (&a)[4], uint64_t b,
-                                         int add) {
+FW_DEVICE void multiply(float (&sum)[128], const uint32_t (&a)[4], uint64_t b, int add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" FW_SIXTY_FOUR_NAMES
@@ -342,8 +329,7 @@ __device__ __forceinline__ void multiply(float (&sum)[128], const uint32_t (&a)[
 }
 
 template <class T, bool kFreeMajorA, bool kFreeMajorB, int kSums>
-__device__ __forceinline__ void multiply_shared(float (&sum)[kSums], uint64_t a, uint64_t b,
-                                                int add) {
+FW_DEVICE void multiply_shared(float (&sum)[kSums], uint64_t a, uint64_t b, int add) {
   constexpr bool kFew = kSums == 32 && std::is_same_v<T, half>;
   static_assert(kFew || kSums == 64 || kSums == 128, "128 or 256 columns of b; 64 of half");
   if constexpr (kSums == 32) FW_MULTIPLY_64("f16");
@@ -365,16 +351,16 @@ __device__ __forceinline__ void multiply_shared(float (&sum)[kSums], uint64_t a,
 #undef FW_MULTIPLY_256
 
 // Waits at a named barrier for so many threads.
-__device__ __forceinline__ void meet(int name, int threads) {
+FW_DEVICE void meet(int name, int threads) {
   asm volatile("barrier.cta.sync.aligned %0, %1;" : : "r"(name), "r"(threads) : "memory");
 }
 
 // Two warpgroups alternate: one waits for its turn, by the name of a barrier, and the other gives
 // it.
-__device__ __forceinline__ void await_turn(int name) {
+FW_DEVICE void await_turn(int name) {
   asm volatile("barrier.cta.sync.aligned %0, 256;" : : "r"(name) : "memory");
 }
-__device__ __forceinline__ void give_turn(int name) {
+FW_DEVICE void give_turn(int name) {
   asm volatile("barrier.cta.arrive.aligned %0, 256;" : : "r"(name) : "memory");
 }
 

@@ -27,7 +27,7 @@ using FinishRows = float[kRows][kFinishStride];
 
 // V neighbouring elements of a row.
 template <int V>
-__device__ __forceinline__ Packed<float, V> take_row(const float* from) {
+FW_DEVICE Packed<float, V> take_row(const float* from) {
   Packed<float, V> x;
   x.words[0] = *reinterpret_cast<const typename Packed<float, V>::Word*>(from);
   return x;
@@ -42,9 +42,7 @@ struct FinishShape {
   static constexpr int kStep = 128 / kAcross;                   // from a thread's row to its next
   static constexpr int kStride = kFinishStride;
 
-  __device__ __forceinline__ static Packed<float, V> take(const float* from) {
-    return take_row<V>(from);
-  }
+  FW_DEVICE static Packed<float, V> take(const float* from) { return take_row<V>(from); }
 };
 
 // How many of a thread's `rows` rows are processed together: as many as there are registers for.
@@ -60,11 +58,9 @@ FW_FN constexpr int rows_together(int rows) {
 // of a row.
 template <class Shape, int V, int kTogether, bool kWhole, class Load, class Epilogue,
           class ResultTile, class Position>
-__device__ __forceinline__ void finish_rows(const float* from, int first, int rows, int q,
-                                            const Position& position, const Load& load,
-                                            const Epilogue& end,
-                                            typename Epilogue::template Column<V>& down,
-                                            const ResultTile& result) {
+FW_DEVICE void finish_rows(const float* from, int first, int rows, int q, const Position& position,
+                           const Load& load, const Epilogue& end,
+                           typename Epilogue::template Column<V>& down, const ResultTile& result) {
   typename Epilogue::template Elem<V> elem[kTogether];
   const auto row = [&](int k) { return first + k * Shape::kStep; };
   const auto inside = [&](int k) { return kWhole || (row(k) < rows && position.inside); };
@@ -91,10 +87,9 @@ __device__ __forceinline__ void finish_rows(const float* from, int first, int ro
 
 // Finishes what is in shared memory; `rows` of its rows are inside the result.
 template <int V, int kRows, class Epilogue, class ResultTile, class Position>
-__device__ __forceinline__ void finish_slice(const FinishRows<kRows>& finished, int rows, int q,
-                                             const Position& position, const Epilogue& end,
-                                             typename Epilogue::template Column<V>& down,
-                                             const ResultTile& result) {
+FW_DEVICE void finish_slice(const FinishRows<kRows>& finished, int rows, int q,
+                            const Position& position, const Epilogue& end,
+                            typename Epilogue::template Column<V>& down, const ResultTile& result) {
   using Shape = FinishShape<V>;
   constexpr int kTogether =
       rows_together<typename Epilogue::template Elem<V>, ResultTile>(kRows / Shape::kStep);
@@ -120,9 +115,9 @@ __device__ __forceinline__ void finish_slice(const FinishRows<kRows>& finished, 
 
 // Combines what threads have reduced of the same columns; the tile leaves one partial.
 template <int V, int kRows, class Epilogue, class Position>
-__device__ __forceinline__ void leave_columns(FinishRows<kRows>& memory, int barrier, int partial,
-                                              const Position& position, const Epilogue& end,
-                                              typename Epilogue::template Column<V>& down) {
+FW_DEVICE void leave_columns(FinishRows<kRows>& memory, int barrier, int partial,
+                             const Position& position, const Epilogue& end,
+                             typename Epilogue::template Column<V>& down) {
   using Shape = FinishShape<V>;
   using Acc = decltype(down.acc);
   static_assert(Shape::kStep / 2 * Shape::kAcross * sizeof(Acc) <= sizeof(memory),
@@ -140,14 +135,14 @@ __device__ __forceinline__ void leave_columns(FinishRows<kRows>& memory, int bar
 }
 
 // The row and column of a thread's sum i of a slice, relative to the first.
-__device__ __forceinline__ constexpr int sum_row(int i) { return i / 4 * 8 + i % 2; }
-__device__ __forceinline__ constexpr int sum_column(int i) { return i / 2 % 2 * 8; }
+FW_DEVICE constexpr int sum_row(int i) { return i / 4 * 8 + i % 2; }
+FW_DEVICE constexpr int sum_column(int i) { return i / 2 % 2 * 8; }
 
 // Writes the sums of a slice, times their scales, to shared memory, from row q on. Each slice has
 // stores of its own, so that `total` stays in registers. Returns zero, or NaN if one is not finite.
 template <int kFrom, int kPerSlice, int kSums, class ResultTile>
-__device__ __forceinline__ float lay_out(const float (&total)[kSums], int slice, uint32_t to, int q,
-                                         const ResultTile& result) {
+FW_DEVICE float lay_out(const float (&total)[kSums], int slice, uint32_t to, int q,
+                        const ResultTile& result) {
   float zero = 0.f;
   if constexpr (kFrom < kSums) {
     if (slice * kPerSlice == kFrom) {
@@ -174,8 +169,8 @@ __device__ __forceinline__ float lay_out(const float (&total)[kSums], int slice,
 // Recomputes those of a thread's `count` elements that are not finite: rare. The first is in column
 // p and row q; `row` and `column` say how far after it element i is, `number` returns the element.
 template <class Number, class Row, class Column, class ResultTile>
-__device__ __forceinline__ void mend(const Number& number, int count, const Row& row,
-                                     const Column& column, int p, int q, const ResultTile& result) {
+FW_DEVICE void mend(const Number& number, int count, const Row& row, const Column& column, int p,
+                    int q, const ResultTile& result) {
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
     auto& x = number(i);
@@ -186,10 +181,9 @@ __device__ __forceinline__ void mend(const Number& number, int count, const Row&
 
 // Finishes the 64 columns of a warpgroup from p on: all slices of a tile's rows from q on.
 template <int V, int kRows, int kSums, class Epilogue, class ResultTile>
-__device__ __forceinline__ void finish_slices(const float (&total)[kSums], int column,
-                                              FinishRows<kRows>& finished, int barrier, int p,
-                                              int q, const Epilogue& end,
-                                              const ResultTile& result) {
+FW_DEVICE void finish_slices(const float (&total)[kSums], int column, FinishRows<kRows>& finished,
+                             int barrier, int p, int q, const Epilogue& end,
+                             const ResultTile& result) {
   constexpr int kPerSlice = kRows / 2;  // sums of a thread
   const int pair = threadIdx.x % 4 * 2;
   const auto position = result.position(p + threadIdx.x % FinishShape<V>::kAcross * V);
@@ -220,9 +214,8 @@ __device__ __forceinline__ void finish_slices(const float (&total)[kSums], int c
 
 // The same for elements in registers. They go through local memory, so that an index may vary.
 template <int kSums, class Row, class Column, class ResultTile>
-__device__ __forceinline__ void mend_in_memory(float (&numbers)[kSums], const Row& row,
-                                               const Column& column, int p, int q,
-                                               const ResultTile& result) {
+FW_DEVICE void mend_in_memory(float (&numbers)[kSums], const Row& row, const Column& column, int p,
+                              int q, const ResultTile& result) {
   volatile float held[kSums];
 #pragma unroll
   for (int i = 0; i < kSums; ++i) held[i] = numbers[i];
@@ -234,8 +227,7 @@ __device__ __forceinline__ void mend_in_memory(float (&numbers)[kSums], const Ro
 
 // Multiplies a thread's sums by their scales; recomputes those that are not finite, which is rare.
 template <int kSums, class ResultTile>
-__device__ __forceinline__ void scale_sums(float (&total)[kSums], int p, int q,
-                                           const ResultTile& result) {
+FW_DEVICE void scale_sums(float (&total)[kSums], int p, int q, const ResultTile& result) {
   float zero[4] = {};  // four, so that none waits for another
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
@@ -252,8 +244,8 @@ __device__ __forceinline__ void scale_sums(float (&total)[kSums], int p, int q,
 // and every fourth pair of rows from q on; eight threads have neighbouring columns, which are whole
 // sectors of memory. No thread waits for another.
 template <int kSums, class Epilogue, class ResultTile>
-__device__ __forceinline__ void finish_alone(float (&total)[kSums], int p, int q,
-                                             const Epilogue& end, const ResultTile& result) {
+FW_DEVICE void finish_alone(float (&total)[kSums], int p, int q, const Epilogue& end,
+                            const ResultTile& result) {
   using Elem = typename Epilogue::template Elem<1>;
   constexpr int kTogether = rows_together<Elem, ResultTile>(8);
   const decltype(result.position(p)) position[2] = {result.position(p), result.position(p + 8)};
@@ -289,9 +281,9 @@ __device__ __forceinline__ void finish_alone(float (&total)[kSums], int p, int q
 // Sum i is of column `column` + 8·(i / 2 mod 2) and row 8·(i / 4) + 2·(lane mod 4) + i mod 2. Named
 // barrier `barrier` belongs to the warpgroup alone.
 template <int kLanes, int kRows, int kSums, class Epilogue, class ResultTile>
-__device__ __forceinline__ void finish_tile(float (&total)[kSums], int column,
-                                            FinishRows<kRows>& finished, int barrier, int p, int q,
-                                            const Epilogue& end, const ResultTile& result) {
+FW_DEVICE void finish_tile(float (&total)[kSums], int column, FinishRows<kRows>& finished,
+                           int barrier, int p, int q, const Epilogue& end,
+                           const ResultTile& result) {
   if constexpr (ResultTile::kAlone && !Epilogue::kReduces) {
     return finish_alone(total, p + column, q + threadIdx.x % 4 * 2, end, result);
   }

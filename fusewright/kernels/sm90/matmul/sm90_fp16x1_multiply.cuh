@@ -14,8 +14,8 @@ constexpr float kMostFp16 = 61440.f;  // a little less than the largest fp16 num
 
 // The rows' scales for the block that was read last, and the factors for sums with the old scales.
 template <bool kFreeMajorA>
-__device__ __forceinline__ void rescale(const BlockFragments<kFreeMajorA>& fragments, bool first,
-                                        float (&scale)[2], float (&factor)[2]) {
+FW_DEVICE void rescale(const BlockFragments<kFreeMajorA>& fragments, bool first, float (&scale)[2],
+                       float (&factor)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const float most = fragments.largest(row), old = scale[row];
@@ -28,8 +28,8 @@ __device__ __forceinline__ void rescale(const BlockFragments<kFreeMajorA>& fragm
 // A warpgroup that multiplies. `finish(sum, row, item)` takes the sums of a tile, or of a part of
 // it.
 template <bool kFreeMajorA, bool kContractedRowsB, int kTileRows, class Sizes, class Finish>
-__device__ __forceinline__ void multiply_once(MatmulShared<1, kTileRows>& shared,
-                                              const Sizes& sizes, const Finish& finish) {
+FW_DEVICE void multiply_once(MatmulShared<1, kTileRows>& shared, const Sizes& sizes,
+                             const Finish& finish) {
   constexpr int kSums = kTileRows / 2, kStep = kContractedRowsB ? 128 : 2;
   const bool speaks = threadIdx.x % 32 == 0;
   const FragmentReader<kFreeMajorA> reader;

@@ -20,8 +20,8 @@ namespace fw {
 
 // An element as a plain fp32 sum, for sums that overflowed or have an operand that is not finite.
 template <bool kContractedRowsB>
-__device__ __forceinline__ float plain_dot(const RawOperand& a, const SplitOperand& b,
-                                           int64_t batch, int p, int q, int rows, int contracted) {
+FW_DEVICE float plain_dot(const RawOperand& a, const SplitOperand& b, int64_t batch, int p, int q,
+                          int rows, int contracted) {
   const int64_t first = batch * (kContractedRowsB ? contracted : rows);  // stored row of b
   const float* from = a.data + batch * a.batch_stride + p * a.free_stride;
   float sum = 0.f;
@@ -51,12 +51,12 @@ struct MatmulResultTile {
   int batch, columns, rows, contracted, partial;
   bool vectors;
 
-  __device__ __forceinline__ Position position(int p) const { return {p < columns, p}; }
-  __device__ __forceinline__ int row(const Position&, int q) const { return batch * rows + q; }
-  __device__ __forceinline__ float scale(int q) const {
+  FW_DEVICE Position position(int p) const { return {p < columns, p}; }
+  FW_DEVICE int row(const Position&, int q) const { return batch * rows + q; }
+  FW_DEVICE float scale(int q) const {
     return kContractedRowsB ? 1.f : b.inverse[batch * rows + q];
   }
-  __device__ __forceinline__ float plain(int p, int q) const {
+  FW_DEVICE float plain(int p, int q) const {
     return plain_dot<kContractedRowsB>(a, b, batch, p, q, rows, contracted);
   }
 };
@@ -64,9 +64,8 @@ struct MatmulResultTile {
 // Starts multiplying a block into `sum`, from zero. The terms with low parts are a group of their
 // own.
 template <bool kFreeMajorA, bool kFreeMajorB, int kSums>
-__device__ __forceinline__ void multiply_block(float (&sum)[kSums],
-                                               const BlockFragments<kFreeMajorA>& a, const char* b,
-                                               int part_bytes) {
+FW_DEVICE void multiply_block(float (&sum)[kSums], const BlockFragments<kFreeMajorA>& a,
+                              const char* b, int part_bytes) {
   constexpr int kStep = kFreeMajorB ? 128 : 2;
   const uint64_t hi = tile_descriptor(b, kFreeMajorB ? 64 * kTileDepth * 2 : 0);
   const uint64_t lo = hi + part_bytes / 16;
@@ -89,8 +88,8 @@ constexpr int kBlocksPerPart = 128;
 
 // A warpgroup that multiplies. `finish(total, row, item)` takes the sums of a tile or of a part.
 template <bool kFreeMajorA, bool kContractedRowsB, int kTileRows, class Sizes, class Finish>
-__device__ __forceinline__ void multiply_blocks(MatmulShared<3, kTileRows>& shared,
-                                                const Sizes& sizes, const Finish& finish) {
+FW_DEVICE void multiply_blocks(MatmulShared<3, kTileRows>& shared, const Sizes& sizes,
+                               const Finish& finish) {
   constexpr int kSums = kTileRows / 2;
   const int mine = 1 + threadIdx.x / 128, other = 3 - mine;
   const bool speaks = threadIdx.x % 32 == 0;

@@ -32,29 +32,24 @@ struct HalfResultTile {
   int batch, columns, rows, contracted, partial;
   bool vectors;
 
-  __device__ __forceinline__ Position position(int p) const { return {p < columns, p}; }
-  __device__ __forceinline__ int row(const Position&, int q) const { return batch * rows + q; }
-  __device__ __forceinline__ float scale(int q) const {
-    return inverse == nullptr ? 1.f : inverse[q];
-  }
-  __device__ __forceinline__ float plain(int p, int q) const {
-    return anew.plain(batch, p, q, rows, contracted);
-  }
+  FW_DEVICE Position position(int p) const { return {p < columns, p}; }
+  FW_DEVICE int row(const Position&, int q) const { return batch * rows + q; }
+  FW_DEVICE float scale(int q) const { return inverse == nullptr ? 1.f : inverse[q]; }
+  FW_DEVICE float plain(int p, int q) const { return anew.plain(batch, p, q, rows, contracted); }
 };
 
 // The factors of a batch for the free index, which has `extent` values; null if there are none.
 template <class T>
-__device__ __forceinline__ const float* factors_of(const HalfOperand<T>& operand, int batch,
-                                                   int extent) {
+FW_DEVICE const float* factors_of(const HalfOperand<T>& operand, int batch, int extent) {
   const bool own = operand.inverse != nullptr && operand.batch_stride != 0;
   return own ? operand.inverse + int64_t(batch) * extent : operand.inverse;
 }
 
 // A warpgroup that multiplies.
 template <class T, int kTileRows, bool kFreeMajorA, bool kFreeMajorB, class Epilogue, class Anew>
-__device__ __forceinline__ void multiply_half_blocks(
-    HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>& shared, const Epilogue& end,
-    const Anew& anew, const HalfOperand<T>& a, const HalfOperand<T>& b, const HalfSizes& sizes) {
+FW_DEVICE void multiply_half_blocks(HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>& shared,
+                                    const Epilogue& end, const Anew& anew, const HalfOperand<T>& a,
+                                    const HalfOperand<T>& b, const HalfSizes& sizes) {
   using Shared = HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>;
   using BlockA = typename Shared::BlockA;
   using BlockB = typename Shared::BlockB;

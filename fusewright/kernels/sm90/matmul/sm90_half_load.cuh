@@ -17,7 +17,7 @@ struct HalfBlock {
   static constexpr int kStep = (kFreeMajor ? 16 * 128 : 16 * 2) / 16;  // of a descriptor, 16 deep
 
   // 64 free indices take as many bytes either way.
-  static __device__ __forceinline__ uint64_t descriptor(const char* block, int free) {
+  static FW_DEVICE uint64_t descriptor(const char* block, int free) {
     return tile_descriptor(block + free / 64 * (64 * kTileDepth * 2), kFreeMajor ? kChunkBytes : 0);
   }
 
@@ -29,8 +29,8 @@ struct HalfBlock {
   }
 
   // Called by one thread.
-  static __device__ __forceinline__ void copy(char* to, const CUtensorMap* map, uint64_t* loaded,
-                                              int free, int r, int layer) {
+  static FW_DEVICE void copy(char* to, const CUtensorMap* map, uint64_t* loaded, int free, int r,
+                             int layer) {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       copy_box(to + chunk * kChunkBytes, map, loaded, kFreeMajor ? free + 64 * chunk : r,
@@ -41,8 +41,8 @@ struct HalfBlock {
   // The same at any alignment, called by all threads that load, two elements at a time. `free_end`
   // and `contracted` are the matrix's extents. A warp takes every fourth row, some of them
   // together.
-  static __device__ __forceinline__ void gather(char* to, const HalfOperand<T>& from, int free_end,
-                                                int contracted, int free, int r, int layer) {
+  static FW_DEVICE void gather(char* to, const HalfOperand<T>& from, int free_end, int contracted,
+                               int free, int r, int layer) {
     constexpr int kWarps = kLoadThreads / 32, kTogether = 8;
     const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32;
     const int outer = (kFreeMajor ? r : free) + warp;
@@ -91,10 +91,10 @@ struct HalfSizes : MatmulSizes {
 
 // The warpgroup that loads.
 template <class T, int kTileRows, bool kFreeMajorA, bool kFreeMajorB>
-__device__ __forceinline__ void load_half_blocks(
-    HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>& shared, const HalfOperand<T>& a,
-    const HalfOperand<T>& b, const CUtensorMap* map_a, const CUtensorMap* map_b,
-    const HalfSizes& sizes) {
+FW_DEVICE void load_half_blocks(HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>& shared,
+                                const HalfOperand<T>& a, const HalfOperand<T>& b,
+                                const CUtensorMap* map_a, const CUtensorMap* map_b,
+                                const HalfSizes& sizes) {
   using Shared = HalfShared<T, kTileRows, kFreeMajorA, kFreeMajorB>;
   using BlockA = typename Shared::BlockA;
   using BlockB = typename Shared::BlockB;

@@ -21,8 +21,8 @@ struct MatmulShared {
 
 // Copies a block of a in chunks whose rows are 128 bytes, swizzled; called by one thread.
 template <bool kFreeMajorA>
-__device__ __forceinline__ void copy_raw(char* to, const CUtensorMap* map, uint64_t* loaded, int p,
-                                         int r, int layer) {
+FW_DEVICE void copy_raw(char* to, const CUtensorMap* map, uint64_t* loaded, int p, int r,
+                        int layer) {
   constexpr int kChunks = kFreeMajorA ? 4 : 2, kChunkBytes = kRawBytes / kChunks;
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -34,8 +34,8 @@ __device__ __forceinline__ void copy_raw(char* to, const CUtensorMap* map, uint6
 // The same from any layout, element by element; called by all threads that load. A warp takes every
 // fourth row of each chunk.
 template <bool kFreeMajorA>
-__device__ __forceinline__ void gather_raw(char* to, const RawOperand& a, const MatmulSizes& sizes,
-                                           int p, int r, int batch) {
+FW_DEVICE void gather_raw(char* to, const RawOperand& a, const MatmulSizes& sizes, int p, int r,
+                          int batch) {
   constexpr int kChunks = kFreeMajorA ? 4 : 2, kRows = kFreeMajorA ? kTileDepth : kTileColumns;
   constexpr int kWarps = kLoadThreads / 32;
   const int warp = threadIdx.x / 32 % kWarps, lane = threadIdx.x % 32;
@@ -59,9 +59,8 @@ __device__ __forceinline__ void gather_raw(char* to, const RawOperand& a, const 
 }
 
 template <bool kContractedRowsB, int kTerms, int kTileRows>
-__device__ __forceinline__ void copy_split(MatmulShared<kTerms, kTileRows>& shared, int stage,
-                                           const CUtensorMap* hi, const CUtensorMap* lo, int q,
-                                           int r, int batch) {
+FW_DEVICE void copy_split(MatmulShared<kTerms, kTileRows>& shared, int stage, const CUtensorMap* hi,
+                          const CUtensorMap* lo, int q, int r, int batch) {
   constexpr int kBytes = kContractedRowsB ? shared.kSplitBytes : kTileRows * kTileDepth * 2;
   uint64_t* loaded = &shared.loaded_b[stage];
   arrive_expecting(loaded, shared.kParts * kBytes);
@@ -80,10 +79,10 @@ __device__ __forceinline__ void copy_split(MatmulShared<kTerms, kTileRows>& shar
 
 // The warpgroup that loads. If b's rows are contracted indices, their factors come with a's blocks.
 template <bool kFreeMajorA, bool kContractedRowsB, int kTerms, int kTileRows, class Sizes>
-__device__ __forceinline__ void load_blocks(MatmulShared<kTerms, kTileRows>& shared,
-                                            const RawOperand& a, const float* inverse_b,
-                                            const CUtensorMap* map_a, const CUtensorMap* map_hi,
-                                            const CUtensorMap* map_lo, const Sizes& sizes) {
+FW_DEVICE void load_blocks(MatmulShared<kTerms, kTileRows>& shared, const RawOperand& a,
+                           const float* inverse_b, const CUtensorMap* map_a,
+                           const CUtensorMap* map_hi, const CUtensorMap* map_lo,
+                           const Sizes& sizes) {
   const int thread = threadIdx.x % kLoadThreads;
   // A thread that does not load must not wait either: a barrier may be two phases ahead of it.
   if (thread != 0 && !kContractedRowsB && !sizes.gather) return;

@@ -29,19 +29,18 @@ struct Rounding {
   bool vectors;                  // a and the factors are aligned for four elements at a time
 
   // Reads four elements of a row from `at` on; zeros from `end` on.
-  __device__ __forceinline__ void read(float (&x)[4], const float* row, int64_t stride, int at,
-                                       int end) const {
+  FW_DEVICE void read(float (&x)[4], const float* row, int64_t stride, int at, int end) const {
     if (vectors) return load_four_if(x, row + at, at < end);
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] = load_if(row + (at + i) * stride, at + i < end);
   }
 };
 
-__device__ __forceinline__ float larger(float most, const float (&x)[4]) {
+FW_DEVICE float larger(float most, const float (&x)[4]) {
   return fmaxf(fmaxf(most, fmaxf(fabsf(x[0]), fabsf(x[1]))), fmaxf(fabsf(x[2]), fabsf(x[3])));
 }
 
-__device__ __forceinline__ void store_fp16(half* to, const float (&x)[4], const float (&s)[4]) {
+FW_DEVICE void store_fp16(half* to, const float (&x)[4], const float (&s)[4]) {
   const uint2 word = {fp16_pair(x[0] * s[0], x[1] * s[1]), fp16_pair(x[2] * s[2], x[3] * s[3])};
   store_whole(true, reinterpret_cast<uint2*>(to), word);
 }
@@ -105,7 +104,7 @@ __global__ void __launch_bounds__(kThreads) round_rows(const Rounding of) {
 struct StripPosition {
   int strip, part, layer, column, row, end;
 
-  __device__ __forceinline__ explicit StripPosition(const Rounding& of) {
+  FW_DEVICE explicit StripPosition(const Rounding& of) {
     strip = blockIdx.x % of.strips;
     part = blockIdx.x / of.strips % of.parts;
     layer = blockIdx.x / (of.strips * of.parts);
@@ -115,7 +114,7 @@ struct StripPosition {
   }
   // Reads kRows rows of a thread from r on, all in flight together; zeros outside.
   template <bool kFactors, int kRows>
-  __device__ __forceinline__ void read(float (&x)[kRows][4], const Rounding& of, int r) const {
+  FW_DEVICE void read(float (&x)[kRows][4], const Rounding& of, int r) const {
     const float* const first = of.a.data + layer * of.a.batch_stride;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {

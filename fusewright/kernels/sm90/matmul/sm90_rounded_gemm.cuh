@@ -16,8 +16,7 @@ struct PlainSums {
   RawOperand a;
   SplitOperand b;
 
-  __device__ __forceinline__ float plain(int64_t batch, int p, int q, int rows,
-                                         int contracted) const {
+  FW_DEVICE float plain(int64_t batch, int p, int q, int rows, int contracted) const {
     return plain_dot<kContractedRowsB>(a, b, batch, p, q, rows, contracted);
   }
 };

@@ -16,9 +16,9 @@ constexpr int kCountBytes = 8 * kMostShared;
 struct SharedSizes : MatmulSizes {
   int parts = 1;
 
-  __device__ __forceinline__ int items() const { return tiles() * parts; }
-  __device__ __forceinline__ int first_block(int item) const { return item % parts * blocks; }
-  __device__ __forceinline__ int blocks_of(int item) const {
+  FW_DEVICE int items() const { return tiles() * parts; }
+  FW_DEVICE int first_block(int item) const { return item % parts * blocks; }
+  FW_DEVICE int blocks_of(int item) const {
     const int all = (contracted + kTileDepth - 1) / kTileDepth;
     return parts == 1 ? blocks : min(blocks, all - first_block(item));
   }
@@ -34,8 +34,7 @@ struct NoParts {
   }
   void forget(void*) const {}
   template <int kSums, int kRows>
-  __device__ __forceinline__ bool join(float (&)[kSums], const Sizes&, int, FinishRows<kRows>&,
-                                       int) const {
+  FW_DEVICE bool join(float (&)[kSums], const Sizes&, int, FinishRows<kRows>&, int) const {
     return true;
   }
 };
@@ -63,8 +62,8 @@ struct SplitKParts {
 
   // Whether `total` has become the tile's. `finished` and `barrier` belong to the warpgroup alone.
   template <int kSums, int kRows>
-  __device__ __forceinline__ bool join(float (&total)[kSums], const Sizes& sizes, int item,
-                                       FinishRows<kRows>& finished, int barrier) const {
+  FW_DEVICE bool join(float (&total)[kSums], const Sizes& sizes, int item,
+                      FinishRows<kRows>& finished, int barrier) const {
     if (sizes.parts == 1) return true;
     const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
     const int tile = item / sizes.parts, mine = item - tile * sizes.parts;

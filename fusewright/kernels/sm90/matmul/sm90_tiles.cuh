@@ -19,15 +19,15 @@ struct MatmulSizes {
   bool gather;   // TMA cannot read a's layout
   bool vectors;  // the epilogue may process four columns at a time
 
-  __device__ __forceinline__ int tiles() const { return batches * tiles_p * tiles_q; }
+  FW_DEVICE int tiles() const { return batches * tiles_p * tiles_q; }
   // What a thread block takes at once: a tile with all of its blocks (or a part of them:
   // SharedSizes).
   static constexpr int parts = 1;
-  __device__ __forceinline__ int items() const { return tiles(); }
-  __device__ __forceinline__ int first_block(int) const { return 0; }
-  __device__ __forceinline__ int blocks_of(int) const { return blocks; }
+  FW_DEVICE int items() const { return tiles(); }
+  FW_DEVICE int first_block(int) const { return 0; }
+  FW_DEVICE int blocks_of(int) const { return blocks; }
   // The batch, first column and row of a tile. Tiles that run together read few rows of a and b.
-  __device__ __forceinline__ void locate(int tile, int& batch, int& p, int& q) const {
+  FW_DEVICE void locate(int tile, int& batch, int& p, int& q) const {
     batch = tile / (tiles_p * tiles_q);
     tile -= batch * tiles_p * tiles_q;
     const int group = tile / (tiles_p * kTileGroup);
@@ -37,9 +37,7 @@ struct MatmulSizes {
     q = (first + rest % width) * tile_rows;
   }
   // The index of a tile among those of its columns.
-  __device__ __forceinline__ int partial(int batch, int q) const {
-    return batch * tiles_q + q / tile_rows;
-  }
+  FW_DEVICE int partial(int batch, int q) const { return batch * tiles_q + q / tile_rows; }
 };
 
 // How many partials a reduction of the result leaves.
@@ -53,7 +51,7 @@ int partials_of(const MatmulSizes& sizes) {
 template <int kStages>
 struct Ring {
   int stage = 0, parity = 0;
-  __device__ __forceinline__ void advance() {
+  FW_DEVICE void advance() {
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
 };

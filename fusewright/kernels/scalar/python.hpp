@@ -34,7 +34,7 @@ const char* fw_error_text(int code);
 namespace fw {
 
 // The address of a tensor's data, or an address that is given as a number.
-inline void* address(_object* given) {
+static inline void* address(_object* given) {
   if (PyErr_Occurred() != nullptr) return nullptr;  // of an argument before
   static _object* const data_ptr = PyUnicode_InternFromString("data_ptr");
   _object* const type = PyObject_Type(given);
@@ -88,7 +88,10 @@ _object* called(int (*entry)(T...), const char* name, _object* const* given, std
 
 }  // namespace fw
 
-#define FW_CALLED(ENTRY)                                                                      \
-  extern "C" _object* ENTRY##_called(_object*, _object* const* given, std::ptrdiff_t count) { \
-    return fw::called<ENTRY>(ENTRY, #ENTRY, given, count);                                    \
-  }
+// The first lines of an entry point, whose last arguments all entry points have.
+#define FW_ENTRY(NAME, ...)                                                                  \
+  extern "C" int NAME(__VA_ARGS__, void* workspace, int where, void* stream);                \
+  extern "C" _object* NAME##_called(_object*, _object* const* given, std::ptrdiff_t count) { \
+    return fw::called<NAME>(NAME, #NAME, given, count);                                      \
+  }                                                                                          \
+  extern "C" int NAME(__VA_ARGS__, void* workspace, int where, void* stream)
