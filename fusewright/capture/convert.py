@@ -316,7 +316,6 @@ def _source_line(node: fx.Node) -> str | None:
     return f"{parts[1]}:{number}" if len(parts) > 1 else None
 
 
-_BROADCASTING = ("infer_size", "_broadcast_shapes")
 _OF_SOMETHING = frozenset(f"aten.{name}.default" for name in ("amax", "amin", "max", "min"))
 
 
@@ -341,11 +340,6 @@ def guard_texts(shape_env: ShapeEnv, converter: Converter) -> tuple[str, ...]:
     """The assumptions that the trace made about symbols, as Python expressions."""
     texts: dict[str, None] = {}
     for guard in shape_env.guards:
-        where = str(guard.sloc)
-        # Broadcasting asks whether a size is one and continues as if it were not. Our kernels give
-        # the same values for size one, so that question needs no guard.
-        if isinstance(guard.expr, sympy.Ne) and any(name in where for name in _BROADCASTING):
-            continue
         expr = shape_env.simplify(guard.expr)
         text = converter_text(expr, converter)
         if text not in ("True", ""):

@@ -24,6 +24,7 @@ from fusewright.capture.decompositions import decomposition_table, kept_whole
 from fusewright.capture.effects import is_token, without_tokens
 from fusewright.capture.fake_results import compared_once
 from fusewright.capture.losses import with_class_losses
+from fusewright.capture.ones import unguarded_ones
 from fusewright.capture.pools import with_pool_offsets
 from fusewright.capture.program import Partition, make_program, placeholders
 from fusewright.capture.recurrent import kept_or_written_out, save_what_layers_read
@@ -66,6 +67,7 @@ def trace(
         stack.enter_context(_use_lazy_graph_module(True))
         stack.enter_context(kept_whole())
         stack.enter_context(remembered(shape_env))
+        stack.enter_context(unguarded_ones(shape_env))
         stack.enter_context(compared_once(fake_mode))
         stack.enter_context(kept_or_written_out())
         joint = aot_export_joint_with_descriptors(
