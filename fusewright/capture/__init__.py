@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,15 +33,12 @@ from fusewright.capture.source_location import (
     undifferentiable,
 )
 from fusewright.capture.state import Attribute, Key, is_fit, settle
-from fusewright.capture.trace import Attempt, trace
+from fusewright.capture.trace import ONE_AT_A_TIME, Attempt, trace
 from fusewright.errors import CaptureError
 from fusewright.ir.graph import Program
 
 # PyTorch logs a traceback for every failure on fake tensors; our errors say the same in one line.
 _FAKES_LOG = logging.getLogger("torch._subclasses.fake_tensor")
-# Tracing replaces methods of nn.Module for the whole process and restores them afterwards. Two
-# threads at once would restore each other's replacements.
-_one_at_a_time = threading.RLock()
 # A model whose attributes are different at each of so many calls gets no programs.
 _MOST_STATES = 4
 # What PyTorch says of a trace that changes in place a tensor it does not know as an input.
@@ -79,7 +75,7 @@ def captures(
     """
     call = ModelCall.of(args, kwargs or {})
     names = frozenset((path.rpartition(".")[0], path.rpartition(".")[2]) for path in changed)
-    with _one_at_a_time, in_mode(model, mode), unhooked(model), _unlogged():
+    with ONE_AT_A_TIME, in_mode(model, mode), unhooked(model), _unlogged():
         try:
             with restored(model):
                 found = _all_states(model, call, mode, dynamic, names)

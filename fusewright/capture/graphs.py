@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import operator
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from fusewright.capture.convert import MAX_LITERAL, Converter, inexpressible
 from fusewright.capture.decompositions import decomposition_table, kept_whole
 from fusewright.capture.losses import with_class_losses
 from fusewright.capture.program import placeholders
-from fusewright.capture.trace import split
+from fusewright.capture.trace import ONE_AT_A_TIME, split
 from fusewright.ir.graph import Dim, Graph, Input, Node, validate
 
 # A compiled graph takes a list, which it empties, and returns its results.
@@ -36,8 +35,6 @@ Run = Callable[[list[Any]], Sequence[Any]]
 CompileGraph = Callable[[str, fx.GraphModule], Run]
 # The variable that holds the arguments of a call, for the texts of sizes.
 ARGUMENTS = "fw_args"
-# A trace replaces PyTorch's decompositions for the whole process.
-_one_at_a_time = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ def back_end(compile_graph: CompileGraph) -> Callable[[fx.GraphModule, Sequence[
         fakes = detect_fake_mode(inputs)
         # Tensors that the model makes in forward are constants of the graph.
         allowed = patch.object(fakes, "allow_non_fake_inputs", True) if fakes else nullcontext()
-        with _one_at_a_time, kept_whole(), allowed:
+        with ONE_AT_A_TIME, kept_whole(), allowed:
             return aot(module, inputs)
 
     return compile_module

@@ -19,7 +19,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 
 _FREE = """
     infer_size _broadcast_shapes _broadcast_in_dim_meta should_expand _engine_run_backward
-    check_contiguous_sizes_strides coerce_tangent_and_suggest_memory_format _softmax _log_softmax
+    fast_binary_impl check_contiguous_sizes_strides is_channels_last_contiguous_2d should_swap
+    is_channels_last_contiguous_3d coerce_tangent_and_suggest_memory_format _softmax _log_softmax
 """
 _NAME = "evaluate_sym_node"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +33,10 @@ from fusewright.capture.scatters import with_choices
 from fusewright.capture.sizes import remembered
 from fusewright.capture.state import Attribute, Key
 from fusewright.ir.graph import Program, Symbol
+
+# Tracing replaces methods of nn.Module, and decompositions, for the whole process and restores them
+# afterwards. Two threads at once would restore each other's replacements.
+ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True)
