@@ -46,7 +46,7 @@ lint: $(STAMP)
 	else echo 'mypy is not installed in this Python: type check skipped'; fi
 	@if $(PY) -c 'import clang_format' 2>/dev/null; then \
 		find fusewright/kernels tests/support -name '*.cuh' -o -name '*.hpp' | \
-		xargs $(PY) -c 'import clang_format as c; c.clang_format()' --dry-run --Werror; \
+		xargs env $(PY) -c 'import clang_format as c; c.clang_format()' --dry-run --Werror; \
 	else echo 'clang-format is not installed in this Python: format of kernels not checked'; fi
 
 # One process per core; an idle one takes tests from the others. Without pytest-xdist all tests run in
