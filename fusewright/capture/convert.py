@@ -161,7 +161,8 @@ class Converter:
     def _monomial(self, expr: Any) -> tuple[Fraction, dict[str, int]]:
         """expr = scale · Π symbol^power, or InexpressibleSizeError."""
         plain = _without_torch_functions(sympy.sympify(expr))
-        rest = sympy.factor(sympy.simplify(plain))
+        rest = sympy.simplify(plain)
+        rest = sympy.factor(rest) if rest.is_Add else rest
         powers: dict[str, int] = {}
         scale = Fraction(1)
         for factor in sympy.Mul.make_args(rest):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -39,11 +40,8 @@ def compared_once(fake_mode: FakeTensorMode) -> Iterator[None]:
         finally:
             delattr(self, _BUILD)
 
-    setattr(FakeTensorMode, _NAME, kept)
-    try:
+    with patch.object(FakeTensorMode, _NAME, kept):
         yield
-    finally:
-        setattr(FakeTensorMode, _NAME, plain)
 
 
 def _kind(func: Any, output: torch.Tensor) -> tuple[Any, ...]:

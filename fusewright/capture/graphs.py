@@ -30,7 +30,7 @@ from fusewright.capture.program import placeholders
 from fusewright.capture.trace import ONE_AT_A_TIME, split
 from fusewright.ir.graph import Dim, Graph, Input, Node, validate
 
-# A compiled graph takes a list, which it empties, and returns its results.
+# A compiled graph takes a list, which it may empty, and returns its results.
 Run = Callable[[list[Any]], Sequence[Any]]
 CompileGraph = Callable[[str, fx.GraphModule], Run]
 # The variable that holds the arguments of a call, for the texts of sizes.

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
@@ -38,11 +39,8 @@ def unguarded_ones(shape_env: ShapeEnv) -> Iterator[None]:
                 return plain(self, node, *rest, **more)
         return plain(self, node, *rest, **more)
 
-    setattr(ShapeEnv, _NAME, evaluate)
-    try:
+    with patch.object(ShapeEnv, _NAME, evaluate):
         yield
-    finally:
-        setattr(ShapeEnv, _NAME, plain)
 
 
 def _is_one(expr: Any) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from fusewright.errors import CodegenError
 from fusewright.ir.graph import Dim, Ratio
+from fusewright.ir.rounding import rounded
 
 MOST_LETTERS = 24  # of a name in C++
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -158,7 +159,7 @@ def literal(value: int | float | bool, dtype: str) -> str:
         return "true" if value else "false"
     if dtype.startswith(("int", "uint")):
         return _whole_literal(int(value), dtype)
-    number = _rounded(float(value), dtype)
+    number = rounded(float(value), dtype)
     kind = "double" if dtype == "float64" else "float"
     if math.isnan(number):
         return f"std::numeric_limits<{kind}>::quiet_NaN()"
@@ -173,7 +174,7 @@ def _shortest(number: float) -> str:
     for digits in range(1, 9):
         text = f"{number:.{digits}g}"
         # Near the middle of two floats, reading as float64 first could round twice.
-        if _rounded(float(text), "float32") == number and _is_near(float(text), number):
+        if rounded(float(text), "float32") == number and _is_near(float(text), number):
             return text if "." in text or "e" in text else f"{text}.0"
     return repr(number)
 
@@ -193,21 +194,3 @@ def _whole_literal(value: int, dtype: str) -> str:
     if wrapped == -(1 << 63):
         return "(-9223372036854775807LL - 1)"
     return f"{wrapped}LL" if bits == 64 else str(wrapped)
-
-
-def _rounded(value: float, dtype: str) -> float:
-    if dtype == "float64" or math.isnan(value) or math.isinf(value):
-        return value
-    try:
-        if dtype == "float16":
-            return float(struct.unpack("<e", struct.pack("<e", value))[0])
-        single = float(struct.unpack("<f", struct.pack("<f", value))[0])
-    except OverflowError:
-        return math.copysign(math.inf, value)
-    return _rounded_bfloat16(single) if dtype == "bfloat16" else single
-
-
-def _rounded_bfloat16(value: float) -> float:
-    raw = int(struct.unpack("<I", struct.pack("<f", value))[0])
-    raw = (raw + 0x7FFF + ((raw >> 16) & 1)) & 0xFFFF0000
-    return float(struct.unpack("<f", struct.pack("<I", raw))[0])

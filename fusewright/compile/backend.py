@@ -8,27 +8,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
-from fusewright import debug
-from fusewright.build import Libraries, build_divided
 from fusewright.capture.graphs import ARGUMENTS, FlatGraph, Run, as_it_is, back_end, flat_graph
-from fusewright.compile.module import executed, kernels_of
+from fusewright.compile.module import DEVICES, executed, kernels_of, loader
 from fusewright.compile.pipeline import prepare_programs
-from fusewright.compile.stages import Stages
+from fusewright.compile.stages import Stages, logged
 from fusewright.emit.bundle import Arguments, ModuleBundle
+from fusewright.emit.drivers import device_kind
 from fusewright.emit.flat import GRAPH, FlatCall, flat_text
 from fusewright.errors import CaptureError, FusewrightError, ProblemError
 from fusewright.ir.graph import Binding, ForwardOutput, Program, Symbol
-from fusewright.target.device import architecture
-
-_DEVICES = ("cpu", "cuda")
-
 
 # Modes of torch.compile, and whether they measure schedules.
 _MODES = {"default": False, "max-autotune": True, "max-autotune-no-cudagraphs": True}
@@ -67,20 +61,23 @@ def compile_graph(kind: str, module: fx.GraphModule, *, tune: bool = False) -> R
 
 def _compiled(kind: str, flat: FlatGraph, tune: bool) -> Run:
     device = _device(flat)
-    tuning = (lambda words, share: debug.log(1, "%s", words)) if tune else None
+    tuning = logged if tune else None
     prepared = prepare_programs([_program(kind, flat)], Stages(), device=device, tuning=tuning)
     source = prepared.source
-
-    def load_text(text: str) -> Libraries:
-        return Libraries(build_divided(replace(source, text=text), arch=architecture(device)))
-
-    kernels = kernels_of(source, load_text)
+    kernels = kernels_of(source, loader(source, device, []))
     if source.entries:
         kernels.build()
     bundle = ModuleBundle(kind, source.language, source, Arguments("", -1), prepared.modes)
     text = flat_text(bundle, _call(kind, flat))
     run: Run = executed(text, kernels, f"{kind} graph")[GRAPH]
-    return (lambda arguments: run([*arguments, *flat.constants])) if flat.constants else run
+    if not flat.constants:
+        return run
+
+    def run_with_constants(arguments: list[Any]) -> Sequence[Any]:
+        arguments.extend(flat.constants)  # the same list, because it is emptied
+        return run(arguments)
+
+    return run_with_constants
 
 
 def _call(kind: str, flat: FlatGraph) -> FlatCall:
@@ -94,9 +91,9 @@ def _call(kind: str, flat: FlatGraph) -> FlatCall:
 def _device(flat: FlatGraph) -> torch.device:
     """The device of the kernels: a GPU if any value is there."""
     specs = [*(each.spec for each in flat.graph.inputs), *(each.spec for each in flat.graph.nodes)]
-    kinds = {each.device.split(":")[0] for each in specs if each is not None}
-    if not kinds <= set(_DEVICES):
-        raise CaptureError(f"there are no kernels for {', '.join(sorted(kinds - set(_DEVICES)))}")
+    kinds = {device_kind(each) for each in specs if each is not None}
+    if not kinds <= set(DEVICES):
+        raise CaptureError(f"there are no kernels for {', '.join(sorted(kinds - set(DEVICES)))}")
     return torch.device("cuda" if "cuda" in kinds else "cpu")
 
 

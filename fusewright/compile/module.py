@@ -14,11 +14,13 @@ import linecache
 import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from fusewright.build import Artifact, Libraries, build_divided
 from fusewright.capture import in_mode
 from fusewright.codegen.source import Source
 from fusewright.emit.bundle import Arguments, Constant, ModuleBundle, Owner
@@ -35,6 +37,7 @@ from fusewright.runtime import (
     states,
     tensor_cores,
 )
+from fusewright.target.device import architecture
 
 Modes = tuple[call._FwMode, ...]
 LoadText = Callable[[str], Any]
@@ -45,7 +48,7 @@ Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Sequence[str]
 MOST_PROGRAMS = 64
 # An attribute with more values than this is not a constant (a list of losses, for example).
 MOST_VALUES = 8
-_DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda")
 _ENGINE = "_fw_engine"
 _INHERITED = frozenset(nn.Module().__dict__)
 
@@ -56,6 +59,17 @@ def kernels_of(source: Source, load_text: LoadText) -> library._FwKernels:
     precise = any(each.terms for each in source.entries)
     kind = tensor_cores._FwPreciseKernels if precise else library._FwKernels
     return kind(entries, source.text, load_text)
+
+
+def loader(source: Source, device: torch.device, built: list[Artifact]) -> LoadText:
+    """Builds and loads the libraries of a text of this source. They are added to `built`."""
+
+    def load_text(text: str) -> Libraries:
+        found = build_divided(replace(source, text=text), arch=architecture(device))
+        built.extend(found)
+        return Libraries(found)
+
+    return load_text
 
 
 def load(bundle: ModuleBundle, kernels: library._FwKernels) -> Modes:
@@ -235,7 +249,7 @@ class Engine:
         if any(each.is_nested for each in leaves):
             return False  # Nested tensors have no single shape.
         held = [*leaves, *module.parameters(), *module.buffers()]
-        if any(each.device.type not in _DEVICES for each in held):
+        if any(each.device.type not in DEVICES for each in held):
             return False
         kind = _kind_of_call(module, args, kwargs, self.changed)
         if self.specialise is None or kind in self.refused or len(self.modes) >= MOST_PROGRAMS:
@@ -274,7 +288,7 @@ def _kind_of_call(
         else f"{t.layout}"
         for t in leaves
     ]
-    state = (module.training, torch.is_grad_enabled(), [guard._fw_autocast(d) for d in _DEVICES])
+    state = (module.training, torch.is_grad_enabled(), [guard._fw_autocast(d) for d in DEVICES])
     tree = [(each.training, altered._fw_kind(each)) for each in module.modules()]
     return f"{structure}{facts}{state}{torch.get_default_dtype()}{tree}"
 

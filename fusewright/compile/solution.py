@@ -14,16 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusewright import debug
-from fusewright.build import Artifact, Libraries, build_divided
+from fusewright.build import Artifact
 from fusewright.compile import module
 from fusewright.compile.module import Modes, owners_of
 from fusewright.compile.pipeline import MODES, Prepared, prepare
+from fusewright.compile.stages import logged
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans, without_gradients
 from fusewright.errors import DeviceError, ProblemError
 from fusewright.problem.nested import leaves
 from fusewright.runtime import library
-from fusewright.target.device import architecture
 from fusewright.tune.search import OnProgress
 
 # Of the time before a module can run; the rest is the compiler's.
@@ -71,7 +70,7 @@ def solve(
     each stage with its name and the share of the work that is done.
     """
     device = device_of(model, args)
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in module.DEVICES:
         raise DeviceError(f"there are no kernels for {device.type}: move the model to cpu or cuda")
     prepared = prepare(
         model,
@@ -95,12 +94,7 @@ def solve(
         default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
     )
     built: list[Artifact] = []
-
-    def load_text(text: str) -> Libraries:
-        found = build_divided(replace(prepared.source, text=text), arch=architecture(device))
-        built.extend(found)
-        return Libraries(found)
-
+    load_text = module.loader(prepared.source, device, built)
     kernels = module.kernels_of(prepared.source, load_text)
     progress("compile kernels", _SHARE_PREPARED)
     start = time.perf_counter()
@@ -177,7 +171,7 @@ def optimize(
         raise ProblemError(f"example_kwargs is of type {kind}; {how}")
     args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
     name = type(model).__name__
-    tuning = (lambda words, share: debug.log(1, "%s", words)) if tune else None
+    tuning = logged if tune else None
     solution = solve(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
     warn_of(solution, stacklevel=2)
     left_out = frozenset(mode for mode, _ in solution.prepared.left_out)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fusewright import debug
 from fusewright.tune.search import OnProgress
 
 # The share of the work that is done after each stage. Capture is a third to a half of it, in
@@ -14,6 +15,11 @@ from fusewright.tune.search import OnProgress
 SHARE_CAPTURED, SHARE_PLANNED, SHARE_SCHEDULED = 0.5, 0.95, 0.98
 # Objects until the next collection. Tracing and planning make millions that live to their end.
 FEW_COLLECTIONS = (100_000, 50, 100)
+
+
+def logged(words: str, share: float) -> None:
+    """Progress for the log alone."""
+    debug.log(1, "%s", words)
 
 
 class Stages:

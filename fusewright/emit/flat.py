@@ -41,9 +41,9 @@ def flat_text(bundle: ModuleBundle, how: FlatCall) -> str:
     for wrapper in dict.fromkeys(wrappers.values()):
         lines += wrapper_lines(wrapper, bundle.language)
     calls = calls_of(wrappers, {})
-    for at, each in enumerate(bundle.modes):
+    for at, (each, (_, demands)) in enumerate(zip(bundle.modes, found, strict=True)):
         name = GRAPH if len(bundle.modes) == 1 else f"{GRAPH}_{at}"
-        body = _body(each, how, calls, bundle.device_type)
+        body = _body(each, demands, how, calls, bundle.device_type)
         lines += function(name, [how.list_name], "One graph, step by step.", body)
     if len(bundle.modes) > 1:
         lines += _choice(bundle.modes, how)
@@ -52,6 +52,7 @@ def flat_text(bundle: ModuleBundle, how: FlatCall) -> str:
 
 def _body(
     plans: ProgramPlans,
+    demands: steps.Demands,
     how: FlatCall,
     calls: Mapping[Fused, steps.WrapperCall],
     device_type: str,
@@ -61,8 +62,7 @@ def _body(
     scope = Scope(identifiers(steps.names_of(plan), symbols), device_type)
     results = frozenset(each for each in plan.outputs if isinstance(each, str))
     read = steps.read_by_loops(plan, results)
-    found = steps.demands(plan, one_by_one=False)
-    body = steps.step_lines(plan, found, scope, calls, read, results)
+    body = steps.step_lines(plan, demands, scope, calls, read, results)
     body += returned([scope[e] if isinstance(e, str) else str(e) for e in plan.outputs])
     given = [scope.names.get(name, name) or "_" for name in how.arguments]
     lines = [f"[{', '.join(given)}] = {how.list_name}"] if given else []

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import operator
-import struct
 from collections.abc import Callable, Mapping
 
 from fusewright.ir.graph import FLOATS, HALF_DTYPES, INTEGERS, Arg
+from fusewright.ir.rounding import rounded
 
 Number = int | float | bool
 # Double has more than twice the digits of float32, so rounding its quotients again is harmless.
@@ -40,24 +40,6 @@ def held(value: Number, dtype: str) -> Number | None:
     least, most = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     whole = int(value)
     return whole if least <= whole <= most else None
-
-
-def rounded(value: float, dtype: str) -> float:
-    """The nearest number of a floating dtype."""
-    if dtype == "float64" or not math.isfinite(value):
-        return value
-    kind = "<e" if dtype == "float16" else "<f"
-    try:
-        single = float(struct.unpack(kind, struct.pack(kind, value))[0])
-    except OverflowError:
-        return math.copysign(math.inf, value)
-    return _rounded_bfloat16(single) if dtype == "bfloat16" else single
-
-
-def _rounded_bfloat16(value: float) -> float:
-    raw = int(struct.unpack("<I", struct.pack("<f", value))[0])
-    raw = (raw + 0x7FFF + ((raw >> 16) & 1)) & 0xFFFF0000
-    return float(struct.unpack("<f", struct.pack("<I", raw & 0xFFFFFFFF))[0])
 
 
 _FOLDED: Mapping[str, Callable[..., Number]] = {

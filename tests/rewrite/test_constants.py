@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -24,6 +22,7 @@ from tests.support.models import Lambda
 from tests.support.on_gpu import on_gpu
 from tests.support.plan_content import Plans, planned, structure
 from tests.support.plans import called_operators
+from tests.support.tensors import default_dtype
 
 X = torch.linspace(-3, 3, 7 * 24).view(7, 24)
 
@@ -144,16 +143,6 @@ def counted(x: Tensor) -> tuple[Tensor, ...]:
         x + torch.tensor(list(range(48, 0, -2))),
         x.long() + torch.linspace(0, 46, 24).long(),
     )
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

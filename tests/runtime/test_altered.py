@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import sys
@@ -26,7 +25,7 @@ from fusewright.compile.solution import solve
 from fusewright.emit.file import file_text
 from fusewright.errors import DeviceError
 from tests.support.emitted_files import executed
-from tests.support.tensors import assert_same
+from tests.support.tensors import assert_same, default_dtype
 
 SOURCE = """
 import torch
@@ -325,16 +324,6 @@ def test_a_layer_with_pytorchs_own_parametrisation_stays_fused() -> None:
         nn.utils.remove_weight_norm(fast[0])
         assert_same(fast(x), wanted)
     assert len(fast._fw_engine.modes) == programs + 1
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def test_a_changed_default_dtype_is_noticed(
