@@ -42,8 +42,8 @@ def _spaced(line: str) -> str:
     )
 
 
-def _statement(text: str, indent: str) -> Iterator[str]:
-    """One statement. An item of a bracket counts as one, too, with its comma."""
+def _statement(text: str, indent: str, inside: bool = False) -> Iterator[str]:
+    """One statement. An item `inside` a bracket counts as one, too, with its comma."""
     if len(indent) + len(text) <= COLUMNS:
         yield indent + text
         return
@@ -62,6 +62,13 @@ def _statement(text: str, indent: str) -> Iterator[str]:
             if len(names) > 1:
                 yield from _loose(f"{indent}{word}(", names, between, indent)
                 return
+    terms = _split(text.rstrip(","), " + ")
+    if inside and len(terms) > 1 and len(_split(text, " if ")) == 1:
+        last = terms.pop() + "," * text.endswith(",")
+        yield indent + terms[0]
+        for term in (*terms[1:], last):
+            yield from _statement(f"+ {term}", indent, inside)
+        return
     yield from _broken(text, indent)
 
 
@@ -93,13 +100,15 @@ def _broken(text: str, indent: str) -> Iterator[str]:
         return
     items = _split(body[at + 1 : -1], ", ")
     items = [each for each in items if each]
-    inside = ", ".join(items)
+    joined = ", ".join(items)
     takes_arguments = at > 0 and (body[at - 1].isalnum() or body[at - 1] in "_)]")
-    if takes_arguments and len(indent) + 4 + len(inside) <= COLUMNS:
-        yield from (indent + body[: at + 1], f"{indent}    {inside}")
-    elif len(items) == 1 and takes_arguments:
+    # A comma would make a tuple of parentheses that only group.
+    groups = body[at] == "(" and len(items) == 1 and not items[0].endswith(",")
+    if takes_arguments and len(indent) + 4 + len(joined) <= COLUMNS:
+        yield from (indent + body[: at + 1], f"{indent}    {joined}")
+    elif groups or (len(items) == 1 and takes_arguments):
         yield indent + body[: at + 1]
-        yield from _statement(items[0], indent + "    ")
+        yield from _statement(items[0], indent + "    ", inside=True)
     else:
         yield from _exploded(indent + body[: at + 1], items, indent)
     yield f"{indent}{body[-1]}{tail}"
@@ -108,7 +117,7 @@ def _broken(text: str, indent: str) -> Iterator[str]:
 def _exploded(start: str, items: Iterable[str], indent: str) -> Iterator[str]:
     yield start
     for item in items:
-        yield from _statement(f"{item.rstrip(',')},", indent + "    ")
+        yield from _statement(f"{item.rstrip(',')},", indent + "    ", inside=True)
 
 
 def _conditional(text: str, indent: str) -> Iterator[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fusewright.emit.wrap import COLUMNS, wrapped
 
@@ -26,6 +29,8 @@ LINES = (
     f"need_1 = {' or '.join(LONG)}",
     f"x = f(a, {LONG[0]}={' + '.join(LONG[:3])} if {' + '.join(LONG[:3])} else {LONG[9]})",
     "x = f(64*s0 + 3*s1//2, *more, **others)",
+    f"x = _fw_memory((123 * -(-s0 // 128) + ({' + '.join(LONG[:4])} if s0 >= 2 else 0),), (1,), d)",
+    f"x = f({' + '.join(LONG)})",
 )
 FUNCTION = (
     f"def f({', '.join(LONG)}):",
@@ -61,3 +66,27 @@ def test_strings_and_comments_stay() -> None:
     lines = [f'"{"a, " * 60}"', f"# {'(a, b) ' * 30}", 'x = "64*s0"']
     lines.append(f'x = "{"y " * 50} if a else b"')
     assert wrapped(lines) == lines
+
+
+NAMES = st.sampled_from(["s0", "a_name", "another_much_longer_name", "8658944"])
+
+
+def _larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    several = st.lists(inner, min_size=1, max_size=4)
+    return st.one_of(
+        st.tuples(inner, inner).map(lambda two: f"{two[0]} + ({two[1]})"),
+        st.tuples(inner, inner).map(lambda two: f"({two[0]})*-(-{two[1]}//128)"),
+        st.tuples(inner, inner).map(lambda two: f"({two[0]} if {two[1]} >= 2352 else 0)"),
+        several.map(lambda items: f"a_function({', '.join(items)})"),
+        several.map(lambda items: f"({', '.join(items)},)"),
+        several.map(lambda items: f"[{', '.join(items)}]"),
+        several.map(lambda items: f"({' or '.join(items)})"),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(value=st.recursive(NAMES, _larger, max_leaves=16), start=st.sampled_from(["x = ", "return "]))
+def test_broken_lines_mean_the_same(value: str, start: str) -> None:
+    before = f"{start}{value}"
+    after = "\n".join(wrapped([before]))
+    assert ast.dump(ast.parse(after)) == ast.dump(ast.parse(before))
