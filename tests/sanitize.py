@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusewright
-from fusewright.compile import pipeline
+from fusewright.compile import planning
 from fusewright.rewrite import convolutions, matmuls
 from fusewright.schedule import tensor_core
 
@@ -163,7 +163,7 @@ def answer(value: int, *_: object) -> int:
 def planned(case: Case) -> Iterator[None]:
     """Plan small cases with the kernels of large ones."""
     saved = [(module, name, getattr(module, name)) for module, name in (
-        (matmuls, "is_worthwhile"), (pipeline, "least_size"), (convolutions, "is_worthwhile"),
+        (matmuls, "is_worthwhile"), (planning, "least_size"), (convolutions, "is_worthwhile"),
         (convolutions, "gradient_pays"), (convolutions, "prefers_direct"),
         (tensor_core, "prefers_direct"), (tensor_core, "prefers_staging"),
         (tensor_core, "rounded_from"),

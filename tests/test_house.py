@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.metadata
 import importlib.util
 import re
@@ -57,6 +58,7 @@ KERNELS = sorted(
     if path.suffix in (".cuh", ".hpp")
 )
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
+UNRUN = [*sorted((ROOT / "tests" / "gpu").glob("*.py")), ROOT / "tests" / "sanitize.py"]
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 60
@@ -118,6 +120,25 @@ def freed_addresses(tree: ast.Module) -> list[int]:
         func.lineno
         for func in of_calls
         if func.attr == "data_ptr" and not ast.unparse(func.value).endswith(".untyped_storage()")
+    ]
+
+
+def replaced_names(tree: ast.Module) -> list[tuple[int, str, str]]:
+    """Line, module and name wherever a test names a part of a module to replace it, as in
+    `setattr(module, "name", …)` or `(module, "name")`."""
+    modules = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fusewright.")
+        for alias in node.names
+    }
+    pairs = [node.args for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    pairs += [node.elts for node in ast.walk(tree) if isinstance(node, ast.Tuple)]
+    return [
+        (first.lineno, modules[first.id], second.value)
+        for first, second in (pair[:2] for pair in pairs if len(pair) > 1)
+        if isinstance(first, ast.Name) and first.id in modules and isinstance(second, ast.Constant)
+        if isinstance(second.value, str) and importlib.util.find_spec(modules[first.id])
     ]
 
 
@@ -183,6 +204,13 @@ def test_memory_is_held_while_it_is_used() -> None:
         assert freed_addresses(ast.parse(path.read_text())) == [], name_of(path)
 
 
+@pytest.mark.parametrize("path", UNRUN, ids=name_of)
+def test_what_gpu_tests_replace_exists(path: Path) -> None:
+    """Nobody else notices here if a function has moved to another module."""
+    for line, module, name in replaced_names(ast.parse(path.read_text())):
+        assert hasattr(importlib.import_module(module), name), f"line {line}: {module}.{name}"
+
+
 def clang_format() -> str:
     """The clang-format that pyproject.toml pins; another version may break lines differently."""
     pinned = re.search(r'"clang-format==([\d.]+)"', (ROOT / "pyproject.toml").read_text())
@@ -225,6 +253,9 @@ def test_the_rules_catch_what_they_forbid() -> None:
     assert ROW["ir"] < ROW["plan"]
     freed = "torch.empty(8).data_ptr()\nx.data_ptr()\nx.untyped_storage().data_ptr()\n"
     assert freed_addresses(ast.parse(freed)) == [1]
+    patches = "from fusewright.ir import graph\nset(graph, 'x', 1)\nset(y, 'x')\n(graph, 'z')\n"
+    where = "fusewright.ir.graph"
+    assert replaced_names(ast.parse(patches)) == [(2, where, "x"), (4, where, "z")]
 
 
 def test_the_order_names_what_exists() -> None:

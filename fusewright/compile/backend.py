@@ -6,6 +6,7 @@ write in our language is run by PyTorch, operator by operator, with a warning.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -69,7 +70,7 @@ def _compiled(kind: str, flat: FlatGraph, tune: bool) -> Run:
         kernels.build()
     bundle = ModuleBundle(kind, source.language, source, Arguments("", -1), prepared.modes)
     text = flat_text(bundle, _call(kind, flat))
-    run: Run = executed(text, kernels, f"{kind} graph")[GRAPH]
+    run: Run = executed(text, kernels, f"{kind} graph", {"math": math})[GRAPH]
     if not flat.constants:
         return run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -172,6 +173,18 @@ def test_a_size_that_is_a_quotient() -> None:
     for rows in (8, 9, 3):
         x = torch.randn(rows, 6)
         torch.testing.assert_close(fast(x), model(x))
+
+
+def test_a_size_that_is_rounded_up() -> None:
+    """As attention on a GPU pads its rows."""
+
+    class Padded(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            whole = 32 * math.ceil(x.shape[0] / 32)
+            return F.pad(x.sigmoid(), (0, 0, 0, whole - x.shape[0])) * 2
+
+    for rows in (5, 33, 64):
+        agrees(Padded(), torch.randn(rows, 7), dynamic=True)
 
 
 def test_tensors_that_forward_makes_are_constants() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
-from fusewright.compile import pipeline
+from fusewright.compile import planning
 from fusewright.compile.pipeline import prepare
 from fusewright.rewrite import matmuls
 from fusewright.schedule import tensor_core
@@ -47,7 +47,7 @@ SIZES = [
 def every_matmul(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run small matmuls on our kernels too, where a plan would otherwise call PyTorch's."""
     monkeypatch.setattr(matmuls, "is_worthwhile", lambda *_: True)
-    monkeypatch.setattr(pipeline, "least_size", lambda *_: 0)
+    monkeypatch.setattr(planning, "least_size", lambda *_: 0)
     before = torch.backends.cuda.matmul.allow_tf32
     torch.manual_seed(0)
     yield
