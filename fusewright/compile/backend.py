@@ -63,7 +63,10 @@ def compile_graph(kind: str, module: fx.GraphModule, *, tune: bool = False) -> R
 def _compiled(kind: str, flat: FlatGraph, tune: bool) -> Run:
     device = _device(flat)
     tuning = logged if tune else None
-    prepared = prepare_programs([_program(kind, flat)], Stages(), device=device, tuning=tuning)
+    program, stages = _program(kind, flat), Stages()
+    # Dynamo calls a graph again at other sizes and knows nothing of our rules for them.
+    how: dict[str, Any] = {"device": device, "tuning": tuning, "at_any_size": True}
+    prepared = prepare_programs([program], stages, **how)
     source = prepared.source
     kernels = kernels_of(source, loader(source, device, []))
     if source.entries:

@@ -262,7 +262,8 @@ class Engine:
             warnings.warn(f"no kernels for this call: {error}", RuntimeWarning, stacklevel=2)
             modes = None
         if modes:
-            self.modes[:0] = pin(modes, module)
+            # Last: among programs for all sizes, the first was made for the size that matters.
+            self.modes += pin(modes, module)
             return True
         self.refused.add(kind)
         return False

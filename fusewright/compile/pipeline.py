@@ -92,11 +92,13 @@ def prepare_programs(
     device: torch.device,
     target: Target | None = None,
     tuning: OnProgress | None = None,
+    at_any_size: bool = False,
 ) -> Prepared:
     """Rewrite, plan, schedule and render programs, as `prepare` does."""
     here, target = target is None, target or target_of(device)
     with collecting_rarely():
-        planned, sized = shared_kernels(plan_programs(programs, target, stages))
+        plans = plan_programs(programs, target, stages, at_any_size=at_any_size)
+        planned, sized = shared_kernels(plans)
     tuned: Mapping[str, Tuned] = {}
     if here:
         run = _run_here(planned)

@@ -1,7 +1,6 @@
 """From captured programs to their plans. Equal graphs are planned once.
 
-Training and evaluation often have graphs in common, and so have a program with our matmuls and
-convolutions and the same program without them.
+Training and evaluation often have graphs in common.
 """
 
 from __future__ import annotations
@@ -28,12 +27,14 @@ PARTS = ("forward", "inference", "backward")
 
 
 def plan_programs(
-    programs: Sequence[Program], target: Target, stages: Stages
+    programs: Sequence[Program], target: Target, stages: Stages, *, at_any_size: bool = False
 ) -> list[ProgramPlans]:
-    """The plans of each program, in their order: on tensor cores if that is faster, then without
-    them, for other GPUs."""
-    graphs = len(programs) * len(PARTS) * (2 if target.tensor_cores else 1)
-    planning = _Planning(target, stages, graphs)
+    """The plans of each program, in their order, on tensor cores where that is faster.
+
+    At small sizes PyTorch's matmuls are faster. If the plans must do `at_any_size`, those without
+    tensor cores follow.
+    """
+    planning = _Planning(target, stages, len(programs) * len(PARTS), at_any_size)
     found: list[ProgramPlans] = []
     known: list[tuple[Program, Program, list[ProgramPlans]]] = []
     for program in programs:
@@ -76,8 +77,9 @@ class _Known:
 
 
 class _Planning:
-    def __init__(self, target: Target, stages: Stages, graphs: int) -> None:
+    def __init__(self, target: Target, stages: Stages, graphs: int, at_any_size: bool) -> None:
         self.target = target
+        self.at_any_size = at_any_size
         self.stages = stages
         self._graphs = graphs
         self._done = 0
@@ -88,18 +90,17 @@ class _Planning:
             return rewrite(program)
 
     def plans(self, program: Program) -> list[ProgramPlans]:
-        plain = self._plans(program)
         if not self.target.tensor_cores:
-            return [plain]
+            return [self._plans(program)]
         with self.stages.timed("rewrite"):
             changed = _on_tensor_cores(program, self.target)
         if all(getattr(changed, part) == getattr(program, part) for part in PARTS):
-            self._done += len(PARTS)
-            return [plain]
+            return [self._plans(program)]
         ours = self._plans(changed)
         if not ours.has_tensor_core_steps:
-            return [plain]
-        return [_for_large_batches(ours, self.target), plain]
+            return [self._plans(program)]
+        ours = replace(ours, worth=_worth(ours, self.target))
+        return [ours, self._plans(program)] if self.at_any_size and ours.worth else [ours]
 
     def _plans(self, program: Program) -> ProgramPlans:
         """The plans of a program, with PyTorch's convolutions in channels-last if that is
@@ -153,18 +154,17 @@ def _on_tensor_cores(program: Program, target: Target) -> Program:
     )
 
 
-def _for_large_batches(plans: ProgramPlans, target: Target) -> ProgramPlans:
-    """The program with a guard on the batch: at small ones PyTorch's matmuls are faster."""
+def _worth(plans: ProgramPlans, target: Target) -> tuple[str, int] | None:
+    """The batch from which on our matmuls are faster than PyTorch's. None if that is unknown."""
     program = plans.program
     if len(program.symbols) != 1:
-        return plans
+        return None
     (symbol,) = program.symbols
     held = [p for p in (plans.inference, plans.backward) if p is not None]
     kernels = [step.kernel for each in held for step in each.kernels]
     costs = [partial(cost, each, target) for each in kernels if (cost := kind_of(each).times_us)]
     least = least_size(costs, symbol.name, program.example_sizes)
-    guards = (*program.guards, f"{symbol.name} >= {least}")
-    return replace(plans, program=replace(program, guards=guards))
+    return symbol.name, least
 
 
 def _pretty(program: Program) -> str:

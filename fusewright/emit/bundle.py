@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusewright.codegen.source import Source
 from fusewright.ir.graph import Program
@@ -44,13 +44,23 @@ class Arguments:
 
 @dataclass(frozen=True)
 class ProgramPlans:
-    """One mode. `forward` also returns what `backward` needs; `inference` does not."""
+    """One mode. `forward` also returns what `backward` needs; `inference` does not.
+
+    `worth`: a symbol and the size from which on PyTorch's own matmuls are not faster.
+    """
 
     program: Program
     forward: Plan
     inference: Plan
     backward: Plan | None
     owners: tuple[Owner, ...] = ()
+    worth: tuple[str, int] | None = None
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """The rules for sizes at which this program runs."""
+        least = ["{} >= {}".format(*self.worth)] if self.worth else []
+        return (*self.program.guards, *least)
 
     @property
     def all_plans(self) -> tuple[Plan, ...]:
@@ -75,10 +85,8 @@ class ProgramPlans:
 
     @property
     def name(self) -> str:
-        """The mode. Suffixes distinguish it from the same mode at other calls, and without tensor
-        cores."""
-        mode = self.program.mode + self.program.variant
-        return mode + ("_tensor_cores" if self.has_tensor_core_steps else "")
+        """The mode. A suffix distinguishes it from the same mode at other calls."""
+        return self.program.mode + self.program.variant
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,13 @@ class ModuleBundle:
     @property
     def has_layers(self) -> bool:
         return any(each.has_layers for each in self.modes)
+
+
+def for_all_sizes(bundle: ModuleBundle) -> ModuleBundle:
+    """The bundle without the rules `worth`: a file cannot make other programs. Calls with an empty
+    batch stay excluded."""
+    modes = (replace(e, worth=(e.worth[0], 1)) if e.worth else e for e in bundle.modes)
+    return replace(bundle, modes=tuple(modes))
 
 
 def leading(modes: Sequence[ProgramPlans]) -> tuple[ProgramPlans, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fusewright.codegen.source import KERNELS_LINE
-from fusewright.emit.bundle import ModuleBundle
+from fusewright.emit.bundle import ModuleBundle, for_all_sizes
 from fusewright.emit.edits import lines_of
 from fusewright.emit.python import call, plain, quoted
 from fusewright.emit.refused_words import respelt, respelt_cpp
@@ -83,7 +83,7 @@ class _Parts:
 
 
 def _parts(bundle: ModuleBundle, user: UserSource, header: str, keep_words: bool) -> _Parts:
-    text = module_text(bundle, user.names)
+    text = module_text(for_all_sizes(bundle), user.names)
     imports, runtime = _runtime(bundle, text.drivers + text.tables + _MODEL_NEW)
     modules = {line.removeprefix("import ") for line in imports if line.startswith("import ")}
     clashes = user.bound & modules

@@ -97,7 +97,7 @@ def _device_line(plan: Plan, scope: Scope, body: Sequence[str]) -> list[str]:
 def _choice(modes: Sequence[ProgramPlans], how: FlatCall) -> list[str]:
     body: list[str] = []
     for at, each in enumerate(modes):
-        test = " and ".join(each.program.guards)
+        test = " and ".join(each.guards)
         run = f"return {GRAPH}_{at}({how.list_name})"
         body += [f"if {test}:", f"    {run}"] if test else [run]
     given = [name if name in dict(how.sizes) else "_" for name in how.arguments]

@@ -96,10 +96,10 @@ def _misfit(mode: Mode) -> Definition:
     device = f'torch.device("{mode.bundle.device_type}")'
     device = device if main is None else f"tensors[{main}].device"
     found = f"_fw_misfits(tensors, {INPUTS}({', '.join(mode.symbols)}), {device})"
-    if program.guards:
+    if mode.plans.guards:
         body.append(f"reason = {found}")
         found = "reason"
-    for guard in program.guards:
+    for guard in mode.plans.guards:
         words = quoted(f"the sizes break the rule {guard}")
         test = guard if is_enclosed(guard) else f"({guard})"
         body += [f"if reason is None and not {test}:", f"    reason = {words}"]

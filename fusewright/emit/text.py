@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from fusewright.emit import python
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.emit.drivers import SAVED, Definition, Mode, drivers
-from fusewright.emit.merge import merged
 from fusewright.emit.python import constant, quoted
 from fusewright.emit.steps import demands, literals_of
 from fusewright.emit.tables import DIGEST, INPUTS, owners_table, record, records, tables
@@ -62,19 +61,10 @@ def module_text(bundle: ModuleBundle, taken: frozenset[str] = frozenset()) -> Mo
 
 @dataclass(frozen=True)
 class _Named:
-    """A function of one mode. Equal functions of several modes have one name.
-
-    `cores`: which half of the function is the mode's, if it is merged of two.
-    """
+    """A function of one mode. Equal functions of several modes have one name."""
 
     name: str
     definition: Definition
-    cores: bool | None = None
-
-    @property
-    def text(self) -> str:
-        """The function as the mode's record names it."""
-        return self.name if self.cores is None else f"_fw_partial({self.name}, {self.cores})"
 
 
 def _named(modes: list[Mode], taken: frozenset[str]) -> list[dict[str, _Named]]:
@@ -84,34 +74,16 @@ def _named(modes: list[Mode], taken: frozenset[str]) -> list[dict[str, _Named]]:
     for kind in (*_ORDER, *_DRIVERS):
         sharing: dict[str, list[int]] = {}
         mine = {at: _linked(each[kind], found[at]) for at, each in enumerate(made) if kind in each}
-        halves = _merged(modes, mine) if kind in _DRIVERS else {}
         for at, definition in mine.items():
             sharing.setdefault(definition.text, []).append(at)
         for places in sharing.values():
-            mode = modes[places[0]]
-            label = mode.plans.program.mode if places[0] in halves else mode.name
-            suffix = f"_{label}" if len(sharing) > 1 else ""
+            suffix = f"_{modes[places[0]].name}" if len(sharing) > 1 else ""
             name = f"_{kind}{suffix}" if kind in _DRIVERS else f"_model_{kind}{suffix}"
             while name in taken:
                 name += "_v"
             for at in places:
-                found[at][kind] = _Named(name, mine[at], halves.get(at))
+                found[at][kind] = _Named(name, mine[at])
     return found
-
-
-def _merged(modes: list[Mode], mine: dict[int, Definition]) -> dict[int, bool]:
-    """Merge the drivers of a mode with and without tensor cores, where most lines are the same."""
-    halves: dict[int, bool] = {}
-    for at, mode in enumerate(modes):
-        pairs = (k for k in mine if modes[k].plans.program.mode == mode.plans.program.mode)
-        other = next((k for k in pairs if not modes[k].plans.has_tensor_core_steps), at)
-        if at == other or at not in mine or mine[at].text == mine[other].text:
-            continue
-        both = merged(mine[at], mine[other])
-        if both is not None:
-            mine[at] = mine[other] = both
-            halves |= {at: True, other: False}
-    return halves
 
 
 def _linked(definition: Definition, named: dict[str, _Named]) -> Definition:
@@ -144,7 +116,7 @@ def _modes(modes: list[Mode], named: list[dict[str, _Named]]) -> list[str]:
     lines = ["", "", *(f"{name} = {table}" for table, name in owners.items())]
     made = []
     for mode, functions in zip(modes, named, strict=True):
-        fields = {kind: each.text for kind, each in functions.items() if kind not in _INNER}
+        fields = {kind: each.name for kind, each in functions.items() if kind not in _INNER}
         made.append(record(mode, fields, owners[owners_table(mode)]))
     return [*lines, *records(made)]
 

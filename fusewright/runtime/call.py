@@ -1,6 +1,5 @@
 """One call of an optimized module: finds the program that fits and runs it under autograd."""
 
-import functools
 import typing
 import warnings
 
@@ -19,7 +18,6 @@ from fusewright.runtime.guard import (
 
 _fw_drive = typing.Callable[..., typing.Any]
 _fw_tensors = tuple[torch.Tensor, ...]
-_fw_partial = functools.partial
 _fw_compiling: _fw_drive = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 _FW_ONCE = (
     "Fusewright's kernels compute first derivatives only; for create_graph=True or a gradient of a "

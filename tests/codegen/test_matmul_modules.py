@@ -69,27 +69,18 @@ def bundle() -> ModuleBundle:
     return ModuleBundle("layer", "cuda", made.source, arguments_of(MODEL, (X,)), modes)
 
 
-def test_each_mode_has_a_program_with_matmuls_and_one_without(bundle: ModuleBundle) -> None:
+def test_each_mode_has_a_program_with_matmuls(bundle: ModuleBundle) -> None:
     made = module_text(bundle)
     text = f"{made.drivers}{made.tables}"
     records = re.findall(r'name="layer_\w{16}_(\w+)",\n\s+training=(\w+),', text)
-    assert records == [
-        ("train_tensor_cores", "True"),
-        ("train", "True"),
-        ("eval_tensor_cores", "False"),
-        ("eval", "False"),
-    ]
+    assert records == [("train", "True"), ("eval", "False")]
     functions = {
         node.name: ast.unparse(node)
         for node in ast.parse(text).body
         if isinstance(node, ast.FunctionDef)
     }
-    misfits = [functions[f"_model_misfit_{name}"] for name in ("train_tensor_cores", "train")]
-    asked = "_fw_tensor_cores(tensors[0].device.index)"
-    assert [asked in each for each in misfits] == [True, False]
-    assert "aten.mm" in functions["_forward_train"]
-    assert "aten" not in functions["_forward_train_tensor_cores"]
-    assert "aten" not in functions["_backward_train_tensor_cores"]
+    assert "_fw_tensor_cores(tensors[0].device.index)" in functions["_model_misfit"]
+    assert "aten" not in functions["_forward"] + functions["_backward"]
     assert "_fw_terms()" in functions["custom_mm_add_relu_le"]
     assert "_fw_terms()" not in functions["custom_split"]
 
@@ -113,17 +104,24 @@ def test_the_file_queries_the_device_only_if_it_has_matmuls(bundle: ModuleBundle
     compile(text, "model_new.py", "exec")
     assert text.count("def _fw_tensor_cores") == text.count("def _fw_terms") == 1
     assert not re.search(r"\btry\b|\bexcept\b|pass|torch\.cuda\.[Ss]tream\(", text)
-    plain = replace(
-        bundle, modes=tuple(each for each in bundle.modes if not each.has_tensor_core_steps)
-    )
-    assert "_fw_terms" not in file_text(plain, source, "made for a test").split("_FW_SOURCE")[0]
+    made = prepared(Target.cuda(tensor_cores=False))
+    plain = replace(bundle, source=made.source, modes=made.modes)
+    assert "_fw_terms" not in file_text(plain, source, "made for a test")
 
 
-def test_the_device_picks_the_program(
-    bundle: ModuleBundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_runs_its_program_at_every_batch_but_an_empty_one(bundle: ModuleBundle) -> None:
+    """A module makes other programs for small batches; a file cannot."""
+    source = "import torch\nclass Model(torch.nn.Module):\n    ...\n"
+    least = {each.worth[1] for each in bundle.modes if each.worth}
+    assert least and min(least) > 1
+    found = [module_text(bundle).tables, file_text(bundle, source, "made for a test")]
+    rules = [re.findall(r"not \(s0 >= (\d+)\)", text) for text in found]
+    assert {int(each) for each in rules[0]} == least and rules[1] == ["1"]
+
+
+def test_another_device_is_refused(bundle: ModuleBundle, monkeypatch: pytest.MonkeyPatch) -> None:
     modes = load(bundle, kernels_of(bundle.source, MagicMock()))
-    assert [mode.training for mode in modes] == [True, True, False, False]
+    assert [mode.training for mode in modes] == [True, False]
     with FakeTensorMode():
         tensors = [
             torch.empty(shape, device="cuda") for shape in ((1001, 1032), (1001,), (1100, 1032))
@@ -131,9 +129,9 @@ def test_the_device_picks_the_program(
     for here in (False, True):
         monkeypatch.setattr(tensor_cores, "_FW_CORES", {0: here})
         monkeypatch.setitem(modes[0].misfit.__globals__, "_fw_tensor_cores", lambda _, h=here: h)
-        reasons = [str(mode.misfit(*tensors)) for mode in modes[:2]]
-        assert ("capability 9.0" in reasons[0]) is not here
-        assert "FakeTensor" in reasons[1], "the plain program goes on to the tensors themselves"
+        reason = str(modes[0].misfit(*tensors))
+        assert ("capability 9.0" in reason) is not here
+        assert ("FakeTensor" in reason) is here, "it goes on to the tensors themselves"
 
 
 def test_the_capability_is_queried_once(monkeypatch: pytest.MonkeyPatch) -> None:

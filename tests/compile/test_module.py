@@ -9,6 +9,8 @@ import os
 import pickle
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from fusewright.compile import module
+from fusewright.compile.solution import _specialise, solve
 from fusewright.errors import CaptureError
 from tests.support.gradients import medley_results, output_and_gradients
 from tests.support.handmade import gemm_add_relu, medley
@@ -132,6 +135,23 @@ def test_a_new_kind_of_call_is_specialised_once(gemm: Made) -> None:
             out = fast(x := torch.randn(4, 3, dtype=torch.float64))
     assert len(asked) == 2 and len(caught) == 0
     assert_same(out, torch.relu(x @ fast.gemm.weight.t() + fast.bias))
+
+
+def test_small_batches_get_a_program_of_their_own() -> None:
+    """The first program stays the first choice, for the batch that it was made for."""
+    model = Affine().eval()
+    solution = solve(model, (torch.randn(16, 3),), modes=("eval",))
+    (mode,) = solution.bundle.modes
+    bundle = replace(solution.bundle, modes=(replace(mode, worth=("s0", 8)),))
+    modes = module.load(bundle, solution.kernels)
+    fast = module.optimized(model, modes, partial(_specialise, "affine"))
+    for rows in (16, 4, 7, 1, 8, 16):
+        x = torch.randn(rows, 3)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert_same(fast(x), model(x))
+    kept = fast.__dict__["_fw_engine"].modes
+    assert kept[0] is modes[0] and len(kept) == 2
 
 
 def test_hooks_copies_and_moves(gemm: Made) -> None:

@@ -85,7 +85,9 @@ def _larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(value=st.recursive(NAMES, _larger, max_leaves=16), start=st.sampled_from(["x = ", "return "]))
+@given(
+    value=st.recursive(NAMES, _larger, max_leaves=16), start=st.sampled_from(["x = ", "return "])
+)
 def test_broken_lines_mean_the_same(value: str, start: str) -> None:
     before = f"{start}{value}"
     after = "\n".join(wrapped([before]))

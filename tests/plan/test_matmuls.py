@@ -365,14 +365,15 @@ def test_matmuls_are_planned_for_the_precision_that_is_set(
     assert matmuls_of(ROWS) == [1, 1]
 
 
-def test_small_batches_are_left_to_the_plain_program() -> None:
+def test_small_batches_are_left_to_other_programs() -> None:
     model = ParametricLambda(relu_layer, **linear())
     example = (torch.randn(ROWS, INSIDE),)
     made = prepare(model, example, device=torch.device("cpu"), target=Target.cuda())
-    ours, plain, *_ = made.modes
-    (guard,) = set(ours.program.guards) - set(plain.program.guards)
-    name, least = guard.split(" >= ")
-    assert name == "s0" and 1 < int(least) <= ROWS
+    ours, _ = made.modes
+    assert ours.worth is not None
+    name, least = ours.worth
+    assert name == "s0" and 1 < least <= ROWS
+    assert ours.guards == (*ours.program.guards, f"s0 >= {least}")
     kernel = steps_of(ours.inference, "matmul")[0].kernel
     alone = least_size([partial(MATMUL.times_us, kernel, CUDA)], "s0", {"s0": ROWS})
     enough, too_few = (Extents(rows, COLUMNS, INSIDE) for rows in (alone, alone - 1))
@@ -387,7 +388,7 @@ def test_a_kernel_that_two_graphs_share_is_written_once() -> None:
     )
     names = [entry.name for entry in made.source.entries if entry.terms]
     assert names == ["custom_mm_add_relu_le", "custom_mm_add_relu", "custom_mm", "custom_mm_2"]
-    train, _, evaluation, _ = made.modes
+    train, evaluation = made.modes
     assert steps_of(train.inference, "matmul") == steps_of(evaluation.inference, "matmul")
 
 
@@ -510,8 +511,8 @@ def test_emulated_modules_train_as_eager_does(dtype: str, monkeypatch: pytest.Mo
     model, x = Layers().to(kind), torch.randn(2, 3, 20).to(kind)
     target = Target.cuda(trials=("half_matmuls",))
     prepared = prepare(model, (x,), modes=("train",), device=x.device, target=target)
-    assert [each.name for each in prepared.modes] == ["train_tensor_cores", "train"]
-    kinds = {s.kind for each in (prepared.modes[0].forward,) for s in each.kernels}
+    (mode,) = prepared.modes
+    kinds = {step.kind for step in mode.forward.kernels}
     assert kinds == {"loop", "matmul"}
     assert {bool(each.terms) for each in prepared.source.entries} == {False, dtype == "float32"}
     fast = on_library(model, x, prepared, emulated(prepared.source))
