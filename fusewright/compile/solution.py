@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fusewright.build import Artifact
+from fusewright.capture.private import private
 from fusewright.compile import module
 from fusewright.compile.module import Modes, owners_of
 from fusewright.compile.pipeline import MODES, Prepared, prepare
@@ -72,16 +73,18 @@ def solve(
     device = device_of(model, args)
     if device.type not in module.DEVICES:
         raise DeviceError(f"there are no kernels for {device.type}: move the model to cpu or cuda")
-    prepared = prepare(
-        model,
-        args,
-        kwargs,
-        modes=modes,
-        device=device,
-        tuning=tuning,
-        changed=changed,
-        progress=lambda words, share: progress(words, share * _SHARE_PREPARED),
-    )
+    # Whatever mode the caller is in: gradients are captured, and later calls may want them.
+    with torch.inference_mode(False), torch.enable_grad():
+        traced, *given = private(model, args, kwargs)
+        prepared = prepare(
+            traced,
+            *given,
+            modes=modes,
+            device=device,
+            tuning=tuning,
+            changed=changed,
+            progress=lambda words, share: progress(words, share * _SHARE_PREPARED),
+        )
     if tuning is not None:
         tuning("compile the chosen schedules", 1.0)
     bundle = ModuleBundle(
@@ -89,7 +92,7 @@ def solve(
         language=prepared.target.language,
         source=prepared.source,
         arguments=module.arguments_of(model, tuple(args), kwargs),
-        modes=tuple(_with_owners(each, model) for each in prepared.modes),
+        modes=tuple(_with_owners(each, traced) for each in prepared.modes),
         autocast=_autocast(device),
         default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
     )
@@ -169,6 +172,7 @@ def optimize(
         kind = type(example_kwargs).__name__
         how = "pass several inputs as one tuple: optimize(model, (a, b))"
         raise ProblemError(f"example_kwargs is of type {kind}; {how}")
+    _refuse_other_settings(model, modes)
     args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
     name = type(model).__name__
     tuning = logged if tune else None
@@ -177,3 +181,12 @@ def optimize(
     left_out = frozenset(mode for mode, _ in solution.prepared.left_out)
     pinned = module.pin(drivers(solution), model)
     return module.optimized(model, pinned, functools.partial(_specialise, name), left_out)
+
+
+def _refuse_other_settings(model: Any, modes: Any) -> None:
+    if not isinstance(model, nn.Module):
+        how = 'for a function, use torch.compile(function, backend="fusewright")'
+        raise ProblemError(f"optimize takes a torch.nn.Module, not {type(model).__name__}; {how}")
+    known = isinstance(modes, Sequence) and not isinstance(modes, str) and bool(modes)
+    if not known or not set(modes) <= set(MODES):
+        raise ProblemError(f'modes is {modes!r}; it is a tuple of "train", "eval" or both')
