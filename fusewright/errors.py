@@ -22,6 +22,10 @@ class CaptureError(FusewrightError):
     """The model cannot be captured as a graph. The message names the model's file and line."""
 
 
+class UnguardedError(CaptureError):
+    """No trace of the model can stand for its later calls. The message says why."""
+
+
 class GraphError(FusewrightError):
     """A graph breaks a rule of the IR. This is a bug in Fusewright: please report it."""
 

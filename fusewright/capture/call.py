@@ -19,6 +19,7 @@ from fusewright.capture.attributes import (
     restored,
     write_buffers,
 )
+from fusewright.capture.source_location import Refused
 from fusewright.capture.state import Attribute, Key, States
 from fusewright.capture.tree import row, tree_text
 
@@ -80,6 +81,7 @@ class Flattened(nn.Module):
         with restored(self.model) as before:
             placed = self.states.place(tensors)
             result = self.model(*args, **kwargs)
+            _refuse_changed_arguments(leaves, self.call.spec, (args, kwargs))
             write_buffers(before)
             self.output_tree = tree_text(result, flat, self.output_types)
             self.states.collect(placed, tensors, flat, self.output_types)
@@ -120,6 +122,15 @@ class Flattened(nn.Module):
         return tuple(
             frozenset(name for name, edge in edges.items() if (edge.node, edge.output_nr) in found)
             for found in reached
+        )
+
+
+def _refuse_changed_arguments(leaves: Sequence[Any], spec: pytree.TreeSpec, given: Any) -> None:
+    found, structure = pytree.tree_flatten(given)
+    same = all(one is other for one, other in zip(leaves, found, strict=False))
+    if structure != spec or not same:
+        raise Refused(
+            "forward changes a list or dict among its arguments; return what it adds instead", None
         )
 
 

@@ -35,6 +35,7 @@ Run = Callable[[list[Any]], Sequence[Any]]
 CompileGraph = Callable[[str, fx.GraphModule], Run]
 # The variable that holds the arguments of a call, for the texts of sizes.
 ARGUMENTS = "fw_args"
+_OTHER = "fusewright_other_direction"
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,15 @@ def _partition(
     joint: fx.GraphModule, inputs: Sequence[Any], **others: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     with_class_losses(joint)
-    return split(joint, inputs, **others)
+    forward, backward = split(joint, inputs, **others)
+    forward.meta[_OTHER], backward.meta[_OTHER] = backward, forward
+    return forward, backward
+
+
+def other_direction(module: fx.GraphModule) -> fx.GraphModule | None:
+    """The backward graph of a forward graph, or the other way round."""
+    found: fx.GraphModule | None = module.meta.get(_OTHER)
+    return found
 
 
 def flat_graph(module: fx.GraphModule) -> FlatGraph:

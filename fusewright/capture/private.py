@@ -24,7 +24,7 @@ def private(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | N
     """Copies for a trace. Parameters and buffers are new tensors over the same memory; all other
     tensors are shared.
 
-    A function of the model that holds one of its modules would still use the original: then
+    A function of the model that holds a module or a parameter would still use the original: then
     nothing is copied. Of objects that cannot be copied, only the modules are.
     """
     call = (model, tuple(args), dict(kwargs or {}))
@@ -62,8 +62,7 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_held(model: nn.Module) -> bool:
-    """Whether a function among the attributes or hooks holds a module of the model."""
-    modules = set(map(id, model.modules()))
+    """Whether a function among the attributes or hooks holds a module or a parameter."""
     waiting = [value for module in model.modules() for value in _functions(vars(module))]
     seen: set[int] = set()
     while waiting:
@@ -72,7 +71,7 @@ def _is_held(model: nn.Module) -> bool:
             continue
         seen.add(id(function))
         found = [*_contents(function), *(function.__defaults__ or ())]
-        if any(id(each) in modules for each in found):
+        if any(isinstance(each, nn.Module | nn.Parameter) for each in found):
             return True
         waiting += [each for each in found if isinstance(each, types.FunctionType)]
     return False

@@ -9,14 +9,24 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
-from fusewright.capture.graphs import ARGUMENTS, FlatGraph, Run, as_it_is, back_end, flat_graph
-from fusewright.compile.module import DEVICES, executed, kernels_of, loader
+from fusewright.capture.graphs import (
+    ARGUMENTS,
+    FlatGraph,
+    Run,
+    as_it_is,
+    back_end,
+    flat_graph,
+    other_direction,
+)
+from fusewright.compile.call_kinds import DEVICES
+from fusewright.compile.module import executed, kernels_of, loader
 from fusewright.compile.pipeline import prepare_programs
 from fusewright.compile.stages import Stages, logged
 from fusewright.emit.bundle import Arguments, ModuleBundle
@@ -24,6 +34,7 @@ from fusewright.emit.drivers import device_kind
 from fusewright.emit.flat import GRAPH, FlatCall, flat_text
 from fusewright.errors import CaptureError, FusewrightError, ProblemError
 from fusewright.ir.graph import Binding, ForwardOutput, Program, Symbol
+from fusewright.rewrite import rewrite
 
 # Modes of torch.compile, and whether they measure schedules.
 _MODES = {"default": False, "max-autotune": True, "max-autotune-no-cudagraphs": True}
@@ -53,17 +64,18 @@ def backend(
 def compile_graph(kind: str, module: fx.GraphModule, *, tune: bool = False) -> Run:
     """One graph of AOTAutograd: forward, backward or inference."""
     try:
-        return _compiled(kind, flat_graph(module), tune)
+        return _compiled(kind, module, tune)
     except FusewrightError as error:
         words = f"PyTorch runs this {kind} graph, operator by operator: {error}"
         warnings.warn(words, RuntimeWarning, stacklevel=2)
         return as_it_is(module)
 
 
-def _compiled(kind: str, flat: FlatGraph, tune: bool) -> Run:
+def _compiled(kind: str, module: fx.GraphModule, tune: bool) -> Run:
+    flat = flat_graph(module)
     device = _device(flat)
     tuning = logged if tune else None
-    program, stages = _program(kind, flat), Stages()
+    program, stages = replace(_program(kind, flat), again=_again(module)), Stages()
     # Dynamo calls a graph again at other sizes and knows nothing of our rules for them.
     how: dict[str, Any] = {"device": device, "tuning": tuning, "at_any_size": True}
     prepared = prepare_programs([program], stages, **how)
@@ -82,6 +94,18 @@ def _compiled(kind: str, flat: FlatGraph, tune: bool) -> Run:
         return run(arguments)
 
     return run_with_constants
+
+
+def _again(module: fx.GraphModule) -> frozenset[str]:
+    """The values of the other direction's graph. Those that both compute get the same bits."""
+    other = other_direction(module)
+    if other is None:
+        return frozenset()
+    try:
+        graph = rewrite(_program("other", flat_graph(other))).inference
+    except CaptureError:  # PyTorch runs that graph
+        return frozenset(node.name for node in other.graph.nodes)
+    return frozenset(node.name for node in graph.nodes)
 
 
 def _call(kind: str, flat: FlatGraph) -> FlatCall:

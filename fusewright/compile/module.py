@@ -11,6 +11,7 @@ import functools
 import hashlib
 import inspect
 import linecache
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -23,10 +24,11 @@ from torch import nn
 from fusewright.build import Artifact, Libraries, build_divided
 from fusewright.capture import in_mode
 from fusewright.codegen.source import Source
+from fusewright.compile.call_kinds import DEVICES, kind_of_call, sketch_of
 from fusewright.emit.bundle import Arguments, Constant, ModuleBundle, Owner
 from fusewright.emit.text import module_text
 from fusewright.emit.types import output_types
-from fusewright.errors import FusewrightError
+from fusewright.errors import FusewrightError, UnguardedError
 from fusewright.runtime import (
     altered,
     call,
@@ -43,14 +45,17 @@ Modes = tuple[call._FwMode, ...]
 LoadText = Callable[[str], Any]
 # Makes the programs of a call; told which attributes the model is known to change.
 Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Sequence[str]], Modes | None]
+# The forward of a class, compiled by way of Dynamo, for any sizes or for those of the call.
+Front = Callable[[type[nn.Module], bool], Callable[..., Any]]
 
 # A module with this many programs gets no more: its calls vary too much.
 MOST_PROGRAMS = 64
 # An attribute with more values than this is not a constant (a list of losses, for example).
 MOST_VALUES = 8
-DEVICES = ("cpu", "cuda")
 _ENGINE = "_fw_engine"
 _INHERITED = frozenset(nn.Module().__dict__)
+# Reasons of the run time that name sizes or numbers.
+_RESIZED = re.compile(r"argument .* has shape |the arguments are .* instead of ")
 
 
 def kernels_of(source: Source, load_text: LoadText) -> library._FwKernels:
@@ -188,7 +193,9 @@ class Engine:
     """The programs of one optimized module; `specialise` makes new ones.
 
     A copy shares the programs. A pickle has none, and its first call makes them again. `left_out`
-    are modes that have no program; the user has been told so.
+    are modes that have no program; the user has been told so. With a `reason` why no program can
+    stand for other calls, all calls go to `front`. So do calls that differ from one of the
+    `sketches` only in sizes and numbers, which Dynamo makes symbolic.
     """
 
     def __init__(
@@ -196,7 +203,14 @@ class Engine:
         specialise: Specialise | None,
         modes: Modes = (),
         left_out: frozenset[str] = frozenset(),
+        front: Front | None = None,
+        reason: str = "",
+        sketches: frozenset[str] = frozenset(),
     ) -> None:
+        self.front = front
+        self.reason = reason
+        self.sketches = set(sketches)
+        self.foreign: set[str] = set()  # sketches of calls that no program can stand for
         self.specialise = specialise
         self.modes = list(modes)
         self.left_out = left_out
@@ -214,14 +228,46 @@ class Engine:
         # A new program would have no hooks, so the call would not fit it either.
         hooked = None if call._fw_compiling() else altered._fw_hooked(module)
         reason = hooked or reason
-        if not (hooked or self._is_restless(reason)) and self._extended(module, args, kwargs):
+        if not hooked and self._is_resized(module, args, kwargs, reason):
+            return self.by_dynamo(module, args, kwargs, any_size=True)
+        try:
+            stays = hooked is not None or self._is_restless(reason)
+            extended = not stays and self._extended(module, args, kwargs)
+        except UnguardedError:
+            # The programs stay right for the calls that fit them.
+            self.foreign.add(sketch_of(module, args, kwargs))
+            return self.by_dynamo(module, args, kwargs, any_size=True)
+        if extended:
             still, result = call._fw_forward(self.modes, module, args, kwargs)
             if still is None:
                 return result
-            self.refused.add(_kind_of_call(module, args, kwargs, self.changed))
+            self.refused.add(kind_of_call(module, args, kwargs, self.changed))
             reason = still
         call._fw_warn(reason)
         return original_class(module).forward(module, *args, **kwargs)
+
+    def by_dynamo(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        any_size: bool = False,
+    ) -> Any:
+        """The result of a call that no program of ours stands for."""
+        assert self.front is not None
+        return self.front(original_class(module), any_size)(module, *args, **kwargs)
+
+    def _is_resized(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+    ) -> bool:
+        """Whether an earlier call was like this one in all but sizes and numbers."""
+        named = _RESIZED.match(reason) is not None
+        if self.front is None or call._fw_compiling() or not (named or self.foreign):
+            return False
+        sketch = sketch_of(module, args, kwargs)
+        known = sketch in self.foreign or (named and sketch in self.sketches)
+        self.sketches.add(sketch)
+        return known
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -251,13 +297,15 @@ class Engine:
         held = [*leaves, *module.parameters(), *module.buffers()]
         if any(each.device.type not in DEVICES for each in held):
             return False
-        kind = _kind_of_call(module, args, kwargs, self.changed)
+        kind = kind_of_call(module, args, kwargs, self.changed)
         if self.specialise is None or kind in self.refused or len(self.modes) >= MOST_PROGRAMS:
             return False
         try:
             names = _parameters(original_class(module).forward)
             given = guard._fw_positional(names, args, dict(kwargs))
             modes = self.specialise(original(module), *given, self.changed)
+        except UnguardedError:
+            raise
         except FusewrightError as error:
             warnings.warn(f"no kernels for this call: {error}", RuntimeWarning, stacklevel=2)
             modes = None
@@ -269,29 +317,11 @@ class Engine:
         return False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
-        return Engine(self.specialise, tuple(self.modes), self.left_out)
+        kept = (self.left_out, self.front, self.reason, frozenset(self.sketches))
+        return Engine(self.specialise, tuple(self.modes), *kept)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Engine, (self.specialise, (), self.left_out)
-
-
-def _kind_of_call(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Sequence[str]
-) -> str:
-    """All facts that a guard checks, as text. A refused kind is not tried again."""
-    leaves: list[Any] = []
-    held = [guard._fw_attribute(module, tuple(path.split("."))) for path in changed]
-    structure = guard._fw_flatten((args, kwargs, held), leaves)
-    leaves += [*module.parameters(), *module.buffers()]
-    facts = [
-        f"{t.dtype}{t.device}{tuple(t.shape)}{t.stride()}{t.requires_grad}"
-        if t.layout is torch.strided
-        else f"{t.layout}"
-        for t in leaves
-    ]
-    state = (module.training, torch.is_grad_enabled(), [guard._fw_autocast(d) for d in DEVICES])
-    tree = [(each.training, altered._fw_kind(each)) for each in module.modules()]
-    return f"{structure}{facts}{state}{torch.get_default_dtype()}{tree}"
+        return Engine, (self.specialise, (), self.left_out, self.front, self.reason)
 
 
 def optimized(
@@ -299,12 +329,15 @@ def optimized(
     modes: Modes = (),
     specialise: Specialise | None = None,
     left_out: frozenset[str] = frozenset(),
+    front: Front | None = None,
+    reason: str = "",
+    sketches: frozenset[str] = frozenset(),
 ) -> nn.Module:
     """A module that shares all state with the model; its class is a subclass of the model's."""
     made = _fresh(original_class(model))
     made.__dict__.update(model.__dict__)
     made.__dict__.pop("_fw_seen", None)
-    made.__dict__[_ENGINE] = Engine(specialise, modes, left_out)
+    made.__dict__[_ENGINE] = Engine(specialise, modes, left_out, front, reason, sketches)
     return made
 
 
@@ -326,6 +359,8 @@ class Optimized:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         engine = self.__dict__[_ENGINE]
+        if engine.reason:
+            return engine.by_dynamo(self, args, kwargs)
         reason, result = call._fw_forward(engine.modes, self, args, kwargs)
         return result if reason is None else engine.answer(self, args, kwargs, reason)
 

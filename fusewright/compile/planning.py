@@ -108,8 +108,8 @@ class _Planning:
         if self.target.transposing:
             with self.stages.timed("rewrite"):
                 program = with_channels_last(program)
-        later = program.backward.nodes if program.backward else ()
-        repeated = frozenset(node.name for node in later)
+        nodes = program.backward.nodes if program.backward else ()
+        repeated = frozenset(node.name for node in nodes)
         shared = repeated.intersection(node.name for node in program.forward.nodes)
         none = frozenset[str]()
 
@@ -121,7 +121,9 @@ class _Planning:
                 return self._plan(graph, program.example_sizes, *names)
 
         forward = planned("forward", program.forward, repeated, shared)
-        inference = planned("inference", program.inference, none, none)
+        mine = program.again.intersection(node.name for node in program.inference.nodes)
+        later = program.again if program.mode == "forward" else none
+        inference = planned("inference", program.inference, later, mine)
         if program.backward is None:
             return ProgramPlans(program, forward, inference, None)
         backward = planned("backward", program.backward, none, shared)

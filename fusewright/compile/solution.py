@@ -14,14 +14,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusewright import debug
 from fusewright.build import Artifact
+from fusewright.capture import in_mode
+from fusewright.capture.hooks import unhooked
 from fusewright.capture.private import private
+from fusewright.capture.unguarded import unguarded
 from fusewright.compile import module
+from fusewright.compile.backend import backend
+from fusewright.compile.call_kinds import DEVICES, sketch_of
 from fusewright.compile.module import Modes, owners_of
 from fusewright.compile.pipeline import MODES, Prepared, prepare
 from fusewright.compile.stages import logged
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans, without_gradients
-from fusewright.errors import DeviceError, ProblemError
+from fusewright.errors import CaptureError, DeviceError, ProblemError, UnguardedError
 from fusewright.problem.nested import leaves
 from fusewright.runtime import library
 from fusewright.tune.search import OnProgress
@@ -71,14 +77,15 @@ def solve(
     each stage with its name and the share of the work that is done.
     """
     device = device_of(model, args)
-    if device.type not in module.DEVICES:
+    if device.type not in DEVICES:
         raise DeviceError(f"there are no kernels for {device.type}: move the model to cpu or cuda")
     # Whatever mode the caller is in: gradients are captured, and later calls may want them.
     with torch.inference_mode(False), torch.enable_grad():
-        traced, *given = private(model, args, kwargs)
+        traced, given, named = private(model, args, kwargs)
         prepared = prepare(
             traced,
-            *given,
+            given,
+            named,
             modes=modes,
             device=device,
             tuning=tuning,
@@ -131,7 +138,8 @@ def _specialise(
 ) -> Modes:
     """Programs for a call that fits none so far, in the current mode only."""
     mode = "train" if model.training else "eval"
-    return drivers(solve(model, args, kwargs, name=name, modes=(mode,), changed=changed))
+    settings: dict[str, Any] = {"name": name, "modes": (mode,), "changed": changed}
+    return drivers(_trusted(model, args, kwargs, **settings))
 
 
 def warn_of(solution: Solution, stacklevel: int) -> None:
@@ -176,11 +184,47 @@ def optimize(
     args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
     name = type(model).__name__
     tuning = logged if tune else None
-    solution = solve(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
+    front = functools.partial(_by_dynamo, tune=tune)
+    try:
+        solution = _trusted(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
+    except UnguardedError as error:
+        debug.log(1, "torch.compile runs %s: %s", name, error)
+        return module.optimized(model, front=front, reason=str(error))
     warn_of(solution, stacklevel=2)
     left_out = frozenset(mode for mode, _ in solution.prepared.left_out)
     pinned = module.pin(drivers(solution), model)
-    return module.optimized(model, pinned, functools.partial(_specialise, name), left_out)
+    again = functools.partial(_specialise, name)
+    sketch = sketch_of(model, args, example_kwargs or {})
+    return module.optimized(model, pinned, again, left_out, front, "", frozenset((sketch,)))
+
+
+def _trusted(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, **settings: Any
+) -> Solution:
+    """The solution, if our guards can tell for which calls it is right. UnguardedError if not."""
+    traced, given, named = private(model, args, kwargs)
+    reason: str | None = None
+    for mode in settings["modes"]:
+        with in_mode(traced, mode), unhooked(traced):
+            reason = unguarded(traced, given, named)
+        if reason:
+            raise UnguardedError(reason)
+    try:
+        solution = solve(model, args, kwargs, **settings)
+    except CaptureError as error:
+        if reason is None:
+            raise
+        raise UnguardedError(str(error)) from error
+    if any(e.program.aliases and not e.program.changed for e in solution.prepared.modes):
+        raise UnguardedError("forward returns an argument, a buffer or a view of one")
+    return solution
+
+
+@functools.cache
+def _by_dynamo(kind: type[nn.Module], any_size: bool, *, tune: bool) -> Any:
+    """The forward of a class by way of Dynamo, which guards everything that it reads."""
+    ours = functools.partial(backend, options={"tune": tune})
+    return torch.compile(kind.forward, backend=ours, dynamic=True if any_size else None)
 
 
 def _refuse_other_settings(model: Any, modes: Any) -> None:

@@ -361,15 +361,13 @@ class Told(nn.Module):
         return x * how.factor if isinstance(how, Settings) else how(x)
 
 
-def test_objects_with_no_value_to_compare_run_the_original() -> None:
+def test_objects_with_no_value_to_compare_are_left_to_dynamo() -> None:
     x, how = torch.randn(4, 3), Settings()
     for example in (how, lambda x: x * 2):
         fast = fusewright.optimize(Told(), (x, example), modes=("train",))
-        with pytest.warns(RuntimeWarning, match="cannot be compared|instead of") as caught:
-            for factor in range(1, 5):
-                how.factor = factor
-                assert_same(fast(x, how), x * factor)
-        assert len(caught) == 1
+        for factor in range(1, 5):
+            how.factor = factor
+            assert_same(fast(x, how), x * factor)
         for factor in range(1, 5):
             assert_same(fast(x, lambda x, k=factor: x * k), x * factor)
 
