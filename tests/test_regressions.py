@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.capture import capture
-from fusewright.compile.solution import solve
 from fusewright.errors import CaptureError
 from fusewright.verify.verify import verify
 from tests.support.live_problems import problem_from_module
@@ -94,16 +93,11 @@ def test_a_buffer_that_is_assigned_anew_keeps_its_new_value() -> None:
     check(Assigns(), torch.randn(4, 5))
 
 
-def test_a_number_that_changes_what_forward_computes_is_left_to_dynamo() -> None:
-    model, x = Counts(), torch.randn(4, 5)
+def test_a_number_that_changes_what_forward_computes_is_refused_and_undone() -> None:
+    model = Counts()
     with pytest.raises(CaptureError, match="attribute calls"):
-        solve(model, (x,))
-    fast = fusewright.optimize(model, x)
+        fusewright.optimize(model, torch.randn(4, 5))
     assert model.calls == 0
-    theirs = Counts()
-    for calls in range(1, 4):
-        torch.testing.assert_close(fast(x), theirs(x))
-        assert fast.calls == theirs.calls == calls
 
 
 @pytest.mark.parametrize("kind", [Caches, Collects])
@@ -121,7 +115,7 @@ def test_what_forward_keeps_is_kept_after_each_call(kind: type[nn.Module]) -> No
 
 def test_a_buffer_that_would_keep_its_history_is_refused() -> None:
     with pytest.raises(CaptureError, match="buffer state with its gradient history"):
-        solve(AssignsHistory(), (torch.randn(4, 5),))
+        fusewright.optimize(AssignsHistory(), torch.randn(4, 5))
 
 
 def test_state_that_pytorchs_layers_keep_is_no_change() -> None:
@@ -373,11 +367,8 @@ def test_a_tensor_that_is_changed_and_given_twice_is_as_in_eager() -> None:
 
     fast = fusewright.optimize(Lambda(model), (torch.zeros(3), torch.ones(3)), modes=("train",))
     y = torch.zeros(3)
-    with torch.no_grad():
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="given twice"):
         assert torch.equal(fast(y, y), torch.ones(3))
-        assert torch.equal(fast(y, y), torch.full((3,), 4.0))
-        assert torch.equal(fast(torch.zeros(3), y), y)
-    assert len(fast.__dict__["_fw_engine"].modes) == 1
 
 
 def test_a_kept_value_with_a_range_test_is_read_back_without_it() -> None:

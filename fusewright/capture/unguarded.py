@@ -99,7 +99,7 @@ def _is_compared(name: str, kind: str, model: nn.Module, frame: Any) -> bool:
         return kind not in _ON_VALUES or type(owner).__module__.startswith("torch.")
     root = _ROOT.match(name)
     if root is None:
-        return False
+        return kind not in _ON_VALUES
     scope, first, rest = root.groups()
     if scope == "G":
         return first.startswith("__") or _is_code(frame.globals.get(first), kind, rest)

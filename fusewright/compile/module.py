@@ -254,8 +254,12 @@ class Engine:
         any_size: bool = False,
     ) -> Any:
         """The result of a call that no program of ours stands for."""
+        original = original_class(module)
+        # Dynamo does not look for hooks that were added later, and other tracers cannot see it.
+        if call._fw_compiling() or guard._fw_watcher() is not None or altered._fw_hooked(module):
+            return original.forward(module, *args, **kwargs)
         assert self.front is not None
-        return self.front(original_class(module), any_size)(module, *args, **kwargs)
+        return self.front(original, any_size)(module, *args, **kwargs)
 
     def _is_resized(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str

@@ -27,7 +27,7 @@ from fusewright.compile.module import Modes, owners_of
 from fusewright.compile.pipeline import MODES, Prepared, prepare
 from fusewright.compile.stages import logged
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans, without_gradients
-from fusewright.errors import CaptureError, DeviceError, ProblemError, UnguardedError
+from fusewright.errors import DeviceError, ProblemError, UnguardedError
 from fusewright.problem.nested import leaves
 from fusewright.runtime import library
 from fusewright.tune.search import OnProgress
@@ -202,19 +202,12 @@ def _trusted(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, **settings: Any
 ) -> Solution:
     """The solution, if our guards can tell for which calls it is right. UnguardedError if not."""
+    solution = solve(model, args, kwargs, **settings)
     traced, given, named = private(model, args, kwargs)
-    reason: str | None = None
-    for mode in settings["modes"]:
+    for mode in dict.fromkeys(each.program.mode for each in solution.prepared.modes):
         with in_mode(traced, mode), unhooked(traced):
-            reason = unguarded(traced, given, named)
-        if reason:
-            raise UnguardedError(reason)
-    try:
-        solution = solve(model, args, kwargs, **settings)
-    except CaptureError as error:
-        if reason is None:
-            raise
-        raise UnguardedError(str(error)) from error
+            if reason := unguarded(traced, given, named):
+                raise UnguardedError(reason)
     if any(e.program.aliases and not e.program.changed for e in solution.prepared.modes):
         raise UnguardedError("forward returns an argument, a buffer or a view of one")
     return solution

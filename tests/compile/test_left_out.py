@@ -1,5 +1,5 @@
-"""A model with one mode that one graph cannot describe: Dynamo cuts it, and a file leaves that mode
-out, with one message."""
+"""A model with one mode that cannot be captured: the other is optimized, and one message says
+so."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import fusewright
 from fusewright import cli
 from fusewright.compile.module import Optimized
-from fusewright.compile.solution import solve
 from fusewright.errors import CaptureError
 from tests.support.command_line import fusewright as command
 
@@ -33,13 +32,17 @@ class Averaging(nn.Module):
         return y
 
 
-def test_a_module_runs_both_modes_without_a_warning() -> None:
+def test_the_other_mode_is_optimized_with_one_warning() -> None:
     model = Averaging()
     x = torch.randn(6, 4)
+    with pytest.warns(RuntimeWarning) as heard:
+        fast = fusewright.optimize(model, x)
+    (said,) = [str(each.message) for each in heard]
+    assert said.startswith("in train mode the original forward runs: ")
+    assert "test_left_out.py:" in said and "depends on the values" in said
     expected = copy.deepcopy(model)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        fast = fusewright.optimize(model, x)
+        warnings.simplefilter("error")
         for training in (True, False):
             for run in (fast, copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
                 theirs = copy.deepcopy(expected).train(training)
@@ -47,20 +50,13 @@ def test_a_module_runs_both_modes_without_a_warning() -> None:
                 torch.testing.assert_close(run.train(training)(x), theirs(x))
                 torch.testing.assert_close(run.state_dict(), theirs.state_dict())
     assert isinstance(fast, Optimized)
-
-
-def test_a_file_leaves_the_mode_out() -> None:
-    with pytest.warns(RuntimeWarning) as heard:
-        solution = solve(Averaging(), (torch.randn(6, 4),))
-    (said,) = [str(each.message) for each in heard]
-    assert said.startswith("in train mode the original forward runs: ")
-    assert "test_left_out.py:" in said and "depends on the values" in said
-    assert [each.program.mode for each in solution.prepared.modes] == ["eval"]
+    evaluated = fast.eval()(x.requires_grad_())
+    assert type(evaluated.grad_fn).__name__ == "_FwFunctionBackward"
 
 
 def test_a_mode_that_is_asked_for_alone_is_an_error() -> None:
     with pytest.raises(CaptureError, match="depends on the values"):
-        solve(Averaging(), (torch.randn(6, 4),), modes=("train",))
+        fusewright.optimize(Averaging(), torch.randn(6, 4), modes=("train",))
 
 
 def test_a_model_without_any_mode_is_an_error() -> None:
@@ -71,7 +67,7 @@ def test_a_model_without_any_mode_is_an_error() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(CaptureError, match="depends on the values"):
-            solve(Picking(), (torch.randn(6, 4),))
+            fusewright.optimize(Picking(), torch.randn(6, 4))
 
 
 PROBLEM = """\

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.capture.private import private
-from fusewright.compile.solution import solve
 from fusewright.errors import CaptureError, ProblemError
 
 
@@ -79,13 +78,10 @@ def test_a_capture_that_fails_leaves_the_arguments_as_they_were() -> None:
             cache.keys = x * 2
             return x + float(x.sum())
 
-    cache, x = Cache(), torch.randn(3)
+    cache = Cache()
     with pytest.raises(CaptureError):
-        solve(Model(), (x, cache))
-    fast = fusewright.optimize(Model(), (x, cache))
+        fusewright.optimize(Model(), (torch.randn(3), cache))
     assert cache.keys is None
-    torch.testing.assert_close(fast(x, cache), x + x.sum())
-    torch.testing.assert_close(cache.keys, x * 2)
 
 
 def test_gradients_of_a_model_that_was_optimized_without() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import fusewright
 from fusewright.capture.unguarded import unguarded
 from fusewright.compile import backend as compiling
+from fusewright.errors import CaptureError
 from tests.support.models import Lambda
 
 SCALE = 2.0
@@ -133,6 +134,8 @@ def same(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_state_that_changes_between_calls(name: str) -> None:
+    if name == "enclosed value" and torch.__version__ < "2.12":
+        pytest.skip("torch.compile of PyTorch 2.11 does not notice it")
     read, change = CHANGES[name]
     model, x = Model(read), torch.randn(3, 4)
     fast = fusewright.optimize(model, x)
@@ -181,10 +184,11 @@ class Fills(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [dict, list])
-def test_what_forward_writes_into_its_arguments(kind: Any) -> None:
-    fast, x, into = fusewright.optimize(Fills(), (torch.randn(3), kind())), torch.randn(3), kind()
-    same(fast(x, into), x + 1)
-    same(list(into.values()) if kind is dict else into, [x * 2])
+def test_a_forward_that_writes_into_its_arguments_is_refused(kind: Any) -> None:
+    into = kind()
+    with pytest.raises(CaptureError, match="changes a list or dict among its arguments"):
+        fusewright.optimize(Fills(), (torch.randn(3), into))
+    assert into == kind()
 
 
 def test_outputs_that_are_inputs_stay_so() -> None:
@@ -199,16 +203,6 @@ def test_outputs_that_are_inputs_stay_so() -> None:
     fast, x = fusewright.optimize(Returns(), torch.randn(3, 4)), torch.randn(3, 4)
     first, view, kept, _ = fast(x)
     assert first is x and view._base is x and kept is fast.kept
-
-
-def test_branches_on_values_and_prints() -> None:
-    class Branches(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.relu() if x.sum() > 0 else x.tanh()
-
-    fast = fusewright.optimize(Branches(), torch.ones(3))
-    for x in (torch.ones(3), -torch.ones(3)):
-        same(fast(x), Branches()(x))
 
 
 def test_fifteen_lengths_and_numbers_need_two_builds(monkeypatch: pytest.MonkeyPatch) -> None:
