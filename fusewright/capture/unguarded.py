@@ -19,7 +19,6 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 from torch._dynamo import convert_frame
-from torch._dynamo.exc import Unsupported, UserError
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
 
 from fusewright import debug
@@ -55,9 +54,7 @@ def unguarded(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
             with torch._dynamo.config.patch(allow_rnn=True), dynamo_timed("fusewright"):
                 frame = convert_frame._get_frame(model, tuple(args), dict(kwargs))
                 found = convert_frame.fullgraph_capture(model, tuple(args), dict(kwargs))
-    except (Unsupported, UserError) as error:
-        return str(error).partition("\n")[0].rstrip(".")
-    except Exception as error:  # of the model, or Dynamo does not know it
+    except Exception as error:  # of the model, or Dynamo does not know what it does
         debug.log(1, "Dynamo cannot trace %s: %s", type(model).__name__, error)
         return None
     captured = found.graph_capture_output

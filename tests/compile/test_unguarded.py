@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import random
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -158,12 +156,6 @@ def test_tensors_inside_objects(make: Callable[[Tensor], Any]) -> None:
     x = torch.randn(3, 4, requires_grad=True)
     same(fast(make(x)), x.relu() * 2)
     same(torch.autograd.grad(fast(make(x)).sum(), x)[0], (x > 0) * 2.0)
-
-
-@pytest.mark.parametrize("draw", [random.random, lambda: float(np.random.rand())])
-def test_random_numbers_are_drawn_at_each_call(draw: Callable[[], float]) -> None:
-    fast, x = fusewright.optimize(Lambda(lambda x: x * draw()), torch.ones(3)), torch.ones(3)
-    assert not torch.equal(fast(x), fast(x))
 
 
 def test_a_forward_that_asks_whether_gradients_are_wanted() -> None:
