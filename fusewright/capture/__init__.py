@@ -157,7 +157,7 @@ def _attempted(
     if not call.wants_gradients and not any(each.requires_grad for each in model.parameters()):
         attempts.sort(key=lambda attempt: attempt.gradients)
     failures: list[tuple[Attempt, Exception]] = []
-    clones: dict[int, str] = {}  # outputs to copy, as the attempts find them
+    clones: set[int] = set()  # outputs to copy, as the attempts find them
     reason = ""
     while attempts:
         attempt = attempts.pop(0)

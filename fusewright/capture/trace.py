@@ -53,11 +53,10 @@ def trace(
     call: ModelCall,
     mode: str,
     attempt: Attempt,
-    copied: dict[int, str],
+    copied: set[int],
     attributes: Sequence[Attribute] = (),
 ) -> tuple[Program, Mapping[Key, Any]]:
-    """Trace the model; outputs that share memory are added to `copied`, for later attempts, with
-    the kind of sharing.
+    """Trace the model; outputs that share memory are added to `copied`, for later attempts.
 
     Returns the program, and the values that its `attributes` will have at the next call.
     """
@@ -79,8 +78,7 @@ def trace(
         joint = aot_export_joint_with_descriptors(
             stack, flattened, tuple(fakes), {}, decompositions=decomposition_table()
         )
-        found = _shared_outputs(joint).items()
-        shared = {at: kind for at, kind in found if at not in flattened.only_written | set(copied)}
+        shared = _shared_outputs(joint) - copied - flattened.only_written
         if not shared:
             _drop_copies(joint.graph_module, flattened.only_written)
             partition = _partition(joint.graph_module)
@@ -91,27 +89,22 @@ def trace(
     converter = Converter(model, {expr: symbol.name for expr, symbol in symbols})
     names = tuple(symbol for _, symbol in symbols)
     program = make_program(partition, converter, names, shape_env, mode, flattened, fakes)
-    aliases = not _INPUTS.isdisjoint(copied.values())
-    return replace(program, aliases=aliases), flattened.states.later
+    return program, flattened.states.later
 
 
-# Kinds of outputs that share the memory of an input.
-_INPUTS = frozenset(("is_input", "alias_of_input"))
-
-
-def _shared_outputs(joint: Any) -> dict[int, str]:
-    """Outputs that share memory with an input or with each other, and in which way.
+def _shared_outputs(joint: Any) -> frozenset[int]:
+    """Outputs that share memory with an input or with each other.
 
     One autograd node cannot return them as views, so they are copied. The copy is pointwise and
     joins the kernel that computes the value.
     """
     info = joint._aot_state.fw_metadata.output_info
-    return {
-        position: each.output_type.name
+    return frozenset(
+        position
         for position, each in enumerate(info)
         if each.output_type.name not in ("non_alias", "unsafe_view_alias")
         and issubclass(each.raw_type, torch.Tensor)
-    }
+    )
 
 
 def _fakes(

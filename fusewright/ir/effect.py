@@ -34,7 +34,6 @@ class Circumstances:
     and the value as text, without its tensors. `changed`: the paths of all that calls change.
     forward_only: why there is no backward graph although the model has gradients; else empty.
     variant: distinguishes the programs of one mode.
-    aliases: an output is a copy that in eager mode shares the memory of an input.
     again: values that the graph of the other direction computes, too, if it is another program.
     """
 
@@ -43,5 +42,4 @@ class Circumstances:
     changed: tuple[str, ...] = ()
     forward_only: str = ""
     variant: str = ""
-    aliases: bool = False
     again: frozenset[str] = frozenset()
