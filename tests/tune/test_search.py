@@ -22,7 +22,9 @@ import fusewright
 from benchmarks import loop_kernels
 from fusewright import build as building
 from fusewright import cli
-from fusewright.compile.pipeline import _run_here, prepare
+from fusewright.capture import captures
+from fusewright.compile.pipeline import _run_here, prepare, prepare_programs
+from fusewright.compile.stages import Stages
 from fusewright.cost.matmul import BLOCK_US
 from fusewright.errors import CompileFailed, FusewrightError
 from fusewright.ir.graph import Dim
@@ -432,7 +434,9 @@ def test_the_report_says_what_changed() -> None:
 
 def test_only_what_runs_here_is_measured() -> None:
     model, x = nn.Sequential(nn.Linear(1024, 768), nn.ReLU()), torch.randn(2048, 1024)
-    ours, plain = prepare(model, (x,), device=CPU, target=CUDA, modes=("eval",)).modes
+    programs = captures(model, (x,), mode="eval")
+    made = prepare_programs(programs, Stages(), device=CPU, target=CUDA, at_any_size=True)
+    ours, plain = made.modes
     run = _run_here((ours, plain))
     assert {step.kernel.name for step in ours.inference.kernels} <= run
     assert (
