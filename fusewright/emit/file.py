@@ -22,7 +22,7 @@ from fusewright.emit.support import pasted
 from fusewright.emit.text import entries_text, module_text
 from fusewright.emit.types import type_lines
 from fusewright.emit.user import UserSource, read
-from fusewright.emit.wrap import COLUMNS, wrapped
+from fusewright.emit.wrap import COLUMNS, OFF, ON, wrapped
 from fusewright.runtime import BUILDERS, PASTED, RECURRENT, TENSOR_CORES
 
 _MODEL_NEW = '''
@@ -40,7 +40,7 @@ class ModelNew(Model):
         _fw_warn(reason)
         return super().forward(*args, **kwargs)
 '''
-_DEFINITION = re.compile("def |class |@")
+_DEFINITION = re.compile(rf"(?:{OFF}\n)?(?:def |class |@)")
 _IMPORT = re.compile("import |from ")
 _SUPPORT = "support code: how the kernels are compiled, called and guarded"
 
@@ -89,15 +89,13 @@ def _parts(bundle: ModuleBundle, user: UserSource, header: str, keep_words: bool
     clashes = user.bound & modules
     halves = (each if keep_words else respelt_cpp(each) for each in bundle.source.halves)
     kernels, drivers = map(_literal, halves)
-    own = _joined([f"_FW_KERNELS = {kernels}", text.drivers.strip("\n"), _MODEL_NEW.strip("\n")])
+    own = _joined([f"_FW_KERNELS = {kernels}", _unformatted(text.drivers), _MODEL_NEW.strip("\n")])
     imports = [f"{line} as _fw_{line[7:]}" if line[7:] in clashes else line for line in imports]
     torch = next(line for line in imports if line.startswith("import torch"))
     blocks = [
         f"_FW_DRIVERS = {drivers}",
-        "\n".join(wrapped([f"_FW_ENTRIES = {entries_text(bundle)}"])),
         *runtime,
-        "\n".join(wrapped(_loaded(bundle))),
-        text.tables.strip("\n"),
+        _unformatted("\n".join(wrapped(_loaded(bundle))) + "\n\n\n" + text.tables),
     ]
     ours = [_renamed(part, clashes) for part in (own, _joined(blocks))]
     ours[1] = _joined(["\n".join([*imports, *type_lines(bundle.modes)]), ours[1].rstrip("\n")])
@@ -116,12 +114,17 @@ def _runtime(bundle: ModuleBundle, text: str) -> tuple[list[str], list[str]]:
     return pasted(modules, " ".join([text, *_loaded(bundle)]))
 
 
+def _unformatted(text: str) -> str:
+    """Lines that ruff would spread over many more."""
+    return "\n".join([OFF, text.strip("\n"), ON])
+
+
 def _loaded(bundle: ModuleBundle) -> list[str]:
-    """The line that makes `_fw_kernels`."""
+    """The lines that make `_fw_kernels`."""
     kind = "_FwPreciseKernels" if bundle.has_tensor_core_steps else "_FwKernels"
     source = f"_FW_DRIVERS.replace({quoted(KERNELS_LINE)}, _FW_KERNELS, 1)"
     given = ["_FW_ENTRIES", source, "_fw_loader(_fw_recipe, _fw_build)"]
-    return call("_fw_kernels", kind, given)
+    return [f"_FW_ENTRIES = {entries_text(bundle)}", *call("_fw_kernels", kind, given)]
 
 
 def _joined(blocks: Iterable[str]) -> str:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from importlib import resources
 
 from fusewright.emit.edits import Edit, Spot, edited, lines_of, span, spot
-from fusewright.emit.wrap import wrapped
 
 _BLANKS = re.compile(r"\n(?:[ \t]*\n)+")
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -89,7 +88,7 @@ def _stripped(source: str) -> str:
     text = edited(lines, _outermost(edits))
     text = _BLANKS.sub(lambda found: "\n" * min(found.group().count("\n"), 3), text)
     text = re.sub(r"(:\n)\n+", r"\1", text)  # before a class's first method
-    return "\n".join(wrapped(text.splitlines())) + "\n"
+    return text.rstrip("\n") + "\n"
 
 
 def _without_comments(source: str) -> str:
@@ -135,7 +134,7 @@ def _line(node: ast.stmt) -> Edit:
 
 
 def _signature(node: ast.FunctionDef, lines: Sequence[str]) -> Edit:
-    """The function's head on one line, without annotations; `wrapped` breaks it."""
+    """The function's head on one line, without annotations."""
     bare = ast.parse(f"def f({ast.unparse(node.args)}): ...").body[0]
     assert isinstance(bare, ast.FunctionDef)
     every = [*bare.args.posonlyargs, *bare.args.args, *bare.args.kwonlyargs]

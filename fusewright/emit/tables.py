@@ -29,7 +29,7 @@ from fusewright.ir.graph import Binding, Program, contiguous_strides
 from fusewright.plan.steps import Plan, View
 
 # Stand for the names of the mode's tables.
-INPUTS, DIGEST = "_INPUTS_", "_DIGEST_"
+INPUTS, DIGEST = "_INPUTS_", "_DIGEST_OF_TEXT_"
 # Tuples of so many numbers are written in a shorter form.
 LONG = 16
 
@@ -236,11 +236,13 @@ def records(modes: Sequence[Mapping[str, str]]) -> list[str]:
     first, *others = modes
     shared = {k: v for k, v in first.items() if all(each.get(k) == v for each in others)}
     common = ", ".join(f"{name}={text}" for name, text in shared.items())
-    made = []
+    lines = [f"_FW_SHARED = dict({common})"]
+    names: list[str] = []
     for mode in modes:
         own = [f"{name}={text}" for name, text in mode.items() if name not in shared]
-        made.append(f"_fw_register(_FwMode({', '.join([*own, '**_FW_SHARED'])}))")
-    return [f"_FW_SHARED = dict({common})", f"_FW_MODES = {row(made)}"]
+        names.append(f"_FW_MODE_{len(names) + 1}")
+        lines.append(f"{names[-1]} = _FwMode({', '.join([*own, '**_FW_SHARED'])})")
+    return [*lines, f"_FW_MODES = tuple(map(_fw_register, {row(names)}))"]
 
 
 def _numbers(values: Sequence[int]) -> str:

@@ -1,8 +1,8 @@
-"""Long lines broken as `ruff format` breaks them.
+"""Long lines broken: what is inside of brackets fills lines of 100 columns.
 
-Emission writes each statement on one line, however long. `wrapped` breaks a line at its last
-bracket: the items go on one line of their own if they fit (arguments only), else on a line each.
-It knows the statements that we write, not all of Python. A test compares it with ruff.
+Emission writes each statement on one line, however long. `ruff format` would give each argument of
+a long call a line of its own, and wrappers and drivers would be three times as long to read. So
+lines from here stand between `OFF` and `ON`, which ruff respects.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import re
 from collections.abc import Iterable, Iterator
 
 COLUMNS = 100
+OFF, ON = "# fmt: off", "# fmt: on"
 _CLOSING = {")": "(", "]": "[", "}": "{"}
 _STRING = re.compile(r"""[rbf]*("([^"\\]|\\.)*"|'([^'\\]|\\.)*')""")
 _TIGHT = re.compile(r"(?<=[\w)\]])(?:(?<!\*)\*(?!\*)|//?)(?=[\w(])")
 _NAMES = r"[\w.*]+(, [\w.*]+)*,?"
 _LEFT_SIDE = re.compile(rf"{_NAMES}|\[{_NAMES}\]")
+# Where a line may end inside of brackets: behind a comma, or before an operator.
+_BREAK = re.compile(r"(?<=,) | (?=(?:\+|or|and|if|else) )")
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:
@@ -31,7 +34,7 @@ def _wrapped(line: str) -> list[str]:
     text = line.lstrip(" ")
     if text.startswith("#"):
         return [line]
-    return list(_statement(text, " " * (len(line) - len(text))))
+    return list(_filled(_enclosed(text), " " * (len(line) - len(text))))
 
 
 def _spaced(line: str) -> str:
@@ -42,90 +45,48 @@ def _spaced(line: str) -> str:
     )
 
 
-def _statement(text: str, indent: str, inside: bool = False) -> Iterator[str]:
-    """One statement. An item `inside` a bracket counts as one, too, with its comma."""
-    if len(indent) + len(text) <= COLUMNS:
-        yield indent + text
-        return
+def _enclosed(text: str) -> str:
+    """The statement with parentheses around a list or condition that has none."""
     left, right = _assignment(text)
-    if "," in left and not _fits_head(left, right, indent):
-        start, close = ("[", "]") if left[0] == "[" else ("(", ")")
-        yield from _exploded(indent + start, left.strip("[],").split(", "), indent)
-        yield from _statement(f"{close} = {right}", indent)
-        return
-    for word in ("del ", "return ", f"{left} = " if left else "del "):
-        rest = text.removeprefix(word)
-        if rest != text and (" or " in rest or "," in rest) and _opening(rest) != 0:
-            names, between = _split(rest, ", "), ","
-            if len(names) == 1:
-                names, between = _split(rest, " or "), ""
-            if len(names) > 1:
-                yield from _loose(f"{indent}{word}(", names, between, indent)
-                return
-    terms = _split(text.rstrip(","), " + ")
-    if inside and len(terms) > 1 and len(_split(text, " if ")) == 1:
-        last = terms.pop() + "," * text.endswith(",")
-        yield indent + terms[0]
-        for term in (*terms[1:], last):
-            yield from _statement(f"+ {term}", indent, inside)
-        return
-    yield from _broken(text, indent)
+    if left and left[0] != "[" and "," in left and len(left) > COLUMNS // 2:
+        left = f"({left})"
+    words = [word for word in ("del ", "return ", "if ") if text.startswith(word)]
+    start = words[0] if words else f"{left} = " if left else ""
+    value = right if left else text.removeprefix(start)
+    ends = ":" if start == "if " else ""
+    value = value.removesuffix(ends)
+    loose = any(len(_split(value, between)) > 1 for between in (", ", " or "))
+    return start + (f"({value})" if start and loose else value) + ends
 
 
-def _fits_head(left: str, right: str, indent: str) -> bool:
-    """Whether the line with the targets ends at the value's bracket."""
-    at = _opening(right)
-    return at is not None and len(indent) + len(left) + 3 + at + 1 <= COLUMNS
-
-
-def _loose(start: str, names: list[str], between: str, indent: str) -> Iterator[str]:
-    """A tuple or a condition that gets its own parentheses."""
-    if between:
-        yield from _exploded(start, names, indent)
-        yield f"{indent})"
-        return
-    yield start
-    yield from (f"{indent}    {'or ' if at else ''}{name}" for at, name in enumerate(names))
-    yield f"{indent})"
-
-
-def _broken(text: str, indent: str) -> Iterator[str]:
-    """A line that ends with a bracket, before a colon or comma perhaps, broken inside it."""
-    end = re.search(r"[:,]*$", text)
-    tail = end.group() if end else ""
-    body = text.removesuffix(tail)
+def _filled(text: str, indent: str) -> Iterator[str]:
+    """The lines of a statement. Its last bracket opens at the end of the first, if that fits."""
+    body = text.rstrip(":")
+    # Behind the head of a function, its body must stand out.
+    further = indent + ("    " if body == text else "        ")
     at = _opening(body)
-    if at is None:
-        yield from _conditional(text, indent)
-        return
-    items = _split(body[at + 1 : -1], ", ")
-    items = [each for each in items if each]
-    joined = ", ".join(items)
-    takes_arguments = at > 0 and (body[at - 1].isalnum() or body[at - 1] in "_)]")
-    # A comma would make a tuple of parentheses that only group.
-    groups = body[at] == "(" and len(items) == 1 and not items[0].endswith(",")
-    if takes_arguments and len(indent) + 4 + len(joined) <= COLUMNS:
-        yield from (indent + body[: at + 1], f"{indent}    {joined}")
-    elif groups or (len(items) == 1 and takes_arguments):
-        yield indent + body[: at + 1]
-        yield from _statement(items[0], indent + "    ", inside=True)
-    else:
-        yield from _exploded(indent + body[: at + 1], items, indent)
-    yield f"{indent}{body[-1]}{tail}"
+    line = indent
+    if at is not None and len(indent) + at + 1 <= COLUMNS:
+        yield indent + text[: at + 1]
+        line, text = further, text[at + 1 :]
+    depth = 1 if line is further else 0
+    for piece in _pieces(text, depth):
+        if line.strip() and len(line) + len(piece.rstrip(" ")) > COLUMNS:
+            yield line.rstrip(" ")
+            line = further
+        line += piece
+    yield line
 
 
-def _exploded(start: str, items: Iterable[str], indent: str) -> Iterator[str]:
-    yield start
-    for item in items:
-        yield from _statement(f"{item.rstrip(',')},", indent + "    ", inside=True)
-
-
-def _conditional(text: str, indent: str) -> Iterator[str]:
-    """`a if b else c` on three lines."""
-    masked = _STRING.sub(lambda string: "_" * len(string.group()), text)
-    found = re.fullmatch(r"(.*) (if .*) (else .*)", masked)
-    spans = [found.span(part) for part in (1, 2, 3)] if found else [(0, len(text))]
-    yield from (indent + text[start:end] for start, end in spans)
+def _pieces(text: str, depth: int) -> Iterator[str]:
+    """The text in pieces, between which lines may end. It begins inside of `depth` brackets."""
+    start = 0
+    for at, char in _outside_strings(text):
+        depth += (char in _CLOSING.values()) - (char in _CLOSING)
+        if char == " " and depth > 0 and _BREAK.match(text, at):
+            yield text[start : at + 1]
+            start = at + 1
+    yield text[start:]
 
 
 def _assignment(text: str) -> tuple[str, str]:
@@ -148,7 +109,7 @@ def _opening(text: str) -> int | None:
         if char in _CLOSING.values():
             opened.append(at)
         elif char in _CLOSING:
-            start = opened.pop() if opened else None  # one that closes an earlier line's
+            start = opened.pop()
             if at == len(text) - 1:
                 return start
     return None

@@ -167,8 +167,7 @@ def wrapper_lines(wrapper: Wrapper, language: str) -> list[str]:
     if inputs and python.mentions(body, "device"):
         body.insert(0, f"device = {inputs[0]}.device")
     body.append(f"return {', '.join(outputs)}")
-    doc = f"{', '.join(dict.fromkeys(step.operators))}: {step.bytes_moved:,} bytes moved, "
-    doc += f"{step.operations:,} operations at the example's sizes."
+    doc = f"{', '.join(dict.fromkeys(step.operators))}."
     return python.function(wrapper.name, parameters, doc, body)
 
 
