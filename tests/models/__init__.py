@@ -1,0 +1,1 @@
+"""Real models of torchvision, timm and transformers: made small, with random weights."""
