@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -39,3 +40,10 @@ class Offers:
         from fusewright.compile.explain import explain
 
         return explain(self)
+
+    @Offered
+    def save(self, path: str | Path) -> Path:
+        """Write the module as one file with `ModelNew`, which needs PyTorch alone."""
+        from fusewright.compile.save import save
+
+        return save(self, path)
