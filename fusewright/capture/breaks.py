@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.utils import get_metrics_context, graph_break_reasons
 
 from fusewright.capture.program import placeholders
@@ -17,6 +19,10 @@ from fusewright.capture.source_location import SourceLocation, innermost
 _BRANCH = "a branch depends on the values of a tensor"
 # Dynamo's names of reasons that begin with these words.
 _KNOWN = {"generic_jump": _BRANCH, "Data-dependent branching": _BRANCH}
+
+# Guards that name an object by its address.
+_TYPE = re.compile(r"___check_type_id\((.*), \d+\), type=<class '(.*)'>")
+_OBJECT = re.compile(r"___check_(?:obj|type)_id\((.*), \d+\)(?:, type=.*)?")
 
 
 @dataclass(frozen=True)
@@ -38,17 +44,18 @@ def break_after(module: fx.GraphModule) -> GraphBreak | None:
 
 def breaks_in(function: Callable[..., Any]) -> tuple[GraphBreak, ...]:
     """The graph breaks that Dynamo has noted in a function since its last reset."""
-    code = function.__code__
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return ()
     last = max((line for _, _, line in code.co_lines() if line), default=code.co_firstlineno)
     lines = range(code.co_firstlineno, last + 1)
-    own = (each for each in list(graph_break_reasons) if _begins(each, code.co_filename, lines))
+    own = (each for each in list(graph_break_reasons) if _passes(each, code.co_filename, lines))
     return tuple(dict.fromkeys(found for each in own if (found := _break(each))))
 
 
-def _begins(reason: Any, file: str, lines: range) -> bool:
-    """Whether the outermost frame of a break is in these lines."""
-    first = next(iter(reason.user_stack), None)
-    return first is not None and first.filename == file and first.lineno in lines
+def _passes(reason: Any, file: str, lines: range) -> bool:
+    """Whether a break is in these lines, or in what they call."""
+    return any(each.filename == file and each.lineno in lines for each in reason.user_stack)
 
 
 def _break(reason: Any) -> GraphBreak | None:
@@ -73,7 +80,18 @@ def recompile_reason() -> str:
     found = getattr(get_metrics_context(), "_metrics", {}).get("recompile_reason")
     first = next(iter(str(found or "").splitlines()), "")
     guard = re.sub(r"^\S+: ", "", first).split("  #")[0].strip()
+    guard = _TYPE.sub(r"type(\1) is \2", guard)
+    guard = _OBJECT.sub(r"\1 is the same object", guard)
     return f"a guard of Dynamo failed: {guard}" if guard else ""
+
+
+def limit_reached(function: Callable[..., Any]) -> int | None:
+    """How often Dynamo compiles a function at most, if it has done so. It then runs it eagerly."""
+    if not hasattr(function, "__code__"):
+        return None
+    made = _debug_get_cache_entry_list(function.__code__)
+    limit = int(torch._dynamo.config.recompile_limit)
+    return limit if len(made) >= limit else None
 
 
 def arguments_in(module: fx.GraphModule) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fusewright.capture.breaks import GraphBreak, breaks_in
+from fusewright.capture.breaks import GraphBreak, breaks_in, limit_reached
 from fusewright.capture.source_location import of_expression
 from fusewright.compile.explanation import Explanation, GraphFacts, counted
 from fusewright.compile.module import FACTS, Engine, engine_of, original, original_class
@@ -35,6 +35,7 @@ def explain(module: Any) -> Explanation:
         left_out=source.left_out if source else tuple((m, _LOST) for m in sorted(engine.left_out)),
         fallbacks=counted(record.fallbacks()),
         recompilations=counted(record.recompilations()),
+        limit=limit_reached(original_class(module).forward),
     )
 
 

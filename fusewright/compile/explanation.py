@@ -91,7 +91,9 @@ class Explanation:
     `torch_compile` says why all calls go through torch.compile; empty if they do not. `breaks` are
     Dynamo's graph breaks. `unguarded` is what no guard of a file could compare. `left_out` are
     modes without a graph, `fallbacks` calls that ran the original forward, and `recompilations`
-    new kernels for a call: each with the reason, the last two with their number.
+    new kernels for a call: each with the reason, the last two with their number. `limit`: Dynamo
+    has compiled forward this often, and runs the original forward for calls that need another
+    graph; None if it can compile more.
     """
 
     model: str
@@ -102,6 +104,7 @@ class Explanation:
     left_out: tuple[tuple[str, str], ...]
     fallbacks: tuple[tuple[str, int], ...]
     recompilations: tuple[tuple[str, int], ...]
+    limit: int | None = None
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -126,6 +129,9 @@ class Explanation:
         yield from _section("modes without a graph", (f"{m}: {why}" for m, why in self.left_out))
         yield from _section("calls that ran the original forward", _times(self.fallbacks))
         yield from _section("recompilations", _times(self.recompilations))
+        if self.limit is not None:
+            often = f"torch.compile has compiled forward {self.limit} times, which is its limit"
+            yield f"  {often}: a call that needs another graph runs the original forward"
 
 
 def facts_of(plans: ProgramPlans, autocast: str) -> tuple[GraphFacts, ...]:
@@ -165,8 +171,10 @@ def _grouped(graphs: Sequence[GraphFacts]) -> Iterator[tuple[str, list[str]]]:
     for each in graphs:
         modes.setdefault((each.title, tuple(each.lines())), []).append(each.mode)
     for (title, lines), found in modes.items():
-        named = " and ".join(dict.fromkeys(found))
-        yield f"{named} mode, {title}" if named else title, list(lines)
+        distinct = dict.fromkeys(found)
+        often = f", {len(found)} times" if len(found) > len(distinct) else ""
+        named = f"{' and '.join(distinct)} mode, " if any(distinct) else ""
+        yield f"{named}{title}{often}", list(lines)
 
 
 def _section(title: str, rows: Iterator[str] | Sequence[str]) -> Iterator[str]:

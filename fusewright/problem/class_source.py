@@ -24,6 +24,7 @@ from fusewright.errors import SaveError
 _PROBLEM = ("get_inputs", "get_init_inputs")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
+_INSTALLED = ("site-packages", "dist-packages")
 # Statements that change what another one has bound, if their first name is that one's.
 _CHANGES = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Delete)
 
@@ -59,18 +60,22 @@ def _is_installed(kind: type) -> bool:
     file = getattr(module, "__file__", None)
     if kind.__module__ == "__main__" or file is None:
         return False
-    places = {sysconfig.get_paths()[each] for each in ("stdlib", "purelib", "platlib")}
-    return any(Path(place) in Path(file).parents for place in places)
+    parents, torch = Path(file).parents, sys.modules.get("torch")
+    beside = [Path(torch.__file__).parents[1]] if torch and torch.__file__ else []
+    known = [Path(sysconfig.get_paths()["stdlib"]), *beside]
+    return any(each in known or each.name in _INSTALLED for each in parents)
 
 
 def _file(kind: type) -> str:
     """The file of a class; in a notebook, the name of its cell."""
-    codes = (getattr(each, "__code__", None) for each in vars(kind).values())
-    files = [code.co_filename for code in codes if code is not None]
+    for each in vars(kind).values():
+        code = getattr(inspect.unwrap(each) if callable(each) else each, "__code__", None)
+        if code is not None and code.co_qualname.startswith(f"{kind.__qualname__}."):
+            return str(code.co_filename)
     try:
-        return inspect.getsourcefile(kind) or inspect.getfile(kind)
+        return inspect.getsourcefile(kind) or ""
     except (TypeError, OSError):
-        return next(iter(files), "")
+        return ""
 
 
 class _Slice:

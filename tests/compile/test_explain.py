@@ -121,6 +121,29 @@ def test_a_graph_break_and_dynamos_recompilations() -> None:
     assert any(each.fused[0].operators == ("tanh",) for each in found.graphs)
 
 
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_the_limit_of_dynamo() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.settings = SimpleNamespace(scale=2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.relu() * self.settings.scale
+
+    fast: Any = fusewright.optimize(Scaled(), torch.randn(3))
+    x = torch.randn(3)
+    fast(x)
+    assert explained(fast).limit is None
+    for scale in (3, 4):
+        fast.settings.scale = scale
+        torch.testing.assert_close(fast(x), x.relu() * scale)
+    found = explained(fast)
+    assert found.limit == 2 and len(found.graphs) == 2
+    assert "compiled forward 2 times, which is its limit: a call that" in str(found)
+    assert found.recompilations == (("a guard of Dynamo failed: self.settings.scale == 2", 1),)
+
+
 def test_a_break_before_the_first_operator() -> None:
     class Prints(nn.Module):
         def __init__(self) -> None:
