@@ -105,13 +105,17 @@ class _Slice:
         return self._joined(statements)
 
     def _refuse_changed(self) -> None:
-        """The kernels compute what was imported, and the file may have been edited since."""
-        live = getattr(vars(self._kind).get("forward"), "__code__", None)
+        """The kernels compute the forward that was imported. The file may say something else."""
+        forward = vars(self._kind).get("forward")
+        live = getattr(inspect.unwrap(forward) if callable(forward) else None, "__code__", None)
         if live is None:
             return
+        if live.co_filename != self._file:
+            words = f"forward of {self._kind.__name__} was replaced by a function of another file"
+            raise SaveError(f"{live.co_filename}:{live.co_firstlineno}: {words}; use a subclass")
         codes = _codes(compile(self._source, self._file, "exec", dont_inherit=True))
-        named = [each for each in codes if each.co_qualname == live.co_qualname]
-        if named and all(each.co_code != live.co_code for each in named):
+        same = (each.co_code == live.co_code for each in codes if each.co_name == live.co_name)
+        if not any(same):
             words = "this file has changed since it was imported"
             raise SaveError(f"{self._file}:{live.co_firstlineno}: {words}; start Python anew")
 

@@ -251,6 +251,23 @@ def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
         saved(kind, tmp_path / "g_new.py")
 
 
+def test_a_forward_of_another_file_is_refused(tmp_path: Path) -> None:
+    kind = imported(tmp_path / "j_net.py", PLAIN).Net
+    kind.forward = lambda self, x: x.relu() + 2
+    with pytest.raises(SaveError, match=r"test_save.py:\d+: forward of Net was replaced"):
+        saved(kind, tmp_path / "j_new.py")
+
+
+def test_a_forward_that_the_file_replaces(tmp_path: Path) -> None:
+    more = "def other(self, x):\n    return x.relu() + 2\nNet.forward = other\n"
+    kind = imported(tmp_path / "k_net.py", PLAIN + more).Net
+    new = executed(saved(kind, tmp_path / "k_new.py").read_text())["ModelNew"]
+    x = torch.randn(3)
+    torch.testing.assert_close(new()(x), x.relu() + 2)
+    with pytest.warns(RuntimeWarning, match="the original forward runs"):
+        torch.testing.assert_close(new()(x.double()), x.double().relu() + 2)
+
+
 def test_paths_that_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "h_net.py"
     kind = imported(path, PLAIN).Net
