@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fusewright.compile.explain import explain
+    from fusewright.compile.save import save
     from fusewright.compile.solution import optimize
 
 __version__ = "0.1.0"
-__all__ = ["optimize"]
+__all__ = ["explain", "optimize", "save"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,4 +23,12 @@ def __getattr__(name: str) -> Any:
         from fusewright.compile.solution import optimize
 
         return optimize
+    if name == "explain":
+        from fusewright.compile.explain import explain
+
+        return explain
+    if name == "save":
+        from fusewright.compile.save import save
+
+        return save
     raise AttributeError(f"module 'fusewright' has no attribute {name!r}")

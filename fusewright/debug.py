@@ -1,6 +1,6 @@
 """Log messages and dumps, controlled by two environment variables.
 
-FUSEWRIGHT_DEBUG=0..3 sets how much goes to stderr: 0 nothing, 1 stages, 2 decisions, 3 all.
+FUSEWRIGHT_DEBUG=0..3 sets how much goes to stderr: 0 warnings, 1 stages, 2 decisions, 3 all.
 FUSEWRIGHT_DUMP=DIR makes every stage write its text to a numbered file in DIR, in the order in
 which this process reaches the stages. Equal runs give equal file names, so dumps can be compared.
 """
@@ -37,12 +37,27 @@ def log(at: int, message: str, *args: object) -> None:
         return
     with _lock:
         if not _LOGGER.handlers:
-            handler = logging.StreamHandler()
-            handler.setFormatter(logging.Formatter("fusewright: %(message)s"))
-            _LOGGER.addHandler(handler)
+            _LOGGER.addHandler(_handler())
             _LOGGER.propagate = False
     _LOGGER.setLevel(_LOG_LEVELS[level()])
     _LOGGER.log(_LOG_LEVELS[at], message, *args)
+
+
+def tell(message: str, *args: object) -> None:
+    """Log a warning at any level of detail, by the user's handlers or else on stderr.
+
+    Unlike `warnings.warn`, it never becomes an error.
+    """
+    with _lock:
+        if not _LOGGER.hasHandlers():
+            _LOGGER.addHandler(_handler())
+    _LOGGER.warning(message, *args)
+
+
+def _handler() -> logging.Handler:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("fusewright: %(message)s"))
+    return handler
 
 
 def dump(stage: str, text: str | Callable[[], str], suffix: str = ".txt") -> Path | None:

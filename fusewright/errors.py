@@ -18,6 +18,11 @@ class OutputError(FusewrightError):
     """The output would overwrite a file of the user."""
 
 
+class SaveError(FusewrightError):
+    """An optimized module cannot be written as one file. The message names the line that forbids
+    it, and says what to do."""
+
+
 class CaptureError(FusewrightError):
     """The model cannot be captured as a graph. The message names the model's file and line."""
 

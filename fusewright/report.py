@@ -16,9 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fusewright import __version__
-from fusewright.emit.bundle import ModuleBundle, ProgramPlans, leading, without_gradients
+from fusewright.emit.bundle import ModuleBundle, ProgramPlans, leading
 from fusewright.emit.file import file_text, split_texts
+from fusewright.emit.header import kernel_lines, opening_lines
 from fusewright.emit.steps import LITERAL
 from fusewright.errors import FusewrightError, OutputError
 from fusewright.plan.show import human_bytes, human_count
@@ -53,14 +53,6 @@ GRAPH_TITLES = {
 }
 
 
-def named_plans(plans: ProgramPlans) -> list[tuple[str, Plan]]:
-    """The plans that run, under their names in records."""
-    named = [("inference", plans.inference)]
-    if plans.backward is None:
-        return named
-    return [("forward", plans.forward), *named, ("backward", plans.backward)]
-
-
 def new_table(title: str, *words: str, figures: Sequence[str] = (), **style: Any) -> Table:
     """An empty table. Columns of words are aligned left, columns of figures right."""
     table = Table(title=title, title_justify="left", **style)
@@ -75,7 +67,7 @@ def print_plans(console: Console, plans: Sequence[ProgramPlans]) -> None:
     """One table per graph; modes with the same plan share a table."""
     tables: dict[tuple[tuple[str, str, str, str], ...], list[str]] = {}
     for each in leading(plans):
-        for name, plan in named_plans(each):
+        for name, plan in each.named:
             rows = tuple(_plan_rows(plan))
             title = f"{each.program.mode} mode: {GRAPH_TITLES[name]}"
             tables.setdefault(rows, []).append(title)
@@ -170,7 +162,7 @@ def _checks_words(checks: Sequence[Check]) -> str:
 def _fused_words(plans: ProgramPlans) -> str:
     """Operators and kernels of forward and backward, and the operators left to PyTorch."""
     unused = "inference" if plans.backward else "forward"
-    named = [each for each in named_plans(plans) if each[0] != unused]
+    named = [each for each in plans.named if each[0] != unused]
     words = [f"{name} {_kernel_words(plan)}" for name, plan in named]
     nodes = [step.node for _, plan in named for step in plan.steps if isinstance(step, Call)]
     calls = [node.op for node in nodes if node.op != LITERAL]
@@ -227,7 +219,7 @@ def step_records(plans: Sequence[ProgramPlans]) -> list[dict[str, object]]:
             "reason": step.reason if isinstance(step, Call) else "",
         }
         for each in leading(plans)
-        for name, plan in named_plans(each)
+        for name, plan in each.named
         for step in plan.steps
         if not isinstance(step, View)
     ]
@@ -283,17 +275,8 @@ def write_record(path: Path, record: Mapping[str, object]) -> None:
 
 def header(outcome: Outcome) -> str:
     """The docstring of an emitted file: where it was made, and what was measured."""
-    lines = [
-        f"{outcome.problem}, with its operators fused by Fusewright {__version__}.",
-        "",
-        f"Made on {outcome.device}; " + ", ".join(f"{k} {v}" for k, v in versions().items()) + ".",
-    ]
-    for mode, reason in outcome.left_out:
-        first = reason.split("\n")[0]
-        lines += ["", f"In {mode} mode the original forward runs: {first}"]
-    for words in without_gradients(outcome.plans):
-        first = words.split("\n")[0]
-        lines += ["", first[0].upper() + first[1:]]
+    made = (outcome.problem, outcome.device, versions())
+    lines = opening_lines(*made, outcome.left_out, outcome.plans)
     if outcome.timings_ms:
         lines += ["", "Median milliseconds of one interleaved run:"]
         lines += [f"  {name}: {value:.4g}" for name, value in outcome.timings_ms.items()]
@@ -303,13 +286,7 @@ def header(outcome: Outcome) -> str:
         lines += [f"  {c.name}: {c.error:.2e} (eager {c.eager_error:.2e})" for c in worst]
     for note in outcome.notes:
         lines += textwrap.wrap(note, 96, initial_indent="- ", subsequent_indent="  ")
-    lines += ["", "Kernels (bytes moved and scalar operations at the example's sizes):"]
-    kernels: dict[str, str] = {}
-    plans = [plan for each in outcome.plans for _, plan in named_plans(each)]
-    for step in (step for plan in plans for step in plan.kernels):
-        work = f"{human_bytes(step.bytes_moved)}, {human_count(step.operations)} operations"
-        kernels.setdefault(step.name, f"  {step.name}: {work}")
-    lines += kernels.values()
+    lines += kernel_lines(outcome.plans)
     changed = [each for each in outcome.tuned if each.changed]
     if changed:
         lines += ["", "Schedules that tuning changed (microseconds before and after):"]

@@ -27,6 +27,27 @@ def test_level_chooses_what_is_said(
     assert captured.out == ""
 
 
+def test_a_warning_is_heard_at_every_level(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(debug._LOGGER, "handlers", [])
+    monkeypatch.setattr(debug._LOGGER, "propagate", False)  # pytest listens at the root
+    debug.tell("%s changed", "it")
+    debug.tell("again")
+    assert capsys.readouterr().err == "fusewright: it changed\nfusewright: again\n"
+
+
+def test_the_users_own_handlers_get_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(debug._LOGGER, "handlers", [])
+    monkeypatch.setattr(debug._LOGGER, "propagate", True)
+    debug.tell("%s changed", "it")
+    assert caplog.messages == ["it changed"] and capsys.readouterr().err == ""
+
+
 def test_a_wrong_level_names_the_right_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEWRIGHT_DEBUG", "loud")
     with pytest.raises(FusewrightError, match="FUSEWRIGHT_DEBUG='loud': set it to 0, 1, 2 or 3"):

@@ -8,7 +8,6 @@ from fusewright.bench.record import PlanGraph, PlanStep, Rates, StepTime
 from fusewright.bench.trace import Trace, Work, owner_of
 from fusewright.emit.bundle import ProgramPlans, leading
 from fusewright.plan.steps import Call, Fused, Plan, Step, View, inputs_of
-from fusewright.report import named_plans
 
 GRAPHS = {"forward": ("inference",), "train": ("forward", "backward")}
 Costed = Fused | Call  # a step that costs something
@@ -19,7 +18,7 @@ def plan_graphs(modes: Sequence[ProgramPlans]) -> tuple[PlanGraph, ...]:
     return tuple(
         _graph(each.program.mode, name, plan)
         for each in leading(modes)
-        for name, plan in named_plans(each)
+        for name, plan in each.named
     )
 
 
@@ -53,7 +52,7 @@ def step_times(
     """The steps of our plan with their times in the profile."""
     steps = [
         (name, step)
-        for name, plan in named_plans(plans)
+        for name, plan in plans.named
         if name in GRAPHS[pass_name]
         for step in plan.steps
         if not isinstance(step, View)

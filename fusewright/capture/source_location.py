@@ -9,12 +9,14 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import re
 import sysconfig
 import textwrap
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 
 import torch
 from torch import nn
@@ -105,6 +107,41 @@ def of_assignment(module: nn.Module, name: str) -> SourceLocation | None:
         if named:
             return SourceLocation(place.file, place.line + min(named)[1] - 1)
     return of_forward(module)
+
+
+def of_expression(model: nn.Module, expression: str) -> SourceLocation | None:
+    """The line that reads this expression, or the longest beginning of it, when forward runs.
+
+    It is looked for in each forward, then in all functions of the model's file. If no line reads
+    it, this is where forward begins.
+    """
+    kinds = dict.fromkeys(type(each) for each in model.modules())
+    own = [each for each in kinds if not each.__module__.startswith("torch.")]
+    codes = [each.forward.__code__ for each in own if hasattr(each.forward, "__code__")]
+    found = [each for code in codes for each in _reading(code.co_filename, expression)]
+    within = [each for each in found if any(_is_within(each[1], code) for code in codes)]
+    best = max(within or found, key=lambda each: (each[0], -each[1].line), default=None)
+    return best[1] if best else of_forward(model)
+
+
+def _is_within(place: SourceLocation, code: CodeType) -> bool:
+    lines = [line for _, _, line in code.co_lines() if line]
+    return place.file == code.co_filename and min(lines) <= place.line <= max(lines)
+
+
+def _reading(file: str, expression: str) -> Iterator[tuple[int, SourceLocation]]:
+    """The lines in functions of a file that read the expression, with the length of their text."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return
+    functions = (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))
+    for function in functions:
+        for node in ast.walk(function) if function.name != "__init__" else ():
+            if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+                text = ast.unparse(node)
+                if text != "self" and re.match(rf"{re.escape(text)}(?!\w)", expression):
+                    yield len(text), SourceLocation(file, node.lineno)
 
 
 _SETTERS = frozenset({"setattr", "register_buffer", "register_parameter", "add_module"})

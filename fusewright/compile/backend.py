@@ -7,15 +7,18 @@ write in our language is run by PyTorch, operator by operator, with a warning.
 from __future__ import annotations
 
 import math
+import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
+from fusewright.capture.breaks import GraphBreak, arguments_in, break_after, recompile_reason
 from fusewright.capture.graphs import (
     ARGUMENTS,
     FlatGraph,
@@ -26,8 +29,10 @@ from fusewright.capture.graphs import (
     other_direction,
 )
 from fusewright.compile.call_kinds import DEVICES
-from fusewright.compile.module import executed, kernels_of, loader
-from fusewright.compile.pipeline import prepare_programs
+from fusewright.compile.execute import executed
+from fusewright.compile.explanation import GraphFacts, steps_of
+from fusewright.compile.module import Engine, kernels_of, loader
+from fusewright.compile.pipeline import Prepared, prepare_programs
 from fusewright.compile.stages import Stages, logged
 from fusewright.emit.bundle import Arguments, ModuleBundle
 from fusewright.emit.drivers import device_kind
@@ -61,17 +66,86 @@ def backend(
     return back_end(partial(compile_graph, tune=tune))(module, inputs)
 
 
-def compile_graph(kind: str, module: fx.GraphModule, *, tune: bool = False) -> Run:
-    """One graph of AOTAutograd: forward, backward or inference."""
+@dataclass
+class Traced:
+    """A graph that Dynamo handed over for an optimized module, in the mode of that call.
+
+    `parts` are its forward and backward, or its inference graph, each with the function that runs
+    it. Dynamo holds that function until it is reset.
+    """
+
+    mode: str
+    inputs: tuple[str, ...]
+    sizes: tuple[tuple[str, int], ...]
+    broken: GraphBreak | None
+    parts: list[tuple[GraphFacts, weakref.ref[Run]]] = field(default_factory=list)
+
+    def add(self, kind: str, made: Prepared | FusewrightError, run: Run) -> None:
+        known = (self.mode, kind, self.inputs, self.sizes)
+        if isinstance(made, FusewrightError):
+            part = GraphFacts(*known, refused=str(made), by_dynamo=True)
+        else:
+            part = GraphFacts(*known, *steps_of(made.modes[0].inference), by_dynamo=True)
+        self.parts.append((part, weakref.ref(run)))
+
+    @property
+    def graphs(self) -> tuple[GraphFacts, ...]:
+        """The parts that Dynamo still holds."""
+        return tuple(part for part, run in list(self.parts) if run() is not None)
+
+
+def traced_backend(
+    module: fx.GraphModule, inputs: Sequence[Any], *, tune: bool, log: list[Traced]
+) -> Any:
+    """The back-end of optimized modules. It notes each graph in the log."""
+    engine, caller, reason = _caller()
+    traced = Traced(_mode(caller), *arguments_in(module), break_after(module))
+    # Dynamo has a reason if it compiled the function before. If only we did, ours counts.
+    because = recompile_reason() or ("" if any(each.graphs for each in log) else reason)
+    found = back_end(partial(compile_graph, tune=tune, note=traced.add))(module, inputs)
+    log.append(traced)
+    if engine is not None and because:
+        engine.record.recompiled(type(caller).__name__, because)
+    return found
+
+
+def _caller() -> tuple[Engine | None, Any, str]:
+    """The engine and the module whose call Dynamo is compiling, and why it went to Dynamo.
+
+    They are found on the stack, so calls that compile nothing need not say them.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is Engine.by_dynamo.__code__:
+            held = frame.f_locals
+            return held["self"], held["module"], held["reason"]
+        frame = frame.f_back  # type: ignore[assignment]
+    return None, None, ""
+
+
+def _mode(caller: Any) -> str:
+    return "" if caller is None else "train" if caller.training else "eval"
+
+
+# Called with the kind of a graph, what became of it, and the function that runs it.
+Note = Callable[[str, Prepared | FusewrightError, Run], None]
+
+
+def compile_graph(
+    kind: str, module: fx.GraphModule, *, tune: bool = False, note: Note = lambda *facts: None
+) -> Run:
+    """One graph of AOTAutograd: forward, backward or inference. `note` learns how it went."""
     try:
-        return _compiled(kind, module, tune)
+        return _compiled(kind, module, tune, note)
     except FusewrightError as error:
         words = f"PyTorch runs this {kind} graph, operator by operator: {error}"
         warnings.warn(words, RuntimeWarning, stacklevel=2)
-        return as_it_is(module)
+        run = as_it_is(module)
+        note(kind, error, run)
+        return run
 
 
-def _compiled(kind: str, module: fx.GraphModule, tune: bool) -> Run:
+def _compiled(kind: str, module: fx.GraphModule, tune: bool, note: Note) -> Run:
     flat = flat_graph(module)
     device = _device(flat)
     tuning = logged if tune else None
@@ -86,11 +160,14 @@ def _compiled(kind: str, module: fx.GraphModule, tune: bool) -> Run:
     bundle = ModuleBundle(kind, source.language, source, Arguments("", -1), prepared.modes)
     text = flat_text(bundle, _call(kind, flat))
     run: Run = executed(text, kernels, f"{kind} graph", {"math": math})[GRAPH]
-    if not flat.constants:
-        return run
+    run = _with_constants(run, flat.constants) if flat.constants else run
+    note(kind, prepared, run)
+    return run
 
+
+def _with_constants(run: Run, constants: Sequence[torch.Tensor]) -> Run:
     def run_with_constants(arguments: list[Any]) -> Sequence[Any]:
-        arguments.extend(flat.constants)  # the same list, because it is emptied
+        arguments.extend(constants)  # the same list, because it is emptied
         return run(arguments)
 
     return run_with_constants

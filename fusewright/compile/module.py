@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
-import hashlib
 import inspect
-import linecache
 import re
 import warnings
 from collections import Counter
@@ -25,20 +23,14 @@ from fusewright.build import Artifact, Libraries, build_divided
 from fusewright.capture import in_mode
 from fusewright.codegen.source import Source
 from fusewright.compile.call_kinds import DEVICES, kind_of_call, sketch_of
+from fusewright.compile.execute import executed
+from fusewright.compile.offered import Offers
+from fusewright.compile.record import Record
 from fusewright.emit.bundle import Arguments, Constant, ModuleBundle, Owner
 from fusewright.emit.text import module_text
 from fusewright.emit.types import output_types
 from fusewright.errors import FusewrightError, UnguardedError
-from fusewright.runtime import (
-    altered,
-    call,
-    guard,
-    library,
-    operators,
-    recurrent,
-    states,
-    tensor_cores,
-)
+from fusewright.runtime import altered, call, guard, library, tensor_cores
 from fusewright.target.device import architecture
 
 Modes = tuple[call._FwMode, ...]
@@ -53,6 +45,7 @@ MOST_PROGRAMS = 64
 # An attribute with more values than this is not a constant (a list of losses, for example).
 MOST_VALUES = 8
 _ENGINE = "_fw_engine"
+FACTS = "facts"  # a program's attribute: what `explain` says of its graphs
 _INHERITED = frozenset(nn.Module().__dict__)
 # Reasons of the run time that name sizes or numbers.
 _RESIZED = re.compile(r"argument .* has shape |the arguments are .* instead of ")
@@ -83,21 +76,6 @@ def load(bundle: ModuleBundle, kernels: library._FwKernels) -> Modes:
     text = f"{made.drivers}\n\n{made.tables}"
     modes: Modes = executed(text, kernels, bundle.name, output_types(bundle.modes))["_FW_MODES"]
     return modes
-
-
-def executed(
-    text: str, kernels: library._FwKernels, name: str, more: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The names that an emitted text defines, over the run time and these kernels."""
-    namespace: dict[str, Any] = {}
-    for part in (library, guard, altered, call, states, operators, tensor_cores, recurrent):
-        namespace.update({k: v for k, v in vars(part).items() if k.lower().startswith("_fw")})
-    namespace.update({"torch": torch, "_fw_kernels": kernels, **(more or {})})
-    name = f"<fusewright {name} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
-    # Tracebacks then show the driver's lines.
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    exec(compile(text, name, "exec"), namespace)
-    return namespace
 
 
 def arguments_of(
@@ -216,6 +194,8 @@ class Engine:
         self.left_out = left_out
         self.refused: set[str] = set()
         self.values: Counter[str] = Counter()
+        self.record = Record()
+        self.source: Any = None  # what `save` writes
 
     def answer(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
@@ -224,19 +204,20 @@ class Engine:
         # The user was told of these when the model was optimized.
         told = any(each.forward_only == reason for each in self.modes)
         if told or ("train" if module.training else "eval") in self.left_out:
-            return original_class(module).forward(module, *args, **kwargs)
+            return self._by_original(module, args, kwargs, reason)
         # A new program would have no hooks, so the call would not fit it either.
         hooked = None if call._fw_compiling() else altered._fw_hooked(module)
         reason = hooked or reason
         if not hooked and self._is_resized(module, args, kwargs, reason):
-            return self.by_dynamo(module, args, kwargs, any_size=True)
+            return self.by_dynamo(module, args, kwargs, any_size=True, reason=reason)
         try:
             stays = hooked is not None or self._is_restless(reason)
-            extended = not stays and self._extended(module, args, kwargs)
-        except UnguardedError:
+            extended = not stays and self._extended(module, args, kwargs, reason)
+        except UnguardedError as error:
             # The programs stay right for the calls that fit them.
             self.foreign.add(sketch_of(module, args, kwargs))
-            return self.by_dynamo(module, args, kwargs, any_size=True)
+            self.record.unguarded(str(error))
+            return self.by_dynamo(module, args, kwargs, any_size=True, reason=reason)
         if extended:
             still, result = call._fw_forward(self.modes, module, args, kwargs)
             if still is None:
@@ -244,6 +225,13 @@ class Engine:
             self.refused.add(kind_of_call(module, args, kwargs, self.changed))
             reason = still
         call._fw_warn(reason)
+        return self._by_original(module, args, kwargs, reason)
+
+    def _by_original(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+    ) -> Any:
+        if not call._fw_compiling():
+            self.record.ran_original(reason)
         return original_class(module).forward(module, *args, **kwargs)
 
     def by_dynamo(
@@ -252,14 +240,15 @@ class Engine:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         any_size: bool = False,
+        reason: str = "",
     ) -> Any:
-        """The result of a call that no program of ours stands for."""
-        original = original_class(module)
+        """The result of a call that no program of ours stands for, for this reason."""
         # Dynamo does not look for hooks that were added later, and other tracers cannot see it.
-        if call._fw_compiling() or guard._fw_watcher() is not None or altered._fw_hooked(module):
-            return original.forward(module, *args, **kwargs)
+        why = call._fw_compiling() or guard._fw_watcher() or altered._fw_hooked(module)
+        if why:
+            return self._by_original(module, args, kwargs, str(why))
         assert self.front is not None
-        return self.front(original, any_size)(module, *args, **kwargs)
+        return self.front(original_class(module), any_size)(module, *args, **kwargs)
 
     def _is_resized(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
@@ -289,8 +278,10 @@ class Engine:
         self.values[name] += 1
         return self.values[name] > MOST_VALUES
 
-    def _extended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a new program was made for this kind of call."""
+    def _extended(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+    ) -> bool:
+        """Whether a new program was made for this kind of call, which fits none for this reason."""
         if call._fw_compiling() or guard._fw_watcher() is not None:
             return False
         leaves: list[Any] = []
@@ -314,6 +305,8 @@ class Engine:
             warnings.warn(f"no kernels for this call: {error}", RuntimeWarning, stacklevel=2)
             modes = None
         if modes:
+            if any(each.training == module.training for each in self.modes):
+                self.record.recompiled(type(module).__name__, reason)
             # Last: among programs for all sizes, the first was made for the size that matters.
             self.modes += pin(modes, module)
             return True
@@ -322,7 +315,9 @@ class Engine:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         kept = (self.left_out, self.front, self.reason, frozenset(self.sketches))
-        return Engine(self.specialise, tuple(self.modes), *kept)
+        twin = Engine(self.specialise, tuple(self.modes), *kept)
+        twin.record, twin.source = self.record.for_a_copy(), self.source
+        return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Engine, (self.specialise, (), self.left_out, self.front, self.reason)
@@ -356,7 +351,12 @@ def original_class(module: nn.Module) -> type[nn.Module]:
     return module._fw_original if isinstance(module, Optimized) else type(module)
 
 
-class Optimized:
+def engine_of(module: Any) -> Engine | None:
+    """The engine of an optimized module; None for other objects."""
+    return vars(module)[_ENGINE] if isinstance(module, Optimized) else None
+
+
+class Optimized(Offers):
     """The first base of every optimized class; the model's own class is the second."""
 
     _fw_original: ClassVar[type[nn.Module]]

@@ -21,8 +21,9 @@ from fusewright.capture.hooks import unhooked
 from fusewright.capture.private import private
 from fusewright.capture.unguarded import unguarded
 from fusewright.compile import module
-from fusewright.compile.backend import backend
+from fusewright.compile.backend import Traced, traced_backend
 from fusewright.compile.call_kinds import DEVICES, sketch_of
+from fusewright.compile.explanation import facts_of
 from fusewright.compile.module import Modes, owners_of
 from fusewright.compile.pipeline import MODES, Prepared, prepare
 from fusewright.compile.stages import logged
@@ -30,6 +31,7 @@ from fusewright.emit.bundle import ModuleBundle, ProgramPlans, without_gradients
 from fusewright.errors import DeviceError, ProblemError, UnguardedError
 from fusewright.problem.nested import leaves
 from fusewright.runtime import library
+from fusewright.target.device import device_name
 from fusewright.tune.search import OnProgress
 
 # Of the time before a module can run; the rest is the compiler's.
@@ -50,6 +52,15 @@ class Solution:
     @property
     def cached(self) -> bool:
         return all(each.cached for each in self.built)
+
+
+@dataclass(frozen=True)
+class Saveable:
+    """What `save` writes: the programs of the example, and the modes that have none."""
+
+    bundle: ModuleBundle
+    left_out: tuple[tuple[str, str], ...]
+    device: str
 
 
 def device_of(model: nn.Module, args: Sequence[Any]) -> torch.device:
@@ -125,8 +136,11 @@ def _autocast(device: torch.device) -> str:
 
 
 def drivers(solution: Solution) -> Modes:
-    """The programs of the module's text, with its kernels."""
-    return module.load(solution.bundle, solution.kernels)
+    """The programs of the module's text, with its kernels and what `explain` says of them."""
+    modes = module.load(solution.bundle, solution.kernels)
+    for mode, plans in zip(modes, solution.bundle.modes, strict=True):
+        vars(mode)[module.FACTS] = facts_of(plans, solution.bundle.autocast)
+    return modes
 
 
 def _specialise(
@@ -195,7 +209,12 @@ def optimize(
     pinned = module.pin(drivers(solution), model)
     again = functools.partial(_specialise, name)
     sketch = sketch_of(model, args, example_kwargs or {})
-    return module.optimized(model, pinned, again, left_out, front, "", frozenset((sketch,)))
+    fast = module.optimized(model, pinned, again, left_out, front, "", frozenset((sketch,)))
+    engine = module.engine_of(fast)
+    assert engine is not None
+    where = device_name(device_of(model, args))
+    engine.source = Saveable(solution.bundle, solution.prepared.left_out, where)
+    return fast
 
 
 def _trusted(
@@ -214,8 +233,17 @@ def _trusted(
 @functools.cache
 def _by_dynamo(kind: type[nn.Module], any_size: bool, *, tune: bool) -> Any:
     """The forward of a class by way of Dynamo, which guards everything that it reads."""
-    ours = functools.partial(backend, options={"tune": tune})
+    ours = functools.partial(traced_backend, tune=tune, log=_LOGS.setdefault((kind, any_size), []))
     return torch.compile(kind.forward, backend=ours, dynamic=True if any_size else None)
+
+
+_LOGS: dict[tuple[type[nn.Module], bool], list[Traced]] = {}
+
+
+def dynamo_graphs(kind: type[nn.Module]) -> list[Traced]:
+    """The graphs of a class that Dynamo has made and still holds. All its modules share them."""
+    logs = [_LOGS.get((kind, any_size), []) for any_size in (False, True)]
+    return [each for log in logs for each in list(log) if each.graphs]
 
 
 def _refuse_other_settings(model: Any, modes: Any) -> None:

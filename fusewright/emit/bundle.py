@@ -73,6 +73,14 @@ class ProgramPlans:
         return (self.inference,) if self.backward is None else self.all_plans
 
     @property
+    def named(self) -> tuple[tuple[str, Plan], ...]:
+        """The plans that run, under their names in records."""
+        inference = ("inference", self.inference)
+        if self.backward is None:
+            return (inference,)
+        return (("forward", self.forward), inference, ("backward", self.backward))
+
+    @property
     def has_tensor_core_steps(self) -> bool:
         """Whether it needs the tensor cores for which our matmuls are written."""
         return any(plan.on_tensor_cores for plan in self.all_plans)

@@ -26,8 +26,8 @@ from fusewright.emit.wrap import COLUMNS, OFF, ON, wrapped
 from fusewright.runtime import BUILDERS, PASTED, RECURRENT, TENSOR_CORES
 
 _MODEL_NEW = '''
-class ModelNew(Model):
-    """Model with its operators in the kernels above; everything else is inherited.
+class ModelNew({base}):
+    """{base} with its operators in the kernels above; everything else is inherited.
 
     A call runs the functions above that fit it: inference, or forward and backward if gradients
     are wanted. A call that fits none runs the original forward, with a warning that says why.
@@ -46,14 +46,19 @@ _SUPPORT = "support code: how the kernels are compiled, called and guarded"
 
 
 def file_text(
-    bundle: ModuleBundle, user_source: str, header: str, *, keep_words: bool = False
+    bundle: ModuleBundle,
+    user_source: str,
+    header: str,
+    *,
+    keep_words: bool = False,
+    base: str = "Model",
 ) -> str:
-    """The emitted file. `header` says what it is and what was measured.
+    """The emitted file. `header` says what it is and what was measured; `base` is the user's class.
 
     Strict public checkers of kernels refuse the words `pass`, `try` and `except`. They are spelt
     in another way unless `keep_words` is set.
     """
-    parts = _parts(bundle, read(user_source), header, keep_words)
+    parts = _parts(bundle, read(user_source), header, keep_words, base)
     return f"{parts.model}\n\n{_rule(_SUPPORT)}\n{parts.support}"
 
 
@@ -82,14 +87,17 @@ class _Parts:
     support: str
 
 
-def _parts(bundle: ModuleBundle, user: UserSource, header: str, keep_words: bool) -> _Parts:
+def _parts(
+    bundle: ModuleBundle, user: UserSource, header: str, keep_words: bool, base: str = "Model"
+) -> _Parts:
     text = module_text(for_all_sizes(bundle), user.names)
-    imports, runtime = _runtime(bundle, text.drivers + text.tables + _MODEL_NEW)
+    model_new = _MODEL_NEW.format(base=base)
+    imports, runtime = _runtime(bundle, text.drivers + text.tables + model_new)
     modules = {line.removeprefix("import ") for line in imports if line.startswith("import ")}
     clashes = user.bound & modules
     halves = (each if keep_words else respelt_cpp(each) for each in bundle.source.halves)
     kernels, drivers = map(_literal, halves)
-    own = _joined([f"_FW_KERNELS = {kernels}", _unformatted(text.drivers), _MODEL_NEW.strip("\n")])
+    own = _joined([f"_FW_KERNELS = {kernels}", _unformatted(text.drivers), model_new.strip("\n")])
     imports = [f"{line} as _fw_{line[7:]}" if line[7:] in clashes else line for line in imports]
     torch = next(line for line in imports if line.startswith("import torch"))
     blocks = [
