@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
-from fusewright.capture.unguarded import unguarded
+from fusewright.capture.unguarded import trust
 from fusewright.compile import backend as compiling
 from fusewright.errors import CaptureError
 from tests.support.models import Lambda
@@ -207,7 +207,7 @@ def test_fifteen_lengths_and_numbers_need_two_builds(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", ["attribute of an object", "global value"])
 def test_the_reason_names_what_is_read(name: str) -> None:
-    reason = unguarded(Model(CHANGES[name][0]), (torch.randn(3, 4),), {})
+    reason = trust(Model(CHANGES[name][0]), (torch.randn(3, 4),), {}).reason
     assert reason == f"forward reads {'SCALE' if name == 'global value' else 'self.settings'}"
 
 
@@ -221,4 +221,4 @@ PLAIN = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_models_of_pytorchs_own_layers_are_guarded_by_us(name: str) -> None:
-    assert unguarded(PLAIN[name], (torch.randn(3, 4),), {}) == ""
+    assert trust(PLAIN[name], (torch.randn(3, 4),), {}).reason == ""
