@@ -54,9 +54,12 @@ class Cell:
 
     def __init__(self, cell: types.CellType) -> None:
         self.cell = cell
+        self.first = self.get("", altered._FwGone)
 
     def get(self, name: str, default: Any) -> Any:
-        """What the variable holds."""
+        """What the variable holds. Dynamo cannot trace code that reads cells."""
+        if torch.compiler.is_compiling():
+            return self.first
         try:
             return self.cell.cell_contents
         except ValueError:  # it is empty

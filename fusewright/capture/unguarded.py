@@ -42,6 +42,8 @@ _ASKED = frozenset(
     "is_autocast_enabled is_autocast_cpu_enabled get_autocast_dtype get_autocast_gpu_dtype "
     "get_autocast_cpu_dtype get_num_threads get_num_interop_threads get_default_device".split()
 )
+# Begins Dynamo's names in PyTorch's own code.
+_PYTORCHS = "G['__import_torch_dot_"
 # Facts of a tensor that no guard of ours compares. Dynamo does not notice some of them either.
 _FACTS = frozenset("requires_grad grad _version is_leaf".split())
 _UNNOTICED = frozenset("_version is_leaf".split())
@@ -151,7 +153,7 @@ def _reasons(guards: Any, reads: Reads) -> Iterator[Trust]:
         held, value = reads.held(name)
         if isinstance(value, kinds):
             yield Trust(f"forward draws random numbers from {_spelt(name)}", by_dynamo=False)
-        if getattr(value, "__name__", "") in _ASKED:
+        if not name.startswith(_PYTORCHS) and getattr(value, "__name__", "") in _ASKED:
             yield Trust(f"forward asks torch.{value.__name__}()")
         if kind not in _ON_NAMES or not _is_compared(guard, kind, (held, value), reads):
             yield Trust(f"forward reads {_spelt(name)}")

@@ -272,8 +272,10 @@ class _FwSnapshot:
                 self.keep_tensor(module, getattr(owner, table), table, name, here)
         self.rare = bool(self.hooked or self.here or self.ties or self.lists)
         # The size of a submodule's dictionary tells that it has no more attributes.
-        self.places = [each for each in mode.watched if not isinstance(each[0], tuple)]
         self.gone = [name for place, name, _ in mode.watched if place == ()]
+        rows = [each for each in mode.watched if not isinstance(each[0], tuple)]
+        self.places = [each for each in rows if not hasattr(each[0], "cell")]
+        self.cells = [(place.cell, value) for place, _, value in rows if hasattr(place, "cell")]
 
     def keep_tensor(
         self, module: typing.Any, held: typing.Any, table: str, name: str, here: typing.Any
@@ -313,6 +315,9 @@ class _FwSnapshot:
                 return False
         for place, name, value in self.places:
             if place.get(name, _FwGone) is not value:
+                return False
+        for cell, value in self.cells:
+            if cell.cell_contents is not value:
                 return False
         for name in self.gone:
             if name in own:

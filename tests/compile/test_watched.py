@@ -418,3 +418,29 @@ def test_an_error_of_eager_stays_eagers() -> None:
         fast(bad)
     same(fast(leaf), leaf * 2)
     assert not fast.__dict__["_fw_engine"].failed
+
+
+def _wrapped(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *args: function(*args)
+
+
+class Helped(nn.Module):
+    """Calls functions that are found in an enclosing variable, a global and the class."""
+
+    @_wrapped
+    def forward(self, x: Tensor) -> Tensor:
+        return CHOSEN(self.twice(x))
+
+    @staticmethod
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+
+def test_watched_functions_inside_torch_compile() -> None:
+    x = torch.randn(3)
+    fast = fusewright.optimize(Helped(), x)
+    assert fast.__dict__["_fw_engine"].modes
+    compiled = torch.compile(fast, backend="eager", fullgraph=True)
+    same(compiled(x), x)
+    globals()["CHOSEN"] = doubled
+    same(torch.compile(fast, backend="eager")(x), x * 4)
