@@ -28,7 +28,14 @@ class CaptureError(FusewrightError):
 
 
 class UnguardedError(CaptureError):
-    """No trace of the model can stand for its later calls. The message says why."""
+    """No trace of the model can stand for its later calls. The message says why.
+
+    `by_dynamo` if Dynamo, with its own guards, can run the model.
+    """
+
+    def __init__(self, message: str, *, by_dynamo: bool = True) -> None:
+        super().__init__(message)
+        self.by_dynamo = by_dynamo
 
 
 class GraphError(FusewrightError):

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusewright.capture.source_location import Refused, of_assignment
 from fusewright.capture.stand_ins import Appended, Count, Filled
+from fusewright.runtime import altered
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device)
@@ -134,7 +135,7 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
 def is_pytorchs(module: nn.Module) -> bool:
     """PyTorch's own layers set attributes for internal use, such as the flat weights of an RNN, or
     the `weight` that weight_norm's hook computes at each call."""
-    return type(module).__module__.startswith("torch.nn.")
+    return altered._fw_is_pytorchs(type(module))
 
 
 def write_buffers(before: Sequence[Before]) -> None:

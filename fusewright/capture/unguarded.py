@@ -1,17 +1,20 @@
 """What forward reads that our guards do not compare, found by Dynamo's trace of the same call.
 
 One trace of ours stands for all calls that our guards accept. They compare tensors, plain
-arguments, and each module's class, flags, hooks and constants. Dynamo lists everything that a
-forward reads. If something else is among it, a later call may need another trace, and only
-Dynamo's own guards can tell.
+arguments, each module's class, flags, hooks and constants, and objects at watched places. Dynamo
+lists everything that a forward reads. If something else is among it, a later call may need another
+trace, and only Dynamo's own guards can tell. Some things Dynamo does not notice either.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
 import re
 import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +22,64 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 from torch._dynamo import convert_frame
+from torch._dynamo.exc import TorchDynamoException as DynamoError
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
 
 from fusewright import debug
+from fusewright.capture.reachable import Reachable, generators
+from fusewright.capture.reads import Held, Reads, Watched
 from fusewright.capture.trace import ONE_AT_A_TIME
 from fusewright.runtime import altered
+
+__all__ = ["DynamoError", "Trust", "trust"]
 
 _PYTORCH = str(Path(torch.__file__).parent)
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Tensor)
 # Settings of the process that no guard of ours compares.
 _ASKED = frozenset(
     "is_grad_enabled is_inference_mode_enabled are_deterministic_algorithms_enabled "
-    "is_deterministic_algorithms_warn_only_enabled get_float32_matmul_precision".split()
+    "is_deterministic_algorithms_warn_only_enabled get_float32_matmul_precision "
+    "is_autocast_enabled is_autocast_cpu_enabled get_autocast_dtype get_autocast_gpu_dtype "
+    "get_autocast_cpu_dtype get_num_threads get_num_interop_threads get_default_device".split()
 )
-# Guards on a value. The others are on the class of an object, or on which object a name stands for.
-_ON_VALUES = frozenset(
-    "CONSTANT_MATCH EQUALS_MATCH TENSOR_MATCH SEQUENCE_LENGTH DICT_KEYS_MATCH RANGE_ITERATOR_MATCH "
-    "BOOL_MATCH NONE_MATCH".split()
+# Begins Dynamo's names in PyTorch's own code.
+_PYTORCHS = "G['__import_torch_dot_"
+# Facts of a tensor that no guard of ours compares. Dynamo does not notice some of them either.
+_FACTS = frozenset("requires_grad grad _version is_leaf".split())
+_UNNOTICED = frozenset("_version is_leaf".split())
+# Guards that agree if a name stands for the same object, with the same inside as far as it is read.
+_ON_NAMES = frozenset(
+    "TYPE_MATCH ID_MATCH CLASS_MATCH FUNCTION_MATCH CLOSURE_MATCH BUILTIN_MATCH MODULE_MATCH "
+    "NN_MODULE CONSTANT_MATCH EQUALS_MATCH TENSOR_MATCH SEQUENCE_LENGTH DICT_KEYS_MATCH "
+    "DICT_CONTAINS DICT_NOT_CONTAINS SET_CONTAINS SET_NOT_CONTAINS BOOL_MATCH NONE_MATCH "
+    "NOT_NONE_MATCH HASATTR NOT_PRESENT_IN_GENERIC_DICT DUPLICATE_INPUT MAPPING_KEYS_CHECK "
+    "EMPTY_NN_MODULE_HOOKS_DICT TUPLE_ITERATOR_LEN RANGE_ITERATOR_MATCH".split()
 )
-_CODE = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-_INHERITED = frozenset(nn.Module().__dict__)
-_CHAIN = re.compile(r"L\['\w+'\]((?:\._modules\['[^']*'\])*)(?:\.(\w+))?(.*)", re.DOTALL)
-_ROOT = re.compile(r"([LG])\['([^']+)'\](.*)", re.DOTALL)
+# Guards on the state of the process and on sizes, which our guards or `_ASKED` cover.
+_ON_STATE = frozenset(
+    "SHAPE_ENV GRAD_MODE DETERMINISTIC_ALGORITHMS GLOBAL_STATE TORCH_FUNCTION_STATE DEFAULT_DEVICE "
+    "AUTOGRAD_SAVED_TENSORS_HOOKS FUNCTORCH_STACK_MATCH DUAL_LEVEL FSDP_TRAINING_STATE".split()
+)
 
 
-def unguarded(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Why one trace cannot stand for later calls. Empty if it can, None if Dynamo fails."""
+@dataclass(frozen=True)
+class Trust:
+    """Whether one trace can stand for later calls: the reason why not is empty if it can.
+
+    `by_dynamo` if Dynamo's guards can tell for which calls a trace stands. `watched` has the
+    objects that guards must find at their places.
+    """
+
+    reason: str = ""
+    by_dynamo: bool = True
+    watched: tuple[Watched, ...] = ()
+
+
+def trust(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trust:
+    """Whether one trace of this call can stand for later calls."""
     odd = {type(each).__name__ for each in pytree.tree_leaves((args, kwargs)) if _is_odd(each)}
     if odd:
-        return f"forward takes a {min(odd)}"
+        return Trust(f"forward takes a {min(odd)}")
     try:
         with ONE_AT_A_TIME, warnings.catch_warnings(), get_metrics_context():
             warnings.simplefilter("ignore")
@@ -56,88 +88,107 @@ def unguarded(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
                 found = convert_frame.fullgraph_capture(model, tuple(args), dict(kwargs))
     except Exception as error:  # of the model, or Dynamo does not know what it does
         debug.log(1, "Dynamo cannot trace %s: %s", type(model).__name__, error)
-        return None
+        return _untraced(model)
     captured = found.graph_capture_output
-    asked = _ASKED & _names(captured.traced_code)
-    if asked:
-        return f"forward asks torch.{min(asked)}()"
-    return next(_reasons(captured.output_graph.guards, model, frame), "")
+    own = [each for each in captured.traced_code if not each.co_filename.startswith(_PYTORCH)]
+    drawn = _drawn(Reachable(model), own)
+    if asks := drawn or _asked({name for each in own for name in each.co_names}):
+        return asks
+    if sum(isinstance(each, torch.Tensor) for each in pytree.tree_leaves((args, kwargs))) > 1:
+        for code in filter(_compares_objects, own):
+            return Trust(f"{code.co_name} asks whether two variables are the same object")
+    reads = Reads(model, frame)
+    for each in _reasons(captured.output_graph.guards, reads):
+        return each
+    return Trust(watched=tuple(reads.watched.values()))
+
+
+def _untraced(model: nn.Module) -> Trust:
+    """The same for a model that Dynamo cannot trace as a whole."""
+    reachable = Reachable(model)
+    names = [f"forward may read {name}" for name in reachable.unguarded()]
+    return _drawn(reachable) or _asked(reachable.names) or Trust(min(names, default=""))
+
+
+def _drawn(reachable: Reachable, codes: Sequence[types.CodeType] | None = None) -> Trust | None:
+    found = sorted(reachable.draws(codes))
+    if not found:
+        return None
+    words = f"forward draws random numbers from {found[0][0]}"
+    return Trust(words, by_dynamo=all(pythons for _, pythons in found))
 
 
 def _is_odd(value: Any) -> bool:
     return type(value) not in _PLAIN and not isinstance(value, torch.Tensor)
 
 
-def _names(code: Sequence[types.CodeType]) -> set[str]:
-    """The names that the user's own functions use."""
-    own = (each for each in code if not each.co_filename.startswith(_PYTORCH))
-    return {name for each in own for name in each.co_names}
+def _asked(names: set[str]) -> Trust | None:
+    """Why code that uses these names needs other guards."""
+    facts = names & _FACTS
+    if facts:
+        word = min(facts & _UNNOTICED or facts)
+        return Trust(f"forward reads {word} of a tensor", by_dynamo=word not in _UNNOTICED)
+    asked = names & _ASKED
+    return Trust(f"forward asks torch.{min(asked)}()") if asked else None
 
 
-def _reasons(guards: Any, model: nn.Module, frame: Any) -> Iterator[str]:
+def _compares_objects(code: types.CodeType) -> bool:
+    """Whether there is `a is b` of two variables."""
+    steps = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
+    loads = [each.opname.startswith("LOAD_FAST") or each.opname == "LOAD_DEREF" for each in steps]
+    pairs = [each.opname.count("LOAD_FAST") == 2 for each in steps]  # since Python 3.13
+    return any(
+        step.opname == "IS_OP" and (all(loads[at - 2 : at]) or pairs[at - 1])
+        for at, step in enumerate(steps)
+    )
+
+
+def _reasons(guards: Any, reads: Reads) -> Iterator[Trust]:
+    kinds = generators()
     for guard in guards:
-        name = guard.name if isinstance(guard.name, str) else guard.name()
-        name = re.sub(r"\.__dict__\['(\w+)'\]", r".\1", name)
-        if name and not _is_compared(name, guard.create_fn_name(), model, frame):
-            yield f"forward reads {_spelt(name)}"
+        name = _name(guard)
+        kind = guard.create_fn_name()
+        if not name and kind in _ON_STATE:
+            continue
+        held, value = reads.held(name)
+        if isinstance(value, kinds):
+            yield Trust(f"forward draws random numbers from {_spelt(name)}", by_dynamo=False)
+        if not name.startswith(_PYTORCHS) and getattr(value, "__name__", "") in _ASKED:
+            yield Trust(f"forward asks torch.{value.__name__}()")
+        if kind not in _ON_NAMES or not _is_compared(guard, kind, (held, value), reads):
+            yield Trust(f"forward reads {_spelt(name)}")
+
+
+def _is_compared(guard: Any, kind: str, found: tuple[Held, Any], reads: Reads) -> bool:
+    """Whether our guards compare what this guard of Dynamo compares."""
+    held, value = found
+    if held is Held.ANYTHING:
+        return False
+    more = guard.create_fn
+    given: Any = None
+    if isinstance(more, functools.partial):
+        given = next(iter((*more.args, *more.keywords.values())), None)
+    if kind == "DUPLICATE_INPUT":
+        return reads.held(_name(given))[0] is not Held.ANYTHING
+    if kind == "NOT_PRESENT_IN_GENERIC_DICT":
+        # An attribute that hides a method; guards look for a `forward` of PyTorch's layers.
+        pytorchs = isinstance(value, nn.Module) and altered._fw_is_pytorchs(type(value))
+        return pytorchs or reads.absent(found, str(given))
+    if kind == "HASATTR":
+        there = reads.attribute(found, str(given))[0] is not Held.ANYTHING
+        return there if hasattr(value, str(given)) else reads.absent(found, str(given))
+    return True
+
+
+def _name(source: Any) -> str:
+    """A property or, before PyTorch 2.12, a method."""
+    return str(source.name if isinstance(source.name, str) else source.name())
 
 
 def _spelt(name: str) -> str:
     """Dynamo's name for a value, as the user would write it."""
+    name = re.sub(r"\.__dict__\['(\w+)'\]", r".\1", name)
     name = re.sub(r"dict\(type\(([^()]*)\)\.__dict__\)\['(\w+)'\]", r"\1.\2", name)
     name = re.sub(r"\._modules\['(\w+)'\]", r".\1", name)
-    return _ROOT.sub(r"\2\3", name)
-
-
-def _is_compared(name: str, kind: str, model: nn.Module, frame: Any) -> bool:
-    """Whether our guards compare this value, or nobody changes it."""
-    if "type(" in name:
-        owner = _owner(model, name[name.index("L[") :]) if "L[" in name else None
-        return kind not in _ON_VALUES or type(owner).__module__.startswith("torch.")
-    root = _ROOT.match(name)
-    if root is None:
-        return kind not in _ON_VALUES
-    scope, first, rest = root.groups()
-    if scope == "G":
-        return first.startswith("__") or _is_code(frame.globals.get(first), kind, rest)
-    if first in frame.code.co_freevars:
-        return _is_code(frame.locals.get(first), kind, rest)
-    if frame.locals.get(first) is not model:
-        return True  # an argument
-    return _is_compared_attribute(model, name)
-
-
-def _is_code(value: Any, kind: str, rest: str) -> bool:
-    """Whether a global or enclosed name stands for code, and what is read of it is no setting."""
-    if not isinstance(value, _CODE):
-        return False
-    known = isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in _LIBRARIES
-    return known or kind not in _ON_VALUES or "defaults__" in rest
-
-
-_LIBRARIES = frozenset("torch math numpy builtins typing functools operator itertools".split())
-
-
-def _owner(model: nn.Module, name: str) -> Any:
-    """The module at the beginning of a name."""
-    found = _CHAIN.match(name)
-    owner: Any = model
-    for key in re.findall(r"_modules\['([^']*)'\]", found[1] if found else ""):
-        owner = owner._modules.get(key)
-    return owner
-
-
-def _is_compared_attribute(model: nn.Module, name: str) -> bool:
-    found = _CHAIN.match(name)
-    assert found is not None
-    owner, attribute, rest = _owner(model, name), found[2], found[3]
-    if attribute is None or attribute in _INHERITED:
-        return True
-    if type(owner).__module__.startswith("torch.nn."):
-        return True
-    value = vars(owner).get(attribute, altered._FwGone)
-    if isinstance(value, torch.Tensor):
-        return not rest
-    if type(value) in altered._FW_FUNCTIONS:
-        return not rest or "defaults__" in rest
-    return altered._fw_constant(value) is not altered._FwGone
+    name = re.sub(r"G\['__import_(\w+)'\]", lambda each: each[1].replace("_dot_", "."), name)
+    return re.sub(r"[LG]\['([^']+)'\]", r"\1", name)

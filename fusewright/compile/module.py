@@ -21,6 +21,7 @@ from torch import nn
 
 from fusewright.build import Artifact, Libraries, build_divided
 from fusewright.capture import in_mode
+from fusewright.capture.unguarded import DynamoError
 from fusewright.codegen.source import Source
 from fusewright.compile.call_kinds import DEVICES, kind_of_call, sketch_of
 from fusewright.compile.execute import executed
@@ -129,7 +130,7 @@ def _first(
 def _constants(module: nn.Module, inside: bool) -> Iterator[tuple[str, Constant]]:
     if inside:
         yield "training", module.training
-    pytorchs = type(module).__module__.startswith("torch.nn.")
+    pytorchs = altered._fw_is_pytorchs(type(module))
     for name, value in vars(module).items():
         if name in _INHERITED or name.startswith("_fw_"):
             continue
@@ -146,14 +147,14 @@ def pin(modes: Modes, model: nn.Module) -> Modes:
 
     Their records have only names, and two classes of a notebook, or two lambdas, can share a name.
     """
-    found: list[tuple[tuple[str, ...], str, object]] = []
+    found: list[tuple[tuple[str, ...], str, tuple[object, ...]]] = []
     for name, module in model.named_modules(remove_duplicate=False):
         path = tuple(name.split(".")) if name else ()
         if path:
-            found.append((path, "", type(module)))
+            found.append((path, "", (type(module),)))
         for key, value in vars(module).items():
-            if type(value) in altered._FW_FUNCTIONS:
-                found.append((path, key, getattr(value, "__func__", value)))
+            if key not in _INHERITED and (functions := altered._fw_functions(value)):
+                found.append((path, key, functions))
     for mode in modes:
         mode.pinned = tuple(found)
     return modes
@@ -187,6 +188,7 @@ class Engine:
     ) -> None:
         self.front = front
         self.reason = reason
+        self.failed = ""  # why the original forward runs instead of `front`
         self.sketches = set(sketches)
         self.foreign: set[str] = set()  # sketches of calls that no program can stand for
         self.specialise = specialise
@@ -216,6 +218,7 @@ class Engine:
         except UnguardedError as error:
             # The programs stay right for the calls that fit them.
             self.foreign.add(sketch_of(module, args, kwargs))
+            self.failed = self.failed or ("" if error.by_dynamo else str(error))
             self.record.unguarded(str(error))
             return self.by_dynamo(module, args, kwargs, any_size=True, reason=reason)
         if extended:
@@ -247,8 +250,16 @@ class Engine:
         why = call._fw_compiling() or guard._fw_watcher() or altered._fw_hooked(module)
         if why:
             return self._by_original(module, args, kwargs, str(why))
-        assert self.front is not None
-        return self.front(original_class(module), any_size)(module, *args, **kwargs)
+        failed = self.failed or ("" if self.front else self.reason)
+        if self.front is not None and not failed:
+            try:
+                return self.front(original_class(module), any_size)(module, *args, **kwargs)
+            except DynamoError as error:
+                failed = f"Dynamo fails on this model: {str(error).strip().splitlines()[0]}"
+        result = self._by_original(module, args, kwargs, failed)
+        self.failed = failed  # unless eager fails, too
+        call._fw_warn(failed)
+        return result
 
     def _is_resized(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str

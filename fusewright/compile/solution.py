@@ -19,7 +19,8 @@ from fusewright.build import Artifact
 from fusewright.capture import in_mode
 from fusewright.capture.hooks import unhooked
 from fusewright.capture.private import private
-from fusewright.capture.unguarded import unguarded
+from fusewright.capture.reads import Watched
+from fusewright.capture.unguarded import trust
 from fusewright.compile import module
 from fusewright.compile.backend import Traced, traced_backend
 from fusewright.compile.call_kinds import DEVICES, sketch_of
@@ -41,13 +42,15 @@ _SHARE_PREPARED = 0.5
 @dataclass(frozen=True)
 class Solution:
     """A model, planned and compiled for one type of device. The libraries `built` so far took
-    `seconds`; other precisions are built when they are needed."""
+    `seconds`; other precisions are built when they are needed. Its guards look for the objects
+    `watched` at their places."""
 
     prepared: Prepared
     bundle: ModuleBundle
     built: tuple[Artifact, ...]
     seconds: float
     kernels: library._FwKernels
+    watched: tuple[Watched, ...] = ()
 
     @property
     def cached(self) -> bool:
@@ -140,6 +143,7 @@ def drivers(solution: Solution) -> Modes:
     modes = module.load(solution.bundle, solution.kernels)
     for mode, plans in zip(modes, solution.bundle.modes, strict=True):
         vars(mode)[module.FACTS] = facts_of(plans, solution.bundle.autocast)
+        mode.watched = solution.watched
     return modes
 
 
@@ -203,7 +207,7 @@ def optimize(
         solution = _trusted(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
     except UnguardedError as error:
         debug.log(1, "torch.compile runs %s: %s", name, error)
-        return module.optimized(model, front=front, reason=str(error))
+        return module.optimized(model, front=front if error.by_dynamo else None, reason=str(error))
     warn_of(solution, stacklevel=2)
     left_out = frozenset(mode for mode, _ in solution.prepared.left_out)
     pinned = module.pin(drivers(solution), model)
@@ -223,11 +227,14 @@ def _trusted(
     """The solution, if our guards can tell for which calls it is right. UnguardedError if not."""
     solution = solve(model, args, kwargs, **settings)
     traced, given, named = private(model, args, kwargs)
+    watched: list[Watched] = []
     for mode in dict.fromkeys(each.program.mode for each in solution.prepared.modes):
         with in_mode(traced, mode), unhooked(traced):
-            if reason := unguarded(traced, given, named):
-                raise UnguardedError(reason)
-    return solution
+            found = trust(traced, given, named)
+        if found.reason:
+            raise UnguardedError(found.reason, by_dynamo=found.by_dynamo)
+        watched += [each for each in found.watched if each not in watched]
+    return replace(solution, watched=tuple(watched))
 
 
 @functools.cache

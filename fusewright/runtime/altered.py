@@ -76,11 +76,26 @@ def _fw_same(one: typing.Any, other: typing.Any) -> bool:
     return bool(one == other) or (one != one and other != other)
 
 
+def _fw_functions(value: typing.Any) -> tuple[typing.Any, ...]:
+    """The functions in an attribute; of methods, the functions."""
+    if type(value) in _FW_FUNCTIONS:
+        return (getattr(value, "__func__", value),)
+    if isinstance(value, (tuple, list, dict, set, frozenset)):
+        return tuple([each for item in _fw_items(value) for each in _fw_functions(item)])
+    return ()
+
+
+def _fw_is_pytorchs(kind: typing.Any) -> bool:
+    """Whether a module's class is one of PyTorch's. parametrize makes subclasses of any class."""
+    made = "torch.nn.utils.parametrize"
+    kinds = [each for each in kind.__mro__ if each.__module__ != made]
+    return bool(kinds[0].__module__.startswith("torch.nn."))
+
+
 def _fw_kind(owner: typing.Any) -> str:
     """The name of a submodule's class, with a prefix for classes of PyTorch."""
     kind = type(owner)
-    word = "nn." if kind.__module__.startswith("torch.nn.") else ""
-    return word + str(kind.__qualname__)
+    return ("nn." if _fw_is_pytorchs(kind) else "") + str(kind.__qualname__)
 
 
 def _fw_hook_text(hook: typing.Any) -> str | None:
@@ -129,11 +144,15 @@ def _fw_owners(training: bool, rows: tuple[typing.Any, ...]) -> tuple[typing.Any
 
 
 def _fw_altered(
-    module: typing.Any, owners: tuple[typing.Any, ...], pinned: tuple[typing.Any, ...] = ()
+    module: typing.Any,
+    owners: tuple[typing.Any, ...],
+    pinned: tuple[typing.Any, ...] = (),
+    watched: tuple[typing.Any, ...] = (),
 ) -> str | None:
     """What has changed since capture, or None.
 
-    `pinned` has classes and functions themselves, where they are known.
+    `pinned` has classes and functions themselves, where they are known. `watched` has objects in
+    other places: a dictionary or the path of a submodule, a name, and the object, or `_FwGone`.
     """
     if module._modules and any(_FW_EVERYWHERE):
         return _fw_hooked(module)
@@ -150,9 +169,14 @@ def _fw_altered(
             return reason
     for path, name, thing in pinned:
         owner = _fw_inside(module, path)
-        held = getattr(owner, name, None) if name else type(owner)
-        if getattr(held, "__func__", held) is not thing:
-            return f"{'.'.join((*path, name) if name else path)} is a new {thing.__qualname__}"
+        held = _fw_functions(getattr(owner, name, None)) if name else (type(owner),)
+        if held != thing:
+            words = ", ".join([each.__qualname__ for each in thing])
+            return f"{'.'.join((*path, name) if name else path)} is a new {words}"
+    for place, name, thing in watched:
+        state = vars(_fw_inside(module, place)) if isinstance(place, tuple) else place
+        if state.get(name, _FwGone) is not thing:
+            return f"attribute {name} is not the object of the capture"
     return None
 
 
@@ -212,7 +236,7 @@ class _FwSnapshot:
     the module alive until the garbage collector runs.
     """
 
-    def __init__(self, module: typing.Any, owners: tuple[typing.Any, ...]) -> None:
+    def __init__(self, module: typing.Any, mode: typing.Any) -> None:
         inside = list(module.modules())[1:]
         self.root = module._modules
         self.tables = [
@@ -236,7 +260,7 @@ class _FwSnapshot:
         self.here: list[tuple[typing.Any, str]] = []
         self.ties: list[tuple[typing.Any, str, typing.Any, str]] = []
         self.lists: list[tuple[typing.Any, list[typing.Any]]] = []
-        for path, _, values, _, tensors, _ in owners:
+        for path, _, values, _, tensors, _ in mode.owners:
             owner = _fw_inside(module, path)
             state = vars(owner)
             held = [(name, state.get(name)) for name, _ in values]
@@ -247,6 +271,11 @@ class _FwSnapshot:
             for table, name, here in tensors:
                 self.keep_tensor(module, getattr(owner, table), table, name, here)
         self.rare = bool(self.hooked or self.here or self.ties or self.lists)
+        # The size of a submodule's dictionary tells that it has no more attributes.
+        self.gone = [name for place, name, _ in mode.watched if place == ()]
+        rows = [each for each in mode.watched if not isinstance(each[0], tuple)]
+        self.places = [each for each in rows if not hasattr(each[0], "cell")]
+        self.cells = [(place.cell, value) for place, _, value in rows if hasattr(place, "cell")]
 
     def keep_tensor(
         self, module: typing.Any, held: typing.Any, table: str, name: str, here: typing.Any
@@ -283,6 +312,15 @@ class _FwSnapshot:
                 return False
         for place, name, value in self.items:
             if place.get(name) is not value:
+                return False
+        for place, name, value in self.places:
+            if place.get(name, _FwGone) is not value:
+                return False
+        for cell, value in self.cells:
+            if cell.cell_contents is not value:
+                return False
+        for name in self.gone:
+            if name in own:
                 return False
         for table, children in self.tables:
             if [*table.values()] != children:
@@ -338,9 +376,9 @@ def _fw_looked(module: typing.Any, mode: typing.Any) -> str | None:
     before = seen.get(mode)
     if before is not None and before.holds(module):
         return None
-    reason = _fw_altered(module, mode.owners, mode.pinned)
+    reason = _fw_altered(module, mode.owners, mode.pinned, mode.watched)
     if reason is None and _fw_is_python(module):
-        seen[mode] = _FwSnapshot(module, mode.owners)
+        seen[mode] = _FwSnapshot(module, mode)
     return reason
 
 

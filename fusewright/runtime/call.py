@@ -153,6 +153,7 @@ class _FwMode:
     forward_only: str = ""
     default_dtype: torch.dtype = torch.float32
     pinned: tuple[typing.Any, ...] = ()
+    watched: tuple[typing.Any, ...] = ()
 
     def __init__(self, **facts: typing.Any) -> None:
         # Not a dataclass: to resolve annotations that are text, it looks up the module in
@@ -256,7 +257,7 @@ def _fw_bind(
     if reason is None and _fw_compiling() and mode.records:
         reason = "the model has a recurrent layer, which torch.compile handles itself"
     if reason is None and _fw_compiling():
-        reason = _fw_altered(module, mode.owners, mode.pinned)
+        reason = _fw_altered(module, mode.owners, mode.pinned, mode.watched)
     elif reason is None:
         reason = _fw_looked(module, mode)
     autocast = _fw_autocast(mode.device_type)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from torch import Tensor, nn
 
 from fusewright.problem.nested import leaves, map_leaves
+from fusewright.runtime import altered
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _COMPARED = (Tensor, bool, int, float, str, type(None))
@@ -24,7 +25,7 @@ class Missing:
 def attributes_of(model: nn.Module) -> Iterator[tuple[str, dict[str, object], str, object]]:
     """The attributes of the model's own classes: full name, the dict that holds it, name, value."""
     for path, module in model.named_modules():
-        if type(module).__module__.startswith("torch.nn."):
+        if altered._fw_is_pytorchs(type(module)):
             continue
         for name, value in list(vars(module).items()):
             # Names with this prefix are of optimized modules.

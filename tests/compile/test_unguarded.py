@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fusewright
-from fusewright.capture.unguarded import unguarded
+from fusewright.capture.unguarded import trust
 from fusewright.compile import backend as compiling
 from fusewright.errors import CaptureError
 from tests.support.models import Lambda
@@ -207,18 +207,33 @@ def test_fifteen_lengths_and_numbers_need_two_builds(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", ["attribute of an object", "global value"])
 def test_the_reason_names_what_is_read(name: str) -> None:
-    reason = unguarded(Model(CHANGES[name][0]), (torch.randn(3, 4),), {})
+    reason = trust(Model(CHANGES[name][0]), (torch.randn(3, 4),), {}).reason
     assert reason == f"forward reads {'SCALE' if name == 'global value' else 'self.settings'}"
+
+
+class Attends(nn.Module):
+    """Attention that PyTorch's own code decides how to run, by many settings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.scale = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x)[0] * self.scale
 
 
 PLAIN = {
     "layers": nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GELU(), nn.Dropout()),
     "encoder": nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
     "recurrent": nn.GRU(4, 4),
+    "attention": Attends(),
     "normed": nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
 }
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_models_of_pytorchs_own_layers_are_guarded_by_us(name: str) -> None:
-    assert unguarded(PLAIN[name], (torch.randn(3, 4),), {}) == ""
+    for training in (True, False):
+        found = trust(PLAIN[name].train(training), (torch.randn(3, 4),), {})
+        assert found.reason == ""

@@ -1,0 +1,160 @@
+"""What the code of a model may read, by the names in it.
+
+The code is that of each module's forward, and of each function whose name it uses and that can be
+found in a global, a class, an attribute or an enclosing variable. This finds too much rather than
+too little. It says where random numbers come from, and it takes the place of Dynamo's guards for a
+model that Dynamo cannot trace.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import types
+from collections.abc import Container, Iterator
+from typing import Any
+
+from torch import nn
+
+from fusewright.capture.attributes import is_pytorchs, own_attributes
+from fusewright.capture.reads import CODE, is_immutable, is_library, is_long
+from fusewright.runtime import altered
+
+# Draws the numbers of the functions of `random`.
+_PYTHONS: Any = getattr(random.random, "__self__", None)
+_DEFAULT = "a default argument"
+_NOT_THE_MODELS = sys.stdlib_module_names | {"torch", "numpy", "fusewright"}
+
+
+class Reachable:
+    """The functions of a model, each with the names in its code."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = [each for each in model.modules() if not is_pytorchs(each)]
+        self.kinds = {kind for each in self.modules for kind in type(each).__mro__}
+        self.functions: dict[types.FunctionType, frozenset[str]] = {}
+        waiting: list[Any] = [type(each).forward for each in self.modules]
+        waiting += [vars(each)["forward"] for each in self.modules if "forward" in vars(each)]
+        waiting = [function for each in waiting for function in _functions_of(each)]
+        while waiting:
+            self.functions |= {each: frozenset(_names(each.__code__)) for each in waiting}
+            waiting = [each for each in self._named() if each not in self.functions]
+
+    @property
+    def names(self) -> set[str]:
+        return {name for names in self.functions.values() for name in names}
+
+    def _named(self) -> Iterator[types.FunctionType]:
+        """The functions that the names may stand for."""
+        names = self.names
+        for _, _, value in [*self._values(), *self._attributes()]:
+            yield from _functions_of(value)
+        for kind in self.kinds:
+            if not is_library(kind):
+                for name in names & vars(kind).keys():
+                    yield from _functions_of(vars(kind)[name])
+
+    def _values(self) -> Iterator[tuple[types.FunctionType, str, Any]]:
+        """What each function's names may stand for in globals and enclosing variables."""
+        for function, names in self.functions.items():
+            held = function.__globals__
+            for name in names & held.keys():
+                yield function, name, held[name]
+                for inner in names & _names_of_module(held[name]).keys():
+                    yield function, f"{name}.{inner}", vars(held[name])[inner]
+            enclosed = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+            for name, cell in enclosed:
+                yield function, name, _content(cell)
+            for value in (
+                *(function.__defaults__ or ()),
+                *(function.__kwdefaults__ or {}).values(),
+            ):
+                yield function, f"a default of {function.__name__}", value
+
+    def _attributes(self) -> Iterator[tuple[None, str, Any]]:
+        names = self.names
+        for module in self.modules:
+            for name, value in own_attributes(module).items():
+                if name in names:
+                    yield None, f"self.{name}", value
+
+    def draws(self, codes: Container[types.CodeType] | None = None) -> Iterator[tuple[str, bool]]:
+        """From where functions with these codes, or all, draw random numbers.
+
+        With each, whether that is the generator of Python's `random`.
+        """
+        kinds = generators()
+        for function, name, value in [*self._values(), *self._attributes()]:
+            if codes is not None and (function is None or function.__code__ not in codes):
+                continue
+            owner = getattr(value, "__self__", value) if isinstance(value, CODE) else value
+            if value is random or owner is _PYTHONS:
+                yield name, True
+            elif isinstance(owner, kinds) or value is getattr(_numpy(), "random", kinds):
+                yield name, False
+            elif value is _numpy() and function and "random" in self.functions[function]:
+                yield f"{name}.random", False
+
+    def unguarded(self) -> Iterator[str]:
+        """What may change without any guard of ours noticing it."""
+        for _, name, value in self._values():
+            if not isinstance(value, CODE) and not (name == _DEFAULT and is_immutable(value)):
+                yield name
+        for _, name, value in self._attributes():
+            if altered._fw_constant(value) is altered._FwGone or is_long(value):
+                yield name
+
+
+def generators() -> tuple[type, ...]:
+    """The classes of objects that random numbers are drawn from."""
+    numpy = _numpy()
+    more = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
+    return (random.Random, *more)
+
+
+def _numpy() -> Any:
+    return sys.modules.get("numpy")
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _names(each)
+
+
+def _is_the_models(name: object) -> bool:
+    return str(name).partition(".")[0] not in _NOT_THE_MODELS
+
+
+def _names_of_module(value: Any) -> dict[str, Any]:
+    """The names in a module that is not a library."""
+    if isinstance(value, types.ModuleType) and _is_the_models(value.__name__):
+        return vars(value)
+    return {}
+
+
+def _functions_of(value: Any) -> Iterator[types.FunctionType]:
+    """The functions in a value, with those that they wrap."""
+    if isinstance(value, types.MethodType | staticmethod | classmethod):
+        yield from _functions_of(value.__func__)
+    elif isinstance(value, property):
+        yield from _functions_of(value.fget)
+    elif isinstance(value, functools.partial | functools.cached_property):
+        yield from _functions_of(value.func)
+    elif isinstance(value, type) and _is_the_models(value.__module__):
+        yield from (each for each in vars(value).values() if type(each) is types.FunctionType)
+    elif type(value) in (tuple, list, dict) and len(value) <= altered._FW_LONG:
+        for item in altered._fw_items(value):
+            yield from _functions_of(item)
+    elif isinstance(value, types.FunctionType) and _is_the_models(value.__module__):
+        yield value
+        yield from _functions_of(getattr(value, "__wrapped__", None))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
