@@ -12,7 +12,7 @@ import inspect
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -20,21 +20,20 @@ import torch
 from torch import nn
 
 from fusewright.build import Artifact, Libraries, build_divided
-from fusewright.capture import in_mode
 from fusewright.capture.unguarded import DynamoError
 from fusewright.codegen.source import Source
 from fusewright.compile.call_kinds import DEVICES, kind_of_call, sketch_of
 from fusewright.compile.execute import executed
 from fusewright.compile.offered import Offers
+from fusewright.compile.owners import Modes, pin
 from fusewright.compile.record import Record
-from fusewright.emit.bundle import Arguments, Constant, ModuleBundle, Owner
+from fusewright.emit.bundle import Arguments, ModuleBundle
 from fusewright.emit.text import module_text
 from fusewright.emit.types import output_types
 from fusewright.errors import FusewrightError, UnguardedError
 from fusewright.runtime import altered, call, guard, library, tensor_cores
 from fusewright.target.device import architecture
 
-Modes = tuple[call._FwMode, ...]
 LoadText = Callable[[str], Any]
 # Makes the programs of a call; told which attributes the model is known to change.
 Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Sequence[str]], Modes | None]
@@ -47,7 +46,6 @@ MOST_PROGRAMS = 64
 MOST_VALUES = 8
 _ENGINE = "_fw_engine"
 FACTS = "facts"  # a program's attribute: what `explain` says of its graphs
-_INHERITED = frozenset(nn.Module().__dict__)
 # Reasons of the run time that name sizes or numbers.
 _RESIZED = re.compile(r"argument .* has shape |the arguments are .* instead of ")
 
@@ -88,76 +86,6 @@ def arguments_of(
     structure = guard._fw_flatten((args, rest), [])
     plain = not rest and all(isinstance(each, torch.Tensor) for each in args)
     return Arguments(structure, len(args) if plain else -1, names)
-
-
-def owners_of(model: nn.Module, mode: str, changed: Sequence[str] = ()) -> tuple[Owner, ...]:
-    """The model and each submodule in `mode`, with the values that a capture puts into kernels.
-
-    The attributes `changed`, which calls of the model change, are none of them.
-    """
-    places = [path.rpartition(".") for path in changed]
-    left_out = {(id(model.get_submodule(path)), name) for path, _, name in places}
-    with in_mode(model, mode):
-        return tuple(_owners(model, left_out))
-
-
-def _owners(model: nn.Module, changed: Container[tuple[int, str]]) -> Iterator[Owner]:
-    first: dict[int, tuple[str, ...]] = {}
-    # A module with two paths is checked at both: one of them may get another module.
-    for name, module in model.named_modules(remove_duplicate=False):
-        path = tuple(name.split(".")) if name else ()
-        tensors = [
-            (table, key, tensor is not None and _first(first, tensor, (*path, key)))
-            for table in ("_parameters", "_buffers")
-            for key, tensor in vars(module)[table].items()
-        ]
-        children = [key for key, child in module._modules.items() if child is not None]
-        hooks = [text for text in altered._fw_hooks(module) if text is not None] if path else []
-        kind = altered._fw_kind(module) if path else ""
-        constants = _constants(module, bool(path))
-        values = tuple((k, v) for k, v in constants if (id(module), k) not in changed)
-        yield Owner(path, kind, values, tuple(children), tuple(tensors), tuple(hooks))
-
-
-def _first(
-    known: dict[int, tuple[str, ...]], tensor: torch.Tensor, path: tuple[str, ...]
-) -> bool | tuple[str, ...]:
-    """The path where the same tensor came first. A graph has it once, so it must stay the same."""
-    first = known.setdefault(id(tensor), path)
-    return True if first == path else first
-
-
-def _constants(module: nn.Module, inside: bool) -> Iterator[tuple[str, Constant]]:
-    if inside:
-        yield "training", module.training
-    pytorchs = altered._fw_is_pytorchs(type(module))
-    for name, value in vars(module).items():
-        if name in _INHERITED or name.startswith("_fw_"):
-            continue
-        # The lists of PyTorch's layers follow from their other attributes.
-        if pytorchs and isinstance(value, list | dict | set):
-            continue
-        known = altered._fw_constant(value)
-        if known is not altered._FwGone:
-            yield name, known
-
-
-def pin(modes: Modes, model: nn.Module) -> Modes:
-    """The programs, with the model's classes and functions themselves.
-
-    Their records have only names, and two classes of a notebook, or two lambdas, can share a name.
-    """
-    found: list[tuple[tuple[str, ...], str, tuple[object, ...]]] = []
-    for name, module in model.named_modules(remove_duplicate=False):
-        path = tuple(name.split(".")) if name else ()
-        if path:
-            found.append((path, "", (type(module),)))
-        for key, value in vars(module).items():
-            if key not in _INHERITED and (functions := altered._fw_functions(value)):
-                found.append((path, key, functions))
-    for mode in modes:
-        mode.pinned = tuple(found)
-    return modes
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from fusewright.compile import module
 from fusewright.compile.backend import Traced, traced_backend
 from fusewright.compile.call_kinds import DEVICES, sketch_of
 from fusewright.compile.explanation import facts_of
-from fusewright.compile.module import Modes, owners_of
+from fusewright.compile.owners import Modes, owners_of, pin
 from fusewright.compile.pipeline import MODES, Prepared, prepare
 from fusewright.compile.stages import logged
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans, without_gradients
@@ -210,7 +210,7 @@ def optimize(
         return module.optimized(model, front=front if error.by_dynamo else None, reason=str(error))
     warn_of(solution, stacklevel=2)
     left_out = frozenset(mode for mode, _ in solution.prepared.left_out)
-    pinned = module.pin(drivers(solution), model)
+    pinned = pin(drivers(solution), model)
     again = functools.partial(_specialise, name)
     sketch = sketch_of(model, args, example_kwargs or {})
     fast = module.optimized(model, pinned, again, left_out, front, "", frozenset((sketch,)))

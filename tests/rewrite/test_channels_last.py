@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from fusewright.capture import capture
-from fusewright.compile.module import arguments_of, kernels_of, load, optimized, owners_of
+from fusewright.compile.module import arguments_of, kernels_of, load, optimized
+from fusewright.compile.owners import owners_of
 from fusewright.compile.pipeline import Prepared, prepare
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.ir.graph import ONE, Graph, Program

@@ -20,7 +20,8 @@ from fusewright.codegen import convolution as convolution_text
 from fusewright.codegen import matmul as matmul_text
 from fusewright.codegen import weight_gradient as gradient
 from fusewright.codegen.source import Source
-from fusewright.compile.module import arguments_of, kernels_of, load, optimized, owners_of
+from fusewright.compile.module import arguments_of, kernels_of, load, optimized
+from fusewright.compile.owners import owners_of
 from fusewright.compile.pipeline import Prepared, prepare
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.emit.file import file_text

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fusewright.codegen.source import Source
-from fusewright.compile.module import arguments_of, kernels_of, load, optimized, owners_of
+from fusewright.compile.module import arguments_of, kernels_of, load, optimized
+from fusewright.compile.owners import owners_of
 from fusewright.compile.pipeline import Prepared
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.plan import prologues, staged_pairs

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from fusewright.codegen.source import Entry, Source, Workspace
-from fusewright.compile.module import Modes, arguments_of, kernels_of, load, owners_of
+from fusewright.compile.module import arguments_of, kernels_of, load
+from fusewright.compile.owners import Modes, owners_of
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
 from fusewright.ir.graph import (
     ONE,
