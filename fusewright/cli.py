@@ -368,7 +368,7 @@ def solved(
     model, args = loaded.make_model().to(where), make_inputs(loaded, where)
     how: dict[str, Any] = {"modes": MODE_NAMES[mode], "tuning": tuning, "progress": progress}
     solution = solve(model, args, name=loaded.name, **how)
-    warn_of(solution, stacklevel=2)
+    warn_of(solution, stacklevel=2, in_a_file=True)
     return solution
 
 

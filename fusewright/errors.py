@@ -68,3 +68,8 @@ class VerifyError(FusewrightError):
 
 class DeviceError(FusewrightError):
     """The requested device is not available."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message: what happened, without the lines of code that follow."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from fusewright.compile.module import FACTS, Engine, engine_of, original, origin
 from fusewright.compile.solution import dynamo_graphs
 from fusewright.errors import ProblemError
 
+_PLACE = re.compile(r"\S+:\d+: ")
 _LOST = "it could not be captured; a pickle does not keep the reason"
 
 
@@ -25,7 +27,8 @@ def explain(module: Any) -> Explanation:
         raise ProblemError(f"explain knows nothing of this {type(module).__name__}; {how}")
     record, source = engine.record, engine.source
     named = (engine.reason, *record.reasons_unguarded())
-    unguarded = tuple(placed(module, each) for each in named if each)
+    # A capture that failed was not for want of a guard.
+    unguarded = tuple(placed(module, each) for each in named if each and not is_of_capture(each))
     return Explanation(
         model=original_class(module).__name__,
         torch_compile=engine.reason,
@@ -59,6 +62,14 @@ def _graphs(module: nn.Module, engine: Engine) -> Iterator[GraphFacts]:
 
 def placed(module: nn.Module, reason: str) -> str:
     """The reason with the line that it is about, if that can be found."""
-    # The reasons are "forward reads self.settings" and "forward asks torch.is_grad_enabled()".
+    # The reasons are "forward reads self.settings" and "forward asks torch.is_grad_enabled()", or
+    # those of a capture, which begin with their place.
+    if is_of_capture(reason):
+        return reason
     place = of_expression(original(module), reason.split(" ", 2)[-1])
     return f"{place}: {reason}" if place else reason
+
+
+def is_of_capture(reason: str) -> bool:
+    """Whether a capture failed for this reason. It then begins with its place."""
+    return _PLACE.match(reason) is not None

@@ -10,6 +10,7 @@ import copyreg
 import functools
 import inspect
 import re
+import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from fusewright.compile.record import Record
 from fusewright.emit.bundle import Arguments, ModuleBundle
 from fusewright.emit.text import module_text
 from fusewright.emit.types import output_types
-from fusewright.errors import FusewrightError, UnguardedError
+from fusewright.errors import CaptureError, FusewrightError, UnguardedError, first_line
 from fusewright.runtime import altered, call, guard, library, tensor_cores
 from fusewright.target.device import architecture
 
@@ -131,10 +132,11 @@ class Engine:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
     ) -> Any:
         """The result of a call that fits no program, for this reason."""
-        # The user was told of these when the model was optimized.
-        told = any(each.forward_only == reason for each in self.modes)
-        if told or ("train" if module.training else "eval") in self.left_out:
+        if any(each.forward_only == reason for each in self.modes):
+            # The user was told of this when the model was optimized.
             return self._by_original(module, args, kwargs, reason)
+        if ("train" if module.training else "eval") in self.left_out:
+            return self.by_dynamo(module, args, kwargs)
         # A new program would have no hooks, so the call would not fit it either.
         hooked = None if call._fw_compiling() else altered._fw_hooked(module)
         reason = hooked or reason
@@ -143,11 +145,12 @@ class Engine:
         try:
             stays = hooked is not None or self._is_restless(reason)
             extended = not stays and self._extended(module, args, kwargs, reason)
-        except UnguardedError as error:
+        except CaptureError as error:
             # The programs stay right for the calls that fit them.
             self.foreign.add(sketch_of(module, args, kwargs))
-            self.failed = self.failed or ("" if error.by_dynamo else str(error))
-            self.record.unguarded(str(error))
+            if isinstance(error, UnguardedError) and not error.by_dynamo:
+                self.failed = self.failed or str(error)
+            self.record.unguarded(first_line(error))
             return self.by_dynamo(module, args, kwargs, any_size=True, reason=reason)
         if extended:
             still, result = call._fw_forward(self.modes, module, args, kwargs)
@@ -173,7 +176,8 @@ class Engine:
         any_size: bool = False,
         reason: str = "",
     ) -> Any:
-        """The result of a call that no program of ours stands for, for this reason."""
+        """The result of a call that no program of ours stands for, for this reason, which the
+        back-end reads from the stack if it compiles something."""
         # Dynamo does not look for hooks that were added later, and other tracers cannot see it.
         why = call._fw_compiling() or guard._fw_watcher() or altered._fw_hooked(module)
         if why:
@@ -183,7 +187,7 @@ class Engine:
             try:
                 return self.front(original_class(module), any_size)(module, *args, **kwargs)
             except DynamoError as error:
-                failed = f"Dynamo fails on this model: {str(error).strip().splitlines()[0]}"
+                failed = f"Dynamo fails on this model: {first_line(error)}"
         result = self._by_original(module, args, kwargs, failed)
         self.failed = failed  # unless eager fails, too
         call._fw_warn(failed)
@@ -224,8 +228,10 @@ class Engine:
         if call._fw_compiling() or guard._fw_watcher() is not None:
             return False
         leaves: list[Any] = []
-        if guard._FW_UNKNOWN in guard._fw_flatten((args, kwargs), leaves):
-            return False  # A guard could not tell this call from the next one.
+        structure = guard._fw_flatten((args, kwargs), leaves)
+        if guard._FW_UNKNOWN in structure:
+            # A guard of ours could not tell this call from the next one.
+            raise UnguardedError(f"the arguments are {structure}")
         if any(each.is_nested for each in leaves):
             return False  # Nested tensors have no single shape.
         held = [*leaves, *module.parameters(), *module.buffers()]
@@ -238,7 +244,7 @@ class Engine:
             names = _parameters(original_class(module).forward)
             given = guard._fw_positional(names, args, dict(kwargs))
             modes = self.specialise(original(module), *given, self.changed)
-        except UnguardedError:
+        except CaptureError:
             raise
         except FusewrightError as error:
             warnings.warn(f"no kernels for this call: {error}", RuntimeWarning, stacklevel=2)
@@ -315,14 +321,21 @@ class Optimized(Offers):
         return reduced
 
 
+def _with_signature(function: Any, of: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of its own with the same code, that shows the signature of another one."""
+    twin = types.FunctionType(function.__code__, function.__globals__)
+    return functools.update_wrapper(twin, of)
+
+
 _SUBCLASSES: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def _fresh(kind: type[nn.Module]) -> nn.Module:
     """An empty object of the optimized class for `kind`."""
     if kind not in _SUBCLASSES:
-        names = {"_fw_original": kind, "__doc__": kind.__doc__}
+        names: dict[str, Any] = {"_fw_original": kind, "__doc__": kind.__doc__}
         names |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        names["forward"] = _with_signature(Optimized.forward, kind.forward)
         _SUBCLASSES[kind] = type(kind.__name__, (Optimized, kind), names)
     made: nn.Module = object.__new__(_SUBCLASSES[kind])
     return made

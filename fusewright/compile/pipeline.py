@@ -5,7 +5,6 @@ Each stage's result is dumped (see `debug`). Kernels that several graphs share a
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -147,9 +146,6 @@ def _captured(
     if failed and not programs:
         raise next(iter(failed.values()))
     left_out = tuple((mode, str(error)) for mode, error in failed.items())
-    for mode, reason in left_out:
-        words = f"in {mode} mode the original forward runs: {reason}"
-        warnings.warn(words, RuntimeWarning, stacklevel=5)  # the caller of optimize
     return programs, left_out
 
 

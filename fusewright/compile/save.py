@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fusewright.compile.explain import breaks_of, placed
+from fusewright.compile.explain import breaks_of, is_of_capture, placed
 from fusewright.compile.module import Engine, engine_of, original_class
 from fusewright.emit.file import file_text
 from fusewright.emit.header import kernel_lines, opening_lines
@@ -56,6 +56,9 @@ def _text(engine: Engine, source: ClassSource) -> str:
 
 
 def _refuse_unguarded(module: nn.Module, engine: Engine) -> None:
+    if engine.reason and is_of_capture(engine.reason):
+        how = "a file needs one graph; use the optimized module in Python"
+        raise SaveError(f"{engine.reason}\n{how}")
     if engine.reason:
         lines = [f"{placed(module, engine.reason)}, and a file has no guard for that"]
         lines += [f"{each}, which breaks the graph" for each in breaks_of(module, engine)]

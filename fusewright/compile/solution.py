@@ -17,6 +17,7 @@ from torch import nn
 from fusewright import debug
 from fusewright.build import Artifact
 from fusewright.capture import in_mode
+from fusewright.capture.eager import fails_in_eager
 from fusewright.capture.hooks import unhooked
 from fusewright.capture.private import private
 from fusewright.capture.reads import Watched
@@ -29,7 +30,7 @@ from fusewright.compile.owners import Modes, owners_of, pin
 from fusewright.compile.pipeline import MODES, Prepared, prepare
 from fusewright.compile.stages import logged
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans, without_gradients
-from fusewright.errors import DeviceError, ProblemError, UnguardedError
+from fusewright.errors import CaptureError, DeviceError, ProblemError, UnguardedError, first_line
 from fusewright.problem.nested import leaves
 from fusewright.runtime import library
 from fusewright.target.device import device_name
@@ -160,9 +161,13 @@ def _specialise(
     return drivers(_trusted(model, args, kwargs, **settings))
 
 
-def warn_of(solution: Solution, stacklevel: int) -> None:
-    """Say which modes have no gradients of ours, and why."""
-    for words in without_gradients(solution.bundle.modes):
+def warn_of(solution: Solution, stacklevel: int, *, in_a_file: bool = False) -> None:
+    """Say which modes have no gradients of ours and, in a file, no program; and why."""
+    said = list(without_gradients(solution.bundle.modes))
+    if in_a_file:
+        left_out = solution.prepared.left_out
+        said += [f"in {mode} mode the original forward runs: {reason}" for mode, reason in left_out]
+    for words in said:
         warnings.warn(words, RuntimeWarning, stacklevel=stacklevel + 1)
 
 
@@ -188,11 +193,12 @@ def optimize(
     """A module that shares `model`'s parameters and runs its operators in fused kernels.
 
     `example_inputs` is the argument, or the tuple of arguments, of one call. Other batch sizes run
-    the same kernels. Other shapes, dtypes or devices compile new ones at the first call. A mode
-    that cannot be captured runs the original forward, with a warning; so do calls with gradients if
-    PyTorch cannot differentiate the model. If no mode can be captured, that is an error. With
-    `tune`, several schedules of each kernel are measured first. The results are stored, and later
-    calls on this machine use them.
+    the same kernels. Other shapes, dtypes or devices compile new ones at the first call. What one
+    graph cannot describe goes through torch.compile with our kernels: `explain` says why. If
+    PyTorch cannot differentiate the model, calls with gradients run the original forward, with a
+    warning. If eager mode fails on the example, that is an error. With `tune`, several schedules of
+    each kernel are measured first. The results are stored, and later calls on this machine use
+    them.
     """
     if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
         kind = type(example_kwargs).__name__
@@ -205,9 +211,12 @@ def optimize(
     front = functools.partial(_by_dynamo, tune=tune)
     try:
         solution = _trusted(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
-    except UnguardedError as error:
+    except CaptureError as error:
+        if not isinstance(error, UnguardedError) and fails_in_eager(model, args, example_kwargs):
+            raise
         debug.log(1, "torch.compile runs %s: %s", name, error)
-        return module.optimized(model, front=front if error.by_dynamo else None, reason=str(error))
+        alone = isinstance(error, UnguardedError) and not error.by_dynamo
+        return module.optimized(model, front=None if alone else front, reason=first_line(error))
     warn_of(solution, stacklevel=2)
     left_out = frozenset(mode for mode, _ in solution.prepared.left_out)
     pinned = pin(drivers(solution), model)

@@ -1,5 +1,5 @@
-"""A model with one mode that cannot be captured: the other is optimized, and one message says
-so."""
+"""A model of which a mode cannot be captured as one graph: Dynamo cuts it into several. A file
+cannot, so the command says that the original forward runs."""
 
 from __future__ import annotations
 
@@ -32,17 +32,13 @@ class Averaging(nn.Module):
         return y
 
 
-def test_the_other_mode_is_optimized_with_one_warning() -> None:
+def test_a_mode_that_cannot_be_captured_goes_through_dynamo() -> None:
     model = Averaging()
     x = torch.randn(6, 4)
-    with pytest.warns(RuntimeWarning) as heard:
-        fast = fusewright.optimize(model, x)
-    (said,) = [str(each.message) for each in heard]
-    assert said.startswith("in train mode the original forward runs: ")
-    assert "test_left_out.py:" in said and "depends on the values" in said
     expected = copy.deepcopy(model)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
+        fast = fusewright.optimize(model, x)
         for training in (True, False):
             for run in (fast, copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
                 theirs = copy.deepcopy(expected).train(training)
@@ -52,22 +48,44 @@ def test_the_other_mode_is_optimized_with_one_warning() -> None:
     assert isinstance(fast, Optimized)
     evaluated = fast.eval()(x.requires_grad_())
     assert type(evaluated.grad_fn).__name__ == "_FwFunctionBackward"
+    ((mode, reason),) = fusewright.explain(fast).left_out
+    assert mode == "train" and "depends on the values" in reason
 
 
-def test_a_mode_that_is_asked_for_alone_is_an_error() -> None:
-    with pytest.raises(CaptureError, match="depends on the values"):
-        fusewright.optimize(Averaging(), torch.randn(6, 4), modes=("train",))
+class Picking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.sigmoid(x * self.weight)
+        return y[y > 0.5].sum() if y.sum() > 12 else torch.tanh(y) * 3
 
 
-def test_a_model_without_any_mode_is_an_error() -> None:
-    class Picking(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x[x > 0]
-
+def test_a_model_without_any_mode_goes_through_dynamo() -> None:
+    model = Picking()
+    theirs = copy.deepcopy(model)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(CaptureError, match="depends on the values"):
-            fusewright.optimize(Picking(), torch.randn(6, 4))
+        warnings.simplefilter("error", RuntimeWarning)
+        fast = fusewright.optimize(model, torch.randn(6, 4))
+        for x in (torch.zeros(6, 4), 9 * model.weight.detach().sign().expand(6, 4)):
+            torch.testing.assert_close(fast(x), theirs(x))
+            for each in (fast, theirs):
+                each.zero_grad()
+                each(x).sum().backward()
+            torch.testing.assert_close(model.weight.grad, theirs.weight.grad)
+    told = fusewright.explain(fast)
+    assert "depends on the values" in told.torch_compile and told.breaks and not told.fallbacks
+    assert any(each.fused for each in told.graphs)
+
+
+def test_what_eager_refuses_is_an_error() -> None:
+    class Wrong(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ torch.ones(7, 7)
+
+    with pytest.raises(CaptureError, match=r"test_left_out\.py:"):
+        fusewright.optimize(Wrong(), torch.randn(6, 4))
 
 
 PROBLEM = """\

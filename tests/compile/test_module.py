@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import inspect
 import io
 import os
 import pickle
@@ -18,8 +19,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import nn
+from torch import Tensor, nn
 
+import fusewright
 from fusewright.compile import module
 from fusewright.compile.solution import _specialise, solve
 from fusewright.errors import CaptureError
@@ -257,3 +259,15 @@ def _worker(rank: int, folder: str, port_file: str) -> None:
 
 def test_ddp_on_two_processes(tmp_path: Path) -> None:
     mp.spawn(_worker, (str(tmp_path), str(tmp_path / "meeting")), nprocs=2)
+
+
+def test_forward_keeps_its_signature() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor, *, scale: float = 2.0) -> Tensor:
+            """Scale x."""
+            return x * scale
+
+    fast = fusewright.optimize(Scaled(), torch.randn(3))
+    assert inspect.signature(fast.forward) == inspect.signature(Scaled().forward)
+    assert fast.forward.__doc__ == "Scale x."
+    torch.testing.assert_close(fast(torch.ones(3), scale=3.0), torch.full((3,), 3.0))

@@ -1,0 +1,34 @@
+"""Whether a call works in eager mode at all: if not, there is nothing to optimize."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusewright import debug
+from fusewright.capture.hooks import unhooked
+
+
+def fails_in_eager(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
+    """Whether the model raises an error for these arguments. It is called on copies."""
+    try:
+        call = copy.deepcopy((model, tuple(args), dict(kwargs or {})))
+    except Exception as error:  # of the user's own classes
+        debug.log(1, "%s is not tried in eager mode: %s", type(model).__name__, error)
+        return False
+    twin, given, named = call
+    with torch.random.fork_rng(), torch.no_grad(), unhooked(twin), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            twin(*given, **named)
+        except torch.OutOfMemoryError:
+            return False
+        except Exception as error:
+            debug.log(1, "%s fails in eager mode: %s", type(model).__name__, error)
+            return True
+    return False
