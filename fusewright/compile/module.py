@@ -245,6 +245,7 @@ class Engine:
             given = guard._fw_positional(names, args, dict(kwargs))
             modes = self.specialise(original(module), *given, self.changed)
         except CaptureError:
+            self.refused.add(kind)
             raise
         except FusewrightError as error:
             warnings.warn(f"no kernels for this call: {error}", RuntimeWarning, stacklevel=2)
