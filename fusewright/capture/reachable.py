@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from fusewright.capture.attributes import is_pytorchs, own_attributes
-from fusewright.capture.reads import CODE, is_immutable, is_library, is_long
+from fusewright.capture.reads import CODE, hides_changes, is_immutable, is_library, is_long
 from fusewright.runtime import altered
 
 # Draws the numbers of the functions of `random`.
@@ -104,6 +104,10 @@ class Reachable:
         for _, name, value in self._attributes():
             if altered._fw_constant(value) is altered._FwGone or is_long(value):
                 yield name
+
+    def unnoticed(self) -> Iterator[str]:
+        """Attributes in which Dynamo does not notice a change."""
+        return (name for _, name, value in self._attributes() if hides_changes(value))
 
 
 def generators() -> tuple[type, ...]:

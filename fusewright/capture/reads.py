@@ -85,6 +85,13 @@ class Reads:
             return _ANYTHING
         return self._at(tree)
 
+    def value(self, name: str) -> Any:
+        """What stands under one of Dynamo's names now; None if the name has words of Dynamo's."""
+        try:
+            return eval(name, {"L": self.frame.locals, "G": self.frame.globals})
+        except (NameError, LookupError, AttributeError, TypeError):
+            return None
+
     def absent(self, owner: Found, name: str) -> bool:
         """Whether a guard can tell that an object still has no attribute of this name."""
         held, value = owner
@@ -250,6 +257,18 @@ def is_immutable(value: Any) -> bool:
     if isinstance(value, tuple | frozenset):
         return all(map(is_immutable, value))
     return type(value) in _IMMUTABLE or isinstance(value, enum.Enum)
+
+
+def hides_changes(value: Any) -> bool:
+    """Whether there is a tuple with a list, a dict or a set inside.
+
+    Dynamo takes such a tuple for a constant and compares it with itself.
+    """
+    if not isinstance(value, tuple | list | dict | set | frozenset):
+        return False
+    items = altered._fw_items(value)
+    inside = isinstance(value, tuple) and any(isinstance(x, list | dict | set) for x in items)
+    return inside or any(map(hides_changes, items))
 
 
 def is_library(value: Any) -> bool:

@@ -66,6 +66,7 @@ class Model(nn.Module):
         self.steps = [FIRST]
         self.step_by_name = {"first": FIRST}
         self.pair = (FIRST, 2.0)
+        self.layered = (1.0, [2.0])
         self.long = [1.0] * 100
 
     def method(self, x: Tensor) -> Tensor:
@@ -166,6 +167,10 @@ CHANGES: dict[str, Case] = {
     "function in a tuple": (
         lambda m, x: m.pair[0](x) * m.pair[1],
         lambda m: setattr(m, "pair", (SECOND, 2.0)),
+    ),
+    "list in a tuple": (
+        lambda m, x: x * m.layered[1][0] * m.settings.scale,
+        lambda m: m.layered[1].__setitem__(0, 5.0),
     ),
     "long list": (lambda m, x: x * m.long[70], lambda m: m.long.__setitem__(70, 5.0)),
     "default argument": (by_list, lambda m: by_list.__defaults__[0].__setitem__(0, 5.0)),
