@@ -66,11 +66,9 @@ class Reachable:
             enclosed = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
             for name, cell in enclosed:
                 yield function, name, _content(cell)
-            for value in (
-                *(function.__defaults__ or ()),
-                *(function.__kwdefaults__ or {}).values(),
-            ):
-                yield function, f"a default of {function.__name__}", value
+            named = function.__kwdefaults__ or {}
+            for value in (*(function.__defaults__ or ()), *named.values()):
+                yield function, _DEFAULT, value
 
     def _attributes(self) -> Iterator[tuple[None, str, Any]]:
         names = self.names
@@ -104,6 +102,11 @@ class Reachable:
         for _, name, value in self._attributes():
             if altered._fw_constant(value) is altered._FwGone or is_long(value):
                 yield name
+
+    def has_mutable_defaults(self, codes: Container[types.CodeType]) -> bool:
+        """Whether functions with these codes have default arguments that can change."""
+        found = [v for f, name, v in self._values() if name == _DEFAULT and f.__code__ in codes]
+        return any(not is_immutable(each) and not isinstance(each, CODE) for each in found)
 
     def unnoticed(self) -> Iterator[str]:
         """Attributes in which Dynamo does not notice a change."""

@@ -92,6 +92,15 @@ class Reads:
         except (NameError, LookupError, AttributeError, TypeError):
             return None
 
+    def owner(self, name: str) -> tuple[Found, str]:
+        """What has the attribute that Dynamo names, and the attribute's own name."""
+        match ast.parse(name, mode="eval").body:
+            case ast.Attribute(base, attribute):
+                return self._at(base), attribute
+            case ast.Call(ast.Name("getattr"), [base, ast.Constant(str(attribute))]):
+                return self._at(base), attribute
+        return _ANYTHING, name
+
     def absent(self, owner: Found, name: str) -> bool:
         """Whether a guard can tell that an object still has no attribute of this name."""
         held, value = owner

@@ -46,7 +46,8 @@ _ASKED = frozenset(
 _PYTORCHS = "G['__import_torch_dot_"
 # Facts of a tensor that no guard of ours compares. Dynamo does not notice some of them either.
 _FACTS = frozenset("requires_grad grad _version is_leaf".split())
-_UNNOTICED = frozenset("_version is_leaf".split())
+_OLD = torch.__version__ < "2.12"
+_UNNOTICED = frozenset(("_version", "is_leaf", *(("requires_grad",) if _OLD else ())))
 # Guards that agree if a name stands for the same object, with the same inside as far as it is read.
 _ON_NAMES = frozenset(
     "TYPE_MATCH ID_MATCH CLASS_MATCH FUNCTION_MATCH CLOSURE_MATCH BUILTIN_MATCH MODULE_MATCH "
@@ -93,7 +94,10 @@ def trust(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> T
         return _worst([*_of_names(model)])
     captured = found.graph_capture_output
     own = [each for each in captured.traced_code if not each.co_filename.startswith(_PYTORCH)]
-    reasons = [*_drawn(Reachable(model), own), *_asked({n for each in own for n in each.co_names})]
+    reachable, names = Reachable(model), {name for each in own for name in each.co_names}
+    reasons = [*_drawn(reachable, own), *_asked(names)]
+    if _OLD and reachable.has_mutable_defaults(own):
+        reasons.append(Trust("forward has a default argument that may change", by_dynamo=False))
     if sum(isinstance(each, torch.Tensor) for each in leaves) > 1:
         words = "asks whether two variables are the same object"
         reasons += [Trust(f"{each.co_name} {words}") for each in own if _compares_objects(each)]
@@ -161,7 +165,13 @@ def _reasons(guards: Any, reads: Reads) -> Iterator[Trust]:
         if not name.startswith(_PYTORCHS) and getattr(value, "__name__", "") in _ASKED:
             yield Trust(f"forward asks torch.{value.__name__}()")
         if kind not in _ON_NAMES or not _is_compared(guard, kind, (held, value), reads):
-            yield Trust(f"forward reads {_spelt(name)}")
+            yield Trust(f"forward reads {_spelt(name)}", _is_noticed(name, reads))
+
+
+def _is_noticed(name: str, reads: Reads) -> bool:
+    """Whether Dynamo notices a change of an enclosed value."""
+    enclosed = name.split("'")[1] in reads.frame.code.co_freevars if "'" in name else False
+    return not (_OLD and (enclosed or "cell_contents" in name))
 
 
 def _unnoticed(guards: Any, reads: Reads) -> Iterator[Trust]:
@@ -174,22 +184,25 @@ def _unnoticed(guards: Any, reads: Reads) -> Iterator[Trust]:
 
 def _is_compared(guard: Any, kind: str, found: tuple[Held, Any], reads: Reads) -> bool:
     """Whether our guards compare what this guard of Dynamo compares."""
-    held, value = found
-    if held is Held.ANYTHING:
-        return False
     more = guard.create_fn
     given: Any = None
     if isinstance(more, functools.partial):
         given = next(iter((*more.args, *more.keywords.values())), None)
+    if kind == "HASATTR":
+        # Before PyTorch 2.12, the name is that of the attribute, not of the owner.
+        owner, name = reads.owner(_name(guard)) if given is None else (found, str(given))
+        if hasattr(owner[1], name):
+            return reads.attribute(owner, name)[0] is not Held.ANYTHING
+        return owner[0] is not Held.ANYTHING and reads.absent(owner, name)
+    held, value = found
+    if held is Held.ANYTHING:
+        return False
     if kind == "DUPLICATE_INPUT":
         return reads.held(_name(given))[0] is not Held.ANYTHING
     if kind == "NOT_PRESENT_IN_GENERIC_DICT":
         # An attribute that hides a method; guards look for a `forward` of PyTorch's layers.
         pytorchs = isinstance(value, nn.Module) and altered._fw_is_pytorchs(type(value))
         return pytorchs or reads.absent(found, str(given))
-    if kind == "HASATTR":
-        there = reads.attribute(found, str(given))[0] is not Held.ANYTHING
-        return there if hasattr(value, str(given)) else reads.absent(found, str(given))
     return True
 
 
