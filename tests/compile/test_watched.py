@@ -449,3 +449,39 @@ def test_watched_functions_inside_torch_compile() -> None:
     same(compiled(x), x)
     globals()["CHOSEN"] = doubled
     same(torch.compile(fast, backend="eager")(x), x * 4)
+
+
+class Broken(nn.Module):
+    """Dynamo cannot trace it as a whole."""
+
+    def __init__(self, read: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.read, self.scale, self.settings = read, 2.0, SimpleNamespace(scale=2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return self.read(self, x)
+
+
+UNTRACED: dict[str, Case] = {
+    "attribute": (lambda m, x: x * m.scale, lambda m: setattr(m, "scale", 5.0)),
+    "object": (lambda m, x: x * m.settings.scale, lambda m: setattr(m.settings, "scale", 5.0)),
+    "global": (
+        lambda m, x: x * other_globals.SCALE,
+        lambda m: setattr(other_globals, "SCALE", 5.0),
+    ),
+    "global of another file": (
+        lambda m, x: scaled(x),
+        lambda m: setattr(other_globals, "SCALE", 5.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNTRACED)
+def test_a_model_that_dynamo_cannot_trace_as_a_whole(name: str) -> None:
+    read, change = UNTRACED[name]
+    fast, x = fusewright.optimize(Broken(read), torch.randn(3)), torch.randn(3)
+    assert bool(fast.__dict__["_fw_engine"].modes) == (name == "attribute")
+    same(fast(x), x * 2)
+    change(fast)
+    same(fast(x), x * 5)
