@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from fusewright.capture.attributes import is_pytorchs, own_attributes
-from fusewright.capture.reads import CODE, is_immutable, is_library, is_long
+from fusewright.capture.reads import CODE, hides_changes, is_immutable, is_library, is_long
 from fusewright.runtime import altered
 
 # Draws the numbers of the functions of `random`.
@@ -66,11 +66,9 @@ class Reachable:
             enclosed = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
             for name, cell in enclosed:
                 yield function, name, _content(cell)
-            for value in (
-                *(function.__defaults__ or ()),
-                *(function.__kwdefaults__ or {}).values(),
-            ):
-                yield function, f"a default of {function.__name__}", value
+            named = function.__kwdefaults__ or {}
+            for value in (*(function.__defaults__ or ()), *named.values()):
+                yield function, _DEFAULT, value
 
     def _attributes(self) -> Iterator[tuple[None, str, Any]]:
         names = self.names
@@ -104,6 +102,15 @@ class Reachable:
         for _, name, value in self._attributes():
             if altered._fw_constant(value) is altered._FwGone or is_long(value):
                 yield name
+
+    def has_mutable_defaults(self, codes: Container[types.CodeType]) -> bool:
+        """Whether functions with these codes have default arguments that can change."""
+        found = [v for f, name, v in self._values() if name == _DEFAULT and f.__code__ in codes]
+        return any(not is_immutable(each) and not isinstance(each, CODE) for each in found)
+
+    def unnoticed(self) -> Iterator[str]:
+        """Attributes in which Dynamo does not notice a change."""
+        return (name for _, name, value in self._attributes() if hides_changes(value))
 
 
 def generators() -> tuple[type, ...]:

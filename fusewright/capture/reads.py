@@ -85,6 +85,22 @@ class Reads:
             return _ANYTHING
         return self._at(tree)
 
+    def value(self, name: str) -> Any:
+        """What stands under one of Dynamo's names now; None if the name has words of Dynamo's."""
+        try:
+            return eval(name, {"L": self.frame.locals, "G": self.frame.globals})
+        except (NameError, LookupError, AttributeError, TypeError):
+            return None
+
+    def owner(self, name: str) -> tuple[Found, str]:
+        """What has the attribute that Dynamo names, and the attribute's own name."""
+        match ast.parse(name, mode="eval").body:
+            case ast.Attribute(base, attribute):
+                return self._at(base), attribute
+            case ast.Call(ast.Name("getattr"), [base, ast.Constant(str(attribute))]):
+                return self._at(base), attribute
+        return _ANYTHING, name
+
     def absent(self, owner: Found, name: str) -> bool:
         """Whether a guard can tell that an object still has no attribute of this name."""
         held, value = owner
@@ -250,6 +266,18 @@ def is_immutable(value: Any) -> bool:
     if isinstance(value, tuple | frozenset):
         return all(map(is_immutable, value))
     return type(value) in _IMMUTABLE or isinstance(value, enum.Enum)
+
+
+def hides_changes(value: Any) -> bool:
+    """Whether there is a tuple with a list, a dict or a set inside.
+
+    Dynamo takes such a tuple for a constant and compares it with itself.
+    """
+    if not isinstance(value, tuple | list | dict | set | frozenset):
+        return False
+    items = altered._fw_items(value)
+    inside = isinstance(value, tuple) and any(isinstance(x, list | dict | set) for x in items)
+    return inside or any(map(hides_changes, items))
 
 
 def is_library(value: Any) -> bool:

@@ -27,7 +27,7 @@ from torch._dynamo.utils import dynamo_timed, get_metrics_context
 
 from fusewright import debug
 from fusewright.capture.reachable import Reachable, generators
-from fusewright.capture.reads import Held, Reads, Watched
+from fusewright.capture.reads import Held, Reads, Watched, hides_changes
 from fusewright.capture.trace import ONE_AT_A_TIME
 from fusewright.runtime import altered
 
@@ -46,7 +46,8 @@ _ASKED = frozenset(
 _PYTORCHS = "G['__import_torch_dot_"
 # Facts of a tensor that no guard of ours compares. Dynamo does not notice some of them either.
 _FACTS = frozenset("requires_grad grad _version is_leaf".split())
-_UNNOTICED = frozenset("_version is_leaf".split())
+_OLD = torch.__version__ < "2.12"
+_UNNOTICED = frozenset(("_version", "is_leaf", *(("requires_grad",) if _OLD else ())))
 # Guards that agree if a name stands for the same object, with the same inside as far as it is read.
 _ON_NAMES = frozenset(
     "TYPE_MATCH ID_MATCH CLASS_MATCH FUNCTION_MATCH CLOSURE_MATCH BUILTIN_MATCH MODULE_MATCH "
@@ -55,6 +56,7 @@ _ON_NAMES = frozenset(
     "NOT_NONE_MATCH HASATTR NOT_PRESENT_IN_GENERIC_DICT DUPLICATE_INPUT MAPPING_KEYS_CHECK "
     "EMPTY_NN_MODULE_HOOKS_DICT TUPLE_ITERATOR_LEN RANGE_ITERATOR_MATCH".split()
 )
+_CONSTANT = frozenset("CONSTANT_MATCH EQUALS_MATCH".split())
 # Guards on the state of the process and on sizes, which our guards or `_ASKED` cover.
 _ON_STATE = frozenset(
     "SHAPE_ENV GRAD_MODE DETERMINISTIC_ALGORITHMS GLOBAL_STATE TORCH_FUNCTION_STATE DEFAULT_DEVICE "
@@ -77,9 +79,10 @@ class Trust:
 
 def trust(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trust:
     """Whether one trace of this call can stand for later calls."""
-    odd = {type(each).__name__ for each in pytree.tree_leaves((args, kwargs)) if _is_odd(each)}
+    leaves = pytree.tree_leaves((args, kwargs))
+    odd = {type(each).__name__ for each in leaves if _is_odd(each)}
     if odd:
-        return Trust(f"forward takes a {min(odd)}")
+        return _worst([Trust(f"forward takes a {min(odd)}"), *_of_names(model)])
     try:
         with ONE_AT_A_TIME, warnings.catch_warnings(), get_metrics_context():
             warnings.simplefilter("ignore")
@@ -88,48 +91,54 @@ def trust(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> T
                 found = convert_frame.fullgraph_capture(model, tuple(args), dict(kwargs))
     except Exception as error:  # of the model, or Dynamo does not know what it does
         debug.log(1, "Dynamo cannot trace %s: %s", type(model).__name__, error)
-        return _untraced(model)
+        return _worst([*_of_names(model)])
     captured = found.graph_capture_output
     own = [each for each in captured.traced_code if not each.co_filename.startswith(_PYTORCH)]
-    drawn = _drawn(Reachable(model), own)
-    if asks := drawn or _asked({name for each in own for name in each.co_names}):
-        return asks
-    if sum(isinstance(each, torch.Tensor) for each in pytree.tree_leaves((args, kwargs))) > 1:
-        for code in filter(_compares_objects, own):
-            return Trust(f"{code.co_name} asks whether two variables are the same object")
-    reads = Reads(model, frame)
-    for each in _reasons(captured.output_graph.guards, reads):
-        return each
+    reachable, names = Reachable(model), {name for each in own for name in each.co_names}
+    reasons = [*_drawn(reachable, own), *_asked(names)]
+    if _OLD and reachable.has_mutable_defaults(own):
+        reasons.append(Trust("forward has a default argument that may change", by_dynamo=False))
+    if sum(isinstance(each, torch.Tensor) for each in leaves) > 1:
+        words = "asks whether two variables are the same object"
+        reasons += [Trust(f"{each.co_name} {words}") for each in own if _compares_objects(each)]
+    reads, guards = Reads(model, frame), captured.output_graph.guards
+    reasons += _reasons(guards, reads)
+    if reasons:
+        return _worst([*reasons, *_unnoticed(guards, reads)])
     return Trust(watched=tuple(reads.watched.values()))
 
 
-def _untraced(model: nn.Module) -> Trust:
-    """The same for a model that Dynamo cannot trace as a whole."""
+def _worst(found: Sequence[Trust]) -> Trust:
+    """The reason that asks for most."""
+    return min(found, key=lambda each: each.by_dynamo, default=Trust())
+
+
+def _of_names(model: nn.Module) -> Iterator[Trust]:
+    """The reasons for a model of which there is no trace by Dynamo."""
     reachable = Reachable(model)
-    names = [f"forward may read {name}" for name in reachable.unguarded()]
-    return _drawn(reachable) or _asked(reachable.names) or Trust(min(names, default=""))
+    found = [*_drawn(reachable), *_asked(reachable.names)]
+    found += [Trust(f"forward may read {name}") for name in sorted(reachable.unguarded())]
+    if found:
+        words = "in which Dynamo notices no change"
+        yield from (Trust(f"forward reads {x}, {words}", False) for x in reachable.unnoticed())
+    yield from found
 
 
-def _drawn(reachable: Reachable, codes: Sequence[types.CodeType] | None = None) -> Trust | None:
+def _drawn(reachable: Reachable, codes: Sequence[types.CodeType] | None = None) -> list[Trust]:
     found = sorted(reachable.draws(codes))
-    if not found:
-        return None
-    words = f"forward draws random numbers from {found[0][0]}"
-    return Trust(words, by_dynamo=all(pythons for _, pythons in found))
+    return [Trust(f"forward draws random numbers from {name}", dynamo) for name, dynamo in found]
 
 
 def _is_odd(value: Any) -> bool:
     return type(value) not in _PLAIN and not isinstance(value, torch.Tensor)
 
 
-def _asked(names: set[str]) -> Trust | None:
+def _asked(names: set[str]) -> Iterator[Trust]:
     """Why code that uses these names needs other guards."""
-    facts = names & _FACTS
-    if facts:
-        word = min(facts & _UNNOTICED or facts)
-        return Trust(f"forward reads {word} of a tensor", by_dynamo=word not in _UNNOTICED)
-    asked = names & _ASKED
-    return Trust(f"forward asks torch.{min(asked)}()") if asked else None
+    for name in sorted(names & _FACTS):
+        yield Trust(f"forward reads {name} of a tensor", by_dynamo=name not in _UNNOTICED)
+    for name in sorted(names & _ASKED):
+        yield Trust(f"forward asks torch.{name}()")
 
 
 def _compares_objects(code: types.CodeType) -> bool:
@@ -156,27 +165,44 @@ def _reasons(guards: Any, reads: Reads) -> Iterator[Trust]:
         if not name.startswith(_PYTORCHS) and getattr(value, "__name__", "") in _ASKED:
             yield Trust(f"forward asks torch.{value.__name__}()")
         if kind not in _ON_NAMES or not _is_compared(guard, kind, (held, value), reads):
-            yield Trust(f"forward reads {_spelt(name)}")
+            yield Trust(f"forward reads {_spelt(name)}", _is_noticed(name, reads))
+
+
+def _is_noticed(name: str, reads: Reads) -> bool:
+    """Whether Dynamo notices a change of an enclosed value."""
+    enclosed = name.split("'")[1] in reads.frame.code.co_freevars if "'" in name else False
+    return not (_OLD and (enclosed or "cell_contents" in name))
+
+
+def _unnoticed(guards: Any, reads: Reads) -> Iterator[Trust]:
+    """Why Dynamo's guards would not do either."""
+    for guard in guards:
+        name = _name(guard)
+        if guard.create_fn_name() in _CONSTANT and hides_changes(reads.value(name)):
+            yield Trust(f"forward reads {_spelt(name)}, in which Dynamo notices no change", False)
 
 
 def _is_compared(guard: Any, kind: str, found: tuple[Held, Any], reads: Reads) -> bool:
     """Whether our guards compare what this guard of Dynamo compares."""
-    held, value = found
-    if held is Held.ANYTHING:
-        return False
     more = guard.create_fn
     given: Any = None
     if isinstance(more, functools.partial):
         given = next(iter((*more.args, *more.keywords.values())), None)
+    if kind == "HASATTR":
+        # Before PyTorch 2.12, the name is that of the attribute, not of the owner.
+        owner, name = reads.owner(_name(guard)) if given is None else (found, str(given))
+        if hasattr(owner[1], name):
+            return reads.attribute(owner, name)[0] is not Held.ANYTHING
+        return owner[0] is not Held.ANYTHING and reads.absent(owner, name)
+    held, value = found
+    if held is Held.ANYTHING:
+        return False
     if kind == "DUPLICATE_INPUT":
         return reads.held(_name(given))[0] is not Held.ANYTHING
     if kind == "NOT_PRESENT_IN_GENERIC_DICT":
         # An attribute that hides a method; guards look for a `forward` of PyTorch's layers.
         pytorchs = isinstance(value, nn.Module) and altered._fw_is_pytorchs(type(value))
         return pytorchs or reads.absent(found, str(given))
-    if kind == "HASATTR":
-        there = reads.attribute(found, str(given))[0] is not Held.ANYTHING
-        return there if hasattr(value, str(given)) else reads.absent(found, str(given))
     return True
 
 

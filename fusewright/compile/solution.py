@@ -212,11 +212,10 @@ def optimize(
     try:
         solution = _trusted(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
     except CaptureError as error:
-        if not isinstance(error, UnguardedError) and fails_in_eager(model, args, example_kwargs):
-            raise
-        debug.log(1, "torch.compile runs %s: %s", name, error)
-        alone = isinstance(error, UnguardedError) and not error.by_dynamo
-        return module.optimized(model, front=None if alone else front, reason=first_line(error))
+        reason = _for_dynamo(error, model, args, example_kwargs)
+        debug.log(1, "torch.compile runs %s: %s", name, reason)
+        ours = front if reason.by_dynamo else None
+        return module.optimized(model, front=ours, reason=first_line(reason))
     warn_of(solution, stacklevel=2)
     left_out = frozenset(mode for mode, _ in solution.prepared.left_out)
     pinned = pin(drivers(solution), model)
@@ -244,6 +243,25 @@ def _trusted(
             raise UnguardedError(found.reason, by_dynamo=found.by_dynamo)
         watched += [each for each in found.watched if each not in watched]
     return replace(solution, watched=tuple(watched))
+
+
+def _for_dynamo(
+    error: CaptureError, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+) -> UnguardedError:
+    """Why no program of ours can stand for this call, and whether Dynamo's graphs can.
+
+    Raises the error if eager mode fails, too.
+    """
+    if isinstance(error, UnguardedError):
+        return error
+    if fails_in_eager(model, args, kwargs):
+        raise error
+    traced, given, named = private(model, args, kwargs)
+    with unhooked(traced):
+        found = trust(traced, given, named)
+    if found.reason and not found.by_dynamo:
+        return UnguardedError(found.reason, by_dynamo=False)
+    return UnguardedError(str(error))
 
 
 @functools.cache

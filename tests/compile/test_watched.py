@@ -66,6 +66,7 @@ class Model(nn.Module):
         self.steps = [FIRST]
         self.step_by_name = {"first": FIRST}
         self.pair = (FIRST, 2.0)
+        self.layered = (1.0, [2.0])
         self.long = [1.0] * 100
 
     def method(self, x: Tensor) -> Tensor:
@@ -166,6 +167,10 @@ CHANGES: dict[str, Case] = {
     "function in a tuple": (
         lambda m, x: m.pair[0](x) * m.pair[1],
         lambda m: setattr(m, "pair", (SECOND, 2.0)),
+    ),
+    "list in a tuple": (
+        lambda m, x: x * m.layered[1][0] * m.settings.scale,
+        lambda m: m.layered[1].__setitem__(0, 5.0),
     ),
     "long list": (lambda m, x: x * m.long[70], lambda m: m.long.__setitem__(70, 5.0)),
     "default argument": (by_list, lambda m: by_list.__defaults__[0].__setitem__(0, 5.0)),
@@ -444,3 +449,39 @@ def test_watched_functions_inside_torch_compile() -> None:
     same(compiled(x), x)
     globals()["CHOSEN"] = doubled
     same(torch.compile(fast, backend="eager")(x), x * 4)
+
+
+class Broken(nn.Module):
+    """Dynamo cannot trace it as a whole."""
+
+    def __init__(self, read: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.read, self.scale, self.settings = read, 2.0, SimpleNamespace(scale=2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return self.read(self, x)
+
+
+UNTRACED: dict[str, Case] = {
+    "attribute": (lambda m, x: x * m.scale, lambda m: setattr(m, "scale", 5.0)),
+    "object": (lambda m, x: x * m.settings.scale, lambda m: setattr(m.settings, "scale", 5.0)),
+    "global": (
+        lambda m, x: x * other_globals.SCALE,
+        lambda m: setattr(other_globals, "SCALE", 5.0),
+    ),
+    "global of another file": (
+        lambda m, x: scaled(x),
+        lambda m: setattr(other_globals, "SCALE", 5.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNTRACED)
+def test_a_model_that_dynamo_cannot_trace_as_a_whole(name: str) -> None:
+    read, change = UNTRACED[name]
+    fast, x = fusewright.optimize(Broken(read), torch.randn(3)), torch.randn(3)
+    assert bool(fast.__dict__["_fw_engine"].modes) == (name == "attribute")
+    same(fast(x), x * 2)
+    change(fast)
+    same(fast(x), x * 5)
