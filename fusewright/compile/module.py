@@ -182,7 +182,7 @@ class Engine:
         why = call._fw_compiling() or guard._fw_watcher() or altered._fw_hooked(module)
         if why:
             return self._by_original(module, args, kwargs, str(why))
-        failed = self.failed or ("" if self.front else self.reason)
+        failed = self.failed or ("" if self.front else self.reason or reason)
         if self.front is not None and not failed:
             try:
                 return self.front(original_class(module), any_size)(module, *args, **kwargs)
