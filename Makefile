@@ -16,7 +16,7 @@ PY := .venv/bin/python
 STAMP := .venv/.stamp
 endif
 
-.PHONY: setup lint test test-all demo bench gpu-test sanitize sanitize-host fuzz clean
+.PHONY: setup lint test test-all models demo bench gpu-test sanitize sanitize-host fuzz clean
 
 setup: $(STAMP)
 	@$(PY) -c 'import sys, torch; print("Python", sys.version.split()[0], "· PyTorch", torch.__version__)'
@@ -57,6 +57,12 @@ TESTS = spread=$$($(PY) -c 'import xdist' 2>/dev/null && echo '-n $(WORKERS) --d
 test: $(STAMP)
 	@$(MAKE) --no-print-directory lint & lint=$$!; $(TESTS) -m 'not gpu and not slow'; \
 	passed=$$?; wait $$lint && exit $$passed
+
+# Real models of torchvision, timm and transformers: right, graphs, breaks, calls left, seconds.
+models: $(STAMP)
+	@version=$$($(PY) -c 'import torch; print(torch.__version__)'); \
+	$(PY) -m pip install -q "torch==$$version" torchvision timm transformers
+	$(PY) tools/models.py $(MODELS)
 
 # With all cases of the tests that `make test` runs a sample of (marked `sample`).
 test-all: lint
