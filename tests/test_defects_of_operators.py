@@ -1,0 +1,39 @@
+"""Operators that once had other results, or none, beside eager PyTorch."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusewright
+from tests.support.models import Lambda
+
+NUMBER_REDUCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "softmax": lambda x: torch.softmax(x, 0),
+    "log_softmax": lambda x: torch.log_softmax(x, -1),
+    "amax": lambda x: torch.amax(x, 0),
+    "amin": lambda x: torch.amin(x, -1),
+    "aminmax": lambda x: torch.aminmax(x, dim=0).max,
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, math.inf, dim=0),
+    "logsumexp": lambda x: torch.logsumexp(x, 0),
+}
+
+
+@pytest.mark.parametrize("name", NUMBER_REDUCTIONS)
+def test_reductions_of_a_number(name: str) -> None:
+    """A tensor without dimensions may be reduced along dimension 0 or -1."""
+    x = torch.tensor(1.5, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        fast = fusewright.optimize(Lambda(NUMBER_REDUCTIONS[name]), (x,))
+        found = fast(x)
+    expected = NUMBER_REDUCTIONS[name](x)
+    assert found.shape == expected.shape and torch.equal(found, expected)
+    gradients = [torch.autograd.grad(each, x)[0] for each in (found, expected)]
+    assert torch.equal(*gradients)
