@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import fusewright
+from fusewright.errors import CaptureError
 from tests.support.models import Lambda
 
 NUMBER_REDUCTIONS: dict[str, Callable[[Tensor], Any]] = {
@@ -37,3 +39,22 @@ def test_reductions_of_a_number(name: str) -> None:
     assert found.shape == expected.shape and torch.equal(found, expected)
     gradients = [torch.autograd.grad(each, x)[0] for each in (found, expected)]
     assert torch.equal(*gradients)
+
+
+def _ctc(scores: Tensor) -> Tensor:
+    return F.ctc_loss(scores, torch.ones(2, 3, dtype=torch.int64), (6, 6), (3, 2))
+
+
+UNKNOWN_SHAPES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
+    "aten._ctc_loss": (_ctc, torch.randn(6, 2, 5).log_softmax(-1)),
+    "aten.linalg_lstsq": (lambda a: torch.linalg.lstsq(a, a).solution, torch.randn(5, 3)),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN_SHAPES)
+def test_unknown_shapes_are_refused_in_words(name: str) -> None:
+    function, x = UNKNOWN_SHAPES[name]
+    with pytest.raises(CaptureError, match=f"the shapes that {name}.* returns depend on") as raised:
+        fusewright.optimize(Lambda(function), (x,))
+    assert "move it out of the model" in str(raised.value)
+    assert "Exception" not in str(raised.value)
