@@ -25,6 +25,7 @@ from fusewright.build import Artifact, Libraries, build_divided
 from fusewright.capture import in_mode
 from fusewright.codegen.source import Source
 from fusewright.compile.call_kinds import DEVICES, kind_of_call, sketch_of
+from fusewright.compile.layouts import other_layout
 from fusewright.emit.bundle import Arguments, Constant, ModuleBundle, Owner
 from fusewright.emit.text import module_text
 from fusewright.emit.types import output_types
@@ -226,12 +227,13 @@ class Engine:
         if told or ("train" if module.training else "eval") in self.left_out:
             return original_class(module).forward(module, *args, **kwargs)
         # A new program would have no hooks, so the call would not fit it either.
-        hooked = None if call._fw_compiling() else altered._fw_hooked(module)
-        reason = hooked or reason
-        if not hooked and self._is_resized(module, args, kwargs, reason):
+        known = None if call._fw_compiling() else altered._fw_hooked(module)
+        known = known or other_layout(module, args, kwargs)
+        reason = known or reason
+        if not known and self._is_resized(module, args, kwargs, reason):
             return self.by_dynamo(module, args, kwargs, any_size=True)
         try:
-            stays = hooked is not None or self._is_restless(reason)
+            stays = known is not None or self._is_restless(reason)
             extended = not stays and self._extended(module, args, kwargs)
         except UnguardedError:
             # The programs stay right for the calls that fit them.
@@ -257,6 +259,9 @@ class Engine:
         original = original_class(module)
         # Dynamo does not look for hooks that were added later, and other tracers cannot see it.
         if call._fw_compiling() or guard._fw_watcher() is not None or altered._fw_hooked(module):
+            return original.forward(module, *args, **kwargs)
+        if (other := other_layout(module, args, kwargs)) is not None:
+            call._fw_warn(other)
             return original.forward(module, *args, **kwargs)
         assert self.front is not None
         return self.front(original, any_size)(module, *args, **kwargs)

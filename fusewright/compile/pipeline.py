@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusewright.capture import captures
+from fusewright.capture import captures, in_mode
+from fusewright.capture.agreement import agreed
+from fusewright.capture.hooks import unhooked
 from fusewright.capture.mode_reads import watched_mode
+from fusewright.capture.witness import Witness, witness
 from fusewright.codegen.source import Source
 from fusewright.compile.planning import plan_programs
 from fusewright.compile.stages import (
@@ -27,7 +30,7 @@ from fusewright.compile.stages import (
 )
 from fusewright.debug import dump
 from fusewright.emit.bundle import ProgramPlans, leading
-from fusewright.errors import CaptureError
+from fusewright.errors import CaptureError, UnguardedError
 from fusewright.ir.graph import Program, Sizes
 from fusewright.ir.kernel import Kernel
 from fusewright.kinds.kind import Choice
@@ -80,7 +83,8 @@ def prepare(
     """
     stages = Stages(progress)
     with collecting_rarely():
-        programs, left_out = _captured(model, args, kwargs, modes, changed, stages)
+        witnessed = target is None  # a plan for another machine may be for a large example
+        programs, left_out = _captured(model, args, kwargs, modes, changed, stages, witnessed)
     made = prepare_programs(programs, stages, device=device, target=target, tuning=tuning)
     return replace(made, left_out=left_out)
 
@@ -122,10 +126,12 @@ def _captured(
     modes: Sequence[str],
     changed: Sequence[str],
     stages: Stages,
+    witnessed: bool,
 ) -> tuple[list[Program], tuple[tuple[str, str], ...]]:
     """The programs of the modes, and the reasons of those without one. If all fail, an error.
 
-    A forward that does not ask for the mode is captured once.
+    A forward that does not ask for the mode is captured once. If `witnessed`, each program is
+    compared with a real call.
     """
     programs: list[Program] = []
     failed: dict[str, CaptureError] = {}
@@ -138,7 +144,11 @@ def _captured(
         with stages.running("capture", f"capture {mode} mode", SHARE_CAPTURED * at / len(modes)):
             try:
                 with watched_mode(model) as reads:
+                    seen = _seen(model, args, kwargs, mode) if witnessed else None
                     found = captures(model, args, kwargs, mode=mode, changed=known)
+                found = agreed(found, seen) if seen else found
+            except UnguardedError:
+                raise
             except CaptureError as error:
                 failed[mode] = error
                 continue
@@ -151,6 +161,14 @@ def _captured(
         words = f"in {mode} mode the original forward runs: {reason}"
         warnings.warn(words, RuntimeWarning, stacklevel=5)  # the caller of optimize
     return programs, left_out
+
+
+def _seen(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, mode: str
+) -> Witness | None:
+    """A real call in this mode."""
+    with in_mode(model, mode), unhooked(model):
+        return witness(model, args, kwargs or {})
 
 
 def _run_here(planned: Sequence[ProgramPlans]) -> frozenset[str]:

@@ -23,11 +23,12 @@ from fusewright.capture.unguarded import unguarded
 from fusewright.compile import module
 from fusewright.compile.backend import backend
 from fusewright.compile.call_kinds import DEVICES, sketch_of
+from fusewright.compile.layouts import other_layout
 from fusewright.compile.module import Modes, owners_of
 from fusewright.compile.pipeline import MODES, Prepared, prepare
 from fusewright.compile.stages import logged
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans, without_gradients
-from fusewright.errors import DeviceError, ProblemError, UnguardedError
+from fusewright.errors import DeviceError, LeftToEagerError, ProblemError, UnguardedError
 from fusewright.problem.nested import leaves
 from fusewright.runtime import library
 from fusewright.tune.search import OnProgress
@@ -172,7 +173,8 @@ def optimize(
     `example_inputs` is the argument, or the tuple of arguments, of one call. Other batch sizes run
     the same kernels. Other shapes, dtypes or devices compile new ones at the first call. A mode
     that cannot be captured runs the original forward, with a warning; so do calls with gradients if
-    PyTorch cannot differentiate the model. If no mode can be captured, that is an error. With
+    PyTorch cannot differentiate the model, and models whose trace differs from a real call of the
+    example. If no mode can be captured, that is an error. With
     `tune`, several schedules of each kernel are measured first. The results are stored, and later
     calls on this machine use them.
     """
@@ -185,15 +187,20 @@ def optimize(
     name = type(model).__name__
     tuning = logged if tune else None
     front = functools.partial(_by_dynamo, tune=tune)
+    again = functools.partial(_specialise, name)
+    if other_layout(model, args, example_kwargs or {}) is not None:
+        return module.optimized(model, (), again, front=front)  # a call says why
     try:
         solution = _trusted(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
     except UnguardedError as error:
         debug.log(1, "torch.compile runs %s: %s", name, error)
         return module.optimized(model, front=front, reason=str(error))
+    except LeftToEagerError as error:
+        warnings.warn(f"the original forward runs: {error}", RuntimeWarning, stacklevel=2)
+        return module.optimized(model, left_out=frozenset(MODES))
     warn_of(solution, stacklevel=2)
     left_out = frozenset(mode for mode, _ in solution.prepared.left_out)
     pinned = module.pin(drivers(solution), model)
-    again = functools.partial(_specialise, name)
     sketch = sketch_of(model, args, example_kwargs or {})
     return module.optimized(model, pinned, again, left_out, front, "", frozenset((sketch,)))
 
