@@ -11,10 +11,9 @@ or if there is too little memory, there is no witness.
 from __future__ import annotations
 
 import contextlib
-import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +23,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from fusewright import debug
-from fusewright.capture.attributes import restored
 from fusewright.capture.call import ModelCall
+from fusewright.capture.generators import gpu_generators, watched_generators
 from fusewright.capture.memory import has_room
 from fusewright.capture.private import real_copy
 from fusewright.capture.source_location import SourceLocation, innermost
@@ -33,9 +32,6 @@ from fusewright.capture.tree import UnwritableError, tree_text
 from fusewright.errors import LeftToEagerError, UnguardedError
 
 Key = tuple[str, str]  # the kind and path of a binding
-# A seed that no forward chooses.
-_SEED = 0x5EED_F05E_0BAD
-_SEEDED = "forward seeds a random generator, or restores its state"
 
 
 @dataclass(frozen=True)
@@ -55,9 +51,9 @@ class Witness:
 
     outputs: the tensors of its result, in order. followed: the tensors that required gradients.
     reached: those of them that got one; None if backward failed. wanted: those that require
-    gradients in the example, too. written: the tensors that have other values now. drew: random
-    numbers came from PyTorch's generators. A tensor with several names goes by the first; `names`
-    gives that for the others.
+    gradients in the example, too. written: the tensors that it wrote into or replaced. drew:
+    random numbers came from PyTorch's generators. A tensor with several names goes by the first;
+    `names` gives that for the others.
     """
 
     outputs: tuple[Returned, ...]
@@ -101,14 +97,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _free_memory() -> None:
-    if _gpus():
+    if gpu_generators():
         torch.cuda.empty_cache()
-
-
-def _gpus() -> tuple[Any, ...]:
-    """The generators of all GPUs, if they are in use."""
-    used: Callable[[], bool] = torch.cuda.is_initialized
-    return tuple(torch.cuda.default_generators) if used() else ()
 
 
 def _seen(
@@ -122,6 +112,7 @@ def _seen(
     copy, call = copies[0], ModelCall.of(*copies[1:])
     before, held = _held(model, ModelCall.of(args, kwargs)), _held(copy, call)
     wanted = frozenset(key for key, each in before.items() if each.requires_grad)
+    versions = {key: (each, each._version) for key, each in held.items()}
     if every:
         for (kind, _), each in held.items():
             floating = each.is_floating_point() or each.is_complex()
@@ -129,15 +120,19 @@ def _seen(
                 each.requires_grad_()
     given, named = pytree.tree_unflatten(list(call.leaves), call.spec)
     flat: list[Any] = []
-    with _generators() as generators, restored(copy), _Layouts():
-        with contextlib.suppress(UnwritableError):
+    with watched_generators() as generators:
+        with _Layouts(), contextlib.suppress(UnwritableError):
             tree_text(copy(*given, **named), flat, {})
         drew = generators.drew()
-        results = [each for each in flat if isinstance(each, torch.Tensor)]
-        now = _held(copy, call)
-        written = frozenset(key for key, each in before.items() if not _same(each, now.get(key)))
-        leaves = {key: each for key, each in held.items() if each.requires_grad and each.is_leaf}
-        reached = _reached(results, leaves)
+    results = [each for each in flat if isinstance(each, torch.Tensor)]
+    now = _held(copy, call)
+    written = frozenset(
+        key
+        for key, (each, version) in versions.items()
+        if now.get(key) is not each or each._version != version
+    )
+    leaves = {key: each for key, each in held.items() if each.requires_grad and each.is_leaf}
+    reached = _reached(results, leaves)
     outputs = tuple(map(_returned, results))
     return Witness(outputs, frozenset(leaves), reached, wanted, written, drew, _names(model))
 
@@ -156,14 +151,6 @@ def _names(model: nn.Module) -> dict[Key, Key]:
     every += [(("parameter", name), each) for name, each in model.named_parameters("", True, False)]
     every += [(("buffer", name), each) for name, each in model.named_buffers("", True, False)]
     return {key: first.setdefault(id(each), key) for key, each in every}
-
-
-def _same(old: torch.Tensor, new: torch.Tensor | None) -> bool:
-    """Whether both have the same values; NaN is the same as NaN."""
-    if new is None or old.shape != new.shape or old.dtype != new.dtype:
-        return False
-    with torch.no_grad():
-        return bool(((old == new) | ((old != old) & (new != new))).all())
 
 
 def _returned(result: torch.Tensor) -> Returned:
@@ -218,47 +205,3 @@ def _place() -> str:
         frame = frame.f_back  # type: ignore[assignment]
     place = innermost(reversed(frames))
     return f"{place}: " if place else ""
-
-
-class _Generators:
-    """The generators while a forward runs."""
-
-    def __init__(self) -> None:
-        self.ours = [torch.default_generator, *_gpus()]
-        for each in self.ours:
-            each.manual_seed(_SEED)
-        self.before = [each.get_state() for each in self.ours]
-        self.others = _other_states()
-
-    def drew(self) -> bool:
-        """Whether PyTorch's generators went on. Other changes are refused."""
-        if any(each.initial_seed() != _SEED for each in self.ours):
-            raise UnguardedError(_SEEDED)
-        for (name, old), (_, new) in zip(self.others, _other_states(), strict=True):
-            if old != new:
-                raise UnguardedError(f"forward draws random numbers from {name}")
-        pairs = zip(self.ours, self.before, strict=True)
-        return any(not torch.equal(each.get_state(), old) for each, old in pairs)
-
-
-def _other_states() -> list[tuple[str, str]]:
-    found = [("Python's random", str(random.getstate()))]
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        kind, words, *rest = numpy.random.get_state()
-        found.append(("numpy.random", f"{kind}{words.tobytes()!r}{rest}"))
-    return found
-
-
-@contextlib.contextmanager
-def _generators() -> Iterator[_Generators]:
-    """Seed PyTorch's generators, and put all generators back afterwards."""
-    python, numpy = random.getstate(), sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy is not None else None
-    try:
-        with torch.random.fork_rng(devices=range(len(_gpus()))):
-            yield _Generators()
-    finally:
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(state)

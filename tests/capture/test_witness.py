@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -104,6 +105,20 @@ def test_a_model_that_cannot_be_copied_still_gets_kernels() -> None:
         warnings.simplefilter("error", RuntimeWarning)
         fast = fusewright.optimize(Lambda(lambda x: holder(x).relu()), (X,), modes=("eval",)).eval()
         torch.testing.assert_close(fast(X), holder(X).relu())
+
+
+def test_other_threads_may_draw_meanwhile() -> None:
+    """Their numbers are not ours, and are not taken back."""
+
+    def disturbed(x: Tensor) -> Tensor:
+        other = threading.Thread(target=lambda: torch.rand(3))
+        other.start()
+        other.join()
+        return x * 2
+
+    before = torch.get_rng_state()
+    assert not seen(Lambda(disturbed), X).drew
+    assert not torch.equal(torch.get_rng_state(), before)
 
 
 # Differences ----------------------------------------------------------------------------------
