@@ -25,7 +25,7 @@ from fusewright.build import Artifact, Libraries, build_divided
 from fusewright.capture import in_mode
 from fusewright.codegen.source import Source
 from fusewright.compile.call_kinds import DEVICES, kind_of_call, sketch_of
-from fusewright.compile.layouts import other_layout
+from fusewright.compile.layouts import other_argument, other_layout
 from fusewright.emit.bundle import Arguments, Constant, ModuleBundle, Owner
 from fusewright.emit.text import module_text
 from fusewright.emit.types import output_types
@@ -260,7 +260,7 @@ class Engine:
         # Dynamo does not look for hooks that were added later, and other tracers cannot see it.
         if call._fw_compiling() or guard._fw_watcher() is not None or altered._fw_hooked(module):
             return original.forward(module, *args, **kwargs)
-        if (other := other_layout(module, args, kwargs)) is not None:
+        if (other := other_argument(args, kwargs)) is not None:
             call._fw_warn(other)
             return original.forward(module, *args, **kwargs)
         assert self.front is not None
