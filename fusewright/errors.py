@@ -38,6 +38,11 @@ class UnguardedError(CaptureError):
         self.by_dynamo = by_dynamo
 
 
+class LeftToEagerError(CaptureError):
+    """A real call differs from what a graph says, or needs what no graph has. The message says in
+    what. The original forward is right for such calls."""
+
+
 class GraphError(FusewrightError):
     """A graph breaks a rule of the IR. This is a bug in Fusewright: please report it."""
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from fusewright.capture.attributes import Changed, copied, restored
 from fusewright.capture.call import ModelCall
+from fusewright.capture.causal_masks import masks_not_compared
 from fusewright.capture.convert import InexpressibleForwardError, InexpressibleSizeError
 from fusewright.capture.find_line import culprit, overwriting
 from fusewright.capture.hooks import unhooked
@@ -75,7 +76,7 @@ def captures(
     """
     call = ModelCall.of(args, kwargs or {})
     names = frozenset((path.rpartition(".")[0], path.rpartition(".")[2]) for path in changed)
-    with ONE_AT_A_TIME, in_mode(model, mode), unhooked(model), _unlogged():
+    with ONE_AT_A_TIME, in_mode(model, mode), unhooked(model), _unlogged(), masks_not_compared():
         try:
             with restored(model):
                 found = _all_states(model, call, mode, dynamic, names)

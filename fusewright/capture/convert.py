@@ -330,7 +330,8 @@ def emptiness_guards(graph: Graph) -> tuple[str, ...]:
         spec = specs[node.args[0].name]
         assert spec is not None
         given = node.args[1] if len(node.args) > 1 else ()
-        dims = given if isinstance(given, tuple) and given else range(len(spec.shape))
+        rank = len(spec.shape)  # a number has one element, whichever dimension is given
+        dims = given if isinstance(given, tuple) and given and rank else range(rank)
         for position in dims:
             assert isinstance(position, int)
             symbols.update(dict.fromkeys(spec.shape[position].symbols))

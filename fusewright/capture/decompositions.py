@@ -17,6 +17,7 @@ from torch._C import DispatchKey
 from torch._decomp import get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size as _size_of
 
+from fusewright.capture.gradients import gradient_decompositions
 from fusewright.capture.pads import circular, pad_decompositions
 
 _NORMALISATIONS = """
@@ -116,6 +117,7 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     aten = torch.ops.aten
     table: dict[Any, Callable[..., Any]] = {**get_decompositions(packets), **pad_decompositions()}
     table |= {aten.eye.default: _eye, aten.eye.m: _eye, aten.native_group_norm.default: _group_norm}
+    table |= gradient_decompositions()
     return table
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,14 +11,17 @@ from torch import nn
 
 from fusewright import debug
 from fusewright.capture.hooks import unhooked
+from fusewright.capture.private import real_copy
 
 
 def fails_in_eager(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
     """Whether the model raises an error for these arguments. It is called on copies."""
     try:
-        call = copy.deepcopy((model, tuple(args), dict(kwargs or {})))
+        call = real_copy(model, args, kwargs or {})
     except Exception as error:  # of the user's own classes
         debug.log(1, "%s is not tried in eager mode: %s", type(model).__name__, error)
+        return False
+    if call is None:
         return False
     twin, given, named = call
     with torch.random.fork_rng(), torch.no_grad(), unhooked(twin), warnings.catch_warnings():

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from fusewright import debug
 
+_PLAIN = (torch.Tensor, nn.Parameter)
 Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
@@ -39,6 +40,43 @@ def private(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | N
     except Exception as error:  # of the user's own classes
         debug.log(1, "only modules are copied for the trace: %s", error)
         return _copied_modules(model, memo), *call[1:]
+
+
+def real_copy(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
+    """Copies for a real call, all tensors included. None if a function of the model would still
+    use the original. Raises what the user's own classes raise."""
+    if _is_held(model):
+        return None
+    with _CopiedTensors():
+        found: Call = copy.deepcopy((model, tuple(args), dict(kwargs)))
+    return found
+
+
+class _CopiedTensors(TorchFunctionMode):
+    """While it is active, in this thread, a deep copy of any tensor is a leaf."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(func, "__name__", "") != "__deepcopy__" or type(args[0]) not in _PLAIN:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            made = _cloned(tensor.detach())
+            is_parameter = type(tensor) is nn.Parameter
+            made = nn.Parameter(made, False) if is_parameter else made
+            memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+        return memo[id(tensor)]
+
+
+def _cloned(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, of the stretch of memory that the tensor spans."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous() or not tensor.numel():
+        return tensor.clone()
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    length = 1 + sum((size - 1) * stride for size, stride in pairs)
+    memory = tensor.as_strided((length,), (1,)).clone()
+    return memory.as_strided(tensor.shape, tensor.stride())
 
 
 class _SharedTensors(TorchFunctionMode):

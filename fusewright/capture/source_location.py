@@ -160,6 +160,10 @@ DATA_DEPENDENT = (
     "the model's control flow or a shape depends on the values of a tensor, so one graph cannot "
     "describe it; use torch.where or move the decision out of the model"
 )
+DYNAMIC_SHAPE = (
+    "the shapes that {} returns depend on the values of its tensors, or PyTorch does not say what "
+    "they are before it runs, so one graph cannot describe it; move it out of the model"
+)
 HIGHER_ORDER = (
     "the operator {} runs functions as graphs of their own, which is not supported; use "
     "torch.where or a Python loop, or move it out of the model"
@@ -173,6 +177,8 @@ def _explained(error: Exception, called: bool) -> str:
         return str(error)
     if "DataDependent" in kind:
         return DATA_DEPENDENT
+    if "DynamicOutputShape" in kind:
+        return DYNAMIC_SHAPE.format(first)
     if type(error).__module__.startswith("torch._dynamo"):
         # Only such an operator compiles the functions it is given, which may already fail.
         return HIGHER_ORDER.format(f"(torch.cond or similar: {first})")

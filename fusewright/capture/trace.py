@@ -32,6 +32,7 @@ from fusewright.capture.recurrent import kept_or_written_out, save_what_layers_r
 from fusewright.capture.scatters import with_choices
 from fusewright.capture.sizes import remembered
 from fusewright.capture.state import Attribute, Key
+from fusewright.capture.tangents import laid_out_as_outputs
 from fusewright.ir.graph import Program, Symbol
 
 # Tracing replaces methods of nn.Module, and decompositions, for the whole process and restores them
@@ -71,6 +72,7 @@ def trace(
         # These graphs are never run, so their Python code is not needed.
         stack.enter_context(_use_lazy_graph_module(True))
         stack.enter_context(kept_whole())
+        stack.enter_context(laid_out_as_outputs())
         stack.enter_context(remembered(shape_env))
         stack.enter_context(unguarded_ones(shape_env))
         stack.enter_context(compared_once(fake_mode))

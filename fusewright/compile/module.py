@@ -25,13 +25,20 @@ from fusewright.capture.unguarded import DynamoError
 from fusewright.codegen.source import Source
 from fusewright.compile.call_kinds import DEVICES, kind_of_call, sketch_of
 from fusewright.compile.execute import executed
+from fusewright.compile.layouts import other_argument, other_layout
 from fusewright.compile.offered import Offers
 from fusewright.compile.owners import Modes, pin
 from fusewright.compile.record import Record
 from fusewright.emit.bundle import Arguments, ModuleBundle
 from fusewright.emit.text import module_text
 from fusewright.emit.types import output_types
-from fusewright.errors import CaptureError, FusewrightError, UnguardedError, first_line
+from fusewright.errors import (
+    CaptureError,
+    FusewrightError,
+    LeftToEagerError,
+    UnguardedError,
+    first_line,
+)
 from fusewright.runtime import altered, call, guard, library, tensor_cores
 from fusewright.target.device import architecture
 
@@ -100,10 +107,11 @@ def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
 class Engine:
     """The programs of one optimized module; `specialise` makes new ones.
 
-    A copy shares the programs. A pickle has none, and its first call makes them again. `left_out`
-    are modes that have no program; the user has been told so. With a `reason` why no program can
-    stand for other calls, all calls go to `front`. So do calls that differ from one of the
-    `sketches` only in sizes and numbers, which Dynamo makes symbolic.
+    A copy shares the programs. A pickle has none, and its first call makes them again. With a
+    `reason` why no program can stand for other calls, all calls go to `front`. So do calls in the
+    modes `left_out`, which have no program, and calls that differ from one of the `sketches` only
+    in sizes and numbers, which Dynamo makes symbolic. In the modes `eager` the original forward
+    runs; the user has been told so.
     """
 
     def __init__(
@@ -114,7 +122,9 @@ class Engine:
         front: Front | None = None,
         reason: str = "",
         sketches: frozenset[str] = frozenset(),
+        eager: frozenset[str] = frozenset(),
     ) -> None:
+        self.eager = eager
         self.front = front
         self.reason = reason
         self.failed = ""  # why the original forward runs instead of `front`
@@ -132,19 +142,24 @@ class Engine:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
     ) -> Any:
         """The result of a call that fits no program, for this reason."""
-        if any(each.forward_only == reason for each in self.modes):
+        mode = "train" if module.training else "eval"
+        if mode in self.eager or any(each.forward_only == reason for each in self.modes):
             # The user was told of this when the model was optimized.
             return self._by_original(module, args, kwargs, reason)
-        if ("train" if module.training else "eval") in self.left_out:
+        if mode in self.left_out:
             return self.by_dynamo(module, args, kwargs)
         # A new program would have no hooks, so the call would not fit it either.
-        hooked = None if call._fw_compiling() else altered._fw_hooked(module)
-        reason = hooked or reason
-        if not hooked and self._is_resized(module, args, kwargs, reason):
+        known = None if call._fw_compiling() else altered._fw_hooked(module)
+        known = known or other_layout(module, args, kwargs)
+        reason = known or reason
+        if not known and self._is_resized(module, args, kwargs, reason):
             return self.by_dynamo(module, args, kwargs, any_size=True, reason=reason)
         try:
-            stays = hooked is not None or self._is_restless(reason)
+            stays = known is not None or self._is_restless(reason)
             extended = not stays and self._extended(module, args, kwargs, reason)
+        except LeftToEagerError as error:
+            call._fw_warn(first_line(error))
+            return self._by_original(module, args, kwargs, first_line(error))
         except CaptureError as error:
             # The programs stay right for the calls that fit them.
             self.foreign.add(sketch_of(module, args, kwargs))
@@ -182,16 +197,19 @@ class Engine:
         why = call._fw_compiling() or guard._fw_watcher() or altered._fw_hooked(module)
         if why:
             return self._by_original(module, args, kwargs, str(why))
-        failed = self.failed or ("" if self.front else self.reason or reason)
+        failed = other_argument(args, kwargs) or self.failed
+        failed = failed or ("" if self.front else self.reason or reason)
         if self.front is not None and not failed:
             try:
                 return self.front(original_class(module), any_size)(module, *args, **kwargs)
             except DynamoError as error:
                 failed = f"Dynamo fails on this model: {first_line(error)}"
-        result = self._by_original(module, args, kwargs, failed)
-        self.failed = failed  # unless eager fails, too
+                result = self._by_original(module, args, kwargs, failed)
+                self.failed = failed  # unless eager fails, too
+                call._fw_warn(failed)
+                return result
         call._fw_warn(failed)
-        return result
+        return self._by_original(module, args, kwargs, failed)
 
     def _is_resized(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
@@ -260,13 +278,14 @@ class Engine:
         return False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
-        kept = (self.left_out, self.front, self.reason, frozenset(self.sketches))
+        kept = (self.left_out, self.front, self.reason, frozenset(self.sketches), self.eager)
         twin = Engine(self.specialise, tuple(self.modes), *kept)
         twin.record, twin.source = self.record.for_a_copy(), self.source
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Engine, (self.specialise, (), self.left_out, self.front, self.reason)
+        kept = (self.left_out, self.front, self.reason, frozenset[str](), self.eager)
+        return Engine, (self.specialise, (), *kept)
 
 
 def optimized(
@@ -277,12 +296,14 @@ def optimized(
     front: Front | None = None,
     reason: str = "",
     sketches: frozenset[str] = frozenset(),
+    eager: frozenset[str] = frozenset(),
 ) -> nn.Module:
     """A module that shares all state with the model; its class is a subclass of the model's."""
     made = _fresh(original_class(model))
     made.__dict__.update(model.__dict__)
     made.__dict__.pop("_fw_seen", None)
-    made.__dict__[_ENGINE] = Engine(specialise, modes, left_out, front, reason, sketches)
+    settings = (left_out, front, reason, sketches, eager)
+    made.__dict__[_ENGINE] = Engine(specialise, modes, *settings)
     return made
 
 

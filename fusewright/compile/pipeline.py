@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusewright.capture import captures
+from fusewright.capture import captures, in_mode
+from fusewright.capture.agreement import agreed
+from fusewright.capture.hooks import unhooked
 from fusewright.capture.mode_reads import watched_mode
+from fusewright.capture.witness import Witness, witness
 from fusewright.codegen.source import Source
 from fusewright.compile.planning import plan_programs
 from fusewright.compile.stages import (
@@ -26,7 +29,7 @@ from fusewright.compile.stages import (
 )
 from fusewright.debug import dump
 from fusewright.emit.bundle import ProgramPlans, leading
-from fusewright.errors import CaptureError
+from fusewright.errors import CaptureError, LeftToEagerError, UnguardedError
 from fusewright.ir.graph import Program, Sizes
 from fusewright.ir.kernel import Kernel
 from fusewright.kinds.kind import Choice
@@ -47,7 +50,8 @@ class Prepared:
 
     A mode with steps on tensor cores comes twice: first with them, then without, for other GPUs.
     `tuned` are the kernels whose schedules were measured, now or earlier. `left_out` are modes that
-    could not be captured, each with the reason.
+    could not be captured, each with the reason; in those of them that are `eager`, only the original
+    forward is right.
     """
 
     target: Target
@@ -56,6 +60,7 @@ class Prepared:
     seconds: Mapping[str, float]
     tuned: tuple[Tuned, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
+    eager: frozenset[str] = frozenset()
 
 
 def prepare(
@@ -79,9 +84,12 @@ def prepare(
     """
     stages = Stages(progress)
     with collecting_rarely():
-        programs, left_out = _captured(model, args, kwargs, modes, changed, stages)
+        witnessed = target is None  # a plan for another machine may be for a large example
+        programs, failed = _captured(model, args, kwargs, modes, changed, stages, witnessed)
     made = prepare_programs(programs, stages, device=device, target=target, tuning=tuning)
-    return replace(made, left_out=left_out)
+    left_out = tuple((mode, str(error)) for mode, error in failed.items())
+    eager = [mode for mode, error in failed.items() if isinstance(error, LeftToEagerError)]
+    return replace(made, left_out=left_out, eager=frozenset(eager))
 
 
 def prepare_programs(
@@ -121,10 +129,12 @@ def _captured(
     modes: Sequence[str],
     changed: Sequence[str],
     stages: Stages,
-) -> tuple[list[Program], tuple[tuple[str, str], ...]]:
-    """The programs of the modes, and the reasons of those without one. If all fail, an error.
+    witnessed: bool,
+) -> tuple[list[Program], dict[str, CaptureError]]:
+    """The programs of the modes, and the errors of those without one. If all fail, an error.
 
-    A forward that does not ask for the mode is captured once.
+    A forward that does not ask for the mode is captured once. If `witnessed`, each program is
+    compared with a real call.
     """
     programs: list[Program] = []
     failed: dict[str, CaptureError] = {}
@@ -137,7 +147,11 @@ def _captured(
         with stages.running("capture", f"capture {mode} mode", SHARE_CAPTURED * at / len(modes)):
             try:
                 with watched_mode(model) as reads:
+                    seen = _seen(model, args, kwargs, mode) if witnessed else None
                     found = captures(model, args, kwargs, mode=mode, changed=known)
+                found = agreed(found, seen) if seen else found
+            except UnguardedError:
+                raise
             except CaptureError as error:
                 failed[mode] = error
                 continue
@@ -145,8 +159,15 @@ def _captured(
         alike = () if reads.seen or any(each.changed for each in found) else found
     if failed and not programs:
         raise next(iter(failed.values()))
-    left_out = tuple((mode, str(error)) for mode, error in failed.items())
-    return programs, left_out
+    return programs, failed
+
+
+def _seen(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, mode: str
+) -> Witness | None:
+    """A real call in this mode."""
+    with in_mode(model, mode), unhooked(model):
+        return witness(model, args, kwargs or {})
 
 
 def _run_here(planned: Sequence[ProgramPlans]) -> frozenset[str]:

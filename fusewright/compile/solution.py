@@ -26,13 +26,21 @@ from fusewright.compile import module
 from fusewright.compile.backend import Traced, traced_backend
 from fusewright.compile.call_kinds import DEVICES, sketch_of
 from fusewright.compile.explanation import facts_of
+from fusewright.compile.layouts import other_layout
 from fusewright.compile.owners import Modes, owners_of, pin
 from fusewright.compile.pipeline import MODES, Prepared, prepare
 from fusewright.compile.stages import logged
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans, without_gradients
-from fusewright.errors import CaptureError, DeviceError, ProblemError, UnguardedError, first_line
+from fusewright.errors import (
+    CaptureError,
+    DeviceError,
+    LeftToEagerError,
+    ProblemError,
+    UnguardedError,
+    first_line,
+)
 from fusewright.problem.nested import leaves
-from fusewright.runtime import library
+from fusewright.runtime import call, library
 from fusewright.target.device import device_name
 from fusewright.tune.search import OnProgress
 
@@ -162,11 +170,12 @@ def _specialise(
 
 
 def warn_of(solution: Solution, stacklevel: int, *, in_a_file: bool = False) -> None:
-    """Say which modes have no gradients of ours and, in a file, no program; and why."""
-    said = list(without_gradients(solution.bundle.modes))
-    if in_a_file:
-        left_out = solution.prepared.left_out
-        said += [f"in {mode} mode the original forward runs: {reason}" for mode, reason in left_out]
+    """Say which modes have no gradients of ours, and which run the original forward; and why. In a
+    file, those are all that have no program."""
+    said, prepared = list(without_gradients(solution.bundle.modes)), solution.prepared
+    for mode, reason in prepared.left_out:
+        if in_a_file or mode in prepared.eager:
+            said.append(f"in {mode} mode the original forward runs: {reason}")
     for words in said:
         warnings.warn(words, RuntimeWarning, stacklevel=stacklevel + 1)
 
@@ -194,11 +203,11 @@ def optimize(
 
     `example_inputs` is the argument, or the tuple of arguments, of one call. Other batch sizes run
     the same kernels. Other shapes, dtypes or devices compile new ones at the first call. What one
-    graph cannot describe goes through torch.compile with our kernels: `explain` says why. If
-    PyTorch cannot differentiate the model, calls with gradients run the original forward, with a
-    warning. If eager mode fails on the example, that is an error. With `tune`, several schedules of
-    each kernel are measured first. The results are stored, and later calls on this machine use
-    them.
+    graph cannot describe goes through torch.compile with our kernels: `explain` says why. The
+    original forward runs, with a warning, if a trace differs from a real call of the example, and
+    for calls with gradients if PyTorch cannot differentiate the model. If eager mode fails on the
+    example, that is an error. With `tune`, several schedules of each kernel are measured first. The
+    results are stored, and later calls on this machine use them.
     """
     if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
         kind = type(example_kwargs).__name__
@@ -209,23 +218,30 @@ def optimize(
     name = type(model).__name__
     tuning = logged if tune else None
     front = functools.partial(_by_dynamo, tune=tune)
+    again = functools.partial(_specialise, name)
+    if other_layout(model, args, example_kwargs or {}) is not None:
+        return module.optimized(model, (), again, front=front)  # a call says why
     try:
         solution = _trusted(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
+    except LeftToEagerError as error:
+        call._fw_warn(first_line(error))
+        return module.optimized(model, eager=frozenset(MODES))
     except CaptureError as error:
         reason = _for_dynamo(error, model, args, example_kwargs)
         debug.log(1, "torch.compile runs %s: %s", name, reason)
         ours = front if reason.by_dynamo else None
         return module.optimized(model, front=ours, reason=first_line(reason))
     warn_of(solution, stacklevel=2)
-    left_out = frozenset(mode for mode, _ in solution.prepared.left_out)
+    prepared = solution.prepared
+    left_out = frozenset(mode for mode, _ in prepared.left_out) - prepared.eager
     pinned = pin(drivers(solution), model)
-    again = functools.partial(_specialise, name)
     sketch = sketch_of(model, args, example_kwargs or {})
-    fast = module.optimized(model, pinned, again, left_out, front, "", frozenset((sketch,)))
+    known = frozenset((sketch,))
+    fast = module.optimized(model, pinned, again, left_out, front, "", known, prepared.eager)
     engine = module.engine_of(fast)
     assert engine is not None
     where = device_name(device_of(model, args))
-    engine.source = Saveable(solution.bundle, solution.prepared.left_out, where)
+    engine.source = Saveable(solution.bundle, prepared.left_out, where)
     return fast
 
 
@@ -252,16 +268,17 @@ def _for_dynamo(
 
     Raises the error if eager mode fails, too.
     """
-    if isinstance(error, UnguardedError):
-        return error
-    if fails_in_eager(model, args, kwargs):
+    guarded = error if isinstance(error, UnguardedError) else UnguardedError(str(error))
+    if not guarded.by_dynamo:
+        return guarded
+    if guarded is not error and fails_in_eager(model, args, kwargs):
         raise error
     traced, given, named = private(model, args, kwargs)
     with unhooked(traced):
         found = trust(traced, given, named)
     if found.reason and not found.by_dynamo:
         return UnguardedError(found.reason, by_dynamo=False)
-    return UnguardedError(str(error))
+    return guarded
 
 
 @functools.cache

@@ -57,7 +57,9 @@ def test_both_spellings_have_one_plan(pair: Pair, device: str) -> None:
     target = Target.host() if device == "host" else Target.cuda()
     first, second = (planned(each, target) for each in programs(pair, device))
     for part, plan in first[1].items():
-        assert structure(plan) == structure(second[1][part]), part
+        # Gradients lie as the results do, so backward's loops are others.
+        if part != "backward" or pair.why != "their results have different strides":
+            assert structure(plan) == structure(second[1][part]), part
     ours, theirs = contents(*first), contents(*second)
     assert not bool(pair.why) or pair.same != PARTS
     for part in pair.same:

@@ -120,14 +120,32 @@ FW_FN T value(T x) {
   return x;
 }
 
+// A number without its fraction. One that does not fit gives what the processor gives: x86 has the
+// smallest integer for it. Without the comparison, gcc makes trunc(x) of an integer that becomes a
+// float again, which is -0 for -0.5 and does not wrap.
+template <class To, class From>
+FW_FN To truncated(From x) {
+#if defined(__x86_64__) && !defined(__CUDACC__)
+  constexpr From least = static_cast<From>(std::numeric_limits<To>::min());
+  return x >= least && x < -least ? static_cast<To>(x) : std::numeric_limits<To>::min();
+#else
+  return static_cast<To>(x);
+#endif
+}
+
 // Converts between register types by PyTorch's rules: to bool is x != 0, to an integer truncates,
-// and to a narrow integer goes through int32, as on x86 and in PyTorch.
+// to uint8 goes through int64, and to other narrow integers through int32, as on x86.
 template <class To, class From>
 FW_FN To cast(From x) {
+  constexpr bool truncates = std::is_floating_point_v<From> && std::is_integral_v<To>;
   if constexpr (std::is_same_v<To, bool>) {
     return x != From(0);
-  } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To> && sizeof(To) < 4) {
-    return static_cast<To>(static_cast<int32_t>(x));
+  } else if constexpr (truncates && std::is_same_v<To, uint8_t>) {
+    return static_cast<To>(truncated<int64_t>(x));
+  } else if constexpr (truncates && sizeof(To) < 4) {
+    return static_cast<To>(truncated<int32_t>(x));
+  } else if constexpr (truncates) {
+    return truncated<To>(x);
   } else {
     return static_cast<To>(x);
   }

@@ -1,0 +1,48 @@
+"""Gradients whose decomposition in PyTorch is less exact than its kernels, or hides a NaN.
+
+Each takes and returns tensors as the ATen operator of its name does. 16-bit operands are computed
+in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp.decompositions import pw_cast_for_opmath
+
+_MEAN = 1  # PyTorch's number for a reduction
+
+
+def gradient_decompositions() -> dict[Any, Callable[..., Any]]:
+    aten = torch.ops.aten
+    found: dict[Any, Callable[..., Any]] = {
+        aten.soft_margin_loss_backward.default: _soft_margin_loss,
+        aten.smooth_l1_loss_backward.default: _smooth_l1_loss,
+        aten.logit_backward.default: _logit,
+    }
+    return {op: pw_cast_for_opmath(each) for op, each in found.items()}
+
+
+def _soft_margin_loss(grad: Any, x: Any, target: Any, reduction: int) -> Any:
+    """d/dx log(1 + exp(-t·x)) = -t · sigmoid(-t·x). PyTorch subtracts 1 from sigmoid(t·x), which
+    leaves no digits where that is almost 1."""
+    slope = -target * torch.sigmoid(-target * x) * grad
+    return slope / x.numel() if reduction == _MEAN else slope
+
+
+def _smooth_l1_loss(grad: Any, x: Any, target: Any, reduction: int, beta: float) -> Any:
+    """d/dx is sign(d) from |d| = beta on, else d / beta, for d = x - target. So NaN stays NaN."""
+    apart = x - target
+    grad = grad / x.numel() if reduction == _MEAN else grad
+    linear = apart.abs() >= beta
+    return torch.where(linear, grad * apart.sign(), grad * apart / beta)
+
+
+def _logit(grad: Any, x: Any, eps: float | None = None) -> Any:
+    """d/dx log(x / (1 - x)) = 1 / (x · (1 - x)); 0 where `eps` cuts x off. NaN is not cut off."""
+    slope = grad / (x * (1.0 - x))
+    low = 0.0 if eps is None else eps
+    outside = torch.logical_or(x < low, x > 1.0 - low)
+    return torch.where(outside, float("nan") if eps is None else 0.0, slope)

@@ -1,0 +1,65 @@
+"""Operators that once had other results, or none, beside eager PyTorch."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusewright
+from fusewright.compile.solution import solve
+from fusewright.errors import CaptureError
+from tests.support.models import Lambda
+
+NUMBER_REDUCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "softmax": lambda x: torch.softmax(x, 0),
+    "log_softmax": lambda x: torch.log_softmax(x, -1),
+    "amax": lambda x: torch.amax(x, 0),
+    "amin": lambda x: torch.amin(x, -1),
+    "aminmax": lambda x: torch.aminmax(x, dim=0).max,
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, math.inf, dim=0),
+    "logsumexp": lambda x: torch.logsumexp(x, 0),
+}
+
+
+@pytest.mark.parametrize("name", NUMBER_REDUCTIONS)
+def test_reductions_of_a_number(name: str) -> None:
+    """A tensor without dimensions may be reduced along dimension 0 or -1."""
+    x = torch.tensor(1.5, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        fast = fusewright.optimize(Lambda(NUMBER_REDUCTIONS[name]), (x,))
+        found = fast(x)
+    expected = NUMBER_REDUCTIONS[name](x)
+    assert found.shape == expected.shape and torch.equal(found, expected)
+    gradients = [torch.autograd.grad(each, x)[0] for each in (found, expected)]
+    assert torch.equal(*gradients)
+
+
+def _ctc(scores: Tensor) -> Tensor:
+    return F.ctc_loss(scores, torch.ones(2, 3, dtype=torch.int64), (6, 6), (3, 2))
+
+
+UNKNOWN_SHAPES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
+    "aten._ctc_loss": (_ctc, torch.randn(6, 2, 5).log_softmax(-1)),
+    "aten.linalg_lstsq": (lambda a: torch.linalg.lstsq(a, a).solution, torch.randn(5, 3)),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN_SHAPES)
+def test_unknown_shapes_run_and_are_explained_in_words(name: str) -> None:
+    function, x = UNKNOWN_SHAPES[name]
+    torch._dynamo.reset()
+    fast = fusewright.optimize(Lambda(function), (x,))
+    torch.testing.assert_close(fast(x), function(x))
+    with pytest.raises(CaptureError, match=f"the shapes that {name}.* returns depend on") as raised:
+        solve(Lambda(function), (x,))
+    assert "move it out of the model" in str(raised.value)
+    assert "Exception" not in str(raised.value)
+    assert f"the shapes that {name}" in fusewright.explain(fast).torch_compile
