@@ -108,7 +108,7 @@ def main(
             facts.append(each)
             click.echo("  ".join(_row(each)), err=True)
             table.add_row(*_row(each))
-    Console().print(table)
+    Console(width=140).print(table)
     if record:
         record.write_text(json.dumps(facts, indent=1) + "\n")
     bad = [each for each in facts if each.get("float32") != "right" or each["bfloat16"] != "right"]
