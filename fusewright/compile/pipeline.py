@@ -50,8 +50,8 @@ class Prepared:
 
     A mode with steps on tensor cores comes twice: first with them, then without, for other GPUs.
     `tuned` are the kernels whose schedules were measured, now or earlier. `left_out` are modes that
-    could not be captured, each with the reason; in those that are `eager`, only the original forward
-    is right.
+    could not be captured, each with the reason; in those that are `eager` only the original
+    forward is right.
     """
 
     target: Target
