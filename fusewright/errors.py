@@ -56,3 +56,7 @@ class VerifyError(FusewrightError):
 
 class DeviceError(FusewrightError):
     """The requested device is not available."""
+
+
+class ConfinementError(FusewrightError):
+    """A stranger's process cannot be confined on this machine. The message says what is missing."""
