@@ -170,6 +170,8 @@ def fault_of_check(check: Check, found: Results, asked: Asked) -> Fault:
         gradients = {key: each for key, each in found.items() if key.startswith("grad ")}
         why = missing_gradient(target, gradients, target in asked.scalars)
         return Fault("wrong", why, label, "a gradient", "None")
+    if name.startswith("input ") and eager is None:
+        return Fault("unsafe", f"{name}: {check.note}", label, "as before", "other values")
     expected, seen = str(_short(eager)), str(_short(ours))
     if isinstance(ours, Tensor) and isinstance(truth, Tensor) and _comparable(ours, truth):
         place, expected, seen = worst_element(ours, truth)

@@ -50,6 +50,8 @@ OnProgress = Callable[[str, float], None]
 _LOOKS = 3
 _KEPT_BYTES = 1 << 28
 _RECALLS = 0.15
+# Equal outputs of so many calls show that a model does not read its input.
+_ENOUGH = 8
 
 
 class _Guilty(Exception):
@@ -106,7 +108,7 @@ class _Hearing:
         self.chance = random.Random(secrets.randbits(62))
         self.flags: dict[str, None] = {}
         self.unasked: dict[str, None] = {}
-        self.calls = self.checks = 0
+        self.calls = self.checks = self.compared = 0
         self.kept: dict[int, tuple[list[Node], list[bytes], list[Asked]]] = {}
         self.kept_bytes = 0
         self.seen: dict[bytes, str] = {}
@@ -139,7 +141,7 @@ class _Hearing:
         return None
 
     def verdict(self, fault: Fault | None, *, strict: bool) -> Verdict:
-        if self.calls > 1 and len(self.outputs) == 1:
+        if self.compared >= _ENOUGH and len(self.outputs) == 1:
             self.flags["degenerate task: the model's output does not depend on its input"] = None
         flags, unasked = tuple(self.flags), ", ".join(self.unasked)
         notes = (f"not asked, because the model does not allow it: {unasked}",) if unasked else ()
@@ -205,7 +207,8 @@ class _Hearing:
             if look is None:
                 return
             looks.append(look)
-            if not any(check.is_doubtful for _, _, checks in look for check in checks):
+            wrong = [check for _, _, checks in look for check in checks if not check.ok]
+            if not wrong or not all(check.is_doubtful for check in wrong):
                 break
         named: dict[str, list[tuple[Check, Results, Asked]]] = {}
         for look in looks:
@@ -275,6 +278,7 @@ class _Hearing:
 
     def _remember(self, found: Results, asked: Asked) -> None:
         """Every output, to recognise it if it comes again."""
+        self.compared += 1
         for name, each in found.items():
             if name.startswith("output") and isinstance(each, Tensor) and each.numel() > 1:
                 self.seen.setdefault(_key(each), f"call {self.calls}, {asked.step.label}")

@@ -70,7 +70,7 @@ class CandidateProcess:
         self._words, words = os.pipe()
         os.set_blocking(self._requests, False)
         threads = str(torch.get_num_threads())
-        launcher = [sys.executable, "-P", "-B", "-m", "fusewright.judge.child"]
+        launcher = [sys.executable, "-u", "-P", "-B", "-m", "fusewright.judge.child"]
         box = Box(
             command=[*launcher, str(requests), str(replies), threads],
             confined=self.confined,
