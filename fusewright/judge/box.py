@@ -25,7 +25,7 @@ from typing import NoReturn
 NO_BOX, TOO_MANY = 125, 124
 
 _USER, _MOUNTS, _NETWORK, _PIDS, _IPC = 0x10000000, 0x20000, 0x40000000, 0x20000000, 0x08000000
-_BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000
+_RECURSIVE, _PRIVATE = 0x4000, 0x40000
 _NOSUID_NODEV = 0x2 | 0x4
 _MOUNT_SETATTR, _HERE, _WITH_ALL_BELOW, _READ_ONLY = 442, -100, 0x8000, 0x1
 _PDEATHSIG, _DUMPABLE, _SUBREAPER, _NO_NEW_PRIVILEGES = 1, 4, 36, 38
@@ -33,6 +33,7 @@ _INSIDE_ID = 1000  # of root: a user other than root loses all capabilities when
 # Empty inside: sockets of other programs are there. Shared memory is the box's own.
 _HIDDEN, _SHARED_MEMORY = "/run", "/dev/shm"
 _SPARE_PROCESSES = 512
+_MOST_SCRATCH_BYTES = 1 << 32
 _PAUSE_S, _PAUSES = 0.02, 10
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -40,14 +41,16 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Box:
-    """What to run and how; `writable` folders are the only ones that the command can write to.
+    """What to run and how; `scratch` is the only folder that the command can write to.
 
-    `closed` are descriptors that only the command may hold.
+    It has `folders` in it, and the command starts in the first one. A confined command finds it in
+    memory, of limited size. `closed` are descriptors that only the command may hold.
     """
 
     command: list[str]
     confined: bool
-    writable: list[str]
+    scratch: str
+    folders: list[str]
     closed: list[int]
     memory_bytes: int
     file_bytes: int
@@ -80,9 +83,9 @@ def _enter_namespaces() -> None:
     Path("/proc/self/gid_map").write_text(f"{group or _INSIDE_ID} {group} 1")
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int) -> None:
-    name = kind.encode() if kind else None
-    _require(libc.mount(source.encode(), target.encode(), name, flags, None), f"mount {target}")
+def _mount(target: str, kind: str, flags: int, options: str = "") -> None:
+    names = (kind.encode(), target.encode(), kind.encode())
+    _require(libc.mount(*names, flags, options.encode()), f"mount {target}")
 
 
 def _set_read_only(folder: str, wanted: bool) -> None:
@@ -93,20 +96,24 @@ def _set_read_only(folder: str, wanted: bool) -> None:
     _require(found, f"make {folder} {'read-only' if wanted else 'writable'}")
 
 
-def _close_file_system(writable: list[str]) -> None:
-    """Everything is read-only but for some folders; processes outside do not show in /proc."""
+def _close_file_system(scratch: str) -> None:
+    """Everything is read-only but for one folder; processes outside do not show in /proc."""
     _require(libc.unshare(_MOUNTS), "unshare the mounts")
-    _mount("none", "/", None, _RECURSIVE | _PRIVATE)
-    for folder in writable:
-        _mount(folder, folder, None, _BIND)
-    own = [each for each in (_SHARED_MEMORY,) if Path(each).is_dir()]
+    _require(libc.mount(b"none", b"/", None, _RECURSIVE | _PRIVATE, None), "make mounts private")
+    own = [scratch, *([_SHARED_MEMORY] if Path(_SHARED_MEMORY).is_dir() else [])]
     for folder in [*own, *([_HIDDEN] if Path(_HIDDEN).is_dir() else [])]:
-        _mount("tmpfs", folder, "tmpfs", _NOSUID_NODEV)
+        _mount(folder, "tmpfs", _NOSUID_NODEV, f"mode=700,size={_MOST_SCRATCH_BYTES}")
     with suppress(OSError):  # some containers forbid it; the parent's memory is closed all the same
-        _mount("proc", "/proc", "proc", _NOSUID_NODEV)
+        _mount("/proc", "proc", _NOSUID_NODEV)
     _set_read_only("/", True)
-    for folder in [*writable, *own]:
+    for folder in own:
         _set_read_only(folder, False)
+
+
+def _offer_to_be_killed() -> None:
+    """If memory runs out, the kernel ends this process and those below it before all others."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _limit(box: Box) -> None:
@@ -136,6 +143,9 @@ def _threads_of_user() -> int:
 
 def _run(box: Box) -> NoReturn:
     """Become the command."""
+    for name in box.folders:
+        Path(box.scratch, name).mkdir(exist_ok=True)
+    os.chdir(Path(box.scratch, box.folders[0]))
     _limit(box)
     libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     os.execv(box.command[0], box.command)
@@ -145,6 +155,7 @@ def _fork_command(box: Box) -> int:
     pid = os.fork()
     if pid == 0:
         try:
+            _offer_to_be_killed()
             _run(box)
         except BaseException as error:
             _fail(error)
@@ -221,7 +232,8 @@ def _fork_first(box: Box) -> int:
     if first == 0:
         try:
             libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            _close_file_system(box.writable)
+            _offer_to_be_killed()
+            _close_file_system(box.scratch)
             os._exit(_reap_until(_fork_command(box)))
         except BaseException as error:
             _fail(error)

@@ -7,6 +7,7 @@ as bytes, and the judge compares.
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import traceback
@@ -66,6 +67,7 @@ class Launcher:
         doing = {
             "load": self.load,
             "weights": self.set_weights,
+            "copy": self.copy,
             "call": self.call,
             "step": self.optimizer_step,
             "recall": self.recall,
@@ -91,15 +93,22 @@ class Launcher:
 
     def set_weights(self, request: Node) -> Node:
         """Give the model the judge's values, in memory with guards, as `.to()` would do it."""
-        given = {name: self.tensor(node) for name, node in request["values"].items()}
+        self.guard({name: self.tensor(node) for name, node in request["values"].items()})
+        return {"weights": self.weights_digest()}
+
+    def copy(self, request: Node) -> Node:
+        """Go on with a deep copy of the model."""
+        self.model = copy.deepcopy(self.model)
+        self.guard({n: e.detach().clone() for _, n, e in held_tensors(self.model)})
+        return {"weights": self.weights_digest()}
+
+    def guard(self, given: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for _, name, each in list(held_tensors(self.model)):
-                values = given[name]
-                guarded = Guarded(each.dtype, each.shape, values.stride())
-                guarded.write(values)
+                guarded = Guarded(each.dtype, each.shape, given[name].contiguous().stride())
+                guarded.write(given[name])
                 each.data = guarded.view()
                 self.guards[name] = guarded
-        return {"weights": self.weights_digest()}
 
     def call(self, request: Node) -> Node:
         """All forwards, then all backwards; results are copied as soon as they are there."""
@@ -136,7 +145,8 @@ class Launcher:
         given = {name: bytes_of(each) for name, (each, _) in inputs.items()}
         torch.manual_seed(call["seed"])
         random = bytes_of(torch.get_rng_state())
-        with nullcontext() if gradients else torch.no_grad():
+        without = torch.inference_mode if call["how"] == "inference" else torch.no_grad
+        with nullcontext() if gradients else without():
             outputs = self.model(*arguments)
         answer: Node = {"outputs": self.results(outputs, inputs)}
         answer["random"] = random != bytes_of(torch.get_rng_state())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fusewright.errors import VerifyError
 from fusewright.judge.hints import missing_gradient, worst_element, wrong_value
-from fusewright.judge.script import Step
+from fusewright.judge.script import Step, with_infinities
 from fusewright.judge.slices import check_slices
 from fusewright.judge.verdict import Fault
 from fusewright.judge.wire import BadMessage, Node, named_leaves, outline, tensor_of
@@ -31,6 +32,15 @@ class Asked:
     random: bool
     weights: str
     scalars: frozenset[str] = field(default_factory=frozenset)
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """BadMessage if an answer is not built as the launcher builds it."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise BadMessage("it lacks a part or has a wrong one") from error
 
 
 def faults_of_state(header: Node, *, loading: bool = False) -> Iterator[Fault]:
@@ -88,7 +98,7 @@ def results_of(answer: Node, header: Node, blobs: Sequence[bytes]) -> Results:
         # A Python float was computed in the model's precision and is compared in it.
         return torch.tensor(plain, dtype=torch.float32) if isinstance(plain, float) else plain
 
-    try:
+    with readable():
         found = {name: value(node) for name, node in named_leaves("output", answer["outputs"])}
         for kind, nodes in (
             ("grad", answer.get("gradients", {})),
@@ -99,8 +109,6 @@ def results_of(answer: Node, header: Node, blobs: Sequence[bytes]) -> Results:
         for full, node in header["attributes"].items():
             leaves = named_leaves(full, node) if node is not None else ()
             found |= {f"attribute {name}": value(each) for name, each in leaves}
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise BadMessage("the answer lacks a part or has a wrong one") from error
     return found
 
 
@@ -142,6 +150,8 @@ def faults_of_form(answer: Node, asked: Asked) -> Iterator[Fault]:
 def compare_call(found: Results, asked: Asked, others: Sequence[Results] = ()) -> list[Check]:
     """All checks of a call: each result as a whole, and its slices."""
     expected, layout = asked.expected, asked.step.layout
+    if asked.step.alter is with_infinities:
+        found = _lost_statistics(found, expected.eager[layout])
     checks = list(compare_answers(found, layout, expected))
     truth = expected.truth.get(layout, {})
     # A result that is zero but for rounding has no digits to compare, in no part of it.
@@ -155,6 +165,20 @@ def compare_call(found: Results, asked: Asked, others: Sequence[Results] = ()) -
         check = check_slices(name, ours, eager, exact, [each.get(name) for each in others])
         checks += [check] if check else []
     return checks
+
+
+def _lost_statistics(found: Results, eager: Results) -> Results:
+    """A running statistic that an infinity has spoiled is lost, be it infinite or NaN."""
+
+    def same(name: str, ours: object) -> object:
+        theirs = eager.get(name)
+        if not name.startswith("buffer ") or not isinstance(ours, Tensor):
+            return ours
+        if not isinstance(theirs, Tensor) or theirs.shape != ours.shape:
+            return ours
+        return torch.where(ours.isfinite() | theirs.isfinite(), ours, theirs.to(ours.dtype))
+
+    return {name: same(name, each) for name, each in found.items()}
 
 
 def fault_of_check(check: Check, found: Results, asked: Asked) -> Fault:

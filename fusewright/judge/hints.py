@@ -25,11 +25,13 @@ _BY_STEP = {
     "new weights": "the weights were read at construction or at an earlier call; read them in "
     "every forward, or compare their `_version` first",
     "the same addresses": "an address or a tensor object is no key for a cache: its values change",
+    "a deep copy": "a deep copy of the module still reads the original's weights",
     "two forwards, then two backwards": "backward used what the last forward left on `self`; save "
     "tensors in the autograd context",
     "inputs not contiguous": "contiguity is assumed; use strides or call `.contiguous()` first",
     "inputs need no gradient": "gradients of weights must not depend on those of inputs",
     "fewer rows": "the kernel holds for the example's sizes only",
+    "one row": "the kernel holds for the example's sizes only",
     "more rows": "the kernel holds for the example's sizes only",
     "inputs × 200": "the formula holds for the example's range only; softmax and its like "
     "must subtract the maximum before exp",

@@ -32,12 +32,13 @@ from fusewright.judge.findings import (
     faults_of_memory,
     faults_of_state,
     other_outputs,
+    readable,
     results_of,
 )
 from fusewright.judge.process import CandidateProcess, Ended, Late, Limits
 from fusewright.judge.processes import missing_confinement
 from fusewright.judge.requests import call_request, load_request, step_request, weights_request
-from fusewright.judge.script import Step, script
+from fusewright.judge.script import Step, last_steps, many_more, script
 from fusewright.judge.state import held_tensors
 from fusewright.judge.verdict import Fault, Verdict, escaped, gravest
 from fusewright.judge.wire import BadMessage, Node, bytes_of, dtype_name, named_leaves
@@ -50,6 +51,7 @@ OnProgress = Callable[[str, float], None]
 _LOOKS = 3
 _KEPT_BYTES = 1 << 28
 _RECALLS = 0.15
+_MANY_S = 3.0
 # Equal outputs of so many calls show that a model does not read its input.
 _ENOUGH = 8
 
@@ -121,13 +123,7 @@ class _Hearing:
             with self.process:
                 self.process.started()
                 self._load()
-                steps = script(self.chance, tuple(self.expectations.references))
-                for number, step in enumerate(steps):
-                    progress(step.label, number / len(steps))
-                    self._examine(step)
-                    if self.chance.random() < _RECALLS:
-                        self._recall(self.chance.sample(sorted(self.kept), len(self.kept) // 2))
-                self._recall(list(self.kept))
+                self._ask_all(progress)
         except _Guilty as guilty:
             return guilty.fault
         except Late:
@@ -139,6 +135,23 @@ class _Hearing:
             words = f"an answer was not written by the launcher: {error}"
             return Fault("dishonest", words, self.doing, "the launcher's answer", "other bytes")
         return None
+
+    def _ask_all(self, progress: OnProgress) -> None:
+        modes = tuple(self.expectations.references)
+        steps = script(self.chance, modes)
+        for number, step in enumerate(steps):
+            progress(step.label, number / len(steps))
+            self._examine(step)
+            if self.chance.random() < _RECALLS:
+                self._recall(self.chance.sample(sorted(self.kept), len(self.kept) // 2))
+        ends = time.monotonic() + _MANY_S
+        for step in many_more(self.chance, modes):
+            if time.monotonic() > ends:
+                break
+            self._examine(step)
+        for step in last_steps(modes):
+            self._examine(step)
+        self._recall(list(self.kept))
 
     def verdict(self, fault: Fault | None, *, strict: bool) -> Verdict:
         if self.compared >= _ENOUGH and len(self.outputs) == 1:
@@ -161,9 +174,11 @@ class _Hearing:
             confined=self.process.confined,
         )
 
-    def _ask(self, doing: str, request: tuple[Node, list[bytes]]) -> tuple[Node, list[bytes]]:
+    def _ask(
+        self, doing: str, request: tuple[Node, list[bytes]], expected_bytes: int = 0
+    ) -> tuple[Node, list[bytes]]:
         self.doing = doing
-        return self.process.ask(*request)
+        return self.process.ask(*request, expected_bytes)
 
     def _load(self) -> None:
         """Load the candidate and give it the weights."""
@@ -193,13 +208,16 @@ class _Hearing:
             yield Fault("wrong", words, "parameters and buffers", "none", name)
 
     def _require(self, faults: Iterable[Fault]) -> None:
-        found = list(faults)
+        with readable():
+            found = list(faults)
         if found:
             raise _Guilty(gravest(found))
 
     def _examine(self, step: Step) -> None:
         """Ask a step; if a gradient is in doubt, again with other values."""
         looks = []
+        if step.copied:
+            self._copy()
         if step.new_weights:
             self._new_weights()
         for _ in range(_LOOKS):
@@ -235,7 +253,8 @@ class _Hearing:
         keep = self.kept_bytes < _KEPT_BYTES
         differentiable = self.expectations.differentiable[step.mode]
         request = call_request(asked, self.calls, keep=keep, input_gradients=differentiable)
-        header, blobs = self._ask(f"call {self.calls}: {step.label}", request)
+        size = sum(map(len, request[1])) + sum(map(_result_bytes, asked))
+        header, blobs = self._ask(f"call {self.calls}: {step.label}", request, size)
         self._require(faults_of_state(header))
         if "error" in header:
             fault = fault_of_error(header["error"], self.path.name, self.doing)
@@ -269,6 +288,16 @@ class _Hearing:
             raise _Guilty(other_outputs(error, asked)) from error
         return found, asked, checks
 
+    def _copy(self) -> None:
+        """Go on with a deep copy, if the module has one."""
+        header, _ = self._ask("a deep copy", ({"do": "copy"}, []))
+        self._require(faults_of_state(header))
+        if "error" in header:
+            fault = fault_of_error(header["error"], self.path.name, self.doing)
+            self.flags[f"cannot be copied ({fault.reason})"] = None
+            return
+        self._require(faults_of_memory(header, self.expectations.weights()))
+
     def _new_weights(self) -> None:
         gradients = self.expectations.new_weights()
         header, _ = self._ask("an optimizer step", step_request(gradients))
@@ -300,14 +329,22 @@ class _Hearing:
         """Results of earlier calls must be as they were."""
         if not numbers:
             return
-        header, blobs = self._ask("earlier results", ({"do": "recall", "ids": list(numbers)}, []))
+        request: Node = {"do": "recall", "ids": list(numbers)}
+        header, blobs = self._ask("earlier results", (request, []), self.kept_bytes)
         if "error" in header:
             raise _Guilty(fault_of_error(header["error"], self.path.name, self.doing))
         for number in numbers:
             answers, old, asked = self.kept.pop(number)
             self.kept_bytes -= sum(map(len, old))
-            for before, now, one in zip(answers, header["found"][str(number)], asked, strict=True):
+            with readable():
+                pairs = list(zip(answers, header["found"][str(number)], asked, strict=True))
+            for before, now, one in pairs:
                 self._require(_changed(before, old, now, blobs, one))
+
+
+def _result_bytes(asked: Asked) -> int:
+    results = asked.expected.eager[asked.step.layout].values()
+    return sum(each.nbytes for each in results if isinstance(each, Tensor))
 
 
 def _key(tensor: Tensor) -> bytes:

@@ -24,7 +24,7 @@ from fusewright.judge.wire import BadMessage, Node, Unpacker, packed
 
 _MOST_OUTPUT_BYTES = 1 << 16
 _READ_BYTES = 1 << 20
-_MOST_ANSWER_BYTES = 1 << 36
+_SPARE_BYTES = 1 << 26
 _GENTLE_END_S = 5.0
 _PASSED_ON = "PATH LANG LC_ALL CXX CC CUDA_HOME LD_LIBRARY_PATH TERM VIRTUAL_ENV TZ".split()
 _THREAD_PREFIXES = ("OMP_", "MKL_", "KMP_", "OPENBLAS_")
@@ -63,8 +63,6 @@ class CandidateProcess:
 
     def __enter__(self) -> CandidateProcess:
         self._scratch = Path(tempfile.mkdtemp(prefix="fusewright-judge-"))
-        for name in ("home", "tmp", "cache"):
-            (self._scratch / name).mkdir()
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
         self._words, words = os.pipe()
@@ -74,7 +72,8 @@ class CandidateProcess:
         box = Box(
             command=[*launcher, str(requests), str(replies), threads],
             confined=self.confined,
-            writable=[str(self._scratch)],
+            scratch=str(self._scratch),
+            folders=["tmp", "home", "cache"],
             closed=[requests, replies],
             memory_bytes=self.limits.memory_bytes or memory_limit(),
             file_bytes=self.limits.file_bytes,
@@ -86,7 +85,6 @@ class CandidateProcess:
             stdin=subprocess.DEVNULL,
             stdout=words,
             stderr=words,
-            cwd=self._scratch / "tmp",
             env=self._environment(),
             pass_fds=(requests, replies),
             start_new_session=True,
@@ -131,17 +129,22 @@ class CandidateProcess:
     def started(self) -> None:
         """Wait until the launcher is there; the candidate is not loaded yet."""
         self._ends = time.monotonic() + self.limits.seconds
-        if self._received()[0].get("nonce") != "ready":
+        if self._received(_SPARE_BYTES)[0].get("nonce") != "ready":
             raise BadMessage("the launcher did not report")
 
-    def ask(self, request: Node, blobs: Sequence[bytes] = ()) -> tuple[Node, list[bytes]]:
-        """The answer to a request; raises Ended, Late or BadMessage if there is none."""
+    def ask(
+        self, request: Node, blobs: Sequence[bytes], expected_bytes: int
+    ) -> tuple[Node, list[bytes]]:
+        """The answer to a request; raises Ended, Late or BadMessage if there is none.
+
+        An answer that is far larger than the expected one is not read.
+        """
         nonce = secrets.token_hex(16)
         self._ends = time.monotonic() + self.left_s
         try:
             for part in (packed({**request, "nonce": nonce}, blobs), *blobs):
                 self._send(part)
-            header, found = self._received()
+            header, found = self._received(4 * expected_bytes + _SPARE_BYTES)
         finally:
             self.left_s = self._ends - time.monotonic()
         if header.get("nonce") != nonce:
@@ -159,8 +162,8 @@ class CandidateProcess:
             except BrokenPipeError:
                 raise Ended(self._code()) from None
 
-    def _received(self) -> tuple[Node, list[bytes]]:
-        unpacker = Unpacker(_MOST_ANSWER_BYTES)
+    def _received(self, most_bytes: int) -> tuple[Node, list[bytes]]:
+        unpacker = Unpacker(most_bytes)
         while not unpacker.is_complete:
             self._wait(reading=True)
             part = os.read(self._replies, _READ_BYTES)

@@ -31,7 +31,8 @@ def missing_confinement() -> str:
         trial = Box(
             command=[sys.executable, "-I", "-S", "-c", "raise SystemExit(0)"],
             confined=True,
-            writable=[folder],
+            scratch=folder,
+            folders=["tmp"],
             closed=[],
             memory_bytes=4 * _GIB,
             file_bytes=_GIB,

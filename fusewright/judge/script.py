@@ -20,6 +20,7 @@ PLACES = ("fresh", "again", "same")
 HOW = ("grad", "backward")
 _SLOTS = 2
 _FEWEST_MORE, _MOST_MORE = 10, 24
+_FEWEST_MANY, _MOST_MANY = 80, 160
 _SCALE = 200.0
 _SPOILED = 3
 
@@ -31,8 +32,9 @@ class Step:
     """One request: a call, or two forwards and then two backwards (`twice`).
 
     `alter` changes every floating input, `rows` asks for fewer or more rows, and `strided` for
-    inputs that are not contiguous. `new_weights` takes an optimizer step first. If the candidate
-    refuses a step with `may_refuse`, that is noted and no failure.
+    inputs that are not contiguous. `new_weights` takes an optimizer step first, and `copied` goes
+    on with a deep copy of the model. If the candidate refuses a step with `may_refuse`, that is
+    noted and no failure.
     """
 
     name: str = ""
@@ -44,6 +46,7 @@ class Step:
     strided: bool = False
     twice: bool = False
     new_weights: bool = False
+    copied: bool = False
     may_refuse: bool = False
     layout: str = LAYOUTS[0]
     place: str = PLACES[0]
@@ -99,9 +102,11 @@ _TABLE = (
     *(Step("new weights", mode=mode, gradients=True, new_weights=True) for mode in _BOTH),
     *(Step("new weights", mode=mode, new_weights=True) for mode in _BOTH),
     *(Step(f"{each} gradient", gradients=True, layout=each) for each in LAYOUTS[1:]),
+    Step("a deep copy", gradients=True, new_weights=True, copied=True),
     Step("inputs need no gradient", gradients=True, input_gradients=False),
     Step("two forwards, then two backwards", gradients=True, twice=True),
     *(Step(f"{r} rows", mode=m, rows=r, may_refuse=True) for r in ("fewer", "more") for m in _BOTH),
+    *(Step("one row", mode=mode, rows="one", may_refuse=True) for mode in _BOTH),
     Step("fewer rows", gradients=True, rows="fewer", may_refuse=True),
     *(Step("inputs × 200", mode=mode, alter=scaled) for mode in _BOTH),
     Step("inputs × 200", gradients=True, alter=scaled),
@@ -111,6 +116,10 @@ _TABLE = (
     *(Step("inputs not contiguous", mode=m, strided=True, may_refuse=True) for m in _BOTH),
     Step("inputs not contiguous", gradients=True, strided=True, may_refuse=True),
 )
+
+
+# These come last: memory that a module takes in inference mode is of no use outside.
+_LAST = tuple(Step("inference mode", mode=mode, how="inference") for mode in _BOTH)
 
 
 def script(chance: random.Random, modes: Sequence[str] = _BOTH) -> list[Step]:
@@ -124,6 +133,16 @@ def script(chance: random.Random, modes: Sequence[str] = _BOTH) -> list[Step]:
     rest = [_varied(each, chance) for each in (*_TABLE, *plain)]
     chance.shuffle(rest)
     return [each for each in (*first, *rest) if each.mode in modes]
+
+
+def many_more(chance: random.Random, modes: Sequence[str]) -> list[Step]:
+    """Plain calls for candidates that count: as many as the time allows are asked."""
+    count = chance.randint(_FEWEST_MANY, _MOST_MANY)
+    return [_varied(Step(mode=chance.choice(tuple(modes))), chance) for _ in range(count)]
+
+
+def last_steps(modes: Sequence[str]) -> list[Step]:
+    return [each for each in _LAST if each.mode in modes]
 
 
 def _varied(step: Step, chance: random.Random) -> Step:

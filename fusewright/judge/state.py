@@ -17,6 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,6 +74,7 @@ def global_state() -> dict[str, str]:
         **flags(),
         "default dtype": str(torch.get_default_dtype()),
         "default device": str(torch.get_default_device()),
+        "working folder": str(Path.cwd()),
         "grad mode": str(torch.is_grad_enabled()),
         "inference mode": str(torch.is_inference_mode_enabled()),
         "autocast": str(torch.is_autocast_enabled("cpu")),
