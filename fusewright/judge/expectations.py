@@ -36,6 +36,8 @@ RATE = 0.5
 _SHRINK = 0.25
 # An optimizer step changes each weight by about so much of the usual one.
 _STEP, _LEAST_STEP = 0.4, 0.02
+# Each changes the last digits in another way.
+_RIGHT_RUNS = 3
 _CPU = torch.device("cpu")
 
 
@@ -111,8 +113,14 @@ class Expectations:
 
     def others(self, asked: Asked) -> list[Results]:
         """Further right runs: how far apart may right results be?"""
-        reference = self.references[asked.step.mode]
-        return list(right_runs(reference, asked.expected.question, asked.step.layout))
+        reference, question = self.references[asked.step.mode], asked.expected.question
+        return [
+            run
+            for number in range(_RIGHT_RUNS)
+            for run in right_runs(
+                reference, replace(question, seed=question.seed + number), asked.step.layout
+            )
+        ]
 
     def _drawn(self, step: Step) -> Iterator[Inputs]:
         """Inputs for a step; with other rows, there may be several ways to choose them."""

@@ -26,6 +26,7 @@ from fusewright.judge.expectations import Expectations
 from fusewright.judge.findings import (
     Asked,
     compare_call,
+    compare_with_right_runs,
     fault_of_check,
     fault_of_error,
     faults_of_form,
@@ -279,11 +280,8 @@ class _Hearing:
         self._require(faults_of_form(answer, asked))
         try:
             checks = compare_call(found, asked)
-            expected = asked.expected
-            if expected.truth and any(each.is_only_inexact for each in checks):
-                others = self.expectations.others(asked)
-                expected = replace(expected, others={asked.step.layout: others})
-                checks = compare_call(found, replace(asked, expected=expected), others)
+            if asked.expected.truth and any(each.is_only_inexact for each in checks):
+                checks = compare_with_right_runs(found, asked, self.expectations.others(asked))
         except VerifyError as error:
             raise _Guilty(other_outputs(error, asked)) from error
         return found, asked, checks
