@@ -56,6 +56,7 @@ class Launcher:
         self.path = ""
         self.replaced = function_watch()
         self.guards: dict[str, Guarded] = {}
+        self.held: dict[str, Tensor] = {}
         self.slots: dict[tuple[int, str], tuple[Tensor, Guarded]] = {}
         self.kept: dict[int, list[Forward]] = {}
         self.blobs: list[bytes] = []
@@ -108,7 +109,7 @@ class Launcher:
                 guarded = Guarded(each.dtype, each.shape, given[name].contiguous().stride())
                 guarded.write(given[name])
                 each.data = guarded.view()
-                self.guards[name] = guarded
+                self.guards[name], self.held[name] = guarded, each
 
     def call(self, request: Node) -> Node:
         """All forwards, then all backwards; results are copied as soon as they are there."""
@@ -121,7 +122,7 @@ class Launcher:
             answers.append(answer)
         for each, forward, answer in zip(request["calls"], forwards, answers, strict=True):
             if request["gradients"]:
-                self.backward(each, forward)
+                answer["spoiled"] = self.backward(each, forward)
                 answer["gradients"] = self.sent_gradients(forward)
         if request["keep"]:
             self.kept[request["id"]] = forwards
@@ -157,8 +158,11 @@ class Launcher:
         }
         return Forward(inputs, outputs), answer
 
-    def backward(self, call: Node, forward: Forward) -> None:
-        """The gradients of all inputs and parameters that require one."""
+    def backward(self, call: Node, forward: Forward) -> bool:
+        """The gradients of all inputs and parameters that require one.
+
+        Returns whether the incoming gradients have other values afterwards.
+        """
         leaves = dict(_tensors(forward.outputs))
         roots, seeds = [], []
         for name, node in call["tangents"].items():
@@ -169,6 +173,7 @@ class Launcher:
         targets = {n: each for n, (each, _) in forward.inputs.items() if each.requires_grad}
         targets |= {n: e for k, n, e in held_tensors(self.model) if k == "parameter"}
         targets = {name: each for name, each in targets.items() if each.requires_grad}
+        given = [bytes_of(each) for each in seeds]
         found: Sequence[Tensor | None] = [None] * len(targets)
         if roots and call["how"] == "grad":
             inputs = list(targets.values())
@@ -181,6 +186,7 @@ class Launcher:
             for each in targets.values():
                 each.grad = None
         forward.gradients = dict(zip(targets, found, strict=True))
+        return given != [bytes_of(each) for each in seeds]
 
     def optimizer_step(self, request: Node) -> Node:
         """Change the weights in place, as SGD does it, with the judge's gradients."""
@@ -263,6 +269,8 @@ class Launcher:
 
     def weights_digest(self) -> str:
         held = [each for each in held_tensors(self.model) if each[0] == "parameter"]
+        if any(self.held.get(name) is not each for _, name, each in held):
+            return "other tensor objects"
         return digest([(f"{name} {e.requires_grad}", bytes_of(e)) for _, name, e in held])
 
     def send(self, tensor: Tensor) -> Node:

@@ -83,7 +83,7 @@ def faults_of_memory(header: Node, weights: str) -> Iterator[Fault]:
             "a call changes the parameters; only an optimizer may do that",
             "parameters after the call",
             "as before",
-            "other values, names or requires_grad",
+            "other values, names, objects or requires_grad",
         )
 
 
@@ -143,9 +143,19 @@ def faults_of_form(answer: Node, asked: Asked) -> Iterator[Fault]:
                 "memory of its own, as in the model",
                 f"memory of {other}",
             )
+    if answer.get("spoiled"):
+        words = "backward writes into the incoming gradient, which others may hold"
+        yield Fault("unsafe", words, asked.step.label, "a gradient as before", "other values")
     if answer["random"] and not asked.random:
         words = "the call changes the state of PyTorch's random numbers; the model does not"
         yield Fault("unsafe", words, asked.step.label, "generator as before", "another state")
+
+
+def has_other_strides(answer: Node, asked: Asked) -> bool:
+    """Whether outputs lie in memory in another order than the model's."""
+    eager = dict(named_leaves("output", asked.eager_outputs))
+    outputs = named_leaves("output", answer["outputs"])
+    return any(node.get("stride") != eager[name].get("stride") for name, node in outputs)
 
 
 def compare_with_right_runs(found: Results, asked: Asked, others: Sequence[Results]) -> list[Check]:

@@ -32,6 +32,7 @@ from fusewright.judge.findings import (
     faults_of_form,
     faults_of_memory,
     faults_of_state,
+    has_other_strides,
     other_outputs,
     readable,
     results_of,
@@ -278,6 +279,8 @@ class _Hearing:
     ) -> tuple[Results, Asked, list[Check]]:
         found = results_of(answer, header, blobs)
         self._require(faults_of_form(answer, asked))
+        if not asked.step.name and has_other_strides(answer, asked):
+            self.flags["an output has other strides than the model's"] = None
         try:
             checks = compare_call(found, asked)
             if asked.expected.truth and any(each.is_only_inexact for each in checks):

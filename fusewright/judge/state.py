@@ -79,12 +79,20 @@ def global_state() -> dict[str, str]:
         "inference mode": str(torch.is_inference_mode_enabled()),
         "autocast": str(torch.is_autocast_enabled("cpu")),
         "anomaly mode": str(torch.is_anomaly_enabled()),
+        "hooks of all modules": str(_global_hooks()),
         "denormal numbers": "kept" if bool((tiny * 0.5 != 0).all()) else "flushed to zero",
         "function modes": str(torch._C._len_torch_function_stack()),
         "dispatch modes": str(torch._C._len_torch_dispatch_stack()),
         "trace function": str(sys.gettrace() is not None or sys.getprofile() is not None),
         "warnings": "all ignored" if _ignores_all() else "shown",
     }
+
+
+def _global_hooks() -> int:
+    """How many hooks run for every module of the process."""
+    found = vars(torch.nn.modules.module)
+    names = (name for name in found if name.startswith("_global_") and name.endswith("_hooks"))
+    return sum(len(found[name]) for name in names)
 
 
 def _ignores_all() -> bool:
