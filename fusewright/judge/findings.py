@@ -19,6 +19,8 @@ from fusewright.verify.compare import Check, compare_answers
 from fusewright.verify.scenarios import Expected, Results
 
 _SLACK = 4.0
+# What PyTorch says in backward of a tensor that was overwritten after it had been saved.
+_INPLACE = "modified by an inplace operation"
 # Files may silence warnings for themselves when they load; calls may not.
 _LEFT_BY_LOADING = ("warnings",)
 
@@ -252,4 +254,7 @@ def fault_of_error(error: Mapping[str, object], path: str, doing: str) -> Fault:
     line = f"{path}:{error['line']}: " if error.get("line") else ""
     words = " ".join(str(error["words"]).split())
     seen = f"{error['type']}: {words}"
+    if _INPLACE in words:
+        reason = "forward writes into an input, a weight or a tensor that backward needs"
+        return Fault("unsafe", f"{line}{reason}", doing, "an answer", seen)
     return Fault("crashed", f"{line}{seen}", doing, "an answer", str(error["type"]))
