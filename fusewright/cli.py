@@ -16,6 +16,7 @@ from rich.console import Console
 
 from fusewright import __version__
 from fusewright.errors import FusewrightError
+from fusewright.judge.command import judge
 from fusewright.progress import Steps
 
 if TYPE_CHECKING:
@@ -353,6 +354,9 @@ def compare(old: Path, new: Path, noise: float) -> None:
     code = compare_files(Console(), old, new, noise)
     if code:
         sys.exit(code)
+
+
+cli.add_command(judge)
 
 
 def solved(

@@ -75,6 +75,10 @@ class DeviceError(FusewrightError):
     """The requested device is not available."""
 
 
+class ConfinementError(FusewrightError):
+    """A stranger's process cannot be confined on this machine. The message says what is missing."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of a message: what happened, without the lines of code that follow."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -35,6 +35,7 @@ ORDER = (
     ("emit",),
     ("compile",),
     ("verify",),
+    ("judge",),
     ("report", "progress"),
     ("bench",),
     ("page",),
@@ -42,7 +43,7 @@ ORDER = (
 )
 ROW = {name: row for row, names in enumerate(ORDER) for name in names}
 # Where torch may be imported at the top of a file: these stages, and single files of others.
-WITH_TORCH = set("runtime capture tune compile verify bench".split())
+WITH_TORCH = set("runtime capture tune compile verify judge bench".split())
 FILES_WITH_TORCH = {"problem/inputs.py", "ir/interpret.py", "target/device.py"}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 TEXTS = sorted(

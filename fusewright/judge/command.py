@@ -1,0 +1,105 @@
+"""The command `judge`: arguments, and the verdicts as text and JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fusewright.errors import DeviceError, ProblemError
+
+if TYPE_CHECKING:
+    from fusewright.judge.verdict import Verdict
+
+_PATH = click.Path(path_type=Path)
+_GIB = 1 << 30
+
+
+@click.command()
+@click.argument("problem", type=_PATH)
+@click.argument("models_new", metavar="MODEL_NEW...", type=_PATH, nargs=-1, required=True)
+@click.option("--json", "json_file", type=_PATH, help="Also write a JSON record.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Only cpu so far.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1.0),
+    default=300.0,
+    show_default=True,
+    help="All the time that a candidate may take, its build included.",
+)
+@click.option("--memory", type=click.FloatRange(min=1.0), help="GiB that a candidate may address.")
+@click.option("--strict", is_flag=True, help="A flag counts as a failure.")
+@click.option(
+    "--unconfined", is_flag=True, help="Run files that you trust without namespaces of Linux."
+)
+def judge(
+    problem: Path,
+    models_new: tuple[Path, ...],
+    json_file: Path | None,
+    device: str | None,
+    seconds: float,
+    memory: float | None,
+    strict: bool,
+    unconfined: bool,
+) -> None:
+    """Judge anyone's ModelNew, in a process of its own: right and honest, or the reason why not.
+
+    MODEL_NEW is a file, or a folder of files. The exit code tells the verdict on a single file.
+    """
+    _require_cpu(device)
+    from fusewright.judge.judge import judge as run
+    from fusewright.judge.process import Limits
+
+    limits = Limits(seconds, int((memory or 0) * _GIB))
+    verdicts: dict[Path, Verdict] = {}
+    for path in _files(models_new):
+        verdict = run(problem, path, limits=limits, confined=not unconfined, strict=strict)
+        verdicts[path] = verdict
+        first, *rest = verdict.lines()
+        click.echo("\n".join((f"{path}: {first}", *rest)))
+    if json_file:
+        records = [_record(problem, path, each) for path, each in verdicts.items()]
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(records, indent=2, ensure_ascii=False) + "\n")
+    codes = [each.exit_code for each in verdicts.values()]
+    sys.exit(codes[0] if len(codes) == 1 else int(any(codes)))
+
+
+def _require_cpu(device: str | None) -> None:
+    import torch
+
+    if device == "cuda" or (device is None and torch.cuda.is_available()):
+        raise DeviceError(
+            "the judge cannot run candidates on a GPU yet; use --device cpu for problems that run "
+            "on a CPU, and `verify` for files that you trust"
+        )
+
+
+def _files(given: Sequence[Path]) -> list[Path]:
+    """The files, and those in folders."""
+    found = [
+        file for each in given for file in (sorted(each.glob("*.py")) if each.is_dir() else [each])
+    ]
+    if not found:
+        raise ProblemError(f"{given[0]}: there is no Python file in this folder")
+    return found
+
+
+def _record(problem: Path, path: Path, verdict: Verdict) -> dict[str, object]:
+    from fusewright.target.device import versions
+
+    return {
+        "problem": str(problem),
+        "candidate": str(path),
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "verdict": verdict.word,
+        "exit_code": verdict.exit_code,
+        "versions": versions(),
+        **{name: value for name, value in asdict(verdict).items() if name != "word"},
+    }

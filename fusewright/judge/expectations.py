@@ -1,0 +1,212 @@
+"""The judge's side of every request: secret weights and inputs, eager's answers and float64's.
+
+Nothing here runs a stranger's code. The model is the problem's own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from fusewright.errors import ProblemError
+from fusewright.judge.child import sharing
+from fusewright.judge.findings import Asked
+from fusewright.judge.script import Step, strided
+from fusewright.judge.state import digest, held_tensors
+from fusewright.judge.wire import Node, bytes_of, encoded, named_leaves
+from fusewright.problem.inputs import copied, is_floating, named_tensors
+from fusewright.problem.load import Problem
+from fusewright.problem.nested import map_leaves
+from fusewright.verify.attributes import restore_attributes
+from fusewright.verify.feeds import Feed, Inputs, form, make_inputs
+from fusewright.verify.figures import root_mean_square, same_values
+from fusewright.verify.others import right_runs
+from fusewright.verify.reference import Reference
+from fusewright.verify.rows import possible_batches
+from fusewright.verify.run import make_model, restore
+from fusewright.verify.scenarios import Question, Results, Scenario
+
+RATE = 0.5
+# Inputs shrink by up to a quarter, for problems that always draw the same ones.
+_SHRINK = 0.25
+# An optimizer step changes each weight by about so much of the usual one.
+_STEP, _LEAST_STEP = 0.4, 0.02
+# Each changes the last digits in another way.
+_RIGHT_RUNS = 3
+_CPU = torch.device("cpu")
+
+
+class Expectations:
+    """The model with secret weights, and what it answers to each step."""
+
+    def __init__(self, problem: Problem, modes: tuple[str, ...], seed: int) -> None:
+        self.problem = problem
+        self.chance = random.Random(seed)
+        self.model = make_model(problem, _CPU, seed)
+        self.references = {mode: self._reference(mode) for mode in modes}
+        self.differentiable = {m: each.differentiable for m, each in self.references.items()}
+        self._outputs: dict[object, Node] = {}
+        scalars = (name for name, each in self.model.named_parameters() if each.numel() == 1)
+        self.scalars = frozenset(scalars)
+
+    def _reference(self, mode: str) -> Reference:
+        torch.manual_seed(self.chance.getrandbits(31))
+        values = make_inputs(self.problem, _CPU)
+        wrong = [each.device for _, each in named_tensors(values) if each.device.type != "cpu"]
+        if wrong:
+            raise ProblemError(f"the inputs are on {wrong[0]}; the judge runs on the CPU only yet")
+        seed = self.chance.getrandbits(31)
+        return Reference(self.model, Feed((values,), seed=seed), seed, mode)
+
+    def asked(self, step: Step) -> list[Asked]:
+        """The calls of a step with their answers; empty if the model does not allow the step."""
+        found: list[Asked] = []
+        for _ in range(2 if step.twice else 1):
+            one = self._asked_once(step)
+            if one is None:
+                return []
+            if step.twice and self._leaves_state(one):
+                other = replace(step, mode="eval")
+                again = step.mode != "eval" and "eval" in self.references
+                return self.asked(other) if again else []
+            found.append(one)
+        return found
+
+    def _leaves_state(self, asked: Asked) -> bool:
+        """Whether a call changes what the next one reads."""
+        question, eager = asked.expected.question, asked.expected.eager[asked.step.layout]
+        changed = (
+            not same_values(before, after)
+            for name, before in question.buffers.items()
+            if isinstance(after := eager.get(f"buffer {name}"), Tensor)
+        )
+        return bool(question.attributes) or any(changed)
+
+    def _asked_once(self, step: Step) -> Asked | None:
+        for values in self._drawn(step):
+            try:
+                return self._answered(step, values)
+            except (ProblemError, RuntimeError):
+                if not step.name:
+                    raise
+        return None
+
+    def _answered(self, step: Step, values: Inputs) -> Asked | None:
+        reference = self.references[step.mode]
+        differentiable = self.differentiable[step.mode]
+        scenario = Scenario(step.name, step.gradients, (step.layout,), mode=step.mode)
+        reference.feed.require_gradients(differentiable)
+        reference.question(scenario, values)  # draws gradients if the sizes are other ones
+        reference.feed.require_gradients(differentiable and step.gradients and step.input_gradients)
+        # Of a step without gradients, or with none that PyTorch can compute, one layout is asked.
+        expected = reference.expect(scenario, values)
+        if expected is None or step.layout not in expected.eager:
+            return None
+        outputs = self._eager_outputs(step, expected.question)
+        weights = self.weights()
+        return Asked(step, expected, outputs, reference.random, weights, self.scalars)
+
+    def others(self, asked: Asked) -> list[Results]:
+        """Further right runs: how far apart may right results be?"""
+        reference, question = self.references[asked.step.mode], asked.expected.question
+        return [
+            run
+            for number in range(_RIGHT_RUNS)
+            for run in right_runs(
+                reference, replace(question, seed=question.seed + number), asked.step.layout
+            )
+        ]
+
+    def _drawn(self, step: Step) -> Iterator[Inputs]:
+        """Inputs for a step; with other rows, there may be several ways to choose them."""
+        torch.manual_seed(self.chance.getrandbits(31))
+        values = self._fresh()
+        if step.alter is not None and not any(is_floating(e) for _, e in named_tensors(values)):
+            return
+
+        def altered(leaf: object) -> object:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if step.alter is not None and leaf.is_floating_point():
+                return step.alter(leaf)
+            return strided(leaf) if step.strided else leaf
+
+        for each in self._with_rows(values, step.rows) if step.rows else [values]:
+            yield tuple(map_leaves(altered, leaf) for leaf in each)
+
+    def _fresh(self) -> Inputs:
+        def shrunk(leaf: object) -> object:
+            if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+                return leaf
+            return leaf * (1.0 - _SHRINK * self.chance.random())
+
+        return tuple(map_leaves(shrunk, each) for each in make_inputs(self.problem, _CPU))
+
+    def _with_rows(self, values: Inputs, rows: str) -> Iterator[Inputs]:
+        for batch in possible_batches(values):
+            if rows != "more":
+                some = self.chance.randint(max(batch.rows // 4, 1), batch.rows - 1)
+                yield batch.part(values, slice(0, 1 if rows == "one" else some))
+                continue
+            extra = self.chance.randint(1, batch.rows)
+            more = iter([e for n, e in named_tensors(self._fresh()) if n in batch.names])
+            yield batch.map(lambda each, n=extra, m=more: torch.cat([each, next(m)[:n]]), values)  # type: ignore[misc]
+
+    def _eager_outputs(self, step: Step, question: Question) -> Node:
+        """The containers, strides and shared memory of eager's outputs; values are left out."""
+        key = (step.mode, step.gradients, form(question.inputs))
+        if key in self._outputs and not step.strided:
+            return self._outputs[key]
+        reference = self.references[step.mode]
+        wanted = step.gradients and self.differentiable[step.mode]
+        inputs = copied(question.inputs, gradients=wanted)
+        self.model.train(step.mode == "train")
+        torch.manual_seed(question.seed)
+        with nullcontext() if step.gradients else torch.no_grad():
+            outputs = self.model(*inputs)
+        node = _described(outputs, self.model, inputs)
+        restore(self.model, reference.buffers)
+        restore_attributes(self.model, reference.attributes)
+        return node if step.strided else self._outputs.setdefault(key, node)
+
+    def new_weights(self) -> Mapping[str, Tensor]:
+        """Change the weights as SGD does it; returns the gradients of the step."""
+        named = {n: e for n, e in self.model.named_parameters() if e.is_floating_point()}
+        torch.manual_seed(self.chance.getrandbits(31))
+        gradients = {
+            name: torch.randn(each.shape, dtype=each.dtype)
+            * (_STEP * root_mean_square(each) + _LEAST_STEP)
+            for name, each in named.items()
+        }
+        with torch.no_grad():
+            for name, each in named.items():
+                each.add_(gradients[name], alpha=-RATE)
+        return gradients
+
+    def weights(self) -> str:
+        """The digest of all parameters as they must be now."""
+        held = [each for each in held_tensors(self.model) if each[0] == "parameter"]
+        return digest([(f"{name} {e.requires_grad}", bytes_of(e)) for _, name, e in held])
+
+
+def _described(outputs: object, model: nn.Module, inputs: Inputs) -> Node:
+    known = [(f"{kind} {name}", each) for kind, name, each in held_tensors(model)]
+    known += [(f"input {name}", each) for name, each in named_tensors(inputs)]
+    tensors: list[Tensor] = []
+
+    def number(tensor: Tensor) -> Node:
+        tensors.append(tensor)
+        return {"tensor": len(tensors) - 1}
+
+    named = named_leaves("output", encoded(outputs, number))
+    known += [(name, tensors[node["tensor"]]) for name, node in named if "tensor" in node]
+
+    def described(tensor: Tensor) -> Node:
+        return {"tensor": 0, "stride": list(tensor.stride()), "shares": sharing(tensor, known)}
+
+    return encoded(outputs, described)

@@ -1,0 +1,260 @@
+"""Compares one answer of a candidate with the expected one, and says what is at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fusewright.errors import VerifyError
+from fusewright.judge.hints import missing_gradient, worst_element, wrong_value
+from fusewright.judge.script import Step, with_infinities
+from fusewright.judge.slices import check_slices
+from fusewright.judge.verdict import Fault
+from fusewright.judge.wire import BadMessage, Node, named_leaves, outline, tensor_of
+from fusewright.verify.compare import Check, compare_answers
+from fusewright.verify.scenarios import Expected, Results
+
+_SLACK = 4.0
+# What PyTorch says in backward of a tensor that was overwritten after it had been saved.
+_INPLACE = "modified by an inplace operation"
+# Files may silence warnings for themselves when they load; calls may not.
+_LEFT_BY_LOADING = ("warnings",)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One call of a request: what is expected, the eager outputs as a node, the weights' digest."""
+
+    step: Step
+    expected: Expected
+    eager_outputs: Node
+    random: bool
+    weights: str
+    scalars: frozenset[str] = field(default_factory=frozenset)
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """BadMessage if an answer is not built as the launcher builds it."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise BadMessage("it lacks a part or has a wrong one") from error
+
+
+def faults_of_state(header: Node, *, loading: bool = False) -> Iterator[Fault]:
+    """What a request changed for everyone in the process."""
+    state = header.get("state", {})
+    for name in state.get("replaced", ()):
+        yield Fault(
+            "dishonest",
+            f"the file replaces {name}, which no kernel needs to do",
+            "functions that measure, compare or carry results",
+            "as PyTorch and Python define them",
+            f"another {name}",
+        )
+    before, after = state.get("before", {}), state.get("after", {})
+    for name, value in before.items():
+        if after.get(name) != value and not (loading and name in _LEFT_BY_LOADING):
+            yield Fault(
+                "unsafe",
+                f"global state is left changed: {name}; restore it before forward returns",
+                "global state",
+                value,
+                str(after.get(name)),
+            )
+
+
+def faults_of_memory(header: Node, weights: str) -> Iterator[Fault]:
+    """What a call did to memory that is not its own."""
+    for name in header.get("damaged", ()):
+        yield Fault(
+            "unsafe",
+            f"a kernel writes outside the memory of {name}",
+            "guard zones",
+            "untouched",
+            "overwritten",
+        )
+    if "weights" in header and header["weights"] != weights:
+        yield Fault(
+            "unsafe",
+            "a call changes the parameters; only an optimizer may do that",
+            "parameters after the call",
+            "as before",
+            "other values, names, objects or requires_grad",
+        )
+
+
+def results_of(answer: Node, header: Node, blobs: Sequence[bytes]) -> Results:
+    """Outputs, gradients, buffers, attributes and changed inputs by name, as plain tensors."""
+
+    def value(node: Node | None) -> object:
+        if node is None:
+            return None
+        if "tensor" in node:
+            return tensor_of(blobs[node["tensor"]], node["dtype"], node["shape"])
+        plain = node.get("plain", node.get("other"))
+        # A Python float was computed in the model's precision and is compared in it.
+        return torch.tensor(plain, dtype=torch.float32) if isinstance(plain, float) else plain
+
+    with readable():
+        found = {name: value(node) for name, node in named_leaves("output", answer["outputs"])}
+        for kind, nodes in (
+            ("grad", answer.get("gradients", {})),
+            ("buffer", header["buffers"]),
+            ("input", answer["changed"]),
+        ):
+            found |= {f"{kind} {name}": value(node) for name, node in nodes.items()}
+        for full, node in header["attributes"].items():
+            leaves = named_leaves(full, node) if node is not None else ()
+            found |= {f"attribute {name}": value(each) for name, each in leaves}
+    return found
+
+
+def faults_of_form(answer: Node, asked: Asked) -> Iterator[Fault]:
+    """Types, containers and shared memory."""
+    outputs, eager = answer["outputs"], asked.eager_outputs
+    for name, node in named_leaves("output", outputs):
+        if node.get("subclass"):
+            yield Fault(
+                "dishonest",
+                f"{name} is a {node['other']}, which may compute later or compare as it likes; "
+                "return a plain tensor",
+                asked.step.label,
+                "torch.Tensor",
+                str(node["other"]),
+            )
+            return
+    if outline(outputs) != outline(eager):
+        words = "the outputs have other containers or types than the model's"
+        yield Fault("wrong", words, asked.step.label, outline(eager), outline(outputs))
+        return
+    eagers = dict(named_leaves("output", eager))
+    for name, node in named_leaves("output", outputs):
+        more = set(node.get("shares", ())) - set(eagers[name].get("shares", ()))
+        for other in sorted(more):
+            yield Fault(
+                "unsafe",
+                f"{name} shares memory with {other}: a change of one changes the other; return "
+                "memory of its own",
+                asked.step.label,
+                "memory of its own, as in the model",
+                f"memory of {other}",
+            )
+    if answer.get("spoiled"):
+        words = "backward writes into the incoming gradient, which others may hold"
+        yield Fault("unsafe", words, asked.step.label, "a gradient as before", "other values")
+    if answer["random"] and not asked.random:
+        words = "the call changes the state of PyTorch's random numbers; the model does not"
+        yield Fault("unsafe", words, asked.step.label, "generator as before", "another state")
+
+
+def has_other_strides(answer: Node, asked: Asked) -> bool:
+    """Whether outputs lie in memory in another order than the model's."""
+    eager = dict(named_leaves("output", asked.eager_outputs))
+    outputs = named_leaves("output", answer["outputs"])
+    return any(node.get("stride") != eager[name].get("stride") for name, node in outputs)
+
+
+def compare_with_right_runs(found: Results, asked: Asked, others: Sequence[Results]) -> list[Check]:
+    """All checks again, beside further right runs of the model, for results that are a bit off.
+
+    A judgement makes hundreds of checks, so a chance of one in a thousand is too much for each.
+    Four times the usual bound is far below the errors of any lower precision.
+    """
+    expected = replace(asked.expected, others={asked.step.layout: others})
+    checks = compare_call(found, replace(asked, expected=expected), others)
+    return [replace(each, ok=True) if _is_near(each) else each for each in checks]
+
+
+def _is_near(check: Check) -> bool:
+    near = check.error <= _SLACK * check.allowed
+    return check.is_only_inexact and near and check.largest <= _SLACK * check.largest_allowed
+
+
+def compare_call(found: Results, asked: Asked, others: Sequence[Results] = ()) -> list[Check]:
+    """All checks of a call: each result as a whole, and its slices."""
+    expected, layout = asked.expected, asked.step.layout
+    if asked.step.alter is with_infinities:
+        found = _lost_statistics(found, expected.eager[layout])
+    checks = list(compare_answers(found, layout, expected))
+    truth = expected.truth.get(layout, {})
+    # A result that is zero but for rounding has no digits to compare, in no part of it.
+    right = {each.name: each.ok and not each.noise for each in checks}
+    for name, eager in expected.eager[layout].items():
+        ours, true = found.get(name), truth.get(name)
+        if not isinstance(eager, Tensor) or not isinstance(ours, Tensor) or not right.get(name):
+            continue
+        fits = isinstance(true, Tensor) and true.shape == eager.shape
+        exact = true if fits and isinstance(true, Tensor) else None
+        check = check_slices(name, ours, eager, exact, [each.get(name) for each in others])
+        checks += [check] if check else []
+    return checks
+
+
+def _lost_statistics(found: Results, eager: Results) -> Results:
+    """A running statistic that an infinity has spoiled is lost, be it infinite or NaN."""
+
+    def same(name: str, ours: object) -> object:
+        theirs = eager.get(name)
+        if not name.startswith("buffer ") or not isinstance(ours, Tensor):
+            return ours
+        if not isinstance(theirs, Tensor) or theirs.shape != ours.shape:
+            return ours
+        return torch.where(ours.isfinite() | theirs.isfinite(), ours, theirs.to(ours.dtype))
+
+    return {name: same(name, each) for name, each in found.items()}
+
+
+def fault_of_check(check: Check, found: Results, asked: Asked) -> Fault:
+    """A wrong result in words, with its worst element."""
+    name = check.name.split(", slice ")[0]
+    layout = asked.step.layout
+    eager = asked.expected.eager[layout].get(name)
+    truth = asked.expected.truth.get(layout, {}).get(name, eager)
+    ours = found.get(name)
+    label = f"{asked.step.label}: {check.name}"
+    if isinstance(eager, Tensor) and ours is None and name.startswith("grad "):
+        target = name.removeprefix("grad ")
+        gradients = {key: each for key, each in found.items() if key.startswith("grad ")}
+        why = missing_gradient(target, gradients, target in asked.scalars)
+        return Fault("wrong", why, label, "a gradient", "None")
+    if name.startswith("input ") and eager is None:
+        return Fault("unsafe", f"{name}: {check.note}", label, "as before", "other values")
+    expected, seen = str(_short(eager)), str(_short(ours))
+    if isinstance(ours, Tensor) and isinstance(truth, Tensor) and _comparable(ours, truth):
+        place, expected, seen = worst_element(ours, truth)
+        label += place
+    hint = wrong_value(asked.step, check, ours)
+    error = f"the error is {check.error:.1e}, {check.allowed:.1e} is allowed"
+    what = check.note if check.note and not check.note.startswith("compared") else error
+    return Fault("wrong", "; ".join(filter(None, (f"{name}: {what}", hint))), label, expected, seen)
+
+
+def _comparable(ours: Tensor, truth: Tensor) -> bool:
+    return ours.shape == truth.shape and truth.numel() > 0 and not truth.is_complex()
+
+
+def _short(value: object) -> object:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return value
+
+
+def other_outputs(error: VerifyError, asked: Asked) -> Fault:
+    return Fault("wrong", str(error), asked.step.label)
+
+
+def fault_of_error(error: Mapping[str, object], path: str, doing: str) -> Fault:
+    """An exception in the candidate."""
+    line = f"{path}:{error['line']}: " if error.get("line") else ""
+    words = " ".join(str(error["words"]).split())
+    seen = f"{error['type']}: {words}"
+    if _INPLACE in words:
+        reason = "forward writes into an input, a weight or a tensor that backward needs"
+        return Fault("unsafe", f"{line}{reason}", doing, "an answer", seen)
+    return Fault("crashed", f"{line}{seen}", doing, "an answer", str(error["type"]))

@@ -1,0 +1,205 @@
+"""The judge's end of a candidate's process: asks it, waits for it, captures its words, ends it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusewright.judge.box import Box, set_dumpable
+from fusewright.judge.processes import TOKEN, boxed_command, end_all, memory_limit
+from fusewright.judge.wire import BadMessage, Node, Unpacker, packed
+
+_MOST_OUTPUT_BYTES = 1 << 16
+_READ_BYTES = 1 << 20
+_SPARE_BYTES = 1 << 26
+_GENTLE_END_S = 5.0
+_PASSED_ON = "PATH LANG LC_ALL CXX CC CUDA_HOME LD_LIBRARY_PATH TERM VIRTUAL_ENV TZ".split()
+_THREAD_PREFIXES = ("OMP_", "MKL_", "KMP_", "OPENBLAS_")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a candidate may use: seconds for everything it does, and bytes."""
+
+    seconds: float = 300.0
+    memory_bytes: int = 0
+    file_bytes: int = 1 << 32
+
+
+class Ended(Exception):
+    """The candidate's process ended before it answered; `code` is its exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the process ended with code {code}")
+        self.code = code
+
+
+class Late(Exception):
+    """The candidate's process used up its time."""
+
+
+class CandidateProcess:
+    """A process that answers requests; use it as a context manager, and nothing of it is left."""
+
+    def __init__(self, limits: Limits, *, confined: bool) -> None:
+        self.limits, self.confined = limits, confined
+        self.output, self.cut = bytearray(), False
+        self.left_s = limits.seconds
+        self._ends = 0.0
+        self._token = secrets.token_hex(16)
+
+    def __enter__(self) -> CandidateProcess:
+        self._scratch = Path(tempfile.mkdtemp(prefix="fusewright-judge-"))
+        requests, self._requests = os.pipe()
+        self._replies, replies = os.pipe()
+        self._words, words = os.pipe()
+        os.set_blocking(self._requests, False)
+        threads = str(torch.get_num_threads())
+        launcher = [sys.executable, "-u", "-P", "-B", "-m", "fusewright.judge.child"]
+        box = Box(
+            command=[*launcher, str(requests), str(replies), threads],
+            confined=self.confined,
+            scratch=str(self._scratch),
+            folders=["tmp", "home", "cache"],
+            closed=[requests, replies],
+            memory_bytes=self.limits.memory_bytes or memory_limit(),
+            file_bytes=self.limits.file_bytes,
+            cpu_s=int(self.limits.seconds * (os.cpu_count() or 1)) + 60,
+        )
+        set_dumpable(False)  # a stranger of the same user must not read the answers here
+        self._process = subprocess.Popen(
+            boxed_command(box),
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+            stderr=words,
+            env=self._environment(),
+            pass_fds=(requests, replies),
+            start_new_session=True,
+        )
+        for each in (requests, replies, words):
+            os.close(each)
+        return self
+
+    def _environment(self) -> dict[str, str]:
+        """Little of the user's own, an empty home, and caches that end with the judgement."""
+        mine = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        mine |= {k: v for k, v in os.environ.items() if k.startswith(_THREAD_PREFIXES)}
+        cache = str(self._scratch / "cache")
+        named = ("XDG_CACHE_HOME", "FUSEWRIGHT_CACHE", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR")
+        return {
+            **mine,
+            **dict.fromkeys((*named, "TORCHINDUCTOR_CACHE_DIR"), cache),
+            **dict.fromkeys(("USER", "LOGNAME"), "candidate"),
+            TOKEN: self._token,
+            "HOME": str(self._scratch / "home"),
+            "TMPDIR": str(self._scratch / "tmp"),
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONPATH": os.pathsep.join(str(Path(each).absolute()) for each in sys.path if each),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def __exit__(self, *error: object) -> None:
+        for each in (self._requests, self._replies):
+            os.close(each)
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(_GENTLE_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        end_all(self._token)
+        self._read_words()
+        os.close(self._words)
+        set_dumpable(True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def started(self) -> None:
+        """Wait until the launcher is there; the candidate is not loaded yet."""
+        self._ends = time.monotonic() + self.limits.seconds
+        if self._received(_SPARE_BYTES)[0].get("nonce") != "ready":
+            raise BadMessage("the launcher did not report")
+
+    def ask(
+        self, request: Node, blobs: Sequence[bytes], expected_bytes: int
+    ) -> tuple[Node, list[bytes]]:
+        """The answer to a request; raises Ended, Late or BadMessage if there is none.
+
+        An answer that is far larger than the expected one is not read.
+        """
+        nonce = secrets.token_hex(16)
+        self._ends = time.monotonic() + self.left_s
+        try:
+            for part in (packed({**request, "nonce": nonce}, blobs), *blobs):
+                self._send(part)
+            header, found = self._received(4 * expected_bytes + _SPARE_BYTES)
+        finally:
+            self.left_s = self._ends - time.monotonic()
+        if header.get("nonce") != nonce:
+            raise BadMessage("an answer does not belong to its request")
+        return header, found
+
+    def _send(self, part: bytes) -> None:
+        rest = memoryview(part)
+        while rest:
+            self._wait(reading=False)
+            try:
+                rest = rest[os.write(self._requests, rest) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                raise Ended(self._code()) from None
+
+    def _received(self, most_bytes: int) -> tuple[Node, list[bytes]]:
+        unpacker = Unpacker(most_bytes)
+        while not unpacker.is_complete:
+            self._wait(reading=True)
+            part = os.read(self._replies, _READ_BYTES)
+            if not part:
+                raise Ended(self._code())
+            unpacker.feed(part)
+        return unpacker.message()
+
+    def _wait(self, *, reading: bool) -> None:
+        """Until the pipe is ready; what the candidate prints is read meanwhile."""
+        pipe = self._replies if reading else self._requests
+        while True:
+            left = self._ends - time.monotonic()
+            if left <= 0:
+                raise Late
+            readers: list[Any] = [self._words, *([pipe] if reading else [])]
+            found, writable, _ = select.select(readers, [] if reading else [pipe], [], left)
+            if self._words in found and not self._read_words():
+                raise Ended(self._code())
+            if pipe in found or pipe in writable:
+                return
+
+    def _read_words(self) -> bool:
+        """Keep the first words; False at their end."""
+        os.set_blocking(self._words, False)
+        try:
+            part = os.read(self._words, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        room = _MOST_OUTPUT_BYTES - len(self.output)
+        self.output += part[:room]
+        self.cut = self.cut or len(part) > room
+        return bool(part)
+
+    def _code(self) -> int:
+        try:
+            return self._process.wait(_GENTLE_END_S)
+        except subprocess.TimeoutExpired:
+            return -1

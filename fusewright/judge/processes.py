@@ -1,0 +1,77 @@
+"""What this machine offers to hold a stranger's process, and what is left of it afterwards."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from fusewright.judge import box
+from fusewright.judge.box import Box
+
+# In the environment of all processes of one judgement.
+TOKEN = "FUSEWRIGHT_JUDGE_TOKEN"
+_TRIAL_S = 20.0
+_SWEEPS = 50
+_GIB = 1 << 30
+
+
+@functools.cache
+def missing_confinement() -> str:
+    """Why a process cannot be confined here; empty if it can."""
+    if sys.platform != "linux":
+        return f"{sys.platform} has no namespaces of Linux"
+    with tempfile.TemporaryDirectory(prefix="fusewright-box-") as folder:
+        trial = Box(
+            command=[sys.executable, "-I", "-S", "-c", "raise SystemExit(0)"],
+            confined=True,
+            scratch=folder,
+            folders=["tmp"],
+            closed=[],
+            memory_bytes=4 * _GIB,
+            file_bytes=_GIB,
+            cpu_s=int(_TRIAL_S),
+        )
+        done = subprocess.run(
+            boxed_command(trial), capture_output=True, text=True, timeout=_TRIAL_S, check=False
+        )
+    return "" if done.returncode == 0 else done.stderr.strip() or f"code {done.returncode}"
+
+
+def boxed_command(wanted: Box) -> list[str]:
+    return [sys.executable, "-I", "-S", str(Path(box.__file__)), wanted.as_argument()]
+
+
+def with_token(token: str) -> list[int]:
+    """All processes of one judgement, wherever they moved to."""
+    mark = f"{TOKEN}={token}".encode()
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+    return found
+
+
+def end_all(token: str) -> None:
+    """Kill every process of a judgement until none is left."""
+    for _ in range(_SWEEPS):
+        left = with_token(token)
+        if not left:
+            return
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def memory_limit() -> int:
+    """Three quarters of the machine's memory, and at least 8 GiB of addresses."""
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return max(8 * _GIB, pages * size * 3 // 4)

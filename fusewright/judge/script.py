@@ -1,0 +1,152 @@
+"""The calls that a candidate must answer: a table of kinds, in a secret order and number.
+
+A candidate cannot tell the kinds apart before it sees the values, and all answers are checked.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fusewright.problem.inputs import LAYOUTS, is_overlapping, laid_out, with_nan
+
+# Where the inputs lie: in new memory; at the address of earlier ones, as new tensors; or in the
+# very tensors of an earlier call, with other values.
+PLACES = ("fresh", "again", "same")
+HOW = ("grad", "backward")
+_SLOTS = 2
+_FEWEST_MORE, _MOST_MORE = 10, 24
+_FEWEST_MANY, _MOST_MANY = 80, 160
+_SCALE = 200.0
+_SPOILED = 3
+
+Alter = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One request: a call, or two forwards and then two backwards (`twice`).
+
+    `alter` changes every floating input, `rows` asks for fewer or more rows, and `strided` for
+    inputs that are not contiguous. `new_weights` takes an optimizer step first, and `copied` goes
+    on with a deep copy of the model. If the candidate refuses a step with `may_refuse`, that is
+    noted and no failure.
+    """
+
+    name: str = ""
+    mode: str = "train"
+    gradients: bool = False
+    input_gradients: bool = True
+    alter: Alter | None = None
+    rows: str = ""
+    strided: bool = False
+    twice: bool = False
+    new_weights: bool = False
+    copied: bool = False
+    may_refuse: bool = False
+    layout: str = LAYOUTS[0]
+    place: str = PLACES[0]
+    slot: int = 0
+    how: str = HOW[0]
+
+    @property
+    def label(self) -> str:
+        """The step in words: eval without gradients, ×200."""
+        gradients = "with gradients" if self.gradients else "without gradients"
+        return ", ".join(filter(None, (f"{self.mode} {gradients}", self.name)))
+
+
+def scaled(leaf: Tensor) -> Tensor:
+    return leaf * _SCALE
+
+
+def shifted(leaf: Tensor) -> Tensor:
+    """All values moved by several times their spread, up or down."""
+    spread = float(leaf.std()) if leaf.numel() > 1 else 1.0
+    way = 1.0 if float(torch.rand(())) < 0.5 else -1.0
+    return leaf + way * (3.0 + 5.0 * float(torch.rand(()))) * max(spread, 0.1)
+
+
+def with_infinities(leaf: Tensor) -> Tensor:
+    """Both infinities in up to three elements each."""
+    if not leaf.numel():
+        return leaf
+    flat = leaf.detach().flatten().clone()
+    for value in (torch.inf, -torch.inf):
+        flat[torch.randint(leaf.numel(), (_SPOILED,))] = value
+    return flat.view(leaf.shape)
+
+
+def with_nans(leaf: Tensor) -> Tensor:
+    spoiled = with_nan(leaf)
+    assert isinstance(spoiled, Tensor)
+    return spoiled
+
+
+def strided(leaf: Tensor) -> Tensor:
+    """The same values in memory that is not contiguous."""
+    if is_overlapping(leaf):
+        return leaf
+    return laid_out(leaf.detach(), "transposed" if leaf.dim() > 1 else "sliced")
+
+
+_BOTH = ("train", "eval")
+_TABLE = (
+    *(Step(mode=mode, gradients=each) for mode in _BOTH for each in (True, False)),
+    *(Step("the same addresses", mode=mode, place=p) for mode in _BOTH for p in PLACES[1:]),
+    *(Step("the same addresses", mode="train", gradients=True, place=p) for p in PLACES[1:]),
+    *(Step("new weights", mode=mode, gradients=True, new_weights=True) for mode in _BOTH),
+    *(Step("new weights", mode=mode, new_weights=True) for mode in _BOTH),
+    *(Step(f"{each} gradient", gradients=True, layout=each) for each in LAYOUTS[1:]),
+    Step("a deep copy", gradients=True, new_weights=True, copied=True),
+    Step("inputs need no gradient", gradients=True, input_gradients=False),
+    Step("two forwards, then two backwards", gradients=True, twice=True),
+    *(Step(f"{r} rows", mode=m, rows=r, may_refuse=True) for r in ("fewer", "more") for m in _BOTH),
+    *(Step("one row", mode=mode, rows="one", may_refuse=True) for mode in _BOTH),
+    Step("fewer rows", gradients=True, rows="fewer", may_refuse=True),
+    *(Step("inputs × 200", mode=mode, alter=scaled) for mode in _BOTH),
+    Step("inputs × 200", gradients=True, alter=scaled),
+    *(Step("shifted inputs", mode=mode, alter=shifted) for mode in _BOTH),
+    *(Step("NaN in the inputs", mode=mode, alter=with_nans) for mode in _BOTH),
+    *(Step("infinities in the inputs", mode=mode, alter=with_infinities) for mode in _BOTH),
+    *(Step("inputs not contiguous", mode=m, strided=True, may_refuse=True) for m in _BOTH),
+    Step("inputs not contiguous", gradients=True, strided=True, may_refuse=True),
+)
+
+
+# These come last: memory that a module takes in inference mode is of no use outside.
+_LAST = tuple(Step("inference mode", mode=mode, how="inference") for mode in _BOTH)
+
+
+def script(chance: random.Random, modes: Sequence[str] = _BOTH) -> list[Step]:
+    """All kinds of calls, and a random number of plain ones among them, in random order.
+
+    The first two are plain: what fails there is wrong for everyone.
+    """
+    count = chance.randint(_FEWEST_MORE, _MOST_MORE)
+    plain = [Step(gradients=chance.random() < 0.5, mode=chance.choice(_BOTH)) for _ in range(count)]
+    first = [Step(gradients=True), Step(mode="eval")]
+    rest = [_varied(each, chance) for each in (*_TABLE, *plain)]
+    chance.shuffle(rest)
+    return [each for each in (*first, *rest) if each.mode in modes]
+
+
+def many_more(chance: random.Random, modes: Sequence[str]) -> list[Step]:
+    """Plain calls for candidates that count: as many as the time allows are asked."""
+    count = chance.randint(_FEWEST_MANY, _MOST_MANY)
+    return [_varied(Step(mode=chance.choice(tuple(modes))), chance) for _ in range(count)]
+
+
+def last_steps(modes: Sequence[str]) -> list[Step]:
+    return [each for each in _LAST if each.mode in modes]
+
+
+def _varied(step: Step, chance: random.Random) -> Step:
+    """With a random place, slot and way to ask for gradients, where the step leaves it open."""
+    place = step.place if step.place != PLACES[0] else chance.choice(PLACES)
+    chosen = replace(step, slot=chance.randrange(_SLOTS), how=chance.choice(HOW))
+    return replace(chosen, place="fresh" if step.rows or step.twice else place)

@@ -1,0 +1,84 @@
+"""A bound for each row and each channel: a small part that is wrong does not hide in the whole.
+
+The error of a slice is ‖x − truth‖ / ‖truth‖ over its elements. It may be some times the largest
+one that eager has in any slice, plus rounding at the scale of the whole tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fusewright.verify.compare import Check
+from fusewright.verify.figures import is_inexact, wide
+
+_OF_EAGERS_WORST = 16.0
+_ULPS = 4
+_MOST_ELEMENTS = 1 << 24
+
+
+def check_slices(
+    name: str, ours: Tensor, eager: Tensor, truth: Tensor | None, others: Sequence[object] = ()
+) -> Check | None:
+    """The worst slice along any dimension; None if there are no slices to compare."""
+    if not is_inexact(eager) or eager.dim() < 2 or not 0 < eager.numel() <= _MOST_ELEMENTS:
+        return None
+    exact = wide(eager if truth is None else truth)
+    ulp = torch.finfo(eager.dtype).eps
+    right = [
+        wide(each)
+        for each in (eager, *others)
+        if isinstance(each, Tensor) and each.shape == eager.shape
+    ]
+    least = math.sqrt(ulp) if truth is None else _ULPS * ulp
+    worst: Check | None = None
+    for dim in range(eager.dim()):
+        if eager.shape[dim] > 1:
+            found = _along(name, dim, wide(ours), right, exact, least, ulp)
+            if worst is None or found.badness > worst.badness:
+                worst = found
+    return worst
+
+
+def _along(
+    name: str,
+    dim: int,
+    ours: Tensor,
+    right: Sequence[Tensor],
+    exact: Tensor,
+    least: float,
+    ulp: float,
+) -> Check:
+    truth = _sizes(exact, exact, dim)
+    mine = _sizes(ours - exact, exact, dim)
+    shares = [_largest_share(_sizes(each - exact, exact, dim), truth) for each in right]
+    share = _OF_EAGERS_WORST * (max(shares) + least)
+    rounding = _ULPS * ulp * float(truth.square().mean().sqrt())
+    allowed = share * truth + rounding
+    beyond = mine > allowed
+    index = int((mine / allowed.clamp_min(1e-300)).argmax())
+    size = float(truth[index]) or rounding or 1.0
+    return Check(
+        f"{name}, slice {index} of dimension {dim}",
+        float(mine[index]) / size,
+        shares[0],
+        float(allowed[index]) / size,
+        not bool(beyond.any()),
+        "" if not bool(beyond.any()) else "this part is wrong, the rest is not",
+        spread=float(beyond.double().mean()),
+    )
+
+
+def _sizes(values: Tensor, exact: Tensor, dim: int) -> Tensor:
+    """The norm of each slice over the elements that are finite."""
+    finite = torch.where(values.isfinite() & exact.isfinite(), values, 0.0)
+    return finite.movedim(dim, 0).flatten(1).square().sum(dim=1).sqrt()
+
+
+def _largest_share(off: Tensor, truth: Tensor) -> float:
+    """The largest error of a slice that is not zero."""
+    kept = truth > 0
+    return float((off[kept] / truth[kept]).max()) if bool(kept.any()) else 0.0
