@@ -12,10 +12,13 @@ from torch import nn
 from fusewright import debug
 from fusewright.capture.hooks import unhooked
 from fusewright.capture.private import real_copy
+from fusewright.capture.reachable import Reachable
 
 
 def fails_in_eager(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
     """Whether the model raises an error for these arguments. It is called on copies."""
+    if Reachable(model).holds_state():
+        return False
     try:
         call = real_copy(model, args, kwargs or {})
     except Exception as error:  # of the user's own classes
@@ -24,7 +27,7 @@ def fails_in_eager(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
     if call is None:
         return False
     twin, given, named = call
-    with torch.random.fork_rng(), torch.no_grad(), unhooked(twin), warnings.catch_warnings():
+    with torch.random.fork_rng(), torch.enable_grad(), unhooked(twin), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             twin(*given, **named)

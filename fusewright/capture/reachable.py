@@ -15,6 +15,8 @@ import types
 from collections.abc import Container, Iterator
 from typing import Any
 
+import torch
+import torch.utils._pytree as pytree
 from torch import nn
 
 from fusewright.capture.attributes import is_pytorchs, own_attributes
@@ -24,6 +26,7 @@ from fusewright.runtime import altered
 # Draws the numbers of the functions of `random`.
 _PYTHONS: Any = getattr(random.random, "__self__", None)
 _DEFAULT = "a default argument"
+_STATE = (torch.Tensor, nn.Module, torch.Generator)
 _NOT_THE_MODELS = sys.stdlib_module_names | {"torch", "numpy", "fusewright"}
 
 
@@ -107,6 +110,12 @@ class Reachable:
         """Whether functions with these codes have default arguments that can change."""
         found = [v for f, name, v in self._values() if name == _DEFAULT and f.__code__ in codes]
         return any(not is_immutable(each) and not isinstance(each, CODE) for each in found)
+
+    def holds_state(self) -> bool:
+        """Whether a global or an enclosing variable is a tensor, a module or a generator, so that a
+        call may change what copies of the model share."""
+        found = [value for _, _, value in self._values()]
+        return any(isinstance(each, _STATE) for each in pytree.tree_leaves(found))
 
     def unnoticed(self) -> Iterator[str]:
         """Attributes in which Dynamo does not notice a change."""

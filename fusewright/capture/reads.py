@@ -76,6 +76,8 @@ class Reads:
         named = model.named_modules()
         self.paths = {id(each): tuple(name.split(".")) if name else () for name, each in named}
         self.watched: dict[tuple[int, str], Watched] = {}
+        for each in model.modules():
+            self._of_class(type(each), "forward")
 
     def held(self, name: str) -> Found:
         """What later calls find under one of Dynamo's names."""
@@ -107,6 +109,8 @@ class Reads:
         if isinstance(value, nn.Module) and id(value) in self.paths:
             place = self.paths[id(value)]
             self.watched[id(value), name] = (place, name, altered._FwGone)
+            for kind in (each for each in type(value).__mro__ if not is_library(each)):
+                self.watched[id(kind), name] = (vars(kind), name, altered._FwGone)
             return True
         if isinstance(value, types.ModuleType):
             self.watched[id(value), name] = (vars(value), name, altered._FwGone)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._dynamo.convert_frame import compile_lock
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
@@ -36,8 +36,9 @@ from fusewright.capture.tangents import laid_out_as_outputs
 from fusewright.ir.graph import Program, Symbol
 
 # Tracing replaces methods of nn.Module, and decompositions, for the whole process and restores them
-# afterwards. Two threads at once would restore each other's replacements.
-ONE_AT_A_TIME = threading.RLock()
+# afterwards. Two threads at once would restore each other's replacements. The lock is Dynamo's own:
+# each may wait for the other to compile, and with two locks both could wait for ever.
+ONE_AT_A_TIME = compile_lock
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import re
+import traceback
 import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +33,16 @@ from fusewright.capture.reads import Held, Reads, Watched, hides_changes
 from fusewright.capture.trace import ONE_AT_A_TIME
 from fusewright.runtime import altered
 
-__all__ = ["DynamoError", "Trust", "trust"]
+__all__ = [
+    "DynamoError",
+    "Trust",
+    "has_begun",
+    "is_nested_trace",
+    "trust",
+    "worst",
+]
 
+_RESUMED = "torch_dynamo_resume_in_"  # begins Dynamo's names of what follows a graph break
 _PYTORCH = str(Path(torch.__file__).parent)
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Tensor)
 # Settings of the process that no guard of ours compares.
@@ -82,7 +92,7 @@ def trust(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> T
     leaves = pytree.tree_leaves((args, kwargs))
     odd = {type(each).__name__ for each in leaves if _is_odd(each)}
     if odd:
-        return _worst([Trust(f"forward takes a {min(odd)}"), *_of_names(model)])
+        return worst([Trust(f"forward takes a {min(odd)}"), *_of_names(model)])
     try:
         with ONE_AT_A_TIME, warnings.catch_warnings(), get_metrics_context():
             warnings.simplefilter("ignore")
@@ -91,7 +101,7 @@ def trust(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> T
                 found = convert_frame.fullgraph_capture(model, tuple(args), dict(kwargs))
     except Exception as error:  # of the model, or Dynamo does not know what it does
         debug.log(1, "Dynamo cannot trace %s: %s", type(model).__name__, error)
-        return _worst([*_of_names(model)])
+        return worst([*_of_names(model)])
     captured = found.graph_capture_output
     own = [each for each in captured.traced_code if not each.co_filename.startswith(_PYTORCH)]
     reachable, names = Reachable(model), {name for each in own for name in each.co_names}
@@ -104,13 +114,31 @@ def trust(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> T
     reads, guards = Reads(model, frame), captured.output_graph.guards
     reasons += _reasons(guards, reads)
     if reasons:
-        return _worst([*reasons, *_unnoticed(guards, reads)])
+        return worst([*reasons, *_unnoticed(guards, reads)])
     return Trust(watched=tuple(reads.watched.values()))
 
 
-def _worst(found: Sequence[Trust]) -> Trust:
+def worst(found: Sequence[Trust]) -> Trust:
     """The reason that asks for most."""
     return min(found, key=lambda each: each.by_dynamo, default=Trust())
+
+
+def has_begun(error: DynamoError, forward: Any) -> bool:
+    """Whether a part of forward ran before Dynamo failed: then its effects are there already."""
+    own = _place(inspect.unwrap(forward).__code__)
+    codes = (step.f_code for step, _ in traceback.walk_tb(error.__traceback__))
+    # Dynamo runs other code than forward's own, in the same place.
+    return any(_place(each) == own or each.co_name.startswith(_RESUMED) for each in codes)
+
+
+def _place(code: types.CodeType) -> tuple[str, int, str]:
+    return code.co_filename, code.co_firstlineno, code.co_name
+
+
+def is_nested_trace(error: RuntimeError) -> bool:
+    """Whether Dynamo refused to run a compiled function because a trace is active, which may be
+    that of another thread. Nothing has run then."""
+    return "symbolically trace a dynamo-optimized function" in str(error)
 
 
 def _of_names(model: nn.Module) -> Iterator[Trust]:

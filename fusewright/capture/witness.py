@@ -27,6 +27,7 @@ from fusewright.capture.call import ModelCall
 from fusewright.capture.generators import gpu_generators, watched_generators
 from fusewright.capture.memory import has_room
 from fusewright.capture.private import real_copy
+from fusewright.capture.reachable import Reachable
 from fusewright.capture.source_location import SourceLocation, innermost
 from fusewright.capture.tree import UnwritableError, tree_text
 from fusewright.errors import LeftToEagerError, UnguardedError
@@ -71,6 +72,9 @@ class Witness:
 def witness(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Witness | None:
     """Call the model in the mode that it is in, without hooks of the user."""
     held = _held(model, ModelCall.of(args, kwargs)).values()
+    if Reachable(model).holds_state():
+        debug.log(1, "no real call of %s: it may change others", type(model).__name__)
+        return None
     if not has_room(held):
         debug.log(1, "no real call of %s: there is too little memory", type(model).__name__)
         return None

@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from fusewright.build import Artifact, Libraries, build_divided
-from fusewright.capture.unguarded import DynamoError
+from fusewright.capture.eager import fails_in_eager
+from fusewright.capture.unguarded import DynamoError, has_begun, is_nested_trace
 from fusewright.codegen.source import Source
 from fusewright.compile.call_kinds import DEVICES, kind_of_call, sketch_of
 from fusewright.compile.execute import executed
@@ -203,13 +204,32 @@ class Engine:
             try:
                 return self.front(original_class(module), any_size)(module, *args, **kwargs)
             except DynamoError as error:
-                failed = f"Dynamo fails on this model: {first_line(error)}"
-                result = self._by_original(module, args, kwargs, failed)
-                self.failed = failed  # unless eager fails, too
-                call._fw_warn(failed)
-                return result
+                return self._after_dynamo(module, args, kwargs, error)
+            except RuntimeError as error:
+                if not is_nested_trace(error):
+                    raise
+                return self._by_original(module, args, kwargs, "a trace is active")
         call._fw_warn(failed)
         return self._by_original(module, args, kwargs, failed)
+
+    def _after_dynamo(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        error: DynamoError,
+    ) -> Any:
+        """The result of a call on which Dynamo failed; it is not asked again."""
+        failed = f"Dynamo fails on this model: {first_line(error)}"
+        if has_begun(error, original_class(module).forward):
+            # To run forward again would repeat its effects. Later calls do not ask Dynamo.
+            if not fails_in_eager(original(module), args, kwargs):
+                self.failed = failed
+            raise error
+        result = self._by_original(module, args, kwargs, failed)
+        self.failed = failed  # unless eager fails, too
+        call._fw_warn(failed)
+        return result
 
     def _is_resized(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str

@@ -158,7 +158,12 @@ def _captured(
         programs += found
         alike = () if reads.seen or any(each.changed for each in found) else found
     if failed and not programs:
-        raise next(iter(failed.values()))
+        first = next(iter(failed.values()))
+        failed.clear()
+        try:
+            raise first
+        finally:
+            del first  # else the error would hold this frame, and the frame the error
     return programs, failed
 
 

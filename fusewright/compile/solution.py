@@ -21,7 +21,7 @@ from fusewright.capture.eager import fails_in_eager
 from fusewright.capture.hooks import unhooked
 from fusewright.capture.private import private
 from fusewright.capture.reads import Watched
-from fusewright.capture.unguarded import trust
+from fusewright.capture.unguarded import Trust, trust, worst
 from fusewright.compile import module
 from fusewright.compile.backend import Traced, traced_backend
 from fusewright.compile.call_kinds import DEVICES, sketch_of
@@ -226,11 +226,10 @@ def optimize(
     except LeftToEagerError as error:
         call._fw_warn(first_line(error))
         return module.optimized(model, eager=frozenset(MODES))
-    except CaptureError as error:
-        reason = _for_dynamo(error, model, args, example_kwargs)
-        debug.log(1, "torch.compile runs %s: %s", name, reason)
-        ours = front if reason.by_dynamo else None
-        return module.optimized(model, front=ours, reason=first_line(reason))
+    except UnguardedError as error:
+        debug.log(1, "torch.compile runs %s: %s", name, error)
+        ours = front if error.by_dynamo else None
+        return module.optimized(model, front=ours, reason=first_line(error))
     warn_of(solution, stacklevel=2)
     prepared = solution.prepared
     left_out = frozenset(mode for mode, _ in prepared.left_out) - prepared.eager
@@ -248,37 +247,45 @@ def optimize(
 def _trusted(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, **settings: Any
 ) -> Solution:
-    """The solution, if our guards can tell for which calls it is right. UnguardedError if not."""
-    solution = solve(model, args, kwargs, **settings)
-    traced, given, named = private(model, args, kwargs)
-    watched: list[Watched] = []
-    for mode in dict.fromkeys(each.program.mode for each in solution.prepared.modes):
-        with in_mode(traced, mode), unhooked(traced):
-            found = trust(traced, given, named)
-        if found.reason:
-            raise UnguardedError(found.reason, by_dynamo=found.by_dynamo)
-        watched += [each for each in found.watched if each not in watched]
-    return replace(solution, watched=tuple(watched))
+    """The solution, if our guards can tell for which calls it is right.
 
-
-def _for_dynamo(
-    error: CaptureError, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
-) -> UnguardedError:
-    """Why no program of ours can stand for this call, and whether Dynamo's graphs can.
-
-    Raises the error if eager mode fails, too.
+    Otherwise an UnguardedError: the call is for Dynamo or, if that would not notice a change
+    either, for the original forward.
     """
-    guarded = error if isinstance(error, UnguardedError) else UnguardedError(str(error))
-    if not guarded.by_dynamo:
-        return guarded
-    if guarded is not error and fails_in_eager(model, args, kwargs):
-        raise error
+    try:
+        solution = solve(model, args, kwargs, **settings)
+    except LeftToEagerError:
+        raise
+    except CaptureError as error:
+        if not isinstance(error, UnguardedError) and fails_in_eager(model, args, kwargs):
+            raise
+        found = _trust(model, args, kwargs, MODES)
+        reason = str(error) if found.by_dynamo else found.reason
+        raise UnguardedError(reason, by_dynamo=found.by_dynamo) from error
+    modes = {each.program.mode for each in solution.prepared.modes}
+    found = _trust(model, args, kwargs, sorted(modes))
+    if found.reason:
+        found = worst([found, _trust(model, args, kwargs, sorted({*MODES} - modes))])
+        raise UnguardedError(found.reason, by_dynamo=found.by_dynamo)
+    return replace(solution, watched=found.watched)
+
+
+def _trust(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    modes: Sequence[str],
+) -> Trust:
+    """Whether a trace of this call can stand for later ones, in all of these modes."""
     traced, given, named = private(model, args, kwargs)
-    with unhooked(traced):
-        found = trust(traced, given, named)
-    if found.reason and not found.by_dynamo:
-        return UnguardedError(found.reason, by_dynamo=False)
-    return guarded
+    found = []
+    for mode in modes:
+        with in_mode(traced, mode), unhooked(traced):
+            found.append(trust(traced, given, named))
+    watched: list[Watched] = []
+    for each in found:
+        watched += [place for place in each.watched if place not in watched]
+    return replace(worst(found), watched=tuple(watched))
 
 
 @functools.cache
