@@ -80,10 +80,13 @@ class Reachable:
                 if name in names:
                     yield None, f"self.{name}", value
 
-    def draws(self, codes: Container[types.CodeType] | None = None) -> Iterator[tuple[str, bool]]:
-        """From where functions with these codes, or all, draw random numbers.
+    def draws(
+        self, codes: Container[types.CodeType] | None = None
+    ) -> Iterator[tuple[str, bool, bool]]:
+        """From where functions with these codes, or all, may draw random numbers.
 
-        With each, whether that is the generator of Python's `random`.
+        With each, whether that is a generator of the process, Python's or NumPy's, and whether
+        Dynamo draws the same numbers.
         """
         kinds = generators()
         for function, name, value in [*self._values(), *self._attributes()]:
@@ -91,16 +94,20 @@ class Reachable:
                 continue
             owner = getattr(value, "__self__", value) if isinstance(value, CODE) else value
             if value is random or owner is _PYTHONS:
-                yield name, True
-            elif isinstance(owner, kinds) or value is getattr(_numpy(), "random", kinds):
-                yield name, False
+                # A generator that forward itself makes: Dynamo does not know it.
+                made = value is random and function and "Random" in self.functions[function]
+                yield name, True, not made
+            elif isinstance(owner, kinds):
+                yield name, False, False
+            elif value is getattr(_numpy(), "random", kinds):
+                yield name, True, False
             elif value is _numpy() and function and "random" in self.functions[function]:
-                yield f"{name}.random", False
+                yield f"{name}.random", True, False
 
     def unguarded(self) -> Iterator[str]:
         """What may change without any guard of ours noticing it."""
         for _, name, value in self._values():
-            if not isinstance(value, CODE) and not (name == _DEFAULT and is_immutable(value)):
+            if not _is_code(value) and not (name == _DEFAULT and is_immutable(value)):
                 yield name
         for _, name, value in self._attributes():
             if altered._fw_constant(value) is altered._FwGone or is_long(value):
@@ -131,6 +138,12 @@ def generators() -> tuple[type, ...]:
 
 def _numpy() -> Any:
     return sys.modules.get("numpy")
+
+
+def _is_code(value: Any) -> bool:
+    """Whether it is a function, a class or a module, or a tuple of such."""
+    inside = value if type(value) is tuple else (value,)
+    return all(isinstance(each, CODE) for each in inside)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

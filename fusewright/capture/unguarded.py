@@ -87,12 +87,18 @@ class Trust:
     watched: tuple[Watched, ...] = ()
 
 
-def trust(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trust:
-    """Whether one trace of this call can stand for later calls."""
+def trust(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, witnessed: bool = False
+) -> Trust:
+    """Whether one trace of this call can stand for later calls.
+
+    If it was `witnessed` that no numbers come from the generators of the process, the names of
+    `random` and `numpy` alone are no reason.
+    """
     leaves = pytree.tree_leaves((args, kwargs))
     odd = {type(each).__name__ for each in leaves if _is_odd(each)}
     if odd:
-        return worst([Trust(f"forward takes a {min(odd)}"), *_of_names(model)])
+        return worst([Trust(f"forward takes a {min(odd)}"), *_of_names(model, False)])
     try:
         with ONE_AT_A_TIME, warnings.catch_warnings(), get_metrics_context():
             warnings.simplefilter("ignore")
@@ -101,11 +107,12 @@ def trust(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> T
                 found = convert_frame.fullgraph_capture(model, tuple(args), dict(kwargs))
     except Exception as error:  # of the model, or Dynamo does not know what it does
         debug.log(1, "Dynamo cannot trace %s: %s", type(model).__name__, error)
-        return worst([*_of_names(model)])
+        return worst([*_of_names(model, witnessed)])
     captured = found.graph_capture_output
     own = [each for each in captured.traced_code if not each.co_filename.startswith(_PYTORCH)]
     reachable, names = Reachable(model), {name for each in own for name in each.co_names}
-    reasons = [*_drawn(reachable, own), *_asked(names)]
+    drawn, reasons = _drawn(reachable, witnessed, own), [*_asked(names)]
+    reasons += drawn.reasons
     if _OLD and reachable.has_mutable_defaults(own):
         reasons.append(Trust("forward has a default argument that may change", by_dynamo=False))
     if sum(isinstance(each, torch.Tensor) for each in leaves) > 1:
@@ -114,7 +121,7 @@ def trust(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> T
     reads, guards = Reads(model, frame), captured.output_graph.guards
     reasons += _reasons(guards, reads)
     if reasons:
-        return worst([*reasons, *_unnoticed(guards, reads)])
+        return worst([*reasons, *drawn.others, *_unnoticed(guards, reads)])
     return Trust(watched=tuple(reads.watched.values()))
 
 
@@ -141,20 +148,37 @@ def is_nested_trace(error: RuntimeError) -> bool:
     return "symbolically trace a dynamo-optimized function" in str(error)
 
 
-def _of_names(model: nn.Module) -> Iterator[Trust]:
+def _of_names(model: nn.Module, witnessed: bool) -> Iterator[Trust]:
     """The reasons for a model of which there is no trace by Dynamo."""
     reachable = Reachable(model)
-    found = [*_drawn(reachable), *_asked(reachable.names)]
+    drawn = _drawn(reachable, witnessed)
+    found = [*drawn.reasons, *_asked(reachable.names)]
     found += [Trust(f"forward may read {name}") for name in sorted(reachable.unguarded())]
     if found:
         words = "in which Dynamo notices no change"
         yield from (Trust(f"forward reads {x}, {words}", False) for x in reachable.unnoticed())
+        yield from drawn.others
     yield from found
 
 
-def _drawn(reachable: Reachable, codes: Sequence[types.CodeType] | None = None) -> list[Trust]:
+@dataclass(frozen=True)
+class _Drawn:
+    """Generators that forward may draw from: those that are a reason not to trust a trace, and
+    others, which count if there is another reason."""
+
+    reasons: tuple[Trust, ...]
+    others: tuple[Trust, ...]
+
+
+def _drawn(
+    reachable: Reachable, witnessed: bool, codes: Sequence[types.CodeType] | None = None
+) -> _Drawn:
     found = sorted(reachable.draws(codes))
-    return [Trust(f"forward draws random numbers from {name}", dynamo) for name, dynamo in found]
+    told = [
+        (Trust(f"forward draws random numbers from {name}", dynamo), shared and witnessed)
+        for name, shared, dynamo in found
+    ]
+    return _Drawn(tuple(t for t, o in told if not o), tuple(t for t, o in told if o))
 
 
 def _is_odd(value: Any) -> bool:

@@ -6,7 +6,7 @@ Each stage's result is dumped (see `debug`). Kernels that several graphs share a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -51,7 +51,7 @@ class Prepared:
     A mode with steps on tensor cores comes twice: first with them, then without, for other GPUs.
     `tuned` are the kernels whose schedules were measured, now or earlier. `left_out` are modes that
     could not be captured, each with the reason; in those that are `eager` only the original
-    forward is right.
+    forward is right. `witnessed`: each program was compared with a real call.
     """
 
     target: Target
@@ -61,6 +61,7 @@ class Prepared:
     tuned: tuple[Tuned, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
     eager: frozenset[str] = frozenset()
+    witnessed: bool = False
 
 
 def prepare(
@@ -85,11 +86,12 @@ def prepare(
     stages = Stages(progress)
     with collecting_rarely():
         witnessed = target is None  # a plan for another machine may be for a large example
-        programs, failed = _captured(model, args, kwargs, modes, changed, stages, witnessed)
-    made = prepare_programs(programs, stages, device=device, target=target, tuning=tuning)
-    left_out = tuple((mode, str(error)) for mode, error in failed.items())
-    eager = [mode for mode, error in failed.items() if isinstance(error, LeftToEagerError)]
-    return replace(made, left_out=left_out, eager=frozenset(eager))
+        found = _captured(model, args, kwargs, modes, changed, stages, witnessed)
+    made = prepare_programs(found.programs, stages, device=device, target=target, tuning=tuning)
+    left_out = tuple((mode, str(error)) for mode, error in found.failed.items())
+    eager = [mode for mode, error in found.failed.items() if isinstance(error, LeftToEagerError)]
+    seen = not found.unseen
+    return replace(made, left_out=left_out, eager=frozenset(eager), witnessed=seen)
 
 
 def prepare_programs(
@@ -122,6 +124,15 @@ def prepare_programs(
     return Prepared(target, source, planned, stages.seconds, tuple(tuned.values()))
 
 
+@dataclass
+class _Captures:
+    """The programs of the modes, the errors of those without one, and modes without a witness."""
+
+    programs: list[Program] = field(default_factory=list)
+    failed: dict[str, CaptureError] = field(default_factory=dict)
+    unseen: list[str] = field(default_factory=list)
+
+
 def _captured(
     model: nn.Module,
     args: Sequence[Any],
@@ -130,41 +141,41 @@ def _captured(
     changed: Sequence[str],
     stages: Stages,
     witnessed: bool,
-) -> tuple[list[Program], dict[str, CaptureError]]:
-    """The programs of the modes, and the errors of those without one. If all fail, an error.
+) -> _Captures:
+    """The programs of the modes. If all fail, an error.
 
     A forward that does not ask for the mode is captured once. If `witnessed`, each program is
     compared with a real call.
     """
-    programs: list[Program] = []
-    failed: dict[str, CaptureError] = {}
+    made = _Captures()
     alike: tuple[Program, ...] = ()  # of a mode that forward did not ask for
     for at, mode in enumerate(modes):
         if alike:
-            programs += [replace(each, mode=mode) for each in alike]
+            made.programs += [replace(each, mode=mode) for each in alike]
             continue
-        known = [*changed, *(path for each in programs for path in each.changed)]
+        known = [*changed, *(path for each in made.programs for path in each.changed)]
         with stages.running("capture", f"capture {mode} mode", SHARE_CAPTURED * at / len(modes)):
             try:
                 with watched_mode(model) as reads:
                     seen = _seen(model, args, kwargs, mode) if witnessed else None
                     found = captures(model, args, kwargs, mode=mode, changed=known)
+                made.unseen += [] if seen else [mode]
                 found = agreed(found, seen) if seen else found
             except UnguardedError:
                 raise
             except CaptureError as error:
-                failed[mode] = error
+                made.failed[mode] = error
                 continue
-        programs += found
+        made.programs += found
         alike = () if reads.seen or any(each.changed for each in found) else found
-    if failed and not programs:
-        first = next(iter(failed.values()))
-        failed.clear()
+    if made.failed and not made.programs:
+        first = next(iter(made.failed.values()))
+        made.failed.clear()
         try:
             raise first
         finally:
             del first  # else the error would hold this frame, and the frame the error
-    return programs, failed
+    return made
 
 
 def _seen(

@@ -263,7 +263,7 @@ def _trusted(
         reason = str(error) if found.by_dynamo else found.reason
         raise UnguardedError(reason, by_dynamo=found.by_dynamo) from error
     modes = {each.program.mode for each in solution.prepared.modes}
-    found = _trust(model, args, kwargs, sorted(modes))
+    found = _trust(model, args, kwargs, sorted(modes), solution.prepared.witnessed)
     if found.reason:
         found = worst([found, _trust(model, args, kwargs, sorted({*MODES} - modes))])
         raise UnguardedError(found.reason, by_dynamo=found.by_dynamo)
@@ -275,13 +275,15 @@ def _trust(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None,
     modes: Sequence[str],
+    witnessed: bool = False,
 ) -> Trust:
-    """Whether a trace of this call can stand for later ones, in all of these modes."""
+    """Whether a trace of this call can stand for later ones, in all of these modes. `witnessed`: no
+    numbers of the process's own random generators were drawn."""
     traced, given, named = private(model, args, kwargs)
     found = []
     for mode in modes:
         with in_mode(traced, mode), unhooked(traced):
-            found.append(trust(traced, given, named))
+            found.append(trust(traced, given, named, witnessed=witnessed))
     watched: list[Watched] = []
     for each in found:
         watched += [place for place in each.watched if place not in watched]

@@ -73,7 +73,7 @@ def bundle() -> ModuleBundle:
 def test_each_mode_has_a_program_with_matmuls(bundle: ModuleBundle) -> None:
     made = module_text(bundle)
     text = f"{made.drivers}{made.tables}"
-    records = re.findall(r'name="layer_\w{16}_(\w+)",\n\s+training=(\w+),', text)
+    records = re.findall(r'name="layer_\w{16}_(\w+)",\s+training=(\w+),', text)
     assert records == [("train", "True"), ("eval", "False")]
     functions = {
         node.name: ast.unparse(node)
