@@ -109,8 +109,9 @@ class Reads:
         if isinstance(value, nn.Module) and id(value) in self.paths:
             place = self.paths[id(value)]
             self.watched[id(value), name] = (place, name, altered._FwGone)
-            for kind in (each for each in type(value).__mro__ if not is_library(each)):
-                self.watched[id(kind), name] = (vars(kind), name, altered._FwGone)
+            for kind in type(value).__mro__:
+                if not is_library(kind) and not hasattr(kind, name):
+                    self.watched[id(kind), name] = (vars(kind), name, altered._FwGone)
             return True
         if isinstance(value, types.ModuleType):
             self.watched[id(value), name] = (vars(value), name, altered._FwGone)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import types
 from collections.abc import Iterator
 
 import pytest
@@ -132,19 +131,14 @@ def test_a_call_that_fails_halfway_has_its_effects_once() -> None:
     assert not fusewright.explain(fast).fallbacks
 
 
-@pytest.mark.parametrize("where", ["forward", "helper"])
-def test_a_method_of_the_class_may_be_replaced(where: str) -> None:
+def test_the_forward_of_the_class_may_be_replaced() -> None:
     class Replaced(nn.Module):
-        def helper(self, x: Tensor) -> Tensor:
-            return x * 2
-
         def forward(self, x: Tensor) -> Tensor:
-            return self.helper(x) + 1
+            return x * 2 + 1
 
     fast, x = fusewright.optimize(Replaced(), torch.randn(3)), torch.randn(3)
     torch.testing.assert_close(fast(x), x * 2 + 1)
-    new = {"forward": lambda self, x: x - 5, "helper": lambda self, x: x * 7}[where]
-    setattr(Replaced, where, types.FunctionType(new.__code__, globals()))
+    Replaced.forward = lambda self, x: x - 5  # type: ignore[method-assign]
     torch.testing.assert_close(fast(x), Replaced()(x))
 
 
