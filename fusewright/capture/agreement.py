@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusewright.capture.witness import Key, Returned, Witness
-from fusewright.errors import LeftToEagerError, UnguardedError
+from fusewright.errors import LeftToEagerError
 from fusewright.ir.graph import Program, TensorSpec
 
 
@@ -77,10 +77,8 @@ def _require_same_writes(program: Program, seen: Witness) -> None:
 
 
 def _require_same_draws(program: Program, seen: Witness) -> None:
-    draws = any(node.random for node in program.forward.nodes)
-    if draws and not seen.drew:
-        raise UnguardedError("forward draws random numbers and puts the generator back")
-    if seen.drew and not draws:
+    """Not the other way round: some operators draw only if their arguments say so."""
+    if seen.drew and not any(node.random for node in program.forward.nodes):
         raise LeftToEagerError(
             "a real call draws random numbers that no result depends on, and PyTorch's trace none"
         )

@@ -36,7 +36,7 @@ class Generators:
         self.states = [each.get_state() for each in self.ours]
         self.seeds = [each.initial_seed() for each in self.ours]
         self.python, self.numpy = random.getstate(), _numpy_state()
-        self.asked = self.was_set = False
+        self.asked = self.was_set = self.moved = False
 
     def drew(self) -> bool:
         """Whether PyTorch's generators went on. Other uses are refused."""
@@ -46,8 +46,14 @@ class Generators:
             raise UnguardedError("forward draws random numbers from Python's random")
         if _text(_numpy_state()) != _text(self.numpy):
             raise UnguardedError("forward draws random numbers from numpy.random")
-        pairs = zip(self.ours, self.states, strict=True)
-        return self.asked and any(not torch.equal(each.get_state(), old) for each, old in pairs)
+        went_on = self.asked and self.differ_from(self.states)
+        if self.moved and not went_on:
+            raise UnguardedError("forward draws random numbers and puts the generator back")
+        return went_on
+
+    def differ_from(self, states: list[torch.Tensor]) -> bool:
+        pairs = zip(self.ours, states, strict=True)
+        return any(not torch.equal(each.get_state(), old) for each, old in pairs)
 
     def put_back(self) -> None:
         for each, state in zip(self.ours, self.states, strict=True):
@@ -93,7 +99,10 @@ class _Noted:
 
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes that this thread runs an operator that may draw."""
+    """Notes that this thread runs an operator that may draw, and whether it did.
+
+    Attention without dropout may draw by its tag, and draws nothing.
+    """
 
     def __init__(self, generators: Generators) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -102,6 +111,11 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self._generators.asked = True
-        return func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        generators = self._generators
+        generators.asked = True
+        before = [each.get_state() for each in generators.ours]
+        result = func(*args, **(kwargs or {}))
+        generators.moved = generators.moved or generators.differ_from(before)
+        return result

@@ -140,6 +140,13 @@ def puts_back(x: Tensor) -> Tensor:
     return x + noise
 
 
+def puts_back_itself(x: Tensor) -> Tensor:
+    state = torch.default_generator.get_state()
+    noise = torch.rand_like(x)
+    torch.default_generator.set_state(state)
+    return x + noise
+
+
 def draws_in_vain(x: Tensor) -> Tensor:
     torch.rand(3)
     return x * 2
@@ -150,7 +157,8 @@ def draws_from_python(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "function", [seeds, seeds_alone, puts_back, draws_in_vain, draws_from_python]
+    "function",
+    [seeds, seeds_alone, puts_back, puts_back_itself, draws_in_vain, draws_from_python],
 )
 def test_generators_are_left_as_eager_leaves_them(function: Callable[[Tensor], Tensor]) -> None:
     model = Lambda(function)
@@ -165,6 +173,32 @@ def test_generators_are_left_as_eager_leaves_them(function: Callable[[Tensor], T
         states.append((*results, torch.get_rng_state(), torch.tensor(random.getstate()[1])))
     for one, other in zip(*states, strict=True):
         assert torch.equal(one, other)
+
+
+@torch.library.custom_op(
+    "tests_witness::noisy", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def noisy(x: Tensor, p: float) -> Tensor:
+    return x + torch.rand_like(x) if p else x + 1
+
+
+@noisy.register_fake
+def _(x: Tensor, p: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_operators_that_draw_only_if_their_arguments_say_so(p: float) -> None:
+    """PyTorch's attention on a GPU is one: it draws for dropout alone."""
+    model = Lambda(lambda x: noisy(x, p) * 2)
+    assert seen(model, X).drew == bool(p)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        fast = fusewright.optimize(model, (X,))
+        torch.manual_seed(5)
+        expected = model(X)
+        torch.manual_seed(5)
+        assert torch.equal(fast(X), expected)
 
 
 def test_draws_of_numpy_are_refused() -> None:
