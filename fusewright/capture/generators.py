@@ -86,6 +86,17 @@ def watched_generators() -> Iterator[Generators]:
         generators.put_back()
 
 
+@contextlib.contextmanager
+def restored_generators() -> Iterator[None]:
+    """Put the generators back after a block that draws, and that no mode may watch."""
+    generators = Generators()
+    try:
+        yield
+    finally:
+        generators.asked = True
+        generators.put_back()
+
+
 class _Noted:
     """PyTorch's default generator, for its own functions. It notes that this thread sets it."""
 

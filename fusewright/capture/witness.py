@@ -71,7 +71,7 @@ class Witness:
 
 def witness(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Witness | None:
     """Call the model in the mode that it is in, without hooks of the user."""
-    held = _held(model, ModelCall.of(args, kwargs)).values()
+    held = tensors_of(model, ModelCall.of(args, kwargs)).values()
     if Reachable(model).holds_state():
         debug.log(1, "no real call of %s: it may change others", type(model).__name__)
         return None
@@ -80,7 +80,7 @@ def witness(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return None
     for every in (True, False):
         try:
-            with _quiet(), torch.enable_grad():
+            with quiet(), torch.enable_grad():
                 return _seen(model, args, kwargs, every)
         except (LeftToEagerError, UnguardedError):
             raise
@@ -93,7 +93,7 @@ def witness(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The user has been told, or will be, when he calls the model himself."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -114,7 +114,8 @@ def _seen(
         debug.log(1, "no real call of %s: a function holds it", type(model).__name__)
         return None
     copy, call = copies[0], ModelCall.of(*copies[1:])
-    before, held = _held(model, ModelCall.of(args, kwargs)), _held(copy, call)
+    before = tensors_of(model, ModelCall.of(args, kwargs))
+    held = tensors_of(copy, call)
     wanted = frozenset(key for key, each in before.items() if each.requires_grad)
     versions = {key: (each, each._version) for key, each in held.items()}
     if every:
@@ -129,7 +130,7 @@ def _seen(
             tree_text(copy(*given, **named), flat, {})
         drew = generators.drew()
     results = [each for each in flat if isinstance(each, torch.Tensor)]
-    now = _held(copy, call)
+    now = tensors_of(copy, call)
     written = frozenset(
         key
         for key, (each, version) in versions.items()
@@ -141,7 +142,7 @@ def _seen(
     return Witness(outputs, frozenset(leaves), reached, wanted, written, drew, _names(model))
 
 
-def _held(model: nn.Module, call: ModelCall) -> dict[Key, torch.Tensor]:
+def tensors_of(model: nn.Module, call: ModelCall) -> dict[Key, torch.Tensor]:
     """The tensors that a program binds, by kind and path."""
     found: dict[Key, torch.Tensor] = {("parameter", n): p for n, p in model.named_parameters()}
     found |= {("buffer", name): each for name, each in model.named_buffers()}

@@ -134,7 +134,7 @@ class Engine:
         self.specialise = specialise
         self.modes = list(modes)
         self.left_out = left_out
-        self.refused: set[str] = set()
+        self.refused: dict[str, str] = {}  # kinds of calls, and why eager runs them
         self.values: Counter[str] = Counter()
         self.record = Record()
         self.source: Any = None  # what `save` writes
@@ -172,7 +172,7 @@ class Engine:
             still, result = call._fw_forward(self.modes, module, args, kwargs)
             if still is None:
                 return result
-            self.refused.add(kind_of_call(module, args, kwargs, self.changed))
+            self.refused[kind_of_call(module, args, kwargs, self.changed)] = ""
             reason = still
         call._fw_warn(reason)
         return self._by_original(module, args, kwargs, reason)
@@ -276,14 +276,16 @@ class Engine:
         if any(each.device.type not in DEVICES for each in held):
             return False
         kind = kind_of_call(module, args, kwargs, self.changed)
+        if self.refused.get(kind):
+            raise LeftToEagerError(self.refused[kind])
         if self.specialise is None or kind in self.refused or len(self.modes) >= MOST_PROGRAMS:
             return False
         try:
             names = _parameters(original_class(module).forward)
             given = guard._fw_positional(names, args, dict(kwargs))
             modes = self.specialise(original(module), *given, self.changed)
-        except CaptureError:
-            self.refused.add(kind)
+        except CaptureError as error:
+            self.refused[kind] = first_line(error) if isinstance(error, LeftToEagerError) else ""
             raise
         except FusewrightError as error:
             warnings.warn(f"no kernels for this call: {error}", RuntimeWarning, stacklevel=2)
@@ -294,7 +296,7 @@ class Engine:
             # Last: among programs for all sizes, the first was made for the size that matters.
             self.modes += pin(modes, module)
             return True
-        self.refused.add(kind)
+        self.refused[kind] = ""
         return False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:

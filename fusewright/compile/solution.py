@@ -25,6 +25,8 @@ from fusewright.capture.unguarded import Trust, trust, worst
 from fusewright.compile import module
 from fusewright.compile.backend import Traced, traced_backend
 from fusewright.compile.call_kinds import DEVICES, sketch_of
+from fusewright.compile.check import Example, found_different
+from fusewright.compile.distance import Limits
 from fusewright.compile.explanation import facts_of
 from fusewright.compile.layouts import other_layout
 from fusewright.compile.owners import Modes, owners_of, pin
@@ -156,17 +158,33 @@ def drivers(solution: Solution) -> Modes:
     return modes
 
 
+def _require_agreement(
+    solution: Solution, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> None:
+    """An error if the programs differ from eager on the example."""
+    modes = module.load(solution.bundle, solution.kernels)
+    limits = Limits(in_16_bits=bool(solution.bundle.autocast))
+    found = found_different(Example(model, args, kwargs or {}), modes, limits)
+    if found:
+        raise LeftToEagerError(f"{found}. This is a bug of Fusewright: please report it")
+
+
 def _specialise(
     name: str,
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     changed: Sequence[str],
+    *,
+    check: bool = True,
 ) -> Modes:
     """Programs for a call that fits none so far, in the current mode only."""
     mode = "train" if model.training else "eval"
     settings: dict[str, Any] = {"name": name, "modes": (mode,), "changed": changed}
-    return drivers(_trusted(model, args, kwargs, **settings))
+    solution = _trusted(model, args, kwargs, **settings)
+    if check:
+        _require_agreement(solution, model, args, kwargs)
+    return drivers(solution)
 
 
 def warn_of(solution: Solution, stacklevel: int, *, in_a_file: bool = False) -> None:
@@ -198,6 +216,7 @@ def optimize(
     *,
     modes: Sequence[str] = MODES,
     tune: bool = False,
+    check: bool = True,
 ) -> nn.Module:
     """A module that shares `model`'s parameters and runs its operators in fused kernels.
 
@@ -208,6 +227,10 @@ def optimize(
     for calls with gradients if PyTorch cannot differentiate the model. If eager mode fails on the
     example, that is an error. With `tune`, several schedules of each kernel are measured first. The
     results are stored, and later calls on this machine use them.
+
+    With `check`, new kernels are compared with eager once: outputs, gradients and buffers, on a
+    copy of the model and on other values than the example's. If they differ, the original forward
+    runs, with a warning.
     """
     if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
         kind = type(example_kwargs).__name__
@@ -218,11 +241,13 @@ def optimize(
     name = type(model).__name__
     tuning = logged if tune else None
     front = functools.partial(_by_dynamo, tune=tune)
-    again = functools.partial(_specialise, name)
+    again = functools.partial(_specialise, name, check=check)
     if other_layout(model, args, example_kwargs or {}) is not None:
         return module.optimized(model, (), again, front=front)  # a call says why
     try:
         solution = _trusted(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
+        if check:
+            _require_agreement(solution, model, args, example_kwargs)
     except LeftToEagerError as error:
         call._fw_warn(first_line(error))
         return module.optimized(model, eager=frozenset(MODES))
