@@ -22,7 +22,13 @@ from fusewright.ir.pool_offsets import MOST_TAPS, Along, Window
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.padding import padded
 from fusewright.rewrite.reductions import REDUCTIONS
-from fusewright.rewrite.tiled_pooling import Tile, tiled_gradient, tiled_mean, tiles_of
+from fusewright.rewrite.tiled_pooling import (
+    Tile,
+    has_long_rows,
+    tiled_gradient,
+    tiled_mean,
+    tiles_of,
+)
 
 MOST_TIMES = 16
 _COUNTS = "int32"
@@ -65,8 +71,9 @@ def _mean(builder: Builder, node: Node) -> Ref | None:
     if window is None:
         image = builder.spec(node.args[0].name)
         tiles = _tiles(node, _MEANS[node.op], image, node.spec)
-        given = node.argument("divisor_override", 6)
-        return None if tiles is None else tiled_mean(builder, node, tiles, given)
+        if tiles is None or not has_long_rows(tiles):
+            return None
+        return tiled_mean(builder, node, tiles, node.argument("divisor_override", 6))
     total = _joined(builder, node, window, "add", 0)
     if total is None:
         return None

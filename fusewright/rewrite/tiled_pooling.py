@@ -4,6 +4,10 @@
 
 The image is viewed as (windows, taps) along each axis. What windows do not reach is cut off, and
 its gradient is zero. So windows may have any number of taps.
+
+Several threads share a window, so its rows must be as long as a cache line. Else PyTorch's kernel,
+with one thread for each window, is faster: 11×11 windows of 2048² images take 4.1 ms instead of
+10.7 on an H200.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from fusewright.ir.graph import ONE, Arg, Dim, Node, Ref, TensorSpec, contiguous
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.padding import padded
 from fusewright.rewrite.reductions import reduce
+
+_LINE = 32  # elements of 4 bytes in a cache line
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,11 @@ def tiles_of(
         found.append(Tile(many.factor, count, size.factor))
     fits = all(0 < each.reached <= each.size for each in found)
     return tuple(found) if fits else None
+
+
+def has_long_rows(tiles: tuple[Tile, ...]) -> bool:
+    """Whether threads that share a window read whole cache lines of it."""
+    return tiles[-1].many == 1 or tiles[-1].taps >= _LINE
 
 
 def tiled_mean(builder: Builder, node: Node, tiles: tuple[Tile, ...], divisor: Arg) -> Ref:

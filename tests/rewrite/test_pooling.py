@@ -174,6 +174,24 @@ def test_gradients(whose: tuple[tuple[Pool, tuple[int, ...]], ...]) -> None:
         torch.testing.assert_close(ours, eager, rtol=2e-6, atol=2e-7)
 
 
+@pytest.mark.parametrize(
+    ("taps", "shape", "is_ours"),
+    [
+        ((9, 9), (2, 3, 9, 9), True),  # one window
+        ((3, 40), (2, 3, 9, 81), True),  # rows of more than a cache line
+        ((11, 11), (2, 3, 24, 24), False),
+    ],
+)
+def test_large_windows_with_short_rows_are_pytorchs(
+    taps: tuple[int, int], shape: tuple[int, ...], is_ours: bool
+) -> None:
+    """Threads that share a window would read parts of cache lines."""
+    x = torch.randn(shape)
+    fast, mode = optimized(Lambda(lambda x: F.avg_pool2d(x, taps) * 2), x)
+    assert called_operators(mode.inference) == ([] if is_ours else ["aten.avg_pool2d.default"])
+    torch.testing.assert_close(fast(x), F.avg_pool2d(x, taps) * 2)
+
+
 @pytest.mark.parametrize("largest", [lambda x: x.max(1)[0], lambda x: x.min(1)[0]])
 def test_the_largest_of_an_empty_axis_is_an_error(largest) -> None:  # type: ignore[no-untyped-def]
     x = torch.randn(3, 0, 4)
