@@ -26,7 +26,7 @@ from fusewright.compile import module
 from fusewright.compile.backend import Traced, traced_backend
 from fusewright.compile.call_kinds import DEVICES, sketch_of
 from fusewright.compile.explanation import facts_of
-from fusewright.compile.layouts import other_layout
+from fusewright.compile.left_to_original import left_to_original
 from fusewright.compile.owners import Modes, owners_of, pin
 from fusewright.compile.pipeline import MODES, Prepared, prepare
 from fusewright.compile.stages import logged
@@ -219,7 +219,7 @@ def optimize(
     tuning = logged if tune else None
     front = functools.partial(_by_dynamo, tune=tune)
     again = functools.partial(_specialise, name)
-    if other_layout(model, args, example_kwargs or {}) is not None:
+    if left_to_original(model, args, example_kwargs or {}) is not None:
         return module.optimized(model, (), again, front=front)  # a call says why
     try:
         solution = _trusted(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
