@@ -53,7 +53,7 @@ Front = Callable[[type[nn.Module], bool], Callable[..., Any]]
 MOST_PROGRAMS = 64
 # An attribute with more values than this is not a constant (a list of losses, for example).
 MOST_VALUES = 8
-_ENGINE = "_fw_engine"
+ENGINE = "_fw_engine"
 FACTS = "facts"  # a program's attribute: what `explain` says of its graphs
 # Reasons of the run time that name sizes or numbers.
 _RESIZED = re.compile(r"argument .* has shape |the arguments are .* instead of ")
@@ -324,7 +324,7 @@ def optimized(
     made.__dict__.update(model.__dict__)
     made.__dict__.pop("_fw_seen", None)
     settings = (left_out, front, reason, sketches, eager)
-    made.__dict__[_ENGINE] = Engine(specialise, modes, *settings)
+    made.__dict__[ENGINE] = Engine(specialise, modes, *settings)
     return made
 
 
@@ -341,7 +341,7 @@ def original_class(module: nn.Module) -> type[nn.Module]:
 
 def engine_of(module: Any) -> Engine | None:
     """The engine of an optimized module; None for other objects."""
-    return vars(module)[_ENGINE] if isinstance(module, Optimized) else None
+    return vars(module)[ENGINE] if isinstance(module, Optimized) else None
 
 
 class Optimized(Offers):
@@ -350,7 +350,7 @@ class Optimized(Offers):
     _fw_original: ClassVar[type[nn.Module]]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        engine = self.__dict__[_ENGINE]
+        engine = self.__dict__[ENGINE]
         if engine.reason:
             return engine.by_dynamo(self, args, kwargs)
         reason, result = call._fw_forward(engine.modes, self, args, kwargs)
