@@ -111,7 +111,7 @@ TRANSFORMS: dict[str, tuple[Use, str]] = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms(name: str, route: str) -> None:
@@ -129,6 +129,7 @@ CHECKPOINTS: dict[str, tuple[Use, str]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_activation_checkpoints(name: str, route: str) -> None:
@@ -192,14 +193,14 @@ def _hooked(register: Register) -> Use:
     return use
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", HOOKS)
 def test_hooks(name: str, route: str) -> None:
     agrees(_hooked(HOOKS[name]), route)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("route", ["programs", "dynamo"])
 @pytest.mark.parametrize("name", HOOKS_THAT_DYNAMO_MISSES)
 def test_hooks_that_dynamo_misses(name: str, route: str) -> None:
@@ -326,7 +327,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", CHANGES)
 def test_changed_models(name: str, route: str) -> None:
