@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusewright.compile.explain import explain
+    from fusewright.compile.parts import optimize_parts
     from fusewright.compile.save import save
     from fusewright.compile.solution import optimize
 
 __version__ = "0.1.0"
-__all__ = ["explain", "optimize", "save"]
+__all__ = ["explain", "optimize", "optimize_parts", "save"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,10 @@ def __getattr__(name: str) -> Any:
         from fusewright.compile.solution import optimize
 
         return optimize
+    if name == "optimize_parts":
+        from fusewright.compile.parts import optimize_parts
+
+        return optimize_parts
     if name == "explain":
         from fusewright.compile.explain import explain
 

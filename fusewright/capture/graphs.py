@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
@@ -52,13 +52,16 @@ class Size:
 class FlatGraph:
     """A graph and its call: for each argument the input or symbol that it is, or an empty name.
 
-    `constants` are the last inputs of the graph, which each call gets.
+    `constants` are the last inputs of the graph, which each call gets. `passed` are results that
+    are arguments of other kinds, such as the device mesh of a distributed tensor: the positions of
+    both. The graph returns None in their place.
     """
 
     graph: Graph
     arguments: tuple[str, ...]
     sizes: tuple[Size, ...]
     constants: tuple[torch.Tensor, ...]
+    passed: tuple[tuple[int, int], ...] = ()
 
 
 def back_end(compile_graph: CompileGraph) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
@@ -122,7 +125,8 @@ def flat_graph(module: fx.GraphModule) -> FlatGraph:
     graph = replace(graph, inputs=(*graph.inputs, *converter.constants))
     validate(graph)
     tensors = tuple(converter.constants.values())
-    return FlatGraph(graph, converter.arguments, tuple(converter.sizes), tensors)
+    passed = tuple(converter.passed(module))
+    return FlatGraph(graph, converter.arguments, tuple(converter.sizes), tensors, passed)
 
 
 class _FlatConverter(Converter):
@@ -136,6 +140,8 @@ class _FlatConverter(Converter):
         self._fresh = (name for name in map("s{}".format, count()) if name not in names)
         given = placeholders(module)
         self.arguments = tuple(self._argument(node) for node in given)
+        names_in_order = zip(given, self.arguments, strict=True)
+        self._others = {node: at for at, (node, name) in enumerate(names_in_order) if not name}
         for at, node in enumerate(given):
             self._dimensions(at, node.meta.get("val"))
 
@@ -147,6 +153,17 @@ class _FlatConverter(Converter):
         if not isinstance(value, torch.SymInt):
             return ""
         return self._sized(value.node.expr, value.node.hint)
+
+    def passed(self, module: fx.GraphModule) -> Iterator[tuple[int, int]]:
+        """The results that are arguments of other kinds."""
+        (results,) = module.graph.output_node().args
+        for at, node in enumerate(results if isinstance(results, list | tuple) else [results]):
+            if isinstance(node, fx.Node) and node in self._others:
+                yield at, self._others[node]
+
+    def _output(self, item: Any) -> str | Dim | None:
+        other = isinstance(item, fx.Node) and item in self._others
+        return None if other else super()._output(item)
 
     def _dimensions(self, at: int, value: Any) -> None:
         """Name the sizes of a tensor that no argument gives."""

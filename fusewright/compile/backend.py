@@ -40,6 +40,7 @@ from fusewright.emit.flat import GRAPH, FlatCall, flat_text
 from fusewright.errors import CaptureError, FusewrightError, ProblemError
 from fusewright.ir.graph import Binding, ForwardOutput, Program, Symbol
 from fusewright.rewrite import rewrite
+from fusewright.runtime import library
 
 # Modes of torch.compile, and whether they measure schedules.
 _MODES = {"default": False, "max-autotune": True, "max-autotune-no-cudagraphs": True}
@@ -159,8 +160,10 @@ def _compiled(kind: str, module: fx.GraphModule, tune: bool, note: Note) -> Run:
         kernels.build()
     bundle = ModuleBundle(kind, source.language, source, Arguments("", -1), prepared.modes)
     text = flat_text(bundle, _call(kind, flat))
-    run: Run = executed(text, kernels, f"{kind} graph", {"math": math})[GRAPH]
-    run = _with_constants(run, flat.constants) if flat.constants else run
+    driver: Run = executed(text, kernels, f"{kind} graph", {"math": math})[GRAPH]
+    run = _with_constants(driver, flat.constants) if flat.constants else driver
+    run = _with_passed(run, flat.passed) if flat.passed else run
+    run = _watched(run, driver, as_it_is(module) if kind == "inference" else run)
     note(kind, prepared, run)
     return run
 
@@ -171,6 +174,33 @@ def _with_constants(run: Run, constants: Sequence[torch.Tensor]) -> Run:
         return run(arguments)
 
     return run_with_constants
+
+
+def _with_passed(run: Run, passed: Sequence[tuple[int, int]]) -> Run:
+    def run_with_passed(arguments: list[Any]) -> Sequence[Any]:
+        held = [arguments[at] for _, at in passed]
+        results = list(run(arguments))
+        for (at, _), each in zip(passed, held, strict=True):
+            results[at] = each
+        return results
+
+    return run_with_passed
+
+
+def _watched(run: Run, driver: Run, derived: Run) -> Run:
+    """A graph that the profiler sees, and that keeps the tangents of forward-mode derivatives.
+
+    Kernels would lose these, and Dynamo guards them only if a graph reads one. `derived` runs then.
+    If there are gradients, PyTorch itself refuses such a call.
+    """
+    profiler, duals = library._fw_profiler, torch.autograd.forward_ad
+
+    def run_watched(arguments: list[Any]) -> Sequence[Any]:
+        if profiler._is_profiler_enabled:
+            library._fw_show(driver)
+        return run(arguments) if duals._current_level < 0 else derived(arguments)
+
+    return run_watched
 
 
 def _again(module: fx.GraphModule) -> frozenset[str]:

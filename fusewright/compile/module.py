@@ -26,7 +26,7 @@ from fusewright.capture.unguarded import DynamoError, has_begun, is_nested_trace
 from fusewright.codegen.source import Source
 from fusewright.compile.call_kinds import DEVICES, kind_of_call, sketch_of
 from fusewright.compile.execute import executed
-from fusewright.compile.layouts import other_argument, other_layout
+from fusewright.compile.left_to_original import left_by_argument, left_to_original
 from fusewright.compile.offered import Offers
 from fusewright.compile.owners import Modes, pin
 from fusewright.compile.record import Record
@@ -53,7 +53,7 @@ Front = Callable[[type[nn.Module], bool], Callable[..., Any]]
 MOST_PROGRAMS = 64
 # An attribute with more values than this is not a constant (a list of losses, for example).
 MOST_VALUES = 8
-_ENGINE = "_fw_engine"
+ENGINE = "_fw_engine"
 FACTS = "facts"  # a program's attribute: what `explain` says of its graphs
 # Reasons of the run time that name sizes or numbers.
 _RESIZED = re.compile(r"argument .* has shape |the arguments are .* instead of ")
@@ -150,8 +150,8 @@ class Engine:
         if mode in self.left_out:
             return self.by_dynamo(module, args, kwargs)
         # A new program would have no hooks, so the call would not fit it either.
-        known = None if call._fw_compiling() else altered._fw_hooked(module)
-        known = known or other_layout(module, args, kwargs)
+        known = None if call._fw_compiling() else guard._fw_watcher() or altered._fw_hooked(module)
+        known = known or left_to_original(module, args, kwargs)
         reason = known or reason
         if not known and self._is_resized(module, args, kwargs, reason):
             return self.by_dynamo(module, args, kwargs, any_size=True, reason=reason)
@@ -197,8 +197,9 @@ class Engine:
         # Dynamo does not look for hooks that were added later, and other tracers cannot see it.
         why = call._fw_compiling() or guard._fw_watcher() or altered._fw_hooked(module)
         if why:
+            call._fw_warn(str(why))
             return self._by_original(module, args, kwargs, str(why))
-        failed = other_argument(args, kwargs) or self.failed
+        failed = left_by_argument(args, kwargs) or self.failed
         failed = failed or ("" if self.front else self.reason or reason)
         if self.front is not None and not failed:
             try:
@@ -325,7 +326,7 @@ def optimized(
     made.__dict__.update(model.__dict__)
     made.__dict__.pop("_fw_seen", None)
     settings = (left_out, front, reason, sketches, eager)
-    made.__dict__[_ENGINE] = Engine(specialise, modes, *settings)
+    made.__dict__[ENGINE] = Engine(specialise, modes, *settings)
     return made
 
 
@@ -342,7 +343,7 @@ def original_class(module: nn.Module) -> type[nn.Module]:
 
 def engine_of(module: Any) -> Engine | None:
     """The engine of an optimized module; None for other objects."""
-    return vars(module)[_ENGINE] if isinstance(module, Optimized) else None
+    return vars(module)[ENGINE] if isinstance(module, Optimized) else None
 
 
 class Optimized(Offers):
@@ -351,7 +352,7 @@ class Optimized(Offers):
     _fw_original: ClassVar[type[nn.Module]]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        engine = self.__dict__[_ENGINE]
+        engine = self.__dict__[ENGINE]
         if engine.reason:
             return engine.by_dynamo(self, args, kwargs)
         reason, result = call._fw_forward(engine.modes, self, args, kwargs)

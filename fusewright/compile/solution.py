@@ -7,9 +7,9 @@ import functools
 import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
@@ -28,7 +28,8 @@ from fusewright.compile.call_kinds import DEVICES, sketch_of
 from fusewright.compile.check import Example, found_different
 from fusewright.compile.distance import Limits
 from fusewright.compile.explanation import facts_of
-from fusewright.compile.layouts import other_layout
+from fusewright.compile.functions import optimized_function
+from fusewright.compile.left_to_original import left_to_original
 from fusewright.compile.owners import Modes, owners_of, pin
 from fusewright.compile.pipeline import MODES, Prepared, prepare
 from fusewright.compile.stages import logged
@@ -209,6 +210,14 @@ def told_once(solution: Solution) -> Iterator[None]:
         yield
 
 
+class _Absent:
+    """Stands for an argument that was not given."""
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@overload
 def optimize(
     model: nn.Module,
     example_inputs: Any,
@@ -217,7 +226,26 @@ def optimize(
     modes: Sequence[str] = MODES,
     tune: bool = False,
     check: bool = True,
-) -> nn.Module:
+) -> nn.Module: ...
+
+
+@overload
+def optimize(model: _Function, *, tune: bool = False) -> _Function: ...
+
+
+@overload
+def optimize(*, tune: bool = False) -> Callable[[_Function], _Function]: ...
+
+
+def optimize(
+    model: Any = _Absent,
+    example_inputs: Any = _Absent,
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    modes: Sequence[str] = MODES,
+    tune: bool = False,
+    check: bool = True,
+) -> Any:
     """A module that shares `model`'s parameters and runs its operators in fused kernels.
 
     `example_inputs` is the argument, or the tuple of arguments, of one call. Other batch sizes run
@@ -231,18 +259,25 @@ def optimize(
     With `check`, new kernels are compared with eager once: outputs, gradients and buffers, on a
     copy of the model and on other values than the example's. If they differ, the original forward
     runs, with a warning.
+
+    A function needs no example: it is compiled at its first call, by torch.compile with our
+    kernels. So `optimize` is a decorator of functions, too, with or without `tune`.
     """
+    if model is _Absent:
+        return functools.partial(optimize, tune=tune)
+    if not isinstance(model, nn.Module) and example_inputs is _Absent:
+        return optimized_function(model, tune=tune)
     if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
         kind = type(example_kwargs).__name__
         how = "pass several inputs as one tuple: optimize(model, (a, b))"
         raise ProblemError(f"example_kwargs is of type {kind}; {how}")
-    _refuse_other_settings(model, modes)
+    _refuse_other_settings(model, example_inputs, modes)
     args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
     name = type(model).__name__
     tuning = logged if tune else None
     front = functools.partial(_by_dynamo, tune=tune)
     again = functools.partial(_specialise, name, check=check)
-    if other_layout(model, args, example_kwargs or {}) is not None:
+    if left_to_original(model, args, example_kwargs or {}) is not None:
         return module.optimized(model, (), again, front=front)  # a call says why
     try:
         solution = _trusted(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
@@ -331,10 +366,13 @@ def dynamo_graphs(kind: type[nn.Module]) -> list[Traced]:
     return [each for log in logs for each in list(log) if each.graphs]
 
 
-def _refuse_other_settings(model: Any, modes: Any) -> None:
+def _refuse_other_settings(model: Any, example_inputs: Any, modes: Any) -> None:
     if not isinstance(model, nn.Module):
-        how = 'for a function, use torch.compile(function, backend="fusewright")'
+        how = "for a function, leave the inputs out: optimize(function)"
         raise ProblemError(f"optimize takes a torch.nn.Module, not {type(model).__name__}; {how}")
+    if example_inputs is _Absent:
+        how = "optimize(model, inputs), or optimize(model, (a, b))"
+        raise ProblemError(f"optimize needs an example of the model's inputs: {how}")
     known = isinstance(modes, Sequence) and not isinstance(modes, str) and bool(modes)
     if not known or not set(modes) <= set(MODES):
         raise ProblemError(f'modes is {modes!r}; it is a tuple of "train", "eval" or both')

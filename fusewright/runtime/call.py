@@ -15,6 +15,7 @@ from fusewright.runtime.guard import (
     _fw_same_strides,
     _fw_watcher,
 )
+from fusewright.runtime.library import _fw_profiler, _fw_show
 
 _fw_drive = typing.Callable[..., typing.Any]
 _fw_tensors = tuple[torch.Tensor, ...]
@@ -33,6 +34,8 @@ _FW_WARNED: set[str] = set()
 _fw_grad_mode: _fw_drive = torch.is_grad_enabled
 _fw_increment: typing.Any = getattr(torch.autograd.graph, "increment_version", None)
 _fw_forward_ad: typing.Any = torch.autograd.forward_ad
+# Dispatch modes that torch.compile ignores, such as selective checkpoints', show no dispatch key.
+_fw_modes: _fw_drive = torch._C._len_torch_dispatch_stack
 # How many kinds of call a program remembers: full batches and the last, smaller one, for example.
 _FW_KINDS = 4
 
@@ -179,12 +182,15 @@ def _fw_forward(
     would cost 0.1 µs.
     """
     compiling = _fw_compiling()
+    if not compiling and _fw_profiler._is_profiler_enabled:
+        for mode in modes:
+            _fw_show(mode.inference)
     plain = not kwargs
     for each in args:  # not any(...): a generator takes 0.3 µs
         # A nested tensor must not be compared: it has no strides, and asking for them is fatal.
-        if getattr(each, "is_nested", False):
+        if getattr(each, "is_nested", False) is True:  # a torch.fx.Proxy has any attribute
             plain = False
-    if compiling or not plain or _fw_forward_ad._current_level >= 0:
+    if compiling or not plain or _fw_forward_ad._current_level >= 0 or _fw_modes():
         return _fw_guarded(modes, module, args, kwargs, plain)
     training, grad_mode, dtype = module.training, _fw_grad_mode(), torch.get_default_dtype()
     for mode in modes:
@@ -365,6 +371,8 @@ class _FwFunction(torch.autograd.Function):
     def backward(ctx: typing.Any, *tangents: torch.Tensor | None) -> tuple[typing.Any, ...]:
         _fw_first_only()
         mode, sizes, device = ctx.call
+        if _fw_profiler._is_profiler_enabled:
+            _fw_show(mode.backward)
         if all(tangent is None for tangent in tangents):
             # Reached through a later call that does not depend on this one: nothing is needed, and
             # what was saved may be gone.

@@ -14,6 +14,7 @@ from fusewright.runtime.call import (
     _FwMode,
     _FwSecondDerivative,
 )
+from fusewright.runtime.library import _fw_profiler, _fw_show
 
 _fw_layout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
 
@@ -47,6 +48,8 @@ def _fw_define_forward(mode: _FwMode, name: str, driver: _fw_drive, results: int
     # Lists, because a schema has at most 64 arguments and a model may have more parameters.
     def real(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         layouts = mode.layouts(*tensors)[:results]
+        if _fw_profiler._is_profiler_enabled:
+            _fw_show(driver)
         return _fw_own(driver(*tensors), layouts, tensors)
 
     def fake(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -83,6 +86,8 @@ def _fw_define_backward(mode: _FwMode, name: str) -> None:
     def real(values: list[typing.Any], sizes: list[int], need: list[bool]) -> list[torch.Tensor]:
         given = [each for each in values if each is not None]
         assert mode.backward is not None and layouts_of is not None
+        if _fw_profiler._is_profiler_enabled:
+            _fw_show(mode.backward)
         gradients = mode.backward(list(values), sizes, given[0].device, need)
         pairs = zip(gradients, layouts_of(*sizes), strict=True)
         wanted = [(each, layout) for each, layout in pairs if each is not None]

@@ -152,6 +152,6 @@ def test_unknown_modes_are_refused(modes: Any) -> None:
         fusewright.optimize(nn.ReLU(), torch.randn(3), modes=modes)
 
 
-def test_a_function_is_refused_with_the_way_to_do_it() -> None:
-    with pytest.raises(ProblemError, match=r'torch.compile\(function, backend="fusewright"\)'):
-        fusewright.optimize(torch.relu, torch.randn(3))  # type: ignore[arg-type]
+def test_a_function_with_inputs_is_refused_with_the_way_to_do_it() -> None:
+    with pytest.raises(ProblemError, match=r"leave the inputs out: optimize\(function\)"):
+        fusewright.optimize(torch.relu, torch.randn(3))
