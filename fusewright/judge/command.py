@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fusewright.errors import DeviceError, ProblemError
 
 if TYPE_CHECKING:
+    from fusewright.judge.timekeeper import Timing
     from fusewright.judge.verdict import Verdict
 
 _PATH = click.Path(path_type=Path)
@@ -34,6 +35,21 @@ _GIB = 1 << 30
     help="All the time that a candidate may take, its build included.",
 )
 @click.option("--memory", type=click.FloatRange(min=1.0), help="GiB that a candidate may address.")
+@click.option("--time/--no-time", "timed", default=True, help="Time what is right. [default: on]")
+@click.option(
+    "--baselines",
+    default="eager,compile",
+    show_default=True,
+    help="What to time it beside.",
+)
+@click.option(
+    "--time-seconds",
+    "budget_s",
+    type=click.FloatRange(min=0.1),
+    default=4.0,
+    show_default=True,
+    help="Seconds of timing for each pass.",
+)
 @click.option("--strict", is_flag=True, help="A flag counts as a failure.")
 @click.option(
     "--unconfined", is_flag=True, help="Run files that you trust without namespaces of Linux."
@@ -45,10 +61,13 @@ def judge(
     device: str | None,
     seconds: float,
     memory: float | None,
+    timed: bool,
+    baselines: str,
+    budget_s: float,
     strict: bool,
     unconfined: bool,
 ) -> None:
-    """Judge anyone's ModelNew, in a process of its own: right and honest, or the reason why not.
+    """Judge anyone's ModelNew in a process of its own: right, honest and faster, or why not.
 
     MODEL_NEW is a file, or a folder of files. The exit code tells the verdict on a single file.
     """
@@ -56,10 +75,12 @@ def judge(
     from fusewright.judge.judge import judge as run
     from fusewright.judge.process import Limits
 
+    timing = _timing(baselines, budget_s) if timed else None
     limits = Limits(seconds, int((memory or 0) * _GIB))
     verdicts: dict[Path, Verdict] = {}
     for path in _files(models_new):
-        verdict = run(problem, path, limits=limits, confined=not unconfined, strict=strict)
+        how: dict[str, Any] = {"confined": not unconfined, "strict": strict, "timing": timing}
+        verdict = run(problem, path, limits=limits, **how)
         verdicts[path] = verdict
         first, *rest = verdict.lines()
         click.echo("\n".join((f"{path}: {first}", *rest)))
@@ -69,6 +90,17 @@ def judge(
         json_file.write_text(json.dumps(records, indent=2, ensure_ascii=False) + "\n")
     codes = [each.exit_code for each in verdicts.values()]
     sys.exit(codes[0] if len(codes) == 1 else int(any(codes)))
+
+
+def _timing(baselines: str, budget_s: float) -> Timing:
+    from fusewright.judge.timekeeper import BASELINES, Timing
+
+    names = tuple(filter(None, map(str.strip, baselines.split(","))))
+    for name in names:
+        if name not in BASELINES:
+            known = ", ".join(BASELINES)
+            raise ProblemError(f"there is no baseline {name!r}: choose from {known}")
+    return Timing(names, budget_s=budget_s)
 
 
 def _require_cpu(device: str | None) -> None:

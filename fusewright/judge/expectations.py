@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from fusewright.errors import ProblemError
-from fusewright.judge.child import sharing
 from fusewright.judge.findings import Asked
+from fusewright.judge.floor import LeastBytes, least_bytes
 from fusewright.judge.script import Step, strided
 from fusewright.judge.state import digest, held_tensors
-from fusewright.judge.wire import Node, bytes_of, encoded, named_leaves
+from fusewright.judge.wire import Node, bytes_of, encoded, named_leaves, sharing
 from fusewright.problem.inputs import copied, is_floating, named_tensors
 from fusewright.problem.load import Problem
 from fusewright.problem.nested import map_leaves
@@ -38,6 +38,10 @@ _SHRINK = 0.25
 _STEP, _LEAST_STEP = 0.4, 0.02
 # Each changes the last digits in another way.
 _RIGHT_RUNS = 3
+# A request holds at most two calls, with at most twice as many rows.
+_SOME_CALLS = 5
+SPARE_BYTES = 1 << 27
+_LARGE_BYTES, _KEPT_INPUTS = 1 << 24, 3
 _CPU = torch.device("cpu")
 
 
@@ -51,6 +55,7 @@ class Expectations:
         self.references = {mode: self._reference(mode) for mode in modes}
         self.differentiable = {m: each.differentiable for m, each in self.references.items()}
         self._outputs: dict[object, Node] = {}
+        self._drawn_before: list[Inputs] = []
         scalars = (name for name, each in self.model.named_parameters() if each.numel() == 1)
         self.scalars = frozenset(scalars)
 
@@ -63,13 +68,26 @@ class Expectations:
         seed = self.chance.getrandbits(31)
         return Reference(self.model, Feed((values,), seed=seed), seed, mode)
 
+    def arena_bytes(self) -> tuple[int, int]:
+        """Room for the inputs and for the results of a few calls at once."""
+        sizes = []
+        for each in self.references.values():
+            inputs = sum(leaf.nbytes for _, leaf in named_tensors(each.feed.masters[0]))
+            sizes.append(inputs + sum(leaf.nbytes for leaf in each.tangents.values()))
+        weights = sum(each.nbytes for each in self.model.parameters())
+        return _SOME_CALLS * max(sizes) + SPARE_BYTES, _SOME_CALLS * (
+            max(sizes) + weights
+        ) + SPARE_BYTES
+
     def asked(self, step: Step) -> list[Asked]:
         """The calls of a step with their answers; empty if the model does not allow the step."""
         found: list[Asked] = []
-        for _ in range(2 if step.twice else 1):
+        for _ in range(2 if step.twice else step.sets):
             one = self._asked_once(step)
             if one is None:
                 return []
+            if step.sets > 1 and self._leaves_state(one):
+                return [one]
             if step.twice and self._leaves_state(one):
                 other = replace(step, mode="eval")
                 again = step.mode != "eval" and "eval" in self.references
@@ -139,13 +157,54 @@ class Expectations:
         for each in self._with_rows(values, step.rows) if step.rows else [values]:
             yield tuple(map_leaves(altered, leaf) for leaf in each)
 
+    def questions(self, step: Step) -> list[Question]:
+        """A plain step's calls with new values; their answers are not computed here."""
+        reference, wanted = self.references[step.mode], self.differentiable[step.mode]
+        scenario = Scenario(step.name, step.gradients, (step.layout,), mode=step.mode)
+        reference.feed.require_gradients(wanted and step.asks_input_gradients)
+        drawn = [reference.question(scenario, self._new_values(step)) for _ in range(step.sets)]
+        return [each for each in drawn if each is not None]
+
+    def _new_values(self, step: Step) -> Inputs:
+        """New inputs; large ones come from one that was drawn before, by another factor each."""
+        size = sum(
+            each.nbytes for _, each in named_tensors(self.references[step.mode].feed.masters[0])
+        )
+        torch.manual_seed(self.chance.getrandbits(31))
+        if size < _LARGE_BYTES:
+            return self._fresh()
+        if len(self._drawn_before) < _KEPT_INPUTS:
+            self._drawn_before.append(make_inputs(self.problem, _CPU))
+        return self._shrunk(self.chance.choice(self._drawn_before))
+
+    def call_bytes(self, mode: str) -> int:
+        """The inputs, incoming gradients and results of one call."""
+        reference = self.references[mode]
+        inputs = sum(each.nbytes for _, each in named_tensors(reference.feed.masters[0]))
+        outputs = sum(each.nbytes for each in reference.tangents.values())
+        weights = sum(each.nbytes for each in self.model.parameters())
+        return 2 * (inputs + outputs) + weights
+
+    def least_bytes(self, mode: str) -> dict[str, LeastBytes]:
+        """What each pass must move at least."""
+        found = self.asked(Step(mode=mode, gradients=True))[0]
+        names = frozenset(name for name, _ in self.model.named_parameters())
+        eager, tangents = found.expected.eager[found.step.layout], found.expected.question.tangents
+        return {
+            "forward": least_bytes(eager, found.eager_outputs, {}, names),
+            "train": least_bytes(eager, found.eager_outputs, tangents, names),
+        }
+
     def _fresh(self) -> Inputs:
+        return self._shrunk(make_inputs(self.problem, _CPU))
+
+    def _shrunk(self, inputs: Inputs) -> Inputs:
         def shrunk(leaf: object) -> object:
             if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
                 return leaf
             return leaf * (1.0 - _SHRINK * self.chance.random())
 
-        return tuple(map_leaves(shrunk, each) for each in make_inputs(self.problem, _CPU))
+        return tuple(map_leaves(shrunk, each) for each in inputs)
 
     def _with_rows(self, values: Inputs, rows: str) -> Iterator[Inputs]:
         for batch in possible_batches(values):

@@ -11,15 +11,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fusewright.judge.arena import Arena
 from fusewright.judge.box import Box, set_dumpable
-from fusewright.judge.processes import TOKEN, boxed_command, end_all, memory_limit
+from fusewright.judge.processes import (
+    TOKEN,
+    boxed_command,
+    cpu_seconds,
+    end_all,
+    memory_limit,
+    stop_below,
+)
 from fusewright.judge.wire import BadMessage, Node, Unpacker, packed
 
 _MOST_OUTPUT_BYTES = 1 << 16
@@ -54,12 +63,13 @@ class Late(Exception):
 class CandidateProcess:
     """A process that answers requests; use it as a context manager, and nothing of it is left."""
 
-    def __init__(self, limits: Limits, *, confined: bool) -> None:
-        self.limits, self.confined = limits, confined
+    def __init__(self, limits: Limits, arena: Arena, *, confined: bool) -> None:
+        self.limits, self.arena, self.confined = limits, arena, confined
         self.output, self.cut = bytearray(), False
         self.left_s = limits.seconds
         self._ends = 0.0
         self._token = secrets.token_hex(16)
+        self._stopped: list[int] = []
 
     def __enter__(self) -> CandidateProcess:
         self._scratch = Path(tempfile.mkdtemp(prefix="fusewright-judge-"))
@@ -67,15 +77,16 @@ class CandidateProcess:
         self._replies, replies = os.pipe()
         self._words, words = os.pipe()
         os.set_blocking(self._requests, False)
-        threads = str(torch.get_num_threads())
+        passed = (requests, replies, self.arena.descriptor)
+        facts = (self.arena.inputs_bytes, torch.get_num_threads())
         launcher = [sys.executable, "-u", "-P", "-B", "-m", "fusewright.judge.child"]
         box = Box(
-            command=[*launcher, str(requests), str(replies), threads],
+            command=[*launcher, *map(str, (*passed, *facts))],
             confined=self.confined,
             scratch=str(self._scratch),
             folders=["tmp", "home", "cache"],
-            closed=[requests, replies],
-            memory_bytes=self.limits.memory_bytes or memory_limit(),
+            closed=[*passed],
+            memory_bytes=(self.limits.memory_bytes or memory_limit()) + self.arena.size,
             file_bytes=self.limits.file_bytes,
             cpu_s=int(self.limits.seconds * (os.cpu_count() or 1)) + 60,
         )
@@ -86,7 +97,7 @@ class CandidateProcess:
             stdout=words,
             stderr=words,
             env=self._environment(),
-            pass_fds=(requests, replies),
+            pass_fds=passed,
             start_new_session=True,
         )
         for each in (requests, replies, words):
@@ -114,6 +125,7 @@ class CandidateProcess:
     def __exit__(self, *error: object) -> None:
         for each in (self._requests, self._replies):
             os.close(each)
+        self.wake()
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(_GENTLE_END_S)
@@ -141,15 +153,56 @@ class CandidateProcess:
         """
         nonce = secrets.token_hex(16)
         self._ends = time.monotonic() + self.left_s
+        self.wake()
         try:
             for part in (packed({**request, "nonce": nonce}, blobs), *blobs):
                 self._send(part)
             header, found = self._received(4 * expected_bytes + _SPARE_BYTES)
         finally:
             self.left_s = self._ends - time.monotonic()
-        if header.get("nonce") != nonce:
-            raise BadMessage("an answer does not belong to its request")
-        return header, found
+        return _belonging(header, nonce), found
+
+    def go(self, write: Callable[[], None], expected_bytes: int) -> tuple[Node, list[bytes], float]:
+        """Let a prepared call begin; its answer, and the seconds until the results were here.
+
+        All processes of the candidate are stopped while `write` puts the inputs into the arena,
+        so that nobody can begin before the clock does.
+        """
+        nonce = secrets.token_hex(16)
+        message = packed({"do": "go", "nonce": nonce}, [])
+        self.stop()
+        write()
+        self._ends = time.monotonic() + self.left_s
+        try:
+            start = time.perf_counter()
+            self.wake()
+            self._send(message)
+            header, found = self._received(4 * expected_bytes + _SPARE_BYTES)
+            seconds = time.perf_counter() - start
+            self.stop()
+        finally:
+            self.left_s = self._ends - time.monotonic()
+        sizes = _belonging(header, nonce).get("placed", [])
+        if not isinstance(sizes, list) or not all(type(e) is int and e >= 0 for e in sizes):
+            raise BadMessage("the sizes of the results cannot be read")
+        if not self.arena.has_room(sizes):
+            raise BadMessage("the results are larger than the memory for them")
+        return header, [*self.arena.taken(sizes), *found], seconds
+
+    def cpu_s(self) -> float:
+        """What its processes have used of the CPU."""
+        return cpu_seconds(self._process.pid)
+
+    def stop(self) -> None:
+        """Stop all threads of all processes of the candidate; returns when they stand still."""
+        self._stopped = stop_below(self._process.pid)
+
+    def wake(self) -> None:
+        """Let them go on."""
+        for pid in self._stopped:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
+        self._stopped = []
 
     def _send(self, part: bytes) -> None:
         rest = memoryview(part)
@@ -199,7 +252,14 @@ class CandidateProcess:
         return bool(part)
 
     def _code(self) -> int:
+        self.wake()
         try:
             return self._process.wait(_GENTLE_END_S)
         except subprocess.TimeoutExpired:
             return -1
+
+
+def _belonging(header: Node, nonce: str) -> Node:
+    if header.get("nonce") != nonce:
+        raise BadMessage("an answer does not belong to its request")
+    return header

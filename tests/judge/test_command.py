@@ -21,7 +21,7 @@ from fusewright.problem.load import load_problem
 FOLDER = Path(__file__).parent / "candidates"
 SMALL = FOLDER / "small.py"
 # As the machine may have no namespaces; test_candidates.py uses them.
-UNCONFINED = ("--device", "cpu", "--unconfined")
+UNCONFINED = ("--device", "cpu", "--unconfined", "--no-time")
 
 
 def test_verdicts_of_several_files_and_their_record(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_subclass_is_named_and_not_sent() -> None:
 
 @pytest.mark.parametrize("stride", [(5, 1), (1, 4), (0, 1)])
 def test_guards_show_writes_and_poison_reads(stride: tuple[int, int]) -> None:
-    guarded = Guarded(torch.float32, (4, 5), stride)
+    guarded = Guarded((torch.float32, (4, 5), stride))
     values = torch.arange(5.0).expand(4, 5) if stride[0] == 0 else torch.randn(4, 5)
     guarded.write(values)
     tensor = guarded.view()
@@ -109,7 +109,7 @@ def test_guards_show_writes_and_poison_reads(stride: tuple[int, int]) -> None:
 
 
 def test_new_values_do_not_show_in_the_version() -> None:
-    guarded = Guarded(torch.float32, (3,), (1,))
+    guarded = Guarded((torch.float32, (3,), (1,)))
     guarded.write(torch.zeros(3))
     tensor = guarded.view()
     version = tensor._version
