@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from fusewright.judge.arena import Arena
+from fusewright.judge.cuda import make_cuda
 from fusewright.judge.device import Host
 from fusewright.judge.launcher import Launcher
 from fusewright.judge.wire import Node, Unpacker, packed
@@ -45,14 +46,15 @@ def serve(launcher: Launcher, requests: int, replies: int) -> None:
 
 
 def main() -> None:
-    """The arguments: descriptors of requests, answers and memory, bytes for inputs, threads."""
+    """The arguments: descriptors of requests, answers and memory, bytes for inputs, threads, and
+    the kind of device."""
     requests, replies, memory, inputs_bytes, threads = map(int, sys.argv[1:6])
     for each in (requests, replies, memory):
         os.set_inheritable(each, False)
     torch.set_num_threads(threads)
     arena = Arena(memory, inputs_bytes)
     arena.close()  # the mapping stays
-    launcher = Launcher(arena, Host())
+    launcher = Launcher(arena, make_cuda() if sys.argv[6] == "cuda" else Host())
     # Nobody finds the launcher by its name.
     for name in [name for name in sys.modules if name.startswith("fusewright.judge")]:
         del sys.modules[name]

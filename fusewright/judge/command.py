@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fusewright.errors import DeviceError, ProblemError
+from fusewright.errors import ProblemError
 
 if TYPE_CHECKING:
     from fusewright.judge.timekeeper import Timing
@@ -26,7 +26,9 @@ _GIB = 1 << 30
 @click.argument("problem", type=_PATH)
 @click.argument("models_new", metavar="MODEL_NEW...", type=_PATH, nargs=-1, required=True)
 @click.option("--json", "json_file", type=_PATH, help="Also write a JSON record.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Only cpu so far.")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="Where to run; a GPU if there is one."
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1.0),
@@ -71,7 +73,6 @@ def judge(
 
     MODEL_NEW is a file, or a folder of files. The exit code tells the verdict on a single file.
     """
-    _require_cpu(device)
     from fusewright.judge.judge import judge as run
     from fusewright.judge.process import Limits
 
@@ -79,7 +80,13 @@ def judge(
     limits = Limits(seconds, int((memory or 0) * _GIB))
     verdicts: dict[Path, Verdict] = {}
     for path in _files(models_new):
-        how: dict[str, Any] = {"confined": not unconfined, "strict": strict, "timing": timing}
+        chosen = device or default_device()
+        how: dict[str, Any] = {
+            "confined": not unconfined,
+            "strict": strict,
+            "timing": timing,
+            "device": chosen,
+        }
         verdict = run(problem, path, limits=limits, **how)
         verdicts[path] = verdict
         first, *rest = verdict.lines()
@@ -103,14 +110,10 @@ def _timing(baselines: str, budget_s: float) -> Timing:
     return Timing(names, budget_s=budget_s)
 
 
-def _require_cpu(device: str | None) -> None:
+def default_device() -> str:
     import torch
 
-    if device == "cuda" or (device is None and torch.cuda.is_available()):
-        raise DeviceError(
-            "the judge cannot run candidates on a GPU yet; use --device cpu for problems that run "
-            "on a CPU, and `verify` for files that you trust"
-        )
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _files(given: Sequence[Path]) -> list[Path]:

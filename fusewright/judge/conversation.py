@@ -98,4 +98,4 @@ class Conversation:
         inputs = {name: each for name, each in changed.items() if not name.startswith(GRADIENT)}
         shares = report["shares"][number]
         spoiled = len(inputs) < len(changed)
-        return Answered(node, blobs, report, more, shares, inputs, spoiled)
+        return Answered(node, blobs, report, more, shares, inputs, spoiled, self.process.device)

@@ -1,4 +1,4 @@
-"""Where a candidate's tensors lie: on the host, in the judge's own memory."""
+"""Where a candidate's tensors lie, and who takes the time; here, the host. `cuda` is the other."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class Placed(Protocol):
     """Memory for one tensor that the judge writes."""
 
     def view(self) -> Tensor: ...
+    def stage(self) -> None: ...
     def load(self) -> None: ...
     def store(self) -> None: ...
 
@@ -34,7 +35,7 @@ class Device(Protocol):
     def seed(self, number: int) -> None: ...
     def random_state(self) -> Tensor: ...
     def start(self) -> None: ...
-    def stop(self) -> float: ...
+    def stop(self) -> dict[str, float]: ...
 
 
 class HostPlaced:
@@ -45,6 +46,8 @@ class HostPlaced:
 
     def view(self) -> Tensor:
         return self._guarded.view()
+
+    def stage(self) -> None: ...
 
     def load(self) -> None: ...
 
@@ -75,5 +78,5 @@ class Host:
 
     def start(self) -> None: ...
 
-    def stop(self) -> float:
-        return 0.0
+    def stop(self) -> dict[str, float]:
+        return {}

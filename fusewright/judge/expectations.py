@@ -42,16 +42,17 @@ _RIGHT_RUNS = 3
 _SOME_CALLS = 5
 SPARE_BYTES = 1 << 27
 _LARGE_BYTES, _KEPT_INPUTS = 1 << 24, 3
-_CPU = torch.device("cpu")
 
 
 class Expectations:
     """The model with secret weights, and what it answers to each step."""
 
-    def __init__(self, problem: Problem, modes: tuple[str, ...], seed: int) -> None:
-        self.problem = problem
+    def __init__(
+        self, problem: Problem, modes: tuple[str, ...], seed: int, device: torch.device
+    ) -> None:
+        self.problem, self.device = problem, device
         self.chance = random.Random(seed)
-        self.model = make_model(problem, _CPU, seed)
+        self.model = make_model(problem, device, seed)
         self.references = {mode: self._reference(mode) for mode in modes}
         self.differentiable = {m: each.differentiable for m, each in self.references.items()}
         self._outputs: dict[object, Node] = {}
@@ -61,10 +62,11 @@ class Expectations:
 
     def _reference(self, mode: str) -> Reference:
         torch.manual_seed(self.chance.getrandbits(31))
-        values = make_inputs(self.problem, _CPU)
-        wrong = [each.device for _, each in named_tensors(values) if each.device.type != "cpu"]
+        values = make_inputs(self.problem, self.device)
+        kind = self.device.type
+        wrong = [each.device for _, each in named_tensors(values) if each.device.type != kind]
         if wrong:
-            raise ProblemError(f"the inputs are on {wrong[0]}; the judge runs on the CPU only yet")
+            raise ProblemError(f"the inputs are on {wrong[0]}; the judge runs on {kind} here")
         seed = self.chance.getrandbits(31)
         return Reference(self.model, Feed((values,), seed=seed), seed, mode)
 
@@ -174,7 +176,7 @@ class Expectations:
         if size < _LARGE_BYTES:
             return self._fresh()
         if len(self._drawn_before) < _KEPT_INPUTS:
-            self._drawn_before.append(make_inputs(self.problem, _CPU))
+            self._drawn_before.append(make_inputs(self.problem, self.device))
         return self._shrunk(self.chance.choice(self._drawn_before))
 
     def call_bytes(self, mode: str) -> int:
@@ -196,7 +198,7 @@ class Expectations:
         }
 
     def _fresh(self) -> Inputs:
-        return self._shrunk(make_inputs(self.problem, _CPU))
+        return self._shrunk(make_inputs(self.problem, self.device))
 
     def _shrunk(self, inputs: Inputs) -> Inputs:
         def shrunk(leaf: object) -> object:
@@ -238,7 +240,7 @@ class Expectations:
         named = {n: e for n, e in self.model.named_parameters() if e.is_floating_point()}
         torch.manual_seed(self.chance.getrandbits(31))
         gradients = {
-            name: torch.randn(each.shape, dtype=each.dtype)
+            name: torch.randn(each.shape, dtype=each.dtype, device=each.device)
             * (_STEP * root_mean_square(each) + _LEAST_STEP)
             for name, each in named.items()
         }

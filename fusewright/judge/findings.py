@@ -110,7 +110,7 @@ class Answered:
     """The answer to one call of a request: what `go` and `report` said, and what the judge saw.
 
     `changed` are the inputs that have other values now, and `spoiled` says whether an incoming
-    gradient has.
+    gradient has. The model runs on `device`, where eager's results are.
     """
 
     node: Node
@@ -120,6 +120,7 @@ class Answered:
     shares: Node
     changed: Mapping[str, Tensor]
     spoiled: bool
+    device: str = "cpu"
 
 
 def results_of(answer: Answered) -> Results:
@@ -129,7 +130,8 @@ def results_of(answer: Answered) -> Results:
         if node is None:
             return None
         if "tensor" in node:
-            return tensor_of(blobs[node["tensor"]], node["dtype"], node["shape"])
+            found = tensor_of(blobs[node["tensor"]], node["dtype"], node["shape"])
+            return found.to(answer.device)
         plain = node.get("plain", node.get("other"))
         # A Python float was computed in the model's precision and is compared in it.
         return torch.tensor(plain, dtype=torch.float32) if isinstance(plain, float) else plain
@@ -141,7 +143,8 @@ def results_of(answer: Answered) -> Results:
         gradients = answer.node.get("gradients", {})
         found |= {f"grad {name}": value(node, mine) for name, node in gradients.items()}
         found |= {f"buffer {name}": value(e, theirs) for name, e in report["buffers"].items()}
-        found |= {f"input {name}": each for name, each in answer.changed.items()}
+        changed = answer.changed.items()
+        found |= {f"input {name}": each.to(answer.device) for name, each in changed}
         for full, node in report["attributes"].items():
             leaves = named_leaves(full, node) if node is not None else ()
             found |= {f"attribute {name}": value(each, theirs) for name, each in leaves}

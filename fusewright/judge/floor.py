@@ -17,8 +17,11 @@ from torch import Tensor
 from fusewright.judge.wire import Node, named_leaves
 from fusewright.verify.scenarios import Results
 
-_COPY_BYTES = (1 << 18, 1 << 20, 1 << 24, 1 << 26)
-_MATMUL_SIZE = 1024
+_COPY_BYTES = {
+    "cpu": (1 << 18, 1 << 20, 1 << 24, 1 << 26),
+    "cuda": (1 << 22, 1 << 24, 1 << 26, 1 << 30),
+}
+_MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
 _REPEATS, _ENOUGH_S = 12, 2e-3
 
 
@@ -42,31 +45,41 @@ class LeastBytes:
         return (self.of_a_set + self.of_weights / sets) / rates.copy_bytes_per_s * 1e6
 
 
-def measure_rates() -> Rates:
-    """The rates of this process's CPU."""
-    copying = max(2 * size / _copy_s(size) for size in _COPY_BYTES)
-    left, right = torch.randn(2, _MATMUL_SIZE, _MATMUL_SIZE)
+def measure_rates(device: torch.device) -> Rates:
+    """The rates of this process's CPU or GPU."""
+    copying = max(2 * size / _copy_s(size, device) for size in _COPY_BYTES[device.type])
+    width = _MATMUL_SIZE[device.type]
+    left, right = torch.randn(2, width, width, device=device)
     out = torch.empty_like(left)
-    seconds = _best_s(lambda: torch.mm(left, right, out=out))
-    return Rates(copying, 2 * _MATMUL_SIZE**3 / seconds)
+    seconds = _best_s(lambda: torch.mm(left, right, out=out), device)
+    return Rates(copying, 2 * width**3 / seconds)
 
 
-def _copy_s(size: int) -> float:
-    source = torch.zeros(size, dtype=torch.uint8)
+def _copy_s(size: int, device: torch.device) -> float:
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return _best_s(lambda: target.copy_(source))
+    return _best_s(lambda: target.copy_(source), device)
 
 
-def _best_s(call: Callable[[], object]) -> float:
+def _best_s(call: Callable[[], object], device: torch.device) -> float:
     """The fastest of several calls; short ones are timed many at once."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    call()
+    wait()
     start = time.perf_counter()
     call()
+    wait()
     count = max(int(_ENOUGH_S / max(time.perf_counter() - start, 1e-7)), 1)
     times = []
     for _ in range(_REPEATS):
         start = time.perf_counter()
         for _ in range(count):
             call()
+        wait()
         times.append((time.perf_counter() - start) / count)
     return min(times)
 

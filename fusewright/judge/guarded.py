@@ -15,7 +15,7 @@ from torch import Tensor
 from fusewright.judge.arena import ALIGNMENT
 
 ZONE_BYTES = 4096
-_GUARD = 0xFF
+GUARD = 0xFF
 _M_PERTURB, _PERTURBATION = -6, 0x01
 
 
@@ -59,7 +59,7 @@ class Guarded:
         self.form = form
         self._size = span_bytes(form)
         if memory is None:
-            memory = torch.full((room(form),), _GUARD, dtype=torch.uint8)
+            memory = torch.full((room(form),), GUARD, dtype=torch.uint8)
         self._bytes = memory
         self._start = ZONE_BYTES + -(memory.data_ptr() + ZONE_BYTES) % ALIGNMENT
 
@@ -70,7 +70,7 @@ class Guarded:
 
     def fill(self, values: Tensor) -> None:
         """Guard zones, and values between them."""
-        self._bytes.fill_(_GUARD)
+        self._bytes.fill_(GUARD)
         self.write(values)
 
     def view(self) -> Tensor:
@@ -94,4 +94,4 @@ class Guarded:
         """Whether nobody wrote to the zones."""
         ends = self._start + self._size
         both = (self._bytes[: self._start], self._bytes[ends:])
-        return all(bool((zone == _GUARD).all()) for zone in both)
+        return all(bool((zone == GUARD).all()) for zone in both)

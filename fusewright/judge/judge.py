@@ -22,6 +22,7 @@ from fusewright.judge.process import CandidateProcess, Limits
 from fusewright.judge.processes import missing_confinement
 from fusewright.judge.timekeeper import Timing
 from fusewright.judge.verdict import Verdict
+from fusewright.problem.inputs import resolve_device
 from fusewright.problem.load import load_problem
 
 MODES = ("train", "eval")
@@ -34,11 +35,12 @@ def judge(
     limits: Limits | None = None,
     confined: bool = True,
     strict: bool = False,
+    device: str = "cpu",
     modes: Sequence[str] = MODES,
     timing: Timing | None = None,
     progress: OnProgress = lambda words, share: None,
 ) -> Verdict:
-    """Judge the `ModelNew` of a file against the `Model` of a problem, on the CPU.
+    """Judge the `ModelNew` of a file against the `Model` of a problem.
 
     ConfinementError if this machine cannot confine a process, unless `confined` is false.
     ProblemError if the problem or the model itself is at fault. `strict` makes flags failures.
@@ -53,13 +55,14 @@ def judge(
             f"this machine cannot confine a stranger's process ({missing}); if you trust the file, "
             "use --unconfined: limits of time and memory hold, but network and files are open"
         )
+    where = resolve_device(device)
     loaded = load_problem(problem)
     limits = limits or Limits()
-    with torch.random.fork_rng(devices=[]):
-        expectations = Expectations(loaded, tuple(modes), secrets.randbits(62))
+    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
+        expectations = Expectations(loaded, tuple(modes), secrets.randbits(62), where)
         arena = Arena.new(*expectations.arena_bytes())
         try:
-            process = CandidateProcess(limits, arena, confined=confined)
+            process = CandidateProcess(limits, arena, confined=confined, device=where.type)
             hearing = Hearing(loaded, path, expectations, process)
             fault = hearing.held(progress, timing)
         finally:

@@ -184,9 +184,11 @@ class Launcher:
         """All calls, one after the other, or all forwards and then all backwards."""
         gradients, again = self.prepared["gradients"], self.prepared["empty"]
         for each in self.placed:
-            each.load()
+            each.stage()
         answers: list[Node] = []
         self.device.start()
+        for each in self.placed:
+            each.load()
         for call in self.calls:
             answers.append(self.forward(call, gradients, again))
             if gradients and not self.prepared["twice"]:
@@ -194,7 +196,7 @@ class Launcher:
         if gradients and self.prepared["twice"]:
             for call, answer in zip(self.calls, answers, strict=True):
                 answer["gradients"] = self.backward(call, again)
-        found: Node = {"calls": answers, "device_us": self.device.stop()}
+        found: Node = {"calls": answers, "device": self.device.stop()}
         if self.device.is_separate:
             self.send_all(found)
         return found

@@ -25,11 +25,8 @@ class Piece:
     call: int
     key: Key
     values: Tensor
+    form: Form
     node: Node
-
-    @property
-    def form(self) -> Form:
-        return self.values.dtype, tuple(self.values.shape), tuple(self.values.stride())
 
 
 def piece_of(call: int, key: Key, values: Tensor) -> Piece:
@@ -40,7 +37,8 @@ def piece_of(call: int, key: Key, values: Tensor) -> Piece:
         "shape": list(values.shape),
         "stride": list(values.stride()),
     }
-    return Piece(call, key, values, node)
+    form = (values.dtype, tuple(values.shape), tuple(values.stride()))
+    return Piece(call, key, values.cpu(), form, node)
 
 
 class Placement:

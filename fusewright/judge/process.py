@@ -36,7 +36,8 @@ _READ_BYTES = 1 << 20
 _SPARE_BYTES = 1 << 26
 _GENTLE_END_S = 5.0
 _PASSED_ON = "PATH LANG LC_ALL CXX CC CUDA_HOME LD_LIBRARY_PATH TERM VIRTUAL_ENV TZ".split()
-_THREAD_PREFIXES = ("OMP_", "MKL_", "KMP_", "OPENBLAS_")
+# GPUs that the user hides stay hidden.
+_PREFIXES = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "CUDA_VISIBLE_", "NVIDIA_TF32_")
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,11 @@ class Late(Exception):
 class CandidateProcess:
     """A process that answers requests; use it as a context manager, and nothing of it is left."""
 
-    def __init__(self, limits: Limits, arena: Arena, *, confined: bool) -> None:
-        self.limits, self.arena, self.confined = limits, arena, confined
+    def __init__(
+        self, limits: Limits, arena: Arena, *, confined: bool, device: str = "cpu"
+    ) -> None:
+        self.limits, self.arena = limits, arena
+        self.confined, self.device = confined, device
         self.output, self.cut = bytearray(), False
         self.left_s = limits.seconds
         self._ends = 0.0
@@ -78,7 +82,7 @@ class CandidateProcess:
         self._words, words = os.pipe()
         os.set_blocking(self._requests, False)
         passed = (requests, replies, self.arena.descriptor)
-        facts = (self.arena.inputs_bytes, torch.get_num_threads())
+        facts = (self.arena.inputs_bytes, torch.get_num_threads(), self.device)
         launcher = [sys.executable, "-u", "-P", "-B", "-m", "fusewright.judge.child"]
         box = Box(
             command=[*launcher, *map(str, (*passed, *facts))],
@@ -86,7 +90,7 @@ class CandidateProcess:
             scratch=str(self._scratch),
             folders=["tmp", "home", "cache"],
             closed=[*passed],
-            memory_bytes=(self.limits.memory_bytes or memory_limit()) + self.arena.size,
+            memory_bytes=self._memory_bytes(),
             file_bytes=self.limits.file_bytes,
             cpu_s=int(self.limits.seconds * (os.cpu_count() or 1)) + 60,
         )
@@ -104,10 +108,16 @@ class CandidateProcess:
             os.close(each)
         return self
 
+    def _memory_bytes(self) -> int:
+        """Addresses that it may use; 0 for all, because CUDA reserves far more than it uses."""
+        if self.device == "cuda":
+            return 0
+        return (self.limits.memory_bytes or memory_limit()) + self.arena.size
+
     def _environment(self) -> dict[str, str]:
         """Little of the user's own, an empty home, and caches that end with the judgement."""
         mine = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        mine |= {k: v for k, v in os.environ.items() if k.startswith(_THREAD_PREFIXES)}
+        mine |= {k: v for k, v in os.environ.items() if k.startswith(_PREFIXES)}
         cache = str(self._scratch / "cache")
         named = ("XDG_CACHE_HOME", "FUSEWRIGHT_CACHE", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR")
         return {
@@ -117,7 +127,7 @@ class CandidateProcess:
             TOKEN: self._token,
             "HOME": str(self._scratch / "home"),
             "TMPDIR": str(self._scratch / "tmp"),
-            "CUDA_VISIBLE_DEVICES": "",
+            **({} if self.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}),
             "PYTHONPATH": os.pathsep.join(str(Path(each).absolute()) for each in sys.path if each),
             "PYTHONDONTWRITEBYTECODE": "1",
         }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,10 +26,10 @@ from fusewright.target.device import precise_name
 from fusewright.tune.timing import Cover, host_flush_bytes
 
 BASELINES = (EAGER, "compile")
-_CPU = torch.device("cpu")
 _CLOCK = (
     "the judge's own process: from go until the results are in its memory, less an empty request"
 )
+_DEVICE_CLOCK = "events of the driver on the default stream of an idle device, all streams drained"
 _BASELINE_S = 600.0
 
 
@@ -57,8 +58,9 @@ def _baseline(
 ) -> Iterator[Conversation]:
     """A process with the problem's own model, under the protocol of the candidate's."""
     arena = Arena.new(*expectations.arena_bytes())
+    how: dict[str, Any] = {"confined": confined, "device": expectations.device.type}
     try:
-        with CandidateProcess(Limits(_BASELINE_S), arena, confined=confined) as process:
+        with CandidateProcess(Limits(_BASELINE_S), arena, **how) as process:
             process.started()
             talk = Conversation(process, chance)
             path = Path(problem.path or "").absolute()
@@ -88,11 +90,13 @@ def time_candidate(
     """Time all passes; the first impossible time ends it."""
     candidate.process.stop()
     chance = random.Random(expectations.chance.getrandbits(62))
-    rates, cover = measure_rates(), Cover(host_flush_bytes(), _CPU)
+    where = expectations.device
+    rates, on_gpu = measure_rates(where), where.type == "cuda"
+    cover = Cover(host_flush_bytes(), torch.device("cpu"))
     mode = next(iter(expectations.references))
     conditions = Conditions(
-        device=precise_name(_CPU),
-        clock=_CLOCK,
+        device=precise_name(where),
+        clock=_DEVICE_CLOCK if on_gpu else _CLOCK,
         threads=torch.get_num_threads(),
         flushed_bytes=cover.bytes,
         copy_bytes_per_s=rates.copy_bytes_per_s,
