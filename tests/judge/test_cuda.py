@@ -91,7 +91,8 @@ def test_a_call_is_timed_between_drained_streams() -> None:
     assert "error" not in ready, ready
     placement.write()
     given = launcher.calls[0].inputs["x"]
-    assert given.data_ptr() != arena.bytes_at(pieces[0].node["offset"], 1).data_ptr() + 4096
+    shared = arena.bytes_at(pieces[0].node["offset"], 1)
+    assert given.data_ptr() != shared.data_ptr() + 4096
     done, sent = launcher.answer({"do": "go"}, [])
     assert "error" not in done and not sent, done
     assert diary.entries == [
