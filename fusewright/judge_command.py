@@ -1,4 +1,4 @@
-"""The command `judge`: arguments, and the verdicts as text and JSON."""
+"""The command `judge`: arguments, and the verdicts as text, JSON and a page."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ _GIB = 1 << 30
 @click.argument("problem", type=_PATH)
 @click.argument("models_new", metavar="MODEL_NEW...", type=_PATH, nargs=-1, required=True)
 @click.option("--json", "json_file", type=_PATH, help="Also write a JSON record.")
+@click.option("--html", type=_PATH, help="Also write a page.")
 @click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), help="Where to run; a GPU if there is one."
 )
@@ -60,6 +61,7 @@ def judge(
     problem: Path,
     models_new: tuple[Path, ...],
     json_file: Path | None,
+    html: Path | None,
     device: str | None,
     seconds: float,
     memory: float | None,
@@ -95,6 +97,11 @@ def judge(
         records = [_record(problem, path, each) for path, each in verdicts.items()]
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(records, indent=2, ensure_ascii=False) + "\n")
+    if html:
+        from fusewright.page.judgement import render_verdicts
+
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(render_verdicts(problem, verdicts))
     codes = [each.exit_code for each in verdicts.values()]
     sys.exit(codes[0] if len(codes) == 1 else int(any(codes)))
 

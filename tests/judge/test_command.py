@@ -13,9 +13,9 @@ from fusewright.compile.solution import solve
 from fusewright.emit.file import file_text
 from fusewright.errors import ConfinementError, DeviceError, ProblemError
 from fusewright.judge import judge as judging
-from fusewright.judge.command import judge as command
 from fusewright.judge.judge import judge
 from fusewright.judge.process import Limits
+from fusewright.judge_command import judge as command
 from fusewright.problem.load import load_problem
 
 FOLDER = Path(__file__).parent / "candidates"
