@@ -27,6 +27,7 @@ from fusewright.verify.feeds import Feed, Inputs, form, make_inputs
 from fusewright.verify.figures import root_mean_square, same_values
 from fusewright.verify.others import right_runs
 from fusewright.verify.reference import Reference
+from fusewright.verify.replay import replayed
 from fusewright.verify.rows import possible_batches
 from fusewright.verify.run import make_model, restore
 from fusewright.verify.scenarios import Question, Results, Scenario
@@ -127,6 +128,8 @@ class Expectations:
         expected = reference.expect(scenario, values)
         if expected is None or step.layout not in expected.eager:
             return None
+        if reference.random and not expected.truth:
+            expected = replayed(reference, expected)
         outputs = self._eager_outputs(step, expected.question)
         weights = self.weights()
         return Asked(step, expected, outputs, reference.random, weights, self.scalars)

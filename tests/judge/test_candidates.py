@@ -32,7 +32,8 @@ needs_box = pytest.mark.skipif(bool(missing_confinement()), reason=missing_confi
 
 
 def judged(path: Path, *, confined: bool = True) -> Verdict:
-    problem = "norm.py" if "from norm import" in path.read_text() else "small.py"
+    found = re.search(r"^from (norm|dropping) import", path.read_text(), re.M)
+    problem = f"{found[1]}.py" if found else "small.py"
     seconds = HANG_SECONDS if WORDS[path] == ["timed out"] else SECONDS
     return judge(FOLDER / problem, path, limits=Limits(seconds, MEMORY_BYTES), confined=confined)
 
