@@ -6,7 +6,7 @@ Nothing here runs a stranger's code. The model is the problem's own.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fusewright.errors import ProblemError
 from fusewright.judge.findings import Asked
 from fusewright.judge.floor import LeastBytes, least_bytes
+from fusewright.judge.operators import operators_of
 from fusewright.judge.script import Step, strided
 from fusewright.judge.state import digest, held_tensors
 from fusewright.judge.wire import Node, bytes_of, encoded, named_leaves, sharing
@@ -189,6 +190,17 @@ class Expectations:
         outputs = sum(each.nbytes for each in reference.tangents.values())
         weights = sum(each.nbytes for each in self.model.parameters())
         return 2 * (inputs + outputs) + weights
+
+    def operators(self, step: Step, asked: Sequence[Asked]) -> dict[str, int]:
+        """The operators that the model itself runs in these calls."""
+        reference = self.references[step.mode]
+        inputs = [copied(each.expected.question.inputs, gradients=False) for each in asked]
+        self.model.train(step.mode == "train")
+        with torch.no_grad():
+            found = operators_of(lambda: [self.model(*each) for each in inputs])
+        restore(self.model, reference.buffers)
+        restore_attributes(self.model, reference.attributes)
+        return found
 
     def least_bytes(self, mode: str) -> dict[str, LeastBytes]:
         """What each pass must move at least."""

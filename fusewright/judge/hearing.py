@@ -36,6 +36,7 @@ from fusewright.judge.findings import (
     readable,
     results_of,
 )
+from fusewright.judge.operators import replaces_nothing
 from fusewright.judge.process import CandidateProcess, Ended, Late
 from fusewright.judge.requests import CallFacts, load_request, step_request, weights_request
 from fusewright.judge.script import Step, last_steps, many_more, script
@@ -56,6 +57,7 @@ _POISONED = 0.7
 _MANY_S = 3.0
 # Equal outputs of so many calls show that a model does not read its input.
 _ENOUGH = 8
+_FALLBACK = "runs all of the model's own PyTorch operators: no kernel replaces any of them"
 
 
 class Guilty(Exception):
@@ -243,6 +245,7 @@ class Hearing:
             self.calls,
             keep=keep,
             poison=self.chance.random() < _POISONED,
+            trace=step.traced,
             input_gradients=self.expectations.differentiable[step.mode],
         )
         size = sum(map(result_bytes, asked))
@@ -254,6 +257,11 @@ class Hearing:
             self.flags[f"refuses calls with {step.name} ({fault.reason})"] = None
             return None
         self._require_clean(reply, asked[0].weights)
+        if step.traced:
+            with readable():
+                mine = {str(name): int(count) for name, count in reply.header["operators"].items()}
+            if replaces_nothing(mine, self.expectations.operators(step, asked)):
+                self.flags[_FALLBACK] = None
         return reply
 
     def _require_clean(self, reply: Reply, weights: str) -> None:

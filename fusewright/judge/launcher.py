@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fusewright.judge.arena import Arena, aligned
 from fusewright.judge.device import Device, Placed
 from fusewright.judge.guarded import Guarded, memory_filler
+from fusewright.judge.operators import operators_of
 from fusewright.judge.state import digest, function_watch, global_state, held_tensors
 from fusewright.judge.wire import (
     Node,
@@ -78,7 +79,7 @@ class Launcher:
         self.blobs, self.sent, self.sizes, self.end = blobs, [], [], 0
         try:
             if request["do"] == "go":
-                return {**self.go(), "placed": self.sizes}, self.sent
+                return {**self.run(), "placed": self.sizes}, self.sent
             doing = {
                 "load": self.load,
                 "weights": self.set_weights,
@@ -179,6 +180,14 @@ class Launcher:
         tensor.grad = None
         self.slots[slot] = (node["offset"], placed, tensor)
         return tensor
+
+    def run(self) -> Node:
+        """The calls; if the judge wants to know which operators run, with their names."""
+        if not self.prepared["trace"]:
+            return self.go()
+        found: list[Node] = []
+        names = operators_of(lambda: found.append(self.go()))
+        return {**found[0], "operators": names}
 
     def go(self) -> Node:
         """All calls, one after the other, or all forwards and then all backwards."""

@@ -29,13 +29,14 @@ class CallFacts:
     """How a request is made, besides what its step says.
 
     `keep` the results for later, fill new memory with `poison`, take the results of the call
-    before (`empty`).
+    before (`empty`), name the operators that run (`trace`).
     """
 
     number: int = 0
     keep: bool = False
     poison: bool = False
     empty: bool = False
+    trace: bool = False
     input_gradients: bool = True
 
 
@@ -134,6 +135,7 @@ def call_request(
         "keep": call.keep,
         "poison": call.poison,
         "empty": call.empty,
+        "trace": call.trace,
         "calls": calls,
         "buffers": message.tensors(first.buffers),
         "attributes": attributes,

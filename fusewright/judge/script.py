@@ -35,7 +35,8 @@ class Step:
     `alter` changes every floating input, `rows` asks for fewer or more rows, and `strided` for
     inputs that are not contiguous. `sets` calls follow one another in one request. `new_weights`
     takes an optimizer step first, and `copied` goes on with a deep copy of the model. If the
-    candidate refuses a step with `may_refuse`, that is noted and no failure.
+    candidate refuses a step with `may_refuse`, that is noted and no failure. A `traced` step tells
+    which operators of PyTorch run.
     """
 
     name: str = ""
@@ -53,6 +54,7 @@ class Step:
     place: str = PLACES[0]
     slot: int = 0
     sets: int = 1
+    traced: bool = False
     how: str = HOW[0]
 
     @property
@@ -151,7 +153,8 @@ def many_more(chance: random.Random, modes: Sequence[str]) -> list[Step]:
 
 
 def last_steps(modes: Sequence[str]) -> list[Step]:
-    return [each for each in _LAST if each.mode in modes]
+    traced = [Step(mode=mode, traced=True) for mode in tuple(modes)[-1:]]
+    return [*traced, *(each for each in _LAST if each.mode in modes)]
 
 
 def _varied(step: Step, chance: random.Random) -> Step:

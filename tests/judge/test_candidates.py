@@ -54,6 +54,9 @@ def test_honest_files_are_accepted(path: Path) -> None:
     verdict = judged(path)
     assert verdict.word == "accepted", verdict.lines()
     assert verdict.calls > 40 and verdict.checks > 150
+    wanted = re.search(r"^# flag: (.+)$", path.read_text(), re.M)
+    fallback = [each for each in verdict.flags if each.startswith("runs all of the model's own")]
+    assert bool(fallback) == (wanted is not None), verdict.flags
 
 
 @pytest.mark.sample(2)

@@ -83,6 +83,7 @@ def test_a_call_is_timed_between_drained_streams() -> None:
         "keep": False,
         "poison": False,
         "empty": False,
+        "trace": False,
         "calls": [call],
         "buffers": {},
         "attributes": {},

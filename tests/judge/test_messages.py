@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fusewright.judge.guarded import Guarded
+from fusewright.judge.operators import operators_of, replaces_nothing
 from fusewright.judge.script import script
 from fusewright.judge.slices import check_slices
 from fusewright.judge.state import function_watch
@@ -166,3 +167,13 @@ def test_the_gravest_fault_is_told() -> None:
     faults = [Fault("wrong", "a"), Fault("unsafe", "b"), Fault("dishonest", "c")]
     assert gravest(faults).reason == "c" and gravest(faults[:2]).reason == "b"
     assert len(set(EXIT_CODES.values())) == len(EXIT_CODES) and 2 not in EXIT_CODES.values()
+
+
+def test_a_file_that_replaces_no_operator() -> None:
+    x, weight = torch.randn(4, 8), torch.randn(8, 8)
+    eager = operators_of(lambda: torch.tanh(torch.nn.functional.linear(x, weight)) * 2)
+    assert eager["tanh"] == eager["mul"] == 1
+    same = operators_of(lambda: torch.tanh(torch.nn.functional.linear(x, weight)) * 2 + 0)
+    fused = operators_of(lambda: torch.nn.functional.linear(x, weight))
+    assert replaces_nothing(same, eager) and not replaces_nothing(fused, eager)
+    assert not replaces_nothing(same, {}), "a model without operators has nothing to replace"
