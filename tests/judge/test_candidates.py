@@ -29,7 +29,7 @@ WORDS = {
 EXPLOITS = [path for path, words in WORDS.items() if "accepted" not in words]
 HONEST = [path for path, words in WORDS.items() if "accepted" in words]
 # Files that surely run a kernel of their own; some others fall back, which is no fault.
-WITH_KERNELS = ("compiled_c", "load_inline", "compiled_by_torch", "numpy_result", "scripted")
+WITH_KERNELS = ("compiled_c", "load_inline", "compiled_by_torch", "numpy_result")
 needs_box = pytest.mark.skipif(bool(missing_confinement()), reason=missing_confinement() or "-")
 
 
