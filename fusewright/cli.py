@@ -16,7 +16,7 @@ from rich.console import Console
 
 from fusewright import __version__
 from fusewright.errors import FusewrightError
-from fusewright.judge.command import judge
+from fusewright.judge_command import judge
 from fusewright.progress import Steps
 
 if TYPE_CHECKING:

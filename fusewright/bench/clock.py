@@ -17,17 +17,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from fusewright.bench.record import ClockFacts
-from fusewright.tune.timing import device_event
+from fusewright.tune.timing import Cover, device_event, host_cache_bytes, host_flush_bytes
 
 _EMPTY_CALLS = 30
-# On a CPU every sample pays for the flush, and a shared L3 cache may be far larger.
-_MOST_HOST_FLUSH_BYTES = 64 * 2**20
 # In a virtual machine a synchronization returns some microseconds earlier or later.
 _GAP_US = 5.0
 _LEAST_BUSY_US, _MOST_BUSY_US = 200.0, 50e3
@@ -61,9 +57,9 @@ class WallClock:
 
     def __init__(self) -> None:
         cache = host_cache_bytes()
-        flush = min(2 * cache, _MOST_HOST_FLUSH_BYTES)
+        flush = host_flush_bytes()
         self.facts = ClockFacts("wall clock", cache, flush, 0.0)
-        self._cover = _Cover(flush, torch.device("cpu"))
+        self._cover = Cover(flush, torch.device("cpu"))
 
     def flush(self) -> None:
         self._cover.write()
@@ -90,7 +86,7 @@ class DeviceClock:
     def __init__(self, device: torch.device) -> None:
         cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
         self._device = device
-        self._cover = _Cover(2 * cache + 2**20, device)
+        self._cover = Cover(2 * cache + 2**20, device)
         self._writes = 1
         gaps = [self.sample(lambda: None) for _ in range(_EMPTY_CALLS)]
         idle = statistics.median(each.gap_us for each in gaps)
@@ -164,27 +160,3 @@ def hides_work(looks: Sequence[Look]) -> bool:
     more = statistics.median(each.call.gap_us - each.honest.gap_us for each in looks)
     usual = statistics.median(each.call.device_us for each in looks)
     return more > max(_GAP_US, _GAP_SHARE * usual)
-
-
-class _Cover:
-    """A buffer that is overwritten with a new value each time, to replace all cache lines."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.bytes = size
-        self._buffer: Tensor = torch.empty(size // 4, dtype=torch.int32, device=device)
-        self._count = 0
-
-    def write(self) -> None:
-        self._count += 1
-        self._buffer.fill_(self._count)
-
-
-def host_cache_bytes() -> int:
-    """The largest cache of the first processor, or 32 MiB if the system does not say."""
-    sizes = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
-        unit = {"K": 2**10, "M": 2**20}.get(text[-1:], 0)
-        if unit and text[:-1].isdigit():
-            sizes.append(int(text[:-1]) * unit)
-    return max(sizes, default=32 * 2**20)

@@ -29,12 +29,12 @@ from fusewright.bench.record import (
     ValueCheck,
 )
 from fusewright.bench.sampling import Tick, failure_text, sample
-from fusewright.bench.stats import speedup
 from fusewright.bench.subjects import BenchSubject
 from fusewright.bench.trace import kernel_times, launches, trace_calls
 from fusewright.emit.bundle import ProgramPlans
 from fusewright.ir.graph import Program
 from fusewright.problem.load import Problem
+from fusewright.tune.stats import speedup
 from fusewright.verify.classes import coarseness, coarsest
 from fusewright.verify.compare import Check
 from fusewright.verify.flags import steady_flags

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusewright.bench.record import Environment, Record, Result
-from fusewright.bench.stats import Interval, change
+from fusewright.tune.stats import Interval, change
 from fusewright.verify.classes import coarseness
 
 # Clocks and addresses differ between two processes, however narrow their intervals are.

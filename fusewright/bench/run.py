@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fusewright.bench import costs, neighbours
+from fusewright.bench import costs
 from fusewright.bench.clock import make_clock
 from fusewright.bench.environment import clocks, look_around
 from fusewright.bench.floors import measure_rates
@@ -35,6 +35,7 @@ from fusewright.problem.inputs import named_tensors, resolve_device
 from fusewright.problem.load import Problem, load_problem
 from fusewright.report import Outcome, header
 from fusewright.target.device import device_name
+from fusewright.tune import neighbours
 from fusewright.verify.feeds import Feed, make_feed
 from fusewright.verify.flags import steady_flags
 from fusewright.verify.reference import Reference

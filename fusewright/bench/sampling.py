@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from fusewright.bench.clock import Clock, Look, Sample, hides_work, settle
 from fusewright.bench.record import Settings, Timing
-from fusewright.bench.stats import FEWEST, median_interval
+from fusewright.tune.stats import FEWEST, median_interval
 from fusewright.verify.feeds import Feed
 
 _SMOOTHED = 3  # calls to a median

@@ -44,7 +44,8 @@ class Box:
     """What to run and how; `scratch` is the only folder that the command can write to.
 
     It has `folders` in it, and the command starts in the first one. A confined command finds it in
-    memory, of limited size. `closed` are descriptors that only the command may hold.
+    memory, of limited size. `closed` are descriptors that only the command may hold. A limit of
+    0 is none.
     """
 
     command: list[str]
@@ -122,9 +123,11 @@ def _limit(box: Box) -> None:
         resource.RLIMIT_FSIZE: box.file_bytes,
         resource.RLIMIT_CPU: box.cpu_s,
         resource.RLIMIT_NPROC: _threads_of_user() + _SPARE_PROCESSES,
-        resource.RLIMIT_CORE: 0,
     }
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for kind, most in kinds.items():
+        if not most:
+            continue
         _, hard = resource.getrlimit(kind)
         allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (allowed, allowed))

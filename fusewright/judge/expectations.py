@@ -6,7 +6,7 @@ Nothing here runs a stranger's code. The model is the problem's own.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from fusewright.errors import ProblemError
-from fusewright.judge.child import sharing
 from fusewright.judge.findings import Asked
+from fusewright.judge.floor import LeastBytes, least_bytes
+from fusewright.judge.operators import operators_of
 from fusewright.judge.script import Step, strided
 from fusewright.judge.state import digest, held_tensors
-from fusewright.judge.wire import Node, bytes_of, encoded, named_leaves
+from fusewright.judge.wire import Node, bytes_of, encoded, named_leaves, sharing
 from fusewright.problem.inputs import copied, is_floating, named_tensors
 from fusewright.problem.load import Problem
 from fusewright.problem.nested import map_leaves
@@ -27,6 +28,7 @@ from fusewright.verify.feeds import Feed, Inputs, form, make_inputs
 from fusewright.verify.figures import root_mean_square, same_values
 from fusewright.verify.others import right_runs
 from fusewright.verify.reference import Reference
+from fusewright.verify.replay import replayed
 from fusewright.verify.rows import possible_batches
 from fusewright.verify.run import make_model, restore
 from fusewright.verify.scenarios import Question, Results, Scenario
@@ -38,38 +40,58 @@ _SHRINK = 0.25
 _STEP, _LEAST_STEP = 0.4, 0.02
 # Each changes the last digits in another way.
 _RIGHT_RUNS = 3
-_CPU = torch.device("cpu")
+# A request holds at most two calls, with at most twice as many rows.
+_SOME_CALLS = 5
+SPARE_BYTES = 1 << 27
+_LARGE_BYTES, _KEPT_INPUTS = 1 << 24, 3
 
 
 class Expectations:
     """The model with secret weights, and what it answers to each step."""
 
-    def __init__(self, problem: Problem, modes: tuple[str, ...], seed: int) -> None:
-        self.problem = problem
+    def __init__(
+        self, problem: Problem, modes: tuple[str, ...], seed: int, device: torch.device
+    ) -> None:
+        self.problem, self.device = problem, device
         self.chance = random.Random(seed)
-        self.model = make_model(problem, _CPU, seed)
+        self.model = make_model(problem, device, seed)
         self.references = {mode: self._reference(mode) for mode in modes}
         self.differentiable = {m: each.differentiable for m, each in self.references.items()}
         self._outputs: dict[object, Node] = {}
+        self._drawn_before: list[Inputs] = []
         scalars = (name for name, each in self.model.named_parameters() if each.numel() == 1)
         self.scalars = frozenset(scalars)
 
     def _reference(self, mode: str) -> Reference:
         torch.manual_seed(self.chance.getrandbits(31))
-        values = make_inputs(self.problem, _CPU)
-        wrong = [each.device for _, each in named_tensors(values) if each.device.type != "cpu"]
+        values = make_inputs(self.problem, self.device)
+        kind = self.device.type
+        wrong = [each.device for _, each in named_tensors(values) if each.device.type != kind]
         if wrong:
-            raise ProblemError(f"the inputs are on {wrong[0]}; the judge runs on the CPU only yet")
+            raise ProblemError(f"the inputs are on {wrong[0]}; the judge runs on {kind} here")
         seed = self.chance.getrandbits(31)
         return Reference(self.model, Feed((values,), seed=seed), seed, mode)
+
+    def arena_bytes(self) -> tuple[int, int]:
+        """Room for the inputs and for the results of a few calls at once."""
+        sizes = []
+        for each in self.references.values():
+            inputs = sum(leaf.nbytes for _, leaf in named_tensors(each.feed.masters[0]))
+            sizes.append(inputs + sum(leaf.nbytes for leaf in each.tangents.values()))
+        weights = sum(each.nbytes for each in self.model.parameters())
+        return _SOME_CALLS * max(sizes) + SPARE_BYTES, _SOME_CALLS * (
+            max(sizes) + weights
+        ) + SPARE_BYTES
 
     def asked(self, step: Step) -> list[Asked]:
         """The calls of a step with their answers; empty if the model does not allow the step."""
         found: list[Asked] = []
-        for _ in range(2 if step.twice else 1):
+        for _ in range(2 if step.twice else step.sets):
             one = self._asked_once(step)
             if one is None:
                 return []
+            if step.sets > 1 and self._leaves_state(one):
+                return [one]
             if step.twice and self._leaves_state(one):
                 other = replace(step, mode="eval")
                 again = step.mode != "eval" and "eval" in self.references
@@ -107,6 +129,8 @@ class Expectations:
         expected = reference.expect(scenario, values)
         if expected is None or step.layout not in expected.eager:
             return None
+        if reference.random and not expected.truth:
+            expected = replayed(reference, expected)
         outputs = self._eager_outputs(step, expected.question)
         weights = self.weights()
         return Asked(step, expected, outputs, reference.random, weights, self.scalars)
@@ -139,13 +163,65 @@ class Expectations:
         for each in self._with_rows(values, step.rows) if step.rows else [values]:
             yield tuple(map_leaves(altered, leaf) for leaf in each)
 
+    def questions(self, step: Step) -> list[Question]:
+        """A plain step's calls with new values; their answers are not computed here."""
+        reference, wanted = self.references[step.mode], self.differentiable[step.mode]
+        scenario = Scenario(step.name, step.gradients, (step.layout,), mode=step.mode)
+        reference.feed.require_gradients(wanted and step.asks_input_gradients)
+        drawn = [reference.question(scenario, self._new_values(step)) for _ in range(step.sets)]
+        return [each for each in drawn if each is not None]
+
+    def _new_values(self, step: Step) -> Inputs:
+        """New inputs; large ones come from one that was drawn before, by another factor each."""
+        size = sum(
+            each.nbytes for _, each in named_tensors(self.references[step.mode].feed.masters[0])
+        )
+        torch.manual_seed(self.chance.getrandbits(31))
+        if size < _LARGE_BYTES:
+            return self._fresh()
+        if len(self._drawn_before) < _KEPT_INPUTS:
+            self._drawn_before.append(make_inputs(self.problem, self.device))
+        return self._shrunk(self.chance.choice(self._drawn_before))
+
+    def call_bytes(self, mode: str) -> int:
+        """The inputs, incoming gradients and results of one call."""
+        reference = self.references[mode]
+        inputs = sum(each.nbytes for _, each in named_tensors(reference.feed.masters[0]))
+        outputs = sum(each.nbytes for each in reference.tangents.values())
+        weights = sum(each.nbytes for each in self.model.parameters())
+        return 2 * (inputs + outputs) + weights
+
+    def operators(self, step: Step, asked: Sequence[Asked]) -> dict[str, int]:
+        """The operators that the model itself runs in these calls."""
+        reference = self.references[step.mode]
+        inputs = [copied(each.expected.question.inputs, gradients=False) for each in asked]
+        self.model.train(step.mode == "train")
+        with torch.no_grad():
+            found = operators_of(lambda: [self.model(*each) for each in inputs])
+        restore(self.model, reference.buffers)
+        restore_attributes(self.model, reference.attributes)
+        return found
+
+    def least_bytes(self, mode: str) -> dict[str, LeastBytes]:
+        """What each pass must move at least."""
+        found = self.asked(Step(mode=mode, gradients=True))[0]
+        names = frozenset(name for name, _ in self.model.named_parameters())
+        eager, tangents = found.expected.eager[found.step.layout], found.expected.question.tangents
+        return {
+            "forward": least_bytes(eager, found.eager_outputs, {}, names),
+            "train": least_bytes(eager, found.eager_outputs, tangents, names),
+        }
+
     def _fresh(self) -> Inputs:
+        return self._shrunk(make_inputs(self.problem, self.device))
+
+    def _shrunk(self, inputs: Inputs) -> Inputs:
         def shrunk(leaf: object) -> object:
             if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
                 return leaf
             return leaf * (1.0 - _SHRINK * self.chance.random())
 
-        return tuple(map_leaves(shrunk, each) for each in make_inputs(self.problem, _CPU))
+        return tuple(map_leaves(shrunk, each) for each in inputs)
 
     def _with_rows(self, values: Inputs, rows: str) -> Iterator[Inputs]:
         for batch in possible_batches(values):
@@ -179,7 +255,7 @@ class Expectations:
         named = {n: e for n, e in self.model.named_parameters() if e.is_floating_point()}
         torch.manual_seed(self.chance.getrandbits(31))
         gradients = {
-            name: torch.randn(each.shape, dtype=each.dtype)
+            name: torch.randn(each.shape, dtype=each.dtype, device=each.device)
             * (_STEP * root_mean_square(each) + _LEAST_STEP)
             for name, each in named.items()
         }

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import copy
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from fusewright.errors import VerifyError
+from fusewright.errors import ConfinementError, VerifyError
+from fusewright.judge.box import NO_BOX, TOO_MANY
 from fusewright.judge.hints import missing_gradient, worst_element, wrong_value
 from fusewright.judge.script import Step, with_infinities
 from fusewright.judge.slices import check_slices
 from fusewright.judge.verdict import Fault
 from fusewright.judge.wire import BadMessage, Node, named_leaves, outline, tensor_of
 from fusewright.verify.compare import Check, compare_answers
-from fusewright.verify.scenarios import Expected, Results
+from fusewright.verify.reference import scaled
+from fusewright.verify.scenarios import Expected, Question, Results, Usual
 
 _SLACK = 4.0
 # What PyTorch says in backward of a tensor that was overwritten after it had been saved.
@@ -35,6 +39,18 @@ class Asked:
     random: bool
     weights: str
     scalars: frozenset[str] = field(default_factory=frozenset)
+
+
+def asked_beside(
+    step: Step, question: Question, eager: Answered, usual: Mapping[str, Usual], weights: str
+) -> Asked:
+    """A call whose expected answer is that of eager in a process of its own."""
+    results = {step.layout: results_of(eager)}
+    expected = scaled(Expected(question, results, {}, usual=usual, why="compared with eager"))
+    outputs = copy.deepcopy(eager.node["outputs"])
+    for name, node in named_leaves("output", outputs):
+        node["shares"] = eager.shares.get(name, [])
+    return Asked(step, expected, outputs, bool(eager.node["random"]), weights)
 
 
 @contextmanager
@@ -69,9 +85,9 @@ def faults_of_state(header: Node, *, loading: bool = False) -> Iterator[Fault]:
             )
 
 
-def faults_of_memory(header: Node, weights: str) -> Iterator[Fault]:
+def faults_of_memory(header: Node, weights: str, inputs: Sequence[str] = ()) -> Iterator[Fault]:
     """What a call did to memory that is not its own."""
-    for name in header.get("damaged", ()):
+    for name in (*inputs, *header.get("damaged", ())):
         yield Fault(
             "unsafe",
             f"a kernel writes outside the memory of {name}",
@@ -89,35 +105,55 @@ def faults_of_memory(header: Node, weights: str) -> Iterator[Fault]:
         )
 
 
-def results_of(answer: Node, header: Node, blobs: Sequence[bytes]) -> Results:
+@dataclass(frozen=True)
+class Answered:
+    """The answer to one call of a request: what `go` and `report` said, and what the judge saw.
+
+    `changed` are the inputs that have other values now, and `spoiled` says whether an incoming
+    gradient has. The model runs on `device`, where eager's results are.
+    """
+
+    node: Node
+    blobs: Sequence[bytes]
+    report: Node
+    report_blobs: Sequence[bytes]
+    shares: Node
+    changed: Mapping[str, Tensor]
+    spoiled: bool
+    device: str = "cpu"
+
+
+def results_of(answer: Answered) -> Results:
     """Outputs, gradients, buffers, attributes and changed inputs by name, as plain tensors."""
 
-    def value(node: Node | None) -> object:
+    def value(node: Node | None, blobs: Sequence[bytes]) -> object:
         if node is None:
             return None
         if "tensor" in node:
-            return tensor_of(blobs[node["tensor"]], node["dtype"], node["shape"])
+            found = tensor_of(blobs[node["tensor"]], node["dtype"], node["shape"])
+            return found.to(answer.device)
         plain = node.get("plain", node.get("other"))
         # A Python float was computed in the model's precision and is compared in it.
         return torch.tensor(plain, dtype=torch.float32) if isinstance(plain, float) else plain
 
+    mine, theirs, report = answer.blobs, answer.report_blobs, answer.report
     with readable():
-        found = {name: value(node) for name, node in named_leaves("output", answer["outputs"])}
-        for kind, nodes in (
-            ("grad", answer.get("gradients", {})),
-            ("buffer", header["buffers"]),
-            ("input", answer["changed"]),
-        ):
-            found |= {f"{kind} {name}": value(node) for name, node in nodes.items()}
-        for full, node in header["attributes"].items():
+        outputs = named_leaves("output", answer.node["outputs"])
+        found = {name: value(node, mine) for name, node in outputs}
+        gradients = answer.node.get("gradients", {})
+        found |= {f"grad {name}": value(node, mine) for name, node in gradients.items()}
+        found |= {f"buffer {name}": value(e, theirs) for name, e in report["buffers"].items()}
+        changed = answer.changed.items()
+        found |= {f"input {name}": each.to(answer.device) for name, each in changed}
+        for full, node in report["attributes"].items():
             leaves = named_leaves(full, node) if node is not None else ()
-            found |= {f"attribute {name}": value(each) for name, each in leaves}
+            found |= {f"attribute {name}": value(each, theirs) for name, each in leaves}
     return found
 
 
-def faults_of_form(answer: Node, asked: Asked) -> Iterator[Fault]:
+def faults_of_form(answer: Answered, asked: Asked) -> Iterator[Fault]:
     """Types, containers and shared memory."""
-    outputs, eager = answer["outputs"], asked.eager_outputs
+    outputs, eager = answer.node["outputs"], asked.eager_outputs
     for name, node in named_leaves("output", outputs):
         if node.get("subclass"):
             yield Fault(
@@ -134,8 +170,8 @@ def faults_of_form(answer: Node, asked: Asked) -> Iterator[Fault]:
         yield Fault("wrong", words, asked.step.label, outline(eager), outline(outputs))
         return
     eagers = dict(named_leaves("output", eager))
-    for name, node in named_leaves("output", outputs):
-        more = set(node.get("shares", ())) - set(eagers[name].get("shares", ()))
+    for name, _ in named_leaves("output", outputs):
+        more = set(answer.shares.get(name, ())) - set(eagers[name].get("shares", ()))
         for other in sorted(more):
             yield Fault(
                 "unsafe",
@@ -145,18 +181,18 @@ def faults_of_form(answer: Node, asked: Asked) -> Iterator[Fault]:
                 "memory of its own, as in the model",
                 f"memory of {other}",
             )
-    if answer.get("spoiled"):
+    if answer.spoiled:
         words = "backward writes into the incoming gradient, which others may hold"
         yield Fault("unsafe", words, asked.step.label, "a gradient as before", "other values")
-    if answer["random"] and not asked.random:
+    if answer.node["random"] and not asked.random:
         words = "the call changes the state of PyTorch's random numbers; the model does not"
         yield Fault("unsafe", words, asked.step.label, "generator as before", "another state")
 
 
-def has_other_strides(answer: Node, asked: Asked) -> bool:
+def has_other_strides(answer: Answered, asked: Asked) -> bool:
     """Whether outputs lie in memory in another order than the model's."""
     eager = dict(named_leaves("output", asked.eager_outputs))
-    outputs = named_leaves("output", answer["outputs"])
+    outputs = named_leaves("output", answer.node["outputs"])
     return any(node.get("stride") != eager[name].get("stride") for name, node in outputs)
 
 
@@ -258,3 +294,44 @@ def fault_of_error(error: Mapping[str, object], path: str, doing: str) -> Fault:
         reason = "forward writes into an input, a weight or a tensor that backward needs"
         return Fault("unsafe", f"{line}{reason}", doing, "an answer", seen)
     return Fault("crashed", f"{line}{seen}", doing, "an answer", str(error["type"]))
+
+
+def faults_of_changes(
+    before: Node, old: Sequence[bytes], now: Node, new: Sequence[bytes], asked: Asked
+) -> Iterable[Fault]:
+    """Faults of results that are not what they were."""
+    eager = dict(named_leaves("output", asked.eager_outputs))
+    nodes = dict(named_leaves("output", before["outputs"]))
+    later = dict(named_leaves("output", now["outputs"]))
+    free = {name: node for name, node in nodes.items() if not eager[name].get("shares")}
+    gradients = before.get("gradients", {})
+    free |= {f"grad {name}": node for name, node in gradients.items() if node is not None}
+    later |= {f"grad {name}": node for name, node in now.get("gradients", {}).items()}
+    for name, node in free.items():
+        if "tensor" in node and old[node["tensor"]] != new[later[name]["tensor"]]:
+            yield Fault(
+                "dishonest",
+                f"{name} of an earlier call has changed since: its memory is used again, or it was "
+                "written after forward had returned; return new memory, and finish the work first",
+                f"earlier results, {asked.step.label}",
+                "the bytes of before",
+                "other bytes",
+            )
+
+
+def fault_of_end(code: int, doing: str, output: bytes) -> Fault:
+    """A process that ended before it had answered everything."""
+    if code == NO_BOX:
+        words = output.decode(errors="replace").strip()
+        raise ConfinementError(f"the candidate's process cannot be started: {words}")
+    if code == 0:
+        words = "the candidate ended its process with exit code 0 before it had answered"
+        return Fault("dishonest", words, doing, "an answer", "exit code 0")
+    if code == TOO_MANY:
+        words = "the candidate started far too many processes"
+        return Fault("unsafe", words, doing, "few processes", "hundreds")
+    name = f"exit code {code}"
+    if code > 128:
+        with suppress(ValueError):
+            name = signal.Signals(code - 128).name
+    return Fault("crashed", f"the process ended with {name}", doing, "an answer", name)

@@ -11,15 +11,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fusewright.judge.arena import Arena
 from fusewright.judge.box import Box, set_dumpable
-from fusewright.judge.processes import TOKEN, boxed_command, end_all, memory_limit
+from fusewright.judge.processes import (
+    TOKEN,
+    boxed_command,
+    cpu_seconds,
+    end_all,
+    memory_limit,
+    stop_below,
+)
 from fusewright.judge.wire import BadMessage, Node, Unpacker, packed
 
 _MOST_OUTPUT_BYTES = 1 << 16
@@ -27,7 +36,8 @@ _READ_BYTES = 1 << 20
 _SPARE_BYTES = 1 << 26
 _GENTLE_END_S = 5.0
 _PASSED_ON = "PATH LANG LC_ALL CXX CC CUDA_HOME LD_LIBRARY_PATH TERM VIRTUAL_ENV TZ".split()
-_THREAD_PREFIXES = ("OMP_", "MKL_", "KMP_", "OPENBLAS_")
+# GPUs that the user hides stay hidden.
+_PREFIXES = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "CUDA_VISIBLE_", "NVIDIA_TF32_")
 
 
 @dataclass(frozen=True)
@@ -54,12 +64,16 @@ class Late(Exception):
 class CandidateProcess:
     """A process that answers requests; use it as a context manager, and nothing of it is left."""
 
-    def __init__(self, limits: Limits, *, confined: bool) -> None:
-        self.limits, self.confined = limits, confined
+    def __init__(
+        self, limits: Limits, arena: Arena, *, confined: bool, device: str = "cpu"
+    ) -> None:
+        self.limits, self.arena = limits, arena
+        self.confined, self.device = confined, device
         self.output, self.cut = bytearray(), False
         self.left_s = limits.seconds
         self._ends = 0.0
         self._token = secrets.token_hex(16)
+        self._stopped: list[int] = []
 
     def __enter__(self) -> CandidateProcess:
         self._scratch = Path(tempfile.mkdtemp(prefix="fusewright-judge-"))
@@ -67,15 +81,16 @@ class CandidateProcess:
         self._replies, replies = os.pipe()
         self._words, words = os.pipe()
         os.set_blocking(self._requests, False)
-        threads = str(torch.get_num_threads())
+        passed = (requests, replies, self.arena.descriptor)
+        facts = (self.arena.inputs_bytes, torch.get_num_threads(), self.device)
         launcher = [sys.executable, "-u", "-P", "-B", "-m", "fusewright.judge.child"]
         box = Box(
-            command=[*launcher, str(requests), str(replies), threads],
+            command=[*launcher, *map(str, (*passed, *facts))],
             confined=self.confined,
             scratch=str(self._scratch),
             folders=["tmp", "home", "cache"],
-            closed=[requests, replies],
-            memory_bytes=self.limits.memory_bytes or memory_limit(),
+            closed=[*passed],
+            memory_bytes=self._memory_bytes(),
             file_bytes=self.limits.file_bytes,
             cpu_s=int(self.limits.seconds * (os.cpu_count() or 1)) + 60,
         )
@@ -86,17 +101,23 @@ class CandidateProcess:
             stdout=words,
             stderr=words,
             env=self._environment(),
-            pass_fds=(requests, replies),
+            pass_fds=passed,
             start_new_session=True,
         )
         for each in (requests, replies, words):
             os.close(each)
         return self
 
+    def _memory_bytes(self) -> int:
+        """Addresses that it may use; 0 for all, because CUDA reserves far more than it uses."""
+        if self.device == "cuda":
+            return 0
+        return (self.limits.memory_bytes or memory_limit()) + self.arena.size
+
     def _environment(self) -> dict[str, str]:
         """Little of the user's own, an empty home, and caches that end with the judgement."""
         mine = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        mine |= {k: v for k, v in os.environ.items() if k.startswith(_THREAD_PREFIXES)}
+        mine |= {k: v for k, v in os.environ.items() if k.startswith(_PREFIXES)}
         cache = str(self._scratch / "cache")
         named = ("XDG_CACHE_HOME", "FUSEWRIGHT_CACHE", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR")
         return {
@@ -106,7 +127,7 @@ class CandidateProcess:
             TOKEN: self._token,
             "HOME": str(self._scratch / "home"),
             "TMPDIR": str(self._scratch / "tmp"),
-            "CUDA_VISIBLE_DEVICES": "",
+            **({} if self.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}),
             "PYTHONPATH": os.pathsep.join(str(Path(each).absolute()) for each in sys.path if each),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -114,6 +135,7 @@ class CandidateProcess:
     def __exit__(self, *error: object) -> None:
         for each in (self._requests, self._replies):
             os.close(each)
+        self.wake()
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(_GENTLE_END_S)
@@ -141,15 +163,56 @@ class CandidateProcess:
         """
         nonce = secrets.token_hex(16)
         self._ends = time.monotonic() + self.left_s
+        self.wake()
         try:
             for part in (packed({**request, "nonce": nonce}, blobs), *blobs):
                 self._send(part)
             header, found = self._received(4 * expected_bytes + _SPARE_BYTES)
         finally:
             self.left_s = self._ends - time.monotonic()
-        if header.get("nonce") != nonce:
-            raise BadMessage("an answer does not belong to its request")
-        return header, found
+        return _belonging(header, nonce), found
+
+    def go(self, write: Callable[[], None], expected_bytes: int) -> tuple[Node, list[bytes], float]:
+        """Let a prepared call begin; its answer, and the seconds until the results were here.
+
+        All processes of the candidate are stopped while `write` puts the inputs into the arena,
+        so that nobody can begin before the clock does.
+        """
+        nonce = secrets.token_hex(16)
+        message = packed({"do": "go", "nonce": nonce}, [])
+        self.stop()
+        write()
+        self._ends = time.monotonic() + self.left_s
+        try:
+            start = time.perf_counter()
+            self.wake()
+            self._send(message)
+            header, found = self._received(4 * expected_bytes + _SPARE_BYTES)
+            seconds = time.perf_counter() - start
+            self.stop()
+        finally:
+            self.left_s = self._ends - time.monotonic()
+        sizes = _belonging(header, nonce).get("placed", [])
+        if not isinstance(sizes, list) or not all(type(e) is int and e >= 0 for e in sizes):
+            raise BadMessage("the sizes of the results cannot be read")
+        if not self.arena.has_room(sizes):
+            raise BadMessage("the results are larger than the memory for them")
+        return header, [*self.arena.taken(sizes), *found], seconds
+
+    def cpu_s(self) -> float:
+        """What its processes have used of the CPU."""
+        return cpu_seconds(self._process.pid)
+
+    def stop(self) -> None:
+        """Stop all threads of all processes of the candidate; returns when they stand still."""
+        self._stopped = stop_below(self._process.pid)
+
+    def wake(self) -> None:
+        """Let them go on."""
+        for pid in self._stopped:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
+        self._stopped = []
 
     def _send(self, part: bytes) -> None:
         rest = memoryview(part)
@@ -199,7 +262,14 @@ class CandidateProcess:
         return bool(part)
 
     def _code(self) -> int:
+        self.wake()
         try:
             return self._process.wait(_GENTLE_END_S)
         except subprocess.TimeoutExpired:
             return -1
+
+
+def _belonging(header: Node, nonce: str) -> Node:
+    if header.get("nonce") != nonce:
+        raise BadMessage("an answer does not belong to its request")
+    return header

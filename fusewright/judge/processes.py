@@ -13,12 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from fusewright.judge import box
-from fusewright.judge.box import Box
+from fusewright.judge.box import Box, descendants
 
 # In the environment of all processes of one judgement.
 TOKEN = "FUSEWRIGHT_JUDGE_TOKEN"
 _TRIAL_S = 20.0
 _SWEEPS = 50
+_STOP_S, _STOP_PAUSE_S = 1.0, 5e-5
 _GIB = 1 << 30
 
 
@@ -69,6 +70,42 @@ def end_all(token: str) -> None:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
+
+
+def stop_below(root: int) -> list[int]:
+    """Stop all processes below one, and return them when each of their threads stands still."""
+    stopped: list[int] = []
+    for _ in range(_SWEEPS):
+        new = [pid for pid in descendants(root) if pid not in stopped]
+        if not new:
+            break
+        for pid in new:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGSTOP)
+        stopped += new
+        ends = time.monotonic() + _STOP_S
+        while any(map(_is_running, new)) and time.monotonic() < ends:
+            time.sleep(_STOP_PAUSE_S)
+    return stopped
+
+
+def cpu_seconds(root: int) -> float:
+    """What all processes below one have used of the CPU; those that have ended do not count."""
+    ticks = 0
+    for pid in descendants(root):
+        with suppress(OSError, ValueError, IndexError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a thread of a process neither stands still nor has ended."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError, IndexError):
+            if stat.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return True
+    return False
 
 
 def memory_limit() -> int:

@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from fusewright.errors import ProblemError
 from fusewright.judge.expectations import RATE
-from fusewright.judge.findings import Asked
+from fusewright.judge.placement import Piece, piece_of
+from fusewright.judge.script import Step
 from fusewright.judge.state import held_tensors
 from fusewright.judge.wire import Node, bytes_of, dtype_name, encoded, named_leaves
-from fusewright.problem.inputs import named_tensors
+from fusewright.problem.inputs import laid_out, named_tensors
 from fusewright.problem.load import Problem
 from fusewright.verify.attributes import Missing
+from fusewright.verify.feeds import Inputs
+from fusewright.verify.scenarios import Question
+
+# Begins the name of an incoming gradient, where inputs have the names of arguments.
+GRADIENT = "gradient of"
+
+
+@dataclass(frozen=True)
+class CallFacts:
+    """How a request is made, besides what its step says.
+
+    `keep` the results for later, fill new memory with `poison`, take the results of the call
+    before (`empty`), name the operators that run (`trace`).
+    """
+
+    number: int = 0
+    keep: bool = False
+    poison: bool = False
+    empty: bool = False
+    trace: bool = False
+    input_gradients: bool = True
 
 
 class Message:
@@ -33,26 +56,30 @@ class Message:
         }
 
     def tree(self, tree: object, what: str) -> Node:
-        node = encoded(tree, self.tensor)
-        for name, leaf in named_leaves(what, node):
-            if "other" in leaf:
-                raise ProblemError(
-                    f"{name} is a {leaf['other']}, which cannot be sent to another process; the "
-                    "judge sends tensors, numbers, strings, data types, lists, tuples and dicts"
-                )
-        return node
+        return _sendable(encoded(tree, self.tensor), what)
 
     def tensors(self, named: Mapping[str, Tensor]) -> dict[str, Node]:
         return {name: self.tensor(each) for name, each in named.items()}
 
 
-def load_request(path: Path, problem: Problem) -> tuple[Node, list[bytes]]:
+def _sendable(node: Node, what: str) -> Node:
+    for name, leaf in named_leaves(what, node):
+        if "other" in leaf:
+            raise ProblemError(
+                f"{name} is a {leaf['other']}, which cannot be sent to another process; the "
+                "judge sends tensors, numbers, strings, data types, lists, tuples and dicts"
+            )
+    return node
+
+
+def load_request(path: Path, problem: Problem, kind: str) -> tuple[Node, list[bytes]]:
+    """Load a file: a `candidate`, or the problem's own model, `eager` or `compile`."""
     message, arguments = Message(), problem.make_init()
     what = "a constructor argument"
     positional = [message.tree(each, what) for each in arguments.positional]
     named = [[name, message.tree(each, what)] for name, each in arguments.named]
-    header = {"do": "load", "path": str(path), "positional": positional, "named": named}
-    return header, message.blobs
+    header = {"do": "load", "path": str(path), "kind": kind}
+    return {**header, "positional": positional, "named": named}, message.blobs
 
 
 def weights_request(model: nn.Module) -> tuple[Node, list[bytes]]:
@@ -68,47 +95,60 @@ def step_request(gradients: Mapping[str, Tensor]) -> tuple[Node, list[bytes]]:
 
 
 def call_request(
-    asked: Sequence[Asked], number: int, *, keep: bool, input_gradients: bool
-) -> tuple[Node, list[bytes]]:
-    """A step's calls; they share one mode, and the buffers of the first."""
-    message, step, first = Message(), asked[0].step, asked[0].expected.question
+    step: Step, questions: Sequence[Question], call: CallFacts
+) -> tuple[Node, list[bytes], list[Piece]]:
+    """A step's calls; they share one mode, and the buffers of the first.
+
+    The tensors of the calls are not sent: they are pieces, which the placement writes.
+    """
+    message, first = Message(), questions[0]
     attributes = {
         name: None if value is Missing else message.tree(value, name)
         for name, value in first.attributes.items()
     }
-    calls = [
-        {
-            "inputs": _named_inputs(message, each),
-            "tangents": message.tensors(each.expected.question.tangents if step.gradients else {}),
-            "seed": each.expected.question.seed,
-            "layout": step.layout,
-            "how": step.how,
-            "place": step.place,
-            "slot": step.slot + index,
-            "input_gradients": input_gradients and step.gradients and step.input_gradients,
-        }
-        for index, each in enumerate(asked)
-    ]
+    pieces: list[Piece] = []
+    calls = []
+    for index, each in enumerate(questions):
+        slot = step.slot + index
+        tangents = [
+            piece_of(index, (slot, f"{GRADIENT} {name}"), laid_out(tangent, step.layout))
+            for name, tangent in (each.tangents if step.gradients else {}).items()
+        ]
+        calls.append(
+            {
+                "inputs": _placed_inputs(pieces, index, slot, each.inputs),
+                "tangents": dict(zip(each.tangents, (t.node for t in tangents), strict=False)),
+                "seed": each.seed,
+                "how": step.how,
+                "place": step.place,
+                "slot": slot,
+                "input_gradients": call.input_gradients and step.asks_input_gradients,
+            }
+        )
+        pieces += tangents
     header = {
-        "do": "call",
-        "id": number,
+        "do": "prepare",
+        "id": call.number,
         "mode": step.mode,
         "gradients": step.gradients,
-        "keep": keep,
+        "twice": step.twice,
+        "keep": call.keep,
+        "poison": call.poison,
+        "empty": call.empty,
+        "trace": call.trace,
         "calls": calls,
         "buffers": message.tensors(first.buffers),
         "attributes": attributes,
     }
-    return header, message.blobs
+    return header, message.blobs, pieces
 
 
-def _named_inputs(message: Message, asked: Asked) -> list[Node]:
-    """The arguments; each tensor's node has its name."""
-    inputs = asked.expected.question.inputs
-    nodes = [message.tree(each, f"x{index}") for index, each in enumerate(inputs)]
-    names = (name for name, _ in named_tensors(inputs))
-    for index, node in enumerate(nodes):
-        for _, leaf in named_leaves(f"x{index}", node):
-            if "tensor" in leaf:
-                leaf["name"] = next(names)
-    return nodes
+def _placed_inputs(pieces: list[Piece], index: int, slot: int, inputs: Inputs) -> list[Node]:
+    """The arguments; the node of each tensor says where it lies."""
+    names = iter([name for name, _ in named_tensors(inputs)])
+
+    def placed(tensor: Tensor) -> Node:
+        pieces.append(piece_of(index, (slot, next(names)), tensor.detach()))
+        return pieces[-1].node
+
+    return [_sendable(encoded(each, placed), f"x{number}") for number, each in enumerate(inputs)]

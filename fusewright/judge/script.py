@@ -21,6 +21,7 @@ HOW = ("grad", "backward")
 _SLOTS = 2
 _FEWEST_MORE, _MOST_MORE = 10, 24
 _FEWEST_MANY, _MOST_MANY = 80, 160
+_SETS = (1, 1, 1, 2, 3)
 _SCALE = 200.0
 _SPOILED = 3
 
@@ -29,12 +30,13 @@ Alter = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """One request: a call, or two forwards and then two backwards (`twice`).
+    """One request: a call, several, or two forwards and then two backwards (`twice`).
 
     `alter` changes every floating input, `rows` asks for fewer or more rows, and `strided` for
-    inputs that are not contiguous. `new_weights` takes an optimizer step first, and `copied` goes
-    on with a deep copy of the model. If the candidate refuses a step with `may_refuse`, that is
-    noted and no failure.
+    inputs that are not contiguous. `sets` calls follow one another in one request. `new_weights`
+    takes an optimizer step first, and `copied` goes on with a deep copy of the model. If the
+    candidate refuses a step with `may_refuse`, that is noted and no failure. A `traced` step tells
+    which operators of PyTorch run.
     """
 
     name: str = ""
@@ -51,7 +53,13 @@ class Step:
     layout: str = LAYOUTS[0]
     place: str = PLACES[0]
     slot: int = 0
+    sets: int = 1
+    traced: bool = False
     how: str = HOW[0]
+
+    @property
+    def asks_input_gradients(self) -> bool:
+        return self.gradients and self.input_gradients
 
     @property
     def label(self) -> str:
@@ -138,11 +146,15 @@ def script(chance: random.Random, modes: Sequence[str] = _BOTH) -> list[Step]:
 def many_more(chance: random.Random, modes: Sequence[str]) -> list[Step]:
     """Plain calls for candidates that count: as many as the time allows are asked."""
     count = chance.randint(_FEWEST_MANY, _MOST_MANY)
-    return [_varied(Step(mode=chance.choice(tuple(modes))), chance) for _ in range(count)]
+    steps = [
+        Step(mode=chance.choice(tuple(modes)), sets=chance.choice(_SETS)) for _ in range(count)
+    ]
+    return [_varied(each, chance) for each in steps]
 
 
 def last_steps(modes: Sequence[str]) -> list[Step]:
-    return [each for each in _LAST if each.mode in modes]
+    traced = [Step(mode=mode, traced=True) for mode in tuple(modes)[-1:]]
+    return [*traced, *(each for each in _LAST if each.mode in modes)]
 
 
 def _varied(step: Step, chance: random.Random) -> Step:

@@ -77,7 +77,7 @@ def global_state() -> dict[str, str]:
         "working folder": str(Path.cwd()),
         "grad mode": str(torch.is_grad_enabled()),
         "inference mode": str(torch.is_inference_mode_enabled()),
-        "autocast": str(torch.is_autocast_enabled("cpu")),
+        "autocast": str([torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")]),
         "anomaly mode": str(torch.is_anomaly_enabled()),
         "hooks of all modules": str(_global_hooks()),
         "denormal numbers": "kept" if bool((tiny * 0.5 != 0).all()) else "flushed to zero",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusewright.judge.times import Conditions, PassTimes
+
 # Code 2 is for everything that is no verdict: a bad option, a problem that cannot be used.
 EXIT_CODES = {
     "accepted": 0,
@@ -34,6 +36,7 @@ class Verdict:
 
     `flags` are observations that are no fault. `notes` say what could not be asked. `output` is
     what the candidate printed, cut and escaped. `calls` were answered, and `checks` compared.
+    `times` are those of each pass, and `conditions` what they hold for.
     """
 
     word: str
@@ -49,6 +52,8 @@ class Verdict:
     seconds: float = 0.0
     candidate_seconds: float = 0.0
     confined: bool = True
+    times: tuple[PassTimes, ...] = ()
+    conditions: Conditions | None = None
 
     @property
     def accepted(self) -> bool:
@@ -69,11 +74,12 @@ class Verdict:
             )
             if value
         ]
+        times = [f"  {each.line()}" for each in self.times]
         flags = [f"  flag: {each}" for each in self.flags]
         notes = [f"  note: {each}" for each in self.notes]
         shown = ["  the candidate printed:", *(f"  | {each}" for each in self.output.splitlines())]
         words = shown if self.output and not self.accepted else []
-        return (f"{self.word}: {self.reason}", *evidence, *flags, *notes, *words)
+        return (f"{self.word}: {self.reason}", *evidence, *times, *flags, *notes, *words)
 
 
 def gravest(faults: list[Fault]) -> Fault:

@@ -96,10 +96,15 @@ def dtype_of(name: object) -> torch.dtype:
     return _DTYPES[name]
 
 
+def dense(tensor: Tensor) -> Tensor:
+    """The values of a tensor in order."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
 def bytes_of(tensor: Tensor) -> bytes:
-    """The values of a tensor on the host, in order."""
-    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return ctypes.string_at(dense.data_ptr(), dense.nbytes) if dense.nbytes else b""
+    """The values of a tensor, in order."""
+    values = dense(tensor).cpu()
+    return ctypes.string_at(values.data_ptr(), values.nbytes) if values.nbytes else b""
 
 
 def tensor_of(blob: bytes, dtype: object, shape: object) -> Tensor:
@@ -158,6 +163,16 @@ def decoded(node: Node, of_tensor: Callable[[Node], object]) -> object:
     if "pairs" in node:
         return {key: decoded(each, of_tensor) for key, each in node["pairs"]}
     raise BadMessage(f"a {node.get('other', node.get('class'))} cannot be sent")
+
+
+def sharing(tensor: Tensor, known: Sequence[tuple[str, Tensor]]) -> list[str]:
+    """The names of other tensors in the same memory."""
+    address = tensor.untyped_storage().data_ptr()
+    return [
+        name
+        for name, each in known
+        if each is not tensor and address and each.untyped_storage().data_ptr() == address
+    ]
 
 
 def named_leaves(name: str, node: Node) -> Iterator[tuple[str, Node]]:

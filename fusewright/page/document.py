@@ -27,13 +27,13 @@ def render(records: Sequence[Record]) -> str:
     """One self-contained HTML text: one problem in full, or an overview and sections of several."""
     if len(records) == 1:
         name = records[0].problem.name
-        return _page(f"{name}: benchmark", _single(records[0]))
+        return page(f"{name}: benchmark", _single(records[0]))
     ordered = collect(records).records
     entries = [
         Entry(each, f"p{index}-{anchor(each.problem.name)}")
         for index, each in enumerate(ordered, 1)
     ]
-    return _page(f"{len(entries)} problems: benchmark", _many(entries))
+    return page(f"{len(entries)} problems: benchmark", _many(entries))
 
 
 def charts_png(records: Sequence[Record], folder: Path) -> tuple[Path, ...]:
@@ -94,7 +94,8 @@ def _sections(entries: Sequence[Entry]) -> list[Html]:
     return made
 
 
-def _page(title: str, body: Html) -> str:
+def page(title: str, body: Html) -> str:
+    """A self-contained page: styles, script and body in one text."""
     style, script = _packaged("style.css"), _packaged("script.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Only our own script runs and nothing is fetched, even if a name in a record contains HTML.

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from fusewright.problem.inputs import resolve_device
 
 _WARM_UPS = 2
 _MOST_ROUNDS = 200
+# On a CPU every sample pays for the flush, and a shared L3 cache may be far larger.
+_MOST_HOST_FLUSH_BYTES = 64 * 2**20
 _FLUSH_BYTES = 256 * 2**20  # several times the largest L2 cache (H200: 50 MiB)
 
 
@@ -78,3 +81,32 @@ def samples_ms(
         if round_ + 1 >= least_rounds and time.perf_counter() - start > budget_s:
             break
     return samples
+
+
+class Cover:
+    """A buffer that is overwritten with a new value each time, to replace all cache lines."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.bytes = size
+        self._buffer: Tensor = torch.empty(size // 4, dtype=torch.int32, device=device)
+        self._count = 0
+
+    def write(self) -> None:
+        self._count += 1
+        self._buffer.fill_(self._count)
+
+
+def host_cache_bytes() -> int:
+    """The largest cache of the first processor, or 32 MiB if the system does not say."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        unit = {"K": 2**10, "M": 2**20}.get(text[-1:], 0)
+        if unit and text[:-1].isdigit():
+            sizes.append(int(text[:-1]) * unit)
+    return max(sizes, default=32 * 2**20)
+
+
+def host_flush_bytes() -> int:
+    """How much to overwrite so that the caches hold nothing else."""
+    return min(2 * host_cache_bytes(), _MOST_HOST_FLUSH_BYTES)

@@ -15,12 +15,12 @@ from fusewright.bench.clock import DeviceClock, Look, Sample, WallClock
 from fusewright.bench.plan_record import roof_us, step_times
 from fusewright.bench.record import ClockFacts, Rates, Settings
 from fusewright.bench.sampling import sample
-from fusewright.bench.stats import speedup
 from fusewright.bench.trace import kernel_times, launches, read_trace
 from fusewright.compile.pipeline import prepare
 from fusewright.plan.steps import Call, Fused
 from fusewright.problem.inputs import named_tensors
 from fusewright.problem.load import Problem
+from fusewright.tune.stats import speedup
 from fusewright.verify.feeds import Feed, make_feed
 from tests.support.live_problems import problem_from_module
 

@@ -15,7 +15,7 @@ from fusewright.bench.floors import measure_rates
 from fusewright.bench.record import Record, Result, Settings
 from fusewright.bench.run import bench
 from fusewright.bench.sampling import sample
-from fusewright.bench.stats import speedup
+from fusewright.tune.stats import speedup
 from fusewright.verify.feeds import Feed, make_feed
 from tests.support.live_problems import problem_from_module
 

@@ -17,7 +17,7 @@ from fusewright.judge.processes import missing_confinement, with_token
 from fusewright.judge.verdict import Verdict
 
 FOLDER = Path(__file__).parent / "candidates"
-SECONDS = 60.0
+SECONDS = 240.0  # compilers take their time on a busy machine
 HANG_SECONDS = 4.0
 MEMORY_BYTES = 6 << 30
 FILES = {path: re.search(r"^# verdict: (.+)$", path.read_text(), re.M) for path in FOLDER.iterdir()}
@@ -28,11 +28,14 @@ WORDS = {
 }
 EXPLOITS = [path for path, words in WORDS.items() if "accepted" not in words]
 HONEST = [path for path, words in WORDS.items() if "accepted" in words]
+# Files that surely run a kernel of their own; some others fall back, which is no fault.
+WITH_KERNELS = ("compiled_c", "load_inline", "compiled_by_torch", "numpy_result")
 needs_box = pytest.mark.skipif(bool(missing_confinement()), reason=missing_confinement() or "-")
 
 
 def judged(path: Path, *, confined: bool = True) -> Verdict:
-    problem = "norm.py" if "from norm import" in path.read_text() else "small.py"
+    found = re.search(r"^from (norm|dropping) import", path.read_text(), re.M)
+    problem = f"{found[1]}.py" if found else "small.py"
     seconds = HANG_SECONDS if WORDS[path] == ["timed out"] else SECONDS
     return judge(FOLDER / problem, path, limits=Limits(seconds, MEMORY_BYTES), confined=confined)
 
@@ -53,6 +56,10 @@ def test_honest_files_are_accepted(path: Path) -> None:
     verdict = judged(path)
     assert verdict.word == "accepted", verdict.lines()
     assert verdict.calls > 40 and verdict.checks > 150
+    wanted = re.search(r"^# flag: (.+)$", path.read_text(), re.M)
+    fallback = [each for each in verdict.flags if each.startswith("runs all of the model's own")]
+    if wanted or path.stem in WITH_KERNELS:
+        assert bool(fallback) == bool(wanted), verdict.flags
 
 
 @pytest.mark.sample(2)

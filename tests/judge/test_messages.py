@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fusewright.judge.guarded import Guarded
+from fusewright.judge.operators import operators_of, replaces_nothing
 from fusewright.judge.script import script
 from fusewright.judge.slices import check_slices
 from fusewright.judge.state import function_watch
@@ -96,7 +97,7 @@ def test_a_subclass_is_named_and_not_sent() -> None:
 
 @pytest.mark.parametrize("stride", [(5, 1), (1, 4), (0, 1)])
 def test_guards_show_writes_and_poison_reads(stride: tuple[int, int]) -> None:
-    guarded = Guarded(torch.float32, (4, 5), stride)
+    guarded = Guarded((torch.float32, (4, 5), stride))
     values = torch.arange(5.0).expand(4, 5) if stride[0] == 0 else torch.randn(4, 5)
     guarded.write(values)
     tensor = guarded.view()
@@ -109,7 +110,7 @@ def test_guards_show_writes_and_poison_reads(stride: tuple[int, int]) -> None:
 
 
 def test_new_values_do_not_show_in_the_version() -> None:
-    guarded = Guarded(torch.float32, (3,), (1,))
+    guarded = Guarded((torch.float32, (3,), (1,)))
     guarded.write(torch.zeros(3))
     tensor = guarded.view()
     version = tensor._version
@@ -166,3 +167,13 @@ def test_the_gravest_fault_is_told() -> None:
     faults = [Fault("wrong", "a"), Fault("unsafe", "b"), Fault("dishonest", "c")]
     assert gravest(faults).reason == "c" and gravest(faults[:2]).reason == "b"
     assert len(set(EXIT_CODES.values())) == len(EXIT_CODES) and 2 not in EXIT_CODES.values()
+
+
+def test_a_file_that_replaces_no_operator() -> None:
+    x, weight = torch.randn(4, 8), torch.randn(8, 8)
+    eager = operators_of(lambda: torch.tanh(torch.nn.functional.linear(x, weight)) * 2)
+    assert eager["tanh"] == eager["mul"] == 1
+    same = operators_of(lambda: torch.tanh(torch.nn.functional.linear(x, weight)) * 2 + 0)
+    fused = operators_of(lambda: torch.nn.functional.linear(x, weight))
+    assert replaces_nothing(same, eager) and not replaces_nothing(fused, eager)
+    assert not replaces_nothing(same, {}), "a model without operators has nothing to replace"

@@ -11,10 +11,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from fusewright.bench import neighbours
-from fusewright.bench.neighbours import Moment, other_cores
 from fusewright.bench.table import print_record
 from fusewright.page.surroundings import surroundings
+from fusewright.tune import neighbours
+from fusewright.tune.neighbours import Moment, other_cores
 from tests.support.page_samples import ENVIRONMENT, record
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from fusewright.bench import stats
 from fusewright.bench.clock import Look, Sample, settle
 from fusewright.bench.record import (
     ClockFacts,
@@ -18,8 +17,9 @@ from fusewright.bench.record import (
     Settings,
 )
 from fusewright.bench.regressions import changes, differences
-from fusewright.bench.stats import change, median_interval, speedup
 from fusewright.bench.summary import collect
+from fusewright.tune import stats
+from fusewright.tune.stats import change, median_interval, speedup
 from tests.support.bench_records import made_up_record
 
 EVENTS = ClockFacts("device events", 1, 2, idle_gap_us=8.0)

@@ -1,4 +1,4 @@
-"""The command `judge`: arguments, and the verdicts as text and JSON."""
+"""The command `judge`: arguments, and the verdicts as text, JSON and a page."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fusewright.errors import DeviceError, ProblemError
+from fusewright.errors import ProblemError
 
 if TYPE_CHECKING:
+    from fusewright.judge.timekeeper import Timing
     from fusewright.judge.verdict import Verdict
 
 _PATH = click.Path(path_type=Path)
@@ -25,7 +26,10 @@ _GIB = 1 << 30
 @click.argument("problem", type=_PATH)
 @click.argument("models_new", metavar="MODEL_NEW...", type=_PATH, nargs=-1, required=True)
 @click.option("--json", "json_file", type=_PATH, help="Also write a JSON record.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Only cpu so far.")
+@click.option("--html", type=_PATH, help="Also write a page.")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="Where to run; a GPU if there is one."
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1.0),
@@ -34,6 +38,21 @@ _GIB = 1 << 30
     help="All the time that a candidate may take, its build included.",
 )
 @click.option("--memory", type=click.FloatRange(min=1.0), help="GiB that a candidate may address.")
+@click.option("--time/--no-time", "timed", default=True, help="Time what is right. [default: on]")
+@click.option(
+    "--baselines",
+    default="eager,compile",
+    show_default=True,
+    help="What to time it beside.",
+)
+@click.option(
+    "--time-seconds",
+    "budget_s",
+    type=click.FloatRange(min=0.1),
+    default=4.0,
+    show_default=True,
+    help="Seconds of timing for each pass.",
+)
 @click.option("--strict", is_flag=True, help="A flag counts as a failure.")
 @click.option(
     "--unconfined", is_flag=True, help="Run files that you trust without namespaces of Linux."
@@ -42,24 +61,35 @@ def judge(
     problem: Path,
     models_new: tuple[Path, ...],
     json_file: Path | None,
+    html: Path | None,
     device: str | None,
     seconds: float,
     memory: float | None,
+    timed: bool,
+    baselines: str,
+    budget_s: float,
     strict: bool,
     unconfined: bool,
 ) -> None:
-    """Judge anyone's ModelNew, in a process of its own: right and honest, or the reason why not.
+    """Judge anyone's ModelNew in a process of its own: right, honest and faster, or why not.
 
     MODEL_NEW is a file, or a folder of files. The exit code tells the verdict on a single file.
     """
-    _require_cpu(device)
     from fusewright.judge.judge import judge as run
     from fusewright.judge.process import Limits
 
+    timing = _timing(baselines, budget_s) if timed else None
     limits = Limits(seconds, int((memory or 0) * _GIB))
     verdicts: dict[Path, Verdict] = {}
     for path in _files(models_new):
-        verdict = run(problem, path, limits=limits, confined=not unconfined, strict=strict)
+        chosen = device or default_device()
+        how: dict[str, Any] = {
+            "confined": not unconfined,
+            "strict": strict,
+            "timing": timing,
+            "device": chosen,
+        }
+        verdict = run(problem, path, limits=limits, **how)
         verdicts[path] = verdict
         first, *rest = verdict.lines()
         click.echo("\n".join((f"{path}: {first}", *rest)))
@@ -67,18 +97,30 @@ def judge(
         records = [_record(problem, path, each) for path, each in verdicts.items()]
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(records, indent=2, ensure_ascii=False) + "\n")
+    if html:
+        from fusewright.page.judgement import render_verdicts
+
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(render_verdicts(problem, verdicts))
     codes = [each.exit_code for each in verdicts.values()]
     sys.exit(codes[0] if len(codes) == 1 else int(any(codes)))
 
 
-def _require_cpu(device: str | None) -> None:
+def _timing(baselines: str, budget_s: float) -> Timing:
+    from fusewright.judge.timekeeper import BASELINES, Timing
+
+    names = tuple(filter(None, map(str.strip, baselines.split(","))))
+    for name in names:
+        if name not in BASELINES:
+            known = ", ".join(BASELINES)
+            raise ProblemError(f"there is no baseline {name!r}: choose from {known}")
+    return Timing(names, budget_s=budget_s)
+
+
+def default_device() -> str:
     import torch
 
-    if device == "cuda" or (device is None and torch.cuda.is_available()):
-        raise DeviceError(
-            "the judge cannot run candidates on a GPU yet; use --device cpu for problems that run "
-            "on a CPU, and `verify` for files that you trust"
-        )
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _files(given: Sequence[Path]) -> list[Path]:

@@ -1,0 +1,158 @@
+"""A GPU in the candidate's process: memory that the judge owns, and a clock that it trusts.
+
+Everything here is loaded before the candidate. The clock calls the driver itself, so no function of
+PyTorch that a file could replace has a part in it. All streams are drained before the clock starts
+and before it stops. Inputs are staged elsewhere and come to their place when the clock runs, so
+that a thread which waits for them cannot begin early; an empty request pays for the same copy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fusewright.judge.arena import Arena
+from fusewright.judge.guarded import GUARD, Form, Guarded, room
+from fusewright.tune.timing import Cover
+
+_MIB = 1 << 20
+
+
+class Clock(Protocol):
+    """Moments on the default stream of one device."""
+
+    def drain(self) -> None:
+        """Wait until no stream of the device has work left."""
+        ...
+
+    def mark(self) -> object:
+        """The moment when the default stream has done all that it was given so far."""
+        ...
+
+    def elapsed_us(self, first: object, last: object) -> float: ...
+
+    def forget(self, moment: object) -> None: ...
+
+
+class DriverClock:
+    """The CUDA driver's own events, on the default stream."""
+
+    def __init__(self) -> None:
+        driver = ctypes.CDLL("libcuda.so.1")
+        self._synchronize = driver.cuCtxSynchronize
+        self._create, self._record = driver.cuEventCreate, driver.cuEventRecord
+        self._elapsed, self._destroy = driver.cuEventElapsedTime, driver.cuEventDestroy_v2
+        pointer = ctypes.c_void_p
+        self._create.argtypes = [ctypes.POINTER(pointer), ctypes.c_uint]
+        self._record.argtypes = [pointer, pointer]
+        self._elapsed.argtypes = [ctypes.POINTER(ctypes.c_float), pointer, pointer]
+        self._destroy.argtypes = [pointer]
+
+    def drain(self) -> None:
+        _require(self._synchronize(), "cuCtxSynchronize")
+
+    def mark(self) -> ctypes.c_void_p:
+        event = ctypes.c_void_p()
+        _require(self._create(ctypes.byref(event), 0), "cuEventCreate")
+        _require(self._record(event, None), "cuEventRecord")
+        return event
+
+    def elapsed_us(self, first: object, last: object) -> float:
+        found = ctypes.c_float()
+        _require(self._elapsed(ctypes.byref(found), first, last), "cuEventElapsedTime")
+        return float(found.value) * 1e3
+
+    def forget(self, moment: object) -> None:
+        self._destroy(moment)
+
+
+def _require(code: int, what: str) -> None:
+    if code:
+        raise RuntimeError(f"the CUDA driver refuses {what}: error {code}")
+
+
+class CudaPlaced:
+    """Device memory for one tensor, a stage beside it, and the judge's memory on the host."""
+
+    def __init__(self, host: Tensor, form: Form, device: torch.device) -> None:
+        self._host = host
+        self._stage = torch.empty(room(form), dtype=torch.uint8, device=device)
+        self._guarded = Guarded(form, torch.empty_like(self._stage))
+        self._copy = Tensor.copy_
+
+    def view(self) -> Tensor:
+        return self._guarded.view()
+
+    def stage(self) -> None:
+        """Bring the judge's bytes to the device, where the candidate does not look."""
+        self._copy(self._stage, self._host)
+
+    def load(self) -> None:
+        """Values and guard zones come to their place."""
+        self._copy(self._guarded.memory, self._stage)
+
+    def store(self) -> None:
+        """Show the judge what became of them."""
+        self._copy(self._host, self._guarded.memory)
+
+
+class Cuda:
+    """One GPU; `device` and `clock` can be others in tests."""
+
+    kind = "cuda"
+    is_separate = True
+
+    def __init__(self, device: torch.device, clock: Clock, cover: Callable[[], None]) -> None:
+        self._device, self._clock, self._cover = device, clock, cover
+        self._begin: object = None
+        self._generator, self._state = torch.default_generator, torch.cuda.get_rng_state
+        self._seed = torch.manual_seed
+        self.kind = device.type
+
+    def moved(self, model: nn.Module) -> nn.Module:
+        return model.to(self._device)
+
+    def guarded(self, form: Form) -> Guarded:
+        size, kind = room(form), torch.uint8
+        return Guarded(form, torch.full((size,), GUARD, dtype=kind, device=self._device))
+
+    def placed(self, arena: Arena, offset: int, form: Form) -> CudaPlaced:
+        return CudaPlaced(arena.bytes_at(offset, room(form)), form, self._device)
+
+    def seed(self, number: int) -> None:
+        self._seed(number)
+
+    def random_state(self) -> Tensor:
+        host = self._generator.get_state()
+        on_gpu = self._device.type == "cuda"
+        return torch.cat([host, self._state(self._device)]) if on_gpu else host
+
+    def start(self) -> None:
+        """From an idle device, with nothing of the call in its caches."""
+        self._cover()
+        self._clock.drain()
+        self._begin = self._clock.mark()
+
+    def stop(self) -> dict[str, float]:
+        """Until the default stream was done, and until all streams were."""
+        end = self._clock.mark()
+        self._clock.drain()
+        last = self._clock.mark()
+        self._clock.drain()
+        marks = {"stream_us": end, "device_us": last}
+        found = {name: self._clock.elapsed_us(self._begin, each) for name, each in marks.items()}
+        for each in (self._begin, end, last):
+            self._clock.forget(each)
+        return found
+
+
+def make_cuda() -> Cuda:
+    """The first GPU that this process sees."""
+    device = torch.device("cuda", 0)
+    torch.zeros(1, device=device)  # makes the context of this thread
+    cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
+    return Cuda(device, DriverClock(), Cover(2 * cache + _MIB, device).write)

@@ -1,0 +1,82 @@
+"""Where a candidate's tensors lie, and who takes the time; here, the host. `cuda` is the other."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fusewright.judge.arena import Arena
+from fusewright.judge.guarded import Form, Guarded, room
+
+
+class Placed(Protocol):
+    """Memory for one tensor that the judge writes."""
+
+    def view(self) -> Tensor: ...
+    def stage(self) -> None: ...
+    def load(self) -> None: ...
+    def store(self) -> None: ...
+
+
+class Device(Protocol):
+    """Gives memory, and takes the time of a call where the parent's clock is too coarse.
+
+    `is_separate`: its memory is not the host's, so results are copied when the clock has stopped.
+    """
+
+    kind: str
+    is_separate: bool
+
+    def moved(self, model: nn.Module) -> nn.Module: ...
+    def guarded(self, form: Form) -> Guarded: ...
+    def placed(self, arena: Arena, offset: int, form: Form) -> Placed: ...
+    def seed(self, number: int) -> None: ...
+    def random_state(self) -> Tensor: ...
+    def start(self) -> None: ...
+    def stop(self) -> dict[str, float]: ...
+
+
+class HostPlaced:
+    """A tensor in the judge's memory itself: nothing is copied."""
+
+    def __init__(self, guarded: Guarded) -> None:
+        self._guarded = guarded
+
+    def view(self) -> Tensor:
+        return self._guarded.view()
+
+    def stage(self) -> None: ...
+
+    def load(self) -> None: ...
+
+    def store(self) -> None: ...
+
+
+class Host:
+    """The CPU; the parent's clock counts."""
+
+    kind = "cpu"
+    is_separate = False
+
+    def moved(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def guarded(self, form: Form) -> Guarded:
+        return Guarded(form)
+
+    def placed(self, arena: Arena, offset: int, form: Form) -> HostPlaced:
+        return HostPlaced(Guarded(form, arena.bytes_at(offset, room(form))))
+
+    def seed(self, number: int) -> None:
+        # torch.manual_seed also leaves a note for every GPU, which takes ten times as long.
+        torch.default_generator.manual_seed(number)
+
+    def random_state(self) -> Tensor:
+        return torch.default_generator.get_state()
+
+    def start(self) -> None: ...
+
+    def stop(self) -> dict[str, float]:
+        return {}

@@ -1,0 +1,387 @@
+"""One candidate's hearing: every request, its answer, and the first fault.
+
+The candidate runs in a process of its own. This one sends secret weights and inputs, gets results
+back as bytes, and compares them with eager and float64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from fusewright.errors import VerifyError
+from fusewright.judge.conversation import Conversation, Reply
+from fusewright.judge.expectations import Expectations
+from fusewright.judge.findings import (
+    Answered,
+    Asked,
+    asked_beside,
+    compare_call,
+    compare_with_right_runs,
+    fault_of_check,
+    fault_of_end,
+    fault_of_error,
+    faults_of_changes,
+    faults_of_form,
+    faults_of_memory,
+    faults_of_state,
+    has_other_strides,
+    other_outputs,
+    readable,
+    results_of,
+)
+from fusewright.judge.operators import replaces_nothing
+from fusewright.judge.process import CandidateProcess, Ended, Late
+from fusewright.judge.requests import CallFacts, load_request, step_request, weights_request
+from fusewright.judge.script import Step, last_steps, many_more, script
+from fusewright.judge.state import held_tensors
+from fusewright.judge.timekeeper import Timed, Timing, time_candidate
+from fusewright.judge.times import gain_in_words
+from fusewright.judge.verdict import Fault, Verdict, escaped, gravest
+from fusewright.judge.wire import BadMessage, Node, bytes_of, dtype_name
+from fusewright.problem.load import Problem
+from fusewright.verify.compare import Check, settle
+from fusewright.verify.scenarios import Question, Results, Usual
+
+OnProgress = Callable[[str, float], None]
+_LOOKS = 3
+_KEPT_BYTES = 1 << 28
+_RECALLS = 0.15
+_POISONED = 0.7
+_MANY_S = 3.0
+# Equal outputs of so many calls show that a model does not read its input.
+_ENOUGH = 8
+_FALLBACK = "runs all of the model's own PyTorch operators: no kernel replaces any of them"
+
+
+class Guilty(Exception):
+    """Ends the judgement with a fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.reason)
+        self.fault = fault
+
+
+class Hearing:
+    """One candidate's answers so far."""
+
+    def __init__(
+        self, problem: Problem, path: Path, expectations: Expectations, process: CandidateProcess
+    ) -> None:
+        self.problem, self.path = problem, path
+        self.expectations, self.process = expectations, process
+        self.chance = random.Random(secrets.randbits(62))
+        self.flags: dict[str, None] = {}
+        self.unasked: dict[str, None] = {}
+        self.calls = self.checks = self.compared = 0
+        self.kept: dict[int, tuple[list[Node], Sequence[bytes], list[Asked]]] = {}
+        self.kept_bytes = 0
+        self.seen: dict[bytes, str] = {}
+        self.outputs: set[bytes] = set()
+        self.talk = Conversation(process, self.chance)
+        self.usual: dict[str, Usual] = {}
+        self.doubtful: dict[str, list[tuple[Check, Results, Asked]]] = {}
+        self.timed: Timed | None = None
+
+    def held(self, progress: OnProgress, timing: Timing | None = None) -> Fault | None:
+        """Ask everything, then take times; the first fault, or None."""
+        try:
+            with self.process:
+                self.process.started()
+                self._load()
+                self._ask_all(progress)
+                if timing is not None:
+                    self._time(timing, progress)
+        except Guilty as guilty:
+            return guilty.fault
+        except Late:
+            words = f"no answer after {self.process.limits.seconds:g} s"
+            return Fault("timed out", words, self.talk.doing, "an answer", "none")
+        except Ended as ended:
+            return fault_of_end(ended.code, self.talk.doing, bytes(self.process.output))
+        except BadMessage as error:
+            words = f"an answer was not written by the launcher: {error}"
+            return Fault(
+                "dishonest", words, self.talk.doing, "the launcher's answer", "other bytes"
+            )
+        return None
+
+    def _ask_all(self, progress: OnProgress) -> None:
+        modes = tuple(self.expectations.references)
+        steps = script(self.chance, modes)
+        for number, step in enumerate(steps):
+            progress(step.label, number / len(steps))
+            self._examine(step)
+            if self.chance.random() < _RECALLS:
+                self._recall(self.chance.sample(sorted(self.kept), len(self.kept) // 2))
+        ends = time.monotonic() + _MANY_S
+        for step in many_more(self.chance, modes):
+            if time.monotonic() > ends:
+                break
+            self._examine(step)
+        for step in last_steps(modes):
+            self._examine(step)
+        self._recall(list(self.kept))
+
+    def verdict(self, fault: Fault | None, *, strict: bool) -> Verdict:
+        if self.compared >= _ENOUGH and len(self.outputs) == 1:
+            self.flags["degenerate task: the model's output does not depend on its input"] = None
+        flags, unasked = tuple(self.flags), ", ".join(self.unasked)
+        notes: tuple[str, ...] = (
+            (f"not asked, because the model does not allow it: {unasked}",) if unasked else ()
+        )
+        notes += self.timed.notes if self.timed else ()
+        if fault is None and strict and flags:
+            fault = Fault("wrong", f"a flag counts as a failure here: {flags[0]}")
+        if fault is None:
+            words = f"right in {self.calls} calls and {self.checks} checks"
+            words += gain_in_words(self.timed.times) if self.timed else ""
+            fault = Fault("accepted", words)
+        return Verdict(
+            **vars(fault),
+            flags=flags,
+            notes=notes,
+            output=escaped(bytes(self.process.output), cut=self.process.cut),
+            calls=self.calls,
+            checks=self.checks,
+            candidate_seconds=self.process.limits.seconds - self.process.left_s,
+            confined=self.process.confined,
+            times=self.timed.times if self.timed else (),
+            conditions=self.timed.conditions if self.timed else None,
+        )
+
+    def _load(self) -> None:
+        """Load the candidate and give it the weights."""
+        request = load_request(self.path, self.problem, "candidate")
+        header, _ = self.talk.ask("loading the file", request)
+        self._require(faults_of_state(header, loading=True))
+        if "error" in header:
+            raise Guilty(fault_of_error(header["error"], self.path.name, self.talk.doing))
+        self._require(self._other_parameters(header))
+        header, _ = self.talk.ask("new weights", weights_request(self.expectations.model))
+        if "error" in header:
+            raise Guilty(fault_of_error(header["error"], self.path.name, self.talk.doing))
+        self._require(faults_of_memory(header, self.expectations.weights()))
+
+    def _other_parameters(self, header: Node) -> Iterable[Fault]:
+        """The candidate must have the model's parameters and buffers."""
+        theirs = {(kind, name): form for kind, name, form in header["held"]}
+        for kind, name, each in held_tensors(self.expectations.model):
+            gradient = " with gradient" if each.requires_grad else ""
+            mine = f"{dtype_name(each.dtype)}{list(each.shape)}{gradient}"
+            found = theirs.pop((kind, name), "missing")
+            if found != mine:
+                words = f"{kind} {name} is {found} and {mine} in the model; both must be the same"
+                yield Fault("wrong", words, "parameters and buffers", mine, found)
+        for kind, name in theirs:
+            words = f"the candidate has a {kind} {name}, and the model has none"
+            yield Fault("wrong", words, "parameters and buffers", "none", name)
+
+    def _require(self, faults: Iterable[Fault]) -> None:
+        with readable():
+            found = list(faults)
+        if found:
+            raise Guilty(gravest(found))
+
+    def _examine(self, step: Step) -> None:
+        """Ask a step; if a gradient is in doubt, again with other values."""
+        looks = []
+        if step.copied:
+            self._copy()
+        if step.new_weights:
+            self._new_weights()
+        for _ in range(_LOOKS):
+            look = self._look(step)
+            if look is None:
+                return
+            looks.append(look)
+            wrong = [check for _, _, checks in look for check in checks if not check.ok]
+            if not wrong or not all(check.is_doubtful for check in wrong):
+                break
+        named: dict[str, list[tuple[Check, Results, Asked]]] = {}
+        for look in looks:
+            for index, (found, asked, checks) in enumerate(look):
+                for check in checks:
+                    key = f"{index} {check.name.split(', slice ')[0]} {', slice ' in check.name}"
+                    named.setdefault(key, []).append((check, found, asked))
+        self.checks += len(named)
+        for each in named.values():
+            verdict = settle([check for check, _, _ in each])
+            if not verdict.ok:
+                _, found, asked = next((e for e in each if e[0] is verdict), each[0])
+                raise Guilty(self._stale(found, asked) or fault_of_check(verdict, found, asked))
+        for found, asked, checks in looks[-1]:
+            self._remember(found, asked)
+            if not step.name:
+                self._learn(checks)
+
+    def _look(self, step: Step) -> list[tuple[Results, Asked, list[Check]]] | None:
+        """The answers to one request with their checks; None if nothing is to be compared."""
+        asked = self.expectations.asked(step)
+        if not asked:
+            self.unasked[step.label] = None
+            return None
+        step, self.calls = asked[0].step, self.calls + 1
+        keep = self.kept_bytes < _KEPT_BYTES
+        reply = self._called(step, asked, keep=keep)
+        if reply is None:
+            return None
+        if keep:
+            nodes, blobs = [each.node for each in reply.answers], reply.answers[0].blobs
+            self.kept[self.calls] = (nodes, blobs, asked)
+            self.kept_bytes += sum(map(len, blobs))
+        pairs = zip(reply.answers, asked, strict=True)
+        return [self._compared(answer, one) for answer, one in pairs]
+
+    def _called(self, step: Step, asked: list[Asked], *, keep: bool) -> Reply | None:
+        """The answers to a step; None if the candidate refuses it, which is noted."""
+        facts = CallFacts(
+            self.calls,
+            keep=keep,
+            poison=self.chance.random() < _POISONED,
+            trace=step.traced,
+            input_gradients=self.expectations.differentiable[step.mode],
+        )
+        size = sum(map(result_bytes, asked))
+        questions = [each.expected.question for each in asked]
+        reply = self.talk.call(step, questions, facts, size)
+        if reply.has_error and step.may_refuse:
+            self._require(faults_of_state(reply.report))
+            fault = fault_of_error(reply.header["error"], self.path.name, self.talk.doing)
+            self.flags[f"refuses calls with {step.name} ({fault.reason})"] = None
+            return None
+        self._require_clean(reply, asked[0].weights)
+        if step.traced:
+            with readable():
+                mine = {str(name): int(count) for name, count in reply.header["operators"].items()}
+            if replaces_nothing(mine, self.expectations.operators(step, asked)):
+                self.flags[_FALLBACK] = None
+        return reply
+
+    def _require_clean(self, reply: Reply, weights: str) -> None:
+        """An answer, and nothing changed for others."""
+        self._require(faults_of_state(reply.report))
+        if reply.has_error:
+            raise Guilty(fault_of_error(reply.header["error"], self.path.name, self.talk.doing))
+        self._require(faults_of_memory(reply.report, weights, reply.damaged))
+
+    def _compared(self, answer: Answered, asked: Asked) -> tuple[Results, Asked, list[Check]]:
+        found = results_of(answer)
+        self._require(faults_of_form(answer, asked))
+        if not asked.step.name and has_other_strides(answer, asked):
+            self.flags["an output has other strides than the model's"] = None
+        try:
+            checks = compare_call(found, asked)
+            if asked.expected.truth and any(each.is_only_inexact for each in checks):
+                checks = compare_with_right_runs(found, asked, self.expectations.others(asked))
+        except VerifyError as error:
+            raise Guilty(other_outputs(error, asked)) from error
+        return found, asked, checks
+
+    def _copy(self) -> None:
+        """Go on with a deep copy, if the module has one."""
+        header, _ = self.talk.ask("a deep copy", ({"do": "copy"}, []))
+        self._require(faults_of_state(header))
+        if "error" in header:
+            fault = fault_of_error(header["error"], self.path.name, self.talk.doing)
+            self.flags[f"cannot be copied ({fault.reason})"] = None
+            return
+        self._require(faults_of_memory(header, self.expectations.weights()))
+
+    def _new_weights(self) -> None:
+        gradients = self.expectations.new_weights()
+        header, _ = self.talk.ask("an optimizer step", step_request(gradients))
+        if "error" in header:
+            raise Guilty(fault_of_error(header["error"], self.path.name, self.talk.doing))
+        self._require(faults_of_memory(header, self.expectations.weights()))
+
+    def _learn(self, checks: Sequence[Check]) -> None:
+        """How far the candidate and eager are usually apart, for calls without a float64 run."""
+        for each in checks:
+            if each.float64 and each.ok and ", slice " not in each.name:
+                old = self.usual.get(each.name, each.usual)
+                error, largest = (
+                    max(old.error, each.usual.error),
+                    max(old.largest, each.usual.largest),
+                )
+                self.usual[each.name] = Usual(error, largest, old.noise or each.noise)
+
+    def _time(self, timing: Timing, progress: OnProgress) -> None:
+        facts = (timing, self.talk, self.problem, self.expectations)
+        self.timed = time_candidate(*facts, self._check_timed, progress)
+        for each in self.doubtful.values():
+            verdict = settle([check for check, _, _ in each])
+            if not verdict.ok:
+                _, found, asked = each[0]
+                raise Guilty(fault_of_check(verdict, found, asked))
+        if self.timed.fault is not None:
+            raise Guilty(self.timed.fault)
+
+    def _check_timed(
+        self, step: Step, questions: Sequence[Question], mine: Reply, eager: Reply
+    ) -> None:
+        """Compare a timed call of the candidate with eager's, whose process is not its own."""
+        self.calls += 1
+        weights = self.expectations.weights()
+        self._require_clean(mine, weights)
+        for question, answer, other in zip(questions, mine.answers, eager.answers, strict=True):
+            asked = asked_beside(step, question, other, self.usual, weights)
+            found, _, checks = self._compared(answer, asked)
+            self.checks += len(checks)
+            for check in checks:
+                if check.is_doubtful or check.name in self.doubtful:
+                    self.doubtful.setdefault(check.name, []).append((check, found, asked))
+                elif not check.ok:
+                    raise Guilty(self._stale(found, asked) or fault_of_check(check, found, asked))
+            self._remember(found, asked)
+
+    def _remember(self, found: Results, asked: Asked) -> None:
+        """Every output, to recognise it if it comes again."""
+        self.compared += 1
+        for name, each in found.items():
+            if name.startswith("output") and isinstance(each, Tensor) and each.numel() > 1:
+                self.seen.setdefault(_key(each), f"call {self.calls}, {asked.step.label}")
+        for name, each in asked.expected.eager[asked.step.layout].items():
+            if name.startswith("output") and isinstance(each, Tensor):
+                self.outputs.add(_key(each))
+
+    def _stale(self, found: Results, asked: Asked) -> Fault | None:
+        """The fault of a wrong output that was the right one of an earlier call."""
+        for name, each in found.items():
+            if name.startswith("output") and isinstance(each, Tensor) and _key(each) in self.seen:
+                words = f"{name} is the result of an earlier call: it was not computed again"
+                return Fault(
+                    "dishonest", words, asked.step.label, "a new result", self.seen[_key(each)]
+                )
+        return None
+
+    def _recall(self, numbers: Sequence[int]) -> None:
+        """Results of earlier calls must be as they were."""
+        if not numbers:
+            return
+        request: Node = {"do": "recall", "ids": list(numbers)}
+        header, blobs = self.talk.ask("earlier results", (request, []), self.kept_bytes)
+        if "error" in header:
+            raise Guilty(fault_of_error(header["error"], self.path.name, self.talk.doing))
+        for number in numbers:
+            answers, old, asked = self.kept.pop(number)
+            self.kept_bytes -= sum(map(len, old))
+            with readable():
+                pairs = list(zip(answers, header["found"][str(number)], asked, strict=True))
+            for before, now, one in pairs:
+                self._require(faults_of_changes(before, old, now, blobs, one))
+
+
+def result_bytes(asked: Asked) -> int:
+    results = asked.expected.eager[asked.step.layout].values()
+    return sum(each.nbytes for each in results if isinstance(each, Tensor))
+
+
+def _key(tensor: Tensor) -> bytes:
+    return hashlib.blake2b(bytes_of(tensor), digest_size=16).digest()

@@ -1,0 +1,400 @@
+"""Answers the judge's requests in the candidate's process.
+
+A call has three requests. `prepare` sets mode, buffers and the tensors that will be given. `go`
+calls the model and copies the results to the judge's memory, and nothing else, because its time
+counts. `report` tells what else happened. The launcher decides nothing, and it has no expected
+result.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusewright.judge.arena import Arena, aligned
+from fusewright.judge.device import Device, Placed
+from fusewright.judge.guarded import Guarded, memory_filler
+from fusewright.judge.operators import operators_of
+from fusewright.judge.state import digest, function_watch, global_state, held_tensors
+from fusewright.judge.wire import (
+    Node,
+    bytes_of,
+    decoded,
+    dense,
+    dtype_name,
+    dtype_of,
+    encoded,
+    named_leaves,
+    sharing,
+    tensor_of,
+)
+from fusewright.problem.load import Arguments, Problem, candidate_factory, load_problem
+
+_MOST_WORDS = 2000
+OnTensor = Callable[[Tensor], Node]
+
+
+class Call:
+    """One call of the model: what it is given, what it returned, and its gradients."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.inputs: dict[str, Tensor] = {}
+        self.tangents: dict[str, Tensor] = {}
+        self.arguments: list[object] = []
+        self.outputs: object = None
+        self.gradients: dict[str, Tensor | None] = {}
+
+
+class Launcher:
+    """The model, the tensors that it is given, and the results that must still hold later."""
+
+    def __init__(self, arena: Arena, device: Device) -> None:
+        self.arena, self.device = arena, device
+        self.model: nn.Module = nn.Module()
+        self.path = ""
+        self.replaced = function_watch()
+        self.fill_memory = memory_filler()
+        self.guards: dict[str, Guarded] = {}
+        self.held: dict[str, Tensor] = {}
+        self.slots: dict[tuple[int, str], tuple[int, Placed, Tensor]] = {}
+        self.placed: list[Placed] = []
+        self.kept: dict[int, list[Call]] = {}
+        self.calls: list[Call] = []
+        self.prepared: Node = {}
+        self.before: Node = {}
+        self.blobs: list[bytes] = []
+        self.sent: list[bytes] = []
+        self.sizes: list[int] = []
+        self.end = 0
+
+    def answer(self, request: Node, blobs: list[bytes]) -> tuple[Node, list[bytes]]:
+        """Do what a request asks for."""
+        self.blobs, self.sent, self.sizes, self.end = blobs, [], [], 0
+        try:
+            if request["do"] == "go":
+                return {**self.run(), "placed": self.sizes}, self.sent
+            doing = {
+                "load": self.load,
+                "weights": self.set_weights,
+                "copy": self.copy,
+                "prepare": self.prepare,
+                "report": self.report,
+                "step": self.optimizer_step,
+                "recall": self.recall,
+            }
+            before = global_state()
+            found = doing[request["do"]](request)
+            state = {"before": before, "after": global_state(), "replaced": self.replaced()}
+            return {"state": state, **found}, self.sent
+        except BaseException as error:
+            return {"error": self.described(error), "state": {"replaced": self.replaced()}}, []
+
+    def load(self, request: Node) -> Node:
+        """Run a file and construct its model: the candidate's, or the problem's own."""
+        self.path = request["path"]
+        arguments = Arguments(
+            tuple(self.tree(each) for each in request["positional"]),
+            tuple((name, self.tree(each)) for name, each in request["named"]),
+        )
+        if request["kind"] == "candidate":
+            problem = Problem("", None, "", nn.Module, tuple, lambda: arguments)
+            self.model = candidate_factory(self.path, problem)()
+        else:
+            self.model = load_problem(self.path).make_model()
+        self.model = self.device.moved(self.model)
+        if request["kind"] == "compile":
+            self.model.compile()
+        return {"held": [_description(*each) for each in held_tensors(self.model)]}
+
+    def set_weights(self, request: Node) -> Node:
+        """Give the model the judge's values, in memory with guards, as `.to()` would do it."""
+        self.guard({name: self.tensor(node) for name, node in request["values"].items()})
+        return {"weights": self.weights_digest()}
+
+    def copy(self, request: Node) -> Node:
+        """Go on with a deep copy of the model."""
+        self.model = copy.deepcopy(self.model)
+        self.guard({n: e.detach().clone() for _, n, e in held_tensors(self.model)})
+        return {"weights": self.weights_digest()}
+
+    def guard(self, given: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for _, name, each in list(held_tensors(self.model)):
+                values = given[name].contiguous().to(each.device)
+                form = (each.dtype, tuple(each.shape), values.stride())
+                guarded = self.device.guarded(form)
+                guarded.fill(values)
+                each.data = guarded.view()
+                self.guards[name], self.held[name] = guarded, each
+
+    def prepare(self, request: Node) -> Node:
+        """Everything that a call needs; the values of its tensors come later."""
+        self.prepared, self.placed, previous = request, [], self.calls
+        self.fill_memory(request["poison"])
+        self.model.train(request["mode"] == "train")
+        self.restore(request)
+        self.calls = [self.placed_call(each) for each in request["calls"]]
+        if request["empty"]:
+            for call, old in zip(self.calls, previous, strict=True):
+                call.outputs, call.gradients = old.outputs, old.gradients
+        self.before = global_state()
+        return {}
+
+    def placed_call(self, node: Node) -> Call:
+        call = Call(node)
+
+        def placed(leaf: Node) -> Tensor:
+            call.inputs[leaf["name"]] = self.place(leaf, node)
+            return call.inputs[leaf["name"]]
+
+        call.arguments = [decoded(each, placed) for each in node["inputs"]]
+        for name, leaf in node["tangents"].items():
+            call.tangents[name] = self.at(leaf).view()
+        return call
+
+    def at(self, node: Node) -> Placed:
+        form = (dtype_of(node["dtype"]), tuple(node["shape"]), tuple(node["stride"]))
+        placed = self.device.placed(self.arena, node["offset"], form)
+        self.placed.append(placed)
+        return placed
+
+    def place(self, node: Node, call: Node) -> Tensor:
+        """A tensor for an input: a new one at a new or an old address, or the old tensor itself."""
+        slot = (call["slot"], node["name"])
+        offset, placed, tensor = self.slots.get(slot, (-1, None, None))
+        dtype = dtype_of(node["dtype"])
+        wanted = call["input_gradients"] and (dtype.is_floating_point or dtype.is_complex)
+        if placed is None or tensor is None or call["place"] == "fresh" or offset != node["offset"]:
+            placed, tensor = self.at(node), None
+        else:
+            self.placed.append(placed)
+        if tensor is None or call["place"] != "same" or tensor.requires_grad != wanted:
+            tensor = placed.view().requires_grad_(wanted)
+        tensor.grad = None
+        self.slots[slot] = (node["offset"], placed, tensor)
+        return tensor
+
+    def run(self) -> Node:
+        """The calls; if the judge wants to know which operators run, with their names."""
+        if not self.prepared["trace"]:
+            return self.go()
+        found: list[Node] = []
+        names = operators_of(lambda: found.append(self.go()))
+        return {**found[0], "operators": names}
+
+    def go(self) -> Node:
+        """All calls, one after the other, or all forwards and then all backwards."""
+        gradients, again = self.prepared["gradients"], self.prepared["empty"]
+        for each in self.placed:
+            each.stage()
+        answers: list[Node] = []
+        self.device.start()
+        for each in self.placed:
+            each.load()
+        for call in self.calls:
+            answers.append(self.forward(call, gradients, again))
+            if gradients and not self.prepared["twice"]:
+                answers[-1]["gradients"] = self.backward(call, again)
+        if gradients and self.prepared["twice"]:
+            for call, answer in zip(self.calls, answers, strict=True):
+                answer["gradients"] = self.backward(call, again)
+        found: Node = {"calls": answers, "device": self.device.stop()}
+        if self.device.is_separate:
+            self.send_all(found)
+        return found
+
+    def forward(self, call: Call, gradients: bool, again: bool) -> Node:
+        node = call.node
+        self.device.seed(node["seed"])
+        random = self.device.random_state()
+        if not again:
+            without = torch.inference_mode if node["how"] == "inference" else torch.no_grad
+            with nullcontext() if gradients else without():
+                call.outputs = self.model(*call.arguments)
+        changed = not torch.equal(random, self.device.random_state())
+        outputs = {} if self.device.is_separate else encoded(call.outputs, self.put)
+        return {"outputs": outputs, "random": changed}
+
+    def send_all(self, found: Node) -> None:
+        """On a device the results are copied when the clock has stopped."""
+        for call, answer in zip(self.calls, found["calls"], strict=True):
+            answer["outputs"] = encoded(call.outputs, self.put)
+            if "gradients" in answer:
+                answer["gradients"] = self.sent_gradients(call, self.put)
+
+    def backward(self, call: Call, again: bool) -> dict[str, Node | None]:
+        """The gradients of all inputs and parameters that require one."""
+        if not again:
+            self.take_gradients(call)
+        return {} if self.device.is_separate else self.sent_gradients(call, self.put)
+
+    def take_gradients(self, call: Call) -> None:
+        leaves = dict(_tensors(call.outputs))
+        roots, seeds = [], []
+        for name, tangent in call.tangents.items():
+            root = leaves.get(name)
+            if root is not None and root.requires_grad and root.shape == tangent.shape:
+                roots.append(root)
+                seeds.append(tangent.to(root.dtype))
+        targets = {n: each for n, each in call.inputs.items() if each.requires_grad}
+        targets |= {n: e for k, n, e in held_tensors(self.model) if k == "parameter"}
+        targets = {name: each for name, each in targets.items() if each.requires_grad}
+        found: Sequence[Tensor | None] = [None] * len(targets)
+        if roots and call.node["how"] == "grad":
+            inputs = list(targets.values())
+            found = torch.autograd.grad(roots, inputs, seeds, allow_unused=True)
+        elif roots:
+            for each in targets.values():
+                each.grad = None
+            torch.autograd.backward(roots, seeds)
+            found = [each.grad for each in targets.values()]
+            for each in targets.values():
+                each.grad = None
+        call.gradients = dict(zip(targets, found, strict=True))
+
+    def report(self, request: Node) -> Node:
+        """What else became of the last call."""
+        for each in self.placed:
+            each.store()
+        if self.prepared["keep"]:
+            self.kept[self.prepared["id"]] = self.calls
+        names = self.prepared["attributes"]
+        return {
+            "shares": [self.shares(each) for each in self.calls],
+            "buffers": {n: self.send(e) for k, n, e in held_tensors(self.model) if k == "buffer"},
+            "attributes": {name: self.attribute(name) for name in names},
+            "weights": self.weights_digest(),
+            "damaged": [name for name, each in self.guards.items() if not each.is_intact],
+            "state": {
+                "before": self.before,
+                "after": global_state(),
+                "replaced": self.replaced(),
+            },
+        }
+
+    def optimizer_step(self, request: Node) -> Node:
+        """Change the weights in place, as SGD does it, with the judge's gradients."""
+        named = {n: e for kind, n, e in held_tensors(self.model) if kind == "parameter"}
+        with torch.no_grad():
+            for name, node in request["gradients"].items():
+                each = named[name]
+                each.add_(self.tensor(node).to(each.device), alpha=-request["rate"])
+        return {"weights": self.weights_digest()}
+
+    def recall(self, request: Node) -> Node:
+        """The results of earlier calls, as they are now."""
+        found = {}
+        for number in request["ids"]:
+            found[number] = [
+                {
+                    "outputs": encoded(each.outputs, self.send),
+                    "gradients": self.sent_gradients(each, self.send),
+                }
+                for each in self.kept.pop(number)
+            ]
+        return {"found": found}
+
+    def restore(self, request: Node) -> None:
+        """The buffers and the attributes that the model changes, as they are before each call."""
+        given = {name: self.tensor(node) for name, node in request["buffers"].items()}
+        with torch.no_grad():
+            for kind, name, each in held_tensors(self.model):
+                if kind == "buffer" and bytes_of(each) != bytes_of(given[name]):
+                    each.copy_(given[name])
+        for full, node in request["attributes"].items():
+            held, name = self.holder(full)
+            if node is None:
+                held.pop(name, None)
+            else:
+                held[name] = self.tree(node)
+
+    def holder(self, full: str) -> tuple[dict[str, Any], str]:
+        path, _, name = full.rpartition(".")
+        return vars(self.model.get_submodule(path)), name
+
+    def attribute(self, full: str) -> Node | None:
+        held, name = self.holder(full)
+        return encoded(held[name], self.send) if name in held else None
+
+    def shares(self, call: Call) -> dict[str, list[str]]:
+        """For each output, the names of everything whose memory it shares."""
+        outputs = _tensors(call.outputs)
+        known = [(f"{kind} {name}", each) for kind, name, each in held_tensors(self.model)]
+        known += [(f"input {name}", each) for name, each in call.inputs.items()]
+        known += outputs
+        return {name: sharing(each, known) for name, each in outputs}
+
+    def sent_gradients(self, call: Call, send: OnTensor) -> dict[str, Node | None]:
+        def sent(tensor: Tensor | None) -> Node | None:
+            return None if tensor is None else encoded(tensor, send)
+
+        return {name: sent(each) for name, each in call.gradients.items()}
+
+    def weights_digest(self) -> str:
+        held = [each for each in held_tensors(self.model) if each[0] == "parameter"]
+        if any(self.held.get(name) is not each for _, name, each in held):
+            return "other tensor objects"
+        return digest([(f"{name} {e.requires_grad}", bytes_of(e)) for _, name, e in held])
+
+    def put(self, tensor: Tensor) -> Node:
+        """Copy a tensor to the judge's memory; without room there, it is sent."""
+        if tensor.device.type != self.device.kind:
+            return {"other": f"tensor on {tensor.device}"}
+        size = self.arena.put(dense(tensor), self.end) if not self.sent else -1
+        if size < 0:
+            return self.send(tensor, before=len(self.sizes))
+        self.sizes.append(size)
+        self.end += aligned(size)
+        return _described(tensor, len(self.sizes) - 1)
+
+    def send(self, tensor: Tensor, before: int = 0) -> Node:
+        if tensor.device.type != self.device.kind:
+            return {"other": f"tensor on {tensor.device}"}
+        self.sent.append(bytes_of(tensor))
+        return _described(tensor, before + len(self.sent) - 1)
+
+    def tensor(self, node: Node) -> Tensor:
+        return tensor_of(self.blobs[node["tensor"]], node["dtype"], node["shape"])
+
+    def tree(self, node: Node) -> Any:
+        return decoded(node, self.tensor)
+
+    def described(self, error: BaseException) -> Node:
+        trace = traceback.walk_tb(error.__traceback__)
+        lines = [line for frame, line in trace if frame.f_code.co_filename == self.path]
+        words = str(error)[:_MOST_WORDS]
+        return {"type": type(error).__name__, "words": words, "line": lines[-1] if lines else None}
+
+
+def _tensors(outputs: object) -> list[tuple[str, Tensor]]:
+    found: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Node:
+        found.append(tensor)
+        return {"tensor": len(found) - 1}
+
+    nodes = named_leaves("output", encoded(outputs, keep))
+    return [(name, found[node["tensor"]]) for name, node in nodes if "tensor" in node]
+
+
+def _described(tensor: Tensor, number: int) -> Node:
+    return {
+        "tensor": number,
+        "dtype": dtype_name(tensor.dtype),
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "grad": tensor.requires_grad,
+    }
+
+
+def _description(kind: str, name: str, tensor: Tensor) -> list[object]:
+    form = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+    gradient = " with gradient" if tensor.requires_grad else ""
+    return [kind, name, form + gradient]

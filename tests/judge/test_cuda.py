@@ -1,0 +1,141 @@
+"""The launcher of a GPU, with the host in the device's place and a clock that keeps a diary."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from fusewright.judge.arena import Arena
+from fusewright.judge.conversation import Reply
+from fusewright.judge.cuda import Cuda
+from fusewright.judge.guarded import room
+from fusewright.judge.launcher import Launcher
+from fusewright.judge.placement import Placement, piece_of
+from fusewright.judge.race import seconds_of
+from fusewright.judge.wire import BadMessage, bytes_of
+
+HOST = torch.device("cpu")
+
+
+class Diary:
+    """Each mark is the number of entries so far."""
+
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+
+    def drain(self) -> None:
+        self.entries.append("drain")
+
+    def mark(self) -> int:
+        self.entries.append("mark")
+        return len(self.entries)
+
+    def elapsed_us(self, first: object, last: object) -> float:
+        return float(last - first)  # type: ignore[operator]
+
+    def forget(self, moment: object) -> None:
+        assert isinstance(moment, int)
+
+
+class Doubled(nn.Module):
+    def __init__(self, diary: Diary) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([2.0, 3.0]))
+        self._diary = diary
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._diary.entries.append(f"call with {float(x[0, 0].detach()):g}")
+        return x * self.weight
+
+
+def test_a_call_is_timed_between_drained_streams() -> None:
+    """Values come to the candidate's memory after the clock has started, and go back afterwards."""
+    diary, arena = Diary(), Arena.new(1 << 16, 1 << 16)
+    device = Cuda(HOST, diary, lambda: diary.entries.append("flush"))
+    launcher = Launcher(arena, device)
+    launcher.model = Doubled(diary)
+    weight = {"tensor": 0, "dtype": "float32", "shape": [2]}
+    launcher.answer(
+        {"do": "weights", "values": {"weight": weight}}, [bytes_of(torch.tensor([5.0, 7.0]))]
+    )
+    placement = Placement(arena, random.Random(0))
+    values, tangent = torch.full((3, 2), 4.0), torch.ones(3, 2)
+    pieces = [piece_of(0, (0, "x"), values), piece_of(0, (0, "gradient of output"), tangent)]
+    placement.assign(pieces, "fresh")
+    call = {
+        "inputs": [pieces[0].node],
+        "tangents": {"output": pieces[1].node},
+        "seed": 1,
+        "how": "grad",
+        "place": "fresh",
+        "slot": 0,
+        "input_gradients": True,
+    }
+    request = {
+        "do": "prepare",
+        "id": 1,
+        "mode": "train",
+        "gradients": True,
+        "twice": False,
+        "keep": False,
+        "poison": False,
+        "empty": False,
+        "trace": False,
+        "calls": [call],
+        "buffers": {},
+        "attributes": {},
+    }
+    ready, _ = launcher.answer(request, [])
+    assert "error" not in ready, ready
+    placement.write()
+    given = launcher.calls[0].inputs["x"]
+    shared = arena.bytes_at(pieces[0].node["offset"], 1)
+    assert given.data_ptr() != shared.data_ptr() + 4096
+    done, sent = launcher.answer({"do": "go"}, [])
+    assert "error" not in done and not sent, done
+    assert diary.entries == [
+        "flush",
+        "drain",
+        "mark",
+        "call with 4",
+        "mark",
+        "drain",
+        "mark",
+        "drain",
+    ]
+    assert done["device"] == {"stream_us": 2.0, "device_us": 4.0}
+    output, grad_x, grad_weight = arena.taken(done["placed"])
+    assert output == bytes_of(values * torch.tensor([5.0, 7.0]))
+    assert grad_x == bytes_of(torch.tensor([5.0, 7.0]).expand(3, 2))
+    assert grad_weight == bytes_of(torch.tensor([12.0, 12.0]))
+    with torch.no_grad():
+        given[1, 1] = 0.0  # a kernel that writes into its input
+    report, _ = launcher.answer({"do": "report"}, [])
+    assert report["damaged"] == [] and list(dict(placement.changed(0))) == ["x"]
+    behind = torch.as_strided(given.detach(), (1,), (1,), given.storage_offset() + 6)
+    behind.zero_()
+    launcher.answer({"do": "report"}, [])
+    assert placement.damaged() == ["input x"]
+    assert room(pieces[0].form) > 8192
+    arena.close()
+
+
+@pytest.mark.parametrize(
+    ("stream_us", "device_us", "counted_us"),
+    [(1000.0, 1010.0, 1000.0), (1000.0, 3000.0, 3000.0), (10.0, 40.0, 10.0)],
+)
+def test_work_on_other_streams_counts(
+    stream_us: float, device_us: float, counted_us: float
+) -> None:
+    header = {"device": {"stream_us": stream_us, "device_us": device_us}}
+    assert seconds_of(Reply(header, {}, (), (), 5e-3)) == pytest.approx(counted_us * 1e-6)
+
+
+@pytest.mark.parametrize("times", [(-1.0, 5.0), (9.0, 5.0), (5.0, 1e5), ("x", 1.0)])
+def test_a_time_that_the_parents_clock_refutes(times: tuple[object, object]) -> None:
+    header = {"device": {"stream_us": times[0], "device_us": times[1]}}
+    with pytest.raises(BadMessage):
+        seconds_of(Reply(header, {}, (), (), 5e-3))
