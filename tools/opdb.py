@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 LIMIT = 1200  # seconds for a chunk
 PER_CHUNK = 20
+QUICK = "FUSEWRIGHT_OPDB_QUICK"  # tells workers that g++ need not optimize much
 DTYPES = "float32,float64,bfloat16,float16,int64,int32,uint8,bool"
 Item = list[str]  # kind, name and dtype of an entry
 Ask = Callable[[list[Item]], tuple[list[dict[str, Any]], str]]
@@ -37,10 +38,13 @@ def work(given: str, told: str, device: str, variants: str) -> None:
     """A chunk, in this process. Lines go to the file `told`."""
     import torch
 
+    from fusewright import build
     from tests.opdb.cases import Entry
     from tests.opdb.sweep import sweep
 
     torch.set_num_threads(1)
+    if os.environ.get(QUICK):
+        build._HOST_FLAGS = [("-Og" if each == "-O3" else each) for each in build._HOST_FLAGS]
     torch.backends.cudnn.allow_tf32 = False
     with Path(told).open("w", buffering=1) as file:
         names = tuple(filter(None, variants.split(",")))
@@ -136,6 +140,7 @@ def _unlisted(line: dict[str, Any], device: str, listed: Counter[str]) -> list[s
 @click.option("--jobs", default=os.cpu_count() or 1, help="processes at a time")
 @click.option("--chunk", default=PER_CHUNK, help="operators in a process")
 @click.option("--variants", default="", help="such as 'first,gaps'; all if there are none")
+@click.option("--quick", is_flag=True, help="g++ optimizes little: half the time on a CPU")
 @click.option("--seconds", default=0.0, help="begin no chunk after this time; 0 for no limit")
 @click.option("--json", "record", type=click.Path(path_type=Path), help="write all lines here")
 @click.option("--given", hidden=True)
@@ -148,6 +153,7 @@ def main(
     jobs: int,
     chunk: int,
     variants: str,
+    quick: bool,
     seconds: float,
     record: Path | None,
     given: str | None,
@@ -157,6 +163,7 @@ def main(
     if given and told:
         work(given, told, device, variants)
         return
+    os.environ.update({QUICK: "1"} if quick else {})
     from tests.opdb.cases import entries
 
     items = [
