@@ -88,3 +88,21 @@ def test_slices_that_count_from_the_end_of_a_dynamic_dimension(name: str) -> Non
         assert torch.equal(found, expected)
         gradients = [torch.autograd.grad(each.square().sum(), x)[0] for each in (found, expected)]
         assert torch.equal(*gradients)
+
+
+OVERLAPPING: dict[str, Callable[[Tensor], Tensor]] = {
+    "unfold": lambda x: (x * 2).unfold(0, 3, 1),
+    "as_strided": lambda x: (x * 2).as_strided((2, 2), (1, 1)),
+    "expand": lambda x: (x * 2).expand(3, *x.shape),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_gradients_of_results_that_overlap_in_memory(name: str) -> None:
+    """An incoming gradient is not brought into the memory of such a result."""
+    function = OVERLAPPING[name]
+    x = torch.randn(5, 2, requires_grad=True)
+    fast = fusewright.optimize(Lambda(function), (x,))
+    tangent = torch.arange(float(function(x).numel())).view(function(x).shape)
+    found, expected = (torch.autograd.grad(f(x), x, tangent)[0] for f in (fast, function))
+    assert torch.equal(found, expected)

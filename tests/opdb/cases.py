@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from tests.opdb.databases import is_pointwise, modules, operators
 from tests.opdb.models import Called, Layer, tensors_of
@@ -174,6 +175,9 @@ def _layer(
     def make() -> nn.Module:
         torch.manual_seed(1)
         layer = kind(*made.args, **made.kwargs).to(device=device, dtype=dtype)
+        if any(is_lazy(each) for each in layer.parameters()):
+            with torch.no_grad():
+                layer(*given.args, **given.kwargs)
         return Layer(layer, given.args, given.kwargs)
 
     return make
