@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 LIMIT = 1200  # seconds for a chunk
-PER_CHUNK = 20
+PER_CHUNK = 40
 QUICK = "FUSEWRIGHT_OPDB_QUICK"  # tells workers that g++ need not optimize much
 DTYPES = "float32,float64,bfloat16,float16,int64,int32,uint8,bool"
 Item = list[str]  # kind, name and dtype of an entry

@@ -47,7 +47,7 @@ def run(
     model.train(mode == "train")
     given = [fresh(each) for each in inputs]
     torch.manual_seed(7)
-    state = _state(given)
+    state = _state()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -55,7 +55,7 @@ def run(
                 outputs = tensors_of(model(*given))
         except Exception as error:
             return Run(failed=f"forward: {type(error).__name__}: {error}")
-        drew = not torch.equal(state, _state(given))
+        drew = not all(map(torch.equal, state, _state()))
         held = {name: each.detach().clone() for name, each in model.named_buffers()}
         found, failed = _gradients(model, given, outputs) if gradients else (None, "")
     return Run([each.detach() for each in outputs], found, held, failed, drew)
@@ -99,10 +99,10 @@ def fresh(x: Tensor) -> Tensor:
     return made.requires_grad_(x.requires_grad)
 
 
-def _state(given: Sequence[Tensor]) -> Tensor:
-    if any(each.is_cuda for each in given):
-        return torch.cuda.get_rng_state()
-    return torch.get_rng_state()
+def _state() -> list[Tensor]:
+    """Of PyTorch's generators."""
+    gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *gpu]
 
 
 def in_float64(model: nn.Module, inputs: Sequence[Tensor], mode: str) -> Run:

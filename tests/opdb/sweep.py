@@ -120,6 +120,8 @@ def _compare(one: _Waiting) -> None:
     torch._dynamo.reset()  # all cases share a class, and Dynamo gives up after a few recompilations
     kept = {name: each.detach().clone() for name, each in fast.state_dict().items()}
     ours = run(fast, case.inputs, mode)
+    if "CUDA error" in ours.failed:
+        raise RuntimeError(ours.failed)  # nothing works in this process from now on
     result.how, result.why = _how(fast)
     result.wrong += differences(ours, one.eager, truth, case.by_element)
     result.comparisons = 1
