@@ -16,7 +16,7 @@ PY := .venv/bin/python
 STAMP := .venv/.stamp
 endif
 
-.PHONY: setup lint test test-all models demo bench gpu-test sanitize sanitize-host fuzz clean
+.PHONY: setup lint test test-all models opdb demo bench gpu-test sanitize sanitize-host fuzz clean
 
 setup: $(STAMP)
 	@$(PY) -c 'import sys, torch; print("Python", sys.version.split()[0], "· PyTorch", torch.__version__)'
@@ -63,6 +63,11 @@ models: $(STAMP)
 	@version=$$($(PY) -c 'import torch; print(torch.__version__)'); \
 	$(PY) -m pip install -q "torch==$$version" torchvision timm transformers
 	$(PY) tools/models.py $(MODELS)
+
+# Every operator and module of PyTorch's own test databases beside eager mode. For a GPU:
+# make opdb OPDB='--device cuda'; other options: python tools/opdb.py --help.
+opdb: $(STAMP)
+	$(PY) tools/opdb.py $(OPDB)
 
 # With all cases of the tests that `make test` runs a sample of (marked `sample`).
 test-all: lint

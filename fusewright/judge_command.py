@@ -28,7 +28,7 @@ _GIB = 1 << 30
 @click.option("--json", "json_file", type=_PATH, help="Also write a JSON record.")
 @click.option("--html", type=_PATH, help="Also write a page.")
 @click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="Where to run; a GPU if there is one."
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Where to run; the CPU."
 )
 @click.option(
     "--seconds",
@@ -62,7 +62,7 @@ def judge(
     models_new: tuple[Path, ...],
     json_file: Path | None,
     html: Path | None,
-    device: str | None,
+    device: str,
     seconds: float,
     memory: float | None,
     timed: bool,
@@ -82,12 +82,11 @@ def judge(
     limits = Limits(seconds, int((memory or 0) * _GIB))
     verdicts: dict[Path, Verdict] = {}
     for path in _files(models_new):
-        chosen = device or default_device()
         how: dict[str, Any] = {
             "confined": not unconfined,
             "strict": strict,
             "timing": timing,
-            "device": chosen,
+            "device": device,
         }
         verdict = run(problem, path, limits=limits, **how)
         verdicts[path] = verdict
@@ -115,12 +114,6 @@ def _timing(baselines: str, budget_s: float) -> Timing:
             known = ", ".join(BASELINES)
             raise ProblemError(f"there is no baseline {name!r}: choose from {known}")
     return Timing(names, budget_s=budget_s)
-
-
-def default_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _files(given: Sequence[Path]) -> list[Path]:

@@ -63,3 +63,46 @@ def test_unknown_shapes_run_and_are_explained_in_words(name: str) -> None:
     assert "move it out of the model" in str(raised.value)
     assert "Exception" not in str(raised.value)
     assert f"the shapes that {name}" in fusewright.explain(fast).torch_compile
+
+
+SLICES = {
+    "step": slice(-10, -2, 2),
+    "open": slice(-10, None, 3),
+    "no step": slice(-10, -2),
+    "beyond": slice(-30, -2, 2),
+    "from the beginning": slice(3, -2, 2),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_slices_that_count_from_the_end_of_a_dynamic_dimension(name: str) -> None:
+    """A negative start with a step was once read as an index before the first element."""
+
+    def function(x: Tensor) -> Tensor:
+        return (x * 2)[SLICES[name]] * 1.25
+
+    fast = fusewright.optimize(Lambda(function), (torch.randn(20, 3),))
+    for rows in (20, 27):
+        x = torch.randn(rows, 3, requires_grad=True)
+        found, expected = fast(x), function(x)
+        assert torch.equal(found, expected)
+        gradients = [torch.autograd.grad(each.square().sum(), x)[0] for each in (found, expected)]
+        assert torch.equal(*gradients)
+
+
+OVERLAPPING: dict[str, Callable[[Tensor], Tensor]] = {
+    "unfold": lambda x: (x * 2).unfold(0, 3, 1),
+    "as_strided": lambda x: (x * 2).as_strided((2, 2), (1, 1)),
+    "expand": lambda x: (x * 2).expand(3, *x.shape),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_gradients_of_results_that_overlap_in_memory(name: str) -> None:
+    """An incoming gradient is not brought into the memory of such a result."""
+    function = OVERLAPPING[name]
+    x = torch.randn(5, 2, requires_grad=True)
+    fast = fusewright.optimize(Lambda(function), (x,))
+    tangent = torch.arange(float(function(x).numel())).view(function(x).shape)
+    found, expected = (torch.autograd.grad(f(x), x, tangent)[0] for f in (fast, function))
+    assert torch.equal(found, expected)

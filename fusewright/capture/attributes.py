@@ -33,6 +33,8 @@ _LISTS = (list, deque)
 _UNWATCHED = (
     *(nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType),
     *(Appended, Count, Filled),
+    # Operators of PyTorch keep caches in themselves.
+    *(torch._ops.OperatorBase, torch._ops.OpOverloadPacket),
 )
 # A larger structure, such as a vocabulary, is not watched beyond this many objects.
 _MOST_OBJECTS = 4096

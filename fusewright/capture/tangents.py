@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import torch
 from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
+from torch._prims_common import suggest_memory_format
 
 
 @contextlib.contextmanager
@@ -23,7 +24,12 @@ def laid_out_as_outputs() -> Iterator[None]:
 
     def as_output(tensor: torch.Tensor, *rest: Any, **more: Any) -> MemoryFormatMeta | None:
         shape, strides = _examples(tensor.shape), _examples(tensor.stride())
-        if shape is None or strides is None or not _is_dense(shape, strides):
+        if shape is None or strides is None:
+            return plain(tensor, *rest, **more)
+        if _may_overlap(shape, strides):
+            # In such memory, one element of the gradient would overwrite another.
+            return MemoryFormatMeta(memory_format=suggest_memory_format(tensor))
+        if not _is_dense(shape, strides):
             return plain(tensor, *rest, **more)
         return MemoryFormatMeta(size=tensor.size(), stride=tensor.stride())
 
@@ -45,3 +51,13 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         expected *= size
     return True
+
+
+def _may_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements may be one in memory, as in the windows of `unfold`."""
+    extent = 0
+    for stride, size in sorted((b, a) for a, b in zip(shape, strides, strict=True) if a > 1):
+        if stride <= extent:
+            return True
+        extent += stride * (size - 1)
+    return False

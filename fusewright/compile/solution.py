@@ -13,6 +13,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fusewright import debug
 from fusewright.build import Artifact
@@ -373,6 +374,9 @@ def _refuse_other_settings(model: Any, example_inputs: Any, modes: Any) -> None:
     if example_inputs is _Absent:
         how = "optimize(model, inputs), or optimize(model, (a, b))"
         raise ProblemError(f"optimize needs an example of the model's inputs: {how}")
+    if any(is_lazy(each) for each in (*model.parameters(), *model.buffers())):
+        how = "call the model once first, which gives them their shapes"
+        raise ProblemError(f"{type(model).__name__} has lazy layers without shapes; {how}")
     known = isinstance(modes, Sequence) and not isinstance(modes, str) and bool(modes)
     if not known or not set(modes) <= set(MODES):
         raise ProblemError(f'modes is {modes!r}; it is a tuple of "train", "eval" or both')

@@ -31,12 +31,14 @@ CANONICAL_VIEWS = frozenset(
 
 
 def is_canonical_view(node: Node) -> bool:
-    """Whether this is one of the four; a slice is, if its start and step are integers."""
+    """Whether this is one of the four. A slice is, if its step is an integer, and its start one
+    that counts from the beginning: from the end of a dynamic dimension, it stays PyTorch's."""
     if node.op != "aten.slice.Tensor":
         return node.op in CANONICAL_VIEWS
-    return len(node.args) == 5 and all(
-        isinstance(each, int) for each in (node.args[2], node.args[4])
-    )
+    if len(node.args) != 5:
+        return False
+    start, step = node.args[2], node.args[4]
+    return isinstance(start, int) and start >= 0 and isinstance(step, int)
 
 
 def is_opaque_view(node: Node) -> bool:

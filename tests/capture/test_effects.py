@@ -131,3 +131,24 @@ def test_the_emitted_file_checks_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(mine, theirs)
     with pytest.raises(LinAlgError, match="inversion could not be completed"):
         fast(torch.zeros(3, 4, 4))
+
+
+class HoldsOperator(nn.Module):
+    """PyTorch's operators keep caches in themselves, which a first call fills."""
+
+    def __init__(self, operator: Callable[..., Any]) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.operator(x, x > 0.5, 2.0)
+        return found + 1
+
+
+@pytest.mark.parametrize("overload", [True, False])
+def test_an_operator_in_an_attribute_is_no_state(overload: bool) -> None:
+    packet = torch.ops.aten.native_dropout_backward
+    model = HoldsOperator(packet.default if overload else packet)
+    found = capture(model, (torch.rand(3, 4),), mode="eval").inference.nodes
+    assert any("mul" in each.op for each in found)
+    assert model.operator is (packet.default if overload else packet)

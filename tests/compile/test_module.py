@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import fusewright
 from fusewright.compile import module
 from fusewright.compile.solution import _specialise, solve
-from fusewright.errors import CaptureError
+from fusewright.errors import CaptureError, ProblemError
 from tests.support.gradients import medley_results, output_and_gradients
 from tests.support.handmade import gemm_add_relu, medley
 from tests.support.misfits import Made, misfits, no_program
@@ -271,3 +271,11 @@ def test_forward_keeps_its_signature() -> None:
     assert inspect.signature(fast.forward) == inspect.signature(Scaled().forward)
     assert fast.forward.__doc__ == "Scale x."
     torch.testing.assert_close(fast(torch.ones(3), scale=3.0), torch.full((3,), 3.0))
+
+
+def test_lazy_layers_need_their_shapes_first() -> None:
+    model, x = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.ReLU()), torch.randn(2, 5)
+    with pytest.raises(ProblemError, match="call the model once first"):
+        fusewright.optimize(model, x)
+    expected = model(x)
+    torch.testing.assert_close(fusewright.optimize(model, x)(x), expected)
