@@ -292,11 +292,22 @@ def optimize(
         ours = front if error.by_dynamo else None
         return module.optimized(model, front=ours, reason=first_line(error))
     warn_of(solution, stacklevel=2)
+    return _module_of(solution, model, args, example_kwargs or {}, again, front)
+
+
+def _module_of(
+    solution: Solution,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    again: module.Specialise,
+    front: module.Front,
+) -> nn.Module:
+    """The optimized module with the programs of a solution. `again` makes those of other calls."""
     prepared = solution.prepared
     left_out = frozenset(mode for mode, _ in prepared.left_out) - prepared.eager
     pinned = pin(drivers(solution), model)
-    sketch = sketch_of(model, args, example_kwargs or {})
-    known = frozenset((sketch,))
+    known = frozenset((sketch_of(model, args, kwargs),))
     fast = module.optimized(model, pinned, again, left_out, front, "", known, prepared.eager)
     engine = module.engine_of(fast)
     assert engine is not None
