@@ -27,6 +27,7 @@ from fusewright.capture.convert import MAX_LITERAL, Converter, inexpressible
 from fusewright.capture.decompositions import decomposition_table, kept_whole
 from fusewright.capture.losses import with_class_losses
 from fusewright.capture.program import placeholders
+from fusewright.capture.tangents import laid_out_apart
 from fusewright.capture.trace import ONE_AT_A_TIME, split
 from fusewright.ir.graph import Dim, Graph, Input, Node, validate
 
@@ -87,7 +88,7 @@ def back_end(compile_graph: CompileGraph) -> Callable[[fx.GraphModule, Sequence[
         fakes = detect_fake_mode(inputs)
         # Tensors that the model makes in forward are constants of the graph.
         allowed = patch.object(fakes, "allow_non_fake_inputs", True) if fakes else nullcontext()
-        with ONE_AT_A_TIME, kept_whole(), allowed:
+        with ONE_AT_A_TIME, kept_whole(), laid_out_apart(), allowed:
             return aot(module, inputs)
 
     return compile_module

@@ -8,7 +8,8 @@ wrappers cannot compute strides. Ours can. The layout of the input's gradient fo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
@@ -17,24 +18,50 @@ from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
 from torch._prims_common import suggest_memory_format
 
 
+def laid_out_as_outputs() -> AbstractContextManager[None]:
+    """Gradients of dense outputs have their strides in traces while the block runs; those of
+    overlapping ones lie apart."""
+    return _by_rule(lambda tensor, *known: _apart(tensor, *known) or _as_output(tensor, *known))
+
+
+def laid_out_apart() -> AbstractContextManager[None]:
+    """Gradients of overlapping outputs lie apart in traces while the block runs.
+
+    In the memory of such an output, one element of the gradient would overwrite another. PyTorch's
+    own traces notice only strides of zero.
+    """
+    return _by_rule(_apart)
+
+
 @contextlib.contextmanager
-def laid_out_as_outputs() -> Iterator[None]:
-    """Gradients of dense outputs have their strides in traces while the block runs."""
+def _by_rule(rule: Callable[..., MemoryFormatMeta | None]) -> Iterator[None]:
+    """Ask the rule first; PyTorch's own counts where it gives None."""
     plain = MemoryFormatMeta.from_tensor
 
-    def as_output(tensor: torch.Tensor, *rest: Any, **more: Any) -> MemoryFormatMeta | None:
+    def layout(tensor: torch.Tensor, *rest: Any, **more: Any) -> MemoryFormatMeta | None:
         shape, strides = _examples(tensor.shape), _examples(tensor.stride())
-        if shape is None or strides is None:
-            return plain(tensor, *rest, **more)
-        if _may_overlap(shape, strides):
-            # In such memory, one element of the gradient would overwrite another.
-            return MemoryFormatMeta(memory_format=suggest_memory_format(tensor))
-        if not _is_dense(shape, strides):
-            return plain(tensor, *rest, **more)
-        return MemoryFormatMeta(size=tensor.size(), stride=tensor.stride())
+        known = shape is not None and strides is not None
+        found = rule(tensor, shape, strides) if known else None
+        return plain(tensor, *rest, **more) if found is None else found
 
-    with patch.object(MemoryFormatMeta, "from_tensor", staticmethod(as_output)):
+    with patch.object(MemoryFormatMeta, "from_tensor", staticmethod(layout)):
         yield
+
+
+def _apart(
+    tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]
+) -> MemoryFormatMeta | None:
+    if not _may_overlap(shape, strides):
+        return None
+    return MemoryFormatMeta(memory_format=suggest_memory_format(tensor))
+
+
+def _as_output(
+    tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]
+) -> MemoryFormatMeta | None:
+    if not _is_dense(shape, strides):
+        return None
+    return MemoryFormatMeta(size=tensor.size(), stride=tensor.stride())
 
 
 def _examples(sizes: Sequence[Any]) -> list[int] | None:
