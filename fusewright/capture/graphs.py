@@ -29,6 +29,7 @@ from fusewright.capture.losses import with_class_losses
 from fusewright.capture.program import placeholders
 from fusewright.capture.tangents import laid_out_apart
 from fusewright.capture.trace import ONE_AT_A_TIME, split
+from fusewright.errors import CaptureError
 from fusewright.ir.graph import Dim, Graph, Input, Node, validate
 
 # A compiled graph takes a list, which it may empty, and returns its results.
@@ -150,6 +151,8 @@ class _FlatConverter(Converter):
         """The name of a tensor or size; empty for an argument that is neither."""
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
+            if value.is_neg() or value.is_conj():  # Dynamo guards both
+                raise CaptureError(f"{node.name} is a lazily negated or conjugated view")
             return node.name
         if not isinstance(value, torch.SymInt):
             return ""

@@ -48,8 +48,9 @@ def _fw_warn(reason: str) -> None:
 
 
 def _fw_laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with these strides; a copy only if it has others."""
-    if tensor.stride() == strides or _fw_same_strides(tensor, strides):
+    """The tensor with these strides; a copy only if it has others, or is a lazy view."""
+    lazy = tensor.is_neg() or tensor.is_conj()
+    if not lazy and (tensor.stride() == strides or _fw_same_strides(tensor, strides)):
         return tensor
     shape = tuple(tensor.shape)
     fresh = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
@@ -66,8 +67,6 @@ def _fw_tangent(
     """The gradient of an output as the backward kernels read it; None means zeros."""
     if tangent is None:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
-    if tangent.is_neg() or tangent.is_conj():
-        tangent = tangent.resolve_conj().resolve_neg()
     return _fw_laid_out(tangent, strides)
 
 

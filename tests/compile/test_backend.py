@@ -232,6 +232,23 @@ def test_a_gradient_in_another_layout() -> None:
     torch.testing.assert_close(found, wanted)
 
 
+def test_lazily_negated_views() -> None:
+    """Their memory holds the values with the other sign, and kernels read memory."""
+    compiled = torch.compile(torch.sin, backend=backend)
+    plain = torch.linspace(-1, 1, 10)
+    negated = torch._neg_view(plain)
+    assert negated.is_neg()
+    for x in (plain, negated, plain):
+        for tangent in (plain, negated):
+            given = x.detach().requires_grad_()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                result = compiled(given)
+            assert torch.equal(result, torch.sin(x))
+            (gradient,) = torch.autograd.grad(result, given, tangent)
+            torch.testing.assert_close(gradient, torch.cos(x) * tangent)
+
+
 def test_a_graph_that_cannot_be_written_is_run_by_pytorch() -> None:
     def model(x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
