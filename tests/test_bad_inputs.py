@@ -162,7 +162,9 @@ def assert_alike(ours: Any, eager: Any) -> None:
         assert (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device)
         if other.device.type == "meta":
             continue
-        near = {"rtol": 2e-2, "atol": 2e-2} if other.dtype.itemsize == 2 else {}
+        near = {"rtol": 1e-5, "atol": 1e-4}  # sums over many rows
+        if other.dtype.itemsize == 2:
+            near = {"rtol": 2e-2, "atol": 2e-2}
         torch.testing.assert_close(one, other, equal_nan=True, **near)
 
 

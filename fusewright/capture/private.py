@@ -43,13 +43,20 @@ def private(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | N
 
 
 def real_copy(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
-    """Copies for a real call, all tensors included. None if a function of the model would still
-    use the original. Raises what the user's own classes raise."""
+    """Copies for a real call, all tensors included. None if the copy would still use the original:
+    by a function, or by a module that deepcopy does not copy. Raises what the user's own classes
+    raise."""
     if _is_held(model):
         return None
     with _CopiedTensors():
         found: Call = copy.deepcopy((model, tuple(args), dict(kwargs)))
-    return found
+    kept = _identities(model) & _identities(found[0])
+    return None if kept else found
+
+
+def _identities(model: nn.Module) -> set[int]:
+    """Of its modules and tensors."""
+    return {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
 
 
 class _CopiedTensors(TorchFunctionMode):

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +27,7 @@ from fusewright.capture.generators import gpu_generators, watched_generators
 from fusewright.capture.memory import has_room
 from fusewright.capture.private import real_copy
 from fusewright.capture.reachable import Reachable
+from fusewright.capture.real_call import real_call
 from fusewright.capture.source_location import SourceLocation, innermost
 from fusewright.capture.tree import UnwritableError, tree_text
 from fusewright.errors import LeftToEagerError, UnguardedError
@@ -80,7 +80,7 @@ def witness(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return None
     for every in (True, False):
         try:
-            with quiet(), torch.enable_grad():
+            with real_call(), torch.enable_grad():
                 return _seen(model, args, kwargs, every)
         except (LeftToEagerError, UnguardedError):
             raise
@@ -90,14 +90,6 @@ def witness(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
                 break
     _free_memory()
     return None
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """The user has been told, or will be, when he calls the model himself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _free_memory() -> None:

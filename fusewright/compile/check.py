@@ -27,8 +27,9 @@ from fusewright.capture.hooks import unhooked
 from fusewright.capture.memory import has_room
 from fusewright.capture.private import real_copy
 from fusewright.capture.reachable import Reachable
+from fusewright.capture.real_call import real_call
 from fusewright.capture.tree import UnwritableError, tree_text
-from fusewright.capture.witness import quiet, tensors_of
+from fusewright.capture.witness import tensors_of
 from fusewright.compile.distance import Limits, by_truth, difference, is_small
 from fusewright.compile.owners import Modes
 from fusewright.errors import first_line
@@ -70,9 +71,11 @@ def found_different(example: Example, modes: Modes, limits: Limits) -> str:
     if not has_room(tensors_of(example.model, given).values()):
         debug.log(1, "%s is not compared with eager: there is too little memory", name)
         return ""
-    with quiet(), torch.inference_mode(False), torch.enable_grad():
+    with real_call(), torch.enable_grad():
         for mode in dict.fromkeys("train" if each.training else "eval" for each in modes):
-            found = _different_in(example, modes, mode, limits)
+            found = ""
+            with _tried(example, "comparison"):
+                found = _different_in(example, modes, mode, limits)
             if found:
                 return f"in {mode} mode our kernels differ from eager: {found}"
     return ""
@@ -173,12 +176,12 @@ class _Results:
         self.values: dict[str, Tensor] = {}
 
     def add(self, how: str, result: Any) -> list[Tensor]:
-        """The tensors of a result."""
+        """The tensors of a result. They are copied: a later call may write into them."""
         flat: list[Any] = []
         with contextlib.suppress(UnwritableError):
             tree_text(result, flat, {})
         found = [each for each in flat if isinstance(each, Tensor)]
-        self.values |= {f"{how}output {at}": each.detach() for at, each in enumerate(found)}
+        self.values |= {f"{how}output {at}": each.detach().clone() for at, each in enumerate(found)}
         return found
 
     def add_gradients(self, results: Sequence[Tensor], leaves: Mapping[str, Tensor]) -> None:

@@ -19,6 +19,7 @@ from fusewright import debug
 from fusewright.capture.generators import watched_generators
 from fusewright.capture.hooks import unhooked
 from fusewright.capture.private import real_copy
+from fusewright.capture.real_call import real_call
 from fusewright.compile import module
 from fusewright.compile.call_kinds import kind_of_call
 from fusewright.compile.owners import owners_of
@@ -40,32 +41,43 @@ def optimize_parts(
     tune: bool = False,
     check: bool = True,
 ) -> nn.Module:
-    """Replace submodules of `model` by optimized ones, in place, and return the model.
+    """Let submodules of `model` run fused kernels, in place, and return the model.
 
     `parts` are classes of submodules, or their names, in which * stands for any text: Block,
     "encoder", "layers.*". A part inside another part belongs to that one. The inputs of each part
     are those of its first call in one call of the whole model, which runs on copies. Equal parts
     are compiled once and share their kernels. A part that this call does not reach stays as it is.
     """
+    if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
+        how = "pass several inputs as one tuple: optimize_parts(model, (a, b), parts=Block)"
+        raise ProblemError(f"example_kwargs is of type {type(example_kwargs).__name__}; {how}")
     args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
     chosen = _chosen(model, parts if isinstance(parts, tuple | list) else (parts,))
     calls = _calls(model, args, dict(example_kwargs or {}), list(chosen))
-    made: dict[int, nn.Module] = {}
+    made: dict[int, tuple[nn.Module, nn.Module]] = {}
     known: dict[str, nn.Module] = {}
     for path, part in chosen.items():
         if path not in calls:
             debug.log(1, "%s is not called in the example and stays as it is", path)
-            continue
-        if id(part) not in made:
+        elif id(part) not in made:
             kind = _kind(part, *calls[path])
-            if kind not in known:
-                known[kind] = optimize(part, *calls[path], modes=modes, tune=tune, check=check)
-                made[id(part)] = known[kind]
-            else:
-                made[id(part)] = _like(known[kind], part)
-        parent, _, name = path.rpartition(".")
-        model.get_submodule(parent)._modules[name] = made[id(part)]
+            fast = known.get(kind)
+            if fast is None:
+                fast = optimize(part, *calls[path], modes=modes, tune=tune, check=check)
+                known[kind] = fast
+            made[id(part)] = part, fast
+    for part, fast in made.values():  # all or none, if one cannot be optimized
+        _install(part, fast)
     return model
+
+
+def _install(part: nn.Module, fast: nn.Module) -> None:
+    """Let the part run the programs of an optimized module. Whoever holds the part keeps it."""
+    engine = module.engine_of(fast)
+    assert engine is not None
+    vars(part).pop("_fw_seen", None)
+    vars(part)[module.ENGINE] = copy.deepcopy(engine)
+    part.__class__ = type(fast)
 
 
 def _chosen(model: nn.Module, parts: Sequence[Parts]) -> dict[str, nn.Module]:
@@ -111,7 +123,7 @@ def _calls(
 
         return note
 
-    with unhooked(twin), watched_generators(), torch.inference_mode(False), torch.no_grad():
+    with real_call(), unhooked(twin), watched_generators(), torch.no_grad():
         for path in paths:
             twin.get_submodule(path).register_forward_pre_hook(noting(path), with_kwargs=True)
         twin(*args, **kwargs)
@@ -127,12 +139,3 @@ def _kind(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str
     """Parts of one kind have the same class, structure, constants, shapes and inputs."""
     owners = owners_of(part, "train" if part.training else "eval")
     return f"{id(type(part))}{kind_of_call(part, args, kwargs, ())}{owners}"
-
-
-def _like(twin: nn.Module, part: nn.Module) -> nn.Module:
-    """The part with the programs of an equal one."""
-    made = module.optimized(part)
-    engine = module.engine_of(twin)
-    assert engine is not None
-    vars(made)[module.ENGINE] = copy.deepcopy(engine)
-    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fusewright
 from fusewright.compile import check, solution
@@ -112,6 +114,18 @@ class Counting(nn.Module):
         return keeps_count(self, x)
 
 
+class Averaging(nn.Module):
+    """Returns a buffer that the next call writes into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.mean.mul_(0.5).add_(x.detach().mean(0) * 0.5)
+        return torch.relu(x - self.mean), self.mean
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.ReLU()),
     "state": Counting,
@@ -119,6 +133,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "argmax": lambda: Lambda(lambda x: (x * 2).argmax(1)),
     "nan": lambda: Lambda(lambda x: torch.log(x) * 2),
     "no gradient": lambda: Lambda(lambda x: x.detach() * 2),
+    "float8": lambda: Lambda(lambda x: (x * 2).to(torch.float8_e4m3fn)),
+    "a buffer as the result": Averaging,
 }
 
 
@@ -144,6 +160,57 @@ def test_right_kernels_pass_and_nothing_is_disturbed(
     assert all(torch.equal(before[key], each) for key, each in model.state_dict().items())
     assert all(each.grad is None for each in model.parameters())
     assert fusewright.explain(fast).graphs
+
+
+def test_gradients_that_are_rounding_alone() -> None:
+    """That of a bias before a batch norm, where eager is the float64 run itself."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fusewright.explain(fusewright.optimize(model, X.double())).graphs
+
+
+class Shared(nn.Module):
+    """A part that deepcopy does not copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def __deepcopy__(self, memo: Any) -> Shared:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+def test_a_part_that_is_not_copied_is_not_touched() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), Shared())
+    fusewright.optimize(model, X * 10 + 100)
+    assert model[2].weight.dtype is torch.float32 and model[2].weight.grad is None
+
+
+def test_hooks_of_saved_tensors_see_the_users_call_alone() -> None:
+    """A checkpoint counts what forward saves, and the call may need new kernels."""
+    fast = fusewright.optimize(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), X)
+    x = torch.randn(4, 3, 8, requires_grad=True)
+    checkpoint(fast, x, use_reentrant=False).square().sum().backward()
+    assert x.grad is not None
+
+
+def test_threads_leave_the_process_as_it_was() -> None:
+    filters, generator = list(warnings.filters), torch.random.default_generator
+    models = [nn.Sequential(nn.Linear(64, 64 + at), nn.ReLU()) for at in range(4)]
+    threads = [
+        threading.Thread(target=fusewright.optimize, args=(each, torch.randn(64, 64)))
+        for each in models
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert list(warnings.filters) == filters
+    assert torch.random.default_generator is generator
 
 
 # Distances --------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fusewright
 from fusewright.compile import solution
 from fusewright.compile.module import Optimized, engine_of
-from fusewright.errors import ProblemError
+from fusewright.errors import CaptureError, ProblemError
 from tests.support.composed import Block, eager, example, train
 
 
@@ -170,3 +170,51 @@ def test_what_is_refused() -> None:
         fusewright.optimize(nn.ReLU, tune=True)
     with pytest.raises(ProblemError, match="is of type int; it takes"):
         fusewright.optimize(3)  # type: ignore[call-overload]
+
+
+class Ordered(nn.Module):
+    """Also holds its blocks in a list, which is no part of the module tree."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Dropping(), Dropping()
+        self.order = [self.first, self.second]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for each in self.order:
+            x = each(x)
+        return x
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(torch.relu(self.linear(x)), 0.5, self.training)
+
+
+def test_whoever_holds_a_part_keeps_it() -> None:
+    model, x = Ordered(), torch.randn(4, 8)
+    expected = copy.deepcopy(model).eval()(x)
+    held = model.first
+    fusewright.optimize_parts(model, x, parts=Dropping)
+    assert model.first is held is model.order[0]
+    assert fusewright.explain(held).graphs
+    model.eval()
+    torch.testing.assert_close(model(x), expected)
+
+
+class Refusing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        return x
+
+
+def test_all_parts_or_none() -> None:
+    """A part that cannot be optimized is an error, and leaves the others as they were."""
+    model = nn.Sequential(Dropping(), Refusing())
+    with pytest.raises(CaptureError):
+        fusewright.optimize_parts(model, torch.randn(4, 8), parts=(Dropping, Refusing))
+    assert type(model[0]) is Dropping

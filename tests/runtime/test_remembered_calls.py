@@ -264,7 +264,7 @@ def test_calls_alike_take_short_cuts(model: nn.Module, as_given: bool | None, lo
     """Steps that only hand values on are left out. Results are the module's."""
     given = tuple(torch.randn(5) for _ in inspect.signature(model.forward).parameters)
     fast = fusewright.optimize(model.eval(), given, modes=("eval",))
-    (mode,) = fast.__dict__[module._ENGINE].modes
+    (mode,) = fast.__dict__[module.ENGINE].modes
     assert as_given in (mode.as_given, None) and mode.lone == lone
     for _ in range(3):
         given = tuple(torch.randn(5) for _ in given)
