@@ -67,11 +67,13 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or not _draws(func, args):
+        if torch.Tag.nondeterministic_seeded not in func.tags or not _draws(func, args, kwargs):
             return func(*args, **kwargs)
         if self._next is None:
             found = func(*args, **kwargs)
             outputs = found if isinstance(found, tuple) else (found,)
+            if not all(isinstance(each, Tensor) for each in outputs):
+                raise ReplayError(f"{func} cannot be replayed")
             self._kept.append((str(func), tuple(each.clone() for each in outputs)))
             return found
         return self._again(func, args, kwargs)
@@ -94,11 +96,15 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return kept[0].to(_wider(kept[0].dtype, kind))
 
 
-def _draws(func: Any, args: tuple[Any, ...]) -> bool:
+def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Attention and native_dropout draw only if they drop something."""
     if func is torch.ops.aten.native_dropout.default:
         return bool(args[2]) and args[1] > 0
-    return True
+    names = [each.name for each in func._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    at = names.index("dropout_p")
+    return bool(args[at] if at < len(args) else kwargs.get("dropout_p", 0.0))
 
 
 def _wider(kept: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:

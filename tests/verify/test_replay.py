@@ -52,3 +52,13 @@ def test_other_draws_are_refused() -> None:
         torch.randn(3)
     with pytest.raises(ReplayError, match="fewer"), draws.replaying():
         torch.zeros(3)
+
+
+def test_attention_draws_for_dropout_alone() -> None:
+    """Its kernels on a GPU return numbers beside tensors, which nobody can hand out again."""
+    attention = torch.ops.aten._scaled_dot_product_flash_attention
+    q = torch.randn(1, 2, 4, 8, device="meta", dtype=torch.float16)
+    with Draws():
+        attention(q, q, q, 0.0)
+    with pytest.raises(ReplayError, match="cannot be replayed"), Draws():
+        attention(q, q, q, 0.5)
