@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +24,7 @@ from fusewright.capture.find_line import culprit, overwriting
 from fusewright.capture.hooks import unhooked
 from fusewright.capture.program import UndifferentiableError
 from fusewright.capture.scout import scout
+from fusewright.capture.silence import silenced
 from fusewright.capture.source_location import (
     Refused,
     SourceLocation,
@@ -218,8 +218,7 @@ def _unlogged() -> Iterator[None]:
     """PyTorch also warns of each gradient that it cannot compute."""
     before, _FAKES_LOG.disabled = _FAKES_LOG.disabled, True
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Error detected in ")
+        with silenced("Error detected in "):
             yield
     finally:
         _FAKES_LOG.disabled = before

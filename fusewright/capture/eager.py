@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from fusewright import debug
 from fusewright.capture.hooks import unhooked
 from fusewright.capture.private import real_copy
 from fusewright.capture.reachable import Reachable
+from fusewright.capture.silence import silenced
 
 
 def fails_in_eager(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
@@ -27,8 +27,7 @@ def fails_in_eager(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
     if call is None:
         return False
     twin, given, named = call
-    with torch.random.fork_rng(), torch.enable_grad(), unhooked(twin), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.random.fork_rng(), torch.enable_grad(), unhooked(twin), silenced():
         try:
             twin(*given, **named)
         except torch.OutOfMemoryError:

@@ -14,7 +14,6 @@ import inspect
 import re
 import traceback
 import types
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from torch._dynamo.utils import dynamo_timed, get_metrics_context
 from fusewright import debug
 from fusewright.capture.reachable import Reachable, generators
 from fusewright.capture.reads import Held, Reads, Watched, hides_changes
+from fusewright.capture.silence import silenced
 from fusewright.capture.trace import ONE_AT_A_TIME
 from fusewright.runtime import altered
 
@@ -100,11 +100,10 @@ def trust(
     if odd:
         return worst([Trust(f"forward takes a {min(odd)}"), *_of_names(model, False)])
     try:
-        with ONE_AT_A_TIME, warnings.catch_warnings(), get_metrics_context():
-            warnings.simplefilter("ignore")
-            with torch._dynamo.config.patch(allow_rnn=True), dynamo_timed("fusewright"):
-                frame = convert_frame._get_frame(model, tuple(args), dict(kwargs))
-                found = convert_frame.fullgraph_capture(model, tuple(args), dict(kwargs))
+        layers = torch._dynamo.config.patch(allow_rnn=True)
+        with ONE_AT_A_TIME, silenced(), get_metrics_context(), layers, dynamo_timed("fusewright"):
+            frame = convert_frame._get_frame(model, tuple(args), dict(kwargs))
+            found = convert_frame.fullgraph_capture(model, tuple(args), dict(kwargs))
     except Exception as error:  # of the model, or Dynamo does not know what it does
         debug.log(1, "Dynamo cannot trace %s: %s", type(model).__name__, error)
         return worst([*_of_names(model, witnessed)])

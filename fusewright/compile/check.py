@@ -11,6 +11,7 @@ decides: our error must be like eager's.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -84,7 +85,7 @@ def found_different(example: Example, modes: Modes, limits: Limits) -> str:
 def _different_in(example: Example, modes: Modes, mode: str, limits: Limits) -> str:
     expected, drew, training = None, False, mode == "train"
     gradients = not any(each.forward_only for each in modes if each.training == training)
-    for fresh, every in ((True, True), (True, False), (False, False)):
+    for every, fresh in itertools.product((True, False), (True, False)):
         settings = _Settings(mode, gradients, fresh, every)
         with _tried(example, "eager"), watched_generators() as generators:
             found = _run(example, settings)

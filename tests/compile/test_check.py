@@ -199,7 +199,8 @@ def test_hooks_of_saved_tensors_see_the_users_call_alone() -> None:
 
 
 def test_threads_leave_the_process_as_it_was() -> None:
-    filters, generator = list(warnings.filters), torch.random.default_generator
+    filters: list[Any] = list(warnings.filters)
+    generator = torch.random.default_generator
     models = [nn.Sequential(nn.Linear(64, 64 + at), nn.ReLU()) for at in range(4)]
     threads = [
         threading.Thread(target=fusewright.optimize, args=(each, torch.randn(64, 64)))
