@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from fusewright import debug
+from fusewright.capture.generators import restored_generators
 from fusewright.capture.hooks import unhooked
 from fusewright.capture.private import real_copy
 from fusewright.capture.reachable import Reachable
-from fusewright.capture.silence import silenced
+from fusewright.capture.real_call import real_call
 
 
 def fails_in_eager(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
@@ -27,7 +28,7 @@ def fails_in_eager(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
     if call is None:
         return False
     twin, given, named = call
-    with torch.random.fork_rng(), torch.enable_grad(), unhooked(twin), silenced():
+    with real_call(), restored_generators(), torch.enable_grad(), unhooked(twin):
         try:
             twin(*given, **named)
         except torch.OutOfMemoryError:

@@ -88,7 +88,7 @@ def watched_generators() -> Iterator[Generators]:
 
 @contextlib.contextmanager
 def restored_generators() -> Iterator[None]:
-    """Put the generators back after a block that draws, and that no mode may watch."""
+    """Put the generators back after a block that may draw, and that no mode may watch."""
     generators = Generators()
     try:
         yield

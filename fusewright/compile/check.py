@@ -123,7 +123,7 @@ def _run(example: Example, settings: _Settings, modes: Modes | None = None) -> d
     """What the example gives without gradients, then with them; by these programs, or by eager."""
     copies = real_copy(example.model, example.args, example.kwargs)
     if copies is None:
-        raise _UnfitError("a function holds the model")
+        raise _UnfitError("a copy would still use the model itself")
     model, args, kwargs = copies
     if settings.wide:
         model = model.double()

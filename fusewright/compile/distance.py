@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +47,6 @@ def difference(
     excuse: Excuse = lambda name, ours, eager, off: False,
 ) -> str:
     """The first result that is not eager's, in words. Empty if all are."""
-    largest = max(map(_mean_size, eager.values()), default=0.0)
     for name in {**eager, **ours}:
         one, other = ours.get(name), eager.get(name)
         if one is None or other is None:
@@ -56,7 +55,7 @@ def difference(
             said = f"{other.dtype}{list(other.shape)}"
             return f"the {name} is {one.dtype}{list(one.shape)}, not {said}"
         off = _off(one, other)
-        if off <= limits.doubtful(one.dtype) or _is_rounding(one, other, largest):
+        if off <= limits.doubtful(one.dtype) or _is_rounding(one, other, eager.values()):
             continue
         if not excuse(name, one, other, off):
             return f"the {name} is off by {off:.1e}"
@@ -94,12 +93,13 @@ def _off(one: Tensor, other: Tensor) -> float:
     return distance / norm if norm else distance
 
 
-def _is_rounding(one: Tensor, other: Tensor, largest: float) -> bool:
-    """Whether the difference is nothing beside the largest result. The gradient of a bias before a
-    batch norm is zero but for such differences."""
+def _is_rounding(one: Tensor, other: Tensor, results: Iterable[Tensor]) -> bool:
+    """Whether the difference is nothing beside the largest of the results. The gradient of a bias
+    before a batch norm is zero but for such differences."""
     if not one.is_floating_point() or _has_other_gaps(one, other):
         return False
     apart = _distance(one, other) / math.sqrt(one.numel())
+    largest = max(map(_mean_size, results))
     return apart <= 16 * torch.finfo(one.dtype).eps * largest
 
 

@@ -24,7 +24,7 @@ from fusewright.compile import module
 from fusewright.compile.call_kinds import kind_of_call
 from fusewright.compile.owners import owners_of
 from fusewright.compile.pipeline import MODES
-from fusewright.compile.solution import optimize
+from fusewright.compile.solution import example_arguments, optimize
 from fusewright.errors import ProblemError
 
 Parts = str | type[nn.Module]
@@ -48,10 +48,7 @@ def optimize_parts(
     are those of its first call in one call of the whole model, which runs on copies. Equal parts
     are compiled once and share their kernels. A part that this call does not reach stays as it is.
     """
-    if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
-        how = "pass several inputs as one tuple: optimize_parts(model, (a, b), parts=Block)"
-        raise ProblemError(f"example_kwargs is of type {type(example_kwargs).__name__}; {how}")
-    args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
+    args = example_arguments(example_inputs, example_kwargs)
     chosen = _chosen(model, parts if isinstance(parts, tuple | list) else (parts,))
     calls = _calls(model, args, dict(example_kwargs or {}), list(chosen))
     made: dict[int, tuple[nn.Module, nn.Module]] = {}
@@ -110,7 +107,7 @@ def _calls(
     copies = real_copy(model, args, kwargs)
     if copies is None:
         how = "optimize its parts one by one: model.part = fusewright.optimize(model.part, inputs)"
-        raise ProblemError(f"{type(model).__name__} holds a function that holds a module; {how}")
+        raise ProblemError(f"a copy of {type(model).__name__} would still use the model; {how}")
     twin, args, kwargs = copies
     for each in twin.modules():
         each.__class__ = module.original_class(each)  # kernels would say that they are watched

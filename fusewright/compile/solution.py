@@ -268,12 +268,8 @@ def optimize(
         return functools.partial(optimize, tune=tune)
     if not isinstance(model, nn.Module) and example_inputs is _Absent:
         return optimized_function(model, tune=tune)
-    if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
-        kind = type(example_kwargs).__name__
-        how = "pass several inputs as one tuple: optimize(model, (a, b))"
-        raise ProblemError(f"example_kwargs is of type {kind}; {how}")
+    args = example_arguments(example_inputs, example_kwargs)
     _refuse_other_settings(model, example_inputs, modes)
-    args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
     name = type(model).__name__
     tuning = logged if tune else None
     front = functools.partial(_by_dynamo, tune=tune)
@@ -293,6 +289,14 @@ def optimize(
         return module.optimized(model, front=ours, reason=first_line(error))
     warn_of(solution, stacklevel=2)
     return _module_of(solution, model, args, example_kwargs or {}, again, front)
+
+
+def example_arguments(inputs: Any, kwargs: Any) -> tuple[Any, ...]:
+    """The positional arguments of the example call."""
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        how = "pass several inputs as one tuple: optimize(model, (a, b))"
+        raise ProblemError(f"example_kwargs is of type {type(kwargs).__name__}; {how}")
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
 
 
 def _module_of(
