@@ -35,8 +35,8 @@ from fusewright.compile.module import Engine, kernels_of, loader
 from fusewright.compile.pipeline import Prepared, prepare_programs
 from fusewright.compile.stages import Stages, logged
 from fusewright.emit.bundle import Arguments, ModuleBundle
-from fusewright.emit.drivers import device_kind
 from fusewright.emit.flat import GRAPH, FlatCall, flat_text
+from fusewright.emit.python import device_kind
 from fusewright.errors import CaptureError, FusewrightError, ProblemError
 from fusewright.ir.graph import Binding, ForwardOutput, Program, Symbol
 from fusewright.rewrite import rewrite

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from fusewright.emit import python, steps
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
-from fusewright.emit.python import Scope, call, dims, layout, mentions, returned, row
+from fusewright.emit.python import Scope, call, device_kind, dims, layout, mentions, returned, row
 from fusewright.emit.steps import view_lines
 from fusewright.emit.wiring import FromInput, FromResult, Wiring
 from fusewright.errors import GraphError
-from fusewright.ir.graph import TensorSpec
 from fusewright.plan.steps import Fused, Plan, View
 
 # Stands for the name of the mode's table of saved layouts.
@@ -62,10 +61,6 @@ class Mode:
             main, named = self.main_input, f'torch.device("{self.bundle.device_type}")'
             lines.append(f"device = {named if main is None else variables[main] + '.device'}")
         return lines
-
-
-def device_kind(spec: TensorSpec) -> str:
-    return spec.device.split(":")[0]
 
 
 @dataclass(frozen=True)
@@ -144,7 +139,10 @@ def _backward(mode: Mode, plan: Plan) -> list[Definition]:
             layouts[name] = dims(each.spec.strides)
         elif each.name in read and taken.get(each.name):
             prologue += call(name, "_fw_laid_out", [name, dims(each.spec.strides)])
-    tangents = {scope[each.name]: row(layout(each.spec)) for each in plan.inputs[n_saved:]}
+    tangents = {
+        scope[each.name]: row(layout(each.spec, mode.bundle.device_type))
+        for each in plan.inputs[n_saved:]
+    }
     kept = frozenset(output for output in plan.outputs if isinstance(output, str))
     kept |= _module_tensors(mode, plan)
     body = [*prologue, *steps.step_lines(plan, found, scope, mode.wrappers, read, kept)]

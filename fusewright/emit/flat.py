@@ -10,8 +10,16 @@ from dataclasses import dataclass
 
 from fusewright.emit import steps
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
-from fusewright.emit.drivers import device_kind
-from fusewright.emit.python import Scope, call, dims, function, identifiers, mentions, returned
+from fusewright.emit.python import (
+    Scope,
+    call,
+    device_kind,
+    dims,
+    function,
+    identifiers,
+    mentions,
+    returned,
+)
 from fusewright.emit.text import literal_lines
 from fusewright.emit.wrap import wrapped
 from fusewright.emit.wrappers import calls_of, wrapper_lines, wrappers_of

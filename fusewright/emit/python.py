@@ -166,9 +166,15 @@ def row(texts: Iterable[str]) -> str:
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
-def layout(spec: TensorSpec) -> list[str]:
-    """dtype, shape and strides, as arguments."""
-    return [dtype(spec.dtype), dims(spec.shape), dims(spec.strides)]
+def device_kind(spec: TensorSpec) -> str:
+    return spec.device.split(":")[0]
+
+
+def layout(spec: TensorSpec, device_type: str) -> list[str]:
+    """dtype, shape, strides, and the kind of device unless it is the kernels'."""
+    fields = [dtype(spec.dtype), dims(spec.shape), dims(spec.strides)]
+    kind = device_kind(spec)
+    return fields if kind == device_type else [*fields, quoted(kind)]
 
 
 def operator(node: Node, scope: Scope) -> tuple[str, list[str]]:

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from fusewright.emit import python
 from fusewright.emit.bundle import Owner
-from fusewright.emit.drivers import Definition, Mode, device_kind, saved_slots
+from fusewright.emit.drivers import Definition, Mode, saved_slots
 from fusewright.emit.python import (
     Scope,
     constant,
+    device_kind,
     dims,
     dtype,
     layout,
@@ -166,21 +167,22 @@ def _through(
 
 def _layouts(mode: Mode) -> Definition:
     plan = mode.plans.forward
-    lines = _layout_lines(plan, [plan.outputs[i] for i in mode.wiring.results])
+    lines = _layout_lines(mode, plan, [plan.outputs[i] for i in mode.wiring.results])
     variables = [f"tensors[{i}]" for i in range(len(plan.inputs))]
-    doc = "The dtype, shape and strides of each result."
+    doc = "The layout of each result: dtype, shape, strides, and its device if that is another."
     return Definition("layouts", ["*tensors"], doc, [*mode.read_symbols(variables, lines), *lines])
 
 
 def _gradient_layouts(mode: Mode, plan: Plan) -> Definition:
-    doc, lines = "The dtype, shape and strides of each gradient.", _layout_lines(plan, plan.outputs)
+    doc, lines = "The layout of each gradient.", _layout_lines(mode, plan, plan.outputs)
     return Definition("gradient_layouts", list(mode.symbols), doc, lines)
 
 
-def _layout_lines(plan: Plan, values: Sequence[object]) -> list[str]:
+def _layout_lines(mode: Mode, plan: Plan, values: Sequence[object]) -> list[str]:
     specs = {**dict(plan.specs), **{each.name: each.spec for each in plan.inputs}}
     names = [value if isinstance(value, str) else "" for value in values]
-    return returned([row(layout(specs[name])) if name else "None" for name in names])
+    kind = mode.bundle.device_type
+    return returned([row(layout(specs[name], kind)) if name else "None" for name in names])
 
 
 def record(mode: Mode, functions: Mapping[str, str], owners: str) -> dict[str, str]:

@@ -57,17 +57,10 @@ def _fw_laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor
     return fresh.copy_(tensor)
 
 
-def _fw_tangent(
-    tangent: torch.Tensor | None,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    device: torch.device,
-) -> torch.Tensor:
-    """The gradient of an output as the backward kernels read it; None means zeros."""
-    if tangent is None:
-        return torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
-    return _fw_laid_out(tangent, strides)
+def _fw_empty(layout: typing.Sequence[typing.Any], device: torch.device) -> torch.Tensor:
+    """A new tensor. A layout is dtype, shape, strides, and the device if it is not the kernels'."""
+    dtype, shape, strides, *other = layout
+    return torch.empty_strided(shape, strides, dtype=dtype, device=other[0] if other else device)
 
 
 def _fw_taken(
@@ -75,16 +68,18 @@ def _fw_taken(
 ) -> list[typing.Any]:
     """What backward's kernels read, in the layouts that they expect.
 
-    A layout is None for any, the strides of a saved value, or the dtype, shape and strides of an
-    output's gradient. `values` is emptied, so that a `del` in the driver frees memory at once.
+    A layout is None for any, the strides of a saved value, or that of an output's gradient as in
+    `_fw_empty`. A gradient that is None means zeros. `values` is emptied, so that a `del` in the
+    driver frees memory at once.
     """
     taken: list[typing.Any] = []
     for value, layout in zip(values, layouts, strict=True):
-        if layout and isinstance(layout[0], torch.dtype):
-            dtype, shape, strides = layout
-            taken.append(_fw_tangent(value, dtype, shape, strides, device))
+        tangent = bool(layout) and isinstance(layout[0], torch.dtype)
+        if tangent and value is None:
+            taken.append(_fw_empty(layout, device).zero_())
         else:
-            taken.append(value if layout is None else _fw_laid_out(value, layout))
+            strides = layout[2] if tangent else layout
+            taken.append(value if strides is None else _fw_laid_out(value, strides))
     values.clear()
     return taken
 

@@ -7,6 +7,7 @@ import torch
 from fusewright.runtime.call import (
     _FW_ONCE,
     _fw_drive,
+    _fw_empty,
     _fw_first_only,
     _fw_fixed,
     _fw_laid_out,
@@ -16,7 +17,7 @@ from fusewright.runtime.call import (
 )
 from fusewright.runtime.library import _fw_profiler, _fw_show
 
-_fw_layout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
+_fw_layout = tuple[typing.Any, ...]  # as in `_fw_empty`
 
 
 def _fw_register(mode: _FwMode) -> _FwMode:
@@ -59,9 +60,10 @@ def _fw_define_forward(mode: _FwMode, name: str, driver: _fw_drive, results: int
     _fw_define(name, "(Tensor[] tensors) -> Tensor[]", real, fake)
 
 
-def _fw_empty(layout: _fw_layout, device: torch.device) -> torch.Tensor:
-    dtype, shape, strides = layout
-    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+def _fw_where(mode: _FwMode, tensors: typing.Iterable[torch.Tensor]) -> torch.device:
+    """The device of the kernels: that of the first tensor which is not elsewhere."""
+    devices = [each.device for each in tensors]
+    return next((each for each in devices if each.type == mode.device_type), devices[0])
 
 
 def _fw_own(
@@ -88,13 +90,13 @@ def _fw_define_backward(mode: _FwMode, name: str) -> None:
         assert mode.backward is not None and layouts_of is not None
         if _fw_profiler._is_profiler_enabled:
             _fw_show(mode.backward)
-        gradients = mode.backward(list(values), sizes, given[0].device, need)
+        gradients = mode.backward(list(values), sizes, _fw_where(mode, given), need)
         pairs = zip(gradients, layouts_of(*sizes), strict=True)
         wanted = [(each, layout) for each, layout in pairs if each is not None]
         return _fw_own([each for each, _ in wanted], [layout for _, layout in wanted], given)
 
     def fake(values: list[typing.Any], sizes: list[int], need: list[bool]) -> list[torch.Tensor]:
-        device = next(each for each in values if each is not None).device
+        device = _fw_where(mode, [each for each in values if each is not None])
         assert layouts_of is not None
         pairs = zip(layouts_of(*sizes), need, strict=True)
         return [_fw_empty(layout, device) for layout, wanted in pairs if layout and wanted]
