@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,15 @@ COLUMNS = (
 _TRIES = 3
 
 
-def judged(name: str, inductor: bool) -> dict[str, Any]:
+def judged(name: str, inductor: bool, device: str) -> dict[str, Any]:
     """All facts about one model. Runs in a process of its own."""
     import torch
 
     from tests.models import zoo
     from tests.models.step import by_inductor, compared
 
-    zoo.packages()
+    with suppress(ImportError):  # before transformers, which imports torchvision if it is there
+        zoo.packages(("torchvision",))
     made: dict[str, Any] = {"model": name}
     for word, autocast in (("float32", False), ("bfloat16", True)):
         # An input of ReLU may be so near to zero that rounding decides. With other values another
@@ -50,7 +52,7 @@ def judged(name: str, inductor: bool) -> dict[str, Any]:
         for seed in range(_TRIES):
             torch.manual_seed(seed)
             torch._dynamo.reset()
-            found = compared(zoo.ZOO[name](), autocast)
+            found = compared(zoo.ZOO[name]().on(device), autocast)
             if not found.wrong:
                 break
         made[word] = "right" if not found.wrong else "wrong"
@@ -58,14 +60,14 @@ def judged(name: str, inductor: bool) -> dict[str, Any]:
             made |= {"error": found.ours, "eager's": found.eager, **found.facts}
         made.setdefault("wrong", {}).update({f"{word}: {n}": e for n, e in found.wrong.items()})
     if inductor:
-        made["Inductor"] = by_inductor(zoo.ZOO[name]())
+        made["Inductor"] = by_inductor(zoo.ZOO[name]().on(device))
     return made
 
 
-def _in_a_process(name: str, inductor: bool) -> dict[str, Any]:
+def _in_a_process(name: str, inductor: bool, device: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         caches = {"FUSEWRIGHT_CACHE": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-        command = [sys.executable, "-W", "ignore", __file__, "--one", name]
+        command = [sys.executable, "-W", "ignore", __file__, "--one", name, "--device", device]
         command += [] if inductor else ["--no-inductor"]
         start = time.perf_counter()
         try:
@@ -99,20 +101,26 @@ def _row(facts: dict[str, Any]) -> list[str]:
 @click.argument("names", nargs=-1)
 @click.option("--one", help="Judge one model in this process and print the facts as JSON.")
 @click.option("--inductor/--no-inductor", default=True, help="Time Inductor's first step as well.")
+@click.option("--device", default="cpu", type=click.Choice(["cpu", "cuda"]), help="Where to run.")
 @click.option("--jobs", default=1, help="How many models to run at once.")
 @click.option("--json", "record", type=click.Path(path_type=Path), help="Write all facts here.")
 def main(
-    names: Sequence[str], one: str | None, inductor: bool, jobs: int, record: Path | None
+    names: Sequence[str],
+    one: str | None,
+    inductor: bool,
+    device: str,
+    jobs: int,
+    record: Path | None,
 ) -> None:
     """Real models against float64, all of them or those with these NAMES."""
     if one:
-        print(json.dumps(judged(one, inductor)))
+        print(json.dumps(judged(one, inductor, device)))
         return
     from tests.models.zoo import ZOO
 
     table, facts = Table(*COLUMNS), []
     with ThreadPoolExecutor(jobs) as pool:
-        for each in pool.map(lambda name: _in_a_process(name, inductor), names or ZOO):
+        for each in pool.map(lambda name: _in_a_process(name, inductor, device), names or ZOO):
             facts.append(each)
             click.echo("  ".join(_row(each)), err=True)
             table.add_row(*_row(each))

@@ -47,12 +47,12 @@ def step(case: Case, forward: Forward, model: nn.Module, autocast: bool = False)
     model.zero_grad()
     dtype = next(model.parameters()).dtype
     args, kwargs = pytree.tree_map(lambda each: _given(each, dtype), (case.args, case.kwargs))
-    under = torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()
+    under = torch.autocast(case.device, torch.bfloat16) if autocast else nullcontext()
     with under:
         made = tensors_of(forward(*args, **kwargs))
     outputs = [each for each in made if each.is_floating_point()]
     torch.manual_seed(1)
-    weighted = [(each * torch.randn(each.shape).to(each.dtype)).sum() for each in outputs]
+    weighted = [(each * torch.randn(each.shape).to(each)).sum() for each in outputs]
     torch.stack([each.to(dtype) for each in weighted]).sum().backward()
     values = {f"output {at}": each.detach() for at, each in enumerate(outputs)}
     values |= {f"gradient of {name}": grad for name, grad in _gradients(model)}
@@ -105,7 +105,7 @@ def compared(case: Case, autocast: bool = False) -> Verdict:
     eager = step(case, plain, plain, autocast).errors(exact)
     after_eager = time.perf_counter()
     model = copy.deepcopy(case.model)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+    with torch.autocast(case.device, torch.bfloat16, enabled=autocast):
         fast = fusewright.optimize(model, case.args, case.kwargs)
     ours = step(case, fast, model, autocast).errors(exact)
     seconds = (time.perf_counter() - after_eager) - (after_eager - start)

@@ -8,13 +8,14 @@ compared.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 VOCABULARY, LENGTH, BATCH = 99, 16, 2
 _TEXT = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
@@ -31,13 +32,23 @@ class Case:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def device(self) -> str:
+        return next(self.model.parameters()).device.type
+
+    def on(self, device: str) -> Case:
+        """The same case on another device."""
+        moved: Callable[[Any], Any] = lambda each: each.to(device)  # noqa: E731
+        args, kwargs = pytree.tree_map_only(torch.Tensor, moved, (self.args, self.kwargs))
+        return Case(self.model.to(device), args, kwargs)
+
 
 # The operators that torchvision describes to PyTorch when it is imported.
 _DESCRIBED = ("nms", "qnms")
 _STAND_INS: list[torch.library.Library] = []
 
 
-def packages() -> None:
+def packages(names: Sequence[str] = ("torchvision", "timm", "transformers")) -> None:
     """Import the packages, or raise ImportError.
 
     If torchvision's compiled operators are for another build of PyTorch, it cannot be imported. Its
@@ -53,7 +64,7 @@ def packages() -> None:
             _STAND_INS.append(torch.library.Library("torchvision", "DEF"))
             for name in _DESCRIBED:
                 _STAND_INS[0].define(f"{name}(Tensor dets) -> Tensor")
-    for name in ("torchvision", "timm", "transformers"):
+    for name in names:
         importlib.import_module(name)
 
 
