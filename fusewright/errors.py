@@ -30,12 +30,14 @@ class CaptureError(FusewrightError):
 class UnguardedError(CaptureError):
     """No trace of the model can stand for its later calls. The message says why.
 
-    `by_dynamo` if Dynamo, with its own guards, can run the model.
+    `by_dynamo` if Dynamo, with its own guards, can run the model. `beside` is what each call must
+    look at that Dynamo does not guard (capture's `Beside`), or None.
     """
 
-    def __init__(self, message: str, *, by_dynamo: bool = True) -> None:
+    def __init__(self, message: str, *, by_dynamo: bool = True, beside: object = None) -> None:
         super().__init__(message)
         self.by_dynamo = by_dynamo
+        self.beside = beside
 
 
 class LeftToEagerError(CaptureError):

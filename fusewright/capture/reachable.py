@@ -20,6 +20,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from fusewright.capture.attributes import is_pytorchs, own_attributes
+from fusewright.capture.beside import content
 from fusewright.capture.reads import CODE, hides_changes, is_immutable, is_library, is_long
 from fusewright.runtime import altered
 
@@ -68,7 +69,7 @@ class Reachable:
                     yield function, f"{name}.{inner}", vars(held[name])[inner]
             enclosed = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
             for name, cell in enclosed:
-                yield function, name, _content(cell)
+                yield function, name, content(cell)
             named = function.__kwdefaults__ or {}
             for value in (*(function.__defaults__ or ()), *named.values()):
                 yield function, _DEFAULT, value
@@ -180,10 +181,3 @@ def _functions_of(value: Any) -> Iterator[types.FunctionType]:
     elif isinstance(value, types.FunctionType) and _is_the_models(value.__module__):
         yield value
         yield from _functions_of(getattr(value, "__wrapped__", None))
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return None

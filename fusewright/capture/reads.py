@@ -66,12 +66,22 @@ class Cell:
             return default
 
 
+class _Globals(dict[str, Any]):
+    """The globals of a frame, with the modules for which Dynamo has names of its own."""
+
+    def __missing__(self, name: str) -> Any:
+        if not name.startswith("__import_"):
+            raise KeyError(name)
+        return sys.modules.get(name.removeprefix("__import_").replace("_dot_", "."))
+
+
 class Reads:
     """Follows Dynamo's names from one frame: a call of `model`."""
 
     def __init__(self, model: nn.Module, frame: Any) -> None:
         self.model = model
         self.frame = frame
+        self.globals = _Globals(frame.globals)
         self.defaults = (*(frame.argdefs or ()), *(frame.kwdefaults or {}).values())
         named = model.named_modules()
         self.paths = {id(each): tuple(name.split(".")) if name else () for name, each in named}
@@ -90,8 +100,8 @@ class Reads:
     def value(self, name: str) -> Any:
         """What stands under one of Dynamo's names now; None if the name has words of Dynamo's."""
         try:
-            return eval(name, {"L": self.frame.locals, "G": self.frame.globals})
-        except (NameError, LookupError, AttributeError, TypeError):
+            return eval(name, {"L": self.frame.locals, "G": self.globals})
+        except (SyntaxError, NameError, LookupError, AttributeError, TypeError):
             return None
 
     def owner(self, name: str) -> tuple[Found, str]:
@@ -158,8 +168,7 @@ class Reads:
         if name.startswith("__builtins_dict__"):
             return Held.ALL, self.frame.builtins
         if name.startswith("__import_"):  # Dynamo's own name for the globals of a function
-            known = sys.modules.get(name.removeprefix("__import_").replace("_dot_", "."))
-            module = self.frame.globals.get(name, known)
+            module = self.globals[name]
             if module is None:
                 return _ANYTHING
             # What PyTorch's own functions read makes no difference to results.

@@ -11,11 +11,12 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import logging
 import re
 import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch._dynamo.exc import TorchDynamoException as DynamoError
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
 
 from fusewright import debug
+from fusewright.capture.beside import NOTHING, Beside, content, is_plain, together
 from fusewright.capture.reachable import Reachable, generators
 from fusewright.capture.reads import Held, Reads, Watched, hides_changes
 from fusewright.capture.silence import silenced
@@ -56,8 +58,8 @@ _ASKED = frozenset(
 _PYTORCHS = "G['__import_torch_dot_"
 # Facts of a tensor that no guard of ours compares. Dynamo does not notice some of them either.
 _FACTS = frozenset("requires_grad grad _version is_leaf".split())
-_OLD = torch.__version__ < "2.12"
-_UNNOTICED = frozenset(("_version", "is_leaf", *(("requires_grad",) if _OLD else ())))
+_UNNOTICED = frozenset(("_version", "is_leaf"))
+_OLD = torch.__version__ < "2.12"  # its Dynamo notices less: see `beside`
 # Guards that agree if a name stands for the same object, with the same inside as far as it is read.
 _ON_NAMES = frozenset(
     "TYPE_MATCH ID_MATCH CLASS_MATCH FUNCTION_MATCH CLOSURE_MATCH BUILTIN_MATCH MODULE_MATCH "
@@ -78,13 +80,15 @@ _ON_STATE = frozenset(
 class Trust:
     """Whether one trace can stand for later calls: the reason why not is empty if it can.
 
-    `by_dynamo` if Dynamo's guards can tell for which calls a trace stands. `watched` has the
-    objects that guards must find at their places.
+    `by_dynamo` if Dynamo's guards can tell for which calls a trace stands, together with what each
+    call must look at `beside` them. `watched` has the objects that guards must find at their
+    places.
     """
 
     reason: str = ""
     by_dynamo: bool = True
     watched: tuple[Watched, ...] = ()
+    beside: Beside = NOTHING
 
 
 def trust(
@@ -100,7 +104,7 @@ def trust(
     if odd:
         return worst([Trust(f"forward takes a {min(odd)}"), *_of_names(model, False)])
     try:
-        layers = torch._dynamo.config.patch(allow_rnn=True)
+        layers = torch._dynamo.config.patch(allow_rnn=True, ignore_logging_functions=_logging())
         with ONE_AT_A_TIME, silenced(), get_metrics_context(), layers, dynamo_timed("fusewright"):
             frame = convert_frame._get_frame(model, tuple(args), dict(kwargs))
             found = convert_frame.fullgraph_capture(model, tuple(args), dict(kwargs))
@@ -110,14 +114,19 @@ def trust(
     captured = found.graph_capture_output
     own = [each for each in captured.traced_code if not each.co_filename.startswith(_PYTORCH)]
     reachable, names = Reachable(model), {name for each in own for name in each.co_names}
-    drawn, reasons = _drawn(reachable, witnessed, own), [*_asked(names)]
+    reads, guards = Reads(model, frame), captured.output_graph.guards
+    outside = any(
+        isinstance(reads.value(_name(each)), torch.Tensor)
+        for each in guards
+        if not _name(each).startswith("L[")
+    )
+    drawn, reasons = _drawn(reachable, witnessed, own), [*_asked(names, outside)]
     reasons += drawn.reasons
     if _OLD and reachable.has_mutable_defaults(own):
         reasons.append(Trust("forward has a default argument that may change", by_dynamo=False))
     if sum(isinstance(each, torch.Tensor) for each in leaves) > 1:
         words = "asks whether two variables are the same object"
         reasons += [Trust(f"{each.co_name} {words}") for each in own if _compares_objects(each)]
-    reads, guards = Reads(model, frame), captured.output_graph.guards
     reasons += _reasons(guards, reads)
     if reasons:
         return worst([*reasons, *drawn.others, *_unnoticed(guards, reads)])
@@ -125,8 +134,9 @@ def trust(
 
 
 def worst(found: Sequence[Trust]) -> Trust:
-    """The reason that asks for most."""
-    return min(found, key=lambda each: each.by_dynamo, default=Trust())
+    """The reason that asks for most, with what all of them look at beside Dynamo."""
+    most = min(found, key=lambda each: each.by_dynamo, default=Trust())
+    return replace(most, beside=together(each.beside for each in found))
 
 
 def has_begun(error: DynamoError, forward: Any) -> bool:
@@ -151,7 +161,7 @@ def _of_names(model: nn.Module, witnessed: bool) -> Iterator[Trust]:
     """The reasons for a model of which there is no trace by Dynamo."""
     reachable = Reachable(model)
     drawn = _drawn(reachable, witnessed)
-    found = [*drawn.reasons, *_asked(reachable.names)]
+    found = [*drawn.reasons, *_asked(reachable.names, reachable.holds_state())]
     found += [Trust(f"forward may read {name}") for name in sorted(reachable.unguarded())]
     if found:
         words = "in which Dynamo notices no change"
@@ -184,10 +194,14 @@ def _is_odd(value: Any) -> bool:
     return type(value) not in _PLAIN and not isinstance(value, torch.Tensor)
 
 
-def _asked(names: set[str]) -> Iterator[Trust]:
-    """Why code that uses these names needs other guards."""
+def _asked(names: set[str], outside: bool) -> Iterator[Trust]:
+    """Why code that uses these names needs other guards. `outside`: it reads tensors that belong
+    neither to the model nor to the call."""
     for name in sorted(names & _FACTS):
-        yield Trust(f"forward reads {name} of a tensor", by_dynamo=name not in _UNNOTICED)
+        old = _OLD and name == "requires_grad"
+        noticed = name not in _UNNOTICED and not (old and outside)
+        words = f"forward reads {name} of a tensor"
+        yield Trust(words, by_dynamo=noticed, beside=Beside(gradients=old))
     for name in sorted(names & _ASKED):
         yield Trust(f"forward asks torch.{name}()")
 
@@ -216,13 +230,26 @@ def _reasons(guards: Any, reads: Reads) -> Iterator[Trust]:
         if not name.startswith(_PYTORCHS) and getattr(value, "__name__", "") in _ASKED:
             yield Trust(f"forward asks torch.{value.__name__}()")
         if kind not in _ON_NAMES or not _is_compared(guard, kind, (held, value), reads):
-            yield Trust(f"forward reads {_spelt(name)}", _is_noticed(name, reads))
+            cells = [*_cells(name, reads)] if _OLD else []
+            beside = Beside(tuple(each for each in cells if each is not None))
+            words = f"forward reads {_spelt(name)}"
+            yield Trust(words, by_dynamo=all(map(_is_plain, cells)), beside=beside)
 
 
-def _is_noticed(name: str, reads: Reads) -> bool:
-    """Whether Dynamo notices a change of an enclosed value."""
-    enclosed = name.split("'")[1] in reads.frame.code.co_freevars if "'" in name else False
-    return not (_OLD and (enclosed or "cell_contents" in name))
+def _is_plain(cell: types.CellType | None) -> bool:
+    """Whether a call can see that an enclosed variable is as before."""
+    return cell is not None and is_plain(content(cell))
+
+
+def _cells(name: str, reads: Reads) -> Iterator[types.CellType | None]:
+    """The enclosed variables on the way to a value; None for one that is not found."""
+    code, closure = reads.frame.code, reads.frame.closure or ()
+    first = name.split("'")[1] if "'" in name else ""
+    if first in code.co_freevars:
+        yield closure[code.co_freevars.index(first)]
+    for end in re.finditer(r"\.cell_contents", name):
+        cell = reads.value(name[: end.start()])
+        yield cell if isinstance(cell, types.CellType) else None
 
 
 def _unnoticed(guards: Any, reads: Reads) -> Iterator[Trust]:
@@ -255,6 +282,13 @@ def _is_compared(guard: Any, kind: str, found: tuple[Held, Any], reads: Reads) -
         pytorchs = isinstance(value, nn.Module) and altered._fw_is_pytorchs(type(value))
         return pytorchs or reads.absent(found, str(given))
     return True
+
+
+def _logging() -> set[Any]:
+    """The methods of loggers, with those that packages have added: a trace that lists what
+    forward reads need not know what they do."""
+    added = [each for each in vars(logging.Logger).values() if callable(each)]
+    return {*torch._dynamo.config.ignore_logging_functions, *added}
 
 
 def _name(source: Any) -> str:

@@ -13,7 +13,7 @@ import re
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from fusewright.build import Artifact, Libraries, build_divided
+from fusewright.capture.beside import NOTHING, Beside, together
 from fusewright.capture.eager import fails_in_eager
 from fusewright.capture.unguarded import DynamoError, has_begun, is_nested_trace
 from fusewright.codegen.source import Source
@@ -46,12 +47,14 @@ from fusewright.target.device import architecture
 LoadText = Callable[[str], Any]
 # Makes the programs of a call; told which attributes the model is known to change.
 Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Sequence[str]], Modes | None]
-# The forward of a class, compiled by way of Dynamo, for any sizes or for those of the call.
-Front = Callable[[type[nn.Module], bool], Callable[..., Any]]
+# The forward of a class, compiled by way of Dynamo, for any sizes or for those of the call, and for
+# a state of what Dynamo does not guard.
+Front = Callable[[type[nn.Module], bool, Hashable], Callable[..., Any]]
 
 # A module with this many programs gets no more: its calls vary too much.
 MOST_PROGRAMS = 64
-# An attribute with more values than this is not a constant (a list of losses, for example).
+# An attribute with more values than this is not a constant (a list of losses, for example). The
+# same holds for what Dynamo does not guard.
 MOST_VALUES = 8
 ENGINE = "_fw_engine"
 FACTS = "facts"  # a program's attribute: what `explain` says of its graphs
@@ -129,6 +132,8 @@ class Engine:
         self.front = front
         self.reason = reason
         self.failed = ""  # why the original forward runs instead of `front`
+        self.beside = NOTHING  # what calls of `front` look at beside Dynamo's guards
+        self.states: set[Hashable] = set()  # in which `front` was called
         self.sketches = set(sketches)
         self.foreign: set[str] = set()  # sketches of calls that no program can stand for
         self.specialise = specialise
@@ -164,8 +169,10 @@ class Engine:
         except CaptureError as error:
             # The programs stay right for the calls that fit them.
             self.foreign.add(sketch_of(module, args, kwargs))
-            if isinstance(error, UnguardedError) and not error.by_dynamo:
-                self.failed = self.failed or str(error)
+            if isinstance(error, UnguardedError):
+                self.look_at(error.beside)
+                if not error.by_dynamo:
+                    self.failed = self.failed or str(error)
             self.record.unguarded(first_line(error))
             return self.by_dynamo(module, args, kwargs, any_size=True, reason=reason)
         if extended:
@@ -202,8 +209,14 @@ class Engine:
         failed = left_by_argument(args, kwargs) or self.failed
         failed = failed or ("" if self.front else self.reason or reason)
         if self.front is not None and not failed:
+            state = self.beside.state(module)
+            self.states.add(state)
+            if len(self.states) > MOST_VALUES:
+                failed = self.failed = "values that Dynamo does not guard change too often"
+        if self.front is not None and not failed:
             try:
-                return self.front(original_class(module), any_size)(module, *args, **kwargs)
+                forward = self.front(original_class(module), any_size, state)
+                return forward(module, *args, **kwargs)
             except DynamoError as error:
                 return self._after_dynamo(module, args, kwargs, error)
             except RuntimeError as error:
@@ -212,6 +225,11 @@ class Engine:
                 return self._by_original(module, args, kwargs, "a trace is active")
         call._fw_warn(failed)
         return self._by_original(module, args, kwargs, failed)
+
+    def look_at(self, beside: object) -> None:
+        """From now on, calls of `front` look at this, too."""
+        if isinstance(beside, Beside):
+            self.beside = together((self.beside, beside))
 
     def _after_dynamo(
         self,
@@ -304,10 +322,13 @@ class Engine:
         kept = (self.left_out, self.front, self.reason, frozenset(self.sketches), self.eager)
         twin = Engine(self.specialise, tuple(self.modes), *kept)
         twin.record, twin.source = self.record.for_a_copy(), self.source
+        twin.look_at(self.beside)
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
-        kept = (self.left_out, self.front, self.reason, frozenset[str](), self.eager)
+        # Enclosed variables cannot be pickled: the first call finds the reason again.
+        reason = self.reason if self.beside == NOTHING else ""
+        kept = (self.left_out, self.front, reason, frozenset[str](), self.eager)
         return Engine, (self.specialise, (), *kept)
 
 
@@ -320,13 +341,15 @@ def optimized(
     reason: str = "",
     sketches: frozenset[str] = frozenset(),
     eager: frozenset[str] = frozenset(),
+    beside: object = None,
 ) -> nn.Module:
     """A module that shares all state with the model; its class is a subclass of the model's."""
     made = _fresh(original_class(model))
     made.__dict__.update(model.__dict__)
     made.__dict__.pop("_fw_seen", None)
     settings = (left_out, front, reason, sketches, eager)
-    made.__dict__[ENGINE] = Engine(specialise, modes, *settings)
+    made.__dict__[ENGINE] = engine = Engine(specialise, modes, *settings)
+    engine.look_at(beside)
     return made
 
 

@@ -7,7 +7,7 @@ import functools
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
@@ -286,7 +286,7 @@ def optimize(
     except UnguardedError as error:
         debug.log(1, "torch.compile runs %s: %s", name, error)
         ours = front if error.by_dynamo else None
-        return module.optimized(model, front=ours, reason=first_line(error))
+        return module.optimized(model, front=ours, reason=first_line(error), beside=error.beside)
     warn_of(solution, stacklevel=2)
     return _module_of(solution, model, args, example_kwargs or {}, again, front)
 
@@ -337,12 +337,13 @@ def _trusted(
             raise
         found = _trust(model, args, kwargs, MODES)
         reason = str(error) if found.by_dynamo else found.reason
-        raise UnguardedError(reason, by_dynamo=found.by_dynamo) from error
+        again = UnguardedError(reason, by_dynamo=found.by_dynamo, beside=found.beside)
+        raise again from error
     modes = {each.program.mode for each in solution.prepared.modes}
     found = _trust(model, args, kwargs, sorted(modes), solution.prepared.witnessed)
     if found.reason:
         found = worst([found, _trust(model, args, kwargs, sorted({*MODES} - modes))])
-        raise UnguardedError(found.reason, by_dynamo=found.by_dynamo)
+        raise UnguardedError(found.reason, by_dynamo=found.by_dynamo, beside=found.beside)
     return replace(solution, watched=found.watched)
 
 
@@ -367,8 +368,9 @@ def _trust(
 
 
 @functools.cache
-def _by_dynamo(kind: type[nn.Module], any_size: bool, *, tune: bool) -> Any:
-    """The forward of a class by way of Dynamo, which guards everything that it reads."""
+def _by_dynamo(kind: type[nn.Module], any_size: bool, state: Hashable, *, tune: bool) -> Any:
+    """The forward of a class by way of Dynamo, which guards what it reads. There is one for each
+    `state` of what Dynamo does not guard: code compiled by another back-end does not fit."""
     ours = functools.partial(traced_backend, tune=tune, log=_LOGS.setdefault((kind, any_size), []))
     return torch.compile(kind.forward, backend=ours, dynamic=True if any_size else None)
 

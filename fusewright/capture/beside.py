@@ -1,0 +1,69 @@
+"""What forward reads and PyTorch's Dynamo does not guard, though a call can look at it cheaply.
+
+Before PyTorch 2.12, Dynamo notices neither a new value of an enclosed variable nor a change of
+`requires_grad`. A call by way of Dynamo then goes to a compiled function of its own for each state
+of these things.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusewright.capture.reads import CODE, is_immutable
+
+
+@dataclass(frozen=True)
+class Beside:
+    """`cells` are enclosed variables; with `gradients`, forward may ask whether a tensor of the
+    module requires gradients."""
+
+    cells: tuple[types.CellType, ...] = ()
+    gradients: bool = False
+
+    def state(self, module: nn.Module) -> Hashable:
+        """What a call finds there. Equal only if forward does the same."""
+        if not self.cells and not self.gradients:
+            return ()
+        found = tuple([_known(content(each)) for each in self.cells])
+        return (found, _gradients(module)) if self.gradients else (found,)
+
+
+NOTHING = Beside()
+
+
+def content(cell: types.CellType) -> Any:
+    """What an enclosed variable holds; None if it is empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def is_plain(value: Any) -> bool:
+    """Whether two looks tell that a value is as before. A list may have changed inside."""
+    return isinstance(value, CODE) or is_immutable(value)
+
+
+def _known(value: Any) -> Hashable:
+    """1, 1.0 and True are equal, and are not the same to a program."""
+    return (type(value), value) if is_plain(value) else object()
+
+
+def together(found: Iterable[Beside]) -> Beside:
+    """All of these."""
+    every = tuple(found)
+    cells = {id(cell): cell for each in every for cell in each.cells}
+    return Beside(tuple(cells.values()), any(each.gradients for each in every))
+
+
+def _gradients(module: nn.Module) -> tuple[bool, ...]:
+    """Which tensors of the module require gradients, those in plain attributes included."""
+    held = [each for inner in module.modules() for each in vars(inner).values()]
+    loose = [each for each in held if isinstance(each, torch.Tensor)]
+    return tuple([each.requires_grad for each in (*module.parameters(), *loose)])
