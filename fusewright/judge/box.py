@@ -25,13 +25,13 @@ from typing import NoReturn
 NO_BOX, TOO_MANY = 125, 124
 
 _USER, _MOUNTS, _NETWORK, _PIDS, _IPC = 0x10000000, 0x20000, 0x40000000, 0x20000000, 0x08000000
-_RECURSIVE, _PRIVATE = 0x4000, 0x40000
+_RECURSIVE, _PRIVATE, _BIND = 0x4000, 0x40000, 0x1000
 _NOSUID_NODEV = 0x2 | 0x4
 _MOUNT_SETATTR, _HERE, _WITH_ALL_BELOW, _READ_ONLY = 442, -100, 0x8000, 0x1
 _PDEATHSIG, _DUMPABLE, _SUBREAPER, _NO_NEW_PRIVILEGES = 1, 4, 36, 38
 _INSIDE_ID = 1000  # of root: a user other than root loses all capabilities when it starts a program
 # Empty inside: sockets of other programs are there. Shared memory is the box's own.
-_HIDDEN, _SHARED_MEMORY = "/run", "/dev/shm"
+_HIDDEN, _SHARED_MEMORY, _PROC = "/run", "/dev/shm", "/proc"
 _SPARE_PROCESSES = 512
 _MOST_SCRATCH_BYTES = 1 << 32
 _PAUSE_S, _PAUSES = 0.02, 10
@@ -45,7 +45,7 @@ class Box:
 
     It has `folders` in it, and the command starts in the first one. A confined command finds it in
     memory, of limited size. `closed` are descriptors that only the command may hold. A limit of
-    0 is none.
+    0 is none. With `gpu`, processes may write to their own entries in /proc, as CUDA must.
     """
 
     command: list[str]
@@ -56,6 +56,7 @@ class Box:
     memory_bytes: int
     file_bytes: int
     cpu_s: int
+    gpu: bool = False
 
     def as_argument(self) -> str:
         return json.dumps(asdict(self))
@@ -97,7 +98,7 @@ def _set_read_only(folder: str, wanted: bool) -> None:
     _require(found, f"make {folder} {'read-only' if wanted else 'writable'}")
 
 
-def _close_file_system(scratch: str) -> None:
+def _close_file_system(scratch: str, gpu: bool) -> None:
     """Everything is read-only but for one folder; processes outside do not show in /proc."""
     _require(libc.unshare(_MOUNTS), "unshare the mounts")
     _require(libc.mount(b"none", b"/", None, _RECURSIVE | _PRIVATE, None), "make mounts private")
@@ -105,10 +106,26 @@ def _close_file_system(scratch: str) -> None:
     for folder in [*own, *([_HIDDEN] if Path(_HIDDEN).is_dir() else [])]:
         _mount(folder, "tmpfs", _NOSUID_NODEV, f"mode=700,size={_MOST_SCRATCH_BYTES}")
     with suppress(OSError):  # some containers forbid it; the parent's memory is closed all the same
-        _mount("/proc", "proc", _NOSUID_NODEV)
+        _mount(_PROC, "proc", _NOSUID_NODEV)
+        own += [_PROC] if gpu else []
     _set_read_only("/", True)
     for folder in own:
         _set_read_only(folder, False)
+    if _PROC in own:
+        _protect_machine()
+
+
+def _protect_machine() -> None:
+    """What in /proc belongs to the machine, and not to one process, stays read-only.
+
+    Root outside would otherwise be the owner of the kernel's settings inside, too.
+    """
+    for each in Path(_PROC).iterdir():
+        if each.name.isdecimal() or each.is_symlink():
+            continue
+        path = str(each)
+        _require(libc.mount(path.encode(), path.encode(), None, _BIND, None), f"bind {path}")
+        _set_read_only(path, True)
 
 
 def _offer_to_be_killed() -> None:
@@ -236,7 +253,7 @@ def _fork_first(box: Box) -> int:
         try:
             libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             _offer_to_be_killed()
-            _close_file_system(box.scratch)
+            _close_file_system(box.scratch, box.gpu)
             os._exit(_reap_until(_fork_command(box)))
         except BaseException as error:
             _fail(error)

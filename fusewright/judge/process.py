@@ -93,6 +93,7 @@ class CandidateProcess:
             memory_bytes=self._memory_bytes(),
             file_bytes=self.limits.file_bytes,
             cpu_s=int(self.limits.seconds * (os.cpu_count() or 1)) + 60,
+            gpu=self.device == "cuda",
         )
         set_dumpable(False)  # a stranger of the same user must not read the answers here
         self._process = subprocess.Popen(
