@@ -20,7 +20,8 @@ from fusewright.plan.steps import Plan
 from fusewright.rewrite import rewrite
 from fusewright.rewrite.convolutions import with_convolutions
 from fusewright.rewrite.layouts import with_channels_last
-from fusewright.rewrite.matmuls import with_matmuls
+from fusewright.rewrite.matmuls import MATMUL, with_matmuls
+from fusewright.rewrite.row_multiples import with_row_multiples
 from fusewright.target.target import Target
 
 PARTS = ("forward", "inference", "backward")
@@ -93,7 +94,7 @@ class _Planning:
         if not self.target.tensor_cores:
             return [self._plans(program)]
         with self.stages.timed("rewrite"):
-            changed = _on_tensor_cores(program, self.target)
+            program, changed = self._with_matmuls(program)
         if all(getattr(changed, part) == getattr(program, part) for part in PARTS):
             return [self._plans(program)]
         ours = self._plans(changed)
@@ -101,6 +102,16 @@ class _Planning:
             return [self._plans(program)]
         ours = replace(ours, worth=_worth(ours, self.target))
         return [ours, self._plans(program)] if self.at_any_size and ours.worth else [ours]
+
+    def _with_matmuls(self, program: Program) -> tuple[Program, Program]:
+        """The program before and after our matmuls and convolutions have taken their place; for
+        fewer sizes, if more matmuls are ours then."""
+        changed = _on_tensor_cores(program, self.target)
+        fewer = program if self.at_any_size else with_row_multiples(program)
+        if fewer is program:
+            return program, changed
+        trial = _on_tensor_cores(fewer, self.target)
+        return (fewer, trial) if _matmuls(trial) > _matmuls(changed) else (program, changed)
 
     def _plans(self, program: Program) -> ProgramPlans:
         """The plans of a program, with PyTorch's convolutions in channels-last if that is
@@ -154,6 +165,12 @@ def _on_tensor_cores(program: Program, target: Target) -> Program:
         inference=changed(program.inference),
         backward=changed(program.backward) if program.backward else None,
     )
+
+
+def _matmuls(program: Program) -> int:
+    """How many matmuls are ours."""
+    graphs = (program.forward, program.inference, program.backward)
+    return sum(node.op == MATMUL for each in graphs if each for node in each.nodes)
 
 
 def _worth(plans: ProgramPlans, target: Target) -> tuple[str, int] | None:

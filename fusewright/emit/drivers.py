@@ -53,7 +53,7 @@ class Mode:
     def read_symbols(self, variables: Sequence[str], body: Sequence[str]) -> list[str]:
         """Lines that read the symbols and the device that `body` uses."""
         lines = [
-            f"{symbol.name} = {variables[symbol.input_index]}.shape[{symbol.dim}]"
+            f"{symbol.name} = {symbol.read_from(variables[symbol.input_index])}"
             for symbol in self.plans.program.symbols
             if mentions(body, symbol.name)
         ]

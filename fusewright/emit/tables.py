@@ -91,7 +91,7 @@ def _misfit(mode: Mode) -> Definition:
     program, main = mode.plans.program, mode.main_input
     body = _first_checks(mode)
     body += [
-        f"{symbol.name} = tensors[{symbol.input_index}].shape[{symbol.dim}]"
+        f"{symbol.name} = {symbol.read_from(f'tensors[{symbol.input_index}]')}"
         for symbol in program.symbols
     ]
     device = f'torch.device("{mode.bundle.device_type}")'
@@ -201,7 +201,9 @@ def record(mode: Mode, functions: Mapping[str, str], owners: str) -> dict[str, s
         "plain": str(arguments.plain),
         "autocast": dtype(bundle.autocast) if bundle.autocast else "None",
         "default_dtype": dtype(bundle.default_dtype),
-        "symbols": constant(tuple((each.input_index, each.dim) for each in program.symbols)),
+        "symbols": constant(
+            tuple((each.input_index, each.dim, each.multiple) for each in program.symbols)
+        ),
         "main": str(mode.main_input or 0),
         "n_tensors": str(len(program.bindings)),
         "n_outputs": str(wiring.n_outputs),

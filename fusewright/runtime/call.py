@@ -123,7 +123,7 @@ class _FwMode:
     structure: str
     plain: int
     owners: tuple[typing.Any, ...]
-    symbols: tuple[tuple[int, int], ...] = ()
+    symbols: tuple[tuple[int, int, int], ...] = ()
     main: int = 0
     n_tensors: int
     n_outputs: int
@@ -161,7 +161,7 @@ class _FwMode:
         self.fitted: list[tuple[tuple[_fw_drive, bool], ...]] = [(), ()]
 
     def sizes(self, tensors: _fw_tensors) -> tuple[int, ...]:
-        return tuple([tensors[index].shape[dim] for index, dim in self.symbols])
+        return tuple([tensors[index].shape[dim] // part for index, dim, part in self.symbols])
 
 
 def _fw_forward(
