@@ -20,8 +20,10 @@ class Schedule:
     vectors of each thread do, and each sweep reads the others again, `beyond` in flight. shared: a
     cached row is in shared memory instead, unconverted, and each sweep computes from it again; so
     many blocks share a processor. splits: parts of the inner extent that are reduced separately and
-    joined in order. tile: the edge of a tile. wide_index: vectors are used with 64-bit offsets,
-    too; otherwise these have single elements.
+    joined in order. flat: vectors of a pointwise kernel run on from one row into the next, so rows
+    of any length have whole, aligned vectors. cluster: so many blocks share a cached row, each with
+    its part in its own shared memory. tile: the edge of a tile. wide_index: vectors are used with
+    64-bit offsets, too; otherwise these have single elements.
     """
 
     kind: str
@@ -34,5 +36,7 @@ class Schedule:
     beyond: int = 0
     shared: int = 0
     splits: int = 1
+    flat: bool = False
+    cluster: int = 1
     tile: int = LARGE_TILE
     wide_index: bool = False

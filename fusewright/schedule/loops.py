@@ -12,6 +12,7 @@ from dataclasses import replace
 from fusewright.ir.graph import ITEM_BYTES, ZERO, Dim
 from fusewright.ir.loop import Load, LoopKernel, scans
 from fusewright.schedule.choice import HOST_RUN, LARGE_TILE, Schedule
+from fusewright.schedule.cluster_rows import clusters, clusters_fit
 from fusewright.schedule.coalesce import coalesce
 from fusewright.schedule.held_columns import held_column, holds_columns
 from fusewright.schedule.index_width import may_be_wide
@@ -30,11 +31,20 @@ from fusewright.schedule.transpose_tiles import (
     tiled_accesses,
     transposed_axis,
 )
-from fusewright.schedule.vector_width import TILED, column_widths, lanes_fit, prefers_column, widths
+from fusewright.schedule.vector_width import (
+    TILED,
+    column_widths,
+    flat_fits,
+    lanes_fit,
+    prefers_column,
+    widths,
+)
 from fusewright.target.target import SHARED_BYTES, Target
 
 SMALL_TILE = 32
 PROCESSOR_THREADS, FEW_WAVES = 2048, 4
+LEAST_FLAT_VECTORS = 32  # a vector over two rows takes a warp as long as four others
+FLAT_UNROLL = 2
 TILE_REGISTERS = 64  # 4-byte registers for the elements of a tile that a thread has loaded
 
 
@@ -55,6 +65,8 @@ def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
     if target.language == "host":
         one_sweep = schedule.kind != "column" or plan.count == 1
         return schedule.lanes <= HOST_RUN and one_sweep and schedule.kind not in TILED
+    if schedule.flat:
+        return schedule.kind == "pointwise" and flat_fits(kernel, schedule.lanes)
     if not lanes_fit(kernel, schedule.kind, schedule.lanes):
         return False
     match schedule.kind:
@@ -92,6 +104,8 @@ def _row_fits(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
     threads = schedule.threads
     if threads & (threads - 1) or threads * schedule.rows > 1024:
         return False
+    if schedule.cluster > 1:
+        return clusters_fit(kernel, schedule, target)
     if (schedule.rows > 1 and threads > 32) or threads * schedule.rows % 32:
         return False
     if not schedule.cached:
@@ -229,6 +243,8 @@ def _pointwise(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> 
     loads, buffers = len(found), len({item.access.buffer for item in found})
     moving = sum(item.access.strides[-1] != ZERO for item in found if kernel.outer)
     numel = kernel.outer_numel.at(sizes)
+    if flat := _flat(kernel, sizes):
+        yield flat
     for lanes in widths(kernel, "pointwise"):
         # Full vectors: one per thread, and many threads (H200: 2–4 % faster than two in flight).
         # Single elements: eight loads in flight per thread, unless that leaves processors idle.
@@ -246,6 +262,18 @@ def _pointwise(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> 
         waves = numel / (lanes * target.sms * PROCESSOR_THREADS)
         threads, unroll = (128, 2) if lanes > 1 and 1 < waves <= FEW_WAVES else (256, unroll)
         yield Schedule("pointwise", lanes=lanes, threads=threads, unroll=unroll)
+
+
+def _flat(kernel: LoopKernel, sizes: Mapping[str, int]) -> Schedule | None:
+    """Vectors that run on from row to row, if rows are long and not made of whole vectors."""
+    lanes = next(widths(kernel, "pointwise"))
+    if not flat_fits(kernel, lanes):
+        return None
+    length = kernel.outer[-1].size.at(sizes)
+    whole = length % lanes == 0 and lanes_fit(kernel, "pointwise", lanes)
+    if whole or length < LEAST_FLAT_VECTORS * lanes:
+        return None
+    return Schedule("pointwise", lanes, 256, unroll=FLAT_UNROLL, flat=True)
 
 
 def _rows(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
@@ -301,6 +329,7 @@ def _cached_rows(
     ]
     full = 4 < unroll <= 8 or (lanes > 4 and loads > 1)
     yield from (whole, *in_part) if full else (*in_part, whole)
+    yield from clusters(kernel, plan, inner, lanes, target)
 
 
 def _row_threads(inner: int, lanes: int) -> int:

@@ -178,6 +178,17 @@ FW_DEVICE void add_half_pairs(Running<Rule, float, 1>& acc, const Unit<T, V>& x)
   }
 }
 
+// Contiguous lanes that need not be aligned.
+template <class T, int V>
+struct Loose {
+  T lanes[V];
+  FW_DEVICE void read(const T* from) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) lanes[v] = from[v];
+  }
+  FW_DEVICE T operator[](int v) const { return lanes[v]; }
+};
+
 // The same element for all lanes.
 template <class T, int V>
 struct Same {
