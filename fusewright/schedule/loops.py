@@ -59,10 +59,13 @@ def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
         and schedule.rows >= 1
         and (schedule.kind in ("pointwise", "transpose")) == (not kernel.inner)
         and (schedule.splits == 1 or splittable(plan))
+        and (schedule.cluster == 1 or schedule.kind == "row")
     )
     if not common:
         return False
     if target.language == "host":
+        if schedule.flat or schedule.cluster > 1:
+            return False
         one_sweep = schedule.kind != "column" or plan.count == 1
         return schedule.lanes <= HOST_RUN and one_sweep and schedule.kind not in TILED
     if schedule.flat:
