@@ -45,12 +45,13 @@ constexpr int cudaSuccess = 0;
 inline int cudaGetLastError() { return 0; }
 inline int cudaGetDevice(int* device) { return *device = 0; }
 inline int cudaSetDevice(int) { return 0; }
-constexpr int cudaDevAttrMultiProcessorCount = 0, cudaDevAttrClusterLaunch = 1, kProcessors = 2;
+constexpr int cudaDevAttrMultiProcessorCount = 0, kProcessors = 2;
+inline int cudaDeviceGetAttribute(int* value, int, int) { return *value = kProcessors, 0; }
 static int emulated_clusters = 1;  // whether the GPU has them
 extern "C" void emulate_clusters(int wanted) { emulated_clusters = wanted; }
-inline int cudaDeviceGetAttribute(int* value, int which, int) {
-  *value = which == cudaDevAttrClusterLaunch ? emulated_clusters : kProcessors;
-  return 0;
+template <class Kernel, class Launch>
+int cudaOccupancyMaxActiveClusters(int* at_once, Kernel, const Launch*) {
+  return *at_once = emulated_clusters, 0;
 }
 static int occupancy_asked = 0;
 extern "C" int emulated_occupancy_asked() { return occupancy_asked; }

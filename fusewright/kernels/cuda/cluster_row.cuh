@@ -114,16 +114,20 @@ __global__ void __launch_bounds__(kGroup, kBlocks) cluster_row_kernel(const Body
   if (rank == 0 && threadIdx.x == 0) body.store(thread.row, 1);
 }
 
-// Whether a device has clusters. The driver is asked once.
+// Whether a device has clusters of this size with this much memory. The driver is asked once.
 class Clusters {
  public:
-  bool exist(int device) {
+  template <class Kernel>
+  bool exist(Kernel kernel, const cudaLaunchConfig_t& launch, int device) {
     const bool kept = device >= 0 && device < kMostDevices;
     int found = kept ? found_[device].load(std::memory_order_relaxed) : 0;
     if (found == 0) {
-      int wanted = 0;
-      cudaDeviceGetAttribute(&wanted, cudaDevAttrClusterLaunch, device);
-      found = wanted ? 1 : -1;
+      int at_once = 0;
+      // More than eight blocks are not on every GPU.
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+      const bool asked = cudaOccupancyMaxActiveClusters(&at_once, kernel, &launch) == cudaSuccess;
+      if (!asked) cudaGetLastError();  // a GPU without clusters: nothing has failed
+      found = asked && at_once > 0 ? 1 : -1;
       if (kept) found_[device].store(found, std::memory_order_relaxed);
     }
     return found > 0;
@@ -137,18 +141,12 @@ template <typename I, int V, int kGroup, int kUnroll, int kBlocks, int kCluster,
 static int cluster_row(const Body& body, void* workspace, int device, void* stream) {
   const I outer = body.outer_extent();
   if (outer == 0) return 0;
-  static Clusters clusters;
-  if (!clusters.exist(device)) {
-    return row<I, V, kGroup, 1, 4, false, 0, 0>(body, 1, workspace, device, stream);
-  }
   const OnDevice here(device);
   using Thread = ClusterThread<Body, I, V, kGroup, kUnroll, kBlocks, kCluster>;
   const auto kernel = cluster_row_kernel<Body, I, V, kGroup, kUnroll, kBlocks, kCluster>;
   static Roomy roomy;
-  if (const int code = roomy.ready(kernel, Thread::kBytes, device)) return code;
-  if constexpr (kCluster > 8) {
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
+  static Clusters clusters;
+  const bool ready = roomy.ready(kernel, Thread::kBytes, device) == 0;
   cudaLaunchAttribute shape{};
   shape.id = cudaLaunchAttributeClusterDimension;
   shape.val.clusterDim.x = kCluster, shape.val.clusterDim.y = 1, shape.val.clusterDim.z = 1;
@@ -156,6 +154,10 @@ static int cluster_row(const Body& body, void* workspace, int device, void* stre
   launch.gridDim = dim3(static_cast<unsigned>(outer) * kCluster), launch.blockDim = dim3(kGroup);
   launch.dynamicSmemBytes = Thread::kBytes, launch.stream = static_cast<cudaStream_t>(stream);
   launch.attrs = &shape, launch.numAttrs = 1;
+  if (!ready || !clusters.exist(kernel, launch, device)) {
+    cudaGetLastError();
+    return row<I, V, kGroup, 1, 4, false, 0, 0>(body, 1, workspace, device, stream);
+  }
   cudaLaunchKernelEx(&launch, kernel, body);
   return static_cast<int>(cudaGetLastError());
 }
