@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusewright.ir.graph import Dim, Ratio, contiguous_strides, dim
+from fusewright.ir.graph import HALF_DTYPES, Dim, Ratio, contiguous_strides, dim
 from fusewright.ir.loop import (
     Access,
     Apply,
@@ -237,11 +237,20 @@ def middle_reduction(
     """A reduction over the middle one of three dimensions."""
     body = [
         Load("x", dtype, access("x", rows * columns, 1, columns)),
-        Reduce("total", dtype, kind, "x"),
-        Store("total", dtype, access("y", columns, 1, 0)),
+        *_reduced(kind, dtype),
+        Store("result", dtype, access("y", columns, 1, 0)),
     ]
     outer = [batch, columns]
     return kernel(f"middle_{kind}", outer, [rows], {"x": dtype}, {"y": dtype}, body)
+
+
+def _reduced(kind: str, dtype: str) -> list[Instruction]:
+    """`result` from x, in float32 if x has 16 bits."""
+    if dtype not in HALF_DTYPES:
+        return [Reduce("result", dtype, kind, "x")]
+    wide = Apply("wide", "float32", "cast", ("x",))
+    total = Reduce("total", "float32", kind, "wide")
+    return [wide, total, Apply("result", dtype, "cast", ("total",))]
 
 
 def spread_mean(batch: Size, rows: int, columns: int, dtype: str = "float32") -> LoopKernel:
@@ -300,7 +309,7 @@ def softmax_gradient(rows: Size, columns: Size, dtype: str = "float32") -> LoopK
 def row_sum(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:
     body = [
         Load("x", dtype, row_major("x", rows, columns)),
-        Reduce("total", dtype, "sum", "x"),
-        Store("total", dtype, access("y", 1, 0)),
+        *_reduced("sum", dtype),
+        Store("result", dtype, access("y", 1, 0)),
     ]
     return kernel("row_sum", [rows], [columns], {"x": dtype}, {"y": dtype}, body)
