@@ -280,6 +280,27 @@ def test_a_row_smaller_than_a_register_is_held(loaded: bool) -> None:
     close(y.flatten(1), x - x.amax(1, keepdim=True), 4e-3)
 
 
+@pytest.mark.parametrize(("columns", "threads"), [(256, 256), (1024, 512), (1000, 1024)])
+def test_two_sums_of_a_row_do_not_share_memory(columns: int, threads: int) -> None:
+    """Both have one type. A fast warp may end the second sweep while a slow one reads the first."""
+    whole = [loop_kernels.row_major(name, S0, columns) for name in "xy"]
+    body = [
+        Load("x", "float32", whole[0]),
+        Reduce("a", "float32", "sum", "x"),
+        Apply("b", "float32", "mul", ("x", "a")),
+        Reduce("c", "float32", "sum", "b"),
+        Apply("d", "float32", "add", ("b", "c")),
+        Store("d", "float32", whole[1]),
+    ]
+    loop = loop_kernels.kernel("twice", [S0], [columns], {"x": "float32"}, {"y": "float32"}, body)
+    x = torch.randn(200, columns)
+    y = torch.empty_like(x)
+    schedule = Schedule("row", 1, threads, unroll=-(-columns // threads), cached=True)
+    run(loop, {"x": x, "y": y}, {"s0": 200}, schedule)
+    once = x.double() * x.double().sum(1, keepdim=True)
+    close(y, once + once.sum(1, keepdim=True), 1e-2)
+
+
 def test_occupancy_is_queried_once() -> None:
     x, y = torch.randn(5000), torch.empty(())
     loop, schedule = loop_kernels.full_sum(S0), Schedule("row", 4, 128, unroll=2, splits=40)

@@ -119,7 +119,7 @@ struct RowThread {
     if constexpr (decltype(acc)::kEmpty) {
       return acc.folded(V);
     } else {
-      return group_total<kGroup>(acc.folded(V));
+      return group_total<kGroup, kPhase>(acc.folded(V));
     }
   }
 
