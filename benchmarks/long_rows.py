@@ -70,11 +70,12 @@ def rand(*shape: int, dtype: str = "float32") -> Tensor:
     return torch.rand(*shape, device="cuda", dtype=getattr(torch, dtype))
 
 
-def cluster(blocks: int, threads: int, row: int, lanes: int, at_once: int) -> Schedule:
+def cluster(
+    blocks: int, threads: int, row: int, lanes: int, at_once: int, stays: bool = False
+) -> Schedule:
     unroll = -(-row // (blocks * threads * lanes))
-    return Schedule(
-        "row", lanes, threads, unroll=unroll, cached=True, cluster=blocks, shared=at_once
-    )
+    found = Schedule("row", lanes, threads, unroll=unroll, cached=True, cluster=blocks)
+    return replace(found, shared=at_once, stays=stays)
 
 
 def again(lanes: int, threads: int = 512, unroll: int = 4) -> Schedule:
@@ -249,17 +250,39 @@ def all_forms() -> Iterator[Planned]:
         cluster(2, 1024, 65535, 1, 1),
         cluster(4, 512, 65535, 1, 2),
         cluster(8, 512, 65535, 1, 3),
+        cluster(2, 1024, 65535, 1, 1, True),
+        cluster(4, 512, 65535, 1, 2, True),
+        cluster(4, 512, 65535, 1, 3, True),
         again(1, 256, 8),
     )
-    yield row_norm(32768, 65536, cluster(2, 512, 65536, 4, 1), cluster(4, 512, 65536, 4, 3))
+    yield row_norm(
+        32768,
+        65536,
+        *(cluster(4, 512, 65536, 4, 3, stays) for stays in (False, True)),
+        cluster(2, 1024, 65536, 4, 1, True),
+    )
     long = 393216
-    yield softmax(4096, long, cluster(8, 1024, long, 4, 1), cluster(8, 512, long, 4, 1), again(4))
-    yield softmax(16384, 65536, cluster(2, 1024, 65536, 4, 1), cluster(4, 512, 65536, 4, 3))
-    yield softmax(8192, 131071, cluster(8, 512, 131071, 1, 3), again(1, 512, 8))
-    yield softmax(8192, 40000, cluster(2, 512, 40000, 4, 2), cluster(4, 256, 40000, 4, 5))
-    yield softmax_gradient(4096, long, cluster(16, 1024, long, 4, 1), again(4))
-    yield softmax_gradient(8192, 100000, cluster(8, 512, 100000, 4, 1), again(4))
-    yield layer_norm(8192, 131072, cluster(4, 1024, 131072, 4, 1), again(4))
+    yield softmax(
+        4096,
+        long,
+        cluster(8, 1024, long, 4, 1),
+        cluster(8, 1024, long, 4, 1, True),
+        cluster(16, 512, long, 4, 2, True),
+        again(4),
+    )
+    yield softmax(16384, 65536, *(cluster(4, 512, 65536, 4, 3, stays) for stays in (False, True)))
+    yield softmax(8192, 131071, cluster(8, 512, 131071, 1, 3, True), again(1, 512, 8))
+    yield softmax(8192, 40000, *(cluster(2, 512, 40000, 4, 2, stays) for stays in (False, True)))
+    yield softmax_gradient(4096, long, cluster(16, 1024, long, 4, 1, True), again(4))
+    yield softmax_gradient(
+        8192,
+        100000,
+        cluster(8, 512, 100000, 4, 1),
+        cluster(8, 512, 100000, 4, 1, True),
+        cluster(16, 512, 100000, 4, 3, True),
+        again(4),
+    )
+    yield layer_norm(8192, 131072, cluster(8, 512, 131072, 4, 3, True), again(4))
 
 
 def check(form: Planned, tensors: Tensors, got: Tensor) -> float:
@@ -282,7 +305,8 @@ def short(schedule: Schedule) -> str:
     text += " cached" * (schedule.cached and schedule.cluster == 1)
     text += f" b{schedule.beyond}" * (schedule.beyond > 0)
     text += f" x{schedule.splits}" * (schedule.splits > 1)
-    return text + f" cluster{schedule.cluster} s{schedule.shared}" * (schedule.cluster > 1)
+    text += f" cluster{schedule.cluster} s{schedule.shared}" * (schedule.cluster > 1)
+    return text + " stays" * schedule.stays
 
 
 def schedules(form: Planned, target: Target) -> list[Schedule]:

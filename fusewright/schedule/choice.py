@@ -22,8 +22,9 @@ class Schedule:
     many blocks share a processor. splits: parts of the inner extent that are reduced separately and
     joined in order. flat: vectors of a pointwise kernel run on from one row into the next, so rows
     of any length have whole, aligned vectors. cluster: so many blocks share a cached row, each with
-    its part in its own shared memory. tile: the edge of a tile. wide_index: vectors are used with
-    64-bit offsets, too; otherwise these have single elements.
+    its part in its own shared memory. stays: a cluster takes one row after another. tile: the edge
+    of a tile. wide_index: vectors are used with 64-bit offsets, too; otherwise these have single
+    elements.
     """
 
     kind: str
@@ -38,5 +39,6 @@ class Schedule:
     splits: int = 1
     flat: bool = False
     cluster: int = 1
+    stays: bool = False
     tile: int = LARGE_TILE
     wide_index: bool = False

@@ -65,7 +65,7 @@ def clusters(
 def _shared_bytes(kernel: LoopKernel, plan: Sweeps, schedule: Schedule) -> int:
     """Shared memory of a block: its part of a row, and what it hears from the other blocks."""
     each = sum(ITEM_BYTES[x.dtype] * schedule.lanes for x in early_loads(kernel, plan))
-    parts = plan.count * schedule.cluster * PART_BYTES
+    parts = 2 * plan.count * schedule.cluster * PART_BYTES
     return schedule.threads * schedule.unroll * each + parts + SHARED_ALIGN
 
 

@@ -108,17 +108,19 @@ def test_vectors_run_on_only_where_it_pays() -> None:
     )
 
 
-def clustered(lanes: int, threads: int, unroll: int, blocks: int) -> Schedule:
-    return Schedule("row", lanes, threads, unroll=unroll, cached=True, cluster=blocks, shared=1)
+def clustered(lanes: int, threads: int, unroll: int, blocks: int, stays: bool) -> Schedule:
+    found = Schedule("row", lanes, threads, unroll=unroll, cached=True, cluster=blocks)
+    return replace(found, shared=1, stays=stays)
 
 
 CLUSTERED: tuple[Scheduled, ...] = tuple(
     (make(S0, columns), schedule)
     for make in (loop_kernels.softmax, loop_kernels.row_norm, loop_kernels.layer_norm)
     for columns, schedule in (
-        (5000, clustered(4, 128, 5, 2)),
-        (3001, clustered(1, 64, 12, 4)),
-        (130, clustered(1, 64, 12, 8)),
+        (5000, clustered(4, 128, 5, 2, False)),
+        (3001, clustered(1, 64, 12, 4, True)),
+        (1024, clustered(4, 64, 1, 4, True)),
+        (130, clustered(1, 64, 12, 8, False)),
     )
 )
 
@@ -141,14 +143,14 @@ def test_rows_in_clusters(at: int) -> None:
     """Also in place, with rows of large values, and from an address that has no whole vectors."""
     loop, schedule = CLUSTERED[at]
     columns = loop.inner_numel.factor
-    x = torch.randn(3, columns) * 5
+    x = torch.randn(5, columns) * 5
     x[1] = x[1] * 1e3 + 1e4
     more, exact = outputs_of(loop.name, x)
     for held in (x.clone(), unaligned(x)):
         y = torch.full_like(x, 9)
-        run(loop, {"x": held, "y": y, **more}, {"s0": 3}, schedule, CLUSTERED)
+        run(loop, {"x": held, "y": y, **more}, {"s0": 5}, schedule, CLUSTERED)
         close(y, exact, 2e-5)
-        run(loop, {"x": held, "y": held, **more}, {"s0": 3}, schedule, CLUSTERED)
+        run(loop, {"x": held, "y": held, **more}, {"s0": 5}, schedule, CLUSTERED)
         close(held, exact, 2e-5)
         if "mean_out" in more:
             close(more["mean_out"], x.double().mean(1), 1e-6)
@@ -194,9 +196,9 @@ def test_the_heuristic_holds_long_rows_in_clusters(loop: LoopKernel, least: int)
 
 def test_more_than_a_cluster_has_room_for_is_read_again() -> None:
     assert choose(loop_kernels.softmax(S0, 2_000_000), CUDA, {"s0": 4096}).cluster == 1
-    too_large = clustered(4, 1024, 32, 8)
+    too_large = clustered(4, 1024, 32, 8, False)
     assert not legal(loop_kernels.softmax(S0, 1_000_000), too_large, CUDA)
-    fits = clustered(4, 1024, 12, 8)
+    fits = clustered(4, 1024, 12, 8, True)
     assert legal(loop_kernels.softmax(S0, 393_216), fits, CUDA)
     assert not legal(loop_kernels.softmax(S0, 393_217), fits, CUDA)
     assert not legal(loop_kernels.softmax(S0, 393_216), replace(fits, shared=2), CUDA)
