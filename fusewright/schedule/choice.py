@@ -20,10 +20,10 @@ class Schedule:
     vectors of each thread do, and each sweep reads the others again, `beyond` in flight. shared: a
     cached row is in shared memory instead, unconverted, and each sweep computes from it again; so
     many blocks share a processor. splits: parts of the inner extent that are reduced separately and
-    joined in order. flat: vectors of a pointwise kernel run on from one row into the next, so rows
-    of any length have whole, aligned vectors. cluster: so many blocks share a cached row, each with
-    its part in its own shared memory. stays: a cluster takes one row after another. tile: the edge
-    of a tile. wide_index: vectors are used with 64-bit offsets, too; otherwise these have single
+    joined in order. flat: vectors of a pointwise kernel begin in each row where addresses are
+    aligned, so rows may have any length. cluster: so many blocks share a cached row, each with its
+    part in its own shared memory. stays: a cluster takes one row after another. tile: the edge of a
+    tile. wide_index: vectors are used with 64-bit offsets, too; otherwise these have single
     elements.
     """
 

@@ -6,6 +6,7 @@ the tuner and the tests all use it. Kernels here are in coalesced form.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -35,6 +36,7 @@ from fusewright.schedule.vector_width import (
     TILED,
     column_widths,
     flat_fits,
+    is_flat,
     lanes_fit,
     prefers_column,
     widths,
@@ -43,8 +45,7 @@ from fusewright.target.target import SHARED_BYTES, Target
 
 SMALL_TILE = 32
 PROCESSOR_THREADS, FEW_WAVES = 2048, 4
-LEAST_FLAT_VECTORS = 32  # a vector over two rows takes a warp as long as four others
-FLAT_UNROLL = 2
+LEAST_FLAT_VECTORS = 32  # shorter rows leave most of a block idle
 TILE_REGISTERS = 64  # 4-byte registers for the elements of a tile that a thread has loaded
 
 
@@ -69,7 +70,8 @@ def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
         one_sweep = schedule.kind != "column" or plan.count == 1
         return schedule.lanes <= HOST_RUN and one_sweep and schedule.kind not in TILED
     if schedule.flat:
-        return schedule.kind == "pointwise" and flat_fits(kernel, schedule.lanes)
+        fits = schedule.kind == "pointwise" and flat_fits(kernel, schedule.lanes)
+        return fits and 2 * schedule.lanes <= schedule.threads <= 1024
     if not lanes_fit(kernel, schedule.kind, schedule.lanes):
         return False
     match schedule.kind:
@@ -276,7 +278,20 @@ def _flat(kernel: LoopKernel, sizes: Mapping[str, int]) -> Schedule | None:
     whole = length % lanes == 0 and lanes_fit(kernel, "pointwise", lanes)
     if whole or length < LEAST_FLAT_VECTORS * lanes:
         return None
-    return Schedule("pointwise", lanes, 256, unroll=FLAT_UNROLL, flat=True)
+    loads = [item for item in kernel.body if isinstance(item, Load)]
+    most = 2 if any(is_flat(kernel, item.access) for item in loads) else 4
+    vectors = length / lanes
+    shapes = [(threads, most >> halved) for threads in (256, 128) for halved in (0, 1, 2)]
+    shapes = [(threads, unroll) for threads, unroll in shapes if unroll]
+    # The first shape that fills its blocks; all others fill them less.
+    threads, unroll = max(shapes, key=lambda each: round(_filled(vectors, *each), 1))
+    return Schedule("pointwise", lanes, threads, unroll=unroll, flat=True)
+
+
+def _filled(vectors: float, threads: int, unroll: int) -> float:
+    """The share of a row's blocks that has work."""
+    chunk = threads * unroll
+    return vectors / (math.ceil(vectors / chunk) * chunk)
 
 
 def _rows(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
