@@ -14,7 +14,8 @@ from fusewright.codegen.text import literal
 from fusewright.ir.graph import HALF_DTYPES, ONE, ZERO, Dim
 from fusewright.ir.loop import Access, Apply, Load, Store
 from fusewright.ir.operators import REGISTER_TYPES, SCALAR_OPS, STORAGE_TYPES
-from fusewright.schedule.vector_width import is_flat, lane_accesses, lane_axis
+from fusewright.schedule.flat import is_flat
+from fusewright.schedule.vector_width import lane_accesses, lane_axis
 
 COSTLY = 12
 

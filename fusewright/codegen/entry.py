@@ -14,9 +14,10 @@ from fusewright.ir.graph import ONE, ZERO, Dim, Ratio
 from fusewright.ir.kernel import Kernel
 from fusewright.ir.loop import Access
 from fusewright.ir.operators import STORAGE_TYPES
+from fusewright.schedule.flat import is_flat
 from fusewright.schedule.index_width import NARROW_LIMIT, extents
 from fusewright.schedule.loops import SMALL_TILE
-from fusewright.schedule.vector_width import is_flat, vector_axes, vectors
+from fusewright.schedule.vector_width import vector_axes, vectors
 from fusewright.target.target import Target
 
 FEWEST = 5  # pointers that have a macro
@@ -159,6 +160,7 @@ def _launch(form: Form, index: str, lanes: int) -> tuple[str, list[str]]:
             return f"fw::transpose<{index}, {numbers}>", [body, "where", "stream"]
     elif schedule.cluster > 1 and shared:
         numbers = f"{lanes}, {schedule.threads}, {unroll}, {shared}, {schedule.cluster}"
+        numbers += f", {str(schedule.flat).lower()}"
         arguments = [body, str(schedule.stays).lower(), "workspace", "where", "stream"]
         return f"fw::cluster_row<{index}, {numbers}>", arguments
     elif schedule.kind == "row":

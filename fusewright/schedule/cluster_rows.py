@@ -38,6 +38,7 @@ def clusters_fit(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool
         and plan.count > 1
         and size.is_static
         and size.factor <= per_cluster
+        and not (schedule.flat and size.factor < 2 * schedule.lanes)
         and bool(held)
         and all(ITEM_BYTES[x.dtype] * schedule.lanes >= 4 for x in held)
         and 8 * sum(each) <= PART_BYTES
@@ -46,17 +47,26 @@ def clusters_fit(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool
 
 
 def clusters(
-    kernel: LoopKernel, plan: Sweeps, inner: int, lanes: int, target: Target
+    kernel: LoopKernel,
+    plan: Sweeps,
+    inner: int,
+    lanes: int,
+    target: Target,
+    flat: bool = False,
 ) -> Iterator[Schedule]:
-    """A row in the shared memory of as few blocks as possible, of which a processor has two, so
-    that one of them copies while the other one computes; otherwise of eight blocks."""
-    if not target.clusters:
+    """A row in the shared memory of as few blocks as possible, of which a processor has three, so
+    that some of them copy while another one computes; otherwise two or one (H200, softmax of
+    4096 × 393216 floats, 16 blocks a row and two at once: 4.14 ms; eight and one 4.61; reading the
+    row three times 6.07). With two operands, reading them again was faster (gradient of the same:
+    8.66 and 7.56 ms)."""
+    if not target.clusters or len(early_loads(kernel, plan)) > 1:
         return
-    for least, sizes in ((2, CLUSTERS), (1, (8, 16))):
+    for least, sizes in ((3, CLUSTERS), (2, CLUSTERS), (1, (8, 16))):
         for cluster in sizes:
             for threads in (512, 1024):
                 unroll = -(-inner // (cluster * threads * lanes))
                 row = Schedule("row", lanes, threads, unroll=unroll, cached=True, cluster=cluster)
+                row = replace(row, flat=flat)
                 room = _blocks(kernel, plan, row, target.shared_bytes)
                 if room >= least and unroll <= MOST_UNROLL:
                     yield replace(row, shared=room)

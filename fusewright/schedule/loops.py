@@ -6,7 +6,6 @@ the tuner and the tests all use it. Kernels here are in coalesced form.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from fusewright.ir.loop import Load, LoopKernel, scans
 from fusewright.schedule.choice import HOST_RUN, LARGE_TILE, Schedule
 from fusewright.schedule.cluster_rows import clusters, clusters_fit
 from fusewright.schedule.coalesce import coalesce
+from fusewright.schedule.flat import flat_fits, flat_rows_fit, flat_vectors
 from fusewright.schedule.held_columns import held_column, holds_columns
 from fusewright.schedule.index_width import may_be_wide
 from fusewright.schedule.row_cache import (
@@ -35,8 +35,6 @@ from fusewright.schedule.transpose_tiles import (
 from fusewright.schedule.vector_width import (
     TILED,
     column_widths,
-    flat_fits,
-    is_flat,
     lanes_fit,
     prefers_column,
     widths,
@@ -45,7 +43,7 @@ from fusewright.target.target import SHARED_BYTES, Target
 
 SMALL_TILE = 32
 PROCESSOR_THREADS, FEW_WAVES = 2048, 4
-LEAST_FLAT_VECTORS = 32  # shorter rows leave most of a block idle
+LEAST_FLAT_ROW = 32768  # shorter rows of single elements fit into registers
 TILE_REGISTERS = 64  # 4-byte registers for the elements of a tile that a thread has loaded
 
 
@@ -69,6 +67,8 @@ def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
             return False
         one_sweep = schedule.kind != "column" or plan.count == 1
         return schedule.lanes <= HOST_RUN and one_sweep and schedule.kind not in TILED
+    if schedule.flat and schedule.kind == "row":
+        return flat_rows_fit(kernel, schedule.lanes) and _row_fits(kernel, schedule, target)
     if schedule.flat:
         fits = schedule.kind == "pointwise" and flat_fits(kernel, schedule.lanes)
         return fits and 2 * schedule.lanes <= schedule.threads <= 1024
@@ -109,7 +109,7 @@ def _row_fits(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
     threads = schedule.threads
     if threads & (threads - 1) or threads * schedule.rows > 1024:
         return False
-    if schedule.cluster > 1:
+    if schedule.cluster > 1 or schedule.flat:
         return clusters_fit(kernel, schedule, target)
     if (schedule.rows > 1 and threads > 32) or threads * schedule.rows % 32:
         return False
@@ -248,7 +248,7 @@ def _pointwise(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> 
     loads, buffers = len(found), len({item.access.buffer for item in found})
     moving = sum(item.access.strides[-1] != ZERO for item in found if kernel.outer)
     numel = kernel.outer_numel.at(sizes)
-    if flat := _flat(kernel, sizes):
+    if flat := flat_vectors(kernel, sizes):
         yield flat
     for lanes in widths(kernel, "pointwise"):
         # Full vectors: one per thread, and many threads (H200: 2–4 % faster than two in flight).
@@ -269,35 +269,13 @@ def _pointwise(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> 
         yield Schedule("pointwise", lanes=lanes, threads=threads, unroll=unroll)
 
 
-def _flat(kernel: LoopKernel, sizes: Mapping[str, int]) -> Schedule | None:
-    """Vectors that run on from row to row, if rows are long and not made of whole vectors."""
-    lanes = next(widths(kernel, "pointwise"))
-    if not flat_fits(kernel, lanes):
-        return None
-    length = kernel.outer[-1].size.at(sizes)
-    whole = length % lanes == 0 and lanes_fit(kernel, "pointwise", lanes)
-    if whole or length < LEAST_FLAT_VECTORS * lanes:
-        return None
-    loads = [item for item in kernel.body if isinstance(item, Load)]
-    most = 2 if any(is_flat(kernel, item.access) for item in loads) else 4
-    vectors = length / lanes
-    shapes = [(threads, most >> halved) for threads in (256, 128) for halved in (0, 1, 2)]
-    shapes = [(threads, unroll) for threads, unroll in shapes if unroll]
-    # The first shape that fills its blocks; all others fill them less.
-    threads, unroll = max(shapes, key=lambda each: round(_filled(vectors, *each), 1))
-    return Schedule("pointwise", lanes, threads, unroll=unroll, flat=True)
-
-
-def _filled(vectors: float, threads: int, unroll: int) -> float:
-    """The share of a row's blocks that has work."""
-    chunk = threads * unroll
-    return vectors / (math.ceil(vectors / chunk) * chunk)
-
-
 def _rows(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Iterator[Schedule]:
     plan = sweeps(kernel)
     inner, outer = kernel.inner_numel.at(sizes), kernel.outer_numel.at(sizes)
     loads = len(element_loads(kernel, plan))
+    widest = next(widths(kernel, "row"))
+    if plan.count > 1 and inner > LEAST_FLAT_ROW and not lanes_fit(kernel, "row", widest):
+        yield from clusters(kernel, plan, inner, widest, target, flat=True)
     for lanes in widths(kernel, "row"):
         if lanes > 1 and not lanes_fit(kernel, "row", lanes):
             continue
@@ -346,8 +324,10 @@ def _cached_rows(
         if lanes > 1 and 1 < inner / (512 * lanes * held) <= 4
     ]
     full = 4 < unroll <= 8 or (lanes > 4 and loads > 1)
-    yield from (whole, *in_part) if full else (*in_part, whole)
-    yield from clusters(kernel, plan, inner, lanes, target)
+    held = tuple(clusters(kernel, plan, inner, lanes, target))
+    # Clusters keep more copies in flight than half a row in registers does.
+    first, last = (held, ()) if lanes > 1 and not full else ((), held)
+    yield from (*first, *((whole, *in_part) if full else (*in_part, whole)), *last)
 
 
 def _row_threads(inner: int, lanes: int) -> int:

@@ -29,34 +29,6 @@ def lanes_fit(kernel: LoopKernel, kind: str, lanes: int) -> bool:
     return all(_access_fits(access, axis, lanes) for access, axis in vectors(kernel, kind))
 
 
-def flat_fits(kernel: LoopKernel, lanes: int) -> bool:
-    """Whether vectors of a pointwise kernel may run on from row to row: what is written is
-    contiguous as a whole, and aligned if pointers allow."""
-    items = [item for item in kernel.body if isinstance(item, Load | Store)]
-    return (
-        lanes > 1
-        and not kernel.inner
-        and len(kernel.outer) > 1
-        and not any(item.access.guards for item in items)
-        and all(is_flat(kernel, item.access) for item in items if isinstance(item, Store))
-        and all(_offset_fits(item.access, lanes) for item in items if is_flat(kernel, item.access))
-    )
-
-
-def is_flat(kernel: LoopKernel, access: Access) -> bool:
-    """Whether an access walks all axes as one."""
-    step = ONE
-    for axis, stride in zip(reversed(kernel.axes), reversed(access.strides), strict=True):
-        if stride != step:
-            return False
-        step = step * axis.size
-    return True
-
-
-def _offset_fits(access: Access, lanes: int) -> bool:
-    return all(each.factor % lanes == 0 for each in access.offset if each.is_static)
-
-
 def vector_axes(kernel: LoopKernel, kind: str) -> tuple[int, ...]:
     """The axes along which vectors are read and written."""
     axes = (lane_axis(kernel, kind), transposed_axis(kernel) if kind in TILED else None)

@@ -108,9 +108,11 @@ def test_vectors_run_on_only_where_it_pays() -> None:
     )
 
 
-def clustered(lanes: int, threads: int, unroll: int, blocks: int, stays: bool) -> Schedule:
+def clustered(
+    lanes: int, threads: int, unroll: int, blocks: int, stays: bool, flat: bool = False
+) -> Schedule:
     found = Schedule("row", lanes, threads, unroll=unroll, cached=True, cluster=blocks)
-    return replace(found, shared=1, stays=stays)
+    return replace(found, shared=1, stays=stays, flat=flat)
 
 
 CLUSTERED: tuple[Scheduled, ...] = tuple(
@@ -121,6 +123,9 @@ CLUSTERED: tuple[Scheduled, ...] = tuple(
         (3001, clustered(1, 64, 12, 4, True)),
         (1024, clustered(4, 64, 1, 4, True)),
         (130, clustered(1, 64, 12, 8, False)),
+        (3001, clustered(4, 64, 3, 4, True, True)),
+        (1027, clustered(4, 64, 3, 2, False, True)),
+        (9, clustered(4, 64, 1, 2, True, True)),
     )
 )
 
@@ -181,7 +186,8 @@ def long_rows() -> list[tuple[LoopKernel, int]]:
     return [
         (loop_kernels.row_norm(S0, 65_535), 4),
         (loop_kernels.softmax(S0, 393_216), 8),
-        (loop_kernels.softmax_gradient(S0, 100_000), 8),
+        (loop_kernels.layer_norm(S0, 100_001), 8),
+        (loop_kernels.softmax(S0, 50_257, "bfloat16"), 2),
     ]
 
 

@@ -51,18 +51,52 @@ FW_DEVICE void store_in_block(uint32_t* place, int rank, uint32_t word) {
 
 constexpr int kClusterPartBytes = 32;  // for one block's accumulators of one sweep
 
-template <class Body, typename I, int V, int kGroup, int kUnroll, int kBlocks, int kCluster>
+template <class Body, typename I, int V, int kGroup, int kUnroll, int kBlocks, int kCluster,
+          bool kFlat>
 struct ClusterThread : RowThread<Body, I, V, kGroup, kUnroll, 0, kBlocks> {
   static constexpr int kRowBytes = kGroup * kUnroll * sizeof(typename Body::template Held<V>);
   static constexpr int kSlotsBytes = Body::kPhases * kCluster * kClusterPartBytes;
   static constexpr int kBytes = kRowBytes + 2 * kSlotsBytes;
   using Row = typename Body::template Row<1>;
+  using Edge = typename Body::template Elem<1>;
   bool first_row = true, odd_row = false;  // of those that this cluster takes
+  // If rows begin at any address (kFlat), vectors begin where it is aligned. The first threads of a
+  // cluster also take an element each of those before and behind the vectors.
+  Edge edge;
+  I edge_at = -1;
 
   FW_DEVICE void begin_row(Row& row, I p) const {
     I q, l;
     locate<Body::kOuterRest>(p, this->body.outer_lane_extent(), q, l);
     this->body.begin(row, q, l, 1);
+  }
+  // This block's part of a row, without elements beside the vectors.
+  FW_DEVICE void find_part(I p, I& begin, I& end) const {
+    const I extent = this->body.inner_extent(), head = kFlat ? head_of(p) : I(0);
+    const I last = kFlat ? head + (extent - head) / V * V : extent;
+    begin = head + static_cast<I>(rank_in_cluster()) * (kGroup * V * kUnroll);
+    end = begin + kGroup * V * kUnroll;
+    if (end > last) end = last;
+  }
+  FW_DEVICE I head_of(I p) const {
+    const int64_t before = static_cast<int64_t>(p) * this->body.inner_extent();
+    return static_cast<I>(static_cast<int>(-before) & (V - 1));
+  }
+  FW_DEVICE void load_edge(const Row& row, I p, Edge& one, I& at) const {
+    const I extent = this->body.inner_extent(), head = head_of(p);
+    const int t = static_cast<int>(threadIdx.x);
+    at = t < V ? I(t) : head + (extent - head) / V * V + I(t - V);
+    const bool mine = rank_in_cluster() == 0 && t < 2 * V && at < (t < V ? head : extent);
+    if (!mine) at = -1;
+    if (mine) this->body.load(Phase<kEarly>{}, one, row, I(0), at);
+  }
+  template <int kPhase, class Acc>
+  FW_DEVICE void visit_edge(Acc& acc) {
+    if (edge_at < 0) return;
+    if constexpr (kPhase > 0) {
+      this->body.load(Phase<kLate - kPhase>{}, edge, this->row, I(0), edge_at);
+    }
+    this->body.visit(Phase<kPhase>{}, edge, this->row, acc, I(0), edge_at, 1);
   }
 
   // The parts of all blocks, joined in their order. Each sweep has slots of its own, and so have two
@@ -100,29 +134,40 @@ struct ClusterThread : RowThread<Body, I, V, kGroup, kUnroll, 0, kBlocks> {
   // The last sweep. As soon as a thread has used a vector, it copies that of the next row to the
   // same place.
   template <int kPhase, int kAt, class Acc>
-  FW_DEVICE void visit_and_fetch(Acc& acc, const Row& next, bool more) {
+  FW_DEVICE void visit_and_fetch(Acc& acc, const Row& next, I begin, I end) {
     this->template visit_shared<kPhase, kAt, kAt + 1>(acc);
-    const I r = this->first() + kAt * (kGroup * V);
+    const I r = begin + static_cast<I>(threadIdx.x) * V + kAt * (kGroup * V);
     I q, l;
     locate<Body::kRest>(r, this->body.lane_extent(), q, l);
-    if (more && r < this->end) this->body.fetch(this->shared(kAt), next, q, l);
+    if (r < end) this->body.fetch(this->shared(kAt), next, q, l);
     commit_copies();
-    if constexpr (kAt + 1 < kUnroll) visit_and_fetch<kPhase, kAt + 1>(acc, next, more);
+    if constexpr (kAt + 1 < kUnroll) visit_and_fetch<kPhase, kAt + 1>(acc, next, begin, end);
   }
   template <int kPhase>
   FW_DEVICE auto sweep_in_block(Row& next, I after) {
+    auto acc = this->body.template accumulators<V>(Phase<kPhase>{});
     if constexpr (kPhase + 1 < Body::kPhases) {
-      return this->template sweep<kPhase, true>();
+      this->template visit_all_shared<kPhase, 0>(acc);
+      if constexpr (kFlat) visit_edge<kPhase>(acc);
     } else {
-      auto acc = this->body.template accumulators<V>(Phase<kPhase>{});
-      const bool more = after < this->body.outer_extent();
-      if (more) begin_row(next, after);
-      visit_and_fetch<kPhase, 0>(acc, next, more);
-      if constexpr (decltype(acc)::kEmpty) {
-        return acc.folded(V);
-      } else {
-        return group_total<kGroup, kPhase>(acc.folded(V));
+      I begin = 0, end = 0, at = -1;
+      Edge one;
+      if (after < this->body.outer_extent()) {
+        begin_row(next, after);
+        find_part(after, begin, end);
+        if constexpr (kFlat) load_edge(next, after, one, at);
       }
+      visit_and_fetch<kPhase, 0>(acc, next, begin, end);
+      if constexpr (kFlat) {
+        visit_edge<kPhase>(acc);
+        edge = one, edge_at = at;
+      }
+      this->begin = begin, this->end = end;
+    }
+    if constexpr (decltype(acc)::kEmpty) {
+      return acc.folded(V);
+    } else {
+      return group_total<kGroup, kPhase>(acc.folded(V));
     }
   }
   template <int kPhase>
@@ -135,26 +180,25 @@ struct ClusterThread : RowThread<Body, I, V, kGroup, kUnroll, 0, kBlocks> {
   }
 };
 
-template <class Body, typename I, int V, int kGroup, int kUnroll, int kBlocks, int kCluster>
+template <class Body, typename I, int V, int kGroup, int kUnroll, int kBlocks, int kCluster,
+          bool kFlat>
 __global__ void __launch_bounds__(kGroup, kBlocks)
     cluster_row_kernel(const Body body, unsigned clusters) {
   let_next_begin();
   arrive_in_cluster();
-  const int rank = rank_in_cluster();
-  const I outer = body.outer_extent(), extent = body.inner_extent();
-  ClusterThread<Body, I, V, kGroup, kUnroll, kBlocks, kCluster> thread{{body}};
-  thread.begin = static_cast<I>(rank) * (kGroup * V * kUnroll);
-  thread.end = thread.begin + kGroup * V * kUnroll;
-  if (thread.end > extent) thread.end = extent;
+  const I outer = body.outer_extent(), step = static_cast<I>(clusters);
+  ClusterThread<Body, I, V, kGroup, kUnroll, kBlocks, kCluster, kFlat> thread{{body}};
   I p = static_cast<I>(blockIdx.x) / kCluster;
   thread.begin_row(thread.row, p);
+  thread.find_part(p, thread.begin, thread.end);
   thread.fetch_shared();
-  for (bool done = false; !done; p += clusters) {
+  if constexpr (kFlat) thread.load_edge(thread.row, p, thread.edge, thread.edge_at);
+  for (bool more = true; more; p += step) {
     typename Body::template Row<1> next;
-    thread.template cluster_sweeps<0>(next, p + static_cast<I>(clusters));
-    if (rank == 0 && threadIdx.x == 0) body.store(thread.row, 1);
-    done = p + static_cast<I>(clusters) >= outer;
-    if (!done) thread.row = next;
+    thread.template cluster_sweeps<0>(next, p + step);
+    if (rank_in_cluster() == 0 && threadIdx.x == 0) body.store(thread.row, 1);
+    more = p + step < outer;
+    if (more) thread.row = next;
     thread.first_row = false, thread.odd_row = !thread.odd_row;
   }
 }
@@ -189,13 +233,14 @@ class Clusters {
 
 // If the clusters are to stay, each of them takes several rows, and copies one while it computes the
 // last sweep of the one before.
-template <typename I, int V, int kGroup, int kUnroll, int kBlocks, int kCluster, class Body>
+template <typename I, int V, int kGroup, int kUnroll, int kBlocks, int kCluster, bool kFlat,
+          class Body>
 static int cluster_row(const Body& body, bool stays, void* workspace, int device, void* stream) {
   const I outer = body.outer_extent();
   if (outer == 0) return 0;
   const OnDevice here(device);
-  using Thread = ClusterThread<Body, I, V, kGroup, kUnroll, kBlocks, kCluster>;
-  const auto kernel = cluster_row_kernel<Body, I, V, kGroup, kUnroll, kBlocks, kCluster>;
+  using Thread = ClusterThread<Body, I, V, kGroup, kUnroll, kBlocks, kCluster, kFlat>;
+  const auto kernel = cluster_row_kernel<Body, I, V, kGroup, kUnroll, kBlocks, kCluster, kFlat>;
   static Roomy roomy;
   static Clusters clusters;
   const bool ready = roomy.ready(kernel, Thread::kBytes, device) == 0;
@@ -210,7 +255,8 @@ static int cluster_row(const Body& body, bool stays, void* workspace, int device
   const unsigned at_once = ready ? clusters.at_once(kernel, launch, device) : 0;
   if (at_once == 0) {
     cudaGetLastError();
-    return row<I, V, kGroup, 1, 4, false, 0, 0>(body, 1, workspace, device, stream);
+    return row<I, kFlat ? 1 : V, kGroup, 1, kFlat ? 8 : 4, false, 0, 0>(body, 1, workspace, device,
+                                                                        stream);
   }
   if (stays && at_once < wanted) wanted = at_once;
   launch.gridDim = dim3(wanted * kCluster);
