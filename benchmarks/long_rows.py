@@ -292,7 +292,7 @@ def short(schedule: Schedule) -> str:
     text += f" b{schedule.beyond}" * (schedule.beyond > 0)
     text += f" x{schedule.splits}" * (schedule.splits > 1)
     text += f" cluster{schedule.cluster} s{schedule.shared}" * (schedule.cluster > 1)
-    return text + " stays" * schedule.stays
+    return text + " flat" * schedule.flat + " stays" * schedule.stays
 
 
 def schedules(form: Planned, target: Target) -> list[Schedule]:
