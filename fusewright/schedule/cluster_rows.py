@@ -14,13 +14,12 @@ from fusewright.ir.loop import LoopKernel
 from fusewright.ir.operators import REDUCTIONS
 from fusewright.schedule.choice import Schedule
 from fusewright.schedule.row_cache import SHARED_ALIGN, SHARED_THREADS, SYSTEM_BYTES
-from fusewright.schedule.sweeps import Sweeps, early_loads, element_loads, sweeps
+from fusewright.schedule.sweeps import Sweeps, early_loads, sweeps
 from fusewright.target.target import Target
 
 CLUSTERS = (2, 4, 8, 16)
 MOST_UNROLL = 32
 BLOCK_SHARED_BYTES = 227 * 1024  # of GPUs that have clusters
-LATE_THREADS = 1024  # with 64 registers each; layer norm spills 256 bytes if it has 40
 PART_BYTES = 32  # kClusterPartBytes of kernels/cuda/cluster_row.cuh
 
 
@@ -85,7 +84,4 @@ def _blocks(kernel: LoopKernel, plan: Sweeps, schedule: Schedule, available: int
     taken = _shared_bytes(kernel, plan, schedule)
     if taken > BLOCK_SHARED_BYTES:
         return 0
-    # What a later sweep loads needs registers beside a row's vectors.
-    late = len(element_loads(kernel, plan)) > len(early_loads(kernel, plan))
-    threads = LATE_THREADS if late else SHARED_THREADS
-    return min(available // (taken + SYSTEM_BYTES), threads // schedule.threads)
+    return min(available // (taken + SYSTEM_BYTES), SHARED_THREADS // schedule.threads)
