@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusewright.ir.graph import Dim, Ratio, contiguous_strides, dim
+from fusewright.ir.graph import HALF_DTYPES, Dim, Ratio, contiguous_strides, dim
 from fusewright.ir.loop import (
     Access,
     Apply,
@@ -229,3 +229,87 @@ def channel_sum(batch: Size, channels: int, area: int, dtype: str = "float32") -
     ]
     outputs = {"y": dtype, "sums": "float32"}
     return kernel("channel_sum", [channels], [batch, area], {"x": dtype}, outputs, body)
+
+
+def middle_reduction(
+    batch: Size, rows: int, columns: int, kind: str = "sum", dtype: str = "float32"
+) -> LoopKernel:
+    """A reduction over the middle one of three dimensions."""
+    body = [
+        Load("x", dtype, access("x", rows * columns, 1, columns)),
+        *_reduced(kind, dtype),
+        Store("result", dtype, access("y", columns, 1, 0)),
+    ]
+    outer = [batch, columns]
+    return kernel(f"middle_{kind}", outer, [rows], {"x": dtype}, {"y": dtype}, body)
+
+
+def _reduced(kind: str, dtype: str) -> list[Instruction]:
+    """`result` from x, in float32 if x has 16 bits."""
+    if dtype not in HALF_DTYPES:
+        return [Reduce("result", dtype, kind, "x")]
+    wide = Apply("wide", "float32", "cast", ("x",))
+    total = Reduce("total", "float32", kind, "wide")
+    return [wide, total, Apply("result", dtype, "cast", ("total",))]
+
+
+def spread_mean(batch: Size, rows: int, columns: int, dtype: str = "float32") -> LoopKernel:
+    """The gradient of a mean over the middle one of three dimensions."""
+    body = [
+        Load("g", dtype, access("g", columns, 0, 1)),
+        Constant("share", dtype, 1 / rows),
+        Apply("y", dtype, "mul", ("g", "share")),
+        Store("y", dtype, row_major("y", batch, rows, columns)),
+    ]
+    return kernel("spread_mean", [batch, rows, columns], [], {"g": dtype}, {"y": dtype}, body)
+
+
+def scaled_rows(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:
+    """Each row of x times its own factor, plus what all rows share."""
+    body = [
+        Load("x", dtype, row_major("x", rows, columns)),
+        Load("by", dtype, access("by", 1, 0)),
+        Load("b", dtype, access("b", 0, 1)),
+        Apply("scaled", dtype, "mul", ("x", "by")),
+        Apply("y", dtype, "add", ("scaled", "b")),
+        Store("y", dtype, row_major("y", rows, columns)),
+    ]
+    inputs = {"x": dtype, "by": dtype, "b": dtype}
+    return kernel("scaled_rows", [rows, columns], [], inputs, {"y": dtype}, body)
+
+
+def row_norm(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:
+    """Each row divided by its L2 norm."""
+    body = [
+        Load("x", dtype, row_major("x", rows, columns)),
+        Apply("square", dtype, "mul", ("x", "x")),
+        Reduce("total", dtype, "sum", "square"),
+        Apply("norm", dtype, "sqrt", ("total",)),
+        Apply("y", dtype, "div", ("x", "norm")),
+        Store("y", dtype, row_major("y", rows, columns)),
+    ]
+    return kernel("row_norm", [rows], [columns], {"x": dtype}, {"y": dtype}, body)
+
+
+def softmax_gradient(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:
+    """dx = y * (g - sum(y * g))."""
+    body = [
+        Load("y", dtype, row_major("y", rows, columns)),
+        Load("g", dtype, row_major("g", rows, columns)),
+        Apply("yg", dtype, "mul", ("y", "g")),
+        Reduce("dot", dtype, "sum", "yg"),
+        Apply("less", dtype, "sub", ("g", "dot")),
+        Apply("dx", dtype, "mul", ("y", "less")),
+        Store("dx", dtype, row_major("dx", rows, columns)),
+    ]
+    inputs = {"y": dtype, "g": dtype}
+    return kernel("softmax_gradient", [rows], [columns], inputs, {"dx": dtype}, body)
+
+
+def row_sum(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:
+    body = [
+        Load("x", dtype, row_major("x", rows, columns)),
+        *_reduced("sum", dtype),
+        Store("result", dtype, access("y", 1, 0)),
+    ]
+    return kernel("row_sum", [rows], [columns], {"x": dtype}, {"y": dtype}, body)

@@ -14,6 +14,7 @@ from fusewright.codegen.text import literal
 from fusewright.ir.graph import HALF_DTYPES, ONE, ZERO, Dim
 from fusewright.ir.loop import Access, Apply, Load, Store
 from fusewright.ir.operators import REGISTER_TYPES, SCALAR_OPS, STORAGE_TYPES
+from fusewright.schedule.flat import is_flat
 from fusewright.schedule.vector_width import lane_accesses, lane_axis
 
 COSTLY = 12
@@ -74,6 +75,8 @@ def holder(form: Form, item: Load, element: bool, lanes: str) -> str:
     kind = "Same" if stride == ZERO else "Unit" if stride == ONE else "Strided"
     if kind == "Strided" and item in transposed_loads(form):
         kind = "TransposedRun"
+    if kind == "Unit" and form.schedule.flat and not is_flat(form.kernel, item.access):
+        kind = "Loose"
     lane = f"{STORAGE_TYPES[item.dtype]}, {lanes}"
     if not item.access.guards:
         return f"fw::{kind}<{lane}>"

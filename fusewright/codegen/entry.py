@@ -14,6 +14,7 @@ from fusewright.ir.graph import ONE, ZERO, Dim, Ratio
 from fusewright.ir.kernel import Kernel
 from fusewright.ir.loop import Access
 from fusewright.ir.operators import STORAGE_TYPES
+from fusewright.schedule.flat import is_flat
 from fusewright.schedule.index_width import NARROW_LIMIT, extents
 from fusewright.schedule.loops import SMALL_TILE
 from fusewright.schedule.vector_width import vector_axes, vectors
@@ -149,13 +150,19 @@ def _launch(form: Form, index: str, lanes: int) -> tuple[str, list[str]]:
             unroll = unroll * schedule.lanes if cached else max(4, unroll)
     if schedule.kind == "pointwise":
         numbers = f"{lanes}, {schedule.threads}, {unroll}"
-        return f"fw::pointwise<{index}, {numbers}>", [body, "where", "stream"]
+        driver = "flat" if schedule.flat and lanes > 1 else "pointwise"
+        return f"fw::{driver}<{index}, {numbers}>", [body, "where", "stream"]
     if form.is_tiled:
         # Single elements need more addresses per thread, so their tile is small.
         tile = schedule.tile if lanes == schedule.lanes else SMALL_TILE
         numbers = f"{lanes}, {tile}, {schedule.threads}"
         if schedule.kind == "transpose":
             return f"fw::transpose<{index}, {numbers}>", [body, "where", "stream"]
+    elif schedule.cluster > 1 and shared:
+        numbers = f"{lanes}, {schedule.threads}, {unroll}, {shared}, {schedule.cluster}"
+        numbers += f", {str(schedule.flat).lower()}"
+        arguments = [body, str(schedule.stays).lower(), "workspace", "where", "stream"]
+        return f"fw::cluster_row<{index}, {numbers}>", arguments
     elif schedule.kind == "row":
         beyond = schedule.beyond * schedule.lanes // lanes
         shape = f"{lanes}, {schedule.threads}, {schedule.rows}, {unroll}"
@@ -209,13 +216,14 @@ def vector_tests(form: Form, new: Collection[str] = ()) -> list[str]:
     schedule, kernel = form.schedule, form.kernel
     alone = schedule.kind == "pointwise" and len(kernel.outer) == 1
     axes = vector_axes(kernel, schedule.kind)
-    steps = [] if alone else [kernel.axes[axis].size for axis in axes]
+    steps = [] if alone or schedule.flat else [kernel.axes[axis].size for axis in axes]
     moved: dict[str, None] = {}
     whole: dict[str, dict[str, None]] = {}  # pointers by type
     for access, axis in vectors(kernel, schedule.kind):
-        if access.strides[axis] != ONE:
+        if access.strides[axis] != ONE or (schedule.flat and not is_flat(kernel, access)):
             continue
-        steps += [stride for at, stride in enumerate(access.strides) if at != axis]
+        if not schedule.flat:
+            steps += [stride for at, stride in enumerate(access.strides) if at != axis]
         if access.offset:
             moved[_aligned(form, access)] = None
         elif access.buffer not in new:

@@ -34,6 +34,7 @@ def _headers(form: Form, target: Target) -> tuple[str, ...]:
     kind = form.schedule.kind
     found = {
         f"cuda/{kind}.cuh": kind in ("pointwise", "row", "column"),
+        "cuda/cluster_row.cuh": form.schedule.cluster > 1,
         "cuda/held_column.cuh": kind == "column" and form.schedule.cached,
         "cuda/transpose.cuh": form.is_tiled,
         "cuda/scan.cuh": bool(form.scans),

@@ -87,7 +87,9 @@ def _all_flags(form: Form) -> dict[str, bool]:
         if form.transposed is None:
             last = axes[-1].size if axes else ONE
             whole = last.is_static and last.factor % schedule.lanes == 0
-            flags["kTail"] = not (whole or last.divided_by(schedule.lanes) is not None)
+            flags["kTail"] = not (
+                schedule.flat or whole or last.divided_by(schedule.lanes) is not None
+            )
             flags["kStrided"] = form.language == "host" and is_strided(form)
         return flags
     flags["kOuterRest"] = len(kernel.outer) > 1

@@ -7,6 +7,8 @@ from fusewright.ir.loop import Access, Load, LoopKernel, Store
 from fusewright.plan.values import Values
 from fusewright.schedule.coalesce import coalesce
 from fusewright.schedule.held_columns import held_column
+from fusewright.schedule.loops import choose
+from fusewright.schedule.sweeps import sweeps
 
 # A row of this many bytes per tensor stays in the registers of one block, or in a core's cache.
 ROW_BYTES = 128 * 1024
@@ -21,7 +23,19 @@ def holds_rows(values: Values, kernel: LoopKernel) -> bool:
     outer = kernel.outer_numel.at(values.sizes)
     reduced = values.target.fused_reductions and _reads_convolution(values, kernel)
     many = outer >= MANY_ROWS and not reduced
-    return _along_rows(values, kernel) and (many or _are_short(values, kernel))
+    if not _along_rows(values, kernel):
+        return False
+    return many or _are_short(values, kernel) or _in_clusters(values, kernel, outer)
+
+
+def _in_clusters(values: Values, kernel: LoopKernel, outer: int) -> bool:
+    """Whether clusters hold the rows, and the blocks of all rows keep the GPU busy. Rows of several
+    pieces, such as the channels of a batch norm, were not measured."""
+    small = coalesce(kernel)
+    if not values.target.clusters or len(small.inner) != 1 or sweeps(small).count == 1:
+        return False
+    found = choose(small, values.target, values.sizes)
+    return found.cluster > 1 and outer * found.cluster >= 2 * values.target.sms
 
 
 def holds_whole_columns(values: Values, kernel: LoopKernel) -> bool:

@@ -20,8 +20,11 @@ class Schedule:
     vectors of each thread do, and each sweep reads the others again, `beyond` in flight. shared: a
     cached row is in shared memory instead, unconverted, and each sweep computes from it again; so
     many blocks share a processor. splits: parts of the inner extent that are reduced separately and
-    joined in order. tile: the edge of a tile. wide_index: vectors are used with 64-bit offsets,
-    too; otherwise these have single elements.
+    joined in order. flat: vectors of a pointwise kernel begin in each row where addresses are
+    aligned, so rows may have any length. cluster: so many blocks share a cached row, each with its
+    part in its own shared memory. stays: a cluster takes one row after another. tile: the edge of a
+    tile. wide_index: vectors are used with 64-bit offsets, too; otherwise these have single
+    elements.
     """
 
     kind: str
@@ -34,5 +37,8 @@ class Schedule:
     beyond: int = 0
     shared: int = 0
     splits: int = 1
+    flat: bool = False
+    cluster: int = 1
+    stays: bool = False
     tile: int = LARGE_TILE
     wide_index: bool = False

@@ -12,7 +12,9 @@ from dataclasses import replace
 from fusewright.ir.graph import ITEM_BYTES, ZERO, Dim
 from fusewright.ir.loop import Load, LoopKernel, scans
 from fusewright.schedule.choice import HOST_RUN, LARGE_TILE, Schedule
+from fusewright.schedule.cluster_rows import clusters, clusters_fit
 from fusewright.schedule.coalesce import coalesce
+from fusewright.schedule.flat import flat_fits, flat_rows_fit, flat_vectors
 from fusewright.schedule.held_columns import held_column, holds_columns
 from fusewright.schedule.index_width import may_be_wide
 from fusewright.schedule.row_cache import (
@@ -30,11 +32,18 @@ from fusewright.schedule.transpose_tiles import (
     tiled_accesses,
     transposed_axis,
 )
-from fusewright.schedule.vector_width import TILED, column_widths, lanes_fit, prefers_column, widths
+from fusewright.schedule.vector_width import (
+    TILED,
+    column_widths,
+    lanes_fit,
+    prefers_column,
+    widths,
+)
 from fusewright.target.target import SHARED_BYTES, Target
 
 SMALL_TILE = 32
 PROCESSOR_THREADS, FEW_WAVES = 2048, 4
+LEAST_FLAT_ROW = 32768  # shorter rows of single elements fit into registers
 TILE_REGISTERS = 64  # 4-byte registers for the elements of a tile that a thread has loaded
 
 
@@ -49,12 +58,20 @@ def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
         and schedule.rows >= 1
         and (schedule.kind in ("pointwise", "transpose")) == (not kernel.inner)
         and (schedule.splits == 1 or splittable(plan))
+        and (schedule.cluster == 1 or schedule.kind == "row")
     )
     if not common:
         return False
     if target.language == "host":
+        if schedule.flat or schedule.cluster > 1:
+            return False
         one_sweep = schedule.kind != "column" or plan.count == 1
         return schedule.lanes <= HOST_RUN and one_sweep and schedule.kind not in TILED
+    if schedule.flat and schedule.kind == "row":
+        return flat_rows_fit(kernel, schedule.lanes) and _row_fits(kernel, schedule, target)
+    if schedule.flat:
+        fits = schedule.kind == "pointwise" and flat_fits(kernel, schedule.lanes)
+        return fits and 2 * schedule.lanes <= schedule.threads <= 1024
     if not lanes_fit(kernel, schedule.kind, schedule.lanes):
         return False
     match schedule.kind:
@@ -92,6 +109,8 @@ def _row_fits(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
     threads = schedule.threads
     if threads & (threads - 1) or threads * schedule.rows > 1024:
         return False
+    if schedule.cluster > 1 or schedule.flat:
+        return clusters_fit(kernel, schedule, target)
     if (schedule.rows > 1 and threads > 32) or threads * schedule.rows % 32:
         return False
     if not schedule.cached:
@@ -229,6 +248,8 @@ def _pointwise(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> 
     loads, buffers = len(found), len({item.access.buffer for item in found})
     moving = sum(item.access.strides[-1] != ZERO for item in found if kernel.outer)
     numel = kernel.outer_numel.at(sizes)
+    if flat := flat_vectors(kernel, sizes):
+        yield flat
     for lanes in widths(kernel, "pointwise"):
         # Full vectors: one per thread, and many threads (H200: 2–4 % faster than two in flight).
         # Single elements: eight loads in flight per thread, unless that leaves processors idle.
@@ -252,6 +273,9 @@ def _rows(kernel: LoopKernel, target: Target, sizes: Mapping[str, int]) -> Itera
     plan = sweeps(kernel)
     inner, outer = kernel.inner_numel.at(sizes), kernel.outer_numel.at(sizes)
     loads = len(element_loads(kernel, plan))
+    widest = next(widths(kernel, "row"))
+    if plan.count > 1 and inner > LEAST_FLAT_ROW and not lanes_fit(kernel, "row", widest):
+        yield from clusters(kernel, plan, inner, widest, target, flat=True)
     for lanes in widths(kernel, "row"):
         if lanes > 1 and not lanes_fit(kernel, "row", lanes):
             continue
@@ -300,7 +324,10 @@ def _cached_rows(
         if lanes > 1 and 1 < inner / (512 * lanes * held) <= 4
     ]
     full = 4 < unroll <= 8 or (lanes > 4 and loads > 1)
-    yield from (whole, *in_part) if full else (*in_part, whole)
+    held = tuple(clusters(kernel, plan, inner, lanes, target))
+    # Clusters keep more copies in flight than half a row in registers does.
+    first, last = (held, ()) if lanes > 1 and not full else ((), held)
+    yield from (*first, *((whole, *in_part) if full else (*in_part, whole)), *last)
 
 
 def _row_threads(inner: int, lanes: int) -> int:

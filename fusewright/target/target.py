@@ -52,6 +52,11 @@ class Target:
         return self.gpu.shared_bytes if self.gpu else 0
 
     @property
+    def clusters(self) -> bool:
+        """Whether blocks may form clusters, which can read each other's shared memory."""
+        return self.tensor_cores
+
+    @property
     def online(self) -> bool:
         """Whether loops compute more in one sweep, or hold columns in registers, to read memory
         once."""

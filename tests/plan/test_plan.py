@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusewright.capture import capture
 from fusewright.ir.graph import Dim
 from fusewright.ir.loop import Reduce
+from fusewright.plan import plan
 from fusewright.plan.frames import (
     DimIndex,
     NeedSplitError,
@@ -17,6 +19,9 @@ from fusewright.plan.frames import (
     group,
 )
 from fusewright.plan.steps import Call
+from fusewright.rewrite import rewrite
+from fusewright.target.target import Target
+from tests.support.models import ParametricLambda
 from tests.support.plans import host_plans, loops_and_calls, steps_of
 
 
@@ -185,3 +190,15 @@ def test_loops_are_fused_if_they_read_a_tensor_in_one_order() -> None:
     x = torch.randn(16, 64, 96)
     assert loops_and_calls(host_plans(in_order, x, mode="eval")[0]) == ["loop"]
     assert loops_and_calls(host_plans(turned, x, mode="eval")[0]) == ["loop", "loop"]
+
+
+def test_few_rows_that_clusters_hold_are_one_kernel() -> None:
+    """A block cannot hold a row of 1.6 MB. Without clusters each sweep is a kernel of its own."""
+    x = torch.zeros(64, 393_216)
+    program = rewrite(capture(ParametricLambda(lambda m, x: F.softmax(x, -1)), (x,), mode="eval"))
+
+    def loops(target: Target) -> list[str]:
+        return loops_and_calls(plan(program.inference, program.example_sizes, target))
+
+    assert loops(Target.cuda()) == ["loop"]
+    assert loops(Target.cuda(tensor_cores=False)) == ["loop"] * 3

@@ -87,7 +87,7 @@ def test_schedule_choices_and_workspace() -> None:
     assert picked.kind == "column" and picked.splits > 1
     assert workspace_bytes(column, picked, CUDA) == Dim(8 * 8192 * picked.splits)
     assert choose(loop_kernels.softmax(S0, 1024), CUDA, {"s0": 64}).cached
-    assert not choose(loop_kernels.softmax(S0, 200_000), CUDA, {"s0": 64}).cached
+    assert not choose(loop_kernels.softmax(S0, 2_000_000), CUDA, {"s0": 64}).cached
 
 
 def test_which_schedules_are_legal() -> None:
@@ -112,7 +112,13 @@ def test_a_long_row_leaves_room_for_a_second_block() -> None:
     whole = Schedule("row", 8, 512, unroll=8, cached=True)
     halves = loop_kernels.softmax(S0, 32768, "bfloat16")
     assert not legal(halves, whole, CUDA), "exponentials take twice as much"
-    assert picked(65536).beyond and not picked(65540).cached
+    assert picked(65536).cluster == 4 and picked(65540).cluster == 4
+    without = Target.cuda(tensor_cores=False)
+    parts = [
+        choose(loop_kernels.softmax(S0, columns), without, {"s0": 2048})
+        for columns in (65536, 65540)
+    ]
+    assert parts[0].beyond and not parts[1].cached
     dynamic = loop_kernels.softmax(4096, S0)
     assert not choose(dynamic, CUDA, {"s0": 1024}).cached, "nothing says that a row fits"
     assert choose(dynamic, CUDA, {"s0": 32768}).beyond
@@ -150,7 +156,10 @@ def test_long_rows_of_narrow_elements() -> None:
 
 def test_rows_are_held_in_shared_memory_where_it_is_large_enough() -> None:
     """Else in registers, and so where more than one operand is held."""
-    ampere, small = (Target.cuda(replace(H200, shared_bytes=each * 1024)) for each in (164, 100))
+    ampere, small = (
+        Target.cuda(replace(H200, shared_bytes=each * 1024), tensor_cores=False)
+        for each in (164, 100)
+    )
     halves = loop_kernels.softmax(S0, 32768, "bfloat16")
     assert choose(halves, ampere, {"s0": 64}).shared == 2
     assert choose(halves, small, {"s0": 64}).beyond

@@ -25,30 +25,6 @@ struct CUtensorMap {
 };
 constexpr int cudaErrorInvalidValue = 1, cudaErrorMisalignedAddress = 716;
 
-static dim3 gridDim;
-
-constexpr int cudaLaunchAttributeProgrammaticStreamSerialization = 0;
-struct cudaLaunchAttribute {
-  int id;
-  struct {
-    int programmaticStreamSerializationAllowed;
-  } val;
-};
-struct cudaLaunchConfig_t {
-  dim3 gridDim, blockDim;
-  int dynamicSmemBytes;
-  cudaStream_t stream;
-  cudaLaunchAttribute* attrs;
-  int numAttrs;
-};
-template <class Kernel, class... Given>
-void cudaLaunchKernelEx(const cudaLaunchConfig_t* config, const Kernel& kernel,
-                        const Given&... given) {
-  gridDim = config->gridDim;
-  emulation::launch(config->gridDim, config->blockDim.x, config->dynamicSmemBytes,
-                    [&] { kernel(given...); });
-}
-
 using std::isfinite;
 template <class A, class B>
 auto min(A a, B b) -> decltype(a + b) {
@@ -65,7 +41,6 @@ inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
 inline void __trap() { std::abort(); }
-inline void __syncwarp() { emulation::meet(emulation::warp_meetings[threadIdx.x / 32], 32); }
 inline float __shfl_xor_sync(unsigned, float x, int by) {
   const int lane = threadIdx.x % 32;
   return fw::bits<float>(emulation::exchanged(fw::bits<uint32_t>(x), lane ^ by));

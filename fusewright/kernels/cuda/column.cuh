@@ -17,11 +17,13 @@ FW_DEVICE void column_sweep(const Body& body, const Row& row, Acc& acc, I begin,
       const I r = base + u * kDown;
       if (r < end) body.load(Phase<0>{}, elem[u], row, r, I(0));
     }
+    auto few = acc.few();
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const I r = base + u * kDown;
-      if (r < end) body.visit(Phase<0>{}, elem[u], row, acc, r, I(0), V);
+      if (r < end) body.visit(Phase<0>{}, elem[u], row, few, r, I(0), V);
     }
+    acc.take(few);
   }
 }
 

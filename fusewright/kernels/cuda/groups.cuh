@@ -79,9 +79,10 @@ FW_DEVICE Acc warp_total(Acc acc) {
   return from_lane(warp_joined<kWidth>(acc), 0, kWidth);
 }
 
-// The same over kGroup threads; above 32 the group is the whole block. Called once per type and
-// block: the shared memory is not used again, so one barrier is enough.
-template <int kGroup, class Acc>
+// The same over kGroup threads; above 32 the group is the whole block. Each kUse has shared
+// memory of its own, which a block does not use again, so one barrier is enough: a warp that is
+// ahead in the next sweep must not write where another one still reads.
+template <int kGroup, int kUse = 0, class Acc>
 FW_DEVICE Acc group_total(Acc acc) {
   if constexpr (kGroup <= 32) {
     return warp_total<kGroup>(acc);

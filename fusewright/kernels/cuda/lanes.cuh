@@ -178,6 +178,37 @@ FW_DEVICE void add_half_pairs(Running<Rule, float, 1>& acc, const Unit<T, V>& x)
   }
 }
 
+// Contiguous lanes that need not be aligned. A GPU reads the one or two aligned words that hold them
+// and shifts them: a load of single elements by each lane would take as long as one of whole words.
+template <class T, int V>
+struct Loose {
+  T lanes[V];
+  FW_DEVICE void read(const T* from) {
+#if defined(__CUDA_ARCH__)
+    if constexpr (V * sizeof(T) == 16) {
+      const uintptr_t at = reinterpret_cast<uintptr_t>(from);
+      const unsigned shift = at % 16;
+      const uint4* const words = reinterpret_cast<const uint4*>(at - shift);
+      const uint4 a = words[0], b = words[shift != 0];  // each holds at least one of the lanes
+      uint32_t w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (int i = 0; i < 6; ++i) w[i] = shift & 8 ? w[i + 2] : w[i];
+#pragma unroll
+      for (int i = 0; i < 5; ++i) w[i] = shift & 4 ? w[i + 1] : w[i];
+#pragma unroll
+      for (int i = 0; i < 4 && sizeof(T) < 4; ++i) {
+        w[i] = __funnelshift_r(w[i], w[i + 1], 8 * (shift % 4));
+      }
+      memcpy(lanes, w, 16);
+      return;
+    }
+#endif
+#pragma unroll
+    for (int v = 0; v < V; ++v) lanes[v] = from[v];
+  }
+  FW_DEVICE T operator[](int v) const { return lanes[v]; }
+};
+
 // The same element for all lanes.
 template <class T, int V>
 struct Same {

@@ -46,4 +46,50 @@ int pointwise(const Body& body, int device, void* stream) {
   return static_cast<int>(cudaGetLastError());
 }
 
+// Rows of any length of contiguous outputs: the vectors of a row begin where addresses are aligned,
+// and the few elements before and behind them are computed one by one. A row is cut into `chunks` of
+// a block each, so what depends on the row is computed once a thread.
+template <class Body, typename I, int V, int kThreads, int kUnroll>
+__global__ void __launch_bounds__(kThreads) flat_kernel(const Body body, unsigned chunks) {
+  let_next_begin();
+  const unsigned row = blockIdx.x / chunks, chunk = blockIdx.x - row * chunks;
+  const I q = static_cast<I>(row), extent = body.lane_extent();
+  const int aligned = static_cast<int>(-static_cast<int64_t>(q) * extent) & (V - 1);
+  const I head = aligned < extent ? aligned : extent, vectors = (extent - head) / V;
+  const I first = static_cast<I>(chunk) * (kThreads * kUnroll) + threadIdx.x;
+  typename Body::template Elem<V> elem[kUnroll];
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    const I vector = first + u * kThreads;
+    if (vector < vectors) body.load(elem[u], q, head + vector * V);
+  }
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    const I vector = first + u * kThreads;
+    if (vector < vectors) body.visit(elem[u], q, head + vector * V, V);
+  }
+  if (chunk == 0 && threadIdx.x < 2 * V) {
+    const bool before = threadIdx.x < V;
+    const I l = before ? I(threadIdx.x) : head + vectors * V + I(threadIdx.x - V);
+    if (l < (before ? head : extent)) {
+      typename Body::template Elem<1> one;
+      body.load(one, q, l);
+      body.visit(one, q, l, 1);
+    }
+  }
+}
+
+template <typename I, int V, int kThreads, int kUnroll, class Body>
+int flat(const Body& body, int device, void* stream) {
+  static_assert(kThreads >= 2 * V, "a thread has at most one element beside the vectors");
+  const I rows = body.rest_extent(), extent = body.lane_extent();
+  if (rows * extent == 0) return 0;
+  const OnDevice here(device);
+  const unsigned chunks = blocks_for<I>(extent, kThreads * kUnroll * V);
+  const unsigned blocks = static_cast<unsigned>(rows) * chunks;
+  flat_kernel<Body, I, V, kThreads, kUnroll>
+      <<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(body, chunks);
+  return static_cast<int>(cudaGetLastError());
+}
+
 }  // namespace fw

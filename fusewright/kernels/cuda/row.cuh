@@ -16,6 +16,7 @@ namespace fw {
 // registers before.
 constexpr int kEarly = -1;
 constexpr int kLate = -1;
+constexpr int kFew = 4;  // vectors of shared memory that are summed before a sum takes them
 
 template <class Body, typename I, int V, int kGroup, int kUnroll, int kBeyond, int kShared>
 struct RowThread {
@@ -71,7 +72,7 @@ struct RowThread {
       commit_copies();
     }
   }
-  template <int kPhase, int kAt, class Acc>
+  template <int kPhase, int kAt, int kEnd, class Acc>
   FW_DEVICE void visit_shared(Acc& acc) {
     if constexpr (kPhase == 0) await_copies<kUnroll - 1 - kAt>();
     const I r = first() + kAt * (kGroup * V);
@@ -79,17 +80,27 @@ struct RowThread {
     body.take(one, shared(kAt));
     if constexpr (kPhase > 0) load<kLate - kPhase>(one, r);
     visit<kPhase>(one, r, acc);
-    if constexpr (kAt + 1 < kUnroll) visit_shared<kPhase, kAt + 1>(acc);
+    if constexpr (kAt + 1 < kEnd) visit_shared<kPhase, kAt + 1, kEnd>(acc);
+  }
+  template <int kPhase, int kAt, class Acc>
+  FW_DEVICE void visit_all_shared(Acc& acc) {
+    constexpr int kEnd = kAt + kFew < kUnroll ? kAt + kFew : kUnroll;
+    auto few = acc.few();
+    visit_shared<kPhase, kAt, kEnd>(few);
+    acc.take(few);
+    if constexpr (kEnd < kUnroll) visit_all_shared<kPhase, kEnd>(acc);
   }
 
   template <int kPhase, int kFlight, class Acc>
   FW_DEVICE void read_again(I from, Acc& acc) {
     for (I base = from; base < end; base += kGroup * V * kFlight) {
       Elem again[kFlight];
+      auto few = acc.few();
 #pragma unroll
       for (int u = 0; u < kFlight; ++u) load<kPhase>(again[u], base + u * (kGroup * V));
 #pragma unroll
-      for (int u = 0; u < kFlight; ++u) visit<kPhase>(again[u], base + u * (kGroup * V), acc);
+      for (int u = 0; u < kFlight; ++u) visit<kPhase>(again[u], base + u * (kGroup * V), few);
+      acc.take(few);
     }
   }
 
@@ -98,7 +109,7 @@ struct RowThread {
   FW_DEVICE auto sweep() {
     auto acc = body.template accumulators<V>(Phase<kPhase>{});
     if constexpr (kShared > 0) {
-      visit_shared<kPhase, 0>(acc);
+      visit_all_shared<kPhase, 0>(acc);
     } else if constexpr (kCached) {
       visit_held<kPhase>(acc);
       if constexpr (kBeyond > 0) read_again<kPhase, kBeyond>(first() + kGroup * V * kUnroll, acc);
@@ -108,7 +119,7 @@ struct RowThread {
     if constexpr (decltype(acc)::kEmpty) {
       return acc.folded(V);
     } else {
-      return group_total<kGroup>(acc.folded(V));
+      return group_total<kGroup, kPhase>(acc.folded(V));
     }
   }
 

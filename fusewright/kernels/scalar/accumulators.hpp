@@ -132,6 +132,17 @@ struct PlainSum {
   FW_FN static float join(float a, float b) { return a + b; }
 };
 
+// The plain sums of a few elements per lane, which a compensated sum takes at once.
+template <int V>
+struct FewSummed {
+  float sum[V] = {};
+  FW_FN void add(int v, float x) { sum[v] += x; }
+  template <int kLanes>
+  FW_FN void add_all(float (&x)[kLanes]) {
+    add(0, halved<PlainSum, kLanes>(x));
+  }
+};
+
 template <template <class> class Rule, class T, int V>
 struct Running {
   static constexpr int kLanes = V;
@@ -197,6 +208,21 @@ struct Running {
   FW_FN void add_all(float (&x)[kLanes]) {
     add(0, halved<PlainSum, kLanes>(x));
   }
+  // What takes the next few elements instead of these accumulators, and then is taken by them. Each
+  // step of a compensated sum is seven additions, and a few plain ones lose little precision. (H200,
+  // sums down columns of 128 x 4096 x 4095 floats: 2.88 ms with each element compensated, while a
+  // maximum of the same takes 2.05.)
+  FW_FN auto few() const {
+    if constexpr (std::is_same_v<Rule<T>, SumRule<float>>) {
+      return FewSummed<V>{};
+    } else {
+      return *this;
+    }
+  }
+  FW_FN void take(const FewSummed<V>& few) {
+    for (int v = 0; v < V; ++v) add(v, few.sum[v]);
+  }
+  FW_FN void take(const Running& few) { *this = few; }
   FW_FN void combine(const Running& other) {
     for (int v = 0; v < V; ++v) state[v] = Rule<T>::join(state[v], other.state[v]);
   }
@@ -271,6 +297,8 @@ struct Welford {
   }
   FW_FN static float fused(float a, float b, float c) { return ::fmaf(a, b, c); }
   FW_FN static double fused(double a, double b, double c) { return ::fma(a, b, c); }
+  FW_FN Welford few() const { return *this; }
+  FW_FN void take(const Welford& few) { *this = few; }
   FW_FN void combine(const Welford& other) {
     const State total = count + other.count;
     const State weight = total > State(0) ? quick_div(other.count, total) : State(0);
@@ -339,6 +367,8 @@ struct Welford<float, V> {
       add(0, x[v]);
     }
   }
+  FW_FN Welford few() const { return *this; }
+  FW_FN void take(const Welford& few) { *this = few; }
   FW_FN double center(int v) const { return count > 0 ? shift[v] + sum[v] / count : 0; }
   FW_FN double spread(int v) const {
     const double m2 = count > 0 ? squares[v] - sum[v] * (sum[v] / count) : 0;

@@ -49,6 +49,15 @@ struct Together<std::index_sequence<kAt...>, Sums...> : Numbered<kAt, Sums>... {
   FW_FN void combine_met(const Together& other) {
     (join_met(Numbered<kAt, Sums>::sum, other.Numbered<kAt, Sums>::sum), ...);
   }
+  // What takes the next few elements, until `take` (see Running).
+  FW_FN auto few() const {
+    using Few = Together<std::index_sequence<kAt...>, decltype(std::declval<Sums>().few())...>;
+    return Few{{Numbered<kAt, Sums>::sum.few()}...};
+  }
+  template <class... Few>
+  FW_FN void take(const Together<std::index_sequence<kAt...>, Few...>& few) {
+    (Numbered<kAt, Sums>::sum.take(few.Numbered<kAt, Few>::sum), ...);
+  }
   FW_FN auto lane(int v) const {
     using One = Together<std::index_sequence<kAt...>, decltype(std::declval<Sums>().lane(0))...>;
     return One{{Numbered<kAt, Sums>::sum.lane(v)}...};

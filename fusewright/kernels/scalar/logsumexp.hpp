@@ -110,6 +110,8 @@ struct LogSumExp {
   FW_FN void combine_met(const LogSumExp& other) {
     for (int v = 0; v < V; ++v) sum[v] = Rule::Sum::join(sum[v], other.sum[v]);
   }
+  FW_FN LogSumExp few() const { return *this; }
+  FW_FN void take(const LogSumExp& few) { *this = few; }
   FW_FN void combine(const LogSumExp& other) {
     for (int v = 0; v < V; ++v) set(v, Rule::join(state(v), other.state(v)));
   }
