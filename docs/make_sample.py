@@ -35,14 +35,14 @@ def solved(problem: Problem) -> Solution:
     """The problem's kernels for a CPU, with the heuristic's schedules."""
     torch.manual_seed(0)
     with mock.patch.dict(os.environ, FUSEWRIGHT_TUNED="0"):
-        return solve(problem.make_model(), problem.make_inputs(), name=problem.name)
+        return solve(problem.make_model(), problem.make_inputs(), name=problem.name, build=False)
 
 
 def sample_text() -> str:
     """The sample as the code of today writes it."""
     problem = load_problem(PROBLEM)
     solution = solved(problem)
-    outcome = Outcome(problem.name, "", "both", solution.prepared.modes, 0.0, "")
+    outcome = Outcome(problem.name, "", "both", solution.prepared.modes, "")
     text = file_text(solution.bundle, problem.source, header(outcome))
     text = _replaced(MADE_ON, MADE_HERE, text)
     return _replaced(SUPPORT, LEFT_OUT, text)

@@ -249,7 +249,7 @@ def _compiler_identity(program: str, _mtime_ns: int, _size: int) -> str:
     if asked.returncode != 0:
         raise CompileFailed(
             f"{shlex.join(command)} failed with status {asked.returncode}: the compiler is broken; "
-            f"repair it, or set CXX or FUSEWRIGHT_NVCC to another\n{_first_lines(asked.stderr)}"
+            f"repair it, or set CXX or FUSEWRIGHT_NVCC to another\n{first_lines(asked.stderr)}"
         )
     return asked.stdout
 
@@ -359,7 +359,7 @@ def _run_compiler(job: _Job, library: Path, work: str) -> None:
         why = "succeeded but wrote no library"
     else:
         return
-    words = _first_lines(said) or "(the compiler printed nothing)"
+    words = first_lines(said) or "(the compiler printed nothing)"
     raise CompileFailed(
         f"the {job.source.language} compiler {why}\ncommand: {shlex.join(command)}\n"
         f"source: {job.kept_source}\n{words}"
@@ -392,7 +392,7 @@ def _splitting(job: _Job) -> tuple[str, ...]:
     return (f"--split-compile={job.cores}",) if new and job.cores != 1 else ()
 
 
-def _first_lines(text: str) -> str:
+def first_lines(text: str) -> str:
     lines = text.strip().splitlines()
     rest = len(lines) - _WORDS_LINES
     return "\n".join([*lines[:_WORDS_LINES], *([f"… {rest} more lines"] if rest > 0 else [])])

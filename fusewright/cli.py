@@ -114,8 +114,7 @@ def optimize(problem: Path, output: Path | None, device: str | None, **options: 
         fail(f"{loaded.name}: a check failed, so no file was written", 1)
     written, words = (solution.bundle, loaded.source, outcome), request.keep_words
     report.write_files(output, request.beside, *written, keep_words=words)
-    how = "came from the cache" if solution.cached else f"built in {solution.seconds:.1f} s"
-    console.print(f"[bold]{output}[/bold] written; its kernels {how}.", soft_wrap=True)
+    console.print(f"[bold]{output}[/bold] {outcome.how_written}.", soft_wrap=True)
     report.print_summary(console, outcome, problem)
 
 
@@ -165,10 +164,11 @@ def checked(
     steps: Steps,
     budget: Budget,
 ) -> Outcome:
-    """Check and time the emitted text itself, from a draft of its file."""
+    """Build, check and time the emitted text itself, from a draft of its file."""
     from fusewright.bench.side_by_side import time_models
+    from fusewright.compile.file_build import build_kernels
     from fusewright.emit.file import file_text
-    from fusewright.problem.load import candidate_factory
+    from fusewright.problem.load import load_candidate
     from fusewright.report import Outcome, draft, header
     from fusewright.target.device import device_name
     from fusewright.verify.reuse import reusing
@@ -179,7 +179,6 @@ def checked(
         device=device_name(where),
         mode=request.mode,
         plans=solution.prepared.modes,
-        build_seconds=solution.seconds,
         output=str(request.output),
         tuned=solution.prepared.tuned,
         left_out=solution.prepared.left_out,
@@ -187,9 +186,12 @@ def checked(
     words = request.keep_words
     text = file_text(solution.bundle, loaded.source, header(outcome), keep_words=words)
     with draft(request.output, text) as path:
-        make = reusing(candidate_factory(path, loaded), where)
-        steps.next(STEP_NAMES[2])
+        candidate = load_candidate(path, loaded)
+        make = reusing(candidate.make, where)
         modes, progress = MODE_NAMES[request.mode], steps.stage
+        built = build_kernels(candidate.names, solution.bundle.language, progress)
+        outcome = replace(outcome, build_seconds=built.seconds, cached=built.cached)
+        steps.next(STEP_NAMES[2])
         report = verify(loaded, make, device=where, modes=modes, budget=budget, progress=progress)
         outcome = replace(outcome, checks=report.checks, notes=report.notes)
         if not report.ok:
@@ -371,7 +373,7 @@ def solved(
 
     model, args = loaded.make_model().to(where), make_inputs(loaded, where)
     how: dict[str, Any] = {"modes": MODE_NAMES[mode], "tuning": tuning, "progress": progress}
-    solution = solve(model, args, name=loaded.name, **how)
+    solution = solve(model, args, name=loaded.name, build=False, **how)
     warn_of(solution, stacklevel=2, in_a_file=True)
     return solution
 

@@ -36,14 +36,20 @@ class Outcome:
     device: str
     mode: str
     plans: tuple[ProgramPlans, ...]
-    build_seconds: float
     output: str
+    build_seconds: float = 0.0
+    cached: bool = False  # no compiler ran
     checks: tuple[Check, ...] = ()
     timings_ms: Mapping[str, float] = field(default_factory=dict)
     tuned: tuple[Tuned, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
     # What was checked or timed in another way than usual, or not at all.
     notes: tuple[str, ...] = ()
+
+    @property
+    def how_written(self) -> str:
+        how = "came from the cache" if self.cached else f"built in {self.build_seconds:.1f} s"
+        return f"written; its kernels {how}"
 
 
 GRAPH_TITLES = {

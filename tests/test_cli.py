@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusewright import cli
+from fusewright.runtime import library
 from tests.support.command_line import fusewright
 
 PROBLEM = '''
@@ -89,6 +91,53 @@ def test_optimize_writes_the_file_and_the_record(folder: Path) -> None:
     }
     assert "class ModelNew(Model)" in (folder / "problem_new.py").read_text()
     assert sorted(path.name for path in folder.glob("*.py")) == ["problem.py", "problem_new.py"]
+
+
+def test_optimize_compiles_each_part_of_the_file_once(
+    folder: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And whoever runs the file afterwards does not compile at all."""
+    compiler = tmp_path / "compiler"
+    counted = 'for word; do [ "$word" = -c ] && echo run >> "$RUNS"; done'
+    compiler.write_text(f'#!/bin/sh\n{counted}\nexec {os.environ.get("CXX", "g++")} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path / "cache"))
+    cut = library._FW_CUT
+    options = ("--check-seconds", "0", "--mode", "eval", "--json", "once.json")
+    for words, seconds in (("built in", 0.1), ("came from the cache", 0.0)):
+        done = run("optimize", "problem.py", "-o", "once.py", *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"its kernels {words}" in done.stdout
+        assert json.loads((folder / "once.json").read_text())["build_seconds"] >= seconds
+    parts = max(1, (folder / "once.py").read_text().count(cut))
+    assert (tmp_path / "runs").read_text().split() == ["run"] * min(parts, library._fw_cores())
+    verified = run("verify", "problem.py", "once.py", "--mode", "eval", "--check-seconds", "0")
+    assert verified.returncode == 0 and len((tmp_path / "runs").read_text().split()) <= parts
+    (folder / "once.py").unlink()
+
+
+def test_a_compiler_that_fails_is_named_and_no_file_is_written(
+    folder: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho out of order >&2\nexit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path / "cache"))
+    told = {
+        str(compiler): ["the host compiler failed", f"{compiler} -std=c++17", "out of order"],
+        "no-such-compiler": ["'no-such-compiler' was not found", "set CXX"],
+    }
+    for name, words in told.items():
+        monkeypatch.setenv("CXX", name)
+        done = run("optimize", "problem.py", "-o", "broken_new.py", "--mode", "eval")
+        assert done.returncode == 2 and all(each in done.stderr for each in words), done.stderr
+        assert "Traceback" not in done.stderr and not list(folder.glob("*broken_new*"))
+        assert list((tmp_path / "cache").iterdir()) == []
+    (tmp_path / "cache").chmod(0o777)
+    done = run("optimize", "problem.py", "-o", "broken_new.py", "--mode", "eval")
+    assert done.returncode == 2 and "chmod 700" in done.stderr
 
 
 def test_optimize_shows_steps_as_plain_lines_off_a_terminal(folder: Path) -> None:

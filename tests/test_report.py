@@ -29,7 +29,9 @@ TIMES = {
 def outcome() -> Outcome:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     prepared = prepare(model, (torch.randn(4, 8),), device=torch.device("cpu"))
-    return Outcome("problem", "cpu", "both", prepared.modes, 1.0, "out.py", CHECKS, TIMES)
+    return Outcome(
+        "problem", "cpu", "both", prepared.modes, "out.py", checks=CHECKS, timings_ms=TIMES
+    )
 
 
 def test_three_lines_say_what_was_fused_how_exact_and_how_fast(outcome: Outcome) -> None:

@@ -220,8 +220,8 @@ class Pass:
 class Costs:
     """Costs besides the time of a call; None if they do not apply or were not measured.
 
-    `optimize_seconds` is our capture, planning and compilation. A cold build is the first call of
-    every pass with empty caches, a warm build the same with full caches.
+    `optimize_seconds` is our capture and planning. A cold build is the first call of every pass
+    with empty caches, a warm build the same with full caches.
     """
 
     optimize_seconds: float | None = None

@@ -170,7 +170,7 @@ def _optimized(problem: Problem, model: nn.Module, feed: Feed, folder: str, tick
     start = time.perf_counter()
     mode = "train" if model.training else "eval"
     try:
-        solution = solve(model, feed.masters[0], name=problem.name, modes=(mode,))
+        solution = solve(model, feed.masters[0], name=problem.name, modes=(mode,), build=False)
     except FusewrightError as error:
         return Ours(failure=failure_text(error))
     outcome = Outcome(
@@ -178,7 +178,6 @@ def _optimized(problem: Problem, model: nn.Module, feed: Feed, folder: str, tick
         device=device_name(device_of(model, feed.masters[0])),
         mode=mode,
         plans=solution.prepared.modes,
-        build_seconds=solution.seconds,
         output="",
     )
     path = Path(folder) / f"{problem.name}_new.py"

@@ -17,11 +17,21 @@ from fusewright.codegen.layout import COLUMNS
 from fusewright.codegen.pruned import support_lines
 from fusewright.codegen.reachable import parsed
 from fusewright.codegen.shared import MATH, Group, functor_lines, grouped_functors, groups_by_name
-from fusewright.codegen.source import KERNELS_LINE, Entry, Piece, Rendered, Source, macro
+from fusewright.codegen.source import (
+    KERNELS_LINE,
+    MOST_PARTS,
+    Entry,
+    Piece,
+    Rendered,
+    Source,
+    macro,
+    shares,
+)
 from fusewright.codegen.text import comment
 from fusewright.errors import CodegenError
 from fusewright.ir.loop import Apply, Load, Reduce
 from fusewright.ir.operators import REDUCTIONS, SCALAR_OPS
+from fusewright.runtime import library
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 # Headers of loops, in the order in which they are pasted. Others follow in alphabetical order.
@@ -140,17 +150,29 @@ def _support(parts: Sequence[Rendered], language: str, own: Sequence[str]) -> li
 
 
 def _sections(parts: Sequence[Rendered]) -> list[str]:
-    """The kernels' text. Kernels whose precision a flag decides can be built separately."""
+    """The kernels' text, in groups that can be compiled side by side. Kernels whose precision a
+    flag decides can be built separately."""
+    lines: list[str] = []
+    flags = dict.fromkeys(part.terms for part in parts)
+    if any(flags):
+        lines += ["", *_PRECISIONS]
+        for terms in flags:
+            lines += [f"#ifndef {macro(terms)}", f"#define {macro(terms)} 3", "#endif"]
+    groups = shares([part.weight for part in parts], MOST_PARTS)
+    for group in groups:
+        lines += ["", library._FW_CUT.rstrip()] if len(groups) > 1 else []
+        lines += _group([parts[at] for at in group], guarded=any(flags))
+    return lines
+
+
+def _group(parts: Sequence[Rendered], guarded: bool) -> list[str]:
     sections: dict[str, list[str]] = {}
     for part in parts:
         sections.setdefault(part.terms, []).extend(["", *part.lines])
-    if not any(sections):
-        return sections.get("", [])
-    lines = ["", *_PRECISIONS]
-    for terms in sections:
-        lines += [f"#ifndef {macro(terms)}", f"#define {macro(terms)} 3", "#endif"]
+    lines: list[str] = []
     for terms, text in sections.items():
-        lines += ["", f"#if {macro(terms)}", *text, "", f"#endif  // {macro(terms)}"]
+        name = macro(terms)
+        lines += ["", f"#if {name}", *text, "", f"#endif  // {name}"] if guarded else text
     return lines
 
 

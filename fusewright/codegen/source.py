@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fusewright.ir.convolution import LibraryPass
@@ -10,6 +10,8 @@ from fusewright.ir.graph import ONE, ZERO, Dim
 from fusewright.ir.loop import LoopKernel
 
 ALIGNMENT = 256  # bytes; of each further part of a workspace
+# A text is divided among so many compilers at most.
+MOST_PARTS = 8
 # The least weight of a part that is compiled separately. The compiler then reads the whole text
 # once more, which takes 1.6 to 2.0 s. A unit of weight is 0.1 s.
 WORTH = 18
@@ -148,6 +150,16 @@ def macro(terms: str) -> str:
     return f"FW_{(terms or 'others').upper()}"
 
 
+def shares(weights: Sequence[int], most: int) -> list[list[int]]:
+    """The indices of these weights in at most `most` parts of about the same weight, each worth a
+    compiler of its own."""
+    count = max(1, min(most, sum(weights) // WORTH, len(weights)))
+    held: list[list[int]] = [[] for _ in range(count)]
+    for at in sorted(range(len(weights)), key=lambda at: -weights[at]):
+        min(held, key=lambda part: sum(weights[each] for each in part)).append(at)
+    return [sorted(part) for part in held]
+
+
 @dataclass(frozen=True)
 class Piece:
     """The text of a kernel, its share of the compile time, and the macro that is 0 if the kernel is
@@ -182,11 +194,9 @@ class Source:
     def divided(self, most: int) -> list[Source]:
         """At most `most` sources of about the same weight, which together have all kernels."""
         built = [each for each in self.pieces if f"#define {each.macro} 0\n" not in self.text]
-        worth = sum(each.weight for each in built) // WORTH
-        held: list[list[Piece]] = [[] for _ in range(max(1, min(most, worth, len(built))))]
-        for piece in sorted(built, key=lambda each: -each.weight):
-            min(held, key=lambda part: sum(each.weight for each in part)).append(piece)
-        return [self._without(set(self.pieces) - set(part)) for part in held]
+        parts = shares([each.weight for each in built], most)
+        held = [{built[at] for at in part} for part in parts]
+        return [self._without(set(self.pieces) - part) for part in held]
 
     def _without(self, pieces: set[Piece]) -> Source:
         text = self.text

@@ -49,7 +49,7 @@ from fusewright.target.device import device_name
 from fusewright.tune.search import OnProgress
 
 # Of the time before a module can run; the rest is the compiler's.
-_SHARE_PREPARED = 0.5
+SHARE_PREPARED = 0.5
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,6 @@ class Solution:
     seconds: float
     kernels: library._FwKernels
     watched: tuple[Watched, ...] = ()
-
-    @property
-    def cached(self) -> bool:
-        return all(each.cached for each in self.built)
 
 
 @dataclass(frozen=True)
@@ -96,10 +92,12 @@ def solve(
     tuning: OnProgress | None = None,
     changed: Sequence[str] = (),
     progress: OnProgress = lambda words, share: None,
+    build: bool = True,
 ) -> Solution:
     """Capture, plan and compile `model` for the device it is on.
 
-    With `tuning`, schedules are measured, and `tuning` is called with the progress. `changed` are
+    Without `build`, kernels are compiled when they are needed: an emitted file builds its own. With
+    `tuning`, schedules are measured, and `tuning` is called with the progress. `changed` are
     attributes that calls of the model are known to change. `progress` is called at the start of
     each stage with its name and the share of the work that is done.
     """
@@ -117,7 +115,7 @@ def solve(
             device=device,
             tuning=tuning,
             changed=changed,
-            progress=lambda words, share: progress(words, share * _SHARE_PREPARED),
+            progress=lambda words, share: progress(words, share * SHARE_PREPARED),
         )
     if tuning is not None:
         tuning("compile the chosen schedules", 1.0)
@@ -133,9 +131,10 @@ def solve(
     built: list[Artifact] = []
     load_text = module.loader(prepared.source, device, built)
     kernels = module.kernels_of(prepared.source, load_text)
-    progress("compile kernels", _SHARE_PREPARED)
     start = time.perf_counter()
-    kernels.build()
+    if build:
+        progress("compile kernels", SHARE_PREPARED)
+        kernels.build()
     return Solution(prepared, bundle, tuple(built), time.perf_counter() - start, kernels)
 
 

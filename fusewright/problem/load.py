@@ -12,7 +12,7 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,11 +76,24 @@ def load_problem(path: str | Path) -> Problem:
     )
 
 
-def candidate_factory(path: str | Path, problem: Problem) -> Callable[[], nn.Module]:
-    """A function that makes the `ModelNew` of a file, with the problem's constructor arguments."""
+@dataclass(frozen=True)
+class Candidate:
+    """A file with a `ModelNew`: `make` makes one, with the problem's constructor arguments. The
+    file has defined `names`."""
+
+    make: Callable[[], nn.Module]
+    names: Mapping[str, object]
+
+
+def load_candidate(path: str | Path, problem: Problem) -> Candidate:
     module = _load(Path(path))
     model = _module_class(module, "ModelNew")
-    return lambda: _construct(module, model, problem.make_init())
+    return Candidate(lambda: _construct(module, model, problem.make_init()), module.names)
+
+
+def candidate_factory(path: str | Path, problem: Problem) -> Callable[[], nn.Module]:
+    """A function that makes the `ModelNew` of a file."""
+    return load_candidate(path, problem).make
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
-"""How an emitted file compiles CUDA kernels: PyTorch's `load_inline`, without torch headers."""
+"""How an emitted file compiles CUDA kernels: PyTorch's `cpp_extension.load`, without its headers.
+
+Not `load_inline`, which makes one file of all sources: one compiler would have all the work.
+"""
 
 import importlib
-import inspect
 import os
 import pathlib
 import re
@@ -12,6 +14,7 @@ import typing
 import torch
 
 from fusewright.runtime.gpu import _fw_architecture
+from fusewright.runtime.library import _fw_cores, _fw_divided
 
 
 def _fw_flags() -> list[str]:
@@ -29,31 +32,27 @@ def _fw_recipe() -> list[str]:
     return [*_fw_flags(), torch.__version__, str(torch.version.cuda)]
 
 
-def _fw_on_all_cores(home: str | None) -> list[str]:
-    """The flag that lets nvcc use all cores, if it is new enough; the code stays the same."""
+def _fw_on_cores(cores: int, home: str | None) -> list[str]:
+    """The flag that lets nvcc use so many cores, if it is new enough; the code stays the same."""
     nvcc = os.environ.get("PYTORCH_NVCC", f"{home}/bin/nvcc")
     if shutil.which(nvcc) is None:
         return []
     said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
     found = re.search(r"release (\d+)\.(\d+)", said)
     new = found is not None and (int(found[1]), int(found[2])) >= (12, 6)
-    return ["--split-compile=0"] if new else []
+    return [f"--split-compile={cores}"] if new and cores > 1 else []
 
 
 def _fw_build(text: str, name: str, folder: pathlib.Path) -> None:
     """Compile into `folder`."""
     # Imported here: it takes 0.2 s, and most calls find a library that was built before.
-    extensions = importlib.import_module("torch.utils.cpp_extension")
-    load_inline: typing.Any = extensions.load_inline
-    options: dict[str, typing.Any] = {}
-    if "no_implicit_headers" in inspect.signature(load_inline).parameters:
-        options["no_implicit_headers"] = True  # 1.6 s instead of 60 s
-    load_inline(
+    extensions: typing.Any = importlib.import_module("torch.utils.cpp_extension")
+    sources = _fw_divided(text, folder, ".cu")
+    each = _fw_cores() // len(sources)
+    extensions.load(
         name=name,
-        cpp_sources="",
-        cuda_sources=text,
-        extra_cuda_cflags=_fw_flags() + _fw_on_all_cores(extensions.CUDA_HOME),
+        sources=sources,
+        extra_cuda_cflags=_fw_flags() + _fw_on_cores(each, extensions.CUDA_HOME),
         build_directory=str(folder),
         is_python_module=False,
-        **options,
     )

@@ -1,11 +1,18 @@
 """How an emitted file compiles host kernels: it calls the C++ compiler, without torch headers."""
 
+import contextlib
 import os
 import pathlib
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
+import tempfile
+import time
+import typing
+
+from fusewright.runtime.library import _fw_divided
 
 # The same flags as in Fusewright's build.py, so that users run the code that was checked.
 _FW_FLAGS = (
@@ -27,9 +34,35 @@ def _fw_build(text: str, name: str, folder: pathlib.Path) -> None:
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     if shutil.which(compiler[0]) is None:
         raise RuntimeError(f"the C++ compiler {compiler[0]!r} is missing; install g++ or set CXX")
-    source, built = folder / f"{name}.cpp", folder / f"{name}.so"
-    source.write_text(text, encoding="utf-8")
-    command = [*compiler, *_FW_FLAGS.split(), str(source), "-o", str(built)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
+    command = [*compiler, *_FW_FLAGS.split(), "-o"]
+    sources = _fw_divided(text, folder, ".cpp")
+    objects = [f"{source}.o" for source in sources]
+    pairs = zip(objects, sources, strict=True)
+    _fw_run_all([[*command, made, "-c", source] for made, source in pairs])
+    _fw_run_all([[*command, str(folder / f"{name}.so"), *objects]])
+
+
+def _fw_run_all(commands: list[list[str]]) -> None:
+    """Run commands side by side. If one fails, or the user interrupts, the others are ended."""
+    with contextlib.ExitStack() as ends:
+        running: list[typing.Any] = []
+        for command in commands:
+            said = ends.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
+            # In a session of its own, `_fw_end` reaches what the compiler has started, too.
+            process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+            ends.callback(_fw_end, process)
+            running.append((process, command, said))
+        while running:
+            time.sleep(0.01)
+            for process, command, said in running:
+                if process.poll():
+                    said.seek(0)
+                    raise RuntimeError(f"{shlex.join(command)} failed:\n{said.read()}")
+            running = [each for each in running if each[0].returncode is None]
+
+
+def _fw_end(process: typing.Any) -> None:
+    """End a compiler with the processes that it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -9,7 +9,6 @@ import hashlib
 import os
 import pathlib
 import shlex
-import shutil
 import sys
 import tempfile
 import typing
@@ -221,6 +220,27 @@ def _fw_digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
 
 
+# Stands before each group of kernels that a compiler of its own may take.
+_FW_CUT = "// Kernels that can be compiled apart from the others:\n"
+
+
+def _fw_cores() -> int:
+    """The number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _fw_divided(text: str, folder: pathlib.Path, suffix: str) -> list[str]:
+    """Files that together have all kernels of the text, one for each compiler."""
+    shared, *groups = text.split(_FW_CUT)
+    count = max(1, min(len(groups), _fw_cores()))
+    files = [folder / f"part_{at}{suffix}" for at in range(count)]
+    for at, file in enumerate(files):
+        file.write_text(shared + "".join(groups[at::count]), encoding="utf-8")
+    return [str(file) for file in files]
+
+
 def _fw_loader(recipe: _fw_call, build: _fw_call) -> _fw_call:
     """A function that opens the library of a text and builds it first if it is missing."""
     return lambda text: ctypes.CDLL(str(_fw_library(text, recipe(), build)))
@@ -234,10 +254,9 @@ def _fw_library(text: str, recipe: list[str], build: _fw_call) -> pathlib.Path:
         if found.stem.endswith(_fw_digest(found.read_bytes())):
             return found
     # Each build has its own folder: the lock of a killed build cannot block another one.
-    scratch = pathlib.Path(tempfile.mkdtemp(prefix="build-", dir=folder))
-    build(text, f"fw_{key}", scratch)
-    built = next(scratch.glob("*.so"))
-    kept = folder / f"emitted-{key}-{_fw_digest(built.read_bytes())}.so"
-    built.replace(kept)
-    shutil.rmtree(scratch, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
+        build(text, f"fw_{key}", pathlib.Path(scratch))
+        built = next(pathlib.Path(scratch).glob("*.so"))
+        kept = folder / f"emitted-{key}-{_fw_digest(built.read_bytes())}.so"
+        built.replace(kept)
     return kept

@@ -177,7 +177,7 @@ def test_the_emitted_text_keeps_the_rules_of_public_checkers(path: Path) -> None
     source = f"'''One forward pass, except that we try it twice.'''\n{source}\n{WORDY}"
     text = file_text(bundle, source, "made for a test")
     compile(text, "model_new.py", "exec")
-    assert "load_inline" in text and "__global__" in text and "class ModelNew(Model)" in text
+    assert "cpp_extension" in text and "__global__" in text and "class ModelNew(Model)" in text
     assert not re.search(FORBIDDEN_WORDS, text)
     assert not re.search(r"threading|multiprocessing|concurrent|torch\.cuda\.[sS]tream\(", text)
     imported = set(re.findall(r"^(?:import|from) ([a-z_]+)", text, re.MULTILINE))

@@ -119,7 +119,7 @@ def test_text_obeys_the_checkers(make: Any, language: str) -> None:
     modules |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     assert not modules & {"threading", "multiprocessing", "concurrent", "concurrent.futures"}
     assert all(each.split(".")[0] in (*sys.stdlib_module_names, "torch") for each in modules)
-    assert ("load_inline" in text and "__global__" in text) == (language == "cuda")
+    assert ("cpp_extension" in text and "__global__" in text) == (language == "cuda")
     own = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     named = [n for n in own if not n.startswith(("_", "custom_"))]
     assert named == ["Model", "ModelNew"]
@@ -231,7 +231,7 @@ def test_the_users_names_stay_theirs(cache: Path) -> None:
 def test_flags_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host._FW_FLAGS.split() == list(build._flags("host", "sm_90a"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    alone = {"-shared", "-Xcompiler", "-fPIC"}  # load_inline adds its own
+    alone = {"-shared", "-Xcompiler", "-fPIC"}  # PyTorch adds its own
     library = [flag for flag in build._flags("cuda", "sm_90a") if flag not in alone]
     assert [flag for flag in cuda._fw_flags() if not flag.startswith("-U")] == library
 

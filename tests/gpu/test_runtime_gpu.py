@@ -187,7 +187,7 @@ def test_kernels_launched_early_wait_for_each_other() -> None:
     assert error < 2e-3
 
 
-def test_an_emitted_file_builds_with_load_inline(
+def test_an_emitted_file_builds_with_pytorchs_tools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path))

@@ -26,7 +26,7 @@ from fusewright.compile.pipeline import Prepared, prepare
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.emit.file import file_text
 from fusewright.rewrite import matmuls
-from fusewright.runtime import cuda, tensor_cores
+from fusewright.runtime import cuda, library, tensor_cores
 from fusewright.target.target import Target
 from tests.support import loop_runs
 from tests.support.cuda_on_host import emulated
@@ -164,26 +164,47 @@ def test_kernels_that_no_flag_concerns_are_built_once(flags: None) -> None:
     kernels_of(recorded.source, recorded).build()
     assert recorded.built == [{}]
     sections = re.findall(r"^#if (FW_\w+)\n(.*?)^#endif  // \1$", ready.source.text, re.M | re.S)
-    found = {macro: re.findall(r"^FW_ENTRY\((\w+),", text, re.M) for macro, text in sections}
-    wanted: dict[str, list[str]] = {}
+    found: dict[str, set[str]] = {}
+    for macro, text in sections:
+        found.setdefault(macro, set()).update(re.findall(r"^FW_ENTRY\((\w+),", text, re.M))
+    wanted: dict[str, set[str]] = {}
     for entry in ready.source.entries:
-        wanted.setdefault(entry.binding[2] or "FW_OTHERS", []).append(entry.name)
+        wanted.setdefault(entry.binding[2] or "FW_OTHERS", set()).add(entry.name)
     assert found == wanted and len(wanted) == 3
 
 
-@pytest.mark.parametrize(("release", "split"), [("12.5", False), ("12.6", True), ("13.0", True)])
+@pytest.mark.parametrize(
+    ("release", "cores", "groups", "parts", "split"),
+    [
+        ("12.5", 8, 0, 1, ""),
+        ("12.6", 8, 0, 1, "--split-compile=8"),
+        ("13.0", 8, 3, 3, "--split-compile=2"),
+        ("13.0", 2, 3, 2, ""),
+    ],
+)
 def test_an_emitted_file_builds_on_all_cores_where_nvcc_can(
-    release: str, split: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    release: str,
+    cores: int,
+    groups: int,
+    parts: int,
+    split: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nvcc = tmp_path / "nvcc"
     nvcc.write_text(f"#!/bin/sh\necho Cuda compilation tools, release {release}, V{release}.9\n")
     nvcc.chmod(0o755)
     monkeypatch.setenv("PYTORCH_NVCC", str(nvcc))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(cuda, "_fw_cores", lambda: cores)
+    monkeypatch.setattr(library, "_fw_cores", lambda: cores)
     given: dict[str, Any] = {}
-    monkeypatch.setattr(cpp_extension, "load_inline", lambda **more: given.update(more))
-    cuda._fw_build("text", "name", tmp_path)
-    assert ("--split-compile=0" in given["extra_cuda_cflags"]) is split
+    monkeypatch.setattr(cpp_extension, "load", lambda **more: given.update(more))
+    cuda._fw_build(library._FW_CUT.join(["head", *"abc"[:groups]]), "name", tmp_path)
+    texts = [Path(each).read_text() for each in given["sources"]]
+    assert len(texts) == parts and all(each.startswith("head") for each in texts)
+    assert sorted("".join(each.removeprefix("head") for each in texts)) == [*"abc"[:groups]]
+    assert [e for e in given["extra_cuda_cflags"] if "split" in e] == ([split] if split else [])
     assert not any("split" in each for each in cuda._fw_recipe()), "the code is the same"
     monkeypatch.setenv("PYTORCH_NVCC", str(tmp_path / "nowhere"))
-    assert cuda._fw_on_all_cores(cpp_extension.CUDA_HOME) == []
+    assert cuda._fw_on_cores(2, cpp_extension.CUDA_HOME) == []

@@ -54,7 +54,7 @@ int cudaOccupancyMaxActiveClusters(int* at_once, Kernel, const Launch*) {
   return *at_once = emulated_clusters, 0;
 }
 static int occupancy_asked = 0;
-extern "C" int emulated_occupancy_asked() { return occupancy_asked; }
+extern "C" __attribute__((weak)) int emulated_occupancy_asked() { return occupancy_asked; }
 template <class Kernel>
 int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, int) {
   ++occupancy_asked;

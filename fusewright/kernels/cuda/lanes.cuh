@@ -353,6 +353,7 @@ inline void* behind(void* workspace, int64_t bytes) {
 
 }  // namespace fw
 
-extern "C" const char* fw_error_text(int code) {
+// Weak, because each part of a divided text has it.
+extern "C" __attribute__((weak)) const char* fw_error_text(int code) {
   return cudaGetErrorString(static_cast<cudaError_t>(code));
 }

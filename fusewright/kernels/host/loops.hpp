@@ -323,4 +323,7 @@ int column(const Body& body, int splits, void* workspace, int threads) {
 
 }  // namespace fw
 
-extern "C" const char* fw_error_text(int code) { return code == 0 ? "no error" : "unknown error"; }
+// Weak, because each part of a divided text has it.
+extern "C" __attribute__((weak)) const char* fw_error_text(int code) {
+  return code == 0 ? "no error" : "unknown error";
+}
