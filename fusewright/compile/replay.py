@@ -162,6 +162,7 @@ class Replays:
         self._lock = threading.RLock()
         self.captures = 0
         self.refused = ""  # why no call is captured any more
+        self.unfit = ""  # why some call was not
 
     @property
     def graphs(self) -> int:
@@ -196,8 +197,9 @@ class Replays:
         with self._lock:
             kind = (key, facts_of(tensors))
             if kind not in self._seen:
-                if len(self._seen) < MOST_KINDS:
-                    self._seen.add(kind)
+                self._seen.add(kind)
+                if len(self._seen) > MOST_KINDS:
+                    self._refuse(f"calls are of more than {MOST_KINDS} kinds")
                 return None
             self._graphs = tuple(each for each in self._graphs if not each.is_stale)
             if len(self._graphs) >= MOST_GRAPHS or self.captures >= MOST_CAPTURES:
@@ -208,6 +210,7 @@ class Replays:
             if device is None or not all(
                 each.device == device and _is_copyable(each) for each in tensors
             ):
+                self.unfit = "tensors on other devices, or that overlap themselves"
                 return None
             made = Recorded(key, tensors, self._held(tensors), self._machine.memory(device))
             self.captures += 1

@@ -50,7 +50,9 @@ class Part:
     reason: str = ""
 
     def __str__(self) -> str:
-        reason = self.reason or (self.replays.refused if self.replays else "")
+        reason = self.reason
+        if self.replays is not None:
+            reason = self.replays.refused or self.replays.unfit
         held = self.replays.graphs if self.replays else 0
         words = f"{held} CUDA graph" + ("" if held == 1 else "s")
         if not reason:
