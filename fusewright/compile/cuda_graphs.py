@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -50,9 +50,10 @@ class Launched(Protocol):
 class Memory(Protocol):
     """Where the graphs of one module live on one device."""
 
-    def running(self) -> contextlib.AbstractContextManager[None]:
-        """No other graph of this memory runs meanwhile, in any thread or stream."""
-        ...
+    def begin(self) -> None:
+        """Until `end`, no other graph of this memory runs, in any thread or stream."""
+
+    def end(self) -> None: ...
 
     def captured(self, build: Callable[[], Made]) -> tuple[Launched, Made]:
         """The work that `build` submits, as a graph. What it allocates belongs to this memory."""
@@ -96,19 +97,24 @@ class CudaMemory:
         self._handle = -1
         self._pool: Any = None
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        with self._lock:
-            handle = library._fw_stream(self.device.index)
-            if handle != self._handle:
+    def begin(self) -> None:
+        self._lock.acquire()
+        handle = library._fw_stream(self.device.index)
+        if handle != self._handle:
+            try:
                 stream = torch.cuda.current_stream(self.device)
                 if self._stream is not None:
                     stream.wait_event(self._event)
-                self._handle, self._stream = handle, stream
-            try:
-                yield
-            finally:
-                self._event.record(self._stream)
+            except BaseException:
+                self._lock.release()
+                raise
+            self._handle, self._stream = handle, stream
+
+    def end(self) -> None:
+        try:
+            self._event.record(self._stream)
+        finally:
+            self._lock.release()
 
     def captured(self, build: Callable[[], Made]) -> tuple[Launched, Made]:
         if self._pool is None:

@@ -72,10 +72,11 @@ class HostMemory:
         self.machine, self.lock = machine, threading.Lock()
         self.graphs: list[HostGraph] = []
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        with self.lock:
-            yield
+    def begin(self) -> None:
+        self.lock.acquire()
+
+    def end(self) -> None:
+        self.lock.release()
 
     def captured(self, build: Callable[[], Any]) -> tuple[HostGraph, Any]:
         if self.machine.failure is not None:
