@@ -1,6 +1,6 @@
 """Models that are bound by launches: eager, torch.compile, its CUDA graphs, ours, and our graphs.
 
-    python -m benchmarks.launch_bound [--calls 300]
+    python -m benchmarks.launch_bound [--calls 100]
 
 For each model and pass: the time of a call when many follow each other (what a user waits for), and
 the host's share of it, which is the time until the call returns. Medians in microseconds.
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 import fusewright
 
 WIDTH, LAYERS = 256, 20
-ROUNDS = 7
+ROUNDS = 5
 Call = Callable[[], object]
 
 
@@ -64,17 +65,14 @@ def cases() -> list[Case]:
     ]
 
 
-def subjects(case: Case) -> dict[str, nn.Module]:
+def subjects(case: Case) -> dict[str, Any]:
     def mine() -> nn.Module:
         return copy.deepcopy(case.model)
 
-    compiled, reduced = mine(), mine()
-    compiled.compile()
-    reduced.compile(mode="reduce-overhead")
     return {
         "eager": mine(),
-        "torch.compile": compiled,
-        "torch.compile, reduce-overhead": reduced,
+        "torch.compile": torch.compile(mine()),
+        "torch.compile, reduce-overhead": torch.compile(mine(), mode="reduce-overhead"),
         "ours": fusewright.optimize(mine(), case.x),
         "ours, reduce-overhead": fusewright.optimize(mine(), case.x, mode="reduce-overhead"),
     }
@@ -115,13 +113,14 @@ def times_us(call: Call, calls: int) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=300)
+    parser.add_argument("--calls", type=int, default=100)
     calls = parser.parse_args().calls
     began = time.perf_counter()
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
     for case in cases():
         torch.compiler.reset()
-        made = {name: passes(model, case.x) for name, model in subjects(case).items()}
+        asked = subjects(case)
+        made = {name: passes(model, case.x) for name, model in asked.items()}
         expected = case.model(case.x).detach()
         for stage in ("forward", "training"):
             print(f"\n{case.name}, {stage}: us a call, of which host")
@@ -138,6 +137,8 @@ def main() -> None:
             for name, times in found.items():
                 total, host = (median(each) for each in zip(*times, strict=True))
                 print(f"  {name:32} {total:8.1f} {host:8.1f}   {best / total:5.2f}x")
+        replays = fusewright.explain(asked["ours, reduce-overhead"]).replays
+        print("", *replays, sep="\n  ")
     print(f"\n{time.perf_counter() - began:.0f} s")
 
 

@@ -17,8 +17,10 @@ import torch
 from fusewright.runtime import library, tensor_cores
 
 Made = TypeVar("Made")
-# PyTorch allows one capture at a time in a process.
-_ONE_CAPTURE = threading.Lock()
+# PyTorch allows one capture at a time in a process, and no replay of another thread meanwhile: both
+# need the random generator.
+_ONE_AT_A_TIME = threading.RLock()
+_MENDING = 3
 
 # Settings of PyTorch that decide which kernels run. A graph is for one value of each.
 _GETTERS = tuple(
@@ -91,14 +93,13 @@ class CudaMemory:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._lock = threading.Lock()
         self._event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._stream: Any = None  # of the last replay
         self._handle = -1
         self._pool: Any = None
 
     def begin(self) -> None:
-        self._lock.acquire()
+        _ONE_AT_A_TIME.acquire()
         handle = library._fw_stream(self.device.index)
         if handle != self._handle:
             try:
@@ -106,7 +107,7 @@ class CudaMemory:
                 if self._stream is not None:
                     stream.wait_event(self._event)
             except BaseException:
-                self._lock.release()
+                _ONE_AT_A_TIME.release()
                 raise
             self._handle, self._stream = handle, stream
 
@@ -114,28 +115,24 @@ class CudaMemory:
         try:
             self._event.record(self._stream)
         finally:
-            self._lock.release()
+            _ONE_AT_A_TIME.release()
 
     def captured(self, build: Callable[[], Made]) -> tuple[Launched, Made]:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with _ONE_CAPTURE, torch.cuda.device(self.device), torch.cuda.stream(_side(self.device)):
+        with _ONE_AT_A_TIME, torch.cuda.device(self.device), torch.cuda.stream(_side(self.device)):
             # Else two graphs would share cuBLAS's memory of this stream, whatever their pools.
             _clear_cublas()
             # Other threads may allocate meanwhile.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
+                # Other threads may allocate meanwhile.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 made = build()
-            except BaseException:
-                with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
-                _mend(self.device, self._pool)
-                raise
-            try:
                 graph.capture_end()
-            except RuntimeError:
-                _mend(self.device, self._pool)
+            except BaseException:
+                _abandon(graph, self.device, self._pool)
+                _mend(self.device)
                 raise
             _clear_cublas()
         return graph, made
@@ -157,18 +154,42 @@ def _clear_cublas() -> None:
         clear()
 
 
-def _mend(device: torch.device, pool: Any) -> None:
-    """Let allocator and random generator go on after a capture that failed.
+def _abandon(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
+    """End a capture that failed. PyTorch ends its own part only if CUDA could end its part."""
+    end: Any = getattr(torch._C, "_cuda_endAllocateToPool", lambda *_: None)
+    with contextlib.suppress(RuntimeError):
+        graph.capture_end()
+    with contextlib.suppress(RuntimeError):  # it has ended
+        end(device.index, pool)
 
-    PyTorch ends their part of a capture only if CUDA could end its own. An empty capture ends that
-    of the generator.
+
+def _mend(device: torch.device) -> None:
+    """Let the random generator go on after a capture that failed: it still waits for the end.
+
+    An empty capture ends that. It may fail itself, because CUDA reports an error of the failed one
+    late. At last the generator gets a new state with the same numbers.
     """
-    end: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
-    if end is not None:
-        with contextlib.suppress(RuntimeError):  # it has ended
-            end(device.index, pool)
-    empty = torch.cuda.CUDAGraph()
-    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
-        warnings.simplefilter("ignore")  # that the graph is empty
-        empty.capture_begin(capture_error_mode="thread_local")
-        empty.capture_end()
+    generator = torch.cuda.default_generators[device.index]
+    for _ in range(_MENDING):
+        pool, empty = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the graph is empty
+            try:
+                empty.capture_begin(pool=pool, capture_error_mode="thread_local")
+                empty.capture_end()
+            except RuntimeError:
+                _abandon(empty, device, pool)
+        if _draws(generator, device):
+            return
+    generator.graphsafe_set_state(generator.clone_state())
+
+
+def _draws(generator: torch.Generator, device: torch.device) -> bool:
+    """Whether random numbers can be drawn. The generator stays as it is."""
+    before = generator.get_state()
+    try:
+        torch.empty(1, device=device).uniform_(generator=generator)
+    except RuntimeError:
+        return False
+    generator.set_state(before)
+    return True

@@ -197,7 +197,8 @@ class Replays:
     def _recorded(self, key: Hashable, tensors: list[Tensor], run: Run) -> Recorded | None:
         """A graph for this kind of call, if it is the second one."""
         with self._lock:
-            kind = (key, facts_of(tensors))
+            # Each thread warms up for itself: it has its own cuBLAS, which no capture can start.
+            kind = (key, facts_of(tensors), threading.get_ident())
             if kind not in self._seen:
                 self._seen.add(kind)
                 if len(self._seen) > MOST_KINDS:
