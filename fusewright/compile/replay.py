@@ -293,7 +293,7 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def _fresh(layouts: Sequence[Layout], device: torch.device) -> list[Tensor]:
-    empty = library._fw_empty_cuda
+    empty = library._fw_empty_cuda if device.type == "cuda" else None
     if empty is not None and device.index == library._fw_current_device():
         return [empty(*layout) for layout in layouts]  # 0.6 µs each
     return [library._fw_memory(*layout, device) for layout in layouts]
