@@ -122,6 +122,8 @@ class CudaMemory:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with _ONE_AT_A_TIME, torch.cuda.device(self.device), torch.cuda.stream(_side(self.device)):
+            # This thread's cuBLAS, which no capture could start.
+            torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
             # Else two graphs would share cuBLAS's memory of this stream, whatever their pools.
             _clear_cublas()
             # Other threads may allocate meanwhile.

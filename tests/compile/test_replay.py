@@ -89,6 +89,15 @@ def test_forwards_before_their_backwards(machines: HostMachines) -> None:
     assert_same(torch.autograd.grad(y.sum(), inputs[0]), first)
 
 
+def test_sizes_take_turns_in_training(machines: HostMachines) -> None:
+    model = mlp()
+    fast = fusewright.optimize(model, torch.randn(5, 6), **HOW)
+    for batch in (5, 3, 5, 3, 4, 4, 5, 3, 4):
+        x = torch.randn(batch, 6)
+        assert_same(trained(fast, x), trained(model, x))
+    assert machines.captures == 6 and machines.replays == 12
+
+
 def test_gradients_are_the_callers_own(machines: HostMachines) -> None:
     model = mlp()
     fast = fusewright.optimize(model, torch.randn(3, 6), **HOW)
@@ -272,6 +281,24 @@ def test_threads_share_a_module(machines: HostMachines) -> None:
     for each in threads:
         each.join()
     assert not wrong and machines.replays > 100
+
+
+def test_each_thread_warms_up_before_it_captures(machines: HostMachines) -> None:
+    fast = fusewright.optimize(mlp(), torch.randn(3, 6), **HOW)
+
+    def call() -> None:
+        with torch.no_grad():
+            fast(torch.randn(3, 6))
+
+    call()
+    counts = []
+    for _ in range(2):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        counts.append(machines.captures)
+    call()
+    assert counts[0] == 0 and machines.captures == 1
 
 
 class Twice(nn.Module):
