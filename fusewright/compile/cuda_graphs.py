@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -97,6 +98,7 @@ class CudaMemory:
         self._stream: Any = None  # of the last replay
         self._handle = -1
         self._pool: Any = None
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def begin(self) -> None:
         _ONE_AT_A_TIME.acquire()
@@ -118,7 +120,7 @@ class CudaMemory:
             _ONE_AT_A_TIME.release()
 
     def captured(self, build: Callable[[], Made]) -> tuple[Launched, Made]:
-        if self._pool is None:
+        if not self._graphs:  # PyTorch refuses a pool that it has begun to free
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with _ONE_AT_A_TIME, torch.cuda.device(self.device), torch.cuda.stream(_side(self.device)):
@@ -126,7 +128,6 @@ class CudaMemory:
             torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
             # Else two graphs would share cuBLAS's memory of this stream, whatever their pools.
             _clear_cublas()
-            # Other threads may allocate meanwhile.
             try:
                 # Other threads may allocate meanwhile.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -137,6 +138,7 @@ class CudaMemory:
                 _mend(self.device)
                 raise
             _clear_cublas()
+        self._graphs.add(graph)
         return graph, made
 
 

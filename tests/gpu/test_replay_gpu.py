@@ -200,6 +200,19 @@ def test_copies_and_parameters_that_move() -> None:
         torch.testing.assert_close(trained(fast, x), trained(model, x), rtol=1e-4, atol=1e-4)
 
 
+def test_the_only_graph_is_captured_again() -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    fast = fusewright.optimize(model, torch.randn(3, WIDTH, device="cuda"), mode="reduce-overhead")
+    x = torch.randn(3, WIDTH, device="cuda")
+    with torch.no_grad():
+        for _ in range(3):
+            for _ in range(3):
+                torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+            model[0].weight.data = torch.randn(WIDTH, WIDTH, device="cuda")
+    assert captures(fast) == 3 and "; other calls" not in str(fusewright.explain(fast))
+
+
 def test_memory_returns() -> None:
     x = torch.randn(256, 1024, device="cuda")
     layers = [nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU()]
