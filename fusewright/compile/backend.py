@@ -33,6 +33,7 @@ from fusewright.compile.execute import executed
 from fusewright.compile.explanation import GraphFacts, steps_of
 from fusewright.compile.module import Engine, kernels_of, loader
 from fusewright.compile.pipeline import Prepared, prepare_programs
+from fusewright.compile.replayed import REDUCE_OVERHEAD, Part, replayed_run
 from fusewright.compile.stages import Stages, logged
 from fusewright.emit.bundle import Arguments, ModuleBundle
 from fusewright.emit.flat import GRAPH, FlatCall, flat_text
@@ -42,8 +43,9 @@ from fusewright.ir.graph import Binding, ForwardOutput, Program, Symbol
 from fusewright.rewrite import rewrite
 from fusewright.runtime import library
 
-# Modes of torch.compile, and whether they measure schedules.
-_MODES = {"default": False, "max-autotune": True, "max-autotune-no-cudagraphs": True}
+# Modes of torch.compile.
+_TUNING = ("max-autotune", "max-autotune-no-cudagraphs")
+_MODES = ("default", REDUCE_OVERHEAD, *_TUNING)
 
 
 def backend(
@@ -55,7 +57,8 @@ def backend(
 ) -> Any:
     """Compile a graph for `torch.compile(model, backend="fusewright")`, which calls this.
 
-    The option `tune`, or the mode max-autotune, measures several schedules of each kernel.
+    The option `tune`, or the mode max-autotune, measures several schedules of each kernel. The mode
+    reduce-overhead replays CUDA graphs.
     """
     if mode not in _MODES:
         known = ", ".join(_MODES)
@@ -63,8 +66,9 @@ def backend(
     unknown = ", ".join(sorted(set(options or ()) - {"tune"}))
     if unknown:
         raise ProblemError(f"the back-end fusewright has no option {unknown}; it has tune")
-    tune = bool((options or {}).get("tune", _MODES[mode]))
-    return back_end(partial(compile_graph, tune=tune))(module, inputs)
+    tune = bool((options or {}).get("tune", mode in _TUNING))
+    compiled = partial(compile_graph, tune=tune, replays=mode == REDUCE_OVERHEAD)
+    return back_end(compiled)(module, inputs)
 
 
 @dataclass
@@ -94,16 +98,28 @@ class Traced:
         """The parts that Dynamo still holds."""
         return tuple(part for part, run in list(self.parts) if run() is not None)
 
+    @property
+    def replays(self) -> tuple[Part, ...]:
+        """Their CUDA graphs, in the mode that has them."""
+        found = [getattr(run(), "replays", None) for _, run in list(self.parts)]
+        return tuple(each for each in found if each is not None)
+
 
 def traced_backend(
-    module: fx.GraphModule, inputs: Sequence[Any], *, tune: bool, log: list[Traced]
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    tune: bool,
+    replays: bool = False,
+    log: list[Traced],
 ) -> Any:
     """The back-end of optimized modules. It notes each graph in the log."""
     engine, caller, reason = _caller()
     traced = Traced(_mode(caller), *arguments_in(module), break_after(module))
     # Dynamo has a reason if it compiled the function before. If only we did, ours counts.
     because = recompile_reason() or ("" if any(each.graphs for each in log) else reason)
-    found = back_end(partial(compile_graph, tune=tune, note=traced.add))(module, inputs)
+    compiled = partial(compile_graph, tune=tune, replays=replays, note=traced.add)
+    found = back_end(compiled)(module, inputs)
     log.append(traced)
     if engine is not None and because:
         engine.record.recompiled(type(caller).__name__, because)
@@ -133,11 +149,16 @@ Note = Callable[[str, Prepared | FusewrightError, Run], None]
 
 
 def compile_graph(
-    kind: str, module: fx.GraphModule, *, tune: bool = False, note: Note = lambda *facts: None
+    kind: str,
+    module: fx.GraphModule,
+    *,
+    tune: bool = False,
+    replays: bool = False,
+    note: Note = lambda *facts: None,
 ) -> Run:
     """One graph of AOTAutograd: forward, backward or inference. `note` learns how it went."""
     try:
-        return _compiled(kind, module, tune, note)
+        return _compiled(kind, module, tune, replays, note)
     except FusewrightError as error:
         words = f"PyTorch runs this {kind} graph, operator by operator: {error}"
         warnings.warn(words, RuntimeWarning, stacklevel=2)
@@ -146,7 +167,7 @@ def compile_graph(
         return run
 
 
-def _compiled(kind: str, module: fx.GraphModule, tune: bool, note: Note) -> Run:
+def _compiled(kind: str, module: fx.GraphModule, tune: bool, replays: bool, note: Note) -> Run:
     flat = flat_graph(module)
     device = _device(flat)
     tuning = logged if tune else None
@@ -163,7 +184,12 @@ def _compiled(kind: str, module: fx.GraphModule, tune: bool, note: Note) -> Run:
     driver: Run = executed(text, kernels, f"{kind} graph", {"math": math})[GRAPH]
     run = _with_constants(driver, flat.constants) if flat.constants else driver
     run = _with_passed(run, flat.passed) if flat.passed else run
-    run = _watched(run, driver, as_it_is(module) if kind == "inference" else run)
+    part = None
+    derived = as_it_is(module) if kind == "inference" else run
+    if replays:
+        run, part = replayed_run(kind, run, [each.inference for each in prepared.modes])
+    run = _watched(run, driver, derived)
+    run.replays = part  # type: ignore[attr-defined]
     note(kind, prepared, run)
     return run
 

@@ -12,6 +12,7 @@ from fusewright.capture.breaks import GraphBreak, breaks_in, limit_reached
 from fusewright.capture.source_location import of_expression
 from fusewright.compile.explanation import Explanation, GraphFacts, counted
 from fusewright.compile.module import FACTS, Engine, engine_of, original, original_class
+from fusewright.compile.replayed import REPLAYED
 from fusewright.compile.solution import dynamo_graphs
 from fusewright.errors import ProblemError
 
@@ -39,6 +40,7 @@ def explain(module: Any) -> Explanation:
         fallbacks=counted(record.fallbacks()),
         recompilations=counted(record.recompilations()),
         limit=limit_reached(original_class(module).forward),
+        replays=tuple(dict.fromkeys(_replays(module, engine))),
     )
 
 
@@ -58,6 +60,15 @@ def _graphs(module: nn.Module, engine: Engine) -> Iterator[GraphFacts]:
         yield from vars(mode).get(FACTS, ())
     for traced in dynamo_graphs(original_class(module)):
         yield from traced.graphs
+
+
+def _replays(module: nn.Module, engine: Engine) -> Iterator[str]:
+    for mode in list(engine.modes):
+        for part in vars(mode).get(REPLAYED, ()):
+            yield f"{'train' if mode.training else 'eval'} mode, {part}"
+    for traced in dynamo_graphs(original_class(module)):
+        for part in traced.replays:
+            yield f"{traced.mode} mode, captured by Dynamo, {part}"
 
 
 def placed(module: nn.Module, reason: str) -> str:

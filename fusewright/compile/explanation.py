@@ -93,7 +93,8 @@ class Explanation:
     modes without a graph, `fallbacks` calls that ran the original forward, and `recompilations`
     new kernels for a call: each with the reason, the last two with their number. `limit`: Dynamo
     has compiled forward this often, and runs the original forward for calls that need another
-    graph; None if it can compile more.
+    graph; None if it can compile more. `replays`, in the mode reduce-overhead: how many CUDA graphs
+    each part has, and why some calls have none.
     """
 
     model: str
@@ -105,6 +106,7 @@ class Explanation:
     fallbacks: tuple[tuple[str, int], ...]
     recompilations: tuple[tuple[str, int], ...]
     limit: int | None = None
+    replays: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -129,6 +131,8 @@ class Explanation:
         yield from _section("modes without a graph", (f"{m}: {why}" for m, why in self.left_out))
         yield from _section("calls that ran the original forward", _times(self.fallbacks))
         yield from _section("recompilations", _times(self.recompilations))
+        if self.replays:
+            yield from _section("CUDA graphs", self.replays)
         if self.limit is not None:
             often = f"torch.compile has compiled forward {self.limit} times, which is its limit"
             yield f"  {often}: a call that needs another graph runs the original forward"

@@ -31,6 +31,7 @@ from fusewright.compile.left_to_original import left_by_argument, left_to_origin
 from fusewright.compile.offered import Offers
 from fusewright.compile.owners import Modes, pin
 from fusewright.compile.record import Record
+from fusewright.compile.replayed import renewed
 from fusewright.emit.bundle import Arguments, ModuleBundle
 from fusewright.emit.text import module_text
 from fusewright.emit.types import output_types
@@ -320,7 +321,7 @@ class Engine:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         kept = (self.left_out, self.front, self.reason, frozenset(self.sketches), self.eager)
-        twin = Engine(self.specialise, tuple(self.modes), *kept)
+        twin = Engine(self.specialise, renewed(self.modes), *kept)
         twin.record, twin.source = self.record.for_a_copy(), self.source
         twin.look_at(self.beside)
         return twin

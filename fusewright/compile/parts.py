@@ -24,7 +24,8 @@ from fusewright.compile import module
 from fusewright.compile.call_kinds import kind_of_call
 from fusewright.compile.owners import owners_of
 from fusewright.compile.pipeline import MODES
-from fusewright.compile.solution import example_arguments, optimize
+from fusewright.compile.settings import example_arguments
+from fusewright.compile.solution import optimize
 from fusewright.errors import ProblemError
 
 Parts = str | type[nn.Module]
@@ -40,6 +41,7 @@ def optimize_parts(
     modes: Sequence[str] = MODES,
     tune: bool = False,
     check: bool = True,
+    mode: str = "default",
 ) -> nn.Module:
     """Let submodules of `model` run fused kernels, in place, and return the model.
 
@@ -51,6 +53,7 @@ def optimize_parts(
     args = example_arguments(example_inputs, example_kwargs)
     chosen = _chosen(model, parts if isinstance(parts, tuple | list) else (parts,))
     calls = _calls(model, args, dict(example_kwargs or {}), list(chosen))
+    how: dict[str, Any] = {"modes": modes, "tune": tune, "check": check, "mode": mode}
     made: dict[int, tuple[nn.Module, nn.Module]] = {}
     known: dict[str, nn.Module] = {}
     for path, part in chosen.items():
@@ -60,7 +63,7 @@ def optimize_parts(
             kind = _kind(part, *calls[path])
             fast = known.get(kind)
             if fast is None:
-                fast = optimize(part, *calls[path], modes=modes, tune=tune, check=check)
+                fast = optimize(part, *calls[path], **how)
                 known[kind] = fast
             made[id(part)] = part, fast
     for part, fast in made.values():  # all or none, if one cannot be optimized

@@ -13,7 +13,6 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from fusewright import debug
 from fusewright.build import Artifact
@@ -33,13 +32,14 @@ from fusewright.compile.functions import optimized_function
 from fusewright.compile.left_to_original import left_to_original
 from fusewright.compile.owners import Modes, owners_of, pin
 from fusewright.compile.pipeline import MODES, Prepared, prepare
+from fusewright.compile.replayed import wants_replays, with_replays
+from fusewright.compile.settings import Absent, example_arguments, refuse_other_settings
 from fusewright.compile.stages import logged
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans, without_gradients
 from fusewright.errors import (
     CaptureError,
     DeviceError,
     LeftToEagerError,
-    ProblemError,
     UnguardedError,
     first_line,
 )
@@ -150,13 +150,14 @@ def _autocast(device: torch.device) -> str:
     return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
 
 
-def drivers(solution: Solution) -> Modes:
-    """The programs of the module's text, with its kernels and what `explain` says of them."""
+def drivers(solution: Solution, replays: bool) -> Modes:
+    """The programs of the module's text, with its kernels and what `explain` says of them. If
+    `replays`, they are replayed by CUDA graphs where that is possible."""
     modes = module.load(solution.bundle, solution.kernels)
     for mode, plans in zip(modes, solution.bundle.modes, strict=True):
         vars(mode)[module.FACTS] = facts_of(plans, solution.bundle.autocast)
         mode.watched = solution.watched
-    return modes
+    return with_replays(modes, solution.bundle.modes) if replays else modes
 
 
 def _require_agreement(
@@ -178,6 +179,7 @@ def _specialise(
     changed: Sequence[str],
     *,
     check: bool = True,
+    replays: bool = False,
 ) -> Modes:
     """Programs for a call that fits none so far, in the current mode only."""
     mode = "train" if model.training else "eval"
@@ -185,7 +187,7 @@ def _specialise(
     solution = _trusted(model, args, kwargs, **settings)
     if check:
         _require_agreement(solution, model, args, kwargs)
-    return drivers(solution)
+    return drivers(solution, replays)
 
 
 def warn_of(solution: Solution, stacklevel: int, *, in_a_file: bool = False) -> None:
@@ -210,10 +212,6 @@ def told_once(solution: Solution) -> Iterator[None]:
         yield
 
 
-class _Absent:
-    """Stands for an argument that was not given."""
-
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -226,25 +224,27 @@ def optimize(
     modes: Sequence[str] = MODES,
     tune: bool = False,
     check: bool = True,
+    mode: str = "default",
 ) -> nn.Module: ...
 
 
 @overload
-def optimize(model: _Function, *, tune: bool = False) -> _Function: ...
+def optimize(model: _Function, *, tune: bool = False, mode: str = "default") -> _Function: ...
 
 
 @overload
-def optimize(*, tune: bool = False) -> Callable[[_Function], _Function]: ...
+def optimize(*, tune: bool = False, mode: str = "default") -> Callable[[_Function], _Function]: ...
 
 
 def optimize(
-    model: Any = _Absent,
-    example_inputs: Any = _Absent,
+    model: Any = Absent,
+    example_inputs: Any = Absent,
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     modes: Sequence[str] = MODES,
     tune: bool = False,
     check: bool = True,
+    mode: str = "default",
 ) -> Any:
     """A module that shares `model`'s parameters and runs its operators in fused kernels.
 
@@ -260,19 +260,21 @@ def optimize(
     copy of the model and on other values than the example's. If they differ, the original forward
     runs, with a warning.
 
+    The mode "reduce-overhead" replays CUDA graphs: for models that are bound by launches.
+
     A function needs no example: it is compiled at its first call, by torch.compile with our
     kernels. So `optimize` is a decorator of functions, too, with or without `tune`.
     """
-    if model is _Absent:
-        return functools.partial(optimize, tune=tune)
-    if not isinstance(model, nn.Module) and example_inputs is _Absent:
-        return optimized_function(model, tune=tune)
+    if model is Absent:
+        return functools.partial(optimize, tune=tune, mode=mode)
+    if not isinstance(model, nn.Module) and example_inputs is Absent:
+        return optimized_function(model, tune=tune, mode=mode)
     args = example_arguments(example_inputs, example_kwargs)
-    _refuse_other_settings(model, example_inputs, modes)
-    name = type(model).__name__
+    refuse_other_settings(model, example_inputs, modes)
+    name, replays = type(model).__name__, wants_replays(mode)
     tuning = logged if tune else None
-    front = functools.partial(_by_dynamo, tune=tune)
-    again = functools.partial(_specialise, name, check=check)
+    front = functools.partial(_by_dynamo, tune=tune, replays=replays)
+    again = functools.partial(_specialise, name, check=check, replays=replays)
     if left_to_original(model, args, example_kwargs or {}) is not None:
         return module.optimized(model, (), again, front=front)  # a call says why
     try:
@@ -287,19 +289,13 @@ def optimize(
         ours = front if error.by_dynamo else None
         return module.optimized(model, front=ours, reason=first_line(error), beside=error.beside)
     warn_of(solution, stacklevel=2)
-    return _module_of(solution, model, args, example_kwargs or {}, again, front)
-
-
-def example_arguments(inputs: Any, kwargs: Any) -> tuple[Any, ...]:
-    """The positional arguments of the example call."""
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        how = "pass several inputs as one tuple: optimize(model, (a, b))"
-        raise ProblemError(f"example_kwargs is of type {type(kwargs).__name__}; {how}")
-    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    pinned = pin(drivers(solution, replays), model)
+    return _module_of(solution, pinned, model, args, example_kwargs or {}, again, front)
 
 
 def _module_of(
     solution: Solution,
+    pinned: Modes,
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -309,7 +305,6 @@ def _module_of(
     """The optimized module with the programs of a solution. `again` makes those of other calls."""
     prepared = solution.prepared
     left_out = frozenset(mode for mode, _ in prepared.left_out) - prepared.eager
-    pinned = pin(drivers(solution), model)
     known = frozenset((sketch_of(model, args, kwargs),))
     fast = module.optimized(model, pinned, again, left_out, front, "", known, prepared.eager)
     engine = module.engine_of(fast)
@@ -367,10 +362,13 @@ def _trust(
 
 
 @functools.cache
-def _by_dynamo(kind: type[nn.Module], any_size: bool, state: Hashable, *, tune: bool) -> Any:
+def _by_dynamo(
+    kind: type[nn.Module], any_size: bool, state: Hashable, *, tune: bool, replays: bool
+) -> Any:
     """The forward of a class by way of Dynamo, which guards what it reads. There is one for each
     `state` of what Dynamo does not guard: code compiled by another back-end does not fit."""
-    ours = functools.partial(traced_backend, tune=tune, log=_LOGS.setdefault((kind, any_size), []))
+    log = _LOGS.setdefault((kind, any_size), [])
+    ours = functools.partial(traced_backend, tune=tune, replays=replays, log=log)
     return torch.compile(kind.forward, backend=ours, dynamic=True if any_size else None)
 
 
@@ -381,18 +379,3 @@ def dynamo_graphs(kind: type[nn.Module]) -> list[Traced]:
     """The graphs of a class that Dynamo has made and still holds. All its modules share them."""
     logs = [_LOGS.get((kind, any_size), []) for any_size in (False, True)]
     return [each for log in logs for each in list(log) if each.graphs]
-
-
-def _refuse_other_settings(model: Any, example_inputs: Any, modes: Any) -> None:
-    if not isinstance(model, nn.Module):
-        how = "for a function, leave the inputs out: optimize(function)"
-        raise ProblemError(f"optimize takes a torch.nn.Module, not {type(model).__name__}; {how}")
-    if example_inputs is _Absent:
-        how = "optimize(model, inputs), or optimize(model, (a, b))"
-        raise ProblemError(f"optimize needs an example of the model's inputs: {how}")
-    if any(is_lazy(each) for each in (*model.parameters(), *model.buffers())):
-        how = "call the model once first, which gives them their shapes"
-        raise ProblemError(f"{type(model).__name__} has lazy layers without shapes; {how}")
-    known = isinstance(modes, Sequence) and not isinstance(modes, str) and bool(modes)
-    if not known or not set(modes) <= set(MODES):
-        raise ProblemError(f'modes is {modes!r}; it is a tuple of "train", "eval" or both')
