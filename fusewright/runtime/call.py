@@ -47,8 +47,13 @@ def _fw_warn(reason: str) -> None:
         warnings.warn(f"the original forward runs: {reason}", RuntimeWarning, stacklevel=3)
 
 
-def _fw_laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with these strides; a copy only if it has others, or is a lazy view."""
+def _fw_laid_out(tensor: typing.Any, strides: tuple[int, ...]) -> typing.Any:
+    """The tensor with these strides; a copy only if it has others, or is a lazy view.
+
+    A gradient that nobody wants is None.
+    """
+    if tensor is None:
+        return None
     lazy = tensor.is_neg() or tensor.is_conj()
     if not lazy and (tensor.stride() == strides or _fw_same_strides(tensor, strides)):
         return tensor
@@ -67,7 +72,8 @@ def _fw_tangent(
     """The gradient of an output as the backward kernels read it; None means zeros."""
     if tangent is None:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
-    return _fw_laid_out(tangent, strides)
+    laid_out: torch.Tensor = _fw_laid_out(tangent, strides)
+    return laid_out
 
 
 def _fw_taken(
