@@ -8,6 +8,7 @@ from functools import cached_property
 
 from fusewright.emit import python, steps
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
+from fusewright.emit.joined import Part, joined
 from fusewright.emit.python import Scope, call, dims, layout, mentions, returned, row
 from fusewright.emit.steps import view_lines
 from fusewright.emit.wiring import FromInput, FromResult, Wiring
@@ -93,27 +94,18 @@ class Definition:
 def demands(plans: ProgramPlans, wiring: Wiring) -> Mapping[str, tuple[Plan, steps.Demands]]:
     """The plans that get a driver, by its kind, with the demands for their values.
 
-    Inference that runs no other steps than forward has no driver of its own.
+    Where inference and forward have much in common, one driver does both.
     """
-    found = {"inference": (plans.inference, steps.demands(plans.inference, one_by_one=False))}
+    alone = steps.demands(plans.inference, one_by_one=False)
+    found = {"inference": (plans.inference, alone)}
     if plans.backward is None:
         return found
-    forward = plans.forward
-    shared = steps.demands_with_saved(forward, wiring.results[wiring.n_inference :])
-    if not plans.has_layers and _runs(forward, shared) == _runs(*found["inference"]):
-        found = {"forward": (forward, shared)}
-    else:
-        found["forward"] = forward, steps.demands(forward, one_by_one=False)
+    found["forward"] = plans.forward, steps.demands(plans.forward, one_by_one=False)
+    results = wiring.results
+    parts = [Part(*found[kind], results[: wiring.n_inference]) for kind in ("forward", "inference")]
+    both = None if plans.has_layers else joined(*parts)
+    found = found if both is None else {"forward": both}
     return {**found, "backward": (plans.backward, steps.demands(plans.backward, one_by_one=True))}
-
-
-def _runs(plan: Plan, found: steps.Demands) -> set[object]:
-    """What runs if nothing is saved for backward."""
-    live = [step for step in plan.steps if found.condition(found.step(step)) == "True"]
-    return {
-        (each.kernel.name, each.inputs, each.outputs) if isinstance(each, Fused) else each.node
-        for each in live
-    }
 
 
 def drivers(mode: Mode) -> list[Definition]:
@@ -144,7 +136,7 @@ _DOCS = {
 def _driver(mode: Mode, kind: str) -> Definition:
     """The forward driver, or the inference driver without the values for backward."""
     plan, found = mode.demands[kind]
-    both = bool(found.always)
+    both = bool(found.apart)
     scope = mode.scope(plan)
     count = len(mode.wiring.results) if kind == "forward" else mode.wiring.n_inference
     values = [plan.outputs[position] for position in mode.wiring.results[:count]]
@@ -155,7 +147,7 @@ def _driver(mode: Mode, kind: str) -> Definition:
     freed = saved - {each.name for each in plan.inputs} - set(map(str, values[:n_inference]))
     lines = steps.step_lines(plan, found, scope, mode.wrappers, laid_out, kept, freed)
     body = steps.without_last_deletions(lines)
-    makers = {name: step for step in plan.steps for name in step.outputs}
+    defined = steps.always_defined(plan, found)
     views = {step.name for step in plan.steps if isinstance(step, View)}
     literals = {node.name for node in steps.literals_of(plan)}
     given = []
@@ -167,8 +159,7 @@ def _driver(mode: Mode, kind: str) -> Definition:
             text += ".clone()"  # We keep the original, or overwrite it.
         elif index < mode.wiring.n_outputs and value in views:
             text += ".detach()"  # The caller may change an output in place, but not a view.
-        always = value not in makers or found.condition(found.step(makers[value])) == "True"
-        if value in saved and not (always and text == scope[value]):
+        if value in saved and not (value in defined and text == scope[value]):
             text += f" if {steps.SAVES} else None"
         given.append(text)
     variables = [scope[each.name] for each in plan.inputs]

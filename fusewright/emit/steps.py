@@ -30,17 +30,19 @@ SAVES = "saves"
 class Demands:
     """For each value the outputs that depend on it. `everything` is the set of all outputs.
 
-    `names` are variables for sets of several outputs, `lines` their definitions. What an output of
-    `always` depends on is always wanted.
+    `names` are variables for sets of several outputs, `lines` their definitions. Where two plans
+    are joined, `apart` says for each step, by its id, which of them run it.
     """
 
     of: Mapping[str, Demand]
     everything: Demand
-    always: Demand = frozenset()
+    apart: Mapping[int, Demand] = field(default_factory=dict)
     names: Mapping[Demand, str] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
 
     def step(self, step: Step) -> Demand:
+        if id(step) in self.apart:
+            return self.apart[id(step)]
         if not isinstance(step, Fused) and step.node.effect:
             return self.everything
         return frozenset().union(*(self.of.get(name, frozenset()) for name in step.outputs))
@@ -49,7 +51,7 @@ class Demands:
         """Whether one of these outputs is wanted, as an expression."""
         if not demand:
             return "False"
-        if demand == self.everything or not demand.isdisjoint(self.always):
+        if demand == self.everything:
             return "True"
         return self.names.get(demand) or " or ".join(f"need[{at}]" for at in sorted(demand))
 
@@ -86,21 +88,6 @@ def demands(plan: Plan, one_by_one: bool) -> Demands:
     unions = [_union(each, near, names) for each, near in zip(named, before, strict=True)]
     lines = tuple(f"{names[each]} = {text}" for each, text in zip(named, unions, strict=True))
     return replace(found, names=names, lines=lines)
-
-
-def demands_with_saved(plan: Plan, saved: Iterable[int]) -> Demands:
-    """The same for forward: which values inference needs, and which only what is `saved` needs."""
-    of: dict[str, Demand] = {}
-    only = frozenset(saved)
-    for position, output in enumerate(plan.outputs):
-        if isinstance(output, str):
-            of[output] = of.get(output, frozenset()) | {int(position in only)}
-    found = Demands(of, frozenset({0, 1}), _INFERENCE, {_SAVED: SAVES})
-    _spread(found, of, plan)
-    return found
-
-
-_INFERENCE, _SAVED = frozenset({0}), frozenset({1})
 
 
 def _spread(found: Demands, of: dict[str, Demand], plan: Plan) -> set[Demand]:
@@ -143,9 +130,9 @@ def _union(demand: Demand, smaller: Sequence[Demand], names: Mapping[Demand, str
 
 def wants(step: Fused, found: Demands) -> tuple[Demand, ...] | None:
     """The demand for each output, or None if all are wanted whenever the kernel runs."""
-    each = tuple(found.of.get(name, frozenset()) for name in step.outputs)
-    whole = found.condition(found.step(step))
-    return None if all(found.condition(demand) == whole for demand in each) else each
+    whole = found.step(step)
+    each = tuple(found.of.get(name, frozenset()) & whole for name in step.outputs)
+    return None if all(demand == whole for demand in each) else each
 
 
 def _flags(step: Step, wanted: Iterable[Demand], found: Demands) -> list[str]:
@@ -178,26 +165,66 @@ def step_lines(
     """All steps as lines. `laid_out` values must have their spec's strides; `kept` ones stay, and
     `saved` ones if the driver's parameter says so."""
     live = [step for step in plan.steps if found.step(step)]
-    last = {name: index for index, step in enumerate(live) for name in _mentions(step)}
+    conditions = [found.condition(found.step(step)) for step in live] + ["True"]
     specs = dict(plan.specs)
     small = _small(plan, specs)
-    kept, saved = kept | small, saved - small
+    ends = _Ends(found, scope, kept | small, saved - small)
+    ended = ends.by_step(live, conditions)
     lines: list[str] = []
-    open_condition = "True"
-    for index, step in enumerate(live):
-        wanted = found.condition(found.step(step))
+    open_condition, later = "True", list[str]()
+    for step, wanted, after, (names, others) in zip(
+        live, conditions, conditions[1:], ended, strict=False
+    ):
         if wanted != open_condition and wanted != "True":
-            lines.append(f"if {wanted}:")
+            alternative = open_condition != "True" and wanted == f"not {open_condition}"
+            lines.append("else:" if alternative else f"if {wanted}:")
         open_condition = wanted
-        own = _one_step(specs, step, found, scope, wrappers, laid_out)
-        empty = _empty(step, found)
-        ended = [name for name in _mentions(step) if last[name] == index and name not in empty]
-        gone = [scope[name] for name in ended if name not in kept]
-        own += [f"del {', '.join(gone)}"] if gone else []
-        freed = [scope[name] for name in ended if name in saved and wanted == "True"]
-        own += [f"{name} = {name} if {SAVES} else None" for name in freed]
+        own = _one_step(specs, step, found, scope, wrappers, laid_out) + ends.lines(names)
         lines += own if wanted == "True" else indented(own)
+        later += others
+        if after == "True":
+            lines += ends.lines(later)
+            later = []
     return lines
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """Which values are deleted where: not those that are `kept`. Those that are `saved` go where
+    inference runs."""
+
+    found: Demands
+    scope: Scope
+    kept: frozenset[str]
+    saved: frozenset[str]
+
+    def by_step(
+        self, live: Sequence[Step], conditions: Sequence[str]
+    ) -> list[tuple[list[str], list[str]]]:
+        """For each step the values whose last use it is, and those of them that steps of another
+        condition use, too: they end behind the conditions."""
+        last: dict[str, int] = {}
+        under: dict[str, set[str]] = {}
+        for index, step in enumerate(live):
+            for name in _mentions(step):
+                last[name] = index
+                under.setdefault(name, set()).add(conditions[index])
+        ended: list[tuple[list[str], list[str]]] = []
+        for index, step in enumerate(live):
+            empty = _empty(step, self.found)
+            names = [n for n in _mentions(step) if last[n] == index and n not in empty]
+            mixed = {n for n in names if self.found.apart and len(under[n]) > 1}
+            ended.append(([n for n in names if n not in mixed], [n for n in names if n in mixed]))
+        return ended
+
+    def lines(self, names: Sequence[str]) -> list[str]:
+        gone = [self.scope[name] for name in names if name not in self.kept]
+        freed = [self.scope[name] for name in names if self._is_freed(name)]
+        made = [f"del {', '.join(gone)}"] if gone else []
+        return [*made, *(f"{name} = {name} if {SAVES} else None" for name in freed)]
+
+    def _is_freed(self, name: str) -> bool:
+        return name in self.saved and self.found.condition(self.found.of[name]) == "True"
 
 
 def _small(plan: Plan, specs: Mapping[str, TensorSpec]) -> frozenset[str]:
@@ -245,10 +272,21 @@ def _kernel_lines(step: Fused, found: Demands, scope: Scope, wrapper: WrapperCal
 
 
 def _empty(step: Step, found: Demands) -> frozenset[str]:
-    """Outputs of a kernel that hold no memory where they are not saved: they are not asked for."""
+    """Outputs of a kernel that hold no memory, because they were not asked for."""
     outputs = step.outputs if isinstance(step, Fused) else ()
-    wanted = ((name, found.of.get(name, frozenset())) for name in outputs)
-    return frozenset(name for name, of in wanted if found.condition(of) in ("False", SAVES))
+    wanted = [(name, found.of.get(name, frozenset())) for name in outputs]
+    if found.apart and found.step(step) == found.everything:
+        return frozenset(name for name, of in wanted if of != found.everything)
+    return frozenset(name for name, of in wanted if not of)
+
+
+def always_defined(plan: Plan, found: Demands) -> frozenset[str]:
+    """The inputs, and the values that steps without a condition make, or those of either branch."""
+    of: dict[str, Demand] = {each.name: found.everything for each in plan.inputs}
+    for step in plan.steps:
+        for name in step.outputs:
+            of[name] = of.get(name, frozenset()) | found.step(step)
+    return frozenset(name for name, demand in of.items() if demand == found.everything)
 
 
 def without_last_deletions(lines: Sequence[str]) -> list[str]:

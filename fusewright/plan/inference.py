@@ -38,8 +38,8 @@ def with_kernels_of(forward: Plan, inference: Plan, sizes: Sizes) -> Plan:
 
 
 def _covers(maker: Fused, step: Fused, sizes: Sizes) -> bool:
-    """Whether the kernel of `maker` is that of `step` with further outputs, and little else."""
-    if maker.inputs != step.inputs or not set(step.outputs) < set(maker.outputs):
+    """Whether the kernel of `maker` is that of `step`, or has further outputs and little else."""
+    if maker.inputs != step.inputs or not set(step.outputs) <= set(maker.outputs):
         return False
     loops = loop_of(maker.kernel), loop_of(step.kernel)
     if loops[0] is None or loops[1] is None or level(loops[0]).phases != level(loops[1]).phases:

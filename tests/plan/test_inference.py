@@ -11,8 +11,10 @@ from torch import nn
 
 import fusewright
 from fusewright.compile import planning
+from fusewright.compile.module import arguments_of
 from fusewright.compile.pipeline import prepare
-from fusewright.emit.bundle import ProgramPlans
+from fusewright.emit.bundle import ModuleBundle, ProgramPlans
+from fusewright.emit.text import module_text
 from fusewright.ir.loop import LoopKernel, Store
 from fusewright.plan.inference import with_kernels_of
 from fusewright.plan.steps import Fused
@@ -83,3 +85,19 @@ def test_what_is_not_saved_is_not_missed(name: str, monkeypatch: pytest.MonkeyPa
         model(theirs).square().sum().backward()
         close(mine.grad, theirs.grad, 1e-4)
     assert fast.explain()
+
+
+def test_forward_does_inference_where_they_have_steps_in_common(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Max pooling stores where its maxima are, for backward alone; the rest is common."""
+    monkeypatch.setattr(planning, "_skips_stores", lambda target: True)
+    make, shape = MODELS["pool"]
+    model, args = make(), (torch.randn(shape),)
+    made = prepare(model, args, device=torch.device("cpu"), target=Target.host())
+    bundle = ModuleBundle("pool", "host", made.source, arguments_of(model, args), made.modes)
+    text = module_text(bundle)
+    assert "def _forward(" in text.drivers and "saves=True):" in text.drivers
+    assert "def _inference" not in text.drivers
+    assert "return _forward(*tensors, saves=False)[:1]" in text.tables
+    assert "    if saves:\n" in text.drivers and "    else:\n" in text.drivers
