@@ -324,7 +324,8 @@ def _call_lines(step: Call, scope: Scope, found: Demands, strides: Mapping[str, 
         return _laid_out(call(scope[step.outputs[0]], callee, args), step, strides)
     targets = [scope[name] if name else "_" for name in step.outputs]
     # There may be more results, and `_` must not keep them alive.
-    lines = [f"{each}[:{len(targets)}]" for each in call(", ".join(targets), callee, args)]
+    which = "0" if len(targets) == 1 else f":{len(targets)}"
+    lines = [f"{each}[{which}]" for each in call(", ".join(targets), callee, args)]
     lines += ["del _"] if "_" in targets else []
     results = {scope[name]: text for name, text in strides.items()}
     return [*lines, *(f"{name} = _fw_laid_out({name}, {text})" for name, text in results.items())]
