@@ -48,10 +48,7 @@ def _fw_warn(reason: str) -> None:
 
 
 def _fw_laid_out(tensor: typing.Any, strides: tuple[int, ...]) -> typing.Any:
-    """The tensor with these strides; a copy only if it has others, or is a lazy view.
-
-    A gradient that nobody wants is None.
-    """
+    """The tensor with these strides; a copy if it has others, or is a lazy view. None stays."""
     if tensor is None:
         return None
     lazy = tensor.is_neg() or tensor.is_conj()
@@ -68,12 +65,11 @@ def _fw_tangent(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     device: torch.device,
-) -> torch.Tensor:
+) -> typing.Any:
     """The gradient of an output as the backward kernels read it; None means zeros."""
     if tangent is None:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
-    laid_out: torch.Tensor = _fw_laid_out(tangent, strides)
-    return laid_out
+    return _fw_laid_out(tangent, strides)
 
 
 def _fw_taken(
