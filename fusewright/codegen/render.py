@@ -90,7 +90,7 @@ def _kernels(
         own = [each for each in with_math if group[each.name].math is each]
         others = {group[each.name].math.name for each in with_math if each not in own}
         known = [f"Its arithmetic is that of {' and '.join(sorted(others))}."] if others else []
-        lines += ["", *_commented([*part.comment, *known])]
+        lines += ["", *_commented([*_joined(part.comment), *known])]
         for each in own:
             lines += [f"struct {each.name} {{", *indented(each.math), "};"]
     return [*lines, "", f"}}  // namespace {MATH}"]
@@ -103,6 +103,15 @@ def _summary(part: Rendered) -> str:
 def _as_another(part: Rendered, before: Rendered) -> str:
     own, other = (each.comment[0].partition(":")[0] for each in (part, before))
     return f"{own}: as {other}; {part.comment[-1]}"
+
+
+def _joined(lines: Sequence[str]) -> list[str]:
+    """A kernel's comment. Its first line, and its last with sizes and counts, are one if that is
+    short enough."""
+    first, *rest = lines
+    whole = f"{first}; {rest[-1]}" if rest else first
+    fits = len(comment(whole)) + len("// ") <= COLUMNS
+    return [whole, *rest[:-1]] if fits else [*lines]
 
 
 def _after_blank(lines: Sequence[str]) -> list[str]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fusewright.emit import python, steps
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
+from fusewright.emit.joined import Part, joined
 from fusewright.emit.python import Scope, call, device_kind, dims, layout, mentions, returned, row
 from fusewright.emit.steps import view_lines
 from fusewright.emit.wiring import FromInput, FromResult, Wiring
 from fusewright.errors import GraphError
 from fusewright.plan.steps import Fused, Plan, View
 
-# Stands for the name of the mode's table of saved layouts.
-SAVED = "_SAVED_"
+# Stand for the names of the mode's table of saved layouts, and of its forward.
+SAVED, FORWARD = "_SAVED_", "_FORWARD_"
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ class Mode:
     @property
     def name(self) -> str:
         return self.plans.name
+
+    @cached_property
+    def demands(self) -> Mapping[str, tuple[Plan, steps.Demands]]:
+        """The plans with a driver of their own, each with the demands for its values."""
+        return demands(self.plans, self.wiring)
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -65,16 +72,35 @@ class Mode:
 
 @dataclass(frozen=True)
 class Definition:
-    """A function's text. Modes with the same text share the function."""
+    """A function's text. Modes with the same text share the function. If it is `plain`, it says
+    nothing about the model."""
 
     kind: str
     parameters: Sequence[str]
     doc: str
     body: Sequence[str]
+    plain: bool = False
 
     @property
     def text(self) -> str:
         return "\n".join([*self.parameters, self.doc, *self.body])
+
+
+def demands(plans: ProgramPlans, wiring: Wiring) -> Mapping[str, tuple[Plan, steps.Demands]]:
+    """The plans that get a driver, by its kind, with the demands for their values.
+
+    Where inference and forward have much in common, one driver does both.
+    """
+    alone = steps.demands(plans.inference, one_by_one=False)
+    found = {"inference": (plans.inference, alone)}
+    if plans.backward is None:
+        return found
+    found["forward"] = plans.forward, steps.demands(plans.forward, one_by_one=False)
+    results = wiring.results
+    parts = [Part(*found[kind], results[: wiring.n_inference]) for kind in ("forward", "inference")]
+    both = None if plans.has_layers else joined(*parts)
+    found = found if both is None else {"forward": both}
+    return {**found, "backward": (plans.backward, steps.demands(plans.backward, one_by_one=True))}
 
 
 def drivers(mode: Mode) -> list[Definition]:
@@ -82,13 +108,21 @@ def drivers(mode: Mode) -> list[Definition]:
     backward = mode.plans.backward
     if backward is None:
         return [_driver(mode, "inference")]
-    both = [_driver(mode, "inference"), _driver(mode, "forward")]
-    return [*both, *_backward(mode, backward)]
+    own = "inference" in mode.demands
+    inference = _driver(mode, "inference") if own else _by_forward(mode)
+    return [_driver(mode, "forward"), inference, *_backward(mode, backward)]
+
+
+def _by_forward(mode: Mode) -> Definition:
+    """Inference as a call of forward."""
+    body = [f"return {FORWARD}(*tensors, {steps.SAVES}=False)[:{mode.wiring.n_inference}]"]
+    return Definition("inference", ["*tensors"], _DOCS["inference"], body, plain=True)
 
 
 _DOCS = {
     "inference": "The model without gradients, step by step.",
     "forward": "The outputs, then the values that backward reads.",
+    "both": "The outputs, then the values that backward reads; without gradients, not `saves`.",
     "backward": "A gradient for each input of forward, None for those not in `need`.",
     "saved": "The layouts in which backward reads its values; None for any.",
 }
@@ -96,14 +130,19 @@ _DOCS = {
 
 def _driver(mode: Mode, kind: str) -> Definition:
     """The forward driver, or the inference driver without the values for backward."""
-    plan = mode.plans.forward if kind == "forward" else mode.plans.inference
-    found = steps.demands(plan, one_by_one=False)
+    plan, found = mode.demands[kind]
+    both = bool(found.apart)
     scope = mode.scope(plan)
     count = len(mode.wiring.results) if kind == "forward" else mode.wiring.n_inference
     values = [plan.outputs[position] for position in mode.wiring.results[:count]]
     kept = frozenset(each.name for each in plan.inputs) | frozenset(map(str, values))
     laid_out = steps.read_by_loops(plan, map(str, values[mode.wiring.n_inference :]))
-    body = steps.step_lines(plan, found, scope, mode.wrappers, laid_out, kept)
+    n_inference = mode.wiring.n_inference
+    saved = frozenset(map(str, values[n_inference:])) if both else frozenset[str]()
+    freed = saved - {each.name for each in plan.inputs} - set(map(str, values[:n_inference]))
+    lines = steps.step_lines(plan, found, scope, mode.wrappers, laid_out, kept, freed)
+    body = steps.without_last_deletions(lines)
+    defined = steps.always_defined(plan, found)
     views = {step.name for step in plan.steps if isinstance(step, View)}
     literals = {node.name for node in steps.literals_of(plan)}
     given = []
@@ -115,17 +154,20 @@ def _driver(mode: Mode, kind: str) -> Definition:
             text += ".clone()"  # We keep the original, or overwrite it.
         elif index < mode.wiring.n_outputs and value in views:
             text += ".detach()"  # The caller may change an output in place, but not a view.
+        if value in saved and not (value in defined and text == scope[value]):
+            text += f" if {steps.SAVES} else None"
         given.append(text)
     variables = [scope[each.name] for each in plan.inputs]
     body = mode.read_symbols(variables, body) + body + returned(given)
     parameters = [*variables, *([f"{steps.IN_PLACE}=False"] if mode.wiring.mutations else [])]
-    return Definition(kind, parameters, _DOCS[kind], body)
+    parameters += [f"{steps.SAVES}=True"] if both else []
+    return Definition(kind, parameters, _DOCS["both" if both else kind], body)
 
 
 def _backward(mode: Mode, plan: Plan) -> list[Definition]:
     """The table of layouts, and the driver. Its `values` are the saved tensors, then the
     tangents."""
-    found = steps.demands(plan, one_by_one=True)
+    _, found = mode.demands["backward"]
     scope = mode.scope(plan)
     n_saved = len(mode.wiring.saved)
     if len(plan.inputs) != n_saved + len(mode.wiring.tangents):

@@ -29,8 +29,8 @@ _MODEL_NEW = '''
 class ModelNew({base}):
     """{base} with its operators in the kernels above; everything else is inherited.
 
-    A call runs the functions above that fit it: inference, or forward and backward if gradients
-    are wanted. A call that fits none runs the original forward, with a warning that says why.
+    A call runs the functions above that fit its mode, and backward if gradients are wanted. A call
+    that fits none runs the original forward, with a warning that says why.
     """
 
     def forward(self, *args, **kwargs):

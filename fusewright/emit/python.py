@@ -20,7 +20,7 @@ from fusewright.errors import GraphError
 from fusewright.ir.graph import Arg, Dim, Node, Ratio, Ref, Symbolic, TensorSpec
 
 # Local names in our own lines.
-_OURS = frozenset({"torch", "device", "need", "values", "sizes", "module", "leaves", "want", "o"})
+_OURS = frozenset("torch device need values sizes module leaves want in_place saves o _".split())
 _TAKEN = _OURS | frozenset(keyword.kwlist) | frozenset(dir(builtins))
 _RESERVED = re.compile(r"_fw|fw_|custom_|need_\d", re.IGNORECASE)
 # Longer names are cut, so that lines stay readable.
@@ -203,13 +203,14 @@ def indented(lines: Iterable[str], levels: int = 1) -> list[str]:
 
 
 def function(name: str, parameters: Sequence[str], doc: str, body: Sequence[str]) -> list[str]:
-    """A function definition after two blank lines."""
+    """A function definition after two blank lines. `doc` may be empty."""
+    head = ["", "", f"def {name}({', '.join(parameters)}):"]
     text = f'"""{plain(doc)}'
     if len(text) + 7 > COLUMNS:
         body = [*textwrap.wrap(text, COLUMNS - 10), '"""', *body]
-    else:
+    elif doc:
         body = [f'{text}"""', *body]
-    return ["", "", f"def {name}({', '.join(parameters)}):", *indented(body)]
+    return [*head, *indented(body)]
 
 
 def mentions(lines: Iterable[str], name: str) -> bool:

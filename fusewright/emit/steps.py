@@ -19,23 +19,30 @@ from fusewright.plan.steps import Call, Fused, Plan, Step, View, inputs_of
 Demand = frozenset[int]
 LITERAL = "literal"
 SMALL_BYTES = 65536
-# The parameter of a driver that lets kernels write new values into the buffers themselves.
-IN_PLACE = "fw_in_place"
+# The parameter of a driver, and of a kernel's function, that lets kernels write new values into the
+# buffers themselves.
+IN_PLACE = "in_place"
+# The parameter of forward that asks for the values that backward reads.
+SAVES = "saves"
 
 
 @dataclass(frozen=True)
 class Demands:
     """For each value the outputs that depend on it. `everything` is the set of all outputs.
 
-    `names` are variables for sets of several outputs, `lines` their definitions.
+    `names` are variables for sets of several outputs, `lines` their definitions. Where two plans
+    are joined, `apart` says for each step, by its id, which of them run it.
     """
 
     of: Mapping[str, Demand]
     everything: Demand
+    apart: Mapping[int, Demand] = field(default_factory=dict)
     names: Mapping[Demand, str] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
 
     def step(self, step: Step) -> Demand:
+        if id(step) in self.apart:
+            return self.apart[id(step)]
         if not isinstance(step, Fused) and step.node.effect:
             return self.everything
         return frozenset().union(*(self.of.get(name, frozenset()) for name in step.outputs))
@@ -74,6 +81,18 @@ def demands(plan: Plan, one_by_one: bool) -> Demands:
             of[output] = of.get(output, frozenset()) | mark
     everything = frozenset().union(*of.values()) or frozenset({0})
     found = Demands(of, everything)
+    sets = _spread(found, of, plan)
+    named = sorted((each for each in sets if len(each) > 2 and each != everything), key=_by_size)
+    names = {each: f"need_{at + 1}" for at, each in enumerate(named)}
+    before = [named[max(0, at - _EARLIER) : at] for at in range(len(named))]
+    unions = [_union(each, near, names) for each, near in zip(named, before, strict=True)]
+    lines = tuple(f"{names[each]} = {text}" for each, text in zip(named, unions, strict=True))
+    return replace(found, names=names, lines=lines)
+
+
+def _spread(found: Demands, of: dict[str, Demand], plan: Plan) -> set[Demand]:
+    """Enter what each value of the plan is needed for into `of`, the table of `found`. Returns the
+    sets of outputs that occur."""
     sets = set()
     for step in reversed(plan.steps):
         wanted = found.step(step)
@@ -82,13 +101,7 @@ def demands(plan: Plan, one_by_one: bool) -> Demands:
             of[name] = wanted  # The kernel itself needs it.
         for name in inputs_of(step):
             of[name] = of.get(name, frozenset()) | wanted
-    sets.update(of.values())
-    named = sorted((each for each in sets if len(each) > 2 and each != everything), key=_by_size)
-    names = {each: f"need_{at + 1}" for at, each in enumerate(named)}
-    before = [named[max(0, at - _EARLIER) : at] for at in range(len(named))]
-    unions = [_union(each, near, names) for each, near in zip(named, before, strict=True)]
-    lines = tuple(f"{names[each]} = {text}" for each, text in zip(named, unions, strict=True))
-    return replace(found, names=names, lines=lines)
+    return sets | set(of.values())
 
 
 def _by_size(demand: Demand) -> tuple[int, list[int]]:
@@ -117,8 +130,9 @@ def _union(demand: Demand, smaller: Sequence[Demand], names: Mapping[Demand, str
 
 def wants(step: Fused, found: Demands) -> tuple[Demand, ...] | None:
     """The demand for each output, or None if all are wanted whenever the kernel runs."""
-    each = tuple(found.of.get(name, frozenset()) for name in step.outputs)
-    return None if all(demand == found.step(step) for demand in each) else each
+    whole = found.step(step)
+    each = tuple(found.of.get(name, frozenset()) & whole for name in step.outputs)
+    return None if all(demand == whole for demand in each) else each
 
 
 def _flags(step: Step, wanted: Iterable[Demand], found: Demands) -> list[str]:
@@ -131,12 +145,12 @@ def _flags(step: Step, wanted: Iterable[Demand], found: Demands) -> list[str]:
 class WrapperCall:
     """How a kernel is called: the wrapper's name, and the symbols that follow the tensors.
 
-    `targets` pairs a keyword of the wrapper with the value whose memory that output may use.
+    `in_place`: whether outputs may overwrite inputs, if the driver may do so.
     """
 
     name: str
     symbols: tuple[str, ...]
-    targets: tuple[tuple[str, str], ...] = ()
+    in_place: bool = False
 
 
 def step_lines(
@@ -146,24 +160,71 @@ def step_lines(
     wrappers: Mapping[Fused, WrapperCall],
     laid_out: frozenset[str],
     kept: frozenset[str],
+    saved: frozenset[str] = frozenset(),
 ) -> list[str]:
-    """All steps as lines. `laid_out` values must have their spec's strides; `kept` ones stay."""
+    """All steps as lines. `laid_out` values must have their spec's strides; `kept` ones stay, and
+    `saved` ones if the driver's parameter says so."""
     live = [step for step in plan.steps if found.step(step)]
-    last = {name: index for index, step in enumerate(live) for name in _mentions(step)}
+    conditions = [found.condition(found.step(step)) for step in live] + ["True"]
     specs = dict(plan.specs)
-    kept |= _small(plan, specs)
+    small = _small(plan, specs)
+    ends = _Ends(found, scope, kept | small, saved - small)
+    ended = ends.by_step(live, conditions)
     lines: list[str] = []
-    open_condition = "True"
-    for index, step in enumerate(live):
-        wanted = found.condition(found.step(step))
+    open_condition, later = "True", list[str]()
+    for step, wanted, after, (names, others) in zip(
+        live, conditions, conditions[1:], ended, strict=False
+    ):
         if wanted != open_condition and wanted != "True":
-            lines.append(f"if {wanted}:")
+            alternative = open_condition != "True" and wanted == f"not {open_condition}"
+            lines.append("else:" if alternative else f"if {wanted}:")
         open_condition = wanted
-        own = _one_step(specs, step, found, scope, wrappers, laid_out)
-        ended = [name for name in _mentions(step) if last[name] == index and name not in kept]
-        own += [f"del {', '.join(scope[name] for name in ended)}"] if ended else []
+        own = _one_step(specs, step, found, scope, wrappers, laid_out) + ends.lines(names)
         lines += own if wanted == "True" else indented(own)
+        later += others
+        if after == "True":
+            lines += ends.lines(later)
+            later = []
     return lines
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """Which values are deleted where: not those that are `kept`. Those that are `saved` go where
+    inference runs."""
+
+    found: Demands
+    scope: Scope
+    kept: frozenset[str]
+    saved: frozenset[str]
+
+    def by_step(
+        self, live: Sequence[Step], conditions: Sequence[str]
+    ) -> list[tuple[list[str], list[str]]]:
+        """For each step the values whose last use it is, and those of them that steps of another
+        condition use, too: they end behind the conditions."""
+        last: dict[str, int] = {}
+        under: dict[str, set[str]] = {}
+        for index, step in enumerate(live):
+            for name in _mentions(step):
+                last[name] = index
+                under.setdefault(name, set()).add(conditions[index])
+        ended: list[tuple[list[str], list[str]]] = []
+        for index, step in enumerate(live):
+            empty = _empty(step, self.found)
+            names = [n for n in _mentions(step) if last[n] == index and n not in empty]
+            mixed = {n for n in names if self.found.apart and len(under[n]) > 1}
+            ended.append(([n for n in names if n not in mixed], [n for n in names if n in mixed]))
+        return ended
+
+    def lines(self, names: Sequence[str]) -> list[str]:
+        gone = [self.scope[name] for name in names if name not in self.kept]
+        freed = [self.scope[name] for name in names if self._is_freed(name)]
+        made = [f"del {', '.join(gone)}"] if gone else []
+        return [*made, *(f"{name} = {name} if {SAVES} else None" for name in freed)]
+
+    def _is_freed(self, name: str) -> bool:
+        return name in self.saved and self.found.condition(self.found.of[name]) == "True"
 
 
 def _small(plan: Plan, specs: Mapping[str, TensorSpec]) -> frozenset[str]:
@@ -195,13 +256,8 @@ def _one_step(
         case View():
             return view_lines(step, scope)
         case Call():
-            lines = _call_lines(step, scope, found)
-            for name in (each for each in step.outputs if each in laid_out):
-                strides = python.dims(specs[name].strides)
-                line = f"{scope[name]} = _fw_laid_out({scope[name]}, {strides})"
-                test = f"if {scope[name]} is not None:"
-                lines += [test, *indented([line])] if step.node.is_masked else [line]
-            return lines
+            strides = {e: python.dims(specs[e].strides) for e in step.outputs if e in laid_out}
+            return _call_lines(step, scope, found, strides)
 
 
 def _kernel_lines(step: Fused, found: Demands, scope: Scope, wrapper: WrapperCall) -> list[str]:
@@ -210,9 +266,35 @@ def _kernel_lines(step: Fused, found: Demands, scope: Scope, wrapper: WrapperCal
     each = wants(step, found)
     if each is not None:
         args.append(f"want={python.row(_flags(step, each, found))}")
-    for keyword, value in wrapper.targets:
-        args.append(f"{keyword}={scope[value]} if {IN_PLACE} else None")
-    return call(", ".join(scope[name] for name in step.outputs), wrapper.name, args)
+    args += [f"{IN_PLACE}={IN_PLACE}"] if wrapper.in_place else []
+    targets = [scope[name] if found.of.get(name) else "_" for name in step.outputs]
+    return call(", ".join(targets), wrapper.name, args)
+
+
+def _empty(step: Step, found: Demands) -> frozenset[str]:
+    """Outputs of a kernel that hold no memory, because they were not asked for."""
+    outputs = step.outputs if isinstance(step, Fused) else ()
+    wanted = [(name, found.of.get(name, frozenset())) for name in outputs]
+    if found.apart and found.step(step) == found.everything:
+        return frozenset(name for name, of in wanted if of != found.everything)
+    return frozenset(name for name, of in wanted if not of)
+
+
+def always_defined(plan: Plan, found: Demands) -> frozenset[str]:
+    """The inputs, and the values that steps without a condition make, or those of either branch."""
+    of: dict[str, Demand] = {each.name: found.everything for each in plan.inputs}
+    for step in plan.steps:
+        for name in step.outputs:
+            of[name] = of.get(name, frozenset()) | found.step(step)
+    return frozenset(name for name, demand in of.items() if demand == found.everything)
+
+
+def without_last_deletions(lines: Sequence[str]) -> list[str]:
+    """The lines before a return, which itself frees what is not returned."""
+    kept = list(lines)
+    while kept and (kept[-1].startswith("del ") or kept[-1].endswith(f" if {SAVES} else None")):
+        kept.pop()
+    return kept
 
 
 def view_lines(step: View, scope: Scope) -> list[str]:
@@ -223,11 +305,12 @@ def view_lines(step: View, scope: Scope) -> list[str]:
     return call(scope[step.name], *python.operator(step.node, scope))
 
 
-def _call_lines(step: Call, scope: Scope, found: Demands) -> list[str]:
+def _call_lines(step: Call, scope: Scope, found: Demands, strides: Mapping[str, str]) -> list[str]:
+    """A call of PyTorch. Results that have `strides` get them."""
     if step.node.op == LITERAL and step.node.spec is not None:
         name, _ = python.tensor_literal(step.node)
         device = python.device_text(step.node.spec.device, scope)
-        return [f"{scope[step.outputs[0]]} = _fw_here(*{name}, {device})"]
+        return _laid_out([f"{scope[step.outputs[0]]} = _fw_here(*{name}, {device})"], step, strides)
     callee, args = python.operator(step.node, scope)
     if step.node.layer:
         callee, args = _layer(step, args, found)
@@ -238,10 +321,21 @@ def _call_lines(step: Call, scope: Scope, found: Demands) -> list[str]:
     if step.node.spec is not None:
         if len(step.outputs) != 1:
             raise GraphError(f"{step.name} has one result but {len(step.outputs)} names")
-        return call(scope[step.outputs[0]], callee, args)
+        return _laid_out(call(scope[step.outputs[0]], callee, args), step, strides)
     targets = [scope[name] if name else "_" for name in step.outputs]
-    # The star takes results without a name; `_` must not keep them alive.
-    return [*call(", ".join([*targets, "*_"]), callee, args), "del _"]
+    # There may be more results, and `_` must not keep them alive.
+    which = "0" if len(targets) == 1 else f":{len(targets)}"
+    lines = [f"{each}[{which}]" for each in call(", ".join(targets), callee, args)]
+    lines += ["del _"] if "_" in targets else []
+    results = {scope[name]: text for name, text in strides.items()}
+    return [*lines, *(f"{name} = _fw_laid_out({name}, {text})" for name, text in results.items())]
+
+
+def _laid_out(lines: list[str], step: Call, strides: Mapping[str, str]) -> list[str]:
+    """The line of a step with one result, whose strides are then those that it must have."""
+    wanted = strides.get(step.outputs[0])
+    target, _, value = lines[0].partition(" = ")
+    return lines if wanted is None else [f"{target} = _fw_laid_out({value}, {wanted})"]
 
 
 def _layer(step: Call, args: list[str], found: Demands) -> tuple[str, list[str]]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusewright.emit import python
 from fusewright.emit.bundle import ModuleBundle
-from fusewright.emit.drivers import SAVED, Definition, Mode, drivers
+from fusewright.emit.drivers import FORWARD, SAVED, Definition, Mode, demands, drivers
 from fusewright.emit.python import constant, quoted
-from fusewright.emit.steps import demands, literals_of
+from fusewright.emit.steps import literals_of
 from fusewright.emit.tables import DIGEST, INPUTS, owners_table, record, records, tables
 from fusewright.emit.wiring import wire
 from fusewright.emit.wrap import wrapped
@@ -24,15 +24,15 @@ from fusewright.plan.steps import Fused, Plan
 
 # Functions that others name come first.
 _ORDER = ("saved", "inputs", "gather", "misfit", "outputs", "layouts", "gradient_layouts")
-_DRIVERS = ("inference", "forward", "backward")
+_DRIVERS = ("forward", "inference", "backward")
 
 
 @dataclass(frozen=True)
 class ModuleText:
-    """`drivers`: one function for each kernel, and the model's forward and backward.
+    """`drivers`: the model's forward and backward, step by step.
 
-    `tables`: inputs, guards, layouts, and `_FW_MODES`. Both use the run time's names and
-    `_fw_kernels`.
+    `tables`: a function for each kernel, inputs, guards, layouts, and `_FW_MODES`. Both use the run
+    time's names and `_fw_kernels`.
     """
 
     drivers: str
@@ -41,18 +41,18 @@ class ModuleText:
 
 def module_text(bundle: ModuleBundle, taken: frozenset[str] = frozenset()) -> ModuleText:
     """The text of a module. No function gets one of the names that are `taken`."""
-    plans = [(plan, plan is each.backward) for each in bundle.modes for plan in each.driven]
-    found = [(plan, demands(plan, one_by_one=backward)) for plan, backward in plans]
+    wired = [(each, wire(each)) for each in bundle.modes]
+    found = [pair for each in wired for pair in demands(*each).values()]
     targets = _targets(bundle)
     wrappers = wrappers_of(bundle, found, taken, targets)
     calls = calls_of(wrappers, targets)
-    modes = [Mode(bundle, each, wire(each), calls) for each in bundle.modes]
+    modes = [Mode(bundle, plans, wiring, calls) for plans, wiring in wired]
     named = _named(modes, taken)
-    own: list[str] = []
+    own = _functions(named, _DRIVERS, plain=False)
+    rest = literal_lines(plan for plan, _ in found)
     for wrapper in dict.fromkeys(wrappers.values()):
-        own += wrapper_lines(wrapper, bundle.language)
-    own += _functions(named, _DRIVERS)
-    rest = [*literal_lines(plan for plan, _ in plans), *_functions(named, _ORDER)]
+        rest += wrapper_lines(wrapper, bundle.language)
+    rest += [*_functions(named, _ORDER), *_functions(named, _DRIVERS, plain=True)]
     rest += _modes(modes, named)
     texts = ["\n".join(wrapped(lines)).strip("\n") + "\n" for lines in (own, rest)]
     digest = hashlib.sha256("".join([bundle.source.text, *texts]).encode()).hexdigest()[:16]
@@ -89,19 +89,21 @@ def _named(modes: list[Mode], taken: frozenset[str]) -> list[dict[str, _Named]]:
 def _linked(definition: Definition, named: dict[str, _Named]) -> Definition:
     """The function with the names of the tables that it reads."""
     body = definition.body
-    for stands, kind in ((SAVED, "saved"), (INPUTS, "inputs")):
+    for stands, kind in ((SAVED, "saved"), (INPUTS, "inputs"), (FORWARD, "forward")):
         if kind in named:
             body = [line.replace(stands, named[kind].name) for line in body]
-    return Definition(definition.kind, definition.parameters, definition.doc, body)
+    return replace(definition, body=body)
 
 
-def _functions(named: list[dict[str, _Named]], kinds: Iterable[str]) -> list[str]:
+def _functions(
+    named: list[dict[str, _Named]], kinds: Iterable[str], *, plain: bool = False
+) -> list[str]:
     """The definitions, each once."""
     lines: list[str] = []
     written: set[str] = set()
     for kind in kinds:
         for each in (functions[kind] for functions in named if kind in functions):
-            if each.name not in written:
+            if each.name not in written and each.definition.plain == plain:
                 written.add(each.name)
                 made = each.definition
                 lines += python.function(each.name, made.parameters, made.doc, made.body)

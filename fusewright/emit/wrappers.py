@@ -1,4 +1,7 @@
-"""One Python function per kernel: it allocates the outputs and calls the kernel's C entry."""
+"""One Python function per kernel: it allocates the outputs and calls the kernel's C entry.
+
+Its tensors are named `a0`, `a1` and so on, as in the C++ of the entry point.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from fusewright.codegen.source import Entry
 from fusewright.emit import python
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.emit.python import call, dims, dtype, identifiers, quoted
-from fusewright.emit.steps import Demands, WrapperCall, wants
+from fusewright.emit.steps import IN_PLACE, Demands, WrapperCall, wants
 from fusewright.errors import CodegenError
 from fusewright.ir.graph import ITEM_BYTES, Dim, TensorSpec, contiguous_strides
 from fusewright.plan.steps import Fused, Plan, Step, inputs_of
@@ -24,8 +27,8 @@ _Key = tuple[str, tuple[TensorSpec, ...]]
 class Wrapper:
     """A kernel's function. It is `optional` if some caller does not want all of its outputs.
 
-    `given` are the outputs for which some caller provides memory. `together`: whether one
-    allocation holds all outputs.
+    `over` pairs outputs with the inputs that they may overwrite, by their positions. `together`:
+    whether one allocation holds all outputs.
     """
 
     name: str
@@ -33,13 +36,17 @@ class Wrapper:
     entry: Entry
     outputs: tuple[TensorSpec, ...]
     optional: bool
-    given: frozenset[int] = frozenset()
+    over: tuple[tuple[int, int], ...] = ()
     together: bool = False
 
     @property
+    def input_names(self) -> list[str]:
+        return [f"a{at}" for at in range(len(self.step.inputs))]
+
+    @property
     def output_names(self) -> list[str]:
-        names = identifiers(self.entry.arguments, self.symbols)
-        return [names[name] for name in self.entry.arguments[len(self.step.inputs) :]]
+        first = len(self.step.inputs)
+        return [f"a{at}" for at in range(first, len(self.entry.arguments))]
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -61,9 +68,7 @@ def wrappers_of(
     keys = {step: (step.kernel.name, reads.outputs(step)) for step, reads, _ in steps}
     partial = {keys[step] for step, _, found in steps if wants(step, found) is not None}
     separate = {keys[step] for step, reads, _ in steps if not _may_share_memory(step, reads)}
-    given: dict[_Key, set[int]] = {}
-    for step, held in targets.items():
-        given.setdefault(keys[step], set()).update(step.outputs.index(value) for value in held)
+    over = _overwritten(keys, targets)
     made: dict[_Key, Wrapper] = {}
     names = set(taken)
     for step, _, _ in steps:
@@ -73,7 +78,7 @@ def wrappers_of(
                 raise CodegenError(f"the source has no entry for kernel {kernel!r}")
             name = _wrapper_name(step.name, names)
             names.add(name)
-            into = frozenset(given.get(key, ()))
+            into = over.get(key, ())
             entry, optional = entries[kernel], key in partial
             together = not (key in separate or optional or into)
             made[key] = Wrapper(name, step, entry, outputs, optional, into, together)
@@ -83,14 +88,22 @@ def wrappers_of(
 def calls_of(
     wrappers: Mapping[Fused, Wrapper], targets: Mapping[Fused, Mapping[str, str]]
 ) -> dict[Fused, WrapperCall]:
-    def pairs(step: Fused, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-        held = targets.get(step, {}).items()
-        return tuple((names[step.outputs.index(value)], buffer) for value, buffer in held)
-
     return {
-        step: WrapperCall(each.name, each.symbols, pairs(step, each.output_names))
+        step: WrapperCall(each.name, each.symbols, bool(each.over) and step in targets)
         for step, each in wrappers.items()
     }
+
+
+def _overwritten(
+    keys: Mapping[Fused, _Key], targets: Mapping[Fused, Mapping[str, str]]
+) -> dict[_Key, tuple[tuple[int, int], ...]]:
+    """The outputs of each wrapper with the inputs that they may overwrite: what all of the steps
+    agree on that overwrite anything."""
+    found: dict[_Key, set[tuple[int, int]]] = {}
+    for step, held in ((each, held) for each, held in targets.items() if each in keys):
+        pairs = {(step.outputs.index(v), step.inputs.index(buffer)) for v, buffer in held.items()}
+        found[keys[step]] = found.get(keys[step], pairs) & pairs
+    return {key: tuple(sorted(pairs)) for key, pairs in found.items()}
 
 
 @dataclass(frozen=True)
@@ -150,16 +163,13 @@ def _wrapper_name(name: str, taken: set[str]) -> str:
 def wrapper_lines(wrapper: Wrapper, language: str) -> list[str]:
     """The definition of one wrapper."""
     step, entry = wrapper.step, wrapper.entry
-    n_inputs = len(step.inputs)
-    names = identifiers(entry.arguments, wrapper.symbols)
-    inputs = [names[name] for name in entry.arguments[:n_inputs]]
-    outputs = wrapper.output_names
+    inputs, outputs = wrapper.input_names, wrapper.output_names
     if len(outputs) != len(step.outputs):
         raise CodegenError(f"entry {entry.name!r} and step {step.name!r} have different arguments")
     parameters = [*(inputs or ["device"]), *wrapper.symbols]
     if wrapper.optional:
-        parameters.append(f"want={python.row('True' for _ in outputs)}")
-    parameters += [f"{outputs[index]}=None" for index in sorted(wrapper.given)]
+        parameters.append(f"want=(True,) * {len(outputs)}")
+    parameters += [f"{IN_PLACE}=False"] if wrapper.over else []
     body = [*_allocations(wrapper, language), *_terms(entry)]
     if entry.workspace:
         body += _memory("workspace", language, f"({entry.workspace},)", "(1,)", "torch.uint8")
@@ -167,8 +177,7 @@ def wrapper_lines(wrapper: Wrapper, language: str) -> list[str]:
     if inputs and python.mentions(body, "device"):
         body.insert(0, f"device = {inputs[0]}.device")
     body.append(f"return {', '.join(outputs)}")
-    doc = f"{', '.join(dict.fromkeys(step.operators))}."
-    return python.function(wrapper.name, parameters, doc, body)
+    return python.function(wrapper.name, parameters, "", body)
 
 
 def _memory(target: str, language: str, *layout: str) -> list[str]:
@@ -182,19 +191,23 @@ def _allocations(wrapper: Wrapper, language: str) -> list[str]:
     """Memory for the outputs."""
     if wrapper.together:
         return _one_allocation(wrapper.output_names, _bytes_of(wrapper.outputs), language)
-    lines = []
+    lines, inputs, over = list[str](), wrapper.input_names, dict(wrapper.over)
     for index, (name, spec) in enumerate(zip(wrapper.output_names, wrapper.outputs, strict=True)):
         layout = [dims(spec.shape), dims(spec.strides), dtype(spec.dtype)]
         own = _memory(name, language, *layout)
         if wrapper.optional:
             own = call(name, "_fw_wanted", [f"want[{index}]", *layout, "device"])
-        lines += [f"if {name} is None:", *python.indented(own)] if index in wrapper.given else own
+        if index in over:
+            own = [
+                f"{name} = {inputs[over[index]]} if {IN_PLACE} else {own[0].partition(' = ')[2]}"
+            ]
+        lines += own
     return lines
 
 
 def _one_allocation(names: Sequence[str], sizes: Sequence[Dim], language: str) -> list[str]:
     whole = " + ".join(map(str, sizes))
-    lines = ["# Kernels alone read these: one allocation holds them all."]
+    lines = ["# Kernels alone read the outputs: one allocation holds them all."]
     lines += _memory(names[0], language, f"({whole},)", "(1,)", "torch.uint8")
     before = f"{names[0]}.data_ptr()"
     for name, size in zip(names[1:], sizes, strict=False):

@@ -12,7 +12,7 @@ the next sweep.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -213,6 +213,22 @@ class LoopKernel:
 
     def as_repeated(self) -> LoopKernel:
         return replace(self, repeated=True)
+
+    def without(self, outputs: Collection[str]) -> LoopKernel:
+        """The kernel without these outputs, and without the values that only they need."""
+        kept: list[Instruction] = []
+        needed: set[str] = set()
+        for item in reversed(self.body):
+            if isinstance(item, Store):
+                wanted = item.access.buffer not in outputs
+            else:
+                second = item.second if isinstance(item, Reduce) else ""
+                wanted = item.name in needed or (bool(second) and second in needed)
+            if wanted:
+                kept.append(item)
+                needed.update(reads(item))
+        rest = tuple(each for each in self.arguments if each.name not in outputs)
+        return replace(self, arguments=rest, body=tuple(reversed(kept)))
 
     def overwrites(self, source: str, target: str) -> bool:
         """Whether each element of `source` is read where `target` is written."""

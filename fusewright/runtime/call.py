@@ -47,8 +47,10 @@ def _fw_warn(reason: str) -> None:
         warnings.warn(f"the original forward runs: {reason}", RuntimeWarning, stacklevel=3)
 
 
-def _fw_laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with these strides; a copy only if it has others, or is a lazy view."""
+def _fw_laid_out(tensor: typing.Any, strides: tuple[int, ...]) -> typing.Any:
+    """The tensor with these strides; a copy if it has others, or is a lazy view. None stays."""
+    if tensor is None:
+        return None
     lazy = tensor.is_neg() or tensor.is_conj()
     if not lazy and (tensor.stride() == strides or _fw_same_strides(tensor, strides)):
         return tensor

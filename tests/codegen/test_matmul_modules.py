@@ -87,9 +87,8 @@ def test_each_mode_has_a_program_with_matmuls(bundle: ModuleBundle) -> None:
 
 
 def test_rows_of_odd_length_are_padded_to_16_bytes(bundle: ModuleBundle) -> None:
-    text = module_text(bundle).drivers
-    wanted = "where_hi = _fw_memory((s0, 1001), (1008, 1), torch.float16, device)"
-    assert wanted in text
+    text = module_text(bundle).tables
+    assert "= _fw_memory((s0, 1001), (1008, 1), torch.float16, device)" in text
 
 
 def test_a_target_without_tensor_cores_has_one_program_a_mode() -> None:
@@ -249,7 +248,9 @@ def test_reports_show_what_runs_here() -> None:
     console = Console(record=True, width=200)
     print_plans(console, made.modes)
     assert "mm → add → relu" in console.export_text()
-    assert "custom_mm_add_relu: mm → add → relu" in show(made.modes[0])
+    shown = show(made.modes[0])
+    assert shown.count("custom_mm_add_relu_le: mm → add → relu → le\n") == 2
+    assert shown.count("; writes relu, le;") == shown.count("; writes relu;") == 1
     graphs = plan_graphs(made.modes)
     assert [each.mode for each in graphs] == ["train"] * 3 + ["eval"] * 3
     assert {step.kind for graph in graphs for step in graph.steps} == {"loop", "matmul"}

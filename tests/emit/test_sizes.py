@@ -1,0 +1,61 @@
+"""How long emitted files are: limits that were reached, for a GPU that plans with our matmuls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fusewright.compile.module import arguments_of
+from fusewright.compile.pipeline import prepare
+from fusewright.emit.bundle import ModuleBundle
+from fusewright.emit.file import file_text
+from fusewright.problem.load import load_problem
+from fusewright.target.target import Target
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+OWN_LINES = 350  # of the part above the support code, in a reference problem
+USER = "class Model:\n    ...\n"
+
+
+def text_of(model: nn.Module, args: tuple[object, ...], source: str) -> str:
+    made = prepare(model, args, device=torch.device("cpu"), target=Target.cuda())
+    bundle = ModuleBundle("model", "cuda", made.source, arguments_of(model, args), made.modes)
+    return file_text(bundle, source, "Made for a test.")
+
+
+@pytest.mark.parametrize(
+    ("name", "most_kb"),
+    [
+        ("gemm_add_relu", 183),
+        ("matmul_min_subtract", 188),
+        ("conv2d_min_add_multiply", 262),
+        ("matmul_batchnorm_bias_divide_swish", 218),
+    ],
+)
+def test_files_of_the_reference_problems(
+    name: str, most_kb: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = EXAMPLES / f"{name}.py"
+    with monkeypatch.context() as full_sizes:
+        full_sizes.setattr(torch.cuda, "is_available", lambda: True)
+        problem = load_problem(path)
+        model, args = problem.make_model(), problem.make_inputs()
+    text = text_of(model, args, path.read_text())
+    assert "_fw_terms" in text or "_fw_convolution_terms" in text
+    assert len(text) < 1000 * most_kb
+    own = text.partition("# ---- support code")[0]
+    assert own.count("\n") <= OWN_LINES
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "most_kb"),
+    [(nn.ReLU, (4096, 4096), 60), (lambda: nn.LayerNorm(1024), (4096, 1024), 93)],
+)
+def test_files_of_one_operator(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], most_kb: int
+) -> None:
+    assert len(text_of(make(), (torch.randn(shape),), USER)) < 1000 * most_kb
