@@ -19,7 +19,7 @@ from fusewright.compile.cuda_graphs import CudaMachine, Machine
 from fusewright.compile.owners import Modes
 from fusewright.compile.replay import Replays
 from fusewright.emit.bundle import ProgramPlans
-from fusewright.emit.drivers import device_kind
+from fusewright.emit.python import device_kind
 from fusewright.emit.steps import LITERAL
 from fusewright.errors import ProblemError
 from fusewright.ir.graph import Node
