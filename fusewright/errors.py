@@ -5,6 +5,8 @@ Each message says what happened, where, and what to do about it.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class FusewrightError(Exception):
     """The base class: `except FusewrightError` catches all errors of Fusewright."""
@@ -30,12 +32,16 @@ class CaptureError(FusewrightError):
 class UnguardedError(CaptureError):
     """No trace of the model can stand for its later calls. The message says why.
 
-    `by_dynamo` if Dynamo, with its own guards, can run the model.
+    `by_dynamo` if Dynamo, with its own guards, can run the model. `watched` are the places that
+    Dynamo does not guard: see `capture.reads.Watched`.
     """
 
-    def __init__(self, message: str, *, by_dynamo: bool = True) -> None:
+    def __init__(
+        self, message: str, *, by_dynamo: bool = True, watched: tuple[Any, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.by_dynamo = by_dynamo
+        self.watched = watched
 
 
 class LeftToEagerError(CaptureError):

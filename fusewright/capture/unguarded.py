@@ -15,7 +15,7 @@ import re
 import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,8 @@ _ASKED = frozenset(
 _PYTORCHS = "G['__import_torch_dot_"
 # Facts of a tensor that no guard of ours compares. Dynamo does not notice some of them either.
 _FACTS = frozenset("requires_grad grad _version is_leaf".split())
+# Attributes that hold one of a few objects, each the same for all.
+_SINGLE = frozenset("dtype layout __class__ memory_format".split())
 _OLD = torch.__version__ < "2.12"
 _UNNOTICED = frozenset(("_version", "is_leaf", *(("requires_grad",) if _OLD else ())))
 # Guards that agree if a name stands for the same object, with the same inside as far as it is read.
@@ -79,7 +81,7 @@ class Trust:
     """Whether one trace can stand for later calls: the reason why not is empty if it can.
 
     `by_dynamo` if Dynamo's guards can tell for which calls a trace stands. `watched` has the
-    objects that guards must find at their places.
+    objects that guards must find at their places; Dynamo does not look there.
     """
 
     reason: str = ""
@@ -98,7 +100,8 @@ def trust(
     leaves = pytree.tree_leaves((args, kwargs))
     odd = {type(each).__name__ for each in leaves if _is_odd(each)}
     if odd:
-        return worst([Trust(f"forward takes a {min(odd)}"), *_of_names(model, False)])
+        untraced = [Trust(f"forward takes a {min(odd)}"), *_of_names(model, False)]
+        return replace(worst(untraced), watched=tuple(Reachable(model).watched()))
     try:
         layers = torch._dynamo.config.patch(allow_rnn=True)
         with ONE_AT_A_TIME, silenced(), get_metrics_context(), layers, dynamo_timed("fusewright"):
@@ -106,7 +109,8 @@ def trust(
             found = convert_frame.fullgraph_capture(model, tuple(args), dict(kwargs))
     except Exception as error:  # of the model, or Dynamo does not know what it does
         debug.log(1, "Dynamo cannot trace %s: %s", type(model).__name__, error)
-        return worst([*_of_names(model, witnessed)])
+        untraced = [*_of_names(model, witnessed)]
+        return replace(worst(untraced), watched=tuple(Reachable(model).watched()))
     captured = found.graph_capture_output
     own = [each for each in captured.traced_code if not each.co_filename.startswith(_PYTORCH)]
     reachable, names = Reachable(model), {name for each in own for name in each.co_names}
@@ -117,11 +121,14 @@ def trust(
     if sum(isinstance(each, torch.Tensor) for each in leaves) > 1:
         words = "asks whether two variables are the same object"
         reasons += [Trust(f"{each.co_name} {words}") for each in own if _compares_objects(each)]
+    words = "asks whether an attribute is the same object as another one"
+    reasons += [Trust(f"{each.co_name} {words}", False) for each in own if _compares_held(each)]
     reads, guards = Reads(model, frame), captured.output_graph.guards
     reasons += _reasons(guards, reads)
     if reasons:
-        return worst([*reasons, *drawn.others, *_unnoticed(guards, reads)])
-    return Trust(watched=tuple(reads.watched.values()))
+        reasons += [*drawn.others, *_unnoticed(guards, reads)]
+    watched = (*reads.watched.values(), *reachable.watched(own))
+    return replace(worst(reasons), watched=watched)
 
 
 def worst(found: Sequence[Trust]) -> Trust:
@@ -203,6 +210,32 @@ def _compares_objects(code: types.CodeType) -> bool:
     )
 
 
+def _compares_held(code: types.CodeType) -> bool:
+    """Whether there is `a is b` of an attribute and a variable or attribute. Whether two attributes
+    become the same object, neither our guards nor Dynamo's tell."""
+    steps = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
+    for at, step in enumerate(steps):
+        if step.opname == "IS_OP":
+            right = _path(steps[:at])
+            left = _path(steps[: at - len(right)]) if right else ()
+            told = left and right and len(left) + len(right) > 2
+            if told and not {left[-1], right[-1]} & _SINGLE:
+                return True
+    return False
+
+
+def _path(steps: Sequence[dis.Instruction]) -> tuple[str, ...]:
+    """The names of the path, such as self.a.b, that these steps end with; empty for others."""
+    names: list[str] = []
+    for step in reversed(steps):
+        names.insert(0, str(step.argval))
+        if step.opname.startswith("LOAD_FAST") and step.opname.count("LOAD_FAST") == 1:
+            return tuple(names)
+        if step.opname != "LOAD_ATTR":
+            break
+    return ()
+
+
 def _reasons(guards: Any, reads: Reads) -> Iterator[Trust]:
     kinds = generators()
     for guard in guards:
@@ -215,6 +248,8 @@ def _reasons(guards: Any, reads: Reads) -> Iterator[Trust]:
             yield Trust(f"forward draws random numbers from {_spelt(name)}", by_dynamo=False)
         if not name.startswith(_PYTORCHS) and getattr(value, "__name__", "") in _ASKED:
             yield Trust(f"forward asks torch.{value.__name__}()")
+        if kind == "NOT_PRESENT_IN_GENERIC_DICT" and not isinstance(value, nn.Module):
+            reads.watch_method(name, _given(guard))
         if kind not in _ON_NAMES or not _is_compared(guard, kind, (held, value), reads):
             yield Trust(f"forward reads {_spelt(name)}", _is_noticed(name, reads))
 
@@ -235,10 +270,7 @@ def _unnoticed(guards: Any, reads: Reads) -> Iterator[Trust]:
 
 def _is_compared(guard: Any, kind: str, found: tuple[Held, Any], reads: Reads) -> bool:
     """Whether our guards compare what this guard of Dynamo compares."""
-    more = guard.create_fn
-    given: Any = None
-    if isinstance(more, functools.partial):
-        given = next(iter((*more.args, *more.keywords.values())), None)
+    given = _given(guard)
     if kind == "HASATTR":
         # Before PyTorch 2.12, the name is that of the attribute, not of the owner.
         owner, name = reads.owner(_name(guard)) if given is None else (found, str(given))
@@ -255,6 +287,14 @@ def _is_compared(guard: Any, kind: str, found: tuple[Held, Any], reads: Reads) -
         pytorchs = isinstance(value, nn.Module) and altered._fw_is_pytorchs(type(value))
         return pytorchs or reads.absent(found, str(given))
     return True
+
+
+def _given(guard: Any) -> Any:
+    """What a guard compares with, such as the name of an attribute."""
+    more = guard.create_fn
+    if not isinstance(more, functools.partial):
+        return None
+    return next(iter((*more.args, *more.keywords.values())), None)
 
 
 def _name(source: Any) -> str:

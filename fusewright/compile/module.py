@@ -22,6 +22,7 @@ from torch import nn
 
 from fusewright.build import Artifact, Libraries, build_divided
 from fusewright.capture.eager import fails_in_eager
+from fusewright.capture.reads import Watched
 from fusewright.capture.unguarded import DynamoError, has_begun, is_nested_trace
 from fusewright.codegen.source import Source
 from fusewright.compile.call_kinds import DEVICES, kind_of_call, sketch_of
@@ -29,6 +30,7 @@ from fusewright.compile.execute import executed
 from fusewright.compile.left_to_original import left_by_argument, left_to_original
 from fusewright.compile.offered import Offers
 from fusewright.compile.owners import Modes, pin
+from fusewright.compile.places import Places
 from fusewright.compile.record import Record
 from fusewright.emit.bundle import Arguments, ModuleBundle
 from fusewright.emit.text import module_text
@@ -47,7 +49,8 @@ LoadText = Callable[[str], Any]
 # Makes the programs of a call; told which attributes the model is known to change.
 Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Sequence[str]], Modes | None]
 # The forward of a class, compiled by way of Dynamo, for any sizes or for those of the call.
-Front = Callable[[type[nn.Module], bool], Callable[..., Any]]
+# The numbers are the identities of watched objects: with others, all is compiled anew.
+Front = Callable[[type[nn.Module], bool, tuple[int, ...]], Callable[..., Any]]
 
 # A module with this many programs gets no more: its calls vary too much.
 MOST_PROGRAMS = 64
@@ -124,8 +127,10 @@ class Engine:
         reason: str = "",
         sketches: frozenset[str] = frozenset(),
         eager: frozenset[str] = frozenset(),
+        watched: tuple[Watched, ...] = (),
     ) -> None:
         self.eager = eager
+        self.watched = Places(watched)
         self.front = front
         self.reason = reason
         self.failed = ""  # why the original forward runs instead of `front`
@@ -166,6 +171,7 @@ class Engine:
             self.foreign.add(sketch_of(module, args, kwargs))
             if isinstance(error, UnguardedError) and not error.by_dynamo:
                 self.failed = self.failed or str(error)
+            self.watched = Places(getattr(error, "watched", self.watched.rows))
             self.record.unguarded(first_line(error))
             return self.by_dynamo(module, args, kwargs, any_size=True, reason=reason)
         if extended:
@@ -203,7 +209,8 @@ class Engine:
         failed = failed or ("" if self.front else self.reason or reason)
         if self.front is not None and not failed:
             try:
-                return self.front(original_class(module), any_size)(module, *args, **kwargs)
+                found = self.watched.found(module)
+                return self.front(original_class(module), any_size, found)(module, *args, **kwargs)
             except DynamoError as error:
                 return self._after_dynamo(module, args, kwargs, error)
             except RuntimeError as error:
@@ -302,7 +309,7 @@ class Engine:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         kept = (self.left_out, self.front, self.reason, frozenset(self.sketches), self.eager)
-        twin = Engine(self.specialise, tuple(self.modes), *kept)
+        twin = Engine(self.specialise, tuple(self.modes), *kept, self.watched.rows)
         twin.record, twin.source = self.record.for_a_copy(), self.source
         return twin
 
@@ -320,12 +327,13 @@ def optimized(
     reason: str = "",
     sketches: frozenset[str] = frozenset(),
     eager: frozenset[str] = frozenset(),
+    watched: tuple[Watched, ...] = (),
 ) -> nn.Module:
     """A module that shares all state with the model; its class is a subclass of the model's."""
     made = _fresh(original_class(model))
     made.__dict__.update(model.__dict__)
     made.__dict__.pop("_fw_seen", None)
-    settings = (left_out, front, reason, sketches, eager)
+    settings = (left_out, front, reason, sketches, eager, watched)
     made.__dict__[ENGINE] = Engine(specialise, modes, *settings)
     return made
 

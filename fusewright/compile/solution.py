@@ -17,12 +17,9 @@ from torch.nn.parameter import is_lazy
 
 from fusewright import debug
 from fusewright.build import Artifact
-from fusewright.capture import in_mode
 from fusewright.capture.eager import fails_in_eager
-from fusewright.capture.hooks import unhooked
 from fusewright.capture.private import private
 from fusewright.capture.reads import Watched
-from fusewright.capture.unguarded import Trust, trust, worst
 from fusewright.compile import module
 from fusewright.compile.backend import Traced, traced_backend
 from fusewright.compile.call_kinds import DEVICES, sketch_of
@@ -34,6 +31,12 @@ from fusewright.compile.left_to_original import left_to_original
 from fusewright.compile.owners import Modes, owners_of, pin
 from fusewright.compile.pipeline import MODES, Prepared, prepare
 from fusewright.compile.stages import logged
+from fusewright.compile.trusted import (
+    require_no_effects_outside,
+    trust_of,
+    unguarded,
+    worst_of,
+)
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans, without_gradients
 from fusewright.errors import (
     CaptureError,
@@ -286,7 +289,7 @@ def optimize(
     except UnguardedError as error:
         debug.log(1, "torch.compile runs %s: %s", name, error)
         ours = front if error.by_dynamo else None
-        return module.optimized(model, front=ours, reason=first_line(error))
+        return module.optimized(model, front=ours, reason=first_line(error), watched=error.watched)
     warn_of(solution, stacklevel=2)
     return _module_of(solution, model, args, example_kwargs or {}, again, front)
 
@@ -312,7 +315,8 @@ def _module_of(
     left_out = frozenset(mode for mode, _ in prepared.left_out) - prepared.eager
     pinned = pin(drivers(solution), model)
     known = frozenset((sketch_of(model, args, kwargs),))
-    fast = module.optimized(model, pinned, again, left_out, front, "", known, prepared.eager)
+    settings = (left_out, front, "", known, prepared.eager, solution.watched)
+    fast = module.optimized(model, pinned, again, *settings)
     engine = module.engine_of(fast)
     assert engine is not None
     where = device_name(device_of(model, args))
@@ -328,6 +332,7 @@ def _trusted(
     Otherwise an UnguardedError: the call is for Dynamo or, if that would not notice a change
     either, for the original forward.
     """
+    require_no_effects_outside(model, args, kwargs, settings["modes"])
     try:
         solution = solve(model, args, kwargs, **settings)
     except LeftToEagerError:
@@ -335,40 +340,21 @@ def _trusted(
     except CaptureError as error:
         if not isinstance(error, UnguardedError) and fails_in_eager(model, args, kwargs):
             raise
-        found = _trust(model, args, kwargs, MODES)
+        found = trust_of(model, args, kwargs, MODES)
         reason = str(error) if found.by_dynamo else found.reason
-        raise UnguardedError(reason, by_dynamo=found.by_dynamo) from error
+        raise unguarded(reason, found) from error
     modes = {each.program.mode for each in solution.prepared.modes}
-    found = _trust(model, args, kwargs, sorted(modes), solution.prepared.witnessed)
+    found = trust_of(model, args, kwargs, sorted(modes), solution.prepared.witnessed)
     if found.reason:
-        found = worst([found, _trust(model, args, kwargs, sorted({*MODES} - modes))])
-        raise UnguardedError(found.reason, by_dynamo=found.by_dynamo)
+        found = worst_of([found, trust_of(model, args, kwargs, sorted({*MODES} - modes))])
+        raise unguarded(found.reason, found)
     return replace(solution, watched=found.watched)
 
 
-def _trust(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    modes: Sequence[str],
-    witnessed: bool = False,
-) -> Trust:
-    """Whether a trace of this call can stand for later ones, in all of these modes. `witnessed`: no
-    numbers of the process's own random generators were drawn."""
-    traced, given, named = private(model, args, kwargs)
-    found = []
-    for mode in modes:
-        with in_mode(traced, mode), unhooked(traced):
-            found.append(trust(traced, given, named, witnessed=witnessed))
-    watched: list[Watched] = []
-    for each in found:
-        watched += [place for place in each.watched if place not in watched]
-    return replace(worst(found), watched=tuple(watched))
-
-
 @functools.cache
-def _by_dynamo(kind: type[nn.Module], any_size: bool, *, tune: bool) -> Any:
-    """The forward of a class by way of Dynamo, which guards everything that it reads."""
+def _by_dynamo(kind: type[nn.Module], any_size: bool, found: tuple[int, ...], *, tune: bool) -> Any:
+    """The forward of a class by way of Dynamo, which guards everything that it reads but for what
+    was `found` at watched places. Another back-end is another entry for Dynamo."""
     ours = functools.partial(traced_backend, tune=tune, log=_LOGS.setdefault((kind, any_size), []))
     return torch.compile(kind.forward, backend=ours, dynamic=True if any_size else None)
 
