@@ -5,6 +5,8 @@ Each message says what happened, where, and what to do about it.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class FusewrightError(Exception):
     """The base class: `except FusewrightError` catches all errors of Fusewright."""
@@ -30,13 +32,22 @@ class CaptureError(FusewrightError):
 class UnguardedError(CaptureError):
     """No trace of the model can stand for its later calls. The message says why.
 
-    `by_dynamo` if Dynamo, with its own guards, can run the model. `beside` is what each call must
-    look at that Dynamo does not guard (capture's `Beside`), or None.
+    `by_dynamo` if Dynamo, with its own guards, can run the model. Each call must then look at what
+    Dynamo does not guard: at the places `watched` (see `capture.reads.Watched`), and at what is
+    `beside` (capture's `Beside`, or None).
     """
 
-    def __init__(self, message: str, *, by_dynamo: bool = True, beside: object = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        by_dynamo: bool = True,
+        watched: tuple[Any, ...] = (),
+        beside: object = None,
+    ) -> None:
         super().__init__(message)
         self.by_dynamo = by_dynamo
+        self.watched = watched
         self.beside = beside
 
 

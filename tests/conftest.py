@@ -6,7 +6,6 @@ import gc
 import os
 import random
 import secrets
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +19,9 @@ from fusewright.plan import rows
 from fusewright.rewrite import convolutions
 from fusewright.runtime import call, tensor_cores
 from tests.support.emulated_modules import use_tensor_cores
-from tests.support.precompiled import gxx, included
+from tests.support.precompiled import quick_flags
 
 ROOT = Path(__file__).resolve().parents[1]
-GXX_IS_USED = "g++" in os.environ.get("CXX", "g++").split() and shutil.which("g++") is not None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -71,9 +69,7 @@ def _quickly_built(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     Other processes, and tests with the mark, build with the flags that users have.
     """
     if request.node.get_closest_marker("as_users_build") is None:
-        flags = tuple("-Og" if flag == "-O3" else flag for flag in build._HOST_FLAGS)
-        more = included((*gxx(), *flags)) if GXX_IS_USED else ()
-        monkeypatch.setattr(build, "_HOST_FLAGS", (*flags, *more))
+        monkeypatch.setattr(build, "_HOST_FLAGS", quick_flags())
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusewright.capture.source_location import Refused, of_assignment
 from fusewright.capture.stand_ins import Appended, Count, Filled
-from fusewright.runtime import altered
+from fusewright.runtime import altered, constants
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device)
@@ -220,6 +220,8 @@ def tensors_in(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
     """The tensors in tuples, lists and dicts, each with the positions that lead to it."""
     if isinstance(value, torch.Tensor):
         yield path, value
+    elif not path and constants._fw_is_cyclic(value):
+        return
     elif isinstance(value, tuple | list | dict) and not isinstance(value, Appended | Filled):
         items = value.values() if isinstance(value, dict) else value
         for at, item in enumerate(items):

@@ -79,6 +79,8 @@ def recompile_reason() -> str:
     """Which guard of Dynamo failed, so that it compiles again. Empty the first time."""
     found = getattr(get_metrics_context(), "_metrics", {}).get("recompile_reason")
     first = next(iter(str(found or "").splitlines()), "")
+    if "BACKEND_MATCH" in first:  # see compile/places.py
+        return "a method, a name or the environment that forward uses has changed"
     guard = re.sub(r"^\S+: ", "", first).split("  #")[0].strip()
     guard = _TYPE.sub(r"type(\1) is \2", guard)
     guard = _OBJECT.sub(r"\1 is the same object", guard)

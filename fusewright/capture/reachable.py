@@ -8,11 +8,14 @@ model that Dynamo cannot trace.
 
 from __future__ import annotations
 
+import builtins
+import dis
 import functools
 import random
 import sys
 import types
-from collections.abc import Container, Iterator
+from collections import deque
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,13 +24,27 @@ from torch import nn
 
 from fusewright.capture.attributes import is_pytorchs, own_attributes
 from fusewright.capture.beside import content
-from fusewright.capture.reads import CODE, hides_changes, is_immutable, is_library, is_long
-from fusewright.runtime import altered
+from fusewright.capture.reads import (
+    CODE,
+    Environment,
+    Watched,
+    hides_changes,
+    is_immutable,
+    is_library,
+    is_long,
+)
+from fusewright.runtime import constants
 
 # Draws the numbers of the functions of `random`.
 _PYTHONS: Any = getattr(random.random, "__self__", None)
 _DEFAULT = "a default argument"
 _STATE = (torch.Tensor, nn.Module, torch.Generator)
+_OF_ENVIRONMENT = frozenset("environ environb getenv getenvb".split())
+_CONTAINERS = (list, dict, set, deque)
+_CHANGING = frozenset(
+    "append appendleft add update extend insert pop popleft popitem clear setdefault remove "
+    "discard reverse sort move_to_end".split()
+)
 _NOT_THE_MODELS = sys.stdlib_module_names | {"torch", "numpy", "fusewright"}
 
 
@@ -36,6 +53,8 @@ class Reachable:
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = [each for each in model.modules() if not is_pytorchs(each)]
+        named = ((name, each) for name, each in model.named_modules() if not is_pytorchs(each))
+        self.paths = {tuple(filter(None, name.split("."))): each for name, each in named}
         self.kinds = {kind for each in self.modules for kind in type(each).__mro__}
         self.functions: dict[types.FunctionType, frozenset[str]] = {}
         waiting: list[Any] = [type(each).forward for each in self.modules]
@@ -111,8 +130,44 @@ class Reachable:
             if not _is_code(value) and not (name == _DEFAULT and is_immutable(value)):
                 yield name
         for _, name, value in self._attributes():
-            if altered._fw_constant(value) is altered._FwGone or is_long(value):
+            if constants._fw_constant(value) is constants._FwGone or is_long(value):
                 yield name
+
+    def watched(self, codes: Container[types.CodeType] | None = None) -> Iterator[Watched]:
+        """Places where functions with these codes, or all, find something that Dynamo does not
+        guard: methods of the model's classes, names that may hide a builtin, the environment."""
+        used = {f for f in self.functions if codes is None or f.__code__ in codes}
+        for kind in self.kinds:
+            for name, value in () if is_library(kind) else [*vars(kind).items()]:
+                if any(each in used for each in _functions_of(value)):
+                    yield vars(kind), name, value
+        names = frozenset().union(*(self.functions[each] for each in used))
+        for path, module in self.paths.items():
+            yield from ((path, name, constants._FwGone) for name in _virtual(module, names))
+        for function in used:
+            held, loaded = function.__globals__, _loaded(function.__code__)
+            for name in loaded & vars(builtins).keys() - held.keys():
+                yield held, name, constants._FwGone
+            if self.functions[function] & _OF_ENVIRONMENT:
+                place = Environment()
+                yield place, "", place.first
+
+    def assigned(self) -> str:
+        """A variable outside the model that a function assigns, which a real call or a trace of a
+        copy would do, too; empty if there is none."""
+        for function in self.functions:
+            for name in _assigned(function.__code__):
+                if name in function.__globals__ or name in function.__code__.co_freevars:
+                    return name
+        return ""
+
+    def shares(self) -> bool:
+        """Whether a call of a copy may change globals, enclosing variables or classes."""
+        if any(_may_change(value, function.__code__) for function, _, value in self._values()):
+            return True
+        stored = {name for each in self.functions for name in _stored(each.__code__)}
+        kinds = (kind for kind in self.kinds if not is_library(kind))
+        return any(stored & vars(kind).keys() for kind in kinds)
 
     def has_mutable_defaults(self, codes: Container[types.CodeType]) -> bool:
         """Whether functions with these codes have default arguments that can change."""
@@ -123,6 +178,7 @@ class Reachable:
         """Whether a global or an enclosing variable is a tensor, a module or a generator, so that a
         call may change what copies of the model share."""
         found = [value for _, _, value in self._values()]
+        found = [each for each in found if not constants._fw_is_cyclic(each)]
         return any(isinstance(each, _STATE) for each in pytree.tree_leaves(found))
 
     def unnoticed(self) -> Iterator[str]:
@@ -154,6 +210,58 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(each)
 
 
+def _virtual(module: nn.Module, names: Iterable[str]) -> Iterator[str]:
+    """Those names that only a `__getattr__` of the user answers: an attribute would hide it."""
+    found = next(kind for kind in type(module).__mro__ if "__getattr__" in vars(kind))
+    if is_library(found):
+        return
+    tables = (vars(module), module._parameters, module._buffers, module._modules)
+    for name in names:
+        if not any(name in each for each in tables) and not hasattr(type(module), name):
+            yield name
+
+
+def _assigned(code: types.CodeType) -> Iterator[str]:
+    """The global and enclosed variables that code assigns, or of which it assigns an attribute."""
+    before = ""
+    for step in dis.get_instructions(code):
+        if step.opname in ("STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL", "DELETE_DEREF"):
+            yield str(step.argval)
+        elif step.opname == "STORE_ATTR" and before:
+            yield before
+        before = str(step.argval) if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF") else ""
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _assigned(each)
+
+
+def _loaded(code: types.CodeType) -> frozenset[str]:
+    """The names that code looks up in its globals and in the builtins."""
+    steps = dis.get_instructions(code)
+    inside = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    found = frozenset(str(each.argval) for each in steps if each.opname == "LOAD_GLOBAL")
+    return found.union(*map(_loaded, inside))
+
+
+def _may_change(value: Any, code: types.CodeType) -> bool:
+    """Whether code may change an object that it finds outside the model."""
+    if isinstance(value, _CONTAINERS):
+        stores = any(each.opname == "STORE_SUBSCR" for each in dis.get_instructions(code))
+        return stores or not _CHANGING.isdisjoint(_names(code))
+    known = _is_code(value) or is_immutable(value)
+    return not known and _is_the_models(type(value).__module__)
+
+
+def _stored(code: types.CodeType) -> Iterator[str]:
+    """The names of attributes that code assigns."""
+    for step in dis.get_instructions(code):
+        if step.opname == "STORE_ATTR":
+            yield str(step.argval)
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _stored(each)
+
+
 def _is_the_models(name: object) -> bool:
     return str(name).partition(".")[0] not in _NOT_THE_MODELS
 
@@ -175,8 +283,10 @@ def _functions_of(value: Any) -> Iterator[types.FunctionType]:
         yield from _functions_of(value.func)
     elif isinstance(value, type) and _is_the_models(value.__module__):
         yield from (each for each in vars(value).values() if type(each) is types.FunctionType)
-    elif type(value) in (tuple, list, dict) and len(value) <= altered._FW_LONG:
-        for item in altered._fw_items(value):
+    elif type(value) in (tuple, list, dict) and len(value) <= constants._FW_LONG:
+        if constants._fw_is_cyclic(value):
+            return
+        for item in constants._fw_items(value):
             yield from _functions_of(item)
     elif isinstance(value, types.FunctionType) and _is_the_models(value.__module__):
         yield value

@@ -9,8 +9,10 @@ looks for the same object at each call.
 from __future__ import annotations
 
 import ast
+import collections
 import enum
 import functools
+import os
 import sys
 import types
 from typing import Any
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusewright.runtime import altered
+from fusewright.runtime import altered, constants
 
 # A dictionary or the path of a submodule, a name in it, and the object that must be there.
 Watched = tuple[Any, str, Any]
@@ -54,7 +56,7 @@ class Cell:
 
     def __init__(self, cell: types.CellType) -> None:
         self.cell = cell
-        self.first = self.get("", altered._FwGone)
+        self.first = self.get("", constants._FwGone)
 
     def get(self, name: str, default: Any) -> Any:
         """What the variable holds. Dynamo cannot trace code that reads cells."""
@@ -73,6 +75,19 @@ class _Globals(dict[str, Any]):
         if not name.startswith("__import_"):
             raise KeyError(name)
         return sys.modules.get(name.removeprefix("__import_").replace("_dot_", "."))
+
+
+class Environment:
+    """The variables of the process's environment as one text, in the form of a dictionary."""
+
+    def __init__(self) -> None:
+        self.first = self.get("", constants._FwGone)
+
+    def get(self, name: str, default: Any) -> Any:
+        """The same object for the same variables."""
+        if torch.compiler.is_compiling():
+            return self.first
+        return sys.intern(repr(sorted(os.environ.items())))
 
 
 class Reads:
@@ -118,15 +133,21 @@ class Reads:
         held, value = owner
         if isinstance(value, nn.Module) and id(value) in self.paths:
             place = self.paths[id(value)]
-            self.watched[id(value), name] = (place, name, altered._FwGone)
+            self.watched[id(value), name] = (place, name, constants._FwGone)
             for kind in type(value).__mro__:
                 if not is_library(kind) and not hasattr(kind, name):
-                    self.watched[id(kind), name] = (vars(kind), name, altered._FwGone)
+                    self.watched[id(kind), name] = (vars(kind), name, constants._FwGone)
             return True
         if isinstance(value, types.ModuleType):
-            self.watched[id(value), name] = (vars(value), name, altered._FwGone)
+            self.watched[id(value), name] = (vars(value), name, constants._FwGone)
             return True
         return held is Held.ALL
+
+    def watch_method(self, name: str, method: Any) -> None:
+        """Watch a method of the class of a value, which Dynamo does not guard."""
+        kind = type(self.value(name))
+        if not is_library(kind) and hasattr(kind, str(method)):
+            self._of_class(kind, str(method))
 
     def _at(self, node: ast.expr) -> Found:
         match node:
@@ -179,8 +200,8 @@ class Reads:
 
     def _entry(self, owner: Any, place: Any, name: str) -> Found:
         """A name in the dictionary of a module or a class."""
-        value = place.get(name, altered._FwGone)
-        if not isinstance(value, (*CODE, *_DESCRIPTORS, *_SLOTS)) or value is altered._FwGone:
+        value = place.get(name, constants._FwGone)
+        if not isinstance(value, (*CODE, *_DESCRIPTORS, *_SLOTS)) or value is constants._FwGone:
             return Held.ANYTHING, value
         if not is_library(value):
             self.watched[id(owner), name] = (place, name, value)
@@ -236,13 +257,15 @@ class Reads:
         if name not in vars(owner):
             return self._of_class(type(owner), name)
         value = vars(owner)[name]
+        if _has_methods(value, owner):
+            return Held.ANYTHING, value
         if isinstance(value, (torch.Tensor, *_FUNCTIONS)):
             return Held.OBJECT, value
         if altered._fw_is_pytorchs(type(owner)) and is_library(type(value)):
             return Held.ALL, value
-        if altered._fw_constant(value) is altered._FwGone or is_long(value):
+        if constants._fw_constant(value) is constants._FwGone or is_long(value):
             return Held.ANYTHING, value
-        return (Held.OBJECT if altered._fw_functions(value) else Held.ALL), value
+        return (Held.OBJECT if constants._fw_functions(value) else Held.ALL), value
 
     def _of_namespace(self, module: types.ModuleType, name: str) -> Found:
         value = vars(module).get(name)
@@ -260,6 +283,9 @@ class Reads:
         owner = next((each for each in kind.__mro__ if name in vars(each)), None)
         if owner is None:
             return _ANYTHING
+        for each in kind.__mro__[: kind.__mro__.index(owner)]:
+            if not is_library(each):
+                self.watched[id(each), name] = (vars(each), name, constants._FwGone)
         if is_library(owner) or issubclass(kind, enum.Enum):
             return Held.ALL, vars(owner)[name]
         return self._entry(owner, vars(owner), name)
@@ -275,6 +301,16 @@ class Reads:
         return _ANYTHING
 
 
+def _has_methods(value: Any, owner: nn.Module) -> bool:
+    """Whether there are methods of other objects in an attribute: guards compare the functions, not
+    whose methods they are."""
+    if type(value) is types.MethodType:
+        return value.__self__ is not owner
+    if not isinstance(value, constants._FW_HOLDERS) or constants._fw_is_cyclic(value):
+        return False
+    return any(_has_methods(item, owner) for item in constants._fw_items(value))
+
+
 def is_immutable(value: Any) -> bool:
     """Whether nothing in a value can change."""
     if isinstance(value, tuple | frozenset):
@@ -283,13 +319,16 @@ def is_immutable(value: Any) -> bool:
 
 
 def hides_changes(value: Any) -> bool:
-    """Whether there is a tuple with a list, a dict or a set inside.
+    """Whether there is a tuple with a list, a dict or a set inside, or an OrderedDict.
 
-    Dynamo takes such a tuple for a constant and compares it with itself.
+    Dynamo takes such a tuple for a constant and compares it with itself. It does not compare the
+    order of an OrderedDict.
     """
-    if not isinstance(value, tuple | list | dict | set | frozenset):
+    if isinstance(value, collections.OrderedDict):
+        return True
+    if not isinstance(value, constants._FW_HOLDERS) or constants._fw_is_cyclic(value):
         return False
-    items = altered._fw_items(value)
+    items = constants._fw_items(value)
     inside = isinstance(value, tuple) and any(isinstance(x, list | dict | set) for x in items)
     return inside or any(map(hides_changes, items))
 
@@ -304,8 +343,8 @@ def is_library(value: Any) -> bool:
 def is_long(value: Any) -> bool:
     """Whether our guards would not look at all items of a list at each call."""
     if isinstance(value, tuple | list | dict | set | frozenset):
-        items = altered._fw_items(value)
-        return len(value) > altered._FW_LONG or any(map(is_long, items))
+        items = constants._fw_items(value)
+        return len(value) > constants._FW_LONG or any(map(is_long, items))
     return False
 
 

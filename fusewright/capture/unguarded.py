@@ -58,6 +58,8 @@ _ASKED = frozenset(
 _PYTORCHS = "G['__import_torch_dot_"
 # Facts of a tensor that no guard of ours compares. Dynamo does not notice some of them either.
 _FACTS = frozenset("requires_grad grad _version is_leaf".split())
+# Attributes that hold one of a few objects, each the same for all.
+_SINGLE = frozenset("dtype layout __class__ memory_format".split())
 _UNNOTICED = frozenset(("_version", "is_leaf"))
 _OLD = torch.__version__ < "2.12"  # its Dynamo notices less: see `beside`
 # Guards that agree if a name stands for the same object, with the same inside as far as it is read.
@@ -82,7 +84,7 @@ class Trust:
 
     `by_dynamo` if Dynamo's guards can tell for which calls a trace stands, together with what each
     call must look at `beside` them. `watched` has the objects that guards must find at their
-    places.
+    places; Dynamo does not look there.
     """
 
     reason: str = ""
@@ -102,7 +104,8 @@ def trust(
     leaves = pytree.tree_leaves((args, kwargs))
     odd = {type(each).__name__ for each in leaves if _is_odd(each)}
     if odd:
-        return worst([Trust(f"forward takes a {min(odd)}"), *_of_names(model, False)])
+        untraced = [Trust(f"forward takes a {min(odd)}"), *_of_names(model, False)]
+        return replace(worst(untraced), watched=tuple(Reachable(model).watched()))
     try:
         layers = torch._dynamo.config.patch(allow_rnn=True, ignore_logging_functions=_logging())
         with ONE_AT_A_TIME, silenced(), get_metrics_context(), layers, dynamo_timed("fusewright"):
@@ -110,7 +113,8 @@ def trust(
             found = convert_frame.fullgraph_capture(model, tuple(args), dict(kwargs))
     except Exception as error:  # of the model, or Dynamo does not know what it does
         debug.log(1, "Dynamo cannot trace %s: %s", type(model).__name__, error)
-        return worst([*_of_names(model, witnessed)])
+        untraced = [*_of_names(model, witnessed)]
+        return replace(worst(untraced), watched=tuple(Reachable(model).watched()))
     captured = found.graph_capture_output
     own = [each for each in captured.traced_code if not each.co_filename.startswith(_PYTORCH)]
     reachable, names = Reachable(model), {name for each in own for name in each.co_names}
@@ -127,10 +131,13 @@ def trust(
     if sum(isinstance(each, torch.Tensor) for each in leaves) > 1:
         words = "asks whether two variables are the same object"
         reasons += [Trust(f"{each.co_name} {words}") for each in own if _compares_objects(each)]
+    words = "asks whether an attribute is the same object as another one"
+    reasons += [Trust(f"{each.co_name} {words}", False) for each in own if _compares_held(each)]
     reasons += _reasons(guards, reads)
     if reasons:
-        return worst([*reasons, *drawn.others, *_unnoticed(guards, reads)])
-    return Trust(watched=tuple(reads.watched.values()))
+        reasons += [*drawn.others, *_unnoticed(guards, reads)]
+    watched = (*reads.watched.values(), *reachable.watched(own))
+    return replace(worst(reasons), watched=watched)
 
 
 def worst(found: Sequence[Trust]) -> Trust:
@@ -217,6 +224,32 @@ def _compares_objects(code: types.CodeType) -> bool:
     )
 
 
+def _compares_held(code: types.CodeType) -> bool:
+    """Whether there is `a is b` of an attribute and a variable or attribute. Whether two attributes
+    become the same object, neither our guards nor Dynamo's tell."""
+    steps = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
+    for at, step in enumerate(steps):
+        if step.opname == "IS_OP":
+            right = _path(steps[:at])
+            left = _path(steps[: at - len(right)]) if right else ()
+            told = left and right and len(left) + len(right) > 2
+            if told and not {left[-1], right[-1]} & _SINGLE:
+                return True
+    return False
+
+
+def _path(steps: Sequence[dis.Instruction]) -> tuple[str, ...]:
+    """The names of the path, such as self.a.b, that these steps end with; empty for others."""
+    names: list[str] = []
+    for step in reversed(steps):
+        names.insert(0, str(step.argval))
+        if step.opname.startswith("LOAD_FAST") and step.opname.count("LOAD_FAST") == 1:
+            return tuple(names)
+        if step.opname != "LOAD_ATTR":
+            break
+    return ()
+
+
 def _reasons(guards: Any, reads: Reads) -> Iterator[Trust]:
     kinds = generators()
     for guard in guards:
@@ -229,6 +262,8 @@ def _reasons(guards: Any, reads: Reads) -> Iterator[Trust]:
             yield Trust(f"forward draws random numbers from {_spelt(name)}", by_dynamo=False)
         if not name.startswith(_PYTORCHS) and getattr(value, "__name__", "") in _ASKED:
             yield Trust(f"forward asks torch.{value.__name__}()")
+        if kind == "NOT_PRESENT_IN_GENERIC_DICT" and not isinstance(value, nn.Module):
+            reads.watch_method(name, _given(guard))
         if kind not in _ON_NAMES or not _is_compared(guard, kind, (held, value), reads):
             cells = [*_cells(name, reads)] if _OLD else []
             beside = Beside(tuple(each for each in cells if each is not None))
@@ -262,10 +297,7 @@ def _unnoticed(guards: Any, reads: Reads) -> Iterator[Trust]:
 
 def _is_compared(guard: Any, kind: str, found: tuple[Held, Any], reads: Reads) -> bool:
     """Whether our guards compare what this guard of Dynamo compares."""
-    more = guard.create_fn
-    given: Any = None
-    if isinstance(more, functools.partial):
-        given = next(iter((*more.args, *more.keywords.values())), None)
+    given = _given(guard)
     if kind == "HASATTR":
         # Before PyTorch 2.12, the name is that of the attribute, not of the owner.
         owner, name = reads.owner(_name(guard)) if given is None else (found, str(given))
@@ -289,6 +321,14 @@ def _logging() -> set[Any]:
     forward reads need not know what they do."""
     added = [each for each in vars(logging.Logger).values() if callable(each)]
     return {*torch._dynamo.config.ignore_logging_functions, *added}
+
+
+def _given(guard: Any) -> Any:
+    """What a guard compares with, such as the name of an attribute."""
+    more = guard.create_fn
+    if not isinstance(more, functools.partial):
+        return None
+    return next(iter((*more.args, *more.keywords.values())), None)
 
 
 def _name(source: Any) -> str:

@@ -23,6 +23,7 @@ from torch import nn
 from fusewright.build import Artifact, Libraries, build_divided
 from fusewright.capture.beside import NOTHING, Beside, together
 from fusewright.capture.eager import fails_in_eager
+from fusewright.capture.reads import Watched
 from fusewright.capture.unguarded import DynamoError, has_begun, is_nested_trace
 from fusewright.codegen.source import Source
 from fusewright.compile.call_kinds import DEVICES, kind_of_call, sketch_of
@@ -30,6 +31,7 @@ from fusewright.compile.execute import executed
 from fusewright.compile.left_to_original import left_by_argument, left_to_original
 from fusewright.compile.offered import Offers
 from fusewright.compile.owners import Modes, pin
+from fusewright.compile.places import Places
 from fusewright.compile.record import Record
 from fusewright.compile.replayed import renewed
 from fusewright.emit.bundle import Arguments, ModuleBundle
@@ -48,8 +50,8 @@ from fusewright.target.device import architecture
 LoadText = Callable[[str], Any]
 # Makes the programs of a call; told which attributes the model is known to change.
 Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Sequence[str]], Modes | None]
-# The forward of a class, compiled by way of Dynamo, for any sizes or for those of the call, and for
-# a state of what Dynamo does not guard.
+# The forward of a class, compiled by way of Dynamo, for any sizes or for those of the call. With
+# another state of what Dynamo does not guard, all is compiled anew.
 Front = Callable[[type[nn.Module], bool, Hashable], Callable[..., Any]]
 
 # A module with this many programs gets no more: its calls vary too much.
@@ -128,8 +130,10 @@ class Engine:
         reason: str = "",
         sketches: frozenset[str] = frozenset(),
         eager: frozenset[str] = frozenset(),
+        watched: tuple[Watched, ...] = (),
     ) -> None:
         self.eager = eager
+        self.watched = Places(watched)
         self.front = front
         self.reason = reason
         self.failed = ""  # why the original forward runs instead of `front`
@@ -174,6 +178,7 @@ class Engine:
                 self.look_at(error.beside)
                 if not error.by_dynamo:
                     self.failed = self.failed or str(error)
+            self.watched = Places(getattr(error, "watched", self.watched.rows))
             self.record.unguarded(first_line(error))
             return self.by_dynamo(module, args, kwargs, any_size=True, reason=reason)
         if extended:
@@ -210,7 +215,7 @@ class Engine:
         failed = left_by_argument(args, kwargs) or self.failed
         failed = failed or ("" if self.front else self.reason or reason)
         if self.front is not None and not failed:
-            state = self.beside.state(module)
+            state = (self.watched.found(module), self.beside.state(module))
             self.states.add(state)
             if len(self.states) > MOST_VALUES:
                 failed = self.failed = "values that Dynamo does not guard change too often"
@@ -321,7 +326,7 @@ class Engine:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         kept = (self.left_out, self.front, self.reason, frozenset(self.sketches), self.eager)
-        twin = Engine(self.specialise, renewed(self.modes), *kept)
+        twin = Engine(self.specialise, renewed(self.modes), *kept, self.watched.rows)
         twin.record, twin.source = self.record.for_a_copy(), self.source
         twin.look_at(self.beside)
         return twin
@@ -342,13 +347,14 @@ def optimized(
     reason: str = "",
     sketches: frozenset[str] = frozenset(),
     eager: frozenset[str] = frozenset(),
+    watched: tuple[Watched, ...] = (),
     beside: object = None,
 ) -> nn.Module:
     """A module that shares all state with the model; its class is a subclass of the model's."""
     made = _fresh(original_class(model))
     made.__dict__.update(model.__dict__)
     made.__dict__.pop("_fw_seen", None)
-    settings = (left_out, front, reason, sketches, eager)
+    settings = (left_out, front, reason, sketches, eager, watched)
     made.__dict__[ENGINE] = engine = Engine(specialise, modes, *settings)
     engine.look_at(beside)
     return made

@@ -9,7 +9,7 @@ from torch import nn
 
 from fusewright.capture import in_mode
 from fusewright.emit.bundle import Constant, Owner
-from fusewright.runtime import altered, call
+from fusewright.runtime import altered, call, constants
 
 Modes = tuple[call._FwMode, ...]
 _INHERITED = frozenset(nn.Module().__dict__)
@@ -62,8 +62,8 @@ def _constants(module: nn.Module, inside: bool) -> Iterator[tuple[str, Constant]
         # The lists of PyTorch's layers follow from their other attributes.
         if pytorchs and isinstance(value, list | dict | set):
             continue
-        known = altered._fw_constant(value)
-        if known is not altered._FwGone:
+        known = constants._fw_constant(value)
+        if known is not constants._FwGone:
             yield name, known
 
 
@@ -78,7 +78,7 @@ def pin(modes: Modes, model: nn.Module) -> Modes:
         if path:
             found.append((path, "", (type(module),)))
         for key, value in vars(module).items():
-            if key not in _INHERITED and (functions := altered._fw_functions(value)):
+            if key not in _INHERITED and (functions := constants._fw_functions(value)):
                 found.append((path, key, functions))
     for mode in modes:
         mode.pinned = tuple(found)

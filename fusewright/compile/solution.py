@@ -16,12 +16,9 @@ from torch import nn
 
 from fusewright import debug
 from fusewright.build import Artifact
-from fusewright.capture import in_mode
 from fusewright.capture.eager import fails_in_eager
-from fusewright.capture.hooks import unhooked
 from fusewright.capture.private import private
 from fusewright.capture.reads import Watched
-from fusewright.capture.unguarded import Trust, trust, worst
 from fusewright.compile import module
 from fusewright.compile.backend import Traced, traced_backend
 from fusewright.compile.call_kinds import DEVICES, sketch_of
@@ -35,6 +32,12 @@ from fusewright.compile.pipeline import MODES, Prepared, prepare
 from fusewright.compile.replayed import wants_replays, with_replays
 from fusewright.compile.settings import Absent, example_arguments, refuse_other_settings
 from fusewright.compile.stages import logged
+from fusewright.compile.trusted import (
+    require_no_effects_outside,
+    trust_of,
+    unguarded,
+    worst_of,
+)
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans, without_gradients
 from fusewright.errors import (
     CaptureError,
@@ -287,7 +290,8 @@ def optimize(
     except UnguardedError as error:
         debug.log(1, "torch.compile runs %s: %s", name, error)
         ours = front if error.by_dynamo else None
-        return module.optimized(model, front=ours, reason=first_line(error), beside=error.beside)
+        why, watched, beside = first_line(error), error.watched, error.beside
+        return module.optimized(model, front=ours, reason=why, watched=watched, beside=beside)
     warn_of(solution, stacklevel=2)
     pinned = pin(drivers(solution, replays), model)
     return _module_of(solution, pinned, model, args, example_kwargs or {}, again, front)
@@ -306,7 +310,8 @@ def _module_of(
     prepared = solution.prepared
     left_out = frozenset(mode for mode, _ in prepared.left_out) - prepared.eager
     known = frozenset((sketch_of(model, args, kwargs),))
-    fast = module.optimized(model, pinned, again, left_out, front, "", known, prepared.eager)
+    settings = (left_out, front, "", known, prepared.eager, solution.watched)
+    fast = module.optimized(model, pinned, again, *settings)
     engine = module.engine_of(fast)
     assert engine is not None
     where = device_name(device_of(model, args))
@@ -322,6 +327,7 @@ def _trusted(
     Otherwise an UnguardedError: the call is for Dynamo or, if that would not notice a change
     either, for the original forward.
     """
+    require_no_effects_outside(model, args, kwargs, settings["modes"])
     try:
         solution = solve(model, args, kwargs, **settings)
     except LeftToEagerError:
@@ -329,36 +335,15 @@ def _trusted(
     except CaptureError as error:
         if not isinstance(error, UnguardedError) and fails_in_eager(model, args, kwargs):
             raise
-        found = _trust(model, args, kwargs, MODES)
+        found = trust_of(model, args, kwargs, MODES)
         reason = str(error) if found.by_dynamo else found.reason
-        again = UnguardedError(reason, by_dynamo=found.by_dynamo, beside=found.beside)
-        raise again from error
+        raise unguarded(reason, found) from error
     modes = {each.program.mode for each in solution.prepared.modes}
-    found = _trust(model, args, kwargs, sorted(modes), solution.prepared.witnessed)
+    found = trust_of(model, args, kwargs, sorted(modes), solution.prepared.witnessed)
     if found.reason:
-        found = worst([found, _trust(model, args, kwargs, sorted({*MODES} - modes))])
-        raise UnguardedError(found.reason, by_dynamo=found.by_dynamo, beside=found.beside)
+        found = worst_of([found, trust_of(model, args, kwargs, sorted({*MODES} - modes))])
+        raise unguarded(found.reason, found)
     return replace(solution, watched=found.watched)
-
-
-def _trust(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    modes: Sequence[str],
-    witnessed: bool = False,
-) -> Trust:
-    """Whether a trace of this call can stand for later ones, in all of these modes. `witnessed`: no
-    numbers of the process's own random generators were drawn."""
-    traced, given, named = private(model, args, kwargs)
-    found = []
-    for mode in modes:
-        with in_mode(traced, mode), unhooked(traced):
-            found.append(trust(traced, given, named, witnessed=witnessed))
-    watched: list[Watched] = []
-    for each in found:
-        watched += [place for place in each.watched if place not in watched]
-    return replace(worst(found), watched=tuple(watched))
 
 
 @functools.cache
@@ -366,7 +351,7 @@ def _by_dynamo(
     kind: type[nn.Module], any_size: bool, state: Hashable, *, tune: bool, replays: bool
 ) -> Any:
     """The forward of a class by way of Dynamo, which guards what it reads. There is one for each
-    `state` of what Dynamo does not guard: code compiled by another back-end does not fit."""
+    `state` of what Dynamo does not guard: another back-end is another entry for Dynamo."""
     log = _LOGS.setdefault((kind, any_size), [])
     ours = functools.partial(traced_backend, tune=tune, replays=replays, log=log)
     return torch.compile(kind.forward, backend=ours, dynamic=True if any_size else None)

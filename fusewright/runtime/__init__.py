@@ -7,7 +7,7 @@ generated kernels refuse.
 """
 
 # In the order in which they are pasted.
-PASTED = ("library", "guard", "altered", "call", "states", "operators")
+PASTED = ("library", "guard", "constants", "altered", "call", "states", "operators")
 # Pasted, too, if a kernel on tensor cores is used.
 TENSOR_CORES = "tensor_cores"
 # Pasted, too, if there is a recurrent layer.

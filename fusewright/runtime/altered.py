@@ -4,31 +4,25 @@ The full comparison walks the tree by names. If nothing has changed, it remember
 themselves, and the next call only checks that the same objects are still there.
 """
 
-import hashlib
 import operator
-import types
 import typing
 
 import torch
+
+from fusewright.runtime.constants import (
+    _FW_HOLDERS,
+    _FW_LONG,
+    _fw_constant,
+    _fw_functions,
+    _fw_items,
+    _fw_same,
+    _FwGone,
+)
 
 _fw_all_modules: typing.Any = torch.nn.modules.module
 _FW_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Hooks that PyTorch runs for every module of the process.
 _FW_EVERYWHERE = tuple([getattr(_fw_all_modules, f"_global{name}", {}) for name in _FW_HOOKS])
-_FW_NUMBERS = (bool, int, float, complex, str)
-_FW_NAMES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-_FW_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-# Longer lists are compared by a digest, and not at each call if the list is the same object.
-_FW_LONG = 64
-
-
-class _FwGone:
-    """Stands for a submodule that no longer exists: it contains nothing."""
-
-    _modules: typing.ClassVar[dict[str, typing.Any]] = {}
-    _parameters: typing.ClassVar[dict[str, typing.Any]] = {}
-    _buffers: typing.ClassVar[dict[str, typing.Any]] = {}
-    _forward_hooks = _forward_pre_hooks = _backward_hooks = _backward_pre_hooks = _buffers
 
 
 def _fw_inside(module: typing.Any, path: tuple[str, ...]) -> typing.Any:
@@ -36,53 +30,6 @@ def _fw_inside(module: typing.Any, path: tuple[str, ...]) -> typing.Any:
         child = module._modules.get(name)
         module = _FwGone if child is None else child  # an empty list of modules is false
     return module
-
-
-def _fw_constant(value: typing.Any) -> typing.Any:
-    """An attribute in the form that guards compare; `_FwGone` if they do not compare it.
-
-    Functions are compared by name: an emitted file has nothing else to compare them with.
-    """
-    kind = type(value)
-    if value is None or kind in _FW_NUMBERS:
-        return value
-    if kind in _FW_NAMES:
-        return ("torch", str(value))
-    if kind in _FW_FUNCTIONS:
-        return ("function", value.__qualname__)
-    if kind in (list, set, frozenset) or isinstance(value, tuple):
-        inside = [_fw_constant(item) for item in value]
-    elif kind is dict:
-        inside = [_fw_constant(item) for pair in value.items() for item in pair]
-    else:
-        return _FwGone
-    if _FwGone in inside:
-        return _FwGone
-    if kind in (set, frozenset):
-        inside = sorted(inside, key=repr)
-    if len(inside) > _FW_LONG:
-        inside = [len(inside), hashlib.sha256(repr(inside).encode()).hexdigest()]
-    return tuple(inside) if isinstance(value, tuple) else (kind.__name__, *inside)
-
-
-def _fw_same(one: typing.Any, other: typing.Any) -> bool:
-    """Whether two constants are the same. 2 and 2.0 differ, two NaNs do not."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, tuple):
-        if len(one) != len(other):
-            return False
-        return all(_fw_same(*pair) for pair in zip(one, other, strict=True))
-    return bool(one == other) or (one != one and other != other)
-
-
-def _fw_functions(value: typing.Any) -> tuple[typing.Any, ...]:
-    """The functions in an attribute; of methods, the functions."""
-    if type(value) in _FW_FUNCTIONS:
-        return (getattr(value, "__func__", value),)
-    if isinstance(value, (tuple, list, dict, set, frozenset)):
-        return tuple([each for item in _fw_items(value) for each in _fw_functions(item)])
-    return ()
 
 
 def _fw_is_pytorchs(kind: typing.Any) -> bool:
@@ -291,7 +238,7 @@ class _FwSnapshot:
 
     def keep_items(self, value: typing.Any) -> None:
         """Remember the items of a list, dict or set: they may change while the object stays."""
-        if isinstance(value, (tuple, list, dict, set, frozenset)) and len(value) <= _FW_LONG:
+        if isinstance(value, _FW_HOLDERS) and len(value) <= _FW_LONG:
             items = _fw_items(value)
             if isinstance(value, (list, dict, set)):
                 self.lists.append((value, items))
@@ -357,10 +304,6 @@ class _FwSnapshot:
 
 def _fw_hook_objects(state: dict[str, typing.Any]) -> list[typing.Any]:
     return [hook for name in _FW_HOOKS for hook in state[name].values()]
-
-
-def _fw_items(value: typing.Any) -> list[typing.Any]:
-    return [*value, *value.values()] if isinstance(value, dict) else [*value]
 
 
 def _fw_same_items(value: typing.Any, before: list[typing.Any]) -> bool:

@@ -1,371 +1,192 @@
-"""Random small models whose forward reads Python state, and ways to change that state.
+"""Random small models whose forward reads Python state, and random changes of it between calls.
 
-A model is the text of two files: its own, and another one that it imports. Each `State` adds lines
-to them and an expression to forward. A change is a statement over the model `m`, its file `own` and
-the other file `other`. It can run once for each of two models.
+A model is the text of two files: its own, and another one that it imports. It has four classes, of
+which each may read some of the states: `Model`, its base, a submodule, and one of a list of
+submodules. The same seed gives the same model and the same steps.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from dataclasses import dataclass, replace
 
-# `{i}` makes names unique. `{a}`, `{b}` and `{c}` are numbers.
+from tests.support.python_modules import EFFECTS, MODULES, TENSORS
+from tests.support.python_objects import OBJECTS_READ
+from tests.support.python_values import VALUES, State
+
+STATES: dict[str, State] = {**VALUES, **OBJECTS_READ, **TENSORS, **MODULES, **EFFECTS}
 HEAD = """
-import enum, functools, math, types, dataclasses
+import collections, contextvars, dataclasses, enum, fractions, functools, itertools
+import math, os, random, threading, types
 import numpy as np
 import torch
 from torch import nn
 from torch import is_grad_enabled as gradients_are_wanted
 """
-BODY = """
-class Model(nn.Module):
+CLASS = """
+class {cls}({base}):
 {body}
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 4))
 {init}
-    def forward(self, x):
-        factor = 0.0
 {reads}
-        return (x * self.weight).tanh() * factor
 """
-
-
-@dataclass(frozen=True)
-class State:
-    """One thing that forward reads. `ours` if our own guards can compare it."""
-
-    read: str
-    changes: tuple[str, ...]
-    init: str = ""
-    body: str = ""
-    top: str = ""
-    other: str = ""
-    ours: bool = False
-
-
-FUNCTIONS = """
-def times{i}(v=1.0):
-    return {a} * v
-
-def plus{i}(v=1.0):
-    return {b} + v
-
-first{i} = lambda: {a}
-second{i} = lambda: {b}
-"""
-CLASSES = """
-class Kind{i}(enum.Enum):
-    ONE = 1
-    TWO = 2
-
-@dataclasses.dataclass
-class Config{i}:
-    scale: float = {a}
-    inner: object = None
-
-class Times{i}:
-    factor = {a}
-    def __init__(self, factor):
-        self.factor = factor
-    def __call__(self):
-        return self.factor
-    def method(self):
-        return self.factor * 2
-"""
-CLOSURE = """
-def make{i}():
-    value = {a}
-    def get():
-        return value
-    def put(new):
-        nonlocal value
-        value = new
-    return get, put
-get{i}, put{i} = make{i}()
-"""
-STATES = {
-    "float": State("self.v{i}", ("m.v{i} = {b}", "m.v{i} = {c}"), "self.v{i} = {a}", ours=True),
-    "int": State("self.v{i}", ("m.v{i} = 2", "m.v{i} = 3"), "self.v{i} = 1", ours=True),
-    "bool": State(
-        "({a} if self.v{i} else {b})", ("m.v{i} = False",), "self.v{i} = True", ours=True
-    ),
-    "str": State(
-        "({a} if self.v{i} == 'x' else {b})", ("m.v{i} = 'y'",), "self.v{i} = 'x'", ours=True
-    ),
-    "None": State(
-        "({a} if self.v{i} is None else self.v{i})",
-        ("m.v{i} = {b}", "m.v{i} = None"),
-        "self.v{i} = None",
-        ours=True,
-    ),
-    "missing": State("getattr(self, 'v{i}', {a})", ("m.v{i} = {b}", "m.v{i} = {c}"), ours=True),
-    "missing, asked for": State(
-        "({a} if hasattr(self, 'v{i}') else {b})", ("m.v{i} = None", "m.v{i} = 1"), ours=True
-    ),
-    "deleted": State(
-        "getattr(self, 'v{i}', {a})", ("m.__dict__.pop('v{i}', 0)",), "self.v{i} = {b}", ours=True
-    ),
-    "list": State(
-        "sum(self.v{i})",
-        ("m.v{i}[0] = {b}", "m.v{i}.append({c})", "m.v{i} = [{b}]", "m.v{i}.reverse()"),
-        "self.v{i} = [{a}, {b}]",
-        ours=True,
-    ),
-    "nested list": State(
-        "self.v{i}[1][0]",
-        ("m.v{i}[1][0] = {b}", "m.v{i}[1] = [{c}]"),
-        "self.v{i} = [1.0, [{a}]]",
-        ours=True,
-    ),
-    "long list": State(
-        "self.v{i}[80]", ("m.v{i}[80] = {b}", "m.v{i} = [{c}] * 90"), "self.v{i} = [{a}] * 90"
-    ),
-    "dict": State(
-        "self.v{i}.get('k', {b}) + len(self.v{i})",
-        ("m.v{i}['k'] = {c}", "m.v{i}.pop('k', 0)", "m.v{i}['other'] = 1.0"),
-        "self.v{i} = dict(k={a})",
-        ours=True,
-    ),
-    "key": State("(1.0 if 'k' in self.v{i} else {a})", ("m.v{i}['k'] = 1",), "self.v{i} = {{}}"),
-    "set": State(
-        "(1.0 if 'k' in self.v{i} else {a})",
-        ("m.v{i}.add('k')", "m.v{i}.clear()"),
-        "self.v{i} = set()",
-        ours=True,
-    ),
-    "tuple": State(
-        "self.v{i}[0] * self.v{i}[1][0]",
-        ("m.v{i} = ({b}, [2.0])", "m.v{i}[1][0] = {c}"),
-        "self.v{i} = ({a}, [1.0])",
-        ours=True,
-    ),
-    "namespace": State(
-        "self.v{i}.a * getattr(self.v{i}, 'more', 1.0)",
-        ("m.v{i}.a = {b}", "m.v{i}.more = {c}", "m.v{i} = types.SimpleNamespace(a={c})"),
-        "self.v{i} = types.SimpleNamespace(a={a})",
-    ),
-    "dataclass": State(
-        "self.v{i}.scale",
-        ("m.v{i}.scale = {b}", "m.v{i} = own.Config{i}({c})"),
-        "self.v{i} = Config{i}()",
-        top=CLASSES,
-    ),
-    "nested config": State(
-        "self.v{i}.inner.scale",
-        ("m.v{i}.inner.scale = {b}", "m.v{i}.inner = own.Config{i}({c})"),
-        "self.v{i} = Config{i}(1.0, Config{i}())",
-        top=CLASSES,
-    ),
-    "partial": State(
-        "self.v{i}()",
-        ("m.v{i} = functools.partial(own.times{i}, {b})",),
-        "self.v{i} = functools.partial(times{i}, 2.0)",
-        top=FUNCTIONS,
-    ),
-    "function": State(
-        "self.v{i}()", ("m.v{i} = own.plus{i}",), "self.v{i} = times{i}", top=FUNCTIONS, ours=True
-    ),
-    "lambda": State(
-        "self.v{i}()", ("m.v{i} = own.second{i}",), "self.v{i} = first{i}", top=FUNCTIONS, ours=True
-    ),
-    "bound method": State(
-        "self.v{i}()",
-        ("m.v{i}.__self__.factor = {b}", "m.v{i} = own.Times{i}({c}).method"),
-        "self.v{i} = Times{i}({a}).method",
-        top=CLASSES,
-    ),
-    "own method": State(
-        "self.get{i}()",
-        ("m.v{i} = {b}", "m.get{i} = own.plus{i}"),
-        "self.v{i} = {a}",
-        "    def get{i}(self):\n        return self.v{i}\n",
-        FUNCTIONS,
-        ours=True,
-    ),
-    "callable": State(
-        "self.v{i}()",
-        ("m.v{i}.factor = {b}", "m.v{i} = own.Times{i}({c})"),
-        "self.v{i} = Times{i}({a})",
-        top=CLASSES,
-    ),
-    "enum": State(
-        "({a} if self.v{i} is Kind{i}.ONE else {b})",
-        ("m.v{i} = own.Kind{i}.TWO", "m.v{i} = own.Kind{i}.ONE"),
-        "self.v{i} = Kind{i}.ONE",
-        top=CLASSES,
-    ),
-    "global enum": State(
-        "({a} if kind{i} is Kind{i}.ONE else {b})",
-        ("own.kind{i} = own.Kind{i}.TWO",),
-        top=CLASSES + "kind{i} = Kind{i}.ONE\n",
-        ours=True,
-    ),
-    "class attribute": State(
-        "self.v{i}", ("own.Model.v{i} = {b}", "m.v{i} = {c}"), body="    v{i} = {a}\n"
-    ),
-    "class function": State(
-        "self.v{i}()",
-        ("own.Model.v{i} = staticmethod(own.plus{i})", "m.v{i} = own.first{i}"),
-        body="    v{i} = staticmethod(times{i})\n",
-        top=FUNCTIONS,
-        ours=True,
-    ),
-    "property": State(
-        "self.p{i}",
-        ("m.v{i} = {b}", "own.Model.p{i} = property(lambda self: {c})"),
-        "self.v{i} = {a}",
-        "    @property\n    def p{i}(self):\n        return self.v{i} * 2\n",
-        ours=True,
-    ),
-    "closure": State("get{i}()", ("own.put{i}({b})", "own.put{i}({c})"), top=CLOSURE),
-    "global": State("v{i}", ("own.v{i} = {b}", "own.v{i} = {c}"), top="v{i} = {a}\n"),
-    "global list": State("v{i}[0]", ("own.v{i}[0] = {b}", "own.v{i} = [{c}]"), top="v{i} = [{a}]"),
-    "global function": State(
-        "times{i}()", ("own.times{i} = own.plus{i}",), top=FUNCTIONS, ours=True
-    ),
-    "global of another file": State(
-        "get{i}()",
-        ("other.v{i} = {b}", "other.v{i} = {c}"),
-        top="from {other} import get{i}\n",
-        other="v{i} = {a}\ndef get{i}():\n    return v{i}\n",
-    ),
-    "attribute of another file": State(
-        "there{i}.v{i}",
-        ("other.v{i} = {b}",),
-        top="import {other} as there{i}\n",
-        other="v{i} = {a}\n",
-    ),
-    "function of another file": State(
-        "there{i}.times{i}()",
-        ("other.times{i} = other.plus{i}",),
-        top="import {other} as there{i}\n",
-        other=FUNCTIONS,
-        ours=True,
-    ),
-    "default argument": State(
-        "get{i}()",
-        ("own.get{i}.__defaults__[0][0] = {b}",),
-        top="def get{i}(v=[{a}]):\n    return v[0]\n",
-    ),
-    "constant default argument": State(
-        "get{i}()",
-        ("own.get{i} = lambda: {b}",),
-        top="def get{i}(v={a}):\n    return v\n",
-        ours=True,
-    ),
-    "functions in a list": State(
-        "sum(f() for f in self.v{i})",
-        ("m.v{i}[0] = own.second{i}", "m.v{i}.append(own.first{i})", "m.v{i} = [own.second{i}]"),
-        "self.v{i} = [first{i}]",
-        top=FUNCTIONS,
-        ours=True,
-    ),
-    "functions in a dict": State(
-        "self.v{i}['k']()",
-        ("m.v{i}['k'] = own.second{i}", "m.v{i} = dict(k=own.second{i})"),
-        "self.v{i} = dict(k=first{i})",
-        top=FUNCTIONS,
-        ours=True,
-    ),
-    "numpy scalar": State(
-        "float(self.v{i})", ("m.v{i} = np.float64({b})",), "self.v{i} = np.float64({a})"
-    ),
-    "numpy array": State(
-        "torch.from_numpy(self.v{i})",
-        ("m.v{i}[0] = {b}", "m.v{i} = np.full(4, {c}, np.float32)"),
-        "self.v{i} = np.full(4, {a}, np.float32)",
-    ),
-    "tensor": State(
-        "self.v{i}",
-        ("m.v{i} = torch.full((4,), {b})", "m.v{i}.fill_({c})"),
-        "self.v{i} = torch.full((4,), {a})",
-        ours=True,
-    ),
-    "tensors in a list": State(
-        "sum(self.v{i})",
-        ("m.v{i}[0] = torch.full((4,), {b})", "m.v{i}.append(torch.ones(4))", "m.v{i}[0].fill_(2)"),
-        "self.v{i} = [torch.full((4,), {a})]",
-    ),
-    "counter": State(
-        "self.count{i}()",
-        ("m.v{i} = 5",),
-        "self.v{i} = 0",
-        "    def count{i}(self):\n        self.v{i} += 1\n        return {a}\n",
-    ),
-    "gradients": State("({a} if torch.is_grad_enabled() else {b})", ("no_grad",)),
-    "gradients, another name": State("({a} if gradients_are_wanted() else {b})", ("no_grad",)),
-    "autocast": State("({a} if torch.is_autocast_enabled('cpu') else {b})", ("autocast",)),
-    "default dtype": State(
-        "({a} if torch.get_default_dtype() is torch.float32 else {b})", ("float64",), ours=True
-    ),
-    "deterministic": State(
-        "({a} if torch.are_deterministic_algorithms_enabled() else {b})", ("deterministic",)
-    ),
-    "needs gradient": State(
-        "({a} if self.weight.requires_grad else {b})", ("m.weight.requires_grad_(False)",)
-    ),
-    "input needs gradient": State("({a} if x.requires_grad else {b})", ("detached",)),
-    "mode": State("({a} if self.training else {b})", ("m.eval()", "m.train()"), ours=True),
-}
+# Each class that may read states, and where the model has it.
+OWNERS = {"Base": "", "Part": "part", "Item": "parts.1", "Model": ""}
+# Changes of any model. `m` is the whole model; a copy takes its place.
+COMMON = (
+    "m.train()",
+    "m.eval()",
+    "m.part.eval()",
+    "m.requires_grad_(False)",
+    "m.weight.requires_grad_(False)",
+    "m.weight = nn.Parameter(torch.full((4,), 0.75))",
+    "m.weight.data.mul_(2.0)",
+    "m.parts[0], m.parts[1] = m.parts[1], m.parts[0]",
+    "m.part = own.Item()",
+    "m.load_state_dict({k: v * 0.5 for k, v in m.state_dict().items()})",
+    "m = copy.deepcopy(m)",
+    "m.register_forward_hook(lambda m, x, y: y * 2)",
+    "m.part.register_forward_hook(lambda m, x, y: y * 2)",
+    "m.weight.register_hook(lambda g: g * 2)",
+    "m.unrelated = object()",
+    "m.part.unrelated = 1.0",
+)
 # Changes that are the circumstances of later calls.
-CIRCUMSTANCES = frozenset("no_grad autocast float64 deterministic detached".split())
+CIRCUMSTANCES = frozenset(
+    "no_grad autocast float64 deterministic detached precision inference".split()
+)
+# In a file, globals and classes keep what they had, and functions are known by their names.
+NOT_IN_A_FILE = (
+    *("own.{cls}.", "own.Scale{i}.forward", "own.first", "own.second", "other.", "own.get"),
+    *("own.kind", "own.times{i} =", "own.abs", "abs'"),
+)
+SIZES = (3, 3, 3, 2, 1, 5)
 
 
 @dataclass(frozen=True)
-class Changing:
-    """A model, its files, and the changes to make, one after the other."""
+class Read:
+    """A state that a class of the model reads, with its number and its values."""
 
-    names: tuple[str, ...]
-    text: str
-    own: ModuleType
-    other: ModuleType
-    changes: tuple[str, ...]
+    name: str
+    number: int
+    values: tuple[str, ...]
+    reader: str = "Model"
 
-    def model(self) -> Any:
-        return self.own.Model()
-
-    def change(self, statement: str, model: Any) -> None:
-        names = {**vars(self.own), "m": model, "own": self.own, "other": self.other}
-        exec(statement, names)
+    def text(self, template: str, other: str = "") -> str:
+        a, b, c = self.values
+        where = {"cls": self.reader, "other": other}
+        return template.format(i=self.number, a=a, b=b, c=c, **where)
 
 
-def changing(seed: int, folder: Path) -> Changing:
-    """A random model with two to four states, and four changes of them."""
+@dataclass(frozen=True)
+class Step:
+    """A change, which may be none, and the calls after it: their batch size and how many.
+
+    A change is a circumstance, or a statement over `m`, the module at `place`.
+    """
+
+    change: str = ""
+    place: str = ""
+    size: int = 3
+    calls: int = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, how it is optimized, and what happens to it.
+
+    The `door` is optimize, torch.compile, or a file that was saved.
+    """
+
+    seed: int
+    door: str
+    reads: tuple[Read, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def other(self) -> str:
+        return f"other_state_{self.seed}"
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """Of the model's file and of the other file."""
+        top = "\n".join(each.text(STATES[each.name].top, self.other) for each in self.reads)
+        other = "\n".join(each.text(STATES[each.name].other) for each in self.reads)
+        classes = [self._class(name) for name in OWNERS]
+        return HEAD + top + "".join(classes), HEAD + other
+
+    def _class(self, name: str) -> str:
+        mine = [each for each in self.reads if each.reader == name]
+        rows = [(each, STATES[each.name]) for each in mine]
+        init = [each.text(row.init) for each, row in rows if row.init]
+        reads = [f"factor = factor + {each.text(row.read)}" for each, row in rows]
+        match name:
+            case "Base":
+                head, result = "def of_base(self, x):", "factor"
+            case "Model":
+                init[:0] = ["self.part = Part()", "self.parts = nn.ModuleList([Item(), Item()])"]
+                head = "def forward(self, x):"
+                reads += ["factor = factor + self.of_base(x) + self.part(x)"]
+                reads += ["for each in self.parts:", "    factor = factor + each(x)"]
+                result = "(x * self.weight).tanh() * factor"
+            case _:
+                head, result = "def forward(self, x):", "x * factor"
+        if name != "Base":
+            init[:0] = ["self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 4))"]
+            result = result.replace("x * factor", "x * self.weight * factor")
+        if name in ("Part", "Item") and not mine:
+            result = "x * self.weight"
+        lines = [f"    {line}" for line in (*reads, f"return {result}")]
+        return CLASS.format(
+            cls=name,
+            base="Base" if name == "Model" else "nn.Module",
+            body="\n".join(each.text(row.body) for each, row in rows),
+            init="\n".join(f"        {line}" for line in init),
+            reads="\n".join(f"    {line}" for line in (head, "    factor = 0.0", *lines)),
+        )
+
+    def without(self, read: Read) -> Case:
+        return replace(self, reads=tuple(each for each in self.reads if each != read))
+
+
+def drawn(seed: int) -> Case:
+    """A random model with one to four states, and three to six steps."""
     rng = random.Random(seed)
-    known = [name for name, each in STATES.items() if each.ours or seed % 2]
-    names = rng.sample(known, rng.randint(2, 4))
-    other = f"other_state_{seed}"
-    filled: dict[str, list[str]] = {part: [] for part in ("top", "other", "body", "init", "read")}
-    changes: list[str] = []
-    for at, name in enumerate(names):
-        a, b, c = rng.sample(("0.5", "1.5", "2.0", "3.0"), 3)
-        values = {"i": at, "a": a, "b": b, "c": c, "other": other}
-        for part, texts in filled.items():
-            texts.append(getattr(STATES[name], part).format(**values))
-        changes += [each.format(**values) for each in STATES[name].changes]
-    text = HEAD + "\n".join(filled["top"]) + BODY.format(
-        body="\n".join(filled["body"]),
-        init="\n".join(f"        {line}" for line in filled["init"]),
-        reads="\n".join(f"        factor = factor + {read}" for read in filled["read"]),
-    )  # fmt: skip
-    beside = _loaded(folder / f"{other}.py", HEAD + "\n".join(filled["other"]))
-    own = _loaded(folder / f"state_{seed}.py", text)
-    chosen = rng.sample(changes, min(4, len(changes)))
-    return Changing(tuple(names), text, own, beside, tuple(chosen))
+    door = rng.choice(("optimize",) * 5 + ("torch.compile", "file"))
+    ours = door == "file" or rng.random() < 0.5
+    known = [name for name, each in STATES.items() if each.ours or not ours]
+    reads = tuple(
+        Read(name, at, tuple(rng.sample(("0.5", "1.5", "2.0", "3.0"), 3)), rng.choice([*OWNERS]))
+        for at, name in enumerate(rng.sample(known, rng.randint(1, 4)))
+    )
+    case = Case(seed, door, reads, ())
+    count = rng.randint(3, 6)
+    steps = [Step(), *(_step(rng, case) for _ in range(count))]
+    return replace(case, steps=tuple(steps))
 
 
-def _loaded(path: Path, text: str) -> ModuleType:
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
+def _step(rng: random.Random, case: Case) -> Step:
+    size, calls = rng.choice(SIZES), rng.randint(1, 2)
+    kind = rng.random()
+    if kind < 0.08:
+        return Step(rng.choice(sorted(CIRCUMSTANCES)), "", size, calls)
+    changes = [
+        (each.text(change, case.other), OWNERS[each.reader] if change not in CIRCUMSTANCES else "")
+        for each in case.reads
+        for change in STATES[each.name].changes
+        if case.door != "file" or not any(word in change for word in NOT_IN_A_FILE)
+    ]
+    if kind < 0.3 or not changes:
+        return Step(rng.choice(COMMON), "", size, calls)
+    change, place = rng.choice(changes)
+    return Step(change, place, size, calls)
+
+
+def of_state(name: str, reader: str = "Model") -> Case:
+    """A model that reads one state, with all changes of it."""
+    read = Read(name, 0, ("0.5", "1.5", "3.0"), reader)
+    changes = (read.text(each, "other_state_0") for each in STATES[name].changes)
+    place = OWNERS[reader]
+    steps = (Step(), *(Step(each, "" if each in CIRCUMSTANCES else place) for each in changes))
+    return Case(0, "optimize", (read,), steps)

@@ -1,0 +1,72 @@
+"""Whether one trace of a model can stand for later calls, and where guards must look."""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from fusewright.capture import in_mode
+from fusewright.capture.hooks import unhooked
+from fusewright.capture.private import private
+from fusewright.capture.reachable import Reachable
+from fusewright.capture.unguarded import Trust, trust, worst
+from fusewright.compile.pipeline import MODES
+from fusewright.errors import UnguardedError
+
+
+def require_no_effects_outside(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    modes: Sequence[str],
+) -> None:
+    """An UnguardedError if a real call or a trace might change what copies of the model share, and
+    Dynamo, which runs nothing, says that a trace could not stand for later calls anyway."""
+    reachable = Reachable(model)
+    found = [trust_of(model, args, kwargs, [each], True) for each in modes if reachable.shares()]
+    if found and all(each.reason for each in found):
+        raise unguarded(worst(found).reason, worst_of(found))
+    if reachable.assigned():
+        trusted = trust_of(model, args, kwargs, MODES)
+        raise unguarded(f"forward assigns {reachable.assigned()}", trusted)
+
+
+def trust_of(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    modes: Sequence[str],
+    witnessed: bool = False,
+) -> Trust:
+    """Whether a trace of this call can stand for later ones, in all of these modes. `witnessed`: no
+    numbers of the process's own random generators were drawn."""
+    traced, given, named = private(model, args, kwargs)
+    found = []
+    for mode in modes:
+        with in_mode(traced, mode), unhooked(traced):
+            found.append(trust(traced, given, named, witnessed=witnessed))
+    return worst_of(found)
+
+
+def worst_of(found: Sequence[Trust]) -> Trust:
+    """The reason that asks for most, with all places."""
+    rows = [row for each in found for row in each.watched]
+    watched = {(_identity(place), name): (place, name, value) for place, name, value in rows}
+    return replace(worst(found), watched=tuple(watched.values()))
+
+
+def _identity(place: Any) -> Any:
+    """Of a dictionary or path. Each `vars(kind)` is another proxy of the same dictionary."""
+    if isinstance(place, tuple):
+        return place
+    return id(gc.get_referents(place)[0] if isinstance(place, types.MappingProxyType) else place)
+
+
+def unguarded(reason: str, found: Trust) -> UnguardedError:
+    seen, beside = found.watched, found.beside
+    return UnguardedError(reason, by_dynamo=found.by_dynamo, watched=seen, beside=beside)
