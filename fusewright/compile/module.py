@@ -21,9 +21,7 @@ import torch
 from torch import nn
 
 from fusewright.build import Artifact, Libraries, build_divided
-from fusewright.capture.beside import NOTHING, Beside, together
 from fusewright.capture.eager import fails_in_eager
-from fusewright.capture.reads import Watched
 from fusewright.capture.unguarded import DynamoError, has_begun, is_nested_trace
 from fusewright.codegen.source import Source
 from fusewright.compile.call_kinds import DEVICES, kind_of_call, sketch_of
@@ -56,8 +54,7 @@ Front = Callable[[type[nn.Module], bool, Hashable], Callable[..., Any]]
 
 # A module with this many programs gets no more: its calls vary too much.
 MOST_PROGRAMS = 64
-# An attribute with more values than this is not a constant (a list of losses, for example). The
-# same holds for what Dynamo does not guard.
+# An attribute with more values than this is not a constant (a list of losses, for example).
 MOST_VALUES = 8
 ENGINE = "_fw_engine"
 FACTS = "facts"  # a program's attribute: what `explain` says of its graphs
@@ -130,15 +127,13 @@ class Engine:
         reason: str = "",
         sketches: frozenset[str] = frozenset(),
         eager: frozenset[str] = frozenset(),
-        watched: tuple[Watched, ...] = (),
+        places: Places | None = None,
     ) -> None:
         self.eager = eager
-        self.watched = Places(watched)
+        self.places = places or Places()
         self.front = front
         self.reason = reason
         self.failed = ""  # why the original forward runs instead of `front`
-        self.beside = NOTHING  # what calls of `front` look at beside Dynamo's guards
-        self.states: set[Hashable] = set()  # in which `front` was called
         self.sketches = set(sketches)
         self.foreign: set[str] = set()  # sketches of calls that no program can stand for
         self.specialise = specialise
@@ -174,11 +169,9 @@ class Engine:
         except CaptureError as error:
             # The programs stay right for the calls that fit them.
             self.foreign.add(sketch_of(module, args, kwargs))
-            if isinstance(error, UnguardedError):
-                self.look_at(error.beside)
-                if not error.by_dynamo:
-                    self.failed = self.failed or str(error)
-            self.watched = Places(getattr(error, "watched", self.watched.rows))
+            if isinstance(error, UnguardedError) and not error.by_dynamo:
+                self.failed = self.failed or str(error)
+            self.places |= Places.named_by(error)
             self.record.unguarded(first_line(error))
             return self.by_dynamo(module, args, kwargs, any_size=True, reason=reason)
         if extended:
@@ -215,9 +208,8 @@ class Engine:
         failed = left_by_argument(args, kwargs) or self.failed
         failed = failed or ("" if self.front else self.reason or reason)
         if self.front is not None and not failed:
-            state = (self.watched.found(module), self.beside.state(module))
-            self.states.add(state)
-            if len(self.states) > MOST_VALUES:
+            state = self.places.state(module)
+            if state is None:
                 failed = self.failed = "values that Dynamo does not guard change too often"
         if self.front is not None and not failed:
             try:
@@ -231,11 +223,6 @@ class Engine:
                 return self._by_original(module, args, kwargs, "a trace is active")
         call._fw_warn(failed)
         return self._by_original(module, args, kwargs, failed)
-
-    def look_at(self, beside: object) -> None:
-        """From now on, calls of `front` look at this, too."""
-        if isinstance(beside, Beside):
-            self.beside = together((self.beside, beside))
 
     def _after_dynamo(
         self,
@@ -326,14 +313,14 @@ class Engine:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         kept = (self.left_out, self.front, self.reason, frozenset(self.sketches), self.eager)
-        twin = Engine(self.specialise, renewed(self.modes), *kept, self.watched.rows)
+        places = Places(self.places.rows, self.places.beside)
+        twin = Engine(self.specialise, renewed(self.modes), *kept, places)
         twin.record, twin.source = self.record.for_a_copy(), self.source
-        twin.look_at(self.beside)
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Enclosed variables cannot be pickled: the first call finds the reason again.
-        reason = self.reason if self.beside == NOTHING else ""
+        # Places cannot be pickled: the first call finds the reason again.
+        reason = "" if self.places else self.reason
         kept = (self.left_out, self.front, reason, frozenset[str](), self.eager)
         return Engine, (self.specialise, (), *kept)
 
@@ -347,16 +334,14 @@ def optimized(
     reason: str = "",
     sketches: frozenset[str] = frozenset(),
     eager: frozenset[str] = frozenset(),
-    watched: tuple[Watched, ...] = (),
-    beside: object = None,
+    places: Places | None = None,
 ) -> nn.Module:
     """A module that shares all state with the model; its class is a subclass of the model's."""
     made = _fresh(original_class(model))
     made.__dict__.update(model.__dict__)
     made.__dict__.pop("_fw_seen", None)
-    settings = (left_out, front, reason, sketches, eager, watched)
-    made.__dict__[ENGINE] = engine = Engine(specialise, modes, *settings)
-    engine.look_at(beside)
+    settings = (left_out, front, reason, sketches, eager, places)
+    made.__dict__[ENGINE] = Engine(specialise, modes, *settings)
     return made
 
 

@@ -29,6 +29,7 @@ from fusewright.compile.functions import optimized_function
 from fusewright.compile.left_to_original import left_to_original
 from fusewright.compile.owners import Modes, owners_of, pin
 from fusewright.compile.pipeline import MODES, Prepared, prepare
+from fusewright.compile.places import Places
 from fusewright.compile.replayed import wants_replays, with_replays
 from fusewright.compile.settings import Absent, example_arguments, refuse_other_settings
 from fusewright.compile.stages import logged
@@ -290,8 +291,8 @@ def optimize(
     except UnguardedError as error:
         debug.log(1, "torch.compile runs %s: %s", name, error)
         ours = front if error.by_dynamo else None
-        why, watched, beside = first_line(error), error.watched, error.beside
-        return module.optimized(model, front=ours, reason=why, watched=watched, beside=beside)
+        why, places = first_line(error), Places.named_by(error)
+        return module.optimized(model, front=ours, reason=why, places=places)
     warn_of(solution, stacklevel=2)
     pinned = pin(drivers(solution, replays), model)
     return _module_of(solution, pinned, model, args, example_kwargs or {}, again, front)
@@ -310,7 +311,7 @@ def _module_of(
     prepared = solution.prepared
     left_out = frozenset(mode for mode, _ in prepared.left_out) - prepared.eager
     known = frozenset((sketch_of(model, args, kwargs),))
-    settings = (left_out, front, "", known, prepared.eager, solution.watched)
+    settings = (left_out, front, "", known, prepared.eager, Places(solution.watched))
     fast = module.optimized(model, pinned, again, *settings)
     engine = module.engine_of(fast)
     assert engine is not None
