@@ -160,9 +160,8 @@ def _launch(form: Form, index: str, lanes: int) -> tuple[str, list[str]]:
             return f"fw::transpose<{index}, {numbers}>", [body, "where", "stream"]
     elif schedule.cluster > 1 and shared:
         numbers = f"{lanes}, {schedule.threads}, {unroll}, {shared}, {schedule.cluster}"
-        numbers += f", {str(schedule.flat).lower()}"
-        arguments = [body, str(schedule.stays).lower(), "workspace", "where", "stream"]
-        return f"fw::cluster_row<{index}, {numbers}>", arguments
+        numbers += f", {str(schedule.flat).lower()}, {str(schedule.stays).lower()}"
+        return f"fw::cluster_row<{index}, {numbers}>", [body, "workspace", "where", "stream"]
     elif schedule.kind == "row":
         beyond = schedule.beyond * schedule.lanes // lanes
         shape = f"{lanes}, {schedule.threads}, {schedule.rows}, {unroll}"

@@ -319,8 +319,7 @@ class Engine:
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Places cannot be pickled: the first call finds the reason again.
-        reason = "" if self.places else self.reason
+        reason = "" if self.places else self.reason  # the first call finds it again
         kept = (self.left_out, self.front, reason, frozenset[str](), self.eager)
         return Engine, (self.specialise, (), *kept)
 

@@ -52,7 +52,7 @@ FW_DEVICE void store_in_block(uint32_t* place, int rank, uint32_t word) {
 constexpr int kClusterPartBytes = 32;  // for one block's accumulators of one sweep
 
 template <class Body, typename I, int V, int kGroup, int kUnroll, int kBlocks, int kCluster,
-          bool kFlat>
+          bool kFlat, bool kStays>
 struct ClusterThread : RowThread<Body, I, V, kGroup, kUnroll, 0, kBlocks> {
   static constexpr int kRowBytes = kGroup * kUnroll * sizeof(typename Body::template Held<V>);
   static constexpr int kSlotsBytes = Body::kPhases * kCluster * kClusterPartBytes;
@@ -146,7 +146,7 @@ struct ClusterThread : RowThread<Body, I, V, kGroup, kUnroll, 0, kBlocks> {
   template <int kPhase>
   FW_DEVICE auto sweep_in_block(Row& next, I after) {
     auto acc = this->body.template accumulators<V>(Phase<kPhase>{});
-    if constexpr (kPhase + 1 < Body::kPhases) {
+    if constexpr (!kStays || kPhase + 1 < Body::kPhases) {
       this->template visit_all_shared<kPhase, 0>(acc);
       if constexpr (kFlat) visit_edge<kPhase>(acc);
     } else {
@@ -181,13 +181,13 @@ struct ClusterThread : RowThread<Body, I, V, kGroup, kUnroll, 0, kBlocks> {
 };
 
 template <class Body, typename I, int V, int kGroup, int kUnroll, int kBlocks, int kCluster,
-          bool kFlat>
+          bool kFlat, bool kStays>
 __global__ void __launch_bounds__(kGroup, kBlocks)
     cluster_row_kernel(const Body body, unsigned clusters) {
   let_next_begin();
   arrive_in_cluster();
   const I outer = body.outer_extent(), step = static_cast<I>(clusters);
-  ClusterThread<Body, I, V, kGroup, kUnroll, kBlocks, kCluster, kFlat> thread{{body}};
+  ClusterThread<Body, I, V, kGroup, kUnroll, kBlocks, kCluster, kFlat, kStays> thread{{body}};
   I p = static_cast<I>(blockIdx.x) / kCluster;
   thread.begin_row(thread.row, p);
   thread.find_part(p, thread.begin, thread.end);
@@ -197,6 +197,7 @@ __global__ void __launch_bounds__(kGroup, kBlocks)
     typename Body::template Row<1> next;
     thread.template cluster_sweeps<0>(next, p + step);
     if (rank_in_cluster() == 0 && threadIdx.x == 0) body.store(thread.row, 1);
+    if constexpr (!kStays) return;
     more = p + step < outer;
     if (more) thread.row = next;
     thread.first_row = false, thread.odd_row = !thread.odd_row;
@@ -234,13 +235,14 @@ class Clusters {
 // If the clusters are to stay, each of them takes several rows, and copies one while it computes the
 // last sweep of the one before.
 template <typename I, int V, int kGroup, int kUnroll, int kBlocks, int kCluster, bool kFlat,
-          class Body>
-static int cluster_row(const Body& body, bool stays, void* workspace, int device, void* stream) {
+          bool kStays, class Body>
+static int cluster_row(const Body& body, void* workspace, int device, void* stream) {
   const I outer = body.outer_extent();
   if (outer == 0) return 0;
   const OnDevice here(device);
-  using Thread = ClusterThread<Body, I, V, kGroup, kUnroll, kBlocks, kCluster, kFlat>;
-  const auto kernel = cluster_row_kernel<Body, I, V, kGroup, kUnroll, kBlocks, kCluster, kFlat>;
+  using Thread = ClusterThread<Body, I, V, kGroup, kUnroll, kBlocks, kCluster, kFlat, kStays>;
+  const auto kernel =
+      cluster_row_kernel<Body, I, V, kGroup, kUnroll, kBlocks, kCluster, kFlat, kStays>;
   static Roomy roomy;
   static Clusters clusters;
   const bool ready = roomy.ready(kernel, Thread::kBytes, device) == 0;
@@ -258,7 +260,7 @@ static int cluster_row(const Body& body, bool stays, void* workspace, int device
     return row<I, kFlat ? 1 : V, kGroup, 1, kFlat ? 8 : 4, false, 0, 0>(body, 1, workspace, device,
                                                                         stream);
   }
-  if (stays && at_once < wanted) wanted = at_once;
+  if (kStays && at_once < wanted) wanted = at_once;
   launch.gridDim = dim3(wanted * kCluster);
   cudaLaunchKernelEx(&launch, kernel, body, wanted);
   return static_cast<int>(cudaGetLastError());

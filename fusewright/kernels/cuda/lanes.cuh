@@ -184,7 +184,7 @@ template <class T, int V>
 struct Loose {
   T lanes[V];
   FW_DEVICE void read(const T* from) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH__) || !defined(__SANITIZE_ADDRESS__)  // words may begin before a tensor
     if constexpr (V * sizeof(T) == 16) {
       const uintptr_t at = reinterpret_cast<uintptr_t>(from);
       const unsigned shift = at % 16;
@@ -197,7 +197,8 @@ struct Loose {
       for (int i = 0; i < 5; ++i) w[i] = shift & 4 ? w[i + 1] : w[i];
 #pragma unroll
       for (int i = 0; i < 4 && sizeof(T) < 4; ++i) {
-        w[i] = __funnelshift_r(w[i], w[i + 1], 8 * (shift % 4));
+        const uint64_t both = static_cast<uint64_t>(w[i + 1]) << 32 | w[i];
+        w[i] = static_cast<uint32_t>(both >> (8 * (shift % 4)));
       }
       memcpy(lanes, w, 16);
       return;
