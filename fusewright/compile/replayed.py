@@ -23,7 +23,7 @@ from fusewright.emit.python import device_kind
 from fusewright.emit.steps import LITERAL
 from fusewright.errors import ProblemError
 from fusewright.ir.graph import Node
-from fusewright.plan.steps import Call, Plan
+from fusewright.plan.steps import Call, Plan, inputs_of
 from fusewright.runtime import call
 
 # torch.compile's name for CUDA graphs.
@@ -206,40 +206,63 @@ def _are_held(tensors: Sequence[Tensor]) -> list[bool]:
 
 def refusal(plan: Plan) -> str:
     """Why a graph would not do what this plan does. Empty if it would."""
+    steps = [step for step in plan.steps if not (isinstance(step, Call) and _draws_nothing(step))]
+    read = {name for step in steps for name in inputs_of(step)}
     for each in plan.inputs:
-        if device_kind(each.spec) != "cuda":
-            if plan_is_for_cpu(plan):
-                return "there are CUDA graphs on GPUs only, and this runs on the CPU"
-            return f"{each.name} is on the CPU, and a graph would keep its value"
-    specs = dict(plan.specs)
-    literals = {step.name for step in plan.steps if isinstance(step, Call) and _is_literal(step)}
-    for step in plan.steps:
-        if not isinstance(step, Call) or _is_literal(step):
+        if device_kind(each.spec) == "cuda":
             continue
-        names = [*step.outputs, *(each for each in step.node.refs() if each not in literals)]
-        if any(name in specs and device_kind(specs[name]) != "cuda" for name in names):
-            return f"{step.node.op} runs on the CPU or copies from there"
-        tags = {tag.name for tag in _tags(step.node)}
-        if tags & _WAIT:
-            return f"{step.node.op} waits for the GPU"
-        if step.node.effect:
-            return f"{step.node.op} does more than to compute a result"
-        if step.node.random and "attention" in step.node.op:
-            return f"{step.node.op} draws random numbers in its own way"
+        if plan_is_for_cpu(plan):
+            return "there are CUDA graphs on GPUs only, and this runs on the CPU"
+        if each.name in read or each.name not in {n for s in plan.steps for n in inputs_of(s)}:
+            return f"{each.name} is on the CPU, and a graph would keep its value"
+    calls = [step for step in steps if isinstance(step, Call)]
+    literals = {step.name for step in calls if step.node.op == LITERAL}
+    specs = dict(plan.specs)
+    for step in calls:
+        if step.node.op != LITERAL:
+            names = [*step.outputs, *(each for each in inputs_of(step) if each not in literals)]
+            if any(name in specs and device_kind(specs[name]) != "cuda" for name in names):
+                return f"{step.node.op} runs on the CPU or copies from there"
+            if reason := _refused(step.node):
+                return reason
     return ""
+
+
+def _refused(node: Node) -> str:
+    tags = {tag.name for tag in getattr(_operator(node), "tags", ())}
+    if tags & _WAIT:
+        return f"{node.op} waits for the GPU"
+    if node.effect:
+        return f"{node.op} does more than to compute a result"
+    if node.random and "attention" in node.op:
+        return f"{node.op} draws random numbers in its own way"
+    return ""
+
+
+def _draws_nothing(step: Call) -> bool:
+    """Whether it is attention without dropout.
+
+    It has a seed all the same, which nobody reads. PyTorch puts that on the CPU, but on the GPU in
+    a capture.
+    """
+    if "attention" not in step.node.op:
+        return False
+    schema = getattr(_operator(step.node), "_schema", None)
+    names = [each.name for each in schema.arguments] if schema is not None else []
+    if "dropout_p" not in names or step.node.effect:
+        return False
+    at, given = names.index("dropout_p"), dict(step.node.kwargs)
+    dropout = step.node.args[at] if at < len(step.node.args) else given.get("dropout_p", 0.0)
+    return dropout == 0.0
 
 
 def plan_is_for_cpu(plan: Plan) -> bool:
     return all(device_kind(spec) == "cpu" for _, spec in plan.specs)
 
 
-def _is_literal(step: Call) -> bool:
-    return step.node.op == LITERAL
-
-
-def _tags(node: Node) -> Sequence[torch.Tag]:
+def _operator(node: Node) -> Any:
+    """PyTorch's operator; None if it has none of this name."""
     namespace, _, rest = node.op.partition(".")
     name, _, overload = rest.partition(".")
-    found = getattr(getattr(torch.ops, namespace, None), name, None)
-    found = getattr(found, overload or "default", None)
-    return list(getattr(found, "tags", ()))
+    packet = getattr(getattr(torch.ops, namespace, None), name, None)
+    return getattr(packet, overload or "default", None)

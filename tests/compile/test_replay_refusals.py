@@ -74,11 +74,16 @@ def test_operators_that_wait_draw_or_run_on_the_cpu() -> None:
     assert with_node(op="aten.nonzero.default") == "aten.nonzero.default waits for the GPU"
     assert with_node(op="aten._local_scalar_dense.default").endswith("waits for the GPU")
     attention = "aten._scaled_dot_product_flash_attention.default"
-    assert (
-        with_node(op=attention, random=True) == f"{attention} draws random numbers in its own way"
-    )
-    assert with_node(op=attention, random=False) == ""
+    given = (plan.inputs[0].name,) * 3
+    said = with_node(op=attention, random=True, args=(*given, 0.5))
+    assert said == f"{attention} draws random numbers in its own way"
+    assert with_node(op=attention, random=True, args=(*given, 0.0)) == ""
+    assert with_node(op=attention, random=True, args=given) == ""
     assert with_node(effect=True) == "aten.mm.default does more than to compute a result"
     specs = {**dict(plan.specs), step.name: replace(dict(plan.specs)[step.name], device="cpu")}
     said = refusal(replace(plan, specs=tuple(specs.items())))
     assert said == f"{step.node.op} runs on the CPU or copies from there"
+    quiet = replace(step, node=replace(step.node, op=attention, args=given))
+    steps = tuple(quiet if each is step else each for each in plan.steps)
+    # Attention without dropout has a seed, and nobody draws from it.
+    assert refusal(replace(plan, steps=steps, specs=tuple(specs.items()))) == ""
