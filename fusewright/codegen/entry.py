@@ -119,13 +119,13 @@ def _host_calls(form: Form) -> list[str]:
 
 def _cuda_calls(form: Form) -> list[str]:
     """At most three instantiations: vectors with 32-bit indices, vectors with 64-bit indices, and
-    single elements."""
+    single elements. The last is rare if only misaligned or unexpectedly large tensors need it."""
     lanes = form.schedule.lanes
-    narrow, vectors = narrow_tests(form), vector_tests(form) if lanes > 1 else []
+    narrow, whole = narrow_tests(form), vector_tests(form) if lanes > 1 else []
     lines = all_of("narrow", narrow) if narrow else []
-    lines += all_of("vectors", vectors) if vectors else []
+    lines += all_of("vectors", whole) if whole else []
     only = None if narrow else "int64_t" if narrow is None else "int"
-    tests = ["vectors"] if vectors else []
+    tests = ["vectors"] if whole else []
     made: list[tuple[list[str], str, int]] = []
     if only is None:
         made.append(([*tests, "narrow"], "int", lanes))
@@ -133,9 +133,18 @@ def _cuda_calls(form: Form) -> list[str]:
         made.append((tests, only or "int64_t", lanes))
     if made[-1][0]:
         made.append(([], only or "int64_t", 1))
+    expected = form.schedule.wide_index if lanes == 1 else _sizes_decide(form, whole)
     for tests, index, width in made:
-        lines += returned(*_launch(form, index, width), tests)
+        found = returned(*_launch(form, index, width), tests)
+        rare = not tests and len(made) > 1 and not expected
+        lines += ["#if FW_RARE", *found, "#else", "return fw::kRare;", "#endif"] if rare else found
     return lines
+
+
+def _sizes_decide(form: Form, tests: Sequence[str]) -> bool:
+    """Whether these tests of vectors depend on more than where buffers begin."""
+    offsets = (each for item, _ in vectors(form.kernel, form.schedule.kind) for each in item.offset)
+    return any(" % " in test for test in tests) or not all(each.is_static for each in offsets)
 
 
 def _launch(form: Form, index: str, lanes: int) -> tuple[str, list[str]]:

@@ -5,6 +5,7 @@ was built from and a digest of its own bytes, so one rename publishes it and dam
 """
 
 import ctypes
+import functools
 import hashlib
 import os
 import pathlib
@@ -77,7 +78,7 @@ class _FwMethod(ctypes.Structure):
 _FW_FASTCALL = 0x80  # the function takes an array of arguments and its length
 
 
-def _fw_builtin(library: typing.Any, name: str) -> _fw_call | None:
+def _fw_builtin(library: typing.Any, name: str, rarely: _fw_call | None = None) -> _fw_call | None:
     """The entry point as a built-in function of Python, or None if the library has none."""
     found = getattr(library, f"{name}_called", None)
     if found is None or sys.implementation.name != "cpython":
@@ -87,15 +88,47 @@ def _fw_builtin(library: typing.Any, name: str) -> _fw_call | None:
     # Kept for the life of the process, as libraries are. The function may outlive this module, and
     # Python reads its record even while it deletes it.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(method))
-    kind = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 3)
+    kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
     make = kind(("PyCFunction_NewEx", ctypes.pythonapi))
-    function: _fw_call = make(ctypes.addressof(method), None, None)
+    function: _fw_call = make(ctypes.addressof(method), rarely, None)
     return function
 
 
-def _fw_entry(library: typing.Any, name: str, pointers: int, integers: int) -> _fw_call:
+_FW_RARE = -1  # the code of a call for which a library lacks the kernel
+
+
+def _fw_rarely(load: _fw_call, *entry: typing.Any) -> _fw_call:
+    """An entry point for calls that need a kernel for misaligned or huge tensors.
+
+    Such kernels would double the time of a build, so the first call that needs one builds them.
+    """
+    whole = functools.cache(lambda: _fw_entry(load(), *entry))
+    return lambda *given: whole()(*given)
+
+
+def _fw_bound(
+    load: _fw_call, text: str, entries: dict[str, tuple[int, int]]
+) -> dict[str, _fw_call]:
+    """The entry points of a text, without the kernels that few calls need."""
+    few = "FW_RARE" in text
+    library = load("#define FW_RARE 0\n" + text if few else text)
+    whole = functools.cache(lambda: load(text))
+    bound = {}
+    for name, each in entries.items():
+        rarely = [_fw_rarely(whole, name, *each)] if few else []
+        bound[name] = _fw_entry(library, name, *each, *rarely)
+    return bound
+
+
+def _fw_entry(
+    library: typing.Any,
+    name: str,
+    pointers: int,
+    integers: int,
+    rarely: _fw_call | None = None,
+) -> _fw_call:
     """The entry point as a function of tensors, sizes, workspace, device and stream."""
-    built_in = _fw_builtin(library, name)
+    built_in = _fw_builtin(library, name, rarely)
     if built_in is not None:
         return built_in
     entry = getattr(library, name)
@@ -108,7 +141,9 @@ def _fw_entry(library: typing.Any, name: str, pointers: int, integers: int) -> _
     def called(*given: typing.Any) -> None:
         at = [each.data_ptr() if hasattr(each, "data_ptr") else each for each in given]
         code = entry(*at)
-        if code:
+        if code == _FW_RARE and rarely:
+            rarely(*given)
+        elif code:
             text = (words(code) or b"unknown error").decode()
             raise RuntimeError(f"kernel {name} failed with code {code}: {text}")
 
@@ -181,9 +216,8 @@ class _FwKernels:
 
     def build(self) -> None:
         """Build and bind the library."""
-        library = self._load(self._text)
-        for name, (pointers, integers, _) in self._entries.items():
-            self.__dict__[name] = _fw_entry(library, name, pointers, integers)
+        entries = {name: each[:2] for name, each in self._entries.items()}
+        self.__dict__.update(_fw_bound(self._load, self._text, entries))
 
 
 def _fw_wanted(

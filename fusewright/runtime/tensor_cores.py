@@ -6,7 +6,7 @@ import typing
 import torch
 
 from fusewright.runtime.gpu import _fw_has_tensor_cores
-from fusewright.runtime.library import _fw_entry, _FwKernels
+from fusewright.runtime.library import _fw_bound, _FwKernels
 
 _FW_CORES: dict[int, bool] = {}
 
@@ -170,11 +170,11 @@ class _FwPreciseKernels(_FwKernels):
         """Bind the kernels of these macros, from their own library; others are left out."""
         names = {macro or "FW_OTHERS": terms.get(macro, 0) for macro in ("", *macros)}
         lines = [f"#define {name} {count}\n" for name, count in names.items()]
-        library = self._load("".join(lines) + self._text if macros else self._text)
-        for name, (pointers, integers, macro) in self._entries.items():
-            if macro in terms:
-                entry = _fw_entry(library, name, pointers, integers)
-                self._keep(name, macro, terms[macro], entry, macros)
+        text = "".join(lines) + self._text if macros else self._text
+        wanted = {name: each[:2] for name, each in self._entries.items() if each[2] in terms}
+        for name, entry in _fw_bound(self._load, text, wanted).items():
+            macro = self._entries[name][2]
+            self._keep(name, macro, terms[macro], entry, macros)
 
     def _keep(
         self, name: str, macro: str, terms: int, entry: typing.Any, macros: list[str]

@@ -208,6 +208,22 @@ def test_an_emitted_file_builds_with_pytorchs_tools(
     assert_same(compiled(x), fast(x))
 
 
+def test_a_misaligned_input_gets_its_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are built at the first such call; the others stay as they are."""
+    monkeypatch.setenv("FUSEWRIGHT_CACHE", str(tmp_path))
+    model = torch.nn.Sequential(torch.nn.LayerNorm(64), torch.nn.GELU()).cuda()
+    x = torch.randn(6, 64, device="cuda")
+    fast = fusewright.optimize(model, x)
+    built = len(list(tmp_path.glob("*.so")))
+    shifted = torch.cat([x.new_zeros(1), x.flatten()])[1:].view(6, 64)
+    for more, given in ((0, x), (1, shifted), (1, shifted), (1, x)):
+        theirs, ours = (each(given.clone() if given is x else given) for each in (model, fast))
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        assert (len(list(tmp_path.glob("*.so"))) > built) is bool(more)
+
+
 def microseconds(*runs: Callable[[], Any]) -> list[float]:
     """The host's time for one call of each: rounds in turn, the quietest of many short ones."""
     best = [float("inf")] * len(runs)

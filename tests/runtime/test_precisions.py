@@ -92,7 +92,9 @@ class Recorded:
 
     def __call__(self, text: str) -> ctypes.CDLL:
         assert text.endswith(self.source.text)
-        self.built.append(dict(MACROS.findall(text.removesuffix(self.source.text))))
+        macros = dict(MACROS.findall(text.removesuffix(self.source.text)))
+        assert macros.pop("FW_RARE") == "0", "no call here needs more"
+        self.built.append(macros)
         return loop_runs.compile_source(replace(self.source, text=text), loop_runs.EMULATED)
 
 

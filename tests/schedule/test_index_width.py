@@ -22,7 +22,7 @@ EDGE = NARROW_LIMIT // GROWTH // 1024  # rows of 1024: offsets are said to be up
 
 def instances(loop: LoopKernel, schedule: Schedule) -> list[tuple[str, int]]:
     """The types of offsets and the lanes, in the order in which an entry would take them."""
-    text = render([(loop, schedule)], CUDA).text
+    text = render([(loop, schedule)], CUDA).text.replace("return fw::kRare;", "")
     calls = text[text.index(f"FW_ENTRY({loop.name},") :].split("return fw::")[1:]
     numbers = [call[call.index("<") + 1 :].split(",")[:2] for call in calls]
     return [(index, int(lanes)) for index, lanes in numbers]

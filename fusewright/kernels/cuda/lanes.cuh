@@ -354,6 +354,12 @@ inline void* behind(void* workspace, int64_t bytes) {
 
 }  // namespace fw
 
+// Instances for misaligned and huge tensors are half of what is compiled, and few calls need them.
+// FW_RARE 0 leaves them out.
+#ifndef FW_RARE
+#define FW_RARE 1
+#endif
+
 // Weak, because each part of a divided text has it.
 extern "C" __attribute__((weak)) const char* fw_error_text(int code) {
   return cudaGetErrorString(static_cast<cudaError_t>(code));

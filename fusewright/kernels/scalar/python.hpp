@@ -20,6 +20,7 @@ extern __attribute__((weak)) _object* PyExc_RuntimeError;
 __attribute__((weak)) void Py_DecRef(_object*);
 __attribute__((weak)) _object* PyObject_Type(_object*);
 __attribute__((weak)) _object* PyObject_CallMethodObjArgs(_object*, _object*, ...);
+__attribute__((weak)) _object* PyObject_CallFunctionObjArgs(_object*, ...);
 __attribute__((weak)) _object* PyUnicode_InternFromString(const char*);
 __attribute__((weak)) void PyErr_SetString(_object*, const char*);
 __attribute__((weak)) _object* PyErr_Occurred();
@@ -65,22 +66,27 @@ inline _object* failed(const char* name, int code) {
   return nullptr;
 }
 
+// An entry returns this if the library lacks what few calls need. Then `self` makes the call.
+constexpr int kRare = -1;
+
 // Other Python threads may run while the kernel runs.
 template <auto kEntry, class... T, std::size_t... kAt>
-_object* called_with(int (*)(T...), const char* name, _object* const* given,
+_object* called_with(int (*)(T...), const char* name, _object* self, _object* const* given,
                      std::index_sequence<kAt...>) {
   const std::tuple<T...> arguments{argument<T>(given[kAt])...};
   if (PyErr_Occurred() != nullptr) return nullptr;
   void* const thread = PyEval_SaveThread();
   const int code = kEntry(std::get<kAt>(arguments)...);
   PyEval_RestoreThread(thread);
+  if (code == kRare) return PyObject_CallFunctionObjArgs(self, given[kAt]..., nullptr);
   return code == 0 ? PyLong_FromLong(code) : failed(name, code);
 }
 
 template <auto kEntry, class... T>
-_object* called(int (*entry)(T...), const char* name, _object* const* given, std::ptrdiff_t count) {
+_object* called(int (*entry)(T...), const char* name, _object* self, _object* const* given,
+                std::ptrdiff_t count) {
   if (count == static_cast<std::ptrdiff_t>(sizeof...(T))) {
-    return called_with<kEntry>(entry, name, given, std::index_sequence_for<T...>{});
+    return called_with<kEntry>(entry, name, self, given, std::index_sequence_for<T...>{});
   }
   PyErr_SetString(PyExc_TypeError, "a kernel was given too few or too many arguments");
   return nullptr;
@@ -89,9 +95,9 @@ _object* called(int (*entry)(T...), const char* name, _object* const* given, std
 }  // namespace fw
 
 // The first lines of an entry point, whose last arguments all entry points have.
-#define FW_ENTRY(NAME, ...)                                                                  \
-  extern "C" int NAME(__VA_ARGS__, void* workspace, int where, void* stream);                \
-  extern "C" _object* NAME##_called(_object*, _object* const* given, std::ptrdiff_t count) { \
-    return fw::called<NAME>(NAME, #NAME, given, count);                                      \
-  }                                                                                          \
+#define FW_ENTRY(NAME, ...)                                                                       \
+  extern "C" int NAME(__VA_ARGS__, void* workspace, int where, void* stream);                     \
+  extern "C" _object* NAME##_called(_object* self, _object* const* given, std::ptrdiff_t count) { \
+    return fw::called<NAME>(NAME, #NAME, self, given, count);                                     \
+  }                                                                                               \
   extern "C" int NAME(__VA_ARGS__, void* workspace, int where, void* stream)
