@@ -39,6 +39,13 @@ from fusewright.runtime import constants
 _PYTHONS: Any = getattr(random.random, "__self__", None)
 _DEFAULT = "a default argument"
 _STATE = (torch.Tensor, nn.Module, torch.Generator)
+_WITH_EFFECTS = frozenset("print input open exec eval breakpoint".split())
+# Of Python's library. `random` has its own rules.
+_WITHOUT_EFFECTS = frozenset(
+    "abc array bisect builtins cmath collections contextlib copy dataclasses decimal enum "
+    "fractions functools heapq inspect itertools math numbers operator os pathlib random re "
+    "statistics string struct textwrap types typing weakref".split()
+)
 _OF_ENVIRONMENT = frozenset("environ environb getenv getenvb".split())
 _CONTAINERS = (list, dict, set, deque)
 _CHANGING = frozenset(
@@ -125,7 +132,8 @@ class Reachable:
                 yield f"{name}.random", True, False
 
     def unguarded(self) -> Iterator[str]:
-        """What may change without any guard of ours noticing it."""
+        """What may change without any guard of ours noticing it, or must run at each call."""
+        yield from self.effects()
         for _, name, value in self._values():
             if not _is_code(value) and not (name == _DEFAULT and is_immutable(value)):
                 yield name
@@ -163,11 +171,26 @@ class Reachable:
 
     def shares(self) -> bool:
         """Whether a call of a copy may change globals, enclosing variables or classes."""
+        if next(self.effects(), ""):
+            return True
         if any(_may_change(value, function.__code__) for function, _, value in self._values()):
             return True
         stored = {name for each in self.functions for name in _stored(each.__code__)}
         kinds = (kind for kind in self.kinds if not is_library(kind))
         return any(stored & vars(kind).keys() for kind in kinds)
+
+    def effects(self) -> Iterator[str]:
+        """Functions of Python that do something besides returning a value, or return another one
+        each time: `print`, and what is in modules such as `time`, `warnings` or `sys`."""
+        for function in self.functions:
+            builtin = _loaded(function.__code__) - function.__globals__.keys()
+            yield from sorted(builtin & _WITH_EFFECTS)
+        yield from (name for _, name, value in self._values() if _has_effects(value))
+
+    def differentiates_twice(self) -> bool:
+        """Whether a function asks for gradients that can be differentiated again."""
+        known = (each for f in self.functions for each in f.__code__.co_consts)
+        return any(isinstance(each, tuple) and "create_graph" in each for each in known)
 
     def has_mutable_defaults(self, codes: Container[types.CodeType]) -> bool:
         """Whether functions with these codes have default arguments that can change."""
@@ -250,6 +273,17 @@ def _may_change(value: Any, code: types.CodeType) -> bool:
         return stores or not _CHANGING.isdisjoint(_names(code))
     known = _is_code(value) or is_immutable(value)
     return not known and _is_the_models(type(value).__module__)
+
+
+def _has_effects(value: Any) -> bool:
+    """Whether it is a module of Python's library, or a function in one, that is not known to be
+    without effects."""
+    known = isinstance(value, types.ModuleType)
+    found = value.__name__ if known else getattr(value, "__module__", None)
+    if not known and not isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+        return False
+    root = str(found).partition(".")[0]
+    return root in sys.stdlib_module_names and root not in _WITHOUT_EFFECTS
 
 
 def _stored(code: types.CodeType) -> Iterator[str]:

@@ -54,6 +54,9 @@ _ASKED = frozenset(
     "is_autocast_enabled is_autocast_cpu_enabled get_autocast_dtype get_autocast_gpu_dtype "
     "get_autocast_cpu_dtype get_num_threads get_num_interop_threads get_default_device".split()
 )
+# Change a generator of the process, which a trace leaves out. Where a model can be called once as
+# a witness, that call tells; not every model can.
+_SEEDS = frozenset("manual_seed manual_seed_all set_rng_state set_rng_state_all fork_rng".split())
 # Begins Dynamo's names in PyTorch's own code.
 _PYTORCHS = "G['__import_torch_dot_"
 # Facts of a tensor that no guard of ours compares. Dynamo does not notice some of them either.
@@ -125,6 +128,8 @@ def trust(
         if not _name(each).startswith("L[")
     )
     drawn, reasons = _drawn(reachable, witnessed, own), [*_asked(names, outside)]
+    if reachable.differentiates_twice():
+        reasons.append(Trust("forward asks for gradients with create_graph=True", by_dynamo=False))
     reasons += drawn.reasons
     if _OLD and reachable.has_mutable_defaults(own):
         reasons.append(Trust("forward has a default argument that may change", by_dynamo=False))
@@ -167,6 +172,8 @@ def is_nested_trace(error: RuntimeError) -> bool:
 def _of_names(model: nn.Module, witnessed: bool) -> Iterator[Trust]:
     """The reasons for a model of which there is no trace by Dynamo."""
     reachable = Reachable(model)
+    if reachable.differentiates_twice():
+        yield Trust("forward asks for gradients with create_graph=True", by_dynamo=False)
     drawn = _drawn(reachable, witnessed)
     found = [*drawn.reasons, *_asked(reachable.names, reachable.holds_state())]
     found += [Trust(f"forward may read {name}") for name in sorted(reachable.unguarded())]
@@ -209,6 +216,8 @@ def _asked(names: set[str], outside: bool) -> Iterator[Trust]:
         noticed = name not in _UNNOTICED and not (old and outside)
         words = f"forward reads {name} of a tensor"
         yield Trust(words, by_dynamo=noticed, beside=Beside(gradients=old))
+    for name in sorted(names & _SEEDS):
+        yield Trust(f"forward calls {name}, which changes a random generator")
     for name in sorted(names & _ASKED):
         yield Trust(f"forward asks torch.{name}()")
 

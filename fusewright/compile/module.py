@@ -232,7 +232,8 @@ class Engine:
         error: DynamoError,
     ) -> Any:
         """The result of a call on which Dynamo failed; it is not asked again."""
-        failed = f"Dynamo fails on this model: {first_line(error)}"
+        cause = getattr(error, "inner_exception", error)
+        failed = f"Dynamo fails on this model: {first_line(cause)}"
         if has_begun(error, original_class(module).forward):
             # To run forward again would repeat its effects. Later calls do not ask Dynamo.
             if not fails_in_eager(original(module), args, kwargs):
