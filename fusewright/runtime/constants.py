@@ -60,7 +60,9 @@ def _fw_is_cyclic(value: typing.Any, around: tuple[int, ...] = ()) -> bool:
     if id(value) in around:
         return True
     around = (*around, id(value))
-    items = value.values() if isinstance(value, dict) else value
+    # By the built-in classes' own methods: a subclass may forbid or count its reads.
+    plain: typing.Any = list.__iter__ if isinstance(value, list) else iter
+    items = dict.values(value) if isinstance(value, dict) else plain(value)
     return any(_fw_is_cyclic(item, around) for item in items if isinstance(item, _FW_HOLDERS))
 
 
