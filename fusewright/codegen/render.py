@@ -108,6 +108,8 @@ def _as_another(part: Rendered, before: Rendered) -> str:
 def _joined(lines: Sequence[str]) -> list[str]:
     """A kernel's comment. Its first line, and its last with sizes and counts, are one if that is
     short enough."""
+    if not lines:
+        return []
     first, *rest = lines
     whole = f"{first}; {rest[-1]}" if rest else first
     fits = len(comment(whole)) + len("// ") <= COLUMNS

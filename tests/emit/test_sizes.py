@@ -30,10 +30,10 @@ def text_of(model: nn.Module, args: tuple[object, ...], source: str) -> str:
 @pytest.mark.parametrize(
     ("name", "most_kb"),
     [
-        ("gemm_add_relu", 183),
-        ("matmul_min_subtract", 188),
-        ("conv2d_min_add_multiply", 262),
-        ("matmul_batchnorm_bias_divide_swish", 218),
+        ("gemm_add_relu", 189),
+        ("matmul_min_subtract", 194),
+        ("conv2d_min_add_multiply", 268),
+        ("matmul_batchnorm_bias_divide_swish", 226),
     ],
 )
 def test_files_of_the_reference_problems(
@@ -53,7 +53,7 @@ def test_files_of_the_reference_problems(
 
 @pytest.mark.parametrize(
     ("make", "shape", "most_kb"),
-    [(nn.ReLU, (4096, 4096), 60), (lambda: nn.LayerNorm(1024), (4096, 1024), 93)],
+    [(nn.ReLU, (4096, 4096), 64), (lambda: nn.LayerNorm(1024), (4096, 1024), 99)],
 )
 def test_files_of_one_operator(
     make: Callable[[], nn.Module], shape: tuple[int, ...], most_kb: int

@@ -42,7 +42,7 @@ class Together:
         with (
             mock.patch.object(pipeline, "render", self._render),
             mock.patch.object(module, "kernels_of", self._kernels_of),
-            mock.patch.object(solution, "_trust", lambda *_: Trust()),
+            mock.patch.object(solution, "trust_of", lambda *_: Trust()),
         ):
             yield
 

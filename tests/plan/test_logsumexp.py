@@ -14,10 +14,7 @@ from torch import Tensor, nn
 import fusewright
 from benchmarks import loop_kernels
 from fusewright.codegen.form import value_dtypes
-from fusewright.compile.module import arguments_of
 from fusewright.compile.pipeline import prepare
-from fusewright.emit.bundle import ModuleBundle
-from fusewright.emit.text import module_text
 from fusewright.errors import CodegenError
 from fusewright.ir.epilogue import Reduces
 from fusewright.ir.graph import Dim
@@ -223,11 +220,7 @@ def test_a_matmul_that_ends_in_it_writes_nothing_else(dim: int, reduces: Reduces
     (step,) = (each for each in inference.steps if each.kind == "matmul")
     specs = dict(inference.specs)
     assert step.kernel.reduces is reduces and step.operators == ("mm", "add", "logsumexp")
-    # Forward's kernel also stores what backward reads. Inference gives it no memory for that.
-    wanted = [each for each in step.outputs if each in inference.outputs]
-    assert [len(specs[each].shape) for each in wanted] == [1]
-    bundle = ModuleBundle("layer", "cuda", found.source, arguments_of(model, (x,)), found.modes)
-    assert "want=(saves, True)" in module_text(bundle).drivers
+    assert [len(specs[each].shape) for each in step.outputs] == [1]
     assert "mm → add → logsumexp" in show(found.modes[0])
     target = replace(FUSED_REDUCTIONS, tensor_cores=False)
     found = prepare(model, (x,), modes=("eval",), device=x.device, target=target)

@@ -387,7 +387,7 @@ def test_a_kernel_that_two_graphs_share_is_written_once() -> None:
         model, (torch.randn(ROWS, INSIDE),), device=torch.device("cpu"), target=Target.cuda()
     )
     names = [entry.name for entry in made.source.entries if entry.terms]
-    assert names == ["custom_mm_add_relu_le", "custom_mm", "custom_mm_2"]
+    assert names == ["custom_mm_add_relu_le", "custom_mm_add_relu", "custom_mm", "custom_mm_2"]
     train, evaluation = made.modes
     assert steps_of(train.inference, "matmul") == steps_of(evaluation.inference, "matmul")
 
