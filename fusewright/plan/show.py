@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from fusewright.ir.graph import Program
-from fusewright.plan.steps import Call, Fused, Plan, View, inputs_of
+from fusewright.plan.steps import Call, Fused, Plan, View
 
 
 class Planned(Protocol):
@@ -50,15 +50,13 @@ def show(planned: Planned) -> str:
 
 def show_plan(name: str, plan: Plan) -> str:
     lines = [f"  {name}"]
-    needed = {*plan.outputs, *(value for step in plan.steps for value in inputs_of(step))}
     for step in plan.steps:
         match step:
             case Fused():
-                written = [value for value in step.outputs if value in needed] or step.outputs
                 lines.append(
                     f"    fused  {step.name}: {step.kernel.summary}\n"
                     f"           reads {', '.join(step.inputs) or 'nothing'}; "
-                    f"writes {', '.join(written)}; {human_bytes(step.bytes_moved)}, "
+                    f"writes {', '.join(step.outputs)}; {human_bytes(step.bytes_moved)}, "
                     f"{human_count(step.operations)} operations"
                 )
             case Call():

@@ -65,10 +65,9 @@ def test_a_kernel_is_a_comment_and_its_arithmetic(target: str) -> None:
         == """\
 namespace fused {
 
-// sum_relu: add → relu → le
+// sum_relu: add → relu → le; i < s0, j < 64; 576 B, 192 operations for each s0; 256 B once
 //   y[i, j] = max(0, x[i, j] + bias[j])
 //   le[i, j] = y[i, j] <= 0.1
-// i < s0, j < 64; 576 B, 192 operations for each s0; 256 B once
 struct sum_relu {
   FW_MATH void element(float x, float bias, float& relu, bool& small) {
     relu = fw::relu(x + bias);
