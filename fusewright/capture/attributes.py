@@ -220,9 +220,9 @@ def tensors_in(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
     """The tensors in tuples, lists and dicts, each with the positions that lead to it."""
     if isinstance(value, torch.Tensor):
         yield path, value
-    elif not path and constants._fw_is_cyclic(value):
-        return
-    elif isinstance(value, tuple | list | dict) and not isinstance(value, Appended | Filled):
+    elif isinstance(value, Appended | Filled) or (not path and constants._fw_is_cyclic(value)):
+        return  # a stand-in lets nobody read it
+    elif isinstance(value, tuple | list | dict):
         items = value.values() if isinstance(value, dict) else value
         for at, item in enumerate(items):
             yield from tensors_in(item, (*path, str(at)))

@@ -213,8 +213,7 @@ class Engine:
                 failed = self.failed = "values that Dynamo does not guard change too often"
         if self.front is not None and not failed:
             try:
-                forward = self.front(original_class(module), any_size, state)
-                return forward(module, *args, **kwargs)
+                return self.front(original_class(module), any_size, state)(module, *args, **kwargs)
             except DynamoError as error:
                 return self._after_dynamo(module, args, kwargs, error)
             except RuntimeError as error:

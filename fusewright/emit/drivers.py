@@ -9,7 +9,17 @@ from functools import cached_property
 from fusewright.emit import python, steps
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
 from fusewright.emit.joined import Part, joined
-from fusewright.emit.python import Scope, call, device_kind, dims, layout, mentions, returned, row
+from fusewright.emit.python import (
+    Scope,
+    call,
+    device_kind,
+    dims,
+    layout,
+    mentions,
+    returned,
+    row,
+    size,
+)
 from fusewright.emit.steps import view_lines
 from fusewright.emit.wiring import FromInput, FromResult, Wiring
 from fusewright.errors import GraphError
@@ -60,7 +70,7 @@ class Mode:
     def read_symbols(self, variables: Sequence[str], body: Sequence[str]) -> list[str]:
         """Lines that read the symbols and the device that `body` uses."""
         lines = [
-            f"{symbol.name} = {symbol.read_from(variables[symbol.input_index])}"
+            f"{symbol.name} = {size(symbol, variables[symbol.input_index])}"
             for symbol in self.plans.program.symbols
             if mentions(body, symbol.name)
         ]

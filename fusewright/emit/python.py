@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from fusewright.emit.wrap import COLUMNS
 from fusewright.errors import GraphError
-from fusewright.ir.graph import Arg, Dim, Node, Ratio, Ref, Symbolic, TensorSpec
+from fusewright.ir.graph import Arg, Dim, Node, Ratio, Ref, Symbol, Symbolic, TensorSpec
 
 # Local names in our own lines.
 _OURS = frozenset("torch device need values sizes module leaves want in_place saves o _".split())
@@ -164,6 +164,12 @@ def row(texts: Iterable[str]) -> str:
     """A tuple of expressions."""
     items = tuple(texts)
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def size(symbol: Symbol, tensor: str) -> str:
+    """Reads a symbol from the tensor that has it."""
+    whole = f"{tensor}.shape[{symbol.dim}]"
+    return whole if symbol.multiple == 1 else f"{whole} // {symbol.multiple}"
 
 
 def device_kind(spec: TensorSpec) -> str:

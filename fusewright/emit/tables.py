@@ -22,6 +22,7 @@ from fusewright.emit.python import (
     quoted,
     returned,
     row,
+    size,
 )
 from fusewright.emit.steps import view_lines
 from fusewright.emit.wiring import FromInput, FromResult
@@ -91,7 +92,7 @@ def _misfit(mode: Mode) -> Definition:
     program, main = mode.plans.program, mode.main_input
     body = _first_checks(mode)
     body += [
-        f"{symbol.name} = {symbol.read_from(f'tensors[{symbol.input_index}]')}"
+        f"{symbol.name} = {size(symbol, f'tensors[{symbol.input_index}]')}"
         for symbol in program.symbols
     ]
     device = f'torch.device("{mode.bundle.device_type}")'

@@ -315,21 +315,13 @@ class ForwardOutput:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A size that is read when the module runs: dimension `dim` of forward input `input_index`.
-
-    If there is a `multiple`, the symbol is that part of the size; `example` is its own value.
-    """
+    """Dimension `dim` of forward input `input_index`, read at run time, is this `multiple` of it."""
 
     name: str
     input_index: int
     dim: int
     example: int
     multiple: int = 1
-
-    def read_from(self, tensor: str) -> str:
-        """Python text that reads it from the input."""
-        size = f"{tensor}.shape[{self.dim}]"
-        return size if self.multiple == 1 else f"{size} // {self.multiple}"
 
 
 @dataclass(frozen=True)

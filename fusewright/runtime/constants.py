@@ -36,9 +36,10 @@ def _fw_constant(value: typing.Any) -> typing.Any:
         return ("torch", str(value))
     if kind in _FW_FUNCTIONS:
         return ("function", value.__qualname__)
-    if _fw_is_cyclic(value):
+    listed = kind in (list, set, frozenset) or isinstance(value, tuple)
+    if (listed or kind in (dict, collections.OrderedDict)) and _fw_is_cyclic(value):
         return _FwGone
-    if kind in (list, set, frozenset) or isinstance(value, tuple):
+    if listed:
         inside = [_fw_constant(item) for item in value]
     elif kind in (dict, collections.OrderedDict):
         inside = [_fw_constant(item) for pair in value.items() for item in pair]
@@ -60,9 +61,7 @@ def _fw_is_cyclic(value: typing.Any, around: tuple[int, ...] = ()) -> bool:
     if id(value) in around:
         return True
     around = (*around, id(value))
-    # By the built-in classes' own methods: a subclass may forbid or count its reads.
-    plain: typing.Any = list.__iter__ if isinstance(value, list) else iter
-    items = dict.values(value) if isinstance(value, dict) else plain(value)
+    items = value.values() if isinstance(value, dict) else value
     return any(_fw_is_cyclic(item, around) for item in items if isinstance(item, _FW_HOLDERS))
 
 

@@ -47,8 +47,8 @@ inline int cudaGetDevice(int* device) { return *device = 0; }
 inline int cudaSetDevice(int) { return 0; }
 constexpr int cudaDevAttrMultiProcessorCount = 0, kProcessors = 2;
 inline int cudaDeviceGetAttribute(int* value, int, int) { return *value = kProcessors, 0; }
-static int emulated_clusters = 1;  // whether the GPU has them
-extern "C" void emulate_clusters(int wanted) { emulated_clusters = wanted; }
+inline int emulated_clusters = 1;  // whether the GPU has them
+extern "C" __attribute__((weak)) void emulate_clusters(int wanted) { emulated_clusters = wanted; }
 template <class Kernel, class Launch>
 int cudaOccupancyMaxActiveClusters(int* at_once, Kernel, const Launch*) {
   return *at_once = emulated_clusters, 0;
