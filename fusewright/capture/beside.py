@@ -51,8 +51,29 @@ def is_plain(value: Any) -> bool:
 
 
 def _known(value: Any) -> Hashable:
-    """1, 1.0 and True are equal, and are not the same to a program."""
+    """1, 1.0 and True are equal, as are 0.0 and -0.0, and are not the same to a program."""
+    if isinstance(value, tuple):
+        return (type(value), *map(_known, value))
+    if isinstance(value, frozenset):
+        return (type(value), frozenset(map(_known, value)))
+    if isinstance(value, float | complex):
+        return (type(value), repr(value))
+    if isinstance(value, CODE):
+        return Same(value)
     return (type(value), value) if is_plain(value) else object()
+
+
+class Same:
+    """A key that is equal only for the same object, and keeps it alive."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.value is self.value
 
 
 def together(found: Iterable[Beside]) -> Beside:
@@ -64,6 +85,7 @@ def together(found: Iterable[Beside]) -> Beside:
 
 def _gradients(module: nn.Module) -> tuple[bool, ...]:
     """Which tensors of the module require gradients, those in plain attributes included."""
-    held = [each for inner in module.modules() for each in vars(inner).values()]
-    loose = [each for each in held if isinstance(each, torch.Tensor)]
-    return tuple([each.requires_grad for each in (*module.parameters(), *loose)])
+    values = [each for inner in module.modules() for each in vars(inner).values()]
+    loose = [each for each in values if isinstance(each, torch.Tensor)]
+    held = [*module.parameters(), *module.buffers(), *loose]
+    return tuple([each.requires_grad for each in held])

@@ -6,13 +6,15 @@ A change there makes another state, for which a class is compiled anew.
 
 from __future__ import annotations
 
+import gc
+import types
 from collections.abc import Hashable
 from typing import Any
 
 from torch import nn
 
-from fusewright.capture.beside import NOTHING, Beside, together
-from fusewright.capture.reads import Watched
+from fusewright.capture.beside import NOTHING, Beside, Same, together
+from fusewright.capture.reads import Environment, Watched
 from fusewright.errors import UnguardedError
 from fusewright.runtime import altered, constants
 
@@ -25,8 +27,7 @@ class Places:
 
     def __init__(self, rows: tuple[Watched, ...] = (), beside: Beside = NOTHING) -> None:
         self.rows, self.beside = rows, beside
-        self.first = [value for _, _, value in rows]
-        self.known: dict[tuple[int, ...], list[Any]] = {}  # keeps the objects alive
+        self.names = [(identity(place), name) for place, name, _ in rows]
         self.states: set[Hashable] = set()
 
     @staticmethod
@@ -37,8 +38,8 @@ class Places:
         return Places(error.watched, error.beside if isinstance(error.beside, Beside) else NOTHING)
 
     def __or__(self, other: Places) -> Places:
-        rows = other.rows or self.rows
-        made = Places(rows, together((self.beside, other.beside)))
+        rows = dict(zip((*self.names, *other.names), (*self.rows, *other.rows), strict=True))
+        made = Places(tuple(rows.values()), together((self.beside, other.beside)))
         made.states = self.states
         return made
 
@@ -51,15 +52,20 @@ class Places:
         self.states.add(state)
         return state if len(self.states) <= MOST_STATES else None
 
-    def _found(self, module: nn.Module) -> tuple[int, ...]:
-        """Empty if the places hold what they held at first, else the identity of what they hold."""
+    def _found(self, module: nn.Module) -> Hashable:
+        """What the places hold: the same for all modules whose places hold the same objects."""
         now = []
         for place, name, _ in self.rows:
             inside = isinstance(place, tuple)
             held = vars(altered._fw_inside(module, place)) if inside else place
-            now.append(held.get(name, constants._FwGone))
-        if all(new is old for new, old in zip(now, self.first, strict=True)):
-            return ()
-        key = tuple(map(id, now))
-        self.known[key] = now
-        return key
+            now.append(Same(held.get(name, constants._FwGone)))
+        return tuple(zip(self.names, now, strict=True))
+
+
+def identity(place: Any) -> Any:
+    """Of a dictionary or path. Each `vars(kind)` is another proxy of the same dictionary."""
+    if isinstance(place, tuple):
+        return place
+    if isinstance(place, Environment):
+        return Environment  # there is one
+    return id(gc.get_referents(place)[0] if isinstance(place, types.MappingProxyType) else place)

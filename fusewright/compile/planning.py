@@ -94,8 +94,8 @@ class _Planning:
         if not self.target.tensor_cores:
             return [self._plans(program)]
         with self.stages.timed("rewrite"):
-            program, changed = self._with_matmuls(program)
-        if all(getattr(changed, part) == getattr(program, part) for part in PARTS):
+            fewer, changed = self._with_matmuls(program)
+        if all(getattr(changed, part) == getattr(fewer, part) for part in PARTS):
             return [self._plans(program)]
         ours = self._plans(changed)
         if not ours.has_tensor_core_steps:

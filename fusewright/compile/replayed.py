@@ -194,8 +194,8 @@ def replayed_run(kind: str, run: Run, plans: Sequence[Plan]) -> tuple[Run, Part]
     return run_replayed, Part(kind, replays)
 
 
-def _exact(value: Any) -> tuple[type, Any]:
-    return type(value), value  # 1, 1.0 and True are equal
+def _exact(value: Any) -> tuple[type, str]:
+    return type(value), repr(value)  # 1, 1.0 and True are equal, as are 0.0 and -0.0
 
 
 def _are_held(tensors: Sequence[Tensor]) -> list[bool]:

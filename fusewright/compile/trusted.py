@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +14,7 @@ from fusewright.capture.private import private
 from fusewright.capture.reachable import Reachable
 from fusewright.capture.unguarded import Trust, trust, worst
 from fusewright.compile.pipeline import MODES
+from fusewright.compile.places import identity
 from fusewright.errors import UnguardedError
 
 
@@ -56,15 +55,8 @@ def trust_of(
 def worst_of(found: Sequence[Trust]) -> Trust:
     """The reason that asks for most, with all places."""
     rows = [row for each in found for row in each.watched]
-    watched = {(_identity(place), name): (place, name, value) for place, name, value in rows}
+    watched = {(identity(place), name): (place, name, value) for place, name, value in rows}
     return replace(worst(found), watched=tuple(watched.values()))
-
-
-def _identity(place: Any) -> Any:
-    """Of a dictionary or path. Each `vars(kind)` is another proxy of the same dictionary."""
-    if isinstance(place, tuple):
-        return place
-    return id(gc.get_referents(place)[0] if isinstance(place, types.MappingProxyType) else place)
 
 
 def unguarded(reason: str, found: Trust) -> UnguardedError:

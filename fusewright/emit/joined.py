@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusewright.emit.steps import SAVES, Demand, Demands
+from fusewright.emit.steps import SAVES, Demand, Demands, read_by_loops
 from fusewright.plan.steps import Call, Fused, Plan, Step
 
 _INFERENCE, _FORWARD = frozenset({0}), frozenset({1})
@@ -38,10 +38,24 @@ def joined(forward: Part, inference: Part) -> tuple[Plan, Demands] | None:
     common = [key for key in ours if key in theirs and _has_results(ours[key], theirs[key])]
     if 2 * len(common) < len(theirs) or common != [key for key in theirs if key in set(common)]:
         return None
+    if not _alike_in_memory(forward.plan, inference, [ours[key] for key in common]):
+        return None
     steps = list(_in_order(ours, theirs, common))
     specs = {**dict(inference.plan.specs), **dict(forward.plan.specs)}
     plan = replace(forward.plan, steps=tuple(steps), specs=tuple(specs.items()))
     return plan, _demands(forward, inference, [ours[key] for key in common])
+
+
+def _alike_in_memory(forward: Plan, inference: Part, common: Sequence[Step]) -> bool:
+    """Whether values of one name lie alike in both, and no result of a common PyTorch call would be
+    laid out in inference for what only forward does with it."""
+    specs = dict(forward.specs)
+    if any(specs.get(name, spec) != spec for name, spec in inference.plan.specs):
+        return False
+    wanted = {inference.plan.outputs[at] for at in inference.results}
+    saved = [each for each in forward.outputs if isinstance(each, str) and each not in wanted]
+    more = read_by_loops(forward, saved) - read_by_loops(inference.plan)
+    return not any(more & {*step.outputs} for step in common if isinstance(step, Call))
 
 
 def _key(step: Step) -> object:

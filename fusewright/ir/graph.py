@@ -268,8 +268,7 @@ class Graph:
         return known
 
     def users(self) -> dict[str, list[Node]]:
-        """For each value, the nodes that read it (once each); outputs do not count. Everyone is
-        given the same dictionary."""
+        """For each value, the nodes that read it, once each. Outputs do not count."""
         return self._users
 
     @cached_property
@@ -315,13 +314,13 @@ class ForwardOutput:
 
 @dataclass(frozen=True)
 class Symbol:
-    """Dimension `dim` of forward input `input_index`, read at run time, is this `multiple` of it."""
+    """Dimension `dim` of forward input `input_index`, read when the module runs, as a multiple."""
 
     name: str
     input_index: int
     dim: int
     example: int
-    multiple: int = 1
+    multiple: int = 1  # the size is so many of the symbol
 
 
 @dataclass(frozen=True)

@@ -288,7 +288,9 @@ def _fw_library(text: str, recipe: list[str], build: _fw_call) -> pathlib.Path:
         if found.stem.endswith(_fw_digest(found.read_bytes())):
             return found
     # Each build has its own folder: the lock of a killed build cannot block another one.
-    with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
+    # Ninja may still write there after an interrupt.
+    apart = tempfile.TemporaryDirectory(prefix="build-", dir=folder, ignore_cleanup_errors=True)
+    with apart as scratch:
         build(text, f"fw_{key}", pathlib.Path(scratch))
         built = next(pathlib.Path(scratch).glob("*.so"))
         kept = folder / f"emitted-{key}-{_fw_digest(built.read_bytes())}.so"
