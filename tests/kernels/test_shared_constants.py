@@ -41,6 +41,7 @@ class Shared:
 ROUNDED = {"kTerms": 1}
 CONSTANTS = (
     Shared("schedule.choice", "HOST_RUN", "host/loops.hpp", "kLongestRun"),
+    Shared("schedule.cluster_rows", "PART_BYTES", "cuda/cluster_row.cuh", "kClusterPartBytes"),
     Shared("ir.matmul", "ROUND_PARTS", "sm90/matmul/sm90_round_operand.cuh", "kMostRoundParts"),
     Shared("cost.matmul", "TILE_COLUMNS", "sm90/matmul/sm90_tiles.cuh", "kTileColumns"),
     Shared("cost.matmul", "TILE_DEPTH", "sm90/matmul/sm90_tiles.cuh", "kTileDepth"),
