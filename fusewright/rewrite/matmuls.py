@@ -39,6 +39,7 @@ MATMUL = "matmul"
 ROW_ELEMENTS = 8
 _BARE = ("aten.mm.default", "aten.bmm.default")
 _ADDED = ("aten.addmm.default", "aten.baddbmm.default")
+MATMULS = (*_BARE, *_ADDED)
 
 
 def with_matmuls(graph: Graph, sizes: Mapping[str, int], target: Target) -> Graph:

@@ -14,9 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fusewright.ir.graph import Arg, Dim, Graph, Input, Node, Program, Ratio, TensorSpec
-from fusewright.rewrite.matmuls import ROW_ELEMENTS
-
-_MATMULS = ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
+from fusewright.rewrite.matmuls import MATMULS, ROW_ELEMENTS
 
 
 def with_row_multiples(program: Program) -> Program:
@@ -36,7 +34,7 @@ def _row_symbols(program: Program) -> set[str]:
     found: set[str] = set()
     for graph in (each for each in graphs if each is not None):
         specs = graph.specs()
-        for node in (each for each in graph.nodes if each.op in _MATMULS):
+        for node in (each for each in graph.nodes if each.op in MATMULS):
             for spec in (node.spec, *(specs[name] for name in node.refs())):
                 columns = spec.shape[-1] if spec is not None and spec.shape else Dim()
                 if columns.factor % ROW_ELEMENTS and len(columns.symbols) == 1:
