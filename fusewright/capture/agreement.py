@@ -25,12 +25,16 @@ def agreed(programs: tuple[Program, ...], seen: Witness) -> tuple[Program, ...]:
 
 def _require_same_outputs(program: Program, seen: Witness) -> None:
     """Tensors of the result have the same dtypes, shapes and strides."""
-    said = _outputs(program)
-    if len(said) < len(seen.outputs) or (len(said) > len(seen.outputs) and not program.effects):
+    if len(program.returned) != len(seen.outputs):
         raise LeftToEagerError(
-            f"a real call returns {len(seen.outputs)} tensors, and PyTorch's trace {len(said)}"
+            f"a real call returns {len(seen.outputs)} tensors, and PyTorch's trace "
+            f"{len(program.returned)}"
         )
-    for at, (spec, real) in enumerate(zip(said, seen.outputs, strict=False)):
+    specs = _outputs(program)
+    for at, (position, real) in enumerate(zip(program.returned, seen.outputs, strict=True)):
+        if position is None:
+            continue
+        spec = specs[position]
         shape, strides = (
             tuple(each.at(program.example_sizes) for each in sizes)
             for sizes in (spec.shape, spec.strides)
@@ -44,16 +48,16 @@ def _require_same_outputs(program: Program, seen: Witness) -> None:
             )
 
 
-def _outputs(program: Program) -> list[TensorSpec]:
-    """The specs of the tensors among the results, in their order."""
+def _outputs(program: Program) -> dict[int, TensorSpec]:
+    """The specs of the tensors among the outputs, by position."""
     specs = program.inference.specs()
-    named = {
+    named = zip(program.results, program.inference.outputs, strict=False)
+    found = {
         result.index: specs[name]
-        for result, name in zip(program.results, program.inference.outputs, strict=False)
+        for result, name in named
         if result.kind == "output" and isinstance(name, str)
     }
-    found = [named[at] for at in sorted(named)]
-    return [each for each in found if each is not None]
+    return {at: spec for at, spec in found.items() if spec is not None}
 
 
 def _is_same_layout(strides: tuple[int, ...], real: Returned) -> bool:
@@ -91,6 +95,7 @@ def _lost_gradients(program: Program, seen: Witness) -> str:
     outputs = program.backward.outputs if program.backward else (None,) * len(program.bindings)
     named = [(seen.first_name(each.kind, each.path), each) for each in program.bindings]
     ours = {key for (key, _), gradient in zip(named, outputs, strict=True) if gradient is not None}
+    ours |= {named[at][0] for at in program.attached}
     may = {key for key, each in named if each.differentiable} & seen.followed
     lost = sorted((seen.reached & may) - ours)
     if lost:

@@ -11,6 +11,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
+from fusewright.capture.aliases import aliases
 from fusewright.capture.attributes import (
     Before,
     changes,
@@ -21,7 +22,7 @@ from fusewright.capture.attributes import (
 )
 from fusewright.capture.source_location import Refused
 from fusewright.capture.state import Attribute, Key, States
-from fusewright.capture.tree import row, tree_text
+from fusewright.capture.tree import held_text, input_text, row, tree_text
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ class ModelCall:
 class Flattened(nn.Module):
     """The model as a function from tensors to tensors; `output_tree` is the output's structure.
 
+    Tensors of the output that share memory are formed by `output_tree` (see aliases.py); `returned`
+    has the position of each tensor of the output, in its order, and None for these.
+
     The tensors of `states` are further inputs. If forward changes attributes, their new values are
     further outputs, and `output_tree` is the pair of the output and a tuple of these values.
     """
@@ -65,6 +69,10 @@ class Flattened(nn.Module):
         self.copied = copied
         self.states = States(model, attributes)
         self.output_tree = "o[0]"
+        self.returned: tuple[int | None, ...] = ()
+        self.held: tuple[tuple[str, str], ...] = ()
+        self.attached: tuple[str, ...] = ()
+        self.sizes: tuple[Any, ...] = ()
         self.output_types: dict[str, type] = {}
         self.depends: tuple[frozenset[tuple[str, str]], ...] = ()
         # Read here, because tracing leaves fakes behind where submodules are tied.
@@ -76,14 +84,13 @@ class Flattened(nn.Module):
         for position, tensor in zip(self.call.tensor_positions, tensors, strict=False):
             leaves[position] = tensor
         args, kwargs = pytree.tree_unflatten(leaves, self.call.spec)
-        flat: list[Any] = []
         self.output_types = {}
         with restored(self.model) as before:
             placed = self.states.place(tensors)
             result = self.model(*args, **kwargs)
             _refuse_changed_arguments(leaves, self.call.spec, (args, kwargs))
             write_buffers(before)
-            self.output_tree = tree_text(result, flat, self.output_types)
+            flat = self._returned(result, tensors)
             self.states.collect(placed, tensors, flat, self.output_types)
             _refuse_other_changes(before, frozenset(placed))
         if self.states.effects:
@@ -95,6 +102,23 @@ class Flattened(nn.Module):
         return tuple(
             each.clone() if position in self.copied else each for position, each in enumerate(flat)
         )
+
+    def _returned(self, result: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """The outputs of the graph that `output_tree` builds the result from."""
+        found: list[Any] = []
+        tree_text(result, found, {})
+        results = [each for each in found if isinstance(each, torch.Tensor)]
+        inputs = [(each, input_text(at)) for at, each in enumerate(tensors)]
+        held = held_tensors(self.model)
+        self.held = tuple(held)
+        inputs += [(each, held_text(at)) for at, each in enumerate(held.values())]
+        shared = aliases(results, inputs)
+        self.attached, self.sizes = shared.attached, shared.sizes
+        flat: list[Any] = [*shared.bases]
+        self.output_tree = tree_text(result, flat, self.output_types, shared.texts)
+        places = {id(each): at for at, each in enumerate(flat)}
+        self.returned = tuple(places.get(id(each)) for each in results)
+        return flat
 
     @property
     def only_written(self) -> frozenset[int]:
@@ -123,6 +147,13 @@ class Flattened(nn.Module):
             frozenset(name for name, edge in edges.items() if (edge.node, edge.output_nr) in found)
             for found in reached
         )
+
+
+def held_tensors(model: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
+    """The parameters and buffers by kind and path, each under its first name."""
+    found: dict[tuple[str, str], torch.Tensor] = {}
+    found |= {("parameter", name): each for name, each in model.named_parameters()}
+    return found | {("buffer", name): each for name, each in model.named_buffers()}
 
 
 def _refuse_changed_arguments(leaves: Sequence[Any], spec: pytree.TreeSpec, given: Any) -> None:

@@ -344,15 +344,16 @@ def guard_texts(shape_env: ShapeEnv, converter: Converter) -> tuple[str, ...]:
     for guard in shape_env.guards:
         expr = shape_env.simplify(guard.expr)
         text = converter_text(expr, converter)
-        if text not in ("True", ""):
-            texts[text] = None
+        if text != "True":
+            texts[f"({text})"] = None
     return tuple(texts)
 
 
 def converter_text(expr: Any, converter: Converter) -> str:
+    """A size or an assumption as a Python expression over our symbols."""
     names = {symbol: sympy.Symbol(name) for symbol, name in converter._symbols.items()}
     if not expr.free_symbols:
-        return "True"
+        return str(expr)
     if not expr.free_symbols <= set(names):
         raise inexpressible(expr)
-    return f"({PythonPrinter().doprint(expr.xreplace(names))})"
+    return str(PythonPrinter().doprint(expr.xreplace(names)))

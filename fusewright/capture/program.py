@@ -14,11 +14,12 @@ from fusewright.capture.convert import (
     Converter,
     InexpressibleForwardError,
     InexpressibleSizeError,
+    converter_text,
     emptiness_guards,
     guard_texts,
 )
 from fusewright.capture.naming import binding_names, distinct, renamed
-from fusewright.capture.tree import with_inputs
+from fusewright.capture.tree import completed, held_text, input_text, size_text
 from fusewright.errors import CaptureError
 from fusewright.ir.graph import Binding, ForwardOutput, Graph, Program, Symbol, validate
 
@@ -77,7 +78,9 @@ def make_program(
     forward = converter.with_constants(Graph(forward.inputs, forward.nodes, (*plain, *saved)))
     for graph in (forward, inference, *((backward,) if backward else ())):
         validate(graph)
-    states = flattened.states
+    states, places = flattened.states, _places(flattened, partition, bindings)
+    meant = {text: f"tensors[{at}]" for text, at in places.items()}
+    meant |= _size_texts(flattened, shape_env, converter)
     program = Program(
         mode=mode,
         bindings=bindings + converter.constant_bindings,
@@ -88,13 +91,36 @@ def make_program(
         backward=backward,
         tangents=tangents,
         inference=inference,
-        output_tree=with_inputs(flattened.output_tree, partition.binding_positions),
+        output_tree=completed(flattened.output_tree, meant),
+        returned=flattened.returned,
+        attached=tuple(sorted({places[each] for each in flattened.attached})),
         reach=_reach(tangents, results, bindings, flattened.depends),
         output_types=tuple(flattened.output_types.items()),
         effects=tuple(states.effects),
         held=states.held,
     )
     return _with_readable_names(program, flattened.model)
+
+
+def _places(
+    flattened: Flattened, partition: Partition, bindings: Sequence[Binding]
+) -> dict[str, int]:
+    """From the text that stands for a tensor to its position among the bindings."""
+    named = {(each.kind, each.path): at for at, each in enumerate(bindings)}
+    places = {input_text(at): place for at, place in partition.binding_positions.items()}
+    held = {held_text(at): key for at, key in enumerate(flattened.held)}
+    return places | {text: named[key] for text, key in held.items() if key in named}
+
+
+def _size_texts(flattened: Flattened, shape_env: ShapeEnv, converter: Converter) -> dict[str, str]:
+    """The symbolic sizes of views in the result, as Python expressions."""
+    try:
+        return {
+            size_text(at): converter_text(shape_env.simplify(each.node.expr), converter)
+            for at, each in enumerate(flattened.sizes)
+        }
+    except InexpressibleSizeError as error:
+        raise InexpressibleForwardError(*error.args) from error
 
 
 def _reach(

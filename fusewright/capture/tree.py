@@ -68,9 +68,19 @@ def input_text(position: int) -> str:
     return f"_fw_input_{position}_"
 
 
-def with_inputs(text: str, places: Mapping[int, int]) -> str:
-    """The text with the places of the inputs among all that a graph has."""
-    return re.sub(r"_fw_input_(\d+)_", lambda at: f"tensors[{places[int(at[1])]}]", text)
+def held_text(position: int) -> str:
+    """Stands for the parameter or buffer at this position among the names of all."""
+    return f"_fw_held_{position}_"
+
+
+def size_text(position: int) -> str:
+    """Stands for the symbolic size at this position among those of a result."""
+    return f"_fw_size_{position}_"
+
+
+def completed(text: str, meant: Mapping[str, str]) -> str:
+    """The text with what is meant in place of all that stands for inputs and sizes."""
+    return re.sub(r"_fw_(?:input|held|size)_\d+_", lambda at: meant[at[0]], text)
 
 
 def _plain(value: Any) -> str:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from fusewright import debug
-from fusewright.capture.call import ModelCall
+from fusewright.capture.call import ModelCall, held_tensors
 from fusewright.capture.generators import gpu_generators, watched_generators
 from fusewright.capture.memory import has_room
 from fusewright.capture.private import real_copy
@@ -136,10 +136,8 @@ def _seen(
 
 def tensors_of(model: nn.Module, call: ModelCall) -> dict[Key, torch.Tensor]:
     """The tensors that a program binds, by kind and path."""
-    found: dict[Key, torch.Tensor] = {("parameter", n): p for n, p in model.named_parameters()}
-    found |= {("buffer", name): each for name, each in model.named_buffers()}
     given = (call.leaves[at] for at in call.tensor_positions)
-    return found | {("input", str(at)): each for at, each in enumerate(given)}
+    return held_tensors(model) | {("input", str(at)): each for at, each in enumerate(given)}
 
 
 def _names(model: nn.Module) -> dict[Key, Key]:

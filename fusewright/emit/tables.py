@@ -147,7 +147,8 @@ def _outputs(mode: Mode) -> Definition:
             case _:
                 items.append(str(origin))
     tree = mode.plans.program.output_tree
-    symbols = mode.read_symbols([f"tensors[{i}]" for i in range(len(plan.inputs))], [*body, *items])
+    variables = [f"tensors[{i}]" for i in range(len(plan.inputs))]
+    symbols = mode.read_symbols(variables, [*body, *items, tree])
     given = [f"o = [{', '.join(items)}]", f"return {tree}"]
     given = [f"return {items[0]}"] if tree == "o[0]" else given
     doc = "The module's result as the original returns it."

@@ -334,8 +334,10 @@ class Program(Circumstances):
     guards: Python expressions over the symbols that must hold for this program to be used.
     reach: for each tangent, the bindings that autograd can reach from its output. An output is not
     differentiable if none of these requires a gradient, as in eager mode.
-    output_tree: Python text that builds the model's return value from the results, `o`;
-    output_types are the classes that it names.
+    output_tree: Python text that builds the model's return value from the results, `o`, and the
+    bindings, `tensors`; output_types are the classes that it names.
+    returned: the result that each tensor of the return value is, None for a view or a binding.
+    attached: bindings that the return value holds, or views of them, with their gradients.
     """
 
     mode: str
@@ -348,6 +350,8 @@ class Program(Circumstances):
     tangents: tuple[int, ...]
     inference: Graph
     output_tree: str
+    returned: tuple[int | None, ...] = ()
+    attached: tuple[int, ...] = ()
     reach: tuple[tuple[int, ...], ...] = ()
     output_types: tuple[tuple[str, type], ...] = ()
 

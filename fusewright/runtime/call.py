@@ -302,15 +302,11 @@ def _fw_run(
     """Run in eager mode: there is no dispatcher between the module and its kernels."""
     if mode.states is not None and module is not None:
         return mode.states.run(mode, module, tensors, wanted)
-    if wanted:
-        if mode.backward is not None:
-            return mode.outputs(tensors, _fw_apply(mode, *tensors))
-        with torch.no_grad():
-            return _fw_run(mode, tensors, False)
-    if not mode.mutations:
-        return mode.outputs(tensors, mode.inference(*tensors))
-    results = mode.inference(*tensors, True)
-    _fw_write(mode, tensors, results)
+    if wanted and mode.backward is not None:
+        return mode.outputs(tensors, _fw_apply(mode, *tensors))
+    with torch.no_grad():  # the outputs may be views of tensors that require gradients
+        results = mode.inference(*tensors, True) if mode.mutations else mode.inference(*tensors)
+        _fw_write(mode, tensors, results)
     return mode.outputs(tensors, results)
 
 
