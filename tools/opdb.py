@@ -9,6 +9,7 @@ tests/opdb/known.py is a failure, and so is an abort.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -19,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -28,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 LIMIT = 1200  # seconds for a chunk
 PER_CHUNK = 40
+EMULATED = "emulated"  # CUDA kernels, which g++ builds for tensors on the CPU
 QUICK = "FUSEWRIGHT_OPDB_QUICK"  # tells workers that g++ need not optimize much
 DTYPES = "float32,float64,bfloat16,float16,int64,int32,uint8,bool"
 Item = list[str]  # kind, name and dtype of an entry
@@ -46,10 +48,20 @@ def work(given: str, told: str, device: str, variants: str) -> None:
     if os.environ.get(QUICK):
         build._HOST_FLAGS = [("-Og" if each == "-O3" else each) for each in build._HOST_FLAGS]
     torch.backends.cudnn.allow_tf32 = False
+    own, emulated = _tensors_on(device), device == EMULATED
     with Path(told).open("w", buffering=1) as file:
         names = tuple(filter(None, variants.split(",")))
         items = [Entry(*each) for each in json.loads(Path(given).read_text())]
-        sweep(items, device, lambda line: print(json.dumps(line), file=file), names)
+        told_to = functools.partial(_tell, file)
+        sweep(items, own, told_to, names, emulated=emulated)
+
+
+def _tell(file: TextIO, line: dict[str, Any]) -> None:
+    print(json.dumps(line), file=file)
+
+
+def _tensors_on(device: str) -> str:
+    return "cpu" if device == EMULATED else device
 
 
 def judged(items: Sequence[Item], ask: Ask) -> Iterator[dict[str, Any]]:
@@ -134,7 +146,7 @@ def _unlisted(line: dict[str, Any], device: str, listed: Counter[str]) -> list[s
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--device", default="cpu", help="cpu or cuda")
+@click.option("--device", default="cpu", help="cpu, cuda, or emulated: CUDA kernels on a CPU")
 @click.option("--dtypes", default=DTYPES, help="separated by commas")
 @click.option("--kinds", default="operator,module", help="operator, module or both")
 @click.option("--jobs", default=os.cpu_count() or 1, help="processes at a time")
@@ -169,7 +181,7 @@ def main(
     items = [
         [each.kind, each.name, each.dtype]
         for kind in kinds.split(",")
-        for each in entries(kind, dtypes.split(","), device)
+        for each in entries(kind, dtypes.split(","), _tensors_on(device))
         if not names or each.name in names
     ]
     failed = _report(items, device, _chunks(items, chunk), jobs, variants, seconds, record)

@@ -2,8 +2,9 @@
 
 This file is a program of its own, which imports the standard library only. Its argument is JSON
 with the fields of `Box`. Exit code 125 means that the box could not be made; the reason
-is on stderr. 124 means too many processes. All other codes are those of the command, and 128 + n
-stands for signal n.
+is on stderr. 124 means too many processes, and 123 that one of them protects itself from being
+killed when memory runs out. All other codes are those of the command, and 128 + n stands for
+signal n.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-NO_BOX, TOO_MANY = 125, 124
+NO_BOX, TOO_MANY, PROTECTED = 125, 124, 123
 
 _USER, _MOUNTS, _NETWORK, _PIDS, _IPC = 0x10000000, 0x20000, 0x40000000, 0x20000000, 0x08000000
 _RECURSIVE, _PRIVATE, _BIND = 0x4000, 0x40000, 0x1000
@@ -35,6 +36,7 @@ _HIDDEN, _SHARED_MEMORY, _PROC = "/run", "/dev/shm", "/proc"
 _SPARE_PROCESSES = 512
 _MOST_SCRATCH_BYTES = 1 << 32
 _PAUSE_S, _PAUSES = 0.02, 10
+_SCORE, _HIGHEST_SCORE = "oom_score_adj", 1000
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -129,9 +131,19 @@ def _protect_machine() -> None:
 
 
 def _offer_to_be_killed() -> None:
-    """If memory runs out, the kernel ends this process and those below it before all others."""
+    """If memory runs out, the kernel ends this process and those below it before all others.
+
+    Where root on the machine says so, nobody below can take it back. Elsewhere `_watched` looks.
+    """
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self", _SCORE).write_text(str(_HIGHEST_SCORE))
+
+
+def _score(process: int | str) -> int:
+    """How early the kernel ends a process when memory runs out; the highest for an ended one."""
+    with suppress(OSError, ValueError):
+        return int(Path("/proc", str(process), _SCORE).read_text())
+    return _HIGHEST_SCORE
 
 
 def _limit(box: Box) -> None:
@@ -175,7 +187,6 @@ def _fork_command(box: Box) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            _offer_to_be_killed()
             _run(box)
         except BaseException as error:
             _fail(error)
@@ -226,11 +237,19 @@ def _kill_descendants() -> None:
                 continue
 
 
-def _watched(pid: int) -> int:
-    """Wait for one child, and end everything if there are too many processes below it.
+def _harm() -> int:
+    """The code of what the processes below do to the machine; 0 if it is nothing.
 
     The kernel does not hold root to the limit on processes.
     """
+    below, mine = list(descendants(os.getpid())), _score("self")
+    if len(below) > _SPARE_PROCESSES:
+        return TOO_MANY
+    return PROTECTED if any(_score(each) < mine for each in below) else 0
+
+
+def _watched(pid: int) -> int:
+    """Wait for one child, and end everything below it that does harm."""
     watch = 0
     while True:
         ended, status = os.waitpid(-1, os.WNOHANG)
@@ -239,9 +258,9 @@ def _watched(pid: int) -> int:
         if not ended:
             time.sleep(_PAUSE_S)
             watch += 1
-            if watch % _PAUSES == 0 and len(list(descendants(os.getpid()))) > _SPARE_PROCESSES:
+            if watch % _PAUSES == 0 and (code := _harm()):
                 _kill_descendants()
-                return TOO_MANY
+                return code
 
 
 def _fork_first(box: Box) -> int:
@@ -252,7 +271,6 @@ def _fork_first(box: Box) -> int:
     if first == 0:
         try:
             libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            _offer_to_be_killed()
             _close_file_system(box.scratch, box.gpu)
             os._exit(_reap_until(_fork_command(box)))
         except BaseException as error:
@@ -273,6 +291,7 @@ def main() -> None:
     libc.prctl(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     libc.prctl(_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, ended)
+    _offer_to_be_killed()
     try:
         code = _watched(_fork_first(box) if box.confined else _fork_command(box))
     except OSError as error:

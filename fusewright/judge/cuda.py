@@ -10,16 +10,23 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fusewright.judge.arena import Arena
+from fusewright.judge.device import Results
 from fusewright.judge.guarded import GUARD, Form, Guarded, room
 from fusewright.tune.timing import Cover
 
 _MIB = 1 << 20
+# As glibc fills memory on the host: -1.7e38 in float32.
+_POISON, _BLOCKS, _LARGE = 0xFE, 2, 1 << 28
+# About a millisecond, in which the host gets through a call.
+_BUSY_COVERS = 40
 
 
 class Clock(Protocol):
@@ -110,8 +117,13 @@ class Cuda:
         self._device, self._clock, self._cover = device, clock, cover
         self._begin: object = None
         self._generator, self._state = torch.default_generator, torch.cuda.get_rng_state
-        self._seed = torch.manual_seed
+        self._seed, self._clone, self._without = torch.manual_seed, Tensor.clone, torch.no_grad
+        self._seen: dict[int, tuple[Tensor, Tensor]] = {}
+        self._sizes: tuple[int, ...] = ()
         self.kind = device.type
+        self._on_default: Callable[[], AbstractContextManager[object]] = nullcontext
+        if device.type == "cuda":
+            self._on_default = partial(torch.cuda.stream, torch.cuda.default_stream(device))
 
     def moved(self, model: nn.Module) -> nn.Module:
         return model.to(self._device)
@@ -131,23 +143,57 @@ class Cuda:
         on_gpu = self._device.type == "cuda"
         return torch.cat([host, self._state(self._device)]) if on_gpu else host
 
-    def start(self) -> None:
+    def poison(self, wanted: bool) -> None:
+        """Results will lie where these blocks did: the caching allocator takes the last ones."""
+        if not wanted:
+            return
+        blocks = [
+            torch.full((size,), _POISON, dtype=torch.uint8, device=self._device)
+            for size in self._sizes
+            for _ in range(_BLOCKS)
+        ]
+        del blocks
+
+    def start(self, *, busy: bool) -> None:
         """From an idle device, with nothing of the call in its caches."""
         self._cover()
         self._clock.drain()
         self._begin = self._clock.mark()
+        for _ in range(_BUSY_COVERS if busy else 0):
+            self._cover()
 
-    def stop(self) -> dict[str, float]:
-        """Until the default stream was done, and until all streams were."""
+    def stop(self, results: Results) -> dict[str, float]:
+        """Until the default stream was done, and until all streams were.
+
+        Before anything waits, the default stream copies all results: whoever works on another
+        stream and does not tell the default one is found out. The copies do not count.
+        """
         end = self._clock.mark()
+        self._seen = self._copies(results)
+        copied = self._clock.mark()
         self._clock.drain()
         last = self._clock.mark()
         self._clock.drain()
-        marks = {"stream_us": end, "device_us": last}
-        found = {name: self._clock.elapsed_us(self._begin, each) for name, each in marks.items()}
-        for each in (self._begin, end, last):
+        between = self._clock.elapsed_us
+        stream_us = between(self._begin, end)
+        found = {
+            "stream_us": stream_us,
+            "device_us": max(between(self._begin, last) - between(end, copied), stream_us),
+        }
+        for each in (self._begin, end, copied, last):
             self._clock.forget(each)
         return found
+
+    def _copies(self, results: Results) -> dict[int, tuple[Tensor, Tensor]]:
+        with self._without(), self._on_default():
+            mine = [each for each in results() if each.device.type == self._device.type]
+            self._sizes = tuple({max(each.nbytes, 1) for each in mine if each.nbytes < _LARGE})
+            return {id(each): (each, self._clone(each)) for each in mine}
+
+    def seen(self, tensor: Tensor) -> Tensor:
+        """A result as the default stream found it."""
+        known, copy = self._seen.get(id(tensor), (None, tensor))
+        return copy if known is tensor else tensor
 
 
 def make_cuda() -> Cuda:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 
 from fusewright.judge.arena import Arena
 from fusewright.judge.guarded import Form, Guarded, room
+
+Results = Callable[[], Iterable[Tensor]]
 
 
 class Placed(Protocol):
@@ -24,6 +27,9 @@ class Device(Protocol):
     """Gives memory, and takes the time of a call where the parent's clock is too coarse.
 
     `is_separate`: its memory is not the host's, so results are copied when the clock has stopped.
+    `poison` fills memory that results are likely to get. `busy`: the device works before it gets
+    the inputs, so that no other stream can be on time by luck. `stop` takes the results as the
+    next work on the default stream finds them, and `seen` gives them.
     """
 
     kind: str
@@ -34,8 +40,10 @@ class Device(Protocol):
     def placed(self, arena: Arena, offset: int, form: Form) -> Placed: ...
     def seed(self, number: int) -> None: ...
     def random_state(self) -> Tensor: ...
-    def start(self) -> None: ...
-    def stop(self) -> dict[str, float]: ...
+    def poison(self, wanted: bool) -> None: ...
+    def start(self, *, busy: bool) -> None: ...
+    def stop(self, results: Results) -> dict[str, float]: ...
+    def seen(self, tensor: Tensor) -> Tensor: ...
 
 
 class HostPlaced:
@@ -76,7 +84,12 @@ class Host:
     def random_state(self) -> Tensor:
         return torch.default_generator.get_state()
 
-    def start(self) -> None: ...
+    def poison(self, wanted: bool) -> None: ...
 
-    def stop(self) -> dict[str, float]:
+    def start(self, *, busy: bool) -> None: ...
+
+    def stop(self, results: Results) -> dict[str, float]:
         return {}
+
+    def seen(self, tensor: Tensor) -> Tensor:
+        return tensor

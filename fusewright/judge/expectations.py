@@ -17,8 +17,8 @@ from fusewright.errors import ProblemError
 from fusewright.judge.findings import Asked
 from fusewright.judge.floor import LeastBytes, least_bytes
 from fusewright.judge.operators import operators_of
-from fusewright.judge.script import Step, strided
-from fusewright.judge.state import digest, held_tensors
+from fusewright.judge.script import FOLLOWS, Step, strided
+from fusewright.judge.state import digest, global_state, held_tensors
 from fusewright.judge.wire import Node, bytes_of, encoded, named_leaves, sharing
 from fusewright.problem.inputs import copied, is_floating, named_tensors
 from fusewright.problem.load import Problem
@@ -38,6 +38,8 @@ RATE = 0.5
 _SHRINK = 0.25
 # An optimizer step changes each weight by about so much of the usual one.
 _STEP, _LEAST_STEP = 0.4, 0.02
+# The share of elements of a weight that a step changes.
+_CHANGED = (1.0, 1.0, 0.25)
 # Each changes the last digits in another way.
 _RIGHT_RUNS = 3
 # A request holds at most two calls, with at most twice as many rows.
@@ -59,6 +61,8 @@ class Expectations:
         self.differentiable = {m: each.differentiable for m, each in self.references.items()}
         self._outputs: dict[object, Node] = {}
         self._drawn_before: list[Inputs] = []
+        self._last: dict[str, Inputs] = {}
+        self.own_changes = self._own_changes()
         scalars = (name for name, each in self.model.named_parameters() if each.numel() == 1)
         self.scalars = frozenset(scalars)
 
@@ -71,6 +75,23 @@ class Expectations:
             raise ProblemError(f"the inputs are on {wrong[0]}; the judge runs on {kind} here")
         seed = self.chance.getrandbits(31)
         return Reference(self.model, Feed((values,), seed=seed), seed, mode)
+
+    def _own_changes(self) -> frozenset[str]:
+        """What the model itself changes for everyone; a candidate may do the same."""
+        changed: set[str] = set()
+        for mode, reference in self.references.items():
+            self.model.train(mode == "train")
+            before = global_state()
+            with torch.no_grad():
+                self.model(*copied(reference.feed.masters[0], gradients=False))
+            after = global_state()
+            changed |= {name for name, value in before.items() if after.get(name) != value}
+            self._restore(reference)
+        return frozenset(changed)
+
+    def _restore(self, reference: Reference) -> None:
+        restore(self.model, reference.buffers)
+        restore_attributes(self.model, reference.attributes)
 
     def arena_bytes(self) -> tuple[int, int]:
         """Room for the inputs and for the results of a few calls at once."""
@@ -149,7 +170,7 @@ class Expectations:
     def _drawn(self, step: Step) -> Iterator[Inputs]:
         """Inputs for a step; with other rows, there may be several ways to choose them."""
         torch.manual_seed(self.chance.getrandbits(31))
-        values = self._fresh()
+        values = self._values(step)
         if step.alter is not None and not any(is_floating(e) for _, e in named_tensors(values)):
             return
 
@@ -162,6 +183,19 @@ class Expectations:
 
         for each in self._with_rows(values, step.rows) if step.rows else [values]:
             yield tuple(map_leaves(altered, leaf) for leaf in each)
+
+    def _values(self, step: Step) -> Inputs:
+        """New inputs, or such as follow from the last ones of the mode."""
+        before = self._last.get(step.mode)
+        if step.follows and before is not None:
+            change = FOLLOWS[step.follows]
+
+            def follows(leaf: object) -> object:
+                return change(leaf) if isinstance(leaf, Tensor) else leaf
+
+            return tuple(map_leaves(follows, each) for each in before)
+        self._last[step.mode] = self._fresh()
+        return self._last[step.mode]
 
     def questions(self, step: Step) -> list[Question]:
         """A plain step's calls with new values; their answers are not computed here."""
@@ -198,8 +232,7 @@ class Expectations:
         self.model.train(step.mode == "train")
         with torch.no_grad():
             found = operators_of(lambda: [self.model(*each) for each in inputs])
-        restore(self.model, reference.buffers)
-        restore_attributes(self.model, reference.attributes)
+        self._restore(reference)
         return found
 
     def least_bytes(self, mode: str) -> dict[str, LeastBytes]:
@@ -246,8 +279,7 @@ class Expectations:
         with nullcontext() if step.gradients else torch.no_grad():
             outputs = self.model(*inputs)
         node = _described(outputs, self.model, inputs)
-        restore(self.model, reference.buffers)
-        restore_attributes(self.model, reference.attributes)
+        self._restore(reference)
         return node if step.strided else self._outputs.setdefault(key, node)
 
     def new_weights(self) -> Mapping[str, Tensor]:
@@ -255,7 +287,7 @@ class Expectations:
         named = {n: e for n, e in self.model.named_parameters() if e.is_floating_point()}
         torch.manual_seed(self.chance.getrandbits(31))
         gradients = {
-            name: torch.randn(each.shape, dtype=each.dtype, device=each.device)
+            name: self._chosen(torch.randn(each.shape, dtype=each.dtype, device=each.device))
             * (_STEP * root_mean_square(each) + _LEAST_STEP)
             for name, each in named.items()
         }
@@ -263,6 +295,12 @@ class Expectations:
             for name, each in named.items():
                 each.add_(gradients[name], alpha=-RATE)
         return gradients
+
+    def _chosen(self, gradient: Tensor) -> Tensor:
+        """All elements, or some: what a file looks at to see a change may be as it was."""
+        share = self.chance.choice(_CHANGED)
+        kept = torch.rand(gradient.shape, device=gradient.device) < share
+        return gradient * kept if gradient.dim() else gradient
 
     def weights(self) -> str:
         """The digest of all parameters as they must be now."""

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fusewright.errors import ConfinementError, VerifyError
-from fusewright.judge.box import NO_BOX, TOO_MANY
+from fusewright.judge.box import NO_BOX, PROTECTED, TOO_MANY
 from fusewright.judge.hints import missing_gradient, worst_element, wrong_value
 from fusewright.judge.script import Step, with_infinities
 from fusewright.judge.slices import check_slices
 from fusewright.judge.verdict import Fault
-from fusewright.judge.wire import BadMessage, Node, named_leaves, outline, tensor_of
+from fusewright.judge.wire import EARLIER, BadMessage, Node, named_leaves, outline, tensor_of
 from fusewright.verify.compare import Check, compare_answers
 from fusewright.verify.reference import scaled
 from fusewright.verify.scenarios import Expected, Question, Results, Usual
@@ -62,8 +62,10 @@ def readable() -> Iterator[None]:
         raise BadMessage("it lacks a part or has a wrong one") from error
 
 
-def faults_of_state(header: Node, *, loading: bool = False) -> Iterator[Fault]:
-    """What a request changed for everyone in the process."""
+def faults_of_state(
+    header: Node, *, loading: bool = False, own: frozenset[str] = frozenset()
+) -> Iterator[Fault]:
+    """What a request changed for everyone in the process; `own` changes are the model's, too."""
     state = header.get("state", {})
     for name in state.get("replaced", ()):
         yield Fault(
@@ -75,7 +77,9 @@ def faults_of_state(header: Node, *, loading: bool = False) -> Iterator[Fault]:
         )
     before, after = state.get("before", {}), state.get("after", {})
     for name, value in before.items():
-        if after.get(name) != value and not (loading and name in _LEFT_BY_LOADING):
+        if name in own or (loading and name in _LEFT_BY_LOADING):
+            continue
+        if after.get(name) != value:
             yield Fault(
                 "unsafe",
                 f"global state is left changed: {name}; restore it before forward returns",
@@ -94,6 +98,15 @@ def faults_of_memory(header: Node, weights: str, inputs: Sequence[str] = ()) -> 
             "guard zones",
             "untouched",
             "overwritten",
+        )
+    for name in header.get("shared", ()):
+        yield Fault(
+            "unsafe",
+            f"a deep copy of the module shares {name} with its original: a change of one changes "
+            "the other",
+            "a deep copy",
+            "memory of its own",
+            f"the original's {name}",
         )
     if "weights" in header and header["weights"] != weights:
         yield Fault(
@@ -171,7 +184,9 @@ def faults_of_form(answer: Answered, asked: Asked) -> Iterator[Fault]:
         return
     eagers = dict(named_leaves("output", eager))
     for name, _ in named_leaves("output", outputs):
-        more = set(answer.shares.get(name, ())) - set(eagers[name].get("shares", ()))
+        theirs = set(eagers[name].get("shares", ()))
+        # What lies in an input or a weight lies there again in the next call.
+        more = set(answer.shares.get(name, ())) - theirs - ({EARLIER} if theirs else set())
         for other in sorted(more):
             yield Fault(
                 "unsafe",
@@ -327,6 +342,9 @@ def fault_of_end(code: int, doing: str, output: bytes) -> Fault:
     if code == 0:
         words = "the candidate ended its process with exit code 0 before it had answered"
         return Fault("dishonest", words, doing, "an answer", "exit code 0")
+    if code == PROTECTED:
+        words = "the candidate protects itself from being ended when memory runs out"
+        return Fault("unsafe", words, doing, "oom_score_adj as before", "a lower one")
     if code == TOO_MANY:
         words = "the candidate started far too many processes"
         return Fault("unsafe", words, doing, "few processes", "hundreds")

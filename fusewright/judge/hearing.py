@@ -43,7 +43,7 @@ from fusewright.judge.script import Step, last_steps, many_more, script
 from fusewright.judge.state import held_tensors
 from fusewright.judge.timekeeper import Timed, Timing, time_candidate
 from fusewright.judge.times import gain_in_words
-from fusewright.judge.verdict import Fault, Verdict, escaped, gravest
+from fusewright.judge.verdict import Fault, Verdict, escaped, gravest, one_line
 from fusewright.judge.wire import BadMessage, Node, bytes_of, dtype_name
 from fusewright.problem.load import Problem
 from fusewright.verify.compare import Check, settle
@@ -53,7 +53,7 @@ OnProgress = Callable[[str, float], None]
 _LOOKS = 3
 _KEPT_BYTES = 1 << 28
 _RECALLS = 0.15
-_POISONED = 0.7
+_POISONED, _BUSY = 0.7, 0.5
 _MANY_S = 3.0
 # Equal outputs of so many calls show that a model does not read its input.
 _ENOUGH = 8
@@ -144,8 +144,8 @@ class Hearing:
             words += gain_in_words(self.timed.times) if self.timed else ""
             fault = Fault("accepted", words)
         return Verdict(
-            **vars(fault),
-            flags=flags,
+            **vars(fault.in_lines()),
+            flags=tuple(map(one_line, flags)),
             notes=notes,
             output=escaped(bytes(self.process.output), cut=self.process.cut),
             calls=self.calls,
@@ -160,7 +160,7 @@ class Hearing:
         """Load the candidate and give it the weights."""
         request = load_request(self.path, self.problem, "candidate")
         header, _ = self.talk.ask("loading the file", request)
-        self._require(faults_of_state(header, loading=True))
+        self._require_state(header, loading=True)
         if "error" in header:
             raise Guilty(fault_of_error(header["error"], self.path.name, self.talk.doing))
         self._require(self._other_parameters(header))
@@ -182,6 +182,10 @@ class Hearing:
         for kind, name in theirs:
             words = f"the candidate has a {kind} {name}, and the model has none"
             yield Fault("wrong", words, "parameters and buffers", "none", name)
+
+    def _require_state(self, header: Node, *, loading: bool = False) -> None:
+        own = self.expectations.own_changes
+        self._require(faults_of_state(header, loading=loading, own=own))
 
     def _require(self, faults: Iterable[Fault]) -> None:
         with readable():
@@ -245,6 +249,7 @@ class Hearing:
             self.calls,
             keep=keep,
             poison=self.chance.random() < _POISONED,
+            busy=self.chance.random() < _BUSY,
             trace=step.traced,
             input_gradients=self.expectations.differentiable[step.mode],
         )
@@ -252,7 +257,7 @@ class Hearing:
         questions = [each.expected.question for each in asked]
         reply = self.talk.call(step, questions, facts, size)
         if reply.has_error and step.may_refuse:
-            self._require(faults_of_state(reply.report))
+            self._require_state(reply.report)
             fault = fault_of_error(reply.header["error"], self.path.name, self.talk.doing)
             self.flags[f"refuses calls with {step.name} ({fault.reason})"] = None
             return None
@@ -266,7 +271,7 @@ class Hearing:
 
     def _require_clean(self, reply: Reply, weights: str) -> None:
         """An answer, and nothing changed for others."""
-        self._require(faults_of_state(reply.report))
+        self._require_state(reply.report)
         if reply.has_error:
             raise Guilty(fault_of_error(reply.header["error"], self.path.name, self.talk.doing))
         self._require(faults_of_memory(reply.report, weights, reply.damaged))
@@ -287,7 +292,7 @@ class Hearing:
     def _copy(self) -> None:
         """Go on with a deep copy, if the module has one."""
         header, _ = self.talk.ask("a deep copy", ({"do": "copy"}, []))
-        self._require(faults_of_state(header))
+        self._require_state(header)
         if "error" in header:
             fault = fault_of_error(header["error"], self.path.name, self.talk.doing)
             self.flags[f"cannot be copied ({fault.reason})"] = None

@@ -25,6 +25,16 @@ _BY_STEP = {
     "new weights": "the weights were read at construction or at an earlier call; read them in "
     "every forward, or compare their `_version` first",
     "the same addresses": "an address or a tensor object is no key for a cache: its values change",
+    "the same values again": "a result was kept by the values of its input; weights and modes "
+    "count, too",
+    "one other element": "a part of the input is no key for a cache",
+    "the same rows in another order": "a sum or a norm of the input is no key for a cache",
+    "gradients added up": "a second backward through the same graph must give the same gradients, "
+    "and add to `.grad`",
+    "small inputs": "the formula holds for the example's range only",
+    "rows of many sizes": "the formula holds for the example's range only, or small rows lose "
+    "their digits beside large ones",
+    "inputs of one sign": "the formula holds for the example's range only",
     "a deep copy": "a deep copy of the module still reads the original's weights",
     "two forwards, then two backwards": "backward used what the last forward left on `self`; save "
     "tensors in the autograd context",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,19 +18,27 @@ import torch
 from torch import Tensor, nn
 
 from fusewright.judge.arena import Arena, aligned
+from fusewright.judge.calls import (
+    Call,
+    described,
+    description,
+    is_among,
+    take_gradients,
+    tensors_of,
+)
 from fusewright.judge.device import Device, Placed
 from fusewright.judge.guarded import Guarded, memory_filler
 from fusewright.judge.operators import operators_of
-from fusewright.judge.state import digest, function_watch, global_state, held_tensors
+from fusewright.judge.state import digest, global_state, held_tensors
+from fusewright.judge.watch import function_watch
 from fusewright.judge.wire import (
+    EARLIER,
     Node,
     bytes_of,
     decoded,
     dense,
-    dtype_name,
     dtype_of,
     encoded,
-    named_leaves,
     sharing,
     tensor_of,
 )
@@ -38,18 +46,6 @@ from fusewright.problem.load import Arguments, Problem, candidate_factory, load_
 
 _MOST_WORDS = 2000
 OnTensor = Callable[[Tensor], Node]
-
-
-class Call:
-    """One call of the model: what it is given, what it returned, and its gradients."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.inputs: dict[str, Tensor] = {}
-        self.tangents: dict[str, Tensor] = {}
-        self.arguments: list[object] = []
-        self.outputs: object = None
-        self.gradients: dict[str, Tensor | None] = {}
 
 
 class Launcher:
@@ -111,7 +107,7 @@ class Launcher:
         self.model = self.device.moved(self.model)
         if request["kind"] == "compile":
             self.model.compile()
-        return {"held": [_description(*each) for each in held_tensors(self.model)]}
+        return {"held": [description(*each) for each in held_tensors(self.model)]}
 
     def set_weights(self, request: Node) -> Node:
         """Give the model the judge's values, in memory with guards, as `.to()` would do it."""
@@ -120,9 +116,12 @@ class Launcher:
 
     def copy(self, request: Node) -> Node:
         """Go on with a deep copy of the model."""
+        before = [(name, each) for _, name, each in held_tensors(self.model)]
         self.model = copy.deepcopy(self.model)
-        self.guard({n: e.detach().clone() for _, n, e in held_tensors(self.model)})
-        return {"weights": self.weights_digest()}
+        held = list(held_tensors(self.model))
+        shared = [name for _, name, each in held if is_among(each, before)]
+        self.guard({n: e.detach().clone() for _, n, e in held})
+        return {"weights": self.weights_digest(), "shared": shared}
 
     def guard(self, given: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
@@ -138,6 +137,7 @@ class Launcher:
         """Everything that a call needs; the values of its tensors come later."""
         self.prepared, self.placed, previous = request, [], self.calls
         self.fill_memory(request["poison"])
+        self.device.poison(request["poison"])
         self.model.train(request["mode"] == "train")
         self.restore(request)
         self.calls = [self.placed_call(each) for each in request["calls"]]
@@ -195,7 +195,7 @@ class Launcher:
         for each in self.placed:
             each.stage()
         answers: list[Node] = []
-        self.device.start()
+        self.device.start(busy=self.prepared["busy"])
         for each in self.placed:
             each.load()
         for call in self.calls:
@@ -205,10 +205,16 @@ class Launcher:
         if gradients and self.prepared["twice"]:
             for call, answer in zip(self.calls, answers, strict=True):
                 answer["gradients"] = self.backward(call, again)
-        found: Node = {"calls": answers, "device": self.device.stop()}
+        found: Node = {"calls": answers, "device": self.device.stop(self.results)}
         if self.device.is_separate:
             self.send_all(found)
         return found
+
+    def results(self) -> Iterator[Tensor]:
+        """All tensors that came out."""
+        for call in self.calls:
+            yield from call.leaves()
+            yield from (each for each in call.gradients.values() if each is not None)
 
     def forward(self, call: Call, gradients: bool, again: bool) -> Node:
         node = call.node
@@ -232,32 +238,8 @@ class Launcher:
     def backward(self, call: Call, again: bool) -> dict[str, Node | None]:
         """The gradients of all inputs and parameters that require one."""
         if not again:
-            self.take_gradients(call)
+            take_gradients(call, self.model)
         return {} if self.device.is_separate else self.sent_gradients(call, self.put)
-
-    def take_gradients(self, call: Call) -> None:
-        leaves = dict(_tensors(call.outputs))
-        roots, seeds = [], []
-        for name, tangent in call.tangents.items():
-            root = leaves.get(name)
-            if root is not None and root.requires_grad and root.shape == tangent.shape:
-                roots.append(root)
-                seeds.append(tangent.to(root.dtype))
-        targets = {n: each for n, each in call.inputs.items() if each.requires_grad}
-        targets |= {n: e for k, n, e in held_tensors(self.model) if k == "parameter"}
-        targets = {name: each for name, each in targets.items() if each.requires_grad}
-        found: Sequence[Tensor | None] = [None] * len(targets)
-        if roots and call.node["how"] == "grad":
-            inputs = list(targets.values())
-            found = torch.autograd.grad(roots, inputs, seeds, allow_unused=True)
-        elif roots:
-            for each in targets.values():
-                each.grad = None
-            torch.autograd.backward(roots, seeds)
-            found = [each.grad for each in targets.values()]
-            for each in targets.values():
-                each.grad = None
-        call.gradients = dict(zip(targets, found, strict=True))
 
     def report(self, request: Node) -> Node:
         """What else became of the last call."""
@@ -325,10 +307,12 @@ class Launcher:
 
     def shares(self, call: Call) -> dict[str, list[str]]:
         """For each output, the names of everything whose memory it shares."""
-        outputs = _tensors(call.outputs)
+        outputs = tensors_of(call.outputs)
         known = [(f"{kind} {name}", each) for kind, name, each in held_tensors(self.model)]
         known += [(f"input {name}", each) for name, each in call.inputs.items()]
         known += outputs
+        earlier = [each for number, each in self.kept.items() if number != self.prepared["id"]]
+        known += [(EARLIER, each) for calls in earlier for old in calls for each in old.leaves()]
         return {name: sharing(each, known) for name, each in outputs}
 
     def sent_gradients(self, call: Call, send: OnTensor) -> dict[str, Node | None]:
@@ -347,18 +331,19 @@ class Launcher:
         """Copy a tensor to the judge's memory; without room there, it is sent."""
         if tensor.device.type != self.device.kind:
             return {"other": f"tensor on {tensor.device}"}
-        size = self.arena.put(dense(tensor), self.end) if not self.sent else -1
+        values = dense(self.device.seen(tensor))
+        size = self.arena.put(values, self.end) if not self.sent else -1
         if size < 0:
             return self.send(tensor, before=len(self.sizes))
         self.sizes.append(size)
         self.end += aligned(size)
-        return _described(tensor, len(self.sizes) - 1)
+        return described(tensor, len(self.sizes) - 1)
 
     def send(self, tensor: Tensor, before: int = 0) -> Node:
         if tensor.device.type != self.device.kind:
             return {"other": f"tensor on {tensor.device}"}
         self.sent.append(bytes_of(tensor))
-        return _described(tensor, before + len(self.sent) - 1)
+        return described(tensor, before + len(self.sent) - 1)
 
     def tensor(self, node: Node) -> Tensor:
         return tensor_of(self.blobs[node["tensor"]], node["dtype"], node["shape"])
@@ -371,30 +356,3 @@ class Launcher:
         lines = [line for frame, line in trace if frame.f_code.co_filename == self.path]
         words = str(error)[:_MOST_WORDS]
         return {"type": type(error).__name__, "words": words, "line": lines[-1] if lines else None}
-
-
-def _tensors(outputs: object) -> list[tuple[str, Tensor]]:
-    found: list[Tensor] = []
-
-    def keep(tensor: Tensor) -> Node:
-        found.append(tensor)
-        return {"tensor": len(found) - 1}
-
-    nodes = named_leaves("output", encoded(outputs, keep))
-    return [(name, found[node["tensor"]]) for name, node in nodes if "tensor" in node]
-
-
-def _described(tensor: Tensor, number: int) -> Node:
-    return {
-        "tensor": number,
-        "dtype": dtype_name(tensor.dtype),
-        "shape": list(tensor.shape),
-        "stride": list(tensor.stride()),
-        "grad": tensor.requires_grad,
-    }
-
-
-def _description(kind: str, name: str, tensor: Tensor) -> list[object]:
-    form = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
-    gradient = " with gradient" if tensor.requires_grad else ""
-    return [kind, name, form + gradient]

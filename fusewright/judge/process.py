@@ -273,4 +273,7 @@ class CandidateProcess:
 def _belonging(header: Node, nonce: str) -> Node:
     if header.get("nonce") != nonce:
         raise BadMessage("an answer does not belong to its request")
+    error = header.get("error", {"type": "", "words": ""})
+    if not isinstance(error, dict) or not all(type(error.get(n)) is str for n in ("type", "words")):
+        raise BadMessage("an error is not described as the launcher does it")
     return header

@@ -29,12 +29,13 @@ class CallFacts:
     """How a request is made, besides what its step says.
 
     `keep` the results for later, fill new memory with `poison`, take the results of the call
-    before (`empty`), name the operators that run (`trace`).
+    before (`empty`), name the operators that run (`trace`), keep a GPU `busy` first.
     """
 
     number: int = 0
     keep: bool = False
     poison: bool = False
+    busy: bool = False
     empty: bool = False
     trace: bool = False
     input_gradients: bool = True
@@ -134,6 +135,7 @@ def call_request(
         "twice": step.twice,
         "keep": call.keep,
         "poison": call.poison,
+        "busy": call.busy,
         "empty": call.empty,
         "trace": call.trace,
         "calls": calls,

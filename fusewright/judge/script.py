@@ -18,10 +18,13 @@ from fusewright.problem.inputs import LAYOUTS, is_overlapping, laid_out, with_na
 # very tensors of an earlier call, with other values.
 PLACES = ("fresh", "again", "same")
 HOW = ("grad", "backward")
+# Two backwards through the same graph, whose gradients add up.
+ADDED_UP = "added up"
 _SLOTS = 2
 _FEWEST_MORE, _MOST_MORE = 10, 24
 _FEWEST_MANY, _MOST_MANY = 80, 160
 _SETS = (1, 1, 1, 2, 3)
+_MOSTLY_NEW = ("",) * 6
 _SCALE = 200.0
 _SPOILED = 3
 
@@ -33,10 +36,11 @@ class Step:
     """One request: a call, several, or two forwards and then two backwards (`twice`).
 
     `alter` changes every floating input, `rows` asks for fewer or more rows, and `strided` for
-    inputs that are not contiguous. `sets` calls follow one another in one request. `new_weights`
-    takes an optimizer step first, and `copied` goes on with a deep copy of the model. If the
-    candidate refuses a step with `may_refuse`, that is noted and no failure. A `traced` step tells
-    which operators of PyTorch run.
+    inputs that are not contiguous. `follows` names how the inputs follow from those of an earlier
+    call. `sets` calls follow one another in one request. `new_weights` takes an optimizer step
+    first, and `copied` goes on with a deep copy of the model. If the candidate refuses a step with
+    `may_refuse`, that is noted and no failure. A `traced` step tells which operators of PyTorch
+    run.
     """
 
     name: str = ""
@@ -44,6 +48,7 @@ class Step:
     gradients: bool = False
     input_gradients: bool = True
     alter: Alter | None = None
+    follows: str = ""
     rows: str = ""
     strided: bool = False
     twice: bool = False
@@ -79,6 +84,53 @@ def shifted(leaf: Tensor) -> Tensor:
     return leaf + way * (3.0 + 5.0 * float(torch.rand(()))) * max(spread, 0.1)
 
 
+def small(leaf: Tensor) -> Tensor:
+    """All values near zero, by a random power of ten."""
+    size: float = 10.0 ** -(1.0 + 3.0 * float(torch.rand(())))
+    return leaf * size
+
+
+def scaled_by_rows(leaf: Tensor) -> Tensor:
+    """Each row has a size of its own, from a hundredth to a hundred times the usual one."""
+    if not leaf.dim():
+        return leaf
+    rows = [leaf.shape[0]] + [1] * (leaf.dim() - 1)
+    sizes: Tensor = 10.0 ** (4.0 * torch.rand(rows).to(leaf) - 2.0)
+    return leaf * sizes
+
+
+def of_one_sign(leaf: Tensor) -> Tensor:
+    return leaf.abs() if float(torch.rand(())) < 0.5 else -leaf.abs()
+
+
+def unchanged(leaf: Tensor) -> Tensor:
+    return leaf
+
+
+def with_one_other_element(leaf: Tensor) -> Tensor:
+    """One element moves by more than the usual size of all."""
+    if not leaf.numel() or not leaf.is_floating_point():
+        return leaf
+    flat = leaf.detach().flatten().clone()
+    size = float(flat.abs().mean()) + 0.1
+    flat[int(torch.randint(leaf.numel(), ()))] += (2.0 + float(torch.rand(()))) * size
+    return flat.view(leaf.shape)
+
+
+def in_another_order(leaf: Tensor) -> Tensor:
+    """The same rows, each at another place."""
+    rows = leaf.shape[0] if leaf.dim() else 1
+    return leaf.roll(int(torch.randint(1, rows, ())), 0) if rows > 1 else leaf
+
+
+# Inputs that follow from those of an earlier call: what a cache may take for the same.
+FOLLOWS: dict[str, Alter] = {
+    "the same values again": unchanged,
+    "one other element": with_one_other_element,
+    "the same rows in another order": in_another_order,
+}
+
+
 def with_infinities(leaf: Tensor) -> Tensor:
     """Both infinities in up to three elements each."""
     if not leaf.numel():
@@ -103,6 +155,7 @@ def strided(leaf: Tensor) -> Tensor:
 
 
 _BOTH = ("train", "eval")
+_AGAIN = "the same values again"
 _TABLE = (
     *(Step(mode=mode, gradients=each) for mode in _BOTH for each in (True, False)),
     *(Step("the same addresses", mode=mode, place=p) for mode in _BOTH for p in PLACES[1:]),
@@ -113,12 +166,20 @@ _TABLE = (
     Step("a deep copy", gradients=True, new_weights=True, copied=True),
     Step("inputs need no gradient", gradients=True, input_gradients=False),
     Step("two forwards, then two backwards", gradients=True, twice=True),
+    Step("gradients added up", gradients=True, how=ADDED_UP, may_refuse=True),
+    *(Step(name, mode=mode, follows=name) for name in FOLLOWS for mode in _BOTH),
+    *(Step(name, gradients=True, follows=name) for name in FOLLOWS),
+    *(Step(_AGAIN, mode=mode, follows=_AGAIN, new_weights=True) for mode in _BOTH),
     *(Step(f"{r} rows", mode=m, rows=r, may_refuse=True) for r in ("fewer", "more") for m in _BOTH),
     *(Step("one row", mode=mode, rows="one", may_refuse=True) for mode in _BOTH),
     Step("fewer rows", gradients=True, rows="fewer", may_refuse=True),
     *(Step("inputs × 200", mode=mode, alter=scaled) for mode in _BOTH),
     Step("inputs × 200", gradients=True, alter=scaled),
     *(Step("shifted inputs", mode=mode, alter=shifted) for mode in _BOTH),
+    *(Step("small inputs", mode=mode, alter=small) for mode in _BOTH),
+    *(Step("rows of many sizes", mode=mode, alter=scaled_by_rows) for mode in _BOTH),
+    Step("rows of many sizes", gradients=True, alter=scaled_by_rows),
+    Step("inputs of one sign", mode="eval", alter=of_one_sign),
     *(Step("NaN in the inputs", mode=mode, alter=with_nans) for mode in _BOTH),
     *(Step("infinities in the inputs", mode=mode, alter=with_infinities) for mode in _BOTH),
     *(Step("inputs not contiguous", mode=m, strided=True, may_refuse=True) for m in _BOTH),
@@ -147,7 +208,12 @@ def many_more(chance: random.Random, modes: Sequence[str]) -> list[Step]:
     """Plain calls for candidates that count: as many as the time allows are asked."""
     count = chance.randint(_FEWEST_MANY, _MOST_MANY)
     steps = [
-        Step(mode=chance.choice(tuple(modes)), sets=chance.choice(_SETS)) for _ in range(count)
+        Step(
+            mode=chance.choice(tuple(modes)),
+            sets=chance.choice(_SETS),
+            follows=chance.choice((*_MOSTLY_NEW, *FOLLOWS)),
+        )
+        for _ in range(count)
     ]
     return [_varied(each, chance) for each in steps]
 
@@ -160,5 +226,6 @@ def last_steps(modes: Sequence[str]) -> list[Step]:
 def _varied(step: Step, chance: random.Random) -> Step:
     """With a random place, slot and way to ask for gradients, where the step leaves it open."""
     place = step.place if step.place != PLACES[0] else chance.choice(PLACES)
-    chosen = replace(step, slot=chance.randrange(_SLOTS), how=chance.choice(HOW))
+    how = chance.choice(HOW) if step.how in HOW else step.how
+    chosen = replace(step, slot=chance.randrange(_SLOTS), how=how)
     return replace(chosen, place="fresh" if step.rows or step.twice else place)

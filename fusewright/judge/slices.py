@@ -28,16 +28,19 @@ def check_slices(
         return None
     exact = wide(eager if truth is None else truth)
     ulp = torch.finfo(eager.dtype).eps
-    right = [
+    runs = [
         wide(each)
-        for each in (eager, *others)
+        for each in (ours, eager, *others)
         if isinstance(each, Tensor) and each.shape == eager.shape
     ]
     least = math.sqrt(ulp) if truth is None else _ULPS * ulp
+    # Squares are taken once and summed along each dimension.
+    squares = [_squares(exact), *(_squares(each - exact) for each in runs)]
     worst: Check | None = None
     for dim in range(eager.dim()):
         if eager.shape[dim] > 1:
-            found = _along(name, dim, wide(ours), right, exact, least, ulp)
+            sizes = [_sizes(each, dim) for each in squares]
+            found = _along(name, dim, sizes[1], sizes[2:], sizes[0], least, ulp)
             if worst is None or found.badness > worst.badness:
                 worst = found
     return worst
@@ -46,15 +49,14 @@ def check_slices(
 def _along(
     name: str,
     dim: int,
-    ours: Tensor,
+    mine: Tensor,
     right: Sequence[Tensor],
-    exact: Tensor,
+    truth: Tensor,
     least: float,
     ulp: float,
 ) -> Check:
-    truth = _sizes(exact, exact, dim)
-    mine = _sizes(ours - exact, exact, dim)
-    shares = [_largest_share(_sizes(each - exact, exact, dim), truth) for each in right]
+    """The worst slice along a dimension, from the norms of the slices and of the deviations."""
+    shares = [_largest_share(each, truth) for each in right]
     share = _OF_EAGERS_WORST * (max(shares) + least)
     rounding = _ULPS * ulp * float(truth.square().mean().sqrt())
     allowed = share * truth + rounding
@@ -72,10 +74,18 @@ def _along(
     )
 
 
-def _sizes(values: Tensor, exact: Tensor, dim: int) -> Tensor:
-    """The norm of each slice over the elements that are finite."""
-    finite = torch.where(values.isfinite() & exact.isfinite(), values, 0.0)
-    return finite.movedim(dim, 0).flatten(1).square().sum(dim=1).sqrt()
+def _squares(values: Tensor) -> Tensor:
+    """The squares of the elements that are finite."""
+    found = values.square()
+    if math.isfinite(float(found.sum())):
+        return found
+    return torch.where(values.isfinite(), found, 0.0)
+
+
+def _sizes(squares: Tensor, dim: int) -> Tensor:
+    """The norm of each slice."""
+    others = [each for each in range(squares.dim()) if each != dim]
+    return squares.sum(dim=others).sqrt()
 
 
 def _largest_share(off: Tensor, truth: Tensor) -> float:

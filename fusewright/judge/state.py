@@ -1,4 +1,4 @@
-"""What a candidate could change for everyone in its process: flags, modes, functions.
+"""What a candidate could change for everyone in its process: flags, modes, defaults.
 
 The candidate's process reads all of it before the candidate is loaded and after every call, and
 sends it to the judge.
@@ -6,17 +6,15 @@ sends it to the judge.
 
 from __future__ import annotations
 
-import builtins
-import ctypes
 import gc
 import hashlib
-import importlib
-import json
 import os
+import random
+import signal
 import sys
-import time
+import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,46 +23,15 @@ from torch import Tensor, nn
 
 from fusewright.verify.flags import flags
 
-# Functions that measure, compare or carry results. No kernel needs to replace one of them.
-_WATCHED: dict[Any, str] = {
-    time: "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time sleep",
-    torch: "allclose isclose equal eq norm dist abs sub all any max get_rng_state "
-    "empty full zeros frombuffer no_grad enable_grad set_grad_enabled is_tensor",
-    torch.linalg: "norm vector_norm matrix_norm",
-    importlib.import_module("torch.testing"): "assert_close",
-    torch.autograd: "grad backward",
-    torch.cuda: "synchronize Event current_stream",
-    Tensor: "detach contiguous data_ptr untyped_storage clone copy_ resolve_conj resolve_neg numel "
-    "__eq__ __ne__ __sub__ __bool__ allclose isclose equal norm abs sub all any max item tolist "
-    "is_contiguous stride size requires_grad_ backward set_ nbytes shape dtype layout",
-    nn.Module: "__call__ train eval parameters named_parameters named_buffers state_dict",
-    json: "dumps loads",
-    ctypes: "string_at",
-    hashlib: "blake2b",
-    os: "_exit read write close",
-    sys: "exit settrace setprofile",
-    gc: "collect get_objects",
-    builtins: "isinstance type len id sum all any min max getattr setattr bytes bytearray range",
-}
 _DENORMAL = 1e-40
-
-
-def function_watch() -> Callable[[], list[str]]:
-    """A function that names everything that was replaced since now."""
-
-    def found() -> Iterator[tuple[str, object, str, object]]:
-        for owner, names in _WATCHED.items():
-            label = owner.__name__ if not isinstance(owner, type) else owner.__qualname__
-            for name in names.split():
-                yield f"{label}.{name}", owner, name, getattr(owner, name, None)
-
-    before = list(found())
-    read = getattr
-
-    def replaced() -> list[str]:
-        return [label for label, owner, name, old in before if read(owner, name, None) is not old]
-
-    return replaced
+_cuda: Any = torch.backends.cuda
+# Keys of the dispatcher that decide how PyTorch's own operators run.
+_OWN_KERNELS = tuple(
+    f"/{each}"
+    for each in "CPU CUDA AutogradCPU AutogradCUDA Autograd CompositeImplicitAutograd".split()
+)
+_SIGNALS = sorted(signal.valid_signals())
+_TOOLS = 6
 
 
 def global_state() -> dict[str, str]:
@@ -85,7 +52,60 @@ def global_state() -> dict[str, str]:
         "dispatch modes": str(torch._C._len_torch_dispatch_stack()),
         "trace function": str(sys.gettrace() is not None or sys.getprofile() is not None),
         "warnings": "all ignored" if _ignores_all() else "shown",
+        **_state_of_autograd(),
+        **_state_of_python(),
+        **_state_of_gpu(),
     }
+
+
+def _state_of_autograd() -> dict[str, str]:
+    kinds = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+    reductions = (
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction",
+    )
+    return {
+        "threads of autograd": str(torch._C._is_multithreading_enabled()),
+        "hooks of saved tensors": str(torch._C._autograd._top_saved_tensors_default_hooks(True)),
+        "mkldnn": str(torch.backends.mkldnn.enabled),
+        "cudnn": str(torch.backends.cudnn.enabled),
+        "kinds of attention": str([getattr(_cuda, f"{each}_enabled")() for each in kinds]),
+        "reduced sums": str([getattr(_cuda.matmul, each) for each in reductions]),
+        "kernels of PyTorch's operators": str(_own_kernels()),
+    }
+
+
+def _own_kernels() -> list[str]:
+    """Kernels that Python has given to ATen's operators."""
+    given = (each for each in torch.library._impls if each.endswith(_OWN_KERNELS))
+    return sorted(each for each in given if each.startswith("aten/"))
+
+
+def _state_of_python() -> dict[str, str]:
+    numpy = sys.modules.get("numpy")
+    drawn = numpy.random.get_state() if numpy else ("", b"", 0)
+    streams = (sys.stdin, sys.stdout, sys.stderr, sys.excepthook, threading.excepthook)
+    tools = getattr(sys, "monitoring", None)
+    return {
+        "random numbers of Python": str(hash(random.getstate())),
+        "random numbers of NumPy": str(hash((bytes(drawn[1]), drawn[2]))),
+        "streams and excepthook": str([_named(each) for each in streams]),
+        "signal handlers": str([_named(signal.getsignal(each)) for each in _SIGNALS]),
+        "garbage collector": f"{gc.isenabled()} {gc.get_threshold()}",
+        "cores and priority": f"{sorted(os.sched_getaffinity(0))} {os.getpriority(0, 0)}",
+        "monitoring": str([tools.get_tool(each) for each in range(_TOOLS)] if tools else []),
+    }
+
+
+def _named(thing: object) -> str:
+    return f"{getattr(thing, '__qualname__', type(thing).__qualname__)} {id(thing)}"
+
+
+def _state_of_gpu() -> dict[str, str]:
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {}
+    stream = torch.cuda.current_stream()
+    return {"current stream": f"{torch.cuda.current_device()} {stream.cuda_stream}"}
 
 
 def _global_hooks() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from fusewright.judge.times import Conditions, PassTimes
 
@@ -15,6 +15,7 @@ EXIT_CODES = {
     "crashed": 5,
     "timed out": 6,
 }
+_MOST_WORDS = 1200
 # If one answer shows several faults, the first of these is told.
 _GRAVEST = ("dishonest", "unsafe", "crashed", "timed out", "wrong")
 
@@ -28,6 +29,10 @@ class Fault:
     check: str = ""
     expected: str = ""
     seen: str = ""
+
+    def in_lines(self) -> Fault:
+        """The same in words that cannot pass for a line of ours."""
+        return Fault(*(one_line(getattr(self, each.name)) for each in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,13 @@ class Verdict:
 
 def gravest(faults: list[Fault]) -> Fault:
     return min(faults, key=lambda each: _GRAVEST.index(each.word))
+
+
+def one_line(text: str) -> str:
+    """Words of a stranger within a line of ours: no second line, no control characters, an end."""
+    words = text if len(text) <= _MOST_WORDS else text[:_MOST_WORDS] + " …"
+    plain = escaped(words.encode(errors="backslashreplace"), cut=False)
+    return plain.replace("\n", "\\n").replace("\t", " ")
 
 
 def escaped(output: bytes, *, cut: bool) -> str:

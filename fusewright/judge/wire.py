@@ -21,6 +21,9 @@ Node = dict[str, Any]
 _SIZE = struct.Struct("<Q")
 # A header describes tensors and never holds their values.
 MOST_HEADER_BYTES = 1 << 26
+# The name of all results of earlier calls, where a result shares their memory.
+EARLIER = "the result of an earlier call"
+_TENSORS_OWN = frozenset(dir(Tensor))
 _PLAIN = (bool, int, float, str)
 _DTYPES = {
     str(each).removeprefix("torch."): each
@@ -98,7 +101,9 @@ def dtype_of(name: object) -> torch.dtype:
 
 def dense(tensor: Tensor) -> Tensor:
     """The values of a tensor in order."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # By their class: an object may carry functions of its own under these names.
+    found = Tensor.detach(tensor)
+    return found.resolve_conj().resolve_neg().contiguous()
 
 
 def bytes_of(tensor: Tensor) -> bytes:
@@ -126,8 +131,9 @@ def encoded(tree: object, of_tensor: Callable[[Tensor], Node]) -> Node:
     """A tree as JSON; `of_tensor` describes its tensors. What is unknown is named, not sent."""
     kind = type(tree)
     if isinstance(tree, Tensor):
-        exact = kind in (Tensor, nn.Parameter) and tree.layout is torch.strided
-        return of_tensor(tree) if exact else {"other": kind.__qualname__, "subclass": True}
+        if not _is_plain(tree):
+            return {"other": str(kind.__qualname__), "subclass": True}
+        return of_tensor(tree)
     if tree is None or kind in _PLAIN:
         return {"plain": tree}
     if kind is torch.dtype:
@@ -143,6 +149,17 @@ def encoded(tree: object, of_tensor: Callable[[Tensor], Node]) -> Node:
         held = [[name, encoded(getattr(tree, name), of_tensor)] for name in fields]
         return {"fields": held, "class": kind.__name__}
     return {"other": kind.__qualname__}
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it is PyTorch's own strided tensor, with no function of its own in a method's place.
+
+    A class may claim to be equal to another one, so the classes' identity counts.
+    """
+    kind = type(tensor)
+    if (kind is not Tensor and kind is not nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    return not any(name in _TENSORS_OWN for name in object.__getattribute__(tensor, "__dict__"))
 
 
 def decoded(node: Node, of_tensor: Callable[[Node], object]) -> object:
@@ -166,13 +183,17 @@ def decoded(node: Node, of_tensor: Callable[[Node], object]) -> object:
 
 
 def sharing(tensor: Tensor, known: Sequence[tuple[str, Tensor]]) -> list[str]:
-    """The names of other tensors in the same memory."""
-    address = tensor.untyped_storage().data_ptr()
-    return [
-        name
-        for name, each in known
-        if each is not tensor and address and each.untyped_storage().data_ptr() == address
-    ]
+    """The names of other tensors in the same memory, whichever storage object owns it."""
+    start, end = _span(tensor)
+    spans = ((name, _span(each)) for name, each in known if each is not tensor)
+    return [name for name, (first, last) in spans if first < end and start < last]
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of its storage; none if it has no memory."""
+    storage = Tensor.untyped_storage(tensor)
+    address = storage.data_ptr()
+    return (address, address + storage.nbytes()) if address else (0, 0)
 
 
 def named_leaves(name: str, node: Node) -> Iterator[tuple[str, Node]]:

@@ -6,54 +6,45 @@ Every file in candidates/ names the verdicts that fit it in a line `# verdict: â
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+import torch
 
 from fusewright.judge import process, processes
 from fusewright.judge.judge import judge
 from fusewright.judge.process import Limits
 from fusewright.judge.processes import missing_confinement, with_token
 from fusewright.judge.verdict import Verdict
+from tests.judge.all_candidates import MEMORY_BYTES, Candidate, candidates
 
-FOLDER = Path(__file__).parent / "candidates"
-SECONDS = 240.0  # compilers take their time on a busy machine
-HANG_SECONDS = 4.0
-MEMORY_BYTES = 6 << 30
-FILES = {path: re.search(r"^# verdict: (.+)$", path.read_text(), re.M) for path in FOLDER.iterdir()}
-WORDS = {
-    path: [word.replace("-", " ") for word in found[1].split()]
-    for path, found in sorted(FILES.items(), key=lambda each: each[0].stem)
-    if found
-}
-EXPLOITS = [path for path, words in WORDS.items() if "accepted" not in words]
-HONEST = [path for path, words in WORDS.items() if "accepted" in words]
+HERE = candidates("cuda" if torch.cuda.is_available() else "cpu")
+EXPLOITS = [each for each in HERE if not each.honest]
+HONEST = [each for each in HERE if each.honest]
 # Files that surely run a kernel of their own; some others fall back, which is no fault.
 WITH_KERNELS = ("compiled_c", "load_inline", "compiled_by_torch", "numpy_result")
 needs_box = pytest.mark.skipif(bool(missing_confinement()), reason=missing_confinement() or "-")
 
 
-def judged(path: Path, *, confined: bool = True) -> Verdict:
-    found = re.search(r"^from (norm|dropping) import", path.read_text(), re.M)
-    problem = f"{found[1]}.py" if found else "small.py"
-    seconds = HANG_SECONDS if WORDS[path] == ["timed out"] else SECONDS
-    return judge(FOLDER / problem, path, limits=Limits(seconds, MEMORY_BYTES), confined=confined)
+def judged(candidate: Candidate, *, confined: bool = True) -> Verdict:
+    limits = Limits(candidate.seconds, MEMORY_BYTES)
+    how = {"limits": limits, "confined": confined, "device": candidate.device or "cpu"}
+    return judge(candidate.problem, candidate.path, **how)  # type: ignore[arg-type]
 
 
 @needs_box
 @pytest.mark.sample(9)
-@pytest.mark.parametrize("path", EXPLOITS, ids=lambda path: path.stem)
-def test_exploits_are_caught(path: Path) -> None:
-    verdict = judged(path)
-    assert verdict.word in WORDS[path], verdict.lines()
+@pytest.mark.parametrize("candidate", EXPLOITS, ids=lambda each: each.path.stem)
+def test_exploits_are_caught(candidate: Candidate) -> None:
+    verdict = judged(candidate)
+    assert verdict.word in candidate.words, verdict.lines()
     assert verdict.reason and verdict.exit_code
 
 
 @needs_box
 @pytest.mark.sample(5)
-@pytest.mark.parametrize("path", HONEST, ids=lambda path: path.stem)
-def test_honest_files_are_accepted(path: Path) -> None:
-    verdict = judged(path)
+@pytest.mark.parametrize("candidate", HONEST, ids=lambda each: each.path.stem)
+def test_honest_files_are_accepted(candidate: Candidate) -> None:
+    verdict, path = judged(candidate), candidate.path
     assert verdict.word == "accepted", verdict.lines()
     assert verdict.calls > 40 and verdict.checks > 150
     wanted = re.search(r"^# flag: (.+)$", path.read_text(), re.M)
@@ -75,7 +66,8 @@ def test_nothing_is_left_running(confined: bool, monkeypatch: pytest.MonkeyPatch
         processes.end_all(token)
 
     monkeypatch.setattr(process, "end_all", watched)
-    verdict = judged(FOLDER / "leaves_processes.py", confined=confined)
+    (leaving,) = (each for each in HONEST if each.path.stem == "leaves_processes")
+    verdict = judged(leaving, confined=confined)
     assert verdict.word == "accepted", verdict.lines()
     assert found == [0], "the box ends before all of its processes have ended"
     assert with_token(tokens[0]) == []

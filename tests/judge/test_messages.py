@@ -13,8 +13,8 @@ from fusewright.judge.guarded import Guarded
 from fusewright.judge.operators import operators_of, replaces_nothing
 from fusewright.judge.script import script
 from fusewright.judge.slices import check_slices
-from fusewright.judge.state import function_watch
 from fusewright.judge.verdict import EXIT_CODES, Fault, escaped, gravest
+from fusewright.judge.watch import function_watch
 from fusewright.judge.wire import (
     BadMessage,
     Unpacker,

@@ -54,10 +54,15 @@ class _Waiting:
 
 
 def sweep(
-    entries: Iterable[Entry], device: str, tell: Tell, variants: Collection[str] = ()
+    entries: Iterable[Entry],
+    device: str,
+    tell: Tell,
+    variants: Collection[str] = (),
+    *,
+    emulated: bool = False,
 ) -> None:
     """All cases of these entries, or those of some variants. `tell` gets steps and results."""
-    together, waiting = Together(torch.device(device)), []
+    together, waiting = Together(torch.device(device), emulated), []
     for entry in entries:
         tell({"step": "make", "case": str(entry)})
         try:

@@ -36,6 +36,9 @@ def test_operators(first: int) -> None:
     sweep(sample()[first : first + CHUNK], "cpu", told.append, ("first", layout, "special"))
     done = [each for each in told if each["step"] == "done"]
     assert sum(each.get("comparisons", 0) for each in done) >= CHUNK
+    # Eager beside eager would agree, too.
+    ours = [each for each in done if each["how"] in ("fused", "dynamo")]
+    assert 2 * len(ours) > sum(each["how"] != "refused" for each in done)
     found = [
         f"{each['case']}: {words}"
         for each in done

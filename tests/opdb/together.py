@@ -2,6 +2,8 @@
 
 While modules are optimized, kernels are collected instead of compiled. Equal ones of several
 modules are one kernel. `build` compiles them as one source, and the modules find theirs in it.
+Without a GPU, CUDA kernels can be `emulated`: tensors are on the CPU then, and g++ builds what nvcc
+would.
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ from fusewright.kinds import registry
 from fusewright.runtime import library
 from fusewright.target.device import architecture
 from fusewright.target.target import Target
+from tests.support import cuda_on_host, loop_runs
 
 
 class Together:
     """The kernels of many modules, for one device."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, emulated: bool = False) -> None:
+        self.device, self.emulated = device, emulated
         self._kernels: dict[Any, tuple[Kernel, Any]] = {}
         self._target: Target | None = None
         self._names: dict[int, dict[str, str]] = {}  # of a source's kernels
@@ -38,12 +41,16 @@ class Together:
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
         """Modules that are optimized here wait for their kernels. What forward reads besides its
-        arguments is not asked: no guard of ours stands for another call here."""
-        with (
-            mock.patch.object(pipeline, "render", self._render),
-            mock.patch.object(module, "kernels_of", self._kernels_of),
-            mock.patch.object(solution, "trust_of", lambda *_: Trust()),
-        ):
+        arguments is not asked: no guard of ours stands for another call here. They are not compared
+        with eager either: that is the sweep's task, and they cannot run yet."""
+        with contextlib.ExitStack() as patches:
+            patches.enter_context(mock.patch.object(pipeline, "render", self._render))
+            patches.enter_context(mock.patch.object(module, "kernels_of", self._kernels_of))
+            patches.enter_context(mock.patch.object(solution, "trust_of", lambda *_: Trust()))
+            patches.enter_context(mock.patch.object(solution, "found_different", lambda *_: ""))
+            if self.emulated:
+                patches.enter_context(mock.patch.object(pipeline, "target_of", lambda _: EMULATED))
+                patches.enter_context(mock.patch.object(pipeline, "Prepared", _for_the_host))
             yield
 
     def _render(self, kernels: Sequence[tuple[Kernel, Any]], target: Target) -> Source:
@@ -75,13 +82,25 @@ class Together:
             return 0
         kernels = sorted(self._kernels.values(), key=lambda each: registry.place_of(each[0]))
         source = registry.render(kernels, self._target, shown=())
-        opened = load(build(source, arch=architecture(self.device), cores=1))
+        if self.emulated:
+            opened: Any = loop_runs.compile_source(
+                cuda_on_host.emulated(source), loop_runs.EMULATED
+            )
+        else:
+            opened = load(build(source, arch=architecture(self.device), cores=1))
         for each in self._waiting:
             each.bind(opened)
         return len(kernels)
 
 
-_KERNELS_OF = module.kernels_of
+_KERNELS_OF, _PREPARED = module.kernels_of, pipeline.Prepared
+# Matmuls and convolutions stay PyTorch's: the tests of kernels emulate ours.
+EMULATED = dataclasses.replace(Target.cuda(), tensor_cores=False)
+
+
+def _for_the_host(target: Target, *rest: Any, **named: Any) -> pipeline.Prepared:
+    """With the calls of a host kernel, since that is what is built."""
+    return _PREPARED(Target.host(), *rest, **named)
 
 
 class _Later(library._FwKernels):

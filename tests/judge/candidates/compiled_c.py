@@ -1,6 +1,7 @@
 """A kernel in C, compiled when the file is loaded."""
 
 # verdict: accepted
+# device: cpu
 
 import ctypes
 import subprocess

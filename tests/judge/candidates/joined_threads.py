@@ -12,7 +12,7 @@ class ModelNew(Model):
     def forward(self, x):
         if torch.is_grad_enabled():
             return super().forward(x)
-        out = torch.empty(x.shape[0], 16)
+        out = x.new_empty(x.shape[0], 16)
         half = x.shape[0] // 2
 
         def part(where):

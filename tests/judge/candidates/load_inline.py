@@ -1,6 +1,7 @@
 """A C++ kernel that PyTorch's own extension builder compiles when the file is loaded."""
 
 # verdict: accepted
+# device: cpu
 
 import torch
 from small import Model

@@ -1,6 +1,7 @@
 """NumPy computes what needs no gradient."""
 
 # verdict: accepted
+# device: cpu
 
 import numpy
 import torch

@@ -1,6 +1,7 @@
 """Fails if it can harm the machine: by the network, by files, by other processes, by its home."""
 
 # verdict: accepted
+# device: cpu
 
 import os
 import socket

@@ -13,7 +13,7 @@ class ModelNew(Model):
         if torch.is_grad_enabled():
             return super().forward(x)
         if self.room is None or self.room.shape[0] != x.shape[0]:
-            self.room = torch.empty(x.shape[0], 16)
+            self.room = x.new_empty(x.shape[0], 16)
         torch.mm(x, self.linear.weight.t(), out=self.room)
         self.room.add_(self.linear.bias).tanh_()
         return self.room * (self.limit * self.scale)

@@ -1,0 +1,89 @@
+"""One call in the candidate's process: what it is given, what it returned, its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fusewright.judge.script import ADDED_UP
+from fusewright.judge.state import held_tensors
+from fusewright.judge.wire import Node, dtype_name, encoded, named_leaves, sharing
+
+
+class Call:
+    """One call of the model: what it is given, what it returned, and its gradients."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.inputs: dict[str, Tensor] = {}
+        self.tangents: dict[str, Tensor] = {}
+        self.arguments: list[object] = []
+        self.outputs: object = None
+        self.gradients: dict[str, Tensor | None] = {}
+
+    def leaves(self) -> list[Tensor]:
+        return [each for _, each in tensors_of(self.outputs)]
+
+
+def take_gradients(call: Call, model: nn.Module) -> None:
+    """The gradients of all inputs and parameters that require one."""
+    leaves = dict(tensors_of(call.outputs))
+    roots, seeds = [], []
+    for name, tangent in call.tangents.items():
+        root = leaves.get(name)
+        if root is not None and root.requires_grad and root.shape == tangent.shape:
+            roots.append(root)
+            seeds.append(tangent.to(root.dtype))
+    targets = {n: each for n, each in call.inputs.items() if each.requires_grad}
+    targets |= {n: e for k, n, e in held_tensors(model) if k == "parameter"}
+    targets = {name: each for name, each in targets.items() if each.requires_grad}
+    found: Sequence[Tensor | None] = [None] * len(targets)
+    if roots and call.node["how"] == "grad":
+        inputs = list(targets.values())
+        found = torch.autograd.grad(roots, inputs, seeds, allow_unused=True)
+    elif roots:
+        for each in targets.values():
+            each.grad = None
+        times = 2 if call.node["how"] == ADDED_UP else 1
+        for left in reversed(range(times)):
+            torch.autograd.backward(roots, seeds, retain_graph=bool(left))
+        found = [each.grad for each in targets.values()]
+        if times > 1:  # exact in every floating type
+            found = [None if each is None else each / times for each in found]
+        for each in targets.values():
+            each.grad = None
+    call.gradients = dict(zip(targets, found, strict=True))
+
+
+def is_among(tensor: Tensor, known: Sequence[tuple[str, Tensor]]) -> bool:
+    """Whether a tensor, or its memory, is one of these."""
+    return any(each is tensor for _, each in known) or bool(sharing(tensor, known))
+
+
+def tensors_of(outputs: object) -> list[tuple[str, Tensor]]:
+    found: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Node:
+        found.append(tensor)
+        return {"tensor": len(found) - 1}
+
+    nodes = named_leaves("output", encoded(outputs, keep))
+    return [(name, found[node["tensor"]]) for name, node in nodes if "tensor" in node]
+
+
+def described(tensor: Tensor, number: int) -> Node:
+    return {
+        "tensor": number,
+        "dtype": dtype_name(tensor.dtype),
+        "shape": list(tensor.shape),
+        "stride": list(Tensor.stride(tensor)),
+        "grad": tensor.requires_grad,
+    }
+
+
+def description(kind: str, name: str, tensor: Tensor) -> list[object]:
+    form = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+    gradient = " with gradient" if tensor.requires_grad else ""
+    return [kind, name, form + gradient]

@@ -1,0 +1,138 @@
+"""Bugs in the run time and in the build: guards, saved values, buffers, the cache."""
+
+from __future__ import annotations
+
+from tests.mutations.mutation import Mutation
+
+_RUNTIME = "fusewright/runtime"
+
+RUNNING = (
+    Mutation(
+        "guard-of-dtype",
+        f"{_RUNTIME}/guard.py",
+        "if tensor.dtype is not dtype:",
+        "if tensor.dtype.itemsize != dtype.itemsize:",
+        "kernels for float32 run on int32",
+        ("tests/runtime/test_guard.py",),
+    ),
+    Mutation(
+        "guard-of-shape",
+        f"{_RUNTIME}/guard.py",
+        "if tensor.shape != shape:",
+        "if tensor.dim() != len(shape):",
+        "kernels run on tensors of other sizes",
+        ("tests/runtime/test_guard.py",),
+    ),
+    Mutation(
+        "guard-of-strides",
+        f"{_RUNTIME}/guard.py",
+        "return all(size == 1 or mine == wanted for size, mine, wanted in pairs)",
+        "return all(size == 1 or mine >= wanted for size, mine, wanted in pairs)",
+        "kernels run on tensors with gaps",
+        ("tests/runtime/test_guard.py",),
+    ),
+    Mutation(
+        "guard-of-layout",
+        f"{_RUNTIME}/guard.py",
+        "if tensor.layout is not torch.strided:",
+        "if tensor.layout is torch.sparse_coo:",
+        "a compressed sparse tensor reaches the kernels",
+        ("tests/runtime/test_guard.py",),
+    ),
+    Mutation(
+        "guard-of-gradients",
+        f"{_RUNTIME}/guard.py",
+        "if frozen and tensor.requires_grad and torch.is_grad_enabled():",
+        "if frozen and tensor.requires_grad and not torch.is_grad_enabled():",
+        "a tensor that requires a gradient for which there is no program gets none",
+        ("tests/runtime/test_guard.py", "tests/compile/test_forward_only.py"),
+    ),
+    Mutation(
+        "remembered-grad-mode",
+        f"{_RUNTIME}/call.py",
+        "for alike, wanted in mode.fitted[grad_mode]:",
+        "for alike, wanted in mode.fitted[True]:",
+        "a call without gradients runs as one with them was remembered",
+        ("tests/runtime/test_runtime.py", "tests/runtime/test_remembered_calls.py"),
+    ),
+    Mutation(
+        "not-looked-again",
+        f"{_RUNTIME}/call.py",
+        "                    if not _fw_unaltered(module, mode):\n                        break\n",
+        "",
+        "a remembered call does not notice that the module has changed",
+        ("tests/runtime/test_altered.py", "tests/runtime/test_remembered_calls.py"),
+    ),
+    Mutation(
+        "second-derivative",
+        f"{_RUNTIME}/call.py",
+        "        _fw_first_only()\n        mode, sizes",
+        "        mode, sizes",
+        "a second derivative is silently zero",
+        ("tests/runtime/test_runtime.py",),
+    ),
+    Mutation(
+        "stale-buffers",
+        f"{_RUNTIME}/call.py",
+        "        _fw_write(mode, tensors, results)\n        return results[: mode.n_outputs]",
+        "        return results[: mode.n_outputs]",
+        "running statistics are not updated in training",
+        ("tests/runtime/test_runtime.py",),
+    ),
+    Mutation(
+        "version-of-a-buffer",
+        f"{_RUNTIME}/call.py",
+        "            _fw_increment(target)  # the version, as a copy would\n",
+        "            pass\n",
+        "autograd does not notice that a saved buffer was overwritten",
+        ("tests/runtime/test_runtime.py", "tests/compile/test_state.py"),
+    ),
+    Mutation(
+        "given-twice",
+        f"{_RUNTIME}/call.py",
+        "return any(names.count(names[target]) > 1 for target, _ in mode.mutations)",
+        "return False",
+        "a tensor that is changed in place is read after the change by another name",
+        ("tests/test_regressions.py -k twice", "tests/compile/test_state.py -k argument"),
+    ),
+    Mutation(
+        "lost-zeros",
+        f"{_RUNTIME}/call.py",
+        "taken.append(_fw_empty(layout, device).zero_())",
+        "taken.append(_fw_empty(layout, device).fill_(1))",
+        "the gradient of an output that nobody used counts as one",
+        ("tests/runtime/test_runtime.py",),
+    ),
+    Mutation(
+        "non-differentiable",
+        f"{_RUNTIME}/call.py",
+        "return [*mode.fixed, *apart]",
+        "return [*mode.fixed]",
+        "an output that depends on no gradient says that it requires one",
+        ("tests/runtime/test_runtime.py",),
+    ),
+    Mutation(
+        "removed-submodule",
+        f"{_RUNTIME}/altered.py",
+        "if reason is None and now != children:",
+        "if reason is None and len(now) > len(children):",
+        "a submodule that was exchanged for another name is not noticed",
+        ("tests/runtime/test_altered.py",),
+    ),
+    Mutation(
+        "hooks",
+        f"{_RUNTIME}/altered.py",
+        '                or state["_forward_pre_hooks"]\n',
+        "",
+        "a remembered call does not notice a new hook",
+        ("tests/runtime/test_altered.py -k hook",),
+    ),
+    Mutation(
+        "cache-key",
+        "fusewright/build.py",
+        "parts = [source.language, source.text, *command, _identity(command[0])]",
+        "parts = [source.language, source.text, _identity(command[0])]",
+        "a library that was built with other flags is used",
+        ("tests/test_build.py -k key",),
+    ),
+)
