@@ -49,7 +49,7 @@ from fusewright.errors import (
     first_line,
 )
 from fusewright.problem.nested import leaves
-from fusewright.runtime import call, library
+from fusewright.runtime import call, constants, library
 from fusewright.target.device import device_name
 from fusewright.tune.search import OnProgress
 
@@ -347,4 +347,7 @@ def _trusted(
     if found.reason:
         found = worst_of([found, trust_of(model, args, kwargs, sorted({*MODES} - modes))])
         raise unguarded(found.reason, found)
-    return replace(solution, watched=found.watched, codes=found.codes)
+    gone = [(place, name) for place, name, value in found.watched if value is constants._FwGone]
+    absent = tuple((place, name) for place, name in gone if isinstance(place, tuple))
+    bundle = replace(solution.bundle, absent=absent)
+    return replace(solution, bundle=bundle, watched=found.watched, codes=found.codes)
