@@ -34,7 +34,7 @@ class UnguardedError(CaptureError):
 
     `by_dynamo` if Dynamo, with its own guards, can run the model. Each call must then look at what
     Dynamo does not guard: at the places `watched` (see `capture.reads.Watched`), and at what is
-    `beside` (capture's `Beside`, or None).
+    `beside` (capture's `Beside`, or None). The places are those that the `codes` need.
     """
 
     def __init__(
@@ -44,11 +44,13 @@ class UnguardedError(CaptureError):
         by_dynamo: bool = True,
         watched: tuple[Any, ...] = (),
         beside: object = None,
+        codes: frozenset[Any] = frozenset(),
     ) -> None:
         super().__init__(message)
         self.by_dynamo = by_dynamo
         self.watched = watched
         self.beside = beside
+        self.codes = codes
 
 
 class LeftToEagerError(CaptureError):

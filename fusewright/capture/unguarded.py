@@ -40,6 +40,7 @@ __all__ = [
     "Trust",
     "has_begun",
     "is_nested_trace",
+    "methods_of_objects",
     "trust",
     "worst",
 ]
@@ -87,13 +88,14 @@ class Trust:
 
     `by_dynamo` if Dynamo's guards can tell for which calls a trace stands, together with what each
     call must look at `beside` them. `watched` has the objects that guards must find at their
-    places; Dynamo does not look there.
+    places; Dynamo does not look there. They are all that the `codes` need.
     """
 
     reason: str = ""
     by_dynamo: bool = True
     watched: tuple[Watched, ...] = ()
     beside: Beside = NOTHING
+    codes: frozenset[types.CodeType] = frozenset()
 
 
 def trust(
@@ -108,7 +110,7 @@ def trust(
     odd = {type(each).__name__ for each in leaves if _is_odd(each)}
     if odd:
         untraced = [Trust(f"forward takes a {min(odd)}"), *_of_names(model, False)]
-        return replace(worst(untraced), watched=tuple(Reachable(model).watched()))
+        return _untraced(model, untraced)
     try:
         layers = torch._dynamo.config.patch(allow_rnn=True, ignore_logging_functions=_logging())
         with ONE_AT_A_TIME, silenced(), get_metrics_context(), layers, dynamo_timed("fusewright"):
@@ -116,8 +118,7 @@ def trust(
             found = convert_frame.fullgraph_capture(model, tuple(args), dict(kwargs))
     except Exception as error:  # of the model, or Dynamo does not know what it does
         debug.log(1, "Dynamo cannot trace %s: %s", type(model).__name__, error)
-        untraced = [*_of_names(model, witnessed)]
-        return replace(worst(untraced), watched=tuple(Reachable(model).watched()))
+        return _untraced(model, [*_of_names(model, witnessed)])
     captured = found.graph_capture_output
     own = [each for each in captured.traced_code if not each.co_filename.startswith(_PYTORCH)]
     reachable, names = Reachable(model), {name for each in own for name in each.co_names}
@@ -138,11 +139,19 @@ def trust(
         reasons += [Trust(f"{each.co_name} {words}") for each in own if _compares_objects(each)]
     words = "asks whether an attribute is the same object as another one"
     reasons += [Trust(f"{each.co_name} {words}", False) for each in own if _compares_held(each)]
+    methods_of_objects(guards, reads)
     reasons += _reasons(guards, reads)
     if reasons:
         reasons += [*drawn.others, *_unnoticed(guards, reads)]
     watched = (*reads.watched.values(), *reachable.watched(own))
-    return replace(worst(reasons), watched=watched)
+    return replace(worst(reasons), watched=watched, codes=frozenset(captured.traced_code))
+
+
+def _untraced(model: nn.Module, reasons: Sequence[Trust]) -> Trust:
+    """All places count for a model of which there is no trace by Dynamo."""
+    reachable = Reachable(model)
+    codes = frozenset(each.__code__ for each in reachable.functions)
+    return replace(worst(reasons), watched=tuple(reachable.watched()), codes=codes)
 
 
 def worst(found: Sequence[Trust]) -> Trust:
@@ -271,13 +280,19 @@ def _reasons(guards: Any, reads: Reads) -> Iterator[Trust]:
             yield Trust(f"forward draws random numbers from {_spelt(name)}", by_dynamo=False)
         if not name.startswith(_PYTORCHS) and getattr(value, "__name__", "") in _ASKED:
             yield Trust(f"forward asks torch.{value.__name__}()")
-        if kind == "NOT_PRESENT_IN_GENERIC_DICT" and not isinstance(value, nn.Module):
-            reads.watch_method(name, _given(guard))
         if kind not in _ON_NAMES or not _is_compared(guard, kind, (held, value), reads):
             cells = [*_cells(name, reads)] if _OLD else []
             beside = Beside(tuple(each for each in cells if each is not None))
             words = f"forward reads {_spelt(name)}"
             yield Trust(words, by_dynamo=all(map(_is_plain, cells)), beside=beside)
+
+
+def methods_of_objects(guards: Any, reads: Reads) -> None:
+    """Watch the methods of objects that forward calls."""
+    for guard in guards:
+        name, asked = _name(guard), guard.create_fn_name() == "NOT_PRESENT_IN_GENERIC_DICT"
+        if asked and not isinstance(reads.value(name), nn.Module):
+            reads.watch_method(name, _given(guard))
 
 
 def _is_plain(cell: types.CellType | None) -> bool:

@@ -28,11 +28,13 @@ from fusewright.capture.graphs import (
     flat_graph,
     other_direction,
 )
+from fusewright.capture.relied_on import relied_on, traced_code
 from fusewright.compile.call_kinds import DEVICES
 from fusewright.compile.execute import executed
 from fusewright.compile.explanation import GraphFacts, steps_of
 from fusewright.compile.module import Engine, kernels_of, loader
 from fusewright.compile.pipeline import Prepared, prepare_programs
+from fusewright.compile.places import Version
 from fusewright.compile.replayed import REDUCE_OVERHEAD, Part, replayed_run
 from fusewright.compile.stages import Stages, logged
 from fusewright.emit.bundle import Arguments, ModuleBundle
@@ -112,15 +114,20 @@ def traced_backend(
     tune: bool,
     replays: bool = False,
     log: list[Traced],
+    version: Version,
 ) -> Any:
-    """The back-end of optimized modules. It notes each graph in the log."""
+    """The back-end of one version of an optimized class. It notes each graph in the log, and in the
+    version what the graph relies on."""
     engine, caller, reason = _caller()
+    codes = traced_code()
+    if caller is not None and not version.is_known(caller, codes):
+        version.watch(caller, relied_on(caller, codes))
     traced = Traced(_mode(caller), *arguments_in(module), break_after(module))
     # Dynamo has a reason if it compiled the function before. If only we did, ours counts.
     because = recompile_reason() or ("" if any(each.graphs for each in log) else reason)
     compiled = partial(compile_graph, tune=tune, replays=replays, note=traced.add)
     found = back_end(compiled)(module, inputs)
-    log.append(traced)
+    log[:] = [*(each for each in log if each.graphs), traced]
     if engine is not None and because:
         engine.record.recompiled(type(caller).__name__, because)
     return found

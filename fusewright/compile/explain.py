@@ -11,9 +11,9 @@ from torch import nn
 from fusewright.capture.breaks import GraphBreak, breaks_in, limit_reached
 from fusewright.capture.source_location import of_expression
 from fusewright.compile.explanation import Explanation, GraphFacts, counted
+from fusewright.compile.front import dynamo_graphs
 from fusewright.compile.module import FACTS, Engine, engine_of, original, original_class
 from fusewright.compile.replayed import REPLAYED
-from fusewright.compile.solution import dynamo_graphs
 from fusewright.errors import ProblemError
 
 _PLACE = re.compile(r"\S+:\d+: ")

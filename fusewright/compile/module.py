@@ -13,7 +13,7 @@ import re
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -48,9 +48,9 @@ from fusewright.target.device import architecture
 LoadText = Callable[[str], Any]
 # Makes the programs of a call; told which attributes the model is known to change.
 Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Sequence[str]], Modes | None]
-# The forward of a class, compiled by way of Dynamo, for any sizes or for those of the call. With
-# another state of what Dynamo does not guard, all is compiled anew.
-Front = Callable[[type[nn.Module], bool, Hashable], Callable[..., Any]]
+# The forward of a module's class, compiled by way of Dynamo, for any sizes or those of the call. If
+# the places hold other things than so far, all is compiled anew; None if that was too often.
+Front = Callable[[nn.Module, bool, Places], Callable[..., Any] | None]
 
 # A module with this many programs gets no more: its calls vary too much.
 MOST_PROGRAMS = 64
@@ -207,13 +207,12 @@ class Engine:
             return self._by_original(module, args, kwargs, str(why))
         failed = left_by_argument(args, kwargs) or self.failed
         failed = failed or ("" if self.front else self.reason or reason)
-        if self.front is not None and not failed:
-            state = self.places.state(module)
-            if state is None:
-                failed = self.failed = "values that Dynamo does not guard change too often"
-        if self.front is not None and not failed:
+        run = self.front(module, any_size, self.places) if self.front and not failed else None
+        if run is None and not failed:
+            failed = self.failed = "values that Dynamo does not guard change too often"
+        if run is not None:
             try:
-                return self.front(original_class(module), any_size, state)(module, *args, **kwargs)
+                return run(module, *args, **kwargs)
             except DynamoError as error:
                 return self._after_dynamo(module, args, kwargs, error)
             except RuntimeError as error:
@@ -313,7 +312,7 @@ class Engine:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         kept = (self.left_out, self.front, self.reason, frozenset(self.sketches), self.eager)
-        places = Places(self.places.rows, self.places.beside)
+        places = Places(self.places.rows, self.places.beside, self.places.codes)
         twin = Engine(self.specialise, renewed(self.modes), *kept, places)
         twin.record, twin.source = self.record.for_a_copy(), self.source
         return twin

@@ -1,65 +1,108 @@
 """What Dynamo does not guard, compared before it is asked: methods of classes, names of builtins,
 and what older versions of it do not notice.
 
-A change there makes another state, for which a class is compiled anew.
+A change there makes another version, for which a class is compiled anew.
 """
 
 from __future__ import annotations
 
 import gc
 import types
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from torch import nn
 
-from fusewright.capture.beside import NOTHING, Beside, Same, together
+from fusewright.capture.beside import NOTHING, Beside, together
 from fusewright.capture.reads import Environment, Watched
 from fusewright.errors import UnguardedError
 from fusewright.runtime import altered, constants
 
-# More states than this are not worth their compilations.
-MOST_STATES = 8
+# A module that needs more versions than this is not worth their compilations.
+MOST_MADE = 8
 
 
 class Places:
-    """Watched places of one module and all objects that were found there, and what is `beside`."""
+    """Watched places of one module, which are all that the `codes` need, and what is `beside`; and
+    how many versions its calls have `made`."""
 
-    def __init__(self, rows: tuple[Watched, ...] = (), beside: Beside = NOTHING) -> None:
-        self.rows, self.beside = rows, beside
-        self.names = [(identity(place), name) for place, name, _ in rows]
-        self.states: set[Hashable] = set()
+    def __init__(
+        self,
+        rows: tuple[Watched, ...] = (),
+        beside: Beside = NOTHING,
+        codes: frozenset[types.CodeType] = frozenset(),
+    ) -> None:
+        self.rows, self.beside, self.codes = rows, beside, codes
+        self.made = 0
+        cells = tuple(map(id, beside.cells))
+        names = frozenset((identity(place), name) for place, name, _ in rows)
+        # Modules with the same key can share versions.
+        self.key: Hashable = (names, cells, beside.gradients)
 
     @staticmethod
     def named_by(error: Exception) -> Places:
         """The places that an error names."""
         if not isinstance(error, UnguardedError):
             return Places()
-        return Places(error.watched, error.beside if isinstance(error.beside, Beside) else NOTHING)
+        beside = error.beside if isinstance(error.beside, Beside) else NOTHING
+        return Places(error.watched, beside, error.codes)
 
     def __or__(self, other: Places) -> Places:
-        rows = dict(zip((*self.names, *other.names), (*self.rows, *other.rows), strict=True))
-        made = Places(tuple(rows.values()), together((self.beside, other.beside)))
-        made.states = self.states
+        rows = {(identity(place), name): (place, name, value) for place, name, value in self.rows}
+        rows |= {(identity(place), name): (place, name, value) for place, name, value in other.rows}
+        beside, codes = together((self.beside, other.beside)), self.codes | other.codes
+        made = Places(tuple(rows.values()), beside, codes)
+        made.made = self.made
         return made
 
     def __bool__(self) -> bool:
         return bool(self.rows) or self.beside != NOTHING
 
-    def state(self, module: nn.Module) -> Hashable | None:
-        """What is there now; None if there were too many states."""
-        state = (self._found(module), self.beside.state(module))
-        self.states.add(state)
-        return state if len(self.states) <= MOST_STATES else None
 
-    def _found(self, module: nn.Module) -> Hashable:
-        """What the places hold: the same for all modules whose places hold the same objects."""
-        now = []
-        for place, name, _ in self.rows:
-            inside = isinstance(place, tuple)
-            held = vars(altered._fw_inside(module, place)) if inside else place
-            now.append(Same(held.get(name, constants._FwGone)))
-        return tuple(zip(self.names, now, strict=True))
+class Version:
+    """One compilation of a class's forward by Dynamo, and the objects that a call of it must find
+    at their places. `run` is set by who makes it."""
+
+    run: Callable[..., Any]
+
+    def __init__(self, module: nn.Module, places: Places) -> None:
+        self.beside, self.state = places.beside, places.beside.state(module)
+        self.codes = set(places.codes)
+        self.kinds = {type(each) for each in module.modules()}
+        self._known: set[Hashable] = set()
+        self._held: list[Watched] = []
+        self._inside: list[Watched] = []
+        self.watch(module, places.rows)
+
+    def is_known(self, module: nn.Module, codes: Iterable[types.CodeType]) -> bool:
+        """Whether all that these codes need is watched. Two classes may share their code."""
+        kinds = {type(each) for each in module.modules()}
+        known = self.codes.issuperset(codes) and self.kinds >= kinds
+        self.codes.update(codes)
+        self.kinds |= kinds
+        return known
+
+    def watch(self, module: nn.Module, rows: Iterable[Watched]) -> None:
+        """Later calls must find at these places what is there now."""
+        for place, name, _ in rows:
+            key = (identity(place), name)
+            if key not in self._known:
+                self._known.add(key)
+                inside = isinstance(place, tuple)
+                held = vars(altered._fw_inside(module, place)) if inside else place
+                row = (place, name, held.get(name, constants._FwGone))
+                (self._inside if inside else self._held).append(row)
+
+    def fits(self, module: nn.Module) -> bool:
+        """Whether a call of the module finds all that it was compiled for."""
+        gone = constants._FwGone
+        for place, name, value in self._held:
+            if place.get(name, gone) is not value:
+                return False
+        for path, name, value in self._inside:
+            if vars(altered._fw_inside(module, path)).get(name, gone) is not value:
+                return False
+        return self.beside == NOTHING or self.beside.state(module) == self.state
 
 
 def identity(place: Any) -> Any:

@@ -6,8 +6,9 @@ import contextlib
 import functools
 import re
 import time
+import types
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
@@ -20,11 +21,11 @@ from fusewright.capture.eager import fails_in_eager
 from fusewright.capture.private import private
 from fusewright.capture.reads import Watched
 from fusewright.compile import module
-from fusewright.compile.backend import Traced, traced_backend
 from fusewright.compile.call_kinds import DEVICES, sketch_of
 from fusewright.compile.check import Example, found_different
 from fusewright.compile.distance import Limits
 from fusewright.compile.explanation import facts_of
+from fusewright.compile.front import by_dynamo
 from fusewright.compile.functions import optimized_function
 from fusewright.compile.left_to_original import left_to_original
 from fusewright.compile.owners import Modes, owners_of, pin
@@ -48,7 +49,7 @@ from fusewright.errors import (
     first_line,
 )
 from fusewright.problem.nested import leaves
-from fusewright.runtime import call, library
+from fusewright.runtime import call, constants, library
 from fusewright.target.device import device_name
 from fusewright.tune.search import OnProgress
 
@@ -60,7 +61,7 @@ SHARE_PREPARED = 0.5
 class Solution:
     """A model, planned and compiled for one type of device. The libraries `built` so far took
     `seconds`; other precisions are built when they are needed. Its guards look for the objects
-    `watched` at their places."""
+    `watched` at their places, which are all that the `codes` of the trace need."""
 
     prepared: Prepared
     bundle: ModuleBundle
@@ -68,6 +69,7 @@ class Solution:
     seconds: float
     kernels: library._FwKernels
     watched: tuple[Watched, ...] = ()
+    codes: frozenset[types.CodeType] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -277,7 +279,7 @@ def optimize(
     refuse_other_settings(model, example_inputs, modes)
     name, replays = type(model).__name__, wants_replays(mode)
     tuning = logged if tune else None
-    front = functools.partial(_by_dynamo, tune=tune, replays=replays)
+    front = functools.partial(by_dynamo, tune=tune, replays=replays)
     again = functools.partial(_specialise, name, check=check, replays=replays)
     if left_to_original(model, args, example_kwargs or {}) is not None:
         return module.optimized(model, (), again, front=front)  # a call says why
@@ -311,7 +313,8 @@ def _module_of(
     prepared = solution.prepared
     left_out = frozenset(mode for mode, _ in prepared.left_out) - prepared.eager
     known = frozenset((sketch_of(model, args, kwargs),))
-    settings = (left_out, front, "", known, prepared.eager, Places(solution.watched))
+    places = Places(solution.watched, codes=solution.codes)
+    settings = (left_out, front, "", known, prepared.eager, places)
     fast = module.optimized(model, pinned, again, *settings)
     engine = module.engine_of(fast)
     assert engine is not None
@@ -344,24 +347,7 @@ def _trusted(
     if found.reason:
         found = worst_of([found, trust_of(model, args, kwargs, sorted({*MODES} - modes))])
         raise unguarded(found.reason, found)
-    return replace(solution, watched=found.watched)
-
-
-@functools.cache
-def _by_dynamo(
-    kind: type[nn.Module], any_size: bool, state: Hashable, *, tune: bool, replays: bool
-) -> Any:
-    """The forward of a class by way of Dynamo, which guards what it reads. There is one for each
-    `state` of what Dynamo does not guard: another back-end is another entry for Dynamo."""
-    log = _LOGS.setdefault((kind, any_size), [])
-    ours = functools.partial(traced_backend, tune=tune, replays=replays, log=log)
-    return torch.compile(kind.forward, backend=ours, dynamic=True if any_size else None)
-
-
-_LOGS: dict[tuple[type[nn.Module], bool], list[Traced]] = {}
-
-
-def dynamo_graphs(kind: type[nn.Module]) -> list[Traced]:
-    """The graphs of a class that Dynamo has made and still holds. All its modules share them."""
-    logs = [_LOGS.get((kind, any_size), []) for any_size in (False, True)]
-    return [each for log in logs for each in list(log) if each.graphs]
+    gone = [(place, name) for place, name, value in found.watched if value is constants._FwGone]
+    absent = tuple((place, name) for place, name in gone if isinstance(place, tuple))
+    bundle = replace(solution.bundle, absent=absent)
+    return replace(solution, bundle=bundle, watched=found.watched, codes=found.codes)

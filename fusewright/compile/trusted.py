@@ -56,9 +56,15 @@ def worst_of(found: Sequence[Trust]) -> Trust:
     """The reason that asks for most, with all places."""
     rows = [row for each in found for row in each.watched]
     watched = {(identity(place), name): (place, name, value) for place, name, value in rows}
-    return replace(worst(found), watched=tuple(watched.values()))
+    codes = frozenset().union(*(each.codes for each in found))
+    return replace(worst(found), watched=tuple(watched.values()), codes=codes)
 
 
 def unguarded(reason: str, found: Trust) -> UnguardedError:
-    seen, beside = found.watched, found.beside
-    return UnguardedError(reason, by_dynamo=found.by_dynamo, watched=seen, beside=beside)
+    return UnguardedError(
+        reason,
+        by_dynamo=found.by_dynamo,
+        watched=found.watched,
+        beside=found.beside,
+        codes=found.codes,
+    )

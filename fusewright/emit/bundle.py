@@ -102,7 +102,8 @@ class ModuleBundle:
     """One model on one type of device: the input of its `ModelNew` text.
 
     `autocast` is autocast's dtype in the example, empty if it was off. `default_dtype` was the
-    dtype of new tensors.
+    dtype of new tensors. `absent` are attributes that forward asked for and did not find: the path
+    of a submodule, and a name.
     """
 
     name: str
@@ -112,6 +113,7 @@ class ModuleBundle:
     modes: tuple[ProgramPlans, ...]
     autocast: str = ""
     default_dtype: str = "float32"
+    absent: tuple[tuple[tuple[str, ...], str], ...] = ()
 
     @property
     def device_type(self) -> str:

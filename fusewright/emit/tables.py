@@ -203,6 +203,9 @@ def record(mode: Mode, functions: Mapping[str, str], owners: str) -> dict[str, s
         "plain": str(arguments.plain),
         "autocast": dtype(bundle.autocast) if bundle.autocast else "None",
         "default_dtype": dtype(bundle.default_dtype),
+        "watched": row(
+            f"({constant(path)}, {quoted(name)}, _FwGone)" for path, name in bundle.absent
+        ),
         "symbols": constant(
             tuple((each.input_index, each.dim, each.multiple) for each in program.symbols)
         ),
@@ -233,6 +236,7 @@ _USUAL = {
     "mutations": "()",
     "reach": "()",
     "symbols": "()",
+    "watched": "()",
     "main": "0",
 }
 

@@ -15,7 +15,7 @@ import fusewright
 from fusewright.capture import unguarded
 from fusewright.capture.beside import Beside, together
 from fusewright.compile.module import engine_of
-from fusewright.compile.places import MOST_STATES
+from fusewright.compile.places import MOST_MADE
 
 
 @pytest.fixture(autouse=True)
@@ -103,10 +103,10 @@ def test_an_enclosed_number_that_changes_at_each_call() -> None:
 
     model, x = Counts(), torch.randn(3, 4)
     fast = fusewright.optimize(model, x)
-    for count in range(MOST_STATES + 4):  # noqa: B007
+    for count in range(MOST_MADE + 4):  # noqa: B007
         torch.testing.assert_close(fast(x), model(x))
     engine = engine_of(fast)
-    assert engine is not None and len(engine.places.states) == MOST_STATES + 1
+    assert engine is not None and engine.places.made == MOST_MADE + 1
     assert "too often" in engine.failed
 
 

@@ -268,6 +268,39 @@ def test_a_forward_that_the_file_replaces(tmp_path: Path) -> None:
         torch.testing.assert_close(new()(x.double()), x.double().relu() + 2)
 
 
+ASKS = """
+import torch
+from torch import nn
+
+
+class Asks(nn.Module):
+    def forward(self, x):
+        return x.relu() * getattr(self, "scale", 2.0)
+
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = Asks()
+
+    def forward(self, x):
+        return self.part(x) + (1.0 if hasattr(self, "more") else 0.0)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:the original forward runs")
+@pytest.mark.parametrize("change", ["part.scale", "more"])
+def test_a_file_notices_an_attribute_that_was_missing(change: str, tmp_path: Path) -> None:
+    model, x = imported(tmp_path / "asks_for.py", ASKS).Whole(), torch.randn(3, 4)
+    path = fusewright.save(fusewright.optimize(model, x), tmp_path / "asks_new.py")
+    fresh = executed(path.read_text())["ModelNew"]()
+    torch.testing.assert_close(fresh(x), model(x))
+    owner, _, name = change.rpartition(".")
+    setattr(fresh.get_submodule(owner), name, 5.0)
+    setattr(model.get_submodule(owner), name, 5.0)
+    torch.testing.assert_close(fresh(x), model(x))
+
+
 def test_paths_that_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "h_net.py"
     kind = imported(path, PLAIN).Net

@@ -1,0 +1,113 @@
+"""Methods that Dynamo does not guard, in code that the example did not run; eager is the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fusewright
+from fusewright.compile import front
+from fusewright.compile.module import Optimized, engine_of
+
+SETTINGS = {"scale": 2.0}  # for its sake, calls go through Dynamo
+
+
+@pytest.fixture(autouse=True)
+def _reset() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Rule:
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.get(x)
+
+    def get(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+class Part(nn.Module):
+    def half(self, x: Tensor) -> Tensor:
+        return x / 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.half(x)
+
+
+class Other(nn.Module):
+    def third(self, x: Tensor) -> Tensor:
+        return x / 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(x)
+
+
+class Branches(nn.Module):
+    """The example takes the branch for large batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part: nn.Module = Part()
+        self.rule = Rule()
+
+    def large(self, x: Tensor) -> Tensor:
+        return x * 2
+
+    def small(self, x: Tensor) -> Tensor:
+        return self.rule(self.part(x)) * 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.relu() * SETTINGS["scale"]
+        return self.large(x) if x.shape[0] > 3 else self.small(x)
+
+
+def same(fast: nn.Module, x: Tensor) -> None:
+    assert isinstance(fast, Optimized)
+    torch.testing.assert_close(fast(x), fast._fw_original.forward(fast, x))
+
+
+METHODS: dict[str, tuple[type, str, Callable[..., Any]]] = {
+    "of the model": (Branches, "small", lambda self, x: x * 7),
+    "of a submodule": (Part, "half", lambda self, x: x * 7),
+    "of an object": (Rule, "get", lambda self, x: x * 7),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_in_another_branch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, x = fusewright.optimize(Branches(), torch.randn(5, 4)), torch.randn(3, 4)
+    second = fusewright.optimize(Branches(), torch.randn(5, 4))
+    same(fast, x)
+    same(second, x)  # finds what Dynamo compiled for the first one
+    monkeypatch.setattr(*METHODS[name])
+    for each in (fast, second):
+        same(each, x)
+    assert not fusewright.explain(fast).fallbacks
+
+
+def test_a_method_of_a_submodule_that_was_put_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, x = fusewright.optimize(Branches(), torch.randn(5, 4)), torch.randn(3, 4)
+    fast.part = Other()
+    same(fast, x)
+    monkeypatch.setattr(Other, "third", lambda self, x: x * 7)
+    same(fast, x)
+    monkeypatch.setattr(Other, "forward", lambda self, x: x * 9)
+    same(fast, x)
+
+
+def test_a_class_has_few_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "MOST_VERSIONS", 2)
+    x = torch.randn(5, 4)
+    fast = fusewright.optimize(Branches(), x)
+    for factor in (2, 3, 4, 3, 2):
+        monkeypatch.setattr(Branches, "large", lambda self, x, by=factor: x * by)
+        same(fast, x)
+        assert len(front._VERSIONS[Branches]) <= 2
+    assert len(front.dynamo_graphs(Branches)) <= 2
+    engine = engine_of(fast)
+    assert engine is not None and engine.places.made == 5  # the first one was dropped
