@@ -11,12 +11,16 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from fusewright.errors import FusewrightError
 from fusewright.ir.graph import Graph, Node, Program, Ref, TensorSpec, validate
 from fusewright.rewrite.builder import Builder
 
 
 def is_wanted() -> bool:
-    return os.environ.get("FUSEWRIGHT_ALGEBRA", "1") != "0"
+    text = os.environ.get("FUSEWRIGHT_ALGEBRA", "1") or "1"
+    if text not in {"0", "1"}:
+        raise FusewrightError(f"FUSEWRIGHT_ALGEBRA={text!r}: set it to 0 or 1")
+    return text == "1"
 
 
 @dataclass

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor, nn
 
 import fusewright
 from fusewright.capture import capture
+from fusewright.cli import cli
 from fusewright.compile.pipeline import prepare
+from fusewright.errors import FusewrightError
 from fusewright.ir.graph import Graph, Program
 from fusewright.ir.interpret import interpret
 from fusewright.plan.show import show
@@ -157,3 +161,32 @@ def test_the_plan_names_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line in text().splitlines() and "aten.mm" not in text()
     monkeypatch.setenv("FUSEWRIGHT_ALGEBRA", "0")
     assert "algebra" not in text() and "mm" in text()
+
+
+def test_another_value_of_the_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEWRIGHT_ALGEBRA", "no")
+    with pytest.raises(FusewrightError, match="FUSEWRIGHT_ALGEBRA='no': set it to 0 or 1"):
+        model, x = made(*SUMS["sum"])
+        rewrite(capture(model, (x,), None, mode="train"))
+
+
+def test_the_command_line_leaves_algebra_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan of a linear layer and a sum, with and without."""
+    problem = tmp_path / "summed.py"
+    problem.write_text(
+        "import torch\n\n\nclass Model(torch.nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.linear = torch.nn.Linear(8, 16)\n\n"
+        "    def forward(self, x):\n        return self.linear(x).sum(1)\n\n\n"
+        "def get_inputs():\n    return [torch.rand(4, 8)]\n\n\n"
+        "def get_init_inputs():\n    return []\n"
+    )
+    monkeypatch.setenv("FUSEWRIGHT_ALGEBRA", "1")  # put back after the test
+    options = ["explain", str(problem), "--device", "cpu", "--mode", "eval"]
+    told = {
+        also: CliRunner().invoke(cli, [*options, *also], catch_exceptions=False).output
+        for also in ((), ("--no-algebra",))
+    }
+    assert "algebra: a sum over a matmul's columns" in told[()] and "mm.default" not in told[()]
+    assert "algebra" not in told[("--no-algebra",)] and "mm.default" in told[("--no-algebra",)]
