@@ -336,7 +336,6 @@ class Program(Circumstances):
     differentiable if none of these requires a gradient, as in eager mode.
     output_tree: Python text that builds the model's return value from the results, `o`;
     output_types are the classes that it names.
-    algebra: names of the equations that shortened it, as the plan shows them.
     """
 
     mode: str
@@ -351,7 +350,6 @@ class Program(Circumstances):
     output_tree: str
     reach: tuple[tuple[int, ...], ...] = ()
     output_types: tuple[tuple[str, type], ...] = ()
-    algebra: tuple[str, ...] = ()
 
     @property
     def example_sizes(self) -> dict[str, int]:
