@@ -17,6 +17,16 @@ from rich.console import Console
 from fusewright import __version__
 from fusewright.errors import FusewrightError
 from fusewright.judge_command import judge
+from fusewright.options import (
+    MODE_NAMES,
+    PATH,
+    algebra_option,
+    check_option,
+    device_option,
+    json_option,
+    mode_option,
+    problem_argument,
+)
 from fusewright.progress import Steps
 
 if TYPE_CHECKING:
@@ -33,33 +43,9 @@ TIMING_BUDGET_S = 6.0
 CHECK_BUDGET_S = 45.0
 TUNE_STEP = "tune"
 STEP_NAMES = ("load the problem", "capture and compile", "check against float64", "time")
-MODE_NAMES = {"train": ("train",), "eval": ("eval",), "both": ("train", "eval")}
 
 BENCH_PASSES = {"forward": ("forward",), "train": ("train",), "both": ("forward", "train")}
 BENCH_JSON_HELP = "Write the record here; for a folder, a file of all records or a folder of them."
-
-PATH = click.Path(path_type=Path)
-problem_argument = click.argument("problem", type=PATH)
-device_option = click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    default=None,
-    help="Where to run; a GPU if there is one.",
-)
-mode_option = click.option(
-    "--mode",
-    type=click.Choice(sorted(MODE_NAMES)),
-    default="both",
-    show_default=True,
-    help="The model's mode, as train() and eval() set it.",
-)
-json_option = click.option("--json", "json_file", type=PATH, help="Also write a JSON record.")
-check_option = click.option(
-    "--check-seconds",
-    "check_s",
-    type=click.FloatRange(min=0.0),
-    help="Seconds for the checks; what is left out then is named (optimize: 45).",
-)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -88,6 +74,7 @@ def cli() -> None:
     is_flag=True,
     help="Keep the words pass, try and except, which strict checkers of kernels refuse.",
 )
+@algebra_option
 def optimize(problem: Path, output: Path | None, device: str | None, **options: Any) -> None:
     """Write a standalone ModelNew for PROBLEM, check it and time it."""
     from fusewright import report
@@ -206,6 +193,7 @@ def checked(
 @problem_argument
 @device_option
 @mode_option
+@algebra_option
 def explain(problem: Path, device: str | None, mode: str) -> None:
     """Show what would be fused in PROBLEM, what stays a PyTorch call, and why."""
     from fusewright.compile.pipeline import prepare
@@ -289,6 +277,7 @@ def verify(
 @click.option("--ours", is_flag=True, help="Also optimize if MODEL_NEW files are given.")
 @click.option("--html", type=PATH, help="Also write a page.")
 @click.option("--png", type=PATH, help="Also write the charts to a folder.")
+@algebra_option
 def bench(
     problem: Path, device: str | None, passes: str, html: Path | None, png: Path | None, **rest: Any
 ) -> None:

@@ -83,6 +83,8 @@ def print_plans(console: Console, plans: Sequence[ProgramPlans]) -> None:
         for row in rows:
             table.add_row(*row)
         console.print(table)
+    for equation in dict.fromkeys(name for each in plans for name in each.program.algebra):
+        console.print(f"algebra: {equation}", soft_wrap=True)
 
 
 def _plan_rows(plan: Plan) -> Iterator[tuple[str, str, str, str]]:

@@ -127,6 +127,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
+def operands_unrounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is rounded to TF32 for PyTorch's weight gradients."""
+    monkeypatch.setitem(tensor_cores._FW_FLAGS, True, tensor_cores._FW_FLAGS[False])
+
+
+@pytest.fixture
 def reduces_small_convolutions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Reduce the results of small convolutions, too, in their epilogues, in full float32."""
     use_tensor_cores(monkeypatch)

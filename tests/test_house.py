@@ -39,7 +39,7 @@ ORDER = (
     ("report", "progress"),
     ("bench",),
     ("page",),
-    ("judge_command",),
+    ("judge_command", "options"),
     ("cli", "__init__", "__main__"),
 )
 ROW = {name: row for row, names in enumerate(ORDER) for name in names}

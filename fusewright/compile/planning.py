@@ -22,6 +22,7 @@ from fusewright.rewrite.convolutions import with_convolutions
 from fusewright.rewrite.layouts import with_channels_last
 from fusewright.rewrite.matmuls import MATMUL, with_matmuls
 from fusewright.rewrite.row_multiples import with_row_multiples
+from fusewright.rewrite.tf32_operands import with_rounded_operands
 from fusewright.target.target import Target
 
 PARTS = ("forward", "inference", "backward")
@@ -118,7 +119,7 @@ class _Planning:
         faster."""
         if self.target.transposing:
             with self.stages.timed("rewrite"):
-                program = with_channels_last(program)
+                program = with_rounded_operands(with_channels_last(program), program)
         nodes = program.backward.nodes if program.backward else ()
         repeated = frozenset(node.name for node in nodes)
         shared = repeated.intersection(node.name for node in program.forward.nodes)

@@ -15,6 +15,7 @@ from fusewright.emit.python import Scope, call, indented
 from fusewright.errors import GraphError
 from fusewright.ir.graph import ITEM_BYTES, Node, TensorSpec
 from fusewright.plan.steps import Call, Fused, Plan, Step, View, inputs_of
+from fusewright.rewrite.tf32_operands import ALLOWED
 
 Demand = frozenset[int]
 LITERAL = "literal"
@@ -311,6 +312,8 @@ def _call_lines(step: Call, scope: Scope, found: Demands, strides: Mapping[str, 
         name, _ = python.tensor_literal(step.node)
         device = python.device_text(step.node.spec.device, scope)
         return _laid_out([f"{scope[step.outputs[0]]} = _fw_here(*{name}, {device})"], step, strides)
+    if step.node.op == ALLOWED:
+        return [f"{scope[step.outputs[0]]} = _fw_conv_tf32(device)"]
     callee, args = python.operator(step.node, scope)
     if step.node.layer:
         callee, args = _layer(step, args, found)

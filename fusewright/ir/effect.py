@@ -34,6 +34,7 @@ class Circumstances:
     and the value as text, without its tensors. `changed`: the paths of all that calls change.
     forward_only: why there is no backward graph although the model has gradients; else empty.
     variant: distinguishes the programs of one mode.
+    algebra: names of the equations that shortened the graphs, as the plan shows them.
     again: values that the graph of the other direction computes, too, if it is another program.
     """
 
@@ -42,4 +43,5 @@ class Circumstances:
     changed: tuple[str, ...] = ()
     forward_only: str = ""
     variant: str = ""
+    algebra: tuple[str, ...] = ()
     again: frozenset[str] = frozenset()

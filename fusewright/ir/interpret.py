@@ -24,6 +24,14 @@ def fp16_scale(x: torch.Tensor) -> torch.Tensor:
     return torch.ldexp(torch.ones_like(x), exponent)
 
 
+def round_tf32(x: torch.Tensor) -> torch.Tensor:
+    """The nearest number of TF32, ties away from zero, as in kernels/scalar/tf32.hpp."""
+    whole, lost = (torch.int32, 13) if x.dtype == torch.float32 else (torch.int64, 42)
+    raw, info = x.view(whole), torch.finfo(x.dtype)
+    near = ((raw + (1 << (lost - 1))) & -(1 << lost)).view(x.dtype)
+    return torch.where((x.abs() >= info.tiny) & near.isfinite() & x.isfinite(), near, x)
+
+
 def ordered(x: torch.Tensor) -> torch.Tensor:
     """A 32-bit integer for each float, in the same order; NaN comes last."""
     raw = torch.where(x == 0, 0.0, x).to(torch.float32).view(torch.int32)
@@ -38,6 +46,7 @@ _RENAMED: Mapping[str, Callable[..., torch.Tensor]] = {
     "where": torch.where,
     "finite_magnitude": lambda x: torch.where(x.isfinite(), x.abs(), 0.0),
     "fp16_scale": fp16_scale,
+    "round_tf32": round_tf32,
     "ordered": ordered,
     "class_index": lambda target, classes, ignored: target,
 }
@@ -111,6 +120,8 @@ class _Run:
                 return torch.full(shape, args[0], dtype=dtype, device=device)
             case "literal":
                 return torch.tensor(node.args[0], dtype=dtype).reshape(shape)
+            case "conv_tf32":  # the interpreter rounds nothing
+                return torch.tensor(False, device=device)
             case "iota":
                 steps = torch.arange(math.prod(shape), dtype=torch.int64)
                 counted: torch.Tensor = steps * args[1] + args[0]

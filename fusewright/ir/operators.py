@@ -72,6 +72,7 @@ _HYPERBOLIC = "scalar/hyperbolic.hpp"
 _SPECIAL = "scalar/special.hpp"
 _FP16_SPLIT = "scalar/fp16_scale.hpp"
 _SELECTION = "scalar/selection.hpp"
+_TF32 = "scalar/tf32.hpp"
 
 _ALL_OPS: tuple[ScalarOp, ...] = (
     *_ops("neg abs sign relu ceil floor round trunc frac bitwise_not", 1),
@@ -101,6 +102,7 @@ _ALL_OPS: tuple[ScalarOp, ...] = (
     *_run(_libm("erfinv", 1, 40, "scalar/erfinv.hpp"), "float32", "float64"),
     *_libm("digamma", 1, 40, _SPECIAL),
     *_libm("finite_magnitude fp16_scale", 1, 2, _FP16_SPLIT),
+    *_libm("round_tf32", 1, 3, _TF32),
     ScalarOp("ordered", 1, "int64", 4, _SELECTION),
     ScalarOp("class_index", 3, "same", 2, _SELECTION),
 )

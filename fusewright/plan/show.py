@@ -44,8 +44,9 @@ def show(planned: Planned) -> str:
     """All three plans of a mode."""
     parts = [("forward", planned.forward), ("inference", planned.inference)]
     parts += [("backward", planned.backward)] if planned.backward else []
-    head = f"{planned.program.mode} mode"
-    return "\n".join([head, *(show_plan(name, each) for name, each in parts)]) + "\n"
+    head = [f"{planned.program.mode} mode"]
+    head += [f"  algebra: {name}" for name in planned.program.algebra]
+    return "\n".join([*head, *(show_plan(name, each) for name, each in parts)]) + "\n"
 
 
 def show_plan(name: str, plan: Plan) -> str:

@@ -8,7 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from fusewright.ir.graph import Graph, Program, validate
+from fusewright.rewrite.algebra import with_algebra
 from fusewright.rewrite.lower import lower
+from fusewright.rewrite.matmul_algebra import RULES
 from fusewright.rewrite.packed_masks import pack_flags
 from fusewright.rewrite.rules import simplify
 from fusewright.rewrite.saved import drop_unread, save_sources
@@ -17,7 +19,8 @@ from fusewright.rewrite.saved import drop_unread, save_sources
 def rewrite(program: Program) -> Program:
     """All three graphs of a program in canonical form."""
     program = save_sources(_each(program, lower, lower))
-    program = drop_unread(_each(program, simplify, partial(simplify, is_backward=True)))
+    program = _each(program, simplify, partial(simplify, is_backward=True))
+    program = drop_unread(with_algebra(program, RULES))
     program = pack_flags(program)
     for graph in (program.forward, *((program.backward,) if program.backward else ())):
         validate(graph)

@@ -15,6 +15,7 @@ from fusewright.ir.operators import SCALAR_OPS
 from fusewright.rewrite.padding import PAD
 
 _VIEWS = frozenset({"aten.view.default", "aten.permute.default", "aten.expand.default"})
+_SPARSE = frozenset({"aten.diag_embed.default"})  # almost all of the result is zero
 _MADE = frozenset({"full", "iota", "literal", PAD, "aten.slice.Tensor", *_VIEWS, *SCALAR_OPS})
 
 
@@ -109,7 +110,7 @@ class _Moving:
         node = self.made_by.get(name)
         if node is None or name in self.kept:
             return False
-        return name in self.free or node.op in _VIEWS
+        return name in self.free or node.op in _VIEWS | _SPARSE
 
     def take(self, name: str, taken: Input | None = None) -> None:
         """Give a value to backward: as an input, or with the nodes that make it."""

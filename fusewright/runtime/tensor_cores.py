@@ -5,6 +5,7 @@ import typing
 
 import torch
 
+from fusewright.runtime.call import _fw_here
 from fusewright.runtime.gpu import _fw_has_tensor_cores
 from fusewright.runtime.library import _fw_bound, _FwKernels
 
@@ -45,6 +46,16 @@ def _fw_conv_terms() -> int:
     if _fw_precision is None:
         return 1 if torch.backends.cudnn.allow_tf32 else 3
     return 1 if _fw_precision("cuda", "conv") == "tf32" else 3
+
+
+_FW_FLAGS: dict[bool, tuple[torch.Tensor, dict[typing.Any, torch.Tensor]]] = {
+    flag: (torch.tensor(flag), {}) for flag in (False, True)
+}
+
+
+def _fw_conv_tf32(where: torch.device) -> torch.Tensor:
+    """Whether PyTorch may now use TF32 for convolutions, as a tensor that kernels read."""
+    return _fw_here(*_FW_FLAGS[_fw_conv_terms() == 1], where)
 
 
 class _FwPass(typing.NamedTuple):

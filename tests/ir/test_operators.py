@@ -30,12 +30,22 @@ N = 4099  # no multiple of any vector width
 FLOAT_ONLY = frozenset(
     """exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh
     cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid frac atan2 hypot copysign
-    fmax fmin div finite_magnitude fp16_scale""".split()
+    fmax fmin div finite_magnitude fp16_scale round_tf32""".split()
 )
 INT_ONLY = frozenset(
     "bitwise_not bitwise_and bitwise_or bitwise_xor shift_left shift_right".split()
 )
 NEEDS_NONZERO = frozenset("floor_divide trunc_divide remainder fmod".split())
+
+
+def nearest_tf32(x: Tensor) -> Tensor:
+    """Ten bits behind the point, ties away from zero; what cannot be rounded so stays."""
+    digits, exponent = torch.frexp(x.double())
+    near = torch.trunc(digits * 2**11 + digits.sign() / 2) / 2**10 * torch.exp2(exponent - 1.0)
+    rounds = (x.abs() >= torch.finfo(x.dtype).tiny) & near.isfinite()
+    rounds &= near.abs() <= torch.finfo(x.dtype).max
+    return torch.where(rounds, near, x.double()).to(x.dtype)
+
 
 TORCH: dict[str, Callable[..., Tensor]] = {
     "sub": torch.sub,
@@ -47,6 +57,7 @@ TORCH: dict[str, Callable[..., Tensor]] = {
     "lgamma": torch.lgamma,
     "finite_magnitude": lambda a: torch.where(a.isfinite(), a.abs(), 0),
     "fp16_scale": fp16_scale,
+    "round_tf32": nearest_tf32,
 }
 
 CIRCULAR = ("sin", "cos", "tan")

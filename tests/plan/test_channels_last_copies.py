@@ -163,7 +163,7 @@ class Mixed(nn.Module):
 
 
 @pytest.mark.sample(3)
-@pytest.mark.usefixtures("asked")
+@pytest.mark.usefixtures("asked", "operands_unrounded")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_convolutions_of_either_kind_side_by_side(
     seed: int, monkeypatch: pytest.MonkeyPatch

@@ -26,6 +26,7 @@ from fusewright.plan.show import show
 from fusewright.plan.steps import Call, Plan
 from fusewright.rewrite import layouts, rewrite
 from fusewright.rewrite.layouts import is_channels_last, with_channels_last
+from fusewright.rewrite.tf32_operands import ALLOWED
 from fusewright.schedule.loops import choose
 from fusewright.target.target import Target
 from tests.support import nvcc
@@ -178,9 +179,13 @@ def convolutions(plan: Plan) -> list[Call]:
     return [s for s in plan.steps if isinstance(s, Call) and "convolution" in s.node.op]
 
 
+ROUNDED = ("round_tf32", "where")
+
+
 def copies(plan: Plan) -> list[str]:
-    """Copies that only change the layout."""
-    return [step.inputs[0] for step in steps_of(plan, "loop") if step.operators == ()]
+    """Copies that only change the layout, or round what a weight gradient reads, too."""
+    loops = [step for step in steps_of(plan, "loop") if step.operators in ((), ROUNDED)]
+    return [next(name for name in step.inputs if name != ALLOWED) for step in loops]
 
 
 def test_the_plan_of_an_epilogue(small: None) -> None:
@@ -190,7 +195,7 @@ def test_the_plan_of_an_epilogue(small: None) -> None:
     # The loop that computes the gradient writes it in channels-last; forward saved x so.
     assert copies(plans.backward) == ["conv_weight", "getitem_1", "getitem"]
     specs = dict(plans.backward.specs)
-    assert is_channels_last(specs["where"]) and is_channels_last(specs["x"])
+    assert is_channels_last(specs["where_tf32"]) and is_channels_last(specs["x"])
     assert not is_channels_last(specs["le"]), "the mask has the layout of the gradient it meets"
     (call,) = convolutions(plans.backward)
     assert "it reads and writes channels-last, so it transposes nothing" in call.reason
@@ -278,7 +283,9 @@ def emulated_module(name: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_outputs_and_gradients_as_eager_gives_them(small: None, name: str) -> None:
+def test_outputs_and_gradients_as_eager_gives_them(
+    small: None, operands_unrounded: None, name: str
+) -> None:
     ours, model, x = emulated_module(name)
     found, wanted = _run(ours, x), _run(model, x)
     for one, other in zip(found, wanted, strict=True):
@@ -304,7 +311,7 @@ def _run(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     return [*outputs, *gradients]
 
 
-def test_a_batch_of_another_size(small: None) -> None:
+def test_a_batch_of_another_size(small: None, operands_unrounded: None) -> None:
     ours, model, x = emulated_module("epilogue")
     for n in (3, 5):
         y = torch.randn(n, *x.shape[1:], requires_grad=True)

@@ -60,8 +60,9 @@ struct ClusterThread : RowThread<Body, I, V, kGroup, kUnroll, 0, kBlocks> {
   using Row = typename Body::template Row<1>;
   using Edge = typename Body::template Elem<1>;
   bool first_row = true, odd_row = false;  // of those that this cluster takes
-  // If rows begin at any address (kFlat), vectors begin where it is aligned. The first threads of a
-  // cluster also take an element each of those before and behind the vectors.
+  // If rows begin at any address (kFlat), vectors begin where a cache line does. The first threads of
+  // a cluster also take an element each of those before and behind the vectors.
+  static constexpr int kLine = line_of<V, kGroup>;
   Edge edge;
   I edge_at = -1;
 
@@ -80,13 +81,15 @@ struct ClusterThread : RowThread<Body, I, V, kGroup, kUnroll, 0, kBlocks> {
   }
   FW_DEVICE I head_of(I p) const {
     const int64_t before = static_cast<int64_t>(p) * this->body.inner_extent();
-    return static_cast<I>(static_cast<int>(-before) & (V - 1));
+    const int aligned = static_cast<int>(-before) & (kLine - 1);
+    return aligned < this->body.inner_extent() ? I(aligned) : this->body.inner_extent();
   }
   FW_DEVICE void load_edge(const Row& row, I p, Edge& one, I& at) const {
     const I extent = this->body.inner_extent(), head = head_of(p);
     const int t = static_cast<int>(threadIdx.x);
-    at = t < V ? I(t) : head + (extent - head) / V * V + I(t - V);
-    const bool mine = rank_in_cluster() == 0 && t < 2 * V && at < (t < V ? head : extent);
+    const bool before = t < kLine;
+    at = before ? I(t) : head + (extent - head) / V * V + I(t - kLine);
+    const bool mine = rank_in_cluster() == 0 && t < kLine + V && at < (before ? head : extent);
     if (!mine) at = -1;
     if (mine) this->body.load(Phase<kEarly>{}, one, row, I(0), at);
   }

@@ -35,6 +35,13 @@ struct Chunk<16> {
   using Word = uint4;
 };
 
+// The elements of a cache line of 128 bytes. In rows of any length, vectors of 16 bytes begin where a
+// line does: then a warp touches no more lines than it fills. A block must have a thread for each
+// element before the first vector; in small blocks vectors begin where their own address is aligned.
+constexpr int kLineVectors = 8;
+template <int V, int kThreads>
+constexpr int line_of = kLineVectors * V <= kThreads / 2 ? kLineVectors * V : V;
+
 // Stores a word by one predicated instruction. In large kernels the compiler splits a plain
 // assignment into two or four stores, and it turns a condition into a branch, across which it moves
 // nothing.

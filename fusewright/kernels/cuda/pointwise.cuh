@@ -46,15 +46,16 @@ int pointwise(const Body& body, int device, void* stream) {
   return static_cast<int>(cudaGetLastError());
 }
 
-// Rows of any length of contiguous outputs: the vectors of a row begin where addresses are aligned,
-// and the few elements before and behind them are computed one by one. A row is cut into `chunks` of
-// a block each, so what depends on the row is computed once a thread.
+// Rows of any length of contiguous outputs: the vectors of a row begin where a cache line does, and
+// the few elements before and behind them are computed one by one. A row is cut into `chunks` of a
+// block each, so what depends on the row is computed once a thread.
 template <class Body, typename I, int V, int kThreads, int kUnroll>
 __global__ void __launch_bounds__(kThreads) flat_kernel(const Body body, unsigned chunks) {
   let_next_begin();
   const unsigned row = blockIdx.x / chunks, chunk = blockIdx.x - row * chunks;
   const I q = static_cast<I>(row), extent = body.lane_extent();
-  const int aligned = static_cast<int>(-static_cast<int64_t>(q) * extent) & (V - 1);
+  constexpr int kLine = line_of<V, kThreads>;
+  const int aligned = static_cast<int>(-static_cast<int64_t>(q) * extent) & (kLine - 1);
   const I head = aligned < extent ? aligned : extent, vectors = (extent - head) / V;
   const I first = static_cast<I>(chunk) * (kThreads * kUnroll) + threadIdx.x;
   typename Body::template Elem<V> elem[kUnroll];
@@ -68,9 +69,9 @@ __global__ void __launch_bounds__(kThreads) flat_kernel(const Body body, unsigne
     const I vector = first + u * kThreads;
     if (vector < vectors) body.visit(elem[u], q, head + vector * V, V);
   }
-  if (chunk == 0 && threadIdx.x < 2 * V) {
-    const bool before = threadIdx.x < V;
-    const I l = before ? I(threadIdx.x) : head + vectors * V + I(threadIdx.x - V);
+  if (chunk == 0 && threadIdx.x < kLine + V) {
+    const bool before = threadIdx.x < kLine;
+    const I l = before ? I(threadIdx.x) : head + vectors * V + I(threadIdx.x - kLine);
     if (l < (before ? head : extent)) {
       typename Body::template Elem<1> one;
       body.load(one, q, l);
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) flat_kernel(const Body body, unsigne
 
 template <typename I, int V, int kThreads, int kUnroll, class Body>
 int flat(const Body& body, int device, void* stream) {
-  static_assert(kThreads >= 2 * V, "a thread has at most one element beside the vectors");
+  static_assert(kThreads >= line_of<V, kThreads> + V, "a thread has at most one such element");
   const I rows = body.rest_extent(), extent = body.lane_extent();
   if (rows * extent == 0) return 0;
   const OnDevice here(device);
