@@ -55,7 +55,7 @@ def _candidate(path: Path) -> Candidate | None:
     base = re.search(r"^from (\w+) import .*\bModel\b", text, re.M)
     device = re.search(r"^# device: (.+)$", text, re.M)
     problem = FOLDER / f"{base[1] if base else 'small'}.py"
-    return Candidate(path, words, problem, device[1] if device else "")
+    return Candidate(path, words, problem, device[1].split()[0] if device else "")
 
 
 def _judged(

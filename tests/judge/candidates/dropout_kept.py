@@ -1,6 +1,7 @@
 """Draws dropout's mask as the model does, and multiplies with it in another order."""
 
 # verdict: accepted
+# device: cpu (on a GPU, PyTorch's dropout draws other numbers)
 
 import torch
 from dropping import Model
