@@ -123,9 +123,10 @@ def _is_behind(edge: Any, tensor: torch.Tensor) -> bool:
     while (node, position) != (edge.node, edge.output_nr):
         if node.name().rstrip("0123456789") not in _VIEWS or len(node.next_functions) != 1:
             return False
-        node, position = node.next_functions[0]
-        if node is None:
+        before, position = node.next_functions[0]
+        if before is None:
             return False
+        node = before
     return True
 
 
