@@ -136,7 +136,8 @@ def optimized(request: Request, loaded: Problem, steps: Steps) -> tuple[Solution
     loaded = replace(loaded, make_model=reusing(loaded.make_model, where))
     steps.next(STEP_NAMES[1])
     tuning = functools.partial(steps.line, TUNE_STEP) if request.tune else None
-    solution = solved(loaded, where, request.mode, tuning, steps.stage)
+    words = request.keep_words
+    solution = solved(loaded, where, request.mode, tuning, steps.stage, keep_words=words)
     free_memory(where)
     budget = budget_of(where, CHECK_BUDGET_S if request.check_s is None else request.check_s)
     with told_once(solution):
@@ -151,7 +152,7 @@ def checked(
     steps: Steps,
     budget: Budget,
 ) -> Outcome:
-    """Build, check and time the emitted text itself, from a draft of its file."""
+    """Check and time the emitted text itself, from a draft of its file."""
     from fusewright.bench.side_by_side import time_models
     from fusewright.compile.file_build import build_kernels
     from fusewright.emit.file import file_text
@@ -169,15 +170,16 @@ def checked(
         output=str(request.output),
         tuned=solution.prepared.tuned,
         left_out=solution.prepared.left_out,
+        build_seconds=solution.seconds,
+        cached=solution.cached,
     )
-    words = request.keep_words
-    text = file_text(solution.bundle, loaded.source, header(outcome), keep_words=words)
+    words = header(outcome)
+    text = file_text(solution.bundle, loaded.source, words, keep_words=request.keep_words)
     with draft(request.output, text) as path:
         candidate = load_candidate(path, loaded)
         make = reusing(candidate.make, where)
         modes, progress = MODE_NAMES[request.mode], steps.stage
-        built = build_kernels(candidate.names, solution.bundle.language, progress)
-        outcome = replace(outcome, build_seconds=built.seconds, cached=built.cached)
+        build_kernels(candidate.names, solution.bundle.language, progress)
         steps.next(STEP_NAMES[2])
         report = verify(loaded, make, device=where, modes=modes, budget=budget, progress=progress)
         outcome = replace(outcome, checks=report.checks, notes=report.notes)
@@ -356,7 +358,11 @@ def solved(
     mode: str,
     tuning: OnProgress | None,
     progress: OnProgress = lambda words, share: None,
+    *,
+    keep_words: bool = False,
 ) -> Solution:
+    """A problem, compiled; the kernels of its emitted file are in the cache."""
+    from fusewright.compile.file_build import with_kernels_of_file
     from fusewright.compile.solution import solve, warn_of
     from fusewright.verify.feeds import make_inputs
 
@@ -364,7 +370,7 @@ def solved(
     how: dict[str, Any] = {"modes": MODE_NAMES[mode], "tuning": tuning, "progress": progress}
     solution = solve(model, args, name=loaded.name, build=False, **how)
     warn_of(solution, stacklevel=2, in_a_file=True)
-    return solution
+    return with_kernels_of_file(solution, loaded, progress, keep_words=keep_words)
 
 
 def default_device() -> str:

@@ -6,6 +6,8 @@ file finds them in the cache. What the file raises becomes one of our named erro
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from fusewright.build import find_compiler, first_lines, trusted_folder, writing_cache
-from fusewright.compile.solution import SHARE_PREPARED
+from fusewright.compile.solution import SHARE_PREPARED, Solution
+from fusewright.emit.file import file_text
 from fusewright.errors import CompileFailed
+from fusewright.problem.load import Problem, load_candidate
 from fusewright.tune.search import OnProgress
+
+
+def with_kernels_of_file(
+    solution: Solution, problem: Problem, progress: OnProgress, *, keep_words: bool = False
+) -> Solution:
+    """The solution, with the kernels of its emitted file in the cache, which took its `seconds`."""
+    text = file_text(solution.bundle, problem.source, problem.name, keep_words=keep_words)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model_new.py")
+        path.write_text(text, encoding="utf-8")
+        names = load_candidate(path, problem).names
+        built = build_kernels(names, solution.bundle.language, progress)
+    return dataclasses.replace(solution, seconds=built.seconds, cached=built.cached)
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,9 @@ SHARE_PREPARED = 0.5
 @dataclass(frozen=True)
 class Solution:
     """A model, planned and compiled for one type of device. The libraries `built` so far took
-    `seconds`; other precisions are built when they are needed. Its guards look for the objects
-    `watched` at their places, which are all that the `codes` of the trace need."""
+    `seconds`, and no compiler ran if they were `cached`; other precisions are built when they are
+    needed. Its guards look for the objects `watched` at their places, which are all that the
+    `codes` of the trace need."""
 
     prepared: Prepared
     bundle: ModuleBundle
@@ -70,6 +71,7 @@ class Solution:
     kernels: library._FwKernels
     watched: tuple[Watched, ...] = ()
     codes: frozenset[types.CodeType] = frozenset()
+    cached: bool = False
 
 
 @dataclass(frozen=True)
