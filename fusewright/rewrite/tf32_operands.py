@@ -5,8 +5,10 @@
 In channels-last, cuDNN cuts both operands to TF32 instead of rounding them: 2.7 times the error
 (H200, docs/history.md). So the loops that lay them out round them to the nearest number.
 `conv_tf32` is true where PyTorch's flags allow TF32 at that moment; else nothing is rounded.
-Rounding keeps the sign and what is zero, so backward may compare a rounded value with zero instead
-of the value.
+
+Other convolutions that read an operand get the rounded one, too: with TF32 allowed they round it
+themselves, PyTorch's as well as ours, and the loop writes one tensor instead of two. Rounding keeps
+the sign and what is zero, so backward may compare a rounded value with zero instead of the value.
 """
 
 from __future__ import annotations
@@ -17,12 +19,19 @@ from dataclasses import dataclass, field, replace
 from fusewright.ir.graph import Graph, Node, Program, Ref, TensorSpec, contiguous_strides, validate
 from fusewright.ir.operators import SCALAR_OPS
 from fusewright.rewrite.builder import Builder
-from fusewright.rewrite.layouts import BACKWARD, FORWARD, is_channels_last
+from fusewright.rewrite.layouts import (
+    BACKWARD,
+    CONVOLUTION,
+    FORWARD,
+    ROW_BY_ROW,
+    is_channels_last,
+)
 
 ALLOWED = "conv_tf32"
 _ROUNDED = "round_tf32"
 # With other numbers of channels cuDNN computes in float32, in either layout.
 _CHANNELS = 8
+_GROUPS = {FORWARD: 8, BACKWARD: 9, CONVOLUTION: 5}  # which argument it is
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 Specs = Mapping[str, TensorSpec | None]
 
@@ -37,16 +46,17 @@ def with_rounded_operands(program: Program, eager: Program) -> Program:
         return program
     first = sum(result.kind != "saved" for result in program.results)
     saved = _saved(program, gradients, first)
-    readers = {node.name for node in _changed(program.forward, eager.forward)}
-    forward = _Rounding(program.forward, frozenset(saved.values()), frozenset(readers))
-    alike = readers & {node.name for node in _changed(program.inference, eager.inference)}
-    inference = _Rounding(program.inference, forward.read_by(alike), frozenset(alike))
+    readers = _rounding(program.forward)
+    forward = _Rounding(program.forward, frozenset(saved.values()), readers)
+    alike = readers & _rounding(program.inference)
+    inference = _Rounding(program.inference, forward.read_by(alike), alike)
     positions = frozenset(first + at for at in saved)
     done = frozenset(program.backward.inputs[at].name for at in saved)
     wanted = _operands(gradients) - done
     made = {node.name for node in program.backward.nodes if _is_loop(node)}
     made |= _loop_made(program, first) - done
-    backward = _Rounding(program.backward, wanted & made, frozenset(n.name for n in gradients))
+    backward = _Rounding(program.backward, wanted & made, _rounding(program.backward))
+    backward.plain = _only_summed(backward, eager.backward)
     return replace(
         program,
         forward=forward.run(positions),
@@ -67,19 +77,37 @@ def _changed(graph: Graph, eager: Graph) -> list[Node]:
     ]
 
 
+def _rounding(graph: Graph) -> frozenset[str]:
+    """The convolutions that round their operands to TF32 where it is allowed."""
+    specs = graph.specs()
+    found = [node for node in graph.nodes if node.op in (FORWARD, BACKWARD)]
+    # Direct convolutions of ours compute in float32.
+    found += [n for n in graph.nodes if n.op == CONVOLUTION and not n.argument(ROW_BY_ROW)]
+    return frozenset(node.name for node in found if _rounds(*_operand_specs(node, specs), node))
+
+
 def _is_moved(node: Node, specs: Specs) -> bool:
     """Whether cuDNN gets channels-last: if the input or the weights have it, and not rows, too."""
-    at = 1 if node.op == BACKWARD else 0
-    x, weight = (specs[name] for name in _names(node.args[at : at + 2]))
-    groups = node.args[9 if node.op == BACKWARD else 8]
-    if x is None or weight is None or x.dtype != "float32" or groups != 1:
-        return False
-    if any(not each.is_static or each.factor % _CHANNELS for each in weight.shape[:2]):
-        return False
-    return any(
+    x, weight = _operand_specs(node, specs)
+    return _rounds(x, weight, node) and any(
         is_channels_last(each) and each.strides != contiguous_strides(each.shape)
         for each in (x, weight)
+        if each is not None
     )
+
+
+def _operand_specs(node: Node, specs: Specs) -> tuple[TensorSpec | None, TensorSpec | None]:
+    """Of the input and the weights."""
+    at = 1 if node.op == BACKWARD else 0
+    x, weight = (specs[name] for name in _names(node.args[at : at + 2]))
+    return x, weight
+
+
+def _rounds(x: TensorSpec | None, weight: TensorSpec | None, node: Node) -> bool:
+    groups = node.args[_GROUPS[node.op]]
+    if x is None or weight is None or x.dtype != "float32" or groups != 1:
+        return False
+    return all(each.is_static and not each.factor % _CHANNELS for each in weight.shape[:2])
 
 
 def _names(args: Iterable[object]) -> list[str]:
@@ -133,15 +161,30 @@ def _asks_zero(node: Node) -> bool:
     return node.op in _COMPARISONS and zero == [True]
 
 
+def _only_summed(rounding: _Rounding, eager: Graph) -> dict[str, TensorSpec]:
+    """Eager mode's layout of the values that only sums still read without rounding: a loop that
+    writes one tensor channels-last and sums over channels need not write a second one so."""
+    graph, users, before = rounding.graph, rounding.graph.users(), eager.specs()
+    found: dict[str, TensorSpec] = {}
+    for name in rounding.values.difference(each for each in graph.outputs if isinstance(each, str)):
+        others = [node for node in users[name] if node.name not in rounding.readers]
+        spec = before.get(name)
+        if spec is not None and others and all(node.op == "reduce_sum" for node in others):
+            found[name] = spec
+    return found
+
+
 @dataclass
 class _Rounding:
-    """One graph being changed: `values` are rounded for those of `readers` that read them first."""
+    """One graph being changed: `values` are rounded for those of `readers` that read them first,
+    and those in `plain` are themselves laid out so."""
 
     graph: Graph
     values: frozenset[str]
     readers: frozenset[str]
     rounded: dict[str, Ref] = field(default_factory=dict)
     allowed: Ref | None = None
+    plain: Mapping[str, TensorSpec] = field(default_factory=dict)
 
     def read_by(self, names: Iterable[str]) -> frozenset[str]:
         """The values that these readers read."""
@@ -160,7 +203,8 @@ class _Rounding:
         for node in self.graph.nodes:
             images = _images(node) if node.name in self.readers else ()
             names = {n: self.rounded[n].name for n in images if n in self.rounded}
-            builder.add(node.renamed(names))
+            spec = self.plain.get(node.name, node.spec)
+            builder.add(replace(node.renamed(names), spec=spec))
             if node.name in self.values:
                 self._round(builder, node)
         made = builder.graph(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusewright.compile.pipeline import Prepared, prepare
+from fusewright.ir.graph import ONE, contiguous_strides
 from fusewright.ir.interpret import round_tf32
 from fusewright.plan.steps import Call, Plan, inputs_of
 from fusewright.rewrite import layouts
@@ -98,6 +99,28 @@ def test_what_is_rounded(small: None) -> None:
     assert [each.reason for each in found if isinstance(each, Call)] == [
         "whether PyTorch's flags allow TF32 for convolutions"
     ]
+
+
+def test_our_convolutions_read_what_was_rounded() -> None:
+    """So that only a sum reads the exact gradient, in eager mode's layout; or nothing does."""
+
+    def outputs(*after: nn.Module) -> tuple[tuple[str, ...], Plan]:
+        model = nn.Sequential(nn.ConvTranspose2d(64, 64, 3, stride=2), *after)
+        plan = prepared(model, torch.empty(8, 64, 96, 96), Target.cuda()).modes[0].backward
+        assert plan is not None
+        (gradient, _), *_ = operands_of(plan)
+        (ours,) = steps_of(plan, "convolution")
+        assert inputs_of(ours)[0] == gradient and gradient.endswith("_tf32")
+        (loop,) = [step for step in steps_of(plan, "loop") if gradient in step.outputs]
+        return loop.outputs, plan
+
+    together, _ = outputs(nn.Tanh())
+    assert len(together) == 2, "the gradient and its sums"
+    apart, plan = outputs(nn.Softmax(1))
+    exact = next(name for name in apart if not name.endswith("_tf32"))
+    specs = dict(plan.specs)
+    assert specs[exact].strides == contiguous_strides(specs[exact].shape)
+    assert specs[f"{exact}_tf32"].strides[1] == ONE
 
 
 @pytest.mark.parametrize("case", ["channels", "results", "last", "double", "host"])

@@ -291,3 +291,17 @@ def test_few_waves_have_two_vectors_each() -> None:
     wave = CUDA.sms * 2048 * 4
     assert [picked(n) for n in (1000, wave, 5 * wave)] == [(256, 1)] * 3
     assert [picked(n) for n in (wave + 1, 4 * wave)] == [(128, 2)] * 2
+
+
+def test_vectors_of_odd_rows_are_for_loads_that_follow_the_lanes() -> None:
+    """Every second element of a row, as an average of neighbours reads it, is read one a thread."""
+
+    def picked(step: int) -> Schedule:
+        body = [
+            Load("x", "float32", access("x", 1024, step)),
+            Store("x", "float32", access("y", 255, 1)),
+        ]
+        loop = kernel("every", (S0, 255), (), {"x": "float32"}, {"y": "float32"}, body)
+        return choose(loop, CUDA, {"s0": 65536})
+
+    assert picked(1).flat and not picked(2).flat
