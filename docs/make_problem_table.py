@@ -3,8 +3,8 @@
     python -m docs.make_problem_table [RECORD.json …]
 
 Without arguments the page is written again from docs/h200/problem_files.json; with records of new
-runs, their files replace those of that name first. A record is a JSON object of files by number, as
-a script that makes, checks and times a folder of files writes it.
+runs, their files replace those of that name first. A record is a JSON object of files by level and
+name (`1_19_ReLU`), as a script that makes, checks and times a folder of files writes it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _FIELDS = (
     "level made_s chars state_dict warn close4 close2 worst ratio checked oom error "
     "eager ours eager_fb ours_fb"
 ).split()
+MOST_ERROR = 100  # beyond it only the exact value, which is zero, says how large the error is
 _LEVELS = {1: "Single operators", 2: "Short chains", 3: "Networks"}
 Record = Mapping[str, Any]
 
@@ -42,7 +43,8 @@ def page(kept: Mapping[str, Any]) -> str:
 def _legend() -> list[str]:
     return [
         "*Right*: outputs within 1e-4 of eager's (●), within 1e-2 (◐, TF32 through norms and",
-        "deep networks), or compared with float64 alone (○). *Error*: our error against float64",
+        "deep networks), compared with float64 alone (○), or not compared in this run (–).",
+        "*Error*: our error against float64",
         "over eager's, for the worst tensor among all outputs and gradients; – where float64 does",
         "not fit into memory. Times are medians in ms; the cache is flushed before each call.",
     ]
@@ -75,7 +77,7 @@ def _table(files: Mapping[str, Record]) -> list[str]:
     for name, each in sorted(files.items()):
         size = f"{each['chars'] / 1000:.0f}" if "chars" in each else "–"
         times = [*_times(each, "eager", "ours"), *_times(each, "eager_fb", "ours_fb")]
-        error = f"{each['ratio']:.2f}" if "ratio" in each else "–"
+        error = _error(each["ratio"]) if "ratio" in each else "–"
         lines.append(_row([name.replace("_", " "), _right(each), error, size, *times]))
     return lines
 
@@ -85,7 +87,13 @@ def _right(each: Record) -> str:
         return "✗"
     if each.get("close4"):
         return "●"
-    return "◐" if each.get("close2") else "○"
+    if each.get("close2"):
+        return "◐"
+    return "○" if "ratio" in each else "–"
+
+
+def _error(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < MOST_ERROR else f"> {MOST_ERROR}"
 
 
 def _times(each: Record, first: str, second: str) -> list[str]:
@@ -104,11 +112,9 @@ def merged(kept: dict[str, Any], records: Iterable[Mapping[str, Record]]) -> dic
     files = dict(kept["files"])
     for record in records:
         for number, each in record.items():
-            level = int(number) // 1000
-            facts = {**each, "level": level, "made_s": each.get("took_s")}
-            files[each["name"].partition("_")[2]] = {
-                key: facts[key] for key in _FIELDS if facts.get(key) is not None
-            }
+            level, _, name = number.partition("_")
+            facts = {**each, "level": int(level), "made_s": each.get("took_s")}
+            files[name] = {key: facts[key] for key in _FIELDS if facts.get(key) is not None}
     return {**kept, "files": dict(sorted(files.items()))}
 
 
