@@ -41,12 +41,17 @@ def sum_of_columns(state: Rewriting, node: Node) -> Ref | None:
         return None
     total = chain.of(value.name)
     rest = tuple(at for at in dims if isinstance(at, int) and at != last)
-    return reduce(state.builder, node, "sum", total, rest) if rest else total
+    total = reduce(state.builder, node, "sum", total, rest) if rest else total
+    return state.builder.cast(node, total, node.spec.dtype)
 
 
 @dataclass(frozen=True)
 class _Sum:
-    """The sum over the last dimension of values that depend on a matmul linearly."""
+    """The sum over the last dimension of values that depend on a matmul linearly.
+
+    It is computed in float64: eager adds numbers of which large parts may have cancelled, as in
+    `linear(x) - target`, and here the parts are added first, which makes them larger.
+    """
 
     state: Rewriting
     node: Node
@@ -109,17 +114,21 @@ class _Sum:
         if node.op == BMM:
             shape = (shape[0], ONE, shape[1])
             weights = self.state.builder.view(self.node, weights, shape, contiguous_strides(shape))
-        return self._plain(self._point("mul", left, weights))
+        return self._plain(self._point("mul", self._wide(left), weights))
 
     def _plain(self, value: Ref) -> Ref:
+        value = self._wide(value)
         last = len(self.state.builder.spec(value.name).shape) - 1
         return reduce(self.state.builder, self.node, "sum", value, (last,))
+
+    def _wide(self, value: Ref) -> Ref:
+        return self.state.builder.cast(self.node, value, "float64")
 
     def _column(self, arg: Arg) -> Arg:
         """What is the same for all columns, without their dimension."""
         if not isinstance(arg, Ref):
             return arg
-        value = self.state.now(arg.name)
+        value = self._wide(self.state.now(arg.name))
         shape = self.state.spec(arg.name).shape
         if not shape:
             return value
@@ -127,7 +136,7 @@ class _Sum:
 
     def _point(self, op: str, *args: Arg) -> Ref:
         named = replace(self.node, name=f"{self.node.name}_term", spec=None)
-        return self.state.builder.point(named, op, args, self.state.spec(self.node.name).dtype)
+        return self.state.builder.point(named, op, args, "float64")
 
     def _fits(self, arg: Arg, spec: TensorSpec) -> bool:
         """Whether an operand is whole, a row, a column or a number."""

@@ -144,6 +144,27 @@ def test_errors_are_at_most_eagers(name: str) -> None:
         assert float((mine.double() - exact).norm()) <= allowed
 
 
+class Residual(nn.Module):
+    """The mean difference between a linear layer's outputs and numbers near them."""
+
+    def __init__(self, x: Tensor, results: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(x.shape[1], results))
+        self.register_buffer("target", (x @ self.weight).detach() + torch.randn(len(x), results))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.weight - self.target).mean(1)
+
+
+def test_errors_are_at_most_eagers_where_large_parts_cancel() -> None:
+    torch.manual_seed(3)
+    x = torch.rand(ROWS, INPUTS) * 100
+    model = Residual(x, 2048)
+    ours = fusewright.optimize(copy.deepcopy(model), x, modes=("train",))(x).detach()
+    eager, truth = model(x).detach(), copy.deepcopy(model).double()(x.double()).detach()
+    assert float((ours - truth).norm()) <= float((eager - truth).norm())
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before, after = programs(*made(OTHERS[name], flat), monkeypatch)
