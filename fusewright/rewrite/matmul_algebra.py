@@ -3,7 +3,7 @@
     Σ_n (x·w + b)[m, n] = Σ_k x[m, k] · (Σ_n w[k, n]) + Σ_n b[n]
     mm(a, b)[m, n] = a[m] · Σ_k b[k, n]            if a repeats along k; and if b does
     mm(a, b)[m, n] = Σ_k a[k] · b[k, n]            for all m, if a repeats along m; if b along n
-    mm(diag(a), b)[m, n] = a[m] · b[m, n]          and mm(b, diag(a))
+    mm(diag(a), b)[m, n] = a[m] · b[m, n]          if b is finite, else NaN; and mm(b, diag(a))
     diagonal(mm(a, b))[m] = Σ_k a[m, k] · b[k, m]
 
 So a linear layer whose outputs are summed or averaged reads its operands once, and so do its
@@ -12,6 +12,7 @@ gradients.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from fusewright.ir.graph import ONE, Arg, Dim, Node, Ref, TensorSpec, contiguous_strides
@@ -291,9 +292,25 @@ def matmul_of_diagonal(state: Rewriting, node: Node) -> Ref | None:
             (size,) = state.spec(found).shape
             shape = (size, ONE) if at == 0 else (ONE, size)
             scale = state.builder.view(node, state.now(found), shape, contiguous_strides(shape))
-            args = (state.now(_name(node.args[other])), scale)
-            return state.builder.point(node, "mul", args, node.spec.dtype)
+            matrix = state.now(_name(node.args[other]))
+            scaled = state.builder.point(node, "mul", (matrix, scale), node.spec.dtype)
+            return _with_lost(state, node, scaled, matrix, at)
     return None
+
+
+def _with_lost(state: Rewriting, node: Node, scaled: Ref, matrix: Ref, axis: int) -> Ref:
+    """NaN where a zero of the diagonal matrix meets Inf or NaN: 0 · ∞ is no zero."""
+    builder, held = state.builder, state.builder.spec(matrix.name)
+    if not held.dtype.startswith(("float", "bfloat")):
+        return scaled
+    like = replace(node, name=f"{node.name}_lost", spec=None)
+    parts = tuple(builder.point(like, op, (matrix,), "bool") for op in ("isnan", "isinf"))
+    odd = builder.cast(like, builder.point(like, "logical_or", parts, "bool"), "float32")
+    shape = tuple(ONE if at == axis else n for at, n in enumerate(held.shape))
+    total = reduce(builder, like, "sum", odd, (axis,))
+    total = builder.view(like, total, shape, contiguous_strides(shape))
+    lost = builder.point(like, "gt", (total, odd), "bool")
+    return builder.point(node, "where", (lost, math.nan, scaled), held.dtype)
 
 
 def _diagonal(state: Rewriting, name: str) -> str | None:

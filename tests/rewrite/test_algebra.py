@@ -6,6 +6,7 @@ Each model runs on this machine. Its errors against float64 are compared with ea
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -163,6 +164,20 @@ def test_errors_are_at_most_eagers_where_large_parts_cancel() -> None:
     ours = fusewright.optimize(copy.deepcopy(model), x, modes=("train",))(x).detach()
     eager, truth = model(x).detach(), copy.deepcopy(model).double()(x.double()).detach()
     assert float((ours - truth).norm()) <= float((eager - truth).norm())
+
+
+ODD = (math.nan, math.inf, -math.inf)
+
+
+@pytest.mark.parametrize("numbers", [ODD[:1], ODD[1:2], ODD], ids=["nan", "inf", "all"])
+@pytest.mark.parametrize("name", ["diagonal left", "diagonal right"])
+def test_zeros_of_a_diagonal_matrix_meet_nan_and_inf(name: str, numbers: tuple[float, ...]) -> None:
+    model, x = made(*SUMS[name])
+    for at, number in enumerate(numbers):
+        x[2 * at, 3 * at + 1] = number
+    fast = fusewright.optimize(copy.deepcopy(model), x, modes=("eval",)).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), equal_nan=True)
 
 
 @pytest.mark.parametrize("name", OTHERS)
