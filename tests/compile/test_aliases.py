@@ -215,3 +215,39 @@ def test_a_function_of_the_user_keeps_its_gradient() -> None:
         one, other = each(x)
         seen.append(torch.autograd.grad((one + 3 * other).sum(), x))
     torch.testing.assert_close(*seen)
+
+
+class Views(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x[1:], x.t(), x * 2
+
+
+@pytest.mark.parametrize("steps", [(0, 1), (1, 1), (1, 0)])
+def test_gradients_of_an_argument_whose_elements_share_memory(steps: tuple[int, int]) -> None:
+    """The gradient of `as_strided` is another one there: it is divided among such elements."""
+    seen = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        example = torch.randn(12).as_strided((3, 4), steps)
+        fast = fusewright.optimize(Views(), example, check=False)
+        for each in (Views(), fast):
+            torch.manual_seed(0)
+            x = torch.randn(12).as_strided((3, 4), steps).requires_grad_()
+            seen.append(gradients_of(each, [x], listed(each(x))))
+    torch.testing.assert_close(*seen)
+
+
+class Mixed(nn.Module):
+    """Views that we cannot form beside others that we can."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = x.sin()
+        return y, y.detach().view(torch.int32), y[0], x.detach().view(torch.int32), x[1:]
+
+
+def test_a_view_that_is_copied_leaves_the_others_as_they_are() -> None:
+    fast, x = fusewright.optimize(Mixed(), torch.randn(3, 4)), torch.randn(3, 4)
+    found = listed(fast(x))
+    torch.testing.assert_close(found, listed(Mixed()(x)))
+    known = [each.untyped_storage().data_ptr() for each in (x, *found)]
+    assert known[1] == known[3] and known[0] == known[5] and len({*known}) == 4
