@@ -1,4 +1,4 @@
-"""Results that share memory with arguments, parameters, buffers and each other, as in eager mode."""
+"""Results that share memory with arguments, parameters, buffers and each other, as in eager."""
 
 from __future__ import annotations
 
