@@ -29,9 +29,9 @@ _VIEWS = frozenset(
 
 @dataclass(frozen=True)
 class Aliases:
-    """The first outputs of the graph, which others are views of. The text of each tensor that needs
-    one, by its id, and the symbolic sizes in these texts. The texts of the inputs whose gradients
-    pass through the result itself."""
+    """The first outputs of the graph, which others are views of, or which the result has twice. The
+    text of each tensor that needs one, by its id, and the symbolic sizes in these texts. The texts
+    of the inputs whose gradients pass through the result itself."""
 
     bases: tuple[torch.Tensor, ...]
     texts: Mapping[int, str]
@@ -64,6 +64,11 @@ def aliases(results: Sequence[torch.Tensor], inputs: Sequence[tuple[torch.Tensor
     symbols: list[Any] = []
     for view, base, text in views:
         known[id(view)] = _view_text(view, base, text, symbols)
+    named = [id(each) for each in results]
+    for name, each in distinct.items():
+        if name not in known and named.count(name) > 1:
+            known[name] = f"o[{len(bases)}]"
+            bases.append(each)
     formed = [known[id(each)] for each in results if each.requires_grad and id(each) in known]
     attached = tuple(text for _, text in inputs if any(each.startswith(text) for each in formed))
     return Aliases(tuple(bases), known, tuple(symbols), attached)

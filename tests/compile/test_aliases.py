@@ -53,6 +53,14 @@ class Lone(nn.Module):
         return (x * 3)[:, 1:]
 
 
+class Twice(nn.Module):
+    """A view that is returned twice, without the value that it is a view of."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin().t()
+        return y, y
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -87,6 +95,7 @@ CASES = {
     "chunks": (Chunks, 1),
     "same": (Same, 1),
     "lone": (Lone, 1),
+    "twice": (Twice, 1),
     "tied": (Tied, 1),
     "counts": (Counts, 1),
     "onward": (Onward, 1),
