@@ -70,7 +70,7 @@ def aliases(results: Sequence[torch.Tensor], inputs: Sequence[tuple[torch.Tensor
             known[name] = f"o[{len(bases)}]"
             bases.append(each)
     formed = [known[id(each)] for each in results if each.requires_grad and id(each) in known]
-    attached = tuple(text for _, text in inputs if any(each.startswith(text) for each in formed))
+    attached = tuple(text for _, text in inputs if any(text in each for each in formed))
     return Aliases(tuple(bases), known, tuple(symbols), attached)
 
 
@@ -160,10 +160,10 @@ def _view_text(view: torch.Tensor, base: torch.Tensor, text: str, symbols: list[
 
     layout = f"{row(map(number, view.shape))}, {row(map(number, view.stride()))}"
     offset = view.storage_offset() - base.storage_offset()
-    if not statically_known_true(offset == 0):
-        layout += f", {text}.storage_offset() + {number(offset)}"
     detached = ".detach()" if base.requires_grad and not view.requires_grad else ""
-    return f"{text}.as_strided({layout}){detached}"
+    if statically_known_true(offset == 0):
+        return f"{text}.as_strided({layout}){detached}"
+    return f"_fw_behind({text}, {number(offset)}, {layout}){detached}"
 
 
 def _memory(tensor: torch.Tensor) -> Any:

@@ -179,6 +179,45 @@ def test_a_result_changed_in_place_changes_its_views_and_their_gradients() -> No
     torch.testing.assert_close(*seen)
 
 
+class Offsets(nn.Module):
+    """Views that begin behind their bases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4, 4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        one, two = (x @ self.weight).tanh().chunk(2, -1)
+        return one, two, two.t()[1:], two[:, 2:], x[1:, 2:], self.weight[1:]
+
+
+class Held(nn.Module):
+    """Views of tensors that are there already; nothing is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4, 4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.weight.t(), x[1:], x
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("kind", [Offsets, Held, Same])
+def test_a_graph_of_torch_compile_returns_views(kind: type[nn.Module], gradients: bool) -> None:
+    torch._dynamo.reset()
+    eager, model = made(kind)
+    fast = fusewright.optimize(model, arguments(1, 3, gradients)[0])
+    compiled = torch.compile(fast, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (3, 5):
+        seen = []
+        for each in (eager, compiled):
+            given = arguments(1, rows, gradients)
+            results = listed(each(*given))
+            seen.append([*results, *gradients_of(each, given, results)])
+        torch.testing.assert_close(*seen, rtol=1e-5, atol=1e-6)
+
+
 def test_an_emitted_file_returns_the_same_memory(tmp_path: Path) -> None:
     eager, model = made(Inputs)
     fast = fusewright.optimize(model, tuple(arguments(2, 3, True)))
