@@ -141,7 +141,8 @@ def _is_view(tensor: torch.Tensor, base: torch.Tensor) -> bool:
 def _is_behind(edge: Any, tensor: torch.Tensor) -> bool:
     """Whether nothing but views lies between the edge and the tensor."""
     found = torch.autograd.graph.get_gradient_edge(tensor)
-    node, position = found.node, found.output_nr
+    node: Any = found.node
+    position = found.output_nr
     while (node, position) != (edge.node, edge.output_nr):
         if node.name().rstrip("0123456789") not in _VIEWS or len(node.next_functions) != 1:
             return False
