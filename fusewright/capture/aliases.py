@@ -56,7 +56,7 @@ def aliases(results: Sequence[torch.Tensor], inputs: Sequence[tuple[torch.Tensor
     for memory, group in groups.items():
         if memory in homes:
             views += _views_of(group, homes[memory])
-        elif (base := _base(group)) is not None:
+        elif len(group) > 1 and (base := _base(group)) is not None:
             text = f"o[{len(bases)}]"
             bases.append(base)
             known[id(base)] = text
@@ -141,14 +141,14 @@ def _is_view(tensor: torch.Tensor, base: torch.Tensor) -> bool:
 def _is_behind(edge: Any, tensor: torch.Tensor) -> bool:
     """Whether nothing but views lies between the edge and the tensor."""
     found = torch.autograd.graph.get_gradient_edge(tensor)
-    node: Any = found.node
-    position = found.output_nr
+    node, position = found.node, found.output_nr
     while (node, position) != (edge.node, edge.output_nr):
         if node.name().rstrip("0123456789") not in _VIEWS or len(node.next_functions) != 1:
             return False
-        node, position = node.next_functions[0]
-        if node is None:
+        before, position = node.next_functions[0]
+        if before is None:
             return False
+        node = before
     return True
 
 

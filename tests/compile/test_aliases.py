@@ -1,4 +1,4 @@
-"""Results that share memory with arguments, parameters, buffers and each other, as in eager."""
+"""Results share memory with arguments, parameters, buffers and each other as in eager mode."""
 
 from __future__ import annotations
 
