@@ -29,9 +29,9 @@ _VIEWS = frozenset(
 
 @dataclass(frozen=True)
 class Aliases:
-    """The first outputs of the graph, which others are views of. The text of each tensor that needs
-    one, by its id, and the symbolic sizes in these texts. The texts of the inputs whose gradients
-    pass through the result itself."""
+    """The first outputs of the graph, which others are views of, or which the result has twice. The
+    text of each tensor that needs one, by its id, and the symbolic sizes in these texts. The texts
+    of the inputs whose gradients pass through the result itself."""
 
     bases: tuple[torch.Tensor, ...]
     texts: Mapping[int, str]
@@ -54,45 +54,45 @@ def aliases(results: Sequence[torch.Tensor], inputs: Sequence[tuple[torch.Tensor
     bases: list[torch.Tensor] = []
     views: list[tuple[torch.Tensor, torch.Tensor, str]] = []
     for memory, group in groups.items():
-        found = _views_of(group, homes.get(memory, []))
-        if found is None:
-            base = None if memory in homes or len(group) == 1 else _base(group)
-            if base is None:
-                continue
+        if memory in homes:
+            views += _views_of(group, homes[memory])
+        elif len(group) > 1 and (base := _base(group)) is not None:
             text = f"o[{len(bases)}]"
             bases.append(base)
             known[id(base)] = text
-            found = [(each, base, text) for each in group if each is not base]
-        views += found
+            views += _views_of(group, [(base, text)])
     symbols: list[Any] = []
     for view, base, text in views:
         known[id(view)] = _view_text(view, base, text, symbols)
+    named = [id(each) for each in results]
+    for name, each in distinct.items():
+        if name not in known and named.count(name) > 1:
+            known[name] = f"o[{len(bases)}]"
+            bases.append(each)
     formed = [known[id(each)] for each in results if each.requires_grad and id(each) in known]
-    attached = tuple(text for _, text in inputs if any(each.startswith(text) for each in formed))
+    attached = tuple(text for _, text in inputs if any(text in each for each in formed))
     return Aliases(tuple(bases), known, tuple(symbols), attached)
 
 
 def _views_of(
-    group: Sequence[torch.Tensor], inputs: Sequence[tuple[torch.Tensor, str]]
-) -> list[tuple[torch.Tensor, torch.Tensor, str]] | None:
-    """Each tensor of the group with an input that it is a view of, and its text."""
+    group: Sequence[torch.Tensor], bases: Sequence[tuple[torch.Tensor, str]]
+) -> list[tuple[torch.Tensor, torch.Tensor, str]]:
+    """The tensors of the group that are views of a base: each with the first such, and its text."""
     found = []
     for each in group:
-        pairs = ((base, text) for base, text in inputs if _is_view(each, base))
-        pair = next(pairs, None)
-        if pair is None:
-            return None
-        found.append((each, *pair))
+        pairs = [(base, text) for base, text in bases if _is_view(each, base)]
+        if pairs and each is not pairs[0][0]:
+            found.append((each, *pairs[0]))
     return found
 
 
 def _base(group: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """A tensor that holds the whole memory of a group, and that all of it are views of."""
+    """A tensor that holds the whole memory of a group, and that most of it are views of."""
     candidates = [*group, *(each._base for each in group if each._base is not None)]
-    for each in candidates:
-        if _holds_all(each) and all(each is other or _is_view(other, each) for other in group):
-            return each
-    return None
+    held = {id(each): each for each in candidates if _holds_all(each)}
+    views = {name: sum(_is_view(each, base) for each in group) for name, base in held.items()}
+    best = max(views, key=lambda name: views[name], default=None)
+    return None if best is None or views[best] < 2 else held[best]
 
 
 def _holds_all(tensor: torch.Tensor) -> bool:
@@ -101,19 +101,41 @@ def _holds_all(tensor: torch.Tensor) -> bool:
     return (
         statically_known_true(tensor.storage_offset() == 0)
         and statically_known_true(held == tensor.numel() * tensor.element_size())
+        and not _may_overlap(tensor)
         and not tensor.is_conj()
         and not tensor.is_neg()
     )
 
 
+def _may_overlap(tensor: torch.Tensor) -> bool:
+    """Whether two elements may have the same memory, as in an expanded tensor."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    axes = [(size, stride) for size, stride in pairs if not statically_known_true(size == 1)]
+    last: Any = 0  # the largest offset of an element so far
+    for size, stride in sorted(axes, key=lambda axis: _example(axis[1])):
+        if not statically_known_true(stride > last):
+            return True
+        last += (size - 1) * stride
+    return False
+
+
+def _example(size: Any) -> int:
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
 def _is_view(tensor: torch.Tensor, base: torch.Tensor) -> bool:
-    """Whether `tensor` is a view of `base`, and its gradient, if it has one, is that of a view."""
+    """Whether `tensor` is a view of `base`, and its gradient, if it has one, is that of a view.
+
+    If elements of the base share memory, `as_strided` divides a gradient among them.
+    """
     plain = tensor.dtype == base.dtype and tensor.layout is base.layout is torch.strided
     if not plain or tensor.is_conj() != base.is_conj() or tensor.is_neg() != base.is_neg():
         return False
-    if not tensor.requires_grad:
+    if tensor is base or not tensor.requires_grad:
         return True
-    return base.requires_grad and _is_behind(torch.autograd.graph.get_gradient_edge(base), tensor)
+    if not base.requires_grad or _may_overlap(base):
+        return False
+    return _is_behind(torch.autograd.graph.get_gradient_edge(base), tensor)
 
 
 def _is_behind(edge: Any, tensor: torch.Tensor) -> bool:
@@ -139,10 +161,10 @@ def _view_text(view: torch.Tensor, base: torch.Tensor, text: str, symbols: list[
 
     layout = f"{row(map(number, view.shape))}, {row(map(number, view.stride()))}"
     offset = view.storage_offset() - base.storage_offset()
-    if not statically_known_true(offset == 0):
-        layout += f", {text}.storage_offset() + {number(offset)}"
     detached = ".detach()" if base.requires_grad and not view.requires_grad else ""
-    return f"{text}.as_strided({layout}){detached}"
+    if statically_known_true(offset == 0):
+        return f"{text}.as_strided({layout}){detached}"
+    return f"_fw_behind({text}, {number(offset)}, {layout}){detached}"
 
 
 def _memory(tensor: torch.Tensor) -> Any:

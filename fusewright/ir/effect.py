@@ -28,6 +28,8 @@ class Effect:
 class Circumstances:
     """What a program needs and does beside its graphs.
 
+    returned: the result that each tensor of the return value is, None for a view or a binding.
+    attached: bindings that the return value holds, or views of them, with their gradients.
     effects: what a call does to attributes. If there are any, the program's `output_tree` builds a
     pair: the return value, and a tuple of what each effect needs.
     held: attributes that calls change and that the program depends on: the module's path, the name,
@@ -38,6 +40,8 @@ class Circumstances:
     again: values that the graph of the other direction computes, too, if it is another program.
     """
 
+    returned: tuple[int | None, ...] = ()
+    attached: tuple[int, ...] = ()
     effects: tuple[Effect, ...] = ()
     held: tuple[tuple[tuple[str, ...], str, str], ...] = ()
     changed: tuple[str, ...] = ()

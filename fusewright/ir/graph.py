@@ -336,8 +336,6 @@ class Program(Circumstances):
     differentiable if none of these requires a gradient, as in eager mode.
     output_tree: Python text that builds the model's return value from the results, `o`, and the
     bindings, `tensors`; output_types are the classes that it names.
-    returned: the result that each tensor of the return value is, None for a view or a binding.
-    attached: bindings that the return value holds, or views of them, with their gradients.
     """
 
     mode: str
@@ -350,8 +348,6 @@ class Program(Circumstances):
     tangents: tuple[int, ...]
     inference: Graph
     output_tree: str
-    returned: tuple[int | None, ...] = ()
-    attached: tuple[int, ...] = ()
     reach: tuple[tuple[int, ...], ...] = ()
     output_types: tuple[tuple[str, type], ...] = ()
 

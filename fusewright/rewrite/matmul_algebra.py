@@ -3,7 +3,7 @@
     Σ_n (x·w + b)[m, n] = Σ_k x[m, k] · (Σ_n w[k, n]) + Σ_n b[n]
     mm(a, b)[m, n] = a[m] · Σ_k b[k, n]            if a repeats along k; and if b does
     mm(a, b)[m, n] = Σ_k a[k] · b[k, n]            for all m, if a repeats along m; if b along n
-    mm(diag(a), b)[m, n] = a[m] · b[m, n]          and mm(b, diag(a))
+    mm(diag(a), b)[m, n] = a[m] · b[m, n]          if b is finite, else NaN; and mm(b, diag(a))
     diagonal(mm(a, b))[m] = Σ_k a[m, k] · b[k, m]
 
 So a linear layer whose outputs are summed or averaged reads its operands once, and so do its
@@ -12,6 +12,7 @@ gradients.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from fusewright.ir.graph import ONE, Arg, Dim, Node, Ref, TensorSpec, contiguous_strides
@@ -41,12 +42,17 @@ def sum_of_columns(state: Rewriting, node: Node) -> Ref | None:
         return None
     total = chain.of(value.name)
     rest = tuple(at for at in dims if isinstance(at, int) and at != last)
-    return reduce(state.builder, node, "sum", total, rest) if rest else total
+    total = reduce(state.builder, node, "sum", total, rest) if rest else total
+    return state.builder.cast(node, total, node.spec.dtype)
 
 
 @dataclass(frozen=True)
 class _Sum:
-    """The sum over the last dimension of values that depend on a matmul linearly."""
+    """The sum over the last dimension of values that depend on a matmul linearly.
+
+    It is computed in float64: eager adds numbers of which large parts may have cancelled, as in
+    `linear(x) - target`, and here the parts are added first, which makes them larger.
+    """
 
     state: Rewriting
     node: Node
@@ -109,17 +115,21 @@ class _Sum:
         if node.op == BMM:
             shape = (shape[0], ONE, shape[1])
             weights = self.state.builder.view(self.node, weights, shape, contiguous_strides(shape))
-        return self._plain(self._point("mul", left, weights))
+        return self._plain(self._point("mul", self._wide(left), weights))
 
     def _plain(self, value: Ref) -> Ref:
+        value = self._wide(value)
         last = len(self.state.builder.spec(value.name).shape) - 1
         return reduce(self.state.builder, self.node, "sum", value, (last,))
+
+    def _wide(self, value: Ref) -> Ref:
+        return self.state.builder.cast(self.node, value, "float64")
 
     def _column(self, arg: Arg) -> Arg:
         """What is the same for all columns, without their dimension."""
         if not isinstance(arg, Ref):
             return arg
-        value = self.state.now(arg.name)
+        value = self._wide(self.state.now(arg.name))
         shape = self.state.spec(arg.name).shape
         if not shape:
             return value
@@ -127,7 +137,7 @@ class _Sum:
 
     def _point(self, op: str, *args: Arg) -> Ref:
         named = replace(self.node, name=f"{self.node.name}_term", spec=None)
-        return self.state.builder.point(named, op, args, self.state.spec(self.node.name).dtype)
+        return self.state.builder.point(named, op, args, "float64")
 
     def _fits(self, arg: Arg, spec: TensorSpec) -> bool:
         """Whether an operand is whole, a row, a column or a number."""
@@ -282,9 +292,25 @@ def matmul_of_diagonal(state: Rewriting, node: Node) -> Ref | None:
             (size,) = state.spec(found).shape
             shape = (size, ONE) if at == 0 else (ONE, size)
             scale = state.builder.view(node, state.now(found), shape, contiguous_strides(shape))
-            args = (state.now(_name(node.args[other])), scale)
-            return state.builder.point(node, "mul", args, node.spec.dtype)
+            matrix = state.now(_name(node.args[other]))
+            scaled = state.builder.point(node, "mul", (matrix, scale), node.spec.dtype)
+            return _with_lost(state, node, scaled, matrix, at)
     return None
+
+
+def _with_lost(state: Rewriting, node: Node, scaled: Ref, matrix: Ref, axis: int) -> Ref:
+    """NaN where a zero of the diagonal matrix meets Inf or NaN: 0 · ∞ is no zero."""
+    builder, held = state.builder, state.builder.spec(matrix.name)
+    if not held.dtype.startswith(("float", "bfloat")):
+        return scaled
+    like = replace(node, name=f"{node.name}_lost", spec=None)
+    parts = tuple(builder.point(like, op, (matrix,), "bool") for op in ("isnan", "isinf"))
+    odd = builder.cast(like, builder.point(like, "logical_or", parts, "bool"), "float32")
+    shape = tuple(ONE if at == axis else n for at, n in enumerate(held.shape))
+    total = reduce(builder, like, "sum", odd, (axis,))
+    total = builder.view(like, total, shape, contiguous_strides(shape))
+    lost = builder.point(like, "gt", (total, odd), "bool")
+    return builder.point(node, "where", (lost, math.nan, scaled), held.dtype)
 
 
 def _diagonal(state: Rewriting, name: str) -> str | None:

@@ -384,7 +384,9 @@ def _fw_traced(mode: _FwMode, tensors: _fw_tensors) -> typing.Any:
     """Run under torch.compile: by registered operators, which its graph can hold."""
     wanted = mode.backward is not None and torch.is_grad_enabled()
     wanted = wanted and any(tensor.requires_grad for tensor in tensors)
-    results = tuple(mode.operators[1 if wanted else 0](list(tensors)))
+    results: _fw_tensors = ()  # if all that the module returns are views of its tensors
+    if mode.n_inference:
+        results = tuple(mode.operators[1 if wanted else 0](list(tensors)))
     with torch.no_grad():
         _fw_write(mode, tensors, results)
     return mode.outputs(tensors, results)

@@ -6,6 +6,7 @@ import torch
 
 from fusewright.runtime.call import (
     _FW_ONCE,
+    _fw_compiling,
     _fw_drive,
     _fw_empty,
     _fw_first_only,
@@ -18,6 +19,24 @@ from fusewright.runtime.call import (
 from fusewright.runtime.library import _fw_profiler, _fw_show
 
 _fw_layout = tuple[typing.Any, ...]  # as in `_fw_empty`
+
+
+def _fw_behind(
+    base: torch.Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> torch.Tensor:
+    """A view that begins `offset` elements behind the base.
+
+    A graph of torch.compile cannot ask where the base begins. So there the view is one of a slice
+    of all elements up to the view's last.
+    """
+    if not _fw_compiling() or offset < 0:
+        return base.as_strided(shape, strides, base.storage_offset() + offset)
+    if 0 in shape:
+        return base.as_strided(shape, strides)
+    end = offset + 1
+    for size, stride in zip(shape, strides, strict=True):
+        end += (size - 1) * stride
+    return base.as_strided((end,), (1,))[offset:].as_strided(shape, strides)
 
 
 def _fw_register(mode: _FwMode) -> _FwMode:

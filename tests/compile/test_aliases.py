@@ -53,6 +53,14 @@ class Lone(nn.Module):
         return (x * 3)[:, 1:]
 
 
+class Twice(nn.Module):
+    """A view that is returned twice, without the value that it is a view of."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin().t()
+        return y, y
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -87,6 +95,7 @@ CASES = {
     "chunks": (Chunks, 1),
     "same": (Same, 1),
     "lone": (Lone, 1),
+    "twice": (Twice, 1),
     "tied": (Tied, 1),
     "counts": (Counts, 1),
     "onward": (Onward, 1),
@@ -170,6 +179,45 @@ def test_a_result_changed_in_place_changes_its_views_and_their_gradients() -> No
     torch.testing.assert_close(*seen)
 
 
+class Offsets(nn.Module):
+    """Views that begin behind their bases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4, 4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        one, two = (x @ self.weight).tanh().chunk(2, -1)
+        return one, two, two.t()[1:], two[:, 2:], x[1:, 2:], self.weight[1:]
+
+
+class Held(nn.Module):
+    """Views of tensors that are there already; nothing is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4, 4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.weight.t(), x[1:], x
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("kind", [Offsets, Held, Same])
+def test_a_graph_of_torch_compile_returns_views(kind: type[nn.Module], gradients: bool) -> None:
+    torch._dynamo.reset()
+    eager, model = made(kind)
+    fast = fusewright.optimize(model, arguments(1, 3, gradients)[0])
+    compiled = torch.compile(fast, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (3, 5):
+        seen = []
+        for each in (eager, compiled):
+            given = arguments(1, rows, gradients)
+            results = listed(each(*given))
+            seen.append([*results, *gradients_of(each, given, results)])
+        torch.testing.assert_close(*seen, rtol=1e-5, atol=1e-6)
+
+
 def test_an_emitted_file_returns_the_same_memory(tmp_path: Path) -> None:
     eager, model = made(Inputs)
     fast = fusewright.optimize(model, tuple(arguments(2, 3, True)))
@@ -215,3 +263,39 @@ def test_a_function_of_the_user_keeps_its_gradient() -> None:
         one, other = each(x)
         seen.append(torch.autograd.grad((one + 3 * other).sum(), x))
     torch.testing.assert_close(*seen)
+
+
+class Views(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x[1:], x.t(), x * 2
+
+
+@pytest.mark.parametrize("steps", [(0, 1), (1, 1), (1, 0)])
+def test_gradients_of_an_argument_whose_elements_share_memory(steps: tuple[int, int]) -> None:
+    """The gradient of `as_strided` is another one there: it is divided among such elements."""
+    seen = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        example = torch.randn(12).as_strided((3, 4), steps)
+        fast = fusewright.optimize(Views(), example, check=False)
+        for each in (Views(), fast):
+            torch.manual_seed(0)
+            x = torch.randn(12).as_strided((3, 4), steps).requires_grad_()
+            seen.append(gradients_of(each, [x], listed(each(x))))
+    torch.testing.assert_close(*seen)
+
+
+class Mixed(nn.Module):
+    """Views that we cannot form beside others that we can."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = x.sin()
+        return y, y.detach().view(torch.int32), y[0], x.detach().view(torch.int32), x[1:]
+
+
+def test_a_view_that_is_copied_leaves_the_others_as_they_are() -> None:
+    fast, x = fusewright.optimize(Mixed(), torch.randn(3, 4)), torch.randn(3, 4)
+    found = listed(fast(x))
+    torch.testing.assert_close(found, listed(Mixed()(x)))
+    known = [each.untyped_storage().data_ptr() for each in (x, *found)]
+    assert known[1] == known[3] and known[0] == known[5] and len({*known}) == 4

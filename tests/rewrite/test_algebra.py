@@ -6,6 +6,7 @@ Each model runs on this machine. Its errors against float64 are compared with ea
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,6 +143,41 @@ def test_errors_are_at_most_eagers(name: str) -> None:
         size = float(exact.norm())
         allowed = max(1.1 * float((theirs.double() - exact).norm()), 1.5e-7 * size)
         assert float((mine.double() - exact).norm()) <= allowed
+
+
+class Residual(nn.Module):
+    """The mean difference between a linear layer's outputs and numbers near them."""
+
+    def __init__(self, x: Tensor, results: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(x.shape[1], results))
+        self.register_buffer("target", (x @ self.weight).detach() + torch.randn(len(x), results))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.weight - self.target).mean(1)
+
+
+def test_errors_are_at_most_eagers_where_large_parts_cancel() -> None:
+    torch.manual_seed(3)
+    x = torch.rand(ROWS, INPUTS) * 100
+    model = Residual(x, 2048)
+    ours = fusewright.optimize(copy.deepcopy(model), x, modes=("train",))(x).detach()
+    eager, truth = model(x).detach(), copy.deepcopy(model).double()(x.double()).detach()
+    assert float((ours - truth).norm()) <= float((eager - truth).norm())
+
+
+ODD = (math.nan, math.inf, -math.inf)
+
+
+@pytest.mark.parametrize("numbers", [ODD[:1], ODD[1:2], ODD], ids=["nan", "inf", "all"])
+@pytest.mark.parametrize("name", ["diagonal left", "diagonal right"])
+def test_zeros_of_a_diagonal_matrix_meet_nan_and_inf(name: str, numbers: tuple[float, ...]) -> None:
+    model, x = made(*SUMS[name])
+    for at, number in enumerate(numbers):
+        x[2 * at, 3 * at + 1] = number
+    fast = fusewright.optimize(copy.deepcopy(model), x, modes=("eval",)).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), equal_nan=True)
 
 
 @pytest.mark.parametrize("name", OTHERS)
