@@ -18,8 +18,8 @@ from fusewright.judge.findings import Asked
 from fusewright.judge.floor import LeastBytes, least_bytes
 from fusewright.judge.operators import operators_of
 from fusewright.judge.script import FOLLOWS, Step, strided
-from fusewright.judge.state import digest, global_state, held_tensors
-from fusewright.judge.wire import Node, bytes_of, encoded, named_leaves, sharing
+from fusewright.judge.state import global_state, held_tensors, weights_digest
+from fusewright.judge.wire import Node, encoded, named_leaves, sharing
 from fusewright.problem.inputs import copied, is_floating, named_tensors
 from fusewright.problem.load import Problem
 from fusewright.problem.nested import map_leaves
@@ -304,8 +304,7 @@ class Expectations:
 
     def weights(self) -> str:
         """The digest of all parameters as they must be now."""
-        held = [each for each in held_tensors(self.model) if each[0] == "parameter"]
-        return digest([(f"{name} {e.requires_grad}", bytes_of(e)) for _, name, e in held])
+        return weights_digest(self.model)
 
 
 def _described(outputs: object, model: nn.Module, inputs: Inputs) -> Node:

@@ -10,13 +10,14 @@ import hashlib
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from fusewright.errors import VerifyError
 from fusewright.judge.conversation import Conversation, Reply
+from fusewright.judge.entry import Guilty, enter, fault_of_failure, require, require_unharmed
 from fusewright.judge.expectations import Expectations
 from fusewright.judge.findings import (
     Answered,
@@ -25,7 +26,6 @@ from fusewright.judge.findings import (
     compare_call,
     compare_with_right_runs,
     fault_of_check,
-    fault_of_end,
     fault_of_error,
     faults_of_changes,
     faults_of_form,
@@ -38,13 +38,12 @@ from fusewright.judge.findings import (
 )
 from fusewright.judge.operators import replaces_nothing
 from fusewright.judge.process import CandidateProcess, Ended, Late
-from fusewright.judge.requests import CallFacts, load_request, step_request, weights_request
+from fusewright.judge.requests import CallFacts, step_request
 from fusewright.judge.script import Step, last_steps, many_more, script
-from fusewright.judge.state import held_tensors
 from fusewright.judge.timekeeper import Timed, Timing, time_candidate
 from fusewright.judge.times import gain_in_words
-from fusewright.judge.verdict import Fault, Verdict, escaped, gravest, one_line
-from fusewright.judge.wire import BadMessage, Node, bytes_of, dtype_name
+from fusewright.judge.verdict import Fault, Verdict, escaped, one_line
+from fusewright.judge.wire import BadMessage, Node, bytes_of
 from fusewright.problem.load import Problem
 from fusewright.verify.compare import Check, settle
 from fusewright.verify.scenarios import Question, Results, Usual
@@ -58,14 +57,6 @@ _MANY_S = 3.0
 # Equal outputs of so many calls show that a model does not read its input.
 _ENOUGH = 8
 _FALLBACK = "runs all of the model's own PyTorch operators: no kernel replaces any of them"
-
-
-class Guilty(Exception):
-    """Ends the judgement with a fault."""
-
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(fault.reason)
-        self.fault = fault
 
 
 class Hearing:
@@ -94,22 +85,15 @@ class Hearing:
         try:
             with self.process:
                 self.process.started()
-                self._load()
+                own = self.expectations.own_changes
+                enter(self.talk, self.path, self.problem, self.expectations.model, own)
                 self._ask_all(progress)
                 if timing is not None:
                     self._time(timing, progress)
         except Guilty as guilty:
             return guilty.fault
-        except Late:
-            words = f"no answer after {self.process.limits.seconds:g} s"
-            return Fault("timed out", words, self.talk.doing, "an answer", "none")
-        except Ended as ended:
-            return fault_of_end(ended.code, self.talk.doing, bytes(self.process.output))
-        except BadMessage as error:
-            words = f"an answer was not written by the launcher: {error}"
-            return Fault(
-                "dishonest", words, self.talk.doing, "the launcher's answer", "other bytes"
-            )
+        except (Ended, Late, BadMessage) as error:
+            return fault_of_failure(error, self.process, self.talk.doing)
         return None
 
     def _ask_all(self, progress: OnProgress) -> None:
@@ -156,42 +140,8 @@ class Hearing:
             conditions=self.timed.conditions if self.timed else None,
         )
 
-    def _load(self) -> None:
-        """Load the candidate and give it the weights."""
-        request = load_request(self.path, self.problem, "candidate")
-        header, _ = self.talk.ask("loading the file", request)
-        self._require_state(header, loading=True)
-        if "error" in header:
-            raise Guilty(fault_of_error(header["error"], self.path.name, self.talk.doing))
-        self._require(self._other_parameters(header))
-        header, _ = self.talk.ask("new weights", weights_request(self.expectations.model))
-        if "error" in header:
-            raise Guilty(fault_of_error(header["error"], self.path.name, self.talk.doing))
-        self._require(faults_of_memory(header, self.expectations.weights()))
-
-    def _other_parameters(self, header: Node) -> Iterable[Fault]:
-        """The candidate must have the model's parameters and buffers."""
-        theirs = {(kind, name): form for kind, name, form in header["held"]}
-        for kind, name, each in held_tensors(self.expectations.model):
-            gradient = " with gradient" if each.requires_grad else ""
-            mine = f"{dtype_name(each.dtype)}{list(each.shape)}{gradient}"
-            found = theirs.pop((kind, name), "missing")
-            if found != mine:
-                words = f"{kind} {name} is {found} and {mine} in the model; both must be the same"
-                yield Fault("wrong", words, "parameters and buffers", mine, found)
-        for kind, name in theirs:
-            words = f"the candidate has a {kind} {name}, and the model has none"
-            yield Fault("wrong", words, "parameters and buffers", "none", name)
-
-    def _require_state(self, header: Node, *, loading: bool = False) -> None:
-        own = self.expectations.own_changes
-        self._require(faults_of_state(header, loading=loading, own=own))
-
-    def _require(self, faults: Iterable[Fault]) -> None:
-        with readable():
-            found = list(faults)
-        if found:
-            raise Guilty(gravest(found))
+    def _require_state(self, header: Node) -> None:
+        require(faults_of_state(header, own=self.expectations.own_changes))
 
     def _examine(self, step: Step) -> None:
         """Ask a step; if a gradient is in doubt, again with other values."""
@@ -274,11 +224,11 @@ class Hearing:
         self._require_state(reply.report)
         if reply.has_error:
             raise Guilty(fault_of_error(reply.header["error"], self.path.name, self.talk.doing))
-        self._require(faults_of_memory(reply.report, weights, reply.damaged))
+        require(faults_of_memory(reply.report, weights, reply.damaged))
 
     def _compared(self, answer: Answered, asked: Asked) -> tuple[Results, Asked, list[Check]]:
         found = results_of(answer)
-        self._require(faults_of_form(answer, asked))
+        require(faults_of_form(answer, asked))
         if not asked.step.name and has_other_strides(answer, asked):
             self.flags["an output has other strides than the model's"] = None
         try:
@@ -297,14 +247,12 @@ class Hearing:
             fault = fault_of_error(header["error"], self.path.name, self.talk.doing)
             self.flags[f"cannot be copied ({fault.reason})"] = None
             return
-        self._require(faults_of_memory(header, self.expectations.weights()))
+        require(faults_of_memory(header, self.expectations.weights()))
 
     def _new_weights(self) -> None:
         gradients = self.expectations.new_weights()
         header, _ = self.talk.ask("an optimizer step", step_request(gradients))
-        if "error" in header:
-            raise Guilty(fault_of_error(header["error"], self.path.name, self.talk.doing))
-        self._require(faults_of_memory(header, self.expectations.weights()))
+        require_unharmed(header, self.path, self.talk, self.expectations.model)
 
     def _learn(self, checks: Sequence[Check]) -> None:
         """How far the candidate and eager are usually apart, for calls without a float64 run."""
@@ -380,7 +328,7 @@ class Hearing:
             with readable():
                 pairs = list(zip(answers, header["found"][str(number)], asked, strict=True))
             for before, now, one in pairs:
-                self._require(faults_of_changes(before, old, now, blobs, one))
+                require(faults_of_changes(before, old, now, blobs, one))
 
 
 def result_bytes(asked: Asked) -> int:

@@ -14,16 +14,15 @@ from pathlib import Path
 
 import torch
 
-from fusewright.errors import ConfinementError, ProblemError
 from fusewright.judge.arena import Arena
 from fusewright.judge.expectations import Expectations
 from fusewright.judge.hearing import Hearing, OnProgress
 from fusewright.judge.process import CandidateProcess, Limits
-from fusewright.judge.processes import missing_confinement
+from fusewright.judge.processes import require_confinement
 from fusewright.judge.timekeeper import Timing
 from fusewright.judge.verdict import Verdict
 from fusewright.problem.inputs import resolve_device
-from fusewright.problem.load import load_problem
+from fusewright.problem.load import candidate_path, load_problem
 
 MODES = ("train", "eval")
 
@@ -47,14 +46,8 @@ def judge(
     With `timing`, a candidate that answers everything rightly is timed beside the baselines.
     """
     start = time.monotonic()
-    path = Path(model_new).expanduser().absolute()
-    if not path.is_file():
-        raise ProblemError(f"{path}: there is no such file")
-    if confined and (missing := missing_confinement()):
-        raise ConfinementError(
-            f"this machine cannot confine a stranger's process ({missing}); if you trust the file, "
-            "use --unconfined: limits of time and memory hold, but network and files are open"
-        )
+    path = candidate_path(model_new)
+    require_confinement(confined)
     where = resolve_device(device)
     loaded = load_problem(problem)
     limits = limits or Limits()

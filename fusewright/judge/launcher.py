@@ -29,7 +29,7 @@ from fusewright.judge.calls import (
 from fusewright.judge.device import Device, Placed
 from fusewright.judge.guarded import Guarded, memory_filler
 from fusewright.judge.operators import operators_of
-from fusewright.judge.state import digest, global_state, held_tensors
+from fusewright.judge.state import global_state, held_tensors, weights_digest
 from fusewright.judge.watch import function_watch
 from fusewright.judge.wire import (
     EARLIER,
@@ -43,6 +43,7 @@ from fusewright.judge.wire import (
     tensor_of,
 )
 from fusewright.problem.load import Arguments, Problem, candidate_factory, load_problem
+from fusewright.verify.attributes import share_attributes
 
 _MOST_WORDS = 2000
 OnTensor = Callable[[Tensor], Node]
@@ -83,6 +84,7 @@ class Launcher:
                 "prepare": self.prepare,
                 "report": self.report,
                 "step": self.optimizer_step,
+                "write": self.write,
                 "recall": self.recall,
             }
             before = global_state()
@@ -112,6 +114,8 @@ class Launcher:
     def set_weights(self, request: Node) -> Node:
         """Give the model the judge's values, in memory with guards, as `.to()` would do it."""
         self.guard({name: self.tensor(node) for name, node in request["values"].items()})
+        given = {name: self.tree(node) for name, node in request["attributes"].items()}
+        share_attributes(given, self.model)
         return {"weights": self.weights_digest()}
 
     def copy(self, request: Node) -> Node:
@@ -219,6 +223,9 @@ class Launcher:
     def forward(self, call: Call, gradients: bool, again: bool) -> Node:
         node = call.node
         self.device.seed(node["seed"])
+        if self.prepared["again"]:
+            with torch.no_grad():
+                self.model(*call.arguments)
         random = self.device.random_state()
         if not again:
             without = torch.inference_mode if node["how"] == "inference" else torch.no_grad
@@ -268,6 +275,13 @@ class Launcher:
             for name, node in request["gradients"].items():
                 each = named[name]
                 each.add_(self.tensor(node).to(each.device), alpha=-request["rate"])
+        return {"weights": self.weights_digest()}
+
+    def write(self, request: Node) -> Node:
+        """New values in the parameters' own memory, as if another program wrote them."""
+        named = {n: e for kind, n, e in held_tensors(self.model) if kind == "parameter"}
+        for name, node in request["values"].items():
+            named[name].data.copy_(self.tensor(node))
         return {"weights": self.weights_digest()}
 
     def recall(self, request: Node) -> Node:
@@ -325,7 +339,7 @@ class Launcher:
         held = [each for each in held_tensors(self.model) if each[0] == "parameter"]
         if any(self.held.get(name) is not each for _, name, each in held):
             return "other tensor objects"
-        return digest([(f"{name} {e.requires_grad}", bytes_of(e)) for _, name, e in held])
+        return weights_digest(self.model)
 
     def put(self, tensor: Tensor) -> Node:
         """Copy a tensor to the judge's memory; without room there, it is sent."""
@@ -346,7 +360,8 @@ class Launcher:
         return described(tensor, before + len(self.sent) - 1)
 
     def tensor(self, node: Node) -> Tensor:
-        return tensor_of(self.blobs[node["tensor"]], node["dtype"], node["shape"])
+        found = tensor_of(self.blobs[node["tensor"]], node["dtype"], node["shape"])
+        return found.to(node["device"])
 
     def tree(self, node: Node) -> Any:
         return decoded(node, self.tensor)

@@ -16,7 +16,7 @@ from fusewright.judge.state import held_tensors
 from fusewright.judge.wire import Node, bytes_of, dtype_name, encoded, named_leaves
 from fusewright.problem.inputs import laid_out, named_tensors
 from fusewright.problem.load import Problem
-from fusewright.verify.attributes import Missing
+from fusewright.verify.attributes import Missing, tensor_attributes
 from fusewright.verify.feeds import Inputs
 from fusewright.verify.scenarios import Question
 
@@ -29,7 +29,8 @@ class CallFacts:
     """How a request is made, besides what its step says.
 
     `keep` the results for later, fill new memory with `poison`, take the results of the call
-    before (`empty`), name the operators that run (`trace`), keep a GPU `busy` first.
+    before (`empty`), name the operators that run (`trace`), keep a GPU `busy` first, make the same
+    call before it without gradients (`again`).
     """
 
     number: int = 0
@@ -38,6 +39,7 @@ class CallFacts:
     busy: bool = False
     empty: bool = False
     trace: bool = False
+    again: bool = False
     input_gradients: bool = True
 
 
@@ -54,6 +56,7 @@ class Message:
             "dtype": dtype_name(tensor.dtype),
             "shape": list(tensor.shape),
             "stride": list(tensor.stride()),
+            "device": tensor.device.type,
         }
 
     def tree(self, tree: object, what: str) -> Node:
@@ -63,13 +66,18 @@ class Message:
         return {name: self.tensor(each) for name, each in named.items()}
 
 
+def _others(node: Node, what: str) -> dict[str, str]:
+    """The leaves that cannot be sent, with their classes."""
+    found = named_leaves(what, node)
+    return {name: leaf["other"] for name, leaf in found if "other" in leaf}
+
+
 def _sendable(node: Node, what: str) -> Node:
-    for name, leaf in named_leaves(what, node):
-        if "other" in leaf:
-            raise ProblemError(
-                f"{name} is a {leaf['other']}, which cannot be sent to another process; the "
-                "judge sends tensors, numbers, strings, data types, lists, tuples and dicts"
-            )
+    for name, kind in _others(node, what).items():
+        raise ProblemError(
+            f"{name} is a {kind}, which cannot be sent to another process; the "
+            "judge sends tensors, numbers, strings, data types, lists, tuples and dicts"
+        )
     return node
 
 
@@ -85,8 +93,19 @@ def load_request(path: Path, problem: Problem, kind: str) -> tuple[Node, list[by
 
 def weights_request(model: nn.Module) -> tuple[Node, list[bytes]]:
     message = Message()
-    values = {name: each for _, name, each in held_tensors(model)}
-    return {"do": "weights", "values": message.tensors(values)}, message.blobs
+    values = message.tensors({name: each for _, name, each in held_tensors(model)})
+    attributes = {
+        full: node
+        for full, value in tensor_attributes(model).items()
+        if not _others(node := encoded(value, message.tensor), full)
+    }
+    return {"do": "weights", "values": values, "attributes": attributes}, message.blobs
+
+
+def write_request(model: nn.Module) -> tuple[Node, list[bytes]]:
+    message = Message()
+    values = {name: each for kind, name, each in held_tensors(model) if kind == "parameter"}
+    return {"do": "write", "values": message.tensors(values)}, message.blobs
 
 
 def step_request(gradients: Mapping[str, Tensor]) -> tuple[Node, list[bytes]]:
@@ -138,6 +157,7 @@ def call_request(
         "busy": call.busy,
         "empty": call.empty,
         "trace": call.trace,
+        "again": call.again,
         "calls": calls,
         "buffers": message.tensors(first.buffers),
         "attributes": attributes,

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusewright.judge.wire import bytes_of
 from fusewright.verify.flags import flags
 
 _DENORMAL = 1e-40
@@ -149,3 +150,9 @@ def digest(described: list[tuple[str, bytes]]) -> str:
         total.update(f"{name}:{len(values)}:".encode())
         total.update(values)
     return total.hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """One figure for the names and values of all parameters, and for who takes gradients."""
+    held = ((name, each) for kind, name, each in held_tensors(model) if kind == "parameter")
+    return digest([(f"{name} {each.requires_grad}", bytes_of(each)) for name, each in held])
