@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fusewright.errors import ProblemError
 from fusewright.judge.findings import Asked
 from fusewright.judge.floor import LeastBytes, least_bytes
+from fusewright.judge.memory import OwnPeak
 from fusewright.judge.operators import operators_of
 from fusewright.judge.script import FOLLOWS, Step, strided
 from fusewright.judge.state import global_state, held_tensors, weights_digest
@@ -232,6 +233,15 @@ class Expectations:
         self.model.train(step.mode == "train")
         with torch.no_grad():
             found = operators_of(lambda: [self.model(*each) for each in inputs])
+        self._restore(reference)
+        return found
+
+    def peak_bytes(self, step: Step, asked: Asked, own: OwnPeak) -> int | None:
+        """The memory that the model itself takes for this call."""
+        reference, question = self.references[step.mode], asked.expected.question
+        self.model.train(step.mode == "train")
+        reference.eager.accept(question, 0)
+        found = own.of(lambda: reference.eager.call(step.gradients, 0), self.device)
         self._restore(reference)
         return found
 

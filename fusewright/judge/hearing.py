@@ -36,6 +36,7 @@ from fusewright.judge.findings import (
     readable,
     results_of,
 )
+from fusewright.judge.memory import OwnPeak, is_too_much
 from fusewright.judge.operators import replaces_nothing
 from fusewright.judge.process import CandidateProcess, Ended, Late
 from fusewright.judge.requests import CallFacts, step_request
@@ -56,6 +57,7 @@ _POISONED, _BUSY = 0.7, 0.5
 _MANY_S = 3.0
 # Equal outputs of so many calls show that a model does not read its input.
 _ENOUGH = 8
+_MIB = 1 << 20
 _FALLBACK = "runs all of the model's own PyTorch operators: no kernel replaces any of them"
 
 
@@ -63,10 +65,16 @@ class Hearing:
     """One candidate's answers so far."""
 
     def __init__(
-        self, problem: Problem, path: Path, expectations: Expectations, process: CandidateProcess
+        self,
+        problem: Problem,
+        path: Path,
+        expectations: Expectations,
+        process: CandidateProcess,
+        own_peak: OwnPeak,
     ) -> None:
         self.problem, self.path = problem, path
         self.expectations, self.process = expectations, process
+        self.own_peak = own_peak
         self.chance = random.Random(secrets.randbits(62))
         self.flags: dict[str, None] = {}
         self.unasked: dict[str, None] = {}
@@ -79,6 +87,7 @@ class Hearing:
         self.usual: dict[str, Usual] = {}
         self.doubtful: dict[str, list[tuple[Check, Results, Asked]]] = {}
         self.timed: Timed | None = None
+        self.unweighed = False
 
     def held(self, progress: OnProgress, timing: Timing | None = None) -> Fault | None:
         """Ask everything, then take times; the first fault, or None."""
@@ -120,6 +129,7 @@ class Hearing:
         notes: tuple[str, ...] = (
             (f"not asked, because the model does not allow it: {unasked}",) if unasked else ()
         )
+        notes += ("the kernel does not tell the memory of a call",) if self.unweighed else ()
         notes += self.timed.notes if self.timed else ()
         if fault is None and strict and flags:
             fault = Fault("wrong", f"a flag counts as a failure here: {flags[0]}")
@@ -198,9 +208,10 @@ class Hearing:
         facts = CallFacts(
             self.calls,
             keep=keep,
-            poison=self.chance.random() < _POISONED,
+            poison=self.chance.random() < _POISONED and not step.weighed,
             busy=self.chance.random() < _BUSY,
             trace=step.traced,
+            weigh=step.weighed,
             input_gradients=self.expectations.differentiable[step.mode],
         )
         size = sum(map(result_bytes, asked))
@@ -217,7 +228,19 @@ class Hearing:
                 mine = {str(name): int(count) for name, count in reply.header["operators"].items()}
             if replaces_nothing(mine, self.expectations.operators(step, asked)):
                 self.flags[_FALLBACK] = None
+        if step.weighed:
+            self._weigh(step, asked[0], reply.peak_bytes)
         return reply
+
+    def _weigh(self, step: Step, asked: Asked, mine: int | None) -> None:
+        """A flag if the call took far more memory than eager's."""
+        eager = self.expectations.peak_bytes(step, asked, self.own_peak)
+        if mine is None or eager is None:
+            self.unweighed = True
+        elif is_too_much(mine, eager, self.process.device):
+            much, little = (f"{each / _MIB:.0f} MiB" for each in (mine, eager))
+            words = f"{step.label} takes {much} of memory at its peak, and eager takes {little}"
+            self.flags[f"needs much memory: {words}"] = None
 
     def _require_clean(self, reply: Reply, weights: str) -> None:
         """An answer, and nothing changed for others."""

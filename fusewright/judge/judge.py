@@ -17,6 +17,7 @@ import torch
 from fusewright.judge.arena import Arena
 from fusewright.judge.expectations import Expectations
 from fusewright.judge.hearing import Hearing, OnProgress
+from fusewright.judge.memory import own_peak
 from fusewright.judge.process import CandidateProcess, Limits
 from fusewright.judge.processes import require_confinement
 from fusewright.judge.timekeeper import Timing
@@ -51,12 +52,12 @@ def judge(
     where = resolve_device(device)
     loaded = load_problem(problem)
     limits = limits or Limits()
-    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), own_peak() as mine:
         expectations = Expectations(loaded, tuple(modes), secrets.randbits(62), where)
         arena = Arena.new(*expectations.arena_bytes())
         try:
             process = CandidateProcess(limits, arena, confined=confined, device=where.type)
-            hearing = Hearing(loaded, path, expectations, process)
+            hearing = Hearing(loaded, path, expectations, process, mine)
             fault = hearing.held(progress, timing)
         finally:
             arena.close()

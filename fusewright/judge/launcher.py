@@ -28,6 +28,7 @@ from fusewright.judge.calls import (
 )
 from fusewright.judge.device import Device, Placed
 from fusewright.judge.guarded import Guarded, memory_filler
+from fusewright.judge.memory import gives_back
 from fusewright.judge.operators import operators_of
 from fusewright.judge.state import global_state, held_tensors, weights_digest
 from fusewright.judge.watch import function_watch
@@ -57,7 +58,7 @@ class Launcher:
         self.model: nn.Module = nn.Module()
         self.path = ""
         self.replaced = function_watch()
-        self.fill_memory = memory_filler()
+        self.fill_memory, self.give_back = memory_filler(), gives_back()
         self.guards: dict[str, Guarded] = {}
         self.held: dict[str, Tensor] = {}
         self.slots: dict[tuple[int, str], tuple[int, Placed, Tensor]] = {}
@@ -142,6 +143,8 @@ class Launcher:
         self.prepared, self.placed, previous = request, [], self.calls
         self.fill_memory(request["poison"])
         self.device.poison(request["poison"])
+        if request["weigh"]:
+            self.give_back()
         self.model.train(request["mode"] == "train")
         self.restore(request)
         self.calls = [self.placed_call(each) for each in request["calls"]]

@@ -30,7 +30,7 @@ class CallFacts:
 
     `keep` the results for later, fill new memory with `poison`, take the results of the call
     before (`empty`), name the operators that run (`trace`), keep a GPU `busy` first, make the same
-    call before it without gradients (`again`).
+    call before it without gradients (`again`), measure its memory (`weigh`).
     """
 
     number: int = 0
@@ -40,6 +40,7 @@ class CallFacts:
     empty: bool = False
     trace: bool = False
     again: bool = False
+    weigh: bool = False
     input_gradients: bool = True
 
 
@@ -158,6 +159,7 @@ def call_request(
         "empty": call.empty,
         "trace": call.trace,
         "again": call.again,
+        "weigh": call.weigh,
         "calls": calls,
         "buffers": message.tensors(first.buffers),
         "attributes": attributes,

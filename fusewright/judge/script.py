@@ -40,7 +40,7 @@ class Step:
     call. `sets` calls follow one another in one request. `new_weights` takes an optimizer step
     first, and `copied` goes on with a deep copy of the model. If the candidate refuses a step with
     `may_refuse`, that is noted and no failure. A `traced` step tells which operators of PyTorch
-    run.
+    run, and a `weighed` one how much memory they take.
     """
 
     name: str = ""
@@ -60,6 +60,7 @@ class Step:
     slot: int = 0
     sets: int = 1
     traced: bool = False
+    weighed: bool = False
     how: str = HOW[0]
 
     @property
@@ -219,8 +220,18 @@ def many_more(chance: random.Random, modes: Sequence[str]) -> list[Step]:
 
 
 def last_steps(modes: Sequence[str]) -> list[Step]:
-    traced = [Step(mode=mode, traced=True) for mode in tuple(modes)[-1:]]
-    return [*traced, *(each for each in _LAST if each.mode in modes)]
+    """Which operators run, how much memory a call takes, and inference mode.
+
+    A weighed call repeats the one before, at its addresses, so that only its own memory is new.
+    """
+    (mode,) = tuple(modes)[-1:]
+    weighed = [
+        Step(mode=mode, gradients=gradients, place=place, weighed=place == PLACES[1])
+        for gradients in (False, True)
+        for place in PLACES[:2]
+    ]
+    traced = Step(mode=mode, traced=True)
+    return [traced, *weighed, *(each for each in _LAST if each.mode in modes)]
 
 
 def _varied(step: Step, chance: random.Random) -> Step:
