@@ -287,6 +287,8 @@ def verify(
 @click.option("--ours", is_flag=True, help="Also optimize if MODEL_NEW files are given.")
 @click.option("--html", type=PATH, help="Also write a page.")
 @click.option("--png", type=PATH, help="Also write the charts to a folder.")
+@seconds_option
+@unconfined_option
 @algebra_option
 def bench(
     problem: Path, device: str | None, passes: str, html: Path | None, png: Path | None, **rest: Any

@@ -85,10 +85,10 @@ def _require(code: int, what: str) -> None:
 class CudaPlaced:
     """Device memory for one tensor, a stage beside it, and the judge's memory on the host."""
 
-    def __init__(self, host: Tensor, form: Form, device: torch.device) -> None:
+    def __init__(self, host: Tensor, form: Form, device: torch.device, shift: int) -> None:
         self._host = host
         self._stage = torch.empty(room(form), dtype=torch.uint8, device=device)
-        self._guarded = Guarded(form, torch.empty_like(self._stage))
+        self._guarded = Guarded(form, torch.empty_like(self._stage), shift)
         self._copy = Tensor.copy_
 
     def view(self) -> Tensor:
@@ -135,8 +135,8 @@ class Cuda:
         size, kind = room(form), torch.uint8
         return Guarded(form, torch.full((size,), GUARD, dtype=kind, device=self._device))
 
-    def placed(self, arena: Arena, offset: int, form: Form) -> CudaPlaced:
-        return CudaPlaced(arena.bytes_at(offset, room(form)), form, self._device)
+    def placed(self, arena: Arena, offset: int, form: Form, shift: int = 0) -> CudaPlaced:
+        return CudaPlaced(arena.bytes_at(offset, room(form)), form, self._device, shift)
 
     def seed(self, number: int) -> None:
         self._seed(number)

@@ -21,9 +21,9 @@ from fusewright.judge.findings import (
 )
 from fusewright.judge.process import CandidateProcess, Ended, Late
 from fusewright.judge.requests import load_request, weights_request
-from fusewright.judge.state import held_tensors, weights_digest
+from fusewright.judge.state import form_of, held_tensors, weights_digest
 from fusewright.judge.verdict import Fault, gravest
-from fusewright.judge.wire import BadMessage, Node, dtype_name
+from fusewright.judge.wire import BadMessage, Node
 from fusewright.problem.load import Problem
 
 
@@ -71,8 +71,7 @@ def _other_parameters(header: Node, model: nn.Module) -> Iterator[Fault]:
     """The candidate must have the model's parameters and buffers."""
     theirs = {(kind, name): form for kind, name, form in header["held"]}
     for kind, name, each in held_tensors(model):
-        gradient = " with gradient" if each.requires_grad else ""
-        mine = f"{dtype_name(each.dtype)}{list(each.shape)}{gradient}"
+        mine = form_of(each)
         found = theirs.pop((kind, name), "missing")
         if found != mine:
             words = f"{kind} {name} is {found} and {mine} in the model; both must be the same"

@@ -16,6 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fusewright.errors import VerifyError
+from fusewright.judge.classes import Classes
 from fusewright.judge.conversation import Conversation, Reply
 from fusewright.judge.entry import Guilty, enter, fault_of_failure, require, require_unharmed
 from fusewright.judge.expectations import Expectations
@@ -58,6 +59,8 @@ _MANY_S = 3.0
 # Equal outputs of so many calls show that a model does not read its input.
 _ENOUGH = 8
 _MIB = 1 << 20
+# The number of the second call: the first ones have and have no gradients.
+_FIRST = 1
 _FALLBACK = "runs all of the model's own PyTorch operators: no kernel replaces any of them"
 
 
@@ -88,6 +91,9 @@ class Hearing:
         self.doubtful: dict[str, list[tuple[Check, Results, Asked]]] = {}
         self.timed: Timed | None = None
         self.unweighed = False
+        self.peaks: dict[str, int] = {}
+        self.classes = Classes()
+        self.build_s: float | None = None
 
     def held(self, progress: OnProgress, timing: Timing | None = None) -> Fault | None:
         """Ask everything, then take times; the first fault, or None."""
@@ -107,10 +113,12 @@ class Hearing:
 
     def _ask_all(self, progress: OnProgress) -> None:
         modes = tuple(self.expectations.references)
-        steps = script(self.chance, modes)
+        steps = list(filter(self.expectations.applies, script(self.chance, modes)))
         for number, step in enumerate(steps):
             progress(step.label, number / len(steps))
             self._examine(step)
+            if number == _FIRST:
+                self.build_s = self.process.limits.seconds - self.process.left_s
             if self.chance.random() < _RECALLS:
                 self._recall(self.chance.sample(sorted(self.kept), len(self.kept) // 2))
         ends = time.monotonic() + _MANY_S
@@ -146,6 +154,9 @@ class Hearing:
             checks=self.checks,
             candidate_seconds=self.process.limits.seconds - self.process.left_s,
             confined=self.process.confined,
+            build_seconds=self.build_s,
+            precisions=self.classes.by_pass(),
+            peak_bytes=self.peaks,
             times=self.timed.times if self.timed else (),
             conditions=self.timed.conditions if self.timed else None,
         )
@@ -235,6 +246,8 @@ class Hearing:
     def _weigh(self, step: Step, asked: Asked, mine: int | None) -> None:
         """A flag if the call took far more memory than eager's."""
         eager = self.expectations.peak_bytes(step, asked, self.own_peak)
+        if mine is not None:
+            self.peaks["train" if step.gradients else "forward"] = mine
         if mine is None or eager is None:
             self.unweighed = True
         elif is_too_much(mine, eager, self.process.device):
@@ -279,12 +292,13 @@ class Hearing:
 
     def _learn(self, checks: Sequence[Check]) -> None:
         """How far the candidate and eager are usually apart, for calls without a float64 run."""
+        self.classes.note(checks)
         for each in checks:
             if each.float64 and each.ok and ", slice " not in each.name:
                 old = self.usual.get(each.name, each.usual)
                 error, largest = (
                     max(old.error, each.usual.error),
-                    max(old.largest, each.usual.largest),
+                    max(old.largest, each.usual.largest, each.largest),
                 )
                 self.usual[each.name] = Usual(error, largest, old.noise or each.noise)
 

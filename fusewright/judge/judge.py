@@ -38,13 +38,15 @@ def judge(
     device: str = "cpu",
     modes: Sequence[str] = MODES,
     timing: Timing | None = None,
+    classes: bool = False,
     progress: OnProgress = lambda words, share: None,
 ) -> Verdict:
     """Judge the `ModelNew` of a file against the `Model` of a problem.
 
     ConfinementError if this machine cannot confine a process, unless `confined` is false.
     ProblemError if the problem or the model itself is at fault. `strict` makes flags failures.
-    With `timing`, a candidate that answers everything rightly is timed beside the baselines.
+    With `timing`, a candidate that answers everything rightly is timed beside the baselines. With
+    `classes`, results of a lower precision are right as well, and the verdict names the precision.
     """
     start = time.monotonic()
     path = candidate_path(model_new)
@@ -53,7 +55,9 @@ def judge(
     loaded = load_problem(problem)
     limits = limits or Limits()
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), own_peak() as mine:
-        expectations = Expectations(loaded, tuple(modes), secrets.randbits(62), where)
+        expectations = Expectations(
+            loaded, tuple(modes), secrets.randbits(62), where, classes=classes
+        )
         arena = Arena.new(*expectations.arena_bytes())
         try:
             process = CandidateProcess(limits, arena, confined=confined, device=where.type)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fusewright.judge.arena import Arena, aligned
 from fusewright.judge.calls import (
+    COMPILED,
     Call,
     described,
     description,
@@ -71,6 +72,7 @@ class Launcher:
         self.sent: list[bytes] = []
         self.sizes: list[int] = []
         self.end = 0
+        self.frozen: list[Tensor] = []
 
     def answer(self, request: Node, blobs: list[bytes]) -> tuple[Node, list[bytes]]:
         """Do what a request asks for."""
@@ -108,8 +110,8 @@ class Launcher:
         else:
             self.model = load_problem(self.path).make_model()
         self.model = self.device.moved(self.model)
-        if request["kind"] == "compile":
-            self.model.compile()
+        if request["kind"] in COMPILED:
+            self.model.compile(mode=COMPILED[request["kind"]])
         return {"held": [description(*each) for each in held_tensors(self.model)]}
 
     def set_weights(self, request: Node) -> Node:
@@ -146,6 +148,7 @@ class Launcher:
         if request["weigh"]:
             self.give_back()
         self.model.train(request["mode"] == "train")
+        self.freeze(request["frozen"])
         self.restore(request)
         self.calls = [self.placed_call(each) for each in request["calls"]]
         if request["empty"]:
@@ -153,6 +156,14 @@ class Launcher:
                 call.outputs, call.gradients = old.outputs, old.gradients
         self.before = global_state()
         return {}
+
+    def freeze(self, wanted: bool) -> None:
+        """Let no weight require a gradient, or those again that did."""
+        for each in self.frozen:
+            each.requires_grad_(True)
+        self.frozen = [e for _, _, e in held_tensors(self.model) if wanted and e.requires_grad]
+        for each in self.frozen:
+            each.requires_grad_(False)
 
     def placed_call(self, node: Node) -> Call:
         call = Call(node)
@@ -168,7 +179,7 @@ class Launcher:
 
     def at(self, node: Node) -> Placed:
         form = (dtype_of(node["dtype"]), tuple(node["shape"]), tuple(node["stride"]))
-        placed = self.device.placed(self.arena, node["offset"], form)
+        placed = self.device.placed(self.arena, node["offset"], form, node["shift"])
         self.placed.append(placed)
         return placed
 
@@ -255,6 +266,7 @@ class Launcher:
         """What else became of the last call."""
         for each in self.placed:
             each.store()
+        self.freeze(False)
         if self.prepared["keep"]:
             self.kept[self.prepared["id"]] = self.calls
         names = self.prepared["attributes"]

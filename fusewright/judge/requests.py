@@ -132,12 +132,14 @@ def call_request(
     for index, each in enumerate(questions):
         slot = step.slot + index
         tangents = [
-            piece_of(index, (slot, f"{GRADIENT} {name}"), laid_out(tangent, step.layout))
+            piece_of(
+                index, (slot, f"{GRADIENT} {name}"), laid_out(tangent, step.layout), odd=step.odd
+            )
             for name, tangent in (each.tangents if step.gradients else {}).items()
         ]
         calls.append(
             {
-                "inputs": _placed_inputs(pieces, index, slot, each.inputs),
+                "inputs": _placed_inputs(pieces, index, slot, each.inputs, odd=step.odd),
                 "tangents": dict(zip(each.tangents, (t.node for t in tangents), strict=False)),
                 "seed": each.seed,
                 "how": step.how,
@@ -152,6 +154,7 @@ def call_request(
         "id": call.number,
         "mode": step.mode,
         "gradients": step.gradients,
+        "frozen": step.frozen,
         "twice": step.twice,
         "keep": call.keep,
         "poison": call.poison,
@@ -167,12 +170,14 @@ def call_request(
     return header, message.blobs, pieces
 
 
-def _placed_inputs(pieces: list[Piece], index: int, slot: int, inputs: Inputs) -> list[Node]:
+def _placed_inputs(
+    pieces: list[Piece], index: int, slot: int, inputs: Inputs, *, odd: bool
+) -> list[Node]:
     """The arguments; the node of each tensor says where it lies."""
     names = iter([name for name, _ in named_tensors(inputs)])
 
     def placed(tensor: Tensor) -> Node:
-        pieces.append(piece_of(index, (slot, next(names)), tensor.detach()))
+        pieces.append(piece_of(index, (slot, next(names)), tensor.detach(), odd=odd))
         return pieces[-1].node
 
     return [_sendable(encoded(each, placed), f"x{number}") for number, each in enumerate(inputs)]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import locale
 import os
 import random
+import resource
 import signal
 import sys
 import threading
@@ -21,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusewright.judge.wire import bytes_of
+from fusewright.judge.wire import bytes_of, dtype_name
 from fusewright.verify.flags import flags
 
 _DENORMAL = 1e-40
@@ -33,6 +35,7 @@ _OWN_KERNELS = tuple(
 )
 _SIGNALS = sorted(signal.valid_signals())
 _TOOLS = 6
+_LIMITS = (resource.RLIMIT_STACK, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_CPU)
 
 
 def global_state() -> dict[str, str]:
@@ -94,8 +97,17 @@ def _state_of_python() -> dict[str, str]:
         "signal handlers": str([_named(signal.getsignal(each)) for each in _SIGNALS]),
         "garbage collector": f"{gc.isenabled()} {gc.get_threshold()}",
         "cores and priority": f"{sorted(os.sched_getaffinity(0))} {os.getpriority(0, 0)}",
+        "settings of the process": str(_settings_of_process()),
         "monitoring": str([tools.get_tool(each) for each in range(_TOOLS)] if tools else []),
     }
+
+
+def _settings_of_process() -> list[object]:
+    """The switch between threads, the rights of new files, the language, limits of the system."""
+    umask = os.umask(0)
+    os.umask(umask)
+    limits = [resource.getrlimit(each) for each in _LIMITS]
+    return [sys.getswitchinterval(), umask, locale.setlocale(locale.LC_NUMERIC), limits]
 
 
 def _named(thing: object) -> str:
@@ -141,6 +153,15 @@ def held_tensors(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
                     yield kind, prefix + name, each
         inner = [(f"{prefix}{name}.", each) for name, each in vars(module)["_modules"].items()]
         waiting[:0] = [(name, each) for name, each in inner if each is not None]
+
+
+def form_of(tensor: Tensor) -> str:
+    """What must be the same in a candidate: type, shape, gradient, and the class if it is an own
+    one, which could answer the launcher as it likes."""
+    form = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+    gradient = " with gradient" if tensor.requires_grad else ""
+    known = type(tensor) is Tensor or type(tensor).__module__.startswith("torch.nn.parameter")
+    return form + gradient + ("" if known else f" of class {type(tensor).__qualname__}")
 
 
 def digest(described: list[tuple[str, bytes]]) -> str:
