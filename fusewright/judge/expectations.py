@@ -163,11 +163,10 @@ class Expectations:
         # Of a step without gradients, or with none that PyTorch can compute, one layout is asked.
         with self._partly(reference, step):
             expected = reference.expect(scenario, values, classes=self.classes)
-        if expected is None or step.layout not in expected.eager:
-            return None
-        if reference.random and not expected.truth:
-            expected = replayed(reference, expected)
-        with self._partly(reference, step):
+            if expected is None or step.layout not in expected.eager:
+                return None
+            if reference.random and not expected.truth:
+                expected = replayed(reference, expected)
             outputs = self._eager_outputs(step, expected.question)
         weights = self.weights()
         return Asked(step, expected, outputs, reference.random, weights, self.scalars)

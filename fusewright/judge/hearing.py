@@ -44,6 +44,7 @@ from fusewright.judge.requests import CallFacts, step_request
 from fusewright.judge.script import Step, last_steps, many_more, script
 from fusewright.judge.timekeeper import Timed, Timing, time_candidate
 from fusewright.judge.times import gain_in_words
+from fusewright.judge.tripwires import tripwires
 from fusewright.judge.verdict import Fault, Verdict, escaped, one_line
 from fusewright.judge.wire import BadMessage, Node, bytes_of
 from fusewright.problem.load import Problem
@@ -133,6 +134,7 @@ class Hearing:
     def verdict(self, fault: Fault | None, *, strict: bool) -> Verdict:
         if self.compared >= _ENOUGH and len(self.outputs) == 1:
             self.flags["degenerate task: the model's output does not depend on its input"] = None
+        self.flags |= dict.fromkeys(tripwires(self.path))
         flags, unasked = tuple(self.flags), ", ".join(self.unasked)
         notes: tuple[str, ...] = (
             (f"not asked, because the model does not allow it: {unasked}",) if unasked else ()

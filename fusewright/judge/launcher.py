@@ -62,7 +62,7 @@ class Launcher:
         self.fill_memory, self.give_back = memory_filler(), gives_back()
         self.guards: dict[str, Guarded] = {}
         self.held: dict[str, Tensor] = {}
-        self.slots: dict[tuple[int, str], tuple[int, Placed, Tensor]] = {}
+        self.slots: dict[tuple[int, str], tuple[tuple[int, int], Placed, Tensor]] = {}
         self.placed: list[Placed] = []
         self.kept: dict[int, list[Call]] = {}
         self.calls: list[Call] = []
@@ -186,17 +186,18 @@ class Launcher:
     def place(self, node: Node, call: Node) -> Tensor:
         """A tensor for an input: a new one at a new or an old address, or the old tensor itself."""
         slot = (call["slot"], node["name"])
-        offset, placed, tensor = self.slots.get(slot, (-1, None, None))
+        where = (node["offset"], node["shift"])
+        before, placed, tensor = self.slots.get(slot, (where, None, None))
         dtype = dtype_of(node["dtype"])
         wanted = call["input_gradients"] and (dtype.is_floating_point or dtype.is_complex)
-        if placed is None or tensor is None or call["place"] == "fresh" or offset != node["offset"]:
+        if placed is None or tensor is None or call["place"] == "fresh" or before != where:
             placed, tensor = self.at(node), None
         else:
             self.placed.append(placed)
         if tensor is None or call["place"] != "same" or tensor.requires_grad != wanted:
             tensor = placed.view().requires_grad_(wanted)
         tensor.grad = None
-        self.slots[slot] = (node["offset"], placed, tensor)
+        self.slots[slot] = (where, placed, tensor)
         return tensor
 
     def run(self) -> Node:

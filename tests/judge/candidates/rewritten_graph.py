@@ -1,4 +1,4 @@
-"""torch.fx traces the model, and one operator of its graph is replaced."""
+"""torch.fx traces the model once, and forward follows the graph by hand."""
 
 # verdict: accepted
 
@@ -7,21 +7,17 @@ from small import Model
 from torch import fx
 
 
-def own_tanh(y):
-    return 2 * torch.sigmoid(2 * y) - 1
-
-
 class ModelNew(Model):
     def __init__(self, features, scale):
         super().__init__(features, scale)
-        traced = fx.symbolic_trace(Model(features, scale))
-        self.steps = [(node.op, str(node.target), node.name) for node in traced.graph.nodes]
+        graph = fx.symbolic_trace(Model(features, scale)).graph
+        self.steps = [(each.op, str(each.target)) for each in graph.nodes]
 
     def forward(self, x):
         found = x
-        for kind, target, _ in self.steps:
+        for kind, target in self.steps:
             if kind == "call_module":
                 found = self.get_submodule(target)(found)
             elif kind == "call_function" and "tanh" in target:
-                found = torch.tanh(found) if found.requires_grad else found.tanh()
+                found = torch.tanh(found)
         return found * self.limit * self.scale
