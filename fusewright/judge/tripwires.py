@@ -18,18 +18,13 @@ _NAMES = {
     "gc.get_referrers": "searches all objects of the process",
     "sys.settrace": "watches its callers",
     "sys.setprofile": "watches its callers",
-    "sys.modules": "reaches into modules of others",
-    "ctypes.pythonapi": "reaches into the interpreter",
     "os._exit": "ends its process",
     "os.fork": "starts processes",
     "os.kill": "ends processes",
-    "subprocess": "starts programs",
     "multiprocessing": "starts processes",
     "socket": "opens connections",
-    "signal": "handles signals",
     "atexit": "acts when its process ends",
-    "torch.library": "may replace PyTorch's operators",
-    "torch._C": "uses private parts of PyTorch",
+    "torch.library.Library": "may replace PyTorch's operators",
 }
 _OTHERS = frozenset({"torch", "nn", "functional", "time", "builtins", "os", "sys", "gc"})
 _MOST = 5
