@@ -26,6 +26,8 @@ from fusewright.options import (
     json_option,
     mode_option,
     problem_argument,
+    seconds_option,
+    unconfined_option,
 )
 from fusewright.progress import Steps
 
@@ -221,6 +223,8 @@ def explain(problem: Path, device: str | None, mode: str) -> None:
 @device_option
 @mode_option
 @check_option
+@seconds_option
+@unconfined_option
 def verify(
     problem: Path,
     model_new: Path,
@@ -228,21 +232,27 @@ def verify(
     device: str | None,
     mode: str,
     check_s: float | None,
+    seconds: float,
+    unconfined: bool,
 ) -> None:
-    """Check the ModelNew in MODEL_NEW against the Model in PROBLEM."""
+    """Check the ModelNew in MODEL_NEW against the Model in PROBLEM, in a process of its own."""
+    from fusewright.judge.boxed import Boxed
+    from fusewright.judge.process import Limits
     from fusewright.problem.inputs import resolve_device
-    from fusewright.problem.load import candidate_factory, load_problem
+    from fusewright.problem.load import load_problem
     from fusewright.report import check_records, print_checks, print_notes, write_record
     from fusewright.target.device import device_name, versions
     from fusewright.verify.budget import budget_of
-    from fusewright.verify.verify import verify as run
+    from fusewright.verify.verify import verify_respondent
 
     console = Console()
     where = resolve_device(device or default_device())
     loaded = load_problem(problem)
-    make = candidate_factory(model_new, loaded)
     budget = budget_of(where, math.inf if check_s is None else check_s)
-    report = run(loaded, make, device=where, modes=MODE_NAMES[mode], budget=budget)
+    limits = Limits(seconds)
+    with Boxed(loaded, model_new, where, limits, confined=not unconfined) as boxed:
+        how: dict[str, Any] = {"modes": MODE_NAMES[mode], "budget": budget}
+        report = verify_respondent(loaded, lambda model: boxed, where, **how)
     print_checks(console, report.checks)
     print_notes(console, report.notes)
     if json_file:
@@ -279,6 +289,8 @@ def verify(
 @click.option("--ours", is_flag=True, help="Also optimize if MODEL_NEW files are given.")
 @click.option("--html", type=PATH, help="Also write a page.")
 @click.option("--png", type=PATH, help="Also write the charts to a folder.")
+@seconds_option
+@unconfined_option
 @algebra_option
 def bench(
     problem: Path, device: str | None, passes: str, html: Path | None, png: Path | None, **rest: Any

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fusewright.errors import ProblemError
+from fusewright.options import seconds_option, unconfined_option
 
 if TYPE_CHECKING:
     from fusewright.judge.timekeeper import Timing
@@ -30,13 +31,7 @@ _GIB = 1 << 30
 @click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Where to run; the CPU."
 )
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=1.0),
-    default=300.0,
-    show_default=True,
-    help="All the time that a candidate may take, its build included.",
-)
+@seconds_option
 @click.option("--memory", type=click.FloatRange(min=1.0), help="GiB that a candidate may address.")
 @click.option("--time/--no-time", "timed", default=True, help="Time what is right. [default: on]")
 @click.option(
@@ -54,9 +49,7 @@ _GIB = 1 << 30
     help="Seconds of timing for each pass.",
 )
 @click.option("--strict", is_flag=True, help="A flag counts as a failure.")
-@click.option(
-    "--unconfined", is_flag=True, help="Run files that you trust without namespaces of Linux."
-)
+@unconfined_option
 def judge(
     problem: Path,
     models_new: tuple[Path, ...],

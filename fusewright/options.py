@@ -31,6 +31,16 @@ check_option = click.option(
     type=click.FloatRange(min=0.0),
     help="Seconds for the checks; what is left out then is named (optimize: 45).",
 )
+unconfined_option = click.option(
+    "--unconfined", is_flag=True, help="Run files that you trust without namespaces of Linux."
+)
+seconds_option = click.option(
+    "--seconds",
+    type=click.FloatRange(min=1.0),
+    default=300.0,
+    show_default=True,
+    help="All the time that a candidate may take, its build included.",
+)
 
 
 def _without_algebra(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:

@@ -17,11 +17,13 @@ from rich.markup import escape
 
 from fusewright.bench import folder, storage, table
 from fusewright.bench.environment import look_around, this_command
+from fusewright.bench.judged import Box
 from fusewright.bench.record import BASELINES, Record, Settings
 from fusewright.bench.regressions import changes, differences
 from fusewright.bench.run import bench, phases
 from fusewright.bench.summary import collect, is_good
 from fusewright.errors import ProblemError
+from fusewright.judge.process import Limits
 from fusewright.problem.inputs import resolve_device
 
 # A progress bar over named steps. It is not animated while this process takes times.
@@ -49,6 +51,8 @@ class Asked:
     time_limit_s: float | None
     retry_failed: bool
     ours: bool = False
+    seconds: float = 300.0
+    unconfined: bool = False
     draw: Callable[[Sequence[Record]], Sequence[Path]] = lambda records: ()
 
 
@@ -72,7 +76,9 @@ def settings_of(asked: Asked) -> Settings:
 def _baselines(asked: Asked) -> tuple[str, ...]:
     if asked.baselines is None:
         # On a CPU max-autotune takes minutes to build, and CUDA graphs do not exist.
-        every = BASELINES if asked.device == "cuda" else BASELINES[:2]
+        every: tuple[str, ...] = BASELINES if asked.device == "cuda" else BASELINES[:2]
+        # Files are timed in processes of their own, where CUDA graphs are not recorded.
+        every = every[:3] if asked.models_new else every
         return BASELINES[:2] if asked.quick else every
     names = tuple(dict.fromkeys(filter(None, map(str.strip, asked.baselines.split(",")))))
     for name in names:
@@ -88,13 +94,16 @@ def bench_file(console: Console, asked: Asked, steps: Steps) -> int:
     if asked.json:
         storage.require_writable(asked.json)
     optimizes = asked.ours or not asked.models_new
-    with steps(console, phases(settings, optimizes=optimizes), False) as tick:
+    names = phases(settings, optimizes=optimizes, models_new=asked.models_new)
+    box = Box(Limits(asked.seconds), confined=not asked.unconfined)
+    with steps(console, names, False) as tick:
         record = bench(
             asked.problem,
             asked.models_new,
             settings,
             command=this_command(),
             optimizes=optimizes,
+            box=box,
             tick=tick,
         )
     table.print_record(console, record)

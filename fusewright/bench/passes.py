@@ -69,7 +69,7 @@ def run_pass(
     tick: Tick,
 ) -> Pass:
     """Results of every candidate in `facts`. Candidates without a subject could not be built."""
-    results = {each.name: _unbuilt(each) for each in facts if each.name not in subjects}
+    results = {each.name: unbuilt(each) for each in facts if each.name not in subjects}
     tick(f"{name}: check", 0.0)
     results.update(check_all(stage, name, subjects, "before"))
     right = {key: each for key, each in subjects.items() if results[key].precision}
@@ -92,7 +92,7 @@ def run_pass(
     for key, again in check_all(stage, name, lasting, "after").items():
         results[key] = _joined(results[key], again)
     timings = {key: each for key, each in sampled.timings.items() if results[key].precision}
-    floor = _floor(stage, name)
+    floor = floor_in(stage, name)
     for key, timing in timings.items():
         results[key] = _timed(results[key], timing, timings, floor, stage)
     tick(f"{name}: profile", 0.0)
@@ -238,7 +238,8 @@ def _judged(key: str, checks: tuple[ValueCheck, ...]) -> Result:
     return Result(key, "wrong", "; ".join(words), checks=checks)
 
 
-def _unbuilt(facts: CandidateFacts) -> Result:
+def unbuilt(facts: CandidateFacts) -> Result:
+    """The result of a candidate that could not be made; its facts say why."""
     status = "skipped" if facts.note.startswith("skipped") else "failed"
     return Result(facts.name, status, facts.note.removeprefix("skipped: "))
 
@@ -251,7 +252,8 @@ def _joined(before: Result, after: Result) -> Result:
     return _judged(before.candidate, checks)
 
 
-def _floor(stage: Stage, name: str) -> Floor | None:
+def floor_in(stage: Stage, name: str) -> Floor | None:
+    """The floor of a pass, or a note that says why there is none."""
     if stage.program is None:
         return Floor(0, 0, {}, f"no floor: {stage.note}") if stage.note else None
     return floor_of(stage.program, name, stage.rates)

@@ -1,7 +1,8 @@
-"""One problem, all candidates, one process: load, build, check, time, check again, profile.
+"""One problem and all candidates: load, build, check, time, check again, profile.
 
-`bench` returns a `Record`. An error in the problem or in a given file raises before anything is
-timed. A failure of one candidate becomes that candidate's result.
+`bench` returns a `Record`. PyTorch and the text that we made a moment ago run in this process, one
+interleaved run. If files are given, everybody runs under the judge's protocol instead. An error in
+the problem raises before anything is timed. A failure of one candidate becomes its result.
 """
 
 from __future__ import annotations
@@ -22,17 +23,30 @@ from fusewright.bench import costs
 from fusewright.bench.clock import make_clock
 from fusewright.bench.environment import clocks, look_around
 from fusewright.bench.floors import measure_rates
-from fusewright.bench.passes import Stage, run_pass, skipped_pass
+from fusewright.bench.judged import Box, judge_all, step_of
+from fusewright.bench.passes import Stage, floor_in, run_pass, skipped_pass, unbuilt
 from fusewright.bench.plan_record import plan_graphs
-from fusewright.bench.record import BASELINES, CandidateFacts, Costs, ProblemFacts, Record, Settings
+from fusewright.bench.record import (
+    BASELINES,
+    CandidateFacts,
+    ClockFacts,
+    Clocks,
+    Costs,
+    Pass,
+    ProblemFacts,
+    Record,
+    Settings,
+)
 from fusewright.bench.sampling import Tick, failure_text
 from fusewright.bench.subjects import BenchSubject, Candidate, load_model, make_subject
 from fusewright.capture import capture
 from fusewright.compile.solution import Solution, device_of, solve
 from fusewright.emit.file import file_text
 from fusewright.errors import FusewrightError, ProblemError
+from fusewright.judge.process import Limits
+from fusewright.judge.processes import require_confinement
 from fusewright.problem.inputs import named_tensors, resolve_device
-from fusewright.problem.load import Problem, load_problem
+from fusewright.problem.load import Problem, candidate_path, load_problem
 from fusewright.report import Outcome, header
 from fusewright.target.device import device_name
 from fusewright.tune import neighbours
@@ -42,6 +56,7 @@ from fusewright.verify.reference import Reference
 from fusewright.verify.run import make_model
 
 _TAKEN = (*BASELINES, "ours")
+_OURS = Candidate("ours", "ours")
 
 
 @dataclass(frozen=True)
@@ -54,9 +69,26 @@ class Ours:
     failure: str = ""
 
 
-def phases(settings: Settings, *, optimizes: bool) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Measured:
+    """What one way of measuring finds; `other_cores` as in the environment."""
+
+    candidates: tuple[CandidateFacts, ...]
+    passes: tuple[Pass, ...]
+    clock: ClockFacts
+    clocks: tuple[Clocks, ...] = ()
+    other_cores: float = 0.0
+
+
+def phases(
+    settings: Settings, *, optimizes: bool, models_new: Sequence[Path] = ()
+) -> tuple[str, ...]:
     """The names of the steps that are passed to `tick`, in order."""
-    names = ["load", *(["optimize"] if optimizes else []), "measure rates", "build"]
+    names = ["load", *(["optimize"] if optimizes else []), "measure rates"]
+    if models_new:
+        ours = [step_of(_OURS)] if optimizes else []
+        return (*names, *ours, *map(step_of, named_candidates(models_new)))
+    names.append("build")
     for each in settings.passes:
         names += [f"{each}: check", f"{each}: time", f"{each}: check again", f"{each}: profile"]
     return (*names, "count costs")
@@ -69,12 +101,18 @@ def bench(
     *,
     command: str = "",
     optimizes: bool | None = None,
+    box: Box | None = None,
     tick: Tick = lambda name, share: None,
 ) -> Record:
     """Measure a problem. `optimizes` adds our own module; by default only if no file is given."""
     start, started_at = time.perf_counter(), _now()
     tick("load", 0.0)
+    box = box or Box(Limits())
     where = resolve_device(settings.device)
+    for each in models_new:
+        candidate_path(each)
+    given = named_candidates(models_new)
+    require_confinement(bool(given) and box.confined)
     problem = load_problem(path)
     with (
         torch.random.fork_rng(devices=[where] if where.type == "cuda" else []),
@@ -84,35 +122,39 @@ def bench(
         model = make_model(problem, where, settings.seed).train(settings.mode == "train")
         feed = make_feed(problem, where, sets=settings.input_sets, seed=settings.seed)
         reference = Reference(model, feed, settings.seed, settings.mode)
-        # A file that does not fit raises before anything slow begins.
-        foreign = [_foreign(each, problem, model, feed) for each in named_candidates(models_new)]
         wanted = not models_new if optimizes is None else optimizes
         ours = _optimized(problem, model, feed, folder, tick) if wanted else Ours()
         with _compiler(reference):
-            record = _measured(problem, reference, foreign, ours, settings, command, tick)
-    return replace(record, started_at=started_at, seconds=time.perf_counter() - start)
+            tick("measure rates", 0.0)
+            environment = look_around(where, command)
+            stage, untrainable = _staged(problem, reference, ours, settings)
+            clocks_before = clocks(where, "measure rates")
+            how = (stage, ours, settings, untrainable, tick)
+            found = _in_boxes(given, box, *how) if given else _here(*how)
+    environment = replace(
+        environment, clocks=(*clocks_before, *found.clocks), other_cores=found.other_cores
+    )
+    return Record(
+        problem=_facts(problem, reference),
+        settings=settings,
+        started_at=started_at,
+        seconds=time.perf_counter() - start,
+        environment=environment,
+        rates=stage.rates,
+        clock=found.clock,
+        candidates=found.candidates,
+        passes=found.passes,
+        plan=plan_graphs(ours.solution.prepared.modes) if ours.solution else (),
+    )
 
 
-def _foreign(candidate: Candidate, problem: Problem, model: nn.Module, feed: Feed) -> BenchSubject:
-    with steady_flags(str(candidate.path)):
-        return make_subject(candidate, problem, model, feed)
-
-
-def _measured(
-    problem: Problem,
-    reference: Reference,
-    foreign: Sequence[BenchSubject],
-    ours: Ours,
-    settings: Settings,
-    command: str,
-    tick: Tick,
-) -> Record:
-    tick("measure rates", 0.0)
+def _staged(
+    problem: Problem, reference: Reference, ours: Ours, settings: Settings
+) -> tuple[Stage, str]:
+    """What all passes share, and why there is no training pass."""
     where = resolve_device(settings.device)
-    environment = look_around(where, command)
     clock = make_clock(where)
     rates = measure_rates(where, clock, quick=settings.quick)
-    seen = [*clocks(where, "measure rates")]
     try:
         program, note = capture(reference.model, reference.feed.masters[0], mode=settings.mode), ""
     except FusewrightError as error:
@@ -122,28 +164,48 @@ def _measured(
     possible = tuple(each for each in settings.passes if each != "train" or not untrainable)
     timed = replace(settings, passes=possible)
     stage = Stage(problem, reference, where, clock, rates, timed, program, note, plans)
-    subjects, facts = _built(stage, foreign, ours, tick)
-    passes, others = [], 0.0
+    return stage, untrainable
+
+
+def _in_boxes(
+    given: Sequence[Candidate],
+    box: Box,
+    stage: Stage,
+    ours: Ours,
+    settings: Settings,
+    untrainable: str,
+    tick: Tick,
+) -> Measured:
+    """Each file in a process of its own, our emitted one as well."""
+    emitted = [replace(_OURS, path=ours.path)] if ours.path else []
+    judged = judge_all(stage.problem, [*emitted, *given], stage.settings, box, tick)
+    failed = [CandidateFacts("ours", "ours", note=ours.failure)] if ours.failure else []
+    facts = (*failed, *judged.facts())
+    lost = tuple(map(unbuilt, failed))
+    passes = tuple(
+        judged.measured(name, floor_in(stage, name), lost)
+        if name in stage.settings.passes
+        else skipped_pass(stage, name, facts, untrainable)
+        for name in settings.passes
+    )
+    return Measured(facts, passes, judged.clock(stage.clock.facts.cache_bytes))
+
+
+def _here(stage: Stage, ours: Ours, settings: Settings, untrainable: str, tick: Tick) -> Measured:
+    """PyTorch and our own text, in this process."""
+    subjects, facts = _built(stage, ours, tick)
+    passes, others, seen = [], 0.0, list[Clocks]()
     for name in settings.passes:
-        if name not in possible:
+        if name not in stage.settings.passes:
             passes.append(skipped_pass(stage, name, facts, untrainable))
             continue
         before = neighbours.now()
         passes.append(run_pass(stage, name, subjects, facts, tick))
         others = max(others, neighbours.other_cores(before, neighbours.now()))
-        seen += clocks(where, name)
+        seen += clocks(stage.device, name)
     tick("count costs", 0.0)
     facts = [_with_overhead(each, subjects, stage) for each in facts]
-    return Record(
-        problem=_facts(problem, reference),
-        settings=settings,
-        environment=replace(environment, clocks=tuple(seen), other_cores=others),
-        rates=rates,
-        clock=clock.facts,
-        candidates=tuple(facts),
-        passes=tuple(passes),
-        plan=plan_graphs(ours.solution.prepared.modes) if ours.solution else (),
-    )
+    return Measured(tuple(facts), tuple(passes), stage.clock.facts, tuple(seen), others)
 
 
 def problem_facts(path: Path) -> ProblemFacts:
@@ -203,7 +265,7 @@ def named_candidates(paths: Sequence[Path]) -> list[Candidate]:
 
 
 def _built(
-    stage: Stage, foreign: Sequence[BenchSubject], ours: Ours, tick: Tick
+    stage: Stage, ours: Ours, tick: Tick
 ) -> tuple[dict[str, BenchSubject], list[CandidateFacts]]:
     """Every candidate after its first calls, and their costs; failures with their reason."""
     tick("build", 0.0)
@@ -212,19 +274,16 @@ def _built(
     if ours.failure:
         facts.append(CandidateFacts("ours", "ours", note=ours.failure))
     baselines = [Candidate(each, each) for each in stage.settings.baselines]
-    emitted = [Candidate("ours", "ours", ours.path)] if ours.path else []
-    wanted: tuple[BenchSubject | Candidate, ...] = (*baselines, *emitted, *foreign)
+    emitted = [replace(_OURS, path=ours.path)] if ours.path else []
     made_from = (stage.problem, stage.reference.model, stage.reference.feed)
-    for each in wanted:
-        candidate = each.candidate if isinstance(each, BenchSubject) else each
+    for candidate in (*baselines, *emitted):
         tick(f"build {candidate.name}", 0.0)
-        path = str(candidate.path) if candidate.kind == "foreign" else ""
-        named = CandidateFacts(candidate.name, candidate.kind, path)
+        named = CandidateFacts(candidate.name, candidate.kind)
         if candidate.kind == "cudagraphs" and stage.device.type != "cuda":
             facts.append(replace(named, note="skipped: needs a GPU"))
             continue
         try:
-            subject = each if isinstance(each, BenchSubject) else make_subject(each, *made_from)
+            subject = make_subject(candidate, *made_from)
             subject.tangents = stage.reference.tangents
             with nullcontext() if candidate.trusted else steady_flags(candidate.name):
                 taken = _cold(subject, stage, ours)
@@ -258,7 +317,7 @@ def _cold(subject: BenchSubject, stage: Stage, ours: Ours) -> Costs:
 def _warm(facts: CandidateFacts, subjects: dict[str, BenchSubject], stage: Stage) -> CandidateFacts:
     """The same build again, with full caches, as in a second process."""
     subject = subjects.get(facts.name)
-    if subject is None or facts.kind not in ("compile", "max-autotune", "ours", "foreign"):
+    if subject is None or facts.kind not in ("compile", "max-autotune", "ours"):
         return facts
     start = time.perf_counter()
     try:

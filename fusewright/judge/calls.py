@@ -8,8 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from fusewright.judge.script import ADDED_UP
-from fusewright.judge.state import held_tensors
+from fusewright.judge.state import form_of, held_tensors
 from fusewright.judge.wire import Node, dtype_name, encoded, named_leaves, sharing
+
+# Baselines by name, with their modes of torch.compile.
+COMPILED = {"compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
 class Call:
@@ -84,6 +87,4 @@ def described(tensor: Tensor, number: int) -> Node:
 
 
 def description(kind: str, name: str, tensor: Tensor) -> list[object]:
-    form = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
-    gradient = " with gradient" if tensor.requires_grad else ""
-    return [kind, name, form + gradient]
+    return [kind, name, form_of(tensor)]

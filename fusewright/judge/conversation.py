@@ -23,7 +23,8 @@ class Reply:
     """What came back: the answer to each call, or the header of an error.
 
     `report` tells what else happened, and `damaged` which inputs lost their guard zones. `seconds`
-    went by from the start until the results were in the judge's memory.
+    went by from the start until the results were in the judge's memory. `peak_bytes` is the memory
+    that a weighed call took.
     """
 
     header: Node
@@ -31,6 +32,7 @@ class Reply:
     answers: Sequence[Answered]
     damaged: Sequence[str]
     seconds: float
+    peak_bytes: int | None = None
 
     @property
     def has_error(self) -> bool:
@@ -72,7 +74,8 @@ class Conversation:
             self._placement.write()
             before()
 
-        done, results, seconds = self.process.go(write, expected_bytes)
+        gone = self.process.go(write, expected_bytes, weigh=facts.weigh)
+        done, seconds = gone.header, gone.seconds
         if "error" in done:
             return Reply(done, done, (), (), seconds)
         nodes = done.get("calls")
@@ -86,10 +89,12 @@ class Conversation:
             return Reply(report, report, (), (), seconds)
         with readable():
             answers = [
-                self._answered(number, node, results, report, more)
+                self._answered(number, node, gone.results, report, more)
                 for number, node in enumerate(nodes)
             ]
-        return Reply(done, report, answers, self._placement.damaged(), seconds)
+            peak = (done.get("device") or {}).get("peak_bytes", gone.peak_bytes)
+            peak_bytes = None if peak is None else int(peak)
+        return Reply(done, report, answers, self._placement.damaged(), seconds, peak_bytes)
 
     def _answered(
         self, number: int, node: Node, blobs: list[bytes], report: Node, more: list[bytes]

@@ -85,10 +85,10 @@ def _require(code: int, what: str) -> None:
 class CudaPlaced:
     """Device memory for one tensor, a stage beside it, and the judge's memory on the host."""
 
-    def __init__(self, host: Tensor, form: Form, device: torch.device) -> None:
+    def __init__(self, host: Tensor, form: Form, device: torch.device, shift: int) -> None:
         self._host = host
         self._stage = torch.empty(room(form), dtype=torch.uint8, device=device)
-        self._guarded = Guarded(form, torch.empty_like(self._stage))
+        self._guarded = Guarded(form, torch.empty_like(self._stage), shift)
         self._copy = Tensor.copy_
 
     def view(self) -> Tensor:
@@ -120,6 +120,9 @@ class Cuda:
         self._seed, self._clone, self._without = torch.manual_seed, Tensor.clone, torch.no_grad
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
         self._sizes: tuple[int, ...] = ()
+        self._reset_peak = torch.cuda.reset_peak_memory_stats
+        self._allocated = torch.cuda.memory_allocated
+        self._peak, self._held = torch.cuda.max_memory_allocated, 0
         self.kind = device.type
         self._on_default: Callable[[], AbstractContextManager[object]] = nullcontext
         if device.type == "cuda":
@@ -132,8 +135,8 @@ class Cuda:
         size, kind = room(form), torch.uint8
         return Guarded(form, torch.full((size,), GUARD, dtype=kind, device=self._device))
 
-    def placed(self, arena: Arena, offset: int, form: Form) -> CudaPlaced:
-        return CudaPlaced(arena.bytes_at(offset, room(form)), form, self._device)
+    def placed(self, arena: Arena, offset: int, form: Form, shift: int = 0) -> CudaPlaced:
+        return CudaPlaced(arena.bytes_at(offset, room(form)), form, self._device, shift)
 
     def seed(self, number: int) -> None:
         self._seed(number)
@@ -158,6 +161,9 @@ class Cuda:
         """From an idle device, with nothing of the call in its caches."""
         self._cover()
         self._clock.drain()
+        if self._device.type == "cuda":
+            self._reset_peak(self._device)
+            self._held = self._allocated(self._device)
         self._begin = self._clock.mark()
         for _ in range(_BUSY_COVERS if busy else 0):
             self._cover()
@@ -169,6 +175,8 @@ class Cuda:
         stream and does not tell the default one is found out. The copies do not count.
         """
         end = self._clock.mark()
+        on_gpu = self._device.type == "cuda"
+        peak = {"peak_bytes": self._peak(self._device) - self._held} if on_gpu else {}
         self._seen = self._copies(results)
         copied = self._clock.mark()
         self._clock.drain()
@@ -182,7 +190,7 @@ class Cuda:
         }
         for each in (self._begin, end, copied, last):
             self._clock.forget(each)
-        return found
+        return {**found, **peak}
 
     def _copies(self, results: Results) -> dict[int, tuple[Tensor, Tensor]]:
         with self._without(), self._on_default():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from fusewright.errors import ProblemError
 from fusewright.judge.findings import Asked
 from fusewright.judge.floor import LeastBytes, least_bytes
+from fusewright.judge.memory import OwnPeak
 from fusewright.judge.operators import operators_of
 from fusewright.judge.script import FOLLOWS, Step, strided
-from fusewright.judge.state import digest, global_state, held_tensors
-from fusewright.judge.wire import Node, bytes_of, encoded, named_leaves, sharing
+from fusewright.judge.state import global_state, held_tensors, weights_digest
+from fusewright.judge.wire import Node, encoded, named_leaves, sharing
 from fusewright.problem.inputs import copied, is_floating, named_tensors
 from fusewright.problem.load import Problem
 from fusewright.problem.nested import map_leaves
@@ -29,7 +30,7 @@ from fusewright.verify.figures import root_mean_square, same_values
 from fusewright.verify.others import right_runs
 from fusewright.verify.reference import Reference
 from fusewright.verify.replay import replayed
-from fusewright.verify.rows import possible_batches
+from fusewright.verify.rows import Batch, possible_batches
 from fusewright.verify.run import make_model, restore
 from fusewright.verify.scenarios import Question, Results, Scenario
 
@@ -40,21 +41,33 @@ _SHRINK = 0.25
 _STEP, _LEAST_STEP = 0.4, 0.02
 # The share of elements of a weight that a step changes.
 _CHANGED = (1.0, 1.0, 0.25)
+# The share of weights whose signs an optimizer step turns.
+_TURNED = 0.4
 # Each changes the last digits in another way.
 _RIGHT_RUNS = 3
 # A request holds at most two calls, with at most twice as many rows.
 _SOME_CALLS = 5
 SPARE_BYTES = 1 << 27
+_MOST_TIMES = 3  # more rows
 _LARGE_BYTES, _KEPT_INPUTS = 1 << 24, 3
 
 
 class Expectations:
-    """The model with secret weights, and what it answers to each step."""
+    """The model with secret weights, and what it answers to each step.
+
+    With `classes`, also what it would answer in lower precisions.
+    """
 
     def __init__(
-        self, problem: Problem, modes: tuple[str, ...], seed: int, device: torch.device
+        self,
+        problem: Problem,
+        modes: tuple[str, ...],
+        seed: int,
+        device: torch.device,
+        *,
+        classes: bool = False,
     ) -> None:
-        self.problem, self.device = problem, device
+        self.problem, self.device, self.classes = problem, device, classes
         self.chance = random.Random(seed)
         self.model = make_model(problem, device, seed)
         self.references = {mode: self._reference(mode) for mode in modes}
@@ -62,6 +75,7 @@ class Expectations:
         self._outputs: dict[object, Node] = {}
         self._drawn_before: list[Inputs] = []
         self._last: dict[str, Inputs] = {}
+        self._turned: set[str] = set()
         self.own_changes = self._own_changes()
         scalars = (name for name, each in self.model.named_parameters() if each.numel() == 1)
         self.scalars = frozenset(scalars)
@@ -147,14 +161,40 @@ class Expectations:
         reference.question(scenario, values)  # draws gradients if the sizes are other ones
         reference.feed.require_gradients(differentiable and step.gradients and step.input_gradients)
         # Of a step without gradients, or with none that PyTorch can compute, one layout is asked.
-        expected = reference.expect(scenario, values)
-        if expected is None or step.layout not in expected.eager:
-            return None
-        if reference.random and not expected.truth:
-            expected = replayed(reference, expected)
-        outputs = self._eager_outputs(step, expected.question)
+        with self._partly(reference, step):
+            expected = reference.expect(scenario, values, classes=self.classes)
+            if expected is None or step.layout not in expected.eager:
+                return None
+            if reference.random and not expected.truth:
+                expected = replayed(reference, expected)
+            outputs = self._eager_outputs(step, expected.question)
         weights = self.weights()
         return Asked(step, expected, outputs, reference.random, weights, self.scalars)
+
+    @contextmanager
+    def _partly(self, reference: Reference, step: Step) -> Iterator[None]:
+        """The model as a step wants it: without gradients of weights, or of some outputs."""
+        tangents = reference.tangents
+        frozen = [e for e in self.model.parameters() if step.frozen and e.requires_grad]
+        try:
+            for each in frozen:
+                each.requires_grad_(False)
+            if step.partial:
+                left_out = self.chance.choice(sorted(tangents))
+                reference.tangents = {n: e for n, e in tangents.items() if n != left_out}
+            yield
+        finally:
+            reference.tangents = tangents
+            for each in frozen:
+                each.requires_grad_(True)
+
+    def applies(self, step: Step) -> bool:
+        """Whether the model has what a step is about, and the device allows it."""
+        if step.partial and len(self.references[step.mode].tangents) < 2:
+            return False
+        if step.frozen and not self.differentiable[step.mode]:
+            return False
+        return not step.odd or self.device.type == "cpu"
 
     def others(self, asked: Asked) -> list[Results]:
         """Further right runs: how far apart may right results be?"""
@@ -235,6 +275,15 @@ class Expectations:
         self._restore(reference)
         return found
 
+    def peak_bytes(self, step: Step, asked: Asked, own: OwnPeak) -> int | None:
+        """The memory that the model itself takes for this call."""
+        reference, question = self.references[step.mode], asked.expected.question
+        self.model.train(step.mode == "train")
+        reference.eager.accept(question, 0)
+        found = own.of(lambda: reference.eager.call(step.gradients, 0), self.device)
+        self._restore(reference)
+        return found
+
     def least_bytes(self, mode: str) -> dict[str, LeastBytes]:
         """What each pass must move at least."""
         found = self.asked(Step(mode=mode, gradients=True))[0]
@@ -262,13 +311,26 @@ class Expectations:
                 some = self.chance.randint(max(batch.rows // 4, 1), batch.rows - 1)
                 yield batch.part(values, slice(0, 1 if rows == "one" else some))
                 continue
-            extra = self.chance.randint(1, batch.rows)
-            more = iter([e for n, e in named_tensors(self._fresh()) if n in batch.names])
-            yield batch.map(lambda each, n=extra, m=more: torch.cat([each, next(m)[:n]]), values)  # type: ignore[misc]
+            yield self._with_more_rows(values, batch)
+
+    def _with_more_rows(self, values: Inputs, batch: Batch) -> Inputs:
+        """Up to four times the rows; large inputs up to twice, because memory is short."""
+        sizes = [each.nbytes for _, each in named_tensors(values)]
+        times = _MOST_TIMES if sum(sizes) < _LARGE_BYTES else 1
+        extra = self.chance.randint(1, times * batch.rows)
+        for _ in range(-(-extra // batch.rows)):
+            count = min(extra, batch.rows)
+            extra -= count
+            more = iter([each for n, each in named_tensors(self._fresh()) if n in batch.names])
+            values = batch.map(
+                lambda each, n=count, m=more: torch.cat([each, next(m)[:n]]),  # type: ignore[misc]
+                values,
+            )
+        return values
 
     def _eager_outputs(self, step: Step, question: Question) -> Node:
         """The containers, strides and shared memory of eager's outputs; values are left out."""
-        key = (step.mode, step.gradients, form(question.inputs))
+        key = (step.mode, step.gradients, step.frozen, form(question.inputs))
         if key in self._outputs and not step.strided:
             return self._outputs[key]
         reference = self.references[step.mode]
@@ -291,10 +353,19 @@ class Expectations:
             * (_STEP * root_mean_square(each) + _LEAST_STEP)
             for name, each in named.items()
         }
+        gradients |= self._other_signs(named, gradients)
         with torch.no_grad():
             for name, each in named.items():
                 each.add_(gradients[name], alpha=-RATE)
         return gradients
+
+    def _other_signs(
+        self, named: Mapping[str, Tensor], drawn: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Steps that turn the signs of some weights, and back again at the next step."""
+        turned = self._turned or {n for n in named if self.chance.random() < _TURNED}
+        self._turned = set() if self._turned else turned
+        return {name: named[name].detach() * (2.0 / RATE) for name in turned if name in drawn}
 
     def _chosen(self, gradient: Tensor) -> Tensor:
         """All elements, or some: what a file looks at to see a change may be as it was."""
@@ -304,8 +375,7 @@ class Expectations:
 
     def weights(self) -> str:
         """The digest of all parameters as they must be now."""
-        held = [each for each in held_tensors(self.model) if each[0] == "parameter"]
-        return digest([(f"{name} {e.requires_grad}", bytes_of(e)) for _, name, e in held])
+        return weights_digest(self.model)
 
 
 def _described(outputs: object, model: nn.Module, inputs: Inputs) -> Node:

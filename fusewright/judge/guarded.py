@@ -52,16 +52,17 @@ def room(form: Form) -> int:
 class Guarded:
     """Memory for one tensor; every `view` is another tensor object at the same address.
 
-    `memory` has `room` bytes, from which the address follows; without it, new memory is taken.
+    `memory` has `room` bytes, from which the address follows; without it, new memory is taken. The
+    tensor begins `shift` bytes, at most a few, after an aligned address.
     """
 
-    def __init__(self, form: Form, memory: Tensor | None = None) -> None:
+    def __init__(self, form: Form, memory: Tensor | None = None, shift: int = 0) -> None:
         self.form = form
         self._size = span_bytes(form)
         if memory is None:
             memory = torch.full((room(form),), GUARD, dtype=torch.uint8)
         self._bytes = memory
-        self._start = ZONE_BYTES + -(memory.data_ptr() + ZONE_BYTES) % ALIGNMENT
+        self._start = ZONE_BYTES + -(memory.data_ptr() + ZONE_BYTES) % ALIGNMENT + shift
 
     @property
     def memory(self) -> Tensor:

@@ -10,13 +10,15 @@ import hashlib
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from fusewright.errors import VerifyError
+from fusewright.judge.classes import Classes
 from fusewright.judge.conversation import Conversation, Reply
+from fusewright.judge.entry import Guilty, enter, fault_of_failure, require, require_unharmed
 from fusewright.judge.expectations import Expectations
 from fusewright.judge.findings import (
     Answered,
@@ -25,7 +27,6 @@ from fusewright.judge.findings import (
     compare_call,
     compare_with_right_runs,
     fault_of_check,
-    fault_of_end,
     fault_of_error,
     faults_of_changes,
     faults_of_form,
@@ -36,15 +37,16 @@ from fusewright.judge.findings import (
     readable,
     results_of,
 )
+from fusewright.judge.memory import OwnPeak, is_too_much
 from fusewright.judge.operators import replaces_nothing
 from fusewright.judge.process import CandidateProcess, Ended, Late
-from fusewright.judge.requests import CallFacts, load_request, step_request, weights_request
+from fusewright.judge.requests import CallFacts, step_request
 from fusewright.judge.script import Step, last_steps, many_more, script
-from fusewright.judge.state import held_tensors
 from fusewright.judge.timekeeper import Timed, Timing, time_candidate
 from fusewright.judge.times import gain_in_words
-from fusewright.judge.verdict import Fault, Verdict, escaped, gravest, one_line
-from fusewright.judge.wire import BadMessage, Node, bytes_of, dtype_name
+from fusewright.judge.tripwires import tripwires
+from fusewright.judge.verdict import Fault, Verdict, escaped, one_line
+from fusewright.judge.wire import BadMessage, Node, bytes_of
 from fusewright.problem.load import Problem
 from fusewright.verify.compare import Check, settle
 from fusewright.verify.scenarios import Question, Results, Usual
@@ -57,25 +59,26 @@ _POISONED, _BUSY = 0.7, 0.5
 _MANY_S = 3.0
 # Equal outputs of so many calls show that a model does not read its input.
 _ENOUGH = 8
+_MIB = 1 << 20
+# The number of the second call: the first ones have and have no gradients.
+_FIRST = 1
 _FALLBACK = "runs all of the model's own PyTorch operators: no kernel replaces any of them"
-
-
-class Guilty(Exception):
-    """Ends the judgement with a fault."""
-
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(fault.reason)
-        self.fault = fault
 
 
 class Hearing:
     """One candidate's answers so far."""
 
     def __init__(
-        self, problem: Problem, path: Path, expectations: Expectations, process: CandidateProcess
+        self,
+        problem: Problem,
+        path: Path,
+        expectations: Expectations,
+        process: CandidateProcess,
+        own_peak: OwnPeak,
     ) -> None:
         self.problem, self.path = problem, path
         self.expectations, self.process = expectations, process
+        self.own_peak = own_peak
         self.chance = random.Random(secrets.randbits(62))
         self.flags: dict[str, None] = {}
         self.unasked: dict[str, None] = {}
@@ -88,36 +91,35 @@ class Hearing:
         self.usual: dict[str, Usual] = {}
         self.doubtful: dict[str, list[tuple[Check, Results, Asked]]] = {}
         self.timed: Timed | None = None
+        self.unweighed = False
+        self.peaks: dict[str, int] = {}
+        self.classes = Classes()
+        self.build_s: float | None = None
 
     def held(self, progress: OnProgress, timing: Timing | None = None) -> Fault | None:
         """Ask everything, then take times; the first fault, or None."""
         try:
             with self.process:
                 self.process.started()
-                self._load()
+                own = self.expectations.own_changes
+                enter(self.talk, self.path, self.problem, self.expectations.model, own)
                 self._ask_all(progress)
                 if timing is not None:
                     self._time(timing, progress)
         except Guilty as guilty:
             return guilty.fault
-        except Late:
-            words = f"no answer after {self.process.limits.seconds:g} s"
-            return Fault("timed out", words, self.talk.doing, "an answer", "none")
-        except Ended as ended:
-            return fault_of_end(ended.code, self.talk.doing, bytes(self.process.output))
-        except BadMessage as error:
-            words = f"an answer was not written by the launcher: {error}"
-            return Fault(
-                "dishonest", words, self.talk.doing, "the launcher's answer", "other bytes"
-            )
+        except (Ended, Late, BadMessage) as error:
+            return fault_of_failure(error, self.process, self.talk.doing)
         return None
 
     def _ask_all(self, progress: OnProgress) -> None:
         modes = tuple(self.expectations.references)
-        steps = script(self.chance, modes)
+        steps = list(filter(self.expectations.applies, script(self.chance, modes)))
         for number, step in enumerate(steps):
             progress(step.label, number / len(steps))
             self._examine(step)
+            if number == _FIRST:
+                self.build_s = self.process.limits.seconds - self.process.left_s
             if self.chance.random() < _RECALLS:
                 self._recall(self.chance.sample(sorted(self.kept), len(self.kept) // 2))
         ends = time.monotonic() + _MANY_S
@@ -132,10 +134,12 @@ class Hearing:
     def verdict(self, fault: Fault | None, *, strict: bool) -> Verdict:
         if self.compared >= _ENOUGH and len(self.outputs) == 1:
             self.flags["degenerate task: the model's output does not depend on its input"] = None
+        self.flags |= dict.fromkeys(tripwires(self.path))
         flags, unasked = tuple(self.flags), ", ".join(self.unasked)
         notes: tuple[str, ...] = (
             (f"not asked, because the model does not allow it: {unasked}",) if unasked else ()
         )
+        notes += ("the kernel does not tell the memory of a call",) if self.unweighed else ()
         notes += self.timed.notes if self.timed else ()
         if fault is None and strict and flags:
             fault = Fault("wrong", f"a flag counts as a failure here: {flags[0]}")
@@ -152,46 +156,15 @@ class Hearing:
             checks=self.checks,
             candidate_seconds=self.process.limits.seconds - self.process.left_s,
             confined=self.process.confined,
+            build_seconds=self.build_s,
+            precisions=self.classes.by_pass(),
+            peak_bytes=self.peaks,
             times=self.timed.times if self.timed else (),
             conditions=self.timed.conditions if self.timed else None,
         )
 
-    def _load(self) -> None:
-        """Load the candidate and give it the weights."""
-        request = load_request(self.path, self.problem, "candidate")
-        header, _ = self.talk.ask("loading the file", request)
-        self._require_state(header, loading=True)
-        if "error" in header:
-            raise Guilty(fault_of_error(header["error"], self.path.name, self.talk.doing))
-        self._require(self._other_parameters(header))
-        header, _ = self.talk.ask("new weights", weights_request(self.expectations.model))
-        if "error" in header:
-            raise Guilty(fault_of_error(header["error"], self.path.name, self.talk.doing))
-        self._require(faults_of_memory(header, self.expectations.weights()))
-
-    def _other_parameters(self, header: Node) -> Iterable[Fault]:
-        """The candidate must have the model's parameters and buffers."""
-        theirs = {(kind, name): form for kind, name, form in header["held"]}
-        for kind, name, each in held_tensors(self.expectations.model):
-            gradient = " with gradient" if each.requires_grad else ""
-            mine = f"{dtype_name(each.dtype)}{list(each.shape)}{gradient}"
-            found = theirs.pop((kind, name), "missing")
-            if found != mine:
-                words = f"{kind} {name} is {found} and {mine} in the model; both must be the same"
-                yield Fault("wrong", words, "parameters and buffers", mine, found)
-        for kind, name in theirs:
-            words = f"the candidate has a {kind} {name}, and the model has none"
-            yield Fault("wrong", words, "parameters and buffers", "none", name)
-
-    def _require_state(self, header: Node, *, loading: bool = False) -> None:
-        own = self.expectations.own_changes
-        self._require(faults_of_state(header, loading=loading, own=own))
-
-    def _require(self, faults: Iterable[Fault]) -> None:
-        with readable():
-            found = list(faults)
-        if found:
-            raise Guilty(gravest(found))
+    def _require_state(self, header: Node) -> None:
+        require(faults_of_state(header, own=self.expectations.own_changes))
 
     def _examine(self, step: Step) -> None:
         """Ask a step; if a gradient is in doubt, again with other values."""
@@ -248,9 +221,10 @@ class Hearing:
         facts = CallFacts(
             self.calls,
             keep=keep,
-            poison=self.chance.random() < _POISONED,
+            poison=self.chance.random() < _POISONED and not step.weighed,
             busy=self.chance.random() < _BUSY,
             trace=step.traced,
+            weigh=step.weighed,
             input_gradients=self.expectations.differentiable[step.mode],
         )
         size = sum(map(result_bytes, asked))
@@ -267,18 +241,32 @@ class Hearing:
                 mine = {str(name): int(count) for name, count in reply.header["operators"].items()}
             if replaces_nothing(mine, self.expectations.operators(step, asked)):
                 self.flags[_FALLBACK] = None
+        if step.weighed:
+            self._weigh(step, asked[0], reply.peak_bytes)
         return reply
+
+    def _weigh(self, step: Step, asked: Asked, mine: int | None) -> None:
+        """A flag if the call took far more memory than eager's."""
+        eager = self.expectations.peak_bytes(step, asked, self.own_peak)
+        if mine is not None:
+            self.peaks["train" if step.gradients else "forward"] = mine
+        if mine is None or eager is None:
+            self.unweighed = True
+        elif is_too_much(mine, eager, self.process.device):
+            much, little = (f"{each / _MIB:.0f} MiB" for each in (mine, eager))
+            words = f"{step.label} takes {much} of memory at its peak, and eager takes {little}"
+            self.flags[f"needs much memory: {words}"] = None
 
     def _require_clean(self, reply: Reply, weights: str) -> None:
         """An answer, and nothing changed for others."""
         self._require_state(reply.report)
         if reply.has_error:
             raise Guilty(fault_of_error(reply.header["error"], self.path.name, self.talk.doing))
-        self._require(faults_of_memory(reply.report, weights, reply.damaged))
+        require(faults_of_memory(reply.report, weights, reply.damaged))
 
     def _compared(self, answer: Answered, asked: Asked) -> tuple[Results, Asked, list[Check]]:
         found = results_of(answer)
-        self._require(faults_of_form(answer, asked))
+        require(faults_of_form(answer, asked))
         if not asked.step.name and has_other_strides(answer, asked):
             self.flags["an output has other strides than the model's"] = None
         try:
@@ -297,23 +285,22 @@ class Hearing:
             fault = fault_of_error(header["error"], self.path.name, self.talk.doing)
             self.flags[f"cannot be copied ({fault.reason})"] = None
             return
-        self._require(faults_of_memory(header, self.expectations.weights()))
+        require(faults_of_memory(header, self.expectations.weights()))
 
     def _new_weights(self) -> None:
         gradients = self.expectations.new_weights()
         header, _ = self.talk.ask("an optimizer step", step_request(gradients))
-        if "error" in header:
-            raise Guilty(fault_of_error(header["error"], self.path.name, self.talk.doing))
-        self._require(faults_of_memory(header, self.expectations.weights()))
+        require_unharmed(header, self.path, self.talk, self.expectations.model)
 
     def _learn(self, checks: Sequence[Check]) -> None:
         """How far the candidate and eager are usually apart, for calls without a float64 run."""
+        self.classes.note(checks)
         for each in checks:
             if each.float64 and each.ok and ", slice " not in each.name:
                 old = self.usual.get(each.name, each.usual)
                 error, largest = (
                     max(old.error, each.usual.error),
-                    max(old.largest, each.usual.largest),
+                    max(old.largest, each.usual.largest, each.largest),
                 )
                 self.usual[each.name] = Usual(error, largest, old.noise or each.noise)
 
@@ -380,7 +367,7 @@ class Hearing:
             with readable():
                 pairs = list(zip(answers, header["found"][str(number)], asked, strict=True))
             for before, now, one in pairs:
-                self._require(faults_of_changes(before, old, now, blobs, one))
+                require(faults_of_changes(before, old, now, blobs, one))
 
 
 def result_bytes(asked: Asked) -> int:

@@ -40,6 +40,10 @@ _BY_STEP = {
     "tensors in the autograd context",
     "inputs not contiguous": "contiguity is assumed; use strides or call `.contiguous()` first",
     "inputs need no gradient": "gradients of weights must not depend on those of inputs",
+    "weights need no gradient": "the gradients of inputs must not depend on those of weights",
+    "gradients of some outputs only": "backward gets None for an output that the loss does not "
+    "use; treat it as zeros",
+    "inputs at odd addresses": "an input may begin at any element; wide loads need alignment",
     "fewer rows": "the kernel holds for the example's sizes only",
     "one row": "the kernel holds for the example's sizes only",
     "more rows": "the kernel holds for the example's sizes only",

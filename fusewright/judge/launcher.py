@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fusewright.judge.arena import Arena, aligned
 from fusewright.judge.calls import (
+    COMPILED,
     Call,
     described,
     description,
@@ -28,8 +29,9 @@ from fusewright.judge.calls import (
 )
 from fusewright.judge.device import Device, Placed
 from fusewright.judge.guarded import Guarded, memory_filler
+from fusewright.judge.memory import gives_back
 from fusewright.judge.operators import operators_of
-from fusewright.judge.state import digest, global_state, held_tensors
+from fusewright.judge.state import global_state, held_tensors, weights_digest
 from fusewright.judge.watch import function_watch
 from fusewright.judge.wire import (
     EARLIER,
@@ -43,6 +45,7 @@ from fusewright.judge.wire import (
     tensor_of,
 )
 from fusewright.problem.load import Arguments, Problem, candidate_factory, load_problem
+from fusewright.verify.attributes import share_attributes
 
 _MOST_WORDS = 2000
 OnTensor = Callable[[Tensor], Node]
@@ -56,10 +59,10 @@ class Launcher:
         self.model: nn.Module = nn.Module()
         self.path = ""
         self.replaced = function_watch()
-        self.fill_memory = memory_filler()
+        self.fill_memory, self.give_back = memory_filler(), gives_back()
         self.guards: dict[str, Guarded] = {}
         self.held: dict[str, Tensor] = {}
-        self.slots: dict[tuple[int, str], tuple[int, Placed, Tensor]] = {}
+        self.slots: dict[tuple[int, str], tuple[tuple[int, int], Placed, Tensor]] = {}
         self.placed: list[Placed] = []
         self.kept: dict[int, list[Call]] = {}
         self.calls: list[Call] = []
@@ -69,6 +72,7 @@ class Launcher:
         self.sent: list[bytes] = []
         self.sizes: list[int] = []
         self.end = 0
+        self.frozen: list[Tensor] = []
 
     def answer(self, request: Node, blobs: list[bytes]) -> tuple[Node, list[bytes]]:
         """Do what a request asks for."""
@@ -83,6 +87,7 @@ class Launcher:
                 "prepare": self.prepare,
                 "report": self.report,
                 "step": self.optimizer_step,
+                "write": self.write,
                 "recall": self.recall,
             }
             before = global_state()
@@ -105,13 +110,15 @@ class Launcher:
         else:
             self.model = load_problem(self.path).make_model()
         self.model = self.device.moved(self.model)
-        if request["kind"] == "compile":
-            self.model.compile()
+        if request["kind"] in COMPILED:
+            self.model.compile(mode=COMPILED[request["kind"]])
         return {"held": [description(*each) for each in held_tensors(self.model)]}
 
     def set_weights(self, request: Node) -> Node:
         """Give the model the judge's values, in memory with guards, as `.to()` would do it."""
         self.guard({name: self.tensor(node) for name, node in request["values"].items()})
+        given = {name: self.tree(node) for name, node in request["attributes"].items()}
+        share_attributes(given, self.model)
         return {"weights": self.weights_digest()}
 
     def copy(self, request: Node) -> Node:
@@ -138,7 +145,10 @@ class Launcher:
         self.prepared, self.placed, previous = request, [], self.calls
         self.fill_memory(request["poison"])
         self.device.poison(request["poison"])
+        if request["weigh"]:
+            self.give_back()
         self.model.train(request["mode"] == "train")
+        self.freeze(request["frozen"])
         self.restore(request)
         self.calls = [self.placed_call(each) for each in request["calls"]]
         if request["empty"]:
@@ -146,6 +156,14 @@ class Launcher:
                 call.outputs, call.gradients = old.outputs, old.gradients
         self.before = global_state()
         return {}
+
+    def freeze(self, wanted: bool) -> None:
+        """Let no weight require a gradient, or those again that did."""
+        for each in self.frozen:
+            each.requires_grad_(True)
+        self.frozen = [e for _, _, e in held_tensors(self.model) if wanted and e.requires_grad]
+        for each in self.frozen:
+            each.requires_grad_(False)
 
     def placed_call(self, node: Node) -> Call:
         call = Call(node)
@@ -161,24 +179,25 @@ class Launcher:
 
     def at(self, node: Node) -> Placed:
         form = (dtype_of(node["dtype"]), tuple(node["shape"]), tuple(node["stride"]))
-        placed = self.device.placed(self.arena, node["offset"], form)
+        placed = self.device.placed(self.arena, node["offset"], form, node["shift"])
         self.placed.append(placed)
         return placed
 
     def place(self, node: Node, call: Node) -> Tensor:
         """A tensor for an input: a new one at a new or an old address, or the old tensor itself."""
         slot = (call["slot"], node["name"])
-        offset, placed, tensor = self.slots.get(slot, (-1, None, None))
+        where = (node["offset"], node["shift"])
+        before, placed, tensor = self.slots.get(slot, (where, None, None))
         dtype = dtype_of(node["dtype"])
         wanted = call["input_gradients"] and (dtype.is_floating_point or dtype.is_complex)
-        if placed is None or tensor is None or call["place"] == "fresh" or offset != node["offset"]:
+        if placed is None or tensor is None or call["place"] == "fresh" or before != where:
             placed, tensor = self.at(node), None
         else:
             self.placed.append(placed)
         if tensor is None or call["place"] != "same" or tensor.requires_grad != wanted:
             tensor = placed.view().requires_grad_(wanted)
         tensor.grad = None
-        self.slots[slot] = (node["offset"], placed, tensor)
+        self.slots[slot] = (where, placed, tensor)
         return tensor
 
     def run(self) -> Node:
@@ -219,6 +238,9 @@ class Launcher:
     def forward(self, call: Call, gradients: bool, again: bool) -> Node:
         node = call.node
         self.device.seed(node["seed"])
+        if self.prepared["again"]:
+            with torch.no_grad():
+                self.model(*call.arguments)
         random = self.device.random_state()
         if not again:
             without = torch.inference_mode if node["how"] == "inference" else torch.no_grad
@@ -245,6 +267,7 @@ class Launcher:
         """What else became of the last call."""
         for each in self.placed:
             each.store()
+        self.freeze(False)
         if self.prepared["keep"]:
             self.kept[self.prepared["id"]] = self.calls
         names = self.prepared["attributes"]
@@ -268,6 +291,13 @@ class Launcher:
             for name, node in request["gradients"].items():
                 each = named[name]
                 each.add_(self.tensor(node).to(each.device), alpha=-request["rate"])
+        return {"weights": self.weights_digest()}
+
+    def write(self, request: Node) -> Node:
+        """New values in the parameters' own memory, as if another program wrote them."""
+        named = {n: e for kind, n, e in held_tensors(self.model) if kind == "parameter"}
+        for name, node in request["values"].items():
+            named[name].data.copy_(self.tensor(node))
         return {"weights": self.weights_digest()}
 
     def recall(self, request: Node) -> Node:
@@ -325,7 +355,7 @@ class Launcher:
         held = [each for each in held_tensors(self.model) if each[0] == "parameter"]
         if any(self.held.get(name) is not each for _, name, each in held):
             return "other tensor objects"
-        return digest([(f"{name} {e.requires_grad}", bytes_of(e)) for _, name, e in held])
+        return weights_digest(self.model)
 
     def put(self, tensor: Tensor) -> Node:
         """Copy a tensor to the judge's memory; without room there, it is sent."""
@@ -346,7 +376,8 @@ class Launcher:
         return described(tensor, before + len(self.sent) - 1)
 
     def tensor(self, node: Node) -> Tensor:
-        return tensor_of(self.blobs[node["tensor"]], node["dtype"], node["shape"])
+        found = tensor_of(self.blobs[node["tensor"]], node["dtype"], node["shape"])
+        return found.to(node["device"])
 
     def tree(self, node: Node) -> Any:
         return decoded(node, self.tensor)

@@ -29,9 +29,11 @@ class Piece:
     node: Node
 
 
-def piece_of(call: int, key: Key, values: Tensor) -> Piece:
+def piece_of(call: int, key: Key, values: Tensor, *, odd: bool = False) -> Piece:
+    """A tensor of a request; an odd one begins one element after an aligned address."""
     node: Node = {
         "tensor": -1,
+        "shift": values.dtype.itemsize if odd else 0,
         "name": key[1],
         "dtype": dtype_name(values.dtype),
         "shape": list(values.shape),
@@ -60,7 +62,7 @@ class Placement:
             piece.node["offset"] = offset
             self._known[piece.key] = (offset, piece.form)
             memory = self._arena.bytes_at(offset, room(piece.form))
-            self._guards.append(Guarded(piece.form, memory))
+            self._guards.append(Guarded(piece.form, memory, piece.node["shift"]))
 
     def _old(self, pieces: Sequence[Piece]) -> list[int]:
         """The offsets of before; none if a piece is new, has another form, or two would overlap."""

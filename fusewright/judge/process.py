@@ -21,6 +21,7 @@ import torch
 
 from fusewright.judge.arena import Arena
 from fusewright.judge.box import Box, set_dumpable
+from fusewright.judge.memory import PeakOf
 from fusewright.judge.processes import (
     TOKEN,
     boxed_command,
@@ -59,6 +60,16 @@ class Ended(Exception):
 
 class Late(Exception):
     """The candidate's process used up its time."""
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The answer to `go`, the seconds that it took, and the peak memory if it was weighed."""
+
+    header: Node
+    results: list[bytes]
+    seconds: float
+    peak_bytes: int | None
 
 
 class CandidateProcess:
@@ -173,8 +184,8 @@ class CandidateProcess:
             self.left_s = self._ends - time.monotonic()
         return _belonging(header, nonce), found
 
-    def go(self, write: Callable[[], None], expected_bytes: int) -> tuple[Node, list[bytes], float]:
-        """Let a prepared call begin; its answer, and the seconds until the results were here.
+    def go(self, write: Callable[[], None], expected_bytes: int, *, weigh: bool) -> Gone:
+        """Let a prepared call begin, and wait until its results are here.
 
         All processes of the candidate are stopped while `write` puts the inputs into the arena,
         so that nobody can begin before the clock does.
@@ -183,6 +194,7 @@ class CandidateProcess:
         message = packed({"do": "go", "nonce": nonce}, [])
         self.stop()
         write()
+        weight = PeakOf(self._stopped) if weigh else None
         self._ends = time.monotonic() + self.left_s
         try:
             start = time.perf_counter()
@@ -191,6 +203,7 @@ class CandidateProcess:
             header, found = self._received(4 * expected_bytes + _SPARE_BYTES)
             seconds = time.perf_counter() - start
             self.stop()
+            peak = weight.taken(self._stopped) if weight else None
         finally:
             self.left_s = self._ends - time.monotonic()
         sizes = _belonging(header, nonce).get("placed", [])
@@ -198,7 +211,7 @@ class CandidateProcess:
             raise BadMessage("the sizes of the results cannot be read")
         if not self.arena.has_room(sizes):
             raise BadMessage("the results are larger than the memory for them")
-        return header, [*self.arena.taken(sizes), *found], seconds
+        return Gone(header, [*self.arena.taken(sizes), *found], seconds, peak)
 
     def cpu_s(self) -> float:
         """What its processes have used of the CPU."""

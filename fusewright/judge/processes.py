@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from fusewright.errors import ConfinementError
 from fusewright.judge import box
 from fusewright.judge.box import Box, descendants
 
@@ -43,6 +44,15 @@ def missing_confinement() -> str:
             boxed_command(trial), capture_output=True, text=True, timeout=_TRIAL_S, check=False
         )
     return "" if done.returncode == 0 else done.stderr.strip() or f"code {done.returncode}"
+
+
+def require_confinement(wanted: bool) -> None:
+    """ConfinementError if a box is wanted and this machine cannot make one."""
+    if wanted and (missing := missing_confinement()):
+        raise ConfinementError(
+            f"this machine cannot confine a stranger's process ({missing}); if you trust the file, "
+            "use --unconfined: limits of time and memory hold, but network and files are open"
+        )
 
 
 def boxed_command(wanted: Box) -> list[str]:

@@ -16,7 +16,7 @@ from fusewright.judge.state import held_tensors
 from fusewright.judge.wire import Node, bytes_of, dtype_name, encoded, named_leaves
 from fusewright.problem.inputs import laid_out, named_tensors
 from fusewright.problem.load import Problem
-from fusewright.verify.attributes import Missing
+from fusewright.verify.attributes import Missing, tensor_attributes
 from fusewright.verify.feeds import Inputs
 from fusewright.verify.scenarios import Question
 
@@ -29,7 +29,8 @@ class CallFacts:
     """How a request is made, besides what its step says.
 
     `keep` the results for later, fill new memory with `poison`, take the results of the call
-    before (`empty`), name the operators that run (`trace`), keep a GPU `busy` first.
+    before (`empty`), name the operators that run (`trace`), keep a GPU `busy` first, make the same
+    call before it without gradients (`again`), measure its memory (`weigh`).
     """
 
     number: int = 0
@@ -38,6 +39,8 @@ class CallFacts:
     busy: bool = False
     empty: bool = False
     trace: bool = False
+    again: bool = False
+    weigh: bool = False
     input_gradients: bool = True
 
 
@@ -54,6 +57,7 @@ class Message:
             "dtype": dtype_name(tensor.dtype),
             "shape": list(tensor.shape),
             "stride": list(tensor.stride()),
+            "device": tensor.device.type,
         }
 
     def tree(self, tree: object, what: str) -> Node:
@@ -63,13 +67,18 @@ class Message:
         return {name: self.tensor(each) for name, each in named.items()}
 
 
+def _others(node: Node, what: str) -> dict[str, str]:
+    """The leaves that cannot be sent, with their classes."""
+    found = named_leaves(what, node)
+    return {name: leaf["other"] for name, leaf in found if "other" in leaf}
+
+
 def _sendable(node: Node, what: str) -> Node:
-    for name, leaf in named_leaves(what, node):
-        if "other" in leaf:
-            raise ProblemError(
-                f"{name} is a {leaf['other']}, which cannot be sent to another process; the "
-                "judge sends tensors, numbers, strings, data types, lists, tuples and dicts"
-            )
+    for name, kind in _others(node, what).items():
+        raise ProblemError(
+            f"{name} is a {kind}, which cannot be sent to another process; the "
+            "judge sends tensors, numbers, strings, data types, lists, tuples and dicts"
+        )
     return node
 
 
@@ -85,8 +94,19 @@ def load_request(path: Path, problem: Problem, kind: str) -> tuple[Node, list[by
 
 def weights_request(model: nn.Module) -> tuple[Node, list[bytes]]:
     message = Message()
-    values = {name: each for _, name, each in held_tensors(model)}
-    return {"do": "weights", "values": message.tensors(values)}, message.blobs
+    values = message.tensors({name: each for _, name, each in held_tensors(model)})
+    attributes = {
+        full: node
+        for full, value in tensor_attributes(model).items()
+        if not _others(node := encoded(value, message.tensor), full)
+    }
+    return {"do": "weights", "values": values, "attributes": attributes}, message.blobs
+
+
+def write_request(model: nn.Module) -> tuple[Node, list[bytes]]:
+    message = Message()
+    values = {name: each for kind, name, each in held_tensors(model) if kind == "parameter"}
+    return {"do": "write", "values": message.tensors(values)}, message.blobs
 
 
 def step_request(gradients: Mapping[str, Tensor]) -> tuple[Node, list[bytes]]:
@@ -112,12 +132,14 @@ def call_request(
     for index, each in enumerate(questions):
         slot = step.slot + index
         tangents = [
-            piece_of(index, (slot, f"{GRADIENT} {name}"), laid_out(tangent, step.layout))
+            piece_of(
+                index, (slot, f"{GRADIENT} {name}"), laid_out(tangent, step.layout), odd=step.odd
+            )
             for name, tangent in (each.tangents if step.gradients else {}).items()
         ]
         calls.append(
             {
-                "inputs": _placed_inputs(pieces, index, slot, each.inputs),
+                "inputs": _placed_inputs(pieces, index, slot, each.inputs, odd=step.odd),
                 "tangents": dict(zip(each.tangents, (t.node for t in tangents), strict=False)),
                 "seed": each.seed,
                 "how": step.how,
@@ -132,12 +154,15 @@ def call_request(
         "id": call.number,
         "mode": step.mode,
         "gradients": step.gradients,
+        "frozen": step.frozen,
         "twice": step.twice,
         "keep": call.keep,
         "poison": call.poison,
         "busy": call.busy,
         "empty": call.empty,
         "trace": call.trace,
+        "again": call.again,
+        "weigh": call.weigh,
         "calls": calls,
         "buffers": message.tensors(first.buffers),
         "attributes": attributes,
@@ -145,12 +170,14 @@ def call_request(
     return header, message.blobs, pieces
 
 
-def _placed_inputs(pieces: list[Piece], index: int, slot: int, inputs: Inputs) -> list[Node]:
+def _placed_inputs(
+    pieces: list[Piece], index: int, slot: int, inputs: Inputs, *, odd: bool
+) -> list[Node]:
     """The arguments; the node of each tensor says where it lies."""
     names = iter([name for name, _ in named_tensors(inputs)])
 
     def placed(tensor: Tensor) -> Node:
-        pieces.append(piece_of(index, (slot, next(names)), tensor.detach()))
+        pieces.append(piece_of(index, (slot, next(names)), tensor.detach(), odd=odd))
         return pieces[-1].node
 
     return [_sendable(encoded(each, placed), f"x{number}") for number, each in enumerate(inputs)]

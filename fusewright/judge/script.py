@@ -40,7 +40,8 @@ class Step:
     call. `sets` calls follow one another in one request. `new_weights` takes an optimizer step
     first, and `copied` goes on with a deep copy of the model. If the candidate refuses a step with
     `may_refuse`, that is noted and no failure. A `traced` step tells which operators of PyTorch
-    run.
+    run, and a `weighed` one how much memory they take. In a `frozen` step no weight requires a
+    gradient, in a `partial` one some outputs get none. `odd` inputs begin at odd addresses.
     """
 
     name: str = ""
@@ -60,6 +61,10 @@ class Step:
     slot: int = 0
     sets: int = 1
     traced: bool = False
+    weighed: bool = False
+    frozen: bool = False
+    partial: bool = False
+    odd: bool = False
     how: str = HOW[0]
 
     @property
@@ -165,6 +170,9 @@ _TABLE = (
     *(Step(f"{each} gradient", gradients=True, layout=each) for each in LAYOUTS[1:]),
     Step("a deep copy", gradients=True, new_weights=True, copied=True),
     Step("inputs need no gradient", gradients=True, input_gradients=False),
+    *(Step("weights need no gradient", mode=m, gradients=True, frozen=True) for m in _BOTH),
+    *(Step("gradients of some outputs only", gradients=True, partial=True) for _ in range(2)),
+    *(Step("inputs at odd addresses", mode=m, odd=True, may_refuse=True) for m in _BOTH),
     Step("two forwards, then two backwards", gradients=True, twice=True),
     Step("gradients added up", gradients=True, how=ADDED_UP, may_refuse=True),
     *(Step(name, mode=mode, follows=name) for name in FOLLOWS for mode in _BOTH),
@@ -219,8 +227,18 @@ def many_more(chance: random.Random, modes: Sequence[str]) -> list[Step]:
 
 
 def last_steps(modes: Sequence[str]) -> list[Step]:
-    traced = [Step(mode=mode, traced=True) for mode in tuple(modes)[-1:]]
-    return [*traced, *(each for each in _LAST if each.mode in modes)]
+    """Which operators run, how much memory a call takes, and inference mode.
+
+    A weighed call repeats the one before, at its addresses, so that only its own memory is new.
+    """
+    (mode,) = tuple(modes)[-1:]
+    weighed = [
+        Step(mode=mode, gradients=gradients, place=place, weighed=place == PLACES[1])
+        for gradients in (False, True)
+        for place in PLACES[:2]
+    ]
+    traced = Step(mode=mode, traced=True)
+    return [traced, *weighed, *(each for each in _LAST if each.mode in modes)]
 
 
 def _varied(step: Step, chance: random.Random) -> Step:
@@ -228,4 +246,4 @@ def _varied(step: Step, chance: random.Random) -> Step:
     place = step.place if step.place != PLACES[0] else chance.choice(PLACES)
     how = chance.choice(HOW) if step.how in HOW else step.how
     chosen = replace(step, slot=chance.randrange(_SLOTS), how=how)
-    return replace(chosen, place="fresh" if step.rows or step.twice else place)
+    return replace(chosen, place="fresh" if step.rows or step.twice or step.odd else place)

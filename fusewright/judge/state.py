@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import locale
 import os
 import random
+import resource
 import signal
 import sys
 import threading
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusewright.judge.wire import bytes_of, dtype_name
 from fusewright.verify.flags import flags
 
 _DENORMAL = 1e-40
@@ -32,6 +35,7 @@ _OWN_KERNELS = tuple(
 )
 _SIGNALS = sorted(signal.valid_signals())
 _TOOLS = 6
+_LIMITS = (resource.RLIMIT_STACK, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_CPU)
 
 
 def global_state() -> dict[str, str]:
@@ -93,8 +97,17 @@ def _state_of_python() -> dict[str, str]:
         "signal handlers": str([_named(signal.getsignal(each)) for each in _SIGNALS]),
         "garbage collector": f"{gc.isenabled()} {gc.get_threshold()}",
         "cores and priority": f"{sorted(os.sched_getaffinity(0))} {os.getpriority(0, 0)}",
+        "settings of the process": str(_settings_of_process()),
         "monitoring": str([tools.get_tool(each) for each in range(_TOOLS)] if tools else []),
     }
+
+
+def _settings_of_process() -> list[object]:
+    """The switch between threads, the rights of new files, the language, limits of the system."""
+    umask = os.umask(0)
+    os.umask(umask)
+    limits = [resource.getrlimit(each) for each in _LIMITS]
+    return [sys.getswitchinterval(), umask, locale.setlocale(locale.LC_NUMERIC), limits]
 
 
 def _named(thing: object) -> str:
@@ -142,6 +155,15 @@ def held_tensors(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
         waiting[:0] = [(name, each) for name, each in inner if each is not None]
 
 
+def form_of(tensor: Tensor) -> str:
+    """What must be the same in a candidate: type, shape, gradient, and the class if it is an own
+    one, which could answer the launcher as it likes."""
+    form = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+    gradient = " with gradient" if tensor.requires_grad else ""
+    known = type(tensor) is Tensor or type(tensor).__module__.startswith("torch.nn.parameter")
+    return form + gradient + ("" if known else f" of class {type(tensor).__qualname__}")
+
+
 def digest(described: list[tuple[str, bytes]]) -> str:
     """One figure for names and values; equal only if all are."""
     total = hashlib.blake2b(digest_size=16)
@@ -149,3 +171,9 @@ def digest(described: list[tuple[str, bytes]]) -> str:
         total.update(f"{name}:{len(values)}:".encode())
         total.update(values)
     return total.hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """One figure for the names and values of all parameters, and for who takes gradients."""
+    held = ((name, each) for kind, name, each in held_tensors(model) if kind == "parameter")
+    return digest([(f"{name} {each.requires_grad}", bytes_of(each)) for name, each in held])

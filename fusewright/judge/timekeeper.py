@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fusewright.judge.arena import Arena
+from fusewright.judge.calls import COMPILED
 from fusewright.judge.conversation import Conversation
 from fusewright.judge.expectations import Expectations
 from fusewright.judge.floor import measure_rates
@@ -25,7 +26,7 @@ from fusewright.problem.load import Problem
 from fusewright.target.device import precise_name
 from fusewright.tune.timing import Cover, host_flush_bytes
 
-BASELINES = (EAGER, "compile")
+BASELINES = (EAGER, *COMPILED)
 _CLOCK = (
     "the judge's own process: from go until the results are in its memory, less an empty request"
 )
@@ -37,7 +38,7 @@ _BASELINE_S = 600.0
 class Timing:
     """How a candidate is timed: beside which baselines, and for how many seconds each pass."""
 
-    baselines: tuple[str, ...] = BASELINES
+    baselines: tuple[str, ...] = BASELINES[:2]
     passes: tuple[str, ...] = ("forward", "train")
     budget_s: float = 4.0
 

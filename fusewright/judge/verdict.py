@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 from fusewright.judge.times import Conditions, PassTimes
 
@@ -41,7 +42,9 @@ class Verdict:
 
     `flags` are observations that are no fault. `notes` say what could not be asked. `output` is
     what the candidate printed, cut and escaped. `calls` were answered, and `checks` compared.
-    `times` are those of each pass, and `conditions` what they hold for.
+    `build_seconds` went by until the first calls were answered. `precisions` are the classes of
+    each pass and of eager, `peak_bytes` what a call of each pass took. `times` are those of each
+    pass, and `conditions` what they hold for.
     """
 
     word: str
@@ -57,6 +60,9 @@ class Verdict:
     seconds: float = 0.0
     candidate_seconds: float = 0.0
     confined: bool = True
+    build_seconds: float | None = None
+    precisions: Mapping[str, str] = field(default_factory=dict)
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)
     times: tuple[PassTimes, ...] = ()
     conditions: Conditions | None = None
 

@@ -90,7 +90,7 @@ def with_nan(leaf: object) -> object:
 
 
 def laid_out(tangent: Tensor, layout: str) -> Tensor:
-    """A contiguous gradient's values in another layout; `expanded` repeats the first value."""
+    """A contiguous tensor's values in another layout; `expanded` repeats the first value."""
     if layout == "contiguous":
         return tangent
     if layout == "expanded":
@@ -99,8 +99,9 @@ def laid_out(tangent: Tensor, layout: str) -> Tensor:
     if layout == "transposed":
         permuted = tuple(reversed(range(tangent.dim())))
         return tangent.permute(permuted).contiguous().permute(permuted)
-    # Every second element of a wider tensor; the elements in between are NaN.
-    wide = tangent.new_full((*tangent.shape, 2), torch.nan)
+    # Every second element of a wider tensor; the elements in between are NaN, or zero.
+    between = torch.nan if is_differentiable(tangent) else 0
+    wide = tangent.new_full((*tangent.shape, 2), between)
     sliced = wide[..., 1]
     return sliced.copy_(tangent)
 

@@ -96,6 +96,14 @@ def candidate_factory(path: str | Path, problem: Problem) -> Callable[[], nn.Mod
     return load_candidate(path, problem).make
 
 
+def candidate_path(path: str | Path) -> Path:
+    """The whole path of a file that another process will load."""
+    found = Path(path).expanduser().absolute()
+    if not found.is_file():
+        raise ProblemError(f"{found}: there is no such file")
+    return found
+
+
 @dataclass(frozen=True)
 class _UserFile:
     path: Path

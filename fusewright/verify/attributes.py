@@ -79,11 +79,15 @@ def widen_attributes(model: nn.Module, widened: Callable[[object], object]) -> N
             held[name] = map_leaves(widened, value)
 
 
-def share_attributes(model: nn.Module, candidate: nn.Module) -> None:
+def tensor_attributes(model: nn.Module) -> dict[str, object]:
+    """The attributes that hold tensors, by their full names."""
+    return {full: value for full, _, _, value in attributes_of(model) if _has_tensors(value)}
+
+
+def share_attributes(theirs: Mapping[str, object], candidate: nn.Module) -> None:
     """Give a candidate copies of the tensors that the model's attributes hold."""
-    theirs = {full: value for full, _, _, value in attributes_of(model)}
     for full, held, name, value in attributes_of(candidate):
-        if _has_tensors(value) and _has_tensors(theirs.get(full)):
+        if _has_tensors(value) and full in theirs:
             held[name] = _copied(theirs[full])
 
 

@@ -14,10 +14,10 @@ from fusewright.errors import FusewrightError, ProblemError, VerifyError
 from fusewright.verify.budget import Budget, Footprint, is_out_of_memory
 from fusewright.verify.compare import Check
 from fusewright.verify.feeds import Feed, Inputs
-from fusewright.verify.flags import steady_flags
 from fusewright.verify.reference import NO_MEMORY, Reference
+from fusewright.verify.respondent import Respondent
 from fusewright.verify.rows import Batch, are_independent, possible_batches
-from fusewright.verify.run import Subject, ask
+from fusewright.verify.run import ask
 from fusewright.verify.scenarios import PLAIN_LAYOUT, Answer, Question, Scenario
 from fusewright.verify.wide import VALUE_LAYOUTS, WideModel
 
@@ -45,12 +45,12 @@ class Case:
     def __init__(
         self,
         reference: Reference,
-        subject: Subject,
+        candidate: Respondent,
         footprint: Footprint,
         budget: Budget,
         device: torch.device,
     ) -> None:
-        self.reference, self.subject = reference, subject
+        self.reference, self.candidate = reference, candidate
         self.footprint, self.budget, self.device = footprint, budget, device
         # Why the whole call failed before, by whether it took gradients.
         self.failed: dict[bool, str] = {}
@@ -153,13 +153,14 @@ class Case:
         return time.perf_counter() - start
 
 
-def answering(subject: Subject, scenario: Scenario) -> Callable[[Question, str], Answer]:
+def answering(
+    candidate: Respondent, feed: Feed, scenario: Scenario
+) -> Callable[[Question, str], Answer]:
     """Asks a candidate; its failure is a VerifyError."""
 
     def answer(question: Question, layout: str) -> Answer:
         try:
-            with steady_flags("the candidate"):
-                return ask(subject, question, (layout,))
+            return candidate.ask(question, layout, feed)
         except FusewrightError:
             raise
         except Exception as error:

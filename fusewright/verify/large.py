@@ -30,7 +30,7 @@ from fusewright.verify.feeds import Inputs
 from fusewright.verify.others import eager_runs, right_runs
 from fusewright.verify.reference import NO_MEMORY, broken, examine, keep_worst, scaled
 from fusewright.verify.rows import sample_rows
-from fusewright.verify.run import Subject, ask
+from fusewright.verify.run import ask
 from fusewright.verify.scenarios import PLAIN_LAYOUT, Expected, Question, Results, Scenario, Usual
 from fusewright.verify.slices import WholeRun, float64_checks
 
@@ -119,9 +119,9 @@ def _checked_part(case: Case, scenario: Scenario, values: Inputs, rows: int) -> 
         return Sample()
     if NO_MEMORY in expected.why:
         raise ProblemError(NO_MEMORY)
-    subject = Subject(case.subject.model, reference.feed)
     worst, usual = dict[str, Check](), dict[str, Mapping[str, Usual]]()
-    answer, right = answering(subject, scenario), partial(right_runs, reference)
+    answer = answering(case.candidate, reference.feed, scenario)
+    right = partial(right_runs, reference)
     with _fallback_noticed(case):
         for layout in expected.eager:
             checks = examine(expected, answer, (layout,), right)
@@ -195,7 +195,7 @@ def _layout_checks(
         return Findings(), scale
     scale = (max(scale[0], expected.usual_rms), max(scale[1], expected.usual_gradient_rms))
     expected = replace(expected, usual_rms=scale[0], usual_gradient_rms=scale[1])
-    answer = answering(case.subject, question.scenario)
+    answer = answering(case.candidate, case.reference.feed, question.scenario)
     found = answer(expected.question, layout).results[layout]
     checks = tuple(compare_answers(found, layout, expected))
     alike = expected.why == _RANDOM

@@ -18,7 +18,12 @@ from fusewright.errors import VerifyError
 from fusewright.problem.inputs import laid_out, named_tensors, poisoned_memory
 from fusewright.problem.load import Problem
 from fusewright.problem.nested import leaves
-from fusewright.verify.attributes import attribute_values, restore_attributes, share_attributes
+from fusewright.verify.attributes import (
+    attribute_values,
+    restore_attributes,
+    share_attributes,
+    tensor_attributes,
+)
 from fusewright.verify.feeds import Feed
 from fusewright.verify.figures import same_values
 from fusewright.verify.scenarios import PLAIN_LAYOUT, Answer, Question, Results
@@ -203,7 +208,7 @@ def with_state_of(model: nn.Module, candidate: nn.Module, whose: str) -> nn.Modu
     held = [*model.parameters(), *model.buffers()]
     candidate = candidate.to(held[0].device) if held else candidate
     candidate.load_state_dict(model.state_dict())
-    share_attributes(model, candidate)
+    share_attributes(tensor_attributes(model), candidate)
     return candidate.train(model.training)
 
 

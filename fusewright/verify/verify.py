@@ -35,8 +35,9 @@ from fusewright.verify.flags import steady_flags
 from fusewright.verify.large import EAGER_FAILS, check_in_parts
 from fusewright.verify.others import right_runs
 from fusewright.verify.reference import NO_MEMORY, Reference, examine, stir
+from fusewright.verify.respondent import Here, Respondent
 from fusewright.verify.rows import possible_batches, sample_rows
-from fusewright.verify.run import Subject, make_model, restore, with_state_of
+from fusewright.verify.run import make_model, restore, with_state_of
 from fusewright.verify.scenarios import Scenario, asked
 
 # Told which scenario is being checked, and the share of all that is done.
@@ -75,19 +76,40 @@ def verify(
     budget: Budget | None = None,
     progress: OnProgress = lambda words, share: None,
 ) -> Report:
-    """Compare a candidate with the model in every mode; a seed makes the run repeatable.
+    """Compare a module of this process with the model in every mode.
 
-    The factory returns a new module, whose parameters and buffers are overwritten. By default the
-    checks may take most of the free memory, and as long as they need.
+    The factory returns a new module, whose parameters and buffers are overwritten. A seed makes the
+    run repeatable. By default the checks may take most of the free memory, and as long as they
+    need.
     """
+    where = resolve_device(device)
+
+    def respondent(model: nn.Module) -> Respondent:
+        with steady_flags("the candidate"):
+            made = candidate_factory().to(where)
+            return Here(with_state_of(model, made, "the candidate"))
+
+    how = (device, modes, seed, budget, progress)
+    return verify_respondent(problem, respondent, *how)
+
+
+def verify_respondent(
+    problem: Problem,
+    make_respondent: Callable[[nn.Module], Respondent],
+    device: str | torch.device,
+    modes: Sequence[str] = ("train", "eval"),
+    seed: int | None = None,
+    budget: Budget | None = None,
+    progress: OnProgress = lambda words, share: None,
+) -> Report:
+    """As `verify`, with anybody who answers questions about a model with these values."""
     where = resolve_device(device)
     seed = secrets.randbits(31) if seed is None else seed
     budget = budget_of(where) if budget is None else budget
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
         model = make_model(problem, where, seed)
         torch.manual_seed(seed)
-        with steady_flags("the candidate"):
-            candidate = with_state_of(model, candidate_factory().to(where), "the candidate")
+        candidate = make_respondent(model)
         checker = _Checker(problem, model, candidate, where, seed, budget)
         found = list(checker.findings(tuple(asked(modes)), progress))
     notes: dict[str, list[str]] = {}
@@ -105,7 +127,7 @@ class _Checker:
         self,
         problem: Problem,
         model: nn.Module,
-        candidate: nn.Module,
+        candidate: Respondent,
         device: torch.device,
         seed: int,
         budget: Budget,
@@ -176,7 +198,8 @@ class _Checker:
             # Not every model can be watched.
             reference, sizes = Reference(self.model, feed, self.seed, mode), []
         needed = footprint(self.model, values, reference.tangents, sizes)
-        return Case(reference, Subject(self.candidate, feed), needed, self.budget, self.device)
+        self.candidate.begin(self.model, needed)
+        return Case(reference, self.candidate, needed, self.budget, self.device)
 
     def _checked(
         self,
@@ -187,9 +210,10 @@ class _Checker:
         ends: Deadline,
     ) -> Findings:
         """The checks of a scenario; if one is doubtful, over several looks with other values."""
-        models = [case.reference.model, case.subject.model]
-        if scenario.new_parameters and not stir(models, self.seed + 1):
-            return Findings()
+        if scenario.new_parameters:
+            if not stir([case.reference.model], self.seed + 1):
+                return Findings()
+            self.candidate.take_parameters(case.reference.model)
         if scenario.again and not case.reference.attributes:
             return Findings()
         looks: list[Findings] = []
@@ -247,7 +271,9 @@ def _checked_whole(case: Case, scenario: Scenario, values: Inputs) -> tuple[Find
         if NO_MEMORY in expected.why:
             return Findings(), NO_MEMORY
         right = partial(right_runs, reference)
-        checks = examine(expected, answering(case.subject, scenario), right_runs=right)
+        checks = examine(
+            expected, answering(case.candidate, reference.feed, scenario), right_runs=right
+        )
     except (FusewrightError, RuntimeError) as error:
         if is_out_of_memory(error):
             return Findings(), NO_MEMORY

@@ -47,6 +47,10 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
+OTHER = LINEAR_PROBLEM.replace("2 * width", "3 * width") + NEW_CLASS + "    pass\n"
+RAISES = "    def __init__(self, width):\n        raise ValueError('first\\nsecond')\n"
+
+
 def small(tmp_path: Path, name: str = "small.py", text: str = LINEAR_PROBLEM) -> Path:
     path = tmp_path / name
     path.write_text(text)
@@ -73,6 +77,24 @@ def test_a_wrong_file_is_exit_code_one(tmp_path: Path, run: Run) -> None:
     wrong = small(tmp_path, "wrong.py", LINEAR_PROBLEM + NEW_CLASS + body)
     code, words, _ = run("bench", small(tmp_path), wrong, "--pass", "forward", *QUICK)
     assert code == 1 and "WRONG" in words
+
+
+def test_files_that_cannot_be_asked_are_results(tmp_path: Path, run: Run) -> None:
+    files = [
+        small(tmp_path, "other.py", OTHER),
+        small(tmp_path, "two_lines.py", LINEAR_PROBLEM + NEW_CLASS + RAISES),
+        small(tmp_path, "none.py"),
+    ]
+    place = tmp_path / "x.json"
+    given = ("bench", small(tmp_path), *files, "--json", place, "--pass", "forward")
+    code, _, _ = run(*given, *QUICK)
+    assert code == 1
+    (found,) = storage.read_records(place)
+    eager, other, lines, none = found.passes[0].results
+    assert eager.status == "skipped" and "no file was right" in eager.note
+    assert other.status == "wrong" and "both must be the same" in other.note
+    assert lines.status == "failed" and "ValueError: first second" in lines.note
+    assert none.status == "failed" and "there is no class ModelNew" in none.note
 
 
 def test_ours_beside_a_foreign_file_with_the_name_of_a_baseline(tmp_path: Path, run: Run) -> None:
@@ -104,24 +126,17 @@ def test_a_record_is_drawn_again(tmp_path: Path, run: Run) -> None:
     assert code == 0 and "2 of 2" in words and "crashed" in words
 
 
-OTHER = LINEAR_PROBLEM.replace("2 * width", "3 * width") + NEW_CLASS + "    pass\n"
-RAISES = "    def __init__(self, width):\n        raise ValueError('first\\nsecond')\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("missing.py", *QUICK), "there is no such file"),
         (("broken.py", *QUICK), "failed while it was loaded: ZeroDivisionError"),
-        (("small.py", "other.py", *QUICK), "both must have the same parameters"),
         (("small.py", "missing.py", *QUICK), "there is no such file"),
         (("small.py", "--json", "small.py/x.json", *QUICK), "Not a directory"),
         (("small.py", "--json", "closed", *QUICK), "is a folder"),
         (("small.py", "--html", "small.py/x.html", *QUICK), "Not a directory"),
         (("small.py", "--png", "small.py", *QUICK), "Not a directory"),
         (("small.py", "--png", "/proc/charts", *QUICK), "nothing can be written here"),
-        (("small.py", "two_lines.py", *QUICK), "ValueError: first second"),
-        (("small.py", "small.py", *QUICK), "there is no class ModelNew"),
         (("small.py", "same.py", "same.py", *QUICK), "is given twice"),
         (("silent.py", *QUICK), "fails in train: RuntimeError: tensor("),
         (("hungry.py", *QUICK), "DefaultCPUAllocator"),
@@ -144,9 +159,8 @@ def test_bad_input_is_one_line_and_exit_code_two(
 ) -> None:
     small(tmp_path)
     small(tmp_path, "broken.py", "1 / 0\n")
-    small(tmp_path, "other.py", OTHER)
+    small(tmp_path, "other.py")
     small(tmp_path, "same.py", LINEAR_PROBLEM + NEW_CLASS + "    pass\n")
-    small(tmp_path, "two_lines.py", LINEAR_PROBLEM + NEW_CLASS + RAISES)
     small(tmp_path, "silent.py", LINEAR_PROBLEM.replace("return torch.relu", "raise RuntimeError"))
     small(tmp_path, "hungry.py", LINEAR_PROBLEM.replace("randn(64, 96)", "randn(10**7, 10**7)"))
     small(tmp_path, "record.json", "{}")

@@ -17,6 +17,7 @@ from fusewright.bench.run import bench
 from fusewright.bench.sampling import sample
 from fusewright.tune.stats import speedup
 from fusewright.verify.feeds import Feed, make_feed
+from tests.support.bench_as_ours import bench_as_ours
 from tests.support.live_problems import problem_from_module
 
 PROBLEM = """
@@ -101,7 +102,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def foreign(folder: Path) -> Record:
     files = [folder / f"{name}.py" for name in CANDIDATES]
-    return bench(folder / "small.py", files, SETTINGS)
+    return bench_as_ours(folder / "small.py", files, SETTINGS)
 
 
 def result(record: Record, pass_name: str, candidate: str) -> Result:

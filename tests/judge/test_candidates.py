@@ -22,6 +22,8 @@ EXPLOITS = [each for each in HERE if not each.honest]
 HONEST = [each for each in HERE if each.honest]
 # Files that surely run a kernel of their own; some others fall back, which is no fault.
 WITH_KERNELS = ("compiled_c", "load_inline", "compiled_by_torch", "numpy_result")
+MEMORY = "needs much memory"
+FLAGS = ("runs all of the model's own PyTorch operators", MEMORY)
 needs_box = pytest.mark.skipif(bool(missing_confinement()), reason=missing_confinement() or "-")
 
 
@@ -47,10 +49,11 @@ def test_honest_files_are_accepted(candidate: Candidate) -> None:
     verdict, path = judged(candidate), candidate.path
     assert verdict.word == "accepted", verdict.lines()
     assert verdict.calls > 40 and verdict.checks > 150
-    wanted = re.search(r"^# flag: (.+)$", path.read_text(), re.M)
-    fallback = [each for each in verdict.flags if each.startswith("runs all of the model's own")]
+    wanted = re.findall(r"^# flag: (.+)$", path.read_text(), re.M)
+    said = [each for each in FLAGS if any(flag.startswith(each) for flag in verdict.flags)]
     if wanted or path.stem in WITH_KERNELS:
-        assert bool(fallback) == bool(wanted), verdict.flags
+        assert said == wanted, verdict.flags
+    assert (MEMORY in said) == (MEMORY in wanted), verdict.flags
 
 
 @pytest.mark.sample(2)

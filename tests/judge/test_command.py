@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from fusewright.compile.solution import solve
 from fusewright.emit.file import file_text
 from fusewright.errors import ConfinementError, DeviceError, ProblemError
-from fusewright.judge import judge as judging
+from fusewright.judge import processes
 from fusewright.judge.judge import judge
 from fusewright.judge.process import Limits
 from fusewright.judge_command import judge as command
@@ -59,7 +59,7 @@ def test_a_gpu_that_is_not_there() -> None:
 
 
 def test_a_machine_without_namespaces_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "missing_confinement", lambda: "unshare: not permitted")
+    monkeypatch.setattr(processes, "missing_confinement", lambda: "unshare: not permitted")
     with pytest.raises(ConfinementError, match=r"unshare: not permitted.*--unconfined"):
         judge(SMALL, FOLDER / "rewritten.py")
 

@@ -57,9 +57,10 @@ def test_a_call_is_timed_between_drained_streams() -> None:
     device = Cuda(HOST, diary, lambda: diary.entries.append("flush"))
     launcher = Launcher(arena, device)
     launcher.model = Doubled(diary)
-    weight = {"tensor": 0, "dtype": "float32", "shape": [2]}
+    weight = {"tensor": 0, "dtype": "float32", "shape": [2], "device": "cpu"}
     launcher.answer(
-        {"do": "weights", "values": {"weight": weight}}, [bytes_of(torch.tensor([5.0, 7.0]))]
+        {"do": "weights", "values": {"weight": weight}, "attributes": {}},
+        [bytes_of(torch.tensor([5.0, 7.0]))],
     )
     placement = Placement(arena, random.Random(0))
     values, tangent = torch.full((3, 2), 4.0), torch.ones(3, 2)
@@ -85,6 +86,9 @@ def test_a_call_is_timed_between_drained_streams() -> None:
         "busy": False,
         "empty": False,
         "trace": False,
+        "again": False,
+        "weigh": False,
+        "frozen": False,
         "calls": [call],
         "buffers": {},
         "attributes": {},

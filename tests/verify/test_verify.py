@@ -246,6 +246,8 @@ def test_layouts_hold_the_same_values() -> None:
     for shape in ((), (0, 3)):
         for layout in LAYOUTS:
             assert laid_out(torch.ones(shape), layout).shape == shape
+    index = torch.tensor([3, 1, 2])
+    assert laid_out(index, "sliced").tolist() == [3, 1, 2]
 
 
 def test_trees_and_integers_are_compared_by_name() -> None:
