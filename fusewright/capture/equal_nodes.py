@@ -21,6 +21,7 @@ from torch._functorch.compile_utils import get_aten_target, rand_ops
 from torch.multiprocessing.reductions import StorageWeakRef
 
 _SYMBOLIC = torch.SymInt | torch.SymFloat | torch.SymBool
+_NAME = "fx_graph_cse"
 _KEPT = ("placeholder", "output", "get_attr")
 _OF_NUMBERS = (operator.add.__module__, math.ceil.__module__)  # the modules of their functions
 
@@ -28,8 +29,8 @@ _OF_NUMBERS = (operator.add.__module__, math.ceil.__module__)  # the modules of 
 @contextlib.contextmanager
 def merging_lightly() -> Iterator[None]:
     """The partitioner merges equal nodes with `merged` while the block runs."""
-    plain = partitioners.fx_graph_cse
-    with patch.object(partitioners, "fx_graph_cse", lambda graph: merged(graph, plain)):
+    plain = vars(partitioners)[_NAME]
+    with patch.object(partitioners, _NAME, lambda graph: merged(graph, plain)):
         yield
 
 
@@ -69,7 +70,7 @@ def _storage(node: fx.Node) -> StorageWeakRef | None:
     if not isinstance(value, torch.Tensor):
         return None
     try:
-        return StorageWeakRef(value.untyped_storage())
+        return StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]
     except NotImplementedError:  # a tensor without memory of its own, such as a sparse one
         return None
 
