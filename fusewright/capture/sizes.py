@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -36,6 +38,7 @@ def remembered(shape_env: ShapeEnv) -> Iterator[None]:
     makers[SymNode, "maybe_as_int"] = _as_int
     makers[SymNode, "wrap_int"] = _wrap_int
     makers[ShapeEnv, "evaluate_sym_node"] = _evaluate
+    makers[FunctionalTensor, "__new__"] = _untraced
     plain = {(owner, name): vars(owner)[name] for owner, name in makers}
     # A guard names the function that asked for it. That is never one of ours.
     symbolic_shapes.uninteresting_files().add(__file__)
@@ -46,6 +49,20 @@ def remembered(shape_env: ShapeEnv) -> Iterator[None]:
     finally:
         for (owner, name), each in plain.items():
             setattr(owner, name, each)
+
+
+def _untraced(plain: Any, _: ShapeEnv) -> Any:
+    """A functional tensor. Its constructor computes how much memory it would need, which no graph
+    reads. A tracer would follow the ten steps of that, for each tensor."""
+    build, tracer = plain.__func__, torch._C._get_dispatch_mode
+
+    def run(cls: Any, elem: torch.Tensor, mode: Any) -> Any:
+        if tracer(_PROXY) is None:
+            return build(cls, elem, mode)
+        with disable_proxy_modes_tracing():
+            return build(cls, elem, mode)
+
+    return staticmethod(run)
 
 
 def _version(shape_env: ShapeEnv) -> str:

@@ -23,6 +23,7 @@ from fusewright.capture.call import Flattened, ModelCall
 from fusewright.capture.convert import Converter, is_random
 from fusewright.capture.decompositions import decomposition_table, kept_whole
 from fusewright.capture.effects import is_token, without_tokens
+from fusewright.capture.equal_nodes import merging_lightly
 from fusewright.capture.fake_results import compared_once
 from fusewright.capture.losses import with_class_losses
 from fusewright.capture.ones import unguarded_ones
@@ -179,7 +180,7 @@ def split(
     recompute = functorch_config.patch(
         ban_recompute_used_far_apart=False, ban_recompute_long_fusible_chains=False
     )
-    with recompute, _random_kept_apart(joint), _reductions_fused():
+    with recompute, _random_kept_apart(joint), _reductions_fused(), merging_lightly():
         return min_cut_rematerialization_partition(
             joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **others
         )

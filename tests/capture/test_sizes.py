@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from fusewright.capture import capture
 from fusewright.capture.fake_results import compared_once
 from fusewright.capture.sizes import remembered
+from tests.support.models import Lambda
 
 
 def counted(patch: pytest.MonkeyPatch, owner: type, name: str) -> list[int]:
@@ -114,3 +115,11 @@ def test_results_are_built_twice_for_the_first_of_a_kind(monkeypatch: pytest.Mon
         assert [each.stride() for each in found[:4]] == [(4, 1)] * 3 + [(1, 4)]
         assert found[3].untyped_storage()._cdata == x.untyped_storage()._cdata
     assert built[0] > built[1] >= 2  # the first sine, the first view, and the second sine
+
+
+def test_a_tracer_follows_no_sizes_of_memory() -> None:
+    """Each step that it follows takes a name of its operator, so names tell: there are no gaps."""
+    model = Lambda(lambda x: torch.relu(x * 2 + 1) * 3 + x.sum())
+    program = capture(model, (torch.randn(6, 4),), mode="train")
+    names = [node.name for node in program.forward.nodes]
+    assert names[:6] == ["mul", "add", "relu", "mul_1", "sum_1", "add_1"]

@@ -107,6 +107,19 @@ def test_a_source_without_such_words_is_left_alone() -> None:
     assert ast.dump(ast.parse(read(WORDY).rest)) == ast.dump(ast.parse(read(read(WORDY).rest).rest))
 
 
+def test_the_words_stand_between_and_beside_statements() -> None:
+    source = (
+        "# the first pass\n@staticmethod  # pass\ndef f():\n    'try'\n\n\n"
+        "x = 1; y = 'pass'; z = '''a\npass'''; w = 'try'\n"
+        "# between: try\nv = [\n    'except',  # except\n]\n# the last pass\n"
+    )
+    assert respelt(source) == (
+        "# the first p·ass\n@staticmethod  # p·ass\ndef f():\n    't·ry'\n\n\n"
+        "x = 1; y = '\\x70ass'; z = '''a\n\\x70ass'''; w = '\\x74ry'\n"
+        "# between: t·ry\nv = [\n    '\\x65xcept',  # e·xcept\n]\n# the last p·ass\n"
+    )
+
+
 def test_kernels_are_respelt_in_comments() -> None:
     text = "int a;  // a second pass, except here\nint b;  // try\n"
     assert respelt_cpp(text) == "int a;  // a second p·ass, e·xcept here\nint b;  // t·ry\n"
