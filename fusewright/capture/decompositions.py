@@ -17,7 +17,7 @@ from torch._C import DispatchKey
 from torch._decomp import get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size as _size_of
 
-from fusewright.capture.gradients import gradient_decompositions
+from fusewright.capture.gradients import affine_grid_gradient, gradient_decompositions
 from fusewright.capture.pads import circular, pad_decompositions
 
 _NORMALISATIONS = """
@@ -51,7 +51,7 @@ _POINTWISE = """
 """
 _VIEWS = """
     unbind unsafe_split unsafe_split_with_sizes pixel_shuffle pixel_unshuffle channel_shuffle repeat
-    narrow_copy
+    narrow_copy affine_grid_generator
 """
 
 
@@ -78,6 +78,9 @@ def kept_whole() -> Iterator[None]:
             replaced[backward.default] = {DispatchKey.Meta: _gradient_shape}
     replaced[torch.ops.aten._pad_circular.default] = {
         DispatchKey.CompositeImplicitAutograd: circular
+    }
+    replaced[torch.ops.aten.affine_grid_generator_backward.default] = {
+        DispatchKey.CompositeImplicitAutograd: affine_grid_gradient
     }
     before = {op: dict(op.py_kernels) for op in replaced}
     try:

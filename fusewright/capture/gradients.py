@@ -46,3 +46,21 @@ def _logit(grad: Any, x: Any, eps: float | None = None) -> Any:
     low = 0.0 if eps is None else eps
     outside = torch.logical_or(x < low, x > 1.0 - low)
     return torch.where(outside, float("nan") if eps is None else 0.0, slope)
+
+
+def affine_grid_gradient(grad: Any, size: Any, align_corners: bool) -> Any:
+    """The same as PyTorch's, whose C++ needs numbers where the batch is a symbol: the grid is a
+    product of the positions in an image, from -1 to 1, with each image's matrix."""
+    batch, _, *spatial = size
+    lines = [_positions(grad, length, align_corners) for length in reversed(spatial)]
+    shapes = [(length, *[1] * at) for at, length in enumerate(reversed(spatial))]
+    each = [line.view(shape).expand(spatial) for line, shape in zip(lines, shapes, strict=True)]
+    base = torch.stack([*each, grad.new_ones(spatial)], -1).view(-1, len(spatial) + 1)
+    return grad.reshape(batch, -1, len(spatial)).transpose(1, 2) @ base
+
+
+def _positions(like: Any, length: Any, align_corners: bool) -> Any:
+    if length <= 1:
+        return like.new_zeros(length)
+    line = torch.linspace(-1, 1, length, dtype=like.dtype, device=like.device)
+    return line if align_corners else line * (length - 1) / length

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusewright
@@ -100,3 +100,30 @@ def test_kernels_keep_the_digits_and_the_nan() -> None:
     x = torch.tensor([[12.0, 0.5], [20.0, 20.0], [1.0, math.nan]])
     expected, found = (_gradient(each, x, False) for each in (losses, fast))
     assert torch.allclose(found, expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
+class _Warped(nn.Module):
+    """A spatial transformer, whose gradient PyTorch traces only with numbers as sizes."""
+
+    def __init__(self, spatial: tuple[int, ...], align_corners: bool) -> None:
+        super().__init__()
+        self.spatial, self.align_corners = spatial, align_corners
+
+    def forward(self, theta: Tensor) -> Tensor:
+        size = (theta.shape[0], 3, *self.spatial)
+        return F.affine_grid(theta, size, align_corners=self.align_corners).tanh()
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("spatial", [(4, 5), (1, 3), (2, 3, 4)])
+def test_affine_grids_of_any_batch(spatial: tuple[int, ...], align_corners: bool) -> None:
+    model = _Warped(spatial, align_corners)
+    theta = torch.randn(2, len(spatial), len(spatial) + 1)
+    fast = fusewright.optimize(model, (theta,), modes=("train",))
+    assert not fusewright.explain(fast).breaks
+    for batch in (2, 5):
+        one, other = (torch.randn(batch, *theta.shape[1:]).requires_grad_() for _ in range(2))
+        other.data.copy_(one.data)
+        fast(one).square().sum().backward()
+        model(other).square().sum().backward()
+        torch.testing.assert_close(one.grad, other.grad)
