@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusewright.ir.graph import HALF_DTYPES, Dim, Ratio, contiguous_strides, dim
+from fusewright.ir.graph import HALF_DTYPES, ONE, Dim, Ratio, contiguous_strides, dim
 from fusewright.ir.loop import (
     Access,
     Apply,
@@ -99,6 +99,28 @@ def softmax(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:
         Store("y", dtype, row_major("y", rows, columns)),
     ]
     return kernel("softmax", [rows], [columns], {"x": dtype}, {"y": dtype}, body)
+
+
+def channel_softmax_gradient(
+    batch: Size, channels: Size, area: Size, dtype: str = "float32"
+) -> LoopKernel:
+    """The gradient of f · softmax(x) over channels, written in channels-last; y is the softmax."""
+    channels, area = dim(channels), dim(area)
+    planes = channels * area, ONE, area
+    wide = "float32" if dtype in HALF_DTYPES else dtype
+    body = [
+        *(Load(each, dtype, access(each, *planes)) for each in ("g", "f", "y")),
+        Apply("given", dtype, "mul", ("g", "f")),
+        Apply("part", dtype, "mul", ("given", "y")),
+        Reduce("total", wide, "sum", "part"),
+        Apply("rest", wide, "sub", ("given", "total")),
+        Apply("dx", wide, "mul", ("rest", "y")),
+        Store("dx", dtype, access("dx", channels * area, channels, ONE)),
+    ]
+    inputs = dict.fromkeys(("g", "f", "y"), dtype)
+    return kernel(
+        "channel_softmax_gradient", [batch, area], [channels], inputs, {"dx": dtype}, body
+    )
 
 
 def layer_norm(rows: Size, columns: Size, dtype: str = "float32") -> LoopKernel:

@@ -115,6 +115,24 @@ def softmax_case(columns: int, dtype: str) -> Case:
     )
 
 
+def channel_softmax_gradient_case(batch: int, channels: int, area: int) -> Case:
+    g, f, x = (randn(batch, channels, area) for _ in range(3))
+    dx = randn(batch, area, channels).transpose(1, 2)
+    return Case(
+        f"channel_softmax_gradient {batch}x{channels}x{area}",
+        loop_kernels.channel_softmax_gradient(S0, channels, area),
+        {"s0": batch},
+        {"g": g, "f": f, "y": x.softmax(1), "dx": dx},
+        ("dx", lambda t: channel_softmax_gradient(*(t[each].double() for each in "gfy"))),
+        lambda t: channel_softmax_gradient(t["g"], t["f"], t["y"]),
+    )
+
+
+def channel_softmax_gradient(g: Tensor, f: Tensor, y: Tensor) -> Tensor:
+    given = g * f
+    return y * (given - (given * y).sum(1, keepdim=True))
+
+
 def layer_norm_case(columns: int) -> Case:
     rows = (1 << 27) // columns
     x = randn(rows, columns)
@@ -215,6 +233,7 @@ def all_cases() -> Iterator[Callable[[], Case]]:
     for columns in (1024, 4096, 16384, 32768):
         yield lambda columns=columns: softmax_case(columns, "float32")
     yield lambda: softmax_case(4096, "bfloat16")
+    yield lambda: channel_softmax_gradient_case(16, 64, 32 * 64 * 64)
     for columns in (1024, 4096, 8192):
         yield lambda columns=columns: layer_norm_case(columns)
     for at in range(5):

@@ -155,13 +155,14 @@ def _launch(form: Form, index: str, lanes: int) -> tuple[str, list[str]]:
         # Single elements are not copied to shared memory: each sweep reads them again. A row in
         # registers must still fit. Otherwise more single elements are loaded at once.
         cached, shared = cached and not shared, 0
-        if not form.scans and not (cached and schedule.kind == "column"):
+        column = schedule.kind in ("column", "transpose_column")
+        if not form.scans and not (cached and column):
             unroll = unroll * schedule.lanes if cached else max(4, unroll)
     if schedule.kind == "pointwise":
         numbers = f"{lanes}, {schedule.threads}, {unroll}"
         driver = "flat" if schedule.flat and lanes > 1 else "pointwise"
         return f"fw::{driver}<{index}, {numbers}>", [body, "where", "stream"]
-    if form.is_tiled:
+    if schedule.kind in ("transpose", "transpose_row"):
         # Single elements need more addresses per thread, so their tile is small.
         tile = schedule.tile if lanes == schedule.lanes else SMALL_TILE
         numbers = f"{lanes}, {tile}, {schedule.threads}"
@@ -181,7 +182,8 @@ def _launch(form: Form, index: str, lanes: int) -> tuple[str, list[str]]:
         across = schedule.across
         numbers = f"{lanes}, {across}, {schedule.threads // across}, {unroll}"
         if cached:
-            return f"fw::held_column<{index}, {numbers}>", [body, "where", "stream"]
+            driver = "held_column" if schedule.kind == "column" else schedule.kind
+            return f"fw::{driver}<{index}, {numbers}>", [body, "where", "stream"]
     driver = schedule.kind if form.transposed_inner is None else "transpose_within"
     arguments = [body, str(schedule.splits), "workspace", "where", "stream"]
     return f"fw::{driver}<{index}, {numbers}>", arguments

@@ -34,7 +34,7 @@ from fusewright.schedule.coalesce import coalesce, with_long_lanes
 from fusewright.schedule.half_precision import half_precision_values
 from fusewright.schedule.loops import kept_sweeps, legal
 from fusewright.schedule.sweeps import Sweeps, sweeps
-from fusewright.schedule.transpose_tiles import staged, transposed_axis
+from fusewright.schedule.transpose_tiles import TILED, staged, transposed_axis
 from fusewright.schedule.vector_width import ROWS
 from fusewright.target.target import Target
 
@@ -77,12 +77,13 @@ class Form:
 
     @property
     def is_tiled(self) -> bool:
-        return self.schedule.kind in ("transpose", "transpose_row")
+        return self.schedule.kind in TILED
 
     @property
     def transposed(self) -> int | None:
-        """The index of the axis that tiles exchange with the last one, or None without tiles."""
-        return transposed_axis(self.kernel) if self.is_tiled else None
+        """The index of the axis that square tiles exchange with the last one, or None without."""
+        square = self.is_tiled and self.schedule.kind != "transpose_column"
+        return transposed_axis(self.kernel) if square else None
 
     @property
     def transposed_inner(self) -> int | None:
@@ -97,7 +98,7 @@ class Form:
     @cached_property
     def tiles(self) -> Mapping[Load | Store, int]:
         """The accesses that go through shared memory, with the number of their tile."""
-        found = staged(self.kernel) if self.is_tiled else ()
+        found = staged(self.kernel, self.schedule.kind)
         numbers: dict[Load | Store, int] = {}
         for kind in (Load, Store):
             numbers |= {x: at for at, x in enumerate(x for x in found if isinstance(x, kind))}

@@ -36,7 +36,8 @@ def _headers(form: Form, target: Target) -> tuple[str, ...]:
         f"cuda/{kind}.cuh": kind in ("pointwise", "row", "column"),
         "cuda/cluster_row.cuh": form.schedule.cluster > 1,
         "cuda/held_column.cuh": kind == "column" and form.schedule.cached,
-        "cuda/transpose.cuh": form.is_tiled,
+        "cuda/transpose.cuh": kind in ("transpose", "transpose_row"),
+        "cuda/transpose_column.cuh": kind == "transpose_column",
         "cuda/scan.cuh": bool(form.scans),
     }
     return tuple(name for name, needed in found.items() if needed)

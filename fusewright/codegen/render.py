@@ -35,9 +35,9 @@ from fusewright.runtime import library
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 # Headers of loops, in the order in which they are pasted. Others follow in alphabetical order.
-_LOOP_HEADERS = ("pointwise", "row", "column", "held_column", "transpose", "scan", "guarded")
+_LOOPS = ("pointwise", "row", "column", "held_column", "transpose", "transpose_column")
 _FIRST = {
-    "cuda": ("cuda/lanes.cuh", *(f"cuda/{name}.cuh" for name in _LOOP_HEADERS)),
+    "cuda": ("cuda/lanes.cuh", *(f"cuda/{x}.cuh" for x in (*_LOOPS, "scan", "guarded"))),
     "host": ("host/loops.hpp", "host/scan.hpp", "host/guarded.hpp"),
 }
 _PRECISIONS = (

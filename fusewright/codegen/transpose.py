@@ -2,6 +2,7 @@
 
 `fetch` reads V neighbours along the transposed axis, and `stage` writes them to the tile. `visit`
 reads and writes the tile with its lanes along the last axis. `flush` writes the tile to memory.
+Held columns (kernels/cuda/transpose_column.cuh) stage stores only; m is the index in a column.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ def tile_parts(form: Form) -> list[list[str]]:
     loads = [item for item in form.tiles if isinstance(item, Load)]
     stores = [item for item in form.tiles if isinstance(item, Store)]
     fetches, flushes = (str(bool(each)).lower() for each in (loads, stores))
-    tiles, slot = tile_count(form.kernel), slot_bytes(form.kernel)
+    tiles, slot = tile_count(form.tiles), slot_bytes(form.tiles)
     flags = [
         f"static constexpr bool kFetches = {fetches}, kFlushes = {flushes};",
         f"static constexpr int kTiles = {tiles}, kSlotBytes = {slot};",
     ]
+    if form.schedule.kind == "transpose_column":
+        return [flags, _flush(form, stores)]
     moves = [_fetched(form, loads), _fetch(form, loads), _stage(form, loads), _flush(form, stores)]
     return [
         ["template <int V>", "struct Row;"] * (form.transposed_inner is not None) + flags,
@@ -44,6 +47,9 @@ def _coordinates(form: Form) -> list[str]:
 def _heads(form: Form, lines: list[str]) -> list[str]:
     """Definitions of the coordinates. The V neighbours begin at m along the transposed axis."""
     kernel = form.kernel
+    if form.schedule.kind == "transpose_column":
+        column = decompose(form, kernel.outer, "i", "l")
+        return used([*column, *decompose(form, kernel.inner, "j", index="m")], lines)
     if form.transposed_inner is not None:
         return used(decompose(form, kernel.inner, "j", "l", form.transposed_inner), lines)
     if not form.is_row:

@@ -77,7 +77,7 @@ def _around(kernel: LoopKernel, first: Schedule, sizes: Sizes) -> Iterator[Sched
             variations = _cached_rows(first, kernel.inner_numel.at(sizes))
         case "row":
             variations = _rows(first, kernel.inner_numel.at(sizes))
-        case "column" if first.cached:
+        case "column" | "transpose_column" if first.cached:
             variations = _held_columns(first, kernel.inner_numel.at(sizes))
         case "column" | "scan_column":
             variations = _columns(first)
@@ -147,7 +147,12 @@ def _columns(first: Schedule) -> Iterator[Schedule]:
 
 
 def _held_columns(first: Schedule, inner: int) -> Iterator[Schedule]:
-    """Another share of a column per thread, or more threads of a block across columns."""
+    """Results through shared memory or not, another share of a column per thread, or more threads
+    of a block across columns."""
+    if first.kind == "column":
+        yield replace(first, kind="transpose_column")
+    else:  # Strided stores are not vectors.
+        yield replace(first, kind="column", lanes=1)
     size, beside = first.threads, first.across
     shares = (2 * size, beside), (size, beside // 2), (4 * size, beside), (size, beside // 4)
     for threads, across in (*shares, (2 * size, beside // 2), (size // 2, beside)):

@@ -11,8 +11,8 @@ HOST_RUN = 1024  # kLongestRun of kernels/host/loops.hpp
 @dataclass(frozen=True)
 class Schedule:
     """kind: 'pointwise', 'row' (lanes along the last inner axis) or 'column' (last outer axis);
-    'transpose' and 'transpose_row' are the first two with tiles that are transposed in shared
-    memory; 'scan' and 'scan_column' scan along rows and columns.
+    'transpose', 'transpose_row' and 'transpose_column' are these with tiles that are transposed in
+    shared memory; 'scan' and 'scan_column' scan along rows and columns.
 
     lanes: elements per vector (host: lanes of an accumulator). threads: of a CUDA block (of a row
     for 'row', where `rows` share a block; `across` threads of a column block are side by side).

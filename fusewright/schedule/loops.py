@@ -27,18 +27,13 @@ from fusewright.schedule.row_cache import (
 from fusewright.schedule.scans import scan_candidates, scan_fits
 from fusewright.schedule.sweeps import Sweeps, early_loads, element_loads, part_bytes, sweeps
 from fusewright.schedule.transpose_tiles import (
+    TILED,
     mixes_layouts,
     tile_bytes,
     tiled_accesses,
     transposed_axis,
 )
-from fusewright.schedule.vector_width import (
-    TILED,
-    column_widths,
-    lanes_fit,
-    prefers_column,
-    widths,
-)
+from fusewright.schedule.vector_width import column_widths, lanes_fit, prefers_column, widths
 from fusewright.target.target import SHARED_BYTES, Target
 
 SMALL_TILE = 32
@@ -79,7 +74,7 @@ def legal(kernel: LoopKernel, schedule: Schedule, target: Target) -> bool:
             return schedule.threads <= 1024
         case "row":
             return _row_fits(kernel, schedule, target)
-        case "column":
+        case "column" | "transpose_column":
             return _column_fits(kernel, plan, schedule)
         case "transpose" | "transpose_row":
             return plan.count == 1 and _tile_fits(kernel, schedule)
@@ -156,14 +151,14 @@ def kept_sweeps(
     plan = sweeps(kernel)
     held = schedule.cached and not (schedule.beyond or schedule.shared)
     rows = schedule.kind == "row" and target.language == "host"
-    keeps = rows or (schedule.kind in ("row", "column") and held)
+    keeps = rows or (schedule.kind in ("row", "column", "transpose_column") and held)
     return cache_values(kernel, plan) if keeps else (plan, {})
 
 
 def _column_fits(kernel: LoopKernel, plan: Sweeps, schedule: Schedule) -> bool:
     threads, across = schedule.threads, schedule.across
     shared = threads * schedule.lanes * 4 * part_bytes(plan) // 8
-    one_sweep = plan.count == 1 and shared <= SHARED_BYTES // 2
+    one_sweep = schedule.kind == "column" and plan.count == 1 and shared <= SHARED_BYTES // 2
     return (
         threads % 32 == 0
         and threads <= 1024

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from fusewright.ir.graph import ITEM_BYTES, ONE, ZERO
 from fusewright.ir.loop import Access, Load, LoopKernel, Store
 from fusewright.schedule.sweeps import element_accesses, sweeps
-from fusewright.schedule.transpose_tiles import reach, staged, transposed_axis
+from fusewright.schedule.transpose_tiles import TILED, reach, staged, transposed_axis
 
 ROWS = ("row", "transpose_row", "scan")  # kinds whose lanes are along the last inner axis
-TILED = ("transpose", "transpose_row")  # kinds that transpose tiles in shared memory
 
 
 def lanes_fit(kernel: LoopKernel, kind: str, lanes: int) -> bool:
@@ -31,14 +30,17 @@ def lanes_fit(kernel: LoopKernel, kind: str, lanes: int) -> bool:
 
 def vector_axes(kernel: LoopKernel, kind: str) -> tuple[int, ...]:
     """The axes along which vectors are read and written."""
-    axes = (lane_axis(kernel, kind), transposed_axis(kernel) if kind in TILED else None)
-    return tuple(axis for axis in axes if axis is not None)
+    transposed = None
+    if kind in TILED:
+        within = kind == "transpose_column"
+        transposed = len(kernel.axes) - 1 if within else transposed_axis(kernel)
+    return tuple(axis for axis in (lane_axis(kernel, kind), transposed) if axis is not None)
 
 
 def vectors(kernel: LoopKernel, kind: str) -> Iterator[tuple[Access, int]]:
     """Each access that moves whole vectors, with their axis."""
     axes = vector_axes(kernel, kind)
-    across = {item.access for item in staged(kernel)} if kind in TILED else set()
+    across = {item.access for item in staged(kernel, kind)}
     for access in lane_accesses(kernel, kind):
         axis = axes[-1] if access in across else axes[0]
         if not _is_guarded(access, axis):

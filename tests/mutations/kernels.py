@@ -150,6 +150,14 @@ KERNELS = (
         ("tests/codegen/test_transpose.py",),
     ),
     Mutation(
+        "missing-column-barrier",
+        f"{_CUDA}/transpose_column.cuh",
+        "  __syncthreads();\n  tiles.flush",
+        "  tiles.flush",
+        "a block writes its columns before all of its threads have put their results there",
+        ("tests/codegen/test_transpose_columns.py",),
+    ),
+    Mutation(
         "scan-shuffle",
         f"{_CUDA}/scan.cuh",
         "if (static_cast<int>(threadIdx.x % kWidth) >= by) mine.follow(before);",

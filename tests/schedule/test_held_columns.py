@@ -86,3 +86,18 @@ def test_which_schedules_are_tried() -> None:
     assert len(held) >= 5
     for each in held:
         assert each.threads // each.across * each.unroll < 2 * 64
+
+
+def test_a_gradient_that_a_convolution_reads_is_staged() -> None:
+    """PyTorch's gradient of the weights reads channels-last."""
+
+    class Of(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv3d(32, 64, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x).softmax(1).sigmoid()
+
+    text = prepared(Of(), torch.randn(2, 32, 16, 32, 32)).source.text
+    assert "return fw::transpose_column<int, 2, " in text and "return fw::held_column<" in text

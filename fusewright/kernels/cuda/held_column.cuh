@@ -20,9 +20,20 @@ FW_FN constexpr int most_accumulated() {
   }
 }
 
-template <class Body, typename I, int V, int kAcross, int kDown, int kUnroll>
+// Hands an element to the functor, which stores its results in place.
+template <class Body>
+struct VisitInPlace {
+  const Body& body;
+  template <int kPhase, int V, class Elem, class Row, class Acc, typename I>
+  FW_DEVICE void visit(Elem& elem, const Row& row, Acc& acc, I inner) const {
+    body.visit(Phase<kPhase>{}, elem, row, acc, inner, I(0), V);
+  }
+};
+
+template <class Body, class Visitor, typename I, int V, int kAcross, int kDown, int kUnroll>
 struct ColumnThread {
   const Body& body;
+  const Visitor& visitor;
   unsigned char* memory;  // shared, to combine the threads of the same columns
   bool active;
   typename Body::template Row<V> row;
@@ -57,7 +68,7 @@ struct ColumnThread {
     if constexpr (kPhase > 0) load<-1 - kPhase>();
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (inside(u)) body.visit(Phase<kPhase>{}, elem[u], row, acc, inner_index(u), I(0), V);
+      if (inside(u)) visitor.template visit<kPhase, V>(elem[u], row, acc, inner_index(u));
     }
     if constexpr (!decltype(acc)::kEmpty) acc = joined(acc);
     if (active) body.finish(Phase<kPhase>{}, row, acc, V);
@@ -65,12 +76,13 @@ struct ColumnThread {
   }
 };
 
-template <class Body, typename I, int V, int kAcross, int kDown, int kUnroll>
-__global__ void __launch_bounds__(kAcross* kDown) held_column_kernel(const Body body) {
-  let_next_begin();
+// All sweeps of a block over its columns.
+template <typename I, int V, int kAcross, int kDown, int kUnroll, class Body, class Visitor>
+FW_DEVICE void hold_columns(const Body& body, const Visitor& visitor) {
   __shared__ __align__(16) unsigned char memory[kAcross * kDown * most_accumulated<Body, V, 0>()];
   const I p = (static_cast<I>(blockIdx.x) * kAcross + threadIdx.x % kAcross) * V;
-  ColumnThread<Body, I, V, kAcross, kDown, kUnroll> thread{body, memory, p < body.outer_extent()};
+  ColumnThread<Body, Visitor, I, V, kAcross, kDown, kUnroll> thread{body, visitor, memory,
+                                                                    p < body.outer_extent()};
   if (thread.active) {
     I q, l;
     locate<Body::kOuterRest>(p, body.outer_lane_extent(), q, l);
@@ -79,6 +91,12 @@ __global__ void __launch_bounds__(kAcross* kDown) held_column_kernel(const Body 
   thread.template load<-1>();
   thread.template sweep<0>();
   if (thread.active && threadIdx.x < kAcross) body.store(thread.row, V);
+}
+
+template <class Body, typename I, int V, int kAcross, int kDown, int kUnroll>
+__global__ void __launch_bounds__(kAcross* kDown) held_column_kernel(const Body body) {
+  let_next_begin();
+  hold_columns<I, V, kAcross, kDown, kUnroll>(body, VisitInPlace<Body>{body});
 }
 
 template <typename I, int V, int kAcross, int kDown, int kUnroll, class Body>
