@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +34,6 @@ from fusewright.progress import Steps
 if TYPE_CHECKING:
     import torch
 
-    from fusewright.bench.record import Record
     from fusewright.compile.solution import Solution
     from fusewright.problem.load import Problem
     from fusewright.report import Outcome
@@ -300,6 +299,7 @@ def bench(
     If PROBLEM is a record (.json), it is drawn again.
     """
     from fusewright.bench.command import Asked, bench_file, bench_folder, draw_again
+    from fusewright.page.document import drawer
 
     asked = Asked(
         problem=problem,
@@ -312,24 +312,6 @@ def bench(
     code = (bench_folder if problem.is_dir() else whole)(Console(), asked, _bench_steps)
     if code:
         sys.exit(code)
-
-
-def drawer(html: Path | None, png: Path | None) -> Callable[[Sequence[Record]], Sequence[Path]]:
-    """A function that draws records; raises now if the files cannot be written."""
-    from fusewright.bench import storage
-    from fusewright.page.document import charts_png, render
-
-    for path in (html, png and png / "chart.png"):
-        if path:
-            storage.require_writable(path)
-
-    def draw(records: Sequence[Record]) -> Sequence[Path]:
-        if html:
-            storage.write_text(html, render(records))
-        charts = charts_png(records, png) if png else ()
-        return [*([html] if html else []), *charts]
-
-    return draw
 
 
 @contextmanager

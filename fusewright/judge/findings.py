@@ -236,15 +236,18 @@ def compare_call(found: Results, asked: Asked, others: Sequence[Results] = ()) -
     truth = expected.truth.get(layout, {})
     # A result that is zero but for rounding has no digits to compare, in no part of it.
     right = {each.name: each.ok and not each.noise for each in checks}
+    allowed = {each.name: each.allowed for each in checks}
     # If classes are wanted, a result of a coarser one is right, too.
     checks = [replace(each, ok=each.ok or bool(each.precision)) for each in checks]
+    runs = [*others, *(each[layout] for each in expected.narrow.values())]
     for name, eager in expected.eager[layout].items():
         ours, true = found.get(name), truth.get(name)
         if not isinstance(eager, Tensor) or not isinstance(ours, Tensor) or not right.get(name):
             continue
         fits = isinstance(true, Tensor) and true.shape == eager.shape
         exact = true if fits and isinstance(true, Tensor) else None
-        check = check_slices(name, ours, eager, exact, [each.get(name) for each in others])
+        also = [each.get(name) for each in runs]
+        check = check_slices(name, ours, eager, exact, also, allowed[name])
         checks += [check] if check else []
     return checks
 

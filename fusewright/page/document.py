@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
 from fusewright import __version__
+from fusewright.bench import storage
 from fusewright.bench.record import Record
 from fusewright.bench.summary import collect
 from fusewright.page.drawing import png
@@ -21,6 +22,22 @@ from fusewright.page.surroundings import surroundings
 
 # A page of many problems shows sections in full up to this size. Later sections show times only.
 WHOLE_BYTES = 1_000_000
+
+
+def drawer(html: Path | None, folder: Path | None) -> Callable[[Sequence[Record]], Sequence[Path]]:
+    """A function that draws records: a page, and charts in a folder. Raises now if the files cannot
+    be written."""
+    for path in (html, folder and folder / "chart.png"):
+        if path:
+            storage.require_writable(path)
+
+    def draw(records: Sequence[Record]) -> Sequence[Path]:
+        if html:
+            storage.write_text(html, render(records))
+        charts = charts_png(records, folder) if folder else ()
+        return [*([html] if html else []), *charts]
+
+    return draw
 
 
 def render(records: Sequence[Record]) -> str:

@@ -140,6 +140,14 @@ def test_a_slice_may_be_as_inexact_as_eagers_worst() -> None:
     assert found is not None and found.ok and 1e-6 < found.error < 1e-2
 
 
+def test_without_float64_a_slice_is_about_as_near_as_the_whole() -> None:
+    eager = torch.randn(16, 8)
+    ours = eager * (1 + 0.01 * torch.randn(16, 1))
+    for allowed, ok in ((0.0, False), (0.005, False), (0.05, True)):
+        found = check_slices("y", ours, eager, None, (), allowed)
+        assert found is not None and found.ok == ok
+
+
 def test_scripts_differ_and_ask_everything() -> None:
     scripts = [script(random.Random(seed)) for seed in range(8)]
     assert len({len(each) for each in scripts}) > 3

@@ -128,8 +128,8 @@ KERNELS = (
     Mutation(
         "flat-tail",
         f"{_CUDA}/pointwise.cuh",
-        "head + vectors * V + I(threadIdx.x - V);",
-        "vectors * V + I(threadIdx.x - V);",
+        "head + vectors * V + I(threadIdx.x - kLine);",
+        "vectors * V + I(threadIdx.x - kLine);",
         "the elements behind the vectors of a row are taken from a place before it ends",
         ("tests/codegen/test_long_rows.py",),
     ),
