@@ -76,7 +76,7 @@ def _storage(node: fx.Node) -> StorageWeakRef | None:
 
 
 def _key(value: Any, copies: Mapping[fx.Node, fx.Node]) -> Any:
-    """Equal for equal arguments. 1, 1.0 and True are different."""
+    """Equal for equal arguments. 1, 1.0 and True are different, and so are 0.0 and -0.0."""
     if isinstance(value, fx.Node):
         return copies[value]
     if isinstance(value, list | tuple):
@@ -85,4 +85,6 @@ def _key(value: Any, copies: Mapping[fx.Node, fx.Node]) -> Any:
         return tuple((name, _key(each, copies)) for name, each in value.items())
     if isinstance(value, _SYMBOLIC):
         return value.node
+    if isinstance(value, float | complex):
+        return type(value), repr(value)
     return type(value), value

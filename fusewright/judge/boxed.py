@@ -39,7 +39,7 @@ from fusewright.judge.state import weights_digest
 from fusewright.judge.verdict import escaped
 from fusewright.judge.wire import BadMessage
 from fusewright.problem.load import Problem, candidate_path
-from fusewright.verify.budget import Footprint
+from fusewright.verify.budget import Footprint, free_memory
 from fusewright.verify.feeds import Feed
 from fusewright.verify.flags import FLAGS
 from fusewright.verify.scenarios import Answer, Question
@@ -94,6 +94,7 @@ class Boxed:
             self._calls, poison=True, again=scenario.again, input_gradients=feed.gradients
         )
         with self._told(talk):
+            free_memory(self.device)  # what this process keeps for later, another cannot use
             reply = talk.call(step, [question], facts, _bytes_of(question, self._model))
             self._require_right(reply, scenario.label)
             (answered,) = reply.answers
@@ -117,8 +118,12 @@ class Boxed:
         others = frozenset(state.get("before", {})) - flags
         require(faults_of_state(reply.report, own=others))
         if reply.has_error:
-            fault = fault_of_error(reply.header["error"], self.path.name, label)
-            raise VerifyError(f"the candidate fails in {label}: {fault.reason}")
+            error = reply.header["error"]
+            fault = fault_of_error(error, self.path.name, label)
+            # From the cause, checks of large calls see whether memory ran out.
+            no_memory = error["type"] == MemoryError.__name__
+            cause = MemoryError() if no_memory else RuntimeError(str(error["words"]))
+            raise VerifyError(f"the candidate fails in {label}: {fault.reason}") from cause
         require(faults_of_memory(reply.report, weights_digest(self._model), reply.damaged))
 
     @contextmanager

@@ -58,7 +58,9 @@ def readable() -> Iterator[None]:
     """BadMessage if an answer is not built as the launcher builds it."""
     try:
         yield
-    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise BadMessage("it lacks a part or has a wrong one") from error
+    except RecursionError as error:
         raise BadMessage("it lacks a part or has a wrong one") from error
 
 

@@ -155,13 +155,18 @@ def held_tensors(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
         waiting[:0] = [(name, each) for name, each in inner if each is not None]
 
 
+_KNOWN = frozenset(
+    {Tensor, nn.Parameter, nn.Buffer, nn.UninitializedParameter, nn.UninitializedBuffer}
+)
+
+
 def form_of(tensor: Tensor) -> str:
     """What must be the same in a candidate: type, shape, gradient, and the class if it is an own
     one, which could answer the launcher as it likes."""
     form = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
     gradient = " with gradient" if tensor.requires_grad else ""
-    known = type(tensor) is Tensor or type(tensor).__module__.startswith("torch.nn.parameter")
-    return form + gradient + ("" if known else f" of class {type(tensor).__qualname__}")
+    own = "" if type(tensor) in _KNOWN else f" of class {type(tensor).__qualname__}"
+    return form + gradient + own
 
 
 def digest(described: list[tuple[str, bytes]]) -> str:

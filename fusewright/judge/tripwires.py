@@ -34,7 +34,7 @@ def tripwires(path: Path) -> tuple[str, ...]:
     """The first few suspicious names, each with its line; none if the text cannot be parsed."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):
         return ()
     found: dict[str, str] = {}
     for line, name, why in _suspicious(tree, _aliases(tree)):
@@ -70,9 +70,10 @@ def _suspicious(tree: ast.Module, aliases: dict[str, str]) -> Iterator[tuple[int
 
 def _dotted(node: ast.expr, aliases: dict[str, str]) -> str:
     """torch.nn.functional.relu, whatever the file calls it; empty if it is no plain name."""
-    if isinstance(node, ast.Name):
-        return aliases.get(node.id, node.id)
-    if isinstance(node, ast.Attribute):
-        inner = _dotted(node.value, aliases)
-        return f"{inner}.{node.attr}" if inner else ""
-    return ""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join((aliases.get(node.id, node.id), *reversed(parts)))

@@ -67,7 +67,7 @@ class Unpacker:
         try:
             header = json.loads(text)
             self._sizes = [int(each) for each in header["blobs"]]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise BadMessage("the header of the answer cannot be read") from error
         if min(self._sizes, default=0) < 0 or sum(self._sizes) > self.most_bytes:
             raise BadMessage("the answer is far larger than any right one")

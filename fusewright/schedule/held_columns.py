@@ -53,7 +53,7 @@ def holds_columns(kernel: LoopKernel, schedule: Schedule) -> bool:
     what goes through it."""
     threads, across, lanes = schedule.threads, schedule.across, schedule.lanes
     inner, plan = kernel.inner_numel, sweeps(kernel)
-    whole = inner.is_static and inner.factor <= threads // across * schedule.unroll
+    whole = inner.is_static and 0 < inner.factor <= threads // across * schedule.unroll
     if not whole or not lanes_fit(kernel, schedule.kind, lanes):
         return False
     kept_plan, kept = cache_values(kernel, plan)

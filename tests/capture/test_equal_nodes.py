@@ -54,6 +54,17 @@ def test_the_copy_is_pytorchs_own(function: Any, mode: Any) -> None:
         torch.testing.assert_close(tuple(found), tuple(wanted))
 
 
+def test_zeros_of_both_signs_are_different() -> None:
+    """PyTorch's own takes them for equal."""
+
+    def function(x: Tensor) -> Tensor:
+        return torch.copysign(x, 0.0) * 2 - torch.copysign(x, -0.0)
+
+    traced, x = make_fx(function)(torch.randn(6)), torch.randn(6)
+    found = fx.GraphModule(traced, merged(traced.graph, fx_graph_cse))(x)
+    torch.testing.assert_close(found, function(x))
+
+
 CODE = """
 import sys
 import torch

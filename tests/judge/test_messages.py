@@ -9,6 +9,8 @@ import struct
 import pytest
 import torch
 
+from fusewright.judge.classes import Classes
+from fusewright.judge.findings import readable
 from fusewright.judge.guarded import Guarded
 from fusewright.judge.operators import operators_of, replaces_nothing
 from fusewright.judge.script import script
@@ -26,6 +28,7 @@ from fusewright.judge.wire import (
     packed,
     tensor_of,
 )
+from fusewright.verify.compare import Check
 
 
 def unpacked(raw: bytes, most: int = 1 << 20) -> tuple[dict[str, object], list[bytes]]:
@@ -49,12 +52,32 @@ def test_a_message_arrives_in_parts() -> None:
         (b"\xff" * 16, "does not begin"),
         (struct.pack("<Q", 3) + b"{}}", "cannot be read"),
         (packed({}, []).replace(b"[]", b"-1"), "cannot be read"),
+        (struct.pack("<Q", 17) + b'{"blobs":[1e999]}', "cannot be read"),
         (struct.pack("<Q", 16) + json.dumps({"blobs": [10**9]}).encode()[:16], "cannot be read"),
     ],
 )
 def test_forged_messages_are_refused(raw: bytes, words: str) -> None:
     with pytest.raises(BadMessage, match=words):
         unpacked(raw)
+
+
+def test_a_forged_infinity_is_a_bad_message() -> None:
+    with pytest.raises(BadMessage), readable():
+        int(json.loads("1e999"))
+
+
+def test_a_gradient_has_the_class_of_most_calls() -> None:
+    """One fine call does not make coarse ones fine, nor one coarse call near a kink the others."""
+    classes, limits = Classes(), {"fp32": 1e-6}
+    for pair in (("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp32"), ("bf16", "fp32")):
+        for name, precision in zip(("grad x", "grad w"), pair, strict=True):
+            checked = Check(name, 0.0, 0.0, 0.0, True, limits=limits, precision=precision)
+            classes.note([checked])
+    assert classes.by_pass()["train"] == "bf16"
+    classes = Classes()
+    classes.note([Check("grad w", 0.0, 0.0, 0.0, True, limits=limits, precision="fp32")] * 3)
+    classes.note([Check("grad w", 0.0, 0.0, 0.0, True, limits=limits, precision="bf16")])
+    assert classes.by_pass()["train"] == "fp32"
 
 
 def test_an_answer_of_any_size_is_refused() -> None:

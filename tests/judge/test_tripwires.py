@@ -45,3 +45,12 @@ def test_texts_that_are_no_python_name_nothing(tmp_path: Path) -> None:
 def test_kernels_of_every_style_are_no_reason_to_suspect() -> None:
     for name in ("compiled_c", "load_inline", "custom_operator", "triton_kernel", "cuda_kernel"):
         assert tripwires(FOLDER / f"{name}.py") == (), name
+
+
+def test_no_text_stops_the_judge(tmp_path: Path) -> None:
+    path = tmp_path / "new.py"
+    path.write_text("import sys\nsys._getframe()\ny = x" + ".a" * 1500 + "\n")
+    assert tripwires(path) == ("the text names sys._getframe, line 2: it looks into its callers",)
+    path.write_text("x = " + "-" * 9000 + "1\n")
+    assert tripwires(path) == ()
+    assert tripwires(tmp_path / "none.py") == ()
