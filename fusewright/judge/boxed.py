@@ -94,7 +94,8 @@ class Boxed:
             self._calls, poison=True, again=scenario.again, input_gradients=feed.gradients
         )
         with self._told(talk):
-            free_memory(self.device)  # what this process keeps for later, another cannot use
+            if self.device.type == "cuda":
+                free_memory(self.device)  # what this process keeps, another cannot use
             reply = talk.call(step, [question], facts, _bytes_of(question, self._model))
             self._require_right(reply, scenario.label)
             (answered,) = reply.answers
