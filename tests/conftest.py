@@ -129,7 +129,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def operands_unrounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is rounded to TF32 for PyTorch's weight gradients."""
-    monkeypatch.setitem(tensor_cores._FW_FLAGS, True, tensor_cores._FW_FLAGS[False])
+    monkeypatch.setitem(tensor_cores._FW_TF32_FLAGS, True, tensor_cores._FW_TF32_FLAGS[False])
 
 
 @pytest.fixture

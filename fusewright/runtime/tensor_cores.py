@@ -48,14 +48,14 @@ def _fw_conv_terms() -> int:
     return 1 if _fw_precision("cuda", "conv") == "tf32" else 3
 
 
-_FW_FLAGS: dict[bool, tuple[torch.Tensor, dict[typing.Any, torch.Tensor]]] = {
+_FW_TF32_FLAGS: dict[bool, tuple[torch.Tensor, dict[typing.Any, torch.Tensor]]] = {
     flag: (torch.tensor(flag), {}) for flag in (False, True)
 }
 
 
 def _fw_conv_tf32(where: torch.device) -> torch.Tensor:
     """Whether PyTorch may now use TF32 for convolutions, as a tensor that kernels read."""
-    return _fw_here(*_FW_FLAGS[_fw_conv_terms() == 1], where)
+    return _fw_here(*_FW_TF32_FLAGS[_fw_conv_terms() == 1], where)
 
 
 class _FwPass(typing.NamedTuple):
