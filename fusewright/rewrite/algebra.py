@@ -34,6 +34,8 @@ class Rewriting:
     is_backward: bool
     builder: Builder = field(init=False)
     used: list[str] = field(default_factory=list)
+    thin: dict[tuple[str, int], Ref | None] = field(default_factory=dict)
+    depth: int = 0
 
     def __post_init__(self) -> None:
         self.builder = Builder(self.graph.inputs)

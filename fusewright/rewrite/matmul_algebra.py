@@ -219,8 +219,21 @@ def _spread(state: Rewriting, node: Node, total: Ref, axis: int) -> Ref:
     return builder.add(Node(node.name, "cast", (wide,), (), spec, node.source))
 
 
+_DEEPEST = 32  # operators between a matmul and what repeats
+
+
 def thin(state: Rewriting, name: str, axis: int) -> Ref | None:
     """A value that repeats along an axis, once; None if it may differ along it."""
+    if state.depth == _DEEPEST:
+        return None
+    if (name, axis) not in state.thin:  # a value that is read twice is looked at once
+        state.depth += 1
+        state.thin[name, axis] = _thin(state, name, axis)
+        state.depth -= 1
+    return state.thin[name, axis]
+
+
+def _thin(state: Rewriting, name: str, axis: int) -> Ref | None:
     node, builder = state.made.get(name), state.builder
     if node is None or node.spec is None:
         return None
