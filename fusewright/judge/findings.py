@@ -53,14 +53,22 @@ def asked_beside(
     return Asked(step, expected, outputs, bool(eager.node["random"]), weights)
 
 
+_UNREADABLE = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    ArithmeticError,
+    RecursionError,
+)
+
+
 @contextmanager
 def readable() -> Iterator[None]:
     """BadMessage if an answer is not built as the launcher builds it."""
     try:
         yield
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-        raise BadMessage("it lacks a part or has a wrong one") from error
-    except RecursionError as error:
+    except _UNREADABLE as error:
         raise BadMessage("it lacks a part or has a wrong one") from error
 
 
