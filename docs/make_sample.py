@@ -16,8 +16,8 @@ import torch
 
 from fusewright.compile.solution import Solution, solve
 from fusewright.emit.file import file_text
+from fusewright.outcome import Outcome, header
 from fusewright.problem.load import Problem, load_problem
-from fusewright.report import Outcome, header
 
 DOCS = Path(__file__).resolve().parent
 PROBLEM = DOCS.parent / "examples" / "blocks" / "gated_rms_norm.py"

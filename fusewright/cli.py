@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import torch
 
     from fusewright.compile.solution import Solution
+    from fusewright.outcome import Outcome
     from fusewright.problem.load import Problem
-    from fusewright.report import Outcome
     from fusewright.tune.search import OnProgress
     from fusewright.verify.budget import Budget
 
@@ -75,17 +75,19 @@ def cli() -> None:
     is_flag=True,
     help="Keep the words pass, try and except, which strict checkers of kernels refuse.",
 )
+@click.option("--details", is_flag=True, help="Print every step of the plan and every check.")
 @algebra_option
 def optimize(problem: Path, output: Path | None, device: str | None, **options: Any) -> None:
     """Write a standalone ModelNew for PROBLEM, check it and time it."""
     from fusewright import report
+    from fusewright.outcome import keep_apart, write_files, write_json
     from fusewright.problem.load import load_problem
 
     output = output or problem.with_name(f"{problem.stem}_new.py")
     request = Request(problem, output, device or default_device(), **options)
     console = Console()
     for path in (output, request.json_file, request.beside):
-        report.keep_apart(problem, path)
+        keep_apart(problem, path)
     names = (*STEP_NAMES[:2], TUNE_STEP, *STEP_NAMES[2:]) if request.tune else STEP_NAMES
     # A drawing thread would disturb the measurement of schedules.
     steps = Steps(console, names, animated=not request.tune)
@@ -93,15 +95,15 @@ def optimize(problem: Path, output: Path | None, device: str | None, **options: 
         steps.next(STEP_NAMES[0])
         loaded = load_problem(problem)
         solution, outcome = optimized(request, loaded, steps)
-    report.print_outcome(console, outcome)
+    report.print_outcome(console, outcome, details=request.details)
     if request.json_file:
-        report.write_json(request.json_file, outcome)
+        write_json(request.json_file, outcome)
     if not outcome.checks:
         fail(f"{loaded.name}: the model gives nothing to check, so no file was written", 1)
     if not all(check.ok for check in outcome.checks):
         fail(f"{loaded.name}: a check failed, so no file was written", 1)
     written, words = (solution.bundle, loaded.source, outcome), request.keep_words
-    report.write_files(output, request.beside, *written, keep_words=words)
+    write_files(output, request.beside, *written, keep_words=words)
     console.print(f"[bold]{output}[/bold] {outcome.how_written}.", soft_wrap=True)
     report.print_summary(console, outcome, problem)
 
@@ -119,6 +121,7 @@ class Request:
     tune: bool
     split: bool
     keep_words: bool
+    details: bool
 
     @property
     def beside(self) -> Path | None:
@@ -157,8 +160,8 @@ def checked(
     from fusewright.bench.side_by_side import time_models
     from fusewright.compile.file_build import build_kernels
     from fusewright.emit.file import file_text
+    from fusewright.outcome import Outcome, draft, header
     from fusewright.problem.load import load_candidate
-    from fusewright.report import Outcome, draft, header
     from fusewright.target.device import device_name
     from fusewright.verify.reuse import reusing
     from fusewright.verify.verify import verify
@@ -237,9 +240,10 @@ def verify(
     """Check the ModelNew in MODEL_NEW against the Model in PROBLEM, in a process of its own."""
     from fusewright.judge.boxed import Boxed
     from fusewright.judge.process import Limits
+    from fusewright.outcome import check_records, write_record
     from fusewright.problem.inputs import resolve_device
     from fusewright.problem.load import load_problem
-    from fusewright.report import check_records, print_checks, print_notes, write_record
+    from fusewright.report import print_checks, print_notes
     from fusewright.target.device import device_name, versions
     from fusewright.verify.budget import budget_of
     from fusewright.verify.verify import verify_respondent

@@ -1,57 +1,30 @@
-"""The output of the commands: tables of plans, checks and times, records, drafts."""
+"""What the commands print: tables of plans, checks and times, and the last lines of `optimize`.
+
+A network has hundreds of steps and checks. Unless all are asked for, a long plan is one row for
+each pass, and of many right checks those nearest to their bounds are shown.
+"""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import sys
-import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from fusewright.emit.bundle import ModuleBundle, ProgramPlans, leading
-from fusewright.emit.file import file_text, split_texts
-from fusewright.emit.header import kernel_lines, opening_lines
+from fusewright.emit.bundle import ProgramPlans, leading
 from fusewright.emit.steps import LITERAL
-from fusewright.errors import FusewrightError, OutputError
+from fusewright.outcome import Outcome, checks_words, counted
 from fusewright.plan.show import human_bytes, human_count
 from fusewright.plan.steps import Call, Plan, View
-from fusewright.target.device import versions
 from fusewright.tune.store import Tuned
 from fusewright.verify.compare import Check
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of one `optimize`."""
-
-    problem: str
-    device: str
-    mode: str
-    plans: tuple[ProgramPlans, ...]
-    output: str
-    build_seconds: float = 0.0
-    cached: bool = False  # no compiler ran
-    checks: tuple[Check, ...] = ()
-    timings_ms: Mapping[str, float] = field(default_factory=dict)
-    tuned: tuple[Tuned, ...] = ()
-    left_out: tuple[tuple[str, str], ...] = ()
-    # What was checked or timed in another way than usual, or not at all.
-    notes: tuple[str, ...] = ()
-
-    @property
-    def how_written(self) -> str:
-        how = "came from the cache" if self.cached else f"built in {self.build_seconds:.1f} s"
-        return f"written; its kernels {how}"
-
-
+MOST_STEPS, MOST_CHECKS = 24, 12  # that are shown one by one
 GRAPH_TITLES = {
     "forward": "forward, when gradients are wanted",
     "inference": "forward, without gradients",
@@ -69,22 +42,66 @@ def new_table(title: str, *words: str, figures: Sequence[str] = (), **style: Any
     return table
 
 
-def print_plans(console: Console, plans: Sequence[ProgramPlans]) -> None:
-    """One table per graph; modes with the same plan share a table."""
+def print_plans(console: Console, plans: Sequence[ProgramPlans], *, details: bool = True) -> None:
+    """One table per graph; modes with the same plan share a table. A long plan is summed up,
+    unless `details` are wanted."""
     tables: dict[tuple[tuple[str, str, str, str], ...], list[str]] = {}
+    summed: dict[tuple[str, ...], list[str]] = {}
     for each in leading(plans):
         for name, plan in each.named:
-            rows = tuple(_plan_rows(plan))
-            title = f"{each.program.mode} mode: {GRAPH_TITLES[name]}"
-            tables.setdefault(rows, []).append(title)
+            mode, title = each.program.mode, GRAPH_TITLES[name]
+            tables.setdefault(tuple(_plan_rows(plan)), []).append(f"{mode} mode: {title}")
+            summed.setdefault(_sum_row(plan), []).append(f"{mode}: {title}")
+    if details or sum(map(len, tables)) <= MOST_STEPS:
+        _print_steps(console, tables)
+    else:
+        _print_sums(console, summed)
+        _print_reasons(console, plans)
+    for equation in dict.fromkeys(name for each in plans for name in each.program.algebra):
+        console.print(f"algebra: {equation}", soft_wrap=True)
+
+
+def _print_steps(
+    console: Console, tables: Mapping[tuple[tuple[str, str, str, str], ...], Sequence[str]]
+) -> None:
     for rows, titles in tables.items():
         title, figures = "\n".join(titles), ("memory", "operations")
         table = new_table(title, "step", "what it does", figures=figures, title_style="bold")
         for row in rows:
             table.add_row(*row)
         console.print(table)
-    for equation in dict.fromkeys(name for each in plans for name in each.program.algebra):
-        console.print(f"algebra: {equation}", soft_wrap=True)
+
+
+def _print_sums(console: Console, summed: Mapping[tuple[str, ...], Sequence[str]]) -> None:
+    """A row for each pass."""
+    figures = ("fused operators", "kernels", "PyTorch calls", "memory", "operations")
+    table = new_table("What runs", "pass", figures=figures, title_style="bold")
+    table.columns[0].no_wrap = True
+    for row, titles in summed.items():
+        table.add_row("\n".join(titles), *row)
+    console.print(table)
+
+
+def _sum_row(plan: Plan) -> tuple[str, ...]:
+    """Kernels, PyTorch calls, memory and operations of a whole plan."""
+    steps = [step for step in plan.steps if not isinstance(step, View)]
+    memory = human_bytes(sum(step.bytes_moved for step in steps))
+    operations = human_count(sum(step.operations for step in steps))
+    kernels, operators = len(plan.kernels), sum(len(step.operators) for step in plan.kernels)
+    return str(operators), str(kernels), str(len(steps) - kernels), memory, operations
+
+
+def _print_reasons(console: Console, plans: Sequence[ProgramPlans]) -> None:
+    """Why operators stay PyTorch calls: each reason once."""
+    graphs = [plan for each in leading(plans) for _, plan in each.named]
+    calls = [step for plan in graphs for step in plan.steps if isinstance(step, Call)]
+    counts = Counter((step.node.op, step.reason) for step in calls if step.node.op != LITERAL)
+    if not counts:
+        return
+    table = new_table("What PyTorch runs, in all passes", "operator", "why", figures=("calls",))
+    for (operator, reason), count in counts.most_common():
+        table.add_row(f"[yellow]{operator}[/yellow]", reason, str(count))
+    console.print(table)
 
 
 def _plan_rows(plan: Plan) -> Iterator[tuple[str, str, str, str]]:
@@ -99,16 +116,32 @@ def _plan_rows(plan: Plan) -> Iterator[tuple[str, str, str, str]]:
         yield name, what, human_bytes(step.bytes_moved), human_count(step.operations)
 
 
-def print_checks(console: Console, checks: Sequence[Check]) -> None:
+def print_checks(console: Console, checks: Sequence[Check], *, details: bool = True) -> None:
+    """All checks, or the wrong ones and those that are nearest to their bounds."""
     figures = ("our error", "eager's error", "allowed")
     table = new_table("Checks against float64", "value", figures=figures)
     table.add_column("")
-    for check in checks:
+    shown = checks if details else _worst(checks)
+    for check in shown:
         verdict = "[green]ok[/green]" if check.ok else "[red]WRONG[/red]"
         note = f" {check.note}" if check.note else ""
         errors = (f"{each:.2e}" for each in (check.error, check.eager_error, check.allowed))
         table.add_row(check.name, *errors, verdict + note)
     console.print(table)
+    if len(shown) < len(checks):
+        words = (
+            f"{counted(len(checks) - len(shown), 'more check')}, all ok, further from their bounds"
+        )
+        console.print(f"{words}; --details shows them, and every step of the plan.")
+
+
+def _worst(checks: Sequence[Check]) -> Sequence[Check]:
+    if len(checks) <= MOST_CHECKS:
+        return checks
+    wrong = [check for check in checks if not check.ok]
+    right = (check for check in checks if check.ok)
+    near = sorted(right, key=lambda check: -check.error / max(check.allowed, 1e-300))
+    return [*wrong, *near[: MOST_CHECKS // 2]]
 
 
 def print_notes(console: Console, notes: Sequence[str]) -> None:
@@ -154,17 +187,10 @@ def summary(outcome: Outcome) -> tuple[str, ...]:
     times = (f"{name} {eager / ours:.2f}×" for name, eager, ours in passes)
     return (
         f"Fused:  {_fused_words(next(iter(leading(outcome.plans))))}.",
-        f"Right:  {_checks_words(outcome.checks)} passed; the largest error is "
+        f"Right:  {checks_words(outcome.checks)} passed; the largest error is "
         f"{worst.error:.1e}, eager PyTorch's is {worst.eager_error:.1e} there.",
         f"{label + ':':8}{', '.join(times)} as fast as eager PyTorch.",
     )
-
-
-def _checks_words(checks: Sequence[Check]) -> str:
-    """How many checks there are, and how many have eager for a truth."""
-    beside = sum(not check.float64 for check in checks)
-    words = f"{_counted(len(checks) - beside, 'check')} against float64"
-    return f"{words} and {beside} against eager PyTorch" if beside else words
 
 
 def _fused_words(plans: ProgramPlans) -> str:
@@ -181,11 +207,7 @@ def _fused_words(plans: ProgramPlans) -> str:
 
 def _kernel_words(plan: Plan) -> str:
     operators = sum(len(step.operators) for step in plan.kernels)
-    return f"{_counted(operators, 'operator')} in {_counted(len(plan.kernels), 'kernel')}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    return f"{counted(operators, 'operator')} in {counted(len(plan.kernels), 'kernel')}"
 
 
 def print_tuning(console: Console, tuned: Sequence[Tuned]) -> None:
@@ -204,141 +226,11 @@ def print_tuning(console: Console, tuned: Sequence[Tuned]) -> None:
         console.print(f"{kernels} the heuristic's schedule.")
 
 
-def print_outcome(console: Console, outcome: Outcome) -> None:
+def print_outcome(console: Console, outcome: Outcome, *, details: bool = True) -> None:
     """Plans, tuned schedules, checks and, if all checks are right, times."""
-    print_plans(console, outcome.plans)
+    print_plans(console, outcome.plans, details=details)
     print_tuning(console, outcome.tuned)
-    print_checks(console, outcome.checks)
+    print_checks(console, outcome.checks, details=details)
     print_notes(console, outcome.notes)
     if outcome.timings_ms:
         print_timings(console, outcome.timings_ms)
-
-
-def step_records(plans: Sequence[ProgramPlans]) -> list[dict[str, object]]:
-    return [
-        {
-            "mode": each.program.mode,
-            "graph": name,
-            "kind": step.kind,
-            "name": step.name,
-            "operators": list(step.operators),
-            "bytes": step.bytes_moved,
-            "operations": step.operations,
-            "reason": step.reason if isinstance(step, Call) else "",
-        }
-        for each in leading(plans)
-        for name, plan in each.named
-        for step in plan.steps
-        if not isinstance(step, View)
-    ]
-
-
-def check_records(checks: Sequence[Check]) -> list[dict[str, object]]:
-    names = ("name", "error", "eager_error", "allowed", "ok", "note", "float64")
-    return [{name: _in_json(getattr(check, name)) for name in names} for check in checks]
-
-
-def tuning_records(tuned: Sequence[Tuned]) -> list[dict[str, object]]:
-    return [
-        {
-            "name": each.kernel,
-            "changed": each.changed,
-            "before": asdict(each.heuristic),
-            "after": asdict(each.schedule),
-            "before_us": each.heuristic_us,
-            "after_us": each.best_us,
-            "date": each.date,
-        }
-        for each in tuned
-    ]
-
-
-def _in_json(value: object) -> object:
-    """JSON has no infinity and no NaN."""
-    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_json(path: Path, outcome: Outcome) -> None:
-    record = {
-        "problem": outcome.problem,
-        "device": outcome.device,
-        "versions": versions(),
-        "mode": outcome.mode,
-        "left_out": dict(outcome.left_out),
-        "steps": step_records(outcome.plans),
-        "tuning": tuning_records(outcome.tuned),
-        "checks": check_records(outcome.checks),
-        "notes": list(outcome.notes),
-        "timings_ms": dict(outcome.timings_ms),
-        "build_seconds": outcome.build_seconds,
-        "output": outcome.output,
-    }
-    write_record(path, record)
-
-
-def write_record(path: Path, record: Mapping[str, object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-
-
-def header(outcome: Outcome) -> str:
-    """The docstring of an emitted file: where it was made, and what was measured."""
-    made = (outcome.problem, outcome.device, versions())
-    lines = opening_lines(*made, outcome.left_out, outcome.plans)
-    if outcome.timings_ms:
-        lines += ["", "Median milliseconds of one interleaved run:"]
-        lines += [f"  {name}: {value:.4g}" for name, value in outcome.timings_ms.items()]
-    if outcome.checks:
-        worst = sorted(outcome.checks, key=lambda check: -check.error)[:4]
-        lines += ["", f"{_checks_words(outcome.checks)}; largest relative errors:"]
-        lines += [f"  {c.name}: {c.error:.2e} (eager {c.eager_error:.2e})" for c in worst]
-    for note in outcome.notes:
-        lines += textwrap.wrap(note, 96, initial_indent="- ", subsequent_indent="  ")
-    lines += kernel_lines(outcome.plans)
-    changed = [each for each in outcome.tuned if each.changed]
-    if changed:
-        lines += ["", "Schedules that tuning changed (microseconds before and after):"]
-        for found in changed:
-            times = f"{found.heuristic_us:.1f}, {found.best_us:.1f}"
-            lines.append(f"  {found.kernel}: {found.differences()[1]} ({times})")
-    return "\n".join(lines)
-
-
-def write_files(
-    output: Path,
-    beside: Path | None,
-    bundle: ModuleBundle,
-    source: str,
-    outcome: Outcome,
-    *,
-    keep_words: bool,
-) -> None:
-    """Write the emitted file; its support code goes to `beside`, if that is given."""
-    parts = (bundle, source, header(outcome))
-    if beside is None:
-        text = file_text(*parts, keep_words=keep_words)
-    else:
-        text, support = split_texts(*parts, beside.name, keep_words=keep_words)
-        beside.write_text(support, encoding="utf-8")
-    output.write_text(text, encoding="utf-8")
-
-
-def keep_apart(problem: Path, output: Path | None) -> None:
-    """Never overwrite the user's problem file."""
-    if output and output.exists() and problem.exists() and output.samefile(problem):
-        raise OutputError(f"{output}: this is the problem itself; name another file to write to")
-
-
-@contextmanager
-def draft(output: Path, text: str) -> Iterator[Path]:
-    """The emitted file in its final folder while it is checked; it is removed afterwards."""
-    path = output.with_name(f".{output.stem}_draft.py")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        yield path
-    except FusewrightError as error:
-        # The draft is removed, so the message names the final file.
-        raise type(error)(str(error).replace(path.name, output.name)) from error
-    finally:
-        path.unlink(missing_ok=True)

@@ -36,6 +36,7 @@ ORDER = (
     ("compile",),
     ("verify",),
     ("judge",),
+    ("outcome",),
     ("report", "progress"),
     ("bench",),
     ("page",),

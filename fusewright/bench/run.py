@@ -45,9 +45,9 @@ from fusewright.emit.file import file_text
 from fusewright.errors import FusewrightError, ProblemError
 from fusewright.judge.process import Limits
 from fusewright.judge.processes import require_confinement
+from fusewright.outcome import Outcome, header
 from fusewright.problem.inputs import named_tensors, resolve_device
 from fusewright.problem.load import Problem, candidate_path, load_problem
-from fusewright.report import Outcome, header
 from fusewright.target.device import device_name
 from fusewright.tune import neighbours
 from fusewright.verify.feeds import Feed, make_feed

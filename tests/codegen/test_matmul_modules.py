@@ -27,8 +27,9 @@ from fusewright.emit.bundle import ModuleBundle
 from fusewright.emit.file import file_text
 from fusewright.emit.text import module_text
 from fusewright.ir.graph import TensorSpec
+from fusewright.outcome import step_records
 from fusewright.plan.show import show
-from fusewright.report import print_plans, step_records
+from fusewright.report import print_plans
 from fusewright.rewrite import matmuls
 from fusewright.runtime import tensor_cores
 from fusewright.target.target import Target
