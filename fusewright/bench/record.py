@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from fusewright.tune.neighbours import warning
+
 SCHEMA = "fusewright-bench"
 COLLECTION = "fusewright-bench-collection"
 VERSION = 1
@@ -67,12 +69,7 @@ class Environment:
     @property
     def busy(self) -> str:
         """A warning if other processes used half a core or more while we timed."""
-        if self.other_cores < 0.5:
-            return ""
-        return (
-            f"other processes kept {self.other_cores:.1f} CPU cores busy during the measurement: "
-            "short calls may seem slower than they are"
-        )
+        return warning(self.other_cores)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import nn
 
 from fusewright.problem.inputs import resolve_device
 from fusewright.problem.load import Problem
+from fusewright.tune.neighbours import now, other_cores, warning
 from fusewright.tune.timing import time_ms
 from fusewright.verify.budget import free_memory
 from fusewright.verify.feeds import Feed, make_inputs
@@ -59,7 +60,11 @@ def time_models(
         calls.update({} if failure else timed)
         notes += [f"{what} was not timed: {failure}"] if failure else []
     free_memory(where)
-    return Times(time_ms(calls, device=where, budget_s=budget_s) if calls else {}, tuple(notes))
+    before = now()
+    ms = time_ms(calls, device=where, budget_s=budget_s) if calls else {}
+    busy = warning(other_cores(before, now()))
+    notes += [busy] if busy and ms else []
+    return Times(ms, tuple(notes))
 
 
 def _failure(calls: Calls) -> str:

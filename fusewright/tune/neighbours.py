@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
+_BUSY_CORES = 0.5  # that others use: from here on times are not to be trusted
 # The first line: user, nice, system, idle, iowait, irq, softirq, steal, then guests, which user and
 # nice already include.
 _IDLE, _COUNTED = (3, 4), 8
@@ -42,3 +43,15 @@ def other_cores(before: Moment | None, after: Moment | None) -> float:
         return 0.0
     others = (after.all_s - before.all_s) - (after.own_s - before.own_s)
     return max(0.0, others / (after.clock_s - before.clock_s))
+
+
+def warning(cores: float) -> str:
+    """What to say if other processes used half a core or more while we measured, or nothing.
+
+    On a CPU it can be far more than a little: eager's threads wait for each other, and a model's
+    median of 0.1 ms became 100 ms beside six other jobs on two cores.
+    """
+    if cores < _BUSY_CORES:
+        return ""
+    busy = f"other processes kept {cores:.1f} of {os.cpu_count()} CPU cores busy"
+    return f"{busy} during the measurement, so its times and ratios may be far off"

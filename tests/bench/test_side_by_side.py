@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fusewright.bench import side_by_side
 from fusewright.bench.side_by_side import time_models
 from fusewright.problem.load import load_problem
 
@@ -41,6 +42,11 @@ def get_init_inputs():
 """
 
 
+@pytest.fixture(autouse=True)
+def a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "other_cores", lambda before, after: 0.0)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_models_are_timed_beside_each_other(training: bool, tmp_path: Path) -> None:
     path = tmp_path / "slow_gradient.py"
@@ -68,3 +74,16 @@ def test_a_pass_that_fails_is_left_out_and_named(tmp_path: Path) -> None:
     assert list(times.ms) == ["eager forward", "ours forward"]
     failed = "forward+backward was not timed: eager forward+backward fails (too large)"
     assert times.notes == (failed,)
+
+
+@pytest.mark.parametrize(("cores", "warned"), [(0.4, False), (1.75, True)])
+def test_a_busy_machine_is_named_beside_the_times(
+    cores: float, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "problem.py"
+    path.write_text(SLOW_GRADIENT)
+    problem = load_problem(path)
+    monkeypatch.setattr(side_by_side, "other_cores", lambda before, after: cores)
+    times = time_models(problem, problem.make_model, device="cpu", budget_s=0.05)
+    busy = [note for note in times.notes if note.startswith(f"other processes kept {cores:.1f} of")]
+    assert bool(busy) == warned and len(times.ms) == 4

@@ -45,5 +45,5 @@ def test_a_busy_machine_is_told(cores: float, told: bool) -> None:
     made = replace(record(), environment=replace(ENVIRONMENT, other_cores=cores))
     text = StringIO()
     print_record(Console(file=text, width=200), made)
-    assert ("1.8 CPU cores" in text.getvalue()) == told
-    assert ("1.8 CPU cores" in str(surroundings([made]))) == told
+    assert ("kept 1.8 of" in text.getvalue()) == told
+    assert ("kept 1.8 of" in str(surroundings([made]))) == told
