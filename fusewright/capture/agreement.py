@@ -24,7 +24,7 @@ def agreed(programs: tuple[Program, ...], seen: Witness) -> tuple[Program, ...]:
 
 
 def _require_same_outputs(program: Program, seen: Witness) -> None:
-    """Tensors of the result have the same dtypes, shapes and strides."""
+    """Tensors of the result have the same devices, dtypes, shapes and strides."""
     if len(program.returned) != len(seen.outputs):
         raise LeftToEagerError(
             f"a real call returns {len(seen.outputs)} tensors, and PyTorch's trace "
@@ -35,6 +35,11 @@ def _require_same_outputs(program: Program, seen: Witness) -> None:
         if position is None:
             continue
         spec = specs[position]
+        if spec.device.partition(":")[0] != real.device:
+            raise LeftToEagerError(
+                f"output {at} of a real call is on {real.device}, and PyTorch's trace says "
+                f"{spec.device}"
+            )
         shape, strides = (
             tuple(each.at(program.example_sizes) for each in sizes)
             for sizes in (spec.shape, spec.strides)

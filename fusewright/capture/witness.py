@@ -39,6 +39,7 @@ Key = tuple[str, str]  # the kind and path of a binding
 class Returned:
     """One tensor of the result. `copied` are the strides that a copy of it has."""
 
+    device: str  # its type
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -151,7 +152,8 @@ def _names(model: nn.Module) -> dict[Key, Key]:
 def _returned(result: torch.Tensor) -> Returned:
     dtype, shape = str(result.dtype).removeprefix("torch."), tuple(result.shape)
     like = torch.empty_like(result, device="meta").stride()
-    return Returned(dtype, shape, result.stride(), like, result.requires_grad)
+    place = result.device.type
+    return Returned(place, dtype, shape, result.stride(), like, result.requires_grad)
 
 
 def _reached(

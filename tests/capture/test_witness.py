@@ -235,6 +235,9 @@ CHANGED: dict[str, Callable[[Witness], Witness]] = {
     "strides": lambda w: replace(
         w, outputs=(replace(w.outputs[0], strides=(4, 1), copied=(4, 1)), *w.outputs[1:])
     ),
+    "is on cuda, and PyTorch's trace says cpu": lambda w: replace(
+        w, outputs=(replace(w.outputs[0], device="cuda"), *w.outputs[1:])
+    ),
 }
 
 
