@@ -34,6 +34,7 @@ _STIR, _FROM_ZERO = 0.5, 0.1
 # What PyTorch says of a gradient that it cannot compute.
 _UNDIFFERENTIABLE = ("modified by an inplace operation", "derivative for")
 _STALE = "Trying to backward through the graph a second time"
+_RIGHT_RUNS = 4  # each in another layout, and with other last digits
 _BESIDE = ("grad ", "buffer ", "input ", "attribute ")
 
 
@@ -196,15 +197,23 @@ def examine(
 ) -> tuple[Check, ...]:
     """Ask a candidate once for every layout; the worst check of each result counts.
 
-    Where a result is too far off, `right_runs` may show that right runs are as far off.
+    Where a result is too far off, `right_runs` may show that right runs are as far off. A few are
+    asked one after the other: the gradient of a bias with four elements is off by ten times the
+    usual error in one run of fifty, eager's and ours alike.
     """
     worst: dict[str, Check] = {}
     for layout in expected.eager if layouts is None else layouts:
         found = answer(expected.question, layout).results[layout]
         checks = tuple(compare_answers(found, layout, expected))
-        if right_runs and expected.truth and any(each.is_only_inexact for each in checks):
-            others = {layout: right_runs(expected.question, layout)}
-            checks = tuple(compare_answers(found, layout, replace(expected, others=others)))
+        others: list[Results] = []
+        for number in range(_RIGHT_RUNS if right_runs and expected.truth else 0):
+            if not any(each.is_only_inexact for each in checks):
+                break
+            asked = replace(expected.question, seed=expected.question.seed + number)
+            others += right_runs(asked, layout) if right_runs else ()
+            checks = tuple(
+                compare_answers(found, layout, replace(expected, others={layout: others}))
+            )
         keep_worst(worst, checks)
     return tuple(worst.values())
 

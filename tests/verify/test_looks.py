@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusewright.problem.load import candidate_factory, load_problem
+from fusewright.verify.budget import Budget
 from fusewright.verify.compare import Check, settle
 from fusewright.verify.verify import verify
 
@@ -50,6 +51,30 @@ class Scaled(torch.autograd.Function):
 class ModelNew(Model):
     def forward(self, x):
         return Scaled.apply(super().forward(x))
+"""
+FIRST_VALUES_ONLY = """
+
+class OneRowOff(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        changed = grad_output.clone()
+        changed[0] *= 1.001
+        return changed
+
+
+SEEN = []
+
+
+class ModelNew(Model):
+    def forward(self, x):
+        SEEN.append(x.detach().clone())
+        weight = self.gemm.weight
+        weight = OneRowOff.apply(weight) if torch.equal(x, SEEN[0]) else weight
+        return torch.tanh(torch.nn.functional.linear(x, weight, self.gemm.bias))
 """
 
 
@@ -121,3 +146,15 @@ def test_verify_refuses_a_gradient_that_is_slightly_off(
     assert {each.name for each in wrong if "grad" not in each.name} == set()
     assert all(each.error == pytest.approx(1e-4, rel=0.1) for each in wrong)
     assert len(wrong) == (0 if right else 6)
+
+
+def test_a_doubtful_gradient_is_looked_at_again_when_the_time_is_over(tmp_path: Path) -> None:
+    """Another answer on a slow machine than on a fast one would be worse than a late one."""
+    (tmp_path / "small.py").write_text(PROBLEM)
+    (tmp_path / "rare.py").write_text(PROBLEM + FIRST_VALUES_ONLY)
+    problem = load_problem(tmp_path / "small.py")
+    make = candidate_factory(tmp_path / "rare.py", problem)
+    over = Budget(seconds=0.0)
+    report = verify(problem, make, device="cpu", modes=["train"], seed=1, budget=over)
+    assert report.ok, [each for each in report.checks if not each.ok]
+    assert any("1 of 3 looks" in each.note for each in report.checks)
