@@ -27,12 +27,16 @@ from fusewright.verify.figures import root_mean_square
 from fusewright.verify.precision import DIGITS, strict_matmuls
 from fusewright.verify.run import Subject, ask, restore
 from fusewright.verify.scenarios import PLAIN_LAYOUT, Answer, Expected, Question, Results, Scenario
-from fusewright.verify.wide import WideModel
+from fusewright.verify.wide import WideModel, value_layout
 
 NO_MEMORY = "a float64 run does not fit into memory"
 _STIR, _FROM_ZERO = 0.5, 0.1
 # What PyTorch says of a gradient that it cannot compute.
-_UNDIFFERENTIABLE = ("modified by an inplace operation", "derivative for")
+_UNDIFFERENTIABLE = (
+    "modified by an inplace operation",
+    "derivative for",
+    "can only be called in training mode",  # cuDNN's recurrent layers
+)
 _STALE = "Trying to backward through the graph a second time"
 _RIGHT_RUNS = 4  # each in another layout, and with other last digits
 _BESIDE = ("grad ", "buffer ", "input ", "attribute ")
@@ -205,7 +209,8 @@ def examine(
     for layout in expected.eager if layouts is None else layouts:
         found = answer(expected.question, layout).results[layout]
         checks = tuple(compare_answers(found, layout, expected))
-        others: list[Results] = []
+        alike = (each for each in expected.eager if value_layout(each) == value_layout(layout))
+        others = [expected.eager[each] for each in alike if each != layout]
         for number in range(_RIGHT_RUNS if right_runs and expected.truth else 0):
             if not any(each.is_only_inexact for each in checks):
                 break

@@ -22,6 +22,12 @@ from fusewright.verify.scenarios import PLAIN_LAYOUT, Question, Results
 # need a float64 run.
 VALUE_LAYOUTS = ("contiguous", "expanded")
 
+
+def value_layout(layout: str) -> str:
+    """The layout whose values this one has."""
+    return layout if layout in VALUE_LAYOUTS else PLAIN_LAYOUT[0]
+
+
 Change = Callable[[object], object]
 
 
@@ -61,10 +67,10 @@ class WideModel:
         subject = Subject(self.model, Feed((inputs,), seed=0, gradients=self.gradients))
         state = {name: map_leaves(widened, each) for name, each in question.attributes.items()}
         wide = replace(question, inputs=inputs, tangents=tangents, blocks=(), attributes=state)
-        values = {each if each in VALUE_LAYOUTS else PLAIN_LAYOUT[0]: None for each in layouts}
+        values = {value_layout(each): None for each in layouts}
         with doubled(), RoundOperands(self.digits) if self.digits else nullcontext():
             found = ask(subject, wide, tuple(values)).results
-        return {each: found[each if each in found else PLAIN_LAYOUT[0]] for each in layouts}
+        return {each: found[value_layout(each)] for each in layouts}
 
     def _input(self, leaf: object) -> object:
         wide = widened(self.change(leaf))

@@ -4,6 +4,7 @@ call."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -112,6 +113,41 @@ class Undifferentiable(nn.Module):
         y = F.relu(self.layer(x))
         y += x
         return y
+
+
+class _TrainingOnly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, training: bool) -> Tensor:
+        ctx.training = training
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor) -> Any:
+        if not ctx.training:
+            raise RuntimeError("cudnn RNN backward can only be called in training mode")
+        return tangents[0] * 2, None
+
+
+class Recurrent(nn.Module):
+    """As cuDNN's recurrent layers: in evaluation mode there is no backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = _TrainingOnly.apply(x * self.scale, self.training)
+        return result
+
+
+def test_a_model_without_gradients_in_one_mode_is_compared_without_them_there() -> None:
+    report = check(Recurrent, Recurrent)
+    assert report.ok
+    names = {each.name for each in report.checks}
+    assert "train: grad scale" in names and "eval, no_grad: output" in names
+    assert "eval: grad scale" not in names
+    (note,) = [each for each in report.notes if "no gradients: PyTorch itself" in each]
+    assert note.startswith("eval") and "only be called in training mode" in note
 
 
 def test_a_model_that_pytorch_cannot_differentiate_is_compared_without_gradients() -> None:

@@ -88,7 +88,7 @@ def test_the_runs_are_right_and_differ() -> None:
     truth = expected.truth["contiguous"]["output"]
     assert isinstance(truth, Tensor)
     runs = right_runs(reference, question, PLAIN_LAYOUT[0])
-    assert len(runs) == 2 and len(eager_runs(reference, question, PLAIN_LAYOUT[0])) == 2
+    assert len(runs) == 2 and len(eager_runs(reference, question, PLAIN_LAYOUT[0])) == 3
     for run in runs:
         output = run["output"]
         assert isinstance(output, Tensor)
@@ -112,3 +112,35 @@ def test_a_run_that_is_itself_wrong_is_no_measure() -> None:
     assert not compare("y", Values(ours, eager, truth, 1.0)).ok
     assert compare("y", Values(ours, eager, truth, 1.0, others=[truth * 0.99999])).ok
     assert not compare("y", Values(ours, eager, truth, 1.0, others=[truth * 1.1, None])).ok
+
+
+class ManyFeatures(nn.Module):
+    """Its weight's gradient cancels for an incoming gradient that is the same everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(4, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + 100.0)
+
+
+def test_other_last_digits_show_what_cancels_without_float64() -> None:
+    model, x = ManyFeatures(), torch.rand(2, 64, 16, 16)
+    reference = Reference(model, Feed(((x,),), seed=0), 0, "train")
+    scenario = Scenario(gradients=True, layouts=("expanded",))
+    question, expected = reference.question(scenario, (x,)), reference.expect(scenario, (x,))
+    assert question is not None and expected is not None
+    runs = eager_runs(reference, question, "expanded")
+    off = {
+        name: [distance(run[name], expected.eager["expanded"][name]) for run in runs]
+        for name in ("output", "grad norm.weight", "grad norm.bias")
+    }
+    assert off["grad norm.weight"][2] > 1e-5 and 1e-6 < off["output"][2] < 1e-3
+    assert off["grad norm.bias"][2] < 1e-6
+    assert off["output"][1] == 0.0  # without TF32, which a CPU has not
+
+
+def distance(one: object, other: object) -> float:
+    assert isinstance(one, Tensor) and isinstance(other, Tensor)
+    return float((one - other).norm() / other.norm())
