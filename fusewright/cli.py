@@ -388,5 +388,11 @@ def main() -> None:
         cli(standalone_mode=True)
     except FusewrightError as error:
         fail(str(error), 2)
+    except (RuntimeError, MemoryError) as error:
+        from fusewright.verify.budget import is_out_of_memory, no_memory_words
+
+        if not is_out_of_memory(error):
+            raise
+        fail(no_memory_words(), 2)
     except OSError as error:
         fail(f"{error.filename or ''}: {error.strerror or error}", 2)

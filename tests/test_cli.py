@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from fusewright import cli
 from fusewright.runtime import library
@@ -245,3 +246,22 @@ def test_what_fails_in_the_emitted_file_is_reported_under_its_name(folder: Path,
     assert done.returncode == 2 and "AssertionError" in done.stderr
     assert f"{folder / 'shy_out.py'}:" in done.stderr and "draft" not in done.stderr
     assert not (folder / "shy_out.py").exists()
+
+
+@pytest.mark.parametrize("free_gb", [None, 1])
+def test_memory_that_runs_out_is_one_line(
+    free_gb: int | None, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> object:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB.")
+
+    monkeypatch.setattr("fusewright.problem.load.load_problem", full)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: free_gb is not None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10**9, 140 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 39 * 10**9)
+    done = run("explain", "problem.py", "--device", "cpu")
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("fusewright: memory ran out") and "make the inputs smaller" in line
+    held = "of the GPU's 140.0 GB this process holds 39.0 GB and other programs hold 100.0 GB"
+    assert (held in line) == (free_gb is not None)

@@ -92,6 +92,18 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
+def no_memory_words() -> str:
+    """What to say if memory ran out: who holds it, and what to do."""
+    how = "make the inputs smaller, or run where there is more"
+    if not torch.cuda.is_available():
+        return f"memory ran out: {how}"
+    free, total = torch.cuda.mem_get_info()
+    held = torch.cuda.memory_reserved()
+    gigabytes = [f"{each / 1e9:.1f} GB" for each in (total, held, max(total - free - held, 0))]
+    shared = "of the GPU's {} this process holds {} and other programs hold {}".format(*gigabytes)
+    return f"memory ran out ({shared}): {how}"
+
+
 def free_memory(device: torch.device) -> None:
     """Give back what failed or finished runs held."""
     gc.collect()
