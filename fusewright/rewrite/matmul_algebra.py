@@ -26,6 +26,7 @@ from fusewright.rewrite.views import permute_order
 DIAGONAL_MATRIX, DIAGONAL = "aten.diag_embed.default", "aten.diagonal.default"
 _EXPAND, _SUM = "aten.expand.default", "reduce_sum"
 _WIDE = ("float32", "float64")
+_LINEAR = ("add", "sub", "mul", "div", "neg")
 
 
 # Sums over the columns of a matmul ----------------------------------------------------------------
@@ -67,7 +68,7 @@ class _Sum:
             return spec.dtype in _WIDE and last != ONE and last.is_static
         if node.op == VIEW:
             return _last(self.state, node) and self.has_matmul(_name(node.args[0]))
-        if not all(self._fits(arg, spec) for arg in node.args):
+        if node.op not in _LINEAR or not all(self._fits(arg, spec) for arg in node.args):
             return False
         whole = [arg for arg in node.args if self._is_whole(arg, spec)]
         if node.op in ("add", "sub") and node.args[0] != node.args[1]:

@@ -77,6 +77,10 @@ OTHERS: dict[str, Callable[[Model, Tensor], Tensor]] = {
     "read twice": lambda m, x: (y := m.linear(x)).sum(1) + y.amax(1),
     "given out": lambda m, x: (y := m.linear(x), y.sum(1))[0] + y.sum(1, keepdim=True),
     "over rows": lambda m, x: m.linear(x).sum(0),
+    "one of two results": lambda m, x: m.linear(x).view(ROWS, 7, -1).max(1)[0].mean(-1),
+    "sorted": lambda m, x: (
+        torch.sort(m.linear(x))[0][:, :5].sum(-1) + m.linear(x).topk(3)[0].sum(-1)
+    ),
     "weighted": lambda m, x: (m.linear(x) * m.row.detach()).sum(1),
     "a view of it": lambda m, x: torch.diagonal(x @ x.mT),
     "off the diagonal": lambda m, x: torch.diag(m.weights[:-1], 1) @ x,
