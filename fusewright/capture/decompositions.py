@@ -17,7 +17,11 @@ from torch._C import DispatchKey
 from torch._decomp import get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size as _size_of
 
-from fusewright.capture.gradients import affine_grid_gradient, gradient_decompositions
+from fusewright.capture.gradients import (
+    affine_grid_gradient,
+    cumprod_gradient,
+    gradient_decompositions,
+)
 from fusewright.capture.pads import circular, pad_decompositions
 
 _NORMALISATIONS = """
@@ -81,6 +85,9 @@ def kept_whole() -> Iterator[None]:
     }
     replaced[torch.ops.aten.affine_grid_generator_backward.default] = {
         DispatchKey.CompositeImplicitAutograd: affine_grid_gradient
+    }
+    replaced[torch.ops.aten.cumprod_backward.default] = {
+        DispatchKey.CompositeImplicitAutograd: cumprod_gradient
     }
     before = {op: dict(op.py_kernels) for op in replaced}
     try:

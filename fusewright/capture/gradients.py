@@ -59,6 +59,23 @@ def affine_grid_gradient(grad: Any, size: Any, align_corners: bool) -> Any:
     return grad.reshape(batch, -1, len(spatial)).transpose(1, 2) @ base
 
 
+def cumprod_gradient(grad: Any, x: Any, dim: int, result: Any) -> Any:
+    """Σ_{j ≥ i} g_j · y_j / x_i before the first zero of x, and 0 behind it. At the zero itself it
+    is the sum, up to the next zero, of g_j times the product of the others. PyTorch 2.11 traces steps for each
+    element, which takes minutes for rows of thousands."""
+    if not x.dim():
+        return grad
+    zero = x == 0
+    zeros = zero.cumsum(dim)
+    before = zeros == 0
+    tail = torch.where(before, grad * result.conj(), 0.0).flip(dim).cumsum(dim).flip(dim)
+    first = torch.logical_and(zero, zeros == 1)
+    others = torch.where(first, 1.0, x).cumprod(dim).conj()
+    at_zero = torch.where(zeros == 1, grad * others, 0.0).sum(dim, keepdim=True)
+    behind = torch.where(first, at_zero, 0.0)
+    return torch.where(before, tail / torch.where(zero, 1.0, x).conj(), behind)
+
+
 def _positions(like: Any, length: Any, align_corners: bool) -> Any:
     if length <= 1:
         return like.new_zeros(length)

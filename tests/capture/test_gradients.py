@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusewright
+from fusewright.capture import capture
 from fusewright.capture.decompositions import decomposition_table
+from fusewright.capture.gradients import cumprod_gradient
 from tests.support.models import Lambda
 
 _SIZES = (0.0, 1e-30, 1e-6, 0.3, 0.5, 1.0, 2.0, 3.0, 6.0, 12.0, 15.0, 20.0, 50.0, 90.0, 1e4, 1e10)
@@ -127,3 +129,25 @@ def test_affine_grids_of_any_batch(spatial: tuple[int, ...], align_corners: bool
         fast(one).square().sum().backward()
         model(other).square().sum().backward()
         torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+def test_cumulative_products_with_zeros(dim: int, dtype: torch.dtype) -> None:
+    """Rows and columns without a zero, with one at either end, with two, and with NaN."""
+    x = torch.rand(7, 7, dtype=dtype) + 0.5
+    x[1, 3] = x[2, 0] = x[3, 6] = x[4, 2] = x[4, 5] = x[0, 0] = 0.0
+    x[5, 1], x[5, 4], x[6, 6] = math.nan, 0.0, math.inf
+    x.requires_grad_()
+    y = torch.cumprod(x, dim)
+    grad = torch.rand_like(y) - 0.5
+    (expected,) = torch.autograd.grad(y, x, grad)
+    found = cumprod_gradient(grad, x.detach(), dim, y.detach())
+    torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+def test_a_long_cumulative_product_is_traced_in_few_steps() -> None:
+    program = capture(
+        Lambda(lambda x: (x * 0.1 + 1).cumprod(1)), (torch.rand(3, 4001),), mode="train"
+    )
+    assert program.backward is not None and len(program.backward.nodes) < 60
