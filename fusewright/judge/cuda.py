@@ -9,8 +9,8 @@ that a thread which waits for them cannot begin early; an empty request pays for
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Protocol
 
@@ -120,20 +120,24 @@ class Cuda:
         self._seed, self._clone, self._without = torch.manual_seed, Tensor.clone, torch.no_grad
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
         self._sizes: tuple[int, ...] = ()
+        self._zones: list[Tensor] = []
+        self._full = torch.full
         self._reset_peak = torch.cuda.reset_peak_memory_stats
         self._allocated = torch.cuda.memory_allocated
         self._peak, self._held = torch.cuda.max_memory_allocated, 0
         self.kind = device.type
-        self._on_default: Callable[[], AbstractContextManager[object]] = nullcontext
+        self._on_usual: Callable[[], AbstractContextManager[object]] = nullcontext
+        self._on_other: Callable[[], AbstractContextManager[object]] = nullcontext
         if device.type == "cuda":
-            self._on_default = partial(torch.cuda.stream, torch.cuda.default_stream(device))
+            self._on_usual = partial(torch.cuda.stream, torch.cuda.default_stream(device))
+            self._on_other = partial(torch.cuda.stream, torch.cuda.Stream(device))
+        self._on_current = self._on_usual
 
     def moved(self, model: nn.Module) -> nn.Module:
         return model.to(self._device)
 
     def guarded(self, form: Form) -> Guarded:
-        size, kind = room(form), torch.uint8
-        return Guarded(form, torch.full((size,), GUARD, dtype=kind, device=self._device))
+        return Guarded(form, self._filled(room(form), GUARD))
 
     def placed(self, arena: Arena, offset: int, form: Form, shift: int = 0) -> CudaPlaced:
         return CudaPlaced(arena.bytes_at(offset, room(form)), form, self._device, shift)
@@ -147,15 +151,38 @@ class Cuda:
         return torch.cat([host, self._state(self._device)]) if on_gpu else host
 
     def poison(self, wanted: bool) -> None:
-        """Results will lie where these blocks did: the caching allocator takes the last ones."""
+        """Results will lie where these blocks did: the caching allocator takes the last ones.
+
+        Between them lie others that stay, so that a kernel which writes beyond its result is seen.
+        """
+        self._zones = []
         if not wanted:
             return
-        blocks = [
-            torch.full((size,), _POISON, dtype=torch.uint8, device=self._device)
-            for size in self._sizes
-            for _ in range(_BLOCKS)
-        ]
+        blocks = []
+        for size in self._sizes:
+            for _ in range(_BLOCKS):
+                blocks.append(self._filled(size, _POISON))
+                self._zones.append(self._filled(min(size, _MIB), GUARD))
         del blocks
+
+    def _filled(self, size: int, value: int) -> Tensor:
+        return self._full((size,), value, dtype=torch.uint8, device=self._device)
+
+    def damaged(self) -> list[str]:
+        return [] if all(bool((each == GUARD).all()) for each in self._zones) else ["a result"]
+
+    @contextmanager
+    def aside(self, wanted: bool) -> Iterator[None]:
+        """A stream that does not wait for the default one: who launches there is found out."""
+        if not wanted:
+            yield
+            return
+        self._on_current = self._on_other
+        try:
+            with self._on_current():
+                yield
+        finally:
+            self._on_current = self._on_usual
 
     def start(self, *, busy: bool) -> None:
         """From an idle device, with nothing of the call in its caches."""
@@ -193,7 +220,7 @@ class Cuda:
         return {**found, **peak}
 
     def _copies(self, results: Results) -> dict[int, tuple[Tensor, Tensor]]:
-        with self._without(), self._on_default():
+        with self._without(), self._on_current():
             mine = [each for each in results() if each.device.type == self._device.type]
             self._sizes = tuple({max(each.nbytes, 1) for each in mine if each.nbytes < _LARGE})
             return {id(each): (each, self._clone(each)) for each in mine}

@@ -194,7 +194,9 @@ class Expectations:
             return False
         if step.frozen and not self.differentiable[step.mode]:
             return False
-        return not step.odd or self.device.type == "cpu"
+        return (not step.odd or self.device.type == "cpu") and (
+            not step.aside or self.device.type == "cuda"
+        )
 
     def others(self, asked: Asked) -> list[Results]:
         """Further right runs: how far apart may right results be?"""

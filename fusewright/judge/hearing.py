@@ -62,6 +62,10 @@ _ENOUGH = 8
 _MIB = 1 << 20
 # The number of the second call: the first ones have and have no gradients.
 _FIRST = 1
+_OTHER_STREAM = (
+    "ignores the current stream: launch kernels on `at::cuda::getCurrentCUDAStream()`, "
+    "or they run before their inputs are there"
+)
 _FALLBACK = "runs all of the model's own PyTorch operators: no kernel replaces any of them"
 
 
@@ -127,7 +131,7 @@ class Hearing:
             if time.monotonic() > ends:
                 break
             self._examine(step)
-        for step in last_steps(modes):
+        for step in filter(self.expectations.applies, last_steps(modes)):
             self._examine(step)
         self._recall(list(self.kept))
 
@@ -190,7 +194,9 @@ class Hearing:
         self.checks += len(named)
         for each in named.values():
             verdict = settle([check for check, _, _ in each])
-            if not verdict.ok:
+            if not verdict.ok and step.aside:
+                self.flags[_OTHER_STREAM] = None
+            elif not verdict.ok:
                 _, found, asked = next((e for e in each if e[0] is verdict), each[0])
                 raise Guilty(self._stale(found, asked) or fault_of_check(verdict, found, asked))
         for found, asked, checks in looks[-1]:
@@ -205,7 +211,7 @@ class Hearing:
             self.unasked[step.label] = None
             return None
         step, self.calls = asked[0].step, self.calls + 1
-        keep = self.kept_bytes < _KEPT_BYTES
+        keep = self.kept_bytes < _KEPT_BYTES and not step.aside
         reply = self._called(step, asked, keep=keep)
         if reply is None:
             return None
@@ -222,7 +228,7 @@ class Hearing:
             self.calls,
             keep=keep,
             poison=self.chance.random() < _POISONED and not step.weighed,
-            busy=self.chance.random() < _BUSY,
+            busy=step.aside or self.chance.random() < _BUSY,
             trace=step.traced,
             weigh=step.weighed,
             input_gradients=self.expectations.differentiable[step.mode],

@@ -210,6 +210,10 @@ class Launcher:
 
     def go(self) -> Node:
         """All calls, one after the other, or all forwards and then all backwards."""
+        with self.device.aside(self.prepared["aside"]):
+            return self.go_on_stream()
+
+    def go_on_stream(self) -> Node:
         gradients, again = self.prepared["gradients"], self.prepared["empty"]
         for each in self.placed:
             each.stage()
@@ -276,7 +280,10 @@ class Launcher:
             "buffers": {n: self.send(e) for k, n, e in held_tensors(self.model) if k == "buffer"},
             "attributes": {name: self.attribute(name) for name in names},
             "weights": self.weights_digest(),
-            "damaged": [name for name, each in self.guards.items() if not each.is_intact],
+            "damaged": [
+                *(name for name, each in self.guards.items() if not each.is_intact),
+                *self.device.damaged(),
+            ],
             "state": {
                 "before": self.before,
                 "after": global_state(),

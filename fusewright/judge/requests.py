@@ -156,6 +156,7 @@ def call_request(
         "gradients": step.gradients,
         "frozen": step.frozen,
         "twice": step.twice,
+        "aside": step.aside,
         "keep": call.keep,
         "poison": call.poison,
         "busy": call.busy,

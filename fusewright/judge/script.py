@@ -20,6 +20,7 @@ PLACES = ("fresh", "again", "same")
 HOW = ("grad", "backward")
 # Two backwards through the same graph, whose gradients add up.
 ADDED_UP = "added up"
+ASIDE = "another current stream"
 _SLOTS = 2
 _FEWEST_MORE, _MOST_MORE = 10, 24
 _FEWEST_MANY, _MOST_MANY = 80, 160
@@ -41,7 +42,8 @@ class Step:
     first, and `copied` goes on with a deep copy of the model. If the candidate refuses a step with
     `may_refuse`, that is noted and no failure. A `traced` step tells which operators of PyTorch
     run, and a `weighed` one how much memory they take. In a `frozen` step no weight requires a
-    gradient, in a `partial` one some outputs get none. `odd` inputs begin at odd addresses.
+    gradient, in a `partial` one some outputs get none. `odd` inputs begin at odd addresses. In a
+    step that is `aside` another stream of a GPU is the current one; who fails there is flagged.
     """
 
     name: str = ""
@@ -65,6 +67,7 @@ class Step:
     frozen: bool = False
     partial: bool = False
     odd: bool = False
+    aside: bool = False
     how: str = HOW[0]
 
     @property
@@ -227,7 +230,7 @@ def many_more(chance: random.Random, modes: Sequence[str]) -> list[Step]:
 
 
 def last_steps(modes: Sequence[str]) -> list[Step]:
-    """Which operators run, how much memory a call takes, and inference mode.
+    """Which operators run, how much memory a call takes, other streams, and inference mode.
 
     A weighed call repeats the one before, at its addresses, so that only its own memory is new.
     """
@@ -238,7 +241,10 @@ def last_steps(modes: Sequence[str]) -> list[Step]:
         for place in PLACES[:2]
     ]
     traced = Step(mode=mode, traced=True)
-    return [traced, *weighed, *(each for each in _LAST if each.mode in modes)]
+    aside = [
+        Step(ASIDE, mode, gradients=each, aside=True, may_refuse=True) for each in (False, True)
+    ]
+    return [traced, *weighed, *aside, *(each for each in _LAST if each.mode in modes)]
 
 
 def _varied(step: Step, chance: random.Random) -> Step:

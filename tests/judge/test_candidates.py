@@ -14,6 +14,7 @@ from fusewright.judge import process, processes
 from fusewright.judge.judge import judge
 from fusewright.judge.process import Limits
 from fusewright.judge.processes import missing_confinement, with_token
+from fusewright.judge.timekeeper import Timing
 from fusewright.judge.verdict import Verdict
 from tests.judge.all_candidates import MEMORY_BYTES, Candidate, candidates
 
@@ -23,13 +24,16 @@ HONEST = [each for each in HERE if each.honest]
 # Files that surely run a kernel of their own; some others fall back, which is no fault.
 WITH_KERNELS = ("compiled_c", "load_inline", "compiled_by_torch", "numpy_result")
 MEMORY = "needs much memory"
-FLAGS = ("runs all of the model's own PyTorch operators", MEMORY)
+QUICK = Timing(baselines=("eager",), budget_s=1.0)
+OTHER_STREAM = "ignores the current stream"
+FLAGS = ("runs all of the model's own PyTorch operators", MEMORY, OTHER_STREAM)
 needs_box = pytest.mark.skipif(bool(missing_confinement()), reason=missing_confinement() or "-")
 
 
 def judged(candidate: Candidate, *, confined: bool = True) -> Verdict:
     limits = Limits(candidate.seconds, MEMORY_BYTES)
     how = {"limits": limits, "confined": confined, "device": candidate.device or "cpu"}
+    how["timing"] = QUICK if candidate.timed else None
     return judge(candidate.problem, candidate.path, **how)  # type: ignore[arg-type]
 
 
