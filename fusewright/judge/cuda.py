@@ -29,6 +29,19 @@ _POISON, _BLOCKS, _LARGE = 0xFE, 2, 1 << 28
 _BUSY_COVERS = 40
 
 
+OnStream = Callable[[], AbstractContextManager[object]]
+
+
+def _streams(device: torch.device) -> tuple[OnStream, OnStream]:
+    """The default stream, and one that does not wait for it."""
+    if device.type != "cuda":
+        return nullcontext, nullcontext
+    other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    streams = (torch.cuda.default_stream(device), other)
+    usual, aside = (partial(torch.cuda.stream, each) for each in streams)
+    return usual, aside
+
+
 class Clock(Protocol):
     """Moments on the default stream of one device."""
 
@@ -126,12 +139,8 @@ class Cuda:
         self._allocated = torch.cuda.memory_allocated
         self._peak, self._held = torch.cuda.max_memory_allocated, 0
         self.kind = device.type
-        self._on_usual: Callable[[], AbstractContextManager[object]] = nullcontext
-        self._on_other: Callable[[], AbstractContextManager[object]] = nullcontext
-        if device.type == "cuda":
-            self._on_usual = partial(torch.cuda.stream, torch.cuda.default_stream(device))
-            self._on_other = partial(torch.cuda.stream, torch.cuda.Stream(device))
-        self._on_current = self._on_usual
+        self._on_usual, self._on_other = _streams(device)
+        self._on_current: OnStream = self._on_usual
 
     def moved(self, model: nn.Module) -> nn.Module:
         return model.to(self._device)
@@ -173,7 +182,7 @@ class Cuda:
 
     @contextmanager
     def aside(self, wanted: bool) -> Iterator[None]:
-        """A stream that does not wait for the default one: who launches there is found out."""
+        """With another current stream: who launches on the default one is found out."""
         if not wanted:
             yield
             return

@@ -20,13 +20,14 @@ from fusewright.judge.memory import OwnPeak
 from fusewright.judge.operators import operators_of
 from fusewright.judge.script import FOLLOWS, Step, strided
 from fusewright.judge.state import global_state, held_tensors, weights_digest
+from fusewright.judge.variety import LARGE_BYTES, Changes, FreshGradients, shrunk
 from fusewright.judge.wire import Node, encoded, named_leaves, sharing
 from fusewright.problem.inputs import copied, is_floating, named_tensors
 from fusewright.problem.load import Problem
 from fusewright.problem.nested import map_leaves
 from fusewright.verify.attributes import restore_attributes
 from fusewright.verify.feeds import Feed, Inputs, form, make_inputs
-from fusewright.verify.figures import root_mean_square, same_values
+from fusewright.verify.figures import same_values
 from fusewright.verify.others import right_runs
 from fusewright.verify.reference import Reference
 from fusewright.verify.replay import replayed
@@ -34,22 +35,13 @@ from fusewright.verify.rows import Batch, possible_batches
 from fusewright.verify.run import make_model, restore
 from fusewright.verify.scenarios import Question, Results, Scenario
 
-RATE = 0.5
-# Inputs shrink by up to a quarter, for problems that always draw the same ones.
-_SHRINK = 0.25
-# An optimizer step changes each weight by about so much of the usual one.
-_STEP, _LEAST_STEP = 0.4, 0.02
-# The share of elements of a weight that a step changes.
-_CHANGED = (1.0, 1.0, 0.25)
-# The share of weights whose signs an optimizer step turns.
-_TURNED = 0.4
 # Each changes the last digits in another way.
 _RIGHT_RUNS = 3
 # A request holds at most two calls, with at most twice as many rows.
 _SOME_CALLS = 5
 SPARE_BYTES = 1 << 27
 _MOST_TIMES = 3  # more rows
-_LARGE_BYTES, _KEPT_INPUTS = 1 << 24, 3
+_KEPT_INPUTS = 3
 
 
 class Expectations:
@@ -75,7 +67,8 @@ class Expectations:
         self._outputs: dict[object, Node] = {}
         self._drawn_before: list[Inputs] = []
         self._last: dict[str, Inputs] = {}
-        self._turned: set[str] = set()
+        self._changes = Changes(self.model, self.references, self.chance)
+        self._gradients = {m: FreshGradients(each) for m, each in self.references.items()}
         self.own_changes = self._own_changes()
         scalars = (name for name, each in self.model.named_parameters() if each.numel() == 1)
         self.scalars = frozenset(scalars)
@@ -159,6 +152,7 @@ class Expectations:
         scenario = Scenario(step.name, step.gradients, (step.layout,), mode=step.mode)
         reference.feed.require_gradients(differentiable)
         reference.question(scenario, values)  # draws gradients if the sizes are other ones
+        self._renew(step.mode)
         reference.feed.require_gradients(differentiable and step.gradients and step.input_gradients)
         # Of a step without gradients, or with none that PyTorch can compute, one layout is asked.
         with self._partly(reference, step):
@@ -244,8 +238,16 @@ class Expectations:
         reference, wanted = self.references[step.mode], self.differentiable[step.mode]
         scenario = Scenario(step.name, step.gradients, (step.layout,), mode=step.mode)
         reference.feed.require_gradients(wanted and step.asks_input_gradients)
-        drawn = [reference.question(scenario, self._new_values(step)) for _ in range(step.sets)]
+        drawn = []
+        for _ in range(step.sets):
+            self._renew(step.mode)
+            drawn.append(reference.question(scenario, self._new_values(step)))
         return [each for each in drawn if each is not None]
+
+    def _renew(self, mode: str) -> None:
+        """Other incoming gradients and another seed for the next call."""
+        self._gradients[mode].renew(self.chance)
+        self.references[mode].seed = self.chance.getrandbits(31)
 
     def _new_values(self, step: Step) -> Inputs:
         """New inputs; large ones come from one that was drawn before, by another factor each."""
@@ -253,11 +255,11 @@ class Expectations:
             each.nbytes for _, each in named_tensors(self.references[step.mode].feed.masters[0])
         )
         torch.manual_seed(self.chance.getrandbits(31))
-        if size < _LARGE_BYTES:
+        if size < LARGE_BYTES:
             return self._fresh()
         if len(self._drawn_before) < _KEPT_INPUTS:
             self._drawn_before.append(make_inputs(self.problem, self.device))
-        return self._shrunk(self.chance.choice(self._drawn_before))
+        return shrunk(self.chance.choice(self._drawn_before))
 
     def call_bytes(self, mode: str) -> int:
         """The inputs, incoming gradients and results of one call."""
@@ -297,15 +299,7 @@ class Expectations:
         }
 
     def _fresh(self) -> Inputs:
-        return self._shrunk(make_inputs(self.problem, self.device))
-
-    def _shrunk(self, inputs: Inputs) -> Inputs:
-        def shrunk(leaf: object) -> object:
-            if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-                return leaf
-            return leaf * (1.0 - _SHRINK * self.chance.random())
-
-        return tuple(map_leaves(shrunk, each) for each in inputs)
+        return shrunk(make_inputs(self.problem, self.device))
 
     def _with_rows(self, values: Inputs, rows: str) -> Iterator[Inputs]:
         for batch in possible_batches(values):
@@ -318,7 +312,7 @@ class Expectations:
     def _with_more_rows(self, values: Inputs, batch: Batch) -> Inputs:
         """Up to four times the rows; large inputs up to twice, because memory is short."""
         sizes = [each.nbytes for _, each in named_tensors(values)]
-        times = _MOST_TIMES if sum(sizes) < _LARGE_BYTES else 1
+        times = _MOST_TIMES if sum(sizes) < LARGE_BYTES else 1
         extra = self.chance.randint(1, times * batch.rows)
         for _ in range(-(-extra // batch.rows)):
             count = min(extra, batch.rows)
@@ -347,33 +341,14 @@ class Expectations:
         return node if step.strided else self._outputs.setdefault(key, node)
 
     def new_weights(self) -> Mapping[str, Tensor]:
-        """Change the weights as SGD does it; returns the gradients of the step."""
-        named = {n: e for n, e in self.model.named_parameters() if e.is_floating_point()}
+        """Change the weights, and the buffers with them; returns the gradients of the step."""
+        self.train_once()
+        return self._changes.new_weights()
+
+    def train_once(self) -> None:
+        """Change the buffers as training does it; the weights stay."""
         torch.manual_seed(self.chance.getrandbits(31))
-        gradients = {
-            name: self._chosen(torch.randn(each.shape, dtype=each.dtype, device=each.device))
-            * (_STEP * root_mean_square(each) + _LEAST_STEP)
-            for name, each in named.items()
-        }
-        gradients |= self._other_signs(named, gradients)
-        with torch.no_grad():
-            for name, each in named.items():
-                each.add_(gradients[name], alpha=-RATE)
-        return gradients
-
-    def _other_signs(
-        self, named: Mapping[str, Tensor], drawn: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """Steps that turn the signs of some weights, and back again at the next step."""
-        turned = self._turned or {n for n in named if self.chance.random() < _TURNED}
-        self._turned = set() if self._turned else turned
-        return {name: named[name].detach() * (2.0 / RATE) for name in turned if name in drawn}
-
-    def _chosen(self, gradient: Tensor) -> Tensor:
-        """All elements, or some: what a file looks at to see a change may be as it was."""
-        share = self.chance.choice(_CHANGED)
-        kept = torch.rand(gradient.shape, device=gradient.device) < share
-        return gradient * kept if gradient.dim() else gradient
+        self._changes.train_once(self._fresh())
 
     def weights(self) -> str:
         """The digest of all parameters as they must be now."""

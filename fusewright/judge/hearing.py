@@ -18,7 +18,7 @@ from torch import Tensor
 from fusewright.errors import VerifyError
 from fusewright.judge.classes import Classes
 from fusewright.judge.conversation import Conversation, Reply
-from fusewright.judge.entry import Guilty, enter, fault_of_failure, require, require_unharmed
+from fusewright.judge.entry import Guilty, enter, fault_of_failure, require
 from fusewright.judge.expectations import Expectations
 from fusewright.judge.findings import (
     Answered,
@@ -39,12 +39,13 @@ from fusewright.judge.findings import (
 )
 from fusewright.judge.memory import OwnPeak, is_too_much
 from fusewright.judge.operators import replaces_nothing
-from fusewright.judge.process import CandidateProcess, Ended, Late
-from fusewright.judge.requests import CallFacts, step_request
+from fusewright.judge.process import CandidateProcess, Ended, Late, Restless
+from fusewright.judge.requests import CallFacts
 from fusewright.judge.script import Step, last_steps, many_more, script
 from fusewright.judge.timekeeper import Timed, Timing, time_candidate
 from fusewright.judge.times import gain_in_words
 from fusewright.judge.tripwires import tripwires
+from fusewright.judge.upkeep import go_on_with_copy, take_new_weights
 from fusewright.judge.verdict import Fault, Verdict, escaped, one_line
 from fusewright.judge.wire import BadMessage, Node, bytes_of
 from fusewright.problem.load import Problem
@@ -54,7 +55,7 @@ from fusewright.verify.scenarios import Question, Results, Usual
 OnProgress = Callable[[str, float], None]
 _LOOKS = 3
 _KEPT_BYTES = 1 << 28
-_RECALLS = 0.15
+_RECALLS, _TRAINED = 0.15, 0.3
 _POISONED, _BUSY = 0.7, 0.5
 _MANY_S = 3.0
 # Equal outputs of so many calls show that a model does not read its input.
@@ -92,6 +93,7 @@ class Hearing:
         self.seen: dict[bytes, str] = {}
         self.outputs: set[bytes] = set()
         self.talk = Conversation(process, self.chance)
+        self._whose = (path, expectations)
         self.usual: dict[str, Usual] = {}
         self.doubtful: dict[str, list[tuple[Check, Results, Asked]]] = {}
         self.timed: Timed | None = None
@@ -112,7 +114,7 @@ class Hearing:
                     self._time(timing, progress)
         except Guilty as guilty:
             return guilty.fault
-        except (Ended, Late, BadMessage) as error:
+        except (Ended, Late, BadMessage, Restless) as error:
             return fault_of_failure(error, self.process, self.talk.doing)
         return None
 
@@ -174,9 +176,11 @@ class Hearing:
         """Ask a step; if a gradient is in doubt, again with other values."""
         looks = []
         if step.copied:
-            self._copy()
+            self.flags |= dict.fromkeys(go_on_with_copy(self.talk, step.copied, *self._whose))
         if step.new_weights:
-            self._new_weights()
+            take_new_weights(self.talk, *self._whose, loaded=step.loaded)
+        elif self.chance.random() < _TRAINED:
+            self.expectations.train_once()
         for _ in range(_LOOKS):
             look = self._look(step)
             if look is None:
@@ -282,21 +286,6 @@ class Hearing:
         except VerifyError as error:
             raise Guilty(other_outputs(error, asked)) from error
         return found, asked, checks
-
-    def _copy(self) -> None:
-        """Go on with a deep copy, if the module has one."""
-        header, _ = self.talk.ask("a deep copy", ({"do": "copy"}, []))
-        self._require_state(header)
-        if "error" in header:
-            fault = fault_of_error(header["error"], self.path.name, self.talk.doing)
-            self.flags[f"cannot be copied ({fault.reason})"] = None
-            return
-        require(faults_of_memory(header, self.expectations.weights()))
-
-    def _new_weights(self) -> None:
-        gradients = self.expectations.new_weights()
-        header, _ = self.talk.ask("an optimizer step", step_request(gradients))
-        require_unharmed(header, self.path, self.talk, self.expectations.model)
 
     def _learn(self, checks: Sequence[Check]) -> None:
         """How far the candidate and eager are usually apart, for calls without a float64 run."""

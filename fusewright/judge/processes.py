@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from fusewright.judge.box import Box, descendants
 TOKEN = "FUSEWRIGHT_JUDGE_TOKEN"
 _TRIAL_S = 20.0
 _SWEEPS = 50
-_STOP_S, _STOP_PAUSE_S = 1.0, 5e-5
+_STOP_S, _STOP_PAUSE_S = 5.0, 5e-5
 _GIB = 1 << 30
 
 
@@ -94,9 +95,21 @@ def stop_below(root: int) -> list[int]:
                 os.kill(pid, signal.SIGSTOP)
         stopped += new
         ends = time.monotonic() + _STOP_S
-        while any(map(_is_running, new)) and time.monotonic() < ends:
+        while any(map(is_running, new)) and time.monotonic() < ends:
             time.sleep(_STOP_PAUSE_S)
     return stopped
+
+
+def run_ns(pids: Iterable[int]) -> dict[int, int]:
+    """How long each process has run on any core, in all of its threads, as the scheduler counts."""
+    found = {}
+    for pid in pids:
+        total = 0
+        for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with suppress(OSError, ValueError, IndexError):
+                total += int(stat.read_text().split()[0])
+        found[pid] = total
+    return found
 
 
 def cpu_seconds(root: int) -> float:
@@ -109,7 +122,7 @@ def cpu_seconds(root: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether a thread of a process neither stands still nor has ended."""
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(OSError, IndexError):

@@ -18,7 +18,7 @@ from fusewright.judge.conversation import Conversation, Reply
 from fusewright.judge.expectations import Expectations
 from fusewright.judge.findings import readable
 from fusewright.judge.floor import LeastBytes, Rates
-from fusewright.judge.process import Ended, Late
+from fusewright.judge.process import Ended, Late, Restless
 from fusewright.judge.requests import CallFacts
 from fusewright.judge.script import HOW, PLACES, Step
 from fusewright.judge.times import CANDIDATE, PassTimes, speedups_of, times_of
@@ -133,7 +133,7 @@ class Race:
             if not reply.has_error:
                 return reply
             words = str(reply.header["error"]["words"]).splitlines()[0]
-        except (Ended, Late, BadMessage) as error:
+        except (Ended, Late, BadMessage, Restless) as error:
             words = str(error) or type(error).__name__
         self._notes.append(f"{who} failed: {words}")
         del self._baselines[who]

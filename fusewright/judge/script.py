@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fusewright.judge.copies import COPIES
 from fusewright.problem.inputs import LAYOUTS, is_overlapping, laid_out, with_nan
 
 # Where the inputs lie: in new memory; at the address of earlier ones, as new tensors; or in the
@@ -39,11 +40,12 @@ class Step:
     `alter` changes every floating input, `rows` asks for fewer or more rows, and `strided` for
     inputs that are not contiguous. `follows` names how the inputs follow from those of an earlier
     call. `sets` calls follow one another in one request. `new_weights` takes an optimizer step
-    first, and `copied` goes on with a deep copy of the model. If the candidate refuses a step with
-    `may_refuse`, that is noted and no failure. A `traced` step tells which operators of PyTorch
-    run, and a `weighed` one how much memory they take. In a `frozen` step no weight requires a
-    gradient, in a `partial` one some outputs get none. `odd` inputs begin at odd addresses. In a
-    step that is `aside` another stream of a GPU is the current one; who fails there is flagged.
+    first, or loads a state if `loaded`, and `copied` goes on with a copy of the model, one of
+    `COPIES`. If the candidate refuses a step with `may_refuse`, that is noted and no failure. A
+    `traced` step tells which operators of PyTorch run, and a `weighed` one how much memory they
+    take. In a `frozen` step no weight requires a gradient, in a `partial` one some outputs get
+    none. `odd` inputs begin at odd addresses. In a step that is `aside` another stream of a GPU is
+    the current one; who fails there is flagged.
     """
 
     name: str = ""
@@ -56,7 +58,8 @@ class Step:
     strided: bool = False
     twice: bool = False
     new_weights: bool = False
-    copied: bool = False
+    loaded: bool = False
+    copied: str = ""
     may_refuse: bool = False
     layout: str = LAYOUTS[0]
     place: str = PLACES[0]
@@ -171,7 +174,9 @@ _TABLE = (
     *(Step("new weights", mode=mode, gradients=True, new_weights=True) for mode in _BOTH),
     *(Step("new weights", mode=mode, new_weights=True) for mode in _BOTH),
     *(Step(f"{each} gradient", gradients=True, layout=each) for each in LAYOUTS[1:]),
-    Step("a deep copy", gradients=True, new_weights=True, copied=True),
+    Step("a deep copy", gradients=True, new_weights=True, copied="deepcopy"),
+    *(Step(words, "eval", new_weights=True, copied=how) for how, words in COPIES.items()),
+    *(Step("loaded weights", mode=mode, new_weights=True, loaded=True) for mode in _BOTH),
     Step("inputs need no gradient", gradients=True, input_gradients=False),
     *(Step("weights need no gradient", mode=m, gradients=True, frozen=True) for m in _BOTH),
     *(Step("gradients of some outputs only", gradients=True, partial=True) for _ in range(2)),

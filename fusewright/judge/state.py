@@ -189,6 +189,12 @@ def form_of(tensor: Tensor) -> str:
     return form + gradient + own
 
 
+def saved_forms(model: nn.Module) -> dict[str, str]:
+    """What `state_dict` holds, by name: files of weights are written and read with these names."""
+    saved = {str(n): each for n, each in model.state_dict().items() if isinstance(each, Tensor)}
+    return {name: f"{dtype_name(each.dtype)}{list(each.shape)}" for name, each in saved.items()}
+
+
 def digest(described: list[tuple[str, bytes]]) -> str:
     """One figure for names and values; equal only if all are."""
     total = hashlib.blake2b(digest_size=16)
