@@ -40,10 +40,14 @@ class Call:
         return [each for _, each in tensors_of(self.outputs)]
 
 
-def take_gradients(call: Call, model: nn.Module) -> None:
-    """The gradients of all inputs and parameters that require one."""
+def take_gradients(call: Call, model: nn.Module, detached: Sequence[str] = ()) -> None:
+    """The gradients of all inputs and parameters that require one.
+
+    From outputs that are `detached` in the model no gradient may come here, either.
+    """
     leaves = dict(tensors_of(call.outputs))
-    roots, seeds = [], []
+    roots = [leaves[name] for name in detached if name in leaves and leaves[name].requires_grad]
+    seeds = [torch.ones_like(each) for each in roots]
     for name, tangent in call.tangents.items():
         root = leaves.get(name)
         if root is not None and root.requires_grad and root.shape == tangent.shape:
@@ -98,6 +102,13 @@ def tensors_of(outputs: object) -> list[tuple[str, Tensor]]:
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: each for kind, name, each in held_tensors(model) if kind == "parameter"}
+
+
+def set_mode(model: nn.Module, training: bool, part: str) -> None:
+    """The mode of the whole model, and the other one for a part, if it has that part."""
+    model.train(training)
+    if part in dict(model.named_modules()) and part:
+        model.get_submodule(part).train(not training)
 
 
 def restore_buffers(model: nn.Module, given: Mapping[str, Tensor]) -> None:

@@ -44,6 +44,9 @@ _MOST_TIMES = 3  # more rows
 _KEPT_INPUTS = 3
 
 
+_WITH_MODES = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+
+
 class Expectations:
     """The model with secret weights, and what it answers to each step.
 
@@ -70,6 +73,8 @@ class Expectations:
         self._changes = Changes(self.model, self.references, self.chance)
         self._gradients = {m: FreshGradients(each) for m, each in self.references.items()}
         self.own_changes = self._own_changes()
+        named = self.model.named_modules()
+        self._parts = [name for name, each in named if name and isinstance(each, _WITH_MODES)]
         scalars = (name for name, each in self.model.named_parameters() if each.numel() == 1)
         self.scalars = frozenset(scalars)
 
@@ -114,6 +119,8 @@ class Expectations:
     def asked(self, step: Step) -> list[Asked]:
         """The calls of a step with their answers; empty if the model does not allow the step."""
         found: list[Asked] = []
+        if step.part:
+            step = replace(step, part=self.chance.choice(self._parts))
         for _ in range(2 if step.twice else step.sets):
             one = self._asked_once(step)
             if one is None:
@@ -163,14 +170,19 @@ class Expectations:
                 expected = replayed(reference, expected)
             outputs = self._eager_outputs(step, expected.question)
         weights = self.weights()
-        return Asked(step, expected, outputs, reference.random, weights, self.scalars)
+        detached = _detached(expected.eager[step.layout], reference.tangents)
+        facts = (outputs, reference.random, weights, self.scalars, detached)
+        return Asked(step, expected, *facts)
 
     @contextmanager
     def _partly(self, reference: Reference, step: Step) -> Iterator[None]:
         """The model as a step wants it: without gradients of weights, or of some outputs."""
         tangents = reference.tangents
         frozen = [e for e in self.model.parameters() if step.frozen and e.requires_grad]
+        part = self.model.get_submodule(step.part) if step.part else nn.Module()
         try:
+            part.training = step.mode != "train"
+            part.__dict__["train"] = lambda mode=True: part  # whoever sets the whole model's mode
             for each in frozen:
                 each.requires_grad_(False)
             if step.partial:
@@ -179,6 +191,7 @@ class Expectations:
             yield
         finally:
             reference.tangents = tangents
+            del part.__dict__["train"]
             for each in frozen:
                 each.requires_grad_(True)
 
@@ -187,6 +200,8 @@ class Expectations:
         if step.partial and len(self.references[step.mode].tangents) < 2:
             return False
         if step.frozen and not self.differentiable[step.mode]:
+            return False
+        if step.part and not self._parts:
             return False
         return (not step.odd or self.device.type == "cpu") and (
             not step.aside or self.device.type == "cuda"
@@ -371,3 +386,10 @@ def _described(outputs: object, model: nn.Module, inputs: Inputs) -> Node:
         return {"tensor": 0, "stride": list(tensor.stride()), "shares": sharing(tensor, known)}
 
     return encoded(outputs, described)
+
+
+def _detached(results: Results, tangents: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The outputs that require no gradient, in a model that has others."""
+    named = (name for name, each in results.items() if is_floating(each))
+    outputs = (each for each in named if each.startswith("output"))
+    return tuple(each for each in outputs if tangents and each not in tangents)

@@ -31,7 +31,10 @@ _LEFT_BY_LOADING = ("warnings",)
 
 @dataclass(frozen=True)
 class Asked:
-    """One call of a request: what is expected, the eager outputs as a node, the weights' digest."""
+    """One call of a request: what is expected, the eager outputs as a node, the weights' digest.
+
+    `detached` are outputs that require no gradient in the model.
+    """
 
     step: Step
     expected: Expected
@@ -39,6 +42,7 @@ class Asked:
     random: bool
     weights: str
     scalars: frozenset[str] = field(default_factory=frozenset)
+    detached: tuple[str, ...] = ()
 
 
 def asked_beside(

@@ -63,10 +63,6 @@ _ENOUGH = 8
 _MIB = 1 << 20
 # The number of the second call: the first ones have and have no gradients.
 _FIRST = 1
-_OTHER_STREAM = (
-    "ignores the current stream: launch kernels on `at::cuda::getCurrentCUDAStream()`, "
-    "or they run before their inputs are there"
-)
 _FALLBACK = "runs all of the model's own PyTorch operators: no kernel replaces any of them"
 
 
@@ -198,8 +194,8 @@ class Hearing:
         self.checks += len(named)
         for each in named.values():
             verdict = settle([check for check, _, _ in each])
-            if not verdict.ok and step.aside:
-                self.flags[_OTHER_STREAM] = None
+            if not verdict.ok and step.lenient:
+                self.flags[step.lenient] = None
             elif not verdict.ok:
                 _, found, asked = next((e for e in each if e[0] is verdict), each[0])
                 raise Guilty(self._stale(found, asked) or fault_of_check(verdict, found, asked))
@@ -215,7 +211,7 @@ class Hearing:
             self.unasked[step.label] = None
             return None
         step, self.calls = asked[0].step, self.calls + 1
-        keep = self.kept_bytes < _KEPT_BYTES and not step.aside
+        keep = self.kept_bytes < _KEPT_BYTES and not step.lenient
         reply = self._called(step, asked, keep=keep)
         if reply is None:
             return None
@@ -223,8 +219,14 @@ class Hearing:
             nodes, blobs = [each.node for each in reply.answers], reply.answers[0].blobs
             self.kept[self.calls] = (nodes, blobs, asked)
             self.kept_bytes += sum(map(len, blobs))
-        pairs = zip(reply.answers, asked, strict=True)
-        return [self._compared(answer, one) for answer, one in pairs]
+        try:
+            pairs = zip(reply.answers, asked, strict=True)
+            return [self._compared(answer, one) for answer, one in pairs]
+        except Guilty:
+            if not step.lenient:
+                raise
+            self.flags[step.lenient] = None
+            return None
 
     def _called(self, step: Step, asked: list[Asked], *, keep: bool) -> Reply | None:
         """The answers to a step; None if the candidate refuses it, which is noted."""
@@ -236,6 +238,7 @@ class Hearing:
             trace=step.traced,
             weigh=step.weighed,
             input_gradients=self.expectations.differentiable[step.mode],
+            detached=asked[0].detached,
         )
         size = sum(map(result_bytes, asked))
         questions = [each.expected.question for each in asked]

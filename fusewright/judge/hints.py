@@ -55,6 +55,7 @@ _BY_STEP = {
     "must subtract the maximum before exp",
     "shifted inputs": "the formula holds for the example's range only; a variance as "
     "E[x²] − E[x]² cancels",
+    "zeros in the inputs": "a row of zeros must give what it gives in PyTorch, be it NaN",
     "NaN in the inputs": "NaN must spread as in PyTorch; `fmaxf` and `fminf` drop it",
     "infinities in the inputs": "infinities must spread as in PyTorch",
 }

@@ -25,6 +25,7 @@ from fusewright.judge.calls import (
     is_among,
     parameters_of,
     restore_buffers,
+    set_mode,
     shared_memory,
     take_gradients,
 )
@@ -57,7 +58,7 @@ class Launcher:
         self.arena, self.device = arena, device
         self.model: nn.Module = nn.Module()
         self.make: Callable[[], nn.Module] = nn.Module
-        self.path = ""
+        self.path, self.end = "", 0
         self.replaced = function_watch()
         self.fill_memory, self.give_back = memory_filler(), gives_back()
         self.guards: dict[str, Guarded] = {}
@@ -71,7 +72,6 @@ class Launcher:
         self.blobs: list[bytes] = []
         self.sent: list[bytes] = []
         self.sizes: list[int] = []
-        self.end = 0
         self.frozen: list[Tensor] = []
 
     def answer(self, request: Node, blobs: list[bytes]) -> tuple[Node, list[bytes]]:
@@ -161,7 +161,7 @@ class Launcher:
         if request["weigh"]:
             self.give_back()
         self.restore(request)  # before `eval()`, where a file may fold statistics
-        self.model.train(request["mode"] == "train")
+        set_mode(self.model, request["mode"] == "train", request["part"])
         self.freeze(request["frozen"])
         self.calls = [self.placed_call(each) for each in request["calls"]]
         if request["empty"]:
@@ -228,9 +228,9 @@ class Launcher:
 
     def go_on_stream(self) -> Node:
         gradients, again = self.prepared["gradients"], self.prepared["empty"]
+        answers: list[Node] = []
         for each in self.placed:
             each.stage()
-        answers: list[Node] = []
         self.device.start(busy=self.prepared["busy"])
         for each in self.placed:
             each.load()
@@ -238,9 +238,9 @@ class Launcher:
             answers.append(self.forward(call, gradients, again))
             if gradients and not self.prepared["twice"]:
                 answers[-1]["gradients"] = self.backward(call, again)
-        if gradients and self.prepared["twice"]:
-            for call, answer in zip(self.calls, answers, strict=True):
-                answer["gradients"] = self.backward(call, again)
+        later = zip(self.calls, answers, strict=True) if self.prepared["twice"] else ()
+        for call, answer in later if gradients else ():
+            answer["gradients"] = self.backward(call, again)
         found: Node = {"calls": answers, "device": self.device.stop(self.results)}
         if self.device.is_separate:
             self.send_all(found)
@@ -277,7 +277,7 @@ class Launcher:
     def backward(self, call: Call, again: bool) -> dict[str, Node | None]:
         """The gradients of all inputs and parameters that require one."""
         if not again:
-            take_gradients(call, self.model)
+            take_gradients(call, self.model, self.prepared["detached"])
         return {} if self.device.is_separate else self.sent_gradients(call, self.put)
 
     def report(self, request: Node) -> Node:
@@ -362,8 +362,8 @@ class Launcher:
         return {name: sent(each) for name, each in call.gradients.items()}
 
     def weights_digest(self) -> str:
-        held = [each for each in held_tensors(self.model) if each[0] == "parameter"]
-        if any(self.held.get(name) is not each for _, name, each in held):
+        named = parameters_of(self.model).items()
+        if any(self.held.get(name) is not each for name, each in named):
             return "other tensor objects"
         return weights_digest(self.model)
 

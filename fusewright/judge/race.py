@@ -220,7 +220,8 @@ def fault_of_time(found: PassTimes) -> Fault | None:
             f"{mine.median_us:.2f} µs, as the device tells",
             f"{found.hidden_us:.2f} µs more",
         )
-    if mine.high_us >= found.floor_us:
+    # On a busy machine a few rounds show nothing: all may look short beside slow empty requests.
+    if mine.high_us >= found.floor_us or found.rounds < _ENOUGH_ROUNDS:
         return None
     return Fault(
         "dishonest",

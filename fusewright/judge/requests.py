@@ -30,7 +30,8 @@ class CallFacts:
 
     `keep` the results for later, fill new memory with `poison`, take the results of the call
     before (`empty`), name the operators that run (`trace`), keep a GPU `busy` first, make the same
-    call before it without gradients (`again`), measure its memory (`weigh`).
+    call before it without gradients (`again`), measure its memory (`weigh`). The model's `detached`
+    outputs take no part in backward.
     """
 
     number: int = 0
@@ -42,6 +43,7 @@ class CallFacts:
     again: bool = False
     weigh: bool = False
     input_gradients: bool = True
+    detached: tuple[str, ...] = ()
 
 
 class Message:
@@ -180,6 +182,8 @@ def call_request(
         "frozen": step.frozen,
         "twice": step.twice,
         "aside": step.aside,
+        "part": step.part,
+        "detached": call.detached,
         "keep": call.keep,
         "poison": call.poison,
         "busy": call.busy,

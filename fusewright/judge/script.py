@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,17 @@ HOW = ("grad", "backward")
 # Two backwards through the same graph, whose gradients add up.
 ADDED_UP = "added up"
 ASIDE = "another current stream"
+# Stands for a submodule that is chosen when the call is made.
+ANY_PART = "*"
+_OTHER_STREAM = (
+    "ignores the current stream: launch kernels on `at::cuda::getCurrentCUDAStream()`, "
+    "or they run before their inputs are there"
+)
+_OTHER_MODE = (
+    "ignores the mode of a part: a frozen batch norm is in eval mode while the model trains; ask "
+    "each module's own `training`"
+)
+_NO_DENORMALS = "takes numbers below 1e-38 for zero, as compilers do it under -use_fast_math"
 _SLOTS = 2
 _FEWEST_MORE, _MOST_MORE = 10, 24
 _FEWEST_MANY, _MOST_MANY = 80, 160
@@ -29,6 +41,7 @@ _SETS = (1, 1, 1, 2, 3)
 _MOSTLY_NEW = ("",) * 6
 _SCALE = 200.0
 _SPOILED = 3
+_KEPT, _BELOW = 0.9, 0.01
 
 Alter = Callable[[Tensor], Tensor]
 
@@ -45,7 +58,8 @@ class Step:
     `traced` step tells which operators of PyTorch run, and a `weighed` one how much memory they
     take. In a `frozen` step no weight requires a gradient, in a `partial` one some outputs get
     none. `odd` inputs begin at odd addresses. In a step that is `aside` another stream of a GPU is
-    the current one; who fails there is flagged.
+    the current one. `part` is a submodule in the other mode. A wrong result of a `lenient` step is
+    no failure but a flag, with these words.
     """
 
     name: str = ""
@@ -71,6 +85,8 @@ class Step:
     partial: bool = False
     odd: bool = False
     aside: bool = False
+    part: str = ""
+    lenient: str = ""
     how: str = HOW[0]
 
     @property
@@ -142,6 +158,22 @@ FOLLOWS: dict[str, Alter] = {
 }
 
 
+def with_zeros(leaf: Tensor) -> Tensor:
+    """A row, and some elements of others, are zero."""
+    if not leaf.numel():
+        return leaf
+    kept = torch.rand(leaf.shape, device=leaf.device) < _KEPT
+    if leaf.dim() > 1:
+        kept[int(torch.randint(leaf.shape[0], ()))] = False
+    return leaf * kept
+
+
+def denormal(leaf: Tensor) -> Tensor:
+    """All values are smaller than a float's exponent can say."""
+    least = torch.finfo(leaf.dtype).tiny
+    return leaf.clamp(-1.0, 1.0) * (_BELOW * least)
+
+
 def with_infinities(leaf: Tensor) -> Tensor:
     """Both infinities in up to three elements each."""
     if not leaf.numel():
@@ -196,6 +228,13 @@ _TABLE = (
     *(Step("rows of many sizes", mode=mode, alter=scaled_by_rows) for mode in _BOTH),
     Step("rows of many sizes", gradients=True, alter=scaled_by_rows),
     Step("inputs of one sign", mode="eval", alter=of_one_sign),
+    *(Step("zeros in the inputs", mode=mode, alter=with_zeros) for mode in _BOTH),
+    Step("denormal inputs", mode="eval", alter=denormal, lenient=_NO_DENORMALS),
+    *(
+        Step("a part in another mode", m, gradients, part=ANY_PART, lenient=_OTHER_MODE)
+        for m in _BOTH
+        for gradients in (True, False)
+    ),
     *(Step("NaN in the inputs", mode=mode, alter=with_nans) for mode in _BOTH),
     *(Step("infinities in the inputs", mode=mode, alter=with_infinities) for mode in _BOTH),
     *(Step("inputs not contiguous", mode=m, strided=True, may_refuse=True) for m in _BOTH),
@@ -246,9 +285,8 @@ def last_steps(modes: Sequence[str]) -> list[Step]:
         for place in PLACES[:2]
     ]
     traced = Step(mode=mode, traced=True)
-    aside = [
-        Step(ASIDE, mode, gradients=each, aside=True, may_refuse=True) for each in (False, True)
-    ]
+    how: dict[str, Any] = {"aside": True, "may_refuse": True, "lenient": _OTHER_STREAM}
+    aside = [Step(ASIDE, mode, gradients, **how) for gradients in (False, True)]
     return [traced, *weighed, *aside, *(each for each in _LAST if each.mode in modes)]
 
 

@@ -83,6 +83,8 @@ def test_a_call_is_timed_between_drained_streams() -> None:
         "gradients": True,
         "twice": False,
         "aside": False,
+        "part": "",
+        "detached": [],
         "keep": False,
         "poison": True,
         "busy": False,

