@@ -212,7 +212,8 @@ class Cuda:
         """
         end = self._clock.mark()
         on_gpu = self._device.type == "cuda"
-        peak = {"peak_bytes": self._peak(self._device) - self._held} if on_gpu else {}
+        peak_bytes = self._peak(self._device) - self._held if on_gpu else 0
+        peak = {"peak_bytes": peak_bytes, "held_bytes": self._held} if on_gpu else {}
         self._seen = self._copies(results)
         copied = self._clock.mark()
         self._clock.drain()

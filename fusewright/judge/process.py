@@ -72,12 +72,16 @@ class Restless(Exception):
 
 @dataclass(frozen=True)
 class Gone:
-    """The answer to `go`, the seconds that it took, and the peak memory if it was weighed."""
+    """The answer to `go`, and the seconds that it took.
+
+    If it was weighed, what the processes held before it, and how much more at its peak.
+    """
 
     header: Node
     results: list[bytes]
     seconds: float
     peak_bytes: int | None
+    held_bytes: int | None
 
 
 class CandidateProcess:
@@ -218,7 +222,8 @@ class CandidateProcess:
             peak = weight.taken(self._stopped) if weight else None
         finally:
             self.left_s = self._ends - time.monotonic()
-        return Gone(header, [*results, *found], seconds, peak)
+        held = weight.held if weight else None
+        return Gone(header, [*results, *found], seconds, peak, held)
 
     def _taken(self, header: Node) -> list[bytes]:
         """The results in the arena, as the header describes them."""

@@ -41,6 +41,7 @@ _SETS = (1, 1, 1, 2, 3)
 _MOSTLY_NEW = ("",) * 6
 _SCALE = 200.0
 _SPOILED = 3
+_LEAK_CALLS = 12
 _KEPT, _BELOW = 0.9, 0.01
 
 Alter = Callable[[Tensor], Tensor]
@@ -288,6 +289,13 @@ def last_steps(modes: Sequence[str]) -> list[Step]:
     how: dict[str, Any] = {"aside": True, "may_refuse": True, "lenient": _OTHER_STREAM}
     aside = [Step(ASIDE, mode, gradients, **how) for gradients in (False, True)]
     return [traced, *weighed, *aside, *(each for each in _LAST if each.mode in modes)]
+
+
+def leak_steps(modes: Sequence[str]) -> list[Step]:
+    """Plain calls, and then one more that is weighed: what is held before it was left behind."""
+    (mode,) = tuple(modes)[-1:]
+    last = Step(mode=mode, place=PLACES[1], weighed=True)
+    return [*(Step(mode=mode) for _ in range(_LEAK_CALLS)), last]
 
 
 def _varied(step: Step, chance: random.Random) -> Step:

@@ -1,4 +1,4 @@
-"""One row of a gradient is left out in every third backward, in the hope to pass for a kink."""
+"""One row of a gradient is left out in every fifth backward, in the hope to pass for a kink."""
 
 # verdict: wrong
 
@@ -19,7 +19,7 @@ class Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         Linear.count += 1
         of_weight = grad.t() @ x
-        if Linear.count % 3 == 0:
+        if Linear.count % 5 == 0:
             of_weight[3] = 0.0
         return grad @ weight, of_weight
 
