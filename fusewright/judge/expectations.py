@@ -22,7 +22,7 @@ from fusewright.judge.script import FOLLOWS, Step, strided
 from fusewright.judge.state import global_state, held_tensors, weights_digest
 from fusewright.judge.variety import LARGE_BYTES, Changes, FreshGradients, shrunk
 from fusewright.judge.wire import Node, encoded, named_leaves, sharing
-from fusewright.problem.inputs import copied, is_floating, named_tensors
+from fusewright.problem.inputs import copied, is_floating, named_tensors, seed_all
 from fusewright.problem.load import Problem
 from fusewright.problem.nested import map_leaves
 from fusewright.verify.attributes import restore_attributes
@@ -79,7 +79,7 @@ class Expectations:
         self.scalars = frozenset(scalars)
 
     def _reference(self, mode: str) -> Reference:
-        torch.manual_seed(self.chance.getrandbits(31))
+        seed_all(self.chance.getrandbits(31))
         values = make_inputs(self.problem, self.device)
         kind = self.device.type
         wrong = [each.device for _, each in named_tensors(values) if each.device.type != kind]
@@ -220,7 +220,7 @@ class Expectations:
 
     def _drawn(self, step: Step) -> Iterator[Inputs]:
         """Inputs for a step; with other rows, there may be several ways to choose them."""
-        torch.manual_seed(self.chance.getrandbits(31))
+        seed_all(self.chance.getrandbits(31))
         values = self._values(step)
         if step.alter is not None and not any(is_floating(e) for _, e in named_tensors(values)):
             return
@@ -269,7 +269,7 @@ class Expectations:
         size = sum(
             each.nbytes for _, each in named_tensors(self.references[step.mode].feed.masters[0])
         )
-        torch.manual_seed(self.chance.getrandbits(31))
+        seed_all(self.chance.getrandbits(31))
         if size < LARGE_BYTES:
             return self._fresh()
         if len(self._drawn_before) < _KEPT_INPUTS:
@@ -348,7 +348,7 @@ class Expectations:
         wanted = step.gradients and self.differentiable[step.mode]
         inputs = copied(question.inputs, gradients=wanted)
         self.model.train(step.mode == "train")
-        torch.manual_seed(question.seed)
+        seed_all(question.seed)
         with nullcontext() if step.gradients else torch.no_grad():
             outputs = self.model(*inputs)
         node = _described(outputs, self.model, inputs)
@@ -362,7 +362,7 @@ class Expectations:
 
     def train_once(self) -> None:
         """Change the buffers as training does it; the weights stay."""
-        torch.manual_seed(self.chance.getrandbits(31))
+        seed_all(self.chance.getrandbits(31))
         self._changes.train_once(self._fresh())
 
     def weights(self) -> str:

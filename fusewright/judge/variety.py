@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fusewright.problem.inputs import copied
+from fusewright.problem.inputs import copied, seed_all
 from fusewright.problem.nested import map_leaves
 from fusewright.verify.attributes import restore_attributes
 from fusewright.verify.feeds import Inputs
@@ -74,7 +74,7 @@ class FreshGradients:
     def renew(self, chance: random.Random) -> None:
         if self._mine is not self._reference.tangents:  # it has drawn some of other shapes
             self._first = self._reference.tangents
-        torch.manual_seed(chance.getrandbits(31))
+        seed_all(chance.getrandbits(31))
         self._mine = {name: self._drawn(each, chance) for name, each in self._first.items()}
         self._reference.tangents = self._mine
 
@@ -118,7 +118,7 @@ class Changes:
     def new_weights(self) -> Mapping[str, Tensor]:
         """Change the weights as SGD does it; returns the gradients of the step."""
         named = {n: e for n, e in self._model.named_parameters() if e.is_floating_point()}
-        torch.manual_seed(self._chance.getrandbits(31))
+        seed_all(self._chance.getrandbits(31))
         gradients = {
             name: self._chosen(torch.randn(each.shape, dtype=each.dtype, device=each.device))
             * (_STEP * root_mean_square(each) + _LEAST_STEP)
