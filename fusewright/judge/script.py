@@ -257,7 +257,13 @@ def script(chance: random.Random, modes: Sequence[str] = _BOTH) -> list[Step]:
     first = [Step(gradients=True), Step(mode="eval")]
     rest = [_varied(each, chance) for each in (*_TABLE, *plain)]
     chance.shuffle(rest)
-    return [each for each in (*first, *rest) if each.mode in modes]
+    steps = [each for step in rest for each in (*_what_it_follows(step), step)]
+    return [each for each in (*first, *steps) if each.mode in modes]
+
+
+def _what_it_follows(step: Step) -> list[Step]:
+    """A plain call, of which a file may keep the result for the inputs that follow from it."""
+    return [Step(mode=step.mode, gradients=step.gradients)] if step.follows else []
 
 
 def many_more(chance: random.Random, modes: Sequence[str]) -> list[Step]:

@@ -27,8 +27,8 @@ LARGE_BYTES = 1 << 24
 _SHRINK = 0.25
 # An optimizer step changes each weight by about so much of the usual one.
 _STEP, _LEAST_STEP = 0.4, 0.02
-# The share of elements of a weight that a step changes.
-_CHANGED = (1.0, 1.0, 0.25)
+# The share of elements that every second step changes, of weights with more than a few.
+_CHANGED, _FEW = 0.25, 8
 # The share of weights whose signs an optimizer step turns.
 _TURNED = 0.4
 # Half of all incoming gradients have an unusual size, by up to so many powers of ten.
@@ -95,6 +95,7 @@ class Changes:
     ) -> None:
         self._model, self._references, self._chance = model, references, chance
         self._turned: set[str] = set()
+        self._steps = chance.randrange(2)
 
     def train_once(self, inputs: Inputs) -> None:
         """The buffers move as in a training step; the weights stay."""
@@ -116,7 +117,11 @@ class Changes:
         restore_attributes(self._model, reference.attributes)
 
     def new_weights(self) -> Mapping[str, Tensor]:
-        """Change the weights as SGD does it; returns the gradients of the step."""
+        """Change the weights as SGD does it; returns the gradients of the step.
+
+        Every second step leaves most elements as they were.
+        """
+        self._steps += 1
         named = {n: e for n, e in self._model.named_parameters() if e.is_floating_point()}
         seed_all(self._chance.getrandbits(31))
         gradients = {
@@ -124,7 +129,8 @@ class Changes:
             * (_STEP * root_mean_square(each) + _LEAST_STEP)
             for name, each in named.items()
         }
-        gradients |= self._other_signs(named, gradients)
+        if self._changes_all:
+            gradients |= self._other_signs(named, gradients)
         with torch.no_grad():
             for name, each in named.items():
                 each.add_(gradients[name], alpha=-RATE)
@@ -138,8 +144,14 @@ class Changes:
         self._turned = set() if self._turned else turned
         return {name: named[name].detach() * (2.0 / RATE) for name in turned if name in drawn}
 
+    @property
+    def _changes_all(self) -> bool:
+        return self._steps % 2 == 0
+
     def _chosen(self, gradient: Tensor) -> Tensor:
-        """All elements, or some: what a file looks at to see a change may be as it was."""
-        share = self._chance.choice(_CHANGED)
-        kept = torch.rand(gradient.shape, device=gradient.device) < share
-        return gradient * kept if gradient.dim() else gradient
+        """All elements, or some: those that a file would look at to see a change are as before."""
+        if self._changes_all or gradient.numel() < _FEW:
+            return gradient
+        kept = torch.rand(gradient.shape, device=gradient.device) < _CHANGED
+        kept.view(-1)[[0, -1]] = False
+        return gradient * kept

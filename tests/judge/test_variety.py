@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fusewright.judge.expectations import Expectations
-from fusewright.judge.script import Step, denormal, with_zeros
+from fusewright.judge.script import Step, denormal, script, with_zeros
 from fusewright.judge.variety import shrunk
 from fusewright.problem.load import load_problem
 
@@ -86,6 +86,28 @@ def test_statistics_move_as_in_training_and_weights_stay() -> None:
     assert int(after["norm.num_batches_tracked"]) == int(before["norm.num_batches_tracked"]) + 1
     asked = mine.asked(Step(mode="eval"))[0].expected.question
     assert torch.equal(asked.buffers["norm.running_var"], after["norm.running_var"])
+
+
+def test_every_second_step_leaves_the_first_and_the_last_weight() -> None:
+    mine = expectations("small")
+    weight = mine.model.get_parameter("linear.weight")
+    left = 0
+    for _ in range(6):
+        before = weight.detach().clone()
+        mine.new_weights()
+        same = weight.detach() == before
+        assert not bool(same.all())
+        left += bool(same[0, 0]) and bool(same[-1, -1])
+        assert not bool(mine.model.get_parameter("limit").isnan())
+    assert left == 3
+
+
+def test_calls_that_follow_come_after_a_plain_one() -> None:
+    steps = script(random.Random(4))
+    for before, step in itertools.pairwise(steps):
+        if step.follows:
+            assert before == Step(mode=step.mode, gradients=step.gradients)
+    assert sum(bool(each.follows) for each in steps) > 8
 
 
 def test_a_part_runs_in_the_other_mode_and_goes_back() -> None:

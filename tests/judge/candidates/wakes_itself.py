@@ -25,6 +25,7 @@ class Times(ctypes.Structure):
 
 
 def wake_every(nanoseconds):
+    LIBC.signal(signal.SIGCONT, LIBC.getpid)  # an ignored signal would wake nobody
     event, timer = Event(number=signal.SIGCONT, notify=0), ctypes.c_void_p()
     LIBC.timer_create(1, ctypes.byref(event), ctypes.byref(timer))
     times = Times(0, nanoseconds, 0, nanoseconds)
