@@ -85,7 +85,8 @@ def shared_memory(call: Call, model: nn.Module, earlier: Sequence[Call]) -> dict
     known = [(f"{kind} {name}", each) for kind, name, each in held_tensors(model)]
     known += [(f"input {name}", each) for name, each in call.inputs.items()]
     known += outputs
-    known += [(EARLIER, each) for old in earlier for each in old.leaves()]
+    # The very same tensor shares its memory, too. Another object stands for it.
+    known += [(EARLIER, each.detach()) for old in earlier for each in old.leaves()]
     return {name: sharing(each, known) for name, each in outputs}
 
 
