@@ -23,6 +23,7 @@ from fusewright.judge.arena import Arena
 from fusewright.judge.box import Box, set_dumpable
 from fusewright.judge.memory import PeakOf
 from fusewright.judge.processes import (
+    STOP_S,
     TOKEN,
     boxed_command,
     cpu_seconds,
@@ -240,8 +241,11 @@ class CandidateProcess:
 
     def stop(self) -> None:
         """Stop all threads of all processes of the candidate; returns when they stand still."""
+        start = time.monotonic()
         self._stopped = stop_below(self._process.pid)
-        self._ran_ns = {} if any(map(is_running, self._stopped)) else run_ns(self._stopped)
+        # Without a measure, if a thread could not be stopped in time, as in a long read of a disk.
+        in_time = time.monotonic() - start < STOP_S
+        self._ran_ns = run_ns(self._stopped) if in_time else {}
 
     def wake(self) -> None:
         """Let them go on; Restless if one ran meanwhile, because a timer or a signal woke it."""

@@ -23,7 +23,7 @@ _TRIAL_S = 20.0
 _SWEEPS = 50
 # The states of a thread that is stopped or has ended.
 _STANDING = (b"T", b"t", b"Z", b"X")
-_STOP_S, _STOP_PAUSE_S = 5.0, 5e-5
+STOP_S, _STOP_PAUSE_S = 5.0, 5e-5
 _GIB = 1 << 30
 
 
@@ -96,7 +96,7 @@ def stop_below(root: int) -> list[int]:
             with suppress(OSError):
                 os.kill(pid, signal.SIGSTOP)
         stopped += new
-        ends = time.monotonic() + _STOP_S
+        ends = time.monotonic() + STOP_S
         while any(map(is_running, new)) and time.monotonic() < ends:
             time.sleep(_STOP_PAUSE_S)
     return stopped
