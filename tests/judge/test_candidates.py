@@ -30,6 +30,7 @@ FLAGS = (
     LEAK,
     "ignores the current stream",
     "ignores the mode of a part",
+    "degenerate task",
 )
 needs_box = pytest.mark.skipif(bool(missing_confinement()), reason=missing_confinement() or "-")
 
