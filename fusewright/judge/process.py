@@ -218,11 +218,11 @@ class CandidateProcess:
             self._send(message)
             header, found = self._received(4 * expected_bytes + _SPARE_BYTES)
             seconds = time.perf_counter() - start
-            results = self._taken(_belonging(header, nonce))
-            self.stop()
-            peak = weight.taken(self._stopped) if weight else None
         finally:
             self.left_s = self._ends - time.monotonic()
+        results = self._taken(_belonging(header, nonce))
+        self.stop()
+        peak = weight.taken(self._stopped) if weight else None
         held = weight.held if weight else None
         return Gone(header, [*results, *found], seconds, peak, held)
 
