@@ -83,9 +83,18 @@ class Arena:
         return blocks
 
     def taken(self, sizes: Sequence[int]) -> list[bytes]:
-        """The results that lie there one after the other, as bytes of our own."""
-        found, start = [], self.inputs_bytes
-        for size in sizes:
-            found.append(self._map[start : start + size])
-            start += aligned(size)
-        return found
+        """The results that lie there one after the other, as bytes of our own.
+
+        They are copied block after block in a random order, the last ones not always last.
+        """
+        starts, blocks = [self.inputs_bytes], []
+        found = [bytearray(size) for size in sizes]
+        for number, size in enumerate(sizes):
+            starts.append(starts[-1] + aligned(size))
+            blocks += [(number, each) for each in self._blocks(size, 1)]
+        self._chance.shuffle(blocks)
+        whole = memoryview(self._map)
+        for number, block in blocks:
+            start = starts[number]
+            found[number][block] = whole[start + block.start : start + block.stop]
+        return [bytes(each) for each in found]

@@ -36,6 +36,7 @@ _HIDDEN, _SHARED_MEMORY, _PROC = "/run", "/dev/shm", "/proc"
 _SPARE_PROCESSES = 512
 _MOST_SCRATCH_BYTES = 1 << 32
 _PAUSE_S, _PAUSES = 0.02, 10
+_MOST_ENTRY_BYTES = 1 << 12
 _SCORE, _HIGHEST_SCORE = "oom_score_adj", 1000
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -212,13 +213,34 @@ def _reap_until(pid: int) -> int:
             return _status_code(status)
 
 
+def numbers(folder: str) -> list[int]:
+    """The processes or threads of a folder of /proc; none if it is gone."""
+    with suppress(OSError), os.scandir(folder) as found:
+        return [int(each.name) for each in found if each.name.isdecimal()]
+    return []
+
+
+def entry(path: str) -> bytes:
+    """A small file of /proc; nothing if it is gone. A judgement reads thousands, so it is fast."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, _MOST_ENTRY_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
 def descendants(root: int) -> Iterator[int]:
     """All processes below one, as /proc shows them."""
     parents: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            parents.setdefault(parent, []).append(int(stat.parent.name))
+    for number in numbers(_PROC):
+        fields = entry(f"{_PROC}/{number}/stat").rpartition(b")")[2].split()
+        if len(fields) > 1:
+            parents.setdefault(int(fields[1]), []).append(number)
     waiting = list(parents.get(root, ()))
     while waiting:
         pid = waiting.pop()

@@ -31,7 +31,7 @@ from fusewright.judge.findings import (
     faults_of_state,
     results_of,
 )
-from fusewright.judge.process import CandidateProcess, Ended, Late, Limits
+from fusewright.judge.process import CandidateProcess, Ended, Late, Limits, Restless
 from fusewright.judge.processes import require_confinement
 from fusewright.judge.requests import CallFacts, write_request
 from fusewright.judge.script import Step
@@ -136,7 +136,7 @@ class Boxed:
             reason = guilty.fault.reason
             named = str(self.path) in reason
             raise VerifyError(reason if named else f"{self.path}: {reason}") from guilty
-        except (Ended, Late, BadMessage) as error:
+        except (Ended, Late, BadMessage, Restless) as error:
             fault = fault_of_failure(error, talk.process, talk.doing)
             raise VerifyError(f"{self.path}: {fault.word}: {fault.reason}") from error
 

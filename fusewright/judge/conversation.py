@@ -24,7 +24,7 @@ class Reply:
 
     `report` tells what else happened, and `damaged` which inputs lost their guard zones. `seconds`
     went by from the start until the results were in the judge's memory. `peak_bytes` is the memory
-    that a weighed call took.
+    that a weighed call took, and `held_bytes` what was held before it.
     """
 
     header: Node
@@ -33,6 +33,7 @@ class Reply:
     damaged: Sequence[str]
     seconds: float
     peak_bytes: int | None = None
+    held_bytes: int | None = None
 
     @property
     def has_error(self) -> bool:
@@ -92,9 +93,13 @@ class Conversation:
                 self._answered(number, node, gone.results, report, more)
                 for number, node in enumerate(nodes)
             ]
-            peak = (done.get("device") or {}).get("peak_bytes", gone.peak_bytes)
-            peak_bytes = None if peak is None else int(peak)
-        return Reply(done, report, answers, self._placement.damaged(), seconds, peak_bytes)
+            told = done.get("device") or {}
+            memory = (
+                told.get("peak_bytes", gone.peak_bytes),
+                told.get("held_bytes", gone.held_bytes),
+            )
+            peak, held = (None if each is None else int(each) for each in memory)
+        return Reply(done, report, answers, self._placement.damaged(), seconds, peak, held)
 
     def _answered(
         self, number: int, node: Node, blobs: list[bytes], report: Node, more: list[bytes]

@@ -9,8 +9,8 @@ that a thread which waits for them cannot begin early; an empty request pays for
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Protocol
 
@@ -27,6 +27,19 @@ _MIB = 1 << 20
 _POISON, _BLOCKS, _LARGE = 0xFE, 2, 1 << 28
 # About a millisecond, in which the host gets through a call.
 _BUSY_COVERS = 40
+
+
+OnStream = Callable[[], AbstractContextManager[object]]
+
+
+def _streams(device: torch.device) -> tuple[OnStream, OnStream]:
+    """The default stream, and one that does not wait for it."""
+    if device.type != "cuda":
+        return nullcontext, nullcontext
+    other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    streams = (torch.cuda.default_stream(device), other)
+    usual, aside = (partial(torch.cuda.stream, each) for each in streams)
+    return usual, aside
 
 
 class Clock(Protocol):
@@ -120,20 +133,20 @@ class Cuda:
         self._seed, self._clone, self._without = torch.manual_seed, Tensor.clone, torch.no_grad
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
         self._sizes: tuple[int, ...] = ()
+        self._zones: list[Tensor] = []
+        self._full = torch.full
         self._reset_peak = torch.cuda.reset_peak_memory_stats
         self._allocated = torch.cuda.memory_allocated
         self._peak, self._held = torch.cuda.max_memory_allocated, 0
         self.kind = device.type
-        self._on_default: Callable[[], AbstractContextManager[object]] = nullcontext
-        if device.type == "cuda":
-            self._on_default = partial(torch.cuda.stream, torch.cuda.default_stream(device))
+        self._on_usual, self._on_other = _streams(device)
+        self._on_current: OnStream = self._on_usual
 
     def moved(self, model: nn.Module) -> nn.Module:
         return model.to(self._device)
 
     def guarded(self, form: Form) -> Guarded:
-        size, kind = room(form), torch.uint8
-        return Guarded(form, torch.full((size,), GUARD, dtype=kind, device=self._device))
+        return Guarded(form, self._filled(room(form), GUARD))
 
     def placed(self, arena: Arena, offset: int, form: Form, shift: int = 0) -> CudaPlaced:
         return CudaPlaced(arena.bytes_at(offset, room(form)), form, self._device, shift)
@@ -147,15 +160,38 @@ class Cuda:
         return torch.cat([host, self._state(self._device)]) if on_gpu else host
 
     def poison(self, wanted: bool) -> None:
-        """Results will lie where these blocks did: the caching allocator takes the last ones."""
+        """Results will lie where these blocks did: the caching allocator takes the last ones.
+
+        Between them lie others that stay, so that a kernel which writes beyond its result is seen.
+        """
+        self._zones = []
         if not wanted:
             return
-        blocks = [
-            torch.full((size,), _POISON, dtype=torch.uint8, device=self._device)
-            for size in self._sizes
-            for _ in range(_BLOCKS)
-        ]
+        blocks = []
+        for size in self._sizes:
+            for _ in range(_BLOCKS):
+                blocks.append(self._filled(size, _POISON))
+                self._zones.append(self._filled(min(size, _MIB), GUARD))
         del blocks
+
+    def _filled(self, size: int, value: int) -> Tensor:
+        return self._full((size,), value, dtype=torch.uint8, device=self._device)
+
+    def damaged(self) -> list[str]:
+        return [] if all(bool((each == GUARD).all()) for each in self._zones) else ["a result"]
+
+    @contextmanager
+    def aside(self, wanted: bool) -> Iterator[None]:
+        """With another current stream: who launches on the default one is found out."""
+        if not wanted:
+            yield
+            return
+        self._on_current = self._on_other
+        try:
+            with self._on_current():
+                yield
+        finally:
+            self._on_current = self._on_usual
 
     def start(self, *, busy: bool) -> None:
         """From an idle device, with nothing of the call in its caches."""
@@ -176,7 +212,8 @@ class Cuda:
         """
         end = self._clock.mark()
         on_gpu = self._device.type == "cuda"
-        peak = {"peak_bytes": self._peak(self._device) - self._held} if on_gpu else {}
+        peak_bytes = self._peak(self._device) - self._held if on_gpu else 0
+        peak = {"peak_bytes": peak_bytes, "held_bytes": self._held} if on_gpu else {}
         self._seen = self._copies(results)
         copied = self._clock.mark()
         self._clock.drain()
@@ -193,7 +230,7 @@ class Cuda:
         return {**found, **peak}
 
     def _copies(self, results: Results) -> dict[int, tuple[Tensor, Tensor]]:
-        with self._without(), self._on_default():
+        with self._without(), self._on_current():
             mine = [each for each in results() if each.device.type == self._device.type]
             self._sizes = tuple({max(each.nbytes, 1) for each in mine if each.nbytes < _LARGE})
             return {id(each): (each, self._clone(each)) for each in mine}

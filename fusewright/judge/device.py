@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -29,7 +30,9 @@ class Device(Protocol):
     `is_separate`: its memory is not the host's, so results are copied when the clock has stopped.
     `poison` fills memory that results are likely to get. `busy`: the device works before it gets
     the inputs, so that no other stream can be on time by luck. `stop` takes the results as the
-    next work on the default stream finds them, and `seen` gives them.
+    next work on the default stream finds them, and `seen` gives them. `aside`: another stream is
+    the current one, and takes the place of the default one. `damaged` names memory beside which a
+    call has written.
     """
 
     kind: str
@@ -41,9 +44,11 @@ class Device(Protocol):
     def seed(self, number: int) -> None: ...
     def random_state(self) -> Tensor: ...
     def poison(self, wanted: bool) -> None: ...
+    def aside(self, wanted: bool) -> AbstractContextManager[object]: ...
     def start(self, *, busy: bool) -> None: ...
     def stop(self, results: Results) -> dict[str, float]: ...
     def seen(self, tensor: Tensor) -> Tensor: ...
+    def damaged(self) -> list[str]: ...
 
 
 class HostPlaced:
@@ -86,6 +91,9 @@ class Host:
 
     def poison(self, wanted: bool) -> None: ...
 
+    def aside(self, wanted: bool) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def start(self, *, busy: bool) -> None: ...
 
     def stop(self, results: Results) -> dict[str, float]:
@@ -93,3 +101,6 @@ class Host:
 
     def seen(self, tensor: Tensor) -> Tensor:
         return tensor
+
+    def damaged(self) -> list[str]:
+        return []

@@ -19,9 +19,9 @@ from fusewright.judge.findings import (
     faults_of_state,
     readable,
 )
-from fusewright.judge.process import CandidateProcess, Ended, Late
+from fusewright.judge.process import CandidateProcess, Ended, Late, Restless
 from fusewright.judge.requests import load_request, weights_request
-from fusewright.judge.state import form_of, held_tensors, weights_digest
+from fusewright.judge.state import form_of, held_tensors, saved_forms, weights_digest
 from fusewright.judge.verdict import Fault, gravest
 from fusewright.judge.wire import BadMessage, Node
 from fusewright.problem.load import Problem
@@ -56,6 +56,7 @@ def enter(
     if "error" in header:
         raise Guilty(fault_of_error(header["error"], path.name, talk.doing))
     require(_other_parameters(header, model))
+    require(_other_state(header, model))
     header, _ = talk.ask("new weights", weights_request(model))
     require_unharmed(header, path, talk, model)
 
@@ -81,14 +82,30 @@ def _other_parameters(header: Node, model: nn.Module) -> Iterator[Fault]:
         yield Fault("wrong", words, "parameters and buffers", "none", name)
 
 
+def _other_state(header: Node, model: nn.Module) -> Iterator[Fault]:
+    """The candidate must save and load the files of weights that the model does."""
+    mine, theirs = saved_forms(model), header["saved"]
+    for name in sorted({*mine, *theirs}):
+        expected, seen = (each.get(name, "missing") for each in (mine, theirs))
+        if expected != seen:
+            words = (
+                f"state_dict has {name} as {seen}, and as {expected} in the model: neither can "
+                "load the other's files of weights"
+            )
+            yield Fault("wrong", words, "state_dict", expected, str(seen))
+
+
 def fault_of_failure(
-    error: Late | Ended | BadMessage, process: CandidateProcess, doing: str
+    error: Late | Ended | BadMessage | Restless, process: CandidateProcess, doing: str
 ) -> Fault:
     """A process that gave no answer, or one that is not the launcher's."""
     match error:
         case Late():
             words = f"no answer after {process.limits.seconds:g} s"
             return Fault("timed out", words, doing, "an answer", "none")
+        case Restless():
+            words = "its processes run while they must stand still: a timer or a signal wakes them"
+            return Fault("dishonest", words, doing, "stopped processes", "running ones")
         case Ended():
             return fault_of_end(error.code, doing, bytes(process.output))
         case BadMessage():

@@ -20,13 +20,14 @@ from fusewright.judge.memory import OwnPeak
 from fusewright.judge.operators import operators_of
 from fusewright.judge.script import FOLLOWS, Step, strided
 from fusewright.judge.state import global_state, held_tensors, weights_digest
+from fusewright.judge.variety import LARGE_BYTES, Changes, FreshGradients, shrunk
 from fusewright.judge.wire import Node, encoded, named_leaves, sharing
-from fusewright.problem.inputs import copied, is_floating, named_tensors
+from fusewright.problem.inputs import copied, is_floating, named_tensors, seed_all
 from fusewright.problem.load import Problem
 from fusewright.problem.nested import map_leaves
 from fusewright.verify.attributes import restore_attributes
 from fusewright.verify.feeds import Feed, Inputs, form, make_inputs
-from fusewright.verify.figures import root_mean_square, same_values
+from fusewright.verify.figures import same_values
 from fusewright.verify.others import right_runs
 from fusewright.verify.reference import Reference
 from fusewright.verify.replay import replayed
@@ -34,22 +35,16 @@ from fusewright.verify.rows import Batch, possible_batches
 from fusewright.verify.run import make_model, restore
 from fusewright.verify.scenarios import Question, Results, Scenario
 
-RATE = 0.5
-# Inputs shrink by up to a quarter, for problems that always draw the same ones.
-_SHRINK = 0.25
-# An optimizer step changes each weight by about so much of the usual one.
-_STEP, _LEAST_STEP = 0.4, 0.02
-# The share of elements of a weight that a step changes.
-_CHANGED = (1.0, 1.0, 0.25)
-# The share of weights whose signs an optimizer step turns.
-_TURNED = 0.4
 # Each changes the last digits in another way.
 _RIGHT_RUNS = 3
 # A request holds at most two calls, with at most twice as many rows.
 _SOME_CALLS = 5
 SPARE_BYTES = 1 << 27
 _MOST_TIMES = 3  # more rows
-_LARGE_BYTES, _KEPT_INPUTS = 1 << 24, 3
+_KEPT_INPUTS = 3
+
+
+_WITH_MODES = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
 
 
 class Expectations:
@@ -75,13 +70,16 @@ class Expectations:
         self._outputs: dict[object, Node] = {}
         self._drawn_before: list[Inputs] = []
         self._last: dict[str, Inputs] = {}
-        self._turned: set[str] = set()
+        self._changes = Changes(self.model, self.references, self.chance)
+        self._gradients = {m: FreshGradients(each) for m, each in self.references.items()}
         self.own_changes = self._own_changes()
+        named = self.model.named_modules()
+        self._parts = [name for name, each in named if name and isinstance(each, _WITH_MODES)]
         scalars = (name for name, each in self.model.named_parameters() if each.numel() == 1)
         self.scalars = frozenset(scalars)
 
     def _reference(self, mode: str) -> Reference:
-        torch.manual_seed(self.chance.getrandbits(31))
+        seed_all(self.chance.getrandbits(31))
         values = make_inputs(self.problem, self.device)
         kind = self.device.type
         wrong = [each.device for _, each in named_tensors(values) if each.device.type != kind]
@@ -121,6 +119,8 @@ class Expectations:
     def asked(self, step: Step) -> list[Asked]:
         """The calls of a step with their answers; empty if the model does not allow the step."""
         found: list[Asked] = []
+        if step.part:
+            step = replace(step, part=self.chance.choice(self._parts))
         for _ in range(2 if step.twice else step.sets):
             one = self._asked_once(step)
             if one is None:
@@ -159,6 +159,7 @@ class Expectations:
         scenario = Scenario(step.name, step.gradients, (step.layout,), mode=step.mode)
         reference.feed.require_gradients(differentiable)
         reference.question(scenario, values)  # draws gradients if the sizes are other ones
+        self._renew(step.mode)
         reference.feed.require_gradients(differentiable and step.gradients and step.input_gradients)
         # Of a step without gradients, or with none that PyTorch can compute, one layout is asked.
         with self._partly(reference, step):
@@ -169,14 +170,19 @@ class Expectations:
                 expected = replayed(reference, expected)
             outputs = self._eager_outputs(step, expected.question)
         weights = self.weights()
-        return Asked(step, expected, outputs, reference.random, weights, self.scalars)
+        detached = _detached(expected.eager[step.layout], reference.tangents)
+        facts = (outputs, reference.random, weights, self.scalars, detached)
+        return Asked(step, expected, *facts)
 
     @contextmanager
     def _partly(self, reference: Reference, step: Step) -> Iterator[None]:
         """The model as a step wants it: without gradients of weights, or of some outputs."""
         tangents = reference.tangents
         frozen = [e for e in self.model.parameters() if step.frozen and e.requires_grad]
+        part = self.model.get_submodule(step.part) if step.part else nn.Module()
         try:
+            part.training = step.mode != "train"
+            part.__dict__["train"] = lambda mode=True: part  # whoever sets the whole model's mode
             for each in frozen:
                 each.requires_grad_(False)
             if step.partial:
@@ -185,6 +191,7 @@ class Expectations:
             yield
         finally:
             reference.tangents = tangents
+            del part.__dict__["train"]
             for each in frozen:
                 each.requires_grad_(True)
 
@@ -194,7 +201,11 @@ class Expectations:
             return False
         if step.frozen and not self.differentiable[step.mode]:
             return False
-        return not step.odd or self.device.type == "cpu"
+        if step.part and not self._parts:
+            return False
+        return (not step.odd or self.device.type == "cpu") and (
+            not step.aside or self.device.type == "cuda"
+        )
 
     def others(self, asked: Asked) -> list[Results]:
         """Further right runs: how far apart may right results be?"""
@@ -209,7 +220,7 @@ class Expectations:
 
     def _drawn(self, step: Step) -> Iterator[Inputs]:
         """Inputs for a step; with other rows, there may be several ways to choose them."""
-        torch.manual_seed(self.chance.getrandbits(31))
+        seed_all(self.chance.getrandbits(31))
         values = self._values(step)
         if step.alter is not None and not any(is_floating(e) for _, e in named_tensors(values)):
             return
@@ -242,20 +253,28 @@ class Expectations:
         reference, wanted = self.references[step.mode], self.differentiable[step.mode]
         scenario = Scenario(step.name, step.gradients, (step.layout,), mode=step.mode)
         reference.feed.require_gradients(wanted and step.asks_input_gradients)
-        drawn = [reference.question(scenario, self._new_values(step)) for _ in range(step.sets)]
+        drawn = []
+        for _ in range(step.sets):
+            self._renew(step.mode)
+            drawn.append(reference.question(scenario, self._new_values(step)))
         return [each for each in drawn if each is not None]
+
+    def _renew(self, mode: str) -> None:
+        """Other incoming gradients and another seed for the next call."""
+        self._gradients[mode].renew(self.chance)
+        self.references[mode].seed = self.chance.getrandbits(31)
 
     def _new_values(self, step: Step) -> Inputs:
         """New inputs; large ones come from one that was drawn before, by another factor each."""
         size = sum(
             each.nbytes for _, each in named_tensors(self.references[step.mode].feed.masters[0])
         )
-        torch.manual_seed(self.chance.getrandbits(31))
-        if size < _LARGE_BYTES:
+        seed_all(self.chance.getrandbits(31))
+        if size < LARGE_BYTES:
             return self._fresh()
         if len(self._drawn_before) < _KEPT_INPUTS:
             self._drawn_before.append(make_inputs(self.problem, self.device))
-        return self._shrunk(self.chance.choice(self._drawn_before))
+        return shrunk(self.chance.choice(self._drawn_before))
 
     def call_bytes(self, mode: str) -> int:
         """The inputs, incoming gradients and results of one call."""
@@ -295,15 +314,7 @@ class Expectations:
         }
 
     def _fresh(self) -> Inputs:
-        return self._shrunk(make_inputs(self.problem, self.device))
-
-    def _shrunk(self, inputs: Inputs) -> Inputs:
-        def shrunk(leaf: object) -> object:
-            if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-                return leaf
-            return leaf * (1.0 - _SHRINK * self.chance.random())
-
-        return tuple(map_leaves(shrunk, each) for each in inputs)
+        return shrunk(make_inputs(self.problem, self.device))
 
     def _with_rows(self, values: Inputs, rows: str) -> Iterator[Inputs]:
         for batch in possible_batches(values):
@@ -316,7 +327,7 @@ class Expectations:
     def _with_more_rows(self, values: Inputs, batch: Batch) -> Inputs:
         """Up to four times the rows; large inputs up to twice, because memory is short."""
         sizes = [each.nbytes for _, each in named_tensors(values)]
-        times = _MOST_TIMES if sum(sizes) < _LARGE_BYTES else 1
+        times = _MOST_TIMES if sum(sizes) < LARGE_BYTES else 1
         extra = self.chance.randint(1, times * batch.rows)
         for _ in range(-(-extra // batch.rows)):
             count = min(extra, batch.rows)
@@ -337,7 +348,7 @@ class Expectations:
         wanted = step.gradients and self.differentiable[step.mode]
         inputs = copied(question.inputs, gradients=wanted)
         self.model.train(step.mode == "train")
-        torch.manual_seed(question.seed)
+        seed_all(question.seed)
         with nullcontext() if step.gradients else torch.no_grad():
             outputs = self.model(*inputs)
         node = _described(outputs, self.model, inputs)
@@ -345,33 +356,14 @@ class Expectations:
         return node if step.strided else self._outputs.setdefault(key, node)
 
     def new_weights(self) -> Mapping[str, Tensor]:
-        """Change the weights as SGD does it; returns the gradients of the step."""
-        named = {n: e for n, e in self.model.named_parameters() if e.is_floating_point()}
-        torch.manual_seed(self.chance.getrandbits(31))
-        gradients = {
-            name: self._chosen(torch.randn(each.shape, dtype=each.dtype, device=each.device))
-            * (_STEP * root_mean_square(each) + _LEAST_STEP)
-            for name, each in named.items()
-        }
-        gradients |= self._other_signs(named, gradients)
-        with torch.no_grad():
-            for name, each in named.items():
-                each.add_(gradients[name], alpha=-RATE)
-        return gradients
+        """Change the weights, and the buffers with them; returns the gradients of the step."""
+        self.train_once()
+        return self._changes.new_weights()
 
-    def _other_signs(
-        self, named: Mapping[str, Tensor], drawn: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """Steps that turn the signs of some weights, and back again at the next step."""
-        turned = self._turned or {n for n in named if self.chance.random() < _TURNED}
-        self._turned = set() if self._turned else turned
-        return {name: named[name].detach() * (2.0 / RATE) for name in turned if name in drawn}
-
-    def _chosen(self, gradient: Tensor) -> Tensor:
-        """All elements, or some: what a file looks at to see a change may be as it was."""
-        share = self.chance.choice(_CHANGED)
-        kept = torch.rand(gradient.shape, device=gradient.device) < share
-        return gradient * kept if gradient.dim() else gradient
+    def train_once(self) -> None:
+        """Change the buffers as training does it; the weights stay."""
+        seed_all(self.chance.getrandbits(31))
+        self._changes.train_once(self._fresh())
 
     def weights(self) -> str:
         """The digest of all parameters as they must be now."""
@@ -394,3 +386,10 @@ def _described(outputs: object, model: nn.Module, inputs: Inputs) -> Node:
         return {"tensor": 0, "stride": list(tensor.stride()), "shares": sharing(tensor, known)}
 
     return encoded(outputs, described)
+
+
+def _detached(results: Results, tangents: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The outputs that require no gradient, in a model that has others."""
+    named = (name for name, each in results.items() if is_floating(each))
+    outputs = (each for each in named if each.startswith("output"))
+    return tuple(each for each in outputs if tangents and each not in tangents)

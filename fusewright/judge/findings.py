@@ -23,6 +23,7 @@ from fusewright.verify.reference import scaled
 from fusewright.verify.scenarios import Expected, Question, Results, Usual
 
 _SLACK = 4.0
+_MOST_FORGIVEN, _FORGIVEN_SHARE = 3, 0.08
 # What PyTorch says in backward of a tensor that was overwritten after it had been saved.
 _INPLACE = "modified by an inplace operation"
 # Files may silence warnings for themselves when they load; calls may not.
@@ -31,7 +32,10 @@ _LEFT_BY_LOADING = ("warnings",)
 
 @dataclass(frozen=True)
 class Asked:
-    """One call of a request: what is expected, the eager outputs as a node, the weights' digest."""
+    """One call of a request: what is expected, the eager outputs as a node, the weights' digest.
+
+    `detached` are outputs that require no gradient in the model.
+    """
 
     step: Step
     expected: Expected
@@ -39,6 +43,12 @@ class Asked:
     random: bool
     weights: str
     scalars: frozenset[str] = field(default_factory=frozenset)
+    detached: tuple[str, ...] = ()
+
+    @property
+    def result_bytes(self) -> int:
+        results = self.expected.eager[self.step.layout].values()
+        return sum(each.nbytes for each in results if isinstance(each, Tensor))
 
 
 def asked_beside(
@@ -212,6 +222,19 @@ def faults_of_form(answer: Answered, asked: Asked) -> Iterator[Fault]:
     if answer.node["random"] and not asked.random:
         words = "the call changes the state of PyTorch's random numbers; the model does not"
         yield Fault("unsafe", words, asked.step.label, "generator as before", "another state")
+
+
+def faults_of_forgiven(forgiven: Sequence[str], steps: int) -> Iterator[Fault]:
+    """Gradients that were wrong now and then, far more often than by rounding at a kink."""
+    if len(forgiven) > _MOST_FORGIVEN + _FORGIVEN_SHARE * steps:
+        yield Fault(
+            "wrong",
+            "a gradient is wrong now and then, too often for rounding at a kink such as ReLU's "
+            f"zero: in {len(forgiven)} of {steps} calls",
+            forgiven[-1],
+            "right gradients",
+            "now right, now wrong",
+        )
 
 
 def has_other_strides(answer: Answered, asked: Asked) -> bool:

@@ -36,6 +36,10 @@ _BY_STEP = {
     "their digits beside large ones",
     "inputs of one sign": "the formula holds for the example's range only",
     "a deep copy": "a deep copy of the module still reads the original's weights",
+    "a pickled copy": "a pickled module still reads old weights; keep what is packed out of "
+    "`__getstate__`, or compare versions",
+    "another instance": "modules share what only one of them may hold; keep it on `self`",
+    "loaded weights": "`load_state_dict` writes weights in place: packed ones must be packed again",
     "two forwards, then two backwards": "backward used what the last forward left on `self`; save "
     "tensors in the autograd context",
     "inputs not contiguous": "contiguity is assumed; use strides or call `.contiguous()` first",
@@ -51,6 +55,7 @@ _BY_STEP = {
     "must subtract the maximum before exp",
     "shifted inputs": "the formula holds for the example's range only; a variance as "
     "E[x²] − E[x]² cancels",
+    "zeros in the inputs": "a row of zeros must give what it gives in PyTorch, be it NaN",
     "NaN in the inputs": "NaN must spread as in PyTorch; `fmaxf` and `fminf` drop it",
     "infinities in the inputs": "infinities must spread as in PyTorch",
 }

@@ -8,8 +8,6 @@ result.
 
 from __future__ import annotations
 
-import copy
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -23,31 +21,33 @@ from fusewright.judge.calls import (
     Call,
     described,
     description,
+    failure_of,
     is_among,
+    parameters_of,
+    restore_buffers,
+    set_mode,
+    shared_memory,
     take_gradients,
-    tensors_of,
 )
+from fusewright.judge.copies import another
 from fusewright.judge.device import Device, Placed
 from fusewright.judge.guarded import Guarded, memory_filler
 from fusewright.judge.memory import gives_back
 from fusewright.judge.operators import operators_of
-from fusewright.judge.state import global_state, held_tensors, weights_digest
+from fusewright.judge.state import global_state, held_tensors, saved_forms, weights_digest
 from fusewright.judge.watch import function_watch
 from fusewright.judge.wire import (
-    EARLIER,
     Node,
     bytes_of,
     decoded,
     dense,
     dtype_of,
     encoded,
-    sharing,
     tensor_of,
 )
 from fusewright.problem.load import Arguments, Problem, candidate_factory, load_problem
 from fusewright.verify.attributes import share_attributes
 
-_MOST_WORDS = 2000
 OnTensor = Callable[[Tensor], Node]
 
 
@@ -57,7 +57,8 @@ class Launcher:
     def __init__(self, arena: Arena, device: Device) -> None:
         self.arena, self.device = arena, device
         self.model: nn.Module = nn.Module()
-        self.path = ""
+        self.make: Callable[[], nn.Module] = nn.Module
+        self.path, self.end = "", 0
         self.replaced = function_watch()
         self.fill_memory, self.give_back = memory_filler(), gives_back()
         self.guards: dict[str, Guarded] = {}
@@ -71,7 +72,6 @@ class Launcher:
         self.blobs: list[bytes] = []
         self.sent: list[bytes] = []
         self.sizes: list[int] = []
-        self.end = 0
         self.frozen: list[Tensor] = []
 
     def answer(self, request: Node, blobs: list[bytes]) -> tuple[Node, list[bytes]]:
@@ -84,6 +84,7 @@ class Launcher:
                 "load": self.load,
                 "weights": self.set_weights,
                 "copy": self.copy,
+                "load weights": self.load_weights,
                 "prepare": self.prepare,
                 "report": self.report,
                 "step": self.optimizer_step,
@@ -95,7 +96,10 @@ class Launcher:
             state = {"before": before, "after": global_state(), "replaced": self.replaced()}
             return {"state": state, **found}, self.sent
         except BaseException as error:
-            return {"error": self.described(error), "state": {"replaced": self.replaced()}}, []
+            return {
+                "error": failure_of(error, self.path),
+                "state": {"replaced": self.replaced()},
+            }, []
 
     def load(self, request: Node) -> Node:
         """Run a file and construct its model: the candidate's, or the problem's own."""
@@ -106,25 +110,34 @@ class Launcher:
         )
         if request["kind"] == "candidate":
             problem = Problem("", None, "", nn.Module, tuple, lambda: arguments)
-            self.model = candidate_factory(self.path, problem)()
+            self.make = candidate_factory(self.path, problem)
         else:
-            self.model = load_problem(self.path).make_model()
-        self.model = self.device.moved(self.model)
+            self.make = load_problem(self.path).make_model
+        self.model = self.device.moved(self.make())
         if request["kind"] in COMPILED:
             self.model.compile(mode=COMPILED[request["kind"]])
-        return {"held": [description(*each) for each in held_tensors(self.model)]}
+        return {
+            "held": [description(*each) for each in held_tensors(self.model)],
+            "saved": saved_forms(self.model),
+        }
 
     def set_weights(self, request: Node) -> Node:
         """Give the model the judge's values, in memory with guards, as `.to()` would do it."""
-        self.guard({name: self.tensor(node) for name, node in request["values"].items()})
-        given = {name: self.tree(node) for name, node in request["attributes"].items()}
-        share_attributes(given, self.model)
+        self.guard(self.tensors(request["values"]))
+        share_attributes(self.trees(request["attributes"]), self.model)
+        return {"weights": self.weights_digest()}
+
+    def load_weights(self, request: Node) -> Node:
+        """New values by way of `load_state_dict`, as from a file."""
+        self.model.load_state_dict(self.tensors(request["state"]))
         return {"weights": self.weights_digest()}
 
     def copy(self, request: Node) -> Node:
-        """Go on with a deep copy of the model."""
+        """Go on with a copy of the model, or with another one that loads its weights."""
         before = [(name, each) for _, name, each in held_tensors(self.model)]
-        self.model = copy.deepcopy(self.model)
+        made = another(self.model, request["how"], self.make, self.tensors(request["state"]))
+        self.model = self.device.moved(made)
+        share_attributes(self.trees(request["attributes"]), self.model)
         held = list(held_tensors(self.model))
         shared = [name for _, name, each in held if is_among(each, before)]
         self.guard({n: e.detach().clone() for _, n, e in held})
@@ -147,9 +160,9 @@ class Launcher:
         self.device.poison(request["poison"])
         if request["weigh"]:
             self.give_back()
-        self.model.train(request["mode"] == "train")
+        self.restore(request)  # before `eval()`, where a file may fold statistics
+        set_mode(self.model, request["mode"] == "train", request["part"])
         self.freeze(request["frozen"])
-        self.restore(request)
         self.calls = [self.placed_call(each) for each in request["calls"]]
         if request["empty"]:
             for call, old in zip(self.calls, previous, strict=True):
@@ -210,10 +223,14 @@ class Launcher:
 
     def go(self) -> Node:
         """All calls, one after the other, or all forwards and then all backwards."""
+        with self.device.aside(self.prepared["aside"]):
+            return self.go_on_stream()
+
+    def go_on_stream(self) -> Node:
         gradients, again = self.prepared["gradients"], self.prepared["empty"]
+        answers: list[Node] = []
         for each in self.placed:
             each.stage()
-        answers: list[Node] = []
         self.device.start(busy=self.prepared["busy"])
         for each in self.placed:
             each.load()
@@ -221,9 +238,9 @@ class Launcher:
             answers.append(self.forward(call, gradients, again))
             if gradients and not self.prepared["twice"]:
                 answers[-1]["gradients"] = self.backward(call, again)
-        if gradients and self.prepared["twice"]:
-            for call, answer in zip(self.calls, answers, strict=True):
-                answer["gradients"] = self.backward(call, again)
+        later = zip(self.calls, answers, strict=True) if self.prepared["twice"] else ()
+        for call, answer in later if gradients else ():
+            answer["gradients"] = self.backward(call, again)
         found: Node = {"calls": answers, "device": self.device.stop(self.results)}
         if self.device.is_separate:
             self.send_all(found)
@@ -260,7 +277,7 @@ class Launcher:
     def backward(self, call: Call, again: bool) -> dict[str, Node | None]:
         """The gradients of all inputs and parameters that require one."""
         if not again:
-            take_gradients(call, self.model)
+            take_gradients(call, self.model, self.prepared["detached"])
         return {} if self.device.is_separate else self.sent_gradients(call, self.put)
 
     def report(self, request: Node) -> Node:
@@ -276,7 +293,10 @@ class Launcher:
             "buffers": {n: self.send(e) for k, n, e in held_tensors(self.model) if k == "buffer"},
             "attributes": {name: self.attribute(name) for name in names},
             "weights": self.weights_digest(),
-            "damaged": [name for name, each in self.guards.items() if not each.is_intact],
+            "damaged": [
+                *(name for name, each in self.guards.items() if not each.is_intact),
+                *self.device.damaged(),
+            ],
             "state": {
                 "before": self.before,
                 "after": global_state(),
@@ -286,18 +306,17 @@ class Launcher:
 
     def optimizer_step(self, request: Node) -> Node:
         """Change the weights in place, as SGD does it, with the judge's gradients."""
-        named = {n: e for kind, n, e in held_tensors(self.model) if kind == "parameter"}
+        named = parameters_of(self.model)
         with torch.no_grad():
-            for name, node in request["gradients"].items():
-                each = named[name]
-                each.add_(self.tensor(node).to(each.device), alpha=-request["rate"])
+            for name, each in self.tensors(request["gradients"]).items():
+                named[name].add_(each.to(named[name].device), alpha=-request["rate"])
         return {"weights": self.weights_digest()}
 
     def write(self, request: Node) -> Node:
         """New values in the parameters' own memory, as if another program wrote them."""
-        named = {n: e for kind, n, e in held_tensors(self.model) if kind == "parameter"}
-        for name, node in request["values"].items():
-            named[name].data.copy_(self.tensor(node))
+        named = parameters_of(self.model)
+        for name, each in self.tensors(request["values"]).items():
+            named[name].data.copy_(each)
         return {"weights": self.weights_digest()}
 
     def recall(self, request: Node) -> Node:
@@ -315,11 +334,7 @@ class Launcher:
 
     def restore(self, request: Node) -> None:
         """The buffers and the attributes that the model changes, as they are before each call."""
-        given = {name: self.tensor(node) for name, node in request["buffers"].items()}
-        with torch.no_grad():
-            for kind, name, each in held_tensors(self.model):
-                if kind == "buffer" and bytes_of(each) != bytes_of(given[name]):
-                    each.copy_(given[name])
+        restore_buffers(self.model, self.tensors(request["buffers"]))
         for full, node in request["attributes"].items():
             held, name = self.holder(full)
             if node is None:
@@ -337,13 +352,8 @@ class Launcher:
 
     def shares(self, call: Call) -> dict[str, list[str]]:
         """For each output, the names of everything whose memory it shares."""
-        outputs = tensors_of(call.outputs)
-        known = [(f"{kind} {name}", each) for kind, name, each in held_tensors(self.model)]
-        known += [(f"input {name}", each) for name, each in call.inputs.items()]
-        known += outputs
         earlier = [each for number, each in self.kept.items() if number != self.prepared["id"]]
-        known += [(EARLIER, each) for calls in earlier for old in calls for each in old.leaves()]
-        return {name: sharing(each, known) for name, each in outputs}
+        return shared_memory(call, self.model, [each for calls in earlier for each in calls])
 
     def sent_gradients(self, call: Call, send: OnTensor) -> dict[str, Node | None]:
         def sent(tensor: Tensor | None) -> Node | None:
@@ -352,8 +362,8 @@ class Launcher:
         return {name: sent(each) for name, each in call.gradients.items()}
 
     def weights_digest(self) -> str:
-        held = [each for each in held_tensors(self.model) if each[0] == "parameter"]
-        if any(self.held.get(name) is not each for _, name, each in held):
+        named = parameters_of(self.model).items()
+        if any(self.held.get(name) is not each for name, each in named):
             return "other tensor objects"
         return weights_digest(self.model)
 
@@ -379,11 +389,11 @@ class Launcher:
         found = tensor_of(self.blobs[node["tensor"]], node["dtype"], node["shape"])
         return found.to(node["device"])
 
+    def tensors(self, nodes: Mapping[str, Node]) -> dict[str, Tensor]:
+        return {name: self.tensor(node) for name, node in nodes.items()}
+
+    def trees(self, nodes: Mapping[str, Node]) -> dict[str, Any]:
+        return {name: self.tree(node) for name, node in nodes.items()}
+
     def tree(self, node: Node) -> Any:
         return decoded(node, self.tensor)
-
-    def described(self, error: BaseException) -> Node:
-        trace = traceback.walk_tb(error.__traceback__)
-        lines = [line for frame, line in trace if frame.f_code.co_filename == self.path]
-        words = str(error)[:_MOST_WORDS]
-        return {"type": type(error).__name__, "words": words, "line": lines[-1] if lines else None}

@@ -18,6 +18,7 @@ _RESET_PEAK = b"5"
 _KIB = 1 << 10
 # A call may take twice eager's peak. Stacks of threads and the like come to a few MiB.
 _OF_EAGER = 2.0
+_NO_LEAK_BYTES = 1 << 24
 _SLACK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 22}
 
 
@@ -44,6 +45,11 @@ class PeakOf:
                 self._before[pid] = _held(pid, "VmRSS")
             except OSError:
                 self._known = False
+
+    @property
+    def held(self) -> int | None:
+        """What they held before."""
+        return sum(self._before.values()) if self._known else None
 
     def taken(self, pids: Iterable[int]) -> int | None:
         if not self._known:
@@ -98,6 +104,11 @@ def own_peak() -> Iterator[OwnPeak]:
         yield found
     finally:
         found.close()
+
+
+def is_kept(grown: int, calls: int, call_bytes: int) -> bool:
+    """Whether so many calls left memory behind, beyond what a process takes anyway."""
+    return grown > max(_NO_LEAK_BYTES, calls * call_bytes // 2)
 
 
 def is_too_much(mine: int, eager: int, kind: str) -> bool:

@@ -23,11 +23,14 @@ from fusewright.judge.arena import Arena
 from fusewright.judge.box import Box, set_dumpable
 from fusewright.judge.memory import PeakOf
 from fusewright.judge.processes import (
+    STOP_S,
     TOKEN,
     boxed_command,
     cpu_seconds,
     end_all,
+    is_running,
     memory_limit,
+    run_ns,
     stop_below,
 )
 from fusewright.judge.wire import BadMessage, Node, Unpacker, packed
@@ -36,6 +39,8 @@ _MOST_OUTPUT_BYTES = 1 << 16
 _READ_BYTES = 1 << 20
 _SPARE_BYTES = 1 << 26
 _GENTLE_END_S = 5.0
+# A thread that is said to be stopped may still be on its way off its core.
+_MOST_RUN_NS = 100_000
 _PASSED_ON = "PATH LANG LC_ALL CXX CC CUDA_HOME LD_LIBRARY_PATH TERM VIRTUAL_ENV TZ".split()
 # GPUs that the user hides stay hidden.
 _PREFIXES = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "CUDA_VISIBLE_", "NVIDIA_TF32_")
@@ -62,14 +67,22 @@ class Late(Exception):
     """The candidate's process used up its time."""
 
 
+class Restless(Exception):
+    """The candidate's processes ran while they had to stand still."""
+
+
 @dataclass(frozen=True)
 class Gone:
-    """The answer to `go`, the seconds that it took, and the peak memory if it was weighed."""
+    """The answer to `go`, and the seconds that it took.
+
+    If it was weighed, what the processes held before it, and how much more at its peak.
+    """
 
     header: Node
     results: list[bytes]
     seconds: float
     peak_bytes: int | None
+    held_bytes: int | None
 
 
 class CandidateProcess:
@@ -85,6 +98,7 @@ class CandidateProcess:
         self._ends = 0.0
         self._token = secrets.token_hex(16)
         self._stopped: list[int] = []
+        self._ran_ns: dict[int, int] = {}
 
     def __enter__(self) -> CandidateProcess:
         self._scratch = Path(tempfile.mkdtemp(prefix="fusewright-judge-"))
@@ -147,7 +161,8 @@ class CandidateProcess:
     def __exit__(self, *error: object) -> None:
         for each in (self._requests, self._replies):
             os.close(each)
-        self.wake()
+        with suppress(Restless):
+            self.wake()
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(_GENTLE_END_S)
@@ -188,7 +203,8 @@ class CandidateProcess:
         """Let a prepared call begin, and wait until its results are here.
 
         All processes of the candidate are stopped while `write` puts the inputs into the arena,
-        so that nobody can begin before the clock does.
+        so that nobody can begin before the clock does. The results are taken at once, in a random
+        order, so that nobody can send an answer and still work on it.
         """
         nonce = secrets.token_hex(16)
         message = packed({"do": "go", "nonce": nonce}, [])
@@ -202,16 +218,22 @@ class CandidateProcess:
             self._send(message)
             header, found = self._received(4 * expected_bytes + _SPARE_BYTES)
             seconds = time.perf_counter() - start
-            self.stop()
-            peak = weight.taken(self._stopped) if weight else None
         finally:
             self.left_s = self._ends - time.monotonic()
-        sizes = _belonging(header, nonce).get("placed", [])
+        results = self._taken(_belonging(header, nonce))
+        self.stop()
+        peak = weight.taken(self._stopped) if weight else None
+        held = weight.held if weight else None
+        return Gone(header, [*results, *found], seconds, peak, held)
+
+    def _taken(self, header: Node) -> list[bytes]:
+        """The results in the arena, as the header describes them."""
+        sizes = header.get("placed", [])
         if not isinstance(sizes, list) or not all(type(e) is int and e >= 0 for e in sizes):
             raise BadMessage("the sizes of the results cannot be read")
         if not self.arena.has_room(sizes):
             raise BadMessage("the results are larger than the memory for them")
-        return Gone(header, [*self.arena.taken(sizes), *found], seconds, peak)
+        return self.arena.taken(sizes)
 
     def cpu_s(self) -> float:
         """What its processes have used of the CPU."""
@@ -219,14 +241,24 @@ class CandidateProcess:
 
     def stop(self) -> None:
         """Stop all threads of all processes of the candidate; returns when they stand still."""
+        start = time.monotonic()
         self._stopped = stop_below(self._process.pid)
+        # Without a measure, if a thread could not be stopped in time, as in a long read of a disk.
+        in_time = time.monotonic() - start < STOP_S
+        self._ran_ns = run_ns(self._stopped) if in_time else {}
 
     def wake(self) -> None:
-        """Let them go on."""
+        """Let them go on; Restless if one ran meanwhile, because a timer or a signal woke it."""
+        now = run_ns(self._ran_ns)
+        restless = any(map(is_running, self._ran_ns)) or any(
+            now[pid] > ran + _MOST_RUN_NS for pid, ran in self._ran_ns.items()
+        )
         for pid in self._stopped:
             with suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
-        self._stopped = []
+        self._stopped, self._ran_ns = [], {}
+        if restless:
+            raise Restless
 
     def _send(self, part: bytes) -> None:
         rest = memoryview(part)
@@ -276,7 +308,8 @@ class CandidateProcess:
         return bool(part)
 
     def _code(self) -> int:
-        self.wake()
+        with suppress(Restless):
+            self.wake()
         try:
             return self._process.wait(_GENTLE_END_S)
         except subprocess.TimeoutExpired:

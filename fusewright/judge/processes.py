@@ -9,18 +9,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from fusewright.errors import ConfinementError
 from fusewright.judge import box
-from fusewright.judge.box import Box, descendants
+from fusewright.judge.box import Box, descendants, entry, numbers
 
 # In the environment of all processes of one judgement.
 TOKEN = "FUSEWRIGHT_JUDGE_TOKEN"
 _TRIAL_S = 20.0
 _SWEEPS = 50
-_STOP_S, _STOP_PAUSE_S = 1.0, 5e-5
+# The states of a thread that is stopped or has ended.
+_STANDING = (b"T", b"t", b"Z", b"X")
+STOP_S, _STOP_PAUSE_S = 5.0, 5e-5
 _GIB = 1 << 30
 
 
@@ -93,29 +96,38 @@ def stop_below(root: int) -> list[int]:
             with suppress(OSError):
                 os.kill(pid, signal.SIGSTOP)
         stopped += new
-        ends = time.monotonic() + _STOP_S
-        while any(map(_is_running, new)) and time.monotonic() < ends:
+        ends = time.monotonic() + STOP_S
+        while any(map(is_running, new)) and time.monotonic() < ends:
             time.sleep(_STOP_PAUSE_S)
     return stopped
+
+
+def run_ns(pids: Iterable[int]) -> dict[int, int]:
+    """How long each process has run on any core, in all of its threads, as the scheduler counts."""
+    found = {}
+    for pid in pids:
+        threads = f"/proc/{pid}/task"
+        read = (entry(f"{threads}/{each}/schedstat").split() for each in numbers(threads))
+        found[pid] = sum(int(fields[0]) for fields in read if fields)
+    return found
 
 
 def cpu_seconds(root: int) -> float:
     """What all processes below one have used of the CPU; those that have ended do not count."""
     ticks = 0
     for pid in descendants(root):
-        with suppress(OSError, ValueError, IndexError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
+        fields = entry(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        ticks += sum(map(int, fields[11:13]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether a thread of a process neither stands still nor has ended."""
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with suppress(OSError, IndexError):
-            if stat.read_text().rpartition(")")[2].split()[0] not in "TtZX":
-                return True
-    return False
+    threads = f"/proc/{pid}/task"
+    read = (
+        entry(f"{threads}/{each}/stat").rpartition(b")")[2].split() for each in numbers(threads)
+    )
+    return any(fields[0] not in _STANDING for fields in read if fields)
 
 
 def memory_limit() -> int:

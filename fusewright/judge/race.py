@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from fusewright.judge.conversation import Conversation, Reply
 from fusewright.judge.expectations import Expectations
 from fusewright.judge.findings import readable
 from fusewright.judge.floor import LeastBytes, Rates
-from fusewright.judge.process import Ended, Late
+from fusewright.judge.process import Ended, Late, Restless
 from fusewright.judge.requests import CallFacts
 from fusewright.judge.script import HOW, PLACES, Step
 from fusewright.judge.times import CANDIDATE, PassTimes, speedups_of, times_of
@@ -35,6 +36,8 @@ _MOST_OF_BUDGET = 2.0
 _SHORTEST_S = 2e-5
 # How long a host may take to notice that a GPU is idle.
 _GAP_US, _GAP_SHARE, _CLOCKS_DIFFER_US = 60.0, 0.02, 50.0
+# So much longer than the device's clock tells may the judge wait.
+_HIDDEN_US, _HIDDEN_SHARE = 500.0, 0.5
 
 
 class BaselineError(Exception):
@@ -67,6 +70,7 @@ class Race:
         self._track, self.name = track, name
         self._step = Step(mode=mode, gradients=name == "train")
         self._samples: dict[str, list[float]] = {}
+        self._waits: dict[str, list[float]] = {}
         self._baselines = dict(track.baselines)
         self._notes: list[str] = []
         self._number = 0
@@ -78,7 +82,7 @@ class Race:
         usual = min(self._samples[EAGER]) - min(self._samples[_EMPTY])
         sets = self._affordable(usual)
         self._round(sets)
-        self._samples, rounds = {}, 0
+        self._samples, self._waits, rounds = {}, {}, 0
         start, budget = time.monotonic(), self._track.budget_s
         moment, used_s = neighbours.now(), self._used_s()
         while rounds < _MOST_ROUNDS:
@@ -129,7 +133,7 @@ class Race:
             if not reply.has_error:
                 return reply
             words = str(reply.header["error"]["words"]).splitlines()[0]
-        except (Ended, Late, BadMessage) as error:
+        except (Ended, Late, BadMessage, Restless) as error:
             words = str(error) or type(error).__name__
         self._notes.append(f"{who} failed: {words}")
         del self._baselines[who]
@@ -146,10 +150,13 @@ class Race:
         reply = subject.call(step, questions, facts, size, track.flush)
         subject.process.stop()
         self._samples.setdefault(name, []).append(seconds_of(reply))
+        self._waits.setdefault(name, []).append(reply.seconds)
         return reply
 
     def _timed(self, rounds: int, sets: int) -> PassTimes:
-        track = self._track
+        track, hidden_us = self._track, 0.0
+        if track.expectations.device.type == "cuda":
+            hidden_us = hidden_s(self._samples, self._waits) * 1e6
         empty_s = min(self._samples.pop(_EMPTY))
         times = tuple(
             times_of(name, [max(each - empty_s, 0.0) / sets * 1e6 for each in samples])
@@ -167,6 +174,7 @@ class Race:
             times,
             speedups_of(times),
             tuple(self._notes),
+            hidden_us=hidden_us,
         )
 
 
@@ -187,10 +195,33 @@ def seconds_of(reply: Reply) -> float:
     return (device_us if late else stream_us) * 1e-6
 
 
+def hidden_s(samples: Mapping[str, Sequence[float]], waits: Mapping[str, Sequence[float]]) -> float:
+    """How much longer the judge waited for the candidate than the device's clock tells.
+
+    What it waits in an empty request does not count. Of both, the quarter that favours the
+    candidate is left out, because a busy host makes some requests long.
+    """
+    mine, empty = sorted(waits[CANDIDATE]), sorted(waits[_EMPTY])
+    told = statistics.median(samples[CANDIDATE]) - statistics.median(samples[_EMPTY])
+    return mine[len(mine) // 4] - empty[3 * len(empty) // 4] - told
+
+
 def fault_of_time(found: PassTimes) -> Fault | None:
-    """The fault of a time that no machine can reach."""
+    """The fault of a time that no machine can reach, or that the judge's own clock refutes."""
     mine = found.of(CANDIDATE)
-    if mine is None or mine.high_us >= found.floor_us:
+    if mine is None:
+        return None
+    if found.hidden_us > max(_HIDDEN_US, _HIDDEN_SHARE * mine.median_us):
+        return Fault(
+            "dishonest",
+            "the judge waits longer than the clock of the device tells: work runs before that "
+            "clock starts, or the clock was changed",
+            f"{found.name}: time",
+            f"{mine.median_us:.2f} µs, as the device tells",
+            f"{found.hidden_us:.2f} µs more",
+        )
+    # On a busy machine a few rounds show nothing: all may look short beside slow empty requests.
+    if mine.high_us >= found.floor_us or found.rounds < _ENOUGH_ROUNDS:
         return None
     return Fault(
         "dishonest",

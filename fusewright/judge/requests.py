@@ -9,10 +9,10 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from fusewright.errors import ProblemError
-from fusewright.judge.expectations import RATE
 from fusewright.judge.placement import Piece, piece_of
 from fusewright.judge.script import Step
 from fusewright.judge.state import held_tensors
+from fusewright.judge.variety import RATE
 from fusewright.judge.wire import Node, bytes_of, dtype_name, encoded, named_leaves
 from fusewright.problem.inputs import laid_out, named_tensors
 from fusewright.problem.load import Problem
@@ -30,7 +30,8 @@ class CallFacts:
 
     `keep` the results for later, fill new memory with `poison`, take the results of the call
     before (`empty`), name the operators that run (`trace`), keep a GPU `busy` first, make the same
-    call before it without gradients (`again`), measure its memory (`weigh`).
+    call before it without gradients (`again`), measure its memory (`weigh`). The model's `detached`
+    outputs take no part in backward.
     """
 
     number: int = 0
@@ -42,6 +43,7 @@ class CallFacts:
     again: bool = False
     weigh: bool = False
     input_gradients: bool = True
+    detached: tuple[str, ...] = ()
 
 
 class Message:
@@ -95,11 +97,7 @@ def load_request(path: Path, problem: Problem, kind: str) -> tuple[Node, list[by
 def weights_request(model: nn.Module) -> tuple[Node, list[bytes]]:
     message = Message()
     values = message.tensors({name: each for _, name, each in held_tensors(model)})
-    attributes = {
-        full: node
-        for full, value in tensor_attributes(model).items()
-        if not _others(node := encoded(value, message.tensor), full)
-    }
+    attributes = _attributes(message, model)
     return {"do": "weights", "values": values, "attributes": attributes}, message.blobs
 
 
@@ -107,6 +105,33 @@ def write_request(model: nn.Module) -> tuple[Node, list[bytes]]:
     message = Message()
     values = {name: each for kind, name, each in held_tensors(model) if kind == "parameter"}
     return {"do": "write", "values": message.tensors(values)}, message.blobs
+
+
+def _state(message: Message, model: nn.Module) -> dict[str, Node]:
+    saved = model.state_dict().items()
+    return message.tensors({name: each for name, each in saved if isinstance(each, Tensor)})
+
+
+def load_weights_request(model: nn.Module) -> tuple[Node, list[bytes]]:
+    message = Message()
+    return {"do": "load weights", "state": _state(message, model)}, message.blobs
+
+
+def copy_request(how: str, model: nn.Module) -> tuple[Node, list[bytes]]:
+    """Only another instance needs values; a copy has them."""
+    message, header = Message(), {"do": "copy", "how": how, "state": {}, "attributes": {}}
+    if how == "instance":
+        held = {"state": _state(message, model), "attributes": _attributes(message, model)}
+        header |= held
+    return header, message.blobs
+
+
+def _attributes(message: Message, model: nn.Module) -> dict[str, Node]:
+    return {
+        full: node
+        for full, value in tensor_attributes(model).items()
+        if not _others(node := encoded(value, message.tensor), full)
+    }
 
 
 def step_request(gradients: Mapping[str, Tensor]) -> tuple[Node, list[bytes]]:
@@ -156,6 +181,9 @@ def call_request(
         "gradients": step.gradients,
         "frozen": step.frozen,
         "twice": step.twice,
+        "aside": step.aside,
+        "part": step.part,
+        "detached": call.detached,
         "keep": call.keep,
         "poison": call.poison,
         "busy": call.busy,

@@ -8,10 +8,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fusewright.judge.copies import COPIES
 from fusewright.problem.inputs import LAYOUTS, is_overlapping, laid_out, with_nan
 
 # Where the inputs lie: in new memory; at the address of earlier ones, as new tensors; or in the
@@ -20,6 +22,18 @@ PLACES = ("fresh", "again", "same")
 HOW = ("grad", "backward")
 # Two backwards through the same graph, whose gradients add up.
 ADDED_UP = "added up"
+ASIDE = "another current stream"
+# Stands for a submodule that is chosen when the call is made.
+ANY_PART = "*"
+_OTHER_STREAM = (
+    "ignores the current stream: launch kernels on `at::cuda::getCurrentCUDAStream()`, "
+    "or they run before their inputs are there"
+)
+_OTHER_MODE = (
+    "ignores the mode of a part: a frozen batch norm is in eval mode while the model trains; ask "
+    "each module's own `training`"
+)
+_NO_DENORMALS = "takes numbers below 1e-38 for zero, as compilers do it under -use_fast_math"
 _SLOTS = 2
 _FEWEST_MORE, _MOST_MORE = 10, 24
 _FEWEST_MANY, _MOST_MANY = 80, 160
@@ -27,6 +41,8 @@ _SETS = (1, 1, 1, 2, 3)
 _MOSTLY_NEW = ("",) * 6
 _SCALE = 200.0
 _SPOILED = 3
+_LEAK_CALLS = 12
+_KEPT, _BELOW = 0.9, 0.01
 
 Alter = Callable[[Tensor], Tensor]
 
@@ -38,10 +54,13 @@ class Step:
     `alter` changes every floating input, `rows` asks for fewer or more rows, and `strided` for
     inputs that are not contiguous. `follows` names how the inputs follow from those of an earlier
     call. `sets` calls follow one another in one request. `new_weights` takes an optimizer step
-    first, and `copied` goes on with a deep copy of the model. If the candidate refuses a step with
-    `may_refuse`, that is noted and no failure. A `traced` step tells which operators of PyTorch
-    run, and a `weighed` one how much memory they take. In a `frozen` step no weight requires a
-    gradient, in a `partial` one some outputs get none. `odd` inputs begin at odd addresses.
+    first, or loads a state if `loaded`, and `copied` goes on with a copy of the model, one of
+    `COPIES`. If the candidate refuses a step with `may_refuse`, that is noted and no failure. A
+    `traced` step tells which operators of PyTorch run, and a `weighed` one how much memory they
+    take. In a `frozen` step no weight requires a gradient, in a `partial` one some outputs get
+    none. `odd` inputs begin at odd addresses. In a step that is `aside` another stream of a GPU is
+    the current one. `part` is a submodule in the other mode. A wrong result of a `lenient` step is
+    no failure but a flag, with these words.
     """
 
     name: str = ""
@@ -54,7 +73,8 @@ class Step:
     strided: bool = False
     twice: bool = False
     new_weights: bool = False
-    copied: bool = False
+    loaded: bool = False
+    copied: str = ""
     may_refuse: bool = False
     layout: str = LAYOUTS[0]
     place: str = PLACES[0]
@@ -65,6 +85,9 @@ class Step:
     frozen: bool = False
     partial: bool = False
     odd: bool = False
+    aside: bool = False
+    part: str = ""
+    lenient: str = ""
     how: str = HOW[0]
 
     @property
@@ -136,6 +159,22 @@ FOLLOWS: dict[str, Alter] = {
 }
 
 
+def with_zeros(leaf: Tensor) -> Tensor:
+    """A row, and some elements of others, are zero."""
+    if not leaf.numel():
+        return leaf
+    kept = torch.rand(leaf.shape, device=leaf.device) < _KEPT
+    if leaf.dim() > 1:
+        kept[int(torch.randint(leaf.shape[0], ()))] = False
+    return leaf * kept
+
+
+def denormal(leaf: Tensor) -> Tensor:
+    """All values are smaller than a float's exponent can say."""
+    least = torch.finfo(leaf.dtype).tiny
+    return leaf.clamp(-1.0, 1.0) * (_BELOW * least)
+
+
 def with_infinities(leaf: Tensor) -> Tensor:
     """Both infinities in up to three elements each."""
     if not leaf.numel():
@@ -168,7 +207,9 @@ _TABLE = (
     *(Step("new weights", mode=mode, gradients=True, new_weights=True) for mode in _BOTH),
     *(Step("new weights", mode=mode, new_weights=True) for mode in _BOTH),
     *(Step(f"{each} gradient", gradients=True, layout=each) for each in LAYOUTS[1:]),
-    Step("a deep copy", gradients=True, new_weights=True, copied=True),
+    Step("a deep copy", gradients=True, new_weights=True, copied="deepcopy"),
+    *(Step(words, "eval", new_weights=True, copied=how) for how, words in COPIES.items()),
+    *(Step("loaded weights", mode=mode, new_weights=True, loaded=True) for mode in _BOTH),
     Step("inputs need no gradient", gradients=True, input_gradients=False),
     *(Step("weights need no gradient", mode=m, gradients=True, frozen=True) for m in _BOTH),
     *(Step("gradients of some outputs only", gradients=True, partial=True) for _ in range(2)),
@@ -188,6 +229,13 @@ _TABLE = (
     *(Step("rows of many sizes", mode=mode, alter=scaled_by_rows) for mode in _BOTH),
     Step("rows of many sizes", gradients=True, alter=scaled_by_rows),
     Step("inputs of one sign", mode="eval", alter=of_one_sign),
+    *(Step("zeros in the inputs", mode=mode, alter=with_zeros) for mode in _BOTH),
+    Step("denormal inputs", mode="eval", alter=denormal, lenient=_NO_DENORMALS),
+    *(
+        Step("a part in another mode", m, gradients, part=ANY_PART, lenient=_OTHER_MODE)
+        for m in _BOTH
+        for gradients in (True, False)
+    ),
     *(Step("NaN in the inputs", mode=mode, alter=with_nans) for mode in _BOTH),
     *(Step("infinities in the inputs", mode=mode, alter=with_infinities) for mode in _BOTH),
     *(Step("inputs not contiguous", mode=m, strided=True, may_refuse=True) for m in _BOTH),
@@ -209,7 +257,13 @@ def script(chance: random.Random, modes: Sequence[str] = _BOTH) -> list[Step]:
     first = [Step(gradients=True), Step(mode="eval")]
     rest = [_varied(each, chance) for each in (*_TABLE, *plain)]
     chance.shuffle(rest)
-    return [each for each in (*first, *rest) if each.mode in modes]
+    steps = [each for step in rest for each in (*_what_it_follows(step), step)]
+    return [each for each in (*first, *steps) if each.mode in modes]
+
+
+def _what_it_follows(step: Step) -> list[Step]:
+    """A plain call, of which a file may keep the result for the inputs that follow from it."""
+    return [Step(mode=step.mode, gradients=step.gradients)] if step.follows else []
 
 
 def many_more(chance: random.Random, modes: Sequence[str]) -> list[Step]:
@@ -227,7 +281,7 @@ def many_more(chance: random.Random, modes: Sequence[str]) -> list[Step]:
 
 
 def last_steps(modes: Sequence[str]) -> list[Step]:
-    """Which operators run, how much memory a call takes, and inference mode.
+    """Which operators run, how much memory a call takes, other streams, and inference mode.
 
     A weighed call repeats the one before, at its addresses, so that only its own memory is new.
     """
@@ -238,7 +292,16 @@ def last_steps(modes: Sequence[str]) -> list[Step]:
         for place in PLACES[:2]
     ]
     traced = Step(mode=mode, traced=True)
-    return [traced, *weighed, *(each for each in _LAST if each.mode in modes)]
+    how: dict[str, Any] = {"aside": True, "may_refuse": True, "lenient": _OTHER_STREAM}
+    aside = [Step(ASIDE, mode, gradients, **how) for gradients in (False, True)]
+    return [traced, *weighed, *aside, *(each for each in _LAST if each.mode in modes)]
+
+
+def leak_steps(modes: Sequence[str]) -> list[Step]:
+    """Plain calls, and then one more that is weighed: what is held before it was left behind."""
+    (mode,) = tuple(modes)[-1:]
+    last = Step(mode=mode, place=PLACES[1], weighed=True)
+    return [*(Step(mode=mode) for _ in range(_LEAK_CALLS)), last]
 
 
 def _varied(step: Step, chance: random.Random) -> Step:

@@ -33,6 +33,18 @@ _OWN_KERNELS = tuple(
     f"/{each}"
     for each in "CPU CUDA AutogradCPU AutogradCUDA Autograd CompositeImplicitAutograd".split()
 )
+_BACKENDS = ("cuda", "mkldnn")
+# Other choices of PyTorch that change digits or speed; a version may lack one.
+_CHOICES = (
+    "blas_preferred_backend linalg_preferred_backend sdp_priority_order nnpack_enabled warnAlways "
+    "cpu_allow_fp16_reduced_precision_reduction deterministic_fill_uninitialized_memory "
+    "mkldnn_deterministic math_sdp_allow_fp16_bf16_reduction sm_carveout_experimental"
+)
+_READ = tuple(
+    getattr(torch._C, f"_get_{each}")
+    for each in _CHOICES.split()
+    if hasattr(torch._C, f"_get_{each}")
+)
 _SIGNALS = sorted(signal.valid_signals())
 _TOOLS = 6
 _LIMITS = (resource.RLIMIT_STACK, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_CPU)
@@ -76,7 +88,15 @@ def _state_of_autograd() -> dict[str, str]:
         "kinds of attention": str([getattr(_cuda, f"{each}_enabled")() for each in kinds]),
         "reduced sums": str([getattr(_cuda.matmul, each) for each in reductions]),
         "kernels of PyTorch's operators": str(_own_kernels()),
+        "precision of float32": str(_precisions()),
+        "libraries and ways": str([read() for read in _READ]),
     }
+
+
+def _precisions() -> list[str]:
+    """Of each back-end and operation; a way beside `float32_matmul_precision`."""
+    read = torch._C._get_fp32_precision_getter
+    return [read(each, kind) for each in _BACKENDS for kind in ("all", "matmul", "conv", "rnn")]
 
 
 def _own_kernels() -> list[str]:
@@ -167,6 +187,12 @@ def form_of(tensor: Tensor) -> str:
     gradient = " with gradient" if tensor.requires_grad else ""
     own = "" if type(tensor) in _KNOWN else f" of class {type(tensor).__qualname__}"
     return form + gradient + own
+
+
+def saved_forms(model: nn.Module) -> dict[str, str]:
+    """What `state_dict` holds, by name: files of weights are written and read with these names."""
+    saved = {str(n): each for n, each in model.state_dict().items() if isinstance(each, Tensor)}
+    return {name: f"{dtype_name(each.dtype)}{list(each.shape)}" for name, each in saved.items()}
 
 
 def digest(described: list[tuple[str, bytes]]) -> str:

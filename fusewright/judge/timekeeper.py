@@ -62,22 +62,29 @@ def _baseline(
     how: dict[str, Any] = {"confined": confined, "device": expectations.device.type}
     try:
         with CandidateProcess(Limits(_BASELINE_S), arena, **how) as process:
-            process.started()
             talk = Conversation(process, chance)
-            path = Path(problem.path or "").absolute()
-            for doing, request in (
-                ("loading", load_request(path, problem, kind)),
-                ("weights", weights_request(expectations.model)),
-            ):
-                header, _ = talk.ask(doing, request)
-                if "error" in header:
-                    raise BaselineError(f"{kind} failed: {header['error']['words']}")
-            process.stop()
-            yield talk
-    except (Ended, Late, BadMessage) as error:
-        raise BaselineError(f"{kind} failed: {str(error) or type(error).__name__}") from error
+            try:
+                _prepare(talk, kind, problem, expectations)
+            except (Ended, Late, BadMessage) as error:
+                words = str(error) or type(error).__name__
+                raise BaselineError(f"{kind} failed: {words}") from error
+            yield talk  # what goes wrong from here on may be the candidate's doing
     finally:
         arena.close()
+
+
+def _prepare(talk: Conversation, kind: str, problem: Problem, expectations: Expectations) -> None:
+    """The process has the model with the judge's weights, and stands still."""
+    talk.process.started()
+    path = Path(problem.path or "").absolute()
+    for doing, request in (
+        ("loading", load_request(path, problem, kind)),
+        ("weights", weights_request(expectations.model)),
+    ):
+        header, _ = talk.ask(doing, request)
+        if "error" in header:
+            raise BaselineError(f"{kind} failed: {header['error']['words']}")
+    talk.process.stop()
 
 
 def time_candidate(

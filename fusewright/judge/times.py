@@ -37,7 +37,8 @@ class PassTimes:
 
     A request has `sets` calls with other inputs each. `empty_us` is what a request takes in which
     nothing is computed; it is subtracted. No call can take less than `floor_us`. `other_cores` is
-    how many cores other programs used meanwhile.
+    how many cores other programs used meanwhile. On a GPU the judge waited `hidden_us` longer than
+    the device's clock tells, beyond what it waits in an empty request.
     """
 
     name: str
@@ -50,6 +51,7 @@ class PassTimes:
     speedups: tuple[Speedup, ...]
     notes: tuple[str, ...] = ()
     other_cores: float = 0.0
+    hidden_us: float = 0.0
 
     def of(self, subject: str) -> Times | None:
         return next((each for each in self.times if each.subject == subject), None)

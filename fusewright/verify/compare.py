@@ -52,7 +52,7 @@ class Check:
     `largest_allowed`; `spread` is the share of elements that are off by more than rounding.
     `limits` are the largest errors of each precision class. `precision` is the class that fits, or
     empty. `noise` says that the true value is zero except for rounding, `float64` whether there was
-    a float64 run to compare with.
+    a float64 run to compare with. `forgiven` is a result that is wrong with a few values only.
     """
 
     name: str
@@ -68,6 +68,7 @@ class Check:
     spread: float = 1.0
     noise: bool = False
     float64: bool = True
+    forgiven: bool = False
 
     @property
     def usual(self) -> Usual:
@@ -129,7 +130,8 @@ def settle(looks: Sequence[Check]) -> Check:
     note = f"within rounding of a kink in {len(wrong)} of {len(looks)} looks"
     few = all(each.spread <= _KINK_SHARE for each in wrong)
     if few and len(right) > len(wrong):
-        return dataclasses.replace(max(right, key=lambda each: each.error), note=note)
+        best = max(right, key=lambda each: each.error)
+        return dataclasses.replace(best, note=note, forgiven=True)
     error, eager = (
         math.hypot(*(getattr(each, name) for each in looks)) / math.sqrt(len(looks))
         for name in ("error", "eager_error")

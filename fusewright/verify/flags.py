@@ -37,6 +37,7 @@ FLAGS = (
         torch.set_float32_matmul_precision,
     ),
     _attribute("cuda.matmul.allow_tf32", _matmul, "allow_tf32"),
+    _attribute("cuda.matmul.allow_fp16_accumulation", _matmul, "allow_fp16_accumulation"),
     _attribute("cudnn.allow_tf32", _cudnn, "allow_tf32"),
     _attribute("cudnn.benchmark", _cudnn, "benchmark"),
     _attribute("cudnn.deterministic", _cudnn, "deterministic"),

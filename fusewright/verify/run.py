@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fusewright.errors import VerifyError
-from fusewright.problem.inputs import laid_out, named_tensors, poisoned_memory
+from fusewright.problem.inputs import laid_out, named_tensors, poisoned_memory, seed_all
 from fusewright.problem.load import Problem
 from fusewright.problem.nested import leaves
 from fusewright.verify.attributes import (
@@ -113,7 +113,7 @@ def ask(
         poisoned_memory(question.blocks) if question.blocks else nullcontext(),
         _attributes_restored(subject.model, question.attributes),
     ):
-        torch.manual_seed(question.seed)
+        seed_all(question.seed)
         if scenario.again:
             subject.call(False, slot)
         before = _random_state()
@@ -178,9 +178,9 @@ def _random_state() -> list[Tensor]:
 
 def make_model(problem: Problem, device: torch.device, seed: int) -> nn.Module:
     """The problem's model, with values off its initial ones, which a candidate could contain."""
-    torch.manual_seed(seed)
+    seed_all(seed)
     model = problem.make_model().to(device)
-    torch.manual_seed(seed)
+    seed_all(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():

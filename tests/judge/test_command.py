@@ -76,7 +76,8 @@ def test_a_file_without_a_model_is_told_its_line(tmp_path: Path) -> None:
 def test_the_same_verdicts_without_a_box(name: str) -> None:
     path = FOLDER / f"{name}.py"
     words = path.read_text().split("# verdict: ")[1].split("\n")[0].replace("-", " ")
-    verdict = judge(SMALL, path, confined=False, limits=Limits(10.0))
+    limits = Limits(5.0 if name == "hangs" else 120.0)  # other work may take the cores
+    verdict = judge(SMALL, path, confined=False, limits=limits)
     assert verdict.word == words, verdict.lines()
 
 

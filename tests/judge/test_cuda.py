@@ -14,7 +14,8 @@ from fusewright.judge.cuda import Cuda
 from fusewright.judge.guarded import room
 from fusewright.judge.launcher import Launcher
 from fusewright.judge.placement import Placement, piece_of
-from fusewright.judge.race import seconds_of
+from fusewright.judge.race import fault_of_time, hidden_s, seconds_of
+from fusewright.judge.times import CANDIDATE, PassTimes, times_of
 from fusewright.judge.wire import BadMessage, bytes_of
 
 HOST = torch.device("cpu")
@@ -81,6 +82,9 @@ def test_a_call_is_timed_between_drained_streams() -> None:
         "mode": "train",
         "gradients": True,
         "twice": False,
+        "aside": False,
+        "part": "",
+        "detached": [],
         "keep": False,
         "poison": True,
         "busy": False,
@@ -139,6 +143,35 @@ def test_work_on_other_streams_counts(
 ) -> None:
     header = {"device": {"stream_us": stream_us, "device_us": device_us}}
     assert seconds_of(Reply(header, {}, (), (), 5e-3)) == pytest.approx(counted_us * 1e-6)
+
+
+def test_a_write_beside_a_result_is_seen() -> None:
+    device = Cuda(HOST, Diary(), lambda: None)
+    device._sizes = (768, 4 << 20)
+    device.poison(True)
+    assert device.damaged() == [] and len(device._zones) == 4
+    device._zones[1][5] = 0
+    assert device.damaged() == ["a result"]
+    device.poison(False)
+    assert device.damaged() == []
+
+
+@pytest.mark.parametrize(
+    ("told_us", "waited_us", "is_hidden"),
+    [(400.0, 3400.0, False), (400.0, 9000.0, True), (9000.0, 12000.0, False), (8.0, 3200.0, False)],
+)
+def test_the_judges_clock_bounds_the_time_of_a_device(
+    told_us: float, waited_us: float, is_hidden: bool
+) -> None:
+    """An empty request takes 3 ms; one in eight takes ten times as long, on a busy host."""
+    slow = [1.0] * 7 + [10.0]
+    waits = {CANDIDATE: [waited_us * e for e in slow], "empty": [3000.0 * e for e in slow]}
+    samples = {CANDIDATE: [told_us * 1e-6] * 8, "empty": [5e-6] * 8}
+    hidden_us = hidden_s(samples, {n: [e * 1e-6 for e in w] for n, w in waits.items()}) * 1e6
+    times = (times_of(CANDIDATE, [told_us] * 8),)
+    found = PassTimes("forward", "eval", 8, 1, 5.0, 1.0, times, (), hidden_us=hidden_us)
+    fault = fault_of_time(found)
+    assert (fault is not None and fault.word == "dishonest") == is_hidden
 
 
 @pytest.mark.parametrize("times", [(-1.0, 5.0), (9.0, 5.0), (5.0, 1e5), ("x", 1.0)])

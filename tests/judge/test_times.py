@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from fusewright.judge.floor import LeastBytes, Rates, least_bytes, measure_rates
 from fusewright.judge.guarded import room
 from fusewright.judge.judge import judge
 from fusewright.judge.placement import Placement, piece_of
-from fusewright.judge.processes import stop_below
+from fusewright.judge.processes import is_running, run_ns, stop_below
 from fusewright.judge.race import fault_of_time
 from fusewright.judge.timekeeper import Timing
 from fusewright.judge.times import PassTimes, gain_in_words, speedups_of, times_of
@@ -38,6 +39,8 @@ def test_a_time_below_the_floor_is_dishonest() -> None:
     assert fault is not None and fault.word == "dishonest"
     assert fault.expected == "at least 5.00 µs" and fault.seen == "2.08 µs"
     assert fault_of_time(pass_times(6.0, floor_us=5.0)) is None
+    few = replace(pass_times(2.0, floor_us=5.0), rounds=6)
+    assert fault_of_time(few) is None, "too few rounds on a busy machine"
 
 
 def test_speedups_are_told_against_the_best_baseline() -> None:
@@ -135,6 +138,27 @@ def test_all_processes_below_stand_still() -> None:
     finally:
         for pid in (*stopped, running.pid):
             os.kill(pid, signal.SIGKILL)
+        running.wait()
+
+
+def test_who_runs_while_it_must_stand_still_is_noticed() -> None:
+    """A process counts how long it ran; stopped ones run no more, and woken ones do."""
+    running = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        below = stop_below(os.getpid())
+        assert running.pid in below and not is_running(running.pid)
+        time.sleep(0.05)
+        before = run_ns([running.pid])
+        time.sleep(0.2)
+        assert run_ns([running.pid]) == before
+        os.kill(running.pid, signal.SIGCONT)
+        deadline = time.monotonic() + 20
+        while run_ns([running.pid]) == before and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert run_ns([running.pid])[running.pid] > before[running.pid] > 0
+        assert is_running(running.pid)
+    finally:
+        running.kill()
         running.wait()
 
 
