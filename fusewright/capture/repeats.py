@@ -124,7 +124,7 @@ def _node(tensor: torch.Tensor, tracer: Any) -> fx.Node:
 def _facts(leaves: Sequence[Any], tensors: Sequence[Any]) -> tuple[Hashable, ...]:
     """All that a decomposition can ask of its operands."""
     modes = {id(each.fake_mode): each.fake_mode for each in tensors}
-    settings = torch.get_default_dtype(), *map(_state, modes.values())
+    settings = torch.get_default_dtype(), torch.is_grad_enabled(), *map(_state, modes.values())
     return *settings, _order([id(each) for each in tensors]), *map(_fact, leaves)
 
 
