@@ -27,6 +27,7 @@ from fusewright.capture.convert import MAX_LITERAL, Converter, inexpressible
 from fusewright.capture.decompositions import decomposition_table, kept_whole
 from fusewright.capture.losses import with_class_losses
 from fusewright.capture.program import placeholders
+from fusewright.capture.repeats import copying
 from fusewright.capture.tangents import laid_out_apart
 from fusewright.capture.trace import ONE_AT_A_TIME, split
 from fusewright.errors import CaptureError
@@ -82,7 +83,7 @@ def back_end(compile_graph: CompileGraph) -> Callable[[fx.GraphModule, Sequence[
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
         partition_fn=_partition,
-        decompositions=decomposition_table(),
+        decompositions=copying(decomposition_table()),
     )
 
     def compile_module(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:

@@ -30,6 +30,7 @@ from fusewright.capture.ones import unguarded_ones
 from fusewright.capture.pools import with_pool_offsets
 from fusewright.capture.program import Partition, make_program, placeholders
 from fusewright.capture.recurrent import kept_or_written_out, save_what_layers_read
+from fusewright.capture.repeats import copying
 from fusewright.capture.scatters import with_choices
 from fusewright.capture.sizes import remembered
 from fusewright.capture.state import Attribute, Key
@@ -80,7 +81,7 @@ def trace(
         stack.enter_context(compared_once(fake_mode))
         stack.enter_context(kept_or_written_out())
         joint = aot_export_joint_with_descriptors(
-            stack, flattened, tuple(fakes), {}, decompositions=decomposition_table()
+            stack, flattened, tuple(fakes), {}, decompositions=copying(decomposition_table())
         )
         shared = _shared_outputs(joint) - copied - flattened.only_written
         if not shared:
