@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dis
 import itertools
-import sysconfig
 import threading
 import types
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
 from torch._dynamo import exc, symbolic_convert
 
 _MISSING = (exc.ObservedAttributeError, exc.ObservedKeyError)
@@ -26,9 +24,9 @@ _MISSING = (exc.ObservedAttributeError, exc.ObservedKeyError)
 _CATCHING = frozenset(
     "AttributeError KeyError LookupError NameError StopIteration Exception BaseException".split()
 )
-_PATHS = sysconfig.get_paths()
 # Installed packages look for much in vain, such as a user's entry in a registry of theirs.
-_INSTALLED = (str(Path(torch.__file__).parent), _PATHS["stdlib"], _PATHS["purelib"])
+_PACKAGES = frozenset(("site-packages", "dist-packages"))
+_PYTHON = str(Path(dis.__file__).parent)
 
 
 @contextlib.contextmanager
@@ -44,7 +42,7 @@ def noted_lookups() -> Iterator[list[str]]:
         ended = isinstance(raised, exc.ObservedUserStopIteration) and "CALL" in step.opname
         missing = (ended or isinstance(raised, _MISSING)) and threading.get_ident() == thread
         caught = getattr(step, "exn_tab_entry", None) is not None
-        if missing and caught and not code.co_filename.startswith(_INSTALLED):
+        if missing and caught and not _is_installed(code):
             kind = type(raised).__name__.removeprefix("Observed").removeprefix("User")
             found.append(f"{code.co_name} catches {_a(kind)}")
         handled(self, raised)
@@ -55,7 +53,7 @@ def noted_lookups() -> Iterator[list[str]]:
 
 def catches(code: types.CodeType) -> bool:
     """Whether code that is not of an installed package may catch the error of a lookup."""
-    if code.co_filename.startswith(_INSTALLED):
+    if _is_installed(code):
         return False
     steps = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
     named = any(each.opname == "CHECK_EXC_MATCH" for each in steps)
@@ -64,6 +62,11 @@ def catches(code: types.CodeType) -> bool:
     pairs = itertools.pairwise(each.opname for each in steps)
     inside = (each for each in code.co_consts if isinstance(each, types.CodeType))
     return ("PUSH_EXC_INFO", "POP_TOP") in pairs or any(map(catches, inside))
+
+
+def _is_installed(code: types.CodeType) -> bool:
+    name = code.co_filename  # `<frozen os>`, for one
+    return name.startswith((_PYTHON, "<frozen ")) or not _PACKAGES.isdisjoint(Path(name).parts)
 
 
 def _a(kind: str) -> str:

@@ -48,6 +48,7 @@ __all__ = [
 
 _RESUMED = "torch_dynamo_resume_in_"  # begins Dynamo's names of what follows a graph break
 _PYTORCH = str(Path(torch.__file__).parent)
+_PYTHON = str(Path(dis.__file__).parent)
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Tensor)
 # Settings of the process that no guard of ours compares.
 _ASKED = frozenset(
@@ -148,7 +149,8 @@ def trust(
         words = "asks whether two variables are the same object"
         reasons += [Trust(f"{each.co_name} {words}") for each in own if _compares_objects(each)]
     words = "asks whether an attribute is the same object as another one"
-    reasons += [Trust(f"{each.co_name} {words}", False) for each in own if _compares_held(each)]
+    mine = [each for each in own if not each.co_filename.startswith(_PYTHON)]
+    reasons += [Trust(f"{each.co_name} {words}", False) for each in mine if _compares_held(each)]
     reasons += [Trust(f"{each} {_MISSES}", False) for each in caught]
     methods_of_objects(guards, reads)
     reasons += _reasons(guards, reads)
