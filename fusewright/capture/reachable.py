@@ -8,7 +8,6 @@ model that Dynamo cannot trace.
 
 from __future__ import annotations
 
-import builtins
 import dis
 import functools
 import random
@@ -143,7 +142,8 @@ class Reachable:
 
     def watched(self, codes: Container[types.CodeType] | None = None) -> Iterator[Watched]:
         """Places where functions with these codes, or all, find something that Dynamo does not
-        guard: methods of the model's classes, names that may hide a builtin, the environment."""
+        guard: methods of the model's classes, names that may hide a builtin or be missing, the
+        environment."""
         used = {f for f in self.functions if codes is None or f.__code__ in codes}
         for kind in self.kinds:
             for name, value in () if is_library(kind) else [*vars(kind).items()]:
@@ -154,7 +154,7 @@ class Reachable:
             yield from ((path, name, constants._FwGone) for name in _virtual(module, names))
         for function in used:
             held, loaded = function.__globals__, _loaded(function.__code__)
-            for name in loaded & vars(builtins).keys() - held.keys():
+            for name in loaded - held.keys():
                 yield held, name, constants._FwGone
             if self.functions[function] & _OF_ENVIRONMENT:
                 place = Environment()

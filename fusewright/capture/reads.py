@@ -211,6 +211,8 @@ class Reads:
         held, value = owner
         if isinstance(value, torch.Tensor) and name in _OF_TENSORS:
             return _ANYTHING
+        if isinstance(value, types.ModuleType) and is_library(value):
+            self._of_library(value, name)
         if held is Held.ALL:
             return Held.ALL, getattr(value, name, _UNKNOWN)
         if held is Held.ANYTHING:
@@ -277,6 +279,12 @@ class Reads:
         deeper = isinstance(value, types.ModuleType)
         return (Held.OBJECT if deeper else Held.ALL), value
 
+    def _of_library(self, module: types.ModuleType, name: str) -> None:
+        """Watch a function of PyTorch or the like: some programs put their own in its place."""
+        value = vars(module).get(name)
+        if isinstance(value, _FUNCTIONS):
+            self.watched[id(module), name] = (vars(module), name, value)
+
     def _of_class(self, kind: type, name: str) -> Found:
         if name in ("__mro__", "__bases__"):
             return Held.OBJECT, getattr(kind, name)
@@ -287,6 +295,8 @@ class Reads:
             if not is_library(each):
                 self.watched[id(each), name] = (vars(each), name, constants._FwGone)
         if is_library(owner) or issubclass(kind, enum.Enum):
+            if name == "forward":
+                self.watched[id(owner), name] = (vars(owner), name, vars(owner)[name])
             return Held.ALL, vars(owner)[name]
         return self._entry(owner, vars(owner), name)
 
@@ -334,7 +344,8 @@ def hides_changes(value: Any) -> bool:
 
 
 def is_library(value: Any) -> bool:
-    """Whether it is a module or class of PyTorch or the like, whose names nobody replaces."""
+    """Whether it is a module or class of PyTorch or the like. Of its names, only functions and the
+    forward of a class may be replaced."""
     if isinstance(value, types.ModuleType):
         return value.__name__.partition(".")[0] in _LIBRARIES
     return isinstance(value, type) and value.__module__.partition(".")[0] in _LIBRARIES

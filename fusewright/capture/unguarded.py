@@ -29,6 +29,7 @@ from torch._dynamo.utils import dynamo_timed, get_metrics_context
 
 from fusewright import debug
 from fusewright.capture.beside import NOTHING, Beside, content, is_plain, together
+from fusewright.capture.caught import catches, noted_lookups
 from fusewright.capture.reachable import Reachable, generators
 from fusewright.capture.reads import Held, Reads, Watched, hides_changes
 from fusewright.capture.silence import silenced
@@ -47,6 +48,7 @@ __all__ = [
 
 _RESUMED = "torch_dynamo_resume_in_"  # begins Dynamo's names of what follows a graph break
 _PYTORCH = str(Path(torch.__file__).parent)
+_PYTHON = str(Path(dis.__file__).parent)
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Tensor)
 # Settings of the process that no guard of ours compares.
 _ASKED = frozenset(
@@ -58,13 +60,19 @@ _ASKED = frozenset(
 # Change a generator of the process, which a trace leaves out. Where a model can be called once as
 # a witness, that call tells; not every model can.
 _SEEDS = frozenset("manual_seed manual_seed_all set_rng_state set_rng_state_all fork_rng".split())
+# Give a table of which Dynamo guards nothing.
+_TABLES = frozenset(("globals", "locals"))
 # Begins Dynamo's names in PyTorch's own code.
 _PYTORCHS = "G['__import_torch_dot_"
 # Facts of a tensor that no guard of ours compares. Dynamo does not notice some of them either.
-_FACTS = frozenset("requires_grad grad _version is_leaf".split())
+_UNNOTICED = frozenset(
+    "_version is_leaf grad_fn retains_grad output_nr storage_offset _base _is_view is_shared "
+    "is_pinned".split()
+)
+_FACTS = _UNNOTICED | {"requires_grad", "grad"}
+_MISSES = "where something is missing, and Dynamo does not notice when it is there"
 # Attributes that hold one of a few objects, each the same for all.
 _SINGLE = frozenset("dtype layout __class__ memory_format".split())
-_UNNOTICED = frozenset(("_version", "is_leaf"))
 _OLD = torch.__version__ < "2.12"  # its Dynamo notices less: see `beside`
 # Guards that agree if a name stands for the same object, with the same inside as far as it is read.
 _ON_NAMES = frozenset(
@@ -75,6 +83,8 @@ _ON_NAMES = frozenset(
     "EMPTY_NN_MODULE_HOOKS_DICT TUPLE_ITERATOR_LEN RANGE_ITERATOR_MATCH".split()
 )
 _CONSTANT = frozenset("CONSTANT_MATCH EQUALS_MATCH".split())
+# A module's tables of tensors.
+_TENSORS = ("._parameters", "._buffers")
 # Guards on the state of the process and on sizes, which our guards or `_ASKED` cover.
 _ON_STATE = frozenset(
     "SHAPE_ENV GRAD_MODE DETERMINISTIC_ALGORITHMS GLOBAL_STATE TORCH_FUNCTION_STATE DEFAULT_DEVICE "
@@ -113,7 +123,8 @@ def trust(
         return _untraced(model, untraced)
     try:
         layers = torch._dynamo.config.patch(allow_rnn=True, ignore_logging_functions=_logging())
-        with ONE_AT_A_TIME, silenced(), get_metrics_context(), layers, dynamo_timed("fusewright"):
+        times = get_metrics_context(), dynamo_timed("fusewright")
+        with ONE_AT_A_TIME, silenced(), layers, times[0], times[1], noted_lookups() as caught:
             frame = convert_frame._get_frame(model, tuple(args), dict(kwargs))
             found = convert_frame.fullgraph_capture(model, tuple(args), dict(kwargs))
     except Exception as error:  # of the model, or Dynamo does not know what it does
@@ -138,7 +149,9 @@ def trust(
         words = "asks whether two variables are the same object"
         reasons += [Trust(f"{each.co_name} {words}") for each in own if _compares_objects(each)]
     words = "asks whether an attribute is the same object as another one"
-    reasons += [Trust(f"{each.co_name} {words}", False) for each in own if _compares_held(each)]
+    mine = [each for each in own if not each.co_filename.startswith(_PYTHON)]
+    reasons += [Trust(f"{each.co_name} {words}", False) for each in mine if _compares_held(each)]
+    reasons += [Trust(f"{each} {_MISSES}", False) for each in caught]
     methods_of_objects(guards, reads)
     reasons += _reasons(guards, reads)
     if reasons:
@@ -189,6 +202,8 @@ def _of_names(model: nn.Module, witnessed: bool) -> Iterator[Trust]:
     if found:
         words = "in which Dynamo notices no change"
         yield from (Trust(f"forward reads {x}, {words}", False) for x in reachable.unnoticed())
+        catching = [each for each in reachable.functions if catches(each.__code__)]
+        yield from (Trust(f"{x.__name__} catches errors {_MISSES}", False) for x in catching)
         yield from drawn.others
     yield from found
 
@@ -225,6 +240,8 @@ def _asked(names: set[str], outside: bool) -> Iterator[Trust]:
         noticed = name not in _UNNOTICED and not (old and outside)
         words = f"forward reads {name} of a tensor"
         yield Trust(words, by_dynamo=noticed, beside=Beside(gradients=old))
+    for name in sorted(names & _TABLES):
+        yield Trust(f"forward may call {name}()", by_dynamo=False)
     for name in sorted(names & _SEEDS):
         yield Trust(f"forward calls {name}, which changes a random generator")
     for name in sorted(names & _ASKED):
@@ -331,6 +348,8 @@ def _is_compared(guard: Any, kind: str, found: tuple[Held, Any], reads: Reads) -
     held, value = found
     if held is Held.ANYTHING:
         return False
+    if kind == "DICT_KEYS_MATCH" and _name(guard).endswith(_TENSORS):
+        return False  # Ours find the tensors that were there; they do not look for more.
     if kind == "DUPLICATE_INPUT":
         return reads.held(_name(given))[0] is not Held.ANYTHING
     if kind == "NOT_PRESENT_IN_GENERIC_DICT":

@@ -17,6 +17,7 @@ from fusewright.capture.relied_on import remove_from_cache
 from fusewright.compile.backend import Traced, traced_backend
 from fusewright.compile.module import original_class
 from fusewright.compile.places import MOST_MADE, Places, Version
+from fusewright.compile.sharing import Sharing
 
 # More versions of one class than this are dropped, all at once.
 MOST_VERSIONS = 32
@@ -25,10 +26,16 @@ _VERSIONS: dict[type[nn.Module], list[tuple[Hashable, Version]]] = {}
 
 
 def by_dynamo(
-    module: nn.Module, any_size: bool, places: Places, *, tune: bool, replays: bool
+    module: nn.Module,
+    any_size: bool,
+    places: Places,
+    shared: Sharing = (),
+    *,
+    tune: bool,
+    replays: bool,
 ) -> Callable[..., Any] | None:
     """What runs a call of the module; None if its places changed too often."""
-    kind, key = original_class(module), (any_size, tune, replays, places.key)
+    kind, key = original_class(module), (any_size, tune, replays, places.key, shared)
     versions = _VERSIONS.setdefault(kind, [])
     for at, (known, version) in enumerate(versions):
         if known == key and version.fits(module):

@@ -32,6 +32,7 @@ from fusewright.compile.owners import Modes, pin
 from fusewright.compile.places import Places
 from fusewright.compile.record import Record
 from fusewright.compile.replayed import renewed
+from fusewright.compile.sharing import Sharing, sharing
 from fusewright.emit.bundle import Arguments, ModuleBundle
 from fusewright.emit.text import module_text
 from fusewright.emit.types import output_types
@@ -48,9 +49,9 @@ from fusewright.target.device import architecture
 LoadText = Callable[[str], Any]
 # Makes the programs of a call; told which attributes the model is known to change.
 Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Sequence[str]], Modes | None]
-# The forward of a module's class, compiled by way of Dynamo, for any sizes or those of the call. If
-# the places hold other things than so far, all is compiled anew; None if that was too often.
-Front = Callable[[nn.Module, bool, Places], Callable[..., Any] | None]
+# The forward of a module's class, compiled by way of Dynamo, for any sizes or those of the call and
+# for arguments that share memory so. Anew if the places hold other things; None if too often.
+Front = Callable[[nn.Module, bool, Places, Sharing], Callable[..., Any] | None]
 
 # A module with this many programs gets no more: its calls vary too much.
 MOST_PROGRAMS = 64
@@ -58,8 +59,7 @@ MOST_PROGRAMS = 64
 MOST_VALUES = 8
 ENGINE = "_fw_engine"
 FACTS = "facts"  # a program's attribute: what `explain` says of its graphs
-# Reasons of the run time that name sizes or numbers.
-_RESIZED = re.compile(r"argument .* has shape |the arguments are .* instead of ")
+_RESIZED = re.compile(r"argument .* has shape |the arguments are .* instead of ")  # a reason
 
 
 def kernels_of(source: Source, load_text: LoadText) -> library._FwKernels:
@@ -207,7 +207,8 @@ class Engine:
             return self._by_original(module, args, kwargs, str(why))
         failed = left_by_argument(args, kwargs) or self.failed
         failed = failed or ("" if self.front else self.reason or reason)
-        run = self.front(module, any_size, self.places) if self.front and not failed else None
+        asked = (module, any_size, self.places, sharing(args, kwargs))
+        run = self.front(*asked) if self.front and not failed else None
         if run is None and not failed:
             failed = self.failed = "values that Dynamo does not guard change too often"
         if run is not None:

@@ -59,8 +59,8 @@ def _constants(module: nn.Module, inside: bool) -> Iterator[tuple[str, Constant]
     for name, value in vars(module).items():
         if name in _INHERITED or name.startswith("_fw_"):
             continue
-        # The lists of PyTorch's layers follow from their other attributes.
-        if pytorchs and isinstance(value, list | dict | set):
+        # The lists of PyTorch's layers follow from their other attributes, but for ParameterDict's.
+        if pytorchs and isinstance(value, list | dict | set) and name != "_keys":
             continue
         known = constants._fw_constant(value)
         if known is not constants._FwGone:

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from fusewright.capture import in_mode
 from fusewright.capture.hooks import unhooked
 from fusewright.capture.private import private
 from fusewright.capture.reachable import Reachable
+from fusewright.capture.reads import is_library
 from fusewright.capture.unguarded import Trust, trust, worst
 from fusewright.compile.pipeline import MODES
 from fusewright.compile.places import identity
@@ -26,6 +27,10 @@ def require_no_effects_outside(
 ) -> None:
     """An UnguardedError if a real call or a trace might change what copies of the model share, and
     Dynamo, which runs nothing, says that a trace could not stand for later calls anyway."""
+    if _has_own_call(type(model)):
+        # What forward is given then, no example tells.
+        trusted = trust_of(model, args, kwargs, MODES)
+        raise unguarded(f"{type(model).__name__} has a __call__ of its own", trusted)
     reachable = Reachable(model)
     found = [trust_of(model, args, kwargs, [each], True) for each in modes if reachable.shares()]
     if found and all(each.reason for each in found):
@@ -33,6 +38,12 @@ def require_no_effects_outside(
     if reachable.assigned():
         trusted = trust_of(model, args, kwargs, MODES)
         raise unguarded(f"forward assigns {reachable.assigned()}", trusted)
+
+
+def _has_own_call(kind: type[nn.Module]) -> bool:
+    """Whether a class changes what a call is. It does so around our forward, too."""
+    owner = next(each for each in kind.__mro__ if "__call__" in vars(each))
+    return not is_library(owner) and not issubclass(kind, fx.GraphModule)
 
 
 def trust_of(

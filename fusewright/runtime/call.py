@@ -10,9 +10,11 @@ from fusewright.runtime.guard import (
     _FW_UNKNOWN,
     _fw_autocast,
     _fw_flatten,
+    _fw_function_modes,
     _fw_likeness,
     _fw_positional,
     _fw_same_strides,
+    _fw_sees_functions,
     _fw_watcher,
 )
 from fusewright.runtime.library import _fw_profiler, _fw_show
@@ -187,6 +189,8 @@ def _fw_forward(
         if getattr(each, "is_nested", False) is True:  # a torch.fx.Proxy has any attribute
             plain = False
     if compiling or not plain or _fw_forward_ad._current_level >= 0 or _fw_modes():
+        return _fw_guarded(modes, module, args, kwargs, plain)
+    if _fw_function_modes() and _fw_sees_functions():
         return _fw_guarded(modes, module, args, kwargs, plain)
     training, grad_mode, dtype = module.training, _fw_grad_mode(), torch.get_default_dtype()
     for mode in modes:

@@ -11,6 +11,8 @@ from fusewright.runtime.library import _fw_compiled
 # an address may have changed or been replaced.
 _FW_UNKNOWN = "<any "
 _FW_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_fw_function_modes: typing.Any = torch._C._len_torch_function_stack
+_fw_function_mode: typing.Any = torch._C._get_function_stack_at
 
 
 def _fw_attribute(owner: typing.Any, path: tuple[str, ...]) -> typing.Any:
@@ -137,6 +139,12 @@ def _fw_new_autocast(device_type: str) -> torch.dtype | None:
 _fw_autocast = _fw_new_autocast if hasattr(torch, "get_autocast_dtype") else _fw_old_autocast
 
 
+def _fw_sees_functions() -> bool:
+    """Whether a mode sees each function of PyTorch; the one of a default device does not count."""
+    modes = [_fw_function_mode(at) for at in range(_fw_function_modes())]
+    return any(type(mode).__name__ != "DeviceContext" for mode in modes)
+
+
 def _fw_watcher(leaves: typing.Sequence[torch.Tensor] = ()) -> str | None:
     """Why eager kernels must not run, or None: lazy views, or a mode that sees each operator."""
     for leaf in leaves:
@@ -146,6 +154,8 @@ def _fw_watcher(leaves: typing.Sequence[torch.Tensor] = ()) -> str | None:
         return "a torch.func transform is active"
     if torch._C._len_torch_dispatch_stack():
         return "a dispatch mode is active"
+    if _fw_sees_functions():
+        return "a mode that sees each function of PyTorch is active"
     if torch._C._get_tracing_state() is not None:
         return "torch.jit.trace is active"
     if torch.autograd.forward_ad._current_level >= 0:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import signal
 import threading
+import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -155,3 +160,62 @@ def test_unknown_modes_are_refused(modes: Any) -> None:
 def test_a_function_with_inputs_is_refused_with_the_way_to_do_it() -> None:
     with pytest.raises(ProblemError, match=r"leave the inputs out: optimize\(function\)"):
         fusewright.optimize(torch.relu, torch.randn(3))
+
+
+class _Interrupted(KeyboardInterrupt):
+    """Ctrl-C, by a timer."""
+
+
+def _interrupt(*_: Any) -> None:
+    raise _Interrupted
+
+
+class _Fills(nn.Module):
+    """Writes into its argument and into itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.log = nn.Linear(8, 8), nn.BatchNorm1d(8), [1.0]
+
+    def forward(self, x: Tensor, cache: dict[str, Tensor]) -> Tensor:
+        found: Tensor = self.norm(torch.relu(self.layer(x)))
+        cache["last"] = found.detach()
+        self.log.append(1.0)
+        return found
+
+
+def _everything(model: nn.Module) -> dict[str, Any]:
+    tensors = model.state_dict(keep_vars=True)
+    held: dict[str, Any] = {n: (id(t), t.tolist(), t.grad) for n, t in tensors.items()}
+    for path, module in model.named_modules():
+        tables = {n: repr(v) for n, v in vars(module).items() if not isinstance(v, nn.Module)}
+        held |= {f"{path} {name}": value for name, value in tables.items()}
+    return held | {"needs": [(id(p), p.requires_grad) for p in model.parameters()]}
+
+
+def _process() -> list[Any]:
+    modes = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    asked = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *modes
+    return [*asked, torch.get_rng_state().tolist(), list(warnings.filters)]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there is no timer")
+@pytest.mark.parametrize("share", [0.1, 0.35, 0.6, 0.9])
+def test_an_interrupted_optimize_leaves_everything_as_it_was(share: float) -> None:
+    model, x, cache = _Fills(), torch.randn(4, 8), dict[str, Tensor]()
+    start = time.perf_counter()
+    fusewright.optimize(copy.deepcopy(model), (x, {}))
+    took = time.perf_counter() - start
+    torch._dynamo.reset()
+    before, around = _everything(model), _process()
+    handler = signal.signal(signal.SIGALRM, _interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, took * share)
+        with contextlib.suppress(_Interrupted):
+            fusewright.optimize(model, (x, cache))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+    assert (_everything(model), _process(), cache) == (before, around, {})
+    wanted = copy.deepcopy(model)(x, {})
+    torch.testing.assert_close(fusewright.optimize(model, (x, {}))(x, {}), wanted)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
+import warnings
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusewright
@@ -93,6 +95,19 @@ def _looked_on(fast: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return fast(x)
 
 
+class _Doubles(TorchFunctionMode):
+    """Doubles what ReLU returns."""
+
+    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return found * 2 if "relu" in getattr(func, "__name__", "") else found
+
+
+def _doubled(fast: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with _Doubles():
+        return fast(x)
+
+
 def _traced(fast: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return torch.jit.trace(fast, (x,), check_trace=False)(x)
 
@@ -113,6 +128,7 @@ def strangers(fast: nn.Module) -> dict[str, tuple[Any, str]]:
     wide = {"bias": torch.ones(1, 5)}
     return {
         "dispatch mode": (lambda: _looked_on(fast, x), "dispatch mode"),
+        "function mode": (lambda: _doubled(fast, x), "sees each function"),
         "trace": (lambda: _traced(fast, x), "torch.jit.trace"),
         "negated": (lambda: fast(torch._neg_view(x)), "negated"),
         "rank": (lambda: fast(x[0]), "2 dimensions"),
@@ -132,6 +148,14 @@ def test_a_call_that_does_not_fit_is_refused_after_calls_that_do(gemm: Made, kin
     with pytest.warns(RuntimeWarning, match=word):
         mine = run()
     assert_same(mine, strangers(copy.deepcopy(gemm[0].model))[kind][0]())
+
+
+def test_a_default_device_is_no_onlooker(gemm: Made) -> None:
+    fast, x = fresh(gemm, []), torch.randn(4, 3)
+    wanted = fast(x)
+    with warnings.catch_warnings(), torch.device("cpu"):
+        warnings.simplefilter("error")
+        assert_same(fast(x), wanted)
 
 
 def test_gradients_are_recorded_as_each_call_wants_them(gemm: Made) -> None:
