@@ -59,15 +59,29 @@ def largest(builder: Builder, node: Node, like: TensorSpec) -> tuple[Ref, Ref]:
 
 def _first_inside(builder: Builder, node: Node, window: Window, pitches: tuple[int, ...]) -> Arg:
     """The offset of each window's first tap that is not padding, for windows of only -Inf."""
-    assert node.spec is not None
     total: Arg = 0
-    for axis, along in enumerate(window, -len(window)):
+    for axis, (along, pitch) in enumerate(zip(window, pitches, strict=True), -len(window)):
         if not along.padding:
             continue
-        pitch = pitches[axis]
-        first = builder.index_along(node, (along.padding * pitch, -along.stride * pitch), axis)
-        first = builder.point(replace(node, spec=None), "maximum", (first, 0), _INDEX_DTYPE)
+        first = _first_along(builder, node, along, pitch, axis)
         total = first if total == 0 else builder.point(node, "add", (total, first), _INDEX_DTYPE)
+    return total
+
+
+def _first_along(builder: Builder, node: Node, along: Along, pitch: int, axis: int) -> Ref:
+    """pitch · max(0, padding - y·stride), rounded up to a multiple of the dilation."""
+    plain = replace(node, spec=None)
+    if along.dilation == 1:
+        beyond = builder.index_along(node, (along.padding * pitch, -along.stride * pitch), axis)
+        return builder.point(plain, "maximum", (beyond, 0), _INDEX_DTYPE)
+    beyond = builder.index_along(node, (along.padding, -along.stride), axis)
+    total: Ref | None = None
+    for taps in range(0, along.padding, along.dilation):  # one more tap is padding
+        more = builder.point(plain, "gt", (beyond, taps), "bool")
+        step = builder.point(plain, "where", (more, along.dilation * pitch, 0), _INDEX_DTYPE)
+        both = (total, step)
+        total = step if total is None else builder.point(plain, "add", both, _INDEX_DTYPE)
+    assert total is not None
     return total
 
 
