@@ -85,6 +85,8 @@ CASES: dict[str, Case] = {
     "max pool, 3×3 dilated": Case(
         partial(nn.MaxPool2d, 3, stride=1, padding=2, dilation=2), (32, 64, 256, 256)
     ),
+    "mean pool, 3×3 by 2": Case(partial(nn.AvgPool2d, 3, stride=2, padding=1), (32, 64, 256, 256)),
+    "mean pool, 11×11 by 3": Case(partial(nn.AvgPool2d, 11, stride=3), (16, 64, 258, 258)),
     "1×1 convolution, 512²": Case(pointwise(64, 128), (16, 64, 512, 512)),
     "1×1 convolution, 112²": Case(pointwise(128, 128), (32, 128, 112, 112)),
     "1×1 convolution, 28²": Case(pointwise(512, 128), (64, 512, 28, 28)),
