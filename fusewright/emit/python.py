@@ -211,10 +211,10 @@ def operator(node: Node, scope: Scope) -> tuple[str, list[str]]:
 def sliced(node: Node, scope: Scope) -> str | None:
     """A slice with fixed ends as an index of Python, which means the same and takes a third of the
     time; None if it has others."""
-    source, *numbers = node.args
-    dim, start, end, step = (*numbers, *(0, None, None, 1)[len(numbers) :])
-    fixed = all(each is None or type(each) is int for each in (dim, start, end, step))
-    if not isinstance(source, Ref) or not fixed or type(dim) is not int or dim < 0 or node.kwargs:
+    source, dim, step = node.args[0], node.argument("dim", 1, 0), node.argument("step", 4, 1)
+    start, end = node.argument("start", 2), node.argument("end", 3)
+    fixed = all(each is None or type(each) is int for each in (start, end, step))
+    if not isinstance(source, Ref) or not fixed or not isinstance(dim, int) or dim < 0:
         return None
     texts = ["" if each is None else str(each) for each in (start, end)]
     along = ":".join([*texts, *([] if step in (None, 1) else [str(step)])])

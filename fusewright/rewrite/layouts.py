@@ -253,8 +253,8 @@ class _Relayout:
         self.given = frozenset(map(_name, others))
         specs, device = self.graph.specs(), main_device(self.graph)
         found: dict[str, Node] = {}
-        given = {n for n, spec in specs.items() if spec is not None and is_channels_last(spec)}
-        last = given | self.relaid.keys()
+        already = {n for n, spec in specs.items() if spec is not None and is_channels_last(spec)}
+        last = already | self.relaid.keys()
         for node in self.graph.nodes:
             parts = _Convolution.of(node, specs)
             if parts is not None and node.name not in self.left and parts.fits(self.sizes, device):
