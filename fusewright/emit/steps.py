@@ -303,6 +303,9 @@ def view_lines(step: View, scope: Scope) -> list[str]:
     if step.node.op == "getitem":
         source, position = step.node.refs()[0], step.node.args[1]
         return [f"{scope[step.name]} = {scope[source]}[{int(str(position))}]"]
+    index = python.sliced(step.node, scope) if step.node.op == "aten.slice.Tensor" else None
+    if index is not None:
+        return [f"{scope[step.name]} = {index}"]
     return call(scope[step.name], *python.operator(step.node, scope))
 
 

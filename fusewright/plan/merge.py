@@ -78,6 +78,13 @@ def reads_once_more(both: Group, first: Group, second: Group, shared: str) -> bo
     return _ways(both.kernel, shared) >= sum(_ways(g.kernel, shared) for g in (first, second))
 
 
+def reads_in_one_order(group: Group) -> bool:
+    """Whether all that a group reads has its neighbours along the same axes, so that the loop is as
+    good for a larger batch than the example's."""
+    loads = [item.access for item in group.kernel.body if isinstance(item, Load)]
+    return len({order_of(group.kernel, each) for each in loads} - {()}) <= 1
+
+
 def _ways(kernel: LoopKernel, buffer: str) -> int:
     """In how many orders a tensor is read. Each order is a read of its own, and at most one of them
     is the order in memory."""

@@ -1,7 +1,8 @@
 """Which groups merge with which: pairs are tried in a fixed order until no merge is left.
 
 Producers and consumers are tried first, in the order of the consumers; then readers of the same
-tensor, in the order in which the tensors are first read. After each merge the order starts again.
+tensor, in the order in which the tensors are first read; last, small groups that wait for the same
+ones, because each kernel costs a launch. After each merge the order starts again.
 But only pairs with a new group can have another result than before, so only these are tried again:
 the work is proportional to the pairs, not to their number times the merges.
 """
@@ -10,16 +11,26 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
 from fusewright.plan.dependencies import Dependencies
 from fusewright.plan.domain import Domain
-from fusewright.plan.merge import Group, common_domain, merged, reads_once_more
+from fusewright.plan.merge import (
+    Group,
+    common_domain,
+    merged,
+    reads_in_one_order,
+    reads_once_more,
+)
 from fusewright.plan.values import Values
 
 Rank = int | Fraction
+# A loop that moves less takes no longer than its launch (H200: 2 to 4 µs, and as much of the host).
+LAUNCH_BYTES = 1 << 20
+MOST_TOGETHER = 32  # results of small groups in one kernel
 
 
 @dataclass(eq=False)
@@ -88,7 +99,7 @@ class _MergeOrder:
                 for pair in self._with_readers(name):
                     return pair
                 self._untried.discard(name)
-        return None
+        return next(self._with_launches(), None)
 
     def _with_producers(self, consumer: _Place) -> Iterator[tuple[_Place, _Place, Group]]:
         for name in consumer.loads:
@@ -110,6 +121,36 @@ class _MergeOrder:
                     if both is not None:
                         yield first, second, both
             tried[first.number] = self._count - 1
+
+    def _with_launches(self) -> Iterator[tuple[_Place, _Place, Group]]:
+        """Small groups over the same axes that read results of the same groups and calls."""
+        alike: dict[tuple[Domain, frozenset[str]], list[_Place]] = {}
+        for place in self.places:
+            if self._is_small(place):
+                alike.setdefault((place.group.assembled.domain, self._awaited(place)), []).append(
+                    place
+                )
+        for places in alike.values():
+            for first, second in itertools.pairwise(places):
+                few = len(first.group.items) + len(second.group.items) <= MOST_TOGETHER
+                both = self._merge(first, second, "") if few else None
+                if both is not None and reads_in_one_order(both):
+                    yield first, second, both
+
+    def _is_small(self, place: _Place) -> bool:
+        """Whether a group is a loop of its own that moves little."""
+        items = place.group.items
+        moved = sum(map(self.values.bytes_of, (*place.loads, *items)))
+        return moved <= LAUNCH_BYTES and self.values.ends.keys().isdisjoint(items)
+
+    def _awaited(self, place: _Place) -> frozenset[str]:
+        """The groups, by their first value, and the results of calls that a group reads."""
+        homes = ((name, self._home.get(name)) for name in place.loads)
+        return frozenset(
+            name if home is None else home.group.items[0]
+            for name, home in homes
+            if name not in self.values.inputs
+        )
 
     def _merge(self, first: _Place, second: _Place, shared: str) -> Group | None:
         """Two groups as one; the tensor that they share must be read in one way."""

@@ -107,7 +107,8 @@ def reason(node: Node, specs: Mapping[str, TensorSpec], target: Target) -> str:
     if "max_pool" in name:
         return f"its indices are used elsewhere, or a window has more than {MOST_TAPS} taps"
     if "pool" in name:
-        return f"windows have more than {MOST_TAPS} taps and short rows, or overlap in a gradient"
+        many = f"more than {MOST_TAPS}"
+        return f"windows have {many} taps and short rows, or {many} surround an element"
     if "rand" in name or "dropout" in name or "bernoulli" in name:
         return "it draws random numbers, which must come from PyTorch's generator"
     if "attention" in name:

@@ -1,13 +1,12 @@
 """Channels-last for PyTorch's convolutions: the layout is chosen here, and its copies are loops.
 
-    convolution(x, w) = plain(convolution(last(x), last(w)))
+    convolution(x, w) = plain(convolution(last(x), last(w))), where both only change the layout
 
-`last` and `plain` change only the layout, not the values. A loop that computes an operand writes it
-in channels-last at once, unless it is an epilogue of our own convolutions, which writes row by row.
-Loops that follow read a result through its strides; all other readers get a copy in the layout that
-they expect. So the graph's outputs keep their strides, while a chain of convolutions and loops
-stays in channels-last. Backward reads saved values in the layout that forward left, so both graphs
-are changed together.
+A loop that computes an operand writes it in channels-last at once, unless it is an epilogue of our
+own convolutions, which writes row by row. Loops that follow read a result through its strides; all
+other readers get a copy in the layout that they expect. So the graph's outputs keep their strides,
+while a chain of convolutions and loops stays in channels-last. Backward reads saved values in the
+layout that forward left, so both graphs are changed together.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from fusewright.ir.graph import (
 )
 from fusewright.ir.operators import SCALAR_OPS
 from fusewright.rewrite.builder import Builder
+from fusewright.rewrite.lone_convolutions import lone_convolutions
 from fusewright.rewrite.lower import main_device
 from fusewright.rewrite.padding import PAD
 from fusewright.rewrite.views import is_canonical_view
@@ -69,7 +69,7 @@ def is_channels_last(spec: TensorSpec) -> bool:
 def with_channels_last(program: Program) -> Program:
     """The same program, with its larger convolutions in channels-last."""
     sizes = program.example_sizes
-    inference = _Relayout(program.inference, sizes).run()
+    inference = _Relayout(program.inference, sizes, left=lone_convolutions(program.inference)).run()
     if program.backward is None:
         forward = _Relayout(program.forward, sizes).run()
         return replace(program, forward=forward, inference=inference)
@@ -228,10 +228,9 @@ class _Convolution:
 
 @dataclass
 class _Relayout:
-    """One graph being changed: `kept` outputs stay in channels-last, `wished` values are put there.
-
-    `relaid` maps the values in channels-last to their old specs; at first, these are inputs.
-    """
+    """One graph being changed: `kept` outputs stay in channels-last, `wished` values are put there,
+    and convolutions that are `left` stay as they are. `relaid` maps the values in channels-last to
+    their old specs; at first, these are inputs."""
 
     graph: Graph
     sizes: Mapping[str, int]
@@ -245,6 +244,7 @@ class _Relayout:
     inherited: set[str] = field(default_factory=set)
     weights: frozenset[str] = frozenset()
     convolution_ends: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.builder = Builder(self.graph.inputs)
@@ -253,11 +253,11 @@ class _Relayout:
         self.given = frozenset(map(_name, others))
         specs, device = self.graph.specs(), main_device(self.graph)
         found: dict[str, Node] = {}
-        last = {n for n, spec in specs.items() if spec is not None and is_channels_last(spec)}
-        last |= frozenset(self.relaid)
+        already = {n for n, spec in specs.items() if spec is not None and is_channels_last(spec)}
+        last = already | self.relaid.keys()
         for node in self.graph.nodes:
             parts = _Convolution.of(node, specs)
-            if parts is not None and parts.fits(self.sizes, device):
+            if parts is not None and node.name not in self.left and parts.fits(self.sizes, device):
                 # A matmul is as fast in either layout, so it takes its images as they are.
                 if not parts.is_matmul or last.intersection(_operands(node)[:-1]):
                     found[node.name] = node

@@ -19,6 +19,7 @@ from fusewright.rewrite.arg_extremes import (
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.elsewhere import Elsewhere
 from fusewright.rewrite.max_pooling import POOL_OFFSETS, POOL_OFFSETS_BACKWARD, gathered, largest
+from fusewright.rewrite.mean_gradients import MEAN_GRADIENTS
 from fusewright.rewrite.padding import PADS
 from fusewright.rewrite.pointwise import CLASS_INDEX, SIMPLE, SPECIAL, lower_simple
 from fusewright.rewrite.pooling import POOLS, VALUES, values_alone
@@ -149,6 +150,8 @@ def _lowered(builder: Builder, node: Node, device: str) -> Ref | None:
         return SCANS[node.op](builder, node)
     if node.op in POOLS:
         return POOLS[node.op](builder, node)
+    if node.op in MEAN_GRADIENTS:
+        return MEAN_GRADIENTS[node.op](builder, node)
     if node.op in ARG_EXTREMES:
         return lower_arg_extreme(builder, node)
     if node.op == POOL_OFFSETS_BACKWARD:

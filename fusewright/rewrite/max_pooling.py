@@ -14,11 +14,17 @@ import math
 from dataclasses import replace
 from itertools import product as every
 
-from fusewright.ir.graph import ONE, Arg, Dim, Node, Ref, TensorSpec, contiguous_strides
+from fusewright.ir.graph import Arg, Node, Ref, TensorSpec
 from fusewright.ir.pool_offsets import NOWHERE, Along, Window
 from fusewright.rewrite.builder import Builder
-from fusewright.rewrite.padding import padded
-from fusewright.rewrite.pooling import every_step, taps_of
+from fusewright.rewrite.pooling import taps_of
+from fusewright.rewrite.surroundings import (
+    at_windows,
+    joined_axes,
+    split_by_strides,
+    steps_of,
+    surrounded,
+)
 
 POOL_OFFSETS = "fusewright.max_pool_offsets.default"
 POOL_OFFSETS_BACKWARD = "fusewright.max_pool_offsets_backward.default"
@@ -59,15 +65,29 @@ def largest(builder: Builder, node: Node, like: TensorSpec) -> tuple[Ref, Ref]:
 
 def _first_inside(builder: Builder, node: Node, window: Window, pitches: tuple[int, ...]) -> Arg:
     """The offset of each window's first tap that is not padding, for windows of only -Inf."""
-    assert node.spec is not None
     total: Arg = 0
-    for axis, along in enumerate(window, -len(window)):
+    for axis, (along, pitch) in enumerate(zip(window, pitches, strict=True), -len(window)):
         if not along.padding:
             continue
-        pitch = pitches[axis]
-        first = builder.index_along(node, (along.padding * pitch, -along.stride * pitch), axis)
-        first = builder.point(replace(node, spec=None), "maximum", (first, 0), _INDEX_DTYPE)
+        first = _first_along(builder, node, along, pitch, axis)
         total = first if total == 0 else builder.point(node, "add", (total, first), _INDEX_DTYPE)
+    return total
+
+
+def _first_along(builder: Builder, node: Node, along: Along, pitch: int, axis: int) -> Ref:
+    """pitch · max(0, padding - y·stride), rounded up to a multiple of the dilation."""
+    plain = replace(node, spec=None)
+    if along.dilation == 1:
+        beyond = builder.index_along(node, (along.padding * pitch, -along.stride * pitch), axis)
+        return builder.point(plain, "maximum", (beyond, 0), _INDEX_DTYPE)
+    beyond = builder.index_along(node, (along.padding, -along.stride), axis)
+    total: Ref | None = None
+    for taps in range(0, along.padding, along.dilation):  # one more tap is padding
+        more = builder.point(plain, "gt", (beyond, taps), "bool")
+        step = builder.point(plain, "where", (more, along.dilation * pitch, 0), _INDEX_DTYPE)
+        both = (total, step)
+        total = step if total is None else builder.point(plain, "add", both, _INDEX_DTYPE)
+    assert total is not None
     return total
 
 
@@ -75,22 +95,17 @@ def gathered(builder: Builder, node: Node) -> Ref:
     """The gradient. Sizes that are no multiple of the stride are padded, and cut off at the end."""
     assert node.spec is not None and isinstance(node.args[0], Ref)
     window, pitches = _described(node.args[3:])
-    sizes = [size.factor for size in node.spec.shape[-len(window) :]]
-    grad_output = builder.spec(node.args[0].name)
-    steps = [-(-size // along.stride) for size, along in zip(sizes, window, strict=True)]
-    split = [
-        Dim(each) for q, along in zip(steps, window, strict=True) for each in (q, along.stride)
-    ]
-    shape = (*grad_output.shape[: -len(window)], *split)
-    strides = contiguous_strides(shape)
-    split_node = replace(node, spec=replace(node.spec, shape=shape, strides=strides))
+    assert isinstance(node.args[1], Ref)
+    grad_output, steps = builder.spec(node.args[0].name), steps_of(node, window)
+    split_node = split_by_strides(node, window, steps)
     own = _own_offset(builder, split_node, window, pitches)
-    gradients, pool_offsets = _around(builder, node, window, steps)
+    surroundings = [
+        surrounded(builder, node, each, window, steps, outside)
+        for each, outside in ((node.args[0], 0), (node.args[1], NOWHERE))
+    ]
     total: Ref | None = None
     for windows in every(*(along.around for along in window)):
-        each, there = (
-            _at(builder, node, of, window, windows, steps) for of in (gradients, pool_offsets)
-        )
+        each, there = (at_windows(builder, node, of, window, windows, steps) for of in surroundings)
         there = builder.cast(node, there, _INDEX_DTYPE)
         shift = sum(j * s.stride * p for j, s, p in zip(windows, window, pitches, strict=True))
         here = own - shift if isinstance(own, int) else own
@@ -101,7 +116,7 @@ def gathered(builder: Builder, node: Node) -> Ref:
         both, dtype = (total, part), grad_output.dtype
         total = part if total is None else builder.point(split_node, "add", both, dtype)
     assert total is not None
-    return _joined_axes(builder, node, total, window, steps)
+    return joined_axes(builder, node, total, window, steps)
 
 
 def _own_offset(
@@ -121,52 +136,6 @@ def _own_offset(
     for each in total[1:]:
         result = builder.point(plain, "add", (result, each), _INDEX_DTYPE)
     return builder.point(plain, "add", (result, same), _INDEX_DTYPE) if same else result
-
-
-def _around(builder: Builder, node: Node, window: Window, steps: list[int]) -> tuple[Ref, Ref]:
-    """Gradients and offsets, padded with empty windows wherever one outside the image is read."""
-    grad_output, pool_offsets = node.args[:2]
-    assert isinstance(grad_output, Ref) and isinstance(pool_offsets, Ref)
-    shape = builder.spec(grad_output.name).shape
-    pairs = [(0, 0)] * (len(shape) - len(window))
-    for many, along, q in zip(shape[-len(window) :], window, steps, strict=True):
-        after = q + along.around[-1] - many.factor
-        pairs.append((max(0, -along.around[0]), max(0, after)))
-    named = replace(node, name=f"{node.name}_around", spec=None)
-    found = [
-        padded(builder, named, each, tuple(pairs), outside)
-        for each, outside in ((grad_output, 0), (pool_offsets, NOWHERE))
-    ]
-    assert found[0] is not None and found[1] is not None
-    return found[0], found[1]
-
-
-def _at(
-    builder: Builder,
-    node: Node,
-    value: Ref,
-    window: Window,
-    windows: tuple[int, ...],
-    steps: list[int],
-) -> Ref:
-    """Window q + j for each q, with an axis of size one for r."""
-    held = builder.spec(value.name)
-    lead = held.shape[: -len(window)]
-    like = replace(node, spec=replace(held, shape=(*lead, *map(Dim, steps))))
-    for axis, (j, along) in enumerate(zip(windows, window, strict=True), len(lead)):
-        value = every_step(builder, like, value, axis, j + max(0, -along.around[0]), 1)
-    shape = (*lead, *(size for q in steps for size in (Dim(q), ONE)))
-    return builder.view(node, value, shape, contiguous_strides(shape))
-
-
-def _joined_axes(builder: Builder, node: Node, value: Ref, window: Window, steps: list[int]) -> Ref:
-    assert node.spec is not None
-    lead = node.spec.shape[: -len(window)]
-    full = [Dim(q * along.stride) for q, along in zip(steps, window, strict=True)]
-    value = builder.view(node, value, (*lead, *full), contiguous_strides((*lead, *full)))
-    for axis in range(len(lead), len(node.spec.shape)):
-        value = every_step(builder, node, value, axis, 0, 1)
-    return builder.point(node, "cast", (value,), node.spec.dtype)
 
 
 def _described(args: tuple[Arg, ...]) -> tuple[Window, tuple[int, ...]]:

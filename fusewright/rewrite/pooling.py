@@ -25,7 +25,6 @@ from fusewright.rewrite.reductions import REDUCTIONS
 from fusewright.rewrite.tiled_pooling import (
     Tile,
     has_long_rows,
-    tiled_gradient,
     tiled_mean,
     tiles_of,
 )
@@ -40,7 +39,6 @@ LARGEST_OF_WINDOWS = {
 }
 VALUES = frozenset({*LARGEST_BY_DIM, *LARGEST_OF_WINDOWS})
 _MEANS = {"aten.avg_pool1d.default": 1, "aten.avg_pool2d.default": 2, "aten.avg_pool3d.default": 3}
-_GRADIENTS = {"aten.avg_pool2d_backward.default": 2, "aten.avg_pool3d_backward.default": 3}
 _NEAREST = ("upsample_nearest", "_upsample_nearest_exact")
 _ENLARGED = {f"aten.{each}{axes}d.default": axes for each in _NEAREST for axes in (1, 2, 3)}
 _ENLARGED_GRADIENTS = {
@@ -60,32 +58,32 @@ def values_alone(builder: Builder, node: Node, wanted: Node) -> Ref | None:
         return REDUCTIONS[op](builder, Node(wanted.name, op, args, (), wanted.spec, node.source))
     axes = LARGEST_OF_WINDOWS[node.op]
     padding, dilation = node.argument("padding", 3), node.argument("dilation", 4)
-    window = _window(builder, node, axes, padding, dilation)
+    window = window_of(builder, node, axes, padding, dilation)
     named = replace(node, name=wanted.name, spec=wanted.spec)
-    return None if window is None else _joined(builder, named, window, "maximum", -math.inf)
+    return None if window is None else joined(builder, named, window, "maximum", -math.inf)
 
 
 def _mean(builder: Builder, node: Node) -> Ref | None:
     assert node.spec is not None and isinstance(node.args[0], Ref)
-    window = _window(builder, node, _MEANS[node.op], node.argument("padding", 3), None)
+    window = window_of(builder, node, _MEANS[node.op], node.argument("padding", 3), None)
     if window is None:
         image = builder.spec(node.args[0].name)
-        tiles = _tiles(node, _MEANS[node.op], image, node.spec)
+        tiles = side_by_side(node, _MEANS[node.op], image, node.spec)
         if tiles is None or not has_long_rows(tiles):
             return None
         return tiled_mean(builder, node, tiles, node.argument("divisor_override", 6))
-    total = _joined(builder, node, window, "add", 0)
+    total = joined(builder, node, window, "add", 0)
     if total is None:
         return None
     divisor: Arg = node.argument("divisor_override", 6)
     if divisor is None:
         with_padding = node.argument("count_include_pad", 5, True)
         image = builder.spec(node.args[0].name)
-        divisor = _counted(builder, node, window, image, node.spec, with_padding is not False)
+        divisor = counted(builder, node, window, image, node.spec, with_padding is not False)
     return builder.point(node, "div", (total, divisor), node.spec.dtype) if divisor != 1 else total
 
 
-def _counted(
+def counted(
     builder: Builder,
     node: Node,
     window: Window,
@@ -143,7 +141,9 @@ def _counted_along(
     return builder.view(index, count, shape, contiguous_strides(shape))
 
 
-def _tiles(node: Node, axes: int, image: TensorSpec, means: TensorSpec) -> tuple[Tile, ...] | None:
+def side_by_side(
+    node: Node, axes: int, image: TensorSpec, means: TensorSpec
+) -> tuple[Tile, ...] | None:
     """The windows, if they lie side by side and inside the image."""
     taps = _numbers(node.argument("kernel_size", 1), axes, 1)
     stride = node.argument("stride", 2)
@@ -151,35 +151,6 @@ def _tiles(node: Node, axes: int, image: TensorSpec, means: TensorSpec) -> tuple
     if any(_numbers(node.argument("padding", 3), axes, 0)):
         return None
     return tiles_of(image, means, taps, steps)
-
-
-def _mean_gradient(builder: Builder, node: Node) -> Ref | None:
-    """If windows tile the image, each tap gets its share. If windows move by one, each element
-    gathers from the windows that it belongs to, which surround it like taps."""
-    assert node.spec is not None and isinstance(node.args[0], Ref)
-    axes = _GRADIENTS[node.op]
-    forward = replace(node, args=node.args[1:])
-    window = _window(builder, forward, axes, forward.argument("padding", 3), None)
-    if window is not None and all(along.stride == 1 for along in window):
-        return _gathered(builder, node, forward, window)
-    tiles = _tiles(forward, axes, node.spec, builder.spec(node.args[0].name))
-    divisor = forward.argument("divisor_override", 6)
-    return None if tiles is None else tiled_gradient(builder, node, tiles, divisor)
-
-
-def _gathered(builder: Builder, node: Node, forward: Node, window: Window) -> Ref | None:
-    assert node.spec is not None and isinstance(node.args[0], Ref)
-    means = builder.spec(node.args[0].name)
-    divisor: Arg = forward.argument("divisor_override", 6)
-    if divisor is None:
-        with_padding = forward.argument("count_include_pad", 5, True)
-        divisor = _counted(builder, node, window, node.spec, means, with_padding is not False)
-    around = tuple(Along(along.taps, 1, along.taps - 1 - along.padding) for along in window)
-    if not isinstance(divisor, Ref):
-        total = _joined(builder, node, around, "add", 0)
-        return total and builder.point(node, "div", (total, divisor), node.spec.dtype)
-    share = builder.point(replace(node, spec=means), "div", (node.args[0], divisor), means.dtype)
-    return _joined(builder, replace(node, args=(share,)), around, "add", 0)
 
 
 def _spread(builder: Builder, node: Node, value: Ref, times: tuple[int, ...]) -> Ref:
@@ -215,7 +186,7 @@ def _enlarged_gradient(builder: Builder, node: Node) -> Ref | None:
     grad_output = builder.spec(node.args[0].name)
     times = _times(node.spec, grad_output, node.args[3:], axes)
     window = tuple(Along(k, k) for k in times or ())
-    return _joined(builder, node, window, "add", 0) if window else None
+    return joined(builder, node, window, "add", 0) if window else None
 
 
 def _times(
@@ -238,14 +209,20 @@ def _times(
 
 POOLS: dict[str, Callable[[Builder, Node], Ref | None]] = {
     **dict.fromkeys(_MEANS, _mean),
-    **dict.fromkeys(_GRADIENTS, _mean_gradient),
     **dict.fromkeys(_ENLARGED, _enlarged),
     **dict.fromkeys(_ENLARGED_GRADIENTS, _enlarged_gradient),
 }
 
 
-def _window(builder: Builder, node: Node, axes: int, padding: Arg, dilation: Arg) -> Window | None:
-    """None if a window has too many taps, or a size is not fixed."""
+def window_of(
+    builder: Builder,
+    node: Node,
+    axes: int,
+    padding: Arg,
+    dilation: Arg,
+    most: float = MOST_TAPS,
+) -> Window | None:
+    """None if a window has more taps, or a size is not fixed."""
     assert isinstance(node.args[0], Ref)
     taps = _numbers(node.argument("kernel_size", 1), axes, 1)
     stride = node.argument("stride", 2)
@@ -253,7 +230,7 @@ def _window(builder: Builder, node: Node, axes: int, padding: Arg, dilation: Arg
     pads, spread = _numbers(padding, axes, 0), _numbers(dilation, axes, 1)
     window = tuple(Along(*each) for each in zip(taps, steps, pads, spread, strict=True))
     sizes = builder.spec(node.args[0].name).shape[-axes:]
-    few = 0 < _count(window) <= MOST_TAPS and all(size.is_static for size in sizes)
+    few = 0 < _count(window) <= most and all(size.is_static for size in sizes)
     return window if few else None
 
 
@@ -268,7 +245,7 @@ def _count(window: Window) -> int:
     return math.prod(along.taps for along in window)
 
 
-def _joined(builder: Builder, node: Node, window: Window, op: str, outside: float) -> Ref | None:
+def joined(builder: Builder, node: Node, window: Window, op: str, outside: float) -> Ref | None:
     """All taps of each window, joined by a pointwise operator in order."""
     assert isinstance(node.args[0], Ref)
     dtype = builder.spec(node.args[0].name).dtype

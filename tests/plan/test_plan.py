@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusewright import optimize
 from fusewright.capture import capture
 from fusewright.ir.graph import Dim
 from fusewright.ir.loop import Reduce
@@ -202,3 +205,49 @@ def test_few_rows_that_clusters_hold_are_one_kernel() -> None:
 
     assert loops(Target.cuda()) == ["loop"]
     assert loops(Target.cuda(tensor_cores=False)) == ["loop"] * 3
+
+
+class Norms(nn.Module):
+    """Three batch norms, each of which counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.BatchNorm1d(6) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))
+        return result
+
+
+def test_numbers_that_wait_for_nothing_share_a_launch() -> None:
+    """The three counters are one kernel, and they count."""
+    model, x = Norms(), torch.randn(20, 6)
+    fast = optimize(copy.deepcopy(model), x, modes=("train",))
+    program = rewrite(capture(model, (x,), mode="train"))
+    made = plan(program.forward, program.example_sizes, Target.host())
+    counters = [
+        loop for loop in steps_of(made, "loop") if loop.kernel.arguments[-1].dtype == "int64"
+    ]
+    assert [len(loop.outputs) for loop in counters] == [3]
+    for _ in range(2):
+        torch.testing.assert_close(fast(x), model(x))
+    for mine, theirs in zip(fast.buffers(), model.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert [int(each.num_batches_tracked) for each in (fast.first, fast.third)] == [2, 2]
+
+
+def test_small_sums_that_wait_for_one_kernel_share_a_launch() -> None:
+    """Sums of parts that one loop wrote; not sums that read in different orders."""
+
+    def model(m: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        a, b = x[:, :96].reshape(-1, 96).sum(0), x[:, 96:].reshape(-1, 96).amax(0)
+        return a, b
+
+    inference, _, _ = host_plans(model, torch.randn(40, 192))
+    assert loops_and_calls(inference) == ["loop"]
+
+    def crossed(m: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x.sum(0), y.t().amax(0)
+
+    inference, _, _ = host_plans(crossed, torch.randn(48, 48), torch.randn(48, 48))
+    assert loops_and_calls(inference) == ["loop", "loop"]

@@ -363,7 +363,9 @@ def test_which_convolutions_gain_by_channels_last(
     assert kinds_of(nn.Conv2d(32, 32, 3, groups=2), x) == {False}
     assert kinds_of(nn.Conv2d(32, 32, 3, groups=32), x) == {True}, "each channel has its weights"
     assert kinds_of(nn.Conv2d(32, 64, 3, groups=32), x) == {False}
-    assert kinds_of(nn.ConvTranspose2d(32, 32, 3), x) == {True}
+    transposed = nn.ConvTranspose2d(32, 32, 3)
+    assert kinds_of(nn.Sequential(transposed, nn.SiLU()), x) == {True}
+    assert kinds_of(transposed, x) == {False}, "cuDNN's own copies are as fast"
     assert kinds_of(nn.ConvTranspose2d(32, 32, 3, groups=32), x) == {False}
     assert kinds_of(nn.Conv2d(32, 48, 1), x) == {False}, "a matmul, without any transpose"
     assert kinds_of(nn.Conv2d(32, 48, 1), x[..., :11, :11]) == {True}, "rows of odd length"
@@ -376,6 +378,23 @@ def test_which_convolutions_gain_by_channels_last(
     assert kinds_of(nn.Conv2d(8, 8, 3).half(), x[:, :8].half()) == {True}
     monkeypatch.undo()
     assert kinds_of(nn.Conv2d(32, 32, 3), x) == {False}, "too small to pay for a copy"
+
+
+@pytest.mark.parametrize(
+    ("after", "last"), [(nn.Identity(), False), (nn.SiLU(), True), (nn.Conv2d(48, 40, 3), True)]
+)
+def test_a_transposed_convolution_alone_is_left_as_it_is(
+    small: None, after: nn.Module, last: bool
+) -> None:
+    """Our copies would only replace cuDNN's, where no loop takes them over."""
+    model = nn.Sequential(nn.ConvTranspose2d(32, 48, 3, stride=2, bias=False), after).eval()
+    x = torch.randn(2, 32, 9, 12)
+    program = rewrite(capture(model, (x,), mode="eval"))
+    changed = with_channels_last(program)
+    first = next(n for n in changed.inference.nodes if n.op == layouts.FORWARD)
+    assert first.spec is not None and is_channels_last(first.spec) is last
+    (made,) = interpret(changed.inference, [*model.parameters(), x], changed.example_sizes)
+    torch.testing.assert_close(made.float(), model(x))
 
 
 def test_a_model_in_channels_last_is_left_as_it_is(small: None) -> None:

@@ -55,6 +55,10 @@ POOLS: dict[str, tuple[Pool, tuple[int, ...]]] = {
     "rounded up, padded": (lambda x: F.max_pool2d(x, 2, 3, 1, ceil_mode=True), ODD),
     "one image": (lambda x: F.max_pool2d(x, 3, 2, 1), (4, 12, 10)),
     "line": (lambda x: F.max_pool1d(x, 3, 2, 1), (3, 4, 17)),
+    "dilated line": (lambda x: F.max_pool1d(x, 8, 1, 4, 3), (3, 4, 37)),
+    "dilated, padded": (lambda x: F.max_pool2d(x, 3, 1, 1, dilation=2), IMAGES),
+    "dilated, padded, far apart": (lambda x: F.max_pool2d(x, (4, 3), 3, 1, (3, 2)), (2, 3, 19, 22)),
+    "dilated, padded, even": (lambda x: F.max_pool2d(x, 4, 2, 2, (2, 3)), (2, 3, 19, 22)),
     "volume": (lambda x: F.max_pool3d(x, 2), (2, 3, 4, 6, 8)),
     "overlapping volume": (lambda x: F.max_pool3d(x, 3, 2, 1), (2, 2, 5, 6, 7)),
 }
@@ -98,21 +102,35 @@ def test_other_types_and_layouts(dtype: torch.dtype, last: bool) -> None:
 
 
 def random_pool(drawn: random.Random) -> tuple[str, Pool, tuple[int, ...]]:
+    """A pool that is ours."""
+    while True:
+        window, *found = random_pool_of_any_kind(drawn)
+        if pitches(window) is not None:
+            return found[0], found[1], found[2]
+
+
+def random_pool_of_any_kind(
+    drawn: random.Random,
+) -> tuple[tuple[Along, ...], str, Pool, tuple[int, ...]]:
     axes = drawn.randint(1, 3)
     taps = [drawn.randint(1, 4 if axes < 3 else 3) for _ in range(axes)]
     given: dict[str, Any] = {
         "stride": [drawn.randint(1, 4) for _ in range(axes)],
         "padding": [drawn.randint(0, k // 2) for k in taps],
+        "dilation": [drawn.choice((1, 1, 2, 3)) for _ in range(axes)],
         "ceil_mode": drawn.random() < 0.4,
     }
-    shape = (drawn.randint(1, 3), 2, *(drawn.randint(4, 11) for _ in range(axes)))
+    least = [max(4, (k - 1) * d + 1) for k, d in zip(taps, given["dilation"], strict=True)]
+    shape = (drawn.randint(1, 3), 2, *(each + drawn.randint(0, 7) for each in least))
     of = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[axes]
+    columns = (given[each] for each in ("stride", "padding", "dilation"))
+    window = tuple(Along(*each) for each in zip(taps, *columns, strict=True))
     if axes == 1:
         given = {
             key: value[0] if isinstance(value, list) else value for key, value in given.items()
         }
     words = f"{of.__name__} of {shape}: {taps} {given}"
-    return words, lambda x: of(x, taps if axes > 1 else taps[0], **given), shape
+    return window, words, lambda x: of(x, taps if axes > 1 else taps[0], **given), shape
 
 
 @pytest.mark.sample(2)
@@ -135,7 +153,7 @@ def test_random_windows(seeds: range) -> None:
 
 @pytest.mark.parametrize("last", [False, True])
 def test_on_emulated_cuda(last: bool) -> None:
-    sizes = {(2,): (12, 10), (3, 2, 1): (13, 9), (3, 1, 1): (12, 10)}
+    sizes = {(2,): (12, 10), (3, 2, 1): (13, 9), (3, 1, 1): (12, 10), (3, 1, 1, 2): (12, 10)}
     model = SideBySide(lambda x, s=size: F.max_pool2d(torch.relu(x) * 2, *s) for size in sizes)
     order = torch.channels_last if last else torch.contiguous_format
     inputs = [torch.randn(2, 8, *area).contiguous(memory_format=order) for area in sizes.values()]
@@ -245,7 +263,7 @@ def test_offsets_have_the_layout_of_the_convolutions() -> None:
         lambda x: torch.stack([y.float() for y in F.max_pool2d(x, 2, return_indices=True)]),
         lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
         lambda x: F.max_pool2d(x, (7, 6)),
-        lambda x: F.max_pool2d(x, 3, 1, 1, dilation=2),
+        lambda x: F.max_pool3d(x[:, None], 3, 2, 1, dilation=(1, 3, 3)),
         lambda x: F.adaptive_max_pool2d(x, 5),
     ],
 )
@@ -327,7 +345,7 @@ def test_an_offset_identifies_one_tap(seed: int) -> None:
     """Among all offsets that elements may have, only a tap's own gives its code."""
     drawn = random.Random(seed)
     window = tuple(
-        Along(drawn.randint(1, 4), drawn.randint(1, 5), drawn.randint(0, 1), 1)
+        Along(drawn.randint(1, 4), drawn.randint(1, 5), drawn.randint(0, 1), drawn.randint(1, 3))
         for _ in range(drawn.randint(1, 3))
     )
     numbers = pitches(window)
@@ -337,7 +355,8 @@ def test_an_offset_identifies_one_tap(seed: int) -> None:
     taps = [((), 0)]
     for along, pitch in zip(window, numbers, strict=True):
         asked = [((*at, o), n + o * pitch) for at, n in asked for o in along.offsets]
-        taps = [((*at, o), n + o * pitch) for at, n in taps for o in range(along.taps)]
+        inside = range(0, along.last + 1, along.dilation)
+        taps = [((*at, o), n + o * pitch) for at, n in taps for o in inside]
     of = {number: at for at, number in taps}
     assert len(of) == len(taps) and max(number for _, number in asked) < NOWHERE
     assert all(of.get(number, at) == at for at, number in asked)

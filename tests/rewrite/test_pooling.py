@@ -144,10 +144,19 @@ OUR_GRADIENTS = (
     (lambda x: F.avg_pool3d(x, 2, 1, 1), (2, 3, 4, 6, 8)),
     (lambda x: F.avg_pool1d(x, 5, 1, 2), (2, 3, 16)),
     (lambda x: F.avg_pool2d(x, 2), (2, 3, 9, 12)),
+    (lambda x: F.avg_pool2d(x, 3, 2, 1), (2, 3, 9, 12)),
+    (lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), (2, 3, 9, 12)),
+    (lambda x: F.avg_pool2d(x, 4, 3, 2, count_include_pad=False), (2, 3, 10, 13)),
+    (lambda x: F.avg_pool2d(x, (7, 6), (2, 3)), (2, 3, 9, 12)),
+    (lambda x: F.avg_pool2d(x, 2, (1, 3), divisor_override=5), (2, 3, 9, 12)),
+    (lambda x: F.avg_pool2d(x, 2, 4), (2, 3, 9, 12)),
+    (lambda x: F.avg_pool2d(x, 1, 2), (2, 3, 9, 12)),
+    (lambda x: F.avg_pool3d(x, 3, 2, 1), (2, 3, 4, 6, 8)),
+    (lambda x: F.avg_pool1d(x, 4, 2, 1), (2, 3, 17)),
     (lambda x: F.max_pool2d(x, 2), (2, 3, 9, 12)),
 )
 PYTORCHS_GRADIENTS = (
-    (lambda x: F.avg_pool2d(x, 3, 2, 1), (2, 3, 9, 12)),
+    (lambda x: F.avg_pool2d(x, 7, 1), (2, 3, 9, 12)),
     (lambda x: F.max_pool2d(x, 7), (2, 3, 9, 12)),
     (lambda x: x.max(2)[0], (2, 3, 9, 12)),
 )

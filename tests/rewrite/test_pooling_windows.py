@@ -19,7 +19,8 @@ from tests.support.cuda_on_host import emulated
 from tests.support.emulated_modules import INFERRED, on_library
 from tests.support.models import Lambda
 from tests.support.plans import called_operators
-from tests.support.side_by_side import optimized
+from tests.support.pooling import trained
+from tests.support.side_by_side import SideBySide, optimized
 
 Pool = Callable[[Tensor], Tensor]
 MAXIMA = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -27,15 +28,15 @@ MEANS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 SHAPES = {1: (3, 4, 17), 2: (2, 3, 9, 12), 3: (2, 2, 5, 6, 7)}
 
 
-def random_pool(drawn: random.Random, axes: int) -> tuple[str, Pool]:
-    """A random pool that PyTorch accepts, and its description."""
+def random_pool(drawn: random.Random, axes: int, dilates: float = 0.5) -> tuple[str, Pool]:
+    """A random pool that PyTorch accepts, and its description. Maxima may be dilated."""
     taps = [drawn.randint(1, 4 if axes < 3 else 3) for _ in range(axes)]
     given = {
         "stride": [drawn.randint(1, 4) for _ in range(axes)],
         "padding": [drawn.randint(0, k // 2) for k in taps],
         "ceil_mode": drawn.random() < 0.5,
     }
-    if drawn.random() < 0.5:
+    if drawn.random() < dilates:
         given["dilation"] = [drawn.randint(1, 2) for _ in range(axes)]
         of = MAXIMA[axes]
     else:
@@ -85,6 +86,28 @@ def test_random_windows(axes: int, seed: int) -> None:
                     ours, eager, rtol=2e-6, atol=2e-7, equal_nan=True, msg=lambda m, w=word: w + m
                 )
                 assert ours.stride() == eager.stride(), word
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_random_gradients_of_means(axes: int) -> None:
+    drawn = random.Random(axes)
+    words, pools = zip(*(random_pool(drawn, axes, dilates=0) for _ in range(6)), strict=True)
+    model, inputs = SideBySide(pools), [torch.randn(SHAPES[axes]) for _ in pools]
+    last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(axes)
+    if last is not None:
+        inputs[::2] = [x.contiguous(memory_format=last) for x in inputs[::2]]
+    target = Target.cuda(tensor_cores=False)
+    found = prepare(model, inputs, modes=("train",), device=inputs[0].device, target=target)
+    assert not called_operators(found.modes[0].forward, found.modes[0].backward), words
+    emulates = on_library(model, inputs, found, emulated(found.source))
+    for fast in (emulates, optimized(model, *inputs)[0]):
+        for given in (inputs, [torch.cat((x, x * 3)) for x in inputs], [x[:1] for x in inputs]):
+            pairs = zip(words, trained(fast, *given), trained(model, *given), strict=True)
+            for word, mine, theirs in pairs:
+                torch.testing.assert_close(
+                    mine, theirs, rtol=3e-6, atol=3e-7, msg=lambda m, w=word: w + m
+                )
 
 
 @pytest.mark.parametrize("language", ["host", "cuda"])
