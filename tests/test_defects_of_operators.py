@@ -26,12 +26,15 @@ NUMBER_REDUCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "aminmax": lambda x: torch.aminmax(x, dim=0).max,
     "vector_norm": lambda x: torch.linalg.vector_norm(x, math.inf, dim=0),
     "logsumexp": lambda x: torch.logsumexp(x, 0),
+    "flip": lambda x: (x * 2).flip(0) * 3,
+    "flip from the end": lambda x: (x * 2).flip(-1) * 3,
+    "a running sum from the end": lambda x: (x * 2).flip(0).cumsum(0).flip(0) * 3,
 }
 
 
 @pytest.mark.parametrize("name", NUMBER_REDUCTIONS)
 def test_reductions_of_a_number(name: str) -> None:
-    """A tensor without dimensions may be reduced along dimension 0 or -1."""
+    """A tensor without dimensions may be reduced along dimension 0 or -1, or turned around."""
     x = torch.tensor(1.5, requires_grad=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)

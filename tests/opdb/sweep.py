@@ -75,7 +75,7 @@ def sweep(
             continue
         for case in found:
             tell({"step": "eager", "case": str(case)})
-            made = _asked(case, together, tell)
+            made = _asked(_taken(case), together, tell)
             if made.fast is not None and not by_dynamo and _takes_dynamo(made.fast):
                 tell({"step": "done", "case": str(case), "how": "skipped"})
             elif made.fast is None:
@@ -91,6 +91,21 @@ def sweep(
         tell({"step": "run", "case": str(each.case)})
         _compare(each)
         tell({"step": "done", **asdict(each.result)})
+
+
+def _taken(case: Case) -> Case:
+    """The case, or the first of its others that eager mode takes if it does not take this one."""
+    if not case.others:
+        return case
+    accepted = (each for each in (case, *case.others) if not _refused(each))
+    return next(accepted, case)
+
+
+def _refused(case: Case) -> bool:
+    try:
+        return bool(run(case.make(), case.inputs, case.modes[0], gradients=False).failed)
+    except Exception:
+        return True
 
 
 def _asked(case: Case, together: Together, tell: Tell) -> _Waiting:
