@@ -113,3 +113,17 @@ def test_gradients_of_results_that_overlap_in_memory(name: str) -> None:
     (expected,) = torch.autograd.grad(function(x), x, tangent)
     for each in (fast, compiled):
         assert torch.equal(torch.autograd.grad(each(x), x, tangent)[0], expected)
+
+
+@pytest.mark.parametrize("shape", [(), (1, 3), (2, 1)])
+def test_any_and_all_of_uint8_are_0_or_1(shape: tuple[int, ...]) -> None:
+    """Over a dimension of size one they once were a copy."""
+
+    def function(x: Tensor) -> list[Tensor]:
+        y = x + 1
+        return [y.any(), y.all(), y.any(0), y.all(-1)]
+
+    x = torch.full(shape, 7, dtype=torch.uint8)
+    fast = fusewright.optimize(Lambda(function), (x,))
+    for found, expected in zip(fast(x), function(x), strict=True):
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
