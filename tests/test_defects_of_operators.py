@@ -26,12 +26,15 @@ NUMBER_REDUCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "aminmax": lambda x: torch.aminmax(x, dim=0).max,
     "vector_norm": lambda x: torch.linalg.vector_norm(x, math.inf, dim=0),
     "logsumexp": lambda x: torch.logsumexp(x, 0),
+    "flip": lambda x: (x * 2).flip(0) * 3,
+    "flip from the end": lambda x: (x * 2).flip(-1) * 3,
+    "a running sum from the end": lambda x: (x * 2).flip(0).cumsum(0).flip(0) * 3,
 }
 
 
 @pytest.mark.parametrize("name", NUMBER_REDUCTIONS)
 def test_reductions_of_a_number(name: str) -> None:
-    """A tensor without dimensions may be reduced along dimension 0 or -1."""
+    """A tensor without dimensions may be reduced along dimension 0 or -1, or turned around."""
     x = torch.tensor(1.5, requires_grad=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -110,3 +113,17 @@ def test_gradients_of_results_that_overlap_in_memory(name: str) -> None:
     (expected,) = torch.autograd.grad(function(x), x, tangent)
     for each in (fast, compiled):
         assert torch.equal(torch.autograd.grad(each(x), x, tangent)[0], expected)
+
+
+@pytest.mark.parametrize("shape", [(), (1, 3), (2, 1)])
+def test_any_and_all_of_uint8_are_0_or_1(shape: tuple[int, ...]) -> None:
+    """Over a dimension of size one they once were a copy."""
+
+    def function(x: Tensor) -> list[Tensor]:
+        y = x + 1
+        return [y.any(), y.all(), y.any(0), y.all(-1)]
+
+    x = torch.full(shape, 7, dtype=torch.uint8)
+    fast = fusewright.optimize(Lambda(function), (x,))
+    for found, expected in zip(fast(x), function(x), strict=True):
+        assert found.dtype == expected.dtype and torch.equal(found, expected)

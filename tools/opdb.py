@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TextIO
@@ -31,6 +31,7 @@ LIMIT = 1200  # seconds for a chunk
 PER_CHUNK = 40
 EMULATED = "emulated"  # CUDA kernels, which g++ builds for tensors on the CPU
 QUICK = "FUSEWRIGHT_OPDB_QUICK"  # tells workers that g++ need not optimize much
+NO_DYNAMO = "FUSEWRIGHT_OPDB_NO_DYNAMO"  # tells them to skip what goes through torch.compile
 DTYPES = "float32,float64,bfloat16,float16,int64,int32,uint8,bool"
 Item = list[str]  # kind, name and dtype of an entry
 Ask = Callable[[list[Item]], tuple[list[dict[str, Any]], str]]
@@ -52,8 +53,8 @@ def work(given: str, told: str, device: str, variants: str) -> None:
     with Path(told).open("w", buffering=1) as file:
         names = tuple(filter(None, variants.split(",")))
         items = [Entry(*each) for each in json.loads(Path(given).read_text())]
-        told_to = functools.partial(_tell, file)
-        sweep(items, own, told_to, names, emulated=emulated)
+        told_to, by_dynamo = functools.partial(_tell, file), not os.environ.get(NO_DYNAMO)
+        sweep(items, own, told_to, names, emulated=emulated, by_dynamo=by_dynamo)
 
 
 def _tell(file: TextIO, line: dict[str, Any]) -> None:
@@ -65,16 +66,21 @@ def _tensors_on(device: str) -> str:
 
 
 def judged(items: Sequence[Item], ask: Ask) -> Iterator[dict[str, Any]]:
-    """The lines of a chunk. After an abort, the entries that are left go to another process."""
+    """The lines of a chunk. After an abort, the entries that are left go to another process. The
+    compiler is shared by all: where it ends the process, each half is tried alone."""
     left = list(items)
     while left:
         lines, ended = ask(left)
+        if ended and len(left) > 1 and lines and lines[-1]["step"] == "build":
+            for half in (left[: len(left) // 2], left[len(left) // 2 :]):
+                yield from judged(half, ask)
+            return
         done = [each for each in lines if each["step"] == "done"]
         yield from done
         yield from (each for each in lines if each["step"] == "built")
         if not ended:
             return
-        last = lines[-1] if lines else {"step": "start", "case": " ".join(left[0])}
+        last = lines[-1] if lines else {"step": "start", "case": " ".join(left[0][1:])}
         yield {"step": "done", "how": "abort", **_blamed(last, ended)}
         left = _rest(left, last)
 
@@ -104,6 +110,7 @@ def _in_a_process(
         command = [sys.executable, "-W", "ignore", __file__, "--device", device]
         command += ["--variants", variants, "--given", str(given), "--told", str(told)]
         one = {"OMP_NUM_THREADS": "1", "FUSEWRIGHT_TUNED": "0", "PYTHONPATH": _path()}
+        one["CUDA_LAUNCH_BLOCKING"] = "1"  # an error is then that of the case that is running
         try:
             done = subprocess.run(
                 command, env={**os.environ, **one}, capture_output=True, text=True, timeout=LIMIT
@@ -153,8 +160,9 @@ def _unlisted(line: dict[str, Any], device: str, listed: Counter[str]) -> list[s
 @click.option("--chunk", default=PER_CHUNK, help="operators in a process")
 @click.option("--variants", default="", help="such as 'first,gaps'; all if there are none")
 @click.option("--quick", is_flag=True, help="g++ optimizes little: half the time on a CPU")
-@click.option("--seconds", default=0.0, help="begin no chunk after this time; 0 for no limit")
-@click.option("--json", "record", type=click.Path(path_type=Path), help="write all lines here")
+@click.option("--no-dynamo", is_flag=True, help="skip cases that go through torch.compile")
+@click.option("--seconds", default=0.0, help="begin no chunk that may end later; 0 for no limit")
+@click.option("--json", "record", type=click.Path(path_type=Path), help="add all lines to this")
 @click.option("--given", hidden=True)
 @click.option("--told", hidden=True)
 def main(
@@ -166,6 +174,7 @@ def main(
     chunk: int,
     variants: str,
     quick: bool,
+    no_dynamo: bool,
     seconds: float,
     record: Path | None,
     given: str | None,
@@ -175,7 +184,7 @@ def main(
     if given and told:
         work(given, told, device, variants)
         return
-    os.environ.update({QUICK: "1"} if quick else {})
+    os.environ.update({name: "1" for name, on in ((QUICK, quick), (NO_DYNAMO, no_dynamo)) if on})
     from tests.opdb.cases import entries
 
     items = [
@@ -198,60 +207,87 @@ def _report(
     record: Path | None,
 ) -> int:
     """Runs all chunks and prints what differs. The number of cases with an unlisted difference."""
-    start, left, bad = time.perf_counter(), 0, 0
-    counts: Counter[str] = Counter()
-    listed: Counter[str] = Counter()
-    lines: list[dict[str, Any]] = []
+    left, found = 0, _Found(device, record)
+    timed = _Timed(seconds)
 
     def lines_of(items: Sequence[Item]) -> list[dict[str, Any]] | None:
-        late = seconds and time.perf_counter() - start > seconds
-        return None if late else list(judged(items, lambda x: _in_a_process(x, device, variants)))
+        return timed.run(lambda: [*judged(items, lambda x: _in_a_process(x, device, variants))])
 
     with ThreadPoolExecutor(jobs) as pool:
         for each in as_completed([pool.submit(lines_of, chunk) for chunk in chunks]):
-            found = each.result()
-            left += found is None
-            for line in found or ():
-                lines.append(line)
-                counts["kernels"] += line.get("kernels", 0)
-                if line["step"] != "done":
-                    continue
-                counts[line["how"]] += 1
-                counts["comparisons"] += line.get("comparisons", 0)
-                wrong = _unlisted(line, device, listed)
-                bad += bool(wrong)
-                for words in wrong:
-                    print(f"{line['case']} ({line['how']}): {words}", flush=True)
-            took = time.perf_counter() - start
-            click.echo(f"{took:.0f} s, {sum(counts[w] for w in HOWS)} cases, {bad} bad", err=True)
-    if record:
-        record.write_text("\n".join(json.dumps(each) for each in lines) + "\n")
-    _summary(items, counts, listed, bad, left, time.perf_counter() - start)
-    return bad + left
+            lines = each.result()
+            left += lines is None
+            found.add(lines or ())
+            click.echo(f"{timed.now():.0f} s, {found.cases} cases, {found.bad} bad", err=True)
+    _summary(items, found, left, timed.now())
+    return found.bad + left
 
 
-HOWS = ("fused", "dynamo", "original", "refused", "abort", "")
+class _Timed:
+    """Runs what is expected to end in time: it may take as long as the longest one so far."""
+
+    def __init__(self, seconds: float) -> None:
+        self._start, self._seconds, self._longest = time.perf_counter(), seconds, 0.0
+
+    def now(self) -> float:
+        return time.perf_counter() - self._start
+
+    def run(self, what: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
+        begun = self.now()
+        if self._seconds and begun + self._longest > self._seconds:
+            return None
+        made = what()
+        self._longest = max(self._longest, self.now() - begun)
+        return made
 
 
-def _summary(
-    items: Sequence[Item],
-    counts: Counter[str],
-    listed: Counter[str],
-    bad: int,
-    left: int,
-    seconds: float,
-) -> None:
+class _Found:
+    """What came of the chunks so far. Differences are printed, and lines added to `record`."""
+
+    def __init__(self, device: str, record: Path | None) -> None:
+        self._device, self._record = device, record
+        self.counts: Counter[str] = Counter()
+        self.listed: Counter[str] = Counter()
+        self.bad = 0
+
+    @property
+    def cases(self) -> int:
+        return sum(self.counts[how] for how in HOWS)
+
+    def add(self, lines: Iterable[dict[str, Any]]) -> None:
+        for line in lines:
+            self.counts["kernels"] += line.get("kernels", 0)
+            if line["step"] == "done":
+                self._judge(line)
+            if self._record:
+                with self._record.open("a") as file:
+                    _tell(file, line)
+
+    def _judge(self, line: dict[str, Any]) -> None:
+        self.counts[line["how"]] += 1
+        self.counts["comparisons"] += line.get("comparisons", 0)
+        wrong = _unlisted(line, self._device, self.listed)
+        self.bad += bool(wrong)
+        for words in wrong:
+            print(f"{line['case']} ({line['how']}): {words}", flush=True)
+
+
+HOWS = ("fused", "dynamo", "original", "refused", "skipped", "abort", "")
+
+
+def _summary(items: Sequence[Item], found: _Found, left: int, seconds: float) -> None:
     import torch
 
+    counts = found.counts
     kinds = Counter(kind for kind, _, _ in {(kind, name, "") for kind, name, _ in items})
     what = ", ".join(f"{count} {kind}s" for kind, count in sorted(kinds.items()))
     print(f"\nPyTorch {torch.__version__}: {what}, {len(items)} with dtypes; {seconds:.0f} s")
-    print(f"{sum(counts[how] for how in HOWS)} cases, {counts['comparisons']} comparisons, "
-          f"{counts['kernels']} kernels")  # fmt: skip
+    print(f"{found.cases} cases, {counts['comparisons']} comparisons, {counts['kernels']} kernels")
     print(", ".join(f"{how or 'not optimized'}: {counts[how]}" for how in HOWS if counts[how]))
-    for reason, count in listed.most_common():
+    for reason, count in found.listed.most_common():
         print(f"{count} listed differences: {reason}") if reason else None
-    print(f"{bad} cases with unlisted differences" + (f"; {left} chunks left out" if left else ""))
+    ending = f"; {left} chunks left out" if left else ""
+    print(f"{found.bad} cases with unlisted differences{ending}")
 
 
 if __name__ == "__main__":

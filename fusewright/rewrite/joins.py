@@ -93,7 +93,7 @@ def rolled(builder: Builder, node: Node) -> Ref | None:
     assert node.spec is not None and isinstance(node.args[0], Ref)
     shifts, dims = (_as_tuple(each) for each in (node.args[1], node.argument("dims", 2, ())))
     value, rank = node.args[0], len(node.spec.shape)
-    if not dims or len(shifts) != len(dims):
+    if not dims or not rank or len(shifts) != len(dims):
         return None
     for shift, dim in zip(shifts, dims, strict=True):
         at = dim % rank

@@ -79,7 +79,10 @@ def _finish(builder: Builder, node: Node, value: Ref, spec: TensorSpec) -> Ref:
 def _plain(kind: str, dims_at: int | None) -> Callable[[Builder, Node], Ref]:
     def lower(builder: Builder, node: Node) -> Ref:
         assert node.spec is not None and isinstance(node.args[0], Ref)
-        value = builder.cast(node, node.args[0], node.spec.dtype)
+        value = node.args[0]
+        if kind in ("any", "all"):  # of uint8, they are uint8, too, but 0 or 1
+            value = builder.cast(node, value, "bool")
+        value = builder.cast(node, value, node.spec.dtype)
         rank = len(builder.spec(value.name).shape)
         given = node.argument("dim", dims_at, None) if dims_at else None
         # For an empty list, any and all reduce nothing; the others reduce all dimensions.

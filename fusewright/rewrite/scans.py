@@ -52,4 +52,5 @@ def reversed_scan(node: Node, producer: Callable[[Arg], Node | None]) -> Node | 
 def _flipped(node: Node) -> tuple[int, ...]:
     if node.op != "aten.flip.default" or node.spec is None or not isinstance(node.args[1], tuple):
         return ()
-    return tuple(dim % len(node.spec.shape) for dim in node.args[1] if isinstance(dim, int))
+    rank = max(len(node.spec.shape), 1)
+    return tuple(dim % rank for dim in node.args[1] if isinstance(dim, int))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
 
@@ -38,7 +38,8 @@ class Entry:
 @dataclass(frozen=True)
 class Case:
     """One call. `make` gives the model anew; `by_element`: each result depends on one element of
-    each input, and is compared alone. `modes` are those that the model is called in."""
+    each input, and is compared alone. `modes` are those that the model is called in. If eager mode
+    refuses the call, that of the first of the `others` that it takes stands for it."""
 
     entry: Entry
     variant: str
@@ -47,6 +48,7 @@ class Case:
     more: tuple[Tensor, ...] = ()
     by_element: bool = False
     modes: tuple[str, ...] = ("train",)
+    others: tuple[Case, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.entry} {self.variant}"
@@ -111,7 +113,7 @@ def _of_operator(entry: Entry, device: str) -> Iterator[Case]:
 
 
 def _varied(entry: Entry, function: Any, calls: Sequence[Any]) -> Iterator[Case]:
-    """Each layout, for the first call that it applies to. Other dtypes than float32 have one of
+    """Each layout, for the first call that takes it. Other dtypes than float32 have one of
     them, and each operator another one."""
     words = [*LAYOUTS]
     if entry.dtype != "float32":
@@ -119,9 +121,9 @@ def _varied(entry: Entry, function: Any, calls: Sequence[Any]) -> Iterator[Case]
     for word in words:
         vary = LAYOUTS[word]
         found = ((call, vary(tensors_of(call))) for call in calls[:12])
-        call, inputs = next((each for each in found if each[1] is not None), (None, None))
-        if inputs is not None:
-            yield _called(entry, word, function, call, inputs)
+        made = [_called(entry, word, function, *each) for each in found if each[1] is not None]
+        if made:
+            yield replace(made[0], others=tuple(made[1:]))
 
 
 def _special(entry: Entry, function: Any, calls: Sequence[Any]) -> Iterator[Case]:

@@ -34,7 +34,8 @@ class Result:
 
     how: `fused` (our programs ran), `dynamo` (torch.compile with our kernels), `original` (the
     original forward ran, and the user is told why), `refused` (eager fails as well: nothing to
-    compare). `wrong` says what differs.
+    compare), `skipped` (by way of torch.compile, and nobody asked for that). `wrong` says what
+    differs.
     """
 
     case: str
@@ -60,8 +61,10 @@ def sweep(
     variants: Collection[str] = (),
     *,
     emulated: bool = False,
+    by_dynamo: bool = True,
 ) -> None:
-    """All cases of these entries, or those of some variants. `tell` gets steps and results."""
+    """All cases of these entries, or those of some variants. `tell` gets steps and results. Without
+    `by_dynamo`, cases are skipped whose kernels cannot be compiled together with the others."""
     together, waiting = Together(torch.device(device), emulated), []
     for entry in entries:
         tell({"step": "make", "case": str(entry)})
@@ -72,8 +75,10 @@ def sweep(
             continue
         for case in found:
             tell({"step": "eager", "case": str(case)})
-            made = _asked(case, together, tell)
-            if made.fast is None:
+            made = _asked(_taken(case), together, tell)
+            if made.fast is not None and not by_dynamo and _takes_dynamo(made.fast):
+                tell({"step": "done", "case": str(case), "how": "skipped"})
+            elif made.fast is None:
                 tell({"step": "done", **asdict(made.result)})
             else:
                 waiting.append(made)
@@ -88,6 +93,21 @@ def sweep(
         tell({"step": "done", **asdict(each.result)})
 
 
+def _taken(case: Case) -> Case:
+    """The case, or the first of its others that eager mode takes if it does not take this one."""
+    if not case.others:
+        return case
+    accepted = (each for each in (case, *case.others) if not _refused(each))
+    return next(accepted, case)
+
+
+def _refused(case: Case) -> bool:
+    try:
+        return bool(run(case.make(), case.inputs, case.modes[0], gradients=False).failed)
+    except Exception:
+        return True
+
+
 def _asked(case: Case, together: Together, tell: Tell) -> _Waiting:
     """Eager's run and, if that did not fail, the optimized module."""
     result = Result(str(case))
@@ -97,6 +117,7 @@ def _asked(case: Case, together: Together, tell: Tell) -> _Waiting:
         result.how, result.why = "refused", _words(error)
         return _Waiting(case, nn.Identity(), Run(), None, result)
     eager = run(copy.deepcopy(model), case.inputs, case.modes[0])
+    _require_a_device(eager)
     if eager.failed.startswith("forward"):
         result.how, result.why = "refused", eager.failed
         return _Waiting(case, model, eager, None, result)
@@ -125,8 +146,7 @@ def _compare(one: _Waiting) -> None:
     torch._dynamo.reset()  # all cases share a class, and Dynamo gives up after a few recompilations
     kept = {name: each.detach().clone() for name, each in fast.state_dict().items()}
     ours = run(fast, case.inputs, mode)
-    if "CUDA error" in ours.failed:
-        raise RuntimeError(ours.failed)  # nothing works in this process from now on
+    _require_a_device(ours)
     result.how, result.why = _how(fast)
     result.wrong += differences(ours, one.eager, truth, case.by_element)
     result.comparisons = 1
@@ -149,6 +169,18 @@ def _compare(one: _Waiting) -> None:
             result.comparisons = 3
 
 
+def _require_a_device(made: Run) -> None:
+    """After an error of the GPU nothing works in this process: another one has to go on."""
+    if "CUDA error" in made.failed or "device-side assert" in made.failed:
+        raise RuntimeError(made.failed)
+
+
+def _takes_dynamo(fast: nn.Module) -> bool:
+    engine = engine_of(fast)
+    assert engine is not None
+    return bool(engine.reason or engine.left_out)
+
+
 def _reset(fast: nn.Module, kept: dict[str, torch.Tensor]) -> None:
     """Buffers as they were before the first call."""
     with torch.no_grad():
@@ -162,7 +194,7 @@ def _how(fast: nn.Module) -> tuple[str, str]:
     fallbacks = engine.record.fallbacks()
     if engine.eager or fallbacks:
         return "original", next(iter(fallbacks), "")
-    if engine.reason or engine.left_out:
+    if _takes_dynamo(fast):
         return "dynamo", engine.reason
     return "fused", ""
 

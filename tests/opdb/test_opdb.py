@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from fusewright.codegen.source import Source
+from fusewright.errors import CompileFailed
 from tests.opdb.cases import Entry, entries, entry_of
 from tests.opdb.compare import differences
 from tests.opdb.known import reason_for
 from tests.opdb.runs import Run
 from tests.opdb.sweep import sweep
+from tests.opdb.together import Together
 from tests.opdb.variants import LAYOUTS
-from tools.opdb import judged
+from tools.opdb import _Found, _Timed, judged
 
 COUNT, CHUNK = 150, 10
 
@@ -78,6 +82,63 @@ def test_zeros_have_signs() -> None:
     zero = torch.zeros(2)
     assert differences(_run(-zero), _run(zero), Run(), by_element=True)
     assert not differences(_run(-zero), _run(zero), Run())
+
+
+def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cases around it still run."""
+    opened = Together._opened
+
+    def fails(self: Together, source: Source) -> Any:
+        if "exp2" in source.text:
+            raise CompileFailed("the compiler is tired")
+        return opened(self, source)
+
+    monkeypatch.setattr(Together, "_opened", fails)
+    told: list[dict[str, Any]] = []
+    names = ("ceil", "exp2", "neg")
+    sweep([Entry("operator", name, "float32") for name in names], "cpu", told.append, ("first",))
+    done = {each["case"].split()[0]: each for each in told if each["step"] == "done"}
+    assert done["ceil"]["wrong"] == done["neg"]["wrong"] == []
+    assert done["ceil"]["how"] == done["neg"]["how"] == "fused"
+    assert "the compiler is tired" in done["exp2"]["wrong"][0]
+
+
+def test_cases_through_torch_compile_can_be_skipped() -> None:
+    told: list[dict[str, Any]] = []
+    entries = [Entry("operator", name, "float32") for name in ("nonzero", "neg")]
+    sweep(entries, "cpu", told.append, ("first",), by_dynamo=False)
+    done = {each["case"]: each["how"] for each in told if each["step"] == "done"}
+    assert done == {"nonzero float32 first": "skipped", "neg float32 first": "fused"}
+
+
+def test_an_abort_of_the_compiler_divides_the_chunk() -> None:
+    asked: list[list[str]] = []
+
+    def ask(items: list[list[str]]) -> tuple[list[dict[str, Any]], str]:
+        asked.append([name for _, name, _ in items])
+        done = [{"step": "done", "case": f"{name} float32 first", "how": "fused"} for name in "ac"]
+        if asked[-1] == ["c"]:
+            return [{"step": "build", "case": "kernels"}], "status -9"
+        if "c" in asked[-1]:
+            return [done[0], {"step": "build", "case": "kernels"}], "status -9"
+        return done[:1], ""
+
+    found = list(judged([["operator", name, "float32"] for name in "abc"], ask))
+    assert asked == [["a", "b", "c"], ["a"], ["b", "c"], ["b"], ["c"]]
+    assert [each["how"] for each in found] == ["fused", "fused", "abort"]
+    assert found[-1]["wrong"] == ["build: status -9"]
+
+
+def test_chunks_that_may_end_too_late_are_not_begun(tmp_path: Path) -> None:
+    timed = _Timed(100.0)
+    assert timed.run(list) == []
+    timed._longest = 101.0
+    assert timed.run(list) is None
+    found = _Found("cpu", tmp_path / "lines.json")
+    found.add([{"step": "done", "case": "neg float32 first", "how": "fused", "wrong": ["odd"]}])
+    found.add([{"step": "built", "kernels": 2}])
+    assert (found.bad, found.cases, found.counts["kernels"]) == (1, 1, 2)
+    assert len((tmp_path / "lines.json").read_text().splitlines()) == 2
 
 
 def test_an_abort_is_named() -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -20,6 +21,7 @@ from fusewright.build import build, load
 from fusewright.capture.unguarded import Trust
 from fusewright.codegen.source import Source
 from fusewright.compile import module, pipeline, solution
+from fusewright.errors import CompileFailed
 from fusewright.ir.kernel import Kernel
 from fusewright.kinds import registry
 from fusewright.runtime import library
@@ -27,16 +29,19 @@ from fusewright.target.device import architecture
 from fusewright.target.target import Target
 from tests.support import cuda_on_host, loop_runs
 
+# A library and what compiles it with the kernels that few calls need, or why there is none.
+Opened = tuple[Any, Callable[[], Any]] | CompileFailed
+
 
 class Together:
     """The kernels of many modules, for one device."""
 
     def __init__(self, device: torch.device, emulated: bool = False) -> None:
         self.device, self.emulated = device, emulated
-        self._kernels: dict[Any, tuple[Kernel, Any]] = {}
-        self._target: Target | None = None
-        self._names: dict[int, dict[str, str]] = {}  # of a source's kernels
-        self._waiting: list[_Later] = []
+        # A model without any tensor is the host's, whatever the others are made for.
+        self._kernels: dict[Target, dict[Any, tuple[Kernel, Any]]] = {}
+        self._names: dict[int, tuple[Target, dict[str, str]]] = {}  # of a source's kernels
+        self._waiting: list[tuple[Target, _Later]] = []
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
@@ -57,40 +62,57 @@ class Together:
         made = [registry._rendered(*each, target) for each in kernels]
         if any(entry.terms for entry, _ in made):
             return registry.render(kernels, target)  # their precision is chosen at a call
-        self._target, names = target, {}
+        known, names = self._kernels.setdefault(target, {}), {}
         for kernel, choice in kernels:
             key = (kernel.canonical(), choice)
-            if key not in self._kernels:
-                own = dataclasses.replace(kernel, name=f"{kernel.name}_no{len(self._kernels)}")
-                self._kernels[key] = (own, choice)
-            names[kernel.name] = self._kernels[key][0].name
+            if key not in known:
+                own = dataclasses.replace(kernel, name=f"{kernel.name}_no{len(known)}")
+                known[key] = (own, choice)
+            names[kernel.name] = known[key][0].name
         source = Source(target.language, "", tuple(entry for entry, _ in made))
-        self._names[id(source.entries)] = names
+        self._names[id(source.entries)] = target, names
         return source
 
     def _kernels_of(self, source: Source, load_text: Callable[[str], Any]) -> Any:
         if source.text:
             return _KERNELS_OF(source, load_text)
         entries = {each.name: each.binding for each in source.entries}
-        made = _Later(entries, self._names[id(source.entries)])
-        self._waiting.append(made)
+        target, names = self._names[id(source.entries)]
+        made = _Later(entries, names)
+        self._waiting.append((target, made))
         return made
 
     def build(self) -> int:
         """Compile what was collected. The number of kernels."""
-        if self._target is None or not self._kernels:
-            return 0
-        kernels = sorted(self._kernels.values(), key=lambda each: registry.place_of(each[0]))
-        source = registry.render(kernels, self._target, shown=())
-        if self.emulated:
-            opened: Any = loop_runs.compile_source(
-                cuda_on_host.emulated(source), loop_runs.EMULATED
-            )
-        else:
-            opened = load(build(source, arch=architecture(self.device), cores=1))
-        for each in self._waiting:
-            each.bind(opened)
-        return len(kernels)
+        for target, known in self._kernels.items():
+            entries = self._built(target, list(known.values()))
+            for made_for, each in self._waiting:
+                if made_for == target:
+                    each.bind(entries)
+        return sum(map(len, self._kernels.values()))
+
+    def _built(self, target: Target, kernels: list[tuple[Kernel, Any]]) -> dict[str, Opened]:
+        """The libraries of kernels, by name. Where the compiler fails, each half is tried alone."""
+        if not kernels:
+            return {}
+        kernels.sort(key=lambda each: registry.place_of(each[0]))
+        source = registry.render(kernels, target, shown=())
+        # Without the kernels that few calls need; the first such call compiles all of them.
+        few = dataclasses.replace(source, text="#define FW_RARE 0\n" + source.text)
+        try:
+            opened = self._opened(few)
+        except CompileFailed as error:
+            if len(kernels) == 1:
+                return {kernels[0][0].name: error}
+            half = len(kernels) // 2
+            return self._built(target, kernels[:half]) | self._built(target, kernels[half:])
+        whole = functools.cache(lambda: self._opened(source))
+        return {each.name: (opened, whole) for each, _ in kernels}
+
+    def _opened(self, source: Source) -> Any:
+        if self.emulated and source.language == "cuda":
+            return loop_runs.compile_source(cuda_on_host.emulated(source), loop_runs.EMULATED)
+        return load(build(source, arch=architecture(self.device), cores=1))
 
 
 _KERNELS_OF, _PREPARED = module.kernels_of, pipeline.Prepared
@@ -113,6 +135,16 @@ class _Later(library._FwKernels):
     def build(self) -> None:
         """Not yet."""
 
-    def bind(self, opened: Any) -> None:
+    def bind(self, built: Mapping[str, Opened]) -> None:
         for name, (pointers, integers, _) in self._entries.items():
-            self.__dict__[name] = library._fw_entry(opened, self._names[name], pointers, integers)
+            found = built[self._names[name]]
+            if isinstance(found, CompileFailed):
+                self.__dict__[name] = functools.partial(_raise, found)
+                continue
+            entry = self._names[name], pointers, integers
+            rarely = library._fw_rarely(found[1], *entry)
+            self.__dict__[name] = library._fw_entry(found[0], *entry, rarely)
+
+
+def _raise(error: CompileFailed, *given: Any) -> None:
+    raise error

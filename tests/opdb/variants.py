@@ -46,7 +46,7 @@ def transposed(tensors: Sequence[Tensor]) -> Tensors | None:
 
 
 def _turned(x: Tensor) -> Tensor:
-    return x.detach().permute(*reversed(range(x.dim())))
+    return x.detach().permute(tuple(reversed(range(x.dim()))))
 
 
 def expanded(tensors: Sequence[Tensor]) -> Tensors | None:
