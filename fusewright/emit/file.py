@@ -19,7 +19,7 @@ from fusewright.emit.edits import lines_of
 from fusewright.emit.python import call, plain, quoted
 from fusewright.emit.refused_words import respelt, respelt_cpp
 from fusewright.emit.support import pasted
-from fusewright.emit.text import entries_text, module_text
+from fusewright.emit.text import ModuleText, entries_text, module_text
 from fusewright.emit.types import type_lines
 from fusewright.emit.user import UserSource, read
 from fusewright.emit.wrap import COLUMNS, OFF, ON, wrapped
@@ -92,7 +92,7 @@ def _parts(
 ) -> _Parts:
     text = module_text(for_all_sizes(bundle), user.names)
     model_new = _MODEL_NEW.format(base=base)
-    imports, runtime = _runtime(bundle, text.drivers + text.tables + model_new)
+    imports, runtime = _runtime(bundle, text, model_new)
     modules = {line.removeprefix("import ") for line in imports if line.startswith("import ")}
     clashes = user.bound & modules
     halves = (each if keep_words else respelt_cpp(each) for each in bundle.source.halves)
@@ -116,10 +116,11 @@ def _parts(
     return _Parts(f"{top}\n\n{_rule('the fused kernels')}\n{torch}\n\n{parts[2]}", parts[3])
 
 
-def _runtime(bundle: ModuleBundle, text: str) -> tuple[list[str], list[str]]:
+def _runtime(bundle: ModuleBundle, text: ModuleText, new: str) -> tuple[list[str], list[str]]:
     """The imports and definitions of the run time that this text needs."""
     modules = (*PASTED, TENSOR_CORES, RECURRENT, *BUILDERS[bundle.language])
-    return pasted(modules, " ".join([text, *_loaded(bundle)]))
+    used = " ".join([text.drivers, text.tables, new, *_loaded(bundle)])
+    return pasted(modules, used, text.facts)
 
 
 def _unformatted(text: str) -> str:

@@ -150,14 +150,7 @@ def _fw_entry(
     return called
 
 
-class _FwNoProfiler:
-    """Stands for the profiler of a PyTorch that does not say whether it runs."""
-
-    _is_profiler_enabled = False
-
-
-_fw_says = hasattr(torch.autograd.profiler, "_is_profiler_enabled")
-_fw_profiler: typing.Any = torch.autograd.profiler if _fw_says else _FwNoProfiler
+_fw_profiler: typing.Any = torch.autograd.profiler
 _fw_range: _fw_call = getattr(
     torch._C._profiler, "_RecordFunctionFast", torch.autograd.profiler.record_function
 )
