@@ -27,11 +27,7 @@ from fusewright.runtime import BUILDERS, PASTED, RECURRENT, TENSOR_CORES
 
 _MODEL_NEW = '''
 class ModelNew({base}):
-    """{base} with its operators in the kernels above; everything else is inherited.
-
-    A call runs the functions above that fit its mode, and backward if gradients are wanted. A call
-    that fits none runs the original forward, with a warning that says why.
-    """
+    """{base} with the kernels above; a call that fits none runs the original forward."""
 
     def forward(self, *args, **kwargs):
         reason, result = _fw_forward(_FW_MODES, self, args, kwargs)
@@ -113,7 +109,8 @@ def _parts(
     if not keep_words:
         parts = [respelt(part) for part in parts]
     top = "\n".join([parts[0], *user.future, *(["", ""] if user.future else []), parts[1]])
-    return _Parts(f"{top}\n\n{_rule('the fused kernels')}\n{torch}\n\n{parts[2]}", parts[3])
+    first = "" if re.search(r"^import torch$", user.rest, re.MULTILINE) else f"{torch}\n\n"
+    return _Parts(f"{top}\n\n{_rule('the fused kernels')}\n{first}{parts[2]}", parts[3])
 
 
 def _runtime(bundle: ModuleBundle, text: ModuleText, new: str) -> tuple[list[str], list[str]]:
