@@ -40,7 +40,7 @@ def pasted(
     items = [item for name in modules for item in _items(name, tuple((facts or {}).items()))]
     needed = frozenset(_WORD.findall(used))
     kept = _reached(items, needed)
-    while (shorter := _without_methods(kept)) != kept:
+    while (shorter := _without_members(kept, used)) != kept:
         kept = _reached(shorter, needed)
     imports = sorted({item.text for item in kept if item.is_import})
     return imports, [item.text for item in kept if not item.is_import]
@@ -62,20 +62,33 @@ def _reached(items: Sequence[Item], needed: frozenset[str]) -> list[Item]:
 _METHOD = re.compile(r"\n*^    def ([a-z]\w*)\(self.*\n(?:(?: {8}.*)?\n)*", re.MULTILINE)
 
 
-def _without_methods(items: Sequence[Item]) -> list[Item]:
-    """The definitions without methods that nothing calls."""
+_PLAIN_CLASS = re.compile(r"class \w+:")  # others' fields may be read by their bases
+_FIELD = re.compile(r"^    ([a-z]\w*) = .*\n", re.MULTILINE)
+
+
+def _without_members(items: Sequence[Item], used: str) -> list[Item]:
+    """The definitions without methods that nothing calls, and fields that nothing reads."""
     made = list(items)
     for at, item in enumerate(items):
         text = item.text + "\n" if item.text.startswith("class ") else ""
         for found in reversed([*_METHOD.finditer(text)]):
             own = text.replace(found.group(), "")
             others = (each.text for each in made if each is not item)
-            if not any(re.search(rf"\.{found[1]}\b", each) for each in (own, *others)):
+            if not _reads((used, own, *others), found[1]):
                 text = text[: found.start()] + "\n\n" + text[found.end() :]
+        plain = _FIELD.finditer(text) if _PLAIN_CLASS.match(text) else ()
+        for found in reversed([*plain]):
+            if not _reads((used, *(each.text for each in made)), found[1]):
+                text = text[: found.start()] + text[found.end() :]
         text = re.sub(r"\n{3,}", "\n\n", text).rstrip("\n")
         if text and text != item.text:
             made[at] = next(iter(_read(text + "\n")))
     return made
+
+
+def _reads(texts: Iterable[str], name: str) -> bool:
+    """Whether one of these texts reads an attribute of this name."""
+    return any(re.search(rf"\.{name}\b", each) for each in texts)
 
 
 @functools.lru_cache(maxsize=256)
@@ -146,7 +159,7 @@ def _strip(node: ast.AST, lines: Sequence[str]) -> Iterator[Edit]:
                 yield from _docstring(body[0])
             yield _signature(node, lines)
         case ast.AnnAssign(target=target, annotation=annotation, value=ast.expr()):
-            if isinstance(target, ast.Name):
+            if isinstance(target, (ast.Name, ast.Attribute)):
                 yield Edit(span(target, lines)[1], span(annotation, lines)[1], "", "")
         case ast.AnnAssign(target=ast.Name(), value=None) if node.col_offset == 0:
             yield _line(node)

@@ -14,7 +14,7 @@ from fusewright.emit import python
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.emit.drivers import FORWARD, SAVED, Definition, Mode, demands, drivers
 from fusewright.emit.facts import known
-from fusewright.emit.python import constant, quoted
+from fusewright.emit.python import quoted
 from fusewright.emit.steps import literals_of
 from fusewright.emit.tables import DIGEST, INPUTS, owners_table, record, records, tables
 from fusewright.emit.wiring import wire
@@ -163,9 +163,9 @@ def _targets(bundle: ModuleBundle) -> dict[Fused, dict[str, str]]:
 
 
 def entries_text(bundle: ModuleBundle) -> str:
-    """The C entry points with their bindings, as a dict."""
-    pairs = [(quoted(each.name), constant(each.binding)) for each in bundle.source.entries]
-    return "{" + ", ".join(f"{name}: {binding}" for name, binding in pairs) + "}"
+    """The C entry points, each with the macro that decides its precision, as a dict."""
+    pairs = [(quoted(each.name), quoted(each.macro)) for each in bundle.source.entries]
+    return "{" + ", ".join(f"{name}: {macro}" for name, macro in pairs) + "}"
 
 
 def literal_lines(plans: Iterable[Plan]) -> list[str]:

@@ -71,7 +71,7 @@ class Together:
     def _kernels_of(self, source: Source, load_text: Callable[[str], Any]) -> Any:
         if source.text:
             return _KERNELS_OF(source, load_text)
-        entries = {each.name: each.binding for each in source.entries}
+        entries = {each.name: each.macro for each in source.entries}
         made = _Later(entries, self._names[id(source.entries)])
         self._waiting.append(made)
         return made
@@ -106,7 +106,7 @@ def _for_the_host(target: Target, *rest: Any, **named: Any) -> pipeline.Prepared
 class _Later(library._FwKernels):
     """Entry points of a library that is compiled later."""
 
-    def __init__(self, entries: dict[str, tuple[int, int, str]], names: dict[str, str]) -> None:
+    def __init__(self, entries: dict[str, str], names: dict[str, str]) -> None:
         super().__init__(entries, "", lambda text: None)
         self._names = names
 
@@ -114,5 +114,5 @@ class _Later(library._FwKernels):
         """Not yet."""
 
     def bind(self, opened: Any) -> None:
-        for name, (pointers, integers, _) in self._entries.items():
-            self.__dict__[name] = library._fw_entry(opened, self._names[name], pointers, integers)
+        for name in self._entries:
+            self.__dict__[name] = library._fw_builtin(opened, self._names[name])

@@ -16,6 +16,7 @@ from fusewright.compile.pipeline import prepare
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
 from fusewright.emit.text import module_text
 from fusewright.ir.loop import LoopKernel, Store
+from fusewright.plan import inference
 from fusewright.plan.inference import with_kernels_of
 from fusewright.plan.steps import Fused
 from fusewright.target.target import Target
@@ -24,7 +25,9 @@ from tests.support.tensors import close
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "relu": (nn.ReLU, (64, 96)),
     "norm": (lambda: nn.Sequential(nn.LayerNorm(96), nn.ReLU()), (64, 96)),
-    "batch norm": (lambda: nn.Sequential(nn.BatchNorm1d(96), nn.ReLU()), (64, 96)),
+    "batch norm": (lambda: nn.Sequential(nn.BatchNorm1d(96), nn.ReLU()), (256, 96)),
+    "norm alone": (lambda: nn.LayerNorm(96), (64, 96)),
+    "rows": (lambda: nn.LayerNorm((8, 96)), (32, 8, 96)),
     "layers": (lambda: nn.Sequential(nn.Linear(96, 32), nn.ReLU(), nn.Linear(32, 8)), (64, 96)),
     "pool": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2)), (4, 3, 16, 16)),
 }
@@ -36,15 +39,27 @@ def plans_of(name: str, target: Target) -> tuple[ProgramPlans, ...]:
     return prepare(make(), (torch.randn(shape),), device=torch.device("cpu"), target=target).modes
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["norm alone", "rows"])
 def test_kernels_of_forward_do_inference(name: str) -> None:
+    """Statistics are few bytes."""
     for mode in plans_of(name, Target.cuda()):
         forward = {step.kernel.name for step in mode.forward.kernels}
-        inference = {step.kernel.name for step in mode.inference.kernels}
-        assert inference and inference <= forward, mode.name
+        mine = {step.kernel.name for step in mode.inference.kernels}
+        assert mine and mine <= forward, mode.name
 
 
-def test_a_kernel_that_computes_much_more_stays_with_forward() -> None:
+@pytest.mark.parametrize("name", ["relu", "norm", "pool"])
+def test_kernels_that_store_much_more_stay_with_forward(name: str) -> None:
+    """A mask is an eighth of what ReLU moves: inference has kernels of its own."""
+    for mode in plans_of(name, Target.cuda()):
+        forward = {step.kernel.name for step in mode.forward.kernels}
+        assert not {step.kernel.name for step in mode.inference.kernels} <= forward, mode.name
+
+
+def test_a_kernel_that_computes_much_more_stays_with_forward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inference, "MOST_MORE_BYTES", 1)
     (mode, *_) = plans_of("relu", Target.host())
     (maker,) = mode.forward.kernels
     sizes = mode.program.example_sizes
@@ -69,7 +84,8 @@ def test_a_kernel_of_other_inputs_stays() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_not_saved_is_not_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the host, so that it can run here."""
+    """On the host, so that it can run here; whatever they store."""
+    monkeypatch.setattr(inference, "MOST_MORE_BYTES", 1)
     monkeypatch.setattr(planning, "_skips_stores", lambda target: True)
     make, shape = MODELS[name]
     torch.manual_seed(0)
@@ -91,6 +107,7 @@ def test_forward_does_inference_where_they_have_steps_in_common(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Max pooling stores where its maxima are, for backward alone; the rest is common."""
+    monkeypatch.setattr(inference, "MOST_MORE_BYTES", 1)
     monkeypatch.setattr(planning, "_skips_stores", lambda target: True)
     make, shape = MODELS["pool"]
     model, args = make(), (torch.randn(shape),)
@@ -101,3 +118,18 @@ def test_forward_does_inference_where_they_have_steps_in_common(
     assert "def _inference" not in text.drivers
     assert "return _forward(*tensors, saves=False)[:1]" in text.tables
     assert "    if saves:\n" in text.drivers and "    else:\n" in text.drivers
+
+
+def test_statistics_are_not_stored_without_gradients() -> None:
+    """Inference calls forward's kernel, and wants the norm's result alone."""
+    make, shape = MODELS["norm alone"]
+    model, args = make(), (torch.randn(shape),)
+    made = prepare(model, args, device=torch.device("cpu"), target=Target.cuda())
+    bundle = ModuleBundle("norm", "cuda", made.source, arguments_of(model, args), made.modes)
+    text = module_text(bundle).drivers
+    assert text.count(" = custom_") == 1 + sum("custom_" in line for line in _backward(text))
+    assert "saves" in text.partition("want=(")[2].partition(")")[0]
+
+
+def _backward(text: str) -> list[str]:
+    return text.partition("def _backward")[2].splitlines()
