@@ -42,8 +42,8 @@ def specialised(text: str, facts: Mapping[str, object]) -> str:
 def _value(node: ast.expr, facts: Mapping[str, object]) -> object:
     """The value of a test, or _UNKNOWN."""
     match node:
-        case ast.Constant(value=value):
-            return value
+        case ast.Constant():
+            return node.value
         case ast.Attribute(value=ast.Name(id="mode"), attr=name):
             return facts.get(name, _UNKNOWN)
         case ast.UnaryOp(op=ast.Not(), operand=operand):

@@ -19,7 +19,8 @@ from fusewright.runtime.library import _fw_profiler, _fw_show
 
 _fw_drive = typing.Callable[..., typing.Any]
 _fw_tensors = tuple[torch.Tensor, ...]
-_fw_given, _fw_named = tuple[typing.Any, ...], dict[str, typing.Any]
+_fw_given = tuple[typing.Any, ...]
+_fw_named = dict[str, typing.Any]
 _fw_compiling: _fw_drive = torch.compiler.is_compiling
 _FW_ONCE = (
     "Fusewright's kernels compute first derivatives only; for create_graph=True or a gradient of a "

@@ -44,7 +44,7 @@ static inline void* address(_object* given) {
 template <class T>
 T argument(_object* given) {
   if constexpr (std::is_pointer_v<T>) {
-    return given == &_Py_NoneStruct ? nullptr : address(given);
+    return static_cast<T>(given == &_Py_NoneStruct ? nullptr : address(given));
   } else {
     return static_cast<T>(PyLong_AsLongLong(given));
   }
