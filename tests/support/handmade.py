@@ -46,7 +46,8 @@ extern "C" const char* fw_error_text(int code) { return code == 7 ? "seven" : "u
 
 
 _ENTRY = re.compile(r'extern "C" int (\w+)\(')
-_CALLED = """extern "C" _object* NAME_called(_object* self, _object* const* given, std::ptrdiff_t n) {
+_CALLED = """
+extern "C" _object* NAME_called(_object* self, _object* const* given, std::ptrdiff_t n) {
   return fw::called<NAME>(NAME, "NAME", self, given, n);
 }
 """
