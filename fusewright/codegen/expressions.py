@@ -13,8 +13,8 @@ _INFIX |= {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 # How strongly operators bind. A call or a name binds most.
 _STRENGTH = {"*": 3, "/": 3, "+": 2, "-": 2}
 _CALL, _UNARY, _COMPARISON = 9, 4, 1
-MOST_TEXT = 75  # of an expression that is written into another
-MOST_LATER = 40  # the same of a value that a later step reads: signs and names only
+MOST_TEXT = 60  # of an expression that is written into another
+MOST_LATER = 30  # the same of a value that a later step reads: signs and names only
 
 
 @dataclass(frozen=True)
