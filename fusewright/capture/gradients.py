@@ -61,8 +61,8 @@ def affine_grid_gradient(grad: Any, size: Any, align_corners: bool) -> Any:
 
 def cumprod_gradient(grad: Any, x: Any, dim: int, result: Any) -> Any:
     """Σ_{j ≥ i} g_j · y_j / x_i before the first zero of x, and 0 behind it. At the zero itself it
-    is the sum, up to the next zero, of g_j times the product of the others. PyTorch 2.11 traces steps for each
-    element, which takes minutes for rows of thousands."""
+    is the sum, up to the next zero, of g_j times the product of the others. PyTorch 2.11 traces
+    steps for each element, which takes minutes for rows of thousands."""
     if not x.dim():
         return grad
     zero = x == 0

@@ -14,6 +14,7 @@ _INFIX |= {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _STRENGTH = {"*": 3, "/": 3, "+": 2, "-": 2}
 _CALL, _UNARY, _COMPARISON = 9, 4, 1
 MOST_TEXT = 60  # of an expression that is written into another
+MOST_LATER = 30  # the same of a value that a later step reads: signs and names only
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ class _Text:
 
 class Expressions:
     """Writes the steps of one function. `types` are those of its inputs, and `constants` have a
-    type and a text. No value is computed earlier or later than by the steps: C++ leaves the order
-    of a call's arguments to the compiler. So only the value of the step before is written into an
-    expression."""
+    type and a text. No call is made earlier or later than by the steps: C++ leaves the order of a
+    call's arguments to the compiler. So of the values that are written into an expression, only
+    that of the step before may contain calls."""
 
     def __init__(
         self,
@@ -92,7 +93,8 @@ class Expressions:
             for name in step.reads:
                 waiting.pop(name, None)
             now = following is not None and step.name in following.reads
-            if once and now and len(made.text) <= MOST_TEXT:
+            most = MOST_TEXT if now else 0 if "fw::" in made.text else MOST_LATER
+            if once and len(made.text) <= most:
                 waiting[step.name] = made
             else:
                 yield from self._broken(start, made.text)

@@ -101,9 +101,9 @@ class Entry:
     instead: LibraryPass | None = None
 
     @property
-    def binding(self) -> tuple[int, int, str]:
-        """The number of pointers and of sizes, and the macro that decides the precision."""
-        return len(self.arguments), len(self.symbols), macro(self.terms) if self.terms else ""
+    def macro(self) -> str:
+        """The macro that decides the precision, if flags do."""
+        return macro(self.terms) if self.terms else ""
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,14 @@ _ALIAS = re.compile(r" *const I (\w+) = ([qlm]|[ij]\d+);")
 _OFFSET = re.compile(r"(\ba\d+(?: \+ \(|, ))([^,()]*(?:\([^()]*\)[^,()]*)*)(\)(?=[,)])|(?=[,)]))")
 _TEST = re.compile(r"if constexpr \(([^()]*)\) (.*;)")
 _CALL = re.compile(r"( *)([\w.:<>]+)\((.*)\);")
+_NAMED = re.compile(r" *const [\w:]+ (x\d+) = (.*);")
+_KEPT = re.compile(r"( *row\.x\d+\[v\] = )(x\d+);")
 _SHORT = 12  # of an offset that needs no name
 
 
 def tidied(lines: Sequence[str]) -> list[str]:
     """A function's body."""
-    found = _with_offsets(list(lines))
+    found = _with_offsets(_kept_directly(list(lines)))
     short = _plain_loops(_with_common_tests(found))
     return [line for each in short for line in _wrapped(each)]
 
@@ -46,6 +48,21 @@ def without_aliases(lines: Sequence[str]) -> list[str]:
             lines.remove(line)
             lines = [re.sub(rf"(?<![\w.]){found[1]}\b", found[2], each) for each in lines]
     return lines
+
+
+def _kept_directly(lines: list[str]) -> list[str]:
+    """A value that is only kept in a member gets no name of its own."""
+    made: list[str] = []
+    for line in lines:
+        kept = _KEPT.fullmatch(line)
+        found = _NAMED.fullmatch(made[-1]) if kept and made else None
+        if kept and found and found[1] == kept[2]:
+            uses = re.compile(rf"(?<![\w.]){kept[2]}\b")
+            if sum(len(uses.findall(each)) for each in lines) == 2:
+                made[-1] = f"{kept[1]}{found[2]};"
+                continue
+        made.append(line)
+    return made
 
 
 def _with_offsets(lines: list[str]) -> list[str]:

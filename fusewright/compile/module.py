@@ -64,7 +64,7 @@ _RESIZED = re.compile(r"argument .* has shape |the arguments are .* instead of "
 
 def kernels_of(source: Source, load_text: LoadText) -> library._FwKernels:
     """The source's entries. `load_text` builds their libraries when they are needed."""
-    entries = {each.name: each.binding for each in source.entries}
+    entries = {each.name: each.macro for each in source.entries}
     precise = any(each.terms for each in source.entries)
     kind = tensor_cores._FwPreciseKernels if precise else library._FwKernels
     return kind(entries, source.text, load_text)

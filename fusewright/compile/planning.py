@@ -16,6 +16,7 @@ from fusewright.emit.bundle import ProgramPlans
 from fusewright.ir.graph import Graph, Program, pretty
 from fusewright.kinds.registry import kind_of
 from fusewright.plan import plan
+from fusewright.plan.inference import with_kernels_of
 from fusewright.plan.steps import Plan
 from fusewright.rewrite import rewrite
 from fusewright.rewrite.convolutions import with_convolutions
@@ -44,7 +45,7 @@ def plan_programs(
         same = next((each for each in known if _alike(each[0], program)), None)
         rewritten = planning.rewritten(program) if same is None else same[1]
         dump(f"{program.mode}_rewritten", partial(_pretty, rewritten))
-        plans = planning.plans(rewritten) if same is None else same[2]
+        plans = planning.shared(rewritten) if same is None else same[2]
         known.append((program, rewritten, plans))
         found += [_in_mode(each, program.mode) for each in plans]
     return found
@@ -90,6 +91,16 @@ class _Planning:
     def rewritten(self, program: Program) -> Program:
         with self.stages.timed("rewrite"):
             return rewrite(program)
+
+    def shared(self, program: Program) -> list[ProgramPlans]:
+        """The plans, with one kernel for what forward and inference both compute."""
+        plans, sizes = self.plans(program), program.example_sizes
+        if program.backward is None or not _skips_stores(self.target):
+            return plans
+        return [
+            replace(each, inference=with_kernels_of(each.forward, each.inference, sizes))
+            for each in plans
+        ]
 
     def plans(self, program: Program) -> list[ProgramPlans]:
         if not self.target.tensor_cores:
@@ -150,6 +161,11 @@ class _Planning:
             found = plan(graph, sizes, self.target, repeated=repeated, shared=shared)
             self._known.append(_Known(graph, sizes, repeated, shared, found))
         return found
+
+
+def _skips_stores(target: Target) -> bool:
+    """Whether kernels leave out a store at no cost: a GPU's stores have a condition anyway."""
+    return target.language == "cuda"
 
 
 def _on_tensor_cores(program: Program, target: Target) -> Program:

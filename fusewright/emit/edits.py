@@ -42,3 +42,12 @@ def span(node: ast.stmt | ast.expr, lines: Sequence[str]) -> tuple[Spot, Spot]:
     assert node.end_lineno is not None and node.end_col_offset is not None
     start = spot(lines, node.lineno, node.col_offset)
     return start, spot(lines, node.end_lineno, node.end_col_offset)
+
+
+def outermost(edits: Sequence[Edit]) -> list[Edit]:
+    """Edits that are in no other one."""
+    kept: list[Edit] = []
+    for edit in sorted(edits, key=lambda each: (each.start, tuple(-at for at in each.end))):
+        if not kept or edit.start >= kept[-1].end:
+            kept.append(edit)
+    return kept

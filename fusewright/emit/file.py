@@ -19,7 +19,7 @@ from fusewright.emit.edits import lines_of
 from fusewright.emit.python import call, plain, quoted
 from fusewright.emit.refused_words import respelt, respelt_cpp
 from fusewright.emit.support import pasted
-from fusewright.emit.text import entries_text, module_text
+from fusewright.emit.text import ModuleText, entries_text, module_text
 from fusewright.emit.types import type_lines
 from fusewright.emit.user import UserSource, read
 from fusewright.emit.wrap import COLUMNS, OFF, ON, wrapped
@@ -27,11 +27,7 @@ from fusewright.runtime import BUILDERS, PASTED, RECURRENT, TENSOR_CORES
 
 _MODEL_NEW = '''
 class ModelNew({base}):
-    """{base} with its operators in the kernels above; everything else is inherited.
-
-    A call runs the functions above that fit its mode, and backward if gradients are wanted. A call
-    that fits none runs the original forward, with a warning that says why.
-    """
+    """{base} with the kernels above; a call that fits none runs the original forward."""
 
     def forward(self, *args, **kwargs):
         reason, result = _fw_forward(_FW_MODES, self, args, kwargs)
@@ -92,7 +88,7 @@ def _parts(
 ) -> _Parts:
     text = module_text(for_all_sizes(bundle), user.names)
     model_new = _MODEL_NEW.format(base=base)
-    imports, runtime = _runtime(bundle, text.drivers + text.tables + model_new)
+    imports, runtime = _runtime(bundle, text, model_new)
     modules = {line.removeprefix("import ") for line in imports if line.startswith("import ")}
     clashes = user.bound & modules
     halves = (each if keep_words else respelt_cpp(each) for each in bundle.source.halves)
@@ -113,13 +109,15 @@ def _parts(
     if not keep_words:
         parts = [respelt(part) for part in parts]
     top = "\n".join([parts[0], *user.future, *(["", ""] if user.future else []), parts[1]])
-    return _Parts(f"{top}\n\n{_rule('the fused kernels')}\n{torch}\n\n{parts[2]}", parts[3])
+    first = "" if re.search(r"^import torch$", user.rest, re.MULTILINE) else f"{torch}\n\n"
+    return _Parts(f"{top}\n\n{_rule('the fused kernels')}\n{first}{parts[2]}", parts[3])
 
 
-def _runtime(bundle: ModuleBundle, text: str) -> tuple[list[str], list[str]]:
+def _runtime(bundle: ModuleBundle, text: ModuleText, new: str) -> tuple[list[str], list[str]]:
     """The imports and definitions of the run time that this text needs."""
     modules = (*PASTED, TENSOR_CORES, RECURRENT, *BUILDERS[bundle.language])
-    return pasted(modules, " ".join([text, *_loaded(bundle)]))
+    used = " ".join([text.drivers, text.tables, new, *_loaded(bundle)])
+    return pasted(modules, used, text.facts)
 
 
 def _unformatted(text: str) -> str:

@@ -11,11 +11,12 @@ import functools
 import io
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from fusewright.emit.edits import Edit, Spot, edited, lines_of, span, spot
+from fusewright.emit.edits import Edit, Spot, edited, lines_of, outermost, span, spot
+from fusewright.emit.specialised import specialised
 
 _BLANKS = re.compile(r"\n(?:[ \t]*\n)+")
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -31,10 +32,22 @@ class Item:
     is_import: bool = False
 
 
-def pasted(modules: Iterable[str], used: str) -> tuple[list[str], list[str]]:
-    """The import lines and the definitions that a text needs, in the order of the modules."""
-    items = [item for name in modules for item in _items(name)]
+def pasted(
+    modules: Iterable[str], used: str, facts: Mapping[str, object] | None = None
+) -> tuple[list[str], list[str]]:
+    """The import lines and the definitions that a text needs, in the order of the modules. `facts`
+    are what all modes have in common: see `specialised`."""
+    items = [item for name in modules for item in _items(name, tuple((facts or {}).items()))]
     needed = frozenset(_WORD.findall(used))
+    kept = _reached(items, needed)
+    while (shorter := _without_members(kept, used)) != kept:
+        kept = _reached(shorter, needed)
+    imports = sorted({item.text for item in kept if item.is_import})
+    return imports, [item.text for item in kept if not item.is_import]
+
+
+def _reached(items: Sequence[Item], needed: frozenset[str]) -> list[Item]:
+    """The statements that define these names, and what they need themselves."""
     kept: set[Item] = set()
     homes = {name: item for item in items for name in item.names}
     frontier = [homes[name] for name in needed if name in homes]
@@ -43,19 +56,48 @@ def pasted(modules: Iterable[str], used: str) -> tuple[list[str], list[str]]:
         if item not in kept:
             kept.add(item)
             frontier += [homes[name] for name in item.uses if name in homes]
-    ordered = [item for item in dict.fromkeys(items) if item in kept]
-    imports = sorted({item.text for item in ordered if item.is_import})
-    return imports, [item.text for item in ordered if not item.is_import]
+    return [item for item in dict.fromkeys(items) if item in kept]
 
 
-@functools.cache
-def _items(name: str) -> tuple[Item, ...]:
+_METHOD = re.compile(r"\n*^    def ([a-z]\w*)\(self.*\n(?:(?: {8}.*)?\n)*", re.MULTILINE)
+
+
+_PLAIN_CLASS = re.compile(r"class \w+:")  # others' fields may be read by their bases
+_FIELD = re.compile(r"^    ([a-z]\w*) = .*\n", re.MULTILINE)
+
+
+def _without_members(items: Sequence[Item], used: str) -> list[Item]:
+    """The definitions without methods that nothing calls, and fields that nothing reads."""
+    made = list(items)
+    for at, item in enumerate(items):
+        text = item.text + "\n" if item.text.startswith("class ") else ""
+        for found in reversed([*_METHOD.finditer(text)]):
+            own = text.replace(found.group(), "")
+            others = (each.text for each in made if each is not item)
+            if not _reads((used, own, *others), found[1]):
+                text = text[: found.start()] + "\n\n" + text[found.end() :]
+        plain = _FIELD.finditer(text) if _PLAIN_CLASS.match(text) else ()
+        for found in reversed([*plain]):
+            if not _reads((used, *(each.text for each in made)), found[1]):
+                text = text[: found.start()] + text[found.end() :]
+        text = re.sub(r"\n{3,}", "\n\n", text).rstrip("\n")
+        if text and text != item.text:
+            made[at] = next(iter(_read(text + "\n")))
+    return made
+
+
+def _reads(texts: Iterable[str], name: str) -> bool:
+    """Whether one of these texts reads an attribute of this name."""
+    return any(re.search(rf"\.{name}\b", each) for each in texts)
+
+
+@functools.lru_cache(maxsize=256)
+def _items(name: str, facts: tuple[tuple[str, object], ...]) -> tuple[Item, ...]:
     source = resources.files("fusewright.runtime").joinpath(f"{name}.py").read_text()
-    return tuple(_read(source))
+    return tuple(_read(specialised(_stripped(source), dict(facts))))
 
 
-def _read(source: str) -> Iterator[Item]:
-    text = _stripped(source)
+def _read(text: str) -> Iterator[Item]:
     for node in ast.parse(text).body:
         lines = text.splitlines()[_first_line(node) - 1 : node.end_lineno]
         match node:
@@ -68,8 +110,8 @@ def _read(source: str) -> Iterator[Item]:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 names = [name]
             case _:
-                walked = (each for each in ast.walk(node) if isinstance(each, ast.Name))
-                names = [each.id for each in walked if isinstance(each.ctx, ast.Store)]
+                targets = getattr(node, "targets", [getattr(node, "target", node)])
+                names = [each.id for each in targets if isinstance(each, ast.Name)]
         uses = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
         yield Item(frozenset(names), frozenset(uses), "\n".join(lines))
 
@@ -85,7 +127,7 @@ def _stripped(source: str) -> str:
     lines = lines_of(source)
     tree = ast.parse(source)
     edits = [edit for node in ast.walk(tree) for edit in _strip(node, lines)]
-    text = edited(lines, _outermost(edits))
+    text = edited(lines, outermost(edits))
     text = _BLANKS.sub(lambda found: "\n" * min(found.group().count("\n"), 3), text)
     text = re.sub(r"(:\n)\n+", r"\1", text)  # before a class's first method
     return text.rstrip("\n") + "\n"
@@ -117,7 +159,7 @@ def _strip(node: ast.AST, lines: Sequence[str]) -> Iterator[Edit]:
                 yield from _docstring(body[0])
             yield _signature(node, lines)
         case ast.AnnAssign(target=target, annotation=annotation, value=ast.expr()):
-            if isinstance(target, ast.Name):
+            if isinstance(target, (ast.Name, ast.Attribute)):
                 yield Edit(span(target, lines)[1], span(annotation, lines)[1], "", "")
         case ast.AnnAssign(target=ast.Name(), value=None) if node.col_offset == 0:
             yield _line(node)
@@ -148,12 +190,3 @@ def _signature(node: ast.FunctionDef, lines: Sequence[str]) -> Edit:
     if first.lineno == node.lineno or not head.rstrip().endswith(":"):
         raise ValueError(f"{node.name}: its body must begin on a line of its own")
     return Edit(start, end, "", f"def {node.name}({ast.unparse(bare.args)}):")
-
-
-def _outermost(edits: Sequence[Edit]) -> list[Edit]:
-    """Edits that are in no other one: a head's own annotations go with the head."""
-    kept: list[Edit] = []
-    for edit in sorted(edits, key=lambda each: (each.start, tuple(-at for at in each.end))):
-        if not kept or edit.start >= kept[-1].end:
-            kept.append(edit)
-    return kept

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from fusewright.emit import python
 from fusewright.emit.bundle import Owner
 from fusewright.emit.drivers import Definition, Mode, saved_slots
+from fusewright.emit.facts import bound_paths, checked_tensors, without_checks
 from fusewright.emit.python import (
     Scope,
     constant,
@@ -224,6 +225,7 @@ def record(mode: Mode, functions: Mapping[str, str], owners: str) -> dict[str, s
         **({"records": "True"} if mode.plans.has_layers else {}),
         **({"states": _states(program)} if program.held or program.effects else {}),
         **({"forward_only": quoted(program.forward_only)} if program.forward_only else {}),
+        **without_checks(mode.plans),
     }
     return {name: text for name, text in fields.items() if _USUAL.get(name) != text}
 
@@ -308,7 +310,7 @@ def owners_table(mode: Mode) -> str:
     A submodule's `training` is listed only where it differs from the model's.
     """
     program = mode.plans.program
-    bound = frozenset(each.path for each in program.bindings if each.kind != "input")
+    bound = bound_paths(program)
     rows: dict[str, list[str]] = {}
     for owner in mode.plans.owners:
         rows.setdefault(_owner(owner, bound, program.mode == "train"), []).append(
@@ -319,11 +321,7 @@ def owners_table(mode: Mode) -> str:
 
 def _owner(owner: Owner, bound: frozenset[str], training: bool) -> str:
     """The record of one submodule. The misfit test itself checks that `bound` tensors are set."""
-    tensors = tuple(
-        (table, name, is_set)
-        for table, name, is_set in owner.tensors
-        if not (is_set is True and ".".join((*owner.path, name)) in bound)
-    )
+    tensors = checked_tensors(owner, bound)
     told = [name != "training" or value is not training for name, value in owner.values]
     values = tuple(itertools.compress(owner.values, told))
     facts = (owner.kind, values, owner.children, tensors, owner.hooks)

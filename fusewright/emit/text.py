@@ -7,13 +7,14 @@ same. The names of operators contain a digest of the kernels and of these lines.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusewright.emit import python
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.emit.drivers import FORWARD, SAVED, Definition, Mode, demands, drivers
-from fusewright.emit.python import constant, quoted
+from fusewright.emit.facts import known
+from fusewright.emit.python import quoted
 from fusewright.emit.steps import literals_of
 from fusewright.emit.tables import DIGEST, INPUTS, owners_table, record, records, tables
 from fusewright.emit.wiring import wire
@@ -32,11 +33,12 @@ class ModuleText:
     """`drivers`: the model's forward and backward, step by step.
 
     `tables`: a function for each kernel, inputs, guards, layouts, and `_FW_MODES`. Both use the run
-    time's names and `_fw_kernels`.
+    time's names and `_fw_kernels`. `facts` are what all modes have in common.
     """
 
     drivers: str
     tables: str
+    facts: Mapping[str, object]
 
 
 def module_text(bundle: ModuleBundle, taken: frozenset[str] = frozenset()) -> ModuleText:
@@ -53,10 +55,12 @@ def module_text(bundle: ModuleBundle, taken: frozenset[str] = frozenset()) -> Mo
     for wrapper in dict.fromkeys(wrappers.values()):
         rest += wrapper_lines(wrapper, bundle.language)
     rest += [*_functions(named, _ORDER), *_functions(named, _DRIVERS, plain=True)]
-    rest += _modes(modes, named)
+    made = _records(modes, named)
+    rest += _modes(modes, made)
     texts = ["\n".join(wrapped(lines)).strip("\n") + "\n" for lines in (own, rest)]
     digest = hashlib.sha256("".join([bundle.source.text, *texts]).encode()).hexdigest()[:16]
-    return ModuleText(*(text.replace(DIGEST, digest) for text in texts))
+    own_text, tables_text = (text.replace(DIGEST, digest) for text in texts)
+    return ModuleText(own_text, tables_text, known(made))
 
 
 @dataclass(frozen=True)
@@ -110,17 +114,27 @@ def _functions(
     return lines
 
 
-def _modes(modes: list[Mode], named: list[dict[str, _Named]]) -> list[str]:
-    """The tables of submodules, and a record for each mode."""
-    owners = dict.fromkeys(map(owners_table, modes), "")
-    for at, table in enumerate(owners):
-        owners[table] = f"_FW_OWNERS_{at + 1}" if len(owners) > 1 else "_FW_OWNERS"
-    lines = ["", "", *(f"{name} = {table}" for table, name in owners.items())]
+def _records(modes: Sequence[Mode], named: Sequence[Mapping[str, _Named]]) -> list[dict[str, str]]:
+    """The fields of each mode's record."""
+    names = _owners_names(modes)
     made = []
     for mode, functions in zip(modes, named, strict=True):
         fields = {kind: each.name for kind, each in functions.items() if kind not in _INNER}
-        made.append(record(mode, fields, owners[owners_table(mode)]))
-    return [*lines, *records(made)]
+        made.append(record(mode, fields, names[owners_table(mode)]))
+    return made
+
+
+def _owners_names(modes: Sequence[Mode]) -> dict[str, str]:
+    """The tables of submodules, each with its name."""
+    tables = dict.fromkeys(map(owners_table, modes))
+    numbers = (f"_FW_OWNERS_{at + 1}" for at in range(len(tables)))
+    return dict(zip(tables, numbers if len(tables) > 1 else ["_FW_OWNERS"], strict=True))
+
+
+def _modes(modes: Sequence[Mode], made: Sequence[Mapping[str, str]]) -> list[str]:
+    """The tables of submodules, and a record for each mode."""
+    tables = _owners_names(modes).items()
+    return ["", "", *(f"{name} = {table}" for table, name in tables), *records(made)]
 
 
 # Tables that only other functions read.
@@ -149,9 +163,9 @@ def _targets(bundle: ModuleBundle) -> dict[Fused, dict[str, str]]:
 
 
 def entries_text(bundle: ModuleBundle) -> str:
-    """The C entry points with their bindings, as a dict."""
-    pairs = [(quoted(each.name), constant(each.binding)) for each in bundle.source.entries]
-    return "{" + ", ".join(f"{name}: {binding}" for name, binding in pairs) + "}"
+    """The C entry points, each with the macro that decides its precision, as a dict."""
+    pairs = [(quoted(each.name), quoted(each.macro)) for each in bundle.source.entries]
+    return "{" + ", ".join(f"{name}: {macro}" for name, macro in pairs) + "}"
 
 
 def literal_lines(plans: Iterable[Plan]) -> list[str]:

@@ -34,7 +34,13 @@ def _wrapped(line: str) -> list[str]:
     text = line.lstrip(" ")
     if text.startswith("#"):
         return [line]
-    return list(_filled(_enclosed(text), " " * (len(line) - len(text))))
+    text, indent = _enclosed(text), " " * (len(line) - len(text))
+    opened, full = (list(_filled(text, indent, opens=each)) for each in (True, False))
+    return full if len(full) < len(opened) and _fit(full) else opened
+
+
+def _fit(lines: Iterable[str]) -> bool:
+    return all(len(line) <= COLUMNS for line in lines)
 
 
 def _spaced(line: str) -> str:
@@ -59,14 +65,15 @@ def _enclosed(text: str) -> str:
     return start + (f"({value})" if start and loose else value) + ends
 
 
-def _filled(text: str, indent: str) -> Iterator[str]:
-    """The lines of a statement. Its last bracket opens at the end of the first, if that fits."""
+def _filled(text: str, indent: str, opens: bool) -> Iterator[str]:
+    """The lines of a statement. If `opens`, its last bracket opens at the end of the first, if that
+    fits; otherwise all lines are filled."""
     body = text.rstrip(":")
     # Behind the head of a function, its body must stand out.
     further = indent + ("    " if body == text else "        ")
     at = _opening(body)
     line = indent
-    if at is not None and len(indent) + at + 1 <= COLUMNS:
+    if opens and at is not None and len(indent) + at + 1 <= COLUMNS:
         yield indent + text[: at + 1]
         line, text = further, text[at + 1 :]
     depth = 1 if line is further else 0

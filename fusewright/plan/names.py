@@ -7,7 +7,7 @@ import re
 from fusewright.ir.loop import Apply, Load, LoopKernel, Reduce, Scan
 from fusewright.ir.operators import SCANS
 
-MAX_NAME_WORDS = 6
+MAX_NAME_WORDS = 4
 WITH_EPILOGUE = ("mm", "bmm", "convolution")
 _SPLIT = ("finite_magnitude", "max", "fp16_scale", "mul", "sub", "reciprocal")
 
@@ -39,8 +39,7 @@ def _with_splits(words: list[str]) -> list[str]:
 def epilogue_step_name(operators: tuple[str, ...]) -> str:
     """The same for matmuls and convolutions; their own word is always part of the name."""
     at = next(at for at, word in enumerate(operators) if word in WITH_EPILOGUE)
-    before = operators[:at] if at < 3 else (*operators[:1], "to", operators[at - 1])
-    return loop_name((*before, *operators[at:]))
+    return loop_name((*operators[: min(at, 1)], *operators[at:]))
 
 
 def loop_name(operators: tuple[str, ...]) -> str:

@@ -15,6 +15,7 @@ from fusewright.runtime.constants import (
     _fw_constant,
     _fw_functions,
     _fw_items,
+    _fw_number,
     _fw_same,
     _FwGone,
 )
@@ -90,37 +91,29 @@ def _fw_owners(training: bool, rows: tuple[typing.Any, ...]) -> tuple[typing.Any
     return tuple(owners)
 
 
-def _fw_altered(
-    module: typing.Any,
-    owners: tuple[typing.Any, ...],
-    pinned: tuple[typing.Any, ...] = (),
-    watched: tuple[typing.Any, ...] = (),
-) -> str | None:
-    """What has changed since capture, or None.
-
-    `pinned` has classes and functions themselves, where they are known. `watched` has objects in
-    other places: a dictionary or the path of a submodule, a name, and the object, or `_FwGone`.
-    """
-    if module._modules and any(_FW_EVERYWHERE):
+def _fw_altered(module: typing.Any, mode: typing.Any) -> str | None:
+    """What has changed since capture, or None."""
+    if mode.inner and module._modules and any(_FW_EVERYWHERE):
         return _fw_hooked(module)
-    for path, kind, values, children, tensors, hooks in owners:
+    for path, kind, values, children, tensors, hooks in mode.owners:
         owner = _fw_inside(module, path)
-        reason = _fw_altered_owner(owner, path, values)
-        reason = reason or _fw_altered_tensors(module, owner, path, tensors)
-        if path and reason is None:
+        reason = _fw_altered_owner(owner, path, values, mode)
+        if mode.tables and reason is None:
+            reason = _fw_altered_tensors(module, owner, path, tensors)
+        if mode.inner and path and reason is None:
             reason = _fw_altered_child(owner, path, kind, hooks)
         now = tuple([name for name, child in owner._modules.items() if child is not None])
         if reason is None and now != children:
             reason = f"the submodules of {'.'.join(path) or 'the model'} are {now}, not {children}"
         if reason is not None:
             return reason
-    for path, name, thing in pinned:
+    for path, name, thing in mode.pinned:
         owner = _fw_inside(module, path)
         held = _fw_functions(getattr(owner, name, None)) if name else (type(owner),)
         if held != thing:
             words = ", ".join([each.__qualname__ for each in thing])
             return f"{'.'.join((*path, name) if name else path)} is a new {words}"
-    for place, name, thing in watched:
+    for place, name, thing in mode.watched:
         state = vars(_fw_inside(module, place)) if isinstance(place, tuple) else place
         if state.get(name, _FwGone) is not thing:
             return f"attribute {name} is not the object of the capture"
@@ -141,11 +134,16 @@ def _fw_altered_child(
 
 
 def _fw_altered_owner(
-    owner: typing.Any, path: tuple[str, ...], values: tuple[tuple[str, typing.Any], ...]
+    owner: typing.Any,
+    path: tuple[str, ...],
+    values: tuple[tuple[str, typing.Any], ...],
+    mode: typing.Any,
 ) -> str | None:
     patched = owner is not _FwGone and "forward" in owner.__dict__
     for name, value in values:
-        if not _fw_same(_fw_constant(getattr(owner, name, None)), value):
+        held = getattr(owner, name, None)
+        now = _fw_constant(held) if mode.contains else _fw_number(held)
+        if not _fw_same(now, value):
             return f"attribute {'.'.join((*path, name))} is not {value!r}"
         patched = patched and name != "forward"
     return f"{'.'.join(path)} has a forward of its own" if patched and path else None
@@ -184,43 +182,56 @@ class _FwSnapshot:
     """
 
     def __init__(self, module: typing.Any, mode: typing.Any) -> None:
-        inside = list(module.modules())[1:]
         self.root = module._modules
-        self.tables = [
-            (each._modules, [*each._modules.values()])
-            for each in (module, *inside)
-            if each._modules
-        ]
-        # The table of a leaf must stay empty, as its hooks must.
-        self.parts = [
-            (each, type(each), vars(each), len(vars(each)), {} if each._modules else each._modules)
-            for each in inside
-            if not _fw_hook_objects(vars(each))
-        ]
-        self.hooked = [
-            (each, type(each), vars(each), len(vars(each)), found)
-            for each in inside
-            if (found := _fw_hook_objects(vars(each)))
-        ]
         self.own: list[tuple[str, typing.Any]] = []
         self.items: list[tuple[typing.Any, str, typing.Any]] = []
-        self.here: list[tuple[typing.Any, str]] = []
-        self.ties: list[tuple[typing.Any, str, typing.Any, str]] = []
-        self.lists: list[tuple[typing.Any, list[typing.Any]]] = []
+        self.parts: list[tuple[typing.Any, ...]] = []
+        if mode.inner:
+            self.keep_inside(module)
+        if mode.rare:
+            self.keep_hooked()
         for path, _, values, _, tensors, _ in mode.owners:
             owner = _fw_inside(module, path)
             state = vars(owner)
             held = [(name, state.get(name)) for name, _ in values]
-            for _, value in held:
-                self.keep_items(value)
+            if mode.rare:
+                for _, value in held:
+                    self.keep_items(value)
             self.own += () if path else held
             self.items += [(state, name, value) for name, value in held if path]
             for table, name, here in tensors:
-                self.keep_tensor(module, getattr(owner, table), table, name, here)
-        self.rare = bool(self.hooked or self.here or self.ties or self.lists)
+                if mode.rare and here:
+                    self.keep_tensor(module, getattr(owner, table), table, name, here)
+                else:
+                    self.items.append((getattr(owner, table), name, None))
+        if mode.rare:
+            self.is_rare = bool(self.hooked or self.here or self.ties or self.lists)
+        if mode.watched:
+            self.keep_watched(mode.watched)
+
+    def keep_inside(self, module: typing.Any) -> None:
+        inside = list(module.modules())[1:]
+        every = [each for each in (module, *inside) if each._modules]
+        self.tables = [(each._modules, [*each._modules.values()]) for each in every]
+        # The table of a leaf must stay empty, as its hooks must.
+        self.parts = [
+            (each, type(each), vars(each), len(vars(each)), {} if each._modules else each._modules)
+            for each in inside
+        ]
+
+    def keep_hooked(self) -> None:
+        """Submodules whose hooks were captured are compared with them."""
+        self.here: list[tuple[typing.Any, str]] = []
+        self.ties: list[tuple[typing.Any, str, typing.Any, str]] = []
+        self.lists: list[tuple[typing.Any, list[typing.Any]]] = []
+        found = [(each, _fw_hook_objects(each[2])) for each in self.parts]
+        self.parts = [each for each, hooks in found if not hooks]
+        self.hooked = [(*each[:4], hooks) for each, hooks in found if hooks]
+
+    def keep_watched(self, watched: typing.Sequence[typing.Any]) -> None:
         # The size of a submodule's dictionary tells that it has no more attributes.
-        self.gone = [name for place, name, _ in mode.watched if place == ()]
-        rows = [each for each in mode.watched if not isinstance(each[0], tuple)]
+        self.gone = [name for place, name, _ in watched if place == ()]
+        rows = [each for each in watched if not isinstance(each[0], tuple)]
         self.places = [each for each in rows if not hasattr(each[0], "cell")]
         self.cells = [(place.cell, value) for place, _, value in rows if hasattr(place, "cell")]
 
@@ -231,10 +242,8 @@ class _FwSnapshot:
         if isinstance(here, tuple):
             first = getattr(_fw_inside(module, here[:-1]), table)
             self.ties.append((held, name, first, here[-1]))
-        elif here:
-            self.here.append((held, name))
         else:
-            self.items.append((held, name, None))
+            self.here.append((held, name))
 
     def keep_items(self, value: typing.Any) -> None:
         """Remember the items of a list, dict or set: they may change while the object stays."""
@@ -245,7 +254,7 @@ class _FwSnapshot:
             for item in items:
                 self.keep_items(item)
 
-    def holds(self, module: typing.Any) -> bool:
+    def holds(self, module: typing.Any, mode: typing.Any) -> bool:
         """Whether all objects are where they were: half a microsecond per submodule.
 
         Compared by identity: `==` with a tensor or an array does not give a bool. Plain loops:
@@ -260,33 +269,37 @@ class _FwSnapshot:
         for place, name, value in self.items:
             if place.get(name) is not value:
                 return False
-        for place, name, value in self.places:
-            if place.get(name, _FwGone) is not value:
+        if mode.watched:
+            for place, name, value in self.places:
+                if place.get(name, _FwGone) is not value:
+                    return False
+            for cell, value in self.cells:
+                if cell.cell_contents is not value:
+                    return False
+            for name in self.gone:
+                if name in own:
+                    return False
+        if mode.inner:
+            for table, children in self.tables:
+                if [*table.values()] != children:
+                    return False
+            for each, kind, state, size, leaf in self.parts:
+                # The hook tables are looked up each time: code that clears hooks may replace them.
+                if (
+                    leaf
+                    or state["_forward_hooks"]
+                    or state["_forward_pre_hooks"]
+                    or state["_backward_hooks"]
+                    or state["_backward_pre_hooks"]
+                    or type(each) is not kind
+                    or len(state) != size
+                ):
+                    return False
+            if self.tables and any(_FW_EVERYWHERE):
                 return False
-        for cell, value in self.cells:
-            if cell.cell_contents is not value:
-                return False
-        for name in self.gone:
-            if name in own:
-                return False
-        for table, children in self.tables:
-            if [*table.values()] != children:
-                return False
-        for each, kind, state, size, leaf in self.parts:
-            # The hook tables are looked up each time: code that clears hooks may replace them.
-            if (
-                leaf
-                or state["_forward_hooks"]
-                or state["_forward_pre_hooks"]
-                or state["_backward_hooks"]
-                or state["_backward_pre_hooks"]
-                or type(each) is not kind
-                or len(state) != size
-            ):
-                return False
-        if self.tables and any(_FW_EVERYWHERE):
-            return False
-        return not self.rare or self.holds_rare()
+        if mode.rare and self.is_rare:
+            return self.holds_rare()
+        return True
 
     def holds_rare(self) -> bool:
         """The same for objects that few models have."""
@@ -317,9 +330,9 @@ def _fw_looked(module: typing.Any, mode: typing.Any) -> str | None:
     if seen is None:
         seen = module.__dict__["_fw_seen"] = _FwSeen()
     before = seen.get(mode)
-    if before is not None and before.holds(module):
+    if before is not None and before.holds(module, mode):
         return None
-    reason = _fw_altered(module, mode.owners, mode.pinned, mode.watched)
+    reason = _fw_altered(module, mode)
     if reason is None and _fw_is_python(module):
         seen[mode] = _FwSnapshot(module, mode)
     return reason
@@ -337,6 +350,6 @@ def _fw_is_python(module: typing.Any) -> bool:
 def _fw_unaltered(module: typing.Any, mode: typing.Any) -> bool:
     seen = module.__dict__.get("_fw_seen")
     before = None if seen is None else seen.get(mode)
-    if before is not None and before.holds(module):
+    if before is not None and before.holds(module, mode):
         return True
     return _fw_looked(module, mode) is None

@@ -21,7 +21,9 @@ from fusewright.runtime.library import _fw_profiler, _fw_show
 
 _fw_drive = typing.Callable[..., typing.Any]
 _fw_tensors = tuple[torch.Tensor, ...]
-_fw_compiling: _fw_drive = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+_fw_given = tuple[typing.Any, ...]
+_fw_named = dict[str, typing.Any]
+_fw_compiling: _fw_drive = torch.compiler.is_compiling
 _FW_ONCE = (
     "Fusewright's kernels compute first derivatives only; for create_graph=True or a gradient of a "
     "gradient, call the original model"
@@ -34,7 +36,7 @@ class _FwSecondDerivative(RuntimeError):
 
 _FW_WARNED: set[str] = set()
 _fw_grad_mode: _fw_drive = torch.is_grad_enabled
-_fw_increment: typing.Any = getattr(torch.autograd.graph, "increment_version", None)
+_fw_increment: typing.Any = torch.autograd.graph.increment_version
 _fw_forward_ad: typing.Any = torch.autograd.forward_ad
 # Dispatch modes that torch.compile ignores, such as selective checkpoints', show no dispatch key.
 _fw_modes: _fw_drive = torch._C._len_torch_dispatch_stack
@@ -117,6 +119,10 @@ class _FwMode:
     A program that `records` hands an autograd graph from forward to backward, which operators of
     torch.library cannot do. `states` are the attributes that the model changes; `outputs` then also
     returns their new values. `forward_only` says why there is no backward; otherwise it is empty.
+    `pinned` has classes and functions themselves, where they are known. `watched` has objects in
+    other places: a dictionary or the path of a submodule, a name, and the object, or `_FwGone`.
+    Of `owners` say: `inner`, that there are submodules; `tables`, that their tensors are checked;
+    `contains`, that values contain others; `rare`, that there are hooks, lists or further tensors.
     """
 
     name: str
@@ -155,6 +161,10 @@ class _FwMode:
     default_dtype: torch.dtype = torch.float32
     pinned: tuple[typing.Any, ...] = ()
     watched: tuple[typing.Any, ...] = ()
+    inner: bool = True
+    rare: bool = True
+    tables: bool = True
+    contains: bool = True
 
     def __init__(self, **facts: typing.Any) -> None:
         # Not a dataclass: to resolve annotations that are text, it looks up the module in
@@ -168,16 +178,15 @@ class _FwMode:
         return tuple([tensors[index].shape[dim] // part for index, dim, part in self.symbols])
 
 
+_fw_programs = typing.Sequence[_FwMode]
+
+
 def _fw_forward(
-    modes: typing.Sequence[_FwMode],
-    module: typing.Any,
-    args: tuple[typing.Any, ...],
-    kwargs: dict[str, typing.Any],
+    modes: _fw_programs, module: typing.Any, args: _fw_given, kwargs: _fw_named
 ) -> tuple[str | None, typing.Any]:
     """None and the module's result, or the reason why no program fits this call, and None.
 
-    A call of a remembered kind is handled here, in one function: each further Python function
-    would cost 0.1 µs.
+    A remembered kind of call is handled here: each further Python function would cost 0.1 µs.
     """
     compiling = _fw_compiling()
     if not compiling and _fw_profiler._is_profiler_enabled:
@@ -198,12 +207,11 @@ def _fw_forward(
             tensors = args if mode.as_given else mode.gather(module, args)
             for alike, wanted in mode.fitted[grad_mode]:
                 if alike(*tensors):
-                    states = mode.states
-                    if states is not None and states.misfit(module, tensors) is not None:
+                    if mode.states is not None and mode.states.misfit(module, tensors):
                         break
                     if not _fw_unaltered(module, mode):
                         break
-                    if wanted or mode.mutations or states is not None:
+                    if wanted or mode.mutations or mode.states is not None:
                         return None, _fw_run(mode, tensors, wanted, module)
                     results = mode.inference(*tensors)
                     return None, results[0] if mode.lone else mode.outputs(tensors, results)
@@ -211,11 +219,7 @@ def _fw_forward(
 
 
 def _fw_guarded(
-    modes: typing.Sequence[_FwMode],
-    module: typing.Any,
-    args: tuple[typing.Any, ...],
-    kwargs: dict[str, typing.Any],
-    plain: bool,
+    modes: _fw_programs, module: typing.Any, args: _fw_given, kwargs: _fw_named, plain: bool
 ) -> tuple[str | None, typing.Any]:
     """The same for a call of an unknown kind: all guards are checked."""
     reason: str | None = None
@@ -235,10 +239,7 @@ def _fw_guarded(
 
 
 def _fw_bind(
-    mode: _FwMode,
-    module: typing.Any,
-    args: tuple[typing.Any, ...],
-    kwargs: dict[str, typing.Any],
+    mode: _FwMode, module: typing.Any, args: _fw_given, kwargs: _fw_named
 ) -> tuple[_fw_tensors, str | None]:
     """The graph's input tensors, and the reason why they do not fit, or None if they fit."""
     leaves: typing.Any = args
@@ -250,8 +251,12 @@ def _fw_bind(
         if _FW_UNKNOWN in structure:
             return (), f"the arguments are {structure}, whose content cannot be compared"
     tensors: _fw_tensors = mode.gather(module, leaves)
-    wanted = mode.forward_only and torch.is_grad_enabled()
-    if wanted and any(getattr(tensor, "requires_grad", False) for tensor in tensors):
+    grad_mode = torch.is_grad_enabled()
+    if (
+        mode.forward_only
+        and grad_mode
+        and any(getattr(each, "requires_grad", 0) for each in tensors)
+    ):
         return tensors, mode.forward_only
     reason = mode.misfit(*tensors)
     if reason is None and mode.states is not None:
@@ -263,7 +268,7 @@ def _fw_bind(
     if reason is None and _fw_compiling() and mode.records:
         reason = "the model has a recurrent layer, which torch.compile handles itself"
     if reason is None and _fw_compiling():
-        reason = _fw_altered(module, mode.owners, mode.pinned, mode.watched)
+        reason = _fw_altered(module, mode)
     elif reason is None:
         reason = _fw_looked(module, mode)
     autocast = _fw_autocast(mode.device_type)
@@ -292,7 +297,7 @@ def _fw_remember(mode: _FwMode, tensors: _fw_tensors, plain: bool) -> bool:
     grad_mode = torch.is_grad_enabled()
     wanted = grad_mode and any(tensor.requires_grad for tensor in tensors)
     # Dispatch keys show that autocast is on, but not its dtype, and only for its own device.
-    once = len({id(tensor) for tensor in tensors}) == len(tensors)
+    once = len(set(map(id, tensors))) == len(tensors)
     if plain and once and mode.plain > 0 and mode.autocast is None and mode.n_tensors:
         alike = _fw_likeness(tensors)
         if alike and tensors[mode.main].device.type == mode.device_type:
@@ -310,7 +315,8 @@ def _fw_run(
         return mode.outputs(tensors, _fw_apply(mode, *tensors))
     with torch.no_grad():  # the outputs may be views of tensors that require gradients
         results = mode.inference(*tensors, True) if mode.mutations else mode.inference(*tensors)
-        _fw_write(mode, tensors, results)
+        if mode.mutations:
+            _fw_write(mode, tensors, results)
     return mode.outputs(tensors, results)
 
 
@@ -320,7 +326,7 @@ def _fw_write(mode: _FwMode, tensors: _fw_tensors, results: _fw_tensors) -> None
         target = tensors[index]
         if results[source] is not target:
             target.copy_(results[source])
-        elif _fw_increment is not None and not target.is_inference():
+        elif not target.is_inference():
             _fw_increment(target)  # the version, as a copy would
 
 
@@ -354,13 +360,14 @@ class _FwFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: typing.Any, mode: _FwMode, *tensors: torch.Tensor) -> _fw_tensors:
         assert mode.forward is not None
-        driver = mode.forward
-        results: _fw_tensors = driver(*tensors, True) if mode.mutations else driver(*tensors)
+        run = mode.forward
+        results: _fw_tensors = run(*tensors, True) if mode.mutations else run(*tensors)
         _fw_save(ctx, mode, tensors, results)
         if mode.fixed or mode.reach:
             fixed = _fw_fixed(mode, ctx.needs_input_grad[1:])
             ctx.mark_non_differentiable(*[results[index] for index in fixed])
-        _fw_write(mode, tensors, results)
+        if mode.mutations:
+            _fw_write(mode, tensors, results)
         return results[: mode.n_outputs]
 
     @staticmethod
@@ -375,8 +382,7 @@ class _FwFunction(torch.autograd.Function):
             return (None, *[None for _ in ctx.needs_input_grad[1:]])
         values = [None if index is None else tangents[index] for index in mode.tangents]
         values = [*ctx.saved_tensors, *values]
-        if hasattr(ctx, "maybe_clear_saved_tensors"):
-            ctx.maybe_clear_saved_tensors()  # so that a `del` in the driver frees memory at once
+        ctx.maybe_clear_saved_tensors()  # so that a `del` in the driver frees memory at once
         return (None, *mode.backward(values, sizes, device, ctx.needs_input_grad[1:]))
 
 
@@ -391,6 +397,7 @@ def _fw_traced(mode: _FwMode, tensors: _fw_tensors) -> typing.Any:
     results: _fw_tensors = ()  # if all that the module returns are views of its tensors
     if mode.n_inference:
         results = tuple(mode.operators[1 if wanted else 0](list(tensors)))
-    with torch.no_grad():
-        _fw_write(mode, tensors, results)
+    if mode.mutations:
+        with torch.no_grad():
+            _fw_write(mode, tensors, results)
     return mode.outputs(tensors, results)

@@ -24,8 +24,9 @@ class _FwGone:
     _forward_hooks = _forward_pre_hooks = _backward_hooks = _backward_pre_hooks = _buffers
 
 
-def _fw_constant(value: typing.Any) -> typing.Any:
-    """An attribute in the form that guards compare; `_FwGone` if they do not compare it.
+def _fw_number(value: typing.Any) -> typing.Any:
+    """An attribute that holds no other, in the form that guards compare; `_FwGone` if they do not
+    compare it.
 
     Functions are compared by name: an emitted file has nothing else to compare them with.
     """
@@ -36,6 +37,12 @@ def _fw_constant(value: typing.Any) -> typing.Any:
         return ("torch", str(value))
     if kind in _FW_FUNCTIONS:
         return ("function", value.__qualname__)
+    return _FwGone
+
+
+def _fw_constant(value: typing.Any) -> typing.Any:
+    """The same for any attribute."""
+    kind = type(value)
     listed = kind in (list, set, frozenset) or isinstance(value, tuple)
     if (listed or kind in (dict, collections.OrderedDict)) and _fw_is_cyclic(value):
         return _FwGone
@@ -44,7 +51,7 @@ def _fw_constant(value: typing.Any) -> typing.Any:
     elif kind in (dict, collections.OrderedDict):
         inside = [_fw_constant(item) for pair in value.items() for item in pair]
     else:
-        return _FwGone
+        return _fw_number(value)
     if _FwGone in inside:
         return _FwGone
     if kind in (set, frozenset):

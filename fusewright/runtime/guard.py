@@ -123,20 +123,10 @@ def _fw_misfit(
     return None
 
 
-def _fw_old_autocast(device_type: str) -> torch.dtype | None:
-    """The same before PyTorch 2.4, which has a pair of functions for each kind of device."""
-    if device_type == "cpu":
-        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
-    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
-
-
-def _fw_new_autocast(device_type: str) -> torch.dtype | None:
+def _fw_autocast(device_type: str) -> torch.dtype | None:
     """The dtype that autocast converts to on this kind of device, or None if it is off."""
     on = torch.is_autocast_enabled(device_type)
     return torch.get_autocast_dtype(device_type) if on else None
-
-
-_fw_autocast = _fw_new_autocast if hasattr(torch, "get_autocast_dtype") else _fw_old_autocast
 
 
 def _fw_sees_functions() -> bool:

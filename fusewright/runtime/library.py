@@ -10,7 +10,6 @@ import hashlib
 import os
 import pathlib
 import shlex
-import sys
 import tempfile
 import typing
 
@@ -78,12 +77,10 @@ class _FwMethod(ctypes.Structure):
 _FW_FASTCALL = 0x80  # the function takes an array of arguments and its length
 
 
-def _fw_builtin(library: typing.Any, name: str, rarely: _fw_call | None = None) -> _fw_call | None:
-    """The entry point as a built-in function of Python, or None if the library has none."""
-    found = getattr(library, f"{name}_called", None)
-    if found is None or sys.implementation.name != "cpython":
-        return None
-    address = ctypes.cast(found, ctypes.c_void_p)
+def _fw_builtin(library: typing.Any, name: str, rarely: _fw_call | None = None) -> _fw_call:
+    """The entry point as a built-in function of tensors, sizes, workspace, device and stream. If
+    the library lacks the kernel for a call, the function makes the call with `rarely`."""
+    address = ctypes.cast(getattr(library, f"{name}_called"), ctypes.c_void_p)
     method = _FwMethod(name.encode(), address, _FW_FASTCALL, None)
     # Kept for the life of the process, as libraries are. The function may outlive this module, and
     # Python reads its record even while it deletes it.
@@ -94,70 +91,25 @@ def _fw_builtin(library: typing.Any, name: str, rarely: _fw_call | None = None) 
     return function
 
 
-_FW_RARE = -1  # the code of a call for which a library lacks the kernel
-
-
-def _fw_rarely(load: _fw_call, *entry: typing.Any) -> _fw_call:
+def _fw_rarely(load: _fw_call, name: str) -> _fw_call:
     """An entry point for calls that need a kernel for misaligned or huge tensors.
 
     Such kernels would double the time of a build, so the first call that needs one builds them.
     """
-    whole = functools.cache(lambda: _fw_entry(load(), *entry))
+    whole = functools.cache(lambda: _fw_builtin(load(), name))
     return lambda *given: whole()(*given)
 
 
-def _fw_bound(
-    load: _fw_call, text: str, entries: dict[str, tuple[int, int]]
-) -> dict[str, _fw_call]:
+def _fw_bound(load: _fw_call, text: str, names: typing.Iterable[str]) -> dict[str, _fw_call]:
     """The entry points of a text, without the kernels that few calls need."""
     few = "FW_RARE" in text
     library = load("#define FW_RARE 0\n" + text if few else text)
     whole = functools.cache(lambda: load(text))
-    bound = {}
-    for name, each in entries.items():
-        rarely = [_fw_rarely(whole, name, *each)] if few else []
-        bound[name] = _fw_entry(library, name, *each, *rarely)
-    return bound
+    rarely = {name: _fw_rarely(whole, name) if few else None for name in names}
+    return {name: _fw_builtin(library, name, other) for name, other in rarely.items()}
 
 
-def _fw_entry(
-    library: typing.Any,
-    name: str,
-    pointers: int,
-    integers: int,
-    rarely: _fw_call | None = None,
-) -> _fw_call:
-    """The entry point as a function of tensors, sizes, workspace, device and stream."""
-    built_in = _fw_builtin(library, name, rarely)
-    if built_in is not None:
-        return built_in
-    entry = getattr(library, name)
-    tail = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
-    entry.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * integers + tail
-    entry.restype = ctypes.c_int
-    words = library.fw_error_text
-    words.argtypes, words.restype = [ctypes.c_int], ctypes.c_char_p
-
-    def called(*given: typing.Any) -> None:
-        at = [each.data_ptr() if hasattr(each, "data_ptr") else each for each in given]
-        code = entry(*at)
-        if code == _FW_RARE and rarely:
-            rarely(*given)
-        elif code:
-            text = (words(code) or b"unknown error").decode()
-            raise RuntimeError(f"kernel {name} failed with code {code}: {text}")
-
-    return called
-
-
-class _FwNoProfiler:
-    """Stands for the profiler of a PyTorch that does not say whether it runs."""
-
-    _is_profiler_enabled = False
-
-
-_fw_says = hasattr(torch.autograd.profiler, "_is_profiler_enabled")
-_fw_profiler: typing.Any = torch.autograd.profiler if _fw_says else _FwNoProfiler
+_fw_profiler: typing.Any = torch.autograd.profiler
 _fw_range: _fw_call = getattr(
     torch._C._profiler, "_RecordFunctionFast", torch.autograd.profiler.record_function
 )
@@ -199,12 +151,10 @@ def _fw_show(driver: typing.Any) -> None:
 
 
 class _FwKernels:
-    """The C entry points as attributes. `entries` has each one's number of pointers and integers.
+    """The C entry points as attributes: the names in `entries`. `load` opens the library of a
+    text."""
 
-    `load` opens the library of a text.
-    """
-
-    def __init__(self, entries: dict[str, tuple[int, int, str]], text: str, load: _fw_call) -> None:
+    def __init__(self, entries: dict[str, str], text: str, load: _fw_call) -> None:
         self._entries, self._text, self._load = entries, text, load
 
     def __getattr__(self, name: str) -> typing.Any:
@@ -216,8 +166,7 @@ class _FwKernels:
 
     def build(self) -> None:
         """Build and bind the library."""
-        entries = {name: each[:2] for name, each in self._entries.items()}
-        self.__dict__.update(_fw_bound(self._load, self._text, entries))
+        self.__dict__.update(_fw_bound(self._load, self._text, self._entries))
 
 
 def _fw_wanted(

@@ -41,9 +41,7 @@ def _fw_behind(
 
 def _fw_register(mode: _FwMode) -> _FwMode:
     """Register the mode's operators, once per name and process, and store them in the mode."""
-    if not hasattr(torch.library, "register_autograd") or not (mode.n_inference and mode.n_tensors):
-        return mode
-    if mode.records or mode.states is not None:
+    if not (mode.n_inference and mode.n_tensors) or mode.records or mode.states is not None:
         return mode
     names = [f"{mode.name}_inference", f"{mode.name}_forward", f"{mode.name}_backward"]
     names = names if mode.backward is not None else names[:1]
@@ -127,9 +125,12 @@ def _fw_define_autograd(mode: _FwMode, forward: str, backward: str) -> None:
     def keep(ctx: typing.Any, inputs: tuple[typing.Any, ...], output: typing.Any) -> None:
         results = tuple(output)
         _fw_save(ctx, mode, tuple(inputs[0]), results)
-        fixed = [results[index] for index in _fw_fixed(mode, ctx.needs_input_grad)]
         # After the outputs come new buffer values and values for backward, without gradients.
-        ctx.mark_non_differentiable(*fixed, *results[mode.n_outputs :])
+        fixed = results[mode.n_outputs :]
+        if mode.fixed or mode.reach:
+            apart = _fw_fixed(mode, ctx.needs_input_grad)
+            fixed += tuple([results[index] for index in apart])
+        ctx.mark_non_differentiable(*fixed)
 
     def differentiate(ctx: typing.Any, tangents: list[torch.Tensor | None]) -> typing.Any:
         _fw_first_only()

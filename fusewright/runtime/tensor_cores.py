@@ -164,14 +164,14 @@ class _FwPrecisions(dict[int, typing.Any]):
 class _FwPreciseKernels(_FwKernels):
     """The same where PyTorch's flags decide how precise an entry point is.
 
-    `entries` then names a macro of the text. `flags` returns how many terms are wanted now, and the
-    entry point is indexed by its terms. The first library has the terms of that moment; most
+    `entries` gives each one a macro of the text. `flags` returns how many terms are wanted now, and
+    the entry point is indexed by its terms. The first library has the terms of that moment; most
     programs never change the flags.
     """
 
     def __init__(
         self,
-        entries: dict[str, tuple[int, int, str]],
+        entries: dict[str, str],
         text: str,
         load: typing.Callable[..., typing.Any],
         flags: typing.Any = None,
@@ -180,7 +180,7 @@ class _FwPreciseKernels(_FwKernels):
         self._flags = flags or _FW_TERMS
 
     def build(self) -> None:
-        macros = sorted({macro for _, _, macro in self._entries.values()} - {""})
+        macros = sorted({*self._entries.values()} - {""})
         self._bind({"": 1, **{macro: self._flags[macro]() for macro in macros}}, macros)
 
     def _bind(self, terms: dict[str, int], macros: list[str]) -> None:
@@ -188,9 +188,9 @@ class _FwPreciseKernels(_FwKernels):
         names = {macro or "FW_OTHERS": terms.get(macro, 0) for macro in ("", *macros)}
         lines = [f"#define {name} {count}\n" for name, count in names.items()]
         text = "".join(lines) + self._text if macros else self._text
-        wanted = {name: each[:2] for name, each in self._entries.items() if each[2] in terms}
+        wanted = [name for name, macro in self._entries.items() if macro in terms]
         for name, entry in _fw_bound(self._load, text, wanted).items():
-            macro = self._entries[name][2]
+            macro = self._entries[name]
             self._keep(name, macro, terms[macro], entry, macros)
 
     def _keep(

@@ -144,7 +144,7 @@ def _compiled(
             return [candidate for each in alone for candidate in each]
         _left_out(kernel, choices[0], f"it cannot be compiled: {error}")
         return []
-    entries = {each.name: each.binding for each in source.entries}
+    entries = {each.name: each.macro for each in source.entries}
     flags = dict.fromkeys(tensor_cores._FW_TERMS, lambda: TERMS)
     kernels = tensor_cores._FwPreciseKernels(entries, source.text, lambda _: made, flags)
     kernels.build()

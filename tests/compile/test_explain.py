@@ -91,7 +91,7 @@ def test_the_text_says_equal_graphs_once() -> None:
     assert lines[0] == "Net: 6 graphs, 8 fused kernels, 8 PyTorch calls"
     title = "train and eval mode, forward with gradients of x: float32[s0, 5, 8] "
     at = lines.index(f"{title}(s0 = 4; 1 kernel, 1 PyTorch call)")
-    name = "custom_relu_max_sub_exp_to_mul"
+    name = "custom_relu_max_to_mul"
     assert lines[at + 1] == f"  fused  {name}: relu → max → sub → exp → sum → div → mul"
     assert lines[at + 2].startswith("  call   aten.addmm.default: PyTorch's matmul")
     assert lines[-1] == "recompilations: none" and lines[-5] == "graph breaks: none"

@@ -65,7 +65,7 @@ def test_states_that_our_own_guards_compare(name: str, tmp_path: Any) -> None:
 
 def test_a_stale_program_is_found_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison can fail, and the program that it prints lacks all that is not needed."""
-    monkeypatch.setattr(altered._FwSnapshot, "holds", lambda self, module: True)
+    monkeypatch.setattr(altered._FwSnapshot, "holds", lambda self, module, mode: True)
     read = Read("float", 0, ("0.5", "1.5", "3.0"))
     steps = (Step("m.part.unrelated = 1.0", calls=0), Step(), Step("m.v0 = 1.5", calls=1))
     words = told(Case(7, "optimize", (read,), steps))

@@ -20,7 +20,7 @@ from fusewright.emit.bundle import ModuleBundle, ProgramPlans
 from fusewright.emit.file import file_text
 from fusewright.plan.steps import Plan
 from tests.support.gradients import output_and_gradients
-from tests.support.handmade import Case, gemm_add_relu
+from tests.support.handmade import Case, gemm_add_relu, with_calls
 from tests.support.tensors import assert_same
 
 KERNELS = r"""
@@ -77,7 +77,7 @@ def cuda_bundle(case: Case) -> ModuleBundle:
             backward=on_cuda(each.backward),
         )
 
-    source = replace(case.bundle.source, language="cuda", text=KERNELS)
+    source = replace(case.bundle.source, language="cuda", text=with_calls(KERNELS))
     modes = tuple(moved(each) for each in case.bundle.modes)
     return replace(case.bundle, language="cuda", source=source, modes=modes)
 

@@ -31,6 +31,7 @@ N = Dim(1, ("n",))
 # Where else a kernel or schedule may be told from others of its kind, and why.
 PERMITTED = {
     "codegen/convolution.py": "a convolution has two schedules, and this file writes both",
+    "plan/inference.py": "an output is left out of a loop, or of the loop in an epilogue",
     "plan/convolutions.py": "a weight gradient reads what the convolution beside it has staged",
 }
 FOLDERS = ("kinds", "ir")
@@ -115,9 +116,8 @@ class Steps:
 
 
 def written(kernel: Doubling, schedule: Steps, target: Target) -> Rendered:
-    parameters = "void* x, void* y, int64_t n, void* workspace, int where, void* stream"
     lines = [
-        f'extern "C" int {kernel.name}({parameters}) {{',
+        f"FW_ENTRY({kernel.name}, void* x, void* y, int64_t n) {{",
         f"  for (int64_t i = 0; i < n; i += {schedule.step})",
         f"    for (int64_t j = i; j < n && j < i + {schedule.step}; ++j)",
         "      static_cast<float*>(y)[j] = 2 * static_cast<const float*>(x)[j];",

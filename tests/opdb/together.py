@@ -76,7 +76,7 @@ class Together:
     def _kernels_of(self, source: Source, load_text: Callable[[str], Any]) -> Any:
         if source.text:
             return _KERNELS_OF(source, load_text)
-        entries = {each.name: each.binding for each in source.entries}
+        entries = {each.name: each.macro for each in source.entries}
         target, names = self._names[id(source.entries)]
         made = _Later(entries, names)
         self._waiting.append((target, made))
@@ -128,7 +128,7 @@ def _for_the_host(target: Target, *rest: Any, **named: Any) -> pipeline.Prepared
 class _Later(library._FwKernels):
     """Entry points of a library that is compiled later."""
 
-    def __init__(self, entries: dict[str, tuple[int, int, str]], names: dict[str, str]) -> None:
+    def __init__(self, entries: dict[str, str], names: dict[str, str]) -> None:
         super().__init__(entries, "", lambda text: None)
         self._names = names
 
@@ -136,14 +136,14 @@ class _Later(library._FwKernels):
         """Not yet."""
 
     def bind(self, built: Mapping[str, Opened]) -> None:
-        for name, (pointers, integers, _) in self._entries.items():
-            found = built[self._names[name]]
+        for name in self._entries:
+            own = self._names[name]
+            found = built[own]
             if isinstance(found, CompileFailed):
                 self.__dict__[name] = functools.partial(_raise, found)
                 continue
-            entry = self._names[name], pointers, integers
-            rarely = library._fw_rarely(found[1], *entry)
-            self.__dict__[name] = library._fw_entry(found[0], *entry, rarely)
+            rarely = library._fw_rarely(found[1], own)
+            self.__dict__[name] = library._fw_builtin(found[0], own, rarely)
 
 
 def _raise(error: CompileFailed, *given: Any) -> None:

@@ -90,10 +90,6 @@ def test_calls_keep_no_references() -> None:
     assert max(now - was for was, now in zip(before, after, strict=True)) < 50
 
 
-def test_a_library_without_them_is_called_by_ctypes() -> None:
-    assert library._fw_builtin(SimpleNamespace(), "powers") is None
-
-
 def test_a_function_outlives_its_module() -> None:
     """An emitted file has its own copy of the module. Python reads a function's record as long as
     the function exists, even while both are deleted."""

@@ -17,7 +17,6 @@ from fusewright.compile.pipeline import prepare
 from fusewright.ir.graph import Dim
 from fusewright.ir.loop import LoopKernel
 from fusewright.kinds.registry import heuristic, render
-from fusewright.runtime import library
 from fusewright.target.target import Target
 from tests.support import loop_runs
 from tests.support.cuda_on_host import emulated
@@ -69,12 +68,7 @@ def prepared_for(model: nn.Module, x: Tensor) -> Any:
     return prepare(model, (x,), modes=("train",), device=x.device, target=target)
 
 
-@pytest.mark.parametrize("built_in", [True, False])
-def test_a_misaligned_call_builds_what_it_needs_once(
-    built_in: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not built_in:  # as another Python than CPython calls entries
-        monkeypatch.setattr(library, "_fw_builtin", lambda *_: None)
+def test_a_misaligned_call_builds_what_it_needs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     loads, model, x = Loads(monkeypatch), Block(), torch.randn(ROWS, COLUMNS)
     ready = prepared_for(model, x)
     fast = on_library(model, x, ready, emulated(ready.source))

@@ -15,7 +15,18 @@ from fusewright.emit.bundle import ModuleBundle, ProgramPlans
 from fusewright.emit.text import module_text
 from fusewright.ir.graph import Binding, ForwardOutput, Ref
 from fusewright.plan.steps import Step
-from tests.support.handmade import PRELUDE, S0, Case, aten, entry, loop, plan, program, spec
+from tests.support.handmade import (
+    PRELUDE,
+    S0,
+    Case,
+    aten,
+    entry,
+    loop,
+    plan,
+    program,
+    spec,
+    with_calls,
+)
 from tests.support.tensors import assert_same
 
 KERNELS = (
@@ -69,7 +80,7 @@ def case(width: int, kind: str) -> Case:
     results = tuple(ForwardOutput("output", index) for index in range(len(outputs)))
     made = program("train", (Binding("input", "0", True),), results, (), plans)
     model, args = Model(), (torch.randn(4, width),)
-    source = Source("host", KERNELS.replace("WIDTH", str(width)), (PARTS, JOINED))
+    source = Source("host", with_calls(KERNELS.replace("WIDTH", str(width))), (PARTS, JOINED))
     modes = (ProgramPlans(made, *plans),)
     bundle = ModuleBundle("together", "host", source, arguments_of(model, args), modes)
     return Case(model, args, bundle, "")

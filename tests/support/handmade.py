@@ -7,6 +7,7 @@ and the emitted text are tested on their own.
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from fusewright.codegen.render import flattened
 from fusewright.codegen.source import Entry, Source, Workspace
 from fusewright.compile.module import arguments_of, kernels_of, load
 from fusewright.compile.owners import Modes, owners_of
@@ -41,6 +43,20 @@ PRELUDE = """#include <cstdint>
 #include <cmath>
 extern "C" const char* fw_error_text(int code) { return code == 7 ? "seven" : "unknown"; }
 """
+
+
+_ENTRY = re.compile(r'extern "C" int (\w+)\(')
+_CALLED = """
+extern "C" _object* NAME_called(_object* self, _object* const* given, std::ptrdiff_t n) {
+  return fw::called<NAME>(NAME, "NAME", self, given, n);
+}
+"""
+
+
+def with_calls(text: str) -> str:
+    """A text of C++ whose entry points are also built-in functions of Python."""
+    calls = "".join(_CALLED.replace("NAME", name) for name in _ENTRY.findall(text))
+    return text + "\n".join([*flattened("scalar/python.hpp", set()), calls])
 
 
 def spec(*shape: Dim | int, dtype: str = "float32") -> TensorSpec:
@@ -257,7 +273,7 @@ def gemm_add_relu() -> Case:
         entry("fw_add_relu", "mm", "bias", "relu"),
         entry("fw_relu_backward", "tangent", "relu", "grad", "sum", workspace=S0),
     )
-    source = Source("host", GEMM_KERNELS, entries)
+    source = Source("host", with_calls(GEMM_KERNELS), entries)
     bundle = ModuleBundle("gemm_add_relu", "host", source, arguments_of(model, args), modes)
     return with_owners(Case(model, args, bundle, GEMM_SOURCE))
 
@@ -400,7 +416,7 @@ def medley() -> Case:
         ProgramPlans(program(mode, bindings, results, (1, 2, 3, 5), plans, tree), *plans)
         for mode in ("train", "eval")
     )
-    source = Source("host", MEDLEY_KERNELS, (_MEDLEY, _MEDLEY_BACK))
+    source = Source("host", with_calls(MEDLEY_KERNELS), (_MEDLEY, _MEDLEY_BACK))
     bundle = ModuleBundle("medley", "host", source, arguments_of(model, args), modes)
     return with_owners(Case(model, args, bundle, MEDLEY_SOURCE))
 

@@ -115,7 +115,7 @@ def test_every_cuda_candidate_computes_the_same(loop: LoopKernel, sizes: dict[st
     named = [(replace(loop, name=f"{loop.name}_{at}"), each) for at, each in enumerate(tried)]
     source = emulated(render(named, CUDA))
     library = loop_runs.compile_source(source, loop_runs.EMULATED)
-    bindings = {each.name: each.binding for each in source.entries}
+    bindings = {each.name: each.macro for each in source.entries}
     kernels = _FwKernels(bindings, source.text, lambda _: library)
     made = [
         CompiledSchedule(each, entry, kernels)

@@ -13,27 +13,11 @@
 namespace fw {
 
 template <int kBytes>
-struct Chunk;
-template <>
-struct Chunk<1> {
-  using Word = uint8_t;
-};
-template <>
-struct Chunk<2> {
-  using Word = uint16_t;
-};
-template <>
-struct Chunk<4> {
-  using Word = uint32_t;
-};
-template <>
-struct Chunk<8> {
-  using Word = uint2;
-};
-template <>
-struct Chunk<16> {
-  using Word = uint4;
-};
+using Chunk = std::conditional_t<
+    kBytes == 16, uint4,
+    std::conditional_t<kBytes == 8, uint2,
+                       std::conditional_t<kBytes == 4, uint32_t,
+                                          std::conditional_t<kBytes == 2, uint16_t, uint8_t>>>>;
 
 // The elements of a cache line of 128 bytes. In rows of any length, vectors of 16 bytes begin where a
 // line does: then a warp touches no more lines than it fills. A block must have a thread for each
@@ -108,10 +92,26 @@ template <class T, int V>
 union Packed {
   static constexpr int kBytes = V * sizeof(T) < 16 ? V * sizeof(T) : 16;
   static constexpr int kWords = V * sizeof(T) / kBytes;
-  using Word = typename Chunk<kBytes>::Word;
+  using Word = Chunk<kBytes>;
   Word words[kWords];
   T lanes[V];
 };
+
+template <int V, class T>
+FW_DEVICE T lane_of(const T* lanes, int v) {
+  return lanes[v];
+}
+// A bf16 is the upper 16 bits of its float: one instruction on the word that holds two of them.
+template <int V>
+FW_DEVICE auto lane_of(const bf16* lanes, int v) {
+  if constexpr (V % 2 == 0) {
+    uint32_t word;
+    memcpy(&word, lanes + v / 2 * 2, sizeof(word));
+    return bits<float>(v % 2 == 0 ? word << 16 : word & 0xffff0000u);
+  } else {
+    return lanes[v];
+  }
+}
 
 // Contiguous lanes; the entry point has checked the alignment.
 template <class T, int V>
@@ -132,16 +132,7 @@ struct Unit {
       fetch_whole(pack.words + w, reinterpret_cast<const Word*>(from) + w);
     }
   }
-  // A bf16 is the upper 16 bits of its float: one instruction on the word that holds two of them.
-  FW_DEVICE auto operator[](int v) const {
-    if constexpr (std::is_same_v<T, bf16> && V % 2 == 0) {
-      uint32_t word;
-      memcpy(&word, pack.lanes + v / 2 * 2, sizeof(word));
-      return bits<float>(v % 2 == 0 ? word << 16 : word & 0xffff0000u);
-    } else {
-      return pack.lanes[v];
-    }
-  }
+  FW_DEVICE auto operator[](int v) const { return lane_of<V>(pack.lanes, v); }
 };
 
 // The maximum or minimum, by Rule, of two pairs of 16-bit floats, element by element.

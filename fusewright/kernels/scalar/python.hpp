@@ -13,22 +13,15 @@
 
 struct _object;
 extern "C" {
-extern __attribute__((weak)) _object _Py_NoneStruct;
-extern __attribute__((weak)) _object PyLong_Type;
-extern __attribute__((weak)) _object* PyExc_TypeError;
-extern __attribute__((weak)) _object* PyExc_RuntimeError;
-__attribute__((weak)) void Py_DecRef(_object*);
-__attribute__((weak)) _object* PyObject_Type(_object*);
+extern __attribute__((weak)) _object _Py_NoneStruct, PyLong_Type;
+extern __attribute__((weak)) _object *PyExc_TypeError, *PyExc_RuntimeError;
+__attribute__((weak)) _object *PyObject_Type(_object*), *PyErr_Occurred(), *PyLong_FromLong(long);
 __attribute__((weak)) _object* PyObject_CallMethodObjArgs(_object*, _object*, ...);
 __attribute__((weak)) _object* PyObject_CallFunctionObjArgs(_object*, ...);
 __attribute__((weak)) _object* PyUnicode_InternFromString(const char*);
-__attribute__((weak)) void PyErr_SetString(_object*, const char*);
-__attribute__((weak)) _object* PyErr_Occurred();
-__attribute__((weak)) void* PyLong_AsVoidPtr(_object*);
+__attribute__((weak)) void PyErr_SetString(_object*, const char*), PyEval_RestoreThread(void*);
+__attribute__((weak)) void Py_DecRef(_object*), *PyLong_AsVoidPtr(_object*), *PyEval_SaveThread();
 __attribute__((weak)) long long PyLong_AsLongLong(_object*);
-__attribute__((weak)) _object* PyLong_FromLong(long);
-__attribute__((weak)) void* PyEval_SaveThread();
-__attribute__((weak)) void PyEval_RestoreThread(void*);
 const char* fw_error_text(int code);
 }
 
@@ -51,7 +44,7 @@ static inline void* address(_object* given) {
 template <class T>
 T argument(_object* given) {
   if constexpr (std::is_pointer_v<T>) {
-    return given == &_Py_NoneStruct ? nullptr : address(given);
+    return static_cast<T>(given == &_Py_NoneStruct ? nullptr : address(given));
   } else {
     return static_cast<T>(PyLong_AsLongLong(given));
   }

@@ -174,6 +174,10 @@ FW_DEVICE uint32_t larger_fp16_pair(uint32_t magnitudes, uint32_t pair) {
 struct Matrices {
   int64_t columns, rows, row_stride, layers, layer_stride;  // strides in elements
 };
+constexpr CUtensorMapDataType map_type(const float*) { return CU_TENSOR_MAP_DATA_TYPE_FLOAT32; }
+constexpr CUtensorMapDataType map_type(const half*) { return CU_TENSOR_MAP_DATA_TYPE_FLOAT16; }
+constexpr CUtensorMapDataType map_type(const bf16*) { return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16; }
+
 template <class T>
 static bool matrix_map(CUtensorMap& map, const T* data, const Matrices& of, int box_columns,
                        int box_rows) {
@@ -198,10 +202,7 @@ static bool matrix_map(CUtensorMap& map, const T* data, const Matrices& of, int 
   const cuuint64_t strides[2] = {of.row_stride * sizeof(T), layer_stride * sizeof(T)};
   const cuuint32_t box[3] = {cuuint32_t(box_columns), cuuint32_t(box_rows), 1};
   const cuuint32_t steps[3] = {1, 1, 1};
-  const auto type = sizeof(T) == 4            ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                    : std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return encode(&map, type, 3, const_cast<T*>(data), sizes, strides, box, steps,
+  return encode(&map, map_type(data), 3, const_cast<T*>(data), sizes, strides, box, steps,
                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
@@ -328,15 +329,22 @@ FW_DEVICE void multiply(float (&sum)[128], const uint32_t (&a)[4], uint64_t b, i
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(int(kFreeMajorB)));
 }
 
+template <bool kFreeMajorA, bool kFreeMajorB, int kSums>
+FW_DEVICE void multiply_of(const half*, float (&sum)[kSums], uint64_t a, uint64_t b, int add) {
+  static_assert(kSums == 32 || kSums == 64 || kSums == 128, "64, 128 or 256 columns of b");
+  if constexpr (kSums == 32) FW_MULTIPLY_64("f16");
+  if constexpr (kSums == 64) FW_MULTIPLY_128("f16");
+  if constexpr (kSums == 128) FW_MULTIPLY_256("f16");
+}
+template <bool kFreeMajorA, bool kFreeMajorB, int kSums>
+FW_DEVICE void multiply_of(const bf16*, float (&sum)[kSums], uint64_t a, uint64_t b, int add) {
+  static_assert(kSums == 64 || kSums == 128, "128 or 256 columns of b");
+  if constexpr (kSums == 64) FW_MULTIPLY_128("bf16");
+  if constexpr (kSums == 128) FW_MULTIPLY_256("bf16");
+}
 template <class T, bool kFreeMajorA, bool kFreeMajorB, int kSums>
 FW_DEVICE void multiply_shared(float (&sum)[kSums], uint64_t a, uint64_t b, int add) {
-  constexpr bool kFew = kSums == 32 && std::is_same_v<T, half>;
-  static_assert(kFew || kSums == 64 || kSums == 128, "128 or 256 columns of b; 64 of half");
-  if constexpr (kSums == 32) FW_MULTIPLY_64("f16");
-  if constexpr (kSums == 64 && std::is_same_v<T, half>) FW_MULTIPLY_128("f16");
-  if constexpr (kSums == 64 && std::is_same_v<T, bf16>) FW_MULTIPLY_128("bf16");
-  if constexpr (kSums == 128 && std::is_same_v<T, half>) FW_MULTIPLY_256("f16");
-  if constexpr (kSums == 128 && std::is_same_v<T, bf16>) FW_MULTIPLY_256("bf16");
+  multiply_of<kFreeMajorA, kFreeMajorB>(static_cast<const T*>(nullptr), sum, a, b, add);
 }
 
 #undef FW_EIGHT
