@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from fusewright.judge.arena import Arena
 from fusewright.judge.conversation import Reply
 from fusewright.judge.cuda import Cuda
 from fusewright.judge.guarded import room
+from fusewright.judge.hearing import Hearing
 from fusewright.judge.launcher import Launcher
 from fusewright.judge.placement import Placement, piece_of
 from fusewright.judge.race import fault_of_time, hidden_s, seconds_of
@@ -179,3 +181,14 @@ def test_a_time_that_the_parents_clock_refutes(times: tuple[object, object]) -> 
     header = {"device": {"stream_us": times[0], "device_us": times[1]}}
     with pytest.raises(BadMessage):
         seconds_of(Reply(header, {}, (), (), 5e-3))
+
+
+def test_memory_that_calls_leave_behind_is_not_asked_on_a_gpu() -> None:
+    """The driver takes memory of the host, so honest kernels would be flagged."""
+    hearing = object.__new__(Hearing)
+    hearing.process = SimpleNamespace(device="cuda")  # type: ignore[assignment]
+    hearing.flags = {}
+    asked: list[object] = []
+    hearing._examine = asked.append  # type: ignore[assignment, method-assign]
+    hearing._look_for_leaks(("train",))
+    assert not asked and not hearing.flags
