@@ -99,8 +99,8 @@ CHECKING = (
     Mutation(
         "below-the-floor",
         f"{_JUDGE}/race.py",
-        "if mine is None or mine.high_us >= found.floor_us:",
-        "if mine is None or mine.high_us >= 0:",
+        "if mine.high_us >= found.floor_us or found.rounds < _ENOUGH_ROUNDS:",
+        "if mine.high_us >= 0 or found.rounds < _ENOUGH_ROUNDS:",
         "a time that no machine can reach is believed",
         ("tests/judge/test_times.py -k floor",),
     ),
