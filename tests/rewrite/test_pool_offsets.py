@@ -75,7 +75,8 @@ def test_results_and_gradients_have_eagers_bits(shape: tuple[int, ...]) -> None:
     pools = {name: pool for name, (pool, of) in POOLS.items() if of == shape}
     model, inputs = SideBySide(pools.values()), [torch.randn(shape) for _ in pools]
     fast, mode = optimized(model, *inputs)
-    assert not calls_in_training(mode) and loops(mode.forward) == len(pools)
+    # One loop for each pool at most: small ones over equal axes share a launch.
+    assert not calls_in_training(mode) and loops(mode.forward) <= len(pools)
     grown, first = [torch.cat((x, x * 2, x)) for x in inputs], [x[:1] for x in inputs]
     for given in (inputs, grown, first, *zip(*map(hard_inputs, inputs), strict=True)):
         same(fast, model, *given, words=tuple(pools))
