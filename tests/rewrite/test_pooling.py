@@ -37,7 +37,11 @@ OURS = {
     "a network's first": (lambda x: F.max_pool2d(x, 3, 2, 1), IMAGES),
     "dilated": (lambda x: F.max_pool2d(x, 2, dilation=2), IMAGES),
     "dilated line": (lambda x: F.max_pool1d(x, 5, 2, padding=2, dilation=2), LINES),
-    "nothing but padding": (lambda x: F.max_pool1d(x[..., :1], 2, 1, padding=1, dilation=2), LINES),
+    # Without a gradient: PyTorch's own writes behind its memory there.
+    "nothing but padding": (
+        lambda x: F.max_pool1d(x[..., :1].detach(), 2, 1, padding=1, dilation=2),
+        LINES,
+    ),
     "overlapping volume": (lambda x: F.max_pool3d(x, 3, 2, 1), VOLUMES),
     "rounded up": (lambda x: F.max_pool2d(x, 2, 3, padding=1, ceil_mode=True), IMAGES),
     "mean, overlapping": (lambda x: F.avg_pool2d(x, 3, 1, 1), IMAGES),
@@ -84,7 +88,8 @@ def test_which_pools_become_loops(first: int, last: bool) -> None:
     ]
     fast, mode = optimized(model, *inputs, mode="eval")
     loops = [step for step in mode.inference.steps if step.kind == "loop"]
-    assert not called_operators(mode.inference) and len(loops) == len(pools)
+    # Small ones over equal axes share a launch.
+    assert not called_operators(mode.inference) and len(loops) <= len(pools)
     grown = [torch.randn_like(torch.cat((x, x))) for x in inputs]
     for given in (inputs, grown, [x * math.inf for x in inputs]):
         with torch.no_grad():
