@@ -349,7 +349,10 @@ def _is_compared(guard: Any, kind: str, found: tuple[Held, Any], reads: Reads) -
     if held is Held.ANYTHING:
         return False
     if kind == "DICT_KEYS_MATCH" and _name(guard).endswith(_TENSORS):
-        return False  # Ours find the tensors that were there; they do not look for more.
+        # Ours find the tensors that were there; they do not look for more. But hooks of
+        # torch.nn.utils, such as weight_norm's, put their tensor into the table at each call.
+        owner = reads.owner(_name(guard))[0][1]
+        return isinstance(owner, nn.Module) and any(altered._fw_hooks(owner))
     if kind == "DUPLICATE_INPUT":
         return reads.held(_name(given))[0] is not Held.ANYTHING
     if kind == "NOT_PRESENT_IN_GENERIC_DICT":

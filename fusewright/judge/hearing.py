@@ -268,11 +268,8 @@ class Hearing:
         return reply
 
     def _look_for_leaks(self, modes: Sequence[str]) -> None:
-        """A flag if calls leave memory behind; what they took before is known by now.
-
-        Not on a GPU: CUDA's driver takes up to 64 MiB more of the host for honest kernels (H200).
-        """
-        if self.process.device != "cpu":
+        """A flag if calls leave memory behind; what they took before is known by now."""
+        if self.process.device != "cpu":  # CUDA's driver takes 64 MiB of the host (H200)
             return
         before, self.kept_bytes = self.held_bytes, _KEPT_BYTES  # the judge keeps nothing any more
         steps = leak_steps(modes)

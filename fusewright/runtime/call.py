@@ -197,9 +197,8 @@ def _fw_forward(
         # A nested tensor must not be compared: it has no strides, and asking for them is fatal.
         if getattr(each, "is_nested", False) is True:  # a torch.fx.Proxy has any attribute
             plain = False
-    if compiling or not plain or _fw_forward_ad._current_level >= 0 or _fw_modes():
-        return _fw_guarded(modes, module, args, kwargs, plain)
-    if _fw_function_modes() and _fw_sees_functions():
+    unusual = compiling or not plain or _fw_forward_ad._current_level >= 0 or _fw_modes()
+    if unusual or (_fw_function_modes() and _fw_sees_functions()):
         return _fw_guarded(modes, module, args, kwargs, plain)
     training, grad_mode, dtype = module.training, _fw_grad_mode(), torch.get_default_dtype()
     for mode in modes:
@@ -207,9 +206,8 @@ def _fw_forward(
             tensors = args if mode.as_given else mode.gather(module, args)
             for alike, wanted in mode.fitted[grad_mode]:
                 if alike(*tensors):
-                    if mode.states is not None and mode.states.misfit(module, tensors):
-                        break
-                    if not _fw_unaltered(module, mode):
+                    misfit = mode.states is not None and mode.states.misfit(module, tensors)
+                    if misfit or not _fw_unaltered(module, mode):
                         break
                     if wanted or mode.mutations or mode.states is not None:
                         return None, _fw_run(mode, tensors, wanted, module)
@@ -251,12 +249,8 @@ def _fw_bind(
         if _FW_UNKNOWN in structure:
             return (), f"the arguments are {structure}, whose content cannot be compared"
     tensors: _fw_tensors = mode.gather(module, leaves)
-    grad_mode = torch.is_grad_enabled()
-    if (
-        mode.forward_only
-        and grad_mode
-        and any(getattr(each, "requires_grad", 0) for each in tensors)
-    ):
+    wanted = mode.forward_only and _fw_grad_mode()
+    if wanted and any(getattr(each, "requires_grad", False) for each in tensors):
         return tensors, mode.forward_only
     reason = mode.misfit(*tensors)
     if reason is None and mode.states is not None:
