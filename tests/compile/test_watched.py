@@ -238,7 +238,7 @@ def test_state_that_changes_between_calls(name: str) -> None:
 def test_watched_objects_that_stay_cost_no_program() -> None:
     model, x = Model(lambda m, x: CHOSEN(m.chosen(activated(x)))), torch.randn(3, 4)
     assert {each[1] for each in trust(model, (x,), {}).watched} == {
-        *("CHOSEN", "activated", "activation", "chosen", "forward")
+        *("CHOSEN", "activated", "activation", "chosen", "forward", "linear")
     }
     fast = fusewright.optimize(model, x)
     for _ in range(3):
