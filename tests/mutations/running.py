@@ -58,8 +58,8 @@ RUNNING = (
     Mutation(
         "not-looked-again",
         f"{_RUNTIME}/call.py",
-        "                    if not _fw_unaltered(module, mode):\n                        break\n",
-        "",
+        "if misfit or not _fw_unaltered(module, mode):",
+        "if misfit:",
         "a remembered call does not notice that the module has changed",
         ("tests/runtime/test_altered.py", "tests/runtime/test_remembered_calls.py"),
     ),
