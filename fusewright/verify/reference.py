@@ -208,19 +208,30 @@ def examine(
     worst: dict[str, Check] = {}
     for layout in expected.eager if layouts is None else layouts:
         found = answer(expected.question, layout).results[layout]
-        checks = tuple(compare_answers(found, layout, expected))
-        alike = (each for each in expected.eager if value_layout(each) == value_layout(layout))
-        others = [expected.eager[each] for each in alike if each != layout]
-        for number in range(_RIGHT_RUNS if right_runs and expected.truth else 0):
-            if not any(each.is_only_inexact for each in checks):
-                break
-            asked = replace(expected.question, seed=expected.question.seed + number)
-            others += right_runs(asked, layout) if right_runs else ()
-            checks = tuple(
-                compare_answers(found, layout, replace(expected, others={layout: others}))
-            )
-        keep_worst(worst, checks)
+        keep_worst(worst, _compared(found, layout, expected, right_runs))
     return tuple(worst.values())
+
+
+def _compared(
+    found: Results,
+    layout: str,
+    expected: Expected,
+    right_runs: Callable[[Question, str], Sequence[Results]] | None,
+) -> tuple[Check, ...]:
+    """The checks of one layout, beside as many right runs as it takes."""
+    checks = tuple(compare_answers(found, layout, expected))
+    if right_runs is None or not expected.truth:
+        return checks
+    alike = (each for each in expected.eager if value_layout(each) == value_layout(layout))
+    others = [expected.eager[each] for each in alike if each != layout]
+    for number in range(_RIGHT_RUNS):
+        if not any(each.is_only_inexact for each in checks):
+            break
+        asked = replace(expected.question, seed=expected.question.seed + number)
+        others += right_runs(asked, layout)
+        beside = replace(expected, others={layout: others})
+        checks = tuple(compare_answers(found, layout, beside))
+    return checks
 
 
 def keep_worst(worst: dict[str, Check], checks: Iterable[Check]) -> None:
