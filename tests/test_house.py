@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -98,6 +99,22 @@ def imported(tree: ast.Module) -> Iterator[tuple[int, tuple[str, ...]]]:
             yield from ((node.lineno, (*module, alias.name)) for alias in node.names)
 
 
+def imported_files(path: Path) -> set[Path]:
+    """Files of this package that a file imports, anywhere in it."""
+    found = set()
+    for _, name in imported(ast.parse(path.read_text())):
+        if name[0] == PACKAGE.name:
+            # The last word is a module or what it defines.
+            places = (ROOT.joinpath(*name), ROOT.joinpath(*name[:-1]))
+            files = (
+                each
+                for place in places
+                for each in (place.with_suffix(".py"), place / "__init__.py")
+            )
+            found |= {next(each for each in files if each.exists())}
+    return found - {path, PACKAGE / "__init__.py"}
+
+
 def is_test_module(name: tuple[str, ...]) -> bool:
     return name[0] == "tests" and any(part.startswith("test_") for part in name)
 
@@ -158,6 +175,12 @@ def test_imports_run_one_way(path: Path) -> None:
             continue  # The version is no stage.
         assert name in ROW, f"{name_of(path)}:{line} imports {name}, which has no place in ORDER"
         assert ROW[name] <= ROW[stage], f"{name_of(path)}:{line}: {stage} must not import {name}"
+
+
+def test_no_files_import_each_other() -> None:
+    """Not in a circle either, and not inside functions: each file can be read after its imports."""
+    files = {name_of(path): map(name_of, imported_files(path)) for path in SOURCES}
+    graphlib.TopologicalSorter(files).prepare()
 
 
 def test_runtime_stands_alone() -> None:
@@ -256,6 +279,9 @@ def test_the_rules_catch_what_they_forbid() -> None:
     assert ROW["ir"] < ROW["plan"]
     freed = "torch.empty(8).data_ptr()\nx.data_ptr()\nx.untyped_storage().data_ptr()\n"
     assert freed_addresses(ast.parse(freed)) == [1]
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter({"a": ["b"], "b": ["a"]}).prepare()
+    assert PACKAGE / "ir" / "graph.py" in imported_files(PACKAGE / "plan" / "steps.py")
     patches = "from fusewright.ir import graph\nset(graph, 'x', 1)\nset(y, 'x')\n(graph, 'z')\n"
     where = "fusewright.ir.graph"
     assert replaced_names(ast.parse(patches)) == [(2, where, "x"), (4, where, "z")]

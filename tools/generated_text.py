@@ -27,7 +27,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from fusewright.compile.module import arguments_of
+from fusewright.compile.call_kinds import arguments_of
 from fusewright.compile.owners import owners_of
 from fusewright.compile.pipeline import prepare
 from fusewright.emit.bundle import ModuleBundle

@@ -30,9 +30,10 @@ from fusewright.capture.graphs import (
 )
 from fusewright.capture.relied_on import relied_on, traced_code
 from fusewright.compile.call_kinds import DEVICES
+from fusewright.compile.engine import Engine
 from fusewright.compile.execute import executed
 from fusewright.compile.explanation import GraphFacts, steps_of
-from fusewright.compile.module import Engine, kernels_of, loader
+from fusewright.compile.loading import kernels_of, loader
 from fusewright.compile.pipeline import Prepared, prepare_programs
 from fusewright.compile.places import Version
 from fusewright.compile.replayed import REDUCE_OVERHEAD, Part, replayed_run

@@ -1,17 +1,40 @@
-"""What a guard checks of a call, as text: to know a call again."""
+"""What a guard checks of a call: for the guard itself, and as text, to know a call again."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from fusewright.compile.original import original_class
+from fusewright.emit.bundle import Arguments
 from fusewright.runtime import altered, guard
 
 DEVICES = ("cpu", "cuda")
+
+
+def arguments_of(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+) -> Arguments:
+    """The example call, for its guard."""
+    names = positional_parameters(original_class(model).forward)
+    args, rest = guard._fw_positional(names, tuple(args), dict(kwargs or {}))
+    structure = guard._fw_flatten((args, rest), [])
+    plain = not rest and all(isinstance(each, torch.Tensor) for each in args)
+    return Arguments(structure, len(args) if plain else -1, names)
+
+
+@functools.cache
+def positional_parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the positional parameters of a class's forward, after self."""
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(each.name for each in parameters if each.kind in kinds)
 
 
 def sketch_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -10,9 +10,10 @@ from torch import nn
 
 from fusewright.capture.breaks import GraphBreak, breaks_in, limit_reached
 from fusewright.capture.source_location import of_expression
+from fusewright.compile.engine import FACTS, Engine, engine_of
 from fusewright.compile.explanation import Explanation, GraphFacts, counted
 from fusewright.compile.front import dynamo_graphs
-from fusewright.compile.module import FACTS, Engine, engine_of, original, original_class
+from fusewright.compile.original import original, original_class
 from fusewright.compile.replayed import REPLAYED
 from fusewright.errors import ProblemError
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from fusewright.capture.relied_on import remove_from_cache
 from fusewright.compile.backend import Traced, traced_backend
-from fusewright.compile.module import original_class
+from fusewright.compile.original import original_class
 from fusewright.compile.places import MOST_MADE, Places, Version
 from fusewright.compile.sharing import Sharing
 

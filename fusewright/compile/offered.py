@@ -6,6 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fusewright.compile.explain import explain
+from fusewright.compile.explanation import Explanation
+from fusewright.compile.save import save
+
 
 class Offered:
     """A method that exists where the model has no attribute of its name."""
@@ -35,15 +39,11 @@ class Offers:
     """The methods that `optimize` adds to a model."""
 
     @Offered
-    def explain(self) -> Any:
-        """What is fused, what is not, and what became of the calls so far: an `Explanation`."""
-        from fusewright.compile.explain import explain
-
+    def explain(self) -> Explanation:
+        """What is fused, what is not, and what became of the calls so far."""
         return explain(self)
 
     @Offered
     def save(self, path: str | Path) -> Path:
         """Write the module as one file with `ModelNew`, which needs PyTorch alone."""
-        from fusewright.compile.save import save
-
         return save(self, path)

@@ -20,8 +20,9 @@ from fusewright.capture.generators import watched_generators
 from fusewright.capture.hooks import unhooked
 from fusewright.capture.private import real_copy
 from fusewright.capture.real_call import real_call
-from fusewright.compile import module
 from fusewright.compile.call_kinds import kind_of_call
+from fusewright.compile.engine import ENGINE, engine_of
+from fusewright.compile.original import original_class
 from fusewright.compile.owners import owners_of
 from fusewright.compile.pipeline import MODES
 from fusewright.compile.settings import example_arguments
@@ -73,10 +74,10 @@ def optimize_parts(
 
 def _install(part: nn.Module, fast: nn.Module) -> None:
     """Let the part run the programs of an optimized module. Whoever holds the part keeps it."""
-    engine = module.engine_of(fast)
+    engine = engine_of(fast)
     assert engine is not None
     vars(part).pop("_fw_seen", None)
-    vars(part)[module.ENGINE] = copy.deepcopy(engine)
+    vars(part)[ENGINE] = copy.deepcopy(engine)
     part.__class__ = type(fast)
 
 
@@ -113,7 +114,7 @@ def _calls(
         raise ProblemError(f"a copy of {type(model).__name__} would still use the model; {how}")
     twin, args, kwargs = copies
     for each in twin.modules():
-        each.__class__ = module.original_class(each)  # kernels would say that they are watched
+        each.__class__ = original_class(each)  # kernels would say that they are watched
     found: dict[str, _Call] = {}
 
     def noting(path: str) -> Any:

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from fusewright.compile.engine import Engine, engine_of
 from fusewright.compile.explain import breaks_of, is_of_capture, placed
-from fusewright.compile.module import Engine, engine_of, original_class
+from fusewright.compile.original import original_class
 from fusewright.emit.file import file_text
 from fusewright.emit.header import kernel_lines, opening_lines
 from fusewright.errors import OutputError, ProblemError, SaveError

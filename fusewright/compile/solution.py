@@ -20,14 +20,16 @@ from fusewright.build import Artifact
 from fusewright.capture.eager import fails_in_eager
 from fusewright.capture.private import private
 from fusewright.capture.reads import Watched
-from fusewright.compile import module
-from fusewright.compile.call_kinds import DEVICES, sketch_of
+from fusewright.compile.call_kinds import DEVICES, arguments_of, sketch_of
 from fusewright.compile.check import Example, found_different
 from fusewright.compile.distance import Limits
+from fusewright.compile.engine import FACTS, Front, Specialise, engine_of
 from fusewright.compile.explanation import facts_of
 from fusewright.compile.front import by_dynamo
 from fusewright.compile.functions import optimized_function
 from fusewright.compile.left_to_original import left_to_original
+from fusewright.compile.loading import kernels_of, load, loader
+from fusewright.compile.module import optimized
 from fusewright.compile.owners import Modes, owners_of, pin
 from fusewright.compile.pipeline import MODES, Prepared, prepare
 from fusewright.compile.places import Places
@@ -131,14 +133,14 @@ def solve(
         name=name,
         language=prepared.target.language,
         source=prepared.source,
-        arguments=module.arguments_of(model, tuple(args), kwargs),
+        arguments=arguments_of(model, tuple(args), kwargs),
         modes=tuple(_with_owners(each, traced) for each in prepared.modes),
         autocast=_autocast(device),
         default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
     )
     built: list[Artifact] = []
-    load_text = module.loader(prepared.source, device, built)
-    kernels = module.kernels_of(prepared.source, load_text)
+    load_text = loader(prepared.source, device, built)
+    kernels = kernels_of(prepared.source, load_text)
     start = time.perf_counter()
     if build:
         progress("compile kernels", SHARE_PREPARED)
@@ -161,9 +163,9 @@ def _autocast(device: torch.device) -> str:
 def drivers(solution: Solution, replays: bool) -> Modes:
     """The programs of the module's text, with its kernels and what `explain` says of them. If
     `replays`, they are replayed by CUDA graphs where that is possible."""
-    modes = module.load(solution.bundle, solution.kernels)
+    modes = load(solution.bundle, solution.kernels)
     for mode, plans in zip(modes, solution.bundle.modes, strict=True):
-        vars(mode)[module.FACTS] = facts_of(plans, solution.bundle.autocast)
+        vars(mode)[FACTS] = facts_of(plans, solution.bundle.autocast)
         mode.watched = solution.watched
     return with_replays(modes, solution.bundle.modes) if replays else modes
 
@@ -172,7 +174,7 @@ def _require_agreement(
     solution: Solution, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> None:
     """An error if the programs differ from eager on the example."""
-    modes = module.load(solution.bundle, solution.kernels)
+    modes = load(solution.bundle, solution.kernels)
     limits = Limits(in_16_bits=bool(solution.bundle.autocast))
     found = found_different(Example(model, args, kwargs or {}), modes, limits)
     if found:
@@ -284,19 +286,19 @@ def optimize(
     front = functools.partial(by_dynamo, tune=tune, replays=replays)
     again = functools.partial(_specialise, name, check=check, replays=replays)
     if left_to_original(model, args, example_kwargs or {}) is not None:
-        return module.optimized(model, (), again, front=front)  # a call says why
+        return optimized(model, (), again, front=front)  # a call says why
     try:
         solution = _trusted(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
         if check:
             _require_agreement(solution, model, args, example_kwargs)
     except LeftToEagerError as error:
         call._fw_warn(first_line(error))
-        return module.optimized(model, eager=frozenset(MODES))
+        return optimized(model, eager=frozenset(MODES))
     except UnguardedError as error:
         debug.log(1, "torch.compile runs %s: %s", name, error)
         ours = front if error.by_dynamo else None
         why, places = first_line(error), Places.named_by(error)
-        return module.optimized(model, front=ours, reason=why, places=places)
+        return optimized(model, front=ours, reason=why, places=places)
     warn_of(solution, stacklevel=2)
     pinned = pin(drivers(solution, replays), model)
     return _module_of(solution, pinned, model, args, example_kwargs or {}, again, front)
@@ -308,8 +310,8 @@ def _module_of(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    again: module.Specialise,
-    front: module.Front,
+    again: Specialise,
+    front: Front,
 ) -> nn.Module:
     """The optimized module with the programs of a solution. `again` makes those of other calls."""
     prepared = solution.prepared
@@ -317,8 +319,8 @@ def _module_of(
     known = frozenset((sketch_of(model, args, kwargs),))
     places = Places(solution.watched, codes=solution.codes)
     settings = (left_out, front, "", known, prepared.eager, places)
-    fast = module.optimized(model, pinned, again, *settings)
-    engine = module.engine_of(fast)
+    fast = optimized(model, pinned, again, *settings)
+    engine = engine_of(fast)
     assert engine is not None
     where = device_name(device_of(model, args))
     engine.source = Saveable(solution.bundle, prepared.left_out, where)

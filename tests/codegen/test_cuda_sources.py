@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import loop_kernels
-from fusewright.compile.module import arguments_of
+from fusewright.compile.call_kinds import arguments_of
 from fusewright.compile.owners import owners_of
 from fusewright.compile.pipeline import prepare
 from fusewright.emit.bundle import ModuleBundle

@@ -20,7 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fusewright.bench.plan_record import plan_graphs, step_times
 from fusewright.bench.record import Rates
 from fusewright.bench.trace import Trace
-from fusewright.compile.module import arguments_of, kernels_of, load
+from fusewright.compile.call_kinds import arguments_of
+from fusewright.compile.loading import kernels_of, load
 from fusewright.compile.owners import owners_of
 from fusewright.compile.pipeline import Prepared, prepare
 from fusewright.emit.bundle import ModuleBundle

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import fusewright
 from fusewright.capture import unguarded
 from fusewright.capture.beside import Beside, together
-from fusewright.compile.module import engine_of
+from fusewright.compile.engine import engine_of
 from fusewright.compile.places import MOST_MADE
 
 

@@ -22,7 +22,10 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 import fusewright
-from fusewright.compile import module
+from fusewright.compile.loading import load
+from fusewright.compile.module import Optimized, optimized
+from fusewright.compile.original import original_class
+from fusewright.compile.owners import Modes
 from fusewright.compile.solution import _specialise, solve
 from fusewright.errors import CaptureError, ProblemError
 from tests.support.gradients import medley_results, output_and_gradients
@@ -62,7 +65,7 @@ def _fresh_dynamo() -> None:
 
 def test_the_module_has_the_models_class_and_state(gemm: Made) -> None:
     model = copy.deepcopy(gemm[0].model)
-    fast = module.optimized(model, gemm[1])
+    fast = optimized(model, gemm[1])
     assert isinstance(fast, type(model)) and type(fast).__name__ == "Model"
     assert list(fast.state_dict()) == list(model.state_dict())
     assert all(a is b for a, b in zip(fast.parameters(), model.parameters(), strict=True))
@@ -71,11 +74,11 @@ def test_the_module_has_the_models_class_and_state(gemm: Made) -> None:
     fast.load_state_dict(other.state_dict())
     other.load_state_dict(fast.state_dict())
     assert_same(model.bias, other.bias)
-    assert module.original_class(module.optimized(fast)) is type(model)
+    assert original_class(optimized(fast)) is type(model)
 
 
 def test_replaced_and_tied_parameters_are_seen(gemm: Made) -> None:
-    fast = module.optimized(copy.deepcopy(gemm[0].model), gemm[1])
+    fast = optimized(copy.deepcopy(gemm[0].model), gemm[1])
     x = torch.randn(4, 3)
     fast.bias = nn.Parameter(torch.full((5,), 100.0))
     assert_same(fast(x), torch.relu(fast.gemm(x) + 100))
@@ -88,7 +91,7 @@ def test_replaced_and_tied_parameters_are_seen(gemm: Made) -> None:
 @pytest.mark.parametrize("kind", list(misfits(nn.Identity())))
 def test_a_call_that_does_not_fit_runs_the_original_and_warns_once(gemm: Made, kind: str) -> None:
     model = copy.deepcopy(gemm[0].model)
-    fast = module.optimized(copy.deepcopy(model), gemm[1], no_program)
+    fast = optimized(copy.deepcopy(model), gemm[1], no_program)
     run, word = misfits(fast)[kind]
     with pytest.warns(RuntimeWarning, match=word):
         mine = run()
@@ -105,7 +108,7 @@ def test_a_call_that_does_not_fit_runs_the_original_and_warns_once(gemm: Made, k
 )
 def test_an_error_of_eager_mode_is_raised(gemm: Made, args: tuple[Any, ...]) -> None:
     model = copy.deepcopy(gemm[0].model)
-    fast = module.optimized(copy.deepcopy(model), gemm[1], no_program)
+    fast = optimized(copy.deepcopy(model), gemm[1], no_program)
     with pytest.raises(Exception) as theirs:
         model(*args)
     with pytest.warns(RuntimeWarning), pytest.raises(theirs.type) as mine:
@@ -119,14 +122,14 @@ def test_a_new_kind_of_call_is_specialised_once(gemm: Made) -> None:
 
     def specialise(
         model: nn.Module, args: tuple[Any, ...], kwargs: Any, changed: Sequence[str]
-    ) -> module.Modes | None:
+    ) -> Modes | None:
         asked.append(args)
         assert type(model) is type(case.model)
         if args[0].dtype is torch.float64:
             raise CaptureError("no doubles here")
         return modes
 
-    fast = module.optimized(copy.deepcopy(case.model), (), specialise)
+    fast = optimized(copy.deepcopy(case.model), (), specialise)
     for rows in (4, 7, 4):
         fast(torch.randn(rows, 3))
     assert len(asked) == 1
@@ -145,8 +148,8 @@ def test_small_batches_get_a_program_of_their_own() -> None:
     solution = solve(model, (torch.randn(16, 3),), modes=("eval",))
     (mode,) = solution.bundle.modes
     bundle = replace(solution.bundle, modes=(replace(mode, worth=("s0", 8)),))
-    modes = module.load(bundle, solution.kernels)
-    fast = module.optimized(model, modes, partial(_specialise, "affine"))
+    modes = load(bundle, solution.kernels)
+    fast = optimized(model, modes, partial(_specialise, "affine"))
     for rows in (16, 4, 7, 1, 8, 16):
         x = torch.randn(rows, 3)
         with torch.no_grad(), warnings.catch_warnings():
@@ -157,7 +160,7 @@ def test_small_batches_get_a_program_of_their_own() -> None:
 
 
 def test_hooks_copies_and_moves(gemm: Made) -> None:
-    fast = module.optimized(copy.deepcopy(gemm[0].model), gemm[1], no_program)
+    fast = optimized(copy.deepcopy(gemm[0].model), gemm[1], no_program)
     x = torch.randn(4, 3)
     seen: list[torch.Tensor] = []
     handle = fast.register_forward_hook(lambda m, a, out: seen.append(out))
@@ -172,13 +175,13 @@ def test_hooks_copies_and_moves(gemm: Made) -> None:
 
 
 def test_an_unpickled_module_compiles_its_programs_again(gemm: Made) -> None:
-    fast = module.optimized(Affine(), gemm[1], no_program)
+    fast = optimized(Affine(), gemm[1], no_program)
     buffer = io.BytesIO()
     torch.save(fast, buffer)
     buffer.seek(0)
     x = torch.randn(4, 3)
     for back in (pickle.loads(pickle.dumps(fast)), torch.load(buffer, weights_only=False)):
-        assert isinstance(back, module.Optimized) and isinstance(back, Affine)
+        assert isinstance(back, Optimized) and isinstance(back, Affine)
         assert back.__dict__["_fw_engine"].modes == []
         assert_same(back(x), fast(x))
 
@@ -186,7 +189,7 @@ def test_an_unpickled_module_compiles_its_programs_again(gemm: Made) -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_torch_compile_sees_one_custom_operator(gemm: Made, backend: str) -> None:
     eager = copy.deepcopy(gemm[0].model)
-    fast = module.optimized(copy.deepcopy(eager), gemm[1])
+    fast = optimized(copy.deepcopy(eager), gemm[1])
     compiled = torch.compile(fast, fullgraph=True, backend=backend)
     for rows in (4, 7, 9, 2):
         x = torch.randn(rows, 3)
@@ -201,7 +204,7 @@ def test_torch_compile_sees_one_custom_operator(gemm: Made, backend: str) -> Non
 
 def test_torch_compile_with_every_kind_of_output(mixed: Made) -> None:
     eager = copy.deepcopy(mixed[0].model)
-    fast = module.optimized(copy.deepcopy(eager), mixed[1])
+    fast = optimized(copy.deepcopy(eager), mixed[1])
     graphs: list[str] = []
 
     def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -246,7 +249,7 @@ def _worker(rank: int, folder: str, port_file: str) -> None:
     eager = copy.deepcopy(case.model)
     place = Path(folder) / str(rank)
     place.mkdir()
-    fast = nn.parallel.DistributedDataParallel(module.optimized(case.model, case.modes(place)))
+    fast = nn.parallel.DistributedDataParallel(optimized(case.model, case.modes(place)))
     x = torch.arange(24, dtype=torch.float32).reshape(8, 3) / 10
     fast(x[rank::2]).sum().backward()
     (eager(x).sum() / 2).backward()

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.compile import solution
-from fusewright.compile.module import Optimized, engine_of
+from fusewright.compile.engine import engine_of
+from fusewright.compile.module import Optimized
 from fusewright.errors import CaptureError, ProblemError
 from tests.support.composed import Block, eager, example, train
 

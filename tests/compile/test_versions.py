@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.compile import front
-from fusewright.compile.module import Optimized, engine_of
+from fusewright.compile.engine import engine_of
+from fusewright.compile.module import Optimized
 
 SETTINGS = {"scale": 2.0}  # for its sake, calls go through Dynamo
 

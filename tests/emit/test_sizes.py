@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusewright.compile.module import arguments_of
+from fusewright.compile.call_kinds import arguments_of
 from fusewright.compile.owners import owners_of
 from fusewright.compile.pipeline import prepare
 from fusewright.emit.bundle import ModuleBundle

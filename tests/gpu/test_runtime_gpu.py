@@ -15,7 +15,8 @@ from torch import nn
 
 import fusewright
 from fusewright import build
-from fusewright.compile import module
+from fusewright.compile.loading import kernels_of, load
+from fusewright.compile.module import optimized
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
 from fusewright.emit.file import file_text
 from fusewright.plan.steps import Plan
@@ -87,8 +88,8 @@ def pair() -> tuple[nn.Module, nn.Module]:
     case = gemm_add_relu()
     bundle = cuda_bundle(case)
     eager = case.model.cuda()
-    kernels = module.kernels_of(bundle.source, lambda _: build.load(build.build(bundle.source)))
-    return eager, module.optimized(copy.deepcopy(eager), module.load(bundle, kernels))
+    kernels = kernels_of(bundle.source, lambda _: build.load(build.build(bundle.source)))
+    return eager, optimized(copy.deepcopy(eager), load(bundle, kernels))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 4096])

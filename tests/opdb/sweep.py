@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import fusewright
-from fusewright.compile.module import engine_of
+from fusewright.compile.engine import engine_of
 from fusewright.errors import FusewrightError
 from fusewright.runtime import call
 from tests.opdb.cases import Case, Entry, cases_of

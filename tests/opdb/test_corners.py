@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fusewright
 from fusewright.capture.unguarded import Trust
 from fusewright.compile import solution
-from fusewright.compile.module import engine_of
+from fusewright.compile.engine import engine_of
 from tests.opdb.compare import differences
 from tests.opdb.corners import Corner, corners
 from tests.opdb.models import tensors_of

@@ -20,7 +20,8 @@ import torch
 from fusewright.build import build, load
 from fusewright.capture.unguarded import Trust
 from fusewright.codegen.source import Source
-from fusewright.compile import module, pipeline, solution
+from fusewright.compile import pipeline, solution
+from fusewright.compile.loading import kernels_of
 from fusewright.errors import CompileFailed
 from fusewright.ir.kernel import Kernel
 from fusewright.kinds import registry
@@ -50,7 +51,7 @@ class Together:
         with eager either: that is the sweep's task, and they cannot run yet."""
         with contextlib.ExitStack() as patches:
             patches.enter_context(mock.patch.object(pipeline, "render", self._render))
-            patches.enter_context(mock.patch.object(module, "kernels_of", self._kernels_of))
+            patches.enter_context(mock.patch.object(solution, "kernels_of", self._kernels_of))
             patches.enter_context(mock.patch.object(solution, "trust_of", lambda *_: Trust()))
             patches.enter_context(mock.patch.object(solution, "found_different", lambda *_: ""))
             if self.emulated:
@@ -115,7 +116,7 @@ class Together:
         return load(build(source, arch=architecture(self.device), cores=1))
 
 
-_KERNELS_OF, _PREPARED = module.kernels_of, pipeline.Prepared
+_KERNELS_OF, _PREPARED = kernels_of, pipeline.Prepared
 # Matmuls and convolutions stay PyTorch's: the tests of kernels emulate ours.
 EMULATED = dataclasses.replace(Target.cuda(), tensor_cores=False)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import fusewright
 from fusewright.compile import planning
-from fusewright.compile.module import arguments_of
+from fusewright.compile.call_kinds import arguments_of
 from fusewright.compile.pipeline import prepare
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
 from fusewright.emit.text import module_text

@@ -16,7 +16,9 @@ import torch
 from torch import nn
 
 from fusewright.capture import capture
-from fusewright.compile.module import arguments_of, kernels_of, load, optimized
+from fusewright.compile.call_kinds import arguments_of
+from fusewright.compile.loading import kernels_of, load
+from fusewright.compile.module import optimized
 from fusewright.compile.owners import owners_of
 from fusewright.compile.pipeline import Prepared, prepare
 from fusewright.emit.bundle import ModuleBundle

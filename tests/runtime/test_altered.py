@@ -20,7 +20,7 @@ from torch.nn.modules import module as every_module
 from torch.nn.utils import prune
 
 import fusewright
-from fusewright.compile import module
+from fusewright.compile.engine import MOST_VALUES
 from fusewright.compile.solution import solve
 from fusewright.emit.file import file_text
 from fusewright.errors import DeviceError
@@ -211,10 +211,10 @@ def test_an_attribute_that_changes_every_time_is_not_followed(program: nn.Module
     before = len(fast._fw_engine.modes)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for step in range(2 * module.MOST_VALUES):
+        for step in range(2 * MOST_VALUES):
             fast.scales.append(float(step))
             assert_same(fast(x), eager_result(fast, x))
-    assert len(fast._fw_engine.modes) == before + module.MOST_VALUES
+    assert len(fast._fw_engine.modes) == before + MOST_VALUES
     assert [str(each.message)[:50] for each in caught] == [
         "the original forward runs: attribute scales is not"
     ]

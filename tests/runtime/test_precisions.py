@@ -20,7 +20,9 @@ from fusewright.codegen import convolution as convolution_text
 from fusewright.codegen import matmul as matmul_text
 from fusewright.codegen import weight_gradient as gradient
 from fusewright.codegen.source import Source
-from fusewright.compile.module import arguments_of, kernels_of, load, optimized
+from fusewright.compile.call_kinds import arguments_of
+from fusewright.compile.loading import kernels_of, load
+from fusewright.compile.module import optimized
 from fusewright.compile.owners import owners_of
 from fusewright.compile.pipeline import Prepared, prepare
 from fusewright.emit.bundle import ModuleBundle

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fusewright.compile.module import engine_of
+from fusewright.compile.engine import engine_of
 from fusewright.runtime import library
 from tests.support.composed import ROUTES, ours, train
 

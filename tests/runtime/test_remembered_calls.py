@@ -16,7 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusewright
-from fusewright.compile import module
+from fusewright.compile.engine import ENGINE
+from fusewright.compile.module import optimized
 from fusewright.runtime import call, cuda, guard, host, library, operators, tensor_cores
 from tests.support.handmade import gemm_add_relu
 from tests.support.misfits import Made, misfits, no_program
@@ -45,7 +46,7 @@ def fresh(made: Made, asked: list[str]) -> nn.Module:
         return with_misfit(mode, misfit)
 
     modes = tuple(watched(mode) for mode in made[1])
-    return module.optimized(copy.deepcopy(made[0].model), modes, no_program)
+    return optimized(copy.deepcopy(made[0].model), modes, no_program)
 
 
 def test_the_guards_run_once_for_calls_alike(gemm: Made) -> None:
@@ -79,7 +80,7 @@ def test_a_program_behind_one_that_refuses_is_remembered_too(gemm: Made) -> None
         with_misfit(gemm[1][0], lambda *_: refused.append(1) or "too small a batch"),
         gemm[1][0],
     )
-    fast = module.optimized(copy.deepcopy(gemm[0].model), modes, no_program)
+    fast = optimized(copy.deepcopy(gemm[0].model), modes, no_program)
     first, second = [fast(torch.ones(4, 3)) for _ in range(2)]
     assert_same(second, first)
     assert len(refused) == 1
@@ -288,7 +289,7 @@ def test_calls_alike_take_short_cuts(model: nn.Module, as_given: bool | None, lo
     """Steps that only hand values on are left out. Results are the module's."""
     given = tuple(torch.randn(5) for _ in inspect.signature(model.forward).parameters)
     fast = fusewright.optimize(model.eval(), given, modes=("eval",))
-    (mode,) = fast.__dict__[module.ENGINE].modes
+    (mode,) = fast.__dict__[ENGINE].modes
     assert as_given in (mode.as_given, None) and mode.lone == lone
     for _ in range(3):
         given = tuple(torch.randn(5) for _ in given)

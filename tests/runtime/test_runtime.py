@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fusewright.compile import module
+from fusewright.compile.module import optimized
+from fusewright.compile.owners import Modes
 from fusewright.runtime import call
 from tests.support.gradients import (
     medley_results,
@@ -24,25 +25,25 @@ from tests.support.tensors import assert_same
 
 
 @pytest.fixture(scope="module")
-def gemm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, module.Modes]:
+def gemm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Modes]:
     case = gemm_add_relu()
     return case, case.modes(tmp_path_factory.mktemp("gemm"))
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, module.Modes]:
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Modes]:
     case = medley()
     return case, case.modes(tmp_path_factory.mktemp("medley"))
 
 
-def refuse(*_: Any) -> module.Modes:
+def refuse(*_: Any) -> Modes:
     raise AssertionError("no new program is needed here")
 
 
-def pair(made: tuple[Case, module.Modes]) -> tuple[nn.Module, nn.Module]:
+def pair(made: tuple[Case, Modes]) -> tuple[nn.Module, nn.Module]:
     """A fresh eager model and the optimized form of its copy."""
     eager = copy.deepcopy(made[0].model)
-    return eager, module.optimized(copy.deepcopy(eager), made[1], refuse)
+    return eager, optimized(copy.deepcopy(eager), made[1], refuse)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4, 7])
@@ -212,7 +213,7 @@ def test_keywords_defaults_and_constants(mixed: Any) -> None:
 
 def test_an_output_is_differentiable_only_through_what_it_depends_on(gemm: Any) -> None:
     modes = tuple(type(each)(**vars(each) | {"reach": ((0, (1,)),)}) for each in gemm[1])
-    fast = module.optimized(copy.deepcopy(gemm[0].model), modes, refuse).requires_grad_(False)
+    fast = optimized(copy.deepcopy(gemm[0].model), modes, refuse).requires_grad_(False)
     x = torch.randn(4, 3, requires_grad=True)
     assert not fast(x).requires_grad
     fast.gemm.weight.requires_grad_()
@@ -221,7 +222,7 @@ def test_an_output_is_differentiable_only_through_what_it_depends_on(gemm: Any) 
 
 def test_constants_of_the_graph_are_made_once_and_never_given_away(tmp_path: Path) -> None:
     case = literal_sum()
-    fast = module.optimized(case.model, case.modes(tmp_path), refuse)
+    fast = optimized(case.model, case.modes(tmp_path), refuse)
     x = torch.randn(4, 3, requires_grad=True)
     want = case.model(x)
     total, constant = fast(x)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fusewright.codegen.source import Source
-from fusewright.compile import module
-from fusewright.compile.module import arguments_of
+from fusewright.compile.call_kinds import arguments_of
+from fusewright.compile.module import optimized
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
 from fusewright.emit.text import module_text
 from fusewright.ir.graph import Binding, ForwardOutput, Ref
@@ -109,6 +109,6 @@ def test_who_shares_an_allocation(width: int, kind: str, together: bool) -> None
 @pytest.mark.parametrize("rows", [4, 1, 0, 37])
 def test_kernels_find_what_shares_an_allocation(rows: int, tmp_path: Path) -> None:
     made = case(64, "kernels alone")
-    fast = module.optimized(made.model, made.modes(tmp_path))
+    fast = optimized(made.model, made.modes(tmp_path))
     x = torch.randn(rows, 64)
     assert_same(fast(x), made.model(x))

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fusewright.codegen.source import Source
-from fusewright.compile.module import arguments_of, kernels_of, load, optimized
+from fusewright.compile.call_kinds import arguments_of
+from fusewright.compile.loading import kernels_of, load
+from fusewright.compile.module import optimized
 from fusewright.compile.owners import owners_of
 from fusewright.compile.pipeline import Prepared
 from fusewright.emit.bundle import ModuleBundle

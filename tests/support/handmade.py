@@ -17,7 +17,8 @@ from torch import nn
 
 from fusewright.codegen.render import flattened
 from fusewright.codegen.source import Entry, Source, Workspace
-from fusewright.compile.module import arguments_of, kernels_of, load
+from fusewright.compile.call_kinds import arguments_of
+from fusewright.compile.loading import kernels_of, load
 from fusewright.compile.owners import Modes, owners_of
 from fusewright.emit.bundle import ModuleBundle, ProgramPlans
 from fusewright.ir.graph import (

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusewright.compile import module
+from fusewright.compile.owners import Modes
 from tests.support.handmade import Case
 
-Made = tuple[Case, module.Modes]
+Made = tuple[Case, Modes]
 
 
 def no_program(*_: Any) -> None:
