@@ -16,7 +16,7 @@ PY := .venv/bin/python
 STAMP := .venv/.stamp
 endif
 
-.PHONY: setup lint test test-all models opdb demo bench gpu-test sanitize sanitize-host fuzz fuzz-state clean
+.PHONY: setup lint test test-all models opdb demo bench gpu-test sanitize sanitize-host fuzz fuzz-networks fuzz-state clean
 
 setup: $(STAMP)
 	@$(PY) -c 'import sys, torch; print("Python", sys.version.split()[0], "· PyTorch", torch.__version__)'
@@ -109,6 +109,10 @@ sanitize-host: $(STAMP)
 
 fuzz: $(STAMP)
 	$(PY) -m tests.fuzz --count 10000
+
+# Networks on the kernels of an H200, in emulation.
+fuzz-networks: $(STAMP)
+	$(PY) -m tests.fuzz_networks --count 1000
 
 # Random changes of what forward reads; a failure is printed as a small program.
 fuzz-state: $(STAMP)
