@@ -61,13 +61,13 @@ def _fw_constant(value: typing.Any) -> typing.Any:
     return tuple(inside) if isinstance(value, tuple) else (kind.__name__, *inside)
 
 
-def _fw_is_cyclic(value: typing.Any, around: tuple[int, ...] = ()) -> bool:
+def _fw_is_cyclic(value: typing.Any, around: tuple[typing.Any, ...] = ()) -> bool:
     """Whether a list, dict or the like contains itself."""
     if not isinstance(value, _FW_HOLDERS):
         return False
-    if id(value) in around:
+    if any(value is each for each in around):
         return True
-    around = (*around, id(value))
+    around = (*around, value)
     items = value.values() if isinstance(value, dict) else value
     return any(_fw_is_cyclic(item, around) for item in items if isinstance(item, _FW_HOLDERS))
 
