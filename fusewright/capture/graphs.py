@@ -70,6 +70,9 @@ class FlatGraph:
 def back_end(compile_graph: CompileGraph) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
     """A function for `torch.compile(backend=…)`. `compile_graph` is called for each graph with its
     kind: forward, backward or inference."""
+    if torch.__version__ < "2.12":
+        # A short cut that misses the first tensor of an empty table. Later versions leave it off.
+        torch._dynamo.config.use_recursive_dict_tags_for_guards = False
 
     def compiler(kind: str) -> Callable[..., Any]:
         def compiled(module: fx.GraphModule, _: Sequence[Any]) -> Any:

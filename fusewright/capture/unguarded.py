@@ -124,7 +124,8 @@ def trust(
     try:
         layers = torch._dynamo.config.patch(allow_rnn=True, ignore_logging_functions=_logging())
         times = get_metrics_context(), dynamo_timed("fusewright")
-        with ONE_AT_A_TIME, silenced(), layers, times[0], times[1], noted_lookups() as caught:
+        # PyTorch 2.11 logs the settings at the end of `times`, and fails at these.
+        with ONE_AT_A_TIME, silenced(), times[0], times[1], layers, noted_lookups() as caught:
             frame = convert_frame._get_frame(model, tuple(args), dict(kwargs))
             found = convert_frame.fullgraph_capture(model, tuple(args), dict(kwargs))
     except Exception as error:  # of the model, or Dynamo does not know what it does

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -238,3 +239,16 @@ def test_models_of_pytorchs_own_layers_are_guarded_by_us(name: str) -> None:
     for training in (True, False):
         found = trust(PLAIN[name].train(training), (torch.randn(3, 4),), {})
         assert found.reason == ""
+
+
+def test_pytorch_logs_nothing_while_it_lists_what_forward_reads() -> None:
+    logged: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    root = logging.getLogger("torch._dynamo")
+    root.addHandler(handler)
+    try:
+        trust(Lambda(lambda x: x * SCALE), (torch.randn(3),), {})
+    finally:
+        root.removeHandler(handler)
+    assert not logged
