@@ -22,7 +22,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from fusewright.capture.effects import has_effect
 from fusewright.capture.recurrent import draws, node_op
-from fusewright.capture.source_location import DATA_DEPENDENT, HIGHER_ORDER
+from fusewright.capture.source_location import DATA_DEPENDENT, GENERATOR, HIGHER_ORDER
 from fusewright.errors import CaptureError
 from fusewright.ir.graph import (
     Arg,
@@ -203,7 +203,7 @@ class Converter:
             text = value.type if isinstance(value, torch.device) else str(value)
             return Symbolic(kinds[type(value)], text.removeprefix("torch."))
         if isinstance(value, torch.Generator):
-            raise CaptureError(_GENERATOR)
+            raise CaptureError(GENERATOR)
         raise CaptureError(
             f"an operator takes a {type(value).__name__} argument, which we cannot write as text; "
             "pass tensors, numbers or strings"
@@ -225,7 +225,7 @@ class Converter:
         for part in str(node.target).split("."):
             value = getattr(value, part)
         if isinstance(value, torch.Generator):
-            raise CaptureError(_GENERATOR)
+            raise CaptureError(GENERATOR)
         if not isinstance(value, torch.Tensor):
             kind = type(value).__name__
             raise CaptureError(f"forward uses a {kind} as if it were a tensor; use a tensor")
@@ -245,12 +245,6 @@ class Converter:
             )
         literal = _literal(value.detach().cpu().tolist())
         return [Node(node.name, "literal", (literal,), (), spec)]
-
-
-_GENERATOR = (
-    "an operator takes a torch.Generator, which a graph cannot hold; leave `generator=` out, and "
-    "random numbers come from PyTorch's default generator, which torch.manual_seed seeds"
-)
 
 
 def _refuse_functions_of_functions(module: fx.GraphModule) -> None:

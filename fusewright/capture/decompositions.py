@@ -16,6 +16,7 @@ import torch
 from torch._C import DispatchKey
 from torch._decomp import get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size as _size_of
+from torch._prims_common import suggest_memory_format
 
 from fusewright.capture.gradients import (
     affine_grid_gradient,
@@ -60,9 +61,13 @@ _VIEWS = """
 
 
 # Decomposed, these are gathers, and their gradients are scatter-adds, which take ten times as long.
-_WHOLE = """
+_NEAREST = """
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d
+"""
+_INTERPOLATED = """
+    upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
+    _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_lanczos2d_aa
 """
 
 
@@ -73,13 +78,20 @@ def kept_whole() -> Iterator[None]:
     Their C++ shape functions need numbers, but the first dimension is a symbol.
     """
     replaced: dict[Any, dict[Any, Any]] = {}
-    for name in _WHOLE.split():
+    for name in (_NEAREST + _INTERPOLATED).split():
+        if not hasattr(torch.ops.aten, name):
+            continue
         packet, backward = (getattr(torch.ops.aten, each) for each in (name, f"{name}_backward"))
-        shapes = packet.default.py_kernels.get(DispatchKey.Meta)
+        shapes, gradients = packet.default.py_kernels.get(DispatchKey.Meta), _gradient_shape
+        if name in _INTERPOLATED.split():
+            shapes, gradients = _enlarged_shape, _interpolated_gradient_shape
+        if "cubic" in name or "lanczos" in name:
+            gradients = _gradient_shape
         replaced[packet.default] = {} if shapes is None else {DispatchKey.Meta: shapes}
         replaced[packet.vec] = {DispatchKey.CompositeImplicitAutograd: _by_size(packet)}
-        if not name.endswith("2d"):  # the 2d one handles symbols and channels-last
-            replaced[backward.default] = {DispatchKey.Meta: _gradient_shape}
+        if name not in ("upsample_nearest2d", "_upsample_nearest_exact2d"):
+            # PyTorch's own for these handles symbols and channels-last.
+            replaced[backward.default] = {DispatchKey.Meta: gradients}
     replaced[torch.ops.aten._pad_circular.default] = {
         DispatchKey.CompositeImplicitAutograd: circular
     }
@@ -107,16 +119,27 @@ def _set_kernels(kernels: Mapping[Any, dict[Any, Any]]) -> None:
 def _by_size(packet: Any) -> Callable[..., Any]:
     """The overload `vec`, which takes a size or factors, by way of the one that takes both."""
 
-    def enlarged(image: Any, output_size: Any, factors: Any) -> Any:
+    def enlarged(image: Any, output_size: Any, *others: Any) -> Any:
+        *corners, factors = others  # whether corners are aligned, if the operator has that
         shape = image.size()
         size: Any = _size_of(shape, output_size, factors)  # type: ignore[no-untyped-call]
-        return packet.default(image, size, *(factors or [None] * len(size)))
+        return packet.default(image, size, *corners, *(factors or [None] * len(size)))
 
     return enlarged
 
 
+def _enlarged_shape(image: Any, output_size: Any, *_: Any) -> Any:
+    shape = (*image.shape[:2], *output_size)
+    return image.new_empty(shape).to(memory_format=suggest_memory_format(image))
+
+
 def _gradient_shape(grad_output: Any, output_size: Any, input_size: Any, *_: Any) -> Any:
     return grad_output.new_empty(input_size)
+
+
+def _interpolated_gradient_shape(grad_output: Any, _: Any, input_size: Any, *others: Any) -> Any:
+    shape = grad_output.new_empty(input_size)
+    return shape.to(memory_format=suggest_memory_format(grad_output))
 
 
 @cache

@@ -25,6 +25,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from fusewright.capture.convert import MAX_LITERAL, Converter, inexpressible
 from fusewright.capture.decompositions import decomposition_table, kept_whole
+from fusewright.capture.effects import checks_kept, tokens_passed_on
 from fusewright.capture.losses import with_class_losses
 from fusewright.capture.program import placeholders
 from fusewright.capture.repeats import copying
@@ -93,7 +94,7 @@ def back_end(compile_graph: CompileGraph) -> Callable[[fx.GraphModule, Sequence[
         fakes = detect_fake_mode(inputs)
         # Tensors that the model makes in forward are constants of the graph.
         allowed = patch.object(fakes, "allow_non_fake_inputs", True) if fakes else nullcontext()
-        with ONE_AT_A_TIME, kept_whole(), laid_out_apart(), allowed:
+        with ONE_AT_A_TIME, kept_whole(), checks_kept(), laid_out_apart(), allowed:
             return aot(module, inputs)
 
     return compile_module
@@ -140,6 +141,7 @@ class _FlatConverter(Converter):
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(nn.Module(), {})
+        self._tokens = tokens_passed_on(module)
         self.sizes: list[Size] = []
         self.constants: dict[Input, torch.Tensor] = {}
         names = {node.name for node in module.graph.nodes}
@@ -152,8 +154,10 @@ class _FlatConverter(Converter):
             self._dimensions(at, node.meta.get("val"))
 
     def _argument(self, node: fx.Node) -> str:
-        """The name of a tensor or size; empty for an argument that is neither."""
+        """The name of a tensor or size; empty for a token, or an argument that is neither."""
         value = node.meta.get("val")
+        if node in self._tokens:
+            return ""
         if isinstance(value, torch.Tensor):
             if value.is_neg() or value.is_conj():  # Dynamo guards both
                 raise CaptureError(f"{node.name} is a lazily negated or conjugated view")

@@ -164,6 +164,10 @@ DYNAMIC_SHAPE = (
     "the shapes that {} returns depend on the values of its tensors, or PyTorch does not say what "
     "they are before it runs, so one graph cannot describe it; move it out of the model"
 )
+GENERATOR = (
+    "an operator takes a torch.Generator, which a graph cannot hold; leave `generator=` out, and "
+    "random numbers come from PyTorch's default generator, which torch.manual_seed seeds"
+)
 HIGHER_ORDER = (
     "the operator {} runs functions as graphs of their own, which is not supported; use "
     "torch.where or a Python loop, or move it out of the model"
@@ -175,6 +179,8 @@ def _explained(error: Exception, called: bool) -> str:
     first = next(iter(str(error).strip().splitlines()), kind)
     if isinstance(error, CaptureError):
         return str(error)
+    if str(torch.Generator) in first:  # before PyTorch 2.12
+        return GENERATOR
     if "DataDependent" in kind:
         return DATA_DEPENDENT
     if "DynamicOutputShape" in kind:

@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from fusewright.capture.call import Flattened, ModelCall
 from fusewright.capture.convert import Converter, is_random
 from fusewright.capture.decompositions import decomposition_table, kept_whole
-from fusewright.capture.effects import is_token, without_tokens
+from fusewright.capture.effects import checks_kept, is_token, without_tokens
 from fusewright.capture.equal_nodes import merging_lightly
 from fusewright.capture.fake_results import compared_once
 from fusewright.capture.losses import with_class_losses
@@ -75,6 +75,7 @@ def trace(
         # These graphs are never run, so their Python code is not needed.
         stack.enter_context(_use_lazy_graph_module(True))
         stack.enter_context(kept_whole())
+        stack.enter_context(checks_kept())
         stack.enter_context(laid_out_as_outputs())
         stack.enter_context(remembered(shape_env))
         stack.enter_context(unguarded_ones(shape_env))

@@ -3,6 +3,7 @@ backward."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 import fusewright
 from fusewright.capture import capture
+from fusewright.capture.graphs import back_end
+from fusewright.compile.backend import compile_graph
 from tests.support.emitted_files import emitted
 
 
@@ -79,6 +82,30 @@ def test_a_checked_operator_is_called_and_a_singular_matrix_is_pytorchs_error(na
         for run in (model, fast):
             with pytest.raises(LinAlgError, match="Batch element 0"):
                 run(torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_graphs_of_dynamo_check_too(name: str) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Weighted(CHECKED[name]).double()
+    x = torch.randn(3, 4, 4).double() + 3 * torch.eye(4)
+    kinds: list[str] = []
+
+    def compiled(kind: str, module: torch.fx.GraphModule) -> Any:
+        kinds.append(kind)
+        return compile_graph(kind, module)
+
+    fast: Any = torch.compile(model, backend=back_end(compiled))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # that PyTorch runs a graph
+        for mine, theirs in zip(gradients(fast, x), gradients(model, x), strict=True):
+            torch.testing.assert_close(mine, theirs)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), model(x))
+    assert kinds == ["forward", "backward", "inference"]
+    with pytest.raises(LinAlgError, match="Batch element 0"):
+        fast(torch.zeros_like(x))
 
 
 def test_a_check_in_backward_runs_there() -> None:

@@ -51,8 +51,7 @@ KNOWN = (
         "normal-number_mean|ormqr|prod|stft|tensor_split|pca_lowrank|svd_lowrank|"
         "linalg.householder_product|linalg.lstsq|linalg.lstsq-*|linalg.matrix_norm|"
         "nn.functional.*_loss|nn.functional.multi_head_attention_forward|"
-        "nn.functional.fractional_max_pool?d|nn.functional.pad-*|nn.functional.interpolate-*|"
-        "nn.functional.upsample_bilinear|nn.functional.pairwise_distance|"
+        "nn.functional.fractional_max_pool?d|nn.functional.pad-*|nn.functional.pairwise_distance|"
         "nn.functional.scaled_dot_product_attention|nn.*Loss",
         _LAYOUT,
         words="*gradient of *: strides *",
@@ -67,8 +66,7 @@ KNOWN = (
     ),
     Known("copysign", "the sign of NaN is not specified", variants="special"),
     Known(
-        "polar|prod|native_group_norm|nn.functional.hardswish|nn.functional.interpolate-*|"
-        "nn.functional.upsample_bilinear",
+        "polar|prod|native_group_norm|nn.functional.hardswish",
         _NAN,
         words="*misplaced*",
         variants="special|strewn",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -225,6 +226,14 @@ PYTORCHS_ENLARGED = {
     "no whole number": (lambda x: F.interpolate(x, scale_factor=1.5), IMAGES),
     "smaller": (lambda x: F.interpolate(x, size=(3, 4)), IMAGES),
     "many times": (lambda x: F.interpolate(x, scale_factor=17), LINES),
+    "linear": (lambda x: F.interpolate(x, scale_factor=2, mode="linear"), LINES),
+    "bilinear": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), IMAGES),
+    "trilinear": (lambda x: F.interpolate(x, size=(8, 7, 9), mode="trilinear"), VOLUMES),
+    "bicubic": (lambda x: F.interpolate(x, scale_factor=1.5, mode="bicubic"), IMAGES),
+    "corners": (
+        lambda x: F.interpolate(x, size=(5, 7), mode="bilinear", align_corners=True),
+        IMAGES,
+    ),
 }
 
 
@@ -260,9 +269,39 @@ def trained(
     return list(zip(made, torch.autograd.grad(made, given, changes), strict=True))
 
 
+BETWEEN = {3: "linear", 4: "bilinear", 5: "trilinear"}
+
+
 @pytest.mark.parametrize("factor", [2, 1.5])
-def test_upsampling_keeps_the_batch_dynamic(factor: float) -> None:
-    model = Lambda(lambda x: F.interpolate(x, scale_factor=factor) + 1)
+@pytest.mark.parametrize("nearest", [True, False])
+def test_upsampling_keeps_the_batch_dynamic(factor: float, nearest: bool) -> None:
     for shape in ((4, 3, 6, 8), (4, 3, 6), (4, 3, 2, 4, 6)):
+        kind = "nearest" if nearest else BETWEEN[len(shape)]
+        model = Lambda(lambda x, kind=kind: F.interpolate(x, None, factor, kind) + 1)
         found = prepare(model, (torch.randn(shape),), device=torch.device("cpu")).modes
         assert all(each.program.symbols for each in found) and found[0].backward is not None
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+@pytest.mark.parametrize("kind", ["bilinear", "bicubic", "trilinear"])
+def test_upsampling_keeps_channels_last(kind: str, smooth: bool) -> None:
+    shape, last = IMAGES, torch.channels_last
+    if kind == "trilinear":
+        shape, last, smooth = VOLUMES, torch.channels_last_3d, False
+    x = torch.randn(shape).to(memory_format=last)
+    larger = functools.partial(F.interpolate, scale_factor=2, mode=kind, antialias=smooth)
+    model = SideBySide([lambda x: larger(x * 2)])
+    fast = fusewright.optimize(model, [x])
+    with torch.no_grad():
+        change = torch.randn_like(larger(x))
+    mine, theirs = (trained(each, [x], [change])[0] for each in (fast, model))
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.stride() == other.stride()
+
+
+def test_upsampling_of_bytes_rounds_as_eager_does() -> None:
+    """PyTorch rounds each of two passes over uint8."""
+    model = Lambda(lambda x: F.interpolate(x, (7, 9), mode="bilinear"))
+    x = torch.randint(0, 255, (2, 3, 5, 4), dtype=torch.uint8)
+    assert torch.equal(fusewright.optimize(model, x)(x), model(x))
