@@ -82,11 +82,12 @@ def kept_whole() -> Iterator[None]:
         if not hasattr(torch.ops.aten, name):
             continue
         packet, backward = (getattr(torch.ops.aten, each) for each in (name, f"{name}_backward"))
-        shapes, gradients = packet.default.py_kernels.get(DispatchKey.Meta), _gradient_shape
+        shapes: Any = packet.default.py_kernels.get(DispatchKey.Meta)
+        gradients: Any = _gradient_shape
         if name in _INTERPOLATED.split():
-            shapes, gradients = _enlarged_shape, _interpolated_gradient_shape
-        if "cubic" in name or "lanczos" in name:
-            gradients = _gradient_shape
+            shapes = _enlarged_shape
+            contiguous = "cubic" in name or "lanczos" in name
+            gradients = _gradient_shape if contiguous else _gradient_shape_in_layout
         replaced[packet.default] = {} if shapes is None else {DispatchKey.Meta: shapes}
         replaced[packet.vec] = {DispatchKey.CompositeImplicitAutograd: _by_size(packet)}
         if name not in ("upsample_nearest2d", "_upsample_nearest_exact2d"):
@@ -137,8 +138,9 @@ def _gradient_shape(grad_output: Any, output_size: Any, input_size: Any, *_: Any
     return grad_output.new_empty(input_size)
 
 
-def _interpolated_gradient_shape(grad_output: Any, _: Any, input_size: Any, *others: Any) -> Any:
-    shape = grad_output.new_empty(input_size)
+def _gradient_shape_in_layout(grad_output: Any, *others: Any) -> Any:
+    """Channels-last if the incoming gradient is."""
+    shape = _gradient_shape(grad_output, *others)
     return shape.to(memory_format=suggest_memory_format(grad_output))
 
 

@@ -89,6 +89,7 @@ def _index(node: fx.Node) -> int:
 
 def _unwrap(graph: fx.Graph, node: fx.Node) -> None:
     """with_effects(token, op, …) returns (token, result), or (token, *results) for several."""
+    token: Any = node.args[0]
     target: Any = node.args[1]
     several = isinstance(target, torch._ops.OpOverload) and len(target._schema.returns) > 1
     with graph.inserting_before(node):
@@ -99,6 +100,6 @@ def _unwrap(graph: fx.Graph, node: fx.Node) -> None:
         if _index(each) and several:
             each.args = (call, _index(each) - 1)
             continue
-        each.replace_all_uses_with(call if _index(each) else node.args[0])
+        each.replace_all_uses_with(call if _index(each) else token)
         graph.erase_node(each)
     graph.erase_node(node)

@@ -88,6 +88,8 @@ class Engine:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
     ) -> Any:
         """The result of a call that fits no program, for this reason."""
+        if call._fw_compiling():
+            return self._by_original(module, args, kwargs, reason)
         mode = "train" if module.training else "eval"
         if mode in self.eager or any(each.forward_only == reason for each in self.modes):
             # The user was told of this when the model was optimized.
@@ -95,7 +97,7 @@ class Engine:
         if mode in self.left_out:
             return self.by_dynamo(module, args, kwargs)
         # A new program would have no hooks, so the call would not fit it either.
-        known = None if call._fw_compiling() else guard._fw_watcher() or altered._fw_hooked(module)
+        known = guard._fw_watcher() or altered._fw_hooked(module)
         known = known or left_to_original(module, args, kwargs)
         reason = known or reason
         if not known and self._is_resized(module, args, kwargs, reason):
@@ -188,7 +190,7 @@ class Engine:
     ) -> bool:
         """Whether an earlier call was like this one in all but sizes and numbers."""
         named = _RESIZED.match(reason) is not None
-        if self.front is None or call._fw_compiling() or not (named or self.foreign):
+        if self.front is None or not (named or self.foreign):
             return False
         sketch = sketch_of(module, args, kwargs)
         known = sketch in self.foreign or (named and sketch in self.sketches)
@@ -205,7 +207,7 @@ class Engine:
 
     def _is_restless(self, reason: str) -> bool:
         """Whether the attribute that the reason names has had too many values."""
-        if call._fw_compiling() or not reason.startswith("attribute "):
+        if not reason.startswith("attribute "):
             return False
         name = reason.split(" is not ")[0]
         self.values[name] += 1
@@ -215,7 +217,7 @@ class Engine:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
     ) -> bool:
         """Whether a new program was made for this kind of call, which fits none for this reason."""
-        if call._fw_compiling() or guard._fw_watcher() is not None:
+        if guard._fw_watcher() is not None:
             return False
         leaves: list[Any] = []
         structure = guard._fw_flatten((args, kwargs), leaves)

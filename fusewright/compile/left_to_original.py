@@ -8,6 +8,7 @@ other processes, which a trace of ours would leave out.
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch import fx, nn
 
 from fusewright.capture.attributes import own_attributes, tensors_in
 from fusewright.problem.nested import leaves
+
+# Dynamo does not guard the defaults of functions among the arguments.
+_UNGUARDED = torch.__version__ < "2.12"
 
 
 def left_to_original(
@@ -27,10 +31,19 @@ def left_to_original(
 
 def left_by_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """The first reason among the arguments."""
-    given = (each for _, each in leaves("", (tuple(args), dict(kwargs))))
+    given = [each for _, each in leaves("", (tuple(args), dict(kwargs)))]
+    if _UNGUARDED and any(map(_has_values, given)):
+        return "an argument is a function with values of its own, which this PyTorch does not guard"
     kinds = (torch.Tensor, fx.Proxy)
     tensors = (each for each in given if isinstance(each, kinds))
     return _told((f"argument {at}", each) for at, each in enumerate(tensors))
+
+
+def _has_values(argument: Any) -> bool:
+    """Whether it is a function with defaults or enclosed variables."""
+    if not isinstance(argument, types.FunctionType):
+        return False
+    return bool(argument.__defaults__ or argument.__kwdefaults__ or argument.__closure__)
 
 
 def _told(named: Iterable[tuple[str, Any]]) -> str | None:

@@ -114,10 +114,28 @@ def _fw_altered(module: typing.Any, mode: typing.Any) -> str | None:
             words = ", ".join([each.__qualname__ for each in thing])
             return f"{'.'.join((*path, name) if name else path)} is a new {words}"
     for place, name, thing in mode.watched:
-        state = vars(_fw_inside(module, place)) if isinstance(place, tuple) else place
-        if state.get(name, _FwGone) is not thing:
+        if isinstance(place, tuple):
+            now = _fw_own_attribute(_fw_inside(module, place), name)
+        else:
+            now = place.get(name, _FwGone)
+        if now is not thing:
             return f"attribute {name} is not the object of the capture"
     return None
+
+
+def _fw_own_attribute(owner: typing.Any, name: str) -> typing.Any:
+    """A module's own attribute, not that of its class; `_FwGone` if there is none."""
+    if not torch.compiler.is_compiling():
+        return vars(owner).get(name, _FwGone)
+    # Dynamo guards attributes and the code of methods, but not which names a dictionary has.
+    found, shared = getattr(owner, name, _FwGone), getattr(type(owner), name, _FwGone)
+    if found is _FwGone or shared is _FwGone:
+        return found
+    return _FwGone if found is shared or _fw_code(found) is _fw_code(shared) else found
+
+
+def _fw_code(function: typing.Any) -> typing.Any:
+    return getattr(function, "__code__", function)
 
 
 def _fw_altered_child(
@@ -139,7 +157,7 @@ def _fw_altered_owner(
     values: tuple[tuple[str, typing.Any], ...],
     mode: typing.Any,
 ) -> str | None:
-    patched = owner is not _FwGone and "forward" in owner.__dict__
+    patched = owner is not _FwGone and _fw_own_attribute(owner, "forward") is not _FwGone
     for name, value in values:
         held = getattr(owner, name, None)
         now = _fw_constant(held) if mode.contains else _fw_number(held)

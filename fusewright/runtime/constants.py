@@ -36,7 +36,9 @@ def _fw_number(value: typing.Any) -> typing.Any:
     if kind in _FW_NAMES:
         return ("torch", str(value))
     if kind in _FW_FUNCTIONS:
-        return ("function", value.__qualname__)
+        # Dynamo compares `__qualname__` as different from any text.
+        traced = kind is types.FunctionType and torch.compiler.is_compiling()
+        return ("function", value.__code__.co_qualname if traced else value.__qualname__)
     return _FwGone
 
 
@@ -65,7 +67,9 @@ def _fw_is_cyclic(value: typing.Any, around: tuple[typing.Any, ...] = ()) -> boo
     """Whether a list, dict or the like contains itself."""
     if not isinstance(value, _FW_HOLDERS):
         return False
-    if any(value is each for each in around):
+    # Dynamo cannot compare dicts by identity.
+    traced = torch.compiler.is_compiling()
+    if len(around) > _FW_LONG if traced else any(value is each for each in around):
         return True
     around = (*around, value)
     items = value.values() if isinstance(value, dict) else value
@@ -81,6 +85,8 @@ def _fw_same(one: typing.Any, other: typing.Any) -> bool:
             return False
         return all(_fw_same(*pair) for pair in zip(one, other, strict=True))
     if isinstance(one, (float, complex)):
+        if torch.compiler.is_compiling():  # a symbol, of which Dynamo knows no text
+            return bool(one == other or (one != one and other != other))
         return repr(one) == repr(other)
     return bool(one == other)
 

@@ -99,6 +99,7 @@ def test_a_host_tells_its_memory() -> None:
     assert 2**20 < memory.free_bytes(torch.device("cpu")) < 2**62
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="its Dynamo guards no enclosed module")
 def test_a_model_that_cannot_be_copied_still_gets_kernels() -> None:
     holder = nn.Linear(5, 5)
     with warnings.catch_warnings():
