@@ -139,6 +139,11 @@ class Reachable:
         for _, name, value in self._attributes():
             if constants._fw_constant(value) is constants._FwGone or is_long(value):
                 yield name
+        for kind in self.kinds:
+            for name in () if is_library(kind) else self.names & vars(kind).keys():
+                value = vars(kind)[name]
+                if not _is_code(value) and not hasattr(type(value), "__get__"):
+                    yield f"{kind.__name__}.{name}"
 
     def watched(self, codes: Container[types.CodeType] | None = None) -> Iterator[Watched]:
         """Places where functions with these codes, or all, find something that Dynamo does not
@@ -175,6 +180,10 @@ class Reachable:
             return True
         if any(_may_change(value, function.__code__) for function, _, value in self._values()):
             return True
+        return self.changes_classes()
+
+    def changes_classes(self) -> bool:
+        """Whether a function assigns an attribute with the name of one of a class."""
         stored = {name for each in self.functions for name in _stored(each.__code__)}
         kinds = (kind for kind in self.kinds if not is_library(kind))
         return any(stored & vars(kind).keys() for kind in kinds)

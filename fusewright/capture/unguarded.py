@@ -197,6 +197,8 @@ def _of_names(model: nn.Module, witnessed: bool) -> Iterator[Trust]:
     reachable = Reachable(model)
     if reachable.differentiates_twice():
         yield Trust("forward asks for gradients with create_graph=True", by_dynamo=False)
+    if _OLD and reachable.changes_classes():
+        yield Trust("forward may change an attribute of a class", by_dynamo=False)
     drawn = _drawn(reachable, witnessed)
     found = [*drawn.reasons, *_asked(reachable.names, reachable.holds_state())]
     found += [Trust(f"forward may read {name}") for name in sorted(reachable.unguarded())]
