@@ -8,9 +8,10 @@ is functional: nearly always there is nothing to ask. If there is, PyTorch's own
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
 
@@ -30,17 +31,23 @@ _OF_NUMBERS = (operator.add.__module__, math.ceil.__module__)  # the modules of 
 def merging_lightly() -> Iterator[None]:
     """The partitioner merges equal nodes with `merged` while the block runs."""
     plain = vars(partitioners)[_NAME]
-    with patch.object(partitioners, _NAME, lambda graph: merged(graph, plain)):
+    with patch.object(partitioners, _NAME, functools.partial(merged, plain=plain)):
         yield
 
 
-def merged(graph: fx.Graph, plain: Callable[[fx.Graph], fx.Graph]) -> fx.Graph:
+def merged(
+    graph: fx.Graph,
+    extra_node_key: Callable[[fx.Node], Hashable] | None = None,
+    *,
+    plain: Callable[..., fx.Graph],
+) -> fx.Graph:
     """A copy of the graph with each computation once; `plain` is PyTorch's own function.
 
     Random operators, memory without contents, and values that share memory with outputs stay.
+    PyTorch 2.15 passes `extra_node_key`: nodes are equal only if it says the same of both.
     """
     if not all(map(_is_functional, graph.nodes)):
-        return plain(graph)
+        return plain(graph) if extra_node_key is None else plain(graph, extra_node_key)
     returned = {_storage(each) for each in graph.output_node().all_input_nodes} - {None}
     made, known = fx.Graph(), dict[Any, fx.Node]()
     copies: dict[fx.Node, fx.Node] = {}
@@ -50,7 +57,8 @@ def merged(graph: fx.Graph, plain: Callable[[fx.Graph], fx.Graph]) -> fx.Graph:
         if alone or _storage(node) in returned:
             copies[node] = made.node_copy(node, copies.__getitem__)
             continue
-        key = node.target, _key(node.args, copies), _key(node.kwargs, copies)
+        context = None if extra_node_key is None else extra_node_key(node)
+        key = node.target, context, _key(node.args, copies), _key(node.kwargs, copies)
         if key not in known:
             known[key] = made.node_copy(node, copies.__getitem__)
         copies[node] = known[key]

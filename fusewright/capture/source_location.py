@@ -188,7 +188,7 @@ def _explained(error: Exception, called: bool) -> str:
     if type(error).__module__.startswith("torch._dynamo"):
         # Only such an operator compiles the functions it is given, which may already fail.
         return HIGHER_ORDER.format(f"(torch.cond or similar: {first})")
-    if isinstance(error, TypeError) and not called:
+    if isinstance(error, TypeError) and not called and ".forward() " in first:
         return f"{first}; pass the arguments of forward as a list or tuple"
     return f"{kind}: {first}"
 

@@ -46,7 +46,7 @@ def changes_in_place(x: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 def test_the_copy_is_pytorchs_own(function: Any, mode: Any) -> None:
     traced = make_fx(function, tracing_mode=mode)(torch.randn(6, 4))
-    ours, theirs = merged(traced.graph, fx_graph_cse), fx_graph_cse(traced.graph)
+    ours, theirs = merged(traced.graph, plain=fx_graph_cse), fx_graph_cse(traced.graph)
     assert str(ours) == str(theirs)
     x = torch.randn(6, 4)
     if function is not draws:
@@ -61,7 +61,7 @@ def test_zeros_of_both_signs_are_different() -> None:
         return torch.copysign(x, 0.0) * 2 - torch.copysign(x, -0.0)
 
     traced, x = make_fx(function)(torch.randn(6)), torch.randn(6)
-    found = fx.GraphModule(traced, merged(traced.graph, fx_graph_cse))(x)
+    found = fx.GraphModule(traced, merged(traced.graph, plain=fx_graph_cse))(x)
     torch.testing.assert_close(found, function(x))
 
 

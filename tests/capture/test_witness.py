@@ -216,10 +216,11 @@ def test_a_wrong_shape_of_pytorchs_trace() -> None:
 
 
 def test_a_gradient_that_the_trace_loses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without gradients, kernels still run."""
+    """PyTorch 2.15 keeps it, or says that it cannot. Without gradients, kernels still run."""
     monkeypatch.setattr(real_call, "_Layouts", contextlib.nullcontext)
     model = Lambda(lambda x: x.to_sparse().to_dense() * 2)
-    with pytest.warns(RuntimeWarning, match="a real backward reaches the argument 0"):
+    lost = pytest.warns(RuntimeWarning, match="a real backward reaches the argument 0")
+    with lost if torch.__version__ < "2.14" else contextlib.nullcontext():
         fast = fusewright.optimize(model, (X,), modes=("train",))
     x = X.clone().requires_grad_()
     (found,) = torch.autograd.grad(fast(x).sum(), x)
