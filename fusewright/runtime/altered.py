@@ -129,13 +129,8 @@ def _fw_own_attribute(owner: typing.Any, name: str) -> typing.Any:
         return vars(owner).get(name, _FwGone)
     # Dynamo guards attributes and the code of methods, but not which names a dictionary has.
     found, shared = getattr(owner, name, _FwGone), getattr(type(owner), name, _FwGone)
-    if found is _FwGone or shared is _FwGone:
-        return found
-    return _FwGone if found is shared or _fw_code(found) is _fw_code(shared) else found
-
-
-def _fw_code(function: typing.Any) -> typing.Any:
-    return getattr(function, "__code__", function)
+    codes = [getattr(each, "__code__", each) for each in (found, shared)]
+    return _FwGone if codes[0] is codes[1] else found
 
 
 def _fw_altered_child(
@@ -157,7 +152,7 @@ def _fw_altered_owner(
     values: tuple[tuple[str, typing.Any], ...],
     mode: typing.Any,
 ) -> str | None:
-    patched = owner is not _FwGone and _fw_own_attribute(owner, "forward") is not _FwGone
+    patched = _fw_own_attribute(owner, "forward") is not _FwGone
     for name, value in values:
         held = getattr(owner, name, None)
         now = _fw_constant(held) if mode.contains else _fw_number(held)

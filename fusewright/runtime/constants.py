@@ -81,9 +81,7 @@ def _fw_same(one: typing.Any, other: typing.Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, tuple):
-        if len(one) != len(other):
-            return False
-        return all(_fw_same(*pair) for pair in zip(one, other, strict=True))
+        return len(one) == len(other) and all(map(_fw_same, one, other))
     if isinstance(one, (float, complex)):
         if torch.compiler.is_compiling():  # a symbol, of which Dynamo knows no text
             return bool(one == other or (one != one and other != other))
