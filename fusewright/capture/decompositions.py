@@ -64,11 +64,11 @@ _VIEWS = """
 _NEAREST = """
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d
-"""
-_INTERPOLATED = """
-    upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
-    _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_lanczos2d_aa
-"""
+""".split()
+_LINEAR = """
+    upsample_linear1d upsample_bilinear2d upsample_trilinear3d _upsample_bilinear2d_aa
+""".split()
+_CUBIC = "upsample_bicubic2d _upsample_bicubic2d_aa _upsample_lanczos2d_aa".split()
 
 
 @contextlib.contextmanager
@@ -78,20 +78,16 @@ def kept_whole() -> Iterator[None]:
     Their C++ shape functions need numbers, but the first dimension is a symbol.
     """
     replaced: dict[Any, dict[Any, Any]] = {}
-    for name in (_NEAREST + _INTERPOLATED).split():
+    for name in (*_NEAREST, *_LINEAR, *_CUBIC):
         if not hasattr(torch.ops.aten, name):
             continue
         packet, backward = (getattr(torch.ops.aten, each) for each in (name, f"{name}_backward"))
-        shapes: Any = packet.default.py_kernels.get(DispatchKey.Meta)
-        gradients: Any = _gradient_shape
-        if name in _INTERPOLATED.split():
-            shapes = _enlarged_shape
-            contiguous = "cubic" in name or "lanczos" in name
-            gradients = _gradient_shape if contiguous else _gradient_shape_in_layout
+        nearest = name in _NEAREST
+        shapes = packet.default.py_kernels.get(DispatchKey.Meta) if nearest else _enlarged_shape
+        gradients = _gradient_shape_in_layout if name in _LINEAR else _gradient_shape
         replaced[packet.default] = {} if shapes is None else {DispatchKey.Meta: shapes}
         replaced[packet.vec] = {DispatchKey.CompositeImplicitAutograd: _by_size(packet)}
-        if name not in ("upsample_nearest2d", "_upsample_nearest_exact2d"):
-            # PyTorch's own for these handles symbols and channels-last.
+        if not (nearest and name.endswith("2d")):  # PyTorch's handles symbols and channels-last
             replaced[backward.default] = {DispatchKey.Meta: gradients}
     replaced[torch.ops.aten._pad_circular.default] = {
         DispatchKey.CompositeImplicitAutograd: circular

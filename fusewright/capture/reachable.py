@@ -106,6 +106,12 @@ class Reachable:
                 if name in names:
                     yield None, f"self.{name}", value
 
+    def _of_classes(self) -> Iterator[tuple[type, str, Any]]:
+        """What the model's own classes hold."""
+        for kind in self.kinds:
+            if not is_library(kind):
+                yield from ((kind, name, value) for name, value in [*vars(kind).items()])
+
     def draws(
         self, codes: Container[types.CodeType] | None = None
     ) -> Iterator[tuple[str, bool, bool]]:
@@ -139,21 +145,19 @@ class Reachable:
         for _, name, value in self._attributes():
             if constants._fw_constant(value) is constants._FwGone or is_long(value):
                 yield name
-        for kind in self.kinds:
-            for name in () if is_library(kind) else self.names & vars(kind).keys():
-                value = vars(kind)[name]
-                if not _is_code(value) and not hasattr(type(value), "__get__"):
-                    yield f"{kind.__name__}.{name}"
+        names = self.names
+        for kind, name, value in self._of_classes():
+            if name in names and not _is_code(value) and not hasattr(type(value), "__get__"):
+                yield f"{kind.__name__}.{name}"
 
     def watched(self, codes: Container[types.CodeType] | None = None) -> Iterator[Watched]:
         """Places where functions with these codes, or all, find something that Dynamo does not
         guard: methods of the model's classes, names that may hide a builtin or be missing, the
         environment."""
         used = {f for f in self.functions if codes is None or f.__code__ in codes}
-        for kind in self.kinds:
-            for name, value in () if is_library(kind) else [*vars(kind).items()]:
-                if any(each in used for each in _functions_of(value)):
-                    yield vars(kind), name, value
+        for kind, name, value in self._of_classes():
+            if any(each in used for each in _functions_of(value)):
+                yield vars(kind), name, value
         names = frozenset().union(*(self.functions[each] for each in used))
         for path, module in self.paths.items():
             yield from ((path, name, constants._FwGone) for name in _virtual(module, names))
@@ -185,8 +189,7 @@ class Reachable:
     def changes_classes(self) -> bool:
         """Whether a function assigns an attribute with the name of one of a class."""
         stored = {name for each in self.functions for name in _stored(each.__code__)}
-        kinds = (kind for kind in self.kinds if not is_library(kind))
-        return any(stored & vars(kind).keys() for kind in kinds)
+        return any(name in stored for _, name, _ in self._of_classes())
 
     def effects(self) -> Iterator[str]:
         """Functions of Python that do something besides returning a value, or return another one

@@ -18,8 +18,8 @@ from torch import fx, nn
 from fusewright.capture.attributes import own_attributes, tensors_in
 from fusewright.problem.nested import leaves
 
-# Dynamo does not guard the defaults of functions among the arguments.
-_UNGUARDED = torch.__version__ < "2.12"
+# Its Dynamo does not guard defaults and enclosed variables of functions among the arguments.
+_OLD = torch.__version__ < "2.12"
 
 
 def left_to_original(
@@ -32,8 +32,11 @@ def left_to_original(
 def left_by_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """The first reason among the arguments."""
     given = [each for _, each in leaves("", (tuple(args), dict(kwargs)))]
-    if _UNGUARDED and any(map(_has_values, given)):
-        return "an argument is a function with values of its own, which this PyTorch does not guard"
+    if _OLD and any(map(_has_values, given)):
+        return (
+            "an argument is a function with defaults or enclosed variables, whose changes "
+            "PyTorch before 2.12 does not notice"
+        )
     kinds = (torch.Tensor, fx.Proxy)
     tensors = (each for each in given if isinstance(each, kinds))
     return _told((f"argument {at}", each) for at, each in enumerate(tensors))
