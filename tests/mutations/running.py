@@ -125,7 +125,7 @@ RUNNING = (
         '                or state["_forward_pre_hooks"]\n',
         "",
         "a remembered call does not notice a new hook",
-        ("tests/runtime/test_altered.py -k hook",),
+        ("tests/runtime/test_hooks.py",),
     ),
     Mutation(
         "cache-key",

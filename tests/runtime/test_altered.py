@@ -4,73 +4,23 @@ from __future__ import annotations
 
 import copy
 import gc
-import sys
 import types
 import warnings
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules import module as every_module
 from torch.nn.utils import prune
 
 import fusewright
 from fusewright.compile.engine import MOST_VALUES
-from fusewright.compile.solution import solve
-from fusewright.emit.file import file_text
 from fusewright.errors import DeviceError
-from tests.support.emitted_files import executed
+from tests.support.altered_models import CHANGES, eager_result, is_fused, lambdas, set_to
 from tests.support.tensors import assert_same, default_dtype
-
-SOURCE = """
-import torch
-from torch import nn
-
-class Scale(nn.Module):
-    def forward(self, x):
-        return x * 2
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = nn.ReLU()
-        self.same = nn.Identity()
-        self.line = nn.Sequential(nn.Hardtanh(), nn.Softplus())
-        self.list = nn.ModuleList([Scale()])
-        self.lin = nn.Linear(3, 3, bias=False)
-        self.register_buffer("shift", None)
-        self.spare = nn.Parameter(torch.ones(3))
-        self.scales = [1.0, 2.0]
-        self.table = {"k": {"j": 3.0}}
-        self.odd = {2, 4}
-        self.act = torch.tanh
-        self.dtype = torch.float32
-
-    def forward(self, x):
-        x = self.line(self.same(self.a(x)))
-        for each in self.list:
-            x = each(x)
-        if self.shift is not None:
-            x = x + self.shift
-        if self.spare is None:
-            x = x - 100
-        x = self.lin(x) * self.scales[1] + self.table["k"]["j"] + len(self.odd)
-        return self.act(x).to(self.dtype) + torch.full((1,), 0.25)
-"""
-
-
-def made() -> nn.Module:
-    """The model alone, as a user has it."""
-    place = sys.modules.setdefault("a_users_file", types.ModuleType("a_users_file"))
-    exec(SOURCE, vars(place))
-    torch.manual_seed(0)
-    model: nn.Module = place.Model()
-    return model
 
 
 class Other(nn.Module):
@@ -81,39 +31,6 @@ class Other(nn.Module):
 Other.__name__ = Other.__qualname__ = "Scale"  # as when a notebook cell defines the class again
 
 
-def set_to(path: str, value: Any) -> Callable[[nn.Module], None]:
-    def change(model: nn.Module) -> None:
-        owner, _, name = path.rpartition(".")
-        setattr(model.get_submodule(owner), name, value)
-
-    return change
-
-
-def patch_forward(model: nn.Module) -> None:
-    model.a.forward = types.MethodType(lambda self, x: x * 7, model.a)
-
-
-CHANGES: dict[str, Callable[[nn.Module], Any]] = {
-    "another activation": set_to("a", nn.SiLU()),
-    "a linear for an identity": set_to("same", nn.Linear(3, 3)),
-    "an identity for an activation": set_to("line.0", nn.Identity()),
-    "Sequential.append": lambda m: m.line.append(nn.Sigmoid()),
-    "ModuleList.append": lambda m: m.list.append(nn.Tanh()),
-    "ModuleList item": lambda m: m.list.__setitem__(0, nn.Tanh()),
-    "a bias": set_to("lin.bias", nn.Parameter(torch.ones(3))),
-    "a buffer": set_to("shift", torch.full((3,), 2.0)),
-    "a parameter that is None": set_to("spare", None),
-    "a patched forward": patch_forward,
-    "its class": lambda m: setattr(m.a, "__class__", nn.SiLU),
-    "a list's item": lambda m: m.scales.__setitem__(1, 9.0),
-    "a list": set_to("scales", [1.0, 3.0]),
-    "a dict inside a dict": lambda m: m.table["k"].update(j=0.0),
-    "a set": lambda m: m.odd.add(9),
-    "a function": set_to("act", torch.sigmoid),
-    "a dtype": set_to("dtype", torch.bfloat16),
-    "a number inside": set_to("line.1.beta", 3.0),
-    "a number as a tensor": set_to("line.1.beta", torch.tensor(3.0)),
-}
 # The emitted file records names. Only the objects show that these differ.
 IN_A_PROGRAM_ALONE: dict[str, Callable[[nn.Module], Any]] = {
     "a class of the same name": lambda m: m.list.__setitem__(0, Other()),
@@ -121,51 +38,12 @@ IN_A_PROGRAM_ALONE: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def program() -> nn.Module:
-    model = made()
-    model.act = _lambdas()[0]
-    return fusewright.optimize(model, torch.randn(4, 3), modes=("train",))
-
-
-def _lambdas() -> list[Callable[[torch.Tensor], torch.Tensor]]:
-    return [lambda x: x * 2, lambda x: x * 3]
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], nn.Module]]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("FUSEWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        solution = solve(made(), (torch.randn(4, 3),), modes=("train",))
-        names = executed(file_text(solution.bundle, SOURCE, "altered"))
-
-        def new() -> nn.Module:
-            torch.manual_seed(0)
-            names["_FW_WARNED"].clear()
-            model: nn.Module = names["ModelNew"]()
-            return model
-
-        yield new
-
-
-def is_fused(model: nn.Module, x: torch.Tensor) -> bool:
-    found = model(x.clone().requires_grad_()).grad_fn
-    return type(found).__name__ == "_FwFunctionBackward"
-
-
-def eager_result(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    kind = type(model).__mro__[1] if type(model).__name__ == "ModelNew" else type(model)
-    kind = getattr(kind, "_fw_original", kind)
-    result: torch.Tensor = kind.forward(model, x)
-    return result
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("change", [*CHANGES, *IN_A_PROGRAM_ALONE])
 def test_a_program_is_compiled_again(program: nn.Module, change: str) -> None:
     fast, x = copy.deepcopy(program), torch.randn(4, 3)
     if "lambda" in change:
-        IN_A_PROGRAM_ALONE[change] = set_to("act", _lambdas()[1])
+        IN_A_PROGRAM_ALONE[change] = set_to("act", lambdas()[1])
     before = fast(x)
     assert_same(fast(x), before)
     {**CHANGES, **IN_A_PROGRAM_ALONE}[change](fast)
@@ -218,138 +96,6 @@ def test_an_attribute_that_changes_every_time_is_not_followed(program: nn.Module
     assert [str(each.message)[:50] for each in caught] == [
         "the original forward runs: attribute scales is not"
     ]
-
-
-# Dynamo itself fails on a number that became a tensor.
-UNDER_COMPILE = {name: each for name, each in CHANGES.items() if name != "a number as a tensor"}
-
-
-@pytest.mark.parametrize("change", UNDER_COMPILE)
-@pytest.mark.parametrize("where", ["program", "file"])
-def test_a_module_under_torch_compile_notices(
-    program: nn.Module, file: Callable[[], nn.Module], where: str, change: str
-) -> None:
-    torch._dynamo.reset()
-    fast, x = copy.deepcopy(program) if where == "program" else file(), torch.randn(4, 3)
-    compiled = torch.compile(fast, fullgraph=True, backend="aot_eager")
-    for _ in range(2):
-        before = compiled(x)
-    assert_same(before, fast(x))
-    UNDER_COMPILE[change](fast)
-    assert_same(compiled(x), eager_result(fast, x))
-    assert not torch.equal(compiled(x), before)
-
-
-class Scaling(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.line = nn.Linear(3, 3)
-
-    def scaled(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.scaled(self.line(x))
-
-
-def test_a_method_is_hidden_under_torch_compile() -> None:
-    torch._dynamo.reset()
-    x, fast = torch.randn(4, 3), fusewright.optimize(Scaling(), torch.randn(4, 3))
-    compiled = torch.compile(fast, fullgraph=True, backend="aot_eager")
-    assert_same(compiled(x), fast.line(x) * 2)
-    fast.scaled = lambda x: x * 11
-    assert_same(compiled(x), fast.line(x) * 11)
-
-
-@pytest.mark.parametrize("act", [torch.tanh, _lambdas()[1]], ids=["PyTorch's", "of the user"])
-def test_a_module_under_torch_compile_runs_its_kernels(act: Callable[..., Any]) -> None:
-    torch._dynamo.reset()
-    model, x = made(), torch.randn(4, 3)
-    model.act = act
-    fast = fusewright.optimize(model, x, modes=("train",))
-    called: list[str] = []
-
-    def noted(graph: torch.fx.GraphModule, _: Any) -> Any:
-        called.extend(str(node.target) for node in graph.graph.nodes)
-        return graph
-
-    assert_same(torch.compile(fast, fullgraph=True, backend=noted)(x), eager_result(fast, x))
-    assert [each for each in called if each.startswith("fusewright")]
-
-
-HOOKS: dict[str, Callable[[nn.Module, Callable[..., Any]], Any]] = {
-    "forward": lambda m, note: m.a.register_forward_hook(note),
-    "pre": lambda m, note: m.a.register_forward_pre_hook(note),
-    "backward": lambda m, note: m.lin.register_full_backward_hook(note),
-    "backward pre": lambda m, note: m.lin.register_full_backward_pre_hook(note),
-    "global forward": lambda m, note: every_module.register_module_forward_hook(note),
-    "global pre": lambda m, note: every_module.register_module_forward_pre_hook(note),
-    "global backward": lambda m, note: every_module.register_module_full_backward_hook(note),
-}
-
-
-@pytest.mark.parametrize("kind", HOOKS)
-@pytest.mark.parametrize("where", ["program", "file"])
-def test_hooks_of_submodules_run_as_in_eager(
-    program: nn.Module, file: Callable[[], nn.Module], kind: str, where: str
-) -> None:
-    fast, x = copy.deepcopy(program) if where == "program" else file(), torch.randn(4, 3)
-    assert is_fused(fast, x)
-    seen: list[str] = []
-    handle = HOOKS[kind](fast, lambda module, *_: seen.append(type(module).__name__))
-    named = "all modules" if "global" in kind else "lin" if "backward" in kind else "hooks of a "
-    try:
-        with pytest.warns(RuntimeWarning, match=named):
-            fast(x.clone().requires_grad_()).sum().backward()
-        once, wanted = len(seen), 1 if "global" not in kind else 8
-        assert once >= wanted
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            fast(x.clone().requires_grad_()).sum().backward()
-        assert len(seen) == 2 * once
-    finally:
-        handle.remove()
-    assert is_fused(fast, x) and len(seen) == 2 * once
-
-
-def test_one_hook_replaced_by_another(program: nn.Module) -> None:
-    fast, x = copy.deepcopy(program), torch.randn(4, 3)
-    first = fast.a.register_forward_hook(lambda *args: args[-1] * 2)
-    with pytest.warns(RuntimeWarning, match="hooks of a "):
-        assert_same(fast(x), eager_result(fast, x))
-    first.remove()
-    fast.a.register_forward_hook(lambda *args: args[-1] * 0)
-    assert_same(fast(x), eager_result(fast, x))
-    fast.a._forward_hooks = OrderedDict()  # as code that clears all hooks does
-    assert is_fused(fast, x)
-    fast.a.register_forward_hook(lambda *args: args[-1] * 3)
-    assert_same(fast(x), eager_result(fast, x))
-
-
-def test_a_capture_neither_runs_hooks_nor_contains_them() -> None:
-    model, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), torch.randn(4, 3)
-    plain = model(x)
-    seen: list[type] = []
-    handles = [
-        model[1].register_forward_hook(lambda module, args, out: seen.append(type(out))),
-        model[1].register_forward_hook(lambda module, args, out: out * 2),
-        model.register_forward_hook(lambda module, args, out: out + 1),
-        every_module.register_module_forward_pre_hook(lambda m, args: seen.append(type(args[0]))),
-    ]
-    try:
-        fast = fusewright.optimize(model, x, modes=("train",))
-        assert seen == [] and len(model[1]._forward_hooks) == 2
-        with pytest.warns(RuntimeWarning, match="hooks of all modules"):
-            assert_same(fast(x), 2 * plain + 1)
-        assert set(seen) == {torch.Tensor}
-    finally:
-        handles.pop().remove()
-    with pytest.warns(RuntimeWarning, match="hooks of 1 "):
-        assert_same(fast(x), 2 * plain + 1)
-    handles[0].remove(), handles[1].remove()
-    assert_same(fast(x), plain + 1)
-    handles[2].remove()
-    assert is_fused(fast, x)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
