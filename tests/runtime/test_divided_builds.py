@@ -125,8 +125,10 @@ def test_a_part_that_fails_ends_the_others_and_leaves_nothing(
     assert list(cache.iterdir()) == []
 
 
+# What a shell starts with `&` ignores interrupts, and so would this process if tests ran there.
 PROCESS = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from fusewright.runtime import host, library
 text = open(sys.argv[1]).read()
 library._fw_cores = lambda: 2
