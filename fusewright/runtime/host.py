@@ -1,5 +1,6 @@
 """How an emitted file compiles host kernels: it calls the C++ compiler, without torch headers."""
 
+import _thread
 import contextlib
 import os
 import pathlib
@@ -43,16 +44,51 @@ def _fw_build(text: str, name: str, folder: pathlib.Path) -> None:
 
 
 def _fw_run_all(commands: list[list[str]]) -> None:
-    """Run commands side by side. If one fails, or the user interrupts, the others are ended."""
+    """Run commands side by side. If one fails, or the user interrupts, the others are ended.
+
+    Python raises an interrupt in the main thread, after any call there: a compiler just started
+    would be lost, and a lock just taken would stay locked. So another thread runs the compilers,
+    and this one takes no lock, not even those of `threading`.
+    """
+    unwanted: list[bool] = []
+    outcome: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            _fw_run_until(unwanted, commands)
+            outcome.append(None)
+        except BaseException as error:
+            outcome.append(error)
+
+    begun = False
+    try:
+        begun = True  # no interrupt comes between this line and the call in the next
+        _thread.start_new_thread(run, ())
+        while not outcome:
+            time.sleep(0.01)
+    except RuntimeError:  # there can be no more threads
+        begun = False
+        raise
+    finally:
+        unwanted.append(True)
+        while begun and not outcome:
+            time.sleep(0.01)
+    if outcome[0] is not None:
+        raise outcome[0]
+
+
+def _fw_run_until(unwanted: list[bool], commands: list[list[str]]) -> None:
     with contextlib.ExitStack() as ends:
         running: list[typing.Any] = []
         for command in commands:
+            if unwanted:
+                return
             said = ends.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
             # In a session of its own, `_fw_end` reaches what the compiler has started, too.
             process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
             ends.callback(_fw_end, process)
             running.append((process, command, said))
-        while running:
+        while running and not unwanted:
             time.sleep(0.01)
             for process, command, said in running:
                 if process.poll():
