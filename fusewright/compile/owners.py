@@ -38,6 +38,9 @@ def _owners(model: nn.Module, changed: Container[tuple[int, str]]) -> Iterator[O
         ]
         children = [key for key, child in module._modules.items() if child is not None]
         hooks = [text for text in altered._fw_hooks(module) if text is not None] if path else []
+        # What a hook sets, such as a pruned weight: it fails if a parameter has this name.
+        state = vars(module).items() if hooks else ()
+        tensors += [("_parameters", n, False) for n, x in state if isinstance(x, torch.Tensor)]
         kind = altered._fw_kind(module) if path else ""
         constants = _constants(module, bool(path))
         values = tuple((k, v) for k, v in constants if (id(module), k) not in changed)

@@ -117,6 +117,25 @@ def test_a_layer_with_pytorchs_own_parametrisation_stays_fused() -> None:
     assert len(fast._fw_engine.modes) == programs + 1
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("layer", ["weight_norm", "spectral_norm", "pruned"])
+def test_a_parameter_in_place_of_what_a_hook_sets_fails_as_in_eager_mode(layer: str) -> None:
+    def made() -> nn.Module:
+        linear = nn.Linear(3, 3)
+        if layer == "pruned":
+            prune.l1_unstructured(linear, "weight", 0.5)
+        else:
+            getattr(nn.utils, layer)(linear)
+        return nn.Sequential(linear, nn.Tanh()).eval()
+
+    x = torch.randn(4, 3)
+    for model in (made(), fusewright.optimize(made(), x, modes=("eval",))):
+        model(x)
+        model[0].weight = nn.Parameter(torch.ones(3, 3))
+        with pytest.raises(TypeError, match=r"cannot assign .* as parameter 'weight'"):
+            model(x)
+
+
 def test_a_changed_default_dtype_is_noticed(
     program: nn.Module, file: Callable[[], nn.Module]
 ) -> None:
