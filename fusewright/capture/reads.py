@@ -56,12 +56,13 @@ class Cell:
 
     def __init__(self, cell: types.CellType) -> None:
         self.cell = cell
-        self.first = self.get("", constants._FwGone)
+        self.first = self._content(constants._FwGone)
 
     def get(self, name: str, default: Any) -> Any:
         """What the variable holds. Dynamo cannot trace code that reads cells."""
-        if torch.compiler.is_compiling():
-            return self.first
+        return self.first if torch.compiler.is_compiling() else self._content(default)
+
+    def _content(self, default: Any) -> Any:
         try:
             return self.cell.cell_contents
         except ValueError:  # it is empty
@@ -81,13 +82,15 @@ class Environment:
     """The variables of the process's environment as one text, in the form of a dictionary."""
 
     def __init__(self) -> None:
-        self.first = self.get("", constants._FwGone)
+        self.first = _variables()
 
     def get(self, name: str, default: Any) -> Any:
         """The same object for the same variables."""
-        if torch.compiler.is_compiling():
-            return self.first
-        return sys.intern(repr(sorted(os.environ.items())))
+        return self.first if torch.compiler.is_compiling() else _variables()
+
+
+def _variables() -> str:
+    return sys.intern(repr(sorted(os.environ.items())))
 
 
 class Reads:

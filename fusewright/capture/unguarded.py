@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import dis
 import functools
-import inspect
 import logging
 import re
-import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +22,6 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 from torch._dynamo import convert_frame
-from torch._dynamo.exc import TorchDynamoException as DynamoError
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
 
 from fusewright import debug
@@ -36,17 +33,8 @@ from fusewright.capture.silence import silenced
 from fusewright.capture.trace import ONE_AT_A_TIME
 from fusewright.runtime import altered
 
-__all__ = [
-    "DynamoError",
-    "Trust",
-    "has_begun",
-    "is_nested_trace",
-    "methods_of_objects",
-    "trust",
-    "worst",
-]
+__all__ = ["Trust", "methods_of_objects", "trust", "worst"]
 
-_RESUMED = "torch_dynamo_resume_in_"  # begins Dynamo's names of what follows a graph break
 _PYTORCH = str(Path(torch.__file__).parent)
 _PYTHON = str(Path(dis.__file__).parent)
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Tensor)
@@ -172,24 +160,6 @@ def worst(found: Sequence[Trust]) -> Trust:
     """The reason that asks for most, with what all of them look at beside Dynamo."""
     most = min(found, key=lambda each: each.by_dynamo, default=Trust())
     return replace(most, beside=together(each.beside for each in found))
-
-
-def has_begun(error: DynamoError, forward: Any) -> bool:
-    """Whether a part of forward ran before Dynamo failed: then its effects are there already."""
-    own = _place(inspect.unwrap(forward).__code__)
-    codes = (step.f_code for step, _ in traceback.walk_tb(error.__traceback__))
-    # Dynamo runs other code than forward's own, in the same place.
-    return any(_place(each) == own or each.co_name.startswith(_RESUMED) for each in codes)
-
-
-def _place(code: types.CodeType) -> tuple[str, int, str]:
-    return code.co_filename, code.co_firstlineno, code.co_name
-
-
-def is_nested_trace(error: RuntimeError) -> bool:
-    """Whether Dynamo refused to run a compiled function because a trace is active, which may be
-    that of another thread. Nothing has run then."""
-    return "symbolically trace a dynamo-optimized function" in str(error)
 
 
 def _of_names(model: nn.Module, witnessed: bool) -> Iterator[Trust]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import nn
 
+from fusewright.capture.dynamo_failures import DynamoError, has_begun, is_nested_trace
 from fusewright.capture.eager import fails_in_eager
-from fusewright.capture.unguarded import DynamoError, has_begun, is_nested_trace
 from fusewright.compile.call_kinds import DEVICES, kind_of_call, positional_parameters, sketch_of
 from fusewright.compile.left_to_original import left_by_argument, left_to_original
 from fusewright.compile.original import original, original_class

@@ -376,31 +376,6 @@ def test_random_numbers_of_python_and_numpy_are_drawn_at_each_call(name: str) ->
     assert len({each[0].item() for each in wanted}) > 1
 
 
-def test_an_error_of_dynamo_itself() -> None:
-    def read(x: Tensor, y: Any) -> Tensor:
-        return x * 2 if x.grad is None else x * 3
-
-    leaf = torch.randn(3, requires_grad=True)
-    fast = fusewright.optimize(Asks(read), leaf)
-    engine, kind = fast.__dict__["_fw_engine"], torch._dynamo.exc.InternalTorchDynamoError
-    tried: list[int] = []
-
-    def fails(*_: Any) -> Any:
-        def run(*args: Any) -> Any:
-            tried.append(1)
-            raise kind("an assertion")
-
-        return run
-
-    engine.front = fails
-    with pytest.warns(RuntimeWarning, match="Dynamo fails on this model: an assertion"):
-        same(fast(leaf), leaf * 2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        same(fast(leaf), leaf * 2)
-    assert len(tried) == 1
-
-
 def test_warnings_as_errors_while_dynamo_traces() -> None:
     read = lambda x, y: x * 2 if x.grad is None else x * 3  # noqa: E731
     leaf = torch.randn(3, requires_grad=True)
@@ -411,18 +386,6 @@ def test_warnings_as_errors_while_dynamo_traces() -> None:
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "the original forward runs")
         same(fast(x), x * 2)
-
-
-def test_an_error_of_eager_stays_eagers() -> None:
-    read = lambda x, y: x * 2 if x.grad is None else x @ x  # noqa: E731
-    leaf = torch.randn(3, requires_grad=True)
-    fast = fusewright.optimize(Asks(read), leaf)
-    bad = torch.randn(3, 4, requires_grad=True)
-    bad.grad = torch.ones(3, 4)
-    with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        fast(bad)
-    same(fast(leaf), leaf * 2)
-    assert not fast.__dict__["_fw_engine"].failed
 
 
 def _wrapped(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
