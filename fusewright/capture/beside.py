@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fusewright.capture.reads import CODE, is_immutable
+from fusewright.runtime import constants
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,20 @@ def _known(value: Any) -> Hashable:
     if isinstance(value, CODE):
         return Same(value)
     return (type(value), value) if is_plain(value) else object()
+
+
+def negative_zeros(value: Any) -> tuple[bool, ...]:
+    """Which of the zeros in an attribute are negative."""
+    if isinstance(value, float):
+        return (str(value)[0] == "-",) if value == 0 else ()
+    if isinstance(value, complex):
+        return (*negative_zeros(value.real), *negative_zeros(value.imag))
+    if isinstance(value, dict):
+        value = [*value.values()]
+    short = isinstance(value, tuple | list) and len(value) <= constants._FW_LONG
+    if not short or constants._fw_is_cyclic(value):
+        return ()
+    return tuple([zero for each in value for zero in negative_zeros(each)])
 
 
 class Same:

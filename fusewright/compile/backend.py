@@ -123,6 +123,8 @@ def traced_backend(
     codes = traced_code()
     if caller is not None and not version.is_known(caller, codes):
         version.watch(caller, relied_on(caller, codes))
+    if caller is not None:
+        version.watch_zeros(caller)
     traced = Traced(_mode(caller), *arguments_in(module), break_after(module))
     # Dynamo has a reason if it compiled the function before. If only we did, ours counts.
     because = recompile_reason() or ("" if any(each.graphs for each in log) else reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -112,3 +113,26 @@ def test_a_class_has_few_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(front.dynamo_graphs(Branches)) <= 2
     engine = engine_of(fast)
     assert engine is not None and engine.places.made == 5  # the first one was dropped
+
+
+class Signed(nn.Module):
+    """Dynamo runs it, because it asks for a fact of a tensor. It reads the sign of a zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value: Any = 0.0
+        self.inner = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = self.value if isinstance(self.value, float) else self.value[-1]
+        sign = math.copysign(2.0, value)
+        return self.inner(x * sign) if x.grad is None else x
+
+
+def test_the_sign_of_a_zero_is_noticed_though_dynamo_takes_it_for_equal() -> None:
+    model, x = Signed(), torch.randn(3, requires_grad=True)
+    fast = fusewright.optimize(Signed(), x)
+    for value in (0.0, -0.0, 0.0, 1.0, -0.0, (1.0, 0.0), (1.0, -0.0), [-0.0], [0.0], -1.0):
+        model.value = fast.value = value
+        torch.testing.assert_close(fast(x), model(x))
+    assert not fast.__dict__["_fw_engine"].failed
