@@ -58,12 +58,20 @@ class LeftToEagerError(CaptureError):
     what. The original forward is right for such calls."""
 
 
-class GraphError(FusewrightError):
-    """A graph breaks a rule of the IR. This is a bug in Fusewright: please report it."""
+class InternalError(FusewrightError):
+    """A bug in Fusewright. The message says so, and `__cause__` has the first error, if any."""
+
+    def __str__(self) -> str:
+        first, *rest = super().__str__().split("\n", 1)
+        return "\n".join((f"{first}. This is a bug in Fusewright: please report it", *rest))
 
 
-class CodegenError(FusewrightError):
-    """A kernel cannot be written as source. This is a bug in Fusewright: please report it."""
+class GraphError(InternalError):
+    """A graph breaks a rule of the IR."""
+
+
+class CodegenError(InternalError):
+    """A kernel cannot be written as source."""
 
 
 class BuildError(FusewrightError):

@@ -180,6 +180,7 @@ def failure(case: Case, door: str | None = None) -> str:
     try:
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            warnings.filterwarnings("error", message=".*bug in Fusewright")
             return _compared(case, Path(folder), door or case.door)
     finally:
         for name in set(sys.modules) - known:

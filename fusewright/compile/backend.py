@@ -34,6 +34,7 @@ from fusewright.compile.engine import Engine
 from fusewright.compile.execute import executed
 from fusewright.compile.explanation import GraphFacts, steps_of
 from fusewright.compile.loading import kernels_of, loader
+from fusewright.compile.mistakes import reported
 from fusewright.compile.pipeline import Prepared, prepare_programs
 from fusewright.compile.places import Version
 from fusewright.compile.replayed import REDUCE_OVERHEAD, Part, replayed_run
@@ -168,7 +169,8 @@ def compile_graph(
 ) -> Run:
     """One graph of AOTAutograd: forward, backward or inference. `note` learns how it went."""
     try:
-        return _compiled(kind, module, tune, replays, note)
+        with reported(f"compiling a {kind} graph"):
+            return _compiled(kind, module, tune, replays, note)
     except FusewrightError as error:
         words = f"PyTorch runs this {kind} graph, operator by operator: {error}"
         warnings.warn(words, RuntimeWarning, stacklevel=2)

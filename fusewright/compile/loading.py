@@ -11,6 +11,7 @@ import torch
 from fusewright.build import Artifact, Libraries, build_divided
 from fusewright.codegen.source import Source
 from fusewright.compile.execute import executed
+from fusewright.compile.mistakes import reported
 from fusewright.compile.owners import Modes
 from fusewright.emit.bundle import ModuleBundle
 from fusewright.emit.text import module_text
@@ -42,7 +43,8 @@ def loader(source: Source, device: torch.device, built: list[Artifact]) -> LoadT
 
 def load(bundle: ModuleBundle, kernels: library._FwKernels) -> Modes:
     """Execute the module's text over these kernels."""
-    made = module_text(bundle)
-    text = f"{made.drivers}\n\n{made.tables}"
-    modes: Modes = executed(text, kernels, bundle.name, output_types(bundle.modes))["_FW_MODES"]
-    return modes
+    with reported("writing the program"):
+        made = module_text(bundle)
+        text = f"{made.drivers}\n\n{made.tables}"
+        modes: Modes = executed(text, kernels, bundle.name, output_types(bundle.modes))["_FW_MODES"]
+        return modes

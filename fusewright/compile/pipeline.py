@@ -19,6 +19,7 @@ from fusewright.capture.hooks import unhooked
 from fusewright.capture.mode_reads import watched_mode
 from fusewright.capture.witness import Witness, witness
 from fusewright.codegen.source import Source
+from fusewright.compile.mistakes import reported
 from fusewright.compile.planning import plan_programs
 from fusewright.compile.stages import (
     SHARE_CAPTURED,
@@ -105,7 +106,7 @@ def prepare_programs(
 ) -> Prepared:
     """Rewrite, plan, schedule and render programs, as `prepare` does."""
     here, target = target is None, target or target_of(device)
-    with collecting_rarely():
+    with collecting_rarely(), reported("planning"):
         plans = plan_programs(programs, target, stages, at_any_size=at_any_size)
         planned, sized = shared_kernels(plans)
     tuned: Mapping[str, Tuned] = {}
@@ -115,10 +116,12 @@ def prepare_programs(
         measured = partial(tune, progress=tuning) if tuning is not None else settled
         with stages.timed("tune"):
             tuned = measured(mine, target, device)
-    with stages.running("schedule", "choose schedules", SHARE_PLANNED):
+    schedule = stages.running("schedule", "choose schedules", SHARE_PLANNED)
+    with schedule, reported("choosing schedules"):
         known = ((each, sizes, tuned.get(each.name)) for each, sizes in sized)
         kernels = [(each, chosen(each, sizes, target, found)) for each, sizes, found in known]
-    with stages.running("render", "write kernels", SHARE_SCHEDULED):
+    written = stages.running("render", "write kernels", SHARE_SCHEDULED)
+    with written, reported("writing kernels"):
         source = render(kernels, target)
     _dump(planned, kernels, source)
     return Prepared(target, source, planned, stages.seconds, tuple(tuned.values()))

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import re
 import time
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ from fusewright.emit.bundle import ModuleBundle, ProgramPlans, without_gradients
 from fusewright.errors import (
     CaptureError,
     DeviceError,
+    InternalError,
     LeftToEagerError,
     UnguardedError,
     first_line,
@@ -178,7 +180,7 @@ def _require_agreement(
     limits = Limits(in_16_bits=bool(solution.bundle.autocast))
     found = found_different(Example(model, args, kwargs or {}), modes, limits)
     if found:
-        raise LeftToEagerError(f"{found}. This is a bug of Fusewright: please report it")
+        raise LeftToEagerError(str(InternalError(found)))
 
 
 def _specialise(
@@ -291,7 +293,8 @@ def optimize(
         solution = _trusted(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
         if check:
             _require_agreement(solution, model, args, example_kwargs)
-    except LeftToEagerError as error:
+    except (LeftToEagerError, InternalError) as error:
+        debug.log(1, "%s", "".join(traceback.format_exception(error)))
         call._fw_warn(first_line(error))
         return optimized(model, eager=frozenset(MODES))
     except UnguardedError as error:

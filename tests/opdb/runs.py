@@ -50,6 +50,7 @@ def run(
     state = _state()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", message=".*bug in Fusewright")
         try:
             with torch.set_grad_enabled(gradients):
                 outputs = tensors_of(model(*given))

@@ -126,6 +126,7 @@ def _asked(case: Case, together: Together, tell: Tell) -> _Waiting:
     try:
         with together.collecting(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            warnings.filterwarnings("error", message=".*bug in Fusewright")
             model.train(case.modes[0] == "train")
             fast = fusewright.optimize(copy.deepcopy(model), case.inputs, modes=case.modes)
     except FusewrightError as error:
