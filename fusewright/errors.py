@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_REPORT = "This is a bug in Fusewright: please report it"
+
 
 class FusewrightError(Exception):
     """The base class: `except FusewrightError` catches all errors of Fusewright."""
@@ -62,8 +64,10 @@ class InternalError(FusewrightError):
     """A bug in Fusewright. The message says so, and `__cause__` has the first error, if any."""
 
     def __str__(self) -> str:
-        first, *rest = super().__str__().split("\n", 1)
-        return "\n".join((f"{first}. This is a bug in Fusewright: please report it", *rest))
+        text = super().__str__()
+        first, *rest = text.split("\n", 1)
+        asked = first if first.endswith(_REPORT) else f"{first.rstrip('.: ')}. {_REPORT}"
+        return "\n".join((asked, *rest))
 
 
 class GraphError(InternalError):

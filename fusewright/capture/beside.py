@@ -7,6 +7,7 @@ of these things.
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ import torch
 from torch import nn
 
 from fusewright.capture.reads import CODE, is_immutable
-from fusewright.runtime import constants
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,39 @@ def _known(value: Any) -> Hashable:
     return (type(value), value) if is_plain(value) else object()
 
 
+class Zeros:
+    """Numbers of a module that Dynamo compares by `==`, under its names: it takes -0.0 for 0.0."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int], tuple[str, types.CodeType, tuple[bool, ...]]] = {}
+
+    def add(self, own: str, name: str, value: Any) -> None:
+        """Calls must find zeros of these signs there. `own` is the local name of the module."""
+        negative = negative_zeros(value)
+        if negative and name.startswith(f"L[{own!r}]"):
+            known = (own, compile(name, "a guard", "eval"), negative)
+            self._found.setdefault((name, len(negative)), known)
+
+    def fit(self, module: nn.Module) -> bool:
+        for own, code, negative in self._found.values():
+            try:
+                now = negative_zeros(eval(code, {"L": {own: module}}))
+            except (LookupError, AttributeError, TypeError):  # Dynamo notices that
+                continue
+            if now != negative and len(now) == len(negative):
+                return False
+        return True
+
+
 def negative_zeros(value: Any) -> tuple[bool, ...]:
-    """Which of the zeros in an attribute are negative."""
+    """Which of the zeros in a number or a tuple are negative."""
     if isinstance(value, float):
-        return (str(value)[0] == "-",) if value == 0 else ()
+        return (math.copysign(1.0, value) < 0,) if value == 0 else ()
     if isinstance(value, complex):
         return (*negative_zeros(value.real), *negative_zeros(value.imag))
-    if isinstance(value, dict):
-        value = [*value.values()]
-    short = isinstance(value, tuple | list) and len(value) <= constants._FW_LONG
-    if not short or constants._fw_is_cyclic(value):
-        return ()
-    return tuple([zero for each in value for zero in negative_zeros(each)])
+    if isinstance(value, tuple):
+        return tuple([zero for each in value for zero in negative_zeros(each)])
+    return ()
 
 
 class Same:

@@ -7,12 +7,18 @@ import inspect
 import traceback
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch._dynamo import external_utils
 from torch._dynamo.exc import TorchDynamoException as DynamoError
 
 __all__ = ["DynamoError", "has_begun", "is_nested_trace"]
 
+Place = tuple[str, int, str]  # the file, the first line and the name of a function
+
+_PYTORCH = str(Path(torch.__file__).parent)
 _RESUMED = "torch_dynamo_resume_in_"  # begins Dynamo's names of what follows a graph break
 
 
@@ -22,19 +28,26 @@ def has_begun(error: DynamoError, forward: Any) -> bool:
     if any(_place(each) == own or each.co_name.startswith(_RESUMED) for each in _codes(error)):
         # Dynamo runs other code than forward's own, in the same place.
         return True
-    # Dynamo cuts all frames off some errors, but keeps which function it traced: forward, a
-    # decorator around it, or what forward calls.
-    traced = next(iter(getattr(error, "real_stack", None) or ()), None)
-    outer = {_place(each.__code__) for each in _decorators(forward)}
-    names = {(file, name) for file, _, name in (own, *outer)}
-    return traced is not None and (traced.filename, traced.name) not in names
+    # Dynamo cuts all frames off some errors, but keeps what it traced, the outermost first. If that
+    # is not forward, with the decorators around it, then it is what forward called.
+    traced = [each for each in getattr(error, "real_stack", None) or () if not _is_dynamos(each)]
+    first = {(file, name) for file, _, name in _first_to_run(forward)}
+    return bool(traced) and (traced[0].filename, traced[0].name) not in first
 
 
-def _decorators(forward: Any) -> Iterator[types.FunctionType]:
-    """The functions around forward, the outermost first."""
-    while isinstance(forward, types.FunctionType) and hasattr(forward, "__wrapped__"):
-        yield forward
-        forward = forward.__wrapped__
+def _is_dynamos(frame: traceback.FrameSummary) -> bool:
+    """Whether it is the function that Dynamo puts around a forward of PyTorch's own layers."""
+    return frame.filename == external_utils.__file__
+
+
+def _first_to_run(forward: Any) -> Iterator[Place]:
+    """The outermost decorator of forward, or forward itself. Before it, only PyTorch's decorators,
+    such as `torch.no_grad()`, may have run."""
+    while isinstance(forward, types.FunctionType):
+        yield _place(forward.__code__)
+        if not forward.__code__.co_filename.startswith(_PYTORCH):
+            break
+        forward = getattr(forward, "__wrapped__", None)
 
 
 def _codes(error: DynamoError) -> Iterator[types.CodeType]:
@@ -48,7 +61,7 @@ def _codes(error: DynamoError) -> Iterator[types.CodeType]:
         frame = frame.f_back
 
 
-def _place(code: types.CodeType) -> tuple[str, int, str]:
+def _place(code: types.CodeType) -> Place:
     return code.co_filename, code.co_firstlineno, code.co_name
 
 

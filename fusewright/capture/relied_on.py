@@ -7,18 +7,21 @@ example did. So each compilation says which methods of classes and which names i
 from __future__ import annotations
 
 import types
+from collections.abc import Iterable
 from types import SimpleNamespace
+from typing import Any
 
 from torch import nn
 from torch._dynamo.eval_frame import remove_from_cache
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
 
+from fusewright.capture.beside import Zeros
 from fusewright.capture.reachable import Reachable
 from fusewright.capture.reads import Reads, Watched
-from fusewright.capture.unguarded import methods_of_objects
+from fusewright.capture.unguarded import CONSTANT, methods_of_objects, name_of
 
-__all__ = ["relied_on", "remove_from_cache", "traced_code"]
+__all__ = ["note_zeros", "relied_on", "remove_from_cache", "traced_code"]
 
 
 def traced_code() -> frozenset[types.CodeType]:
@@ -32,6 +35,22 @@ def relied_on(model: nn.Module, codes: frozenset[types.CodeType]) -> tuple[Watch
 
     To be called by a back-end while Dynamo compiles.
     """
+    reads, guards = _reads(model)
+    methods_of_objects(guards, reads)
+    return (*reads.watched.values(), *Reachable(model).watched(codes))
+
+
+def note_zeros(model: nn.Module, zeros: Zeros) -> None:
+    """Add those that Dynamo has compared for the graph that it hands over now."""
+    reads, guards = _reads(model)
+    own = next((name for name, each in reads.frame.locals.items() if each is model), "")
+    for each in guards:
+        if each.create_fn_name() in CONSTANT:
+            zeros.add(own, name_of(each), reads.value(name_of(each)))
+
+
+def _reads(model: nn.Module) -> tuple[Reads, Iterable[Any]]:
+    """What follows the names of the frame that Dynamo compiles, and its guards."""
     frame, context = InstructionTranslator.current_tx(), TracingContext.try_get()
     given = SimpleNamespace(
         locals=frame.f_locals,
@@ -42,7 +61,5 @@ def relied_on(model: nn.Module, codes: frozenset[types.CodeType]) -> tuple[Watch
         argdefs=None,
         kwdefaults=None,
     )
-    reads = Reads(model, given)
-    if context is not None:
-        methods_of_objects(context.guards_context.dynamo_guards, reads)
-    return (*reads.watched.values(), *Reachable(model).watched(codes))
+    guards = () if context is None else context.guards_context.dynamo_guards
+    return Reads(model, given), guards

@@ -70,7 +70,7 @@ _ON_NAMES = frozenset(
     "NOT_NONE_MATCH HASATTR NOT_PRESENT_IN_GENERIC_DICT DUPLICATE_INPUT MAPPING_KEYS_CHECK "
     "EMPTY_NN_MODULE_HOOKS_DICT TUPLE_ITERATOR_LEN RANGE_ITERATOR_MATCH".split()
 )
-_CONSTANT = frozenset("CONSTANT_MATCH EQUALS_MATCH".split())
+CONSTANT = frozenset("CONSTANT_MATCH EQUALS_MATCH".split())
 # A module's tables of tensors.
 _TENSORS = ("._parameters", "._buffers")
 # Guards on the state of the process and on sizes, which our guards or `_ASKED` cover.
@@ -124,9 +124,9 @@ def trust(
     reachable, names = Reachable(model), {name for each in own for name in each.co_names}
     reads, guards = Reads(model, frame), captured.output_graph.guards
     outside = any(
-        isinstance(reads.value(_name(each)), torch.Tensor)
+        isinstance(reads.value(name_of(each)), torch.Tensor)
         for each in guards
-        if not _name(each).startswith("L[")
+        if not name_of(each).startswith("L[")
     )
     drawn, reasons = _drawn(reachable, witnessed, own), [*_asked(names, outside)]
     if reachable.differentiates_twice():
@@ -261,7 +261,7 @@ def _path(steps: Sequence[dis.Instruction]) -> tuple[str, ...]:
 def _reasons(guards: Any, reads: Reads) -> Iterator[Trust]:
     kinds = generators()
     for guard in guards:
-        name = _name(guard)
+        name = name_of(guard)
         kind = guard.create_fn_name()
         if not name and kind in _ON_STATE:
             continue
@@ -280,7 +280,7 @@ def _reasons(guards: Any, reads: Reads) -> Iterator[Trust]:
 def methods_of_objects(guards: Any, reads: Reads) -> None:
     """Watch the methods of objects that forward calls."""
     for guard in guards:
-        name, asked = _name(guard), guard.create_fn_name() == "NOT_PRESENT_IN_GENERIC_DICT"
+        name, asked = name_of(guard), guard.create_fn_name() == "NOT_PRESENT_IN_GENERIC_DICT"
         if asked and not isinstance(reads.value(name), nn.Module):
             reads.watch_method(name, _given(guard))
 
@@ -304,8 +304,8 @@ def _cells(name: str, reads: Reads) -> Iterator[types.CellType | None]:
 def _unnoticed(guards: Any, reads: Reads) -> Iterator[Trust]:
     """Why Dynamo's guards would not do either."""
     for guard in guards:
-        name = _name(guard)
-        if guard.create_fn_name() in _CONSTANT and hides_changes(reads.value(name)):
+        name = name_of(guard)
+        if guard.create_fn_name() in CONSTANT and hides_changes(reads.value(name)):
             yield Trust(f"forward reads {_spelt(name)}, in which Dynamo notices no change", False)
 
 
@@ -314,20 +314,20 @@ def _is_compared(guard: Any, kind: str, found: tuple[Held, Any], reads: Reads) -
     given = _given(guard)
     if kind == "HASATTR":
         # Before PyTorch 2.12, the name is that of the attribute, not of the owner.
-        owner, name = reads.owner(_name(guard)) if given is None else (found, str(given))
+        owner, name = reads.owner(name_of(guard)) if given is None else (found, str(given))
         if hasattr(owner[1], name):
             return reads.attribute(owner, name)[0] is not Held.ANYTHING
         return owner[0] is not Held.ANYTHING and reads.absent(owner, name)
     held, value = found
     if held is Held.ANYTHING:
         return False
-    if kind == "DICT_KEYS_MATCH" and _name(guard).endswith(_TENSORS):
+    if kind == "DICT_KEYS_MATCH" and name_of(guard).endswith(_TENSORS):
         # Ours find the tensors that were there; they do not look for more. But hooks of
         # torch.nn.utils, such as weight_norm's, put their tensor into the table at each call.
-        owner = reads.owner(_name(guard))[0][1]
+        owner = reads.owner(name_of(guard))[0][1]
         return isinstance(owner, nn.Module) and any(altered._fw_hooks(owner))
     if kind == "DUPLICATE_INPUT":
-        return reads.held(_name(given))[0] is not Held.ANYTHING
+        return reads.held(name_of(given))[0] is not Held.ANYTHING
     if kind == "NOT_PRESENT_IN_GENERIC_DICT":
         # An attribute that hides a method; guards look for a `forward` of PyTorch's layers.
         pytorchs = isinstance(value, nn.Module) and altered._fw_is_pytorchs(type(value))
@@ -350,7 +350,7 @@ def _given(guard: Any) -> Any:
     return next(iter((*more.args, *more.keywords.values())), None)
 
 
-def _name(source: Any) -> str:
+def name_of(source: Any) -> str:
     """A property or, before PyTorch 2.12, a method."""
     return str(source.name if isinstance(source.name, str) else source.name())
 

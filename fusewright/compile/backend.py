@@ -28,7 +28,7 @@ from fusewright.capture.graphs import (
     flat_graph,
     other_direction,
 )
-from fusewright.capture.relied_on import relied_on, traced_code
+from fusewright.capture.relied_on import note_zeros, relied_on, traced_code
 from fusewright.compile.call_kinds import DEVICES
 from fusewright.compile.engine import Engine
 from fusewright.compile.execute import executed
@@ -125,7 +125,7 @@ def traced_backend(
     if caller is not None and not version.is_known(caller, codes):
         version.watch(caller, relied_on(caller, codes))
     if caller is not None:
-        version.watch_zeros(caller)
+        note_zeros(caller, version.zeros)
     traced = Traced(_mode(caller), *arguments_in(module), break_after(module))
     # Dynamo has a reason if it compiled the function before. If only we did, ours counts.
     because = recompile_reason() or ("" if any(each.graphs for each in log) else reason)
@@ -169,8 +169,7 @@ def compile_graph(
 ) -> Run:
     """One graph of AOTAutograd: forward, backward or inference. `note` learns how it went."""
     try:
-        with reported(f"compiling a {kind} graph"):
-            return _compiled(kind, module, tune, replays, note)
+        return _compiled(kind, module, tune, replays, note)
     except FusewrightError as error:
         words = f"PyTorch runs this {kind} graph, operator by operator: {error}"
         warnings.warn(words, RuntimeWarning, stacklevel=2)
@@ -180,10 +179,11 @@ def compile_graph(
 
 
 def _compiled(kind: str, module: fx.GraphModule, tune: bool, replays: bool, note: Note) -> Run:
-    flat = flat_graph(module)
-    device = _device(flat)
-    tuning = logged if tune else None
-    program, stages = replace(_program(kind, flat), again=_again(module)), Stages()
+    tuning, stages = logged if tune else None, Stages()
+    with reported("reading the graph"):
+        flat = flat_graph(module)
+        device = _device(flat)
+        program = replace(_program(kind, flat), again=_again(module))
     # Dynamo calls a graph again at other sizes and knows nothing of our rules for them.
     how: dict[str, Any] = {"device": device, "tuning": tuning, "at_any_size": True}
     prepared = prepare_programs([program], stages, **how)
@@ -192,8 +192,9 @@ def _compiled(kind: str, module: fx.GraphModule, tune: bool, replays: bool, note
     if source.entries:
         kernels.build()
     bundle = ModuleBundle(kind, source.language, source, Arguments("", -1), prepared.modes)
-    text = flat_text(bundle, _call(kind, flat))
-    driver: Run = executed(text, kernels, f"{kind} graph", {"math": math})[GRAPH]
+    with reported("writing the program"):
+        text = flat_text(bundle, _call(kind, flat))
+        driver: Run = executed(text, kernels, f"{kind} graph", {"math": math})[GRAPH]
     run = _with_constants(driver, flat.constants) if flat.constants else driver
     run = _with_passed(run, flat.passed) if flat.passed else run
     part = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-import torch
-
+from fusewright import debug
 from fusewright.errors import FusewrightError, InternalError
+from fusewright.memory import is_out_of_memory
 
 
 @contextmanager
@@ -18,7 +20,13 @@ def reported(stage: str) -> Iterator[None]:
     """
     try:
         yield
-    except (FusewrightError, MemoryError, torch.OutOfMemoryError):
+    except (FusewrightError, OSError):
         raise
     except Exception as error:
-        raise InternalError(f"{stage} failed: {type(error).__name__}: {error}") from error
+        if is_out_of_memory(error):
+            raise
+        debug.log(1, "%s", "".join(traceback.format_exception(error)))
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}, line {place.lineno}"
+        words = ": ".join(filter(None, (type(error).__name__, str(error))))
+        raise InternalError(f"{stage} failed in {where}: {words}") from error

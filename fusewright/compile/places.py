@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from fusewright.capture.beside import NOTHING, Beside, negative_zeros, together
+from fusewright.capture.beside import NOTHING, Beside, Zeros, together
 from fusewright.capture.reads import Environment, Watched
 from fusewright.errors import UnguardedError
 from fusewright.runtime import altered, constants
@@ -70,7 +70,7 @@ class Version:
         self.codes = set(places.codes)
         self.kinds = {type(each) for each in module.modules()}
         self._known: set[Hashable] = set()
-        self._zeros: dict[tuple[tuple[str, ...], str], tuple[bool, ...]] = {}
+        self.zeros = Zeros()
         self._held: list[Watched] = []
         self._inside: list[Watched] = []
         self.watch(module, places.rows)
@@ -94,28 +94,17 @@ class Version:
                 row = (place, name, held.get(name, constants._FwGone))
                 (self._inside if inside else self._held).append(row)
 
-    def watch_zeros(self, module: nn.Module) -> None:
-        """Later calls must find zeros of the same signs as now. Dynamo takes -0.0 for 0.0."""
-        for path, inside in module.named_modules():
-            if not altered._fw_is_pytorchs(type(inside)):
-                for name, value in vars(inside).items():
-                    if zeros := negative_zeros(value):
-                        self._zeros[tuple(path.split(".")) if path else (), name] = zeros
-
     def fits(self, module: nn.Module) -> bool:
         """Whether a call of the module finds all that it was compiled for."""
         gone = constants._FwGone
-        for (path, name), before in self._zeros.items():
-            zeros = negative_zeros(vars(altered._fw_inside(module, path)).get(name))
-            if zeros != before and len(zeros) == len(before):
-                return False
         for place, name, value in self._held:
             if place.get(name, gone) is not value:
                 return False
         for path, name, value in self._inside:
             if vars(altered._fw_inside(module, path)).get(name, gone) is not value:
                 return False
-        return self.beside == NOTHING or self.beside.state(module) == self.state
+        same = self.beside == NOTHING or self.beside.state(module) == self.state
+        return same and self.zeros.fit(module)
 
 
 def identity(place: Any) -> Any:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import re
 import time
-import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -293,8 +292,11 @@ def optimize(
         solution = _trusted(model, args, example_kwargs, name=name, modes=modes, tuning=tuning)
         if check:
             _require_agreement(solution, model, args, example_kwargs)
-    except (LeftToEagerError, InternalError) as error:
-        debug.log(1, "%s", "".join(traceback.format_exception(error)))
+        made = drivers(solution, replays)
+    except InternalError as error:
+        call._fw_warn(f"{name}: {first_line(error)}")
+        return optimized(model, eager=frozenset(MODES))
+    except LeftToEagerError as error:
         call._fw_warn(first_line(error))
         return optimized(model, eager=frozenset(MODES))
     except UnguardedError as error:
@@ -303,8 +305,7 @@ def optimize(
         why, places = first_line(error), Places.named_by(error)
         return optimized(model, front=ours, reason=why, places=places)
     warn_of(solution, stacklevel=2)
-    pinned = pin(drivers(solution, replays), model)
-    return _module_of(solution, pinned, model, args, example_kwargs or {}, again, front)
+    return _module_of(solution, pin(made, model), model, args, example_kwargs or {}, again, front)
 
 
 def _module_of(

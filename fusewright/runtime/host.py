@@ -50,7 +50,7 @@ def _fw_run_all(commands: list[list[str]]) -> None:
     would be lost, and a lock just taken would stay locked. So another thread runs the compilers,
     and this one takes no lock, not even those of `threading`.
     """
-    unwanted: list[bool] = []
+    unwanted = [False]
     outcome: list[BaseException | None] = []
 
     def run() -> None:
@@ -62,33 +62,38 @@ def _fw_run_all(commands: list[list[str]]) -> None:
 
     begun = False
     try:
-        begun = True  # no interrupt comes between this line and the call in the next
-        _thread.start_new_thread(run, ())
+        begun = True  # no interrupt comes between this line and the start of the thread
+        try:
+            _thread.start_new_thread(run, ())
+        except RuntimeError as error:  # there can be no more threads
+            outcome.append(error)
         while not outcome:
             time.sleep(0.01)
-    except RuntimeError:  # there can be no more threads
-        begun = False
-        raise
     finally:
-        unwanted.append(True)
+        unwanted[0] = True  # no call comes first, after which a second interrupt could
         while begun and not outcome:
-            time.sleep(0.01)
-    if outcome[0] is not None:
-        raise outcome[0]
+            try:
+                time.sleep(0.01)
+            except BaseException:
+                continue
+    failed = [each for each in outcome if each is not None]
+    outcome.clear()
+    if failed:
+        raise failed.pop()  # a name for it here would keep it, and with it all frames
 
 
 def _fw_run_until(unwanted: list[bool], commands: list[list[str]]) -> None:
     with contextlib.ExitStack() as ends:
         running: list[typing.Any] = []
         for command in commands:
-            if unwanted:
+            if unwanted[0]:
                 return
             said = ends.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
             # In a session of its own, `_fw_end` reaches what the compiler has started, too.
             process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
             ends.callback(_fw_end, process)
             running.append((process, command, said))
-        while running and not unwanted:
+        while running and not unwanted[0]:
             time.sleep(0.01)
             for process, command, said in running:
                 if process.poll():

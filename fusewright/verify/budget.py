@@ -21,8 +21,6 @@ from fusewright.verify.scenarios import Scenario
 _DEVICE_SHARE, _HOST_SHARE = 0.9, 0.6
 _LEAST_ROOM = 0.125
 _MEMORY_INFO = Path("/proc/meminfo")
-# What allocators and libraries say without an error class of their own.
-_NO_MEMORY = ("out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED")
 # The largest block of the host's memory that is filled with NaN.
 _FILLED = 1 << 26
 
@@ -78,18 +76,6 @@ def affordable_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:
         (device, dtype, 1 if device.type == "cpu" and count * dtype.itemsize > _FILLED else count)
         for device, dtype, count in blocks
     )
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory was the cause, of an error or of one that it was made from."""
-    while error is not None:
-        words = str(error) if isinstance(error, RuntimeError) else ""
-        if isinstance(error, torch.OutOfMemoryError | MemoryError):
-            return True
-        if any(each in words for each in _NO_MEMORY):
-            return True
-        error = error.__cause__
-    return False
 
 
 def no_memory_words() -> str:

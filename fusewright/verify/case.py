@@ -11,7 +11,8 @@ from functools import cached_property
 import torch
 
 from fusewright.errors import FusewrightError, ProblemError, VerifyError
-from fusewright.verify.budget import Budget, Footprint, is_out_of_memory
+from fusewright.memory import is_out_of_memory
+from fusewright.verify.budget import Budget, Footprint
 from fusewright.verify.compare import Check
 from fusewright.verify.feeds import Feed, Inputs
 from fusewright.verify.reference import NO_MEMORY, Reference

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fusewright.errors import FusewrightError, ProblemError
+from fusewright.memory import is_out_of_memory
 from fusewright.problem.inputs import memory_blocks
 from fusewright.verify.budget import (
     Deadline,
     affordable_blocks,
     free_memory,
-    is_out_of_memory,
     room_for_rows,
 )
 from fusewright.verify.case import Case, Findings, answering, labelled, layouts_of

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fusewright.errors import ProblemError
+from fusewright.memory import is_out_of_memory
 from fusewright.problem.inputs import is_floating, memory_blocks, named_tensors
 from fusewright.problem.nested import map_leaves
 from fusewright.verify.attributes import (
@@ -20,7 +21,7 @@ from fusewright.verify.attributes import (
     kept_attributes,
     restore_attributes,
 )
-from fusewright.verify.budget import affordable_blocks, is_out_of_memory
+from fusewright.verify.budget import affordable_blocks
 from fusewright.verify.compare import Check, compare_answers
 from fusewright.verify.feeds import Feed, Inputs, form
 from fusewright.verify.figures import root_mean_square

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fusewright.errors import FusewrightError, ProblemError
+from fusewright.memory import is_out_of_memory
 from fusewright.problem.inputs import resolve_device
 from fusewright.problem.load import Problem
 from fusewright.verify.budget import (
@@ -25,7 +26,6 @@ from fusewright.verify.budget import (
     deadline,
     footprint,
     free_memory,
-    is_out_of_memory,
 )
 from fusewright.verify.case import Case, Findings, answering, labelled
 from fusewright.verify.compare import Check, settle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable
@@ -145,3 +146,51 @@ def test_what_dynamo_refuses_after_a_part_of_forward_does_not_run_it_again() -> 
     with pytest.warns(RuntimeWarning, match="Dynamo fails on this model"):
         torch.testing.assert_close(fast(x), x * 2 * 3)
     assert fast.part.calls.n == 2
+
+
+def breaks(x: Tensor) -> Tensor:
+    """Dynamo refuses this; eager mode runs it."""
+    with torch._dynamo.error_on_graph_break(True):
+        torch._dynamo.graph_break()
+        return x * 3
+
+
+class Refused(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return breaks(x) if x.grad is None else x
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("model", [Refused(), nn.Sequential(nn.Identity(), Refused())])
+def test_what_dynamo_refuses_before_anything_ran_runs_as_in_eager_mode(model: nn.Module) -> None:
+    x = torch.linspace(-1, 1, 4)
+    fast = fusewright.optimize(model, x)
+    with pytest.warns(RuntimeWarning, match="Dynamo fails on this model"):
+        torch.testing.assert_close(fast(x), x * 3)
+
+
+class Untraced(contextlib.ContextDecorator):
+    """A decorator that Dynamo does not trace: its effects are there before Dynamo begins."""
+
+    @torch._dynamo.disable
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class Decorated(Refused):
+    forward = Untraced()(Refused.forward)
+
+
+class WithoutGradients(Refused):
+    forward = torch.no_grad()(Refused.forward)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:the original forward runs")
+def test_only_decorators_of_pytorch_may_run_again() -> None:
+    x = torch.linspace(-1, 1, 4)
+    with pytest.raises(Unsupported):
+        fusewright.optimize(Decorated(), x)(x)
+    torch.testing.assert_close(fusewright.optimize(WithoutGradients(), x)(x), x * 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import fusewright
 from fusewright.compile import loading, pipeline
+from fusewright.compile.mistakes import reported
 from fusewright.errors import CodegenError, GraphError, InternalError
 
 pytestmark = pytest.mark.has_a_bug
@@ -54,12 +56,13 @@ def same_as_eager(fast: nn.Module, model: nn.Module, rows: int = 3) -> None:
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("kind", [KeyError, AssertionError, GraphError, CodegenError])
-def test_optimize_runs_the_original(broken: Break, kind: type[Exception]) -> None:
+def test_optimize_runs_the_original(broken: Break, kind: type[Exception], check: bool) -> None:
     broken(kind)
     model = Model()
-    with pytest.warns(RuntimeWarning, match="original forward runs: .*a bug in Fusewright"):
-        fast = fusewright.optimize(copy.deepcopy(model), torch.randn(3, 4))
+    with pytest.warns(RuntimeWarning, match="forward runs: Model: .*a bug in Fusewright"):
+        fast = fusewright.optimize(copy.deepcopy(model), torch.randn(3, 4), check=check)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it is told once
         same_as_eager(fast, model)
@@ -90,17 +93,35 @@ def test_pytorch_runs_a_graph_of_torch_compile(
         same_as_eager(fast, model)
 
 
-@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])
-def test_want_of_memory_is_no_bug(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("too much"),
+        torch.OutOfMemoryError("too much"),
+        RuntimeError("can't allocate memory: too much"),
+        OSError("too much: no space left on device"),
+    ],
+)
+def test_want_of_memory_is_no_bug(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*given: Any, **named: Any) -> Any:
-        raise kind("too much")
+        raise error
 
     monkeypatch.setattr(pipeline, "plan_programs", fails)
-    with pytest.raises(kind, match="too much"):
+    with pytest.raises(type(error), match="too much"):
         fusewright.optimize(Model(), torch.randn(3, 4))
 
 
-def test_the_words_and_the_cause() -> None:
-    error = InternalError("planning failed\nin these lines")
-    words = "planning failed. This is a bug in Fusewright: please report it\nin these lines"
-    assert str(error) == words
+def test_the_words_and_the_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asks = "This is a bug in Fusewright: please report it"
+    error = InternalError("planning failed: AssertionError: \nin these lines")
+    assert str(error) == f"planning failed: AssertionError. {asks}\nin these lines"
+    assert str(InternalError(str(error))) == str(error)
+    monkeypatch.setenv("FUSEWRIGHT_DEBUG", "1")
+    with pytest.raises(InternalError) as raised, reported("planning"):
+        {}["missing"]
+    words = r"planning failed in test_mistakes.py, line \d+: KeyError: 'missing'"
+    assert re.fullmatch(rf"{words}\. {asks}", str(raised.value))
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert "Traceback (most recent call last)" in capsys.readouterr().err

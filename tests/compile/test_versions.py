@@ -14,6 +14,7 @@ import fusewright
 from fusewright.compile import front
 from fusewright.compile.engine import engine_of
 from fusewright.compile.module import Optimized
+from fusewright.compile.places import MOST_MADE
 
 SETTINGS = {"scale": 2.0}  # for its sake, calls go through Dynamo
 
@@ -121,18 +122,58 @@ class Signed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.value: Any = 0.0
+        self.unread = [0.0] * 4
         self.inner = nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def factor(self) -> float:
         value = self.value if isinstance(self.value, float) else self.value[-1]
-        sign = math.copysign(2.0, value)
-        return self.inner(x * sign) if x.grad is None else x
+        return math.copysign(2.0, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x * self.factor()) if x.grad is None else x
 
 
-def test_the_sign_of_a_zero_is_noticed_though_dynamo_takes_it_for_equal() -> None:
+class Flips(Signed):
+    """Changes the sign itself, and then breaks the graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.factor()
+        self.value = -self.value
+        torch._dynamo.graph_break()
+        return self.inner(y) if x.grad is None else x
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize(
+    "values",
+    [
+        (0.0, -0.0, 0.0, 1.0, -0.0, (1.0, 0.0), (1.0, -0.0), [-0.0], [0.0], -1.0),
+        ((0.0, 0.0), (1.0, 0.0), (-0.0, -0.0)),
+        ([0.0, 0.0], [1.0, 0.0], [-0.0, -0.0]),
+    ],
+)
+def test_the_sign_of_a_zero_is_noticed_though_dynamo_takes_it_for_equal(values: Any) -> None:
     model, x = Signed(), torch.randn(3, requires_grad=True)
     fast = fusewright.optimize(Signed(), x)
-    for value in (0.0, -0.0, 0.0, 1.0, -0.0, (1.0, 0.0), (1.0, -0.0), [-0.0], [0.0], -1.0):
+    for value in values:
         model.value = fast.value = value
         torch.testing.assert_close(fast(x), model(x))
     assert not fast.__dict__["_fw_engine"].failed
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_a_sign_that_forward_changes_before_a_break() -> None:
+    model, x = Flips(), torch.randn(3, requires_grad=True)
+    fast = fusewright.optimize(Flips(), x)
+    for _ in range(6):
+        torch.testing.assert_close(fast(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_zeros_that_forward_does_not_read_make_no_versions() -> None:
+    x = torch.randn(3, requires_grad=True)
+    fast = fusewright.optimize(Signed(), x)
+    for at in range(2 * MOST_MADE):
+        fast.unread = [-0.0 if at >> bit & 1 else 0.0 for bit in range(4)]
+        torch.testing.assert_close(fast(x), x * 2)
+    assert engine_of(fast).places.made <= 1  # type: ignore[union-attr]

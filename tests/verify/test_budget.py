@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fusewright.errors import ProblemError
+from fusewright.memory import is_out_of_memory
 from fusewright.verify import reuse
 from fusewright.verify.budget import (
     Budget,
@@ -19,7 +20,6 @@ from fusewright.verify.budget import (
     counting_saved_tensors,
     deadline,
     footprint,
-    is_out_of_memory,
 )
 from fusewright.verify.feeds import Feed
 from fusewright.verify.reuse import reusing
