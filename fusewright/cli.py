@@ -389,7 +389,7 @@ def main() -> None:
     except FusewrightError as error:
         fail(str(error), 2)
     except (RuntimeError, MemoryError) as error:
-        from fusewright.memory import is_out_of_memory
+        from fusewright.compile.out_of_memory import is_out_of_memory
         from fusewright.verify.budget import no_memory_words
 
         if not is_out_of_memory(error):

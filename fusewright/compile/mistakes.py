@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fusewright import debug
+from fusewright.compile.out_of_memory import is_out_of_memory
 from fusewright.errors import FusewrightError, InternalError
-from fusewright.memory import is_out_of_memory
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from functools import cached_property
 
 import torch
 
+from fusewright.compile.out_of_memory import is_out_of_memory
 from fusewright.errors import FusewrightError, ProblemError, VerifyError
-from fusewright.memory import is_out_of_memory
 from fusewright.verify.budget import Budget, Footprint
 from fusewright.verify.compare import Check
 from fusewright.verify.feeds import Feed, Inputs

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from fusewright.compile.out_of_memory import is_out_of_memory
 from fusewright.errors import FusewrightError, ProblemError
-from fusewright.memory import is_out_of_memory
 from fusewright.problem.inputs import memory_blocks
 from fusewright.verify.budget import (
     Deadline,

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from fusewright.compile.out_of_memory import is_out_of_memory
 from fusewright.errors import ProblemError
-from fusewright.memory import is_out_of_memory
 from fusewright.problem.inputs import is_floating, memory_blocks, named_tensors
 from fusewright.problem.nested import map_leaves
 from fusewright.verify.attributes import (

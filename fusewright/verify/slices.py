@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fusewright.memory import is_out_of_memory
+from fusewright.compile.out_of_memory import is_out_of_memory
 from fusewright.verify.budget import Deadline, free_memory, room_for_rows
 from fusewright.verify.case import Case, Findings
 from fusewright.verify.compare import Check, Values, coarse_deviation, compare, judge, misfit

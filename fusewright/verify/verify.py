@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch import nn
 
+from fusewright.compile.out_of_memory import is_out_of_memory
 from fusewright.errors import FusewrightError, ProblemError
-from fusewright.memory import is_out_of_memory
 from fusewright.problem.inputs import resolve_device
 from fusewright.problem.load import Problem
 from fusewright.verify.budget import (

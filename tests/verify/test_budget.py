@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from fusewright.compile.out_of_memory import is_out_of_memory
 from fusewright.errors import ProblemError
-from fusewright.memory import is_out_of_memory
 from fusewright.verify import reuse
 from fusewright.verify.budget import (
     Budget,
