@@ -17,7 +17,8 @@ from fusewright.capture.real_call import real_call
 
 
 def fails_in_eager(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
-    """Whether the model raises an error for these arguments. It is called on copies."""
+    """Whether the model raises an error for these arguments, with gradients if the caller has them
+    enabled. It is called on copies."""
     if Reachable(model).holds_state():
         return False
     try:
@@ -28,7 +29,8 @@ def fails_in_eager(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
     if call is None:
         return False
     twin, given, named = call
-    with real_call(), restored_generators(), torch.enable_grad(), unhooked(twin):
+    gradients = torch.set_grad_enabled(torch.is_grad_enabled())  # which `real_call` enables
+    with real_call(), gradients, restored_generators(), unhooked(twin):
         try:
             twin(*given, **named)
         except torch.OutOfMemoryError:
@@ -37,3 +39,14 @@ def fails_in_eager(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
             debug.log(1, "%s fails in eager mode: %s", type(model).__name__, error)
             return True
     return False
+
+
+def always_fails_in_eager(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> bool:
+    """The same with gradients and without. Some operators are for inference alone."""
+    for wanted in (True, False):
+        with torch.set_grad_enabled(wanted):
+            if not fails_in_eager(model, args, kwargs):
+                return False
+    return True

@@ -17,7 +17,7 @@ from torch import nn
 
 from fusewright import debug
 from fusewright.build import Artifact
-from fusewright.capture.eager import fails_in_eager
+from fusewright.capture.eager import always_fails_in_eager
 from fusewright.capture.private import private
 from fusewright.capture.reads import Watched
 from fusewright.compile.call_kinds import DEVICES, arguments_of, sketch_of
@@ -345,11 +345,11 @@ def _trusted(
     except LeftToEagerError:
         raise
     except CaptureError as error:
-        if not isinstance(error, UnguardedError) and fails_in_eager(model, args, kwargs):
-            raise
-        found = trust_of(model, args, kwargs, MODES)
-        reason = str(error) if found.by_dynamo else found.reason
-        raise unguarded(reason, found) from error
+        if isinstance(error, UnguardedError) or not always_fails_in_eager(model, args, kwargs):
+            found = trust_of(model, args, kwargs, MODES)
+            reason = str(error) if found.by_dynamo else found.reason
+            raise unguarded(reason, found) from error
+        raise
     modes = {each.program.mode for each in solution.prepared.modes}
     found = trust_of(model, args, kwargs, sorted(modes), solution.prepared.witnessed)
     if found.reason:

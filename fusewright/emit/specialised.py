@@ -18,7 +18,7 @@ from fusewright.emit.wrap import COLUMNS
 # A value of which only this is known: it is true, and not None.
 TRUE = object()
 _UNKNOWN = object()
-_BRANCHES = (ast.If, ast.For, ast.While, ast.With)
+_BRANCHES = (ast.If, ast.For, ast.While, ast.With, ast.Try)
 _CLOSING = (")", "]", "}")
 
 

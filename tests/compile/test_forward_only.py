@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 import fusewright
 from fusewright.compile.module import Optimized
+from fusewright.errors import CaptureError
 from tests.support.command_line import fusewright as command
 from tests.support.emitted_files import emitted
 
@@ -223,3 +224,35 @@ def test_the_command_checks_forward_and_says_so(tmp_path: Path) -> None:
     assert list(record["timings_ms"]) == ["eager forward", "ours forward"]
     header = (tmp_path / "problem_new.py").read_text().split('"""')[1]
     assert "calls with gradients run the original forward" in " ".join(header.split())
+
+
+class ForInference(nn.Module):
+    """Raises if gradients are wanted, as some operators do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        if y.requires_grad:
+            raise NotImplementedError("no gradients here")
+        return y * 2
+
+
+def test_a_model_that_only_runs_without_gradients() -> None:
+    model, x = ForInference(), torch.randn(3, 4)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fast = fusewright.optimize(model, x)
+            torch.testing.assert_close(fast(x), model(x))
+        with pytest.raises(NotImplementedError, match="no gradients here"):
+            fast(x)
+        with mode:
+            torch.testing.assert_close(fast(x), model(x))
+
+
+def test_a_model_that_runs_neither_with_gradients_nor_without() -> None:
+    with pytest.raises(CaptureError, match="cannot capture Linear"):
+        fusewright.optimize(nn.Linear(4, 4), torch.randn(3, 5))

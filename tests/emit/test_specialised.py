@@ -55,6 +55,10 @@ CASES = {
         "if mode.other and self.off:\n    a = mode.on\n",
         "if mode.other and self.off:\n    a = mode.on\n",
     ),
+    "a short try stays on its lines": (
+        "if mode.on:\n    a = 1\ntry:\n    b()\nexcept E:\n    c()\n",
+        "a = 1\ntry:\n    b()\nexcept E:\n    c()\n",
+    ),
     "a statement that fits on one line now": (
         "if mode.on:\n    a = f(\n        b, c\n    )\n    d = [\n        1,\n    ]\n",
         "a = f(b, c)\nd = [\n    1,\n]\n",
