@@ -143,6 +143,9 @@ def reductions() -> Iterator[Case]:
         norm = lambda a, w, b: F.layer_norm(a, w.shape, w, b)  # noqa: E731
         yield Case(f"layer_norm {columns}", norm, (x, weight, bias))
     x = torch.randn(1024, 1024)
+    for fill in (-1e9, float("-inf")):
+        masked = x.masked_fill(torch.rand(1024, 1024) < 0.3, fill)
+        yield Case(f"softmax masked by {fill}", lambda a: torch.softmax(a, -1), (masked,))
     yield Case("column var", lambda a: torch.var(a, 0), (x,))
     yield Case("row var", lambda a: torch.var(a, 1), (x,))
     yield Case("row sum", lambda a: a.sum(1), (x,))

@@ -121,12 +121,14 @@ FW_FN double cut_below(double x, double least) {
 
 // y * 2^k for y in [1/2, 2), rounded once: k is added to the exponent of y, and the part of k that
 // would make the number denormal is applied as a factor. If the result overflows, it has no
-// meaning.
+// meaning. The factor is 0 where the result rounds to 0: a product that underflows takes the
+// processor some 150 cycles, and a masked softmax has many (7 times its time, Xeon, AVX2).
 template <class T, class Signed, class Bits, int kMantissa>
 FW_FN T times_power_of(T y, Signed k, Signed least) {
-  const Signed normal = k > least ? k : least;
+  const Signed normal = k > least ? k : least, rest = k - normal;
   const T first = bits<T>(bits<Bits>(y) + (static_cast<Bits>(normal) << kMantissa));
-  return first * bits<T>((static_cast<Bits>(k - normal) << kMantissa) + bits<Bits>(T(1)));
+  const Bits factor = (static_cast<Bits>(rest) << kMantissa) + bits<Bits>(T(1));
+  return first * bits<T>(rest > -(kMantissa + 3) ? factor : Bits(0));
 }
 FW_FN float times_power(float y, float rounder) {
   return times_power_of<float, int32_t, uint32_t, 23>(y, bits<int32_t>(rounder),

@@ -16,6 +16,9 @@
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__GNUC__) && !defined(__clang__)
 #define FW_VECTORS
+// Loops beside the functions take vectors of the same length. A vector that is loaded from two
+// shorter ones that were just stored waits for both: softmax of 512 x 1000 took 0.65 ms, not 0.51.
+#pragma GCC target("prefer-vector-width=512")
 #endif
 
 #define FW_LANES_RUN(NAME)                                                  \
@@ -122,12 +125,18 @@ FW_FN Doubles at_least(Doubles x, double least) {
   return __builtin_ia32_maxpd512_mask(all<Doubles>(least), x, Doubles{}, -1, kAsRounded);
 }
 
-// y * 2^n, rounded once.
+// y * 2^floor(n) for y below 2, rounded once. Lanes whose result rounds to 0 are masked out: a lane
+// that underflows takes the processor some 150 cycles, and a masked softmax has many.
+constexpr int kNotBelow = 5;  // NaN is not below
 FW_FN Singles times_power(Singles y, Singles n) {
-  return __builtin_ia32_scalefps512_mask(y, n, Singles{}, -1, kAsRounded);
+  const auto kept =
+      __builtin_ia32_cmpps512_mask(n, all<Singles>(-150.0f), kNotBelow, -1, kAsRounded);
+  return __builtin_ia32_scalefps512_mask(y, n, Singles{}, kept, kAsRounded);
 }
 FW_FN Doubles times_power(Doubles y, Doubles n) {
-  return __builtin_ia32_scalefpd512_mask(y, n, Doubles{}, -1, kAsRounded);
+  const auto kept =
+      __builtin_ia32_cmppd512_mask(n, all<Doubles>(-1075.0), kNotBelow, -1, kAsRounded);
+  return __builtin_ia32_scalefpd512_mask(y, n, Doubles{}, kept, kAsRounded);
 }
 
 // The exponent as a floating-point value: -inf for 0, inf for inf.
