@@ -24,6 +24,7 @@ from fusewright.compile.places import Places
 from fusewright.compile.record import Record
 from fusewright.compile.replayed import renewed
 from fusewright.compile.sharing import Sharing, sharing
+from fusewright.compile.unhooked import Unhooked
 from fusewright.errors import (
     CaptureError,
     FusewrightError,
@@ -31,6 +32,7 @@ from fusewright.errors import (
     UnguardedError,
     first_line,
 )
+from fusewright.problem.nested import values
 from fusewright.runtime import altered, call, guard
 
 # Makes the programs of a call; told which attributes the model is known to change.
@@ -71,6 +73,7 @@ class Engine:
     ) -> None:
         self.eager = eager
         self.places = places or Places()
+        self.unhooked = Unhooked()
         self.front = front
         self.reason = reason
         self.failed = ""  # why the original forward runs instead of `front`
@@ -143,13 +146,14 @@ class Engine:
         """The result of a call that no program of ours stands for, for this reason, which the
         back-end reads from the stack if it compiles something."""
         # Dynamo does not look for hooks that were added later, and other tracers cannot see it.
-        why = call._fw_compiling() or guard._fw_watcher() or altered._fw_hooked(module)
+        why = call._fw_compiling() or guard._fw_watcher() or self.unhooked.reason(module)
         if why:
             call._fw_warn(str(why))
             return self._by_original(module, args, kwargs, str(why))
-        failed = left_by_argument(args, kwargs) or self.failed
+        given = values((*args, *kwargs.values()))
+        failed = left_by_argument(given) or self.failed
         failed = failed or ("" if self.front else self.reason or reason)
-        asked = (module, any_size, self.places, sharing(args, kwargs))
+        asked = (module, any_size, self.places, sharing(given))
         run = self.front(*asked) if self.front and not failed else None
         if run is None and not failed:
             failed = self.failed = "values that Dynamo does not guard change too often"

@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 
 from fusewright.capture.attributes import own_attributes, tensors_in
-from fusewright.problem.nested import leaves
+from fusewright.problem.nested import values
 
 # Its Dynamo does not guard defaults and enclosed variables of functions among the arguments.
 _OLD = torch.__version__ < "2.12"
@@ -26,12 +26,12 @@ def left_to_original(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str | None:
     """The first reason in a call or in its module, in words."""
-    return left_by_argument(args, kwargs) or _told(_held(module)) or _parallel(module)
+    told = left_by_argument(values((*args, *kwargs.values())))
+    return told or _told(_held(module)) or _parallel(module)
 
 
-def left_by_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """The first reason among the arguments."""
-    given = [each for _, each in leaves("", (tuple(args), dict(kwargs)))]
+def left_by_argument(given: Sequence[object]) -> str | None:
+    """The first reason among these values, all that the arguments hold."""
     if _OLD and any(map(_has_values, given)):
         return (
             "an argument is a function with defaults or enclosed variables, whose changes "

@@ -6,20 +6,17 @@ is given, and does not guard it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import torch
-
-from fusewright.problem.nested import leaves
 
 # For each tensor the first one in the same memory; empty if each has its own.
 Sharing = tuple[int, ...]
 
 
-def sharing(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sharing:
-    """How the arguments share memory. A tensor that is given twice counts once: that is guarded."""
-    given = (each for _, each in leaves("", (tuple(args), dict(kwargs))))
+def sharing(given: Iterable[object]) -> Sharing:
+    """How these values of the arguments share memory. A tensor that is given twice counts once:
+    that is guarded."""
     found = {id(each): each for each in given if isinstance(each, torch.Tensor)}
     if len(found) < 2:
         return ()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 
 def map_leaves(fn: Callable[[object], object], tree: object) -> object:
@@ -33,3 +35,20 @@ def leaves(name: str, tree: object) -> Iterator[tuple[str, object]]:
             yield from leaves(f"{name}.{field.name}", getattr(tree, field.name))
     else:
         yield name, tree
+
+
+def values(trees: Iterable[object]) -> list[object]:
+    """Everything in the trees that is not a container, without names, which take longest."""
+    found: list[object] = []
+    for tree in trees:
+        kind: Any = type(tree)
+        if _is_leaf(kind):
+            found.append(tree)
+        else:
+            found += [each for _, each in leaves("", tree)]
+    return found
+
+
+@functools.lru_cache(1024)
+def _is_leaf(kind: type[Any]) -> bool:
+    return not (issubclass(kind, list | tuple | Mapping) or dataclasses.is_dataclass(kind))

@@ -23,9 +23,9 @@ from fusewright.kinds.registry import render
 from fusewright.schedule.loops import choose
 from fusewright.target.target import Target
 from tests.support.loop_runs import compile_source
+from tests.support.single_operators import N, pointwise
 
 Tensor = torch.Tensor
-N = 4099  # no multiple of any vector width
 
 FLOAT_ONLY = frozenset(
     """exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh
@@ -84,17 +84,6 @@ ULPS32 = {
 
 def reference(op: str) -> Callable[..., Tensor]:
     return TORCH.get(op) or getattr(torch, op)
-
-
-def pointwise(op: str, dtype: str) -> LoopKernel:
-    names = ("a", "b", "c")[: SCALAR_OPS[op].arity]
-    result = "bool" if SCALAR_OPS[op].result == "bool" else dtype
-    body = [
-        *(Load(name, dtype, access(name, 1)) for name in names),
-        Apply("y", result, op, names),
-        Store("y", result, access("y", 1)),
-    ]
-    return kernel(f"op_{op}_{dtype}", [N], [], dict.fromkeys(names, dtype), {"y": result}, body)
 
 
 # Compared with PyTorch in other tests, the last two in test_arg_extremes and test_class_losses.

@@ -15,8 +15,8 @@ import fusewright
 from fusewright.kinds.registry import render
 from fusewright.schedule.loops import choose
 from fusewright.target.target import Target
-from tests.ir.test_operators import N, pointwise
 from tests.support.loop_runs import compile_source
+from tests.support.single_operators import N, pointwise
 
 OPERATORS = ("exp", "exp2")
 # From the first argument whose result is denormal, or a little above it, to far below the last one.
