@@ -303,7 +303,8 @@ def optimize(
         debug.log(1, "torch.compile runs %s: %s", name, error)
         ours = front if error.by_dynamo else None
         why, places = first_line(error), Places.named_by(error)
-        return optimized(model, front=ours, reason=why, places=places)
+        # Only a pickle, which holds no places, asks for programs again, and finds the reason again.
+        return optimized(model, (), again, front=ours, reason=why, places=places)
     warn_of(solution, stacklevel=2)
     return _module_of(solution, pin(made, model), model, args, example_kwargs or {}, again, front)
 

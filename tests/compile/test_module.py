@@ -46,6 +46,25 @@ class Affine(nn.Module):
         return torch.relu(self.gemm(x) + self.bias)
 
 
+class Settings:
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+    def factor(self) -> float:
+        return self.scale
+
+
+class Configured(Affine):
+    """It calls a method of an object, which Dynamo and watched places guard together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = Settings()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.gemm(x) * self.settings.factor() + self.bias)
+
+
 @pytest.fixture(scope="module")
 def gemm(tmp_path_factory: pytest.TempPathFactory) -> Made:
     case = gemm_add_relu()
@@ -184,6 +203,18 @@ def test_an_unpickled_module_compiles_its_programs_again(gemm: Made) -> None:
         assert isinstance(back, Optimized) and isinstance(back, Affine)
         assert back.__dict__["_fw_engine"].modes == []
         assert_same(back(x), fast(x))
+
+
+def test_an_unpickled_module_runs_by_way_of_dynamo_again() -> None:
+    model, x = Configured(), torch.randn(4, 3, requires_grad=True)
+    fast = fusewright.optimize(model, x)
+    back = pickle.loads(pickle.dumps(fast))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the original forward would warn
+        for scale in (2.0, 3.0):
+            model.settings.scale = back.settings.scale = scale
+            assert_same(output_and_gradients(back, x), output_and_gradients(model, x))
+    assert "forward reads self.settings" in str(fusewright.explain(back))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
