@@ -127,3 +127,25 @@ def test_any_and_all_of_uint8_are_0_or_1(shape: tuple[int, ...]) -> None:
     fast = fusewright.optimize(Lambda(function), (x,))
     for found, expected in zip(fast(x), function(x), strict=True):
         assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+def test_labels_behind_the_end_of_a_list_do_not_count() -> None:
+    """The first -1 ends a list of labels. PyTorch's decomposition counts what stands behind it."""
+
+    def function(x: Tensor, labels: Tensor) -> Tensor:
+        return F.multilabel_margin_loss(x * 2, labels)
+
+    labels = torch.tensor([[1, 3, -1, 0, 0], [-1, 2, 2, 2, 2], [4, 3, 2, 1, 0]])
+    fast = fusewright.optimize(Lambda(function), (torch.randn(3, 5), labels))
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=backend)
+    for rows in (labels, labels[:2]):
+        x = torch.randn(rows.shape[0], 5, requires_grad=True)
+        expected = function(x, rows)
+        gradient = torch.autograd.grad(expected.sum(), x)[0]
+        for each in (fast, compiled):
+            torch.testing.assert_close(each(x, rows), expected)
+            torch.testing.assert_close(torch.autograd.grad(each(x, rows).sum(), x)[0], gradient)
+            with torch.no_grad():
+                torch.testing.assert_close(each(x, rows), expected.detach())
+    assert len(fast.explain().graphs) == 6  # one program of each mode for both batches

@@ -98,6 +98,12 @@ def kept_whole() -> Iterator[None]:
     replaced[torch.ops.aten.cumprod_backward.default] = {
         DispatchKey.CompositeImplicitAutograd: cumprod_gradient
     }
+    # PyTorch's decomposition counts labels behind the first -1, though that ends their list.
+    margins = torch.ops.aten.multilabel_margin_loss_forward.default
+    held = margins.py_kernels.items()
+    replaced[margins] = {key: each for key, each in held if key != DispatchKey.Autograd}
+    margins = torch.ops.aten.multilabel_margin_loss_backward.default
+    replaced[margins] = {DispatchKey.Meta: _gradient_like}
     before = {op: dict(op.py_kernels) for op in replaced}
     try:
         _set_kernels(replaced)
@@ -132,6 +138,10 @@ def _enlarged_shape(image: Any, output_size: Any, *_: Any) -> Any:
 
 def _gradient_shape(grad_output: Any, output_size: Any, input_size: Any, *_: Any) -> Any:
     return grad_output.new_empty(input_size)
+
+
+def _gradient_like(grad_output: Any, scores: Any, *_: Any) -> Any:
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
 def _gradient_shape_in_layout(grad_output: Any, *others: Any) -> Any:
