@@ -149,3 +149,16 @@ def test_labels_behind_the_end_of_a_list_do_not_count() -> None:
             with torch.no_grad():
                 torch.testing.assert_close(each(x, rows), expected.detach())
     assert len(fast.explain().graphs) == 6  # one program of each mode for both batches
+
+
+def test_an_assertion_without_a_message_stays() -> None:
+    def function(x: Tensor) -> Tensor:
+        torch._assert_async((x > 0).all())
+        return x * 2
+
+    fast = fusewright.optimize(Lambda(function), (torch.ones(3, 4),))
+    torch._dynamo.reset()
+    for each in (fast, torch.compile(function, backend=backend)):
+        assert torch.equal(each(torch.ones(2, 4)), torch.full((2, 4), 2.0))
+        with pytest.raises(RuntimeError, match="Expected Tensor with single nonzero value"):
+            each(-torch.ones(2, 4))

@@ -159,7 +159,14 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {**get_decompositions(packets), **pad_decompositions()}
     table |= {aten.eye.default: _eye, aten.eye.m: _eye, aten.native_group_norm.default: _group_norm}
     table |= gradient_decompositions()
+    table[aten._assert_async.default] = _assert_with_message
     return table
+
+
+def _assert_with_message(value: Any) -> None:
+    """PyTorch drops an assertion without a message from its graphs."""
+    text = "Expected Tensor with single nonzero value, but got zero"
+    torch.ops.aten._assert_async.msg(value, text)
 
 
 def _group_norm(
