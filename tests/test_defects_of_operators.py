@@ -197,3 +197,27 @@ def test_loops_divide_integers_by_numbers_that_are_known() -> None:
     assert torch.equal(fast(x), function(x))
     ours = [each for each in fast.explain().graphs if not each.by_dynamo]
     assert ours and not any(each.calls for each in ours)
+
+
+def test_probabilities_out_of_range_are_an_error_on_a_cpu() -> None:
+    """Our loop once gave the loss of a number that is no probability."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return F.binary_cross_entropy(x, y, weight=y + 1) * 2
+
+    x, y = torch.rand(3, 4, requires_grad=True), torch.rand(3, 4)
+    torch._dynamo.reset()
+    for each in (
+        fusewright.optimize(Lambda(function), (x, y)),
+        torch.compile(function, backend=backend),
+    ):
+        for rows in (3, 0):
+            found, expected = each(x[:rows], y[:rows]), function(x[:rows], y[:rows])
+            torch.testing.assert_close(found, expected, equal_nan=True)
+            pair = (torch.autograd.grad(loss, x)[0] for loss in (found, expected))
+            torch.testing.assert_close(*pair)
+        for wrong in (1.5, -0.5, math.nan):
+            with pytest.raises(RuntimeError, match="all elements of input should be between 0"):
+                each(torch.full_like(x, wrong), y)
+            with torch.no_grad(), pytest.raises(RuntimeError, match="of target should be between"):
+                each(x, torch.full_like(y, wrong))

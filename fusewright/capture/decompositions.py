@@ -160,6 +160,8 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     table |= {aten.eye.default: _eye, aten.eye.m: _eye, aten.native_group_norm.default: _group_norm}
     table |= gradient_decompositions()
     table[aten._assert_async.default] = _assert_with_message
+    loss = aten.binary_cross_entropy.default
+    table[loss] = _with_probabilities_checked(table[loss])
     return table
 
 
@@ -167,6 +169,21 @@ def _assert_with_message(value: Any) -> None:
     """PyTorch drops an assertion without a message from its graphs."""
     text = "Expected Tensor with single nonzero value, but got zero"
     torch.ops.aten._assert_async.msg(value, text)
+
+
+def _with_probabilities_checked(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """The loss after the checks of PyTorch's operator, which raises an error on a CPU. On a GPU,
+    where an assertion ends the process, the numbers are taken as they are."""
+
+    def checked(scores: Any, target: Any, *others: Any, **named: Any) -> Any:
+        for name, each in (("input", scores), ("target", target)):
+            if each.device.type == "cpu":
+                text = f"all elements of {name} should be between 0 and 1"
+                beyond = torch.where((each >= 0) & (each <= 1), 0.0, 1.0).sum()
+                torch.ops.aten._assert_async.msg(beyond == 0, text)
+        return loss(scores, target, *others, **named)
+
+    return checked
 
 
 def _group_norm(

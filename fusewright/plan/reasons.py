@@ -25,6 +25,7 @@ _KNOWN = {
     "index": "it gathers by index, which our loops cannot do",
     "gather": "it gathers by index, which our loops cannot do",
     "literal": "a constant of the model",
+    "_assert_async": "it raises an error if a condition of the model does not hold",
     "conv_tf32": "whether PyTorch's flags allow TF32 for convolutions",
     **dict.fromkeys(("mv", "addmv", "dot"), "a matmul with a vector, for which we have no kernel"),
 }
