@@ -188,6 +188,19 @@ def test_integers_divided_by_zero_are_an_error_on_a_cpu(name: str) -> None:
     assert "a divisor of zero is an error on a CPU" in str(fast.explain())
 
 
+@pytest.mark.parametrize("name", ["//", "%", "fmod", "trunc"])
+def test_an_argument_that_is_zero_is_an_error_too(name: str) -> None:
+    def function(x: Tensor, y: int) -> Tensor:
+        return DIVISIONS[name](x * 2, y) * 3  # type: ignore[arg-type]
+
+    x = torch.arange(1, 13).view(3, 4)
+    fast = fusewright.optimize(Lambda(function), (x, 3))
+    for number in (3, 5, -2):
+        assert torch.equal(fast(x, number), function(x, number))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        fast(x, 0)
+
+
 def test_loops_divide_integers_by_numbers_that_are_known() -> None:
     def function(x: Tensor) -> Tensor:
         return x // 4 + x % torch.full((), 3)

@@ -51,8 +51,9 @@ SIMPLE: dict[str, tuple[str, str]] = {
 }
 # Of integers on a CPU, PyTorch raises an error where the divisor is zero.
 _DIVISIONS = frozenset(
-    "aten.floor_divide.default aten.remainder.Tensor aten.remainder.Scalar_Tensor aten.fmod.Tensor "
-    "aten.div.Tensor_mode".split()
+    "aten.floor_divide.default aten.floor_divide.Scalar aten.div.Tensor_mode aten.div.Scalar_mode "
+    "aten.remainder.Tensor aten.remainder.Scalar aten.remainder.Scalar_Tensor aten.fmod.Tensor "
+    "aten.fmod.Scalar".split()
 )
 
 
@@ -70,8 +71,10 @@ def may_divide_by_zero(builder: Builder, node: Node) -> bool:
     """Whether it divides integers on a CPU by numbers of which some may be zero."""
     if not divides_integers_on_cpu(node):
         return False
-    divisor = node.args[1]
-    return isinstance(divisor, Ref) and not builder.known.numbers.get(divisor.name)
+    divisor: Arg = node.args[1]
+    if isinstance(divisor, Ref):
+        divisor = builder.known.numbers.get(divisor.name)
+    return not isinstance(divisor, int) or divisor == 0
 
 
 def lower_simple(builder: Builder, node: Node) -> Ref:
