@@ -127,3 +127,110 @@ def test_any_and_all_of_uint8_are_0_or_1(shape: tuple[int, ...]) -> None:
     fast = fusewright.optimize(Lambda(function), (x,))
     for found, expected in zip(fast(x), function(x), strict=True):
         assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+def test_labels_behind_the_end_of_a_list_do_not_count() -> None:
+    """The first -1 ends a list of labels. PyTorch's decomposition counts what stands behind it."""
+
+    def function(x: Tensor, labels: Tensor) -> Tensor:
+        return F.multilabel_margin_loss(x * 2, labels)
+
+    labels = torch.tensor([[1, 3, -1, 0, 0], [-1, 2, 2, 2, 2], [4, 3, 2, 1, 0]])
+    fast = fusewright.optimize(Lambda(function), (torch.randn(3, 5), labels))
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=backend)
+    for rows in (labels, labels[:2]):
+        x = torch.randn(rows.shape[0], 5, requires_grad=True)
+        expected = function(x, rows)
+        gradient = torch.autograd.grad(expected.sum(), x)[0]
+        for each in (fast, compiled):
+            torch.testing.assert_close(each(x, rows), expected)
+            torch.testing.assert_close(torch.autograd.grad(each(x, rows).sum(), x)[0], gradient)
+            with torch.no_grad():
+                torch.testing.assert_close(each(x, rows), expected.detach())
+    assert "float32[s0, 5]" in str(fast.explain())  # one program for both batches
+
+
+def test_an_assertion_without_a_message_stays() -> None:
+    def function(x: Tensor) -> Tensor:
+        torch._assert_async((x > 0).all())
+        return x * 2
+
+    fast = fusewright.optimize(Lambda(function), (torch.ones(3, 4),))
+    torch._dynamo.reset()
+    for each in (fast, torch.compile(function, backend=backend)):
+        assert torch.equal(each(torch.ones(2, 4)), torch.full((2, 4), 2.0))
+        with pytest.raises(RuntimeError, match="Expected Tensor with single nonzero value"):
+            each(-torch.ones(2, 4))
+
+
+DIVISIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "//": lambda x, y: x // y,
+    "%": lambda x, y: x % y,
+    "a number %": lambda x, y: 7 % y,
+    "fmod": torch.fmod,
+    "trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_integers_divided_by_zero_are_an_error_on_a_cpu(name: str) -> None:
+    """Our loops once gave a number."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return DIVISIONS[name](x * 2, y) * 3
+
+    x, y = torch.arange(-6, 6).view(3, 4), torch.tensor([1, -2, 3, -4])
+    fast = fusewright.optimize(Lambda(function), (x, y))
+    assert torch.equal(fast(x, y), function(x, y))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        fast(x, torch.tensor([1, 0, 2, 3]))
+    assert "a divisor of zero is an error on a CPU" in str(fast.explain())
+
+
+@pytest.mark.parametrize("name", ["//", "%", "fmod", "trunc"])
+def test_an_argument_that_is_zero_is_an_error_too(name: str) -> None:
+    def function(x: Tensor, y: int) -> Tensor:
+        return DIVISIONS[name](x * 2, y) * 3  # type: ignore[arg-type]
+
+    x = torch.arange(1, 13).view(3, 4)
+    fast = fusewright.optimize(Lambda(function), (x, 3))
+    for number in (3, 5, -2):
+        assert torch.equal(fast(x, number), function(x, number))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        fast(x, 0)
+
+
+def test_loops_divide_integers_by_numbers_that_are_known() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x // 4 + x % torch.full((), 3)
+
+    x = torch.arange(-6, 6).view(3, 4)
+    fast = fusewright.optimize(Lambda(function), (x,))
+    assert torch.equal(fast(x), function(x))
+    ours = [each for each in fast.explain().graphs if not each.by_dynamo]
+    assert ours and not any(each.calls for each in ours)
+
+
+def test_probabilities_out_of_range_are_an_error_on_a_cpu() -> None:
+    """Our loop once gave the loss of a number that is no probability."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return F.binary_cross_entropy(x, y, weight=y + 1) * 2
+
+    x, y = torch.rand(3, 4, requires_grad=True), torch.rand(3, 4)
+    torch._dynamo.reset()
+    for each in (
+        fusewright.optimize(Lambda(function), (x, y)),
+        torch.compile(function, backend=backend),
+    ):
+        for rows in (3, 0):
+            found, expected = each(x[:rows], y[:rows]), function(x[:rows], y[:rows])
+            torch.testing.assert_close(found, expected, equal_nan=True)
+            pair = (torch.autograd.grad(loss, x)[0] for loss in (found, expected))
+            torch.testing.assert_close(*pair)
+        for wrong in (1.5, -0.5, math.nan):
+            with pytest.raises(RuntimeError, match="all elements of input should be between 0"):
+                each(torch.full_like(x, wrong), y)
+            with torch.no_grad(), pytest.raises(RuntimeError, match="of target should be between"):
+                each(x, torch.full_like(y, wrong))

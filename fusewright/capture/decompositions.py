@@ -98,6 +98,12 @@ def kept_whole() -> Iterator[None]:
     replaced[torch.ops.aten.cumprod_backward.default] = {
         DispatchKey.CompositeImplicitAutograd: cumprod_gradient
     }
+    # PyTorch's decomposition counts labels behind the first -1, though that ends their list.
+    margins = torch.ops.aten.multilabel_margin_loss_forward.default
+    held = margins.py_kernels.items()
+    replaced[margins] = {key: each for key, each in held if key != DispatchKey.Autograd}
+    margins = torch.ops.aten.multilabel_margin_loss_backward.default
+    replaced[margins] = {DispatchKey.Meta: _gradient_like}
     before = {op: dict(op.py_kernels) for op in replaced}
     try:
         _set_kernels(replaced)
@@ -134,6 +140,10 @@ def _gradient_shape(grad_output: Any, output_size: Any, input_size: Any, *_: Any
     return grad_output.new_empty(input_size)
 
 
+def _gradient_like(grad_output: Any, scores: Any, *_: Any) -> Any:
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
 def _gradient_shape_in_layout(grad_output: Any, *others: Any) -> Any:
     """Channels-last if the incoming gradient is."""
     shape = _gradient_shape(grad_output, *others)
@@ -149,7 +159,31 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {**get_decompositions(packets), **pad_decompositions()}
     table |= {aten.eye.default: _eye, aten.eye.m: _eye, aten.native_group_norm.default: _group_norm}
     table |= gradient_decompositions()
+    table[aten._assert_async.default] = _assert_with_message
+    loss = aten.binary_cross_entropy.default
+    table[loss] = _with_probabilities_checked(table[loss])
     return table
+
+
+def _assert_with_message(value: Any) -> None:
+    """PyTorch drops an assertion without a message from its graphs."""
+    text = "Expected Tensor with single nonzero value, but got zero"
+    torch.ops.aten._assert_async.msg(value, text)
+
+
+def _with_probabilities_checked(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """The loss after the checks of PyTorch's operator, which raises an error on a CPU. On a GPU,
+    where an assertion ends the process, the numbers are taken as they are."""
+
+    def checked(scores: Any, target: Any, *others: Any, **named: Any) -> Any:
+        for name, each in (("input", scores), ("target", target)):
+            if each.device.type == "cpu":
+                text = f"all elements of {name} should be between 0 and 1"
+                beyond = torch.where((each >= 0) & (each <= 1), 0.0, 1.0).sum()
+                torch.ops.aten._assert_async.msg(beyond == 0, text)
+        return loss(scores, target, *others, **named)
+
+    return checked
 
 
 def _group_norm(

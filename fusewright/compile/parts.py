@@ -25,7 +25,7 @@ from fusewright.compile.engine import ENGINE, engine_of
 from fusewright.compile.original import original_class
 from fusewright.compile.owners import owners_of
 from fusewright.compile.pipeline import MODES
-from fusewright.compile.settings import example_arguments
+from fusewright.compile.settings import example_arguments, refuse_torchscript
 from fusewright.compile.solution import optimize
 from fusewright.errors import ProblemError
 
@@ -89,6 +89,7 @@ def _chosen(model: nn.Module, parts: Sequence[Parts]) -> dict[str, nn.Module]:
         wanted = [part for part in parts if path and _is_meant(part, path, each)]
         met.update(wanted)
         if wanted and not any(path.startswith(f"{outer}.") for outer in found):
+            refuse_torchscript(each)
             found[path] = each
     missing = [str(part) for part in parts if part not in met]
     if missing or not parts:

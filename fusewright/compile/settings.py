@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -28,6 +29,7 @@ def refuse_other_settings(model: Any, example_inputs: Any, modes: Any) -> None:
     if not isinstance(model, nn.Module):
         how = "for a function, leave the inputs out: optimize(function)"
         raise ProblemError(f"optimize takes a torch.nn.Module, not {type(model).__name__}; {how}")
+    refuse_torchscript(model)
     if example_inputs is Absent:
         how = "optimize(model, inputs), or optimize(model, (a, b))"
         raise ProblemError(f"optimize needs an example of the model's inputs: {how}")
@@ -37,3 +39,9 @@ def refuse_other_settings(model: Any, example_inputs: Any, modes: Any) -> None:
     known = isinstance(modes, Sequence) and not isinstance(modes, str) and bool(modes)
     if not known or not set(modes) <= set(MODES):
         raise ProblemError(f'modes is {modes!r}; it is a tuple of "train", "eval" or both')
+
+
+def refuse_torchscript(model: nn.Module) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        how = "optimize the module that torch.jit was given"
+        raise ProblemError(f"{model.original_name} is a TorchScript module; {how}")

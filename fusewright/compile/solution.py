@@ -38,6 +38,7 @@ from fusewright.compile.settings import Absent, example_arguments, refuse_other_
 from fusewright.compile.stages import logged
 from fusewright.compile.trusted import (
     require_no_effects_outside,
+    require_python,
     trust_of,
     unguarded,
     worst_of,
@@ -112,6 +113,7 @@ def solve(
     attributes that calls of the model are known to change. `progress` is called at the start of
     each stage with its name and the share of the work that is done.
     """
+    require_python(model)
     device = device_of(model, args)
     if device.type not in DEVICES:
         raise DeviceError(f"there are no kernels for {device.type}: move the model to cpu or cuda")

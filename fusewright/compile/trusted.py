@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from fusewright.capture import in_mode
@@ -16,7 +17,7 @@ from fusewright.capture.reads import is_library
 from fusewright.capture.unguarded import Trust, trust, worst
 from fusewright.compile.pipeline import MODES
 from fusewright.compile.places import identity
-from fusewright.errors import UnguardedError
+from fusewright.errors import LeftToEagerError, UnguardedError
 
 
 def require_no_effects_outside(
@@ -27,6 +28,7 @@ def require_no_effects_outside(
 ) -> None:
     """An UnguardedError if a real call or a trace might change what copies of the model share, and
     Dynamo, which runs nothing, says that a trace could not stand for later calls anyway."""
+    require_python(model)
     if _has_own_call(type(model)):
         # What forward is given then, no example tells.
         trusted = trust_of(model, args, kwargs, MODES)
@@ -38,6 +40,17 @@ def require_no_effects_outside(
     if reachable.assigned():
         trusted = trust_of(model, args, kwargs, MODES)
         raise unguarded(f"forward assigns {reachable.assigned()}", trusted)
+
+
+def require_python(model: nn.Module) -> None:
+    """A LeftToEagerError if a module keeps its state out of sight of Python."""
+    for name, each in model.named_modules():
+        if isinstance(each, torch.jit.ScriptModule):
+            how = "use the Python module, or optimize other parts with optimize_parts"
+            raise LeftToEagerError(
+                f"{name or type(model).__name__} is a TorchScript module, which no guard of ours "
+                f"can compare; {how}"
+            )
 
 
 def _has_own_call(kind: type[nn.Module]) -> bool:

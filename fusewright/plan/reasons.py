@@ -10,6 +10,7 @@ from fusewright.ir.pool_offsets import MOST_TAPS
 from fusewright.rewrite import convolutions
 from fusewright.rewrite.joins import MOST as MOST_JOINED
 from fusewright.rewrite.layouts import BACKWARD, FORWARD, is_channels_last
+from fusewright.rewrite.pointwise import divides_integers_on_cpu
 from fusewright.target.target import Target
 
 _MATMULS = {
@@ -24,6 +25,7 @@ _KNOWN = {
     "index": "it gathers by index, which our loops cannot do",
     "gather": "it gathers by index, which our loops cannot do",
     "literal": "a constant of the model",
+    "_assert_async": "it raises an error if a condition of the model does not hold",
     "conv_tf32": "whether PyTorch's flags allow TF32 for convolutions",
     **dict.fromkeys(("mv", "addmv", "dot"), "a matmul with a vector, for which we have no kernel"),
 }
@@ -100,6 +102,8 @@ def reason(node: Node, specs: Mapping[str, TensorSpec], target: Target) -> str:
         return _convolution(node, specs, target)
     if name == "cat":
         return _cat(node)
+    if divides_integers_on_cpu(node):
+        return "a divisor of zero is an error on a CPU, and our loops cannot raise one"
     if name in _KNOWN:
         return _KNOWN[name]
     if "adaptive" in name:

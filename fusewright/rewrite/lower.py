@@ -21,7 +21,13 @@ from fusewright.rewrite.elsewhere import Elsewhere
 from fusewright.rewrite.max_pooling import POOL_OFFSETS, POOL_OFFSETS_BACKWARD, gathered, largest
 from fusewright.rewrite.mean_gradients import MEAN_GRADIENTS
 from fusewright.rewrite.padding import PADS
-from fusewright.rewrite.pointwise import CLASS_INDEX, SIMPLE, SPECIAL, lower_simple
+from fusewright.rewrite.pointwise import (
+    CLASS_INDEX,
+    SIMPLE,
+    SPECIAL,
+    lower_simple,
+    may_divide_by_zero,
+)
 from fusewright.rewrite.pooling import POOLS, VALUES, values_alone
 from fusewright.rewrite.reductions import PAIRED_VARIANCES, REDUCTIONS, lower_variance
 from fusewright.rewrite.scans import SCANS
@@ -138,6 +144,8 @@ def _lowered(builder: Builder, node: Node, device: str) -> Ref | None:
     if not _on_main_device(builder, node, device):
         # Elsewhere, loops do not run, and the check of class indices is dropped.
         return node.args[0] if node.op == CLASS_INDEX and isinstance(node.args[0], Ref) else None
+    if may_divide_by_zero(builder, node):
+        return None
     if node.op in SIMPLE:
         return lower_simple(builder, node)
     if node.op in SPECIAL:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fusewright.ir.graph import Arg, Node, Ref
+from fusewright.ir.graph import INTEGERS, Arg, Node, Ref
 from fusewright.rewrite.builder import Builder
 from fusewright.rewrite.dtypes import result_type
 
@@ -49,6 +49,32 @@ SIMPLE: dict[str, tuple[str, str]] = {
     "aten.pow.Tensor_Tensor": ("pow", "arith"),
     "aten.pow.Scalar": ("pow", "arith"),
 }
+# Of integers on a CPU, PyTorch raises an error where the divisor is zero.
+_DIVISIONS = frozenset(
+    "aten.floor_divide.default aten.floor_divide.Scalar aten.div.Tensor_mode aten.div.Scalar_mode "
+    "aten.remainder.Tensor aten.remainder.Scalar aten.remainder.Scalar_Tensor aten.fmod.Tensor "
+    "aten.fmod.Scalar".split()
+)
+
+
+def divides_integers_on_cpu(node: Node) -> bool:
+    spec = node.spec
+    return (
+        node.op in _DIVISIONS
+        and spec is not None
+        and spec.device == "cpu"
+        and spec.dtype in INTEGERS
+    )
+
+
+def may_divide_by_zero(builder: Builder, node: Node) -> bool:
+    """Whether it divides integers on a CPU by numbers of which some may be zero."""
+    if not divides_integers_on_cpu(node):
+        return False
+    divisor: Arg = node.args[1]
+    if isinstance(divisor, Ref):
+        divisor = builder.known.numbers.get(divisor.name)
+    return not isinstance(divisor, int) or divisor == 0
 
 
 def lower_simple(builder: Builder, node: Node) -> Ref:
