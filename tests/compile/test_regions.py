@@ -208,15 +208,28 @@ def test_whoever_holds_a_part_keeps_it() -> None:
 
 
 class Refusing(nn.Module):
+    """It only runs inside `Preparing`."""
+
+    prepared = False
+
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            raise RuntimeError("no gradients here")
-        return x
+        if not self.prepared:
+            raise RuntimeError("not prepared")
+        return x * 2
+
+
+class Preparing(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        self[1].prepared = True
+        try:
+            return super().forward(x)  # type: ignore[no-any-return]
+        finally:
+            del self[1].prepared
 
 
 def test_all_parts_or_none() -> None:
     """A part that cannot be optimized is an error, and leaves the others as they were."""
-    model = nn.Sequential(Dropping(), Refusing())
+    model = Preparing(Dropping(), Refusing())
     with pytest.raises(CaptureError):
         fusewright.optimize_parts(model, torch.randn(4, 8), parts=(Dropping, Refusing))
     assert type(model[0]) is Dropping
