@@ -28,6 +28,7 @@ from fusewright.judge.calls import (
     set_mode,
     shared_memory,
     take_gradients,
+    with_own_gradients,
 )
 from fusewright.judge.copies import another
 from fusewright.judge.device import Device, Placed
@@ -286,7 +287,7 @@ class Launcher:
             each.store()
         self.freeze(False)
         if self.prepared["keep"]:
-            self.kept[self.prepared["id"]] = self.calls
+            self.kept[self.prepared["id"]] = with_own_gradients(self.calls)
         names = self.prepared["attributes"]
         return {
             "shares": [self.shares(each) for each in self.calls],
