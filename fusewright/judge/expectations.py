@@ -109,10 +109,10 @@ class Expectations:
         changed: set[str] = set()
         for mode, reference in self.references.items():
             self.model.train(mode == "train")
-            before = global_state()
+            before = global_state(self.model)
             with torch.no_grad():
                 self.model(*copied(reference.feed.masters[0], gradients=False))
-            after = global_state()
+            after = global_state(self.model)
             changed |= {name for name, value in before.items() if after.get(name) != value}
             self._restore(reference)
         return frozenset(changed)

@@ -168,7 +168,7 @@ class Launcher:
         if request["empty"]:
             for call, old in zip(self.calls, previous, strict=True):
                 call.outputs, call.gradients = old.outputs, old.gradients
-        self.before = global_state()
+        self.before = global_state(self.model)
         return {}
 
     def freeze(self, names: Sequence[str]) -> None:
@@ -298,7 +298,7 @@ class Launcher:
             ],
             "state": {
                 "before": self.before,
-                "after": global_state(),
+                "after": global_state(self.model),
                 "replaced": self.replaced(),
             },
         }
