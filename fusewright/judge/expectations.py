@@ -22,6 +22,7 @@ from fusewright.judge.memory import OwnPeak
 from fusewright.judge.operators import operators_of
 from fusewright.judge.script import FOLLOWS, SPLITS, Step, altered, has_numbers
 from fusewright.judge.state import global_state, weights_digest
+from fusewright.judge.ties import Ties
 from fusewright.judge.variety import LARGE_BYTES, Changes, FreshGradients, halves, shrunk
 from fusewright.judge.wire import Node
 from fusewright.problem.inputs import (
@@ -75,6 +76,7 @@ class Expectations:
         self.model = make_model(problem, device, seed)
         self.references = {mode: self._reference(mode) for mode in modes}
         self.differentiable = {m: each.differentiable for m, each in self.references.items()}
+        self._ties = Ties()
         self._outputs: dict[object, Node] = {}
         self._drawn_before: list[Inputs] = []
         self._last: dict[str, Inputs] = {}
@@ -189,6 +191,8 @@ class Expectations:
         with self._partly(reference, step):
             expected = reference.expect(scenario, values, classes=self.classes)
             if expected is None or step.layout not in expected.eager:
+                return None
+            if step.alter is not None and self._ties.decide(reference, expected, step.layout):
                 return None
             if reference.random and not expected.truth:
                 expected = replayed(reference, expected)
