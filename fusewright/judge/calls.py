@@ -74,6 +74,17 @@ def take_gradients(call: Call, model: nn.Module, detached: Sequence[str] = ()) -
     call.gradients = dict(zip(targets, found, strict=True))
 
 
+def with_own_gradients(calls: Sequence[Call]) -> list[Call]:
+    """The calls with copies of gradients that are incoming ones, as an addition's: that memory is
+    the judge's, which writes there again."""
+    for call in calls:
+        given = list(call.tangents.items())
+        for name, each in call.gradients.items():
+            if each is not None and is_among(each, given):
+                call.gradients[name] = each.clone()
+    return list(calls)
+
+
 def is_among(tensor: Tensor, known: Sequence[tuple[str, Tensor]]) -> bool:
     """Whether a tensor, or its memory, is one of these."""
     return any(each is tensor for _, each in known) or bool(sharing(tensor, known))

@@ -9,20 +9,29 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from fusewright.errors import ProblemError
+from fusewright.judge.eager_outputs import detached_outputs, outputs_node, without_gradients
 from fusewright.judge.findings import Asked
 from fusewright.judge.floor import LeastBytes, least_bytes
 from fusewright.judge.memory import OwnPeak
 from fusewright.judge.operators import operators_of
-from fusewright.judge.script import FOLLOWS, Step, strided
-from fusewright.judge.state import global_state, held_tensors, weights_digest
-from fusewright.judge.variety import LARGE_BYTES, Changes, FreshGradients, shrunk
-from fusewright.judge.wire import Node, encoded, named_leaves, sharing
-from fusewright.problem.inputs import copied, is_floating, named_tensors, seed_all
+from fusewright.judge.script import FOLLOWS, SPLITS, Step, altered, has_numbers
+from fusewright.judge.state import global_state, weights_digest
+from fusewright.judge.ties import Ties
+from fusewright.judge.variety import LARGE_BYTES, Changes, FreshGradients, halves, shrunk
+from fusewright.judge.wire import Node
+from fusewright.problem.inputs import (
+    copied,
+    is_differentiable,
+    is_floating,
+    named_tensors,
+    seed_all,
+)
 from fusewright.problem.load import Problem
 from fusewright.problem.nested import map_leaves
 from fusewright.verify.attributes import restore_attributes
@@ -67,6 +76,7 @@ class Expectations:
         self.model = make_model(problem, device, seed)
         self.references = {mode: self._reference(mode) for mode in modes}
         self.differentiable = {m: each.differentiable for m, each in self.references.items()}
+        self._ties = Ties()
         self._outputs: dict[object, Node] = {}
         self._drawn_before: list[Inputs] = []
         self._last: dict[str, Inputs] = {}
@@ -77,6 +87,14 @@ class Expectations:
         self._parts = [name for name, each in named if name and isinstance(each, _WITH_MODES)]
         scalars = (name for name, each in self.model.named_parameters() if each.numel() == 1)
         self.scalars = frozenset(scalars)
+        self._halves = halves(self._takers(), SPLITS, self.chance)
+
+    def _takers(self) -> list[str]:
+        """The weights and inputs that take gradients."""
+        feed = next(iter(self.references.values())).feed
+        inputs = [n for n, each in named_tensors(feed.masters[0]) if is_differentiable(each)]
+        weights = [name for name, each in self.model.named_parameters() if each.requires_grad]
+        return weights + (inputs if all(self.differentiable.values()) else [])
 
     def _reference(self, mode: str) -> Reference:
         seed_all(self.chance.getrandbits(31))
@@ -93,10 +111,10 @@ class Expectations:
         changed: set[str] = set()
         for mode, reference in self.references.items():
             self.model.train(mode == "train")
-            before = global_state()
+            before = global_state(self.model)
             with torch.no_grad():
                 self.model(*copied(reference.feed.masters[0], gradients=False))
-            after = global_state()
+            after = global_state(self.model)
             changed |= {name for name, value in before.items() if after.get(name) != value}
             self._restore(reference)
         return frozenset(changed)
@@ -121,6 +139,8 @@ class Expectations:
         found: list[Asked] = []
         if step.part:
             step = replace(step, part=self.chance.choice(self._parts))
+        if step.frozen or step.split:
+            step = replace(step, fixed=self._fixed(step))
         for _ in range(2 if step.twice else step.sets):
             one = self._asked_once(step)
             if one is None:
@@ -133,6 +153,12 @@ class Expectations:
                 return self.asked(other) if again else []
             found.append(one)
         return found
+
+    def _fixed(self, step: Step) -> tuple[str, ...]:
+        """The names of what requires no gradient in a step."""
+        if step.split:
+            return self._halves[step.split - 1]
+        return tuple(name for name, _ in self.model.named_parameters())
 
     def _leaves_state(self, asked: Asked) -> bool:
         """Whether a call changes what the next one reads."""
@@ -166,11 +192,14 @@ class Expectations:
             expected = reference.expect(scenario, values, classes=self.classes)
             if expected is None or step.layout not in expected.eager:
                 return None
+            if step.alter is not None and self._ties.decide(reference, expected, step.layout):
+                return None
             if reference.random and not expected.truth:
                 expected = replayed(reference, expected)
+            expected = without_gradients(expected, step.fixed)
             outputs = self._eager_outputs(step, expected.question)
         weights = self.weights()
-        detached = _detached(expected.eager[step.layout], reference.tangents)
+        detached = detached_outputs(expected.eager[step.layout], reference.tangents)
         facts = (outputs, reference.random, weights, self.scalars, detached)
         return Asked(step, expected, *facts)
 
@@ -178,7 +207,8 @@ class Expectations:
     def _partly(self, reference: Reference, step: Step) -> Iterator[None]:
         """The model as a step wants it: without gradients of weights, or of some outputs."""
         tangents = reference.tangents
-        frozen = [e for e in self.model.parameters() if step.frozen and e.requires_grad]
+        named = self.model.named_parameters()
+        frozen = [each for name, each in named if name in step.fixed and each.requires_grad]
         part = self.model.get_submodule(step.part) if step.part else nn.Module()
         try:
             part.training = step.mode != "train"
@@ -201,7 +231,9 @@ class Expectations:
             return False
         if step.frozen and not self.differentiable[step.mode]:
             return False
-        if step.part and not self._parts:
+        if (step.part and not self._parts) or (step.split and not self._fixed(step)):
+            return False
+        if step.numbers and not has_numbers(self.references[step.mode].feed.masters[0]):
             return False
         return (not step.odd or self.device.type == "cpu") and (
             not step.aside or self.device.type == "cuda"
@@ -225,15 +257,8 @@ class Expectations:
         if step.alter is not None and not any(is_floating(e) for _, e in named_tensors(values)):
             return
 
-        def altered(leaf: object) -> object:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            if step.alter is not None and leaf.is_floating_point():
-                return step.alter(leaf)
-            return strided(leaf) if step.strided else leaf
-
         for each in self._with_rows(values, step.rows) if step.rows else [values]:
-            yield tuple(map_leaves(altered, leaf) for leaf in each)
+            yield tuple(map_leaves(partial(altered, step), leaf) for leaf in each)
 
     def _values(self, step: Step) -> Inputs:
         """New inputs, or such as follow from the last ones of the mode."""
@@ -342,7 +367,8 @@ class Expectations:
     def _eager_outputs(self, step: Step, question: Question) -> Node:
         """The containers, strides and shared memory of eager's outputs; values are left out."""
         key = (step.mode, step.gradients, step.frozen, form(question.inputs))
-        if key in self._outputs and not step.strided:
+        lone = step.strided or step.numbers
+        if key in self._outputs and not lone:
             return self._outputs[key]
         reference = self.references[step.mode]
         wanted = step.gradients and self.differentiable[step.mode]
@@ -351,9 +377,9 @@ class Expectations:
         seed_all(question.seed)
         with nullcontext() if step.gradients else torch.no_grad():
             outputs = self.model(*inputs)
-        node = _described(outputs, self.model, inputs)
+        node = outputs_node(outputs, self.model, inputs)
         self._restore(reference)
-        return node if step.strided else self._outputs.setdefault(key, node)
+        return node if lone else self._outputs.setdefault(key, node)
 
     def new_weights(self) -> Mapping[str, Tensor]:
         """Change the weights, and the buffers with them; returns the gradients of the step."""
@@ -368,28 +394,3 @@ class Expectations:
     def weights(self) -> str:
         """The digest of all parameters as they must be now."""
         return weights_digest(self.model)
-
-
-def _described(outputs: object, model: nn.Module, inputs: Inputs) -> Node:
-    known = [(f"{kind} {name}", each) for kind, name, each in held_tensors(model)]
-    known += [(f"input {name}", each) for name, each in named_tensors(inputs)]
-    tensors: list[Tensor] = []
-
-    def number(tensor: Tensor) -> Node:
-        tensors.append(tensor)
-        return {"tensor": len(tensors) - 1}
-
-    named = named_leaves("output", encoded(outputs, number))
-    known += [(name, tensors[node["tensor"]]) for name, node in named if "tensor" in node]
-
-    def described(tensor: Tensor) -> Node:
-        return {"tensor": 0, "stride": list(tensor.stride()), "shares": sharing(tensor, known)}
-
-    return encoded(outputs, described)
-
-
-def _detached(results: Results, tangents: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The outputs that require no gradient, in a model that has others."""
-    named = (name for name, each in results.items() if is_floating(each))
-    outputs = (each for each in named if each.startswith("output"))
-    return tuple(each for each in outputs if tangents and each not in tangents)

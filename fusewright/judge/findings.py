@@ -26,8 +26,8 @@ _SLACK = 4.0
 _MOST_FORGIVEN, _FORGIVEN_SHARE = 3, 0.08
 # What PyTorch says in backward of a tensor that was overwritten after it had been saved.
 _INPLACE = "modified by an inplace operation"
-# Files may silence warnings for themselves when they load; calls may not.
-_LEFT_BY_LOADING = ("warnings",)
+# Files may silence warnings for themselves when they load, or print otherwise; calls may not.
+_LEFT_BY_LOADING = ("warnings", "printing and logs")
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ class Hearing:
             elif not verdict.ok:
                 _, found, asked = next((e for e in each if e[0] is verdict), each[0])
                 raise Guilty(self._stale(found, asked) or fault_of_check(verdict, found, asked))
-            elif verdict.forgiven:
+            elif verdict.forgiven and not step.lenient:
                 self.forgiven.append(f"{step.label}: {verdict.name}")
         self.graded += bool(looks[0][0][1].step.gradients)
         for found, asked, checks in looks[-1]:

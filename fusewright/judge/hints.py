@@ -45,6 +45,8 @@ _BY_STEP = {
     "inputs not contiguous": "contiguity is assumed; use strides or call `.contiguous()` first",
     "inputs need no gradient": "gradients of weights must not depend on those of inputs",
     "weights need no gradient": "the gradients of inputs must not depend on those of weights",
+    "some gradients only": "a gradient must not depend on which others are asked for",
+    "other numbers": "a number among the arguments may change from call to call",
     "gradients of some outputs only": "backward gets None for an output that the loss does not "
     "use; treat it as zeros",
     "inputs at odd addresses": "an input may begin at any element; wide loads need alignment",

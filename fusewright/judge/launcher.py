@@ -8,7 +8,7 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -28,6 +28,7 @@ from fusewright.judge.calls import (
     set_mode,
     shared_memory,
     take_gradients,
+    with_own_gradients,
 )
 from fusewright.judge.copies import another
 from fusewright.judge.device import Device, Placed
@@ -162,19 +163,19 @@ class Launcher:
             self.give_back()
         self.restore(request)  # before `eval()`, where a file may fold statistics
         set_mode(self.model, request["mode"] == "train", request["part"])
-        self.freeze(request["frozen"])
+        self.freeze(request["frozen"])  # names of weights, and of inputs
         self.calls = [self.placed_call(each) for each in request["calls"]]
         if request["empty"]:
             for call, old in zip(self.calls, previous, strict=True):
                 call.outputs, call.gradients = old.outputs, old.gradients
-        self.before = global_state()
+        self.before = global_state(self.model)
         return {}
 
-    def freeze(self, wanted: bool) -> None:
-        """Let no weight require a gradient, or those again that did."""
+    def freeze(self, names: Sequence[str]) -> None:
+        """Let these weights require no gradient, and those again that did."""
         for each in self.frozen:
             each.requires_grad_(True)
-        self.frozen = [e for _, _, e in held_tensors(self.model) if wanted and e.requires_grad]
+        self.frozen = [e for _, n, e in held_tensors(self.model) if n in names and e.requires_grad]
         for each in self.frozen:
             each.requires_grad_(False)
 
@@ -201,14 +202,12 @@ class Launcher:
         slot = (call["slot"], node["name"])
         where = (node["offset"], node["shift"])
         before, placed, tensor = self.slots.get(slot, (where, None, None))
-        dtype = dtype_of(node["dtype"])
-        wanted = call["input_gradients"] and (dtype.is_floating_point or dtype.is_complex)
         if placed is None or tensor is None or call["place"] == "fresh" or before != where:
             placed, tensor = self.at(node), None
         else:
             self.placed.append(placed)
-        if tensor is None or call["place"] != "same" or tensor.requires_grad != wanted:
-            tensor = placed.view().requires_grad_(wanted)
+        if tensor is None or call["place"] != "same" or tensor.requires_grad != node["grad"]:
+            tensor = placed.view().requires_grad_(node["grad"])
         tensor.grad = None
         self.slots[slot] = (where, placed, tensor)
         return tensor
@@ -284,9 +283,9 @@ class Launcher:
         """What else became of the last call."""
         for each in self.placed:
             each.store()
-        self.freeze(False)
+        self.freeze(())
         if self.prepared["keep"]:
-            self.kept[self.prepared["id"]] = self.calls
+            self.kept[self.prepared["id"]] = with_own_gradients(self.calls)
         names = self.prepared["attributes"]
         return {
             "shares": [self.shares(each) for each in self.calls],
@@ -299,7 +298,7 @@ class Launcher:
             ],
             "state": {
                 "before": self.before,
-                "after": global_state(),
+                "after": global_state(self.model),
                 "replaced": self.replaced(),
             },
         }

@@ -14,7 +14,7 @@ from fusewright.judge.script import Step
 from fusewright.judge.state import held_tensors
 from fusewright.judge.variety import RATE
 from fusewright.judge.wire import Node, bytes_of, dtype_name, encoded, named_leaves
-from fusewright.problem.inputs import laid_out, named_tensors
+from fusewright.problem.inputs import is_differentiable, laid_out, named_tensors
 from fusewright.problem.load import Problem
 from fusewright.verify.attributes import Missing, tensor_attributes
 from fusewright.verify.feeds import Inputs
@@ -164,13 +164,12 @@ def call_request(
         ]
         calls.append(
             {
-                "inputs": _placed_inputs(pieces, index, slot, each.inputs, odd=step.odd),
+                "inputs": _placed_inputs(pieces, (index, slot), each.inputs, step, call),
                 "tangents": dict(zip(each.tangents, (t.node for t in tangents), strict=False)),
                 "seed": each.seed,
                 "how": step.how,
                 "place": step.place,
                 "slot": slot,
-                "input_gradients": call.input_gradients and step.asks_input_gradients,
             }
         )
         pieces += tangents
@@ -179,7 +178,7 @@ def call_request(
         "id": call.number,
         "mode": step.mode,
         "gradients": step.gradients,
-        "frozen": step.frozen,
+        "frozen": step.fixed,
         "twice": step.twice,
         "aside": step.aside,
         "part": step.part,
@@ -199,13 +198,17 @@ def call_request(
 
 
 def _placed_inputs(
-    pieces: list[Piece], index: int, slot: int, inputs: Inputs, *, odd: bool
+    pieces: list[Piece], key: tuple[int, int], inputs: Inputs, step: Step, call: CallFacts
 ) -> list[Node]:
-    """The arguments; the node of each tensor says where it lies."""
+    """The arguments; the node of each tensor says where it lies and if it requires a gradient."""
     names = iter([name for name, _ in named_tensors(inputs)])
+    wanted = call.input_gradients and step.asks_input_gradients
+    index, slot = key
 
     def placed(tensor: Tensor) -> Node:
-        pieces.append(piece_of(index, (slot, next(names)), tensor.detach(), odd=odd))
+        name = next(names)
+        pieces.append(piece_of(index, (slot, name), tensor.detach(), odd=step.odd))
+        pieces[-1].node["grad"] = wanted and name not in step.fixed and is_differentiable(tensor)
         return pieces[-1].node
 
     return [_sendable(encoded(each, placed), f"x{number}") for number, each in enumerate(inputs)]

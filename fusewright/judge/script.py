@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fusewright.judge.copies import COPIES
-from fusewright.problem.inputs import LAYOUTS, is_overlapping, laid_out, with_nan
+from fusewright.problem.inputs import LAYOUTS, SPACED, is_overlapping, laid_out, with_nan
+from fusewright.problem.nested import leaves
 
 # Where the inputs lie: in new memory; at the address of earlier ones, as new tensors; or in the
 # very tensors of an earlier call, with other values.
@@ -25,6 +26,8 @@ ADDED_UP = "added up"
 ASIDE = "another current stream"
 # Stands for a submodule that is chosen when the call is made.
 ANY_PART = "*"
+# Halves of all inputs and weights, so that of two each once has a gradient without the other.
+SPLITS = 6
 _OTHER_STREAM = (
     "ignores the current stream: launch kernels on `at::cuda::getCurrentCUDAStream()`, "
     "or they run before their inputs are there"
@@ -34,6 +37,10 @@ _OTHER_MODE = (
     "each module's own `training`"
 )
 _NO_DENORMALS = "takes numbers below 1e-38 for zero, as compilers do it under -use_fast_math"
+_OTHER_KINKS = (
+    "has other gradients than the model where inputs are zero: ReLU has none at zero, and of equal "
+    "elements PyTorch's max pooling takes the first"
+)
 _SLOTS = 2
 _FEWEST_MORE, _MOST_MORE = 10, 24
 _FEWEST_MANY, _MOST_MANY = 80, 160
@@ -51,16 +58,17 @@ Alter = Callable[[Tensor], Tensor]
 class Step:
     """One request: a call, several, or two forwards and then two backwards (`twice`).
 
-    `alter` changes every floating input, `rows` asks for fewer or more rows, and `strided` for
-    inputs that are not contiguous. `follows` names how the inputs follow from those of an earlier
-    call. `sets` calls follow one another in one request. `new_weights` takes an optimizer step
-    first, or loads a state if `loaded`, and `copied` goes on with a copy of the model, one of
-    `COPIES`. If the candidate refuses a step with `may_refuse`, that is noted and no failure. A
-    `traced` step tells which operators of PyTorch run, and a `weighed` one how much memory they
-    take. In a `frozen` step no weight requires a gradient, in a `partial` one some outputs get
-    none. `odd` inputs begin at odd addresses. In a step that is `aside` another stream of a GPU is
-    the current one. `part` is a submodule in the other mode. A wrong result of a `lenient` step is
-    no failure but a flag, with these words.
+    `alter` changes every floating input, `rows` asks for fewer or more rows, `strided` for inputs
+    in that layout, and `numbers` for other numbers among the arguments. `follows` names how the
+    inputs follow from those of an earlier call. `sets` calls follow one another in one request.
+    `new_weights` takes an optimizer step first, or loads a state if `loaded`, and `copied` goes on
+    with a copy of the model, one of `COPIES`. If the candidate refuses a step with `may_refuse`,
+    that is noted and no failure. A `traced` step tells which operators of PyTorch run, and a
+    `weighed` one how much memory they take. In a `frozen` step no weight requires a gradient, in a
+    `split` one half of the inputs and weights, the one of this number; `fixed` are their names. In
+    a `partial` one some outputs get none. `odd` inputs begin at odd addresses. In a step that is
+    `aside` another stream of a GPU is the current one. `part` is a submodule in the other mode. A
+    wrong result of a `lenient` step is no failure but a flag, with these words.
     """
 
     name: str = ""
@@ -70,7 +78,8 @@ class Step:
     alter: Alter | None = None
     follows: str = ""
     rows: str = ""
-    strided: bool = False
+    strided: str = ""
+    numbers: bool = False
     twice: bool = False
     new_weights: bool = False
     loaded: bool = False
@@ -83,6 +92,8 @@ class Step:
     traced: bool = False
     weighed: bool = False
     frozen: bool = False
+    split: int = 0
+    fixed: tuple[str, ...] = ()
     partial: bool = False
     odd: bool = False
     aside: bool = False
@@ -191,11 +202,36 @@ def with_nans(leaf: Tensor) -> Tensor:
     return spoiled
 
 
-def strided(leaf: Tensor) -> Tensor:
+def strided(leaf: Tensor, layout: str) -> Tensor:
     """The same values in memory that is not contiguous."""
     if is_overlapping(leaf):
         return leaf
-    return laid_out(leaf.detach(), "transposed" if leaf.dim() > 1 else "sliced")
+    if layout != SPACED and leaf.dim() > 2 and float(torch.rand(())) < 0.5:
+        return leaf.detach().movedim(1, -1).contiguous().movedim(-1, 1)  # channels last
+    return laid_out(leaf.detach(), layout if leaf.dim() > 1 else "sliced")
+
+
+def another_number(leaf: float) -> float:
+    """The other truth value, or a smaller number; a range such as [0, 1] holds."""
+    if isinstance(leaf, bool):
+        return leaf is (float(torch.rand(())) < 0.5)
+    return leaf * (1.0 - 0.5 * float(torch.rand(())))
+
+
+def has_numbers(inputs: tuple[object, ...]) -> bool:
+    """Whether there are arguments for which another number may stand."""
+    found = (leaf for each in inputs for _, leaf in leaves("x", each))
+    return any(isinstance(leaf, float | bool) for leaf in found)
+
+
+def altered(step: Step, leaf: object) -> object:
+    """An argument, or a part of it, as a step wants it."""
+    if not isinstance(leaf, Tensor):
+        other = step.numbers and isinstance(leaf, float | bool)
+        return another_number(leaf) if other else leaf  # type: ignore[arg-type]
+    if step.alter is not None and leaf.is_floating_point():
+        return step.alter(leaf)
+    return strided(leaf, step.strided) if step.strided else leaf
 
 
 _BOTH = ("train", "eval")
@@ -206,12 +242,13 @@ _TABLE = (
     *(Step("the same addresses", mode="train", gradients=True, place=p) for p in PLACES[1:]),
     *(Step("new weights", mode=mode, gradients=True, new_weights=True) for mode in _BOTH),
     *(Step("new weights", mode=mode, new_weights=True) for mode in _BOTH),
-    *(Step(f"{each} gradient", gradients=True, layout=each) for each in LAYOUTS[1:]),
+    *(Step(f"{e} gradient", gradients=True, layout=e) for e in (*LAYOUTS[1:], SPACED)),
     Step("a deep copy", gradients=True, new_weights=True, copied="deepcopy"),
     *(Step(words, "eval", new_weights=True, copied=how) for how, words in COPIES.items()),
     *(Step("loaded weights", mode=mode, new_weights=True, loaded=True) for mode in _BOTH),
     Step("inputs need no gradient", gradients=True, input_gradients=False),
     *(Step("weights need no gradient", mode=m, gradients=True, frozen=True) for m in _BOTH),
+    *(Step("some gradients only", gradients=True, split=each) for each in range(1, SPLITS + 1)),
     *(Step("gradients of some outputs only", gradients=True, partial=True) for _ in range(2)),
     *(Step("inputs at odd addresses", mode=m, odd=True, may_refuse=True) for m in _BOTH),
     Step("two forwards, then two backwards", gradients=True, twice=True),
@@ -222,6 +259,9 @@ _TABLE = (
     *(Step(f"{r} rows", mode=m, rows=r, may_refuse=True) for r in ("fewer", "more") for m in _BOTH),
     *(Step("one row", mode=mode, rows="one", may_refuse=True) for mode in _BOTH),
     Step("fewer rows", gradients=True, rows="fewer", may_refuse=True),
+    Step("more rows", gradients=True, rows="more", may_refuse=True),
+    Step("one row", gradients=True, rows="one", may_refuse=True),
+    *(Step("other numbers", mode=m, numbers=True, may_refuse=True) for m in (*_BOTH, *_BOTH)),
     *(Step("inputs × 200", mode=mode, alter=scaled) for mode in _BOTH),
     Step("inputs × 200", gradients=True, alter=scaled),
     *(Step("shifted inputs", mode=mode, alter=shifted) for mode in _BOTH),
@@ -230,6 +270,7 @@ _TABLE = (
     Step("rows of many sizes", gradients=True, alter=scaled_by_rows),
     Step("inputs of one sign", mode="eval", alter=of_one_sign),
     *(Step("zeros in the inputs", mode=mode, alter=with_zeros) for mode in _BOTH),
+    Step("zeros in the inputs", gradients=True, alter=with_zeros, lenient=_OTHER_KINKS),
     Step("denormal inputs", mode="eval", alter=denormal, lenient=_NO_DENORMALS),
     *(
         Step("a part in another mode", m, gradients, part=ANY_PART, lenient=_OTHER_MODE)
@@ -238,8 +279,11 @@ _TABLE = (
     ),
     *(Step("NaN in the inputs", mode=mode, alter=with_nans) for mode in _BOTH),
     *(Step("infinities in the inputs", mode=mode, alter=with_infinities) for mode in _BOTH),
-    *(Step("inputs not contiguous", mode=m, strided=True, may_refuse=True) for m in _BOTH),
-    Step("inputs not contiguous", gradients=True, strided=True, may_refuse=True),
+    *(
+        Step("inputs not contiguous", mode, gradients, strided=layout, may_refuse=True)
+        for layout in ("transposed", SPACED)
+        for mode, gradients in (("train", False), ("eval", False), ("train", True))
+    ),
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import locale
+import logging
 import os
 import random
 import resource
@@ -50,7 +51,7 @@ _TOOLS = 6
 _LIMITS = (resource.RLIMIT_STACK, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_CPU)
 
 
-def global_state() -> dict[str, str]:
+def global_state(model: nn.Module | None = None) -> dict[str, str]:
     """The flags, modes and defaults that a call must leave as they are, as text."""
     tiny = torch.full((8,), _DENORMAL)
     return {
@@ -71,7 +72,19 @@ def global_state() -> dict[str, str]:
         **_state_of_autograd(),
         **_state_of_python(),
         **_state_of_gpu(),
+        **(_state_of_weights(model) if model is not None else {}),
     }
+
+
+def _state_of_weights(model: nn.Module) -> dict[str, str]:
+    """Hooks and gradients that are left at the weights, where others meet them."""
+    left = [
+        f"{name}: {len(each._backward_hooks or ())} {len(each._post_accumulate_grad_hooks or ())} "
+        f"{each.grad is not None}"
+        for kind, name, each in held_tensors(model)
+        if kind == "parameter"
+    ]
+    return {"hooks and gradients of weights": "; ".join(left)}
 
 
 def _state_of_autograd() -> dict[str, str]:
@@ -118,6 +131,7 @@ def _state_of_python() -> dict[str, str]:
         "garbage collector": f"{gc.isenabled()} {gc.get_threshold()}",
         "cores and priority": f"{sorted(os.sched_getaffinity(0))} {os.getpriority(0, 0)}",
         "settings of the process": str(_settings_of_process()),
+        "printing and logs": str(_settings_of_output()),
         "monitoring": str([tools.get_tool(each) for each in range(_TOOLS)] if tools else []),
     }
 
@@ -128,6 +142,12 @@ def _settings_of_process() -> list[object]:
     os.umask(umask)
     limits = [resource.getrlimit(each) for each in _LIMITS]
     return [sys.getswitchinterval(), umask, locale.setlocale(locale.LC_NUMERIC), limits]
+
+
+def _settings_of_output() -> list[object]:
+    """How tensors are printed, which logs are off, who shows warnings."""
+    shown = vars(torch._tensor_str.PRINT_OPTS)
+    return [sorted(shown.items()), logging.root.manager.disable, _named(warnings.showwarning)]
 
 
 def _named(thing: object) -> str:

@@ -8,7 +8,7 @@ the mask of a dropout whose seed is the next number.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,21 @@ def _shrunk(leaf: Tensor) -> Tensor:
             shape[dim] = size
             found = found * factors[size].view(shape).to(leaf)
     return found
+
+
+def halves(names: Sequence[str], count: int, chance: random.Random) -> tuple[tuple[str, ...], ...]:
+    """So many parts of the names, in pairs that complete each other; some may be empty.
+
+    Of two of eight names, each is once in a part without the other; of more, mostly.
+    """
+    bits = range(count // 2)
+    codes = [number % (1 << len(bits)) for number in range(len(names))]
+    chance.shuffle(codes)
+    named = list(zip(names, codes, strict=True))
+    parts = [
+        [tuple(n for n, code in named if code >> bit & 1 == k) for k in (0, 1)] for bit in bits
+    ]
+    return tuple(part if len(part) < len(names) else () for pair in parts for part in pair)
 
 
 class FreshGradients:

@@ -19,6 +19,9 @@ from fusewright.problem.nested import leaves, map_leaves
 
 # Layouts of incoming gradients, such as those that the backward of a sum or a transpose returns.
 LAYOUTS = ("contiguous", "expanded", "transposed", "sliced")
+# A part of wider rows, as `chunk` returns it: the elements of a row lie side by side.
+SPACED = "spaced"
+_GAP = 3
 
 # The memory of one tensor: its device, its type and its number of elements.
 Block = tuple[torch.device, torch.dtype, int]
@@ -116,8 +119,12 @@ def laid_out(tangent: Tensor, layout: str) -> Tensor:
     if layout == "transposed":
         permuted = tuple(reversed(range(tangent.dim())))
         return tangent.permute(permuted).contiguous().permute(permuted)
-    # Every second element of a wider tensor; the elements in between are NaN, or zero.
+    # The elements in between are NaN, or zero.
     between = torch.nan if is_differentiable(tangent) else 0
+    if layout == SPACED and tangent.dim():
+        *outer, inner = tangent.shape
+        return tangent.new_full((*outer, inner + _GAP), between)[..., :inner].copy_(tangent)
+    # Every second element of a wider tensor.
     wide = tangent.new_full((*tangent.shape, 2), between)
     sliced = wide[..., 1]
     return sliced.copy_(tangent)

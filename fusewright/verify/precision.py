@@ -1,7 +1,8 @@
-"""Matmuls of fewer digits, and matmuls without TF32: they set the limits of each class."""
+"""Matmuls of fewer digits, which set the limits of each class, and results that are rounded."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,57 @@ class RoundOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _MATMULS:
             args = tuple(rounded(each, self.digits) for each in args)
         return func(*args, **(kwargs or {}))
+
+
+# They choose, move or draw values, and round none. Some of their results are compared as equal.
+_EXACT = re.compile(
+    "(abs|amax|amin|arange|bernoulli|cat|ceil|clamp|clone|constant_pad|copy|cummax|cummin|embedding$|"
+    "empty|eye|fill|flip|floor|full|gather|index|masked|max|median|min|mode$|native_dropout|neg|new_|"
+    "normal|ones|rand|reflection|relu|repeat|replication|roll|round|scalar_tensor|scatter|select|sgn|"
+    "sign|slice|sort|stack|take|to_copy|topk|tril|triu|trunc|unfold|uniform|unsafe_view|where|zero)"
+)
+
+
+class RoundResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Changes each float64 result of an operator by at most one unit in a float's last place.
+
+    A sum whose terms cancel, such as the gradient of a softmax that is one, then shows its size.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._seed = seed
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        found = func(*args, **(kwargs or {}))
+        name = str(getattr(func, "overloadpacket", func)).removeprefix("aten.")
+        if not _EXACT.match(name.lstrip("_")) and not _is_view(func):
+            for each in found if isinstance(found, tuple | list) else (found,):
+                self._round(each)
+        return found
+
+    def _round(self, value: object) -> None:
+        if not isinstance(value, Tensor) or value.dtype != torch.float64:
+            return
+        place = value.device
+        if place not in self._generators:
+            self._generators[place] = torch.Generator(place).manual_seed(self._seed)
+        noise = torch.rand(
+            value.shape, generator=self._generators[place], dtype=value.dtype, device=place
+        )
+        value.mul_(1.0 + torch.finfo(torch.float32).eps * (2.0 * noise - 1.0))
+
+
+def _is_view(func: Any) -> bool:
+    returned = (each.alias_info for each in func._schema.returns)
+    return any(each is not None and not each.is_write for each in returned)
 
 
 def rounded(value: Any, digits: int) -> Any:

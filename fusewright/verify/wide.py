@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -14,7 +14,7 @@ from fusewright.problem.nested import map_leaves
 from fusewright.verify.attributes import widen_attributes
 from fusewright.verify.feeds import Feed
 from fusewright.verify.float64 import doubled, widened
-from fusewright.verify.precision import DIGITS, RoundOperands, rounded
+from fusewright.verify.precision import DIGITS, RoundOperands, RoundResults, rounded
 from fusewright.verify.run import Subject, ask
 from fusewright.verify.scenarios import PLAIN_LAYOUT, Question, Results
 
@@ -34,8 +34,9 @@ Change = Callable[[object], object]
 class WideModel:
     """A float64 copy of a model.
 
-    With `digits`, the operands of its matmuls are rounded. `change` alters parameters, inputs and
-    tangents before they are converted.
+    With `digits`, the operands of its matmuls are rounded. With a seed as `rounding`, each result
+    of an operator is off by a float's last digit. `change` alters parameters, inputs and tangents
+    before they are converted.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class WideModel:
         gradients: bool,
         *,
         digits: int | None = None,
+        rounding: int | None = None,
         change: Change | None = None,
     ) -> None:
         self.model, self.gradients = copy.deepcopy(model).double(), gradients
         self.digits, self.change = digits, change or (lambda leaf: leaf)
+        self.rounding = rounding
         if change is not None:
             for mine, each in zip(self.model.parameters(), model.parameters(), strict=True):
                 mine.data = _tensor(widened(change(each.data)))
@@ -68,9 +71,14 @@ class WideModel:
         state = {name: map_leaves(widened, each) for name, each in question.attributes.items()}
         wide = replace(question, inputs=inputs, tangents=tangents, blocks=(), attributes=state)
         values = {value_layout(each): None for each in layouts}
-        with doubled(), RoundOperands(self.digits) if self.digits else nullcontext():
+        with doubled(), self._mode():
             found = ask(subject, wide, tuple(values)).results
         return {each: found[value_layout(each)] for each in layouts}
+
+    def _mode(self) -> AbstractContextManager[object]:
+        if self.rounding is not None:
+            return RoundResults(self.rounding)
+        return RoundOperands(self.digits) if self.digits else nullcontext()
 
     def _input(self, leaf: object) -> object:
         wide = widened(self.change(leaf))

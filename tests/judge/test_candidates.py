@@ -31,6 +31,7 @@ FLAGS = (
     "ignores the current stream",
     "ignores the mode of a part",
     "degenerate task",
+    "has other gradients",
 )
 needs_box = pytest.mark.skipif(bool(missing_confinement()), reason=missing_confinement() or "-")
 

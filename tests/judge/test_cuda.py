@@ -69,6 +69,7 @@ def test_a_call_is_timed_between_drained_streams() -> None:
     values, tangent = torch.full((3, 2), 4.0), torch.ones(3, 2)
     pieces = [piece_of(0, (0, "x"), values), piece_of(0, (0, "gradient of output"), tangent)]
     placement.assign(pieces, "fresh")
+    pieces[0].node["grad"] = True
     call = {
         "inputs": [pieces[0].node],
         "tangents": {"output": pieces[1].node},
@@ -76,7 +77,6 @@ def test_a_call_is_timed_between_drained_streams() -> None:
         "how": "grad",
         "place": "fresh",
         "slot": 0,
-        "input_gradients": True,
     }
     request = {
         "do": "prepare",
@@ -94,7 +94,7 @@ def test_a_call_is_timed_between_drained_streams() -> None:
         "trace": False,
         "again": False,
         "weigh": False,
-        "frozen": False,
+        "frozen": [],
         "calls": [call],
         "buffers": {},
         "attributes": {},

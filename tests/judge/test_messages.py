@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
+import copy
 import json
 import random
 import struct
+import sys
 
 import pytest
 import torch
@@ -187,6 +190,29 @@ def test_replaced_functions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "allclose", lambda *args: True)
     monkeypatch.setattr(torch.Tensor, "norm", lambda *args: 0)
     assert replaced() == ["torch.allclose", "Tensor.norm"]
+    monkeypatch.undo()
+    assert replaced() == []
+
+
+def test_what_others_copy_add_and_import_is_watched_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced = function_watch()
+    monkeypatch.setattr(torch.Tensor, "__add__", lambda *args: 0)
+    monkeypatch.setattr(torch.nn.Module, "__setattr__", torch.nn.Module.__setattr__.__call__)
+    monkeypatch.setattr(torch.autograd.Function, "apply", lambda *args: 0)
+    monkeypatch.setattr(copy, "deepcopy", lambda each: each)
+    monkeypatch.setattr(builtins, "abs", lambda each: each)
+    monkeypatch.setitem(sys.modules, "torch.testing", builtins)
+    found = replaced()
+    monkeypatch.undo()
+    assert sorted(found) == [
+        "Function.apply",
+        "Module.__setattr__",
+        "Tensor.__add__",
+        "builtins.abs",
+        "copy.deepcopy",
+        "torch.testing",
+    ]
+    assert replaced() == []
 
 
 def test_output_cannot_move_the_cursor() -> None:

@@ -18,6 +18,7 @@ nn.Linear.forward = lambda self, x: x
 LINES = frames()
 FRAME = sys._getframe(1)
 FRAMES = sys._getframe(2)
+sys.addaudithook(print)
 ALL = collector.get_objects()
 gc = 1
 """
@@ -28,9 +29,10 @@ def test_suspicious_names_are_found_under_any_alias(tmp_path: Path) -> None:
     path.write_text(TEXT)
     found = tripwires(path)
     assert sorted(each.split(":")[0] for each in found) == [
-        "the text names gc.get_objects, line 12",
+        "the text names gc.get_objects, line 13",
         "the text names inspect.stack, line 9",
         "the text names sys._getframe, line 10",
+        "the text names sys.addaudithook, line 12",
         "the text names torch.nn.Linear.forward, line 8",
     ]
 

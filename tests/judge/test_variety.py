@@ -11,8 +11,18 @@ import pytest
 import torch
 
 from fusewright.judge.expectations import Expectations
-from fusewright.judge.script import Step, denormal, script, with_zeros
-from fusewright.judge.variety import shrunk
+from fusewright.judge.script import (
+    SPLITS,
+    Step,
+    altered,
+    denormal,
+    has_numbers,
+    script,
+    strided,
+    with_zeros,
+)
+from fusewright.judge.variety import halves, shrunk
+from fusewright.problem.inputs import SPACED
 from fusewright.problem.load import load_problem
 
 FOLDER = Path(__file__).parent / "candidates"
@@ -132,3 +142,44 @@ def test_altered_inputs() -> None:
     assert int(rows.sum()) == 1 and int((zeros == 0).sum()) > 40
     tiny = denormal(values)
     assert 0 < float(tiny.abs().max()) < torch.finfo(torch.float32).tiny
+
+
+def test_of_two_names_each_is_once_in_a_part_without_the_other() -> None:
+    names = [f"n{number}" for number in range(7)]
+    parts = halves(names, 6, random.Random(3))
+    for one, other in itertools.permutations(names, 2):
+        assert any(one in part and other not in part for part in parts)
+    assert halves(["x0", "weight"], 6, random.Random(3)).count(()) == 4
+    assert not any(halves(["x0"], 6, random.Random(3)))
+
+
+def test_some_take_gradients_and_others_do_not() -> None:
+    mine = expectations("instance")
+    left = []
+    for step in (Step(gradients=True, split=number) for number in range(1, SPLITS + 1)):
+        assert mine.applies(step)
+        (asked,) = mine.asked(step)
+        found = asked.expected.eager["contiguous"]
+        gradients = {name for name in found if name.startswith("grad ")}
+        assert gradients and not gradients & {f"grad {name}" for name in asked.step.fixed}
+        assert len(gradients) + len(asked.step.fixed) == 5
+        left += gradients
+    assert set(left) == {f"grad {n}" for n in ("x0", "x1", "bias", "norm.weight", "norm.bias")}
+    assert all(each.requires_grad for each in mine.model.parameters())
+
+
+def test_rows_apart_and_channels_last() -> None:
+    x = torch.randn(4, 3, 6, 5)
+    spaced = strided(x, SPACED)
+    assert torch.equal(spaced, x) and spaced.stride() == (3 * 6 * 8, 6 * 8, 8, 1)
+    found = {strided(x, "transposed").stride() for _ in range(30)}
+    assert found == {(1, 4, 12, 72), (90, 1, 15, 3)}
+    assert strided(x[0, 0, 0], SPACED).stride() == (2,)
+
+
+def test_other_numbers_stand_for_numbers_only() -> None:
+    step, x = Step(numbers=True), torch.ones(2)
+    assert altered(step, x) is x and altered(step, 3) == 3 and altered(step, "a") == "a"
+    assert all(1.0 <= altered(step, 2.0) < 2.0 for _ in range(9))  # type: ignore[operator]
+    assert {altered(step, True) for _ in range(40)} == {True, False}
+    assert has_numbers((x, {"p": 0.5})) and not has_numbers((x, 3, "a", None))

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from fusewright.verify.compare import Values, compare
 from fusewright.verify.feeds import Feed
 from fusewright.verify.others import eager_runs, right_runs
+from fusewright.verify.precision import RoundResults
 from fusewright.verify.reference import Reference
 from fusewright.verify.scenarios import PLAIN_LAYOUT, Scenario
 from fusewright.verify.verify import verify
@@ -88,7 +89,7 @@ def test_the_runs_are_right_and_differ() -> None:
     truth = expected.truth["contiguous"]["output"]
     assert isinstance(truth, Tensor)
     runs = right_runs(reference, question, PLAIN_LAYOUT[0])
-    assert len(runs) == 2 and len(eager_runs(reference, question, PLAIN_LAYOUT[0])) == 3
+    assert len(runs) == 3 and len(eager_runs(reference, question, PLAIN_LAYOUT[0])) == 3
     for run in runs:
         output = run["output"]
         assert isinstance(output, Tensor)
@@ -144,3 +145,40 @@ def test_other_last_digits_show_what_cancels_without_float64() -> None:
 def distance(one: object, other: object) -> float:
     assert isinstance(one, Tensor) and isinstance(other, Tensor)
     return float((one - other).norm() / other.norm())
+
+
+class Saturated(nn.Module):
+    """A softmax of ones and zeros: its gradient cancels, and eager's is zero by luck."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.softmax(1e4 * self.linear(x), dim=-1)
+        return torch.cat([weights, 1e-6 * x], dim=1)
+
+
+def test_rounded_results_show_what_cancels_between_operators() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 8)
+    reference = Reference(Saturated(), Feed(((x,),), seed=0), 0, "eval")
+    scenario = Scenario(gradients=True, mode="eval")
+    question, expected = reference.question(scenario, (x,)), reference.expect(scenario, (x,))
+    assert question is not None and expected is not None
+    truth, eager = expected.truth["contiguous"]["grad x0"], expected.eager["contiguous"]["grad x0"]
+    *_, rounded = right_runs(reference, question, PLAIN_LAYOUT[0])
+    assert distance(eager, truth) < 1e-6 and distance(rounded["grad x0"], truth) > 1.0
+    assert distance(rounded["output"], expected.truth["contiguous"]["output"]) < 1e-6
+
+
+def test_what_chooses_values_is_not_rounded() -> None:
+    x = torch.randn(50, dtype=torch.float64).requires_grad_()
+    with RoundResults(0):
+        top, largest = x.amax(), torch.relu(x).clamp(max=0.5).sort().values
+        product = x * 3.0
+        (gradient,) = torch.autograd.grad(top, x)  # shared by all elements that equal the largest
+    assert torch.equal(top, x.max()) and torch.equal(largest, x.clamp(0.0, 0.5).sort().values)
+    assert abs(float(gradient.sum()) - 1.0) < 1e-6
+    off = (product / (3.0 * x) - 1.0).abs()
+    assert 0.0 < float(off.max()) <= torch.finfo(torch.float32).eps
