@@ -46,6 +46,7 @@ KNOWN = (
         "resize_as_",
         _UNSET,
     ),
+    Known("nn.functional.multilabel_margin_loss", _UNSET, variants="empty"),
     Known(
         "dist|norm|norm-*|max-reduction_no_dim|min-reduction_no_dim|median|nanmedian|normal|"
         "normal-number_mean|ormqr|prod|stft|tensor_split|pca_lowrank|svd_lowrank|"
