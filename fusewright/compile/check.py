@@ -134,7 +134,8 @@ def _run(example: Example, settings: _Settings, modes: Modes | None = None) -> d
     found = _Results()
     with in_mode(model, settings.mode), unhooked(model):
         with torch.no_grad():
-            found.add("without gradients ", _called(model, args, kwargs, modes))
+            plain = found.add("without gradients ", _called(model, args, kwargs, modes))
+        found.add_functions(plain)
         if settings.gradients:
             ends = found.add("", _called(model, args, kwargs, modes))
             leaves = {f"argument {at}": each for at, each in enumerate(inputs)}
@@ -184,6 +185,13 @@ class _Results:
         found = [each for each in flat if isinstance(each, Tensor)]
         self.values |= {f"{how}output {at}": each.detach().clone() for at, each in enumerate(found)}
         return found
+
+    def add_functions(self, results: Sequence[Tensor]) -> None:
+        """Results of a call without gradients that have some nevertheless: forward may enable them
+        itself, and our programs for such calls do not."""
+        named = "gradient function of output {} in a call without gradients".format
+        has = {named(at): torch.tensor(True) for at, each in enumerate(results) if each.grad_fn}
+        self.values |= has
 
     def add_gradients(self, results: Sequence[Tensor], leaves: Mapping[str, Tensor]) -> None:
         ends = [each for each in results if each.requires_grad]

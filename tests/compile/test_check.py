@@ -77,6 +77,29 @@ def test_a_bug_is_found_and_the_original_forward_runs(
     assert not all(torch.allclose(ours, eager) for ours, eager in pairs)
 
 
+class Differentiating(nn.Module):
+    """Its result has a gradient function wherever it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return torch.tanh(self.linear(x))
+
+
+def test_gradients_that_forward_enables_itself() -> None:
+    model, x = Differentiating(), torch.randn(3, 4)
+    with pytest.warns(RuntimeWarning, match="eager alone gives the gradient function of output 0"):
+        fast = fusewright.optimize(model, x)
+    with torch.no_grad():
+        y = fast(x)
+    assert y.requires_grad
+    y.sum().backward()
+    assert model.linear.weight.grad is not None
+
+
 def test_new_shapes_are_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = fusewright.optimize(Lambda(lambda x: x.exp() + 1), X)
     with_bug(monkeypatch, "+ 1.0f", "+ 2.0f")
