@@ -55,7 +55,7 @@ class WideModel:
             for mine, each in zip(self.model.parameters(), model.parameters(), strict=True):
                 mine.data = _tensor(widened(change(each.data)))
         widen_attributes(self.model, widened)
-        # 16-bit kernels also convert their inputs and parameters.
+        # 16-bit kernels also convert their inputs, parameters and results.
         self.narrow_inputs = digits == DIGITS["bf16"]
         if self.narrow_inputs:
             for each in self.model.parameters():
@@ -64,16 +64,20 @@ class WideModel:
     def ask(self, question: Question, layouts: Sequence[str]) -> dict[str, Results]:
         """The results for every layout."""
         inputs = tuple(map_leaves(self._input, each) for each in question.inputs)
-        tangents = {
-            name: _tensor(widened(self.change(each))) for name, each in question.tangents.items()
-        }
+        tangents = {name: _tensor(self._input(each)) for name, each in question.tangents.items()}
         subject = Subject(self.model, Feed((inputs,), seed=0, gradients=self.gradients))
         state = {name: map_leaves(widened, each) for name, each in question.attributes.items()}
         wide = replace(question, inputs=inputs, tangents=tangents, blocks=(), attributes=state)
         values = {value_layout(each): None for each in layouts}
         with doubled(), self._mode():
             found = ask(subject, wide, tuple(values)).results
-        return {each: found[value_layout(each)] for each in layouts}
+        return {each: self._stored(found[value_layout(each)]) for each in layouts}
+
+    def _stored(self, results: Results) -> Results:
+        if not self.narrow_inputs:
+            return results
+        digits, written = self.digits or 0, ("output", "grad ")
+        return {n: rounded(e, digits) if n.startswith(written) else e for n, e in results.items()}
 
     def _mode(self) -> AbstractContextManager[object]:
         if self.rounding is not None:
