@@ -43,57 +43,77 @@ def _fw_build(text: str, name: str, folder: pathlib.Path) -> None:
     _fw_run_all([[*command, str(folder / f"{name}.so"), *objects]])
 
 
+class _FwNoted:
+    """A context that notes the error that ends it, or None, and goes on."""
+
+    def __init__(self, outcome: list[BaseException | None]) -> None:
+        self.outcome = outcome
+
+    def __enter__(self) -> "_FwNoted":
+        return self
+
+    def __exit__(self, kind: typing.Any, error: BaseException | None, trace: typing.Any) -> bool:
+        self.outcome.append(error)
+        return True
+
+
+class _FwAwaited:
+    """A context that, once `begun`, ends when there is an outcome. Interrupts only come later."""
+
+    begun = False
+
+    def __init__(self, outcome: list[BaseException | None]) -> None:
+        self.outcome = outcome
+
+    def __enter__(self) -> "_FwAwaited":
+        return self
+
+    def __exit__(self, kind: typing.Any, error: BaseException | None, trace: typing.Any) -> None:
+        if isinstance(error, RuntimeError):  # there can be no more threads
+            return
+        while self.begun and not self.outcome:
+            with contextlib.suppress(BaseException):
+                time.sleep(0.01)
+
+
 def _fw_run_all(commands: list[list[str]]) -> None:
     """Run commands side by side. If one fails, or the user interrupts, the others are ended.
 
     Python raises an interrupt in the main thread, after any call there: a compiler just started
-    would be lost, and a lock just taken would stay locked. So another thread runs the compilers,
-    and this one takes no lock, not even those of `threading`.
+    would be lost, and a lock just taken would stay locked. So another thread runs the compilers
+    while this one holds `wanted`, which it gives back without a call of Python. It takes no other
+    lock, not even those of `threading`.
     """
-    unwanted = [False]
     outcome: list[BaseException | None] = []
+    wanted = _thread.allocate_lock()
 
     def run() -> None:
-        try:
-            _fw_run_until(unwanted, commands)
-            outcome.append(None)
-        except BaseException as error:
-            outcome.append(error)
+        with _FwNoted(outcome):
+            _fw_run_while(wanted, commands)
 
-    begun = False
-    try:
-        begun = True  # no interrupt comes between this line and the start of the thread
-        try:
-            _thread.start_new_thread(run, ())
-        except RuntimeError as error:  # there can be no more threads
-            outcome.append(error)
+    with _FwAwaited(outcome) as awaited, wanted:
+        awaited.begun = True  # no interrupt comes between this line and the start of the thread
+        _thread.start_new_thread(run, ())
         while not outcome:
             time.sleep(0.01)
-    finally:
-        unwanted[0] = True  # no call comes first, after which a second interrupt could
-        while begun and not outcome:
-            try:
-                time.sleep(0.01)
-            except BaseException:
-                continue
     failed = [each for each in outcome if each is not None]
     outcome.clear()
     if failed:
         raise failed.pop()  # a name for it here would keep it, and with it all frames
 
 
-def _fw_run_until(unwanted: list[bool], commands: list[list[str]]) -> None:
+def _fw_run_while(wanted: _thread.LockType, commands: list[list[str]]) -> None:
     with contextlib.ExitStack() as ends:
         running: list[typing.Any] = []
         for command in commands:
-            if unwanted[0]:
+            if not wanted.locked():
                 return
             said = ends.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
             # In a session of its own, `_fw_end` reaches what the compiler has started, too.
             process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
             ends.callback(_fw_end, process)
             running.append((process, command, said))
-        while running and not unwanted[0]:
+        while running and wanted.locked():
             time.sleep(0.01)
             for process, command, said in running:
                 if process.poll():
