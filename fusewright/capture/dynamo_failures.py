@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch._dynamo import external_utils
 from torch._dynamo.exc import TorchDynamoException as DynamoError
 
-__all__ = ["DynamoError", "has_begun", "is_nested_trace"]
+__all__ = ["DynamoError", "has_begun", "is_nested_trace", "is_under_way"]
 
 Place = tuple[str, int, str]  # the file, the first line and the name of a function
 
@@ -24,15 +24,24 @@ _RESUMED = "torch_dynamo_resume_in_"  # begins Dynamo's names of what follows a 
 
 def has_begun(error: DynamoError, forward: Any) -> bool:
     """Whether a part of forward ran before Dynamo failed: then its effects are there already."""
-    own = _place(inspect.unwrap(forward).__code__)
-    if any(_place(each) == own or each.co_name.startswith(_RESUMED) for each in _codes(error)):
-        # Dynamo runs other code than forward's own, in the same place.
+    if _is_part_of(forward, _codes(error)):
         return True
     # Dynamo cuts all frames off some errors, but keeps what it traced, the outermost first. If that
     # is not forward, with the decorators around it, then it is what forward called.
     traced = [each for each in getattr(error, "real_stack", None) or () if not _is_dynamos(each)]
     first = {(file, name) for file, _, name in _first_to_run(forward)}
     return bool(traced) and (traced[0].filename, traced[0].name) not in first
+
+
+def is_under_way(forward: Any) -> bool:
+    """Whether a part of forward has run when this is asked, on the stack."""
+    return _is_part_of(forward, (each.f_code for each, _ in traceback.walk_stack(None)))
+
+
+def _is_part_of(forward: Any, running: Iterable[types.CodeType]) -> bool:
+    # Dynamo runs other code than forward's own, in the same place.
+    own = _place(inspect.unwrap(forward).__code__)
+    return any(_place(each) == own or each.co_name.startswith(_RESUMED) for each in running)
 
 
 def _is_dynamos(frame: traceback.FrameSummary) -> bool:

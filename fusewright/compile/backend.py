@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from fusewright.capture.breaks import GraphBreak, arguments_in, break_after, recompile_reason
+from fusewright.capture.dynamo_failures import DynamoError, is_under_way
 from fusewright.capture.graphs import (
     ARGUMENTS,
     FlatGraph,
@@ -35,6 +36,8 @@ from fusewright.compile.execute import executed
 from fusewright.compile.explanation import GraphFacts, steps_of
 from fusewright.compile.loading import kernels_of, loader
 from fusewright.compile.mistakes import reported
+from fusewright.compile.original import original_class
+from fusewright.compile.out_of_memory import is_out_of_memory
 from fusewright.compile.pipeline import Prepared, prepare_programs
 from fusewright.compile.places import Version
 from fusewright.compile.replayed import REDUCE_OVERHEAD, Part, replayed_run
@@ -42,7 +45,7 @@ from fusewright.compile.stages import Stages, logged
 from fusewright.emit.bundle import Arguments, ModuleBundle
 from fusewright.emit.flat import GRAPH, FlatCall, flat_text
 from fusewright.emit.python import device_kind
-from fusewright.errors import CaptureError, FusewrightError, ProblemError
+from fusewright.errors import CaptureError, FusewrightError, ProblemError, first_line
 from fusewright.ir.graph import Binding, ForwardOutput, Program, Symbol
 from fusewright.rewrite import rewrite
 from fusewright.runtime import library
@@ -130,11 +133,31 @@ def traced_backend(
     # Dynamo has a reason if it compiled the function before. If only we did, ours counts.
     because = recompile_reason() or ("" if any(each.graphs for each in log) else reason)
     compiled = partial(compile_graph, tune=tune, replays=replays, note=traced.add)
-    found = back_end(compiled)(module, inputs)
+    try:
+        found = back_end(compiled)(module, inputs)
+    except Exception as error:
+        # Dynamo begins anew after some of its errors.
+        told = isinstance(error, FusewrightError | DynamoError) or is_out_of_memory(error)
+        if told or caller is None or not is_under_way(original_class(caller).forward):
+            raise
+        # The original forward would repeat what has run of it.
+        found = _as_dynamo_made_it(module, error, traced)
     log[:] = [*(each for each in log if each.graphs), traced]
     if engine is not None and because:
         engine.record.recompiled(type(caller).__name__, because)
     return found
+
+
+def _as_dynamo_made_it(module: fx.GraphModule, error: Exception, traced: Traced) -> Any:
+    """A graph for whose compilation AOTAutograd failed, in eager mode."""
+
+    def run(*arguments: Any) -> Any:
+        return module(*arguments)
+
+    failed = CaptureError(f"it cannot be compiled: {type(error).__name__}: {first_line(error)}")
+    warnings.warn(f"eager mode runs a graph: {failed}", RuntimeWarning, stacklevel=2)
+    traced.add("forward" if torch.is_grad_enabled() else "inference", failed, run)
+    return run
 
 
 def _caller() -> tuple[Engine | None, Any, str]:

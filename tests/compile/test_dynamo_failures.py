@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, Unsupported
+from torch._dynamo.exc import InternalTorchDynamoError, Unsupported
 
 import fusewright
 from fusewright.compile import backend
@@ -120,12 +120,12 @@ def test_a_failure_after_a_part_of_forward_does_not_run_it_again(
         return real(*args, **kwargs)
 
     monkeypatch.setattr(backend, "compile_graph", fails)
-    with pytest.raises(BackendCompilerFailed, match="a mistake of ours"):
-        fast(x)
+    with pytest.warns(RuntimeWarning, match="eager mode runs a graph: it .* a mistake of ours"):
+        torch.testing.assert_close(fast(x), x * 1 * 3)
     assert fast.part.calls.n == 1
-    with pytest.warns(RuntimeWarning, match="Dynamo fails on this model: a mistake of ours"):
-        torch.testing.assert_close(fast(x), x * 2 * 3)
+    torch.testing.assert_close(fast(x), x * 2 * 3)
     assert fast.part.calls.n == 2
+    assert "a mistake of ours" in str(fusewright.explain(fast))
 
 
 def test_what_dynamo_refuses_after_a_part_of_forward_does_not_run_it_again() -> None:

@@ -78,8 +78,14 @@ def test_the_time_of_each_call(clock: str, tmp_path: Path) -> None:
     }
     fast = fusewright.optimize(Model(reads[clock], tmp_path), torch.randn(3, 4))
     first = fast(torch.ones(3, 4))
-    time.sleep(0.01)
-    assert not torch.equal(fast(torch.ones(3, 4)), first)
+    # PyTorch 2.13 cannot trace the remainder of a number that changes; eager mode runs that graph.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "eager mode runs a graph: .*python_mod")
+        for _ in range(3):
+            time.sleep(0.01)
+            again = fast(torch.ones(3, 4))
+            assert not torch.equal(again, first)
+            first = again
 
 
 @pytest.mark.filterwarnings("ignore:the original forward runs")
