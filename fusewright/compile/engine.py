@@ -33,7 +33,7 @@ from fusewright.errors import (
     first_line,
 )
 from fusewright.problem.nested import values
-from fusewright.runtime import altered, call, guard
+from fusewright.runtime import call, guard
 
 # Makes the programs of a call; told which attributes the model is known to change.
 Specialise = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Sequence[str]], Modes | None]
@@ -100,7 +100,7 @@ class Engine:
         if mode in self.left_out:
             return self.by_dynamo(module, args, kwargs)
         # A new program would have no hooks, so the call would not fit it either.
-        known = guard._fw_watcher() or altered._fw_hooked(module)
+        known = guard._fw_watcher() or self.unhooked.reason(module)
         known = known or left_to_original(module, args, kwargs)
         reason = known or reason
         if not known and self._is_resized(module, args, kwargs, reason):
