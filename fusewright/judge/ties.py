@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fusewright.verify.precision import operator_name
 from fusewright.verify.reference import Reference
 from fusewright.verify.run import ask
 from fusewright.verify.scenarios import Expected, Results
@@ -38,8 +39,7 @@ class OtherTies(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         given = dict(kwargs or {})
-        packet = str(getattr(func, "overloadpacket", func)).removeprefix("aten.")
-        named = _arguments(func, args, given) if packet in _FREE else {}
+        named = _arguments(func, args, given) if operator_name(func) in _FREE else {}
         values = named.get("self")
         if "dim" not in named or named.get("stable") or not isinstance(values, Tensor):
             return func(*args, **given)

@@ -16,6 +16,11 @@ DIGITS = {"tf32": 11, "bf16": 8}
 _MATMULS = frozenset("mm addmm bmm baddbmm mv addmv dot convolution convolution_backward".split())
 
 
+def operator_name(func: Any) -> str:
+    """What a dispatch mode was given, without overload and namespace, such as `mm`."""
+    return str(getattr(func, "overloadpacket", func)).removeprefix("aten.")
+
+
 class RoundOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Rounds the float64 operands of every matmul to a number of binary digits."""
 
@@ -30,8 +35,7 @@ class RoundOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
-        name = str(getattr(func, "overloadpacket", func)).removeprefix("aten.")
-        if name in _MATMULS:
+        if operator_name(func) in _MATMULS:
             args = tuple(rounded(each, self.digits) for each in args)
         return func(*args, **(kwargs or {}))
 
@@ -45,6 +49,22 @@ _EXACT = re.compile(
 )
 
 
+class LastDigits:
+    """Factors that change numbers by at most one unit in their last place, drawn from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def factors(self, tensor: Tensor, ulp: float) -> Tensor:
+        """One for each element, in float64, so that the change is not rounded away."""
+        place = tensor.device
+        if place not in self._generators:
+            self._generators[place] = torch.Generator(place).manual_seed(self._seed)
+        noise = torch.rand(tensor.shape, generator=self._generators[place], device=place)
+        return 1.0 + ulp * (2.0 * noise.double() - 1.0)
+
+
 class RoundResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Changes each float64 result of an operator by at most one unit in a float's last place.
 
@@ -53,8 +73,7 @@ class RoundResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._generators: dict[torch.device, torch.Generator] = {}
-        self._seed = seed
+        self._digits = LastDigits(seed)
 
     def __torch_dispatch__(
         self,
@@ -64,22 +83,14 @@ class RoundResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         found = func(*args, **(kwargs or {}))
-        name = str(getattr(func, "overloadpacket", func)).removeprefix("aten.")
-        if not _EXACT.match(name.lstrip("_")) and not _is_view(func):
+        if not _EXACT.match(operator_name(func).lstrip("_")) and not _is_view(func):
             for each in found if isinstance(found, tuple | list) else (found,):
                 self._round(each)
         return found
 
     def _round(self, value: object) -> None:
-        if not isinstance(value, Tensor) or value.dtype != torch.float64:
-            return
-        place = value.device
-        if place not in self._generators:
-            self._generators[place] = torch.Generator(place).manual_seed(self._seed)
-        noise = torch.rand(
-            value.shape, generator=self._generators[place], dtype=value.dtype, device=place
-        )
-        value.mul_(1.0 + torch.finfo(torch.float32).eps * (2.0 * noise - 1.0))
+        if isinstance(value, Tensor) and value.dtype == torch.float64:
+            value.mul_(self._digits.factors(value, torch.finfo(torch.float32).eps))
 
 
 def _is_view(func: Any) -> bool:

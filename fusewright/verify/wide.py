@@ -14,7 +14,13 @@ from fusewright.problem.nested import map_leaves
 from fusewright.verify.attributes import widen_attributes
 from fusewright.verify.feeds import Feed
 from fusewright.verify.float64 import doubled, widened
-from fusewright.verify.precision import DIGITS, RoundOperands, RoundResults, rounded
+from fusewright.verify.precision import (
+    DIGITS,
+    LastDigits,
+    RoundOperands,
+    RoundResults,
+    rounded,
+)
 from fusewright.verify.run import Subject, ask
 from fusewright.verify.scenarios import PLAIN_LAYOUT, Question, Results
 
@@ -91,17 +97,12 @@ class WideModel:
 
 def last_digit_changed(seed: int) -> Change:
     """Changes each floating number by at most one unit in its last place."""
-    generators: dict[torch.device, torch.Generator] = {}
+    digits = LastDigits(seed)
 
     def changed(leaf: object) -> object:
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
             return leaf
-        if leaf.device not in generators:
-            generators[leaf.device] = torch.Generator(leaf.device).manual_seed(seed)
-        noise = torch.rand(leaf.shape, generator=generators[leaf.device], device=leaf.device)
-        ulp = torch.finfo(leaf.dtype).eps
-        # In float64, so that the change is not rounded away.
-        return leaf.detach().double() * (1 + ulp * (2 * noise.double() - 1))
+        return leaf.detach().double() * digits.factors(leaf, torch.finfo(leaf.dtype).eps)
 
     return changed
 
