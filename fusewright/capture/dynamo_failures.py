@@ -34,7 +34,7 @@ def has_begun(error: DynamoError, forward: Any) -> bool:
 
 
 def is_under_way(forward: Any) -> bool:
-    """Whether a part of forward has run when this is asked, on the stack."""
+    """Whether this is asked while forward runs, or what follows a graph break in it."""
     return _is_part_of(forward, (each.f_code for each, _ in traceback.walk_stack(None)))
 
 

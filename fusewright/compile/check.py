@@ -187,11 +187,12 @@ class _Results:
         return found
 
     def add_functions(self, results: Sequence[Tensor]) -> None:
-        """Results of a call without gradients that have some nevertheless: forward may enable them
-        itself, and our programs for such calls do not."""
-        named = "gradient function of output {} in a call without gradients".format
-        has = {named(at): torch.tensor(True) for at, each in enumerate(results) if each.grad_fn}
-        self.values |= has
+        """Note which results of a call without gradients have a gradient function: forward may
+        enable gradients itself, and our programs for such calls do not."""
+        for at, each in enumerate(results):
+            if each.grad_fn is not None:
+                name = f"gradient function of output {at} in a call without gradients"
+                self.values[name] = torch.tensor(True)
 
     def add_gradients(self, results: Sequence[Tensor], leaves: Mapping[str, Tensor]) -> None:
         ends = [each for each in results if each.requires_grad]

@@ -12,7 +12,7 @@ from torch import nn
 
 from fusewright.runtime import altered
 
-# The state of a module, the module itself, and the numbers of its children, which it keeps alive.
+# The state of a module, the module, and the ids of its children. Rows keep all of these alive.
 _Row = tuple[dict[str, Any], nn.Module, list[int]]
 
 

@@ -58,7 +58,8 @@ class _FwNoted:
 
 
 class _FwAwaited:
-    """A context that, once `begun`, ends when there is an outcome. Interrupts only come later."""
+    """A context whose end, once the thread has `begun`, waits for its outcome. Interrupts that come
+    meanwhile are dropped."""
 
     begun = False
 

@@ -108,7 +108,11 @@ def test_a_hook_of_all_modules() -> None:
 def test_a_module_without_hooks_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     walks: list[nn.Module] = []
     real = altered._fw_hooked
-    counted = lambda module: (walks.append(module), real(module))[1]  # type: ignore[func-returns-value]  # noqa: E731
+
+    def counted(module: nn.Module) -> str | None:
+        walks.append(module)
+        return real(module)
+
     monkeypatch.setattr(altered, "_fw_hooked", counted)
     model, unhooked = Model(), Unhooked()
     assert [unhooked.reason(model) for _ in range(5)] == [None] * 5
