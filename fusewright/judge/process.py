@@ -23,12 +23,11 @@ from fusewright.judge.arena import Arena
 from fusewright.judge.box import Box, set_dumpable
 from fusewright.judge.memory import PeakOf
 from fusewright.judge.processes import (
-    STOP_S,
     TOKEN,
     boxed_command,
     cpu_seconds,
     end_all,
-    is_running,
+    is_awake,
     memory_limit,
     run_ns,
     stop_below,
@@ -241,16 +240,13 @@ class CandidateProcess:
 
     def stop(self) -> None:
         """Stop all threads of all processes of the candidate; returns when they stand still."""
-        start = time.monotonic()
         self._stopped = stop_below(self._process.pid)
-        # Without a measure, if a thread could not be stopped in time, as in a long read of a disk.
-        in_time = time.monotonic() - start < STOP_S
-        self._ran_ns = run_ns(self._stopped) if in_time else {}
+        self._ran_ns = run_ns(self._stopped)
 
     def wake(self) -> None:
         """Let them go on; Restless if one ran meanwhile, because a timer or a signal woke it."""
         now = run_ns(self._ran_ns)
-        restless = any(map(is_running, self._ran_ns)) or any(
+        restless = any(map(is_awake, self._ran_ns)) or any(
             now[pid] > ran + _MOST_RUN_NS for pid, ran in self._ran_ns.items()
         )
         for pid in self._stopped:

@@ -23,7 +23,8 @@ _TRIAL_S = 20.0
 _SWEEPS = 50
 # The states of a thread that is stopped or has ended.
 _STANDING = (b"T", b"t", b"Z", b"X")
-STOP_S, _STOP_PAUSE_S = 5.0, 5e-5
+_ASLEEP = b"S"  # waits for something that a signal can end
+_STOP_S, _STOP_PAUSE_S = 5.0, 5e-5
 _GIB = 1 << 30
 
 
@@ -86,7 +87,10 @@ def end_all(token: str) -> None:
 
 
 def stop_below(root: int) -> list[int]:
-    """Stop all processes below one, and return them when each of their threads stands still."""
+    """Stop all processes below one, and return them when each of their threads stands still.
+
+    Or after some seconds, if one does not come to a stop.
+    """
     stopped: list[int] = []
     for _ in range(_SWEEPS):
         new = [pid for pid in descendants(root) if pid not in stopped]
@@ -96,7 +100,7 @@ def stop_below(root: int) -> list[int]:
             with suppress(OSError):
                 os.kill(pid, signal.SIGSTOP)
         stopped += new
-        ends = time.monotonic() + STOP_S
+        ends = time.monotonic() + _STOP_S
         while any(map(is_running, new)) and time.monotonic() < ends:
             time.sleep(_STOP_PAUSE_S)
     return stopped
@@ -123,11 +127,24 @@ def cpu_seconds(root: int) -> float:
 
 def is_running(pid: int) -> bool:
     """Whether a thread of a process neither stands still nor has ended."""
+    return any(each not in _STANDING for each in _states(pid))
+
+
+def is_awake(pid: int) -> bool:
+    """Whether a thread of a process waits as a stopped one cannot: something woke it.
+
+    A thread that has not come to a stop yet, in a long read or on a busy machine, is not asleep.
+    """
+    return _ASLEEP in _states(pid)
+
+
+def _states(pid: int) -> list[bytes]:
+    """The state of each thread, as the scheduler calls it."""
     threads = f"/proc/{pid}/task"
     read = (
         entry(f"{threads}/{each}/stat").rpartition(b")")[2].split() for each in numbers(threads)
     )
-    return any(fields[0] not in _STANDING for fields in read if fields)
+    return [fields[0] for fields in read if fields]
 
 
 def memory_limit() -> int:

@@ -19,7 +19,7 @@ from fusewright.judge.floor import LeastBytes, Rates, least_bytes, measure_rates
 from fusewright.judge.guarded import room
 from fusewright.judge.judge import judge
 from fusewright.judge.placement import Placement, piece_of
-from fusewright.judge.processes import is_running, run_ns, stop_below
+from fusewright.judge.processes import is_awake, is_running, run_ns, stop_below
 from fusewright.judge.race import fault_of_time
 from fusewright.judge.timekeeper import Timing
 from fusewright.judge.times import PassTimes, gain_in_words, speedups_of, times_of
@@ -157,6 +157,26 @@ def test_who_runs_while_it_must_stand_still_is_noticed() -> None:
             time.sleep(0.05)
         assert run_ns([running.pid])[running.pid] > before[running.pid] > 0
         assert is_running(running.pid)
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_who_only_waits_while_it_must_stand_still_is_noticed() -> None:
+    """A process that something woke may have hardly run, but it does not stand."""
+    running = subprocess.Popen([sys.executable, "-c", "import time\nwhile True: time.sleep(60)"])
+
+    def awaits(awake: bool) -> bool:
+        deadline = time.monotonic() + 20
+        while is_awake(running.pid) != awake and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return is_awake(running.pid) == awake
+
+    try:
+        assert awaits(True)
+        assert running.pid in stop_below(os.getpid()) and not is_awake(running.pid)
+        os.kill(running.pid, signal.SIGCONT)
+        assert awaits(True)
     finally:
         running.kill()
         running.wait()
