@@ -104,6 +104,7 @@ def test_several_libraries_act_as_one(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(each.cached for each in again) and {e.path for e in again} == {e.path for e in built}
 
 
+@pytest.mark.by_the_clock
 @pytest.mark.parametrize("failing", [0, 1])
 def test_one_failing_compiler_ends_the_others(
     failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -220,6 +221,7 @@ def test_two_processes_compile_once(tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text() == "run\n"
 
 
+@pytest.mark.by_the_clock
 def test_a_killed_build_blocks_nobody(tmp_path: Path) -> None:
     # The first time this compiler hangs half-way, its library half written.
     hang = f'[ -e {tmp_path}/hung ] && exec {GXX} "$@"\ntouch {tmp_path}/hung\nsleep 60'

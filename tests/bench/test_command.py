@@ -212,6 +212,7 @@ ARGUMENTS = ("--pass", "forward", *QUICK)
 HERE = look_around(torch.device("cpu"), "a command")
 
 
+@pytest.mark.by_the_clock
 def test_crashes_hangs_and_broken_files_are_reported(tmp_path: Path) -> None:
     texts = {
         "killed": (

@@ -76,6 +76,7 @@ def test_every_round_runs_all_in_a_new_order() -> None:
     assert {len(each.samples_us) for each in found.timings.values()} == {40}
 
 
+@pytest.mark.by_the_clock
 def test_rounds_stop_when_the_medians_are_known_or_the_budget_is_spent() -> None:
     steady = sample({"a": lambda slot: 10.0}, feed(), Ticking(), Settings("cpu", budget_s=60))
     assert steady.rounds == 20 and steady.timings["a"].converged
@@ -277,6 +278,7 @@ def busy(seconds: float) -> Callable[[int], None]:
     return call
 
 
+@pytest.mark.by_the_clock
 def test_equal_work_comes_out_equal_and_known_work_as_much_slower(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

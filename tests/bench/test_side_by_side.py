@@ -47,6 +47,7 @@ def a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_by_side, "other_cores", lambda before, after: 0.0)
 
 
+@pytest.mark.by_the_clock
 @pytest.mark.parametrize("training", [True, False])
 def test_models_are_timed_beside_each_other(training: bool, tmp_path: Path) -> None:
     path = tmp_path / "slow_gradient.py"

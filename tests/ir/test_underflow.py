@@ -58,6 +58,7 @@ def test_results_that_underflow(op: str, dtype: str) -> None:
             assert abs(mpmath.mpf(found) - exact) <= room, (given, found)
 
 
+@pytest.mark.by_the_clock
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("op", OPERATORS)
 def test_results_far_below_every_number(op: str, dtype: str) -> None:

@@ -16,6 +16,8 @@ from fusewright.judge.timekeeper import Timing
 from fusewright.judge.verdict import Verdict
 from tests.judge.all_candidates import MEMORY_BYTES, Candidate, candidates
 
+pytestmark = pytest.mark.by_the_clock
+
 HERE = candidates("cuda" if torch.cuda.is_available() else "cpu")
 EXPLOITS = [each for each in HERE if not each.honest]
 HONEST = [each for each in HERE if each.honest]

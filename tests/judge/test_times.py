@@ -24,6 +24,8 @@ from fusewright.judge.race import fault_of_time
 from fusewright.judge.timekeeper import Timing
 from fusewright.judge.times import PassTimes, gain_in_words, speedups_of, times_of
 
+pytestmark = pytest.mark.by_the_clock
+
 FOLDER = Path(__file__).parent / "candidates"
 QUICK = Timing(baselines=("eager",), budget_s=0.3)
 

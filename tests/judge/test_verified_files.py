@@ -22,6 +22,8 @@ PROBLEM = """
 import torch
 from torch import nn
 
+pytestmark = pytest.mark.by_the_clock
+
 
 class Model(nn.Module):
     def __init__(self):

@@ -105,6 +105,7 @@ def alive(pids: Path) -> list[str]:
     return found
 
 
+@pytest.mark.by_the_clock
 @pytest.mark.parametrize("failing", [0, 2])
 def test_a_part_that_fails_ends_the_others_and_leaves_nothing(
     failing: int, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -145,6 +146,7 @@ def start(text: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.by_the_clock
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_interrupt_leaves_nothing(
     times: int, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

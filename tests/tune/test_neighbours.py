@@ -25,6 +25,7 @@ def test_seconds_of_others_are_what_is_left() -> None:
     assert other_cores(before, before) == other_cores(None, before) == 0.0
 
 
+@pytest.mark.by_the_clock
 @pytest.mark.skipif(neighbours.now() is None, reason="this system does not count")
 def test_a_busy_neighbour_is_seen() -> None:
     start = neighbours.now()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from fusewright.tune.timing import time_ms
 
 
+@pytest.mark.by_the_clock
 def test_medians_are_milliseconds_and_calls_alternate() -> None:
     calls: list[str] = []
 
