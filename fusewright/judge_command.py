@@ -99,7 +99,8 @@ def judge(
 
 
 def _timing(baselines: str, budget_s: float) -> Timing:
-    from fusewright.judge.timekeeper import BASELINES, Timing
+    from fusewright.judge.baselines import BASELINES
+    from fusewright.judge.timekeeper import Timing
 
     names = tuple(filter(None, map(str.strip, baselines.split(","))))
     for name in names:

@@ -24,10 +24,9 @@ from fusewright.bench.record import (
 )
 from fusewright.bench.sampling import Tick
 from fusewright.bench.subjects import Candidate
+from fusewright.judge.baselines import BASELINES, EAGER
 from fusewright.judge.judge import judge
 from fusewright.judge.process import Limits
-from fusewright.judge.race import EAGER
-from fusewright.judge.timekeeper import BASELINES
 from fusewright.judge.timekeeper import Timing as JudgesTiming
 from fusewright.judge.times import CANDIDATE, PassTimes, Times
 from fusewright.judge.verdict import Verdict

@@ -6,7 +6,6 @@ back as bytes, and compares them with eager and float64.
 
 from __future__ import annotations
 
-import hashlib
 import random
 import secrets
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fusewright.errors import VerifyError
+from fusewright.judge.baselines import Baselines
 from fusewright.judge.classes import Classes
 from fusewright.judge.conversation import Conversation, Reply
 from fusewright.judge.entry import Guilty, enter, fault_of_failure, require
@@ -43,12 +43,13 @@ from fusewright.judge.operators import replaces_nothing
 from fusewright.judge.process import CandidateProcess, Ended, Late, Restless
 from fusewright.judge.requests import CallFacts
 from fusewright.judge.script import Step, last_steps, leak_steps, many_more, script
-from fusewright.judge.timekeeper import Timed, Timing, time_candidate
+from fusewright.judge.state import values_digest
+from fusewright.judge.timekeeper import Timed, Timing, first_steps, time_candidate
 from fusewright.judge.times import gain_in_words
 from fusewright.judge.tripwires import tripwires
 from fusewright.judge.upkeep import go_on_with_copy, take_new_weights
 from fusewright.judge.verdict import Fault, Verdict, escaped, one_line
-from fusewright.judge.wire import BadMessage, Node, bytes_of
+from fusewright.judge.wire import BadMessage, Node
 from fusewright.problem.load import Problem
 from fusewright.verify.compare import Check, settle
 from fusewright.verify.scenarios import Question, Results, Usual
@@ -88,8 +89,8 @@ class Hearing:
         self.forgiven: list[str] = []
         self.kept: dict[int, tuple[list[Node], Sequence[bytes], list[Asked]]] = {}
         self.kept_bytes = 0
-        self.seen: dict[bytes, str] = {}
-        self.outputs: set[bytes] = set()
+        self.seen: dict[str, str] = {}
+        self.outputs: set[str] = set()
         self.talk = Conversation(process, self.chance)
         self._whose = (path, expectations)
         self.usual: dict[str, Usual] = {}
@@ -104,13 +105,16 @@ class Hearing:
     def held(self, progress: OnProgress, timing: Timing | None = None) -> Fault | None:
         """Ask everything, then take times; the first fault, or None."""
         try:
-            with self.process:
+            with self.process, Baselines(self.problem, self.expectations) as baselines:
                 self.process.started()
                 own = self.expectations.own_changes
                 enter(self.talk, self.path, self.problem, self.expectations.model, own)
+                if timing is not None and self.process.device == "cpu":
+                    steps = first_steps(timing, self.expectations)
+                    baselines.start(timing.baselines, steps, confined=self.process.confined)
                 self._ask_all(progress)
                 if timing is not None:
-                    self._time(timing, progress)
+                    self._time(timing, baselines, progress)
         except Guilty as guilty:
             return guilty.fault
         except (Ended, Late, BadMessage, Restless) as error:
@@ -326,8 +330,8 @@ class Hearing:
                 )
                 self.usual[each.name] = Usual(error, largest, old.noise or each.noise)
 
-    def _time(self, timing: Timing, progress: OnProgress) -> None:
-        facts = (timing, self.talk, self.problem, self.expectations)
+    def _time(self, timing: Timing, baselines: Baselines, progress: OnProgress) -> None:
+        facts = (timing, self.talk, baselines, self.expectations)
         self.timed = time_candidate(*facts, self._check_timed, progress)
         for name, each in self.doubtful.items():
             verdict = settle([check for check, _, _ in each])
@@ -361,22 +365,22 @@ class Hearing:
         """Every output, to recognise it if it comes again."""
         for name, each in found.items():
             if name.startswith("output") and isinstance(each, Tensor) and each.numel() > 1:
-                self.seen.setdefault(_key(each), f"call {self.calls}, {asked.step.label}")
+                self.seen.setdefault(values_digest(each), f"call {self.calls}, {asked.step.label}")
         if asked.step.name:  # NaN, or other sizes
             return
         self.compared += 1
         for name, each in asked.expected.eager[asked.step.layout].items():
             if name.startswith("output") and isinstance(each, Tensor):
-                self.outputs.add(_key(each))
+                self.outputs.add(values_digest(each))
 
     def _stale(self, found: Results, asked: Asked) -> Fault | None:
         """The fault of a wrong output that was the right one of an earlier call."""
         for name, each in found.items():
-            if name.startswith("output") and isinstance(each, Tensor) and _key(each) in self.seen:
+            if not name.startswith("output") or not isinstance(each, Tensor):
+                continue
+            if before := self.seen.get(values_digest(each)):
                 words = f"{name} is the result of an earlier call: it was not computed again"
-                return Fault(
-                    "dishonest", words, asked.step.label, "a new result", self.seen[_key(each)]
-                )
+                return Fault("dishonest", words, asked.step.label, "a new result", before)
         return None
 
     def _recall(self, numbers: Sequence[int]) -> None:
@@ -394,7 +398,3 @@ class Hearing:
                 pairs = list(zip(answers, header["found"][str(number)], asked, strict=True))
             for before, now, one in pairs:
                 require(faults_of_changes(before, old, now, blobs, one))
-
-
-def _key(tensor: Tensor) -> bytes:
-    return hashlib.blake2b(bytes_of(tensor), digest_size=16).digest()

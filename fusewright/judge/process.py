@@ -40,6 +40,7 @@ _SPARE_BYTES = 1 << 26
 _GENTLE_END_S = 5.0
 # A thread that is said to be stopped may still be on its way off its core.
 _MOST_RUN_NS = 100_000
+_RUNNING: set[str] = set()  # the tokens of the processes that this one has
 _PASSED_ON = "PATH LANG LC_ALL CXX CC CUDA_HOME LD_LIBRARY_PATH TERM VIRTUAL_ENV TZ".split()
 # GPUs that the user hides stay hidden.
 _PREFIXES = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "CUDA_VISIBLE_", "NVIDIA_TF32_")
@@ -119,6 +120,7 @@ class CandidateProcess:
             cpu_s=int(self.limits.seconds * (os.cpu_count() or 1)) + 60,
             gpu=self.device == "cuda",
         )
+        _RUNNING.add(self._token)
         set_dumpable(False)  # a stranger of the same user must not read the answers here
         self._process = subprocess.Popen(
             boxed_command(box),
@@ -171,8 +173,14 @@ class CandidateProcess:
         end_all(self._token)
         self._read_words()
         os.close(self._words)
-        set_dumpable(True)
+        _RUNNING.discard(self._token)
+        set_dumpable(not _RUNNING)
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def terminate(self) -> None:
+        """End it; whoever waits for an answer, in another thread, gets `Ended`."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
 
     def started(self) -> None:
         """Wait until the launcher is there; the candidate is not loaded yet."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fusewright.judge.baselines import EAGER
 from fusewright.judge.conversation import Conversation, Reply
 from fusewright.judge.expectations import Expectations
 from fusewright.judge.findings import readable
@@ -27,7 +28,6 @@ from fusewright.judge.wire import BadMessage
 from fusewright.tune import neighbours
 from fusewright.verify.scenarios import Question
 
-EAGER = "eager"
 _EMPTY = "empty"
 # A request shall take so long that its own noise, some 50 µs, does not count.
 _REQUEST_S, _MOST_SETS, _SETS_BYTES = 4e-3, 48, 1 << 26
@@ -48,6 +48,11 @@ class BaselineError(Exception):
 OnReply = Callable[[Step, Sequence[Question], Reply, Reply], None]
 
 
+def step_of(name: str, mode: str) -> Step:
+    """A plain call of a pass: forward without gradients, or a training step."""
+    return Step(mode=mode, gradients=name == "train")
+
+
 @dataclass(frozen=True)
 class Track:
     """Everything that all passes share. `least` are the bytes that each pass must move."""
@@ -64,11 +69,11 @@ class Track:
 
 
 class Race:
-    """One pass: forward without gradients, or a training step."""
+    """One pass in one mode."""
 
     def __init__(self, track: Track, name: str, mode: str) -> None:
         self._track, self.name = track, name
-        self._step = Step(mode=mode, gradients=name == "train")
+        self._step = step_of(name, mode)
         self._samples: dict[str, list[float]] = {}
         self._waits: dict[str, list[float]] = {}
         self._baselines = dict(track.baselines)

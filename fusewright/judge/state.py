@@ -224,6 +224,11 @@ def digest(described: list[tuple[str, bytes]]) -> str:
     return total.hexdigest()
 
 
+def values_digest(tensor: Tensor) -> str:
+    """One figure for the values of a tensor."""
+    return digest([("", bytes_of(tensor))])
+
+
 def weights_digest(model: nn.Module) -> str:
     """One figure for the names and values of all parameters, and for who takes gradients."""
     held = ((name, each) for kind, name, each in held_tensors(model) if kind == "parameter")

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from fusewright.judge import process, processes
 from fusewright.judge.arena import Arena, aligned
 from fusewright.judge.floor import LeastBytes, Rates, least_bytes, measure_rates
 from fusewright.judge.guarded import room
 from fusewright.judge.judge import judge
 from fusewright.judge.placement import Placement, piece_of
-from fusewright.judge.processes import is_awake, is_running, run_ns, stop_below
+from fusewright.judge.processes import (
+    TOKEN,
+    is_awake,
+    is_running,
+    run_ns,
+    stop_below,
+    with_token,
+)
 from fusewright.judge.race import fault_of_time
 from fusewright.judge.timekeeper import Timing
 from fusewright.judge.times import PassTimes, gain_in_words, speedups_of, times_of
@@ -195,3 +204,33 @@ def test_a_candidate_is_timed_beside_eager() -> None:
         assert each.speedups[0].baseline == "eager" and each.speedups[0].value > 0
     assert verdict.conditions is not None and verdict.conditions.copy_bytes_per_s > 1e8
     assert "as fast as eager" in verdict.reason
+
+
+@pytest.mark.parametrize("name", ["all_nan", "exit_at_load", "ends_while_timed"])
+def test_a_fault_ends_the_baselines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They start before the candidate is heard, and nothing of them is left."""
+    ended: list[int] = []
+    tokens: list[str] = []
+
+    def watched(token: str) -> None:
+        tokens.append(token)
+        processes.end_all(token)
+        ended.append(len(with_token(token)))
+
+    monkeypatch.setattr(process, "end_all", watched)
+    threads = threading.active_count()
+    verdict = judge(FOLDER / "small.py", FOLDER / f"{name}.py", confined=False, timing=QUICK)
+    assert verdict.word in ("wrong", "crashed", "dishonest"), verdict.lines()
+    assert ended == [0] * (1 if name == "exit_at_load" else 2)
+    assert threading.active_count() == threads and not process._RUNNING
+
+
+def test_a_baseline_that_fails_is_named(tmp_path: Path) -> None:
+    """Without eager there are no times, but there is a verdict."""
+    text = (FOLDER / "small.py").read_text()
+    refusing = f"super().__init__()\n        assert {TOKEN!r} not in __import__('os').environ, 'no'"
+    (tmp_path / "picky.py").write_text(text.replace("super().__init__()", refusing))
+    path = FOLDER / "rewritten.py"
+    verdict = judge(tmp_path / "picky.py", path, confined=False, timing=QUICK)
+    assert verdict.word == "accepted" and not verdict.times, verdict.lines()
+    assert any(each.startswith("eager failed: ") for each in verdict.notes), verdict.notes
