@@ -132,6 +132,7 @@ def _state_of_python() -> dict[str, str]:
         "cores and priority": f"{sorted(os.sched_getaffinity(0))} {os.getpriority(0, 0)}",
         "settings of the process": str(_settings_of_process()),
         "printing and logs": str(_settings_of_output()),
+        "errors of NumPy": str(sorted(numpy.geterr().items()) if numpy else ""),
         "monitoring": str([tools.get_tool(each) for each in range(_TOOLS)] if tools else []),
     }
 
