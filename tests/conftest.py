@@ -60,14 +60,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Run a test by the clock once more if it fails, and say so: the machine may have been busy."""
-    if item.get_closest_marker("by_the_clock") is None or not isinstance(item, pytest.Function):
+    if item.get_closest_marker("by_the_clock") is None:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = runtestprotocol(item, nextitem=nextitem, log=False)
     failed = [each for each in reports if each.failed]
     if failed:
         item.warn(pytest.PytestWarning(f"failed at first: {failed[0].longreprtext[-2000:]}"))
-        item._initrequest()
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
     for each in reports:
         item.ihook.pytest_runtest_logreport(report=each)

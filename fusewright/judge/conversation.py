@@ -40,6 +40,12 @@ class Reply:
         return "error" in self.header
 
 
+def words_of_error(header: Node) -> str:
+    """The first line of an error's words, or its class if it has none."""
+    lines = str(header["error"]["words"]).splitlines()
+    return lines[0] if lines else str(header["error"]["type"])
+
+
 class Conversation:
     """One process, and the memory of its inputs."""
 

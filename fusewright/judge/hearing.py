@@ -44,7 +44,7 @@ from fusewright.judge.process import CandidateProcess, Ended, Late, Restless
 from fusewright.judge.requests import CallFacts
 from fusewright.judge.script import Step, last_steps, leak_steps, many_more, script
 from fusewright.judge.state import values_digest
-from fusewright.judge.timekeeper import Timed, Timing, first_steps, time_candidate
+from fusewright.judge.timekeeper import Timed, Timing, baselines_of, time_candidate
 from fusewright.judge.times import gain_in_words
 from fusewright.judge.tripwires import tripwires
 from fusewright.judge.upkeep import go_on_with_copy, take_new_weights
@@ -105,23 +105,20 @@ class Hearing:
     def held(self, progress: OnProgress, timing: Timing | None = None) -> Fault | None:
         """Ask everything, then take times; the first fault, or None."""
         try:
-            with self.process, Baselines(self.problem, self.expectations) as baselines:
+            with self.process, baselines_of(timing, self.expectations, self.process) as others:
                 self.process.started()
                 own = self.expectations.own_changes
                 enter(self.talk, self.path, self.problem, self.expectations.model, own)
-                if timing is not None and self.process.device == "cpu":
-                    steps = first_steps(timing, self.expectations)
-                    baselines.start(timing.baselines, steps, confined=self.process.confined)
-                self._ask_all(progress)
+                self._ask_all(others, progress)
                 if timing is not None:
-                    self._time(timing, baselines, progress)
+                    self._time(timing, others, progress)
         except Guilty as guilty:
             return guilty.fault
         except (Ended, Late, BadMessage, Restless) as error:
             return fault_of_failure(error, self.process, self.talk.doing)
         return None
 
-    def _ask_all(self, progress: OnProgress) -> None:
+    def _ask_all(self, baselines: Baselines, progress: OnProgress) -> None:
         modes = tuple(self.expectations.references)
         steps = list(filter(self.expectations.applies, script(self.chance, modes)))
         for number, step in enumerate(steps):
@@ -129,6 +126,8 @@ class Hearing:
             self._examine(step)
             if number == _FIRST:
                 self.build_s = self.process.limits.seconds - self.process.left_s
+                if self.process.device == "cpu":
+                    baselines.start()
             if self.chance.random() < _RECALLS:
                 self._recall(self.chance.sample(sorted(self.kept), len(self.kept) // 2))
         ends = time.monotonic() + _MANY_S
@@ -136,6 +135,7 @@ class Hearing:
             if time.monotonic() > ends:
                 break
             self._examine(step)
+        baselines.wait()  # this process's own memory is measured, too
         for step in filter(self.expectations.applies, last_steps(modes)):
             self._examine(step)
         self._recall(list(self.kept))

@@ -27,10 +27,10 @@ from fusewright.judge.processes import (
     boxed_command,
     cpu_seconds,
     end_all,
-    is_awake,
     memory_limit,
     run_ns,
     stop_below,
+    was_woken,
 )
 from fusewright.judge.wire import BadMessage, Node, Unpacker, packed
 
@@ -40,7 +40,8 @@ _SPARE_BYTES = 1 << 26
 _GENTLE_END_S = 5.0
 # A thread that is said to be stopped may still be on its way off its core.
 _MOST_RUN_NS = 100_000
-_RUNNING: set[str] = set()  # the tokens of the processes that this one has
+# Tokens of the processes that run now. While there is one, nobody may look into this process.
+_RUNNING: set[str] = set()
 _PASSED_ON = "PATH LANG LC_ALL CXX CC CUDA_HOME LD_LIBRARY_PATH TERM VIRTUAL_ENV TZ".split()
 # GPUs that the user hides stay hidden.
 _PREFIXES = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "CUDA_VISIBLE_", "NVIDIA_TF32_")
@@ -120,7 +121,6 @@ class CandidateProcess:
             cpu_s=int(self.limits.seconds * (os.cpu_count() or 1)) + 60,
             gpu=self.device == "cuda",
         )
-        _RUNNING.add(self._token)
         set_dumpable(False)  # a stranger of the same user must not read the answers here
         self._process = subprocess.Popen(
             boxed_command(box),
@@ -131,6 +131,7 @@ class CandidateProcess:
             pass_fds=passed,
             start_new_session=True,
         )
+        _RUNNING.add(self._token)
         for each in (requests, replies, words):
             os.close(each)
         return self
@@ -179,8 +180,7 @@ class CandidateProcess:
 
     def terminate(self) -> None:
         """End it; whoever waits for an answer, in another thread, gets `Ended`."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
+        self._process.send_signal(signal.SIGTERM)
 
     def started(self) -> None:
         """Wait until the launcher is there; the candidate is not loaded yet."""
@@ -254,7 +254,7 @@ class CandidateProcess:
     def wake(self) -> None:
         """Let them go on; Restless if one ran meanwhile, because a timer or a signal woke it."""
         now = run_ns(self._ran_ns)
-        restless = any(map(is_awake, self._ran_ns)) or any(
+        restless = any(map(was_woken, self._ran_ns)) or any(
             now[pid] > ran + _MOST_RUN_NS for pid, ran in self._ran_ns.items()
         )
         for pid in self._stopped:

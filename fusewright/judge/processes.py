@@ -23,7 +23,7 @@ _TRIAL_S = 20.0
 _SWEEPS = 50
 # The states of a thread that is stopped or has ended.
 _STANDING = (b"T", b"t", b"Z", b"X")
-_ASLEEP = b"S"  # waits for something that a signal can end
+_WAITING = b"S"
 _STOP_S, _STOP_PAUSE_S = 5.0, 5e-5
 _GIB = 1 << 30
 
@@ -89,7 +89,7 @@ def end_all(token: str) -> None:
 def stop_below(root: int) -> list[int]:
     """Stop all processes below one, and return them when each of their threads stands still.
 
-    Or after some seconds, if one does not come to a stop.
+    It waits at most five seconds for each.
     """
     stopped: list[int] = []
     for _ in range(_SWEEPS):
@@ -130,12 +130,13 @@ def is_running(pid: int) -> bool:
     return any(each not in _STANDING for each in _states(pid))
 
 
-def is_awake(pid: int) -> bool:
-    """Whether a thread of a process waits as a stopped one cannot: something woke it.
+def was_woken(pid: int) -> bool:
+    """Whether a thread of a process waits for something: a stopped thread does not.
 
-    A thread that has not come to a stop yet, in a long read or on a busy machine, is not asleep.
+    A thread that has not come to a stop yet, in a long read or on a busy machine, has another
+    state.
     """
-    return _ASLEEP in _states(pid)
+    return _WAITING in _states(pid)
 
 
 def _states(pid: int) -> list[bytes]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusewright.judge.baselines import EAGER
-from fusewright.judge.conversation import Conversation, Reply
+from fusewright.judge.conversation import Conversation, Reply, words_of_error
 from fusewright.judge.expectations import Expectations
 from fusewright.judge.findings import readable
 from fusewright.judge.floor import LeastBytes, Rates
@@ -137,9 +137,10 @@ class Race:
             reply = self._sample(name, self._baselines[who], step, questions)
             if not reply.has_error:
                 return reply
-            words = str(reply.header["error"]["words"]).splitlines()[0]
+            words = words_of_error(reply.header)
         except (Ended, Late, BadMessage, Restless) as error:
             words = str(error) or type(error).__name__
+            self._baselines[who].process.terminate()
         self._notes.append(f"{who} failed: {words}")
         del self._baselines[who]
         self._samples.pop(who, None)

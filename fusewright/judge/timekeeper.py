@@ -12,8 +12,8 @@ from fusewright.judge.baselines import BASELINES, EAGER, Baselines
 from fusewright.judge.conversation import Conversation
 from fusewright.judge.expectations import Expectations
 from fusewright.judge.floor import measure_rates
+from fusewright.judge.process import CandidateProcess
 from fusewright.judge.race import BaselineError, OnReply, Race, Track, fault_of_time, step_of
-from fusewright.judge.script import Step
 from fusewright.judge.times import Conditions, PassTimes
 from fusewright.judge.verdict import Fault
 from fusewright.target.device import precise_name
@@ -54,7 +54,7 @@ def time_candidate(
 ) -> Timed:
     """Time all passes; the first impossible time ends it."""
     candidate.process.stop()
-    started, notes = baselines.ready(timing.baselines, confined=candidate.process.confined)
+    started, notes = baselines.ready()
     chance = random.Random(expectations.chance.getrandbits(62))
     where = expectations.device
     rates, on_gpu = measure_rates(where), where.type == "cuda"
@@ -87,10 +87,17 @@ def time_candidate(
     return Timed(tuple(times), conditions, None, notes)
 
 
-def first_steps(timing: Timing, expectations: Expectations) -> list[Step]:
-    """A call of each pass that will be timed."""
+def baselines_of(
+    timing: Timing | None, expectations: Expectations, candidate: CandidateProcess
+) -> Baselines:
+    """The baselines of a judgement, as confined as the candidate; none if it takes no times."""
+    confined = candidate.confined
+    if timing is None:
+        return Baselines(expectations, (), (), confined=confined)
     mode = next(iter(expectations.references))
-    return [step_of(each, mode) for each in _possible(timing.passes, expectations, mode)]
+    steps = [step_of(each, mode) for each in _possible(timing.passes, expectations, mode)]
+    kinds = tuple(dict.fromkeys((EAGER, *timing.baselines)))
+    return Baselines(expectations, kinds, steps, confined=confined)
 
 
 def _possible(passes: Sequence[str], expectations: Expectations, mode: str) -> list[str]:

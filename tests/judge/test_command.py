@@ -18,8 +18,6 @@ from fusewright.judge.process import Limits
 from fusewright.judge_command import judge as command
 from fusewright.problem.load import load_problem
 
-pytestmark = pytest.mark.by_the_clock
-
 FOLDER = Path(__file__).parent / "candidates"
 SMALL = FOLDER / "small.py"
 # As the machine may have no namespaces; test_candidates.py uses them.

@@ -23,10 +23,10 @@ from fusewright.judge.judge import judge
 from fusewright.judge.placement import Placement, piece_of
 from fusewright.judge.processes import (
     TOKEN,
-    is_awake,
     is_running,
     run_ns,
     stop_below,
+    was_woken,
     with_token,
 )
 from fusewright.judge.race import fault_of_time
@@ -179,13 +179,13 @@ def test_who_only_waits_while_it_must_stand_still_is_noticed() -> None:
 
     def awaits(awake: bool) -> bool:
         deadline = time.monotonic() + 20
-        while is_awake(running.pid) != awake and time.monotonic() < deadline:
+        while was_woken(running.pid) != awake and time.monotonic() < deadline:
             time.sleep(0.01)
-        return is_awake(running.pid) == awake
+        return was_woken(running.pid) == awake
 
     try:
         assert awaits(True)
-        assert running.pid in stop_below(os.getpid()) and not is_awake(running.pid)
+        assert running.pid in stop_below(os.getpid()) and not was_woken(running.pid)
         os.kill(running.pid, signal.SIGCONT)
         assert awaits(True)
     finally:
@@ -206,9 +206,14 @@ def test_a_candidate_is_timed_beside_eager() -> None:
     assert "as fast as eager" in verdict.reason
 
 
-@pytest.mark.parametrize("name", ["all_nan", "exit_at_load", "ends_while_timed"])
-def test_a_fault_ends_the_baselines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They start before the candidate is heard, and nothing of them is left."""
+@pytest.mark.parametrize(
+    ("name", "processes_made"),
+    [("exit_at_load", 1), ("every_fifth_call", 2), ("ends_while_timed", 2)],
+)
+def test_a_fault_ends_the_baselines(
+    name: str, processes_made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They start when the candidate has been built, and nothing of them is left."""
     ended: list[int] = []
     tokens: list[str] = []
 
@@ -221,7 +226,7 @@ def test_a_fault_ends_the_baselines(name: str, monkeypatch: pytest.MonkeyPatch) 
     threads = threading.active_count()
     verdict = judge(FOLDER / "small.py", FOLDER / f"{name}.py", confined=False, timing=QUICK)
     assert verdict.word in ("wrong", "crashed", "dishonest"), verdict.lines()
-    assert ended == [0] * (1 if name == "exit_at_load" else 2)
+    assert ended == [0] * processes_made
     assert threading.active_count() == threads and not process._RUNNING
 
 
@@ -234,3 +239,18 @@ def test_a_baseline_that_fails_is_named(tmp_path: Path) -> None:
     verdict = judge(tmp_path / "picky.py", path, confined=False, timing=QUICK)
     assert verdict.word == "accepted" and not verdict.times, verdict.lines()
     assert any(each.startswith("eager failed: ") for each in verdict.notes), verdict.notes
+
+
+def test_a_baseline_that_cannot_train_is_timed_forward(tmp_path: Path) -> None:
+    """What fails in one pass is left out of that pass only."""
+    text = (FOLDER / "small.py").read_text()
+    refusing = (
+        f"    def forward(self, x):\n        where = __import__('os').environ\n"
+        f"        assert {TOKEN!r} not in where or not torch.is_grad_enabled()\n"
+    )
+    (tmp_path / "picky.py").write_text(text.replace("    def forward(self, x):\n", refusing))
+    path = FOLDER / "rewritten.py"
+    verdict = judge(tmp_path / "picky.py", path, confined=False, timing=QUICK)
+    assert verdict.word == "accepted", verdict.lines()
+    assert [each.name for each in verdict.times] == ["forward"]
+    assert any("eager failed: AssertionError" in each for each in verdict.notes), verdict.notes

@@ -17,7 +17,6 @@ from fusewright.problem.load import load_problem
 from fusewright.verify.verify import Report, verify_respondent
 
 HOST = torch.device("cpu")
-pytestmark = pytest.mark.by_the_clock
 CONFINED = not missing_confinement()
 PROBLEM = """
 import torch

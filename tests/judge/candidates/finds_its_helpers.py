@@ -4,10 +4,11 @@
 
 import os
 import sys
+from pathlib import Path
 
 from small import Model
 
-sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+sys.path.append(str(Path(__file__).resolve().parent))
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 5000))
 os.environ["TORCH_CUDA_ARCH_LIST"] = "9.0a"
 
