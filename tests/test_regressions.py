@@ -284,6 +284,15 @@ def test_a_variance_of_too_few_rows() -> None:
             torch.testing.assert_close(mine, expected, equal_nan=True)
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_a_variance_with_more_corrections_than_elements() -> None:
+    model = Lambda(lambda x: (x.var(1, correction=7), x.std(1, correction=5)))
+    fast = fusewright.optimize(model, torch.randn(4, 5), modes=("train",))
+    for x in (torch.randn(4, 5), torch.ones(4, 5)):
+        for mine, expected in zip(fast(x), model(x), strict=True):
+            torch.testing.assert_close(mine, expected, equal_nan=True)
+
+
 @pytest.mark.filterwarnings("ignore:.*no kernels", "ignore:.*original forward")
 def test_the_largest_of_nothing_is_refused_as_in_eager() -> None:
     fast = fusewright.optimize(Lambda(lambda x: x.amax(0)), torch.randn(4, 5))
