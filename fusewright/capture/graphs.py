@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -30,9 +31,10 @@ from fusewright.capture.losses import with_class_losses
 from fusewright.capture.program import placeholders
 from fusewright.capture.repeats import copying
 from fusewright.capture.tangents import laid_out_apart
-from fusewright.capture.trace import ONE_AT_A_TIME, split
+from fusewright.capture.trace import ONE_AT_A_TIME, backward_without_autocast, split
 from fusewright.errors import CaptureError
 from fusewright.ir.graph import Dim, Graph, Input, Node, validate
+from fusewright.runtime.guard import _fw_driven
 
 # A compiled graph takes a list, which it may empty, and returns its results.
 Run = Callable[[list[Any]], Sequence[Any]]
@@ -78,7 +80,8 @@ def back_end(compile_graph: CompileGraph) -> Callable[[fx.GraphModule, Sequence[
     def compiler(kind: str) -> Callable[..., Any]:
         def compiled(module: fx.GraphModule, _: Sequence[Any]) -> Any:
             with _disable_current_modes():  # of the trace, which would make our tensors fakes
-                return _boxed(compile_graph(kind, module))
+                run = compile_graph(kind, module)
+            return _boxed(partial(_fw_driven, run) if kind == "backward" else run)
 
         return compiled
 
@@ -94,7 +97,8 @@ def back_end(compile_graph: CompileGraph) -> Callable[[fx.GraphModule, Sequence[
         fakes = detect_fake_mode(inputs)
         # Tensors that the model makes in forward are constants of the graph.
         allowed = patch.object(fakes, "allow_non_fake_inputs", True) if fakes else nullcontext()
-        with ONE_AT_A_TIME, kept_whole(), checks_kept(), laid_out_apart(), allowed:
+        plain = backward_without_autocast()
+        with ONE_AT_A_TIME, kept_whole(), checks_kept(), laid_out_apart(), plain, allowed:
             return aot(module, inputs)
 
     return compile_module

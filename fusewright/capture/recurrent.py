@@ -19,13 +19,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusewright.ir.graph import RECURRENT
+from fusewright.runtime.guard import _fw_autocast
 
 MOST_STEPS = 4  # of all layers and directions together
 _BACKWARD = "_backward"
 _DROPOUT, _TRAINING = 6, 7  # positions among the operator's arguments
 _CALL = (
     "Tensor data, Tensor? sizes, Tensor[] state, Tensor[] weights, bool biases, int layers, "
-    "float dropout, bool training, bool two_ways, bool batch_first, ScalarType dtype"
+    "float dropout, bool training, bool two_ways, bool batch_first, ScalarType dtype, "
+    "ScalarType? autocast"
 )
 
 
@@ -71,7 +73,8 @@ def _counted(name: str, run: Callable[..., Any], tracing: int) -> Callable[..., 
         states = list(state) if name == "lstm" else [state]
         dtype = _result_dtype(run, args[0], states, rest)
         operator = getattr(torch.ops.fusewright, name)
-        made = operator(args[0], sizes, states, list(weights), *rest[2:], dtype)
+        autocast = _fw_autocast(args[0].device.type)
+        made = operator(args[0], sizes, states, list(weights), *rest[2:], dtype, autocast)
         return tuple(made[:-1])
 
     return counted
@@ -152,7 +155,7 @@ def _defined(name: str) -> None:
 def _results(
     data: torch.Tensor, sizes: Any, state: list[torch.Tensor], weights: Any, *how: Any
 ) -> list[torch.Tensor]:
-    *_, two_ways, batch_first, dtype = how
+    *_, two_ways, batch_first, dtype, _ = how
     width = state[0].shape[-1] * (2 if two_ways else 1)
     last = [each.new_empty(each.shape, dtype=dtype) for each in state]
     tape = data.new_empty(0, dtype=torch.uint8)
@@ -160,7 +163,7 @@ def _results(
 
 
 def _gradients(changes: Any, tape: torch.Tensor, *call: Any) -> list[torch.Tensor]:
-    data, _, state, weights, *_, batch_first, _ = call
+    data, _, state, weights, *_, batch_first, _, _ = call
     given = [*state, *weights]
     by_input = _by_steps(data, data.shape[-1], batch_first, data.dtype)
     return [by_input, *(each.new_empty(each.shape) for each in given)]

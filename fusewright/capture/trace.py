@@ -72,6 +72,7 @@ def trace(
         stack.enter_context(torch.enable_grad())
         stack.enter_context(fake_mode)
         stack.enter_context(functorch_config.patch(fake_tensor_allow_meta=True))
+        stack.enter_context(backward_without_autocast())
         # These graphs are never run, so their Python code is not needed.
         stack.enter_context(_use_lazy_graph_module(True))
         stack.enter_context(kept_whole())
@@ -96,6 +97,17 @@ def trace(
     names = tuple(symbol for _, symbol in symbols)
     program = make_program(partition, converter, names, shape_env, mode, flattened, fakes)
     return program, flattened.states.later
+
+
+def backward_without_autocast() -> contextlib.AbstractContextManager[None]:
+    """Trace backward as it runs after a block of autocast: with the dtypes that forward had.
+
+    Under autocast, the matmuls of a part of forward that disables it would have 16-bit gradients.
+    """
+    patched: contextlib.AbstractContextManager[None] = functorch_config.patch(
+        backward_pass_autocast="off"
+    )
+    return patched
 
 
 def _shared_outputs(joint: Any) -> frozenset[int]:

@@ -15,10 +15,11 @@ from fusewright.ir.graph import (
     Ref,
     TensorSpec,
     contiguous_strides,
+    product,
 )
 from fusewright.rewrite.context import Context, feeds_loop, has_loop, is_given_out
 from fusewright.rewrite.reductions import reduce
-from fusewright.rewrite.view_rules import PERMUTE, permute_of_permute
+from fusewright.rewrite.view_rules import PERMUTE, VIEW, permute_of_permute
 from fusewright.rewrite.views import CANONICAL_VIEWS, permute_order
 
 MM, BMM = "aten.mm.default", "aten.bmm.default"
@@ -147,10 +148,26 @@ def transposed_mm(context: Context, node: Node) -> Ref | None:
     users = context.users[node.name]
     if users and all(_undoes(context, user, node.name) for user in users):
         return None
+    if not _is_followed(context, node):
+        return None
     left, right = matmul.args
     args = tuple(_transposed(context, node, each, swapped) for each in (right, left))
     spec = replace(node.spec, strides=contiguous_strides(node.spec.shape))
     return context.builder.add(replace(matmul, name=f"{node.name}_mm", args=args, spec=spec))
+
+
+def _is_followed(context: Context, node: Node) -> bool:
+    """Whether the sizes of all views of a value follow from its own, so that its layout may change.
+
+    Of sizes with names of their own it is not known: a kernel then reads the view's memory.
+    """
+    for user in context.users.get(node.name, []):
+        if user.op not in CANONICAL_VIEWS or user.spec is None or node.spec is None:
+            continue
+        reshaped = user.op == VIEW and product(user.spec.shape) != product(node.spec.shape)
+        if reshaped or not _is_followed(context, user):
+            return False
+    return True
 
 
 def _undoes(context: Context, node: Node, name: str) -> bool:

@@ -9,6 +9,7 @@ from fusewright.runtime.altered import _fw_altered, _fw_looked, _fw_unaltered
 from fusewright.runtime.guard import (
     _FW_UNKNOWN,
     _fw_autocast,
+    _fw_driven,
     _fw_flatten,
     _fw_function_modes,
     _fw_likeness,
@@ -227,7 +228,8 @@ def _fw_guarded(
             if misfit is None and _fw_compiling():
                 return None, _fw_traced(mode, tensors)
             if misfit is None:
-                return None, _fw_run(mode, tensors, _fw_remember(mode, tensors, plain), module)
+                wanted = _fw_remember(mode, tensors, plain)
+                return None, _fw_driven(_fw_run, mode, tensors, wanted, module)
             # What the program of another state says of a call tells less.
             if reason is None or not misfit.startswith("attribute "):
                 reason = misfit
@@ -377,7 +379,7 @@ class _FwFunction(torch.autograd.Function):
         values = [None if index is None else tangents[index] for index in mode.tangents]
         values = [*ctx.saved_tensors, *values]
         ctx.maybe_clear_saved_tensors()  # so that a `del` in the driver frees memory at once
-        return (None, *mode.backward(values, sizes, device, ctx.needs_input_grad[1:]))
+        return (None, *_fw_driven(mode.backward, values, sizes, device, ctx.needs_input_grad[1:]))
 
 
 # Function.apply first looks for wrappers of torch.func, in 4 µs; `_fw_watcher` excludes them.

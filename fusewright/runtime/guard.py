@@ -13,6 +13,8 @@ _FW_UNKNOWN = "<any "
 _FW_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _fw_function_modes: typing.Any = torch._C._len_torch_function_stack
 _fw_function_mode: typing.Any = torch._C._get_function_stack_at
+_fw_any_autocast: typing.Any = torch._C._is_any_autocast_enabled
+_fw_no_autocast: typing.Any = torch._C._DisableAutocast
 
 
 def _fw_attribute(owner: typing.Any, path: tuple[str, ...]) -> typing.Any:
@@ -127,6 +129,18 @@ def _fw_autocast(device_type: str) -> torch.dtype | None:
     """The dtype that autocast converts to on this kind of device, or None if it is off."""
     on = torch.is_autocast_enabled(device_type)
     return torch.get_autocast_dtype(device_type) if on else None
+
+
+def _fw_driven(run: typing.Callable[..., typing.Any], *given: typing.Any) -> typing.Any:
+    """Run a program with autocast off, because its steps have autocast's conversions already.
+
+    Autocast would convert once more for PyTorch's calls, such as a backward's matmuls where a
+    user calls `backward` under autocast, and our kernels would read 16 bits as 32.
+    """
+    if not _fw_any_autocast():
+        return run(*given)
+    with _fw_no_autocast():
+        return run(*given)
 
 
 def _fw_sees_functions() -> bool:

@@ -16,6 +16,7 @@ from fusewright.runtime.call import (
     _FwMode,
     _FwSecondDerivative,
 )
+from fusewright.runtime.guard import _fw_driven
 from fusewright.runtime.library import _fw_profiler, _fw_show
 
 _fw_layout = tuple[typing.Any, ...]  # as in `_fw_empty`
@@ -68,7 +69,7 @@ def _fw_define_forward(mode: _FwMode, name: str, driver: _fw_drive, results: int
         layouts = mode.layouts(*tensors)[:results]
         if _fw_profiler._is_profiler_enabled:
             _fw_show(driver)
-        return _fw_own(driver(*tensors), layouts, tensors)
+        return _fw_own(_fw_driven(driver, *tensors), layouts, tensors)
 
     def fake(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         device = tensors[mode.main].device
@@ -107,7 +108,8 @@ def _fw_define_backward(mode: _FwMode, name: str) -> None:
         assert mode.backward is not None and layouts_of is not None
         if _fw_profiler._is_profiler_enabled:
             _fw_show(mode.backward)
-        gradients = mode.backward(list(values), sizes, _fw_where(mode, given), need)
+        where = _fw_where(mode, given)
+        gradients = _fw_driven(mode.backward, list(values), sizes, where, need)
         pairs = zip(gradients, layouts_of(*sizes), strict=True)
         wanted = [(each, layout) for each, layout in pairs if each is not None]
         return _fw_own([each for each, _ in wanted], [layout for _, layout in wanted], given)

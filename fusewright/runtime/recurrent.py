@@ -14,7 +14,10 @@ _FW_RECORD = "_fw_record"
 
 
 class _FwLayer:
-    """One call of torch.lstm, torch.gru and so on; `sizes` are batch sizes of packed sequences."""
+    """One call of torch.lstm, torch.gru and so on; `sizes` are batch sizes of packed sequences.
+
+    `autocast` is the dtype of autocast around the layer, or None if it is off there.
+    """
 
     def __init__(
         self,
@@ -30,8 +33,9 @@ class _FwLayer:
         two_ways: bool,
         batch_first: bool,
         dtype: torch.dtype,
+        autocast: torch.dtype | None = None,
     ) -> None:
-        self.kind, self.dtype = kind, dtype
+        self.kind, self.dtype, self.autocast = kind, dtype, autocast
         self.data, self.sizes, self.state, self.weights = data, sizes, state, weights
         self.biases, self.layers, self.dropout, self.training = biases, layers, dropout, training
         self.two_ways, self.batch_first = two_ways, batch_first
@@ -44,10 +48,12 @@ class _FwLayer:
         state = state if self.kind == "lstm" else state[0]
         rest = (weights, self.biases, self.layers, self.dropout, self.training, self.two_ways)
         layer = getattr(torch, self.kind)
-        if self.sizes is None:
-            results = layer(data, state, *rest, self.batch_first)
-        else:
-            results = layer(data, self.sizes, state, *rest)
+        # Programs run with autocast off. How a layer computes under it is not in a trace.
+        with torch.autocast(data.device.type, self.autocast, self.autocast is not None, False):
+            if self.sizes is None:
+                results = layer(data, state, *rest, self.batch_first)
+            else:
+                results = layer(data, self.sizes, state, *rest)
         return [each.to(self.dtype) for each in results]
 
     def recorded(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

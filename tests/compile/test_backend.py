@@ -286,3 +286,15 @@ def test_python_state_that_changes_is_guarded() -> None:
 def test_unknown_settings_are_errors_that_name_the_known_ones(settings: dict[str, Any]) -> None:
     with pytest.raises(Exception, match="the back-end fusewright has no"):
         compiled(lambda x: x + 1, **settings)(torch.randn(3))
+
+
+def test_attention_with_a_learned_key_at_any_size() -> None:
+    """The gradient of the keys is viewed by sizes of which it is not known that they fit."""
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(8, 2, add_bias_kv=True, kdim=6, vdim=5, batch_first=True)
+    fast = torch.compile(model, backend="fusewright", dynamic=True)
+    for batch in (2, 3):
+        given = torch.randn(batch, 4, 8), torch.randn(batch, 3, 6), torch.randn(batch, 3, 5)
+        sums = [each(*given)[0].square().sum() for each in (fast, model)]
+        mine, theirs = (torch.autograd.grad(each, list(model.parameters())) for each in sums)
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
