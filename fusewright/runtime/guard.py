@@ -13,8 +13,6 @@ _FW_UNKNOWN = "<any "
 _FW_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _fw_function_modes: typing.Any = torch._C._len_torch_function_stack
 _fw_function_mode: typing.Any = torch._C._get_function_stack_at
-_fw_any_autocast: typing.Any = torch._C._is_any_autocast_enabled
-_fw_no_autocast: typing.Any = torch._C._DisableAutocast
 
 
 def _fw_attribute(owner: typing.Any, path: tuple[str, ...]) -> typing.Any:
@@ -137,9 +135,9 @@ def _fw_driven(run: typing.Callable[..., typing.Any], *given: typing.Any) -> typ
     Autocast would convert once more for PyTorch's calls, such as a backward's matmuls where a
     user calls `backward` under autocast, and our kernels would read 16 bits as 32.
     """
-    if not _fw_any_autocast():
+    if not torch._C._is_any_autocast_enabled():
         return run(*given)
-    with _fw_no_autocast():
+    with torch._C._DisableAutocast():
         return run(*given)
 
 

@@ -193,8 +193,8 @@ def _fw_cache_folder() -> pathlib.Path:
     info = folder.stat()
     if info.st_uid != os.getuid() or info.st_mode & 0o022:
         raise RuntimeError(
-            f"other users can write to {folder}, so kernels kept there cannot be trusted; run "
-            f"`chmod 700 {shlex.quote(str(folder))}` or set FUSEWRIGHT_CACHE to your own folder"
+            f"other users can write to {folder}; run `chmod 700 {shlex.quote(str(folder))}` or set "
+            "FUSEWRIGHT_CACHE to your own folder"
         )
     return folder
 
