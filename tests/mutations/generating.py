@@ -100,7 +100,7 @@ GENERATING = (
         "a view of a buffer is returned with the buffer's new value",
         (
             "tests/runtime/test_runtime.py",
-            "tests/test_regressions.py -k writes",
+            "tests/test_changing_modules.py -k writes",
             "tests/emit/test_outputs.py",
             "tests/compile/test_state.py",
         ),

@@ -93,7 +93,7 @@ RUNNING = (
         "return any(names.count(names[target]) > 1 for target, _ in mode.mutations)",
         "return False",
         "a tensor that is changed in place is read after the change by another name",
-        ("tests/test_regressions.py -k twice", "tests/compile/test_state.py -k argument"),
+        ("tests/test_changing_modules.py -k twice", "tests/compile/test_state.py -k argument"),
     ),
     Mutation(
         "lost-zeros",
