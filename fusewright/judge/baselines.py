@@ -17,7 +17,7 @@ from fusewright.judge.arena import Arena
 from fusewright.judge.calls import COMPILED
 from fusewright.judge.conversation import Conversation, words_of_error
 from fusewright.judge.expectations import Expectations
-from fusewright.judge.process import CandidateProcess, Ended, Late, Limits, Restless
+from fusewright.judge.process import UNANSWERED, CandidateProcess, Limits
 from fusewright.judge.requests import CallFacts, load_request, weights_request
 from fusewright.judge.script import Step
 from fusewright.judge.wire import BadMessage, Node
@@ -144,7 +144,7 @@ def _fault_of(talk: Conversation, do: Callable[[], None]) -> str:
     try:
         do()
         talk.process.stop()
-    except (Ended, Late, BadMessage, Restless) as error:
+    except UNANSWERED as error:
         talk.process.terminate()
         return str(error) or type(error).__name__
     return ""

@@ -31,13 +31,12 @@ from fusewright.judge.findings import (
     faults_of_state,
     results_of,
 )
-from fusewright.judge.process import CandidateProcess, Ended, Late, Limits, Restless
+from fusewright.judge.process import UNANSWERED, CandidateProcess, Limits
 from fusewright.judge.processes import require_confinement
 from fusewright.judge.requests import CallFacts, write_request
 from fusewright.judge.script import Step
 from fusewright.judge.state import weights_digest
 from fusewright.judge.verdict import escaped
-from fusewright.judge.wire import BadMessage
 from fusewright.problem.load import Problem, candidate_path
 from fusewright.verify.budget import Footprint, free_memory
 from fusewright.verify.feeds import Feed
@@ -136,7 +135,7 @@ class Boxed:
             reason = guilty.fault.reason
             named = str(self.path) in reason
             raise VerifyError(reason if named else f"{self.path}: {reason}") from guilty
-        except (Ended, Late, BadMessage, Restless) as error:
+        except UNANSWERED as error:
             fault = fault_of_failure(error, talk.process, talk.doing)
             raise VerifyError(f"{self.path}: {fault.word}: {fault.reason}") from error
 

@@ -40,7 +40,7 @@ from fusewright.judge.findings import (
 )
 from fusewright.judge.memory import OwnPeak, is_kept, is_too_much
 from fusewright.judge.operators import replaces_nothing
-from fusewright.judge.process import CandidateProcess, Ended, Late, Restless
+from fusewright.judge.process import UNANSWERED, CandidateProcess
 from fusewright.judge.requests import CallFacts
 from fusewright.judge.script import Step, last_steps, leak_steps, many_more, script
 from fusewright.judge.state import values_digest
@@ -49,7 +49,7 @@ from fusewright.judge.times import gain_in_words
 from fusewright.judge.tripwires import tripwires
 from fusewright.judge.upkeep import go_on_with_copy, take_new_weights
 from fusewright.judge.verdict import Fault, Verdict, escaped, one_line
-from fusewright.judge.wire import BadMessage, Node
+from fusewright.judge.wire import Node
 from fusewright.problem.load import Problem
 from fusewright.verify.compare import Check, settle
 from fusewright.verify.scenarios import Question, Results, Usual
@@ -114,7 +114,7 @@ class Hearing:
                     self._time(timing, others, progress)
         except Guilty as guilty:
             return guilty.fault
-        except (Ended, Late, BadMessage, Restless) as error:
+        except UNANSWERED as error:
             return fault_of_failure(error, self.process, self.talk.doing)
         return None
 

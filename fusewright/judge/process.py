@@ -72,6 +72,10 @@ class Restless(Exception):
     """The candidate's processes ran while they had to stand still."""
 
 
+# Why there is no answer that can be read.
+UNANSWERED = (Ended, Late, BadMessage, Restless)
+
+
 @dataclass(frozen=True)
 class Gone:
     """The answer to `go`, and the seconds that it took.

@@ -19,7 +19,7 @@ from fusewright.judge.conversation import Conversation, Reply, words_of_error
 from fusewright.judge.expectations import Expectations
 from fusewright.judge.findings import readable
 from fusewright.judge.floor import LeastBytes, Rates
-from fusewright.judge.process import Ended, Late, Restless
+from fusewright.judge.process import UNANSWERED
 from fusewright.judge.requests import CallFacts
 from fusewright.judge.script import HOW, PLACES, Step
 from fusewright.judge.times import CANDIDATE, PassTimes, speedups_of, times_of
@@ -138,7 +138,7 @@ class Race:
             if not reply.has_error:
                 return reply
             words = words_of_error(reply.header)
-        except (Ended, Late, BadMessage, Restless) as error:
+        except UNANSWERED as error:
             words = str(error) or type(error).__name__
             self._baselines[who].process.terminate()
         self._notes.append(f"{who} failed: {words}")

@@ -40,8 +40,10 @@ needs_box = pytest.mark.skipif(bool(missing_confinement()), reason=missing_confi
 
 def params(which: Sequence[Candidate]) -> list[Any]:
     """A candidate that is timed may meet a busy machine."""
-    marks = {True: (pytest.mark.by_the_clock,), False: ()}
-    return [pytest.param(each, marks=marks[each.timed], id=each.path.stem) for each in which]
+    clock = pytest.mark.by_the_clock
+    return [
+        pytest.param(each, marks=[clock] if each.timed else [], id=each.path.stem) for each in which
+    ]
 
 
 def judged(candidate: Candidate, *, confined: bool = True) -> Verdict:

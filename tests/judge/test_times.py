@@ -32,6 +32,7 @@ from fusewright.judge.processes import (
 from fusewright.judge.race import fault_of_time
 from fusewright.judge.timekeeper import Timing
 from fusewright.judge.times import PassTimes, gain_in_words, speedups_of, times_of
+from fusewright.judge.verdict import Verdict
 
 pytestmark = pytest.mark.by_the_clock
 
@@ -214,43 +215,47 @@ def test_a_fault_ends_the_baselines(
     name: str, processes_made: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They start when the candidate has been built, and nothing of them is left."""
-    ended: list[int] = []
     tokens: list[str] = []
 
     def watched(token: str) -> None:
         tokens.append(token)
         processes.end_all(token)
-        ended.append(len(with_token(token)))
 
     monkeypatch.setattr(process, "end_all", watched)
     threads = threading.active_count()
     verdict = judge(FOLDER / "small.py", FOLDER / f"{name}.py", confined=False, timing=QUICK)
     assert verdict.word in ("wrong", "crashed", "dishonest"), verdict.lines()
-    assert ended == [0] * processes_made
+    assert [with_token(each) for each in tokens] == [[]] * processes_made
     assert threading.active_count() == threads and not process._RUNNING
+
+
+def judged_where_eager_fails(folder: Path, line: str, failing: str) -> Verdict:
+    """A verdict on a good file. `failing` stands before this line of the problem; it may ask
+    whether it is `elsewhere`, in a process of the judge."""
+    text = (FOLDER / "small.py").read_text()
+    elsewhere = f"elsewhere = {TOKEN!r} in __import__('os').environ"
+    indent = " " * (len(line) - len(line.lstrip()))
+    changed = "".join(f"{indent}{each}\n" for each in (elsewhere, failing)) + line
+    assert line in text
+    (folder / "picky.py").write_text(text.replace(line, changed))
+    path = FOLDER / "rewritten.py"
+    verdict = judge(folder / "picky.py", path, confined=False, timing=QUICK)
+    assert verdict.word == "accepted", verdict.lines()
+    return verdict
 
 
 def test_a_baseline_that_fails_is_named(tmp_path: Path) -> None:
     """Without eager there are no times, but there is a verdict."""
-    text = (FOLDER / "small.py").read_text()
-    refusing = f"super().__init__()\n        assert {TOKEN!r} not in __import__('os').environ, 'no'"
-    (tmp_path / "picky.py").write_text(text.replace("super().__init__()", refusing))
-    path = FOLDER / "rewritten.py"
-    verdict = judge(tmp_path / "picky.py", path, confined=False, timing=QUICK)
-    assert verdict.word == "accepted" and not verdict.times, verdict.lines()
+    line = "        super().__init__()"
+    verdict = judged_where_eager_fails(tmp_path, line, "assert not elsewhere, 'no'")
+    assert not verdict.times
     assert any(each.startswith("eager failed: ") for each in verdict.notes), verdict.notes
 
 
 def test_a_baseline_that_cannot_train_is_timed_forward(tmp_path: Path) -> None:
     """What fails in one pass is left out of that pass only."""
-    text = (FOLDER / "small.py").read_text()
-    refusing = (
-        f"    def forward(self, x):\n        where = __import__('os').environ\n"
-        f"        assert {TOKEN!r} not in where or not torch.is_grad_enabled()\n"
-    )
-    (tmp_path / "picky.py").write_text(text.replace("    def forward(self, x):\n", refusing))
-    path = FOLDER / "rewritten.py"
-    verdict = judge(tmp_path / "picky.py", path, confined=False, timing=QUICK)
-    assert verdict.word == "accepted", verdict.lines()
+    line = "        return torch.tanh("
+    failing = "assert not elsewhere or not torch.is_grad_enabled()"
+    verdict = judged_where_eager_fails(tmp_path, line, failing)
     assert [each.name for each in verdict.times] == ["forward"]
     assert any("eager failed: AssertionError" in each for each in verdict.notes), verdict.notes
